@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reduction operations and the element types each one is defined for.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{DType, PlanError};
+
+/// How the contributions of the cards become one value.
+///
+/// The enum grows, so a `match` in another crate needs a `_` arm:
+///
+/// ```compile_fail,E0004
+/// use spanker_plan::ReduceOp;
+/// fn name(op: ReduceOp) -> &'static str {
+///     match op {
+///         ReduceOp::Sum => "sum",
+///         ReduceOp::Max => "max",
+///         ReduceOp::Min => "min",
+///         ReduceOp::Avg => "avg",
+///         ReduceOp::Product => "product",
+///         ReduceOp::LogSumExp => "logsumexp",
+///         ReduceOp::BitwiseOr => "or",
+///         ReduceOp::BitwiseAnd => "and",
+///         ReduceOp::BitwiseXor => "xor",
+///     }
+/// }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReduceOp {
+    /// The sum. Integers wrap.
+    Sum,
+    /// The largest value. A NaN from any card is the result.
+    Max,
+    /// The smallest value. A NaN from any card is the result.
+    Min,
+    /// The sum divided by the number of cards. Integers wrap in the sum and the quotient is
+    /// truncated, whatever the algorithm.
+    Avg,
+    /// The product. Integers wrap.
+    Product,
+    /// `ln(sum(exp(x)))` without overflow. Floats only.
+    LogSumExp,
+    /// Bitwise or. Integers only.
+    BitwiseOr,
+    /// Bitwise and. Integers only.
+    BitwiseAnd,
+    /// Bitwise exclusive or. Integers only.
+    BitwiseXor,
+}
+
+impl ReduceOp {
+    /// Every operation, in the order in which help texts list them.
+    pub const ALL: [ReduceOp; 9] = [
+        ReduceOp::Sum,
+        ReduceOp::Product,
+        ReduceOp::Max,
+        ReduceOp::Min,
+        ReduceOp::Avg,
+        ReduceOp::LogSumExp,
+        ReduceOp::BitwiseOr,
+        ReduceOp::BitwiseAnd,
+        ReduceOp::BitwiseXor,
+    ];
+
+    /// Whether the operation is defined for elements of `dtype`.
+    ///
+    /// ```
+    /// use spanker_plan::{DType, ReduceOp};
+    /// assert!(ReduceOp::BitwiseOr.is_defined_for(DType::U32));
+    /// assert!(!ReduceOp::BitwiseOr.is_defined_for(DType::F32));
+    /// ```
+    #[must_use]
+    pub const fn is_defined_for(self, dtype: DType) -> bool {
+        match self {
+            ReduceOp::LogSumExp => dtype.is_float(),
+            ReduceOp::BitwiseOr | ReduceOp::BitwiseAnd | ReduceOp::BitwiseXor => !dtype.is_float(),
+            ReduceOp::Sum | ReduceOp::Max | ReduceOp::Min | ReduceOp::Avg | ReduceOp::Product => {
+                true
+            }
+        }
+    }
+
+    /// The name that flags, tables and JSON use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Product => "product",
+            ReduceOp::Max => "max",
+            ReduceOp::Min => "min",
+            ReduceOp::Avg => "avg",
+            ReduceOp::LogSumExp => "logsumexp",
+            ReduceOp::BitwiseOr => "or",
+            ReduceOp::BitwiseAnd => "and",
+            ReduceOp::BitwiseXor => "xor",
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for ReduceOp {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Self, PlanError> {
+        ReduceOp::ALL
+            .into_iter()
+            .find(|op| op.name() == text)
+            .ok_or_else(|| PlanError::unknown("operation", text, ReduceOp::ALL.map(ReduceOp::name)))
+    }
+}
