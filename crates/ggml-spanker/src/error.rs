@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a caller can get wrong about blocks and matrices. The bits inside a block are never an
+//! error: every 144 bytes decode to something.
+
+/// A refused operation; nothing was written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The dimensions are not those of a product of Q4_K matrices, or do not fit the operands.
+    #[error("bad dimensions: m = {m}, k = {k}, n = {n} with blocks of {qk}")]
+    BadDims {
+        /// The rows of the left operand.
+        m: usize,
+        /// The length of a row of either operand.
+        k: usize,
+        /// The rows of the right operand.
+        n: usize,
+        /// The block length that `k` must be a positive multiple of.
+        qk: usize,
+    },
+    /// The output has no room for the result.
+    #[error("output of {have} bytes is too small, {need} are needed")]
+    OutputTooSmall {
+        /// The output's size in bytes.
+        have: usize,
+        /// The result's size in bytes.
+        need: usize,
+    },
+    /// The input is not a whole number of blocks.
+    #[error("input of {len} bytes is not a whole number of {block}-byte blocks")]
+    PartialBlock {
+        /// The input's size in bytes.
+        len: usize,
+        /// A block's size in bytes.
+        block: usize,
+    },
+}
+
+/// The result of an operation on quantised blocks.
+pub type Result<T> = std::result::Result<T, Error>;

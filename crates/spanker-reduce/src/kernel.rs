@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loop that folds one block of every card before it writes any: each buffer is read once and
+//! written once.
+//!
+//! There is one generic body. It is compiled for the baseline instruction set and, on x86-64, for AVX2
+//! and AVX-512; the choice is made once for each call. No lane ever mixes with another and no operation
+//! is fused or re-associated, so every variant computes the bits of the scalar loop.
+//!
+//! Not here: threads (`team.rs`), shapes and lengths (`fused.rs`).
+
+use std::ops::Range;
+
+use spanker_plan::ReduceOp;
+
+use crate::element::{
+    Acc, And, Avg, Bits, Element, Float, Fold, LogSumExp, Max, Min, Or, Product, Sum, Xor,
+};
+
+/// Folds elements `range` of all `sources` in order and writes the result to all `dests`.
+///
+/// # Safety
+/// Every pointer is valid for reads (sources) or writes (dests) of `range.end` elements, and nobody
+/// else accesses `range` of them meanwhile. A destination may be a source at the same offset, and
+/// must not overlap one otherwise. There is at least one source.
+pub type Kernel<T> = unsafe fn(sources: &[*const T], dests: &[*mut T], range: Range<usize>);
+
+/// The kernel of a float type.
+pub(crate) fn select_float<T, const W: usize>(op: ReduceOp, sources: usize) -> Option<Kernel<T>>
+where
+    T: Element<Acc: Float>,
+{
+    match op {
+        ReduceOp::LogSumExp => Some(by_isa::<T, LogSumExp, 0, W>()),
+        _ => select_common::<T, W>(op, sources),
+    }
+}
+
+/// The kernel of an integer type.
+pub(crate) fn select_integer<T, const W: usize>(op: ReduceOp, sources: usize) -> Option<Kernel<T>>
+where
+    T: Element<Acc: Bits>,
+{
+    match op {
+        ReduceOp::BitwiseOr => Some(by_isa::<T, Or, 0, W>()),
+        ReduceOp::BitwiseAnd => Some(by_isa::<T, And, 0, W>()),
+        ReduceOp::BitwiseXor => Some(by_isa::<T, Xor, 0, W>()),
+        _ => select_common::<T, W>(op, sources),
+    }
+}
+
+fn select_common<T, const W: usize>(op: ReduceOp, sources: usize) -> Option<Kernel<T>>
+where
+    T: Element<Acc: Acc>,
+{
+    match op {
+        ReduceOp::Sum => Some(by_count::<T, Sum, W>(sources)),
+        ReduceOp::Avg => Some(by_count::<T, Avg, W>(sources)),
+        ReduceOp::Product => Some(by_isa::<T, Product, 0, W>()),
+        ReduceOp::Max => Some(by_isa::<T, Max, 0, W>()),
+        ReduceOp::Min => Some(by_isa::<T, Min, 0, W>()),
+        _ => None,
+    }
+}
+
+/// Sums over the usual numbers of cards are unrolled, so that each card has load instructions of its
+/// own: the hardware's prefetcher tells streams apart by instruction.
+fn by_count<T, O, const W: usize>(sources: usize) -> Kernel<T>
+where
+    T: Element<Acc: Acc>,
+    O: Fold<T::Acc>,
+{
+    match sources {
+        2 => by_isa::<T, O, 2, W>(),
+        3 => by_isa::<T, O, 3, W>(),
+        4 => by_isa::<T, O, 4, W>(),
+        8 => by_isa::<T, O, 8, W>(),
+        _ => by_isa::<T, O, 0, W>(),
+    }
+}
+
+fn by_isa<T, O, const N: usize, const W: usize>() -> Kernel<T>
+where
+    T: Element<Acc: Acc>,
+    O: Fold<T::Acc>,
+{
+    #[cfg(target_arch = "x86_64")]
+    {
+        if isa::has_avx512() {
+            return isa::avx512::<T, O, N, W>;
+        }
+        if isa::has_avx2() {
+            return isa::avx2::<T, O, N, W>;
+        }
+    }
+    baseline::<T, O, N, W>
+}
+
+/// # Safety
+/// As [`Kernel`].
+unsafe fn baseline<T, O, const N: usize, const W: usize>(
+    sources: &[*const T],
+    dests: &[*mut T],
+    range: Range<usize>,
+) where
+    T: Element<Acc: Acc>,
+    O: Fold<T::Acc>,
+{
+    // SAFETY: the caller keeps the promises of `Kernel`.
+    unsafe { body::<T, O, N, W>(sources, dests, range) }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod isa {
+    use super::{Acc, Element, Fold, Range, body};
+
+    pub(super) fn has_avx2() -> bool {
+        is_x86_feature_detected!("avx2")
+    }
+
+    pub(super) fn has_avx512() -> bool {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+    }
+
+    /// # Safety
+    /// As [`super::Kernel`], on a CPU with AVX2.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn avx2<T, O, const N: usize, const W: usize>(
+        sources: &[*const T],
+        dests: &[*mut T],
+        range: Range<usize>,
+    ) where
+        T: Element<Acc: Acc>,
+        O: Fold<T::Acc>,
+    {
+        // SAFETY: the caller keeps the promises of `Kernel`.
+        unsafe { body::<T, O, N, W>(sources, dests, range) }
+    }
+
+    /// # Safety
+    /// As [`super::Kernel`], on a CPU with the AVX-512 features that `has_avx512` asks for.
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq")]
+    pub(super) unsafe fn avx512<T, O, const N: usize, const W: usize>(
+        sources: &[*const T],
+        dests: &[*mut T],
+        range: Range<usize>,
+    ) where
+        T: Element<Acc: Acc>,
+        O: Fold<T::Acc>,
+    {
+        // SAFETY: the caller keeps the promises of `Kernel`.
+        unsafe { body::<T, O, N, W>(sources, dests, range) }
+    }
+}
+
+/// The body of every kernel. `N` is the number of sources where it is fixed, else 0.
+///
+/// # Safety
+/// As [`Kernel`].
+#[inline(always)]
+unsafe fn body<T, O, const N: usize, const W: usize>(
+    sources: &[*const T],
+    dests: &[*mut T],
+    range: Range<usize>,
+) where
+    T: Element<Acc: Acc>,
+    O: Fold<T::Acc>,
+{
+    let (mut i, end) = (range.start, range.end);
+    // SAFETY: blocks are whole and inside `range`, for which the caller vouches.
+    unsafe {
+        // Blocks begin on a cache line of the first card; where the cards' buffers are aligned alike,
+        // as allocators make them, of every card.
+        let lead = sources[0].add(i).align_offset(LINE).min(end - i);
+        while i < range.start + lead {
+            block::<T, O, 0, 1>(sources, dests, i);
+            i += 1;
+        }
+        if N > 0 && dests.len() == N {
+            while end - i >= W {
+                prefetch::<T, N, W>(sources, i);
+                block::<T, O, N, W>(sources, dests, i);
+                i += W;
+            }
+        } else {
+            while end - i >= W {
+                prefetch::<T, 0, W>(sources, i);
+                block::<T, O, 0, W>(sources, dests, i);
+                i += W;
+            }
+        }
+        while end - i >= 16 {
+            block::<T, O, 0, 16>(sources, dests, i);
+            i += 16;
+        }
+        while i < end {
+            block::<T, O, 0, 1>(sources, dests, i);
+            i += 1;
+        }
+    }
+}
+
+const LINE: usize = 64;
+
+/// How far ahead of the fold the next lines are asked for, in bytes.
+const AHEAD: usize = 512;
+
+/// Asks for the lines that a block a little further on will read. Addresses past the end are only
+/// hints, never accesses.
+#[inline(always)]
+fn prefetch<T, const N: usize, const W: usize>(sources: &[*const T], i: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let ask = |source: *const T| {
+            let ahead = source.wrapping_add(i).cast::<i8>().wrapping_add(AHEAD);
+            let mut line = 0;
+            while line < W * size_of::<T>() {
+                // SAFETY: a prefetch is a hint and has no requirement on its address.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line)) };
+                line += LINE;
+            }
+        };
+        if N > 0 {
+            for &source in &sources[..N] {
+                ask(source);
+            }
+        } else {
+            for &source in sources {
+                ask(source);
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (sources, i);
+}
+
+/// Folds elements `i..i + W`. `N` is the number of sources and of destinations where it is fixed.
+///
+/// # Safety
+/// As [`Kernel`], for `i..i + W`.
+#[inline(always)]
+unsafe fn block<T, O, const N: usize, const W: usize>(
+    sources: &[*const T],
+    dests: &[*mut T],
+    i: usize,
+) where
+    T: Element<Acc: Acc>,
+    O: Fold<T::Acc>,
+{
+    let (sources, dests) =
+        if N > 0 { (&sources[..N], &dests[..N]) } else { (sources, dests) };
+    // SAFETY: the caller vouches for `i..i + W` of every pointer. An array of `W` elements has the
+    // alignment of one.
+    unsafe {
+        let first = *sources[0].add(i).cast::<[T; W]>();
+        let mut total = first.map(T::widen);
+        for source in &sources[1..] {
+            let next = &*source.add(i).cast::<[T; W]>();
+            for j in 0..W {
+                total[j] = O::fold(total[j], next[j].widen());
+            }
+        }
+        let count = sources.len();
+        let result = total.map(|total| T::narrow(O::finish(total, count)));
+        for dest in dests {
+            *dest.add(i).cast::<[T; W]>() = result;
+        }
+    }
+}
+
+/// Reads and writes every byte of `bytes` once, in place: the fastest that any in-place work over
+/// them can be, and so the limit that benchmarks compare with.
+pub(crate) fn read_modify_write(bytes: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq")]
+        fn avx512(words: &mut [u32]) {
+            rmw(words);
+        }
+        #[target_feature(enable = "avx2")]
+        fn avx2(words: &mut [u32]) {
+            rmw(words);
+        }
+        let (head, words, tail) = bytemuck::pod_align_to_mut::<u8, u32>(bytes);
+        head.iter_mut().chain(tail).for_each(|byte| *byte = byte.wrapping_add(1));
+        if isa::has_avx512() {
+            // SAFETY: the CPU has the features.
+            unsafe { avx512(words) }
+        } else if isa::has_avx2() {
+            // SAFETY: the CPU has the feature.
+            unsafe { avx2(words) }
+        } else {
+            rmw(words);
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    bytes.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn rmw(words: &mut [u32]) {
+    for word in words {
+        *word = word.wrapping_add(1);
+    }
+}
