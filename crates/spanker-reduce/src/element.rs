@@ -35,6 +35,10 @@ pub trait Element:
     /// The kernel of `op` for `sources` operands, or `None` for an illegal pair.
     #[doc(hidden)]
     fn kernel(op: ReduceOp, sources: usize) -> Option<Kernel<Self>>;
+
+    /// The quotient by a number of cards.
+    #[doc(hidden)]
+    fn over(self, count: usize) -> Self;
 }
 
 /// Arithmetic of an accumulator.
@@ -169,8 +173,8 @@ macro_rules! integer_acc {
             }
             #[inline(always)]
             fn over(self, count: usize) -> Self {
-                // More cards than the type can count to: the quotient is zero, or minus one's zero.
-                <$int>::try_from(count).map_or(0, |count| self / count.max(1))
+                // More cards than the type can count to are more than any total.
+                <$int>::try_from(count).map_or(0, |count| self / Ord::max(count, 1))
             }
         }
 
@@ -214,6 +218,10 @@ macro_rules! element {
             }
             fn kernel(op: ReduceOp, sources: usize) -> Option<Kernel<Self>> {
                 kernel::$select::<Self, $width>(op, sources)
+            }
+            #[inline(always)]
+            fn over(self, count: usize) -> Self {
+                Self::narrow(Acc::over(self.widen(), count))
             }
         }
     };
@@ -272,11 +280,8 @@ fn f32_to_half(x: f32) -> f16 {
     let odd = (magnitude >> 13) & 1;
     let normal = magnitude.wrapping_add(0xc800_0fff).wrapping_add(odd) >> 13;
     let finite = if magnitude < (113 << 23) { subnormal } else { normal };
-    let special = if magnitude > 0x7f80_0000 {
-        0x7e00 | ((magnitude >> 13) & 0x3ff)
-    } else {
-        0x7c00
-    };
+    let special =
+        if magnitude > 0x7f80_0000 { 0x7e00 | ((magnitude >> 13) & 0x3ff) } else { 0x7c00 };
     let value = if magnitude >= (143 << 23) { special } else { finite };
     f16::from_bits((sign | value) as u16)
 }

@@ -22,7 +22,7 @@ use crate::element::{
 /// Every pointer is valid for reads (sources) or writes (dests) of `range.end` elements, and nobody
 /// else accesses `range` of them meanwhile. A destination may be a source at the same offset, and
 /// must not overlap one otherwise. There is at least one source.
-pub type Kernel<T> = unsafe fn(sources: &[*const T], dests: &[*mut T], range: Range<usize>);
+pub type Kernel<T> = unsafe fn(sources: &[*mut T], dests: &[*mut T], range: Range<usize>);
 
 /// The kernel of a float type.
 pub(crate) fn select_float<T, const W: usize>(op: ReduceOp, sources: usize) -> Option<Kernel<T>>
@@ -98,7 +98,7 @@ where
 /// # Safety
 /// As [`Kernel`].
 unsafe fn baseline<T, O, const N: usize, const W: usize>(
-    sources: &[*const T],
+    sources: &[*mut T],
     dests: &[*mut T],
     range: Range<usize>,
 ) where
@@ -128,7 +128,7 @@ mod isa {
     /// As [`super::Kernel`], on a CPU with AVX2.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn avx2<T, O, const N: usize, const W: usize>(
-        sources: &[*const T],
+        sources: &[*mut T],
         dests: &[*mut T],
         range: Range<usize>,
     ) where
@@ -143,7 +143,7 @@ mod isa {
     /// As [`super::Kernel`], on a CPU with the AVX-512 features that `has_avx512` asks for.
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq")]
     pub(super) unsafe fn avx512<T, O, const N: usize, const W: usize>(
-        sources: &[*const T],
+        sources: &[*mut T],
         dests: &[*mut T],
         range: Range<usize>,
     ) where
@@ -161,7 +161,7 @@ mod isa {
 /// As [`Kernel`].
 #[inline(always)]
 unsafe fn body<T, O, const N: usize, const W: usize>(
-    sources: &[*const T],
+    sources: &[*mut T],
     dests: &[*mut T],
     range: Range<usize>,
 ) where
@@ -210,12 +210,12 @@ const AHEAD: usize = 512;
 /// Asks for the lines that a block a little further on will read. Addresses past the end are only
 /// hints, never accesses.
 #[inline(always)]
-fn prefetch<T, const N: usize, const W: usize>(sources: &[*const T], i: usize) {
+fn prefetch<T, const N: usize, const W: usize>(sources: &[*mut T], i: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let ask = |source: *const T| {
-            let ahead = source.wrapping_add(i).cast::<i8>().wrapping_add(AHEAD);
+        let ask = |source: *mut T| {
+            let ahead = source.wrapping_add(i).cast_const().cast::<i8>().wrapping_add(AHEAD);
             let mut line = 0;
             while line < W * size_of::<T>() {
                 // SAFETY: a prefetch is a hint and has no requirement on its address.
@@ -243,15 +243,14 @@ fn prefetch<T, const N: usize, const W: usize>(sources: &[*const T], i: usize) {
 /// As [`Kernel`], for `i..i + W`.
 #[inline(always)]
 unsafe fn block<T, O, const N: usize, const W: usize>(
-    sources: &[*const T],
+    sources: &[*mut T],
     dests: &[*mut T],
     i: usize,
 ) where
     T: Element<Acc: Acc>,
     O: Fold<T::Acc>,
 {
-    let (sources, dests) =
-        if N > 0 { (&sources[..N], &dests[..N]) } else { (sources, dests) };
+    let (sources, dests) = if N > 0 { (&sources[..N], &dests[..N]) } else { (sources, dests) };
     // SAFETY: the caller vouches for `i..i + W` of every pointer. An array of `W` elements has the
     // alignment of one.
     unsafe {

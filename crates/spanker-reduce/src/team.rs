@@ -178,8 +178,7 @@ impl Team {
         // SAFETY: `work` is alive until `open` is dropped.
         self.shared.take_units(0, participants, unsafe { &*work });
         drop(open);
-        let panicked =
-            self.shared.panicked.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let panicked = self.shared.panicked.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(payload) = panicked {
             resume_unwind(payload);
         }

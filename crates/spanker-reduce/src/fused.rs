@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Collectives over buffers in one address space: no messages, each buffer read once and written once.
+//!
+//! This checks shapes, turns the buffers into pointers and deals pieces to the team. The arithmetic is
+//! in `kernel.rs`.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use spanker_plan::{DType, ReduceOp, chunk};
+
+use crate::kernel::{Kernel, read_modify_write};
+use crate::{Element, ReduceError, Team, Threads};
+
+/// Below this many bytes over all cards `Threads::Auto` uses one thread: handing work to another core
+/// and back costs as much as it saves.
+const AUTO_BYTES: usize = 192 * 1024;
+
+/// What one unit of work covers over all cards: small enough to share out, large enough that claiming
+/// it does not show.
+const UNIT_BYTES: usize = 64 * 1024;
+
+/// Up to this many cards a call allocates nothing.
+const INLINE_CARDS: usize = 64;
+
+/// Reduces the buffers of all cards and writes the result to each of them.
+///
+/// The bits are those of the serial fold in card order, whatever the number of threads. Up to 64 cards
+/// nothing is allocated.
+///
+/// ```
+/// use spanker_plan::ReduceOp;
+/// use spanker_reduce::{Team, Threads, all_reduce};
+///
+/// let (mut a, mut b) = ([1.0f32, 2.0], [10.0, 20.0]);
+/// all_reduce(Team::global(), Threads::Auto, &mut [&mut a[..], &mut b[..]], ReduceOp::Sum)?;
+/// assert_eq!((a, b), ([11.0, 22.0], [11.0, 22.0]));
+/// # Ok::<(), spanker_reduce::ReduceError>(())
+/// ```
+///
+/// # Errors
+/// [`ReduceError::Length`] names the first card whose length differs from card 0's,
+/// [`ReduceError::Undefined`] an operation that the type does not have. Nothing has changed then.
+pub fn all_reduce<T: Element, B: AsMut<[T]>>(
+    team: &Team,
+    threads: Threads,
+    buffers: &mut [B],
+    op: ReduceOp,
+) -> Result<(), ReduceError> {
+    let kernel = kernel_for::<T>(op, buffers.len())?;
+    let (cards, len) = in_place(buffers)?;
+    let cards = cards.as_slice();
+    // SAFETY: each buffer is `len` long and borrowed mutably for this call.
+    unsafe { run(team, threads, kernel, cards, cards, 0..len) };
+    Ok(())
+}
+
+/// Reduces the buffers of all cards into `output`.
+///
+/// # Errors
+/// As [`all_reduce`]; the output counts as one card more.
+pub fn reduce<T: Element, A: AsRef<[T]>>(
+    team: &Team,
+    threads: Threads,
+    inputs: &[A],
+    output: &mut [T],
+    op: ReduceOp,
+) -> Result<(), ReduceError> {
+    let kernel = kernel_for::<T>(op, inputs.len())?;
+    let (sources, len) = read_only(inputs)?;
+    check(inputs.len(), len, output.len())?;
+    // SAFETY: inputs and output are `len` long and borrowed for this call.
+    unsafe { run(team, threads, kernel, sources.as_slice(), &[output.as_mut_ptr()], 0..len) };
+    Ok(())
+}
+
+/// Reduces the buffers of all cards; card `r` gets chunk `r` of the result.
+///
+/// # Errors
+/// As [`all_reduce`]; output `r` must have the length of [`chunk`]`(len, cards, r)`.
+pub fn reduce_scatter<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
+    team: &Team,
+    threads: Threads,
+    inputs: &[A],
+    outputs: &mut [B],
+    op: ReduceOp,
+) -> Result<(), ReduceError> {
+    let count = inputs.len();
+    let kernel = kernel_for::<T>(op, count)?;
+    let (sources, len) = read_only(inputs)?;
+    check_counts(count, outputs.len())?;
+    for (card, output) in outputs.iter_mut().enumerate() {
+        check(card, chunk(len, count, card).len(), output.as_mut().len())?;
+    }
+    for (card, output) in outputs.iter_mut().enumerate() {
+        let range = chunk(len, count, card);
+        // Both ends of a fold are addressed by the same offset, so the output is taken to begin where
+        // offset 0 would be.
+        let dest = output.as_mut().as_mut_ptr().wrapping_sub(range.start);
+        // SAFETY: the inputs are `len` long; the output is as long as `range`, and only offsets
+        // inside `range` are used. All are borrowed for this call.
+        unsafe { run(team, threads, kernel, sources.as_slice(), &[dest], range) };
+    }
+    Ok(())
+}
+
+/// Writes the concatenation of all inputs to each output.
+///
+/// # Errors
+/// [`ReduceError::Length`] names the first output that is not as long as all inputs together.
+pub fn all_gather<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
+    team: &Team,
+    threads: Threads,
+    inputs: &[A],
+    outputs: &mut [B],
+) -> Result<(), ReduceError> {
+    let total = inputs.iter().map(|input| input.as_ref().len()).sum();
+    for (card, output) in outputs.iter_mut().enumerate() {
+        check(card, total, output.as_mut().len())?;
+    }
+    let mut dests = Pointers::new();
+    for output in outputs.iter_mut() {
+        dests.push(output.as_mut().as_mut_ptr());
+    }
+    let mut offset = 0;
+    for input in inputs {
+        let input = input.as_ref();
+        copy_to_all(team, threads, input, &dests, offset);
+        offset += input.len();
+    }
+    Ok(())
+}
+
+/// Writes `source` to each output.
+///
+/// # Errors
+/// [`ReduceError::Length`] names the first output of another length.
+pub fn broadcast<T: Element, B: AsMut<[T]>>(
+    team: &Team,
+    threads: Threads,
+    source: &[T],
+    outputs: &mut [B],
+) -> Result<(), ReduceError> {
+    all_gather(team, threads, &[source], outputs)
+}
+
+/// Writes the concatenation of all inputs to `output`.
+///
+/// # Errors
+/// [`ReduceError::Length`] if the output is not as long as all inputs together.
+pub fn gather<T: Element, A: AsRef<[T]>>(
+    team: &Team,
+    threads: Threads,
+    inputs: &[A],
+    output: &mut [T],
+) -> Result<(), ReduceError> {
+    all_gather(team, threads, inputs, &mut [output])
+}
+
+/// Writes chunk `r` of `source` to output `r`.
+///
+/// # Errors
+/// [`ReduceError::Length`] names the first output that is not as long as its chunk.
+pub fn scatter<T: Element, B: AsMut<[T]>>(
+    team: &Team,
+    threads: Threads,
+    source: &[T],
+    outputs: &mut [B],
+) -> Result<(), ReduceError> {
+    let count = outputs.len();
+    for (card, output) in outputs.iter_mut().enumerate() {
+        check(card, chunk(source.len(), count, card).len(), output.as_mut().len())?;
+    }
+    for (card, output) in outputs.iter_mut().enumerate() {
+        let part = &source[chunk(source.len(), count, card)];
+        all_gather(team, threads, &[part], &mut [output.as_mut()])?;
+    }
+    Ok(())
+}
+
+/// Writes chunk `j` of every input to output `j`, in card order.
+///
+/// # Errors
+/// [`ReduceError::Length`] names the first input of another length than input 0, or the first output
+/// that is not as long as its blocks together; [`ReduceError::Counts`] unequal numbers of buffers.
+pub fn all_to_all<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
+    team: &Team,
+    threads: Threads,
+    inputs: &[A],
+    outputs: &mut [B],
+) -> Result<(), ReduceError> {
+    let count = inputs.len();
+    check_counts(count, outputs.len())?;
+    let len = inputs.first().map_or(0, |input| input.as_ref().len());
+    for (card, input) in inputs.iter().enumerate() {
+        check(card, len, input.as_ref().len())?;
+    }
+    for (card, output) in outputs.iter_mut().enumerate() {
+        check(card, chunk(len, count, card).len() * count, output.as_mut().len())?;
+    }
+    for (card, output) in outputs.iter_mut().enumerate() {
+        let range = chunk(len, count, card);
+        let mut dests = Pointers::new();
+        dests.push(output.as_mut().as_mut_ptr());
+        for (from, input) in inputs.iter().enumerate() {
+            let block = &input.as_ref()[range.clone()];
+            copy_to_all(team, threads, block, &dests, from * range.len());
+        }
+    }
+    Ok(())
+}
+
+/// Reads and writes every byte of every buffer once, in place, on up to `threads` threads: the limit
+/// that an in-place collective over the same bytes can reach. The contents change.
+///
+/// # Errors
+/// [`ReduceError::Length`] names the first buffer whose length differs from buffer 0's.
+pub fn memory_limit<T: Element, B: AsMut<[T]>>(
+    team: &Team,
+    threads: Threads,
+    buffers: &mut [B],
+) -> Result<(), ReduceError> {
+    let (cards, len) = in_place::<T, B>(buffers)?;
+    let cards = Shared(cards.as_slice());
+    let bytes = len.saturating_mul(cards.get().len() * size_of::<T>());
+    let threads = resolve(team, threads, bytes);
+    let piece = if threads == 1 { len.max(1) } else { UNIT_BYTES / size_of::<T>() };
+    let pieces = len.div_ceil(piece);
+    team.run(threads, pieces * cards.get().len(), &|unit| {
+        let start = unit % pieces * piece;
+        let size = piece.min(len - start);
+        // SAFETY: units are disjoint pieces of buffers of `len` elements that the caller borrowed
+        // mutably for this call.
+        let part =
+            unsafe { std::slice::from_raw_parts_mut(cards.get()[unit / pieces].add(start), size) };
+        read_modify_write(bytemuck::cast_slice_mut(part));
+    });
+    Ok(())
+}
+
+/// `into = sources[0] op sources[1] op ..`, in order, on this thread. `into` may be one of the
+/// sources; the cells say that nobody else is looking.
+///
+/// # Errors
+/// [`ReduceError::Length`] for a source of another length than `into`, [`ReduceError::Undefined`] as
+/// for [`all_reduce`].
+pub fn fold<T: Element>(
+    sources: &[&[Cell<T>]],
+    into: &[Cell<T>],
+    op: ReduceOp,
+) -> Result<(), ReduceError> {
+    let kernel = kernel_for::<T>(op, sources.len())?;
+    let mut pointers = Pointers::new();
+    for (card, source) in sources.iter().enumerate() {
+        check(card, into.len(), source.len())?;
+        pointers.push(source.as_ptr().cast_mut().cast::<T>());
+    }
+    if !sources.is_empty() {
+        let dest = into.as_ptr().cast_mut().cast::<T>();
+        // SAFETY: the lengths were checked. Cells allow aliased writes on this thread, and each block
+        // is read from every source before it is written.
+        unsafe { kernel(pointers.as_slice(), &[dest], 0..into.len()) };
+    }
+    Ok(())
+}
+
+/// Folds `incoming` into `local`: `incoming op local` if it comes first, else `local op incoming`.
+///
+/// # Errors
+/// As [`fold`].
+pub fn fold_pair<T: Element>(
+    local: &mut [T],
+    incoming: &[T],
+    incoming_first: bool,
+    op: ReduceOp,
+) -> Result<(), ReduceError> {
+    let kernel = kernel_for::<T>(op, 2)?;
+    check(1, local.len(), incoming.len())?;
+    let local_at = local.as_mut_ptr();
+    let incoming_at = incoming.as_ptr().cast_mut();
+    let sources = if incoming_first { [incoming_at, local_at] } else { [local_at, incoming_at] };
+    // SAFETY: both are `local.len()` long and borrowed for the call; `local` is source and
+    // destination at the same offset.
+    unsafe { kernel(&sources, &[local_at], 0..local.len()) };
+    Ok(())
+}
+
+/// Divides every element by `count`, as the last step of an average whose sum is complete.
+pub fn divide<T: Element>(values: &mut [T], count: usize) {
+    for value in values {
+        *value = value.over(count);
+    }
+}
+
+fn kernel_for<T: Element>(op: ReduceOp, sources: usize) -> Result<Kernel<T>, ReduceError> {
+    let dtype: DType = T::DTYPE;
+    T::kernel(op, sources).ok_or(ReduceError::Undefined { op, dtype })
+}
+
+fn check(card: usize, expected: usize, actual: usize) -> Result<(), ReduceError> {
+    if expected == actual {
+        return Ok(());
+    }
+    Err(ReduceError::Length { card, expected, actual })
+}
+
+fn check_counts(inputs: usize, outputs: usize) -> Result<(), ReduceError> {
+    if inputs == outputs {
+        return Ok(());
+    }
+    Err(ReduceError::Counts { inputs, outputs })
+}
+
+fn resolve(team: &Team, threads: Threads, bytes: usize) -> usize {
+    match threads {
+        Threads::Exactly(threads) => threads.clamp(1, team.threads()),
+        Threads::Auto if bytes < AUTO_BYTES => 1,
+        Threads::Auto => team.threads(),
+    }
+}
+
+/// Copies `source` to every destination, `offset` elements in, a piece at a time: the piece is still
+/// in the cache when the second destination gets it.
+fn copy_to_all<T: Element>(
+    team: &Team,
+    threads: Threads,
+    source: &[T],
+    dests: &Pointers<T>,
+    offset: usize,
+) {
+    let bytes = size_of_val(source).saturating_mul(dests.as_slice().len());
+    let threads = resolve(team, threads, bytes);
+    let dests = Shared(dests.as_slice());
+    let piece = UNIT_BYTES / size_of::<T>();
+    team.split(threads, source.len(), piece, &|range| {
+        let mut at = range.start;
+        while at < range.end {
+            let len = piece.min(range.end - at);
+            for dest in dests.get() {
+                let part = &source[at..at + len];
+                // SAFETY: every destination was checked to hold `offset + source.len()` elements and
+                // is borrowed mutably by the caller; ranges of different threads are disjoint.
+                unsafe { dest.add(offset + at).copy_from_nonoverlapping(part.as_ptr(), len) };
+            }
+            at += len;
+        }
+    });
+}
+
+/// The beginnings of equally long buffers that will be read and written, and their length.
+fn in_place<T: Element, B: AsMut<[T]>>(
+    buffers: &mut [B],
+) -> Result<(Pointers<T>, usize), ReduceError> {
+    let mut pointers = Pointers::new();
+    let mut expected = None;
+    for (card, buffer) in buffers.iter_mut().enumerate() {
+        let buffer = buffer.as_mut();
+        check(card, *expected.get_or_insert(buffer.len()), buffer.len())?;
+        pointers.push(buffer.as_mut_ptr());
+    }
+    Ok((pointers, expected.unwrap_or(0)))
+}
+
+/// The beginnings of equally long buffers that will only be read, and their length.
+fn read_only<T: Element, A: AsRef<[T]>>(inputs: &[A]) -> Result<(Pointers<T>, usize), ReduceError> {
+    let mut pointers = Pointers::new();
+    let len = inputs.first().map_or(0, |input| input.as_ref().len());
+    for (card, input) in inputs.iter().enumerate() {
+        let input = input.as_ref();
+        check(card, len, input.len())?;
+        pointers.push(input.as_ptr().cast_mut());
+    }
+    Ok((pointers, len))
+}
+
+/// Runs the kernel over `range` of all buffers, on as many threads as pay.
+///
+/// # Safety
+/// Every pointer is valid for `range.end` elements and the caller borrows what it points to: mutably
+/// for `dests`, at least shared for `sources`.
+unsafe fn run<T: Element>(
+    team: &Team,
+    threads: Threads,
+    kernel: Kernel<T>,
+    sources: &[*mut T],
+    dests: &[*mut T],
+    range: Range<usize>,
+) {
+    if sources.is_empty() || dests.is_empty() || range.is_empty() {
+        return;
+    }
+    let each = size_of::<T>() * sources.len().max(dests.len());
+    let threads = resolve(team, threads, each.saturating_mul(range.len()));
+    if threads == 1 {
+        // SAFETY: the caller's promise.
+        unsafe { kernel(sources, dests, range) };
+        return;
+    }
+    // Whole pages of 4-byte elements, so that pieces begin on a line where the buffers do.
+    let piece = (UNIT_BYTES / each).next_multiple_of(1024);
+    let (sources, dests) = (Shared(sources), Shared(dests));
+    team.split(threads, range.len(), piece, &|part| {
+        let part = range.start + part.start..range.start + part.end;
+        // SAFETY: the caller's promise; parts of different threads are disjoint.
+        unsafe { kernel(sources.get(), dests.get(), part) };
+    });
+}
+
+/// Pointers that threads of the team may use: the caller of the collective holds the borrows.
+#[derive(Clone, Copy)]
+struct Shared<'a, P>(&'a [P]);
+
+impl<'a, P> Shared<'a, P> {
+    fn get(&self) -> &'a [P] {
+        self.0
+    }
+}
+
+// SAFETY: the pointers come from slices of `Element`s, which are `Send` and `Sync`, and each use is
+// confined to a range that no other thread touches.
+unsafe impl<P> Sync for Shared<'_, P> {}
+// SAFETY: as for `Sync`.
+unsafe impl<P> Send for Shared<'_, P> {}
+
+/// A list of buffers' beginnings that stays on the stack up to `INLINE_CARDS`.
+struct Pointers<T> {
+    few: [*mut T; INLINE_CARDS],
+    len: usize,
+    many: Vec<*mut T>,
+}
+
+impl<T> Pointers<T> {
+    fn new() -> Self {
+        Pointers { few: [std::ptr::null_mut(); INLINE_CARDS], len: 0, many: Vec::new() }
+    }
+
+    fn push(&mut self, pointer: *mut T) {
+        if self.len < INLINE_CARDS {
+            self.few[self.len] = pointer;
+        } else {
+            if self.len == INLINE_CARDS {
+                self.many.extend_from_slice(&self.few);
+            }
+            self.many.push(pointer);
+        }
+        self.len += 1;
+    }
+
+    fn as_slice(&self) -> &[*mut T] {
+        if self.len <= INLINE_CARDS { &self.few[..self.len] } else { &self.many }
+    }
+}
