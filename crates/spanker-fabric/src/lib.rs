@@ -1,2 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fabrics that move bytes between ranks, and the executor that runs schedules over them
+//! Fabrics move bytes between ranks; [`execute`] runs the schedules of `spanker-plan` over any of them.
+//!
+//! * [`Fabric`]: one rank's end of a group. It sends, receives, agrees and gives up; every wait has a
+//!   deadline.
+//! * [`inproc`]: the fabric whose ranks are threads of this process.
+//! * [`Faulty`]: any fabric, with messages lost, late or corrupt and ranks that die, from a seed.
+//! * [`conformance`]: what a fabric must do, as one suite for all of them.
+//!
+//! # Faults
+//!
+//! The first fault of a group is the group's fault: every rank that is left gets the same
+//! [`FabricError`], which names the rank and its peer, no later than its deadline, and its buffer is as
+//! it was before the call. A call succeeds on every rank or on none: ranks commit a call together
+//! before they touch the caller's buffer. After a fault the group is of no more use; the ranks that are
+//! left form a new one.
+//!
+//! Ranks that do not mean the same thing (another length, type, operation, algorithm or call) find out
+//! from the first message between them, because every message says what it belongs to.
+#![forbid(unsafe_code)]
+
+pub mod conformance;
+mod error;
+mod execute;
+mod fabric;
+mod fault;
+pub mod inproc;
+mod letter;
+mod rope;
+
+pub use error::FabricError;
+pub use execute::{Workspace, execute};
+pub use fabric::{Call, Fabric};
+pub use fault::{Faults, Faulty};
+pub use letter::{Letter, Pool};

@@ -4,7 +4,6 @@
 //! This checks shapes, turns the buffers into pointers and deals pieces to the team. The arithmetic is
 //! in `kernel.rs`.
 
-use std::cell::Cell;
 use std::ops::Range;
 
 use spanker_plan::{DType, ReduceOp, chunk};
@@ -235,53 +234,6 @@ pub fn memory_limit<T: Element, B: AsMut<[T]>>(
             unsafe { std::slice::from_raw_parts_mut(cards.get()[unit / pieces].add(start), size) };
         read_modify_write(bytemuck::cast_slice_mut(part));
     });
-    Ok(())
-}
-
-/// `into = sources[0] op sources[1] op ..`, in order, on this thread. `into` may be one of the
-/// sources; the cells say that nobody else is looking.
-///
-/// # Errors
-/// [`ReduceError::Length`] for a source of another length than `into`, [`ReduceError::Undefined`] as
-/// for [`all_reduce`].
-pub fn fold<T: Element>(
-    sources: &[&[Cell<T>]],
-    into: &[Cell<T>],
-    op: ReduceOp,
-) -> Result<(), ReduceError> {
-    let kernel = kernel_for::<T>(op, sources.len())?;
-    let mut pointers = Pointers::new();
-    for (card, source) in sources.iter().enumerate() {
-        check(card, into.len(), source.len())?;
-        pointers.push(source.as_ptr().cast_mut().cast::<T>());
-    }
-    if !sources.is_empty() {
-        let dest = into.as_ptr().cast_mut().cast::<T>();
-        // SAFETY: the lengths were checked. Cells allow aliased writes on this thread, and each block
-        // is read from every source before it is written.
-        unsafe { kernel(pointers.as_slice(), &[dest], 0..into.len()) };
-    }
-    Ok(())
-}
-
-/// Folds `incoming` into `local`: `incoming op local` if it comes first, else `local op incoming`.
-///
-/// # Errors
-/// As [`fold`].
-pub fn fold_pair<T: Element>(
-    local: &mut [T],
-    incoming: &[T],
-    incoming_first: bool,
-    op: ReduceOp,
-) -> Result<(), ReduceError> {
-    let kernel = kernel_for::<T>(op, 2)?;
-    check(1, local.len(), incoming.len())?;
-    let local_at = local.as_mut_ptr();
-    let incoming_at = incoming.as_ptr().cast_mut();
-    let sources = if incoming_first { [incoming_at, local_at] } else { [local_at, incoming_at] };
-    // SAFETY: both are `local.len()` long and borrowed for the call; `local` is source and
-    // destination at the same offset.
-    unsafe { kernel(&sources, &[local_at], 0..local.len()) };
     Ok(())
 }
 

@@ -40,8 +40,8 @@ mod team;
 pub use element::Element;
 pub use error::ReduceError;
 pub use fused::{
-    all_gather, all_reduce, all_to_all, broadcast, divide, fold, fold_pair, gather, memory_limit,
-    reduce, reduce_scatter, scatter,
+    all_gather, all_reduce, all_to_all, broadcast, divide, gather, memory_limit, reduce,
+    reduce_scatter, scatter,
 };
 pub use half::{bf16, f16};
 pub use team::{Team, Threads};

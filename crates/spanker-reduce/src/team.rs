@@ -225,10 +225,9 @@ impl<'a> Open<'a> {
         unsafe { *shared.job.get() = Some(job) };
         shared.gate.fetch_add(OPEN + NUMBER, Ordering::SeqCst);
         for sleeper in &shared.sleepers[..job.participants - 1] {
-            if sleeper.asleep.load(Ordering::SeqCst) {
-                if let Some(thread) = sleeper.thread.get() {
-                    thread.unpark();
-                }
+            let asleep = sleeper.asleep.load(Ordering::SeqCst);
+            if let Some(thread) = sleeper.thread.get().filter(|_| asleep) {
+                thread.unpark();
             }
         }
         Open { shared }

@@ -2,15 +2,14 @@
 //! Every collective against a plain serial loop, over types, operations, shapes, threads and
 //! alignments.
 
-use std::cell::Cell;
 use std::fmt::Debug;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
 use spanker_plan::{DType, ReduceOp, chunk};
 use spanker_reduce::{
-    Element, ReduceError, Team, Threads, all_gather, all_reduce, all_to_all, broadcast, fold,
-    fold_pair, gather, reduce, reduce_scatter, scatter,
+    Element, ReduceError, Team, Threads, all_gather, all_reduce, all_to_all, broadcast, gather,
+    reduce, reduce_scatter, scatter,
 };
 
 /// A type whose serial fold is written out here, apart from the crate's.
@@ -256,23 +255,6 @@ proptest! {
         check_others::<i64>(&case)?;
         check_others::<u8>(&case)?;
     }
-
-    #[test]
-    fn folding_in_place_matches_the_serial_fold(case in cases(), own in 0usize..10) {
-        let before = buffers::<f16>(&Case { skew: 0, ..case.clone() });
-        let mut after = before.clone();
-        let cells: Vec<&[Cell<f16>]> = after
-            .iter_mut()
-            .map(|b| Cell::from_mut(b.as_mut_slice()).as_slice_of_cells())
-            .collect();
-        let own = own % case.cards;
-        fold(&cells, cells[own], ReduceOp::Sum).unwrap();
-        for i in 0..case.len {
-            let column: Vec<f16> = before.iter().map(|b| b[i]).collect();
-            let expected = f16::serial(&column, ReduceOp::Sum);
-            prop_assert_eq!(after[own][i].bits(), expected.bits());
-        }
-    }
 }
 
 #[test]
@@ -282,17 +264,6 @@ fn all_reduce_over_more_than_64_cards_matches_the_serial_fold() {
     check_all_reduce::<u8>(&case).unwrap();
     let case = Case { cards: 300, len: 40, ..case };
     check_all_reduce::<u8>(&case).unwrap();
-}
-
-#[test]
-fn a_pair_is_folded_in_the_order_asked_for() {
-    let mut local = [0.0f32, 5.0];
-    fold_pair(&mut local, &[-0.0, 7.0], true, ReduceOp::Max).unwrap();
-    assert_eq!(local[0].to_bits(), (-0.0f32).to_bits());
-    let mut local = [0.0f32, 5.0];
-    fold_pair(&mut local, &[-0.0, 7.0], false, ReduceOp::Max).unwrap();
-    assert_eq!(local[0].to_bits(), 0.0f32.to_bits());
-    assert_eq!(local[1], 7.0);
 }
 
 #[test]

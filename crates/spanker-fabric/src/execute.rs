@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Runs one rank's part of a schedule over any fabric.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::time::Instant;
+
+use spanker_plan::{
+    Buffer, Collective, Incoming, Local, Rank, ReduceOp, Schedule, Span, Step, Transfer, chunk,
+};
+use spanker_reduce::{Element, Team, Threads, divide, reduce};
+
+use crate::rope::Rope;
+use crate::{Call, Fabric, FabricError, Letter, Pool};
+
+/// A rank's place to work in. Kept between calls, it saves them the allocation of messages.
+#[derive(Debug)]
+pub struct Workspace<T> {
+    data: Rope,
+    scratch: Rope,
+    pool: Pool,
+    /// Folds run on the rank's own thread.
+    solo: Team,
+    calls: u64,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Workspace<T> {
+    /// An empty workspace. Every rank of a group starts with one.
+    #[must_use]
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Workspace {
+            data: Rope::default(),
+            scratch: Rope::default(),
+            pool: Pool::default(),
+            solo: Team::new(1),
+            calls: 0,
+            element: PhantomData,
+        }
+    }
+}
+
+/// Runs this rank's part of `schedule` on `data`, which has [`Schedule::data_len`] elements.
+///
+/// Every rank of the group calls this with its own `fabric`, `workspace` and `data` and with equal
+/// other arguments. For a collective that does not reduce, `op` is ignored. An average is a sum whose
+/// complete value is divided.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+/// use spanker_fabric::{Workspace, execute, inproc};
+/// use spanker_plan::{Algorithm, Collective, ReduceOp, schedule};
+///
+/// let ring = schedule(Collective::AllReduce, Algorithm::Ring, 3, 2)?;
+/// let sums: Vec<[f32; 2]> = std::thread::scope(|scope| {
+///     let ranks: Vec<_> = inproc::group(3)
+///         .into_iter()
+///         .enumerate()
+///         .map(|(rank, mut fabric)| {
+///             let ring = &ring;
+///             scope.spawn(move || {
+///                 let mut data = [rank as f32, 1.0];
+///                 let deadline = Instant::now() + Duration::from_secs(10);
+///                 let mut workspace = Workspace::new();
+///                 execute(&mut fabric, ring, &mut workspace, &mut data, ReduceOp::Sum, deadline)
+///                     .map(|()| data)
+///             })
+///         })
+///         .collect();
+///     ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
+/// });
+/// assert_eq!(sums, [[3.0, 3.0]; 3]);
+/// # Ok::<(), spanker_plan::PlanError>(())
+/// ```
+///
+/// Elements of `data` outside the rank's result keep their value.
+///
+/// # Errors
+/// The group's first fault, the same on every rank that is left, by `deadline` at the latest. `data`
+/// is then as it was before the call.
+///
+/// # Panics
+/// If a step reaches outside the schedule's buffers: schedules from elsewhere go through
+/// [`spanker_plan::verify`] first.
+pub fn execute<T: Element>(
+    fabric: &mut dyn Fabric,
+    schedule: &Schedule,
+    workspace: &mut Workspace<T>,
+    data: &mut [T],
+    op: ReduceOp,
+    deadline: Instant,
+) -> Result<(), FabricError> {
+    let rank = fabric.rank();
+    if let Some(reason) = objection::<T>(fabric, schedule, data, op) {
+        return Err(fabric.abort(FabricError::Refused { rank, reason }));
+    }
+    let call = Call {
+        number: workspace.calls,
+        collective: schedule.collective(),
+        algorithm: schedule.algorithm(),
+        elements: schedule.elements(),
+        dtype: T::DTYPE,
+        op: if schedule.collective().reduces() { op } else { ReduceOp::Sum },
+    };
+    workspace.calls += 1;
+    workspace.data.clear();
+    workspace.scratch.clear();
+    let step_op = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
+    let mut memory = Memory { base: data, workspace, op: step_op };
+    for step in schedule.program(rank) {
+        run_step(fabric, step, &call, &mut memory, deadline)?;
+    }
+    fabric.commit(&call, deadline)?;
+    let result = result_range(schedule, rank);
+    for (range, values) in workspace.data.changes(&result) {
+        data[range].copy_from_slice(values);
+    }
+    if call.op == ReduceOp::Avg {
+        divide(&mut data[result], schedule.ranks());
+    }
+    Ok(())
+}
+
+/// What is wrong with the arguments of a call, in words.
+fn objection<T: Element>(
+    fabric: &dyn Fabric,
+    schedule: &Schedule,
+    data: &[T],
+    op: ReduceOp,
+) -> Option<String> {
+    if schedule.ranks() != fabric.ranks() {
+        let (planned, present) = (schedule.ranks(), fabric.ranks());
+        return Some(format!("the schedule is for {planned} ranks, the group has {present}"));
+    }
+    if data.len() != schedule.data_len() {
+        let (found, expected) = (data.len(), schedule.data_len());
+        return Some(format!("the buffer has {found} elements, the schedule {expected}"));
+    }
+    if schedule.collective().reduces() && !op.is_defined_for(T::DTYPE) {
+        return Some(format!("operation {op} is not defined for {}", T::DTYPE));
+    }
+    None
+}
+
+fn run_step<T: Element>(
+    fabric: &mut dyn Fabric,
+    step: &Step,
+    call: &Call,
+    memory: &mut Memory<'_, T>,
+    deadline: Instant,
+) -> Result<(), FabricError> {
+    if !step.transfers.is_empty() {
+        let mut sends: Vec<(Rank, Letter)> = Vec::with_capacity(step.transfers.len());
+        let mut receives = Vec::with_capacity(step.transfers.len());
+        let mut last: Option<(Span, Letter)> = None;
+        for transfer in &step.transfers {
+            match *transfer {
+                Transfer::Recv { from, .. } => receives.push(from),
+                Transfer::Send { to, span } => {
+                    // Several sends of the same elements share one letter.
+                    let letter = match last.take() {
+                        Some((same, letter)) if same == span => letter,
+                        _ => memory.letter(span),
+                    };
+                    sends.push((to, letter.clone()));
+                    last = Some((span, letter));
+                }
+            }
+        }
+        let letters = fabric.exchange(call, &sends, &receives, deadline)?;
+        let places = step.transfers.iter().filter_map(|transfer| match *transfer {
+            Transfer::Recv { from, span, fold } => Some((from, span, fold)),
+            Transfer::Send { .. } => None,
+        });
+        for ((peer, span, fold), letter) in places.zip(letters) {
+            let (expected, actual) = (span.len * size_of::<T>(), letter.bytes().len());
+            if expected != actual {
+                let rank = fabric.rank();
+                let fault = FabricError::Length { rank, peer, expected, actual };
+                return Err(fabric.abort(fault));
+            }
+            memory.store(span, letter, fold);
+        }
+    }
+    for local in &step.locals {
+        match local {
+            Local::Copy { from, into } => {
+                let letter = memory.letter(*from);
+                memory.store(*into, letter, None);
+            }
+            Local::Fold { sources, into } => {
+                let operands: Vec<Operand<'_>> =
+                    sources.iter().map(|&span| Operand::Local(span)).collect();
+                let letter = memory.folded(&operands, into.len);
+                memory.store(*into, letter, None);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where rank `rank` has its result.
+fn result_range(schedule: &Schedule, rank: Rank) -> Range<usize> {
+    let (ranks, elements) = (schedule.ranks(), schedule.elements());
+    match schedule.collective() {
+        Collective::AllReduce | Collective::AllGather | Collective::Broadcast { .. } => 0..elements,
+        Collective::ReduceScatter | Collective::Scatter { .. } => chunk(elements, ranks, rank),
+        Collective::Reduce { root } | Collective::Gather { root } if root == rank => 0..elements,
+        Collective::AllToAll => 0..ranks * chunk(elements, ranks, rank).len(),
+        _ => 0..0,
+    }
+}
+
+/// The caller's buffer and the scratch, as the steps of a call see them.
+struct Memory<'a, T> {
+    base: &'a [T],
+    workspace: &'a mut Workspace<T>,
+    op: ReduceOp,
+}
+
+impl<T: Element> Memory<'_, T> {
+    fn letter(&mut self, span: Span) -> Letter {
+        let Workspace { data, scratch, pool, .. } = &mut *self.workspace;
+        let range = span.start..span.start + span.len;
+        match span.buffer {
+            Buffer::Data => data.letter(self.base, range, pool),
+            Buffer::Scratch => scratch.letter::<T>(&[], range, pool),
+        }
+    }
+
+    /// Takes in what was received or computed for `span`.
+    fn store(&mut self, span: Span, letter: Letter, fold: Option<Incoming>) {
+        let letter = match fold {
+            None => letter,
+            Some(order) => {
+                let (local, incoming) = (Operand::Local(span), Operand::Incoming(&letter));
+                match order {
+                    Incoming::First => self.folded(&[incoming, local], span.len),
+                    Incoming::Second => self.folded(&[local, incoming], span.len),
+                }
+            }
+        };
+        let range = span.start..span.start + span.len;
+        match span.buffer {
+            Buffer::Data => self.workspace.data.lay(range, letter, 0),
+            Buffer::Scratch => self.workspace.scratch.lay(range, letter, 0),
+        }
+    }
+
+    /// The fold of `operands`, in order.
+    fn folded(&mut self, operands: &[Operand<'_>], len: usize) -> Letter {
+        // Operands that lie in several pieces are joined first.
+        let joined: Vec<Option<Letter>> = operands
+            .iter()
+            .map(|operand| match operand {
+                Operand::Local(span) if self.slice(*span).is_none() => Some(self.letter(*span)),
+                _ => None,
+            })
+            .collect();
+        let Workspace { data, scratch, pool, solo, .. } = &mut *self.workspace;
+        let view = View { base: self.base, data, scratch };
+        let slices: Vec<&[T]> = operands
+            .iter()
+            .zip(&joined)
+            .map(|(operand, joined)| match (operand, joined) {
+                (_, Some(letter)) => bytemuck::cast_slice(letter.bytes()),
+                (Operand::Incoming(letter), None) => bytemuck::cast_slice(letter.bytes()),
+                (Operand::Local(span), None) => view.slice(*span).expect("it is in one piece"),
+            })
+            .collect();
+        let op = self.op;
+        pool.write(len * size_of::<T>(), |out| {
+            let out = bytemuck::cast_slice_mut(out);
+            reduce(solo, Threads::Exactly(1), &slices, out, op)
+                .expect("operation and lengths were checked");
+        })
+    }
+
+    fn slice(&self, span: Span) -> Option<&[T]> {
+        let Workspace { data, scratch, .. } = &*self.workspace;
+        View { base: self.base, data, scratch }.slice(span)
+    }
+}
+
+/// What a fold takes: elements of this rank, or a letter.
+enum Operand<'a> {
+    Local(Span),
+    Incoming(&'a Letter),
+}
+
+/// Both buffers, for reading.
+struct View<'a, T> {
+    base: &'a [T],
+    data: &'a Rope,
+    scratch: &'a Rope,
+}
+
+impl<'a, T: Element> View<'a, T> {
+    fn slice(&self, span: Span) -> Option<&'a [T]> {
+        let range = span.start..span.start + span.len;
+        match span.buffer {
+            Buffer::Data => self.data.slice(self.base, range),
+            Buffer::Scratch => self.scratch.slice(&[], range),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The interface between schedules and what moves bytes.
+//!
+//! A fabric knows ranks, messages, deadlines and faults. It knows nothing about collectives: [`Call`]
+//! is carried along so that ranks notice when they do not mean the same thing, and compared as a whole.
+
+use std::time::Instant;
+
+use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp};
+
+use crate::{FabricError, Letter};
+
+/// One rank's end of a group.
+///
+/// Implementations pass [`crate::conformance`].
+pub trait Fabric {
+    /// This end's place in the group.
+    fn rank(&self) -> Rank;
+
+    /// Ranks in the group.
+    fn ranks(&self) -> usize;
+
+    /// Sends every letter of `sends` and receives one from each rank of `receives`, all concurrently.
+    /// Returns when all are complete, with what came in the order of `receives`. Messages between two
+    /// ranks arrive in the order in which they were sent.
+    ///
+    /// # Errors
+    /// The group's first fault; at the latest at `deadline` there is one.
+    fn exchange(
+        &mut self,
+        call: &Call,
+        sends: &[(Rank, Letter)],
+        receives: &[Rank],
+        deadline: Instant,
+    ) -> Result<Vec<Letter>, FabricError>;
+
+    /// Agrees that `call` is complete: either every rank gets `Ok`, or every rank that is left gets
+    /// the same error.
+    ///
+    /// # Errors
+    /// The group's first fault; at the latest at `deadline` there is one.
+    fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError>;
+
+    /// Gives the group up because of `error`, and returns the group's first fault, which every rank
+    /// will report.
+    fn abort(&mut self, error: FabricError) -> FabricError;
+}
+
+/// What a rank takes part in. Every message carries it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Calls of this rank before this one.
+    pub number: u64,
+    /// What is computed.
+    pub collective: Collective,
+    /// How.
+    pub algorithm: Algorithm,
+    /// Of how many elements.
+    pub elements: usize,
+    /// Of which type.
+    pub dtype: DType,
+    /// By which operation.
+    pub op: ReduceOp,
+}
+
+impl Call {
+    /// The error for a message of `theirs` that came from `peer`, if the two calls differ.
+    #[must_use]
+    pub fn mismatch(&self, theirs: &Call, rank: Rank, peer: Rank) -> Option<FabricError> {
+        if self == theirs {
+            return None;
+        }
+        let show = |collective: Collective| match collective.root() {
+            Some(root) => format!("{collective} at root {root}"),
+            None => collective.to_string(),
+        };
+        let fields = [
+            ("collective", show(self.collective), show(theirs.collective)),
+            ("number of elements", self.elements.to_string(), theirs.elements.to_string()),
+            ("element type", self.dtype.to_string(), theirs.dtype.to_string()),
+            ("operation", self.op.to_string(), theirs.op.to_string()),
+            ("algorithm", self.algorithm.to_string(), theirs.algorithm.to_string()),
+            ("number of the call", self.number.to_string(), theirs.number.to_string()),
+        ];
+        let (field, ours, theirs) = fields.into_iter().find(|(_, ours, theirs)| ours != theirs)?;
+        Some(FabricError::Mismatch { rank, peer, field, ours, theirs })
+    }
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A wrapper that makes any fabric misbehave, from a seed.
+//!
+//! Every rank of the group is wrapped, because the wrapper also adds what lets a receiver notice: a
+//! checksum against flipped bits, and a number against losses that a later message would hide. The same seed gives the same faults at the same messages.
+
+use std::time::{Duration, Instant};
+
+use rand::{Rng, RngCore, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use spanker_plan::Rank;
+
+use crate::{Call, Fabric, FabricError, Letter, Pool};
+
+/// What goes wrong, and how often. Probabilities are per message, except for death, which is per step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Faults {
+    /// A message is lost.
+    pub drop: f64,
+    /// A message is late.
+    pub delay: f64,
+    /// By up to this much.
+    pub delay_most: Duration,
+    /// A bit of a message is flipped.
+    pub corrupt: f64,
+    /// The rank dies in the middle of a step.
+    pub kill: f64,
+}
+
+impl Faults {
+    /// No faults: a start to set some.
+    pub const NONE: Faults =
+        Faults { drop: 0.0, delay: 0.0, delay_most: Duration::ZERO, corrupt: 0.0, kill: 0.0 };
+}
+
+/// A fabric with faults. A rank that was killed reports its own death, and so do all others of it.
+#[derive(Debug)]
+pub struct Faulty<F> {
+    inner: F,
+    faults: Faults,
+    random: Pcg64Mcg,
+    pool: Pool,
+    dead: bool,
+    /// Messages sent to and received from each rank.
+    sent: Vec<u32>,
+    received: Vec<u32>,
+}
+
+impl<F: Fabric> Faulty<F> {
+    /// Wraps one end. All ends of a group get the same `seed`; each rank draws its own numbers.
+    pub fn new(inner: F, faults: Faults, seed: u64) -> Self {
+        let rank = inner.rank() as u64;
+        let random = Pcg64Mcg::seed_from_u64(seed ^ rank.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let (sent, received) = (vec![0; inner.ranks()], vec![0; inner.ranks()]);
+        Faulty { inner, faults, random, pool: Pool::default(), dead: false, sent, received }
+    }
+
+    fn happens(&mut self, probability: f64) -> bool {
+        // Drawn whatever the probability is, so that changing one fault does not move the others.
+        self.random.random::<f64>() < probability
+    }
+
+    fn die(&mut self) -> FabricError {
+        self.dead = true;
+        self.inner.abort(FabricError::Died { rank: self.inner.rank() })
+    }
+
+    /// The letter with its number and checksum behind it, and perhaps a bit flipped.
+    fn sealed(&mut self, to: Rank, letter: &Letter) -> Letter {
+        let flip = self.happens(self.faults.corrupt).then(|| self.random.next_u64());
+        let len = letter.bytes().len();
+        let number = self.sent[to];
+        self.sent[to] += 1;
+        self.pool.write(len + SEAL, |out| {
+            out[..len].copy_from_slice(letter.bytes());
+            out[len..len + 4].copy_from_slice(&number.to_le_bytes());
+            let sum = crc32c::crc32c(&out[..len + 4]);
+            out[len + 4..].copy_from_slice(&sum.to_le_bytes());
+            if let Some(draw) = flip {
+                let bit = draw as usize % (8 * out.len());
+                out[bit / 8] ^= 1 << (bit % 8);
+            }
+        })
+    }
+
+    fn opened(&mut self, peer: Rank, letter: &Letter) -> Result<Letter, FabricError> {
+        let rank = self.inner.rank();
+        let bytes = letter.bytes();
+        let (payload, seal) = bytes.split_at(bytes.len().saturating_sub(SEAL));
+        let number = self.received[peer].to_le_bytes();
+        self.received[peer] += 1;
+        let Some((found, sum)) = seal.split_first_chunk::<4>() else {
+            return Err(self.inner.abort(FabricError::Corrupt { rank, peer }));
+        };
+        if crc32c::crc32c(&bytes[..payload.len() + 4]).to_le_bytes() != sum {
+            return Err(self.inner.abort(FabricError::Corrupt { rank, peer }));
+        }
+        if *found != number {
+            return Err(self.inner.abort(FabricError::Lost { rank, peer }));
+        }
+        Ok(letter.truncated(payload.len()))
+    }
+}
+
+/// A number and a checksum of four bytes each.
+const SEAL: usize = 8;
+
+impl<F: Fabric> Fabric for Faulty<F> {
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.inner.ranks()
+    }
+
+    fn exchange(
+        &mut self,
+        call: &Call,
+        sends: &[(Rank, Letter)],
+        receives: &[Rank],
+        deadline: Instant,
+    ) -> Result<Vec<Letter>, FabricError> {
+        if self.dead {
+            return Err(self.die());
+        }
+        let mut out = Vec::with_capacity(sends.len());
+        for (to, letter) in sends {
+            let lost = self.happens(self.faults.drop);
+            if self.happens(self.faults.delay) {
+                let most = self.faults.delay_most.as_secs_f64();
+                std::thread::sleep(Duration::from_secs_f64(most * self.random.random::<f64>()));
+            }
+            let sealed = self.sealed(*to, letter);
+            if !lost {
+                out.push((*to, sealed));
+            }
+        }
+        if self.happens(self.faults.kill) {
+            // Some of the step's messages still get out.
+            out.truncate(self.random.random_range(0..=out.len()));
+            self.inner.exchange(call, &out, &[], deadline)?;
+            return Err(self.die());
+        }
+        let letters = self.inner.exchange(call, &out, receives, deadline)?;
+        letters.iter().zip(receives).map(|(letter, &peer)| self.opened(peer, letter)).collect()
+    }
+
+    fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError> {
+        if self.dead || self.happens(self.faults.kill) {
+            return Err(self.die());
+        }
+        self.inner.commit(call, deadline)
+    }
+
+    fn abort(&mut self, error: FabricError) -> FabricError {
+        self.inner.abort(error)
+    }
+}

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The in-process fabric: ranks are threads, messages go through queues in memory.
+//!
+//! A message is a reference to a letter: the sender has written it once, any number of receivers read
+//! it, and a receiver that passes it on passes on the reference.
+//!
+//! A rank that waits gives up its core to the others first and sleeps only after a while: groups are
+//! often larger than the number of cores.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use spanker_plan::Rank;
+
+use crate::{Call, Fabric, FabricError, Letter};
+
+/// Messages that may wait on the way from one rank to another before the sender waits too.
+const QUEUE: usize = 8;
+
+/// How often a rank that waits gives up its core before it sleeps.
+const YIELDS: u32 = 200;
+
+/// A group of `ranks` connected ends, in rank order. Each goes to a thread of its own.
+///
+/// Dropping an end is the death of its rank: whoever still needs it gets
+/// [`FabricError::Died`].
+#[must_use]
+pub fn group(ranks: usize) -> Vec<Inproc> {
+    let shared = Arc::new(Shared {
+        inboxes: (0..ranks).map(|_| Inbox::new(ranks)).collect(),
+        group: Mutex::new(Group { arrived: vec![false; ranks], fault: None }),
+        committed: AtomicU64::new(0),
+        faulty: AtomicBool::new(false),
+    });
+    (0..ranks).map(|rank| Inproc { rank, shared: Arc::clone(&shared), commits: 0 }).collect()
+}
+
+/// One rank's end of an in-process group.
+#[derive(Debug)]
+pub struct Inproc {
+    rank: Rank,
+    shared: Arc<Shared>,
+    commits: u64,
+}
+
+#[derive(Debug)]
+struct Message {
+    call: Call,
+    letter: Letter,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inboxes: Box<[Inbox]>,
+    group: Mutex<Group>,
+    /// Calls that every rank has agreed to be complete.
+    committed: AtomicU64,
+    faulty: AtomicBool,
+}
+
+/// What the group agrees on.
+#[derive(Debug)]
+struct Group {
+    /// Ranks that have completed the current call.
+    arrived: Vec<bool>,
+    fault: Option<FabricError>,
+}
+
+#[derive(Debug)]
+#[repr(align(128))]
+struct Inbox {
+    queues: Mutex<Queues>,
+    /// Counts everything that may let the rank go on: it need not lock to see that nothing has.
+    news: AtomicU64,
+    wake: Condvar,
+}
+
+#[derive(Debug)]
+struct Queues {
+    from: Vec<VecDeque<Message>>,
+    /// Senders that found their queue full.
+    blocked: Vec<Rank>,
+    asleep: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing is left half-done under these locks, so a panic elsewhere does not spoil them.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inbox {
+    fn new(ranks: usize) -> Self {
+        Inbox {
+            queues: Mutex::new(Queues {
+                from: (0..ranks).map(|_| VecDeque::new()).collect(),
+                blocked: Vec::new(),
+                asleep: false,
+            }),
+            news: AtomicU64::new(0),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// Tells the owner that it may be able to go on.
+    fn notify(&self) {
+        self.notify_locked(lock(&self.queues));
+    }
+
+    fn notify_locked(&self, queues: MutexGuard<'_, Queues>) {
+        self.news.fetch_add(1, Ordering::Release);
+        let asleep = queues.asleep;
+        drop(queues);
+        if asleep {
+            self.wake.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    /// Records the first fault and wakes everyone. Returns the first fault.
+    fn fail(&self, fault: FabricError) -> FabricError {
+        self.fail_locked(lock(&self.group), fault)
+    }
+
+    fn fail_locked(&self, mut group: MutexGuard<'_, Group>, fault: FabricError) -> FabricError {
+        let first = group.fault.get_or_insert(fault).clone();
+        drop(group);
+        self.faulty.store(true, Ordering::Release);
+        for inbox in &self.inboxes {
+            inbox.notify();
+        }
+        first
+    }
+
+    fn fault(&self) -> Option<FabricError> {
+        self.faulty.load(Ordering::Acquire).then(|| lock(&self.group).fault.clone()).flatten()
+    }
+}
+
+/// Waiting with ever more patience.
+struct Patience {
+    yields: u32,
+    seen: u64,
+}
+
+impl Inproc {
+    fn inbox(&self) -> &Inbox {
+        &self.shared.inboxes[self.rank]
+    }
+
+    fn patience(&self) -> Patience {
+        Patience { yields: 0, seen: self.inbox().news.load(Ordering::Acquire) }
+    }
+
+    /// Waits until something has happened since `patience.seen`, or the deadline has passed. Returns
+    /// false in the latter case.
+    fn pause(&self, patience: &mut Patience, deadline: Instant) -> bool {
+        let inbox = self.inbox();
+        loop {
+            let news = inbox.news.load(Ordering::Acquire);
+            if news != patience.seen {
+                *patience = Patience { yields: 0, seen: news };
+                return true;
+            }
+            if patience.yields < YIELDS {
+                patience.yields += 1;
+                // Looking at the clock costs as much as giving up the core; some looks are enough.
+                if patience.yields.is_multiple_of(32) && Instant::now() >= deadline {
+                    return false;
+                }
+                std::thread::yield_now();
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left == Duration::ZERO {
+                return false;
+            }
+            let mut queues = lock(&inbox.queues);
+            if inbox.news.load(Ordering::Acquire) == patience.seen {
+                queues.asleep = true;
+                let (mut queues, _) =
+                    inbox.wake.wait_timeout(queues, left).unwrap_or_else(PoisonError::into_inner);
+                queues.asleep = false;
+            }
+        }
+    }
+
+    /// Puts a message into the receiver's queue, unless that is full.
+    fn post(&self, to: Rank, call: &Call, letter: &Letter) -> bool {
+        let inbox = &self.shared.inboxes[to];
+        let mut queues = lock(&inbox.queues);
+        if queues.from[self.rank].len() >= QUEUE {
+            if !queues.blocked.contains(&self.rank) {
+                queues.blocked.push(self.rank);
+            }
+            return false;
+        }
+        let message = Message { call: *call, letter: letter.clone() };
+        queues.from[self.rank].push_back(message);
+        inbox.notify_locked(queues);
+        true
+    }
+
+    /// Takes the next message from rank `from`, if there is one.
+    fn take(&self, from: Rank) -> Option<Message> {
+        let mut queues = lock(&self.inbox().queues);
+        let message = queues.from[from].pop_front()?;
+        let unblocked = queues.blocked.iter().position(|&sender| sender == from);
+        if let Some(index) = unblocked {
+            queues.blocked.swap_remove(index);
+            drop(queues);
+            self.shared.inboxes[from].notify();
+        }
+        Some(message)
+    }
+
+    /// Sends what can be sent, in order for each receiver, and keeps the rest in `unsent`.
+    fn post_all(&self, call: &Call, sends: &[(Rank, Letter)], unsent: &mut Vec<usize>) {
+        let mut full: Vec<Rank> = Vec::new();
+        unsent.retain(|&index| {
+            let (to, letter) = &sends[index];
+            let sent = !full.contains(to) && self.post(*to, call, letter);
+            if !sent {
+                full.push(*to);
+            }
+            !sent
+        });
+    }
+
+    /// Takes what has come, in order for each sender, and keeps the rest in `missing`.
+    fn take_all(
+        &self,
+        call: &Call,
+        receives: &[Rank],
+        missing: &mut Vec<usize>,
+        letters: &mut [Option<Letter>],
+    ) -> Result<(), FabricError> {
+        let mut empty: Vec<Rank> = Vec::new();
+        let mut fault = None;
+        missing.retain(|&index| {
+            let from = receives[index];
+            if empty.contains(&from) || fault.is_some() {
+                return true;
+            }
+            let Some(message) = self.take(from) else {
+                empty.push(from);
+                return true;
+            };
+            fault = call.mismatch(&message.call, self.rank, from);
+            letters[index] = Some(message.letter);
+            false
+        });
+        fault.map_or(Ok(()), Err)
+    }
+}
+
+impl Fabric for Inproc {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.shared.inboxes.len()
+    }
+
+    fn exchange(
+        &mut self,
+        call: &Call,
+        sends: &[(Rank, Letter)],
+        receives: &[Rank],
+        deadline: Instant,
+    ) -> Result<Vec<Letter>, FabricError> {
+        let mut patience = self.patience();
+        let mut unsent: Vec<usize> = (0..sends.len()).collect();
+        let mut missing: Vec<usize> = (0..receives.len()).collect();
+        let mut letters: Vec<Option<Letter>> = vec![None; receives.len()];
+        loop {
+            self.post_all(call, sends, &mut unsent);
+            if let Err(fault) = self.take_all(call, receives, &mut missing, &mut letters) {
+                return Err(self.shared.fail(fault));
+            }
+            if unsent.is_empty() && missing.is_empty() {
+                return Ok(letters.into_iter().flatten().collect());
+            }
+            // Only a rank that cannot go on reports a fault, so that what was sent before it counts.
+            if let Some(fault) = self.shared.fault() {
+                return Err(fault);
+            }
+            if !self.pause(&mut patience, deadline) {
+                let (peer, what) = match missing.first() {
+                    Some(&index) => (receives[index], "to receive from"),
+                    None => (sends[unsent[0]].0, "to send to"),
+                };
+                let fault = FabricError::Deadline { rank: self.rank, peer, what };
+                return Err(self.shared.fail(fault));
+            }
+        }
+    }
+
+    fn commit(&mut self, _call: &Call, deadline: Instant) -> Result<(), FabricError> {
+        let mine = self.commits;
+        self.commits += 1;
+        let mut patience = self.patience();
+        let mut group = lock(&self.shared.group);
+        if let Some(fault) = &group.fault {
+            return Err(fault.clone());
+        }
+        group.arrived[self.rank] = true;
+        if group.arrived.iter().all(|&arrived| arrived) {
+            group.arrived.fill(false);
+            self.shared.committed.store(mine + 1, Ordering::Release);
+            drop(group);
+            for inbox in &self.shared.inboxes {
+                inbox.notify();
+            }
+            return Ok(());
+        }
+        drop(group);
+        loop {
+            let fault = self.shared.fault();
+            // The last rank may have arrived before the fault came: then the call is complete.
+            if self.shared.committed.load(Ordering::Acquire) > mine {
+                return Ok(());
+            }
+            if let Some(fault) = fault {
+                return Err(fault);
+            }
+            if !self.pause(&mut patience, deadline) {
+                let group = lock(&self.shared.group);
+                if self.shared.committed.load(Ordering::Acquire) > mine {
+                    return Ok(());
+                }
+                let missing = group.arrived.iter().position(|&arrived| !arrived);
+                let peer = missing.unwrap_or(self.rank);
+                let what = "for the end of the call on";
+                let fault = FabricError::Deadline { rank: self.rank, peer, what };
+                return Err(self.shared.fail_locked(group, fault));
+            }
+        }
+    }
+
+    fn abort(&mut self, error: FabricError) -> FabricError {
+        self.shared.fail(error)
+    }
+}
+
+impl Drop for Inproc {
+    fn drop(&mut self) {
+        self.shared.fail(FabricError::Died { rank: self.rank });
+    }
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The in-process fabric: conformance, and its behaviour under seeded faults.
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use spanker_fabric::conformance::on_all;
+use spanker_fabric::{FabricError, Faults, Faulty, Workspace, conformance, execute, inproc};
+use spanker_plan::{Algorithm, Collective, ReduceOp, schedule};
+
+#[test]
+fn the_in_process_fabric_conforms() {
+    conformance::check(inproc::group);
+}
+
+#[test]
+fn a_fabric_wrapped_without_faults_conforms() {
+    let wrap = |end| Faulty::new(end, Faults::NONE, 1);
+    conformance::check(|ranks| inproc::group(ranks).into_iter().map(wrap).collect());
+}
+
+/// What every rank got, its buffer, and how long it took.
+type Outcome = (Result<(), FabricError>, Vec<f32>, Duration);
+
+/// One all-reduce under faults.
+fn faulty_all_reduce(seed: u64, faults: Faults, patience: Duration) -> Vec<Outcome> {
+    let ranks = 2 + seed as usize % 5;
+    let algorithm = Algorithm::ALL[seed as usize / 5 % 6];
+    let plan = schedule(Collective::AllReduce, algorithm, ranks, 50).unwrap();
+    let group = inproc::group(ranks).into_iter().map(|end| Faulty::new(end, faults, seed));
+    on_all(group.collect(), |mut fabric| {
+        let begun = Instant::now();
+        let mut data = vec![1.0f32; 50];
+        let mut workspace = Workspace::new();
+        let outcome =
+            execute(&mut fabric, &plan, &mut workspace, &mut data, ReduceOp::Sum, begun + patience);
+        (outcome, data, begun.elapsed())
+    })
+}
+
+/// Either everyone has the sum, or everyone has the same error and an unchanged buffer.
+fn assert_all_or_nothing(seed: u64, outcomes: &[Outcome], patience: Duration) -> bool {
+    let replay = format!("replay: SPANKER_SEED={seed} cargo test -p spanker-fabric --test inproc");
+    let (first, _, _) = &outcomes[0];
+    let sum = outcomes.len() as f32;
+    for (rank, (outcome, data, took)) in outcomes.iter().enumerate() {
+        assert_eq!(outcome, first, "seed {seed}, rank {rank}; {replay}");
+        let expected = if outcome.is_ok() { sum } else { 1.0 };
+        assert!(data.iter().all(|&x| x == expected), "seed {seed}, rank {rank}; {replay}");
+        let bound = patience + Duration::from_secs(5);
+        assert!(*took < bound, "seed {seed}, rank {rank} took {took:?}; {replay}");
+    }
+    first.is_err()
+}
+
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    match std::env::var("SPANKER_SEED") {
+        Ok(text) => {
+            let seed = text.parse().expect("SPANKER_SEED is a number");
+            seed..seed + 1
+        }
+        Err(_) => 0..count,
+    }
+}
+
+#[test]
+fn a_killed_rank_gives_every_other_rank_the_same_error_for_a_thousand_seeds() {
+    let patience = Duration::from_secs(30);
+    let mut deaths = 0;
+    for seed in seeds(1000) {
+        let faults = Faults { kill: 0.15, ..Faults::NONE };
+        let outcomes = faulty_all_reduce(seed, faults, patience);
+        if assert_all_or_nothing(seed, &outcomes, patience) {
+            let error = outcomes[0].0.clone().unwrap_err();
+            assert!(matches!(error, FabricError::Died { .. }), "seed {seed}: {error}");
+            // A death is noticed when it happens, not when time runs out.
+            assert!(outcomes.iter().all(|(_, _, took)| *took < patience), "seed {seed}");
+            deaths += 1;
+        }
+    }
+    assert!(deaths > 300 || seeds(2).count() == 1, "only {deaths} of the seeds killed a rank");
+}
+
+#[test]
+fn corrupt_messages_are_errors_and_never_wrong_numbers() {
+    let patience = Duration::from_secs(30);
+    let mut noticed = 0;
+    for seed in seeds(300) {
+        let faults = Faults { corrupt: 0.05, ..Faults::NONE };
+        let outcomes = faulty_all_reduce(seed, faults, patience);
+        if assert_all_or_nothing(seed, &outcomes, patience) {
+            let error = outcomes[0].0.clone().unwrap_err();
+            assert!(matches!(error, FabricError::Corrupt { .. }), "seed {seed}: {error}");
+            noticed += 1;
+        }
+    }
+    assert!(noticed > 50 || seeds(2).count() == 1, "only {noticed} seeds corrupted a message");
+}
+
+#[test]
+fn lost_messages_end_the_call_by_the_deadline() {
+    let patience = Duration::from_millis(60);
+    let mut lost = 0;
+    for seed in seeds(60) {
+        let faults = Faults { drop: 0.04, ..Faults::NONE };
+        let outcomes = faulty_all_reduce(seed, faults, patience);
+        if assert_all_or_nothing(seed, &outcomes, patience) {
+            let error = outcomes[0].0.clone().unwrap_err();
+            let expected = matches!(error, FabricError::Deadline { .. } | FabricError::Lost { .. });
+            assert!(expected, "seed {seed}: {error}");
+            lost += 1;
+        }
+    }
+    assert!(lost > 5 || seeds(2).count() == 1, "only {lost} seeds lost a message");
+}
+
+#[test]
+fn late_messages_change_nothing() {
+    let patience = Duration::from_secs(30);
+    for seed in seeds(60) {
+        let delay_most = Duration::from_millis(2);
+        let faults = Faults { delay: 0.2, delay_most, ..Faults::NONE };
+        let outcomes = faulty_all_reduce(seed, faults, patience);
+        assert!(!assert_all_or_nothing(seed, &outcomes, patience), "seed {seed}");
+    }
+}
+
+#[test]
+fn all_faults_together_give_the_sum_or_one_error() {
+    let patience = Duration::from_millis(80);
+    for seed in seeds(100) {
+        let faults = Faults {
+            drop: 0.01,
+            delay: 0.05,
+            delay_most: Duration::from_millis(1),
+            corrupt: 0.01,
+            kill: 0.02,
+        };
+        let outcomes = faulty_all_reduce(seed, faults, patience);
+        assert_all_or_nothing(seed, &outcomes, patience);
+    }
+}
+
+#[test]
+fn a_group_that_had_a_fault_reports_it_again() {
+    let plan = schedule(Collective::Barrier, Algorithm::Tree, 2, 0).unwrap();
+    let mut ends = inproc::group(2);
+    drop(ends.pop());
+    for _ in 0..2 {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut workspace = Workspace::<u8>::new();
+        let outcome =
+            execute(&mut ends[0], &plan, &mut workspace, &mut [], ReduceOp::Sum, deadline);
+        assert_eq!(outcome, Err(FabricError::Died { rank: 1 }));
+    }
+}
+
+#[test]
+fn wrong_arguments_are_refused_with_the_numbers_in_question() {
+    let plan = schedule(Collective::AllReduce, Algorithm::Ring, 1, 4).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let run = |plan, data: &mut [f32]| {
+        let mut end = inproc::group(1).remove(0);
+        let mut workspace = Workspace::new();
+        execute(&mut end, plan, &mut workspace, data, ReduceOp::Sum, deadline)
+            .map_err(|error| error.to_string())
+    };
+    let message = "rank 0: the buffer has 3 elements, the schedule 4";
+    assert_eq!(run(&plan, &mut [0.0; 3]), Err(message.to_owned()));
+    let other = schedule(Collective::AllReduce, Algorithm::Ring, 2, 4).unwrap();
+    let message = "rank 0: the schedule is for 2 ranks, the group has 1";
+    assert_eq!(run(&other, &mut [0.0; 4]), Err(message.to_owned()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// The direct algorithms give the bits of the serial fold, which messages cannot disturb.
+    #[test]
+    fn direct_algorithms_have_the_bits_of_the_serial_fold(
+        ranks in 1usize..9,
+        inputs in prop::collection::vec(any::<f32>(), 0..300),
+        two in any::<bool>(),
+        avg in any::<bool>(),
+    ) {
+        let len = inputs.len() / ranks;
+        let algorithm = if two { Algorithm::TwoShot } else { Algorithm::OneShot };
+        let op = if avg { ReduceOp::Avg } else { ReduceOp::Sum };
+        let plan = schedule(Collective::AllReduce, algorithm, ranks, len).unwrap();
+        let results = on_all(inproc::group(ranks), |mut fabric| {
+            let mut data = inputs[spanker_fabric::Fabric::rank(&fabric) * len..][..len].to_vec();
+            let deadline = Instant::now() + Duration::from_secs(30);
+            let mut workspace = Workspace::new();
+            execute(&mut fabric, &plan, &mut workspace, &mut data, op, deadline).unwrap();
+            data
+        });
+        for i in 0..len {
+            let mut total = inputs[i];
+            for rank in 1..ranks {
+                total += inputs[rank * len + i];
+            }
+            if avg {
+                total /= ranks as f32;
+            }
+            for result in &results {
+                let same = result[i].to_bits() == total.to_bits() || (result[i].is_nan() && total.is_nan());
+                prop_assert!(same, "element {i}: {} {total}", result[i]);
+            }
+        }
+    }
+}
