@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use spanker_plan::Rank;
+use spanker_plan::{Algorithm, Collective, Rank};
 
 use crate::{Call, Fabric, FabricError, Letter};
 
@@ -35,6 +35,22 @@ pub fn group(ranks: usize) -> Vec<Inproc> {
         faulty: AtomicBool::new(false),
     });
     (0..ranks).map(|rank| Inproc { rank, shared: Arc::clone(&shared), commits: 0 }).collect()
+}
+
+/// The algorithm that suits this fabric for a collective of `bytes` over `ranks` ranks.
+///
+/// Ranks that share a few cores pay for every round with a change of threads, so short messages go in
+/// one round and long ones in two; only large groups, where that means too many messages, take more.
+#[must_use]
+pub fn suited(collective: Collective, ranks: usize, bytes: usize) -> Algorithm {
+    const SHORT: usize = 16 * 1024;
+    match collective {
+        Collective::AllReduce | Collective::Barrier if ranks > 16 => Algorithm::HalvingDoubling,
+        Collective::AllReduce if bytes > SHORT => Algorithm::TwoShot,
+        Collective::Broadcast { .. } | Collective::Reduce { .. } if ranks > 16 => Algorithm::Tree,
+        Collective::Reduce { .. } if bytes > SHORT => Algorithm::TwoShot,
+        _ => Algorithm::OneShot,
+    }
 }
 
 /// One rank's end of an in-process group.

@@ -210,7 +210,7 @@ pub fn all_to_all<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
 }
 
 /// Reads and writes every byte of every buffer once, in place, on up to `threads` threads: the limit
-/// that an in-place collective over the same bytes can reach. The contents change.
+/// that an in-place collective over the same bytes can reach. The contents stay as they are.
 ///
 /// # Errors
 /// [`ReduceError::Length`] names the first buffer whose length differs from buffer 0's.
@@ -222,7 +222,7 @@ pub fn memory_limit<T: Element, B: AsMut<[T]>>(
     let (cards, len) = in_place::<T, B>(buffers)?;
     let cards = Shared(cards.as_slice());
     let bytes = len.saturating_mul(cards.get().len() * size_of::<T>());
-    let threads = resolve(team, threads, bytes);
+    let threads = threads_for(team, threads, bytes);
     let piece = if threads == 1 { len.max(1) } else { UNIT_BYTES / size_of::<T>() };
     let pieces = len.div_ceil(piece);
     team.run(threads, pieces * cards.get().len(), &|unit| {
@@ -235,6 +235,16 @@ pub fn memory_limit<T: Element, B: AsMut<[T]>>(
         read_modify_write(bytemuck::cast_slice_mut(part));
     });
     Ok(())
+}
+
+/// The number of threads that a collective over `bytes` in all would use.
+#[must_use]
+pub fn threads_for(team: &Team, threads: Threads, bytes: usize) -> usize {
+    match threads {
+        Threads::Exactly(threads) => threads.clamp(1, team.threads()),
+        Threads::Auto if bytes < AUTO_BYTES => 1,
+        Threads::Auto => team.threads(),
+    }
 }
 
 /// Divides every element by `count`, as the last step of an average whose sum is complete.
@@ -263,14 +273,6 @@ fn check_counts(inputs: usize, outputs: usize) -> Result<(), ReduceError> {
     Err(ReduceError::Counts { inputs, outputs })
 }
 
-fn resolve(team: &Team, threads: Threads, bytes: usize) -> usize {
-    match threads {
-        Threads::Exactly(threads) => threads.clamp(1, team.threads()),
-        Threads::Auto if bytes < AUTO_BYTES => 1,
-        Threads::Auto => team.threads(),
-    }
-}
-
 /// Copies `source` to every destination, `offset` elements in, a piece at a time: the piece is still
 /// in the cache when the second destination gets it.
 fn copy_to_all<T: Element>(
@@ -281,7 +283,7 @@ fn copy_to_all<T: Element>(
     offset: usize,
 ) {
     let bytes = size_of_val(source).saturating_mul(dests.as_slice().len());
-    let threads = resolve(team, threads, bytes);
+    let threads = threads_for(team, threads, bytes);
     let dests = Shared(dests.as_slice());
     let piece = UNIT_BYTES / size_of::<T>();
     team.split(threads, source.len(), piece, &|range| {
@@ -342,7 +344,7 @@ unsafe fn run<T: Element>(
         return;
     }
     let each = size_of::<T>() * sources.len().max(dests.len());
-    let threads = resolve(team, threads, each.saturating_mul(range.len()));
+    let threads = threads_for(team, threads, each.saturating_mul(range.len()));
     if threads == 1 {
         // SAFETY: the caller's promise.
         unsafe { kernel(sources, dests, range) };

@@ -41,7 +41,7 @@ pub use element::Element;
 pub use error::ReduceError;
 pub use fused::{
     all_gather, all_reduce, all_to_all, broadcast, divide, gather, memory_limit, reduce,
-    reduce_scatter, scatter,
+    reduce_scatter, scatter, threads_for,
 };
 pub use half::{bf16, f16};
 pub use team::{Team, Threads};

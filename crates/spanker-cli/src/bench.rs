@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker bench`: a collective over a range of sizes, checked and timed beside its limit and the
+//! original loop.
+//!
+//! Everything that a row compares was measured in the same run, taking turns, and each figure is a
+//! median.
+
+mod data;
+mod fused;
+mod messages;
+mod origin;
+mod row;
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use spanker_scheduler::{
+    Algorithm, Collective, DType, MAX_RANKS, ReduceOp, Team, Threads, bf16, f16, inproc,
+};
+
+use crate::sizes::{Sizes, human};
+use crate::{Usage, output};
+use data::Sample;
+use row::Row;
+
+/// Measure a collective over cards whose buffers are in host memory
+///
+/// Every result is checked (#wrong). Two columns compare within the run: "of limit" is the time of an
+/// in-place read-modify-write stream over the same bytes with the same threads, over the time of the
+/// collective; "vs origin" is the time of the original loop (a card-outer fold into a fresh buffer that
+/// is copied to each card) over it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker bench all-reduce --cards 4 --sizes 4K..64M
+  spanker bench all-reduce --cards 3 --dtype bf16 --op max --threads 1
+  spanker bench all-gather --algorithm ring --json")]
+pub(crate) struct Args {
+    /// all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all or
+    /// barrier
+    collective: String,
+    /// Cards in the group
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    cards: usize,
+    /// Bytes of a card's whole buffer: a list (4K,1M) or a range that doubles (4K..64M)
+    #[arg(long, default_value = "4K..64M")]
+    sizes: Sizes,
+    /// f32, f64, f16, bf16, i32, i64, u8 or u32
+    #[arg(long, default_value = "f32", value_parser = DType::from_str)]
+    dtype: DType,
+    /// sum, product, max, min, avg, logsumexp (floats), or, and, xor (integers)
+    #[arg(long, default_value = "sum", value_parser = ReduceOp::from_str)]
+    op: ReduceOp,
+    /// The card that has or gets everything, in rooted collectives
+    #[arg(long, default_value_t = 0, value_name = "CARD")]
+    root: usize,
+    /// Threads of the fused path: a number, or auto
+    #[arg(long, default_value = "auto", value_parser = threads)]
+    threads: Threads,
+    /// auto (fused), fused (one address space, no messages), messages (the message algorithm that
+    /// suits the size), ring, recursive-doubling, halving-doubling, tree, one-shot or two-shot
+    #[arg(long, default_value = "auto", value_parser = How::from_str)]
+    algorithm: How,
+    /// Print one JSON object per line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// How the collective is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    Fused,
+    Suited,
+    Messages(Algorithm),
+}
+
+impl FromStr for How {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" | "fused" => Ok(How::Fused),
+            "messages" => Ok(How::Suited),
+            _ => text.parse().map(How::Messages).map_err(|_| {
+                let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+                format!("unknown algorithm '{text}' (expected auto, fused, messages, {names})")
+            }),
+        }
+    }
+}
+
+/// More threads than this help no machine that people have.
+const MOST_THREADS: usize = 256;
+
+fn threads(text: &str) -> Result<Threads, String> {
+    match (text, text.parse::<usize>()) {
+        ("auto", _) => Ok(Threads::Auto),
+        (_, Ok(count @ 1..=MOST_THREADS)) => Ok(Threads::Exactly(count)),
+        _ => Err(format!("'{text}' threads: expected auto or 1 to {MOST_THREADS}")),
+    }
+}
+
+/// What is measured, apart from the size.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    collective: Collective,
+    cards: usize,
+    op: ReduceOp,
+    threads: Threads,
+    how: How,
+}
+
+/// How long a message may take before the bench gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let case = case(args)?;
+    let widest = match args.sizes.0.iter().max() {
+        Some(&largest) => largest,
+        None => return Err(Usage("--sizes: no size given".into()).into()),
+    };
+    check_memory(&case, widest)?;
+    let own_team;
+    let team = match args.threads {
+        Threads::Exactly(count) if count > Team::global().threads() => {
+            own_team = Team::new(count);
+            &own_team
+        }
+        _ => Team::global(),
+    };
+    // A barrier moves nothing, so it has one row whatever the sizes.
+    let sizes = if case.collective == Collective::Barrier { &[0][..] } else { &args.sizes.0 };
+    if !args.json {
+        header(args, &case)?;
+    }
+    for (index, &size) in sizes.iter().enumerate() {
+        output::progress(&format!("measuring {} ({}/{})", human(size), index + 1, sizes.len()));
+        let row = measure(args.dtype, &case, team, size);
+        output::progress_done();
+        let row = row?;
+        output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
+    }
+    Ok(())
+}
+
+fn case(args: &Args) -> anyhow::Result<Case> {
+    let usage = |text: String| Err(Usage(text).into());
+    let collective = match args.collective.parse::<Collective>() {
+        Ok(Collective::Broadcast { .. }) => Collective::Broadcast { root: args.root },
+        Ok(Collective::Reduce { .. }) => Collective::Reduce { root: args.root },
+        Ok(Collective::Gather { .. }) => Collective::Gather { root: args.root },
+        Ok(Collective::Scatter { .. }) => Collective::Scatter { root: args.root },
+        Ok(other) => other,
+        Err(error) => return usage(error.to_string()),
+    };
+    if args.cards == 0 || args.cards > MAX_RANKS {
+        return usage(format!("--cards {}: a group has 1 to {MAX_RANKS} cards", args.cards));
+    }
+    if args.root >= args.cards {
+        return usage(format!("--root {}: there are cards 0 to {}", args.root, args.cards - 1));
+    }
+    if collective.reduces() && !args.op.is_defined_for(args.dtype) {
+        return usage(format!("--op {} is not defined for --dtype {}", args.op, args.dtype));
+    }
+    let element = args.dtype.size();
+    if let Some(size) = args.sizes.0.iter().find(|&&size| size < element) {
+        return usage(format!("--sizes {size}: less than one element of {element} bytes"));
+    }
+    let how = match (collective, args.algorithm) {
+        (Collective::Barrier, How::Fused) => How::Suited,
+        (_, how) => how,
+    };
+    Ok(Case { collective, cards: args.cards, op: args.op, threads: args.threads, how })
+}
+
+/// Refuses what the machine cannot hold, instead of being killed half-way.
+fn check_memory(case: &Case, largest: usize) -> anyhow::Result<()> {
+    // Input and output or the buffers of the limit; messages are also on the way and being folded.
+    let copies = if case.how == How::Fused { 3 } else { 6 };
+    let needed = largest.saturating_mul(case.cards).saturating_mul(copies);
+    let Some(available) = available_memory() else { return Ok(()) };
+    if needed <= available {
+        return Ok(());
+    }
+    let (needed, available) = (needed >> 20, available >> 20);
+    let text = format!(
+        "{} cards of {} need about {needed} MiB, and {available} MiB are available",
+        case.cards,
+        human(largest)
+    );
+    Err(Usage(text).into())
+}
+
+fn available_memory() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let kibibytes: usize = line.split_whitespace().nth(1)?.parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+fn measure(dtype: DType, case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {
+    match dtype {
+        DType::F64 => measure_as::<f64>(case, team, size),
+        DType::F16 => measure_as::<f16>(case, team, size),
+        DType::Bf16 => measure_as::<bf16>(case, team, size),
+        DType::I32 => measure_as::<i32>(case, team, size),
+        DType::I64 => measure_as::<i64>(case, team, size),
+        DType::U8 => measure_as::<u8>(case, team, size),
+        DType::U32 => measure_as::<u32>(case, team, size),
+        _ => measure_as::<f32>(case, team, size),
+    }
+}
+
+fn measure_as<T: Sample>(case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {
+    let len = size / size_of::<T>();
+    match case.how {
+        How::Fused => fused::measure::<T>(case, team, len),
+        How::Messages(algorithm) => messages::measure::<T>(case, algorithm, team, len),
+        How::Suited => {
+            let algorithm = inproc::suited(case.collective, case.cards, size);
+            messages::measure::<T>(case, algorithm, team, len)
+        }
+    }
+}
+
+fn header(args: &Args, case: &Case) -> anyhow::Result<()> {
+    let path = match case.how {
+        How::Fused => "in one address space, no messages",
+        _ => "as messages between threads",
+    };
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    output::line(&format!(
+        "# {} over {} cards, {path}; {cores} cores; medians; #wrong counts elements over all cards",
+        args.collective, case.cards
+    ))?;
+    output::line(&Row::header())
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One line of results, and the turns in which its parts are measured.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use spanker_scheduler::{Collective, DType};
+
+use super::Case;
+use crate::sizes::human;
+
+/// A line of the table, and the schema of `--json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    collective: &'static str,
+    cards: usize,
+    dtype: &'static str,
+    op: &'static str,
+    algorithm: &'static str,
+    threads: usize,
+    bytes_per_card: usize,
+    count: usize,
+    time_us: f64,
+    algbw_gbps: f64,
+    busbw_gbps: f64,
+    wrong: usize,
+    /// `None` where nothing is moved.
+    limit_fraction: Option<f64>,
+    /// `None` where the original has no such loop.
+    origin_speedup: Option<f64>,
+    limit_us: f64,
+    origin_us: Option<f64>,
+    repeats: usize,
+}
+
+/// What was measured, in seconds.
+#[derive(Debug)]
+pub(crate) struct Times {
+    pub(crate) subject: f64,
+    pub(crate) limit: f64,
+    pub(crate) origin: Option<f64>,
+    pub(crate) repeats: usize,
+}
+
+impl Row {
+    pub(crate) fn new(
+        case: &Case,
+        dtype: DType,
+        algorithm: &'static str,
+        threads: usize,
+        len: usize,
+        wrong: usize,
+        times: &Times,
+    ) -> Row {
+        let bytes = len * dtype.size();
+        let algbw = bytes as f64 / times.subject / 1e9;
+        let moves = case.collective != Collective::Barrier;
+        Row {
+            collective: case.collective.name(),
+            cards: case.cards,
+            dtype: dtype.name(),
+            op: if case.collective.reduces() { case.op.name() } else { "none" },
+            algorithm,
+            threads,
+            bytes_per_card: bytes,
+            count: len,
+            time_us: times.subject * 1e6,
+            algbw_gbps: algbw,
+            busbw_gbps: algbw * case.collective.bus_factor(case.cards),
+            wrong,
+            limit_fraction: moves.then_some(times.limit / times.subject),
+            origin_speedup: times.origin.map(|origin| origin / times.subject),
+            limit_us: times.limit * 1e6,
+            origin_us: times.origin.map(|origin| origin * 1e6),
+            repeats: times.repeats,
+        }
+    }
+
+    pub(crate) fn header() -> String {
+        format!(
+            "{:>8} {:>11} {:>5} {:>9} {:>18} {:>7} {:>11} {:>8} {:>8} {:>7} {:>8} {:>9}\n\
+             {:>8} {:>11} {:>5} {:>9} {:>18} {:>7} {:>11} {:>8} {:>8} {:>7} {:>8} {:>9}",
+            "size",
+            "count",
+            "type",
+            "op",
+            "algorithm",
+            "threads",
+            "time",
+            "algbw",
+            "busbw",
+            "#wrong",
+            "of limit",
+            "vs origin",
+            "(B)",
+            "(elements)",
+            "",
+            "",
+            "",
+            "",
+            "(us)",
+            "(GB/s)",
+            "(GB/s)",
+            "",
+            "",
+            "",
+        )
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let ratio = |value: Option<f64>, unit: &str| match value {
+            Some(value) => format!("{value:.2}{unit}"),
+            None => "-".to_owned(),
+        };
+        format!(
+            "{:>8} {:>11} {:>5} {:>9} {:>18} {:>7} {:>11.2} {:>8.2} {:>8.2} {:>7} {:>8} {:>9}",
+            human(self.bytes_per_card),
+            self.count,
+            self.dtype,
+            self.op,
+            self.algorithm,
+            self.threads,
+            self.time_us,
+            self.algbw_gbps,
+            self.busbw_gbps,
+            self.wrong,
+            ratio(self.limit_fraction, ""),
+            ratio(self.origin_speedup, "x"),
+        )
+    }
+}
+
+/// How long one measured run lasts at least: many short calls are timed together.
+const RUN: Duration = Duration::from_micros(400);
+
+/// How long all repeats of one subject may take together, and how many there are.
+const BUDGET: Duration = Duration::from_millis(400);
+const REPEATS: std::ops::RangeInclusive<usize> = 7..=51;
+
+/// Something to time: runs itself `n` times and says how long that took.
+pub(crate) type Subject<'a> = dyn FnMut(usize) -> anyhow::Result<Duration> + 'a;
+
+/// Times every subject in turn, again and again, and returns the median seconds per call of each.
+pub(crate) fn in_turns(subjects: &mut [&mut Subject<'_>]) -> anyhow::Result<(Vec<f64>, usize)> {
+    let mut calls = Vec::new();
+    let mut longest = Duration::from_nanos(1);
+    for subject in subjects.iter_mut() {
+        // The first run warms caches and threads up, the second tells how many calls fill a run.
+        subject(1)?;
+        let once = subject(1)?.max(Duration::from_nanos(20));
+        let count = RUN.as_nanos().div_ceil(once.as_nanos()).clamp(1, 20_000) as usize;
+        longest = longest.max(once * count as u32);
+        calls.push(count);
+    }
+    let repeats = (BUDGET.as_nanos() / longest.as_nanos()) as usize;
+    let repeats = repeats.clamp(*REPEATS.start(), *REPEATS.end());
+    let mut samples = vec![Vec::with_capacity(repeats); subjects.len()];
+    for _ in 0..repeats {
+        for ((subject, &count), samples) in subjects.iter_mut().zip(&calls).zip(&mut samples) {
+            // What ran before has left its own data in the caches.
+            subject(1)?;
+            samples.push(subject(count)?.as_secs_f64() / count as f64);
+        }
+    }
+    Ok((samples.into_iter().map(median).collect(), repeats))
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+/// How long `count` calls of `work` take.
+pub(crate) fn time(count: usize, mut work: impl FnMut()) -> Duration {
+    let begun = Instant::now();
+    for _ in 0..count {
+        work();
+    }
+    begun.elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subjects_take_turns_and_get_medians_of_their_own() {
+        let (mut slow, mut fast) = (0usize, 0usize);
+        let mut one = |n: usize| {
+            slow += n;
+            Ok(Duration::from_millis(100) * n as u32)
+        };
+        let mut other = |n: usize| {
+            fast += n;
+            Ok(Duration::from_micros(100) * n as u32)
+        };
+        let (medians, repeats) = in_turns(&mut [&mut one, &mut other]).unwrap();
+        assert!((medians[0] - 0.1).abs() < 1e-9 && (medians[1] - 1e-4).abs() < 1e-9);
+        assert_eq!(repeats, 7);
+        assert_eq!((slow, fast), (2 + 7 * 2, 2 + 7 * 5));
+    }
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The crate's error.
+
+use spanker_fabric::FabricError;
+use spanker_plan::{DType, PlanError, ReduceOp};
+use spanker_reduce::ReduceError;
+
+/// What can go wrong with a topology or a collective over it.
+///
+/// The enum grows, so a `match` in another crate needs a `_` arm:
+///
+/// ```compile_fail,E0004
+/// use spanker_scheduler::Error;
+/// fn name(error: Error) -> &'static str {
+///     match error {
+///         Error::NoSails => "no cards",
+///         Error::TopologyMismatch { .. } => "count",
+///         Error::ShapeMismatch { .. } => "length",
+///         Error::NotImplemented(_) => "not implemented",
+///         Error::Runtime(_) => "card",
+///         Error::UndefinedOperation { .. } => "operation",
+///         Error::Reduce(_) => "buffers",
+///         Error::Plan(_) => "schedule",
+///         Error::Fabric(_) => "fabric",
+///     }
+/// }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No card was found.
+    #[error("no cards found at /dev/spanker0 and on")]
+    NoSails,
+    /// The number of buffers is not the number of cards.
+    #[error("{actual} buffers for {expected} cards")]
+    TopologyMismatch {
+        /// Cards in the topology.
+        expected: usize,
+        /// Buffers given.
+        actual: usize,
+    },
+    /// A buffer is not as long as the others.
+    #[error("card {sail}: buffer has {actual} elements, expected {expected}")]
+    ShapeMismatch {
+        /// The first card that differs.
+        sail: usize,
+        /// Elements it must have.
+        expected: usize,
+        /// Elements it has.
+        actual: usize,
+    },
+    /// The cards of this topology cannot do this yet.
+    #[error("not implemented: {0}")]
+    NotImplemented(&'static str),
+    /// A card could not be opened or did not answer.
+    #[error(transparent)]
+    Runtime(#[from] spanker_runtime::Error),
+    /// The operation is not defined for the element type.
+    #[error("operation {op} is not defined for {dtype}")]
+    UndefinedOperation {
+        /// The operation.
+        op: ReduceOp,
+        /// The element type.
+        dtype: DType,
+    },
+    /// Anything else that is wrong with the buffers of a collective.
+    #[error(transparent)]
+    Reduce(ReduceError),
+    /// A schedule could not be made.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Ranks failed each other.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+}
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<ReduceError> for Error {
+    fn from(error: ReduceError) -> Self {
+        match error {
+            ReduceError::Length { card, expected, actual } => {
+                Error::ShapeMismatch { sail: card, expected, actual }
+            }
+            ReduceError::Counts { inputs, outputs } => {
+                Error::TopologyMismatch { expected: inputs, actual: outputs }
+            }
+            ReduceError::Undefined { op, dtype } => Error::UndefinedOperation { op, dtype },
+            other => Error::Reduce(other),
+        }
+    }
+}
