@@ -17,7 +17,7 @@ const AUTO_BYTES: usize = 192 * 1024;
 
 /// What one unit of work covers over all cards: small enough to share out, large enough that claiming
 /// it does not show.
-const UNIT_BYTES: usize = 64 * 1024;
+const UNIT_BYTES: usize = 128 * 1024;
 
 /// Up to this many cards a call allocates nothing.
 const INLINE_CARDS: usize = 64;
@@ -224,14 +224,15 @@ pub fn memory_limit<T: Element, B: AsMut<[T]>>(
     let bytes = len.saturating_mul(cards.get().len() * size_of::<T>());
     let threads = threads_for(team, threads, bytes);
     let piece = if threads == 1 { len.max(1) } else { UNIT_BYTES / size_of::<T>() };
-    let pieces = len.div_ceil(piece);
-    team.run(threads, pieces * cards.get().len(), &|unit| {
-        let start = unit % pieces * piece;
+    let count = cards.get().len();
+    // Each thread gets the same part of every buffer that a collective would give it.
+    team.run(threads, len.div_ceil(piece) * count, &|unit| {
+        let start = unit / count * piece;
         let size = piece.min(len - start);
         // SAFETY: units are disjoint pieces of buffers of `len` elements that the caller borrowed
         // mutably for this call.
         let part =
-            unsafe { std::slice::from_raw_parts_mut(cards.get()[unit / pieces].add(start), size) };
+            unsafe { std::slice::from_raw_parts_mut(cards.get()[unit % count].add(start), size) };
         read_modify_write(bytemuck::cast_slice_mut(part));
     });
     Ok(())

@@ -78,9 +78,10 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 /// One participant's units, on a cache line of their own.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
 struct Share {
+    at_work: AtomicBool,
     next: AtomicUsize,
     end: AtomicUsize,
 }
@@ -100,14 +101,18 @@ const NUMBER: u64 = 1 << 17;
 /// How often an idle helper looks for work before it sleeps: tens of microseconds.
 const LOOKS_BEFORE_SLEEP: usize = 20_000;
 
+/// How often the caller looks whether the helpers are done before it gives up its core: microseconds.
+const LOOKS_BEFORE_YIELD: usize = 200;
+
+/// How many units nobody takes from a participant that is at work.
+const LEFT_TO_OWNER: usize = 2;
+
 impl Team {
     /// A team of `threads`, the caller included. No thread is started for one.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         let threads = threads.clamp(1, INSIDE_MASK as usize);
-        let shares = (0..threads)
-            .map(|_| Share { next: AtomicUsize::new(0), end: AtomicUsize::new(0) })
-            .collect();
+        let shares = (0..threads).map(|_| Share::default()).collect();
         let sleepers = (1..threads)
             .map(|_| Sleeper { asleep: AtomicBool::new(false), thread: OnceLock::new() })
             .collect();
@@ -240,8 +245,8 @@ impl Drop for Open<'_> {
         let mut looks = 0usize;
         while self.shared.gate.load(Ordering::Acquire) & INSIDE_MASK != 0 {
             looks += 1;
-            // A helper that was put off its core in the middle of a unit needs this one.
-            if looks.is_multiple_of(4096) {
+            // A helper that was put off its core in the middle of a unit may need this one.
+            if looks > LOOKS_BEFORE_YIELD {
                 std::thread::yield_now();
             } else {
                 std::hint::spin_loop();
@@ -255,17 +260,29 @@ impl Shared {
     fn deal(&self, participants: usize, units: usize) {
         for (place, share) in self.shares[..participants].iter().enumerate() {
             let range = spanker_plan::chunk(units, participants, place);
+            share.at_work.store(false, Ordering::Relaxed);
             share.next.store(range.start, Ordering::Relaxed);
             share.end.store(range.end, Ordering::Relaxed);
         }
     }
 
-    /// Runs the units of participant `place` and then those that others have not come to.
+    /// Runs the units of participant `place` and then those that others will not come to soon.
     fn take_units(&self, place: usize, participants: usize, work: &(dyn Fn(usize) + Sync)) {
         for turn in 0..participants {
             let share = &self.shares[(place + turn) % participants];
             let end = share.end.load(Ordering::Relaxed);
-            while share.next.load(Ordering::Relaxed) < end {
+            if turn == 0 {
+                share.at_work.store(true, Ordering::Relaxed);
+            }
+            loop {
+                // The last units are left to an owner who is at work: they are in that core's cache,
+                // and moving them, now and back for the next call, costs more than waiting for them.
+                // Such an owner is inside the gate and does not leave before its share is done.
+                let at_work = turn > 0 && share.at_work.load(Ordering::Relaxed);
+                let kept = if at_work { LEFT_TO_OWNER } else { 0 };
+                if share.next.load(Ordering::Relaxed) + kept >= end {
+                    break;
+                }
                 let unit = share.next.fetch_add(1, Ordering::Relaxed);
                 if unit >= end {
                     break;

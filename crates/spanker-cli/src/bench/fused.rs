@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The fused path: collectives over host buffers without messages.
 
+use std::cell::RefCell;
 use std::hint::black_box;
-use std::time::Duration;
 
 use spanker_scheduler::host::{
     ReduceError, all_gather, all_reduce, all_to_all, broadcast, gather, memory_limit, reduce,
@@ -11,9 +11,9 @@ use spanker_scheduler::host::{
 use spanker_scheduler::{Collective, Team, Threads, chunk};
 
 use super::Case;
-use super::data::{Buffer, Sample, count_wrong};
+use super::data::{Buffer, Origin, Sample, count_wrong};
 use super::origin;
-use super::row::{Row, Times, in_turns, time};
+use super::row::{Row, Subject, compare, timed};
 
 /// The buffers of one collective: in-place ones have no outputs.
 struct Stage<T> {
@@ -95,76 +95,43 @@ pub(super) fn measure<T: Sample>(case: &Case, team: &Team, len: usize) -> anyhow
         buffer.clear();
     }
     let threads = threads_for(team, case.threads, case.cards * len * size_of::<T>());
-    let mut peers = Peers::<T>::new(case, len);
-    let mut subject = |count: usize| -> anyhow::Result<Duration> {
-        let mut outcome = Ok(());
-        let elapsed = time(count, || outcome = stage.call(case, team, case.threads));
-        outcome?;
-        Ok(elapsed)
+    // The peers run over the very same buffers: where they lie in the caches is then no difference.
+    let stage = RefCell::new(stage);
+    let mut subject = |count: usize| {
+        let stage = &mut *stage.borrow_mut();
+        timed(count, || stage.call(case, team, case.threads))
     };
-    let times = peers.compare(case, team, threads, &mut subject)?;
+    let mut limit = |count: usize| {
+        let stage = &mut *stage.borrow_mut();
+        let size = |buffers: &[Buffer<T>]| buffers.iter().map(|b| b.as_ref().len()).sum::<usize>();
+        let larger = match size(&stage.inputs) >= size(&stage.outputs) {
+            true => &mut stage.inputs,
+            false => &mut stage.outputs,
+        };
+        timed(count, || memory_limit(team, Threads::Exactly(threads), larger))
+    };
+    let mut origin = origin_loop(case).map(|run| {
+        let stage = &stage;
+        move |count: usize| {
+            let cards = &mut stage.borrow_mut().inputs;
+            timed(count, || {
+                run(cards);
+                Ok(())
+            })
+        }
+    });
+    let origin = origin.as_mut().map(|run| run as &mut Subject<'_>);
+    let times = compare(&mut subject, &mut limit, origin)?;
     Ok(Row::new(case, T::DTYPE, "fused", threads, len, wrong, &times))
 }
 
-/// What a collective is compared with: the limit of the memory and the original loop, on buffers of
-/// the same size.
-pub(super) struct Peers<T> {
-    cards: Vec<Buffer<T>>,
-    chunks: Vec<Buffer<T>>,
-}
-
-impl<T: Sample> Peers<T> {
-    pub(super) fn new(case: &Case, len: usize) -> Self {
-        let n = case.cards;
-        // A scatter or gather touches one buffer's worth; the others touch every card's.
-        let count = match case.collective {
-            Collective::Scatter { .. } | Collective::Gather { .. } => 1,
-            _ => n,
-        };
-        let chunks = match case.collective {
-            Collective::AllGather => {
-                (0..n).map(|card| Buffer::new(chunk(len, n, card).len())).collect()
-            }
-            _ => Vec::new(),
-        };
-        Peers { cards: Buffer::group(count, len), chunks }
-    }
-
-    /// Times `subject` in turns with its peers.
-    pub(super) fn compare(
-        &mut self,
-        case: &Case,
-        team: &Team,
-        threads: usize,
-        subject: &mut super::row::Subject<'_>,
-    ) -> anyhow::Result<Times> {
-        let Peers { cards, chunks } = self;
-        let cards = std::cell::RefCell::new(cards);
-        let mut limit = |count: usize| -> anyhow::Result<Duration> {
-            let cards = &mut *cards.borrow_mut();
-            let mut outcome = Ok(());
-            let elapsed =
-                time(count, || outcome = memory_limit(team, Threads::Exactly(threads), cards));
-            outcome?;
-            Ok(elapsed)
-        };
-        let mut reduce_loop = T::origin_all_reduce(case.op).map(|all_reduce| {
-            let cards = &cards;
-            move |count: usize| Ok(time(count, || all_reduce(&mut cards.borrow_mut())))
-        });
-        let mut gather_loop = |count: usize| {
-            Ok(time(count, || {
-                black_box(origin::all_gather(black_box(chunks)));
-            }))
-        };
-        let mut subjects: Vec<&mut super::row::Subject<'_>> = vec![subject, &mut limit];
-        match (case.collective, &mut reduce_loop) {
-            (Collective::AllReduce, Some(reduce_loop)) => subjects.push(reduce_loop),
-            (Collective::AllGather, _) => subjects.push(&mut gather_loop),
-            _ => {}
-        }
-        let (medians, repeats) = in_turns(&mut subjects)?;
-        let origin = medians.get(2).copied();
-        Ok(Times { subject: medians[0], limit: medians[1], origin, repeats })
+/// The loop that the first version ran for this collective, if it had one.
+pub(super) fn origin_loop<T: Sample>(case: &Case) -> Option<Origin<T>> {
+    match case.collective {
+        Collective::AllReduce => T::origin_all_reduce(case.op),
+        Collective::AllGather => Some(|inputs| {
+            black_box(origin::all_gather(black_box(inputs)));
+        }),
+        _ => None,
     }
 }

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The message path: the same collectives as schedules over the in-process fabric, a thread per rank.
 
+use std::cell::RefCell;
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use spanker_scheduler::host::memory_limit;
 use spanker_scheduler::{
-    Algorithm, Fabric, FabricError, Schedule, Team, Workspace, execute, inproc, schedule,
+    Algorithm, Fabric, FabricError, Schedule, Team, Threads, Workspace, execute, inproc, schedule,
 };
 
 use super::data::{Buffer, Sample, count_wrong};
-use super::fused::Peers;
-use super::row::Row;
+use super::fused::origin_loop;
+use super::row::{Row, Subject, compare, timed};
 use super::{Case, PATIENCE};
 
 pub(super) fn measure<T: Sample>(
@@ -23,14 +25,29 @@ pub(super) fn measure<T: Sample>(
     let wrong = run_once::<T>(case, &plan)?;
     // The limit is what as many threads can do as there are ranks and cores for them.
     let threads = case.cards.min(team.threads());
-    let mut peers = Peers::<T>::new(case, len);
+    let cards = RefCell::new(Buffer::<T>::group(case.cards, len));
+    let mut limit = |count: usize| {
+        let cards = &mut *cards.borrow_mut();
+        timed(count, || memory_limit(team, Threads::Exactly(threads), cards))
+    };
+    let mut origin = origin_loop(case).map(|run| {
+        let cards = &cards;
+        move |count: usize| {
+            let cards = &mut *cards.borrow_mut();
+            timed(count, || {
+                run(cards);
+                Ok(())
+            })
+        }
+    });
+    let origin = origin.as_mut().map(|run| run as &mut Subject<'_>);
     let turns = Turns::new(case.cards);
     let times = std::thread::scope(|scope| {
         for end in inproc::group(case.cards) {
             let (plan, turns) = (&plan, &turns);
             scope.spawn(move || turns.serve::<T>(end, case, plan));
         }
-        let times = peers.compare(case, team, threads, &mut |count| turns.take(count));
+        let times = compare(&mut |count| turns.take(count), &mut limit, origin);
         turns.end();
         times
     })?;

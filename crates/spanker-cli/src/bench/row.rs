@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use spanker_scheduler::host::ReduceError;
 use spanker_scheduler::{Collective, DType};
 
 use super::Case;
@@ -131,7 +132,11 @@ impl Row {
 }
 
 /// How long one measured run lasts at least: many short calls are timed together.
-const RUN: Duration = Duration::from_micros(400);
+const RUN: Duration = Duration::from_millis(1);
+
+/// How long each subject runs before it is timed: the time an operating system takes to spread threads
+/// over its cores.
+const WARM_UP: Duration = Duration::from_millis(50);
 
 /// How long all repeats of one subject may take together, and how many there are.
 const BUDGET: Duration = Duration::from_millis(400);
@@ -141,13 +146,19 @@ const REPEATS: std::ops::RangeInclusive<usize> = 7..=51;
 pub(crate) type Subject<'a> = dyn FnMut(usize) -> anyhow::Result<Duration> + 'a;
 
 /// Times every subject in turn, again and again, and returns the median seconds per call of each.
-pub(crate) fn in_turns(subjects: &mut [&mut Subject<'_>]) -> anyhow::Result<(Vec<f64>, usize)> {
+fn in_turns(subjects: &mut [&mut Subject<'_>]) -> anyhow::Result<(Vec<f64>, usize)> {
     let mut calls = Vec::new();
     let mut longest = Duration::from_nanos(1);
     for subject in subjects.iter_mut() {
-        // The first run warms caches and threads up, the second tells how many calls fill a run.
-        subject(1)?;
-        let once = subject(1)?.max(Duration::from_nanos(20));
+        let mut once = subject(1)?;
+        let (mut calls_made, mut spent) = (1, once);
+        while spent < WARM_UP && calls_made < 1_000_000 {
+            let more = calls_made;
+            once = subject(more)? / more as u32;
+            calls_made += more;
+            spent += once * more as u32;
+        }
+        let once = once.max(Duration::from_nanos(20));
         let count = RUN.as_nanos().div_ceil(once.as_nanos()).clamp(1, 20_000) as usize;
         longest = longest.max(once * count as u32);
         calls.push(count);
@@ -157,8 +168,9 @@ pub(crate) fn in_turns(subjects: &mut [&mut Subject<'_>]) -> anyhow::Result<(Vec
     let mut samples = vec![Vec::with_capacity(repeats); subjects.len()];
     for _ in 0..repeats {
         for ((subject, &count), samples) in subjects.iter_mut().zip(&calls).zip(&mut samples) {
-            // What ran before has left its own data in the caches.
-            subject(1)?;
+            // What ran before has left its own data in the caches and perhaps the helpers asleep, and
+            // waking them can take hundreds of microseconds.
+            subject(count)?;
             samples.push(subject(count)?.as_secs_f64() / count as f64);
         }
     }
@@ -171,12 +183,28 @@ fn median(mut samples: Vec<f64>) -> f64 {
 }
 
 /// How long `count` calls of `work` take.
-pub(crate) fn time(count: usize, mut work: impl FnMut()) -> Duration {
+pub(crate) fn timed(
+    count: usize,
+    mut work: impl FnMut() -> Result<(), ReduceError>,
+) -> anyhow::Result<Duration> {
     let begun = Instant::now();
     for _ in 0..count {
-        work();
+        work()?;
     }
-    begun.elapsed()
+    Ok(begun.elapsed())
+}
+
+/// Times a collective in turns with what it is compared with.
+pub(crate) fn compare<'a>(
+    subject: &mut Subject<'a>,
+    limit: &mut Subject<'a>,
+    origin: Option<&mut Subject<'a>>,
+) -> anyhow::Result<Times> {
+    let mut subjects = vec![subject, limit];
+    subjects.extend(origin);
+    let (medians, repeats) = in_turns(&mut subjects)?;
+    let origin = medians.get(2).copied();
+    Ok(Times { subject: medians[0], limit: medians[1], origin, repeats })
 }
 
 #[cfg(test)]
@@ -185,18 +213,24 @@ mod tests {
 
     #[test]
     fn subjects_take_turns_and_get_medians_of_their_own() {
-        let (mut slow, mut fast) = (0usize, 0usize);
+        let order = std::cell::RefCell::new(Vec::new());
         let mut one = |n: usize| {
-            slow += n;
+            order.borrow_mut().push('a');
             Ok(Duration::from_millis(100) * n as u32)
         };
         let mut other = |n: usize| {
-            fast += n;
+            order.borrow_mut().push('b');
             Ok(Duration::from_micros(100) * n as u32)
         };
         let (medians, repeats) = in_turns(&mut [&mut one, &mut other]).unwrap();
         assert!((medians[0] - 0.1).abs() < 1e-9 && (medians[1] - 1e-4).abs() < 1e-9);
         assert_eq!(repeats, 7);
-        assert_eq!((slow, fast), (2 + 7 * 2, 2 + 7 * 5));
+        let order: String = order.into_inner().into_iter().collect();
+        assert!(order.ends_with("aabbaabbaabb"), "{order}");
+    }
+
+    #[test]
+    fn a_median_is_the_one_in_the_middle() {
+        assert_eq!(median(vec![9.0, 1.0, 5.0]), 5.0);
     }
 }
