@@ -117,16 +117,16 @@ pub fn all_gather<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
     for (card, output) in outputs.iter_mut().enumerate() {
         check(card, total, output.as_mut().len())?;
     }
-    let mut dests = Pointers::new();
-    for output in outputs.iter_mut() {
-        dests.push(output.as_mut().as_mut_ptr());
-    }
+    let dests: Vec<*mut T> =
+        outputs.iter_mut().map(|output| output.as_mut().as_mut_ptr()).collect();
     let mut offset = 0;
-    for input in inputs {
-        let input = input.as_ref();
-        copy_to_all(team, threads, input, &dests, offset);
-        offset += input.len();
-    }
+    let parts = inputs.iter().map(|input| {
+        let part = Part::new(input.as_ref(), 0..dests.len(), offset);
+        offset += part.len;
+        part
+    });
+    // SAFETY: every output is as long as all inputs together, and borrowed mutably for this call.
+    unsafe { copy(team, threads, &parts.collect::<Vec<_>>(), &dests) };
     Ok(())
 }
 
@@ -170,10 +170,13 @@ pub fn scatter<T: Element, B: AsMut<[T]>>(
     for (card, output) in outputs.iter_mut().enumerate() {
         check(card, chunk(source.len(), count, card).len(), output.as_mut().len())?;
     }
-    for (card, output) in outputs.iter_mut().enumerate() {
-        let part = &source[chunk(source.len(), count, card)];
-        all_gather(team, threads, &[part], &mut [output.as_mut()])?;
-    }
+    let dests: Vec<*mut T> =
+        outputs.iter_mut().map(|output| output.as_mut().as_mut_ptr()).collect();
+    let parts: Vec<Part<T>> = (0..count)
+        .map(|card| Part::new(&source[chunk(source.len(), count, card)], card..card + 1, 0))
+        .collect();
+    // SAFETY: output `card` is as long as its chunk, and borrowed mutably for this call.
+    unsafe { copy(team, threads, &parts, &dests) };
     Ok(())
 }
 
@@ -197,15 +200,19 @@ pub fn all_to_all<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
     for (card, output) in outputs.iter_mut().enumerate() {
         check(card, chunk(len, count, card).len() * count, output.as_mut().len())?;
     }
-    for (card, output) in outputs.iter_mut().enumerate() {
+    let dests: Vec<*mut T> =
+        outputs.iter_mut().map(|output| output.as_mut().as_mut_ptr()).collect();
+    let mut parts = Vec::with_capacity(count * count);
+    for card in 0..count {
         let range = chunk(len, count, card);
-        let mut dests = Pointers::new();
-        dests.push(output.as_mut().as_mut_ptr());
         for (from, input) in inputs.iter().enumerate() {
             let block = &input.as_ref()[range.clone()];
-            copy_to_all(team, threads, block, &dests, from * range.len());
+            parts.push(Part::new(block, card..card + 1, from * range.len()));
         }
     }
+    // SAFETY: output `card` holds a block of its chunk's length from every card, and is borrowed
+    // mutably for this call.
+    unsafe { copy(team, threads, &parts, &dests) };
     Ok(())
 }
 
@@ -274,30 +281,44 @@ fn check_counts(inputs: usize, outputs: usize) -> Result<(), ReduceError> {
     Err(ReduceError::Counts { inputs, outputs })
 }
 
-/// Copies `source` to every destination, `offset` elements in, a piece at a time: the piece is still
-/// in the cache when the second destination gets it.
-fn copy_to_all<T: Element>(
-    team: &Team,
-    threads: Threads,
-    source: &[T],
-    dests: &Pointers<T>,
+/// Elements that go to the same place in some of the destinations.
+struct Part<T> {
+    source: *const T,
+    len: usize,
+    dests: Range<usize>,
     offset: usize,
-) {
-    let bytes = size_of_val(source).saturating_mul(dests.as_slice().len());
+}
+
+impl<T> Part<T> {
+    fn new(source: &[T], dests: Range<usize>, offset: usize) -> Self {
+        Part { source: source.as_ptr(), len: source.len(), dests, offset }
+    }
+}
+
+/// Copies all parts, a piece at a time: a piece is still in the cache when the second destination
+/// gets it.
+///
+/// # Safety
+/// The sources are borrowed by the caller and the destinations mutably; every destination of a part
+/// has room for it at its offset, and no two parts go to the same place.
+unsafe fn copy<T: Element>(team: &Team, threads: Threads, parts: &[Part<T>], dests: &[*mut T]) {
+    let bytes = parts.iter().map(|part| part.len * part.dests.len() * size_of::<T>()).sum();
     let threads = threads_for(team, threads, bytes);
-    let dests = Shared(dests.as_slice());
+    let longest = parts.iter().map(|part| part.len).max().unwrap_or(0);
     let piece = UNIT_BYTES / size_of::<T>();
-    team.split(threads, source.len(), piece, &|range| {
-        let mut at = range.start;
-        while at < range.end {
-            let len = piece.min(range.end - at);
-            for dest in dests.get() {
-                let part = &source[at..at + len];
-                // SAFETY: every destination was checked to hold `offset + source.len()` elements and
-                // is borrowed mutably by the caller; ranges of different threads are disjoint.
-                unsafe { dest.add(offset + at).copy_from_nonoverlapping(part.as_ptr(), len) };
+    let pieces = longest.div_ceil(piece);
+    let (parts, dests) = (Shared(parts), Shared(dests));
+    team.run(threads, parts.get().len() * pieces, &|unit| {
+        let part = &parts.get()[unit / pieces];
+        let start = unit % pieces * piece;
+        let len = piece.min(part.len.saturating_sub(start));
+        for dest in &dests.get()[part.dests.clone()] {
+            // SAFETY: the caller's promise, for the piece `start..start + len` of the part; a piece
+            // past the end of a short part has no elements and its wrapped address is not used.
+            unsafe {
+                let (from, to) = (part.source.wrapping_add(start), part.offset + start);
+                dest.wrapping_add(to).copy_from_nonoverlapping(from, len);
             }
-            at += len;
         }
     });
 }

@@ -8,7 +8,7 @@
 //! * The bits are those of the serial fold in card order, whatever the number of threads.
 //! * 16-bit floats accumulate in `f32` and are rounded once. Integers wrap. A NaN from any card reaches
 //!   the result of `Max` and `Min`.
-//! * Work is shared with a persistent [`Team`]; no call allocates (up to 64 cards).
+//! * Work is shared with a persistent [`Team`]; an all-reduce allocates nothing (up to 64 cards).
 //!
 //! The element types are those of [`Element`]; an operation that a type does not have is a typed error:
 //!

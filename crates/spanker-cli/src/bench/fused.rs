@@ -2,7 +2,6 @@
 //! The fused path: collectives over host buffers without messages.
 
 use std::cell::RefCell;
-use std::hint::black_box;
 
 use spanker_scheduler::host::{
     ReduceError, all_gather, all_reduce, all_to_all, broadcast, gather, memory_limit, reduce,
@@ -11,18 +10,18 @@ use spanker_scheduler::host::{
 use spanker_scheduler::{Collective, Team, Threads, chunk};
 
 use super::Case;
-use super::data::{Buffer, Origin, Sample, count_wrong};
+use super::data::{Buffer, Sample, count_wrong};
 use super::origin;
 use super::row::{Row, Subject, compare, timed};
 
 /// The buffers of one collective: in-place ones have no outputs.
-struct Stage<T> {
+pub(super) struct Stage<T> {
     inputs: Vec<Buffer<T>>,
     outputs: Vec<Buffer<T>>,
 }
 
 impl<T: Sample> Stage<T> {
-    fn new(case: &Case, len: usize) -> Self {
+    pub(super) fn new(case: &Case, len: usize) -> Self {
         let n = case.cards;
         let chunks = || (0..n).map(|card| Buffer::new(chunk(len, n, card).len())).collect();
         let blocks = || (0..n).map(|card| Buffer::new(n * chunk(len, n, card).len())).collect();
@@ -53,6 +52,37 @@ impl<T: Sample> Stage<T> {
             Collective::AllToAll => all_to_all(team, threads, inputs, outputs),
             _ => all_reduce(team, threads, inputs, case.op),
         }
+    }
+
+    /// The read-modify-write stream over the bytes that the collective reads or writes, whichever are
+    /// more.
+    pub(super) fn limit(&mut self, team: &Team, threads: usize) -> Result<(), ReduceError> {
+        let weight = |buffers: &[Buffer<T>]| {
+            let elements: usize = buffers.iter().map(|buffer| buffer.as_ref().len()).sum();
+            // Of equal ones, those that are in fewer pieces.
+            (elements, std::cmp::Reverse(buffers.len()))
+        };
+        let inputs = weight(&self.inputs) >= weight(&self.outputs);
+        let buffers = if inputs { &mut self.inputs } else { &mut self.outputs };
+        memory_limit(team, Threads::Exactly(threads), buffers)
+    }
+
+    /// Whether the first version had a loop for this.
+    pub(super) fn has_origin(case: &Case) -> bool {
+        match case.collective {
+            Collective::AllReduce => T::origin_all_reduce(case.op).is_some(),
+            Collective::AllGather => true,
+            _ => false,
+        }
+    }
+
+    /// That loop, and a copy of its result to each card.
+    pub(super) fn origin(&mut self, case: &Case) -> Result<(), ReduceError> {
+        match (case.collective, T::origin_all_reduce(case.op)) {
+            (Collective::AllReduce, Some(all_reduce)) => all_reduce(&mut self.inputs),
+            _ => origin::all_gather(&self.inputs, &mut self.outputs),
+        }
+        Ok(())
     }
 
     /// Runs once on known inputs and counts the wrong elements over all cards.
@@ -103,35 +133,13 @@ pub(super) fn measure<T: Sample>(case: &Case, team: &Team, len: usize) -> anyhow
     };
     let mut limit = |count: usize| {
         let stage = &mut *stage.borrow_mut();
-        let size = |buffers: &[Buffer<T>]| buffers.iter().map(|b| b.as_ref().len()).sum::<usize>();
-        let larger = match size(&stage.inputs) >= size(&stage.outputs) {
-            true => &mut stage.inputs,
-            false => &mut stage.outputs,
-        };
-        timed(count, || memory_limit(team, Threads::Exactly(threads), larger))
+        timed(count, || stage.limit(team, threads))
     };
-    let mut origin = origin_loop(case).map(|run| {
-        let stage = &stage;
-        move |count: usize| {
-            let cards = &mut stage.borrow_mut().inputs;
-            timed(count, || {
-                run(cards);
-                Ok(())
-            })
-        }
-    });
-    let origin = origin.as_mut().map(|run| run as &mut Subject<'_>);
+    let mut origin = |count: usize| {
+        let stage = &mut *stage.borrow_mut();
+        timed(count, || stage.origin(case))
+    };
+    let origin = Stage::<T>::has_origin(case).then_some(&mut origin as &mut Subject<'_>);
     let times = compare(&mut subject, &mut limit, origin)?;
     Ok(Row::new(case, T::DTYPE, "fused", threads, len, wrong, &times))
-}
-
-/// The loop that the first version ran for this collective, if it had one.
-pub(super) fn origin_loop<T: Sample>(case: &Case) -> Option<Origin<T>> {
-    match case.collective {
-        Collective::AllReduce => T::origin_all_reduce(case.op),
-        Collective::AllGather => Some(|inputs| {
-            black_box(origin::all_gather(black_box(inputs)));
-        }),
-        _ => None,
-    }
 }

@@ -5,13 +5,12 @@ use std::cell::RefCell;
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use spanker_scheduler::host::memory_limit;
 use spanker_scheduler::{
-    Algorithm, Fabric, FabricError, Schedule, Team, Threads, Workspace, execute, inproc, schedule,
+    Algorithm, Fabric, FabricError, Schedule, Team, Workspace, execute, inproc, schedule,
 };
 
 use super::data::{Buffer, Sample, count_wrong};
-use super::fused::origin_loop;
+use super::fused::Stage;
 use super::row::{Row, Subject, compare, timed};
 use super::{Case, PATIENCE};
 
@@ -25,22 +24,16 @@ pub(super) fn measure<T: Sample>(
     let wrong = run_once::<T>(case, &plan)?;
     // The limit is what as many threads can do as there are ranks and cores for them.
     let threads = case.cards.min(team.threads());
-    let cards = RefCell::new(Buffer::<T>::group(case.cards, len));
+    let stage = RefCell::new(Stage::<T>::new(case, len));
     let mut limit = |count: usize| {
-        let cards = &mut *cards.borrow_mut();
-        timed(count, || memory_limit(team, Threads::Exactly(threads), cards))
+        let stage = &mut *stage.borrow_mut();
+        timed(count, || stage.limit(team, threads))
     };
-    let mut origin = origin_loop(case).map(|run| {
-        let cards = &cards;
-        move |count: usize| {
-            let cards = &mut *cards.borrow_mut();
-            timed(count, || {
-                run(cards);
-                Ok(())
-            })
-        }
-    });
-    let origin = origin.as_mut().map(|run| run as &mut Subject<'_>);
+    let mut origin = |count: usize| {
+        let stage = &mut *stage.borrow_mut();
+        timed(count, || stage.origin(case))
+    };
+    let origin = Stage::<T>::has_origin(case).then_some(&mut origin as &mut Subject<'_>);
     let turns = Turns::new(case.cards);
     let times = std::thread::scope(|scope| {
         for end in inproc::group(case.cards) {

@@ -26,11 +26,13 @@ pub(crate) fn all_reduce<T: Sample>(
     }
 }
 
-/// All-gather: append card after card to a fresh buffer. The original kept one copy, not one per card.
-pub(crate) fn all_gather<T: Sample>(inputs: &[Buffer<T>]) -> Vec<T> {
+/// All-gather: append card after card to a fresh buffer, copy it to each card.
+pub(crate) fn all_gather<T: Sample>(inputs: &[Buffer<T>], outputs: &mut [Buffer<T>]) {
     let mut gathered = Vec::with_capacity(inputs.iter().map(|input| input.as_ref().len()).sum());
     for input in inputs {
         gathered.extend_from_slice(input.as_ref());
     }
-    gathered
+    for output in outputs {
+        output.as_mut().copy_from_slice(&gathered);
+    }
 }
