@@ -60,6 +60,9 @@ pub(crate) struct Args {
     /// suits the size), ring, recursive-doubling, halving-doubling, tree, one-shot or two-shot
     #[arg(long, default_value = "auto", value_parser = How::from_str)]
     algorithm: How,
+    /// Milliseconds to spend on each figure
+    #[arg(long, default_value_t = 400, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    budget: u64,
     /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
@@ -107,6 +110,7 @@ struct Case {
     op: ReduceOp,
     threads: Threads,
     how: How,
+    budget: Duration,
 }
 
 /// How long a message may take before the bench gives up.
@@ -169,7 +173,9 @@ fn case(args: &Args) -> anyhow::Result<Case> {
         (Collective::Barrier, How::Fused) => How::Suited,
         (_, how) => how,
     };
-    Ok(Case { collective, cards: args.cards, op: args.op, threads: args.threads, how })
+    let (cards, op, threads) = (args.cards, args.op, args.threads);
+    let budget = Duration::from_millis(args.budget);
+    Ok(Case { collective, cards, op, threads, how, budget })
 }
 
 /// Refuses what the machine cannot hold, instead of being killed half-way.

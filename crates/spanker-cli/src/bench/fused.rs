@@ -140,6 +140,6 @@ pub(super) fn measure<T: Sample>(case: &Case, team: &Team, len: usize) -> anyhow
         timed(count, || stage.origin(case))
     };
     let origin = Stage::<T>::has_origin(case).then_some(&mut origin as &mut Subject<'_>);
-    let times = compare(&mut subject, &mut limit, origin)?;
+    let times = compare(case.budget, &mut subject, &mut limit, origin)?;
     Ok(Row::new(case, T::DTYPE, "fused", threads, len, wrong, &times))
 }

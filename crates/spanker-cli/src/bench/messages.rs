@@ -40,7 +40,7 @@ pub(super) fn measure<T: Sample>(
             let (plan, turns) = (&plan, &turns);
             scope.spawn(move || turns.serve::<T>(end, case, plan));
         }
-        let times = compare(&mut |count| turns.take(count), &mut limit, origin);
+        let times = compare(case.budget, &mut |count| turns.take(count), &mut limit, origin);
         turns.end();
         times
     })?;

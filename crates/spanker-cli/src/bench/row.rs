@@ -134,25 +134,27 @@ impl Row {
 /// How long one measured run lasts at least: many short calls are timed together.
 const RUN: Duration = Duration::from_millis(1);
 
-/// How long each subject runs before it is timed: the time an operating system takes to spread threads
-/// over its cores.
-const WARM_UP: Duration = Duration::from_millis(50);
+/// The part of the budget that each subject runs before it is timed: with the usual budget the time an
+/// operating system takes to spread threads over its cores.
+const WARM_UP: u32 = 8;
 
-/// How long all repeats of one subject may take together, and how many there are.
-const BUDGET: Duration = Duration::from_millis(400);
+/// How many repeats the budget is spent on.
 const REPEATS: std::ops::RangeInclusive<usize> = 7..=51;
 
 /// Something to time: runs itself `n` times and says how long that took.
 pub(crate) type Subject<'a> = dyn FnMut(usize) -> anyhow::Result<Duration> + 'a;
 
 /// Times every subject in turn, again and again, and returns the median seconds per call of each.
-fn in_turns(subjects: &mut [&mut Subject<'_>]) -> anyhow::Result<(Vec<f64>, usize)> {
+fn in_turns(
+    budget: Duration,
+    subjects: &mut [&mut Subject<'_>],
+) -> anyhow::Result<(Vec<f64>, usize)> {
     let mut calls = Vec::new();
     let mut longest = Duration::from_nanos(1);
     for subject in subjects.iter_mut() {
         let mut once = subject(1)?;
         let (mut calls_made, mut spent) = (1, once);
-        while spent < WARM_UP && calls_made < 1_000_000 {
+        while spent < budget / WARM_UP && calls_made < 1_000_000 {
             let more = calls_made;
             once = subject(more)? / more as u32;
             calls_made += more;
@@ -163,7 +165,7 @@ fn in_turns(subjects: &mut [&mut Subject<'_>]) -> anyhow::Result<(Vec<f64>, usiz
         longest = longest.max(once * count as u32);
         calls.push(count);
     }
-    let repeats = (BUDGET.as_nanos() / longest.as_nanos()) as usize;
+    let repeats = (budget.as_nanos() / longest.as_nanos()) as usize;
     let repeats = repeats.clamp(*REPEATS.start(), *REPEATS.end());
     let mut samples = vec![Vec::with_capacity(repeats); subjects.len()];
     for _ in 0..repeats {
@@ -196,13 +198,14 @@ pub(crate) fn timed(
 
 /// Times a collective in turns with what it is compared with.
 pub(crate) fn compare<'a>(
+    budget: Duration,
     subject: &mut Subject<'a>,
     limit: &mut Subject<'a>,
     origin: Option<&mut Subject<'a>>,
 ) -> anyhow::Result<Times> {
     let mut subjects = vec![subject, limit];
     subjects.extend(origin);
-    let (medians, repeats) = in_turns(&mut subjects)?;
+    let (medians, repeats) = in_turns(budget, &mut subjects)?;
     let origin = medians.get(2).copied();
     Ok(Times { subject: medians[0], limit: medians[1], origin, repeats })
 }
@@ -222,7 +225,8 @@ mod tests {
             order.borrow_mut().push('b');
             Ok(Duration::from_micros(100) * n as u32)
         };
-        let (medians, repeats) = in_turns(&mut [&mut one, &mut other]).unwrap();
+        let (medians, repeats) =
+            in_turns(Duration::from_millis(400), &mut [&mut one, &mut other]).unwrap();
         assert!((medians[0] - 0.1).abs() < 1e-9 && (medians[1] - 1e-4).abs() < 1e-9);
         assert_eq!(repeats, 7);
         let order: String = order.into_inner().into_iter().collect();
