@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp, Schedule, chunk, schedule};
 use spanker_reduce::Element;
 
-use crate::{Call, Fabric, FabricError, Pool, Workspace, execute};
+use crate::{Call, Fabric, FabricError, Pool, Registered, Workspace, execute, execute_registered};
 
 /// Runs the whole suite over groups that `group` makes. Panics with what is wrong.
 ///
@@ -81,8 +81,18 @@ fn check_rank<T: Element>(
     let collective = schedule.collective();
     let mut data: Vec<T> = (0..schedule.data_len()).map(|i| number(value(rank, i))).collect();
     let before = data.clone();
-    execute(fabric, schedule, workspace, &mut data, ReduceOp::Sum, soon())
-        .unwrap_or_else(|error| panic!("{} {collective}: {error}", schedule.algorithm()));
+    // Plain and registered buffers take turns.
+    let outcome = if T::DTYPE.is_float() {
+        let mut buffer = Registered::new(data.len());
+        buffer.as_mut_slice().copy_from_slice(&data);
+        let outcome =
+            execute_registered(fabric, schedule, workspace, &mut buffer, ReduceOp::Sum, soon());
+        data.copy_from_slice(buffer.as_slice());
+        outcome
+    } else {
+        execute(fabric, schedule, workspace, &mut data, ReduceOp::Sum, soon())
+    };
+    outcome.unwrap_or_else(|error| panic!("{} {collective}: {error}", schedule.algorithm()));
     let sum = |i: usize| number((0..n).map(|r| value(r, i)).sum());
     let owner = |i: usize| (0..n).find(|&r| chunk(len, n, r).contains(&i)).expect("an owner");
     for (i, &found) in data.iter().enumerate() {

@@ -11,7 +11,7 @@ use spanker_plan::{
 use spanker_reduce::{Element, Team, Threads, divide, reduce};
 
 use crate::rope::Rope;
-use crate::{Call, Fabric, FabricError, Letter, Pool};
+use crate::{Call, Fabric, FabricError, Letter, Pool, Registered};
 
 /// A rank's place to work in. Kept between calls, it saves them the allocation of messages.
 #[derive(Debug)]
@@ -91,8 +91,65 @@ pub fn execute<T: Element>(
     op: ReduceOp,
     deadline: Instant,
 ) -> Result<(), FabricError> {
+    let base = Base { elements: data, letter: None };
+    let result = run(fabric, schedule, workspace, base, op, deadline)?;
+    for (range, values) in workspace.data.changes(&result) {
+        data[range].copy_from_slice(values);
+    }
+    finish(schedule, workspace, &mut data[result], op);
+    Ok(())
+}
+
+/// As [`execute`], on a buffer that peers can read where it lies: what is sent is not copied first.
+///
+/// # Errors
+/// As [`execute`].
+///
+/// # Panics
+/// As [`execute`].
+pub fn execute_registered<T: Element>(
+    fabric: &mut dyn Fabric,
+    schedule: &Schedule,
+    workspace: &mut Workspace<T>,
+    buffer: &mut Registered<T>,
+    op: ReduceOp,
+    deadline: Instant,
+) -> Result<(), FabricError> {
+    let letter = buffer.letter();
+    let base = Base { elements: bytemuck::cast_slice(letter.bytes()), letter: Some(&letter) };
+    let result = run(fabric, schedule, workspace, base, op, deadline)?;
+    drop(letter);
+    buffer.update(&workspace.data, &result);
+    let averaged = if op == ReduceOp::Avg { result } else { 0..0 };
+    finish(schedule, workspace, &mut buffer.as_mut_slice()[averaged], op);
+    Ok(())
+}
+
+/// Lets go of what peers sent, and turns sums into averages.
+fn finish<T: Element>(
+    schedule: &Schedule,
+    workspace: &mut Workspace<T>,
+    result: &mut [T],
+    op: ReduceOp,
+) {
+    workspace.data.clear();
+    workspace.scratch.clear();
+    if op == ReduceOp::Avg && schedule.collective().reduces() {
+        divide(result, schedule.ranks());
+    }
+}
+
+/// Runs the steps and commits them. Returns where the rank's result is; `workspace.data` has it.
+fn run<T: Element>(
+    fabric: &mut dyn Fabric,
+    schedule: &Schedule,
+    workspace: &mut Workspace<T>,
+    base: Base<'_, T>,
+    op: ReduceOp,
+    deadline: Instant,
+) -> Result<Range<usize>, FabricError> {
     let rank = fabric.rank();
-    if let Some(reason) = objection::<T>(fabric, schedule, data, op) {
+    if let Some(reason) = objection::<T>(fabric, schedule, base.elements, op) {
         return Err(fabric.abort(FabricError::Refused { rank, reason }));
     }
     let call = Call {
@@ -104,22 +161,19 @@ pub fn execute<T: Element>(
         op: if schedule.collective().reduces() { op } else { ReduceOp::Sum },
     };
     workspace.calls += 1;
+    // A call that failed has left its letters.
     workspace.data.clear();
     workspace.scratch.clear();
     let step_op = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
-    let mut memory = Memory { base: data, workspace, op: step_op };
+    let mut memory = Memory { base, workspace, op: step_op };
     for step in schedule.program(rank) {
         run_step(fabric, step, &call, &mut memory, deadline)?;
     }
+    // Peers may write to their buffers once the call is committed, and do so in place if nobody holds
+    // letters of them any more.
+    workspace.scratch.clear();
     fabric.commit(&call, deadline)?;
-    let result = result_range(schedule, rank);
-    for (range, values) in workspace.data.changes(&result) {
-        data[range].copy_from_slice(values);
-    }
-    if call.op == ReduceOp::Avg {
-        divide(&mut data[result], schedule.ranks());
-    }
-    Ok(())
+    Ok(result_range(schedule, rank))
 }
 
 /// What is wrong with the arguments of a call, in words.
@@ -212,20 +266,39 @@ fn result_range(schedule: &Schedule, rank: Rank) -> Range<usize> {
     }
 }
 
+/// The caller's buffer: its elements, and a letter of them all if peers may read them in place.
+struct Base<'a, T> {
+    elements: &'a [T],
+    letter: Option<&'a Letter>,
+}
+
 /// The caller's buffer and the scratch, as the steps of a call see them.
 struct Memory<'a, T> {
-    base: &'a [T],
+    base: Base<'a, T>,
     workspace: &'a mut Workspace<T>,
     op: ReduceOp,
 }
 
 impl<T: Element> Memory<'_, T> {
+    /// A letter with the elements of `span`, without a copy where that can be.
     fn letter(&mut self, span: Span) -> Letter {
         let Workspace { data, scratch, pool, .. } = &mut *self.workspace;
         let range = span.start..span.start + span.len;
-        match span.buffer {
-            Buffer::Data => data.letter(self.base, range, pool),
-            Buffer::Scratch => scratch.letter::<T>(&[], range, pool),
+        let size = size_of::<T>();
+        let (rope, base) = match span.buffer {
+            Buffer::Data => (data, &self.base),
+            Buffer::Scratch => (scratch, &Base { elements: &[], letter: None }),
+        };
+        if let Some(letter) = rope.letter::<T>(&range) {
+            return letter;
+        }
+        match base.letter {
+            Some(letter) if rope.is_bare(&range) => {
+                letter.part(range.start * size..range.end * size)
+            }
+            _ => pool.write(range.len() * size, |out| {
+                rope.read(base.elements, range, bytemuck::cast_slice_mut(out));
+            }),
         }
     }
 
@@ -243,8 +316,8 @@ impl<T: Element> Memory<'_, T> {
         };
         let range = span.start..span.start + span.len;
         match span.buffer {
-            Buffer::Data => self.workspace.data.lay(range, letter, 0),
-            Buffer::Scratch => self.workspace.scratch.lay(range, letter, 0),
+            Buffer::Data => self.workspace.data.lay::<T>(range, letter),
+            Buffer::Scratch => self.workspace.scratch.lay::<T>(range, letter),
         }
     }
 
@@ -259,7 +332,7 @@ impl<T: Element> Memory<'_, T> {
             })
             .collect();
         let Workspace { data, scratch, pool, solo, .. } = &mut *self.workspace;
-        let view = View { base: self.base, data, scratch };
+        let view = View { base: self.base.elements, data, scratch };
         let slices: Vec<&[T]> = operands
             .iter()
             .zip(&joined)
@@ -279,7 +352,7 @@ impl<T: Element> Memory<'_, T> {
 
     fn slice(&self, span: Span) -> Option<&[T]> {
         let Workspace { data, scratch, .. } = &*self.workspace;
-        View { base: self.base, data, scratch }.slice(span)
+        View { base: self.base.elements, data, scratch }.slice(span)
     }
 }
 

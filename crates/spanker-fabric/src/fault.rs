@@ -98,7 +98,7 @@ impl<F: Fabric> Faulty<F> {
         if *found != number {
             return Err(self.inner.abort(FabricError::Lost { rank, peer }));
         }
-        Ok(letter.truncated(payload.len()))
+        Ok(letter.part(0..payload.len()))
     }
 }
 

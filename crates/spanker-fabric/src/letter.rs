@@ -1,31 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bytes of a message, shared instead of copied.
+//! The bytes of a message, shared instead of copied, and buffers that messages can be cut from.
 
+use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
+
+use spanker_reduce::Element;
+
+use crate::rope::Rope;
 
 /// A message's bytes, aligned for every element type. Cloning shares them.
 #[derive(Debug, Clone)]
 pub struct Letter {
     page: Arc<Page>,
-    len: usize,
+    range: Range<usize>,
 }
 
-#[derive(Debug, Default)]
+/// Memory that letters point into.
+#[derive(Debug, Default, Clone)]
 struct Page {
     words: Vec<u64>,
+}
+
+impl Page {
+    fn new(bytes: usize) -> Self {
+        Page { words: vec![0; bytes.div_ceil(size_of::<u64>())] }
+    }
+
+    fn bytes_mut(&mut self, len: usize) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..len]
+    }
 }
 
 impl Letter {
     /// The bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.page.words)[..self.len]
+        &bytemuck::cast_slice(&self.page.words)[self.range.clone()]
     }
 
-    /// The same bytes without those after `len`.
+    /// A letter of some of these bytes, which it shares.
+    ///
+    /// # Panics
+    /// If `range` is not within the letter.
     #[must_use]
-    pub fn truncated(&self, len: usize) -> Letter {
-        Letter { page: Arc::clone(&self.page), len: self.len.min(len) }
+    pub fn part(&self, range: Range<usize>) -> Letter {
+        assert!(range.start <= range.end && range.end <= self.range.len(), "{range:?} is outside");
+        let start = self.range.start;
+        Letter { page: Arc::clone(&self.page), range: start + range.start..start + range.end }
     }
 }
 
@@ -36,6 +58,7 @@ impl Letter {
 /// let mut pool = Pool::default();
 /// let letter = pool.write(5, |bytes| bytes.copy_from_slice(b"hello"));
 /// assert_eq!(letter.bytes(), b"hello");
+/// assert_eq!(letter.part(1..3).bytes(), b"el");
 /// ```
 #[derive(Debug, Default)]
 pub struct Pool {
@@ -52,8 +75,84 @@ impl Pool {
         if fresh.words.len() < words {
             fresh.words.resize(words, 0);
         }
-        fill(&mut bytemuck::cast_slice_mut(&mut fresh.words)[..len]);
+        fill(fresh.bytes_mut(len));
         self.pages.push(Arc::clone(&page));
-        Letter { page, len }
+        Letter { page, range: 0..len }
+    }
+}
+
+/// A rank's buffer in memory that its fabric can hand to peers without copying it.
+///
+/// It has two sides: while peers still read the one, a result is written to the other.
+///
+/// ```
+/// use spanker_fabric::Registered;
+/// let mut buffer = Registered::<f32>::new(3);
+/// buffer.as_mut_slice().copy_from_slice(&[1.0, 2.0, 3.0]);
+/// assert_eq!(buffer.as_slice(), [1.0, 2.0, 3.0]);
+/// ```
+#[derive(Debug)]
+pub struct Registered<T> {
+    front: Arc<Page>,
+    back: Arc<Page>,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Registered<T> {
+    /// A buffer of `len` zeros.
+    #[must_use]
+    pub fn new(len: usize) -> Self {
+        let front = Arc::new(Page::new(len * size_of::<T>()));
+        Registered { front, back: Arc::default(), len, element: PhantomData }
+    }
+
+    fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// The elements.
+    #[must_use]
+    pub fn as_slice(&self) -> &[T] {
+        bytemuck::cast_slice(&bytemuck::cast_slice::<u64, u8>(&self.front.words)[..self.bytes()])
+    }
+
+    /// The elements, to be written. If a peer is still reading them, it keeps the old ones.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        let bytes = self.bytes();
+        bytemuck::cast_slice_mut(Arc::make_mut(&mut self.front).bytes_mut(bytes))
+    }
+
+    /// All elements as a letter.
+    pub(crate) fn letter(&self) -> Letter {
+        Letter { page: Arc::clone(&self.front), range: 0..self.bytes() }
+    }
+
+    /// Takes over what `rope` changes within `range`: in place, or on the other side if a peer is still
+    /// reading this one.
+    pub(crate) fn update(&mut self, rope: &Rope, range: &Range<usize>) {
+        let bytes = self.bytes();
+        if rope.is_bare(range) {
+            return;
+        }
+        if let Some(front) = Arc::get_mut(&mut self.front) {
+            let elements = bytemuck::cast_slice_mut::<u8, T>(front.bytes_mut(bytes));
+            for (changed, values) in rope.changes(range) {
+                elements[changed].copy_from_slice(values);
+            }
+            return;
+        }
+        let unfit = Arc::get_mut(&mut self.back).is_none_or(|back| back.words.is_empty());
+        if unfit {
+            self.back = Arc::new(Page::new(bytes));
+        }
+        let old = bytemuck::cast_slice::<u64, u8>(&self.front.words);
+        let old: &[T] = bytemuck::cast_slice(&old[..bytes]);
+        let back = Arc::get_mut(&mut self.back).expect("nobody else holds it");
+        let new: &mut [T] = bytemuck::cast_slice_mut(back.bytes_mut(bytes));
+        new[..range.start].copy_from_slice(&old[..range.start]);
+        rope.read(old, range.clone(), &mut new[range.clone()]);
+        new[range.end..].copy_from_slice(&old[range.end..]);
+        std::mem::swap(&mut self.front, &mut self.back);
     }
 }

@@ -29,7 +29,7 @@ mod letter;
 mod rope;
 
 pub use error::FabricError;
-pub use execute::{Workspace, execute};
+pub use execute::{Workspace, execute, execute_registered};
 pub use fabric::{Call, Fabric};
 pub use fault::{Faults, Faulty};
-pub use letter::{Letter, Pool};
+pub use letter::{Letter, Pool, Registered};

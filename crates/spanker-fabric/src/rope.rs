@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use spanker_reduce::Element;
 
-use crate::{Letter, Pool};
+use crate::Letter;
 
 /// The pieces over one buffer, in order and apart. Kept between calls for its memory.
 #[derive(Debug, Default)]
@@ -17,18 +17,28 @@ pub(crate) struct Rope {
     spare: Vec<Piece>,
 }
 
-/// Elements `range` of the buffer are elements `offset..` of the letter.
+/// Elements `range` of the buffer are those of the letter.
 #[derive(Debug, Clone)]
 struct Piece {
     range: Range<usize>,
     letter: Letter,
-    offset: usize,
 }
 
 impl Piece {
-    fn slice<T: Element>(&self, range: Range<usize>) -> &[T] {
-        let from = self.offset + range.start - self.range.start;
-        &bytemuck::cast_slice(self.letter.bytes())[from..from + range.len()]
+    /// The piece's elements `range`, which are within it.
+    fn part<T: Element>(&self, range: &Range<usize>) -> Letter {
+        let size = size_of::<T>();
+        let start = self.range.start;
+        self.letter.part((range.start - start) * size..(range.end - start) * size)
+    }
+
+    fn slice<T: Element>(&self, range: &Range<usize>) -> &[T] {
+        let start = self.range.start;
+        &bytemuck::cast_slice(self.letter.bytes())[range.start - start..range.end - start]
+    }
+
+    fn contains(&self, range: &Range<usize>) -> bool {
+        self.range.start <= range.start && range.end <= self.range.end
     }
 }
 
@@ -37,28 +47,23 @@ impl Rope {
         self.pieces.clear();
     }
 
-    /// Lays `letter`, from element `offset` on, over elements `range`.
-    pub(crate) fn lay(&mut self, range: Range<usize>, letter: Letter, offset: usize) {
+    /// Lays `letter`, which has as many elements, over elements `range`.
+    pub(crate) fn lay<T: Element>(&mut self, range: Range<usize>, letter: Letter) {
         if range.is_empty() {
             return;
         }
-        let place = self.pieces.partition_point(|piece| piece.range.end <= range.start);
-        let over = self.pieces[place..].iter().take_while(|piece| piece.range.start < range.end);
-        let covered = place..place + over.count();
+        let first = self.pieces.partition_point(|piece| piece.range.end <= range.start);
+        let covered = first..first + self.over(&range).len();
         self.spare.clear();
         for piece in &self.pieces[covered.clone()] {
             // What sticks out on either side stays.
-            if piece.range.start < range.start {
-                let kept = piece.range.start..range.start;
-                self.spare.push(Piece { range: kept, ..piece.clone() });
-            }
-            if piece.range.end > range.end {
-                let offset = piece.offset + range.end - piece.range.start;
-                let kept = range.end..piece.range.end;
-                self.spare.push(Piece { range: kept, offset, ..piece.clone() });
+            for kept in [piece.range.start..range.start, range.end..piece.range.end] {
+                if !kept.is_empty() {
+                    self.spare.push(Piece { letter: piece.part::<T>(&kept), range: kept });
+                }
             }
         }
-        self.spare.push(Piece { range, letter, offset });
+        self.spare.push(Piece { range, letter });
         self.spare.sort_by_key(|piece| piece.range.start);
         self.pieces.splice(covered, self.spare.drain(..));
     }
@@ -69,51 +74,41 @@ impl Rope {
         base: &'a [T],
         range: Range<usize>,
     ) -> Option<&'a [T]> {
-        let mut over = self.over(&range);
-        match (over.next(), over.next()) {
-            (None, _) => Some(&base[range]),
-            (Some(piece), None)
-                if piece.range.start <= range.start && range.end <= piece.range.end =>
-            {
-                Some(piece.slice(range))
-            }
+        match self.over(&range) {
+            [] => Some(&base[range]),
+            [piece] if piece.contains(&range) => Some(piece.slice(&range)),
             _ => None,
         }
+    }
+
+    /// A letter with elements `range` that shares the memory of the piece that they lie in, if they lie
+    /// in one.
+    pub(crate) fn letter<T: Element>(&self, range: &Range<usize>) -> Option<Letter> {
+        match self.over(range) {
+            [piece] if piece.contains(range) => Some(piece.part::<T>(range)),
+            _ => None,
+        }
+    }
+
+    /// Whether nothing lies over elements `range`.
+    pub(crate) fn is_bare(&self, range: &Range<usize>) -> bool {
+        self.over(range).is_empty()
     }
 
     /// Writes elements `range` to `out`.
     pub(crate) fn read<T: Element>(&self, base: &[T], range: Range<usize>, out: &mut [T]) {
         let mut at = range.start;
-        for piece in self.over(&range) {
-            let shared = piece.range.start.max(range.start)..piece.range.end.min(range.end);
+        for (shared, values) in self.changes(&range) {
             let gap = at..shared.start;
             if !gap.is_empty() {
                 out[gap.start - range.start..gap.end - range.start].copy_from_slice(&base[gap]);
             }
-            out[shared.start - range.start..shared.end - range.start]
-                .copy_from_slice(piece.slice(shared.clone()));
+            out[shared.start - range.start..shared.end - range.start].copy_from_slice(values);
             at = shared.end;
         }
         if at < range.end {
             out[at - range.start..].copy_from_slice(&base[at..range.end]);
         }
-    }
-
-    /// A letter with elements `range`: the one that was received, where it has exactly these.
-    pub(crate) fn letter<T: Element>(
-        &self,
-        base: &[T],
-        range: Range<usize>,
-        pool: &mut Pool,
-    ) -> Letter {
-        let bytes = range.len() * size_of::<T>();
-        if let Some(piece) = self.over(&range).next() {
-            let begins = piece.range.start == range.start && piece.offset == 0;
-            if begins && range.end <= piece.range.end {
-                return piece.letter.truncated(bytes);
-            }
-        }
-        pool.write(bytes, |out| self.read(base, range, bytemuck::cast_slice_mut(out)))
     }
 
     /// What differs from the buffer underneath, within `range`.
@@ -122,26 +117,27 @@ impl Rope {
         range: &Range<usize>,
     ) -> impl Iterator<Item = (Range<usize>, &[T])> {
         let range = range.clone();
-        self.over(&range).map(move |piece| {
+        self.over(&range).iter().map(move |piece| {
             let shared = piece.range.start.max(range.start)..piece.range.end.min(range.end);
-            (shared.clone(), piece.slice(shared))
+            (shared.clone(), piece.slice(&shared))
         })
     }
 
     /// The pieces that share an element with `range`.
-    fn over(&self, range: &Range<usize>) -> std::slice::Iter<'_, Piece> {
+    fn over(&self, range: &Range<usize>) -> &[Piece] {
         if range.is_empty() {
-            return [].iter();
+            return &[];
         }
         let first = self.pieces.partition_point(|piece| piece.range.end <= range.start);
         let rest = &self.pieces[first..];
-        rest[..rest.partition_point(|piece| piece.range.start < range.end)].iter()
+        &rest[..rest.partition_point(|piece| piece.range.start < range.end)]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Pool;
     use proptest::prelude::*;
 
     proptest! {
@@ -162,16 +158,18 @@ mod tests {
                     out.copy_from_slice(bytemuck::cast_slice(&values));
                 });
                 plain[range.clone()].copy_from_slice(&values[offset..]);
-                rope.lay(range, letter, offset);
+                rope.lay::<u32>(range, letter.part(4 * offset..4 * values.len()));
             }
             for (a, b) in reads {
                 let range = a.min(b)..a.max(b);
                 let mut out = vec![0; range.len()];
                 rope.read(&base, range.clone(), &mut out);
                 prop_assert_eq!(&out, &plain[range.clone()]);
-                let letter = rope.letter(&base, range.clone(), &mut pool);
-                let found: &[u32] = bytemuck::cast_slice(letter.bytes());
-                prop_assert_eq!(found, &plain[range.clone()]);
+                prop_assert_eq!(rope.is_bare(&range), rope.changes::<u32>(&range).count() == 0);
+                if let Some(letter) = rope.letter::<u32>(&range) {
+                    let found: &[u32] = bytemuck::cast_slice(letter.bytes());
+                    prop_assert_eq!(found, &plain[range.clone()]);
+                }
                 if let Some(slice) = rope.slice(&base, range.clone()) {
                     prop_assert_eq!(slice, &plain[range]);
                 }

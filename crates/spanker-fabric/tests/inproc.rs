@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use spanker_fabric::conformance::on_all;
-use spanker_fabric::{FabricError, Faults, Faulty, Workspace, conformance, execute, inproc};
+use spanker_fabric::{
+    FabricError, Faults, Faulty, Registered, Workspace, conformance, execute, execute_registered,
+    inproc,
+};
 use spanker_plan::{Algorithm, Collective, ReduceOp, schedule};
 
 #[test]
@@ -138,6 +141,33 @@ fn all_faults_together_give_the_sum_or_one_error() {
         };
         let outcomes = faulty_all_reduce(seed, faults, patience);
         assert_all_or_nothing(seed, &outcomes, patience);
+    }
+}
+
+#[test]
+fn registered_buffers_keep_their_values_over_many_calls_of_every_collective() {
+    for collective in Collective::ALL.into_iter().filter(|c| c.reduces()) {
+        for algorithm in Algorithm::ALL {
+            let plan = schedule(collective, algorithm, 3, 10).unwrap();
+            let (registered, plain): (Vec<Vec<u32>>, Vec<Vec<u32>>) =
+                on_all(inproc::group(3), |mut fabric| {
+                    let start: Vec<u32> = (0..10).map(|i| i + 100).collect();
+                    let mut buffer = Registered::new(10);
+                    buffer.as_mut_slice().copy_from_slice(&start);
+                    let mut data = start;
+                    let mut workspace = Workspace::new();
+                    let deadline = Instant::now() + Duration::from_secs(30);
+                    for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Sum] {
+                        let (end, w) = (&mut fabric, &mut workspace);
+                        execute_registered(end, &plan, w, &mut buffer, op, deadline).unwrap();
+                        execute(end, &plan, w, &mut data, op, deadline).unwrap();
+                    }
+                    (buffer.as_slice().to_vec(), data)
+                })
+                .into_iter()
+                .unzip();
+            assert_eq!(registered, plain, "{algorithm} {collective}");
+        }
     }
 }
 

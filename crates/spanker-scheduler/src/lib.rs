@@ -93,7 +93,8 @@ pub use decision::{Strategy, TileShape, pick_strategy};
 pub use error::{Error, Result};
 pub use intercard::{INTERCARD_BUS_WIDTH, INTERCARD_LANE_WIDTH, INTERCARD_LANES, Link, LinkState};
 pub use spanker_fabric::{
-    Fabric, FabricError, Faults, Faulty, Workspace, conformance, execute, inproc,
+    Fabric, FabricError, Faults, Faulty, Registered, Workspace, conformance, execute,
+    execute_registered, inproc,
 };
 pub use spanker_plan::{
     Algorithm, Collective, DType, MAX_RANKS, PlanError, Proof, Rank, ReduceOp, Schedule, chunk,

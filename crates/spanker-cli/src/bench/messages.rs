@@ -6,10 +6,11 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use spanker_scheduler::{
-    Algorithm, Fabric, FabricError, Schedule, Team, Workspace, execute, inproc, schedule,
+    Algorithm, Fabric, FabricError, Registered, Schedule, Team, Workspace, execute_registered,
+    inproc, schedule,
 };
 
-use super::data::{Buffer, Sample, count_wrong};
+use super::data::{Sample, count_wrong};
 use super::fused::Stage;
 use super::row::{Row, Subject, compare, timed};
 use super::{Case, PATIENCE};
@@ -56,12 +57,21 @@ fn run_once<T: Sample>(case: &Case, plan: &Schedule) -> anyhow::Result<usize> {
             .map(|mut end| {
                 scope.spawn(move || {
                     let rank = end.rank();
-                    let mut data = Buffer::<T>::new(plan.data_len());
-                    data.fill(case.op, rank, 0);
+                    let mut data = Registered::<T>::new(plan.data_len());
+                    for (i, value) in data.as_mut_slice().iter_mut().enumerate() {
+                        *value = T::input(case.op, rank, i);
+                    }
                     let mut workspace = Workspace::new();
-                    execute(&mut end, plan, &mut workspace, data.as_mut(), case.op, deadline)?;
+                    execute_registered(
+                        &mut end,
+                        plan,
+                        &mut workspace,
+                        &mut data,
+                        case.op,
+                        deadline,
+                    )?;
                     let (n, len) = (case.cards, plan.elements());
-                    Ok(count_wrong(case.collective, case.op, n, len, rank, data.as_ref()))
+                    Ok(count_wrong(case.collective, case.op, n, len, rank, data.as_slice()))
                 })
             })
             .collect();
@@ -107,7 +117,7 @@ impl Turns {
 
     /// One rank's side: runs what is asked for until there is nothing more.
     fn serve<T: Sample>(&self, mut end: inproc::Inproc, case: &Case, plan: &Schedule) {
-        let mut data = Buffer::<T>::new(plan.data_len());
+        let mut data = Registered::<T>::new(plan.data_len());
         let mut workspace = Workspace::new();
         loop {
             self.gate.wait();
@@ -115,7 +125,7 @@ impl Turns {
             let Some(count) = order else { return };
             let deadline = Instant::now() + PATIENCE;
             let mut call =
-                || execute(&mut end, plan, &mut workspace, data.as_mut(), case.op, deadline);
+                || execute_registered(&mut end, plan, &mut workspace, &mut data, case.op, deadline);
             // The ranks wake one after another; an untimed call brings them together.
             let outcome = call().and_then(|()| {
                 let begun = Instant::now();
