@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What no compiler checks: licence lines, sizes of files, where unsafe code is, who depends on whom,
+//! and that ARCHITECTURE.md tells the truth about it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
+}
+
+/// Every file of the project, with its path from the root and its text.
+fn files() -> Vec<(String, String)> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry")) {
+            let name = entry.file_name();
+            if [".git", "target", "shared"].iter().any(|skipped| name == *skipped) {
+                continue;
+            }
+            if entry.file_type().expect("a type").is_dir() {
+                walk(&entry.path(), found);
+            } else {
+                found.push(entry.path());
+            }
+        }
+    }
+    let root = root();
+    let mut found = Vec::new();
+    walk(&root, &mut found);
+    found.sort();
+    let named = |path: PathBuf| {
+        let name = path.strip_prefix(&root).expect("inside").to_string_lossy().into_owned();
+        // What is not text is data, which has no rules here.
+        fs::read_to_string(&path).ok().map(|text| (name, text))
+    };
+    found.into_iter().filter_map(named).collect()
+}
+
+fn sources() -> Vec<(String, String)> {
+    let is_source = |name: &str| {
+        let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
+        ["rs", "c", "h", "py"].contains(&ending)
+            || ((name.starts_with("scripts/") || name.starts_with(".ci/")) && ending != "md")
+    };
+    files().into_iter().filter(|(name, _)| is_source(name)).collect()
+}
+
+fn rust() -> Vec<(String, String)> {
+    sources().into_iter().filter(|(name, _)| name.ends_with(".rs")).collect()
+}
+
+fn assert_none(what: &str, found: &[String]) {
+    assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
+}
+
+#[test]
+fn every_source_names_its_licence_in_its_first_lines() {
+    let missing: Vec<String> = sources()
+        .into_iter()
+        .filter(|(_, text)| {
+            !text.lines().take(2).any(|line| line.contains("SPDX-License-Identifier: Apache-2.0"))
+        })
+        .map(|(name, _)| name)
+        .collect();
+    assert_none("no SPDX line", &missing);
+}
+
+#[test]
+fn every_rust_file_opens_with_what_it_is() {
+    let missing: Vec<String> = rust()
+        .into_iter()
+        .filter(|(_, text)| !text.lines().nth(1).is_some_and(|line| line.starts_with("//! ")))
+        .map(|(name, _)| name)
+        .collect();
+    assert_none("no //! after the licence", &missing);
+}
+
+#[test]
+fn no_file_has_outgrown_its_room() {
+    let long: Vec<String> = rust()
+        .into_iter()
+        .filter(|(_, text)| text.lines().count() > 800)
+        .map(|(name, text)| format!("{name}: {} lines", text.lines().count()))
+        .collect();
+    assert_none("more than 800 lines", &long);
+}
+
+#[test]
+fn nothing_is_left_unfinished_or_says_where_it_was_written() {
+    // Put together here, so that this file does not contain them.
+    let banned = [
+        ["to", "do!("].concat(),
+        ["unimpl", "emented!("].concat(),
+        ["FIX", "ME"].concat(),
+        ["XX", "X"].concat(),
+        ["/wo", "rk/"].concat(),
+        ["/ro", "ot/"].concat(),
+        ["/ho", "me/"].concat(),
+    ];
+    let found: Vec<String> = files()
+        .into_iter()
+        .filter(|(name, _)| name != "Cargo.lock" && name != "LICENSE")
+        .flat_map(|(name, text)| {
+            let hit =
+                |word: &String| text.contains(word.as_str()).then(|| format!("{name}: {word}"));
+            banned.iter().filter_map(hit).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_none("left over", &found);
+}
+
+#[test]
+fn modules_are_named_files_and_exports_are_named_one_by_one() {
+    let found: Vec<String> = rust()
+        .into_iter()
+        .filter(|(name, text)| {
+            let globs = text.lines().any(|line| {
+                let line = line.trim_start();
+                line.starts_with("pub use ") && line.contains("::*")
+            });
+            name.ends_with("/mod.rs") || globs
+        })
+        .map(|(name, _)| name)
+        .collect();
+    assert_none("mod.rs or a glob export", &found);
+}
+
+#[test]
+fn tests_are_not_ignored() {
+    let ignore = ["#[", "ignore"].concat();
+    let found: Vec<String> = rust()
+        .into_iter()
+        .filter(|(_, text)| text.contains(&ignore))
+        .map(|(name, _)| name)
+        .collect();
+    assert_none("ignored tests", &found);
+}
+
+/// The only files that may contain unsafe code, and what they need it for.
+const UNSAFE: [(&str, &str); 6] = [
+    ("crates/spanker-reduce/src/kernel.rs", "vector instructions"),
+    ("crates/spanker-reduce/src/fused.rs", "pieces of buffers for several threads"),
+    ("crates/spanker-reduce/src/team.rs", "work that is borrowed by threads"),
+    ("crates/spanker-reduce/tests/team.rs", "an allocator that counts"),
+    ("crates/spanker-runtime/src/abi.rs", "the ABI"),
+    ("crates/spanker-runtime/src/control.rs", "the ioctl"),
+];
+
+#[test]
+fn unsafe_code_is_only_where_it_is_known_to_be() {
+    let word = ["uns", "afe"].concat();
+    let uses = |text: &str| {
+        text.lines().any(|line| {
+            let code = line.split("//").next().unwrap_or("");
+            [" {", " fn", " impl", " trait"]
+                .iter()
+                .any(|next| code.contains(&format!("{word}{next}")))
+        })
+    };
+    let found: Vec<String> =
+        rust().into_iter().filter(|(_, text)| uses(text)).map(|(name, _)| name).collect();
+    let known: Vec<String> = {
+        let mut known: Vec<String> = UNSAFE.iter().map(|(name, _)| (*name).to_owned()).collect();
+        known.sort();
+        known
+    };
+    assert_eq!(found, known);
+}
+
+/// A crate as its manifest and its sources show it.
+#[derive(Debug, PartialEq, Eq)]
+struct Crate {
+    pure: bool,
+    uses: Vec<String>,
+}
+
+/// The crates in `crates/`, by name.
+fn crates() -> BTreeMap<String, Crate> {
+    let folder = root().join("crates");
+    let names: Vec<String> = fs::read_dir(&folder)
+        .expect("crates")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    names
+        .iter()
+        .map(|name| {
+            let manifest = fs::read_to_string(folder.join(name).join("Cargo.toml")).expect(name);
+            let section = manifest.split("\n[").find(|part| part.starts_with("dependencies]"));
+            let mut uses: Vec<String> = section
+                .unwrap_or("")
+                .lines()
+                .filter_map(|line| line.split(['.', ' ', '=']).next())
+                .filter(|dependency| names.iter().any(|name| name == dependency))
+                .map(str::to_owned)
+                .collect();
+            uses.sort();
+            (name.clone(), Crate { pure: folder.join(name).join("clippy.toml").exists(), uses })
+        })
+        .collect()
+}
+
+#[test]
+fn architecture_names_exactly_the_crates_that_exist_and_what_they_use() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let rows = text.lines().filter(|line| line.starts_with("| `")).map(|line| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let in_ticks = |cell: &str| -> Vec<String> {
+            cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+        };
+        let mut uses = in_ticks(cells[3]);
+        uses.sort();
+        (in_ticks(cells[0]).remove(0), Crate { pure: cells[1] == "pure", uses })
+    });
+    assert_eq!(rows.collect::<BTreeMap<_, _>>(), crates());
+}
+
+#[test]
+fn every_crate_takes_the_workspace_lints_and_pure_ones_forbid_effects() {
+    for (name, krate) in crates() {
+        let folder = root().join("crates").join(&name);
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a manifest");
+        assert!(manifest.contains("[lints]\nworkspace = true"), "{name} has lints of its own");
+        if krate.pure {
+            let library = fs::read_to_string(folder.join("src/lib.rs")).expect("a library");
+            let forbidden = ["#![forbid(uns", "afe_code)]"].concat();
+            assert!(library.contains(&forbidden), "{name} is pure and does not forbid it");
+            let clippy = fs::read_to_string(folder.join("clippy.toml")).expect("clippy.toml");
+            for banned in ["Instant::now", "thread::sleep", "env::var"] {
+                assert!(clippy.contains(banned), "{name} is pure and may call {banned}");
+            }
+            let all = crates();
+            for used in &krate.uses {
+                assert!(all[used].pure, "{name} is pure and uses {used}, which is not");
+            }
+        }
+    }
+}
+
+#[test]
+fn documents_do_not_point_to_files_that_do_not_exist() {
+    let mut broken = Vec::new();
+    for (name, text) in files().into_iter().filter(|(name, _)| name.ends_with(".md")) {
+        let folder = root().join(&name).parent().expect("a folder").to_path_buf();
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or("");
+            let external = target.contains("://") || file.is_empty();
+            if !external && !folder.join(file).exists() {
+                broken.push(format!("{name}: {target}"));
+            }
+        }
+    }
+    assert_none("broken links", &broken);
+}
