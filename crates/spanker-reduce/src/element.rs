@@ -24,13 +24,35 @@ pub trait Element:
 
     /// What folds accumulate in: `f32` for the 16-bit floats, otherwise the type itself.
     #[doc(hidden)]
-    type Acc: Copy;
+    type Acc: Copy + Default;
 
     #[doc(hidden)]
     fn widen(self) -> Self::Acc;
 
     #[doc(hidden)]
     fn narrow(acc: Self::Acc) -> Self;
+
+    /// Widens a block, with the instructions that level `ISA` of the kernels may use.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn widen_block<const ISA: u8, const W: usize>(block: &[Self; W]) -> [Self::Acc; W] {
+        let mut wide = [Self::Acc::default(); W];
+        for (wide, &narrow) in wide.iter_mut().zip(block) {
+            *wide = narrow.widen();
+        }
+        wide
+    }
+
+    /// Narrows a block, likewise.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn narrow_block<const ISA: u8, const W: usize>(block: &[Self::Acc; W]) -> [Self; W] {
+        let mut narrow = [Self::zeroed(); W];
+        for (narrow, &wide) in narrow.iter_mut().zip(block) {
+            *narrow = Self::narrow(wide);
+        }
+        narrow
+    }
 
     /// The kernel of `op` for `sources` operands, or `None` for an illegal pair.
     #[doc(hidden)]
@@ -203,7 +225,7 @@ integer_acc!(u32);
 /// `$width` elements are folded at once: 256 bytes or more, so that the compiler keeps the block in
 /// vector registers and every card's cache lines are read in runs.
 macro_rules! element {
-    ($type:ty, $dtype:ident, $acc:ty, $select:ident, $width:literal, $widen:expr, $narrow:expr) => {
+    ($type:ty, $dtype:ident, $acc:ty, $select:ident, $width:literal, $widen:expr, $narrow:expr $(, $blocks:item)*) => {
         impl sealed::Sealed for $type {}
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
@@ -223,13 +245,30 @@ macro_rules! element {
             fn over(self, count: usize) -> Self {
                 Self::narrow(Acc::over(self.widen(), count))
             }
+            $($blocks)*
         }
     };
 }
 
 element!(f32, F32, f32, select_float, 64, |x| x, |x| x);
 element!(f64, F64, f64, select_float, 64, |x| x, |x| x);
-element!(f16, F16, f32, select_float, 128, half_to_f32, f32_to_half);
+element!(
+    f16,
+    F16,
+    f32,
+    select_float,
+    128,
+    half_to_f32,
+    f32_to_half,
+    #[inline(always)]
+    fn widen_block<const ISA: u8, const W: usize>(block: &[f16; W]) -> [f32; W] {
+        kernel::widen_half::<ISA, W>(block)
+    },
+    #[inline(always)]
+    fn narrow_block<const ISA: u8, const W: usize>(block: &[f32; W]) -> [f16; W] {
+        kernel::narrow_half::<ISA, W>(block)
+    }
+);
 element!(bf16, Bf16, f32, select_float, 128, brain_to_f32, f32_to_brain);
 element!(i32, I32, i32, select_integer, 64, |x| x, |x| x);
 element!(i64, I64, i64, select_integer, 64, |x| x, |x| x);
@@ -255,7 +294,7 @@ fn f32_to_brain(x: f32) -> bf16 {
 }
 
 #[inline(always)]
-fn half_to_f32(x: f16) -> f32 {
+pub(crate) fn half_to_f32(x: f16) -> f32 {
     let bits = u32::from(x.to_bits());
     let sign = (bits & 0x8000) << 16;
     let magnitude = bits & 0x7fff;
@@ -270,7 +309,7 @@ fn half_to_f32(x: f16) -> f32 {
 
 /// Rounds to nearest, ties to even. Too large becomes infinity, NaN stays NaN.
 #[inline(always)]
-fn f32_to_half(x: f32) -> f16 {
+pub(crate) fn f32_to_half(x: f32) -> f16 {
     let bits = x.to_bits();
     let sign = (bits >> 16) & 0x8000;
     let magnitude = bits & 0x7fff_ffff;

@@ -10,10 +10,12 @@
 
 use std::ops::Range;
 
+use half::f16;
 use spanker_plan::ReduceOp;
 
 use crate::element::{
     Acc, And, Avg, Bits, Element, Float, Fold, LogSumExp, Max, Min, Or, Product, Sum, Xor,
+    f32_to_half, half_to_f32,
 };
 
 /// Folds elements `range` of all `sources` in order and writes the result to all `dests`.
@@ -106,7 +108,7 @@ unsafe fn baseline<T, O, const N: usize, const W: usize>(
     O: Fold<T::Acc>,
 {
     // SAFETY: the caller keeps the promises of `Kernel`.
-    unsafe { body::<T, O, N, W>(sources, dests, range) }
+    unsafe { body::<BASELINE, T, O, N, W>(sources, dests, range) }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -114,7 +116,7 @@ mod isa {
     use super::{Acc, Element, Fold, Range, body};
 
     pub(super) fn has_avx2() -> bool {
-        is_x86_feature_detected!("avx2")
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
     }
 
     pub(super) fn has_avx512() -> bool {
@@ -125,8 +127,8 @@ mod isa {
     }
 
     /// # Safety
-    /// As [`super::Kernel`], on a CPU with AVX2.
-    #[target_feature(enable = "avx2")]
+    /// As [`super::Kernel`], on a CPU with AVX2 and F16C.
+    #[target_feature(enable = "avx2,f16c")]
     pub(super) unsafe fn avx2<T, O, const N: usize, const W: usize>(
         sources: &[*mut T],
         dests: &[*mut T],
@@ -136,7 +138,7 @@ mod isa {
         O: Fold<T::Acc>,
     {
         // SAFETY: the caller keeps the promises of `Kernel`.
-        unsafe { body::<T, O, N, W>(sources, dests, range) }
+        unsafe { body::<{ super::AVX2 }, T, O, N, W>(sources, dests, range) }
     }
 
     /// # Safety
@@ -151,16 +153,23 @@ mod isa {
         O: Fold<T::Acc>,
     {
         // SAFETY: the caller keeps the promises of `Kernel`.
-        unsafe { body::<T, O, N, W>(sources, dests, range) }
+        unsafe { body::<{ super::AVX512 }, T, O, N, W>(sources, dests, range) }
     }
 }
+
+/// The levels of instructions that a body is compiled for.
+const BASELINE: u8 = 0;
+#[cfg(target_arch = "x86_64")]
+const AVX2: u8 = 1;
+#[cfg(target_arch = "x86_64")]
+const AVX512: u8 = 2;
 
 /// The body of every kernel. `N` is the number of sources where it is fixed, else 0.
 ///
 /// # Safety
 /// As [`Kernel`].
 #[inline(always)]
-unsafe fn body<T, O, const N: usize, const W: usize>(
+unsafe fn body<const ISA: u8, T, O, const N: usize, const W: usize>(
     sources: &[*mut T],
     dests: &[*mut T],
     range: Range<usize>,
@@ -175,28 +184,28 @@ unsafe fn body<T, O, const N: usize, const W: usize>(
         // as allocators make them, of every card.
         let lead = sources[0].add(i).align_offset(LINE).min(end - i);
         while i < range.start + lead {
-            block::<T, O, 0, 1>(sources, dests, i);
+            block::<ISA, T, O, 0, 1>(sources, dests, i);
             i += 1;
         }
         if N > 0 && dests.len() == N {
             while end - i >= W {
                 prefetch::<T, N, W>(sources, i);
-                block::<T, O, N, W>(sources, dests, i);
+                block::<ISA, T, O, N, W>(sources, dests, i);
                 i += W;
             }
         } else {
             while end - i >= W {
                 prefetch::<T, 0, W>(sources, i);
-                block::<T, O, 0, W>(sources, dests, i);
+                block::<ISA, T, O, 0, W>(sources, dests, i);
                 i += W;
             }
         }
         while end - i >= 16 {
-            block::<T, O, 0, 16>(sources, dests, i);
+            block::<ISA, T, O, 0, 16>(sources, dests, i);
             i += 16;
         }
         while i < end {
-            block::<T, O, 0, 1>(sources, dests, i);
+            block::<ISA, T, O, 0, 1>(sources, dests, i);
             i += 1;
         }
     }
@@ -242,7 +251,7 @@ fn prefetch<T, const N: usize, const W: usize>(sources: &[*mut T], i: usize) {
 /// # Safety
 /// As [`Kernel`], for `i..i + W`.
 #[inline(always)]
-unsafe fn block<T, O, const N: usize, const W: usize>(
+unsafe fn block<const ISA: u8, T, O, const N: usize, const W: usize>(
     sources: &[*mut T],
     dests: &[*mut T],
     i: usize,
@@ -254,20 +263,87 @@ unsafe fn block<T, O, const N: usize, const W: usize>(
     // SAFETY: the caller vouches for `i..i + W` of every pointer. An array of `W` elements has the
     // alignment of one.
     unsafe {
-        let first = *sources[0].add(i).cast::<[T; W]>();
-        let mut total = first.map(T::widen);
+        let mut total = T::widen_block::<ISA, W>(&*sources[0].add(i).cast::<[T; W]>());
         for source in &sources[1..] {
-            let next = &*source.add(i).cast::<[T; W]>();
+            let next = T::widen_block::<ISA, W>(&*source.add(i).cast::<[T; W]>());
             for j in 0..W {
-                total[j] = O::fold(total[j], next[j].widen());
+                total[j] = O::fold(total[j], next[j]);
             }
         }
         let count = sources.len();
-        let result = total.map(|total| T::narrow(O::finish(total, count)));
+        for total in &mut total {
+            *total = O::finish(*total, count);
+        }
+        let result = T::narrow_block::<ISA, W>(&total);
         for dest in dests {
             *dest.add(i).cast::<[T; W]>() = result;
         }
     }
+}
+
+/// Widens 16-bit floats with the instructions for it, where the level has them.
+#[inline(always)]
+pub(crate) fn widen_half<const ISA: u8, const W: usize>(block: &[f16; W]) -> [f32; W] {
+    let mut wide = [0.0; W];
+    #[cfg(target_arch = "x86_64")]
+    if ISA >= AVX2 && W.is_multiple_of(16) {
+        use std::arch::x86_64::{
+            _mm_loadu_si128, _mm256_cvtph_ps, _mm256_loadu_si256, _mm256_storeu_ps,
+            _mm512_cvtph_ps, _mm512_storeu_ps,
+        };
+        for (from, to) in block.chunks_exact(16).zip(wide.chunks_exact_mut(16)) {
+            let (from, to) = (from.as_ptr(), to.as_mut_ptr());
+            // SAFETY: 16 elements are read and written; the body runs only on CPUs of its level.
+            unsafe {
+                if ISA == AVX512 {
+                    _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())));
+                } else {
+                    _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128(from.cast())));
+                    let (from, to) = (from.add(8), to.add(8));
+                    _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128(from.cast())));
+                }
+            }
+        }
+        return wide;
+    }
+    for (wide, &narrow) in wide.iter_mut().zip(block) {
+        *wide = half_to_f32(narrow);
+    }
+    wide
+}
+
+/// Narrows to 16-bit floats, likewise: to nearest, ties to even.
+#[inline(always)]
+pub(crate) fn narrow_half<const ISA: u8, const W: usize>(block: &[f32; W]) -> [f16; W] {
+    let mut narrow = [f16::ZERO; W];
+    #[cfg(target_arch = "x86_64")]
+    if ISA >= AVX2 && W.is_multiple_of(16) {
+        use std::arch::x86_64::{
+            _MM_FROUND_TO_NEAREST_INT, _mm_storeu_si128, _mm256_cvtps_ph, _mm256_loadu_ps,
+            _mm256_storeu_si256, _mm512_cvtps_ph, _mm512_loadu_ps,
+        };
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+        for (from, to) in block.chunks_exact(16).zip(narrow.chunks_exact_mut(16)) {
+            let (from, to) = (from.as_ptr(), to.as_mut_ptr());
+            // SAFETY: as in `widen_half`.
+            unsafe {
+                if ISA == AVX512 {
+                    let halves = _mm512_cvtps_ph::<NEAREST>(_mm512_loadu_ps(from));
+                    _mm256_storeu_si256(to.cast(), halves);
+                } else {
+                    let low = _mm256_cvtps_ph::<NEAREST>(_mm256_loadu_ps(from));
+                    let high = _mm256_cvtps_ph::<NEAREST>(_mm256_loadu_ps(from.add(8)));
+                    _mm_storeu_si128(to.cast(), low);
+                    _mm_storeu_si128(to.add(8).cast(), high);
+                }
+            }
+        }
+        return narrow;
+    }
+    for (narrow, &wide) in narrow.iter_mut().zip(block) {
+        *narrow = f32_to_half(wide);
+    }
+    narrow
 }
 
 /// Reads and writes every byte of `bytes` once, in place: the fastest that any in-place work over
