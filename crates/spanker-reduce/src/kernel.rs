@@ -382,3 +382,87 @@ fn add(words: &mut [u32], addend: u32) {
         *word = word.wrapping_add(addend);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    /// The same kernel, compiled for every level that this CPU has.
+    fn levels<T, O, const N: usize, const W: usize>() -> Vec<(&'static str, Kernel<T>)>
+    where
+        T: Element<Acc: Acc>,
+        O: Fold<T::Acc>,
+    {
+        let mut levels: Vec<(&'static str, Kernel<T>)> = vec![("baseline", baseline::<T, O, N, W>)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if isa::has_avx2() {
+                levels.push(("avx2", isa::avx2::<T, O, N, W>));
+            }
+            if isa::has_avx512() {
+                levels.push(("avx512", isa::avx512::<T, O, N, W>));
+            }
+        }
+        levels
+    }
+
+    /// Every level against one element at a time, over arbitrary bit patterns and odd borders.
+    fn check<T, O, const N: usize, const W: usize>(cards: usize)
+    where
+        T: Element<Acc: Acc>,
+        O: Fold<T::Acc>,
+    {
+        const LEN: usize = 1500;
+        let mut state = 1u32;
+        let bytes: Vec<u8> = (0..LEN * size_of::<T>() * cards)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            })
+            .collect();
+        let inputs: Vec<Vec<T>> =
+            bytes.chunks_exact(LEN * size_of::<T>()).map(bytemuck::pod_collect_to_vec).collect();
+        let run = |kernel: Kernel<T>, pieces: &[Range<usize>]| {
+            let mut buffers = inputs.clone();
+            let cards: Vec<*mut T> = buffers.iter_mut().map(|buffer| buffer.as_mut_ptr()).collect();
+            for piece in pieces {
+                // SAFETY: all buffers are `LEN` long and used by this thread alone.
+                unsafe { kernel(&cards, &cards, piece.clone()) };
+            }
+            buffers.into_iter().flatten().collect::<Vec<T>>()
+        };
+        let single: Vec<Range<usize>> = (0..LEN).map(|i| i..i + 1).collect();
+        let expected = run(baseline::<T, O, 0, W>, &single);
+        for (level, kernel) in levels::<T, O, N, W>() {
+            for cut in [0, 1, 17, 700, LEN] {
+                let found = run(kernel, &[0..cut, cut..LEN]);
+                for (i, (&a, &b)) in found.iter().zip(&expected).enumerate() {
+                    // A NaN is the one value that differs from itself; any NaN is as good as another.
+                    #[allow(clippy::eq_op)]
+                    let same =
+                        bytemuck::bytes_of(&a) == bytemuck::bytes_of(&b) || (a != a && b != b);
+                    assert!(same, "{} {level} element {i}: {a:?} {b:?}", T::DTYPE);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_level_of_instructions_computes_the_same_bits() {
+        check::<f32, Sum, 4, 64>(4);
+        check::<f32, Avg, 0, 64>(5);
+        check::<f32, Max, 0, 64>(3);
+        check::<f64, Sum, 2, 64>(2);
+        check::<f64, Min, 0, 64>(3);
+        check::<f16, Sum, 8, 128>(8);
+        check::<f16, Avg, 3, 128>(3);
+        check::<f16, Product, 0, 128>(4);
+        check::<bf16, Sum, 4, 128>(4);
+        check::<bf16, Max, 0, 128>(3);
+        check::<i32, Sum, 0, 64>(5);
+        check::<i64, Product, 0, 64>(3);
+        check::<u8, Avg, 3, 256>(3);
+        check::<u32, Xor, 0, 64>(4);
+    }
+}
