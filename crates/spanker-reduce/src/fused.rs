@@ -93,12 +93,15 @@ pub fn reduce_scatter<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
     }
     for (card, output) in outputs.iter_mut().enumerate() {
         let range = chunk(len, count, card);
-        // Both ends of a fold are addressed by the same offset, so the output is taken to begin where
-        // offset 0 would be.
-        let dest = output.as_mut().as_mut_ptr().wrapping_sub(range.start);
-        // SAFETY: the inputs are `len` long; the output is as long as `range`, and only offsets
-        // inside `range` are used. All are borrowed for this call.
-        unsafe { run(team, threads, kernel, sources.as_slice(), &[dest], range) };
+        let mut parts = Pointers::new();
+        for source in sources.as_slice() {
+            // SAFETY: the chunk begins within the input or at its end.
+            parts.push(unsafe { source.add(range.start) });
+        }
+        let dest = output.as_mut().as_mut_ptr();
+        // SAFETY: each input has the chunk's elements from there on, and the output as many. All are
+        // borrowed for this call.
+        unsafe { run(team, threads, kernel, parts.as_slice(), &[dest], 0..range.len()) };
     }
     Ok(())
 }
@@ -311,13 +314,16 @@ unsafe fn copy<T: Element>(team: &Team, threads: Threads, parts: &[Part<T>], des
     team.run(threads, parts.get().len() * pieces, &|unit| {
         let part = &parts.get()[unit / pieces];
         let start = unit % pieces * piece;
-        let len = piece.min(part.len.saturating_sub(start));
+        // A short part has fewer pieces than the longest.
+        if start >= part.len {
+            return;
+        }
+        let len = piece.min(part.len - start);
         for dest in &dests.get()[part.dests.clone()] {
-            // SAFETY: the caller's promise, for the piece `start..start + len` of the part; a piece
-            // past the end of a short part has no elements and its wrapped address is not used.
+            // SAFETY: the caller's promise, for the elements `start..start + len` of the part.
             unsafe {
-                let (from, to) = (part.source.wrapping_add(start), part.offset + start);
-                dest.wrapping_add(to).copy_from_nonoverlapping(from, len);
+                let (from, to) = (part.source.add(start), dest.add(part.offset + start));
+                to.copy_from_nonoverlapping(from, len);
             }
         }
     });
