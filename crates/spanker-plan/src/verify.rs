@@ -13,7 +13,7 @@ mod symbols;
 use std::fmt;
 
 use crate::schedule::{Buffer, Incoming, Local, Rank, Schedule, Span, Step, Transfer};
-use crate::{Collective, PlanError, chunk};
+use crate::{Collective, MAX_RANKS, PlanError, chunk};
 use symbols::{Symbols, UNDEFINED, Value};
 
 /// What is true of a schedule that passed.
@@ -35,6 +35,16 @@ pub struct Proof {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Flaw {
+    /// The schedule's own numbers cannot be: no ranks or too many, a root outside the group, a buffer
+    /// that does not fit the collective, or more elements than the verifier takes.
+    Shape {
+        /// What is wrong.
+        what: &'static str,
+        /// The number as found.
+        found: usize,
+        /// The number that it must be, or may be at most.
+        bound: usize,
+    },
     /// A span reaches outside its buffer.
     OutOfBounds {
         /// The rank.
@@ -119,6 +129,7 @@ pub enum Flaw {
 impl fmt::Display for Flaw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Flaw::Shape { what, found, bound } => write!(f, "{what}: {found}, bound is {bound}"),
             Flaw::OutOfBounds { rank, step, span, room } => write!(
                 f,
                 "rank {rank} step {step}: {span:?} is outside a buffer of {room} elements"
@@ -164,6 +175,7 @@ pub fn verify(schedule: &Schedule) -> Result<Proof, PlanError> {
         algorithm: schedule.algorithm(),
         flaw,
     };
+    check_shape(schedule).map_err(refuse)?;
     for rank in 0..schedule.ranks() {
         for (index, step) in schedule.program(rank).iter().enumerate() {
             check_step(schedule, rank, index, step).map_err(refuse)?;
@@ -172,6 +184,30 @@ pub fn verify(schedule: &Schedule) -> Result<Proof, PlanError> {
     let mut machine = Machine::new(schedule);
     machine.run().map_err(refuse)?;
     machine.check_result().map_err(refuse)
+}
+
+/// The most elements of all buffers of all ranks that the verifier keeps symbols for.
+const MOST_ELEMENTS: usize = 1 << 26;
+
+/// Whether the schedule's numbers fit each other, and the verifier.
+fn check_shape(schedule: &Schedule) -> Result<(), Flaw> {
+    let (ranks, elements) = (schedule.ranks(), schedule.elements());
+    if ranks == 0 || ranks > MAX_RANKS {
+        return Err(Flaw::Shape { what: "ranks", found: ranks, bound: MAX_RANKS });
+    }
+    if let Some(root) = schedule.collective().root().filter(|&root| root >= ranks) {
+        return Err(Flaw::Shape { what: "root", found: root, bound: ranks - 1 });
+    }
+    let data = schedule.collective().data_len(ranks, elements).unwrap_or(usize::MAX);
+    if schedule.data_len() != data {
+        let found = schedule.data_len();
+        return Err(Flaw::Shape { what: "elements of data", found, bound: data });
+    }
+    let all = schedule.data_len().saturating_add(schedule.scratch_len()).saturating_mul(ranks);
+    if all > MOST_ELEMENTS {
+        return Err(Flaw::Shape { what: "elements in all", found: all, bound: MOST_ELEMENTS });
+    }
+    Ok(())
 }
 
 /// Bounds, lengths, peers and conflicts of one step: all that can be seen without running it.

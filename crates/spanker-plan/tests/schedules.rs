@@ -176,6 +176,23 @@ fn verifier_refuses_each_kind_of_broken_schedule() {
 }
 
 #[test]
+fn verifier_refuses_schedules_whose_numbers_cannot_be() {
+    let refused = |collective, elements, data, scratch, programs| {
+        let built =
+            Schedule::from_parts(collective, Algorithm::Ring, elements, data, scratch, programs);
+        verify(&built).unwrap_err().to_string()
+    };
+    let all_reduce = Collective::AllReduce;
+    let two = || vec![vec![], vec![]];
+    assert!(refused(all_reduce, 4, 4, 0, vec![]).contains("ranks: 0"));
+    assert!(refused(Collective::Broadcast { root: 9 }, 4, 4, 0, two()).contains("root: 9"));
+    assert!(refused(all_reduce, 4, 3, 0, two()).contains("elements of data: 3"));
+    assert!(refused(all_reduce, 4, 4, usize::MAX, two()).contains("elements in all"));
+    assert!(refused(all_reduce, usize::MAX, usize::MAX, 0, two()).contains("elements in all"));
+    assert!(refused(Collective::AllToAll, usize::MAX, 4, 0, two()).contains("elements of data"));
+}
+
+#[test]
 fn verifier_refuses_a_wait_on_a_cycle() {
     // Both ranks send in one step and receive in the next: without buffers neither send completes.
     let flaw = flaw_of(|programs| {
