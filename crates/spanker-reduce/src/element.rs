@@ -22,18 +22,26 @@ pub trait Element:
     /// The type's name as data.
     const DTYPE: DType;
 
-    /// What folds accumulate in: `f32` for the 16-bit floats, otherwise the type itself.
+    /// The kernel of `op` for `sources` operands, or `None` for an illegal pair.
     #[doc(hidden)]
+    fn kernel(op: ReduceOp, sources: usize) -> Option<Kernel<Self>>;
+
+    /// The quotient by a number of cards.
+    #[doc(hidden)]
+    fn over(self, count: usize) -> Self;
+}
+
+/// What kernels need of an element type and nobody else may call: the level of instructions is not
+/// checked here.
+pub(crate) trait Wide: Element {
+    /// What folds accumulate in: `f32` for the 16-bit floats, otherwise the type itself.
     type Acc: Copy + Default;
 
-    #[doc(hidden)]
     fn widen(self) -> Self::Acc;
 
-    #[doc(hidden)]
     fn narrow(acc: Self::Acc) -> Self;
 
     /// Widens a block, with the instructions that level `ISA` of the kernels may use.
-    #[doc(hidden)]
     #[inline(always)]
     fn widen_block<const ISA: u8, const W: usize>(block: &[Self; W]) -> [Self::Acc; W] {
         let mut wide = [Self::Acc::default(); W];
@@ -44,7 +52,6 @@ pub trait Element:
     }
 
     /// Narrows a block, likewise.
-    #[doc(hidden)]
     #[inline(always)]
     fn narrow_block<const ISA: u8, const W: usize>(block: &[Self::Acc; W]) -> [Self; W] {
         let mut narrow = [Self::zeroed(); W];
@@ -53,14 +60,6 @@ pub trait Element:
         }
         narrow
     }
-
-    /// The kernel of `op` for `sources` operands, or `None` for an illegal pair.
-    #[doc(hidden)]
-    fn kernel(op: ReduceOp, sources: usize) -> Option<Kernel<Self>>;
-
-    /// The quotient by a number of cards.
-    #[doc(hidden)]
-    fn over(self, count: usize) -> Self;
 }
 
 /// Arithmetic of an accumulator.
@@ -229,6 +228,15 @@ macro_rules! element {
         impl sealed::Sealed for $type {}
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
+            fn kernel(op: ReduceOp, sources: usize) -> Option<Kernel<Self>> {
+                kernel::$select::<Self, $width>(op, sources)
+            }
+            #[inline(always)]
+            fn over(self, count: usize) -> Self {
+                Self::narrow(Acc::over(self.widen(), count))
+            }
+        }
+        impl Wide for $type {
             type Acc = $acc;
             #[inline(always)]
             fn widen(self) -> $acc {
@@ -237,13 +245,6 @@ macro_rules! element {
             #[inline(always)]
             fn narrow(acc: $acc) -> Self {
                 ($narrow)(acc)
-            }
-            fn kernel(op: ReduceOp, sources: usize) -> Option<Kernel<Self>> {
-                kernel::$select::<Self, $width>(op, sources)
-            }
-            #[inline(always)]
-            fn over(self, count: usize) -> Self {
-                Self::narrow(Acc::over(self.widen(), count))
             }
             $($blocks)*
         }

@@ -88,9 +88,7 @@ pub fn reduce_scatter<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
     let kernel = kernel_for::<T>(op, count)?;
     let (sources, len) = read_only(inputs)?;
     check_counts(count, outputs.len())?;
-    for (card, output) in outputs.iter_mut().enumerate() {
-        check(card, chunk(len, count, card).len(), output.as_mut().len())?;
-    }
+    let mut outputs = writable(outputs, |card| chunk(len, count, card).len())?;
     for (card, output) in outputs.iter_mut().enumerate() {
         let range = chunk(len, count, card);
         let mut parts = Pointers::new();
@@ -98,7 +96,7 @@ pub fn reduce_scatter<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
             // SAFETY: the chunk begins within the input or at its end.
             parts.push(unsafe { source.add(range.start) });
         }
-        let dest = output.as_mut().as_mut_ptr();
+        let dest = output.as_mut_ptr();
         // SAFETY: each input has the chunk's elements from there on, and the output as many. All are
         // borrowed for this call.
         unsafe { run(team, threads, kernel, parts.as_slice(), &[dest], 0..range.len()) };
@@ -116,20 +114,19 @@ pub fn all_gather<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
     inputs: &[A],
     outputs: &mut [B],
 ) -> Result<(), ReduceError> {
-    let total = inputs.iter().map(|input| input.as_ref().len()).sum();
-    for (card, output) in outputs.iter_mut().enumerate() {
-        check(card, total, output.as_mut().len())?;
-    }
-    let dests: Vec<*mut T> =
-        outputs.iter_mut().map(|output| output.as_mut().as_mut_ptr()).collect();
-    let mut offset = 0;
-    let parts = inputs.iter().map(|input| {
-        let part = Part::new(input.as_ref(), 0..dests.len(), offset);
-        offset += part.len;
-        part
-    });
+    let mut total = 0usize;
+    let parts: Vec<Part<T>> = inputs
+        .iter()
+        .map(|input| {
+            let part = Part::new(input.as_ref(), 0..outputs.len(), total);
+            // No output is as long as what does not fit a number.
+            total = total.saturating_add(part.len);
+            part
+        })
+        .collect();
+    let mut outputs = writable(outputs, |_| total)?;
     // SAFETY: every output is as long as all inputs together, and borrowed mutably for this call.
-    unsafe { copy(team, threads, &parts.collect::<Vec<_>>(), &dests) };
+    unsafe { copy(team, threads, &parts, &mut outputs) };
     Ok(())
 }
 
@@ -170,16 +167,12 @@ pub fn scatter<T: Element, B: AsMut<[T]>>(
     outputs: &mut [B],
 ) -> Result<(), ReduceError> {
     let count = outputs.len();
-    for (card, output) in outputs.iter_mut().enumerate() {
-        check(card, chunk(source.len(), count, card).len(), output.as_mut().len())?;
-    }
-    let dests: Vec<*mut T> =
-        outputs.iter_mut().map(|output| output.as_mut().as_mut_ptr()).collect();
+    let mut outputs = writable(outputs, |card| chunk(source.len(), count, card).len())?;
     let parts: Vec<Part<T>> = (0..count)
         .map(|card| Part::new(&source[chunk(source.len(), count, card)], card..card + 1, 0))
         .collect();
     // SAFETY: output `card` is as long as its chunk, and borrowed mutably for this call.
-    unsafe { copy(team, threads, &parts, &dests) };
+    unsafe { copy(team, threads, &parts, &mut outputs) };
     Ok(())
 }
 
@@ -196,26 +189,22 @@ pub fn all_to_all<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
 ) -> Result<(), ReduceError> {
     let count = inputs.len();
     check_counts(count, outputs.len())?;
-    let len = inputs.first().map_or(0, |input| input.as_ref().len());
+    let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
+    let len = inputs.first().map_or(0, |input| input.len());
     for (card, input) in inputs.iter().enumerate() {
-        check(card, len, input.as_ref().len())?;
+        check(card, len, input.len())?;
     }
-    for (card, output) in outputs.iter_mut().enumerate() {
-        check(card, chunk(len, count, card).len() * count, output.as_mut().len())?;
-    }
-    let dests: Vec<*mut T> =
-        outputs.iter_mut().map(|output| output.as_mut().as_mut_ptr()).collect();
+    let mut outputs = writable(outputs, |card| chunk(len, count, card).len() * count)?;
     let mut parts = Vec::with_capacity(count * count);
     for card in 0..count {
         let range = chunk(len, count, card);
         for (from, input) in inputs.iter().enumerate() {
-            let block = &input.as_ref()[range.clone()];
-            parts.push(Part::new(block, card..card + 1, from * range.len()));
+            parts.push(Part::new(&input[range.clone()], card..card + 1, from * range.len()));
         }
     }
     // SAFETY: output `card` holds a block of its chunk's length from every card, and is borrowed
     // mutably for this call.
-    unsafe { copy(team, threads, &parts, &dests) };
+    unsafe { copy(team, threads, &parts, &mut outputs) };
     Ok(())
 }
 
@@ -248,14 +237,16 @@ pub fn memory_limit<T: Element, B: AsMut<[T]>>(
     Ok(())
 }
 
-/// The number of threads that a collective over `bytes` in all would use.
+/// The number of threads that a collective over `bytes` in all uses: no more than there are units of
+/// work for.
 #[must_use]
 pub fn threads_for(team: &Team, threads: Threads, bytes: usize) -> usize {
-    match threads {
+    let most = match threads {
         Threads::Exactly(threads) => threads.clamp(1, team.threads()),
         Threads::Auto if bytes < AUTO_BYTES => 1,
         Threads::Auto => team.threads(),
-    }
+    };
+    most.min(bytes.div_ceil(UNIT_BYTES)).max(1)
 }
 
 /// Divides every element by `count`, as the last step of an average whose sum is complete.
@@ -302,15 +293,21 @@ impl<T> Part<T> {
 /// gets it.
 ///
 /// # Safety
-/// The sources are borrowed by the caller and the destinations mutably; every destination of a part
-/// has room for it at its offset, and no two parts go to the same place.
-unsafe fn copy<T: Element>(team: &Team, threads: Threads, parts: &[Part<T>], dests: &[*mut T]) {
+/// The sources are borrowed by the caller; every output of a part has room for it at its offset, and no
+/// two parts go to the same place.
+unsafe fn copy<T: Element>(
+    team: &Team,
+    threads: Threads,
+    parts: &[Part<T>],
+    outputs: &mut [&mut [T]],
+) {
+    let dests: Vec<*mut T> = outputs.iter_mut().map(|output| output.as_mut_ptr()).collect();
     let bytes = parts.iter().map(|part| part.len * part.dests.len() * size_of::<T>()).sum();
     let threads = threads_for(team, threads, bytes);
     let longest = parts.iter().map(|part| part.len).max().unwrap_or(0);
     let piece = UNIT_BYTES / size_of::<T>();
     let pieces = longest.div_ceil(piece);
-    let (parts, dests) = (Shared(parts), Shared(dests));
+    let (parts, dests) = (Shared(parts), Shared(&dests[..]));
     team.run(threads, parts.get().len() * pieces, &|unit| {
         let part = &parts.get()[unit / pieces];
         let start = unit % pieces * piece;
@@ -346,13 +343,26 @@ fn in_place<T: Element, B: AsMut<[T]>>(
 /// The beginnings of equally long buffers that will only be read, and their length.
 fn read_only<T: Element, A: AsRef<[T]>>(inputs: &[A]) -> Result<(Pointers<T>, usize), ReduceError> {
     let mut pointers = Pointers::new();
-    let len = inputs.first().map_or(0, |input| input.as_ref().len());
+    let mut expected = None;
     for (card, input) in inputs.iter().enumerate() {
         let input = input.as_ref();
-        check(card, len, input.len())?;
+        check(card, *expected.get_or_insert(input.len()), input.len())?;
         pointers.push(input.as_ptr().cast_mut());
     }
-    Ok((pointers, len))
+    Ok((pointers, expected.unwrap_or(0)))
+}
+
+/// The outputs as slices, each as long as `expected` says. Every buffer is asked for its slice once: a
+/// second answer might be another.
+fn writable<T: Element, B: AsMut<[T]>>(
+    outputs: &mut [B],
+    expected: impl Fn(usize) -> usize,
+) -> Result<Vec<&mut [T]>, ReduceError> {
+    let outputs: Vec<&mut [T]> = outputs.iter_mut().map(AsMut::as_mut).collect();
+    for (card, output) in outputs.iter().enumerate() {
+        check(card, expected(card), output.len())?;
+    }
+    Ok(outputs)
 }
 
 /// Runs the kernel over `range` of all buffers, on as many threads as pay.
@@ -379,7 +389,7 @@ unsafe fn run<T: Element>(
         return;
     }
     // Whole pages of 4-byte elements, so that pieces begin on a line where the buffers do.
-    let piece = (UNIT_BYTES / each).next_multiple_of(1024);
+    let piece = (UNIT_BYTES / each).next_multiple_of(1024).max(1024);
     let (sources, dests) = (Shared(sources), Shared(dests));
     team.split(threads, range.len(), piece, &|part| {
         let part = range.start + part.start..range.start + part.end;

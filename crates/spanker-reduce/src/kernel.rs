@@ -14,7 +14,7 @@ use half::f16;
 use spanker_plan::ReduceOp;
 
 use crate::element::{
-    Acc, And, Avg, Bits, Element, Float, Fold, LogSumExp, Max, Min, Or, Product, Sum, Xor,
+    Acc, And, Avg, Bits, Float, Fold, LogSumExp, Max, Min, Or, Product, Sum, Wide, Xor,
     f32_to_half, half_to_f32,
 };
 
@@ -29,7 +29,7 @@ pub type Kernel<T> = unsafe fn(sources: &[*mut T], dests: &[*mut T], range: Rang
 /// The kernel of a float type.
 pub(crate) fn select_float<T, const W: usize>(op: ReduceOp, sources: usize) -> Option<Kernel<T>>
 where
-    T: Element<Acc: Float>,
+    T: Wide<Acc: Float>,
 {
     match op {
         ReduceOp::LogSumExp => Some(by_isa::<T, LogSumExp, 0, W>()),
@@ -40,7 +40,7 @@ where
 /// The kernel of an integer type.
 pub(crate) fn select_integer<T, const W: usize>(op: ReduceOp, sources: usize) -> Option<Kernel<T>>
 where
-    T: Element<Acc: Bits>,
+    T: Wide<Acc: Bits>,
 {
     match op {
         ReduceOp::BitwiseOr => Some(by_isa::<T, Or, 0, W>()),
@@ -52,7 +52,7 @@ where
 
 fn select_common<T, const W: usize>(op: ReduceOp, sources: usize) -> Option<Kernel<T>>
 where
-    T: Element<Acc: Acc>,
+    T: Wide<Acc: Acc>,
 {
     match op {
         ReduceOp::Sum => Some(by_count::<T, Sum, W>(sources)),
@@ -68,7 +68,7 @@ where
 /// own: the hardware's prefetcher tells streams apart by instruction.
 fn by_count<T, O, const W: usize>(sources: usize) -> Kernel<T>
 where
-    T: Element<Acc: Acc>,
+    T: Wide<Acc: Acc>,
     O: Fold<T::Acc>,
 {
     match sources {
@@ -82,7 +82,7 @@ where
 
 fn by_isa<T, O, const N: usize, const W: usize>() -> Kernel<T>
 where
-    T: Element<Acc: Acc>,
+    T: Wide<Acc: Acc>,
     O: Fold<T::Acc>,
 {
     #[cfg(target_arch = "x86_64")]
@@ -104,7 +104,7 @@ unsafe fn baseline<T, O, const N: usize, const W: usize>(
     dests: &[*mut T],
     range: Range<usize>,
 ) where
-    T: Element<Acc: Acc>,
+    T: Wide<Acc: Acc>,
     O: Fold<T::Acc>,
 {
     // SAFETY: the caller keeps the promises of `Kernel`.
@@ -113,7 +113,7 @@ unsafe fn baseline<T, O, const N: usize, const W: usize>(
 
 #[cfg(target_arch = "x86_64")]
 mod isa {
-    use super::{Acc, Element, Fold, Range, body};
+    use super::{Acc, Fold, Range, Wide, body};
 
     pub(super) fn has_avx2() -> bool {
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
@@ -134,7 +134,7 @@ mod isa {
         dests: &[*mut T],
         range: Range<usize>,
     ) where
-        T: Element<Acc: Acc>,
+        T: Wide<Acc: Acc>,
         O: Fold<T::Acc>,
     {
         // SAFETY: the caller keeps the promises of `Kernel`.
@@ -149,7 +149,7 @@ mod isa {
         dests: &[*mut T],
         range: Range<usize>,
     ) where
-        T: Element<Acc: Acc>,
+        T: Wide<Acc: Acc>,
         O: Fold<T::Acc>,
     {
         // SAFETY: the caller keeps the promises of `Kernel`.
@@ -174,7 +174,7 @@ unsafe fn body<const ISA: u8, T, O, const N: usize, const W: usize>(
     dests: &[*mut T],
     range: Range<usize>,
 ) where
-    T: Element<Acc: Acc>,
+    T: Wide<Acc: Acc>,
     O: Fold<T::Acc>,
 {
     let (mut i, end) = (range.start, range.end);
@@ -256,7 +256,7 @@ unsafe fn block<const ISA: u8, T, O, const N: usize, const W: usize>(
     dests: &[*mut T],
     i: usize,
 ) where
-    T: Element<Acc: Acc>,
+    T: Wide<Acc: Acc>,
     O: Fold<T::Acc>,
 {
     let (sources, dests) = if N > 0 { (&sources[..N], &dests[..N]) } else { (sources, dests) };
@@ -282,6 +282,8 @@ unsafe fn block<const ISA: u8, T, O, const N: usize, const W: usize>(
 }
 
 /// Widens 16-bit floats with the instructions for it, where the level has them.
+///
+/// Called only from a body, which runs only on CPUs of its level.
 #[inline(always)]
 pub(crate) fn widen_half<const ISA: u8, const W: usize>(block: &[f16; W]) -> [f32; W] {
     let mut wide = [0.0; W];
@@ -391,7 +393,7 @@ mod tests {
     /// The same kernel, compiled for every level that this CPU has.
     fn levels<T, O, const N: usize, const W: usize>() -> Vec<(&'static str, Kernel<T>)>
     where
-        T: Element<Acc: Acc>,
+        T: Wide<Acc: Acc>,
         O: Fold<T::Acc>,
     {
         let mut levels: Vec<(&'static str, Kernel<T>)> = vec![("baseline", baseline::<T, O, N, W>)];
@@ -410,7 +412,7 @@ mod tests {
     /// Every level against one element at a time, over arbitrary bit patterns and odd borders.
     fn check<T, O, const N: usize, const W: usize>(cards: usize)
     where
-        T: Element<Acc: Acc>,
+        T: Wide<Acc: Acc>,
         O: Fold<T::Acc>,
     {
         const LEN: usize = 1500;

@@ -2,8 +2,8 @@
 //! A persistent team of threads that shares one job at a time with its caller.
 //!
 //! The caller always works. Helpers that are awake join in; a helper that comes late finds its share
-//! taken and goes back to sleep, and the caller never waits for one that has not begun. So a call on a
-//! busy machine costs what one thread costs, not what the slowest wake-up costs.
+//! taken and goes back to sleep, and the caller never waits for one that has not begun. It does wait for
+//! helpers in the middle of their last units, which takes longer when others want their core.
 //!
 //! Deliberately not a general thread pool: no queue, no nesting, no stealing while waiting.
 
@@ -98,7 +98,7 @@ const INSIDE_MASK: u64 = 0xffff;
 const OPEN: u64 = 1 << 16;
 const NUMBER: u64 = 1 << 17;
 
-/// How often an idle helper looks for work before it sleeps: tens of microseconds.
+/// How often an idle helper looks for work before it sleeps: hundreds of microseconds.
 const LOOKS_BEFORE_SLEEP: usize = 20_000;
 
 /// How often the caller looks whether the helpers are done before it gives up its core: microseconds.
@@ -174,6 +174,8 @@ impl Team {
             (0..units).for_each(work);
             return;
         };
+        // A caller that panicked itself has left its helpers' panics behind.
+        self.shared.take_panic();
         self.shared.deal(participants, units);
         // SAFETY: only the lifetime changes. The gate is shut before `work` goes out of scope, on a
         // panic too (`Open` does it when dropped), and no helper is inside a shut gate.
@@ -183,8 +185,7 @@ impl Team {
         // SAFETY: `work` is alive until `open` is dropped.
         self.shared.take_units(0, participants, unsafe { &*work });
         drop(open);
-        let panicked = self.shared.panicked.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(payload) = panicked {
+        if let Some(payload) = self.shared.take_panic() {
             resume_unwind(payload);
         }
     }
@@ -255,7 +256,20 @@ impl Drop for Open<'_> {
     }
 }
 
+/// A helper inside the gate. Dropping it leaves, whatever happened inside.
+struct Inside<'a>(&'a Shared);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.gate.fetch_sub(INSIDE, Ordering::Release);
+    }
+}
+
 impl Shared {
+    fn take_panic(&self) -> Option<Box<dyn Any + Send>> {
+        self.panicked.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Deals `units` to `participants` in contiguous shares.
     fn deal(&self, participants: usize, units: usize) {
         for (place, share) in self.shares[..participants].iter().enumerate() {
@@ -303,6 +317,7 @@ impl Shared {
             if !self.enter(number) {
                 continue;
             }
+            let inside = Inside(self);
             // SAFETY: inside the gate the job is set and does not change.
             let job = unsafe { *self.job.get() };
             if let Some(job) = job.filter(|job| place < job.participants) {
@@ -313,10 +328,14 @@ impl Shared {
                 }));
                 if let Err(payload) = outcome {
                     let mut slot = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
-                    slot.get_or_insert(payload);
+                    match *slot {
+                        None => *slot = Some(payload),
+                        // One panic is handed on. Dropping another's payload could panic here.
+                        Some(_) => std::mem::forget(payload),
+                    }
                 }
             }
-            self.gate.fetch_sub(INSIDE, Ordering::Release);
+            drop(inside);
         }
     }
 

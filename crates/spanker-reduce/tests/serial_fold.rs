@@ -300,3 +300,39 @@ fn no_cards_and_no_elements_are_legal() {
     let mut outputs: Vec<Vec<f32>> = Vec::new();
     scatter(Team::global(), Threads::Auto, &[1.0], &mut outputs).unwrap();
 }
+
+/// A buffer that gives another slice each time it is asked.
+struct Fickle {
+    long: Vec<f32>,
+    asked: usize,
+}
+
+impl AsMut<[f32]> for Fickle {
+    fn as_mut(&mut self) -> &mut [f32] {
+        self.asked += 1;
+        if self.asked > 1 { &mut [] } else { &mut self.long }
+    }
+}
+
+#[test]
+fn a_buffer_that_changes_its_mind_is_asked_once() {
+    let fickle =
+        || vec![Fickle { long: vec![0.0; 32], asked: 0 }, Fickle { long: vec![0.0; 32], asked: 0 }];
+    let inputs = [vec![1.0f32; 64], vec![2.0; 64]];
+    let (team, auto) = (Team::global(), Threads::Auto);
+    let mut outputs = fickle();
+    reduce_scatter(team, auto, &inputs, &mut outputs, ReduceOp::Sum).unwrap();
+    assert!(outputs.iter().all(|output| output.asked == 1 && output.long == [3.0; 32]));
+    let mut outputs = fickle();
+    scatter(team, auto, &inputs[0], &mut outputs).unwrap();
+    assert!(outputs.iter().all(|output| output.asked == 1 && output.long == [1.0; 32]));
+    let mut outputs = fickle();
+    all_gather(team, auto, &[&inputs[0][..16], &inputs[1][..16]], &mut outputs).unwrap();
+    assert!(outputs.iter().all(|output| output.asked == 1));
+    let mut outputs = fickle();
+    all_to_all(team, auto, &[&inputs[0][..32], &inputs[1][..32]], &mut outputs).unwrap();
+    assert!(outputs.iter().all(|output| output.asked == 1));
+    let mut cards = fickle();
+    all_reduce(team, auto, &mut cards, ReduceOp::Sum).unwrap();
+    assert!(cards.iter().all(|card| card.asked == 1));
+}

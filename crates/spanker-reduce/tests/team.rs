@@ -80,6 +80,22 @@ fn a_panic_in_any_unit_reaches_the_caller_and_the_team_works_on() {
 }
 
 #[test]
+fn panics_on_all_threads_at_once_do_not_reach_the_next_call() {
+    let team = Team::new(3);
+    for _ in 0..20 {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            team.run(3, 3, &|unit| {
+                // Long enough for the helpers to come, so that several panic in one job.
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                panic!("unit {unit}");
+            });
+        }));
+        assert!(outcome.is_err());
+        team.run(3, 30, &|_| ());
+    }
+}
+
+#[test]
 fn concurrent_callers_of_one_team_all_get_their_results() {
     let team = Team::new(2);
     std::thread::scope(|scope| {
