@@ -71,8 +71,10 @@ impl Builder {
 
     /// Messages of `count` chunks from chunk `first` on, around the end of the buffer if need be.
     fn chunks(&mut self, from: Rank, to: Rank, first: usize, count: usize, fold: Option<Incoming>) {
-        for range in self.cyclic(first, count) {
-            self.data(from, to, range, fold);
+        let [whole, wrapped] = self.cyclic(first, count);
+        self.data(from, to, whole, fold);
+        if !wrapped.is_empty() {
+            self.data(from, to, wrapped, fold);
         }
     }
 

@@ -94,6 +94,25 @@ impl Collective {
         }
     }
 
+    /// The same collective at another root. Collectives without a root stay as they are.
+    ///
+    /// ```
+    /// use spanker_plan::Collective;
+    /// let reduce = Collective::Reduce { root: 0 };
+    /// assert_eq!(reduce.with_root(2), Collective::Reduce { root: 2 });
+    /// assert_eq!(Collective::Barrier.with_root(2), Collective::Barrier);
+    /// ```
+    #[must_use]
+    pub const fn with_root(self, root: Rank) -> Self {
+        match self {
+            Collective::Broadcast { .. } => Collective::Broadcast { root },
+            Collective::Reduce { .. } => Collective::Reduce { root },
+            Collective::Gather { .. } => Collective::Gather { root },
+            Collective::Scatter { .. } => Collective::Scatter { root },
+            other => other,
+        }
+    }
+
     /// Whether contributions are combined by an operation rather than only moved.
     #[must_use]
     pub const fn reduces(self) -> bool {

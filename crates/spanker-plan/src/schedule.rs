@@ -4,6 +4,7 @@
 //! A schedule says nothing about element types, operations, time or fabrics. It is what the verifier
 //! proves, what an executor runs and what a cost model prices.
 
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
 use crate::{Algorithm, Collective, MAX_RANKS, PlanError, algorithm};
@@ -158,6 +159,7 @@ pub struct Schedule {
     data: usize,
     scratch: usize,
     programs: Vec<Vec<Step>>,
+    fingerprint: u64,
 }
 
 impl Schedule {
@@ -172,7 +174,10 @@ impl Schedule {
         scratch: usize,
         programs: Vec<Vec<Step>>,
     ) -> Self {
-        Schedule { collective, algorithm, elements, data, scratch, programs }
+        let mut hasher = std::hash::DefaultHasher::new();
+        (collective, algorithm, elements, data, scratch, &programs).hash(&mut hasher);
+        let fingerprint = hasher.finish();
+        Schedule { collective, algorithm, elements, data, scratch, programs, fingerprint }
     }
 
     /// What the schedule computes.
@@ -185,6 +190,13 @@ impl Schedule {
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
+    }
+
+    /// A number that schedules with different steps do not share, so that ranks can tell whether they
+    /// follow the same one. It is not stable between builds.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
     }
 
     /// Ranks in the group.

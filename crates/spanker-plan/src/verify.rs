@@ -27,7 +27,8 @@ pub struct Proof {
     pub sent_total: usize,
     /// Every rank that holds a result computed it by the same expression: the bits are equal on all.
     pub uniform: bool,
-    /// That expression is the serial fold in rank order: the bits do not depend on the algorithm.
+    /// That expression is the serial fold in rank order, in one go: the bits do not depend on the
+    /// algorithm.
     pub serial: bool,
 }
 
@@ -77,6 +78,13 @@ pub enum Flaw {
         one: usize,
         /// The other.
         other: usize,
+    },
+    /// A fold in a collective that only moves elements.
+    Fold {
+        /// The rank.
+        rank: Rank,
+        /// Its step.
+        step: usize,
     },
     /// A message to itself or to a rank outside the group.
     Peer {
@@ -140,6 +148,9 @@ impl fmt::Display for Flaw {
             Flaw::Lengths { rank, step, one, other } => {
                 write!(f, "rank {rank} step {step}: lengths {one} and {other} differ")
             }
+            Flaw::Fold { rank, step } => {
+                write!(f, "rank {rank} step {step}: a fold in a collective that does not reduce")
+            }
             Flaw::Peer { rank, step, peer } => {
                 write!(f, "rank {rank} step {step}: {peer} is not a peer")
             }
@@ -186,8 +197,10 @@ pub fn verify(schedule: &Schedule) -> Result<Proof, PlanError> {
     machine.check_result().map_err(refuse)
 }
 
-/// The most elements of all buffers of all ranks that the verifier keeps symbols for.
+/// The most memory that the verifier spends on a schedule, in elements of all buffers of all ranks. A
+/// contribution weighs more than an element that is still undefined.
 const MOST_ELEMENTS: usize = 1 << 26;
+const WEIGHT: usize = 32;
 
 /// Whether the schedule's numbers fit each other, and the verifier.
 fn check_shape(schedule: &Schedule) -> Result<(), Flaw> {
@@ -203,7 +216,12 @@ fn check_shape(schedule: &Schedule) -> Result<(), Flaw> {
         let found = schedule.data_len();
         return Err(Flaw::Shape { what: "elements of data", found, bound: data });
     }
-    let all = schedule.data_len().saturating_add(schedule.scratch_len()).saturating_mul(ranks);
+    if schedule.collective() == Collective::Barrier && elements > 0 {
+        return Err(Flaw::Shape { what: "elements of a barrier", found: elements, bound: 0 });
+    }
+    let symbols = elements.saturating_mul(WEIGHT + ranks.div_ceil(8));
+    let all = schedule.data_len().saturating_add(schedule.scratch_len());
+    let all = all.saturating_add(symbols).saturating_mul(ranks);
     if all > MOST_ELEMENTS {
         return Err(Flaw::Shape { what: "elements in all", found: all, bound: MOST_ELEMENTS });
     }
@@ -218,6 +236,9 @@ fn check_step(schedule: &Schedule, rank: Rank, step: usize, work: &Step) -> Resu
         let peer = transfer.peer();
         if peer == rank || peer >= schedule.ranks() {
             return Err(Flaw::Peer { rank, step, peer });
+        }
+        if matches!(transfer, Transfer::Recv { fold: Some(_), .. }) {
+            here.reduces()?;
         }
         for before in &work.transfers[..i] {
             let reads = |t: &Transfer| matches!(t, Transfer::Send { .. });
@@ -236,6 +257,7 @@ fn check_step(schedule: &Schedule, rank: Rank, step: usize, work: &Step) -> Resu
             }
             Local::Fold { sources, into } => {
                 here.inside(*into)?;
+                here.reduces()?;
                 here.same(sources.len().min(1), 1)?;
                 for source in sources {
                     here.inside(*source)?;
@@ -269,6 +291,14 @@ impl Place<'_> {
             Some(end) if end <= room => Ok(()),
             _ => Err(Flaw::OutOfBounds { rank: self.rank, step: self.step, span, room }),
         }
+    }
+
+    fn reduces(&self) -> Result<(), Flaw> {
+        if self.schedule.collective().reduces() || self.schedule.collective() == Collective::Barrier
+        {
+            return Ok(());
+        }
+        Err(Flaw::Fold { rank: self.rank, step: self.step })
     }
 
     fn same(&self, one: usize, other: usize) -> Result<(), Flaw> {
@@ -447,8 +477,8 @@ impl<'a> Machine<'a> {
             Some(order) => {
                 let mine = self.read(rank, span)?;
                 let folded = match order {
-                    Incoming::First => self.fold(rank, &values, &mine)?,
-                    Incoming::Second => self.fold(rank, &mine, &values)?,
+                    Incoming::First => self.fold(rank, &[values, mine])?,
+                    Incoming::Second => self.fold(rank, &[mine, values])?,
                 };
                 self.ranks[rank].at(span).copy_from_slice(&folded);
             }
@@ -477,11 +507,11 @@ impl<'a> Machine<'a> {
                 self.ranks[rank].at(*into).copy_from_slice(&values);
             }
             Local::Fold { sources, into } => {
-                let mut folded = self.read(rank, sources[0])?;
-                for source in &sources[1..] {
-                    let next = self.read(rank, *source)?;
-                    folded = self.fold(rank, &folded, &next)?;
+                let mut operands = Vec::with_capacity(sources.len());
+                for source in sources {
+                    operands.push(self.read(rank, *source)?);
                 }
+                let folded = self.fold(rank, &operands)?;
                 self.ranks[rank].at(*into).copy_from_slice(&folded);
             }
         }
@@ -496,13 +526,13 @@ impl<'a> Machine<'a> {
         Ok(values)
     }
 
-    fn fold(&mut self, rank: Rank, one: &[Value], other: &[Value]) -> Result<Vec<Value>, Flaw> {
+    /// The fold of equally many elements of each operand, in order.
+    fn fold(&mut self, rank: Rank, operands: &[Vec<Value>]) -> Result<Vec<Value>, Flaw> {
         let step = self.ranks[rank].step;
-        one.iter()
-            .zip(other)
-            .enumerate()
-            .map(|(element, (&a, &b))| {
-                self.symbols.fold(a, b).ok_or(Flaw::Twice { rank, step, element })
+        (0..operands[0].len())
+            .map(|element| {
+                let column: Vec<Value> = operands.iter().map(|values| values[element]).collect();
+                self.symbols.fold(&column).ok_or(Flaw::Twice { rank, step, element })
             })
             .collect()
     }

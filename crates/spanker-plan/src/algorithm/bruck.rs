@@ -32,7 +32,7 @@ pub(super) fn all_gather(b: &mut Builder) {
     for d in distances(n) {
         b.round();
         for r in 0..n {
-            b_chunks_or_token(b, r, (r + n - d) % n, r, d.min(n - d), None);
+            b.chunks(r, (r + n - d) % n, r, d.min(n - d), None);
         }
     }
 }
@@ -44,24 +44,8 @@ pub(super) fn reduce_scatter(b: &mut Builder) {
         b.round();
         for r in 0..n {
             let to = (r + d) % n;
-            b_chunks_or_token(b, r, to, to, d.min(n - d), Some(Incoming::Second));
+            b.chunks(r, to, to, d.min(n - d), Some(Incoming::Second));
         }
-    }
-}
-
-/// Sends chunks, or in a barrier the one empty message that stands for them.
-fn b_chunks_or_token(
-    b: &mut Builder,
-    from: Rank,
-    to: Rank,
-    first: usize,
-    count: usize,
-    fold: Option<Incoming>,
-) {
-    if b.keep_empty {
-        b.data(from, to, 0..0, fold);
-    } else {
-        b.chunks(from, to, first, count, fold);
     }
 }
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Expressions over contributions, each stored once, so that equal numbers mean equal bits.
+//!
+//! A fold of several operands at once is an expression of its own: it rounds once, where a chain of pairs
+//! rounds after each pair if the type is narrower than what folds accumulate in.
 
 use std::collections::HashMap;
 
@@ -16,8 +19,8 @@ struct Node {
     element: usize,
     /// One bit for each rank that contributes.
     ranks: Box<[u64]>,
-    /// `Some(k)`: the serial fold of ranks `0..k`.
-    serial: Option<usize>,
+    /// The fold of all ranks in order, in one go.
+    serial: bool,
     /// The rank of a contribution that nothing was folded into.
     leaf: Option<Rank>,
 }
@@ -27,7 +30,7 @@ pub(super) struct Symbols {
     ranks: usize,
     nodes: Vec<Node>,
     leaves: HashMap<(Rank, usize), Value>,
-    folds: HashMap<(Value, Value), Value>,
+    folds: HashMap<Box<[Value]>, Value>,
 }
 
 impl Symbols {
@@ -51,34 +54,37 @@ impl Symbols {
         }
         let mut ranks = vec![0; self.ranks.div_ceil(64)].into_boxed_slice();
         ranks[rank / 64] |= 1 << (rank % 64);
-        let value = self.insert(Node {
-            element,
-            ranks,
-            serial: (rank == 0).then_some(1),
-            leaf: Some(rank),
-        });
+        let value = self.insert(Node { element, ranks, serial: self.ranks == 1, leaf: Some(rank) });
         self.leaves.insert((rank, element), value);
         value
     }
 
-    /// `a op b`, or `None` where they share a contribution or belong to different elements.
-    pub(super) fn fold(&mut self, a: Value, b: Value) -> Option<Value> {
-        if let Some(&value) = self.folds.get(&(a, b)) {
+    /// `operands[0] op operands[1] op ..` in one go, or `None` where two share a contribution or belong
+    /// to different elements.
+    pub(super) fn fold(&mut self, operands: &[Value]) -> Option<Value> {
+        if let [alone] = operands {
+            return Some(*alone);
+        }
+        if let Some(&value) = self.folds.get(operands) {
             return Some(value);
         }
-        let (left, right) = (self.node(a)?, self.node(b)?);
-        let shared = left.ranks.iter().zip(&right.ranks).any(|(x, y)| x & y != 0);
-        if shared || left.element != right.element {
-            return None;
+        let first = self.node(*operands.first()?)?;
+        let element = first.element;
+        let mut ranks = first.ranks.clone();
+        for &operand in &operands[1..] {
+            let next = self.node(operand)?;
+            let shared = ranks.iter().zip(&next.ranks).any(|(x, y)| x & y != 0);
+            if shared || next.element != element {
+                return None;
+            }
+            ranks.iter_mut().zip(&next.ranks).for_each(|(x, y)| *x |= y);
         }
-        let node = Node {
-            element: left.element,
-            ranks: left.ranks.iter().zip(&right.ranks).map(|(x, y)| x | y).collect(),
-            serial: left.serial.filter(|&count| right.leaf == Some(count)).map(|count| count + 1),
-            leaf: None,
+        let in_order = |(rank, &operand): (usize, &Value)| {
+            self.node(operand).is_some_and(|node| node.leaf == Some(rank))
         };
-        let value = self.insert(node);
-        self.folds.insert((a, b), value);
+        let serial = operands.len() == self.ranks && operands.iter().enumerate().all(in_order);
+        let value = self.insert(Node { element, ranks, serial, leaf: None });
+        self.folds.insert(operands.into(), value);
         Some(value)
     }
 
@@ -92,7 +98,7 @@ impl Symbols {
 
     /// Whether `value` is the serial fold of all ranks.
     pub(super) fn is_serial(&self, value: Value) -> bool {
-        self.node(value).is_some_and(|node| node.serial == Some(self.ranks))
+        self.node(value).is_some_and(|node| node.serial)
     }
 
     /// In words, for a flaw.
