@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp, Schedule, chunk, schedule};
+use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp, Schedule, Step, chunk, schedule};
 use spanker_reduce::Element;
 
 use crate::{Call, Fabric, FabricError, Pool, Registered, Workspace, execute, execute_registered};
@@ -117,20 +117,20 @@ fn check_rank<T: Element>(
 }
 
 /// A call that no schedule belongs to, for tests of bare messages.
-fn bare_call(number: u64) -> Call {
+fn bare_call() -> Call {
     Call {
-        number,
         collective: Collective::Barrier,
         algorithm: Algorithm::OneShot,
         elements: 0,
         dtype: DType::U8,
         op: ReduceOp::Sum,
+        plan: 0,
     }
 }
 
 fn messages_between_two_ranks_keep_their_order<F: Fabric + Send>(group: &impl Fn(usize) -> Vec<F>) {
     on_all(group(2), |mut fabric| {
-        let (peer, call, mut pool) = (1 - fabric.rank(), bare_call(0), Pool::default());
+        let (peer, call, mut pool) = (1 - fabric.rank(), bare_call(), Pool::default());
         for round in 0..50u8 {
             let sends: Vec<_> = (0..20)
                 .map(|i| (peer, pool.write(2, |out| out.copy_from_slice(&[round, i]))))
@@ -166,6 +166,15 @@ fn ranks_that_disagree_find_out<F: Fabric + Send>(group: &impl Fn(usize) -> Vec<
         other => panic!("expected a mismatch, got {other}"),
     };
     let (ring, sum) = (Algorithm::Ring, ReduceOp::Sum);
+    // No message passes between ranks that each think they are the root.
+    let rooted =
+        |root| schedule(Collective::Broadcast { root }, Algorithm::OneShot, 3, 0).expect("legal");
+    assert_eq!(field(odd_one_out(rooted(0), rooted(1), sum)), "collective");
+    assert_eq!(field(odd_one_out(plan(ring, 0), plan(ring, 4), sum)), "number of elements");
+    let mut steps: Vec<_> = (0..3).map(|rank| plan(ring, 9).program(rank).to_vec()).collect();
+    steps[1].push(Step::default());
+    let other = Schedule::from_parts(Collective::AllReduce, ring, 9, 9, 0, steps);
+    assert_eq!(field(odd_one_out(plan(ring, 9), other, sum)), "schedule");
     assert_eq!(field(odd_one_out(plan(ring, 9), plan(ring, 12), sum)), "number of elements");
     assert_eq!(field(odd_one_out(plan(ring, 9), plan(ring, 9), ReduceOp::Max)), "operation");
     let two_shot = plan(Algorithm::TwoShot, 9);

@@ -21,12 +21,11 @@ pub struct Workspace<T> {
     pool: Pool,
     /// Folds run on the rank's own thread.
     solo: Team,
-    calls: u64,
     element: PhantomData<T>,
 }
 
 impl<T: Element> Workspace<T> {
-    /// An empty workspace. Every rank of a group starts with one.
+    /// An empty workspace.
     #[must_use]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
@@ -35,7 +34,6 @@ impl<T: Element> Workspace<T> {
             scratch: Rope::default(),
             pool: Pool::default(),
             solo: Team::new(1),
-            calls: 0,
             element: PhantomData,
         }
     }
@@ -45,7 +43,8 @@ impl<T: Element> Workspace<T> {
 ///
 /// Every rank of the group calls this with its own `fabric`, `workspace` and `data` and with equal
 /// other arguments. For a collective that does not reduce, `op` is ignored. An average is a sum whose
-/// complete value is divided.
+/// complete value is divided: for 16-bit floats that sum has been rounded to 16 bits, unlike in the
+/// collectives over host buffers.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -120,8 +119,12 @@ pub fn execute_registered<T: Element>(
     let result = run(fabric, schedule, workspace, base, op, deadline)?;
     drop(letter);
     buffer.update(&workspace.data, &result);
-    let averaged = if op == ReduceOp::Avg { result } else { 0..0 };
-    finish(schedule, workspace, &mut buffer.as_mut_slice()[averaged], op);
+    if op == ReduceOp::Avg {
+        finish(schedule, workspace, &mut buffer.as_mut_slice()[result], op);
+    } else {
+        // The slice is not asked for: a peer may still be reading, and would be left a copy.
+        finish(schedule, workspace, &mut [], op);
+    }
     Ok(())
 }
 
@@ -149,18 +152,19 @@ fn run<T: Element>(
     deadline: Instant,
 ) -> Result<Range<usize>, FabricError> {
     let rank = fabric.rank();
+    // Collectives that only move elements have no operation to disagree on.
+    let op = if schedule.collective().reduces() { op } else { ReduceOp::Sum };
     if let Some(reason) = objection::<T>(fabric, schedule, base.elements, op) {
         return Err(fabric.abort(FabricError::Refused { rank, reason }));
     }
     let call = Call {
-        number: workspace.calls,
         collective: schedule.collective(),
         algorithm: schedule.algorithm(),
         elements: schedule.elements(),
         dtype: T::DTYPE,
-        op: if schedule.collective().reduces() { op } else { ReduceOp::Sum },
+        op,
+        plan: schedule.fingerprint(),
     };
-    workspace.calls += 1;
     // A call that failed has left its letters.
     workspace.data.clear();
     workspace.scratch.clear();

@@ -35,7 +35,8 @@ pub trait Fabric {
     ) -> Result<Vec<Letter>, FabricError>;
 
     /// Agrees that `call` is complete: either every rank gets `Ok`, or every rank that is left gets
-    /// the same error.
+    /// the same error. Ranks that committed different calls get [`FabricError::Mismatch`], also where
+    /// no message passed between them.
     ///
     /// # Errors
     /// The group's first fault; at the latest at `deadline` there is one.
@@ -49,8 +50,6 @@ pub trait Fabric {
 /// What a rank takes part in. Every message carries it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// Calls of this rank before this one.
-    pub number: u64,
     /// What is computed.
     pub collective: Collective,
     /// How.
@@ -61,6 +60,8 @@ pub struct Call {
     pub dtype: DType,
     /// By which operation.
     pub op: ReduceOp,
+    /// The fingerprint of the schedule.
+    pub plan: u64,
 }
 
 impl Call {
@@ -80,7 +81,7 @@ impl Call {
             ("element type", self.dtype.to_string(), theirs.dtype.to_string()),
             ("operation", self.op.to_string(), theirs.op.to_string()),
             ("algorithm", self.algorithm.to_string(), theirs.algorithm.to_string()),
-            ("number of the call", self.number.to_string(), theirs.number.to_string()),
+            ("schedule", format!("{:016x}", self.plan), format!("{:016x}", theirs.plan)),
         ];
         let (field, ours, theirs) = fields.into_iter().find(|(_, ours, theirs)| ours != theirs)?;
         Some(FabricError::Mismatch { rank, peer, field, ours, theirs })

@@ -22,6 +22,9 @@ const QUEUE: usize = 8;
 /// How often a rank that waits gives up its core before it sleeps.
 const YIELDS: u32 = 200;
 
+/// How long a rank sleeps before it looks whether the others mean the same call.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 /// A group of `ranks` connected ends, in rank order. Each goes to a thread of its own.
 ///
 /// Dropping an end is the death of its rank: whoever still needs it gets
@@ -30,9 +33,10 @@ const YIELDS: u32 = 200;
 pub fn group(ranks: usize) -> Vec<Inproc> {
     let shared = Arc::new(Shared {
         inboxes: (0..ranks).map(|_| Inbox::new(ranks)).collect(),
-        group: Mutex::new(Group { arrived: vec![false; ranks], fault: None }),
+        group: Mutex::new(Group { arrived: vec![false; ranks], call: None, fault: None }),
         committed: AtomicU64::new(0),
         faulty: AtomicBool::new(false),
+        arriving: AtomicBool::new(false),
     });
     (0..ranks).map(|rank| Inproc { rank, shared: Arc::clone(&shared), commits: 0 }).collect()
 }
@@ -74,6 +78,8 @@ struct Shared {
     /// Calls that every rank has agreed to be complete.
     committed: AtomicU64,
     faulty: AtomicBool,
+    /// Some rank has completed the current call: a look at the group is worth its lock.
+    arriving: AtomicBool,
 }
 
 /// What the group agrees on.
@@ -81,7 +87,16 @@ struct Shared {
 struct Group {
     /// Ranks that have completed the current call.
     arrived: Vec<bool>,
+    /// The first of them, and what it completed.
+    call: Option<(Rank, Call)>,
     fault: Option<FabricError>,
+}
+
+impl Group {
+    /// The fault of a rank whose call is not the one that others have completed.
+    fn disagreement(&self, call: &Call, rank: Rank) -> Option<FabricError> {
+        self.call.and_then(|(first, theirs)| call.mismatch(&theirs, rank, first))
+    }
 }
 
 #[derive(Debug)]
@@ -170,8 +185,8 @@ impl Inproc {
         Patience { yields: 0, seen: self.inbox().news.load(Ordering::Acquire) }
     }
 
-    /// Waits until something has happened since `patience.seen`, or the deadline has passed. Returns
-    /// false in the latter case.
+    /// Waits until something has happened since `patience.seen`, or it is time to look again, or the
+    /// deadline has passed. Returns false in the last case.
     fn pause(&self, patience: &mut Patience, deadline: Instant) -> bool {
         let inbox = self.inbox();
         loop {
@@ -196,9 +211,14 @@ impl Inproc {
             let mut queues = lock(&inbox.queues);
             if inbox.news.load(Ordering::Acquire) == patience.seen {
                 queues.asleep = true;
-                let (mut queues, _) =
-                    inbox.wake.wait_timeout(queues, left).unwrap_or_else(PoisonError::into_inner);
+                let (mut queues, timed_out) = inbox
+                    .wake
+                    .wait_timeout(queues, left.min(LOOK_AGAIN))
+                    .unwrap_or_else(PoisonError::into_inner);
                 queues.asleep = false;
+                if timed_out.timed_out() && left > LOOK_AGAIN {
+                    return true;
+                }
             }
         }
     }
@@ -304,6 +324,13 @@ impl Fabric for Inproc {
             if let Some(fault) = self.shared.fault() {
                 return Err(fault);
             }
+            // Others may have completed a call that has no message for this rank.
+            if self.shared.arriving.load(Ordering::Acquire) {
+                let group = lock(&self.shared.group);
+                if let Some(fault) = group.disagreement(call, self.rank) {
+                    return Err(self.shared.fail_locked(group, fault));
+                }
+            }
             if !self.pause(&mut patience, deadline) {
                 let (peer, what) = match missing.first() {
                     Some(&index) => (receives[index], "to receive from"),
@@ -315,7 +342,7 @@ impl Fabric for Inproc {
         }
     }
 
-    fn commit(&mut self, _call: &Call, deadline: Instant) -> Result<(), FabricError> {
+    fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError> {
         let mine = self.commits;
         self.commits += 1;
         let mut patience = self.patience();
@@ -323,9 +350,16 @@ impl Fabric for Inproc {
         if let Some(fault) = &group.fault {
             return Err(fault.clone());
         }
+        if let Some(fault) = group.disagreement(call, self.rank) {
+            return Err(self.shared.fail_locked(group, fault));
+        }
+        group.call.get_or_insert((self.rank, *call));
         group.arrived[self.rank] = true;
+        self.shared.arriving.store(true, Ordering::Release);
         if group.arrived.iter().all(|&arrived| arrived) {
             group.arrived.fill(false);
+            group.call = None;
+            self.shared.arriving.store(false, Ordering::Release);
             self.shared.committed.store(mine + 1, Ordering::Release);
             drop(group);
             for inbox in &self.shared.inboxes {

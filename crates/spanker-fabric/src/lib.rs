@@ -15,8 +15,9 @@
 //! before they touch the caller's buffer. After a fault the group is of no more use; the ranks that are
 //! left form a new one.
 //!
-//! Ranks that do not mean the same thing (another length, type, operation, algorithm or call) find out
-//! from the first message between them, because every message says what it belongs to.
+//! Ranks that do not mean the same thing (another collective, length, type, operation, algorithm or
+//! schedule) find out from the first message between them, because every message says what it belongs
+//! to, and at the latest when they commit.
 #![forbid(unsafe_code)]
 
 pub mod conformance;

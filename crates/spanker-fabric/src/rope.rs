@@ -75,6 +75,7 @@ impl Rope {
         range: Range<usize>,
     ) -> Option<&'a [T]> {
         match self.over(&range) {
+            _ if range.is_empty() => Some(&[]),
             [] => Some(&base[range]),
             [piece] if piece.contains(&range) => Some(piece.slice(&range)),
             _ => None,
