@@ -118,11 +118,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let case = case(args)?;
-    let widest = match args.sizes.0.iter().max() {
-        Some(&largest) => largest,
-        None => return Err(Usage("--sizes: no size given".into()).into()),
-    };
-    check_memory(&case, widest)?;
+    let sizes = sizes(args, case.collective);
+    check_memory(&case, sizes.iter().copied().max().unwrap_or(0))?;
     let own_team;
     let team = match args.threads {
         Threads::Exactly(count) if count > Team::global().threads() => {
@@ -131,29 +128,31 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         _ => Team::global(),
     };
-    // A barrier moves nothing, so it has one row whatever the sizes.
-    let sizes = if case.collective == Collective::Barrier { &[0][..] } else { &args.sizes.0 };
     if !args.json {
         header(args, &case)?;
     }
+    let mut wrong = 0;
     for (index, &size) in sizes.iter().enumerate() {
         output::progress(&format!("measuring {} ({}/{})", human(size), index + 1, sizes.len()));
         let row = measure(args.dtype, &case, team, size);
         output::progress_done();
         let row = row?;
+        wrong += row.wrong;
         output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
     }
+    anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
     Ok(())
+}
+
+/// The sizes of the rows. A barrier moves nothing, so it has one row whatever was asked for.
+fn sizes(args: &Args, collective: Collective) -> &[usize] {
+    if collective == Collective::Barrier { &[0] } else { &args.sizes.0 }
 }
 
 fn case(args: &Args) -> anyhow::Result<Case> {
     let usage = |text: String| Err(Usage(text).into());
     let collective = match args.collective.parse::<Collective>() {
-        Ok(Collective::Broadcast { .. }) => Collective::Broadcast { root: args.root },
-        Ok(Collective::Reduce { .. }) => Collective::Reduce { root: args.root },
-        Ok(Collective::Gather { .. }) => Collective::Gather { root: args.root },
-        Ok(Collective::Scatter { .. }) => Collective::Scatter { root: args.root },
-        Ok(other) => other,
+        Ok(collective) => collective.with_root(args.root),
         Err(error) => return usage(error.to_string()),
     };
     if args.cards == 0 || args.cards > MAX_RANKS {
@@ -166,7 +165,7 @@ fn case(args: &Args) -> anyhow::Result<Case> {
         return usage(format!("--op {} is not defined for --dtype {}", args.op, args.dtype));
     }
     let element = args.dtype.size();
-    if let Some(size) = args.sizes.0.iter().find(|&&size| size < element) {
+    if let Some(size) = sizes(args, collective).iter().find(|&&size| size < element && size > 0) {
         return usage(format!("--sizes {size}: less than one element of {element} bytes"));
     }
     let how = match (collective, args.algorithm) {
@@ -180,9 +179,10 @@ fn case(args: &Args) -> anyhow::Result<Case> {
 
 /// Refuses what the machine cannot hold, instead of being killed half-way.
 fn check_memory(case: &Case, largest: usize) -> anyhow::Result<()> {
-    // Input and output or the buffers of the limit; messages are also on the way and being folded.
-    let copies = if case.how == How::Fused { 3 } else { 6 };
-    let needed = largest.saturating_mul(case.cards).saturating_mul(copies);
+    // Inputs, outputs and the original loop's buffer; messages are also on the way and being folded,
+    // and every rank has a thread with its stack and its part of the schedule.
+    let (copies, each) = if case.how == How::Fused { (3, 0) } else { (8, 1 << 20) };
+    let needed = largest.saturating_mul(copies).saturating_add(each).saturating_mul(case.cards);
     let Some(available) = available_memory() else { return Ok(()) };
     if needed <= available {
         return Ok(());

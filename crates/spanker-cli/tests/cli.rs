@@ -95,6 +95,34 @@ fn every_legal_pair_of_type_and_operation_is_right() {
 }
 
 #[test]
+fn large_groups_with_narrow_types_are_right() {
+    for (dtype, op) in [("f16", "product"), ("bf16", "sum"), ("u8", "avg"), ("f16", "avg")] {
+        for way in ["fused", "ring", "tree", "recursive-doubling", "one-shot"] {
+            let args = [
+                "all-reduce",
+                "--cards",
+                "64",
+                "--sizes",
+                "2K",
+                "--dtype",
+                dtype,
+                "--op",
+                op,
+                "--algorithm",
+                way,
+            ];
+            assert_eq!(rows(&args)[0]["wrong"], 0, "{args:?}");
+        }
+    }
+}
+
+#[test]
+fn a_barrier_has_one_row_whatever_the_sizes() {
+    let rows = rows(&["barrier", "--cards", "4", "--sizes", "3,900G"]);
+    assert_eq!((rows.len(), &rows[0]["bytes_per_card"]), (1, &Value::from(0)));
+}
+
+#[test]
 fn json_rows_have_every_documented_field() {
     let row = &rows(&["all-reduce", "--cards", "4", "--sizes", "4K", "--threads", "2"])[0];
     for (field, value) in [

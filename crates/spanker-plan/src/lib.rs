@@ -22,6 +22,7 @@
 //! 1. *Serial*: the bits of the serial fold in rank order, whatever the length and the number of
 //!    ranks. [`Algorithm::OneShot`] and [`Algorithm::TwoShot`] give it ([`Proof::serial`]), and so do
 //!    collectives over buffers in one address space (crate `spanker-reduce`).
+//!    An average is a sum that is divided when it is complete.
 //! 2. *Repeatable*: the same schedule gives the same bits on every run and on every rank
 //!    ([`Proof::uniform`]). Every algorithm here gives it: the order of a fold is written in the
 //!    schedule and never depends on which message came first.

@@ -140,10 +140,12 @@ impl Topology<MockSail> {
         Ok(fused::reduce_scatter(Team::global(), Threads::Auto, inputs, outputs, op)?)
     }
 
-    /// Gives each card the concatenation of all inputs.
+    /// Gives each card the concatenation of all inputs, which may have different lengths.
     ///
     /// # Errors
-    /// As [`Topology::all_reduce`].
+    /// [`Error::TopologyMismatch`](crate::Error::TopologyMismatch) for a wrong number of buffers,
+    /// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) naming the first output that is not as long
+    /// as all inputs together.
     pub fn all_gather<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
         &self,
         inputs: &[A],

@@ -21,8 +21,8 @@
 //! * Latency, compute, memory capacity and the shape of the link graph do not appear.
 //!
 //! On the reference card the memory read dominates decoding, so splitting each matrix over the cards
-//! wins in cases where the formula says the opposite. `spanker-plan` is where plans are made from the
-//! collectives' real costs.
+//! wins in cases where the formula says the opposite. A planner has to price the real messages: the
+//! rounds and bytes of a collective are what [`crate::verify`] counts of its [`crate::Schedule`].
 //!
 //! ```
 //! use spanker_scheduler::{

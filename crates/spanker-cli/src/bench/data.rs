@@ -9,8 +9,9 @@ use super::origin::all_reduce;
 
 /// An element type that the bench can fill and check.
 pub(crate) trait Sample: Element + Default {
-    /// What `card` contributes to `element`: small and, for products, a power of two.
-    fn input(op: ReduceOp, card: usize, element: usize) -> Self;
+    /// What `card` of `cards` contributes to `element`: small, and for products a sign or, from one
+    /// card, a two.
+    fn input(op: ReduceOp, cards: usize, card: usize, element: usize) -> Self;
 
     /// Whether `found` is the reduction of what all cards contribute to `element`.
     fn is_reduction(found: Self, op: ReduceOp, cards: usize, element: usize) -> bool;
@@ -30,16 +31,17 @@ fn scramble(card: usize, element: usize) -> u64 {
     z ^ (z >> 31)
 }
 
-fn float_input(op: ReduceOp, card: usize, element: usize) -> f64 {
+fn float_input(op: ReduceOp, cards: usize, card: usize, element: usize) -> f64 {
     let draw = scramble(card, element);
     match op {
-        ReduceOp::Product => [1.0, -1.0, 2.0, 0.5][(draw % 4) as usize],
+        ReduceOp::Product if card == element % cards => 2.0,
+        ReduceOp::Product => [1.0, -1.0][(draw % 2) as usize],
         _ => (draw % 5) as f64 - 2.0,
     }
 }
 
 fn float_reduction(op: ReduceOp, cards: usize, element: usize) -> f64 {
-    let inputs = || (0..cards).map(|card| float_input(op, card, element));
+    let inputs = || (0..cards).map(|card| float_input(op, cards, card, element));
     match op {
         ReduceOp::Sum => inputs().sum(),
         ReduceOp::Avg => inputs().sum::<f64>() / cards as f64,
@@ -53,8 +55,8 @@ fn float_reduction(op: ReduceOp, cards: usize, element: usize) -> f64 {
 macro_rules! float_sample {
     ($type:ty, $from:expr, $tolerance:expr) => {
         impl Sample for $type {
-            fn input(op: ReduceOp, card: usize, element: usize) -> Self {
-                ($from)(float_input(op, card, element))
+            fn input(op: ReduceOp, cards: usize, card: usize, element: usize) -> Self {
+                ($from)(float_input(op, cards, card, element))
             }
             fn is_reduction(found: Self, op: ReduceOp, cards: usize, element: usize) -> bool {
                 let expected = float_reduction(op, cards, element);
@@ -91,7 +93,7 @@ fn integer_input(card: usize, element: usize) -> i64 {
 macro_rules! integer_sample {
     ($type:ty) => {
         impl Sample for $type {
-            fn input(_op: ReduceOp, card: usize, element: usize) -> Self {
+            fn input(_op: ReduceOp, _cards: usize, card: usize, element: usize) -> Self {
                 integer_input(card, element) as $type
             }
             fn is_reduction(found: Self, op: ReduceOp, cards: usize, element: usize) -> bool {
@@ -153,9 +155,9 @@ impl<T: Sample> Buffer<T> {
     }
 
     /// Writes what `card` contributes to the elements from `first` on.
-    pub(crate) fn fill(&mut self, op: ReduceOp, card: usize, first: usize) {
+    pub(crate) fn fill(&mut self, op: ReduceOp, cards: usize, card: usize, first: usize) {
         for (i, value) in self.as_mut().iter_mut().enumerate() {
-            *value = T::input(op, card, first + i);
+            *value = T::input(op, cards, card, first + i);
         }
     }
 
@@ -193,11 +195,11 @@ pub(crate) fn count_wrong<T: Sample>(
     let gathered = || {
         (0..cards)
             .flat_map(|owner| chunk(len, cards, owner).map(move |i| (owner, i)))
-            .filter(|&(owner, i)| data[i] != T::input(op, owner, i))
+            .filter(|&(owner, i)| data[i] != T::input(op, cards, owner, i))
             .count()
     };
     let copied = |range: std::ops::Range<usize>, root: usize| {
-        range.filter(|&i| data[i] != T::input(op, root, i)).count()
+        range.filter(|&i| data[i] != T::input(op, cards, root, i)).count()
     };
     match collective {
         Collective::AllReduce => reduced(0..len),
@@ -209,7 +211,7 @@ pub(crate) fn count_wrong<T: Sample>(
         Collective::Scatter { root } => copied(mine, root),
         Collective::AllToAll => (0..cards)
             .flat_map(|owner| mine.clone().enumerate().map(move |(i, e)| (owner, i, e)))
-            .filter(|&(owner, i, e)| data[owner * mine.len() + i] != T::input(op, owner, e))
+            .filter(|&(owner, i, e)| data[owner * mine.len() + i] != T::input(op, cards, owner, e))
             .count(),
         _ => 0,
     }
@@ -234,7 +236,8 @@ mod tests {
 
     #[test]
     fn contributions_differ_between_cards_and_elements() {
-        let values = |card| (0..64).map(|i| i32::input(ReduceOp::Sum, card, i)).collect::<Vec<_>>();
+        let values =
+            |card| (0..64).map(|i| i32::input(ReduceOp::Sum, 2, card, i)).collect::<Vec<_>>();
         assert_ne!(values(0), values(1));
         assert!(values(0).windows(2).any(|pair| pair[0] != pair[1]));
     }

@@ -93,7 +93,7 @@ impl<T: Sample> Stage<T> {
         let alone = self.inputs.len() == 1;
         for (card, input) in self.inputs.iter_mut().enumerate() {
             let first = if chunked { chunk(len, n, card).start } else { 0 };
-            input.fill(op, if alone { root } else { card }, first);
+            input.fill(op, n, if alone { root } else { card }, first);
         }
         self.call(case, team, case.threads)?;
         let results = if self.outputs.is_empty() { &self.inputs } else { &self.outputs };

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::sync::{Barrier, Mutex, PoisonError};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use spanker_scheduler::{
@@ -39,13 +40,25 @@ pub(super) fn measure<T: Sample>(
     let times = std::thread::scope(|scope| {
         for end in inproc::group(case.cards) {
             let (plan, turns) = (&plan, &turns);
-            scope.spawn(move || turns.serve::<T>(end, case, plan));
+            start(scope, move || turns.serve::<T>(end, case, plan));
         }
         let times = compare(case.budget, &mut |count| turns.take(count), &mut limit, origin);
         turns.end();
         times
     })?;
     Ok(Row::new(case, T::DTYPE, algorithm.name(), case.cards, len, wrong, &times))
+}
+
+/// Starts a rank's thread. A machine that gives no more threads ends the bench: the ranks that have
+/// started wait for the others.
+fn start<'scope, R: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> R + Send + 'scope,
+) -> ScopedJoinHandle<'scope, R> {
+    std::thread::Builder::new().spawn_scoped(scope, work).unwrap_or_else(|error| {
+        eprintln!("error: a thread for each rank: {error}");
+        std::process::exit(1)
+    })
 }
 
 /// Runs once on known inputs and counts the wrong elements over all ranks.
@@ -55,11 +68,11 @@ fn run_once<T: Sample>(case: &Case, plan: &Schedule) -> anyhow::Result<usize> {
         let ranks: Vec<_> = inproc::group(case.cards)
             .into_iter()
             .map(|mut end| {
-                scope.spawn(move || {
+                start(scope, move || {
                     let rank = end.rank();
                     let mut data = Registered::<T>::new(plan.data_len());
                     for (i, value) in data.as_mut_slice().iter_mut().enumerate() {
-                        *value = T::input(case.op, rank, i);
+                        *value = T::input(case.op, case.cards, rank, i);
                     }
                     let mut workspace = Workspace::new();
                     execute_registered(

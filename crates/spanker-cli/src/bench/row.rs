@@ -24,7 +24,7 @@ pub(crate) struct Row {
     time_us: f64,
     algbw_gbps: f64,
     busbw_gbps: f64,
-    wrong: usize,
+    pub(crate) wrong: usize,
     /// `None` where nothing is moved.
     limit_fraction: Option<f64>,
     /// `None` where the original has no such loop.
