@@ -35,7 +35,7 @@ pub trait Element:
 /// checked here.
 pub(crate) trait Wide: Element {
     /// What folds accumulate in: `f32` for the 16-bit floats, otherwise the type itself.
-    type Acc: Copy + Default;
+    type Acc: Copy;
 
     fn widen(self) -> Self::Acc;
 
@@ -44,11 +44,7 @@ pub(crate) trait Wide: Element {
     /// Widens a block, with the instructions that level `ISA` of the kernels may use.
     #[inline(always)]
     fn widen_block<const ISA: u8, const W: usize>(block: &[Self; W]) -> [Self::Acc; W] {
-        let mut wide = [Self::Acc::default(); W];
-        for (wide, &narrow) in wide.iter_mut().zip(block) {
-            *wide = narrow.widen();
-        }
-        wide
+        block.map(Self::widen)
     }
 
     /// Narrows a block, likewise.
@@ -59,6 +55,19 @@ pub(crate) trait Wide: Element {
             *narrow = Self::narrow(wide);
         }
         narrow
+    }
+
+    /// Folds a block into `total`, likewise. Types that need no widening are folded straight from
+    /// memory.
+    #[inline(always)]
+    fn fold_block<const ISA: u8, O, const W: usize>(total: &mut [Self::Acc; W], block: &[Self; W])
+    where
+        Self::Acc: Acc,
+        O: Fold<Self::Acc>,
+    {
+        for j in 0..W {
+            total[j] = O::fold(total[j], block[j].widen());
+        }
     }
 }
 
@@ -268,6 +277,16 @@ element!(
     #[inline(always)]
     fn narrow_block<const ISA: u8, const W: usize>(block: &[f32; W]) -> [f16; W] {
         kernel::narrow_half::<ISA, W>(block)
+    },
+    #[inline(always)]
+    fn fold_block<const ISA: u8, O: Fold<f32>, const W: usize>(
+        total: &mut [f32; W],
+        block: &[f16; W],
+    ) {
+        let wide = kernel::widen_half::<ISA, W>(block);
+        for j in 0..W {
+            total[j] = O::fold(total[j], wide[j]);
+        }
     }
 );
 element!(bf16, Bf16, f32, select_float, 128, brain_to_f32, f32_to_brain);

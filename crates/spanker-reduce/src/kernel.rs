@@ -265,10 +265,7 @@ unsafe fn block<const ISA: u8, T, O, const N: usize, const W: usize>(
     unsafe {
         let mut total = T::widen_block::<ISA, W>(&*sources[0].add(i).cast::<[T; W]>());
         for source in &sources[1..] {
-            let next = T::widen_block::<ISA, W>(&*source.add(i).cast::<[T; W]>());
-            for j in 0..W {
-                total[j] = O::fold(total[j], next[j]);
-            }
+            T::fold_block::<ISA, O, W>(&mut total, &*source.add(i).cast::<[T; W]>());
         }
         let count = sources.len();
         for total in &mut total {
