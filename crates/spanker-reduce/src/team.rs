@@ -98,8 +98,9 @@ const INSIDE_MASK: u64 = 0xffff;
 const OPEN: u64 = 1 << 16;
 const NUMBER: u64 = 1 << 17;
 
-/// How often an idle helper looks for work before it sleeps: hundreds of microseconds.
-const LOOKS_BEFORE_SLEEP: usize = 20_000;
+/// How often an idle helper looks for work before it sleeps: about a millisecond, which is what waking
+/// it can cost, and the time between two collectives of a running model.
+const LOOKS_BEFORE_SLEEP: usize = 80_000;
 
 /// How often the caller looks whether the helpers are done before it gives up its core: microseconds.
 const LOOKS_BEFORE_YIELD: usize = 200;
@@ -353,7 +354,9 @@ impl Shared {
                 std::hint::spin_loop();
             }
             sleeper.asleep.store(true, Ordering::SeqCst);
-            while fresh().is_none() && !self.ending.load(Ordering::SeqCst) {
+            // Once woken, it looks for a while again: the job it was woken for may be over before it is
+            // awake, and the next one is then likely to follow soon.
+            if fresh().is_none() && !self.ending.load(Ordering::SeqCst) {
                 std::thread::park();
             }
             sleeper.asleep.store(false, Ordering::SeqCst);

@@ -138,8 +138,11 @@ const RUN: Duration = Duration::from_millis(1);
 /// operating system takes to spread threads over its cores.
 const WARM_UP: u32 = 8;
 
+/// How long a subject runs before each of its timed runs, with the usual budget.
+const AWAKE: Duration = Duration::from_millis(4);
+
 /// How many repeats the budget is spent on.
-const REPEATS: std::ops::RangeInclusive<usize> = 7..=51;
+const REPEATS: std::ops::RangeInclusive<usize> = 7..=31;
 
 /// Something to time: runs itself `n` times and says how long that took.
 pub(crate) type Subject<'a> = dyn FnMut(usize) -> anyhow::Result<Duration> + 'a;
@@ -161,18 +164,21 @@ fn in_turns(
             spent += once * more as u32;
         }
         let once = once.max(Duration::from_nanos(20));
-        let count = RUN.as_nanos().div_ceil(once.as_nanos()).clamp(1, 20_000) as usize;
+        let fill =
+            |span: Duration| span.as_nanos().div_ceil(once.as_nanos()).clamp(1, 100_000) as usize;
+        let count = fill(RUN);
         longest = longest.max(once * count as u32);
-        calls.push(count);
+        calls.push((count, fill(AWAKE.min(budget / 100))));
     }
     let repeats = (budget.as_nanos() / longest.as_nanos()) as usize;
     let repeats = repeats.clamp(*REPEATS.start(), *REPEATS.end());
     let mut samples = vec![Vec::with_capacity(repeats); subjects.len()];
     for _ in 0..repeats {
-        for ((subject, &count), samples) in subjects.iter_mut().zip(&calls).zip(&mut samples) {
-            // What ran before has left its own data in the caches and perhaps the helpers asleep, and
-            // waking them can take hundreds of microseconds.
-            subject(count)?;
+        let turns = subjects.iter_mut().zip(&calls).zip(&mut samples);
+        for ((subject, &(count, first)), samples) in turns {
+            // What ran before has left its own data in the caches and perhaps the helpers asleep. An
+            // operating system that wakes them on a busy core takes a time slice to move them.
+            subject(first)?;
             samples.push(subject(count)?.as_secs_f64() / count as f64);
         }
     }
