@@ -68,7 +68,7 @@ fn all_gather_shape_mismatch() {
 }
 
 #[test]
-fn intercard_constants_match_the_hardware() {
+fn intercard_constants_match_mast_14_contract() {
     assert_eq!((INTERCARD_LANES, INTERCARD_LANE_WIDTH, INTERCARD_BUS_WIDTH), (4, 32, 128));
     assert_eq!(INTERCARD_LANES * INTERCARD_LANE_WIDTH, INTERCARD_BUS_WIDTH);
 }
