@@ -391,8 +391,9 @@ unsafe fn run<T: Element>(
     // Whole pages of 4-byte elements, so that pieces begin on a line where the buffers do.
     let piece = (UNIT_BYTES / each).next_multiple_of(1024).max(1024);
     let (sources, dests) = (Shared(sources), Shared(dests));
-    team.split(threads, range.len(), piece, &|part| {
-        let part = range.start + part.start..range.start + part.end;
+    team.run(threads, range.len().div_ceil(piece), &|unit| {
+        let start = range.start + unit * piece;
+        let part = start..range.end.min(start + piece);
         // SAFETY: the caller's promise; parts of different threads are disjoint.
         unsafe { kernel(sources.get(), dests.get(), part) };
     });

@@ -9,7 +9,6 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -189,22 +188,6 @@ impl Team {
         if let Some(payload) = self.shared.take_panic() {
             resume_unwind(payload);
         }
-    }
-
-    /// Calls `work` for pieces of `0..len` that together cover it, `piece` long except for the last.
-    pub(crate) fn split(
-        &self,
-        threads: usize,
-        len: usize,
-        piece: usize,
-        work: &(dyn Fn(Range<usize>) + Sync),
-    ) {
-        if threads <= 1 || self.threads == 1 {
-            work(0..len);
-            return;
-        }
-        let units = len.div_ceil(piece);
-        self.run(threads, units, &|unit| work(unit * piece..len.min((unit + 1) * piece)));
     }
 }
 

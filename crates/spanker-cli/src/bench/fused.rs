@@ -12,7 +12,7 @@ use spanker_scheduler::{Collective, Team, Threads, chunk};
 use super::Case;
 use super::data::{Buffer, Sample, count_wrong};
 use super::origin;
-use super::row::{Row, Subject, compare, timed};
+use super::row::{Row, Subject, Times, in_turns, timed};
 
 /// The buffers of one collective: in-place ones have no outputs.
 pub(super) struct Stage<T> {
@@ -131,6 +131,19 @@ pub(super) fn measure<T: Sample>(case: &Case, team: &Team, len: usize) -> anyhow
         let stage = &mut *stage.borrow_mut();
         timed(count, || stage.call(case, team, case.threads))
     };
+    let times = beside_peers(&stage, case, team, threads, &mut subject)?;
+    Ok(Row::new(case, T::DTYPE, "fused", threads, len, wrong, &times))
+}
+
+/// Times `subject` in turns with the limit of the memory and, where there is one, the original loop,
+/// which run over `stage`.
+pub(super) fn beside_peers<T: Sample>(
+    stage: &RefCell<Stage<T>>,
+    case: &Case,
+    team: &Team,
+    threads: usize,
+    subject: &mut Subject<'_>,
+) -> anyhow::Result<Times> {
     let mut limit = |count: usize| {
         let stage = &mut *stage.borrow_mut();
         timed(count, || stage.limit(team, threads))
@@ -139,7 +152,11 @@ pub(super) fn measure<T: Sample>(case: &Case, team: &Team, len: usize) -> anyhow
         let stage = &mut *stage.borrow_mut();
         timed(count, || stage.origin(case))
     };
-    let origin = Stage::<T>::has_origin(case).then_some(&mut origin as &mut Subject<'_>);
-    let times = compare(case.budget, &mut subject, &mut limit, origin)?;
-    Ok(Row::new(case, T::DTYPE, "fused", threads, len, wrong, &times))
+    let mut subjects: Vec<&mut Subject<'_>> = vec![subject, &mut limit];
+    if Stage::<T>::has_origin(case) {
+        subjects.push(&mut origin);
+    }
+    let (medians, repeats) = in_turns(case.budget, &mut subjects)?;
+    let origin = medians.get(2).copied();
+    Ok(Times { subject: medians[0], limit: medians[1], origin, repeats })
 }

@@ -12,8 +12,8 @@ use spanker_scheduler::{
 };
 
 use super::data::{Sample, count_wrong};
-use super::fused::Stage;
-use super::row::{Row, Subject, compare, timed};
+use super::fused::{Stage, beside_peers};
+use super::row::Row;
 use super::{Case, PATIENCE};
 
 pub(super) fn measure<T: Sample>(
@@ -27,22 +27,13 @@ pub(super) fn measure<T: Sample>(
     // The limit is what as many threads can do as there are ranks and cores for them.
     let threads = case.cards.min(team.threads());
     let stage = RefCell::new(Stage::<T>::new(case, len));
-    let mut limit = |count: usize| {
-        let stage = &mut *stage.borrow_mut();
-        timed(count, || stage.limit(team, threads))
-    };
-    let mut origin = |count: usize| {
-        let stage = &mut *stage.borrow_mut();
-        timed(count, || stage.origin(case))
-    };
-    let origin = Stage::<T>::has_origin(case).then_some(&mut origin as &mut Subject<'_>);
     let turns = Turns::new(case.cards);
     let times = std::thread::scope(|scope| {
         for end in inproc::group(case.cards) {
             let (plan, turns) = (&plan, &turns);
             start(scope, move || turns.serve::<T>(end, case, plan));
         }
-        let times = compare(case.budget, &mut |count| turns.take(count), &mut limit, origin);
+        let times = beside_peers(&stage, case, team, threads, &mut |count| turns.take(count));
         turns.end();
         times
     })?;

@@ -148,7 +148,7 @@ const REPEATS: std::ops::RangeInclusive<usize> = 7..=31;
 pub(crate) type Subject<'a> = dyn FnMut(usize) -> anyhow::Result<Duration> + 'a;
 
 /// Times every subject in turn, again and again, and returns the median seconds per call of each.
-fn in_turns(
+pub(crate) fn in_turns(
     budget: Duration,
     subjects: &mut [&mut Subject<'_>],
 ) -> anyhow::Result<(Vec<f64>, usize)> {
@@ -200,20 +200,6 @@ pub(crate) fn timed(
         work()?;
     }
     Ok(begun.elapsed())
-}
-
-/// Times a collective in turns with what it is compared with.
-pub(crate) fn compare<'a>(
-    budget: Duration,
-    subject: &mut Subject<'a>,
-    limit: &mut Subject<'a>,
-    origin: Option<&mut Subject<'a>>,
-) -> anyhow::Result<Times> {
-    let mut subjects = vec![subject, limit];
-    subjects.extend(origin);
-    let (medians, repeats) = in_turns(budget, &mut subjects)?;
-    let origin = medians.get(2).copied();
-    Ok(Times { subject: medians[0], limit: medians[1], origin, repeats })
 }
 
 #[cfg(test)]
