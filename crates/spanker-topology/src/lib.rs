@@ -2,7 +2,7 @@
 //! Cards, the links between them and their states, as plain data.
 //!
 //! Here are the numbers of the inter-card link that hardware and software agree on, the directed
-//! [`Link`], and the graphs that groups of cards form. Handles to cards, discovery and anything that
+//! [`Link`], profiles of cards ([`Profile`]) and clusters of them ([`Cluster`]). Handles to cards, discovery and anything that
 //! touches a device are elsewhere: this crate has no I/O, no clock and no unsafe code.
 //!
 //! ```
@@ -15,12 +15,26 @@
 #![forbid(unsafe_code)]
 
 mod bandwidth;
+mod cluster;
+mod cluster_file;
+mod error;
+mod intercard;
 mod link;
+mod profile;
+mod route;
+mod shape;
+mod units;
 
 pub use bandwidth::{
-    BytesPerSecond, HOST_LINK_BW_BYTES_PER_SEC, INTERCARD_BW_BYTES_PER_SEC,
-    LOCAL_DDR_BW_BYTES_PER_SEC,
+    HOST_LINK_BW_BYTES_PER_SEC, INTERCARD_BW_BYTES_PER_SEC, LOCAL_DDR_BW_BYTES_PER_SEC,
 };
+pub use cluster::{Cluster, MAX_CARDS, Shape, Shared, Wire};
+pub use error::TopologyError;
+pub use intercard::{Framing, Saturation};
 pub use link::{
     INTERCARD_BUS_WIDTH, INTERCARD_LANE_WIDTH, INTERCARD_LANES, Link, LinkState, find, mesh,
 };
+pub use profile::{
+    Compute, Confidence, HostProfile, LinkProfile, Memory, Profile, Provenance, Value,
+};
+pub use units::{Bytes, BytesPerSecond, MacsPerSecond, Seconds, UnitError};
