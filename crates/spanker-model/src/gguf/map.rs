@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From a header to a model: which tensor is which matrix.
+
+use super::{Header, Tensor, Value};
+use crate::error::printable;
+use crate::model::{MAX_CONTEXT, MAX_WIDTH};
+use crate::{Layer, MAX_LAYERS, Matrix, Model, ModelError};
+
+/// The architectures that are understood. Mistral's files say `llama`.
+const KNOWN: [&str; 3] = ["llama", "qwen2", "qwen3"];
+
+/// The matrices of a layer, in the order of [`Layer::matrices`].
+const MATRICES: [&str; 7] = [
+    "attn_q.weight",
+    "attn_k.weight",
+    "attn_v.weight",
+    "attn_output.weight",
+    "ffn_gate.weight",
+    "ffn_up.weight",
+    "ffn_down.weight",
+];
+/// The norms that every layer has.
+const NORMS: [&str; 2] = ["attn_norm.weight", "ffn_norm.weight"];
+const EMBEDDING: &str = "token_embd.weight";
+const HEAD: &str = "output.weight";
+const FINAL_NORM: &str = "output_norm.weight";
+
+/// The longest name that is taken from a file, in characters.
+const MAX_NAME: usize = 64;
+
+impl Header {
+    /// The model that the file holds.
+    ///
+    /// Understood are the architectures `llama` (which Mistral's files say, too), `qwen2` and
+    /// `qwen3`. Without `output.weight`, the head is the embedding table.
+    ///
+    /// # Errors
+    ///
+    /// An architecture that is not understood, a mixture of experts, a file that is one part of
+    /// several, metadata that is missing or absurd, or a tensor that is missing, unknown or of the
+    /// wrong shape; the error names it.
+    pub fn model(&self) -> Result<Model, ModelError> {
+        let architecture = self.architecture()?;
+        self.check_kind(architecture)?;
+        let size = |key: &str, max| self.size(&format!("{architecture}.{key}"), max);
+        let missing = |key: &str| ModelError::metadata(&format!("{architecture}.{key}"), "missing");
+        let required = |key: &str, max| size(key, max)?.ok_or_else(|| missing(key));
+
+        let layers = required("block_count", MAX_LAYERS)?;
+        let hidden = required("embedding_length", MAX_WIDTH)?;
+        let heads = required("attention.head_count", MAX_WIDTH)?;
+        let kv_heads = size("attention.head_count_kv", MAX_WIDTH)?.unwrap_or(heads);
+        let head_size = size("attention.key_length", MAX_WIDTH)?.unwrap_or(hidden / heads);
+        let value_size = size("attention.value_length", MAX_WIDTH)?.unwrap_or(head_size);
+        if value_size != head_size {
+            let reason = format!("{value_size}, and keys have {head_size}");
+            let key = format!("{architecture}.attention.value_length");
+            return Err(ModelError::metadata(&key, reason));
+        }
+        let others = self.other_bytes(layers)?;
+        let embedding = self.matrix(EMBEDDING)?;
+        let tied = !self.tensors.contains_key(HEAD);
+        let model = Model {
+            name: self.name(architecture),
+            architecture: architecture.to_owned(),
+            source: "gguf".to_owned(),
+            hidden,
+            heads,
+            kv_heads,
+            head_size,
+            ffn: required("feed_forward_length", MAX_WIDTH)?,
+            vocab: embedding.rows,
+            context: required("context_length", MAX_CONTEXT)?,
+            layers: (0..layers)
+                .zip(others.layers)
+                .map(|(at, bytes)| self.layer(at, bytes))
+                .collect::<Result<_, _>>()?,
+            embedding,
+            head: if tied { embedding } else { self.matrix(HEAD)? },
+            tied,
+            other_bytes: others.model,
+        };
+        model.validate()?;
+        Ok(model)
+    }
+
+    fn architecture(&self) -> Result<&str, ModelError> {
+        let key = "general.architecture";
+        let value = self.metadata.get(key).ok_or_else(|| ModelError::metadata(key, "missing"))?;
+        value.as_str().ok_or_else(|| ModelError::metadata(key, "not a short text"))
+    }
+
+    /// Refuses what would only look like a model of this kind.
+    fn check_kind(&self, architecture: &str) -> Result<(), ModelError> {
+        let count = |key: &str| self.metadata.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let mixture = architecture.contains("moe")
+            || count(&format!("{architecture}.expert_count")) > 0
+            || self.tensors.keys().any(|name| is_expert(name));
+        if mixture {
+            return Err(ModelError::unsupported(architecture, "it is a mixture of experts"));
+        }
+        if !KNOWN.contains(&architecture) {
+            let reason = format!("expected one of: {}", KNOWN.join(", "));
+            return Err(ModelError::unsupported(architecture, reason));
+        }
+        let parts = count("split.count");
+        if parts > 1 {
+            let reason = format!("the file is one of {parts} parts, which must be merged first");
+            return Err(ModelError::metadata("split.count", reason));
+        }
+        Ok(())
+    }
+
+    /// The number between 1 and `max` at `key`, if there is one.
+    fn size(&self, key: &str, max: u64) -> Result<Option<u64>, ModelError> {
+        match self.metadata.get(key) {
+            None => Ok(None),
+            Some(Value::Array { .. }) => {
+                Err(ModelError::metadata(key, "an array: layers of different shapes"))
+            }
+            Some(value) => match value.as_u64().filter(|size| (1..=max).contains(size)) {
+                Some(size) => Ok(Some(size)),
+                None => {
+                    let value = printable(&format!("{value:?}"));
+                    let reason = format!("{value} is not a whole number between 1 and {max}");
+                    Err(ModelError::metadata(key, reason))
+                }
+            },
+        }
+    }
+
+    /// What the file calls the model, without what a terminal would obey.
+    fn name(&self, architecture: &str) -> String {
+        let given = self.metadata.get("general.name").and_then(Value::as_str).unwrap_or("");
+        let name: String = given.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect();
+        let name = name.trim();
+        if name.is_empty() { architecture.to_owned() } else { name.to_owned() }
+    }
+
+    fn tensor(&self, name: &str) -> Result<&Tensor, ModelError> {
+        self.tensors.get(name).ok_or_else(|| ModelError::tensor(name, "missing"))
+    }
+
+    fn matrix(&self, name: &str) -> Result<Matrix, ModelError> {
+        let tensor = self.tensor(name)?;
+        match tensor.dims[..] {
+            [cols, rows] => Ok(Matrix { rows, cols, quant: tensor.quant }),
+            _ => Err(ModelError::tensor(name, format!("{:?} is not a matrix", tensor.dims))),
+        }
+    }
+
+    fn layer(&self, at: u64, other_bytes: u64) -> Result<Layer, ModelError> {
+        for norm in NORMS {
+            self.tensor(&format!("blk.{at}.{norm}"))?;
+        }
+        let matrix = |name: &str| self.matrix(&format!("blk.{at}.{name}"));
+        let [q, k, v, o, gate, up, down] = MATRICES;
+        Ok(Layer {
+            q: matrix(q)?,
+            k: matrix(k)?,
+            v: matrix(v)?,
+            o: matrix(o)?,
+            gate: matrix(gate)?,
+            up: matrix(up)?,
+            down: matrix(down)?,
+            other_bytes,
+        })
+    }
+
+    /// Bytes of what is neither a known matrix nor an unknown one: vectors, such as norms and biases.
+    fn other_bytes(&self, layers: u64) -> Result<Others, ModelError> {
+        self.tensor(FINAL_NORM)?;
+        let mut others = Others { layers: vec![0; layers as usize], model: 0 };
+        for (name, tensor) in &self.tensors {
+            let (place, known) = match layer_of(name) {
+                Some((at, rest)) => {
+                    let place = usize::try_from(at).ok().and_then(|at| others.layers.get_mut(at));
+                    let place = place.ok_or_else(|| {
+                        ModelError::tensor(name, format!("the model has {layers} layers"))
+                    })?;
+                    (place, MATRICES.contains(&rest))
+                }
+                None => (&mut others.model, [EMBEDDING, HEAD].contains(&name.as_str())),
+            };
+            if known {
+                continue;
+            }
+            if tensor.dims.iter().filter(|dim| **dim > 1).count() > 1 {
+                return Err(ModelError::tensor(name, "unknown in this architecture"));
+            }
+            *place = place.saturating_add(tensor.bytes);
+        }
+        Ok(others)
+    }
+}
+
+/// Bytes of vectors, by where they belong.
+struct Others {
+    layers: Vec<u64>,
+    model: u64,
+}
+
+/// The layer of a tensor `blk.<layer>.<rest>`, and the rest.
+fn layer_of(name: &str) -> Option<(u64, &str)> {
+    let (digits, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    // Only one spelling of a number is a layer's: "01" and "+1" are not.
+    let at: u64 = digits.parse().ok()?;
+    (at.to_string() == digits).then_some((at, rest))
+}
+
+/// Whether the tensor belongs to a mixture of experts.
+fn is_expert(name: &str) -> bool {
+    layer_of(name).is_some_and(|(_, rest)| {
+        rest.contains("_exps.") || rest.contains("_shexp.") || rest.starts_with("ffn_gate_inp")
+    })
+}
