@@ -30,7 +30,7 @@ impl FromStr for Sizes {
 }
 
 /// A number of bytes with an optional binary suffix.
-fn bytes(text: &str) -> Result<usize, String> {
+pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let suffix = text[digits.len()..].to_ascii_uppercase();

@@ -55,6 +55,24 @@ pub enum PlanError {
         /// What is wrong with it.
         flaw: crate::Flaw,
     },
+    /// A request that makes no sense.
+    #[error("{what}")]
+    Request {
+        /// What is wrong, with the value.
+        what: String,
+    },
+    /// A layout that is not one of its model on its cluster.
+    #[error("the plan does not fit together: {what}")]
+    Layout {
+        /// What is wrong.
+        what: String,
+    },
+    /// A file that is not a plan, a fit or a table of samples.
+    #[error("{what}")]
+    File {
+        /// What is wrong, and where.
+        what: String,
+    },
 }
 
 impl PlanError {

@@ -30,12 +30,36 @@
 #![forbid(unsafe_code)]
 
 mod algorithm;
+mod choose;
 mod collective;
+mod cost;
 mod element;
 mod error;
+mod fit;
 mod op;
+mod plan;
+mod predict;
+mod request;
 mod schedule;
+mod simulate;
+mod trace;
 mod verify;
+
+pub use choose::{Choice, EXACT_CARDS, choose};
+pub use cost::Group;
+pub use cost::exchange::{Price, cheapest, prices};
+pub use cost::memory::{ALIGNMENT, Allocation, Arena, Footprint};
+pub use cost::shard::{Shard, Split};
+pub use cost::work::{OPERATORS_PER_LAYER, Terms};
+pub use fit::{
+    Band, CardModel, CardSample, CardSamples, CardTime, LinkModel, LinkSample, LinkSamples,
+    Parameter,
+};
+pub use plan::{
+    Candidate, CardMemory, Exchanged, Layout, PLAN_VERSION, Plan, Prediction, Stage, Strategy,
+};
+pub use request::{Objective, Request};
+pub use trace::{Activity, Incident, Label, Mark, Trace};
 
 pub use collective::{Algorithm, Collective, chunk};
 pub use element::DType;

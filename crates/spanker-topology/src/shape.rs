@@ -23,11 +23,7 @@ pub(crate) fn wire(cards: &[Profile], shape: Shape) -> Result<Wiring, TopologyEr
     }
 }
 
-fn link<'a>(
-    cards: &'a [Profile],
-    card: usize,
-    shape: Shape,
-) -> Result<&'a LinkProfile, TopologyError> {
+fn link(cards: &[Profile], card: usize, shape: Shape) -> Result<&LinkProfile, TopologyError> {
     cards[card].link.as_ref().ok_or_else(|| TopologyError::Shape {
         shape,
         cards: cards.len(),

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files: read whole with a bound, written whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+
+/// Reads a text of at most `most` bytes. Errors name the path.
+pub(crate) fn read(path: &Path, most: u64) -> anyhow::Result<String> {
+    let shown = path.display();
+    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    let mut bytes = Vec::new();
+    // One byte more than allowed, to tell a file that is too large; devices have no length.
+    file.take(most + 1).read_to_end(&mut bytes).with_context(|| format!("cannot read {shown}"))?;
+    if bytes.len() as u64 > most {
+        bail!("{shown}: more than {most} bytes");
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(error) => {
+            let at = error.utf8_error().valid_up_to();
+            bail!("{shown}: byte {at} is not text in UTF-8")
+        }
+    }
+}
+
+/// Writes `text` so that `path` has all of it or is as it was: to a file beside it that then takes
+/// its name.
+pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    write_beside(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn write_beside(path: &Path, text: &str) -> anyhow::Result<()> {
+    // A link stays a link: what it points to is replaced.
+    let target = match fs::metadata(path) {
+        Ok(existing) if !existing.is_file() => bail!("it exists and is not a regular file"),
+        Ok(_) => fs::canonicalize(path)?,
+        Err(_) => path.to_path_buf(),
+    };
+    let Some(name) = target.file_name() else { bail!("it names no file") };
+    let mut beside = name.to_os_string();
+    beside.push(format!(".{}.tmp", std::process::id()));
+    let beside = target.with_file_name(beside);
+    let mut file = File::create_new(&beside)?;
+    let written = file
+        .write_all(text.as_bytes())
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&beside, &target));
+    if written.is_err() {
+        // There is nothing to be done about a file that cannot be removed either.
+        let _ = fs::remove_file(&beside);
+    }
+    Ok(written?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_nothing_else_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.toml");
+        write(&path, "one").unwrap();
+        write(&path, "two").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "two");
+        assert_eq!(names(folder.path()), ["a.toml"]);
+    }
+
+    #[test]
+    fn a_folder_in_the_way_is_named_and_nothing_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("taken");
+        fs::create_dir(&path).unwrap();
+        let error = format!("{:#}", write(&path, "text").unwrap_err());
+        assert!(error.contains("taken") && error.contains("not a regular file"), "{error}");
+        assert_eq!(names(folder.path()), ["taken"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        fs::write(&real, "old").unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        write(&link, "new").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&real).unwrap(), "new");
+    }
+
+    #[test]
+    fn too_much_and_what_is_no_text_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        fs::write(&path, b"12345").unwrap();
+        assert_eq!(read(&path, 5).unwrap(), "12345");
+        assert!(read(&path, 4).unwrap_err().to_string().contains("a.csv: more than 4 bytes"));
+        fs::write(&path, b"12\xff").unwrap();
+        assert!(read(&path, 4).unwrap_err().to_string().contains("byte 2 is not text"));
+    }
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker fit`: models of a link and of a card from measurements.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use spanker_plan::{CardModel, CardSamples, LinkModel, LinkSamples, Parameter, PlanError};
+
+use crate::sizes::human;
+use crate::{files, model, output};
+
+/// Fit a model of a link or a card to measurements
+///
+/// Every fit is shown beside the samples that it comes from. The file that --out writes is what
+/// 'spanker predict' reads.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker fit link --samples all_reduce.csv --out link.toml
+  spanker fit card --samples decode.csv --out card.toml")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Link(LinkArgs),
+    Card(CardArgs),
+}
+
+/// Fit the time of an all-reduce over ranks and bytes
+///
+/// Samples are a CSV table of at least two all-reduces, better of some sizes on each of two rank
+/// counts. A sample that all others contradict is left out and named.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example, all_reduce.csv:
+  ranks,bytes,microseconds
+  2,8192,6.8
+  2,65536,9.2
+  4,8192,13.5
+  4,65536,16.9
+
+  spanker fit link --samples all_reduce.csv --out link.toml
+  spanker predict all-reduce --link link.toml --ranks 8 --bytes 8K")]
+struct LinkArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Fit the time that a card works on a token
+///
+/// Samples are a CSV table of decoding times without communication, better on two numbers of cards
+/// that share every matrix. A model is a built-in name, a .gguf file or a config.json.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example, decode.csv:
+  model,quant,cards,milliseconds
+  llama-2-7b,q4_0,1,101.06
+  llama-2-7b,q4_0,2,61.50
+
+  spanker fit card --samples decode.csv --out card.toml
+  spanker predict decode llama-2-70b --card card.toml --quant q4_0 --cards 4")]
+struct CardArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, clap::Args)]
+struct Common {
+    /// The table of measurements
+    #[arg(long, value_name = "CSV")]
+    samples: PathBuf,
+    /// Save the model here; the file is replaced whole or not at all
+    #[arg(long, value_name = "TOML")]
+    out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The largest table, in bytes.
+const MOST_SAMPLES: u64 = 64 << 20;
+
+/// What is shown, and the schema of `--json`.
+#[derive(Debug, Serialize)]
+struct Report<S> {
+    kind: &'static str,
+    provenance: String,
+    unit: &'static str,
+    parameters: Vec<Parameter>,
+    samples: Vec<Row<S>>,
+    mean_error_percent: f64,
+    worst_error_percent: f64,
+    notes: Vec<String>,
+    out: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+}
+
+/// A sample beside what the model says.
+#[derive(Debug, Serialize)]
+struct Row<S> {
+    #[serde(flatten)]
+    sample: S,
+    measured: f64,
+    predicted: f64,
+    error_percent: f64,
+    rejected: bool,
+}
+
+impl<S> Row<S> {
+    fn new(sample: S, measured: f64, predicted: f64) -> Row<S> {
+        let error_percent = 100.0 * (predicted / measured - 1.0);
+        Row { sample, measured, predicted, error_percent, rejected: false }
+    }
+}
+
+/// What identifies a sample in a table.
+trait Sampled: Serialize {
+    fn header() -> String;
+    fn text(&self) -> String;
+}
+
+#[derive(Debug, Serialize)]
+struct Link {
+    ranks: usize,
+    bytes: u64,
+}
+
+impl Sampled for Link {
+    fn header() -> String {
+        format!("{:>6} {:>12}", "ranks", "bytes")
+    }
+
+    fn text(&self) -> String {
+        let bytes = usize::try_from(self.bytes).map_or_else(|_| self.bytes.to_string(), human);
+        format!("{:>6} {bytes:>12}", self.ranks)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Card {
+    model: String,
+    quant: String,
+    cards: usize,
+}
+
+impl Sampled for Card {
+    fn header() -> String {
+        format!("{:<24} {:<6} {:>5}", "model", "quant", "cards")
+    }
+
+    fn text(&self) -> String {
+        format!("{:<24} {:<6} {:>5}", self.model, self.quant, self.cards)
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    match &args.what {
+        What::Link(args) => link(&args.common),
+        What::Card(args) => card(&args.common),
+    }
+}
+
+fn link(args: &Common) -> anyhow::Result<()> {
+    let text = files::read(&args.samples, MOST_SAMPLES)?;
+    let of_file = |error| named(&args.samples, error);
+    let samples = LinkSamples::from_csv(&text).map_err(of_file)?;
+    let fitted = LinkModel::fit(&samples).map_err(of_file)?;
+    let mut rows: Vec<Row<Link>> = Vec::new();
+    for sample in samples.samples() {
+        let (ranks, bytes) = (sample.ranks, sample.bytes);
+        let predicted = fitted.predict(ranks, bytes).value;
+        rows.push(Row::new(Link { ranks, bytes }, sample.microseconds, predicted));
+    }
+    let mut notes = fitted.caveats();
+    if let Some(wild) = fitted.rejected() {
+        let at = samples.samples().iter().position(|sample| *sample == wild);
+        if let Some(row) = at.and_then(|at| rows.get_mut(at)) {
+            row.rejected = true;
+        }
+        notes.push(format!(
+            "one sample was rejected, {} us for {} bytes on {} ranks: all others agree much better \
+             without it",
+            wild.microseconds, wild.bytes, wild.ranks
+        ));
+    }
+    let report = Report {
+        kind: "link",
+        provenance: fitted.provenance().to_string(),
+        unit: "us",
+        parameters: fitted.parameters(),
+        samples: rows,
+        mean_error_percent: 0.0,
+        worst_error_percent: 0.0,
+        notes,
+        out: None,
+        hint: None,
+    };
+    let next = "spanker predict all-reduce --link link.toml --ranks 8 --bytes 8K";
+    finish(report, args, &fitted.to_toml(), ("link.toml", next))
+}
+
+fn card(args: &Common) -> anyhow::Result<()> {
+    let text = files::read(&args.samples, MOST_SAMPLES)?;
+    let of_file = |error| named(&args.samples, error);
+    let find = |name: &str, quant| model::load(name, Some(quant)).map_err(|e| format!("{e:#}"));
+    let samples = CardSamples::from_csv_with(&text, find).map_err(of_file)?;
+    let fitted = CardModel::fit(&samples).map_err(of_file)?;
+    let row = |sample: &spanker_plan::CardSample| {
+        let predicted = fitted.predict(&sample.shape, sample.cards).time.value;
+        let (model, quant) = (sample.model.clone(), sample.quant.to_string());
+        Row::new(Card { model, quant, cards: sample.cards }, sample.milliseconds, predicted)
+    };
+    let report = Report {
+        kind: "card",
+        provenance: fitted.provenance().to_string(),
+        unit: "ms",
+        parameters: fitted.parameters(),
+        samples: samples.samples().iter().map(row).collect(),
+        mean_error_percent: 0.0,
+        worst_error_percent: 0.0,
+        notes: fitted.caveats(),
+        out: None,
+        hint: None,
+    };
+    let next = "spanker predict decode llama-2-7b --card card.toml --cards 4";
+    finish(report, args, &fitted.to_toml(), ("card.toml", next))
+}
+
+fn named(path: &Path, error: PlanError) -> anyhow::Error {
+    anyhow::Error::new(error).context(path.display().to_string())
+}
+
+/// Saves the model, if asked to, and shows the report.
+fn finish<S: Sampled>(
+    mut report: Report<S>,
+    args: &Common,
+    file: &str,
+    (example, next): (&str, &str),
+) -> anyhow::Result<()> {
+    let errors =
+        || report.samples.iter().filter(|row| !row.rejected).map(|r| r.error_percent.abs());
+    let count = errors().count().max(1) as f64;
+    (report.mean_error_percent, report.worst_error_percent) =
+        (errors().sum::<f64>() / count, errors().fold(0.0, f64::max));
+    match &args.out {
+        Some(path) => {
+            files::write(path, file)?;
+            report.out = Some(path.display().to_string());
+        }
+        None => report.hint = Some(format!("--out {example} saves the model, for {next}")),
+    }
+    if args.json {
+        return output::line(&serde_json::to_string(&report)?);
+    }
+    show(&report)
+}
+
+fn show<S: Sampled>(report: &Report<S>) -> anyhow::Result<()> {
+    let unit = report.unit;
+    let header = S::header();
+    output::line(&format!("{header} {:>12} {:>12} {:>8}", "measured", "predicted", "error"))?;
+    for row in &report.samples {
+        let note = if row.rejected { "  rejected" } else { "" };
+        output::line(&format!(
+            "{} {:>9.2} {unit} {:>9.2} {unit} {:>+7.1}%{note}",
+            row.sample.text(),
+            row.measured,
+            row.predicted,
+            row.error_percent
+        ))?;
+    }
+    let (mean, worst) = (report.mean_error_percent, report.worst_error_percent);
+    output::line(&format!("\nerror: {mean:.1} % on average, {worst:.1} % at worst"))?;
+    output::line(&format!("\nparameters ({})", report.provenance))?;
+    for Parameter { name, value, unit, meaning } in &report.parameters {
+        let value = match value.abs() {
+            v if v > 0.0 && v < 1e-3 => format!("{value:.4e}"),
+            _ => format!("{value:.4}"),
+        };
+        output::line(&format!("  {name:<22} {value:>12} {unit:<6} {meaning}"))?;
+    }
+    for note in &report.notes {
+        output::line(&format!("\nnote: {note}"))?;
+    }
+    match (&report.out, &report.hint) {
+        (Some(out), _) => output::line(&format!("\nsaved to {out}")),
+        (None, Some(hint)) => output::line(&format!("\nhint: {hint}")),
+        (None, None) => Ok(()),
+    }
+}

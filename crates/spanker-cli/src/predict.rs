@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker predict`: how long something takes, by models that were fitted, with its band.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Serialize;
+use spanker_model::{Model, Quant};
+use spanker_plan::{Band, CardModel, LinkModel, MAX_RANKS, PlanError};
+
+use crate::sizes::{bytes, human};
+use crate::{Usage, files, model, output};
+
+/// Predict times with fitted models
+///
+/// A prediction comes with a band that should hold nine of ten measurements. It is the wider the
+/// further the question is from what the model was fitted to.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker predict all-reduce --link link.toml --ranks 8 --bytes 8K
+  spanker predict decode llama-2-70b --card card.toml --quant q4_0 --cards 4 --link link.toml
+
+'spanker fit' makes link.toml and card.toml from measurements.")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    AllReduce(AllReduceArgs),
+    Decode(DecodeArgs),
+}
+
+/// Predict the time of one all-reduce
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:
+  spanker predict all-reduce --link link.toml --ranks 8 --bytes 8K")]
+struct AllReduceArgs {
+    /// The model of the links, from 'spanker fit link'
+    #[arg(long, value_name = "TOML")]
+    link: PathBuf,
+    /// Ranks that take part
+    #[arg(long, value_name = "N")]
+    ranks: usize,
+    /// Bytes of each rank's buffer: a number, or one with K, M or G
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    bytes: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Predict the time of one token, tensor parallel
+///
+/// All cards share every matrix. With --link each layer has two all-reduces of its activations in
+/// f32; without it communication is not in the prediction.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker predict decode llama-2-70b --card card.toml --quant q4_0 --cards 4
+  spanker predict decode model.gguf --card card.toml --cards 4 --link link.toml --json")]
+struct DecodeArgs {
+    /// A built-in name, a .gguf file or a config.json
+    model: String,
+    /// The model of the cards, from 'spanker fit card'
+    #[arg(long, value_name = "TOML")]
+    card: PathBuf,
+    /// How weights are stored [default: as in the .gguf file, else q4_0]
+    #[arg(long, value_parser = Quant::from_str)]
+    quant: Option<Quant>,
+    /// Cards that share the model
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    cards: usize,
+    /// The model of the links between them, from 'spanker fit link'
+    #[arg(long, value_name = "TOML")]
+    link: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The largest file of a fitted model, in bytes.
+const MOST_FIT: u64 = 1 << 20;
+
+/// The schema of `--json` for an all-reduce.
+#[derive(Debug, Serialize)]
+struct AllReduce {
+    microseconds: f64,
+    low: f64,
+    high: f64,
+    ranks: usize,
+    bytes: usize,
+    provenance: String,
+}
+
+/// The schema of `--json` for a token.
+#[derive(Debug, Serialize)]
+struct Decode {
+    milliseconds: f64,
+    low: f64,
+    high: f64,
+    memory_ms: f64,
+    fixed_ms: f64,
+    communication_ms: f64,
+    model: String,
+    quant: String,
+    cards: usize,
+    provenance: String,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    match &args.what {
+        What::AllReduce(args) => all_reduce(args),
+        What::Decode(args) => decode(args),
+    }
+}
+
+/// Reads a fitted model.
+fn read<M>(path: &Path, parse: fn(&str) -> Result<M, PlanError>) -> anyhow::Result<M> {
+    let text = files::read(path, MOST_FIT)?;
+    parse(&text).map_err(|error| anyhow::Error::new(error).context(path.display().to_string()))
+}
+
+fn check_group(flag: &str, count: usize) -> anyhow::Result<()> {
+    if (1..=MAX_RANKS).contains(&count) {
+        return Ok(());
+    }
+    Err(Usage(format!("{flag} {count}: a group has 1 to {MAX_RANKS} of them")).into())
+}
+
+fn all_reduce(args: &AllReduceArgs) -> anyhow::Result<()> {
+    check_group("--ranks", args.ranks)?;
+    let link = read(&args.link, LinkModel::from_toml)?;
+    let Band { value, low, high } = link.predict(args.ranks, args.bytes as u64);
+    let (ranks, bytes, provenance) = (args.ranks, args.bytes, link.provenance().to_string());
+    if args.json {
+        let report = AllReduce { microseconds: value, low, high, ranks, bytes, provenance };
+        return output::line(&serde_json::to_string(&report)?);
+    }
+    let size = human(bytes);
+    output::line(&format!(
+        "all-reduce of {size} on {ranks} ranks: {value:.2} us ({low:.2} to {high:.2}, {provenance})"
+    ))?;
+    notes(&link.caveats())
+}
+
+fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
+    check_group("--cards", args.cards)?;
+    let shape = model::load(&args.model, args.quant)?;
+    let card = read(&args.card, CardModel::from_toml)?;
+    let link = args.link.as_deref().map(|path| read(path, LinkModel::from_toml)).transpose()?;
+    let work = card.predict(&shape, args.cards);
+    let talk = link.as_ref().map_or(Band::ZERO, |link| communication(link, &shape, args.cards));
+    let Band { value, low, high } = work.time + talk;
+    // Where weights are stored in several types, the file says more than one name can.
+    let stored = || shape.layers.first().map(|layer| layer.gate.quant.to_string());
+    let quant = args.quant.map(|quant| quant.to_string()).or_else(stored).unwrap_or_default();
+    let report = Decode {
+        milliseconds: value,
+        low,
+        high,
+        memory_ms: work.memory_ms,
+        fixed_ms: work.fixed_ms,
+        communication_ms: talk.value,
+        model: shape.name.clone(),
+        quant,
+        cards: args.cards,
+        provenance: card.provenance().to_string(),
+    };
+    if args.json {
+        return output::line(&serde_json::to_string(&report)?);
+    }
+    show(&report, &card, link.is_some())?;
+    let mut caveats = card.caveats();
+    caveats.extend(link.iter().flat_map(LinkModel::caveats));
+    notes(&caveats)
+}
+
+/// Two all-reduces in each layer, of one token's activations in f32, in milliseconds.
+fn communication(link: &LinkModel, shape: &Model, cards: usize) -> Band {
+    let calls = 2.0 * shape.layers.len() as f64;
+    link.predict(cards, shape.hidden * 4) * (calls / 1e3)
+}
+
+fn show(report: &Decode, card: &CardModel, linked: bool) -> anyhow::Result<()> {
+    let Decode { milliseconds, low, high, model, quant, cards, provenance, .. } = report;
+    let word = if *cards == 1 { "card" } else { "cards" };
+    output::line(&format!(
+        "{model} {quant} on {cards} {word}: {milliseconds:.2} ms per token \
+         ({low:.2} to {high:.2}, {provenance})"
+    ))?;
+    let term = |name: &str, time: f64, about: &str| {
+        output::line(&format!("  {name:<14} {time:>9.2} ms  {about}"))
+    };
+    let rate = format!("weights at {}", card.memory_bandwidth());
+    term("memory", report.memory_ms, &rate)?;
+    term("fixed", report.fixed_ms, "does not shrink with more cards")?;
+    let calls = match (linked, *cards) {
+        (_, 1) => "one card has nobody to talk to",
+        (true, _) => "two all-reduces in each layer",
+        (false, _) => "not included: --link link.toml adds it",
+    };
+    term("communication", report.communication_ms, calls)
+}
+
+fn notes(caveats: &[String]) -> anyhow::Result<()> {
+    caveats.iter().try_for_each(|note| output::line(&format!("note: {note}")))
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker fit` and `spanker predict` as a user runs them, over published measurements.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A folder to work in, which is the command's working directory.
+struct Desk(TempDir);
+
+impl Desk {
+    fn new(files: &[(&str, &str)]) -> Desk {
+        let desk = Desk(tempfile::tempdir().expect("a folder"));
+        for (name, text) in files {
+            fs::write(desk.0.path().join(name), text).expect("a file");
+        }
+        desk
+    }
+
+    fn run(&self, line: &str) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_spanker"))
+            .args(line.split_whitespace())
+            .current_dir(self.0.path())
+            .output()
+            .expect("the command starts")
+    }
+
+    fn text(&self, line: &str) -> String {
+        let output = self.run(line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{line}: {errors}");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.text(&format!("{line} --json"))).expect("one JSON object")
+    }
+
+    /// What a command says that fails with `code`, and prints nothing else.
+    fn error(&self, code: i32, line: &str) -> String {
+        let output = self.run(line);
+        let text = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(code), "{line}: {text}");
+        assert!(output.stdout.is_empty(), "{line} printed before it failed");
+        text
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.0.path()).expect("a folder");
+        let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("a name");
+        let mut names: Vec<String> = entries.map(|entry| name(entry.expect("an entry"))).collect();
+        names.sort();
+        names
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+fn number(report: &Value, field: &str) -> f64 {
+    report[field].as_f64().unwrap_or_else(|| panic!("{field} in {report}"))
+}
+
+fn error_of(report: &Value, field: &str, measured: f64) -> f64 {
+    let (low, high) = (number(report, "low"), number(report, "high"));
+    assert!(low <= measured && measured <= high, "{measured} is not in {report}");
+    (number(report, field) / measured - 1.0).abs()
+}
+
+const A100: &str = "ranks,bytes,microseconds
+2,8192,11.0\n4,8192,14.7\n2,16384,12.8\n4,16384,16.3\n2,65536,13.0\n4,65536,17.8
+2,1048576,40.8\n4,1048576,29.8\n2,16777216,128\n4,16777216,184\n";
+const RTX: &str = "ranks,bytes,microseconds
+2,8192,6.8\n4,8192,13.5\n2,16384,7.4\n4,16384,14.7\n2,65536,9.2\n4,65536,16.9
+2,1048576,44.4\n4,1048576,86.1\n2,16777216,474\n4,16777216,1008\n";
+const C3D: &str = "model,quant,cards,milliseconds
+llama-2-7b,q4_0,1,101.06\nllama-2-7b,q4_0,2,61.50\n";
+
+#[test]
+fn published_links_foresee_eight_ranks() {
+    for (table, measured) in [(A100, [21.3, 22.6, 28.1]), (RTX, [26.7, 27.0, 34.2])] {
+        let desk = Desk::new(&[("samples.csv", table)]);
+        desk.text("fit link --samples samples.csv --out link.toml");
+        let mut errors = 0.0;
+        for (size, measured) in ["8K", "16K", "64K"].into_iter().zip(measured) {
+            let line = format!("predict all-reduce --link link.toml --ranks 8 --bytes {size}");
+            let report = desk.json(&line);
+            errors += error_of(&report, "microseconds", measured);
+            assert_eq!((&report["ranks"], &report["provenance"]), (&8.into(), &"fitted".into()));
+        }
+        assert!(errors / 3.0 <= 0.08, "mean error {}", errors / 3.0);
+    }
+}
+
+#[test]
+fn published_cards_foresee_four_cards_and_a_large_model() {
+    let rows = |name: &str, one: f64, two: f64| {
+        format!("model,quant,cards,milliseconds\n{name},q4_0,1,{one}\n{name},q4_0,2,{two}\n")
+    };
+    for (name, one, two, four) in [
+        ("llama-2-7b", 101.06, 61.50, 40.25),
+        ("llama-2-7b", 434.84, 257.78, 163.42),
+        ("llama-3-8b", 556.67, 362.73, 267.62),
+    ] {
+        let desk = Desk::new(&[("samples.csv", &rows(name, one, two))]);
+        desk.text("fit card --samples samples.csv --out card.toml");
+        let line = format!("predict decode {name} --card card.toml --quant q4_0 --cards 4");
+        let error = error_of(&desk.json(&line), "milliseconds", four);
+        assert!(error <= 0.05, "{name} {one}: {error}");
+    }
+    let desk = Desk::new(&[("samples.csv", C3D)]);
+    desk.text("fit card --samples samples.csv --out card.toml");
+    for (cards, measured) in [(1, 907.25), (2, 475.5), (4, 264.0)] {
+        let line = format!("predict decode llama-2-70b --card card.toml --cards {cards}");
+        let error = error_of(&desk.json(&line), "milliseconds", measured);
+        assert!(error <= 0.1, "{cards} cards: {error}");
+    }
+}
+
+#[test]
+fn a_link_adds_two_all_reduces_in_each_layer() {
+    let desk = Desk::new(&[("link.csv", RTX), ("card.csv", C3D)]);
+    desk.text("fit link --samples link.csv --out link.toml");
+    desk.text("fit card --samples card.csv --out card.toml");
+    let alone = desk.json("predict decode llama-2-7b --card card.toml --cards 4");
+    let line = "predict decode llama-2-7b --card card.toml --cards 4 --link link.toml";
+    let linked = desk.json(line);
+    let once = desk.json("predict all-reduce --link link.toml --ranks 4 --bytes 16K");
+    assert_eq!(number(&alone, "communication_ms"), 0.0);
+    let near = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-9);
+    for (end, of_once) in [("milliseconds", "microseconds"), ("low", "low"), ("high", "high")] {
+        let added = 64.0 * number(&once, of_once) / 1e3;
+        near(number(&linked, end), number(&alone, end) + added);
+    }
+    near(number(&linked, "communication_ms"), 64.0 * number(&once, "microseconds") / 1e3);
+    let terms = ["memory_ms", "fixed_ms", "communication_ms"].map(|term| number(&linked, term));
+    near(number(&linked, "milliseconds"), terms.iter().sum());
+    for (field, value) in [("model", "llama-2-7b"), ("quant", "q4_0"), ("provenance", "fitted")] {
+        assert_eq!(linked[field], value);
+    }
+    assert_eq!(linked["cards"], 4);
+    let one = desk.json("predict decode llama-2-7b --card card.toml --cards 1 --link link.toml");
+    assert_eq!(number(&one, "communication_ms"), 0.0);
+    let text = desk.text(line);
+    assert!(text.contains("memory") && text.contains("two all-reduces"), "{text}");
+    let text = desk.text("predict all-reduce --link link.toml --ranks 4 --bytes 16K");
+    assert!(text.starts_with("all-reduce of 16K on 4 ranks: "), "{text}");
+}
+
+#[test]
+fn a_fit_shows_each_sample_the_parameters_and_the_errors() {
+    let desk = Desk::new(&[("link.csv", A100), ("card.csv", C3D)]);
+    let text = desk.text("fit link --samples link.csv");
+    for shown in ["16M", "small.base_us", "9.57", "fixed, per call", "on average", "hint: --out"] {
+        assert!(text.contains(shown), "{shown} is not in\n{text}");
+    }
+    assert_eq!(desk.names(), ["card.csv", "link.csv"], "nothing is written without --out");
+    let report = desk.json("fit link --samples link.csv");
+    assert_eq!(report["samples"].as_array().map(Vec::len), Some(10));
+    assert_eq!(report["samples"][0]["ranks"], 2);
+    assert_eq!((&report["kind"], &report["out"]), (&"link".into(), &Value::Null));
+    assert!(number(&report, "mean_error_percent") <= number(&report, "worst_error_percent"));
+    let report = desk.json("fit card --samples card.csv --out card.toml");
+    assert_eq!((&report["kind"], &report["out"]), (&"card".into(), &"card.toml".into()));
+    assert!(number(&report, "worst_error_percent") < 1e-6, "two samples, two parameters");
+    assert_eq!(report["samples"][1]["model"], "llama-2-7b");
+    let text = desk.text("fit card --samples card.csv --out card.toml");
+    assert!(text.contains("GB/s") && text.contains("saved to card.toml"), "{text}");
+    assert_eq!(desk.names(), ["card.csv", "card.toml", "link.csv"]);
+}
+
+#[test]
+fn a_rejected_sample_and_what_is_unknown_are_said() {
+    let desk = Desk::new(&[
+        ("wild.csv", &RTX.replace("4,16384,14.7", "4,16384,44.1")),
+        ("narrow.csv", "ranks,bytes,microseconds\n2,4096,5\n2,8192,6\n"),
+        ("one.csv", "model,quant,cards,milliseconds\nllama-2-7b,q4_0,1,100\n"),
+    ]);
+    let text = desk.text("fit link --samples wild.csv");
+    assert!(text.contains("rejected") && text.contains("44.1 us for 16384 bytes"), "{text}");
+    let report = desk.json("fit link --samples wild.csv");
+    assert_eq!(report["samples"][3]["rejected"], true, "{report}");
+    let text = desk.text("fit link --samples narrow.csv --out link.toml");
+    assert!(text.contains("note: all samples have 2 ranks"), "{text}");
+    let text = desk.text("predict all-reduce --link link.toml --ranks 8 --bytes 8K");
+    assert!(text.contains("note: all samples have 2 ranks"), "{text}");
+    let text = desk.text("fit card --samples one.csv");
+    assert!(text.contains("fixed cost is unknown"), "{text}");
+}
+
+#[test]
+fn hostile_tables_exit_with_1_and_name_file_line_and_value() {
+    let header = "ranks,bytes,microseconds";
+    for (table, said) in [
+        (String::new(), "the table is empty"),
+        ("a,b,c\n1,2,3\n".into(), "header 'a,b,c'"),
+        (format!("{header}\n2,8192,6.8\n"), "1 samples"),
+        (format!("{header}\n2,8192,6.8\n2,8192,-1\n"), "line 3: microseconds '-1'"),
+        (format!("{header}\n2,8192,nan\n"), "line 2: microseconds 'nan'"),
+        (format!("{header}\n1,8192,2\n"), "line 2: ranks '1'"),
+        (format!("{header}\n2,0,2\n"), "line 2: bytes '0'"),
+        (format!("{header}\n2,8192\n"), "2 columns"),
+    ] {
+        let desk = Desk::new(&[("bad.csv", &table), ("link.toml", "kept")]);
+        let error = desk.error(1, "fit link --samples bad.csv --out link.toml");
+        assert!(error.contains("bad.csv") && error.contains(said), "{table:?}: {error}");
+        assert_eq!(desk.names(), ["bad.csv", "link.toml"], "nothing is left behind");
+        assert_eq!(fs::read_to_string(desk.path().join("link.toml")).unwrap(), "kept");
+    }
+    let desk = Desk::new(&[
+        ("bad.csv", "model,quant,cards,milliseconds\nllama-9,q4_0,1,5\n"),
+        ("file.csv", "model,quant,cards,milliseconds\nmissing.gguf,q4_0,1,5\n"),
+    ]);
+    fs::write(desk.path().join("bytes.csv"), [0xff, 0xfe, 0, 1]).unwrap();
+    let error = desk.error(1, "fit card --samples bad.csv");
+    assert!(error.contains("line 2: model 'llama-9'") && error.contains("llama-2-7b"), "{error}");
+    assert!(desk.error(1, "fit card --samples file.csv").contains("missing.gguf"));
+    assert!(desk.error(1, "fit link --samples bytes.csv").contains("bytes.csv: byte 0"));
+}
+
+#[test]
+fn out_leaves_nothing_behind_where_it_cannot_write() {
+    let desk = Desk::new(&[("link.csv", A100)]);
+    fs::create_dir(desk.path().join("taken")).unwrap();
+    for out in ["taken", "missing/link.toml", "taken/.."] {
+        let error = desk.error(1, &format!("fit link --samples link.csv --out {out}"));
+        assert!(error.contains(&format!("cannot write {out}")), "{error}");
+    }
+    assert_eq!(desk.names(), ["link.csv", "taken"]);
+    assert_eq!(fs::read_dir(desk.path().join("taken")).unwrap().count(), 0);
+}
+
+#[test]
+fn missing_and_hostile_files_exit_with_1_and_are_named() {
+    let desk = Desk::new(&[
+        ("link.csv", A100),
+        ("card.csv", C3D),
+        ("empty.toml", ""),
+        ("noise.toml", "\u{1}\u{2} = ["),
+        ("broken.gguf", "GGUX"),
+        ("config.json", "{\"architectures\": 3}"),
+        ("notes.txt", "no model"),
+    ]);
+    desk.text("fit link --samples link.csv --out link.toml");
+    desk.text("fit card --samples card.csv --out card.toml");
+    let good = fs::read_to_string(desk.path().join("link.toml")).unwrap();
+    let negative = good.replacen("base_us = ", "base_us = -", 1);
+    fs::write(desk.path().join("negative.toml"), negative).unwrap();
+    for (line, said) in [
+        ("fit link --samples none.csv", "none.csv"),
+        ("fit card --samples none.csv", "none.csv"),
+        ("predict all-reduce --link none.toml --ranks 2 --bytes 1K", "none.toml"),
+        (
+            "predict all-reduce --link empty.toml --ranks 2 --bytes 1K",
+            "empty.toml: kind is missing",
+        ),
+        ("predict all-reduce --link noise.toml --ranks 2 --bytes 1K", "noise.toml"),
+        ("predict all-reduce --link card.toml --ranks 2 --bytes 1K", "card.toml: kind 'card'"),
+        ("predict all-reduce --link negative.toml --ranks 2 --bytes 1K", "small.base_us -9.5"),
+        ("predict decode llama-2-7b --card link.toml", "link.toml: kind 'link'"),
+        ("predict decode llama-2-7b --card none.toml", "none.toml"),
+        ("predict decode llama-2-7b --card card.toml --link none.toml", "none.toml"),
+        ("predict decode none.gguf --card card.toml", "none.gguf"),
+        ("predict decode broken.gguf --card card.toml", "broken.gguf: gguf: byte 0"),
+        ("predict decode none/config.json --card card.toml", "none/config.json"),
+        ("predict decode config.json --card card.toml", "config.json: "),
+        ("predict decode notes.txt --card card.toml", "notes.txt: expected a .gguf file"),
+    ] {
+        let error = desk.error(1, line);
+        assert!(error.contains(said), "{line}: {error}");
+    }
+}
+
+#[test]
+fn a_config_file_or_its_folder_is_a_model() {
+    let config = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 4096}"#;
+    let desk = Desk::new(&[("card.csv", C3D)]);
+    fs::create_dir(desk.path().join("mine")).unwrap();
+    fs::write(desk.path().join("mine/config.json"), config).unwrap();
+    desk.text("fit card --samples card.csv --out card.toml");
+    let known = desk.json("predict decode llama-2-7b --card card.toml --cards 2");
+    for model in ["mine/config.json", "mine"] {
+        let found = desk.json(&format!("predict decode {model} --card card.toml --cards 2"));
+        assert_eq!(found["milliseconds"], known["milliseconds"]);
+        assert_eq!(found["model"], "mine");
+    }
+    let wider = desk.json("predict decode mine --card card.toml --cards 2 --quant f16");
+    assert!(number(&wider, "memory_ms") > 3.0 * number(&known, "memory_ms"));
+    assert_eq!(wider["quant"], "f16");
+}
+
+#[test]
+fn bad_requests_exit_with_2_and_name_the_value() {
+    let desk = Desk::new(&[("link.csv", A100), ("card.csv", C3D)]);
+    desk.text("fit link --samples link.csv --out link.toml");
+    desk.text("fit card --samples card.csv --out card.toml");
+    for (line, said) in [
+        ("fit", "Usage"),
+        ("fit link", "--samples"),
+        ("fit lnik --samples link.csv", "lnik"),
+        ("predict", "Usage"),
+        ("predict all-reduce --ranks 2 --bytes 1K", "--link"),
+        ("predict all-reduce --link link.toml --ranks 0 --bytes 1K", "--ranks 0"),
+        ("predict all-reduce --link link.toml --ranks 9999 --bytes 1K", "--ranks 9999"),
+        ("predict all-reduce --link link.toml --ranks two --bytes 1K", "two"),
+        ("predict all-reduce --link link.toml --ranks 2 --bytes 0", "size '0' is zero"),
+        ("predict all-reduce --link link.toml --ranks 2 --bytes 4Q", "size '4Q'"),
+        ("predict decode llama-2-7b --card card.toml --cards 0", "--cards 0"),
+        ("predict decode llama-2-7b --card card.toml --quant q9", "q9"),
+        ("predict decode llama-9 --card card.toml", "unknown model 'llama-9'"),
+        ("predict decode llama-9 --card card.toml", "llama-2-70b"),
+        ("predict decode --card card.toml", "MODEL"),
+    ] {
+        let error = desk.error(2, line);
+        assert!(error.contains(said), "{line}: {error}");
+    }
+}
+
+#[test]
+fn help_teaches_each_command_with_an_example() {
+    let desk = Desk::new(&[]);
+    for (line, said) in [
+        ("--help", "spanker predict --help"),
+        ("fit --help", "spanker fit link --samples all_reduce.csv --out link.toml"),
+        ("fit link --help", "ranks,bytes,microseconds"),
+        ("fit card --help", "model,quant,cards,milliseconds"),
+        ("predict --help", "spanker predict all-reduce --link link.toml --ranks 8 --bytes 8K"),
+        ("predict all-reduce --help", "--bytes 8K"),
+        ("predict decode --help", "--link link.toml"),
+    ] {
+        assert!(desk.text(line).contains(said), "{line}");
+    }
+}

@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The chooser: every kind of layout that a cluster can form, the best of each kind, best first.
+//!
+//! Feasibility comes first: a layout that exceeds a card's memory is only reported when nothing fits, as
+//! what it would take. Then the objective decides. For up to 16 cards every set of cards, every
+//! partition into stages and every division of layers is covered, by bounds or by trying; beyond that, and
+//! where the budget of partial choices ends, the search keeps the most promising ones and says so.
+//!
+//! What is exact: groups are split by gather or reduce, with shares by speed, by speed under the
+//! cards' memory, or by memory; where layers differ, layers are divided as if they were equal; the order of
+//! more than four stages is improved by swapping. See `docs/adr/0006-chooser.md`.
+
+pub(crate) mod pool;
+mod replicas;
+pub(crate) mod search;
+pub(crate) mod split;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use spanker_model::Model;
+use spanker_topology::Cluster;
+
+use crate::cost::work::Pass;
+use crate::cost::{Group, Pricer};
+use crate::plan::{Candidate, Layout, Prediction, Stage, Strategy, in_flight};
+use crate::predict::predict;
+use crate::request::MAX_PREFILL;
+use crate::{Objective, PlanError, Request};
+use pool::{Classes, Entry};
+use search::{Goal, Limits, Search};
+use split::Score;
+
+/// The most cards for which every set of cards is considered.
+pub const EXACT_CARDS: usize = 16;
+
+/// Partial choices that all searches for one request may look at together.
+const NODES: u64 = 50_000;
+
+/// Partial choices that every search may look at, even when that many are used up.
+const FEW_NODES: u64 = 200;
+
+/// Choices of each size that a beam keeps.
+const WIDTH: usize = 48;
+
+/// The most different sets of cards for which replicas are divided in every way.
+const REPLICA_SETS: usize = 64;
+
+/// What the chooser found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// The best layout of each kind, best first; those that do not fit come last.
+    pub candidates: Vec<Candidate>,
+    /// Whether nothing better exists among the layouts that are considered.
+    pub exact: bool,
+}
+
+impl Choice {
+    /// The best layout that fits.
+    #[must_use]
+    pub fn best(&self) -> Option<&Candidate> {
+        self.candidates.first().filter(|best| best.prediction.fits())
+    }
+}
+
+/// Finds the best layout of each kind on these cards of a cluster.
+///
+/// ```
+/// use spanker_model::{Quant, builtin};
+/// use spanker_plan::{Objective, Request, choose};
+/// use spanker_topology::{Cluster, Profile, Shape};
+/// let model = builtin("tinyllama-1.1b", Quant::Q4_0).unwrap();
+/// let ring = Cluster::uniform(Profile::builtin("rev-a")?, 4, Shape::Ring)?;
+/// let choice = choose(&model, &ring, &[0, 1, 2, 3], &Request::new(Objective::Latency)).unwrap();
+/// let best = choice.best().unwrap();
+/// assert_eq!(best.layout.tensor_ways(), 4);
+/// assert!((13.2..13.7).contains(&best.prediction.tokens_per_second));
+/// # Ok::<(), spanker_topology::TopologyError>(())
+/// ```
+///
+/// # Errors
+/// [`PlanError::Request`] for a request that makes no sense or names no cards.
+pub fn choose(
+    model: &Model,
+    cluster: &Cluster,
+    cards: &[usize],
+    request: &Request,
+) -> Result<Choice, PlanError> {
+    request.check().map_err(|what| PlanError::Request { what })?;
+    if cards.is_empty() || cards.iter().any(|&card| card >= cluster.cards()) {
+        let what = format!("cards {cards:?} are not cards of a cluster of {}", cluster.cards());
+        return Err(PlanError::Request { what });
+    }
+    let pricer = Pricer::new(model, cluster, request);
+    let classes = Classes::of(cluster, cards);
+    let chooser = Chooser {
+        pricer: &pricer,
+        classes,
+        pools: RefCell::default(),
+        nodes_left: Cell::new(NODES),
+    };
+    let mut exact = true;
+    let mut found = Vec::new();
+    for family in FAMILIES {
+        let fitting = chooser.best_of(family, true, &mut exact);
+        // What does not fit is priced all the same, so that one can see what it would take.
+        let best = fitting.or_else(|| chooser.best_of(family, false, &mut exact));
+        found.extend(best);
+    }
+    if request.objective == Objective::Throughput {
+        found.extend(chooser.replicas(&mut exact));
+    }
+    let rank = |candidate: &Candidate| score(request.objective, &candidate.prediction);
+    found.sort_by(|a, b| {
+        let fits = b.prediction.fits().cmp(&a.prediction.fits());
+        fits.then(rank(a).total_cmp(&rank(b)))
+    });
+    Ok(Choice { candidates: found, exact })
+}
+
+/// What an objective minimises.
+pub(crate) fn score(objective: Objective, prediction: &Prediction) -> f64 {
+    match objective {
+        Objective::Latency => prediction.token.0,
+        Objective::Throughput => -prediction.tokens_per_second,
+        Objective::Ttft => prediction.ttft.0,
+    }
+}
+
+/// The kinds of layout with one copy of the model.
+const FAMILIES: [Strategy; 5] = [
+    Strategy::OneCard,
+    Strategy::TensorGather,
+    Strategy::TensorReduce,
+    Strategy::Pipeline,
+    Strategy::TensorPipeline,
+];
+
+fn allows(family: Strategy, group: &Group) -> bool {
+    use crate::cost::shard::Split;
+    match family {
+        Strategy::OneCard | Strategy::Pipeline => group.cards.len() == 1,
+        Strategy::TensorGather => group.split == Split::Gather,
+        Strategy::TensorReduce => group.split == Split::Reduce,
+        _ => true,
+    }
+}
+
+struct Chooser<'a> {
+    pricer: &'a Pricer<'a>,
+    classes: Classes,
+    pools: RefCell<HashMap<PoolKey, Rc<Vec<Entry>>>>,
+    nodes_left: Cell<u64>,
+}
+
+/// Pools that differ: the pass as bits, the sequences, whether memory counts.
+type PoolKey = ([u64; 3], u64, bool);
+
+/// Which of the cards a copy of the model may use: how many of each class, after how many others.
+struct Share {
+    available: Vec<u8>,
+    before: Vec<usize>,
+}
+
+/// One search: what goes through the pipeline at once, and what the stages' times mean.
+#[derive(Clone, Copy)]
+struct Setting {
+    pass: Pass,
+    score: Score,
+    head_in_turn: bool,
+    /// How many stages this setting is for, if it is for a certain number.
+    stages: Option<usize>,
+    /// Sequences whose keys and values the cards keep.
+    sequences: u64,
+}
+
+impl Chooser<'_> {
+    fn cards(&self) -> usize {
+        self.classes.members.iter().map(Vec::len).sum()
+    }
+
+    fn most_stages(&self) -> usize {
+        self.cards().min(self.pricer.model.layers.len())
+    }
+
+    /// What has to be searched for one copy of the model that serves `sequences`.
+    fn settings(&self, sequences: u64) -> Vec<Setting> {
+        let request = self.pricer.request;
+        let decode = |batches: u64, together: u64, stages: Option<usize>| {
+            let pass = Pass::decode(together, request.position);
+            let score = match request.objective {
+                Objective::Throughput => Score::Turns(batches as f64),
+                _ => Score::Sum,
+            };
+            Setting { pass, score, head_in_turn: true, stages, sequences }
+        };
+        match request.objective {
+            Objective::Latency => vec![decode(1, sequences, None)],
+            Objective::Throughput => {
+                let few = self.cards() <= EXACT_CARDS;
+                let round = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+                let lengths = (1..=self.most_stages()).filter(|p| few || round.contains(p));
+                let setting = |stages: usize| {
+                    let (batches, together) = in_flight(request, sequences, stages);
+                    decode(batches, together, Some(stages))
+                };
+                lengths.map(setting).collect()
+            }
+            Objective::Ttft => {
+                let least = request.prompt.div_ceil(MAX_PREFILL);
+                let pieces = (0..6).map(|d| least << d).take_while(|&p| p <= request.prompt);
+                let setting = |pieces: u64| Setting {
+                    pass: Pass::prefill(sequences, request.prompt, pieces),
+                    score: Score::Pieces((pieces - 1) as f64),
+                    head_in_turn: false,
+                    stages: None,
+                    sequences,
+                };
+                pieces.map(setting).collect()
+            }
+        }
+    }
+
+    /// Whether every set of cards is considered.
+    fn every_set(&self) -> bool {
+        self.cards() <= EXACT_CARDS || self.classes.members.len() == 1
+    }
+
+    fn limits(&self) -> Limits {
+        let width = (!self.every_set()).then_some(WIDTH);
+        Limits { nodes: self.nodes_left.get().max(FEW_NODES), width }
+    }
+
+    fn pool(&self, setting: Setting, memory: bool) -> Rc<Vec<Entry>> {
+        let Pass { sequences, tokens, past } = setting.pass;
+        let key = ([sequences, tokens, past].map(f64::to_bits), setting.sequences, memory);
+        if let Some(pool) = self.pools.borrow().get(&key) {
+            return Rc::clone(pool);
+        }
+        let terms = pool::Terms { pass: setting.pass, sequences: setting.sequences, memory };
+        let pool = Rc::new(match self.every_set() {
+            true => pool::all(self.pricer, &self.classes, terms),
+            false => pool::runs(self.pricer, &self.classes, terms),
+        });
+        self.pools.borrow_mut().insert(key, Rc::clone(&pool));
+        pool
+    }
+
+    fn all_cards(&self) -> Share {
+        let available = self.classes.counts();
+        Share { before: vec![0; available.len()], available }
+    }
+
+    fn apart(&self) -> f64 {
+        // The host's part is the same for every layout up to the kind of card; predictions are exact.
+        let card = self.classes.members[0][0];
+        self.pricer.cluster.profile(card).host.latency.value.0
+    }
+
+    /// The best pipeline of a family under one setting.
+    fn search(
+        &self,
+        family: Strategy,
+        setting: Setting,
+        memory: bool,
+        share: &Share,
+    ) -> (Option<Vec<Stage>>, bool) {
+        let range = match family {
+            Strategy::Pipeline | Strategy::TensorPipeline => 2..=self.most_stages(),
+            _ => 1..=1,
+        };
+        let stages = match setting.stages {
+            Some(only) if range.contains(&only) => only..=only,
+            Some(_) => return (None, true),
+            None => range,
+        };
+        if stages.is_empty() {
+            return (None, true);
+        }
+        let pool = self.pool(setting, memory);
+        let goal = Goal {
+            score: setting.score,
+            pass: setting.pass,
+            apart: self.apart(),
+            head_in_turn: setting.head_in_turn,
+            stages,
+            allow: &|group| allows(family, group),
+            need_tensor: family == Strategy::TensorPipeline,
+            available: share.available.clone(),
+            before: share.before.clone(),
+        };
+        let search = Search::new(self.pricer, &self.classes, &pool, goal, self.limits());
+        let (found, exact, nodes) = search.run();
+        self.nodes_left.set(self.nodes_left.get().saturating_sub(nodes));
+        (found.map(|found| found.stages), exact)
+    }
+
+    fn candidate(&self, layout: Layout) -> Candidate {
+        let prediction = predict(self.pricer, &layout);
+        Candidate { strategy: layout.strategy(), layout, prediction }
+    }
+
+    fn better(&self, a: Candidate, b: Candidate) -> Candidate {
+        let objective = self.pricer.request.objective;
+        if score(objective, &b.prediction) < score(objective, &a.prediction) { b } else { a }
+    }
+
+    /// The best layout of a family over all settings, by its prediction.
+    fn best_of(&self, family: Strategy, memory: bool, exact: &mut bool) -> Option<Candidate> {
+        let mut best: Option<Candidate> = None;
+        for setting in self.settings(self.pricer.request.sequences) {
+            let (stages, sure) = self.search(family, setting, memory, &self.all_cards());
+            *exact &= sure;
+            let Some(stages) = stages else { continue };
+            let candidate = self.candidate(search::layout(stages));
+            // Layers that differ may overfill a card that equal ones would not.
+            if memory && !candidate.prediction.fits() {
+                continue;
+            }
+            best = Some(match best {
+                None => candidate,
+                Some(best) => self.better(best, candidate),
+            });
+        }
+        best
+    }
+
+    /// The best copy of the model on a part of the cards, and its tokens per second.
+    fn best_copy(
+        &self,
+        sequences: u64,
+        share: &Share,
+        exact: &mut bool,
+    ) -> Option<(f64, Vec<Stage>)> {
+        let request = Request { sequences, ..self.pricer.request.clone() };
+        let pricer = Pricer::new(self.pricer.model, self.pricer.cluster, &request);
+        let cards: u32 = share.available.iter().copied().map(u32::from).sum();
+        let mut best: Option<(f64, Vec<Stage>)> = None;
+        for setting in self.settings(sequences) {
+            if setting.stages.is_some_and(|stages| stages > cards as usize) {
+                continue;
+            }
+            for family in FAMILIES {
+                let (stages, sure) = self.search(family, setting, true, share);
+                *exact &= sure;
+                let Some(stages) = stages else { continue };
+                let layout = search::layout(stages);
+                let prediction = predict(&pricer, &layout);
+                let rate = prediction.tokens_per_second;
+                if prediction.fits() && best.as_ref().is_none_or(|(most, _)| rate > *most) {
+                    best = layout.replicas.into_iter().next().map(|stages| (rate, stages));
+                }
+            }
+        }
+        best
+    }
+
+    /// Several copies of the model, the cards divided so that they do most together.
+    fn replicas(&self, exact: &mut bool) -> Option<Candidate> {
+        let sequences = self.pricer.request.sequences;
+        let most = (self.cards() as u64).min(sequences) as usize;
+        let mut best: Option<Candidate> = None;
+        for copies in 2..=most {
+            let served = sequences.div_ceil(copies as u64);
+            let Some(parts) = self.parts(copies, served, exact) else { continue };
+            let mut before = vec![0; parts[0].len()];
+            let mut replicas = Vec::with_capacity(copies);
+            for available in parts {
+                let share = Share { available, before: before.clone() };
+                let Some((_, stages)) = self.best_copy(served, &share, exact) else { break };
+                replicas.push(stages);
+                for (before, taken) in before.iter_mut().zip(&share.available) {
+                    *before += usize::from(*taken);
+                }
+            }
+            if replicas.len() < copies {
+                continue;
+            }
+            let candidate = self.candidate(Layout { replicas });
+            if candidate.prediction.fits() {
+                best = Some(match best {
+                    None => candidate,
+                    Some(best) => self.better(best, candidate),
+                });
+            }
+        }
+        best
+    }
+
+    /// Deals the cards to the copies, fastest first, there and back, so that all get about the same.
+    fn dealt(&self, copies: usize) -> Vec<Vec<u8>> {
+        let classes = self.classes.members.iter().enumerate();
+        let mut cards: Vec<(u64, usize)> = classes
+            .flat_map(|(class, cards)| cards.iter().map(move |&card| (card, class)))
+            .map(|(card, class)| {
+                (self.pricer.cluster.profile(card).memory.bandwidth.value.0, class)
+            })
+            .collect();
+        cards.sort_unstable_by(|a, b| b.cmp(a));
+        let mut parts = vec![vec![0; self.classes.members.len()]; copies];
+        for (turn, (_, class)) in cards.into_iter().enumerate() {
+            let (round, place) = (turn / copies, turn % copies);
+            let copy = if round % 2 == 0 { place } else { copies - 1 - place };
+            parts[copy][class] += 1;
+        }
+        parts
+    }
+
+    /// How many cards of each class each copy gets: the best of all ways where there are few sets of
+    /// cards, else equal parts.
+    fn parts(&self, copies: usize, sequences: u64, exact: &mut bool) -> Option<Vec<Vec<u8>>> {
+        let counts = self.classes.counts();
+        if self.classes.sets() > REPLICA_SETS {
+            *exact = false;
+            return Some(self.dealt(copies));
+        }
+        let sets = replicas::Sets::new(&counts);
+        let mut rate = |set: usize| {
+            let share = Share { available: sets.takes(set), before: vec![0; counts.len()] };
+            self.best_copy(sequences, &share, exact).map(|(rate, _)| rate)
+        };
+        let rates: Vec<Option<f64>> =
+            (0..sets.len()).map(|set| if set == 0 { None } else { rate(set) }).collect();
+        let parts = sets.partition(copies, &rates)?;
+        Some(parts.into_iter().map(|set| sets.takes(set)).collect())
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The groups that a search may use: sets of cards, each with ways to split matrices over them.
+//!
+//! Cards that nothing tells apart form a *class*: the same profile behind one switch, around one host, in
+//! one mesh, or around a ring of equals. A set of cards is then a number from each class. Where
+//! positions matter, every card is a class of its own.
+
+use std::cell::OnceCell;
+
+use spanker_topology::{Cluster, Shape};
+
+use crate::cost::memory::Place;
+use crate::cost::shard::Split;
+use crate::cost::work::Pass;
+use crate::cost::{Aim, Group, Pricer};
+
+/// Cards that nothing tells apart, and which of them may be used.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Classes {
+    /// The cards of each class, in order.
+    pub(crate) members: Vec<Vec<usize>>,
+}
+
+impl Classes {
+    /// The classes of `cards` in a cluster.
+    pub(crate) fn of(cluster: &Cluster, cards: &[usize]) -> Classes {
+        let whole = cards.len() == cluster.cards();
+        let intact = cluster.wires().len() == 2 * cluster.cards() || cluster.cards() <= 2;
+        let alike = cards.iter().all(|&card| cluster.kind(card) == cluster.kind(cards[0]));
+        let by_kind = match cluster.shape() {
+            Shape::Switch | Shape::Star | Shape::Mesh => true,
+            Shape::Ring | Shape::PointToPoint => whole && intact && alike,
+            _ => false,
+        };
+        let mut members: Vec<Vec<usize>> = Vec::new();
+        for &card in cards {
+            let like = |class: &&mut Vec<usize>| cluster.kind(class[0]) == cluster.kind(card);
+            match members.iter_mut().find(like).filter(|_| by_kind) {
+                Some(class) => class.push(card),
+                None => members.push(vec![card]),
+            }
+        }
+        Classes { members }
+    }
+
+    pub(crate) fn counts(&self) -> Vec<u8> {
+        self.members.iter().map(|class| class.len() as u8).collect()
+    }
+
+    /// How many different sets there are, the empty one included.
+    pub(crate) fn sets(&self) -> usize {
+        self.members.iter().fold(1usize, |sets, class| sets.saturating_mul(class.len() + 1))
+    }
+}
+
+/// A group, how many cards of each class it takes, and what it costs.
+pub(crate) struct Entry {
+    pub(crate) group: Group,
+    pub(crate) takes: Vec<u8>,
+    /// A layer without any exchange: never more than the layer costs.
+    pub(crate) at_least: f64,
+    /// The head without any exchange.
+    pub(crate) head_at_least: f64,
+    /// The most layers, by place: neither end, last, first, both.
+    pub(crate) most: [u32; 4],
+    costs: OnceCell<Costs>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Costs {
+    pub(crate) layer: f64,
+    pub(crate) head: f64,
+    pub(crate) embed: f64,
+}
+
+impl Entry {
+    pub(crate) fn costs(&self, pricer: &Pricer<'_>, pass: Pass) -> Costs {
+        *self.costs.get_or_init(|| Costs {
+            layer: pricer.mean_layer(&self.group, pass).total().0,
+            head: pricer.head(&self.group, pass.sequences).total().0,
+            embed: pricer.embed(&self.group, pass.rows()).total().0,
+        })
+    }
+
+    pub(crate) fn cards(&self) -> usize {
+        self.group.cards.len()
+    }
+}
+
+/// What a pool is made for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) pass: Pass,
+    /// Sequences whose keys and values are kept.
+    pub(crate) sequences: u64,
+    /// Whether memory counts; without, every group holds every layer.
+    pub(crate) memory: bool,
+}
+
+/// The entries for one set of cards.
+fn entries(pricer: &Pricer<'_>, cards: &[usize], takes: &[u8], terms: Terms, out: &mut Vec<Entry>) {
+    let layers = pricer.model.layers.len() as u32;
+    let splits: &[Split] = match cards.len() {
+        1 => &[Split::Whole],
+        _ => &[Split::Gather, Split::Reduce],
+    };
+    for &split in splits {
+        let mut seen: Vec<Group> = Vec::new();
+        for aim in [Aim::Speed, Aim::Fit, Aim::Memory] {
+            let Some(group) = pricer.group(cards, split, aim, terms.pass) else { continue };
+            if seen.contains(&group) {
+                continue;
+            }
+            let place = |first, last| Place { first, last, sequences: terms.sequences };
+            let places = [(false, false), (false, true), (true, false), (true, true)];
+            let most = match terms.memory {
+                true => places.map(|(first, last)| pricer.capacity(&group, place(first, last))),
+                false => [layers; 4],
+            };
+            let enough = most[3] >= layers;
+            let at_least = pricer.least_layer(&group, terms.pass);
+            let head_at_least = pricer.least_head(&group, terms.pass.sequences);
+            seen.push(group.clone());
+            let costs = OnceCell::new();
+            out.push(Entry { group, takes: takes.to_vec(), at_least, head_at_least, most, costs });
+            // By speed is best; other shares are for groups that speed alone would overfill.
+            if enough || cards.len() == 1 {
+                break;
+            }
+        }
+    }
+}
+
+/// Every set of cards, sorted by what a layer costs at least.
+pub(crate) fn all(pricer: &Pricer<'_>, classes: &Classes, terms: Terms) -> Vec<Entry> {
+    let counts = classes.counts();
+    let mut takes = vec![0u8; counts.len()];
+    let mut pool = Vec::new();
+    while advance(&mut takes, &counts) {
+        entries(pricer, &canonical(classes, &takes), &takes, terms, &mut pool);
+    }
+    sorted(pool)
+}
+
+/// Runs of neighbours of some lengths, in the order of the cards and in the order of their classes.
+pub(crate) fn runs(pricer: &Pricer<'_>, classes: &Classes, terms: Terms) -> Vec<Entry> {
+    let by_class: Vec<usize> = classes.members.concat();
+    let mut by_index = by_class.clone();
+    by_index.sort_unstable();
+    let total = by_class.len();
+    let mut pool = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    let lengths = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192];
+    let lengths =
+        lengths.into_iter().filter(|&length| length + 1 < total).chain([total - 1, total]);
+    for length in lengths {
+        for order in [&by_index, &by_class] {
+            for run in order.windows(length) {
+                let takes: Vec<u8> = classes
+                    .members
+                    .iter()
+                    .map(|class| class.iter().filter(|card| run.contains(card)).count() as u8)
+                    .collect();
+                if seen.insert(takes.clone()) {
+                    entries(pricer, &canonical(classes, &takes), &takes, terms, &mut pool);
+                }
+            }
+        }
+    }
+    sorted(pool)
+}
+
+fn sorted(mut pool: Vec<Entry>) -> Vec<Entry> {
+    pool.sort_by(|a, b| a.at_least.total_cmp(&b.at_least));
+    pool
+}
+
+/// The next combination of counts; false after the last.
+pub(crate) fn advance(takes: &mut [u8], counts: &[u8]) -> bool {
+    for (take, &count) in takes.iter_mut().zip(counts) {
+        if *take < count {
+            *take += 1;
+            return true;
+        }
+        *take = 0;
+    }
+    false
+}
+
+/// The cards that stand for a set: the first of each class.
+fn canonical(classes: &Classes, takes: &[u8]) -> Vec<usize> {
+    let taken = classes.members.iter().zip(takes);
+    taken.flat_map(|(class, &take)| class[..take as usize].iter().copied()).collect()
+}

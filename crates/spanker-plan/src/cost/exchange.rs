@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a collective costs on given cards: every algorithm is timed on the link graph, the best one for
+//! the size at hand wins.
+//!
+//! An algorithm's time is a line over the bytes: what it takes without bytes, and seconds for each byte.
+//! Both come from running its schedule through the same engine that simulates plans, so hops, shared
+//! wires and odd group sizes need no formula of their own. Where every rank does the same at the
+//! same time the line is exact, and equals the closed formulas:
+//!
+//! | all-reduce of S bytes | time |
+//! |---|---|
+//! | ring | base + 2(n-1) alpha + 2(n-1)/n S/beta |
+//! | recursive doubling | base + log2(n) (alpha + S/beta) |
+//! | halving-doubling | base + 2 log2(n) alpha + 2(n-1)/n S/beta |
+//! | one-shot | base + alpha + (n-1) S/beta |
+//! | two-shot | base + 2 alpha + 2(n-1)/n S/beta |
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use spanker_topology::{Cluster, Seconds, Shape};
+
+use crate::simulate::engine::{Engine, Item};
+use crate::simulate::flow::Flow;
+use crate::trace::{Activity, Label};
+use crate::{Algorithm, Collective, schedule};
+
+/// One algorithm's time as a line over the bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Price {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// What it takes without bytes.
+    pub latency: Seconds,
+    /// What each byte of the collective adds, in seconds.
+    pub per_byte: f64,
+}
+
+impl Price {
+    /// What `bytes` take.
+    #[must_use]
+    pub fn at(&self, bytes: f64) -> Seconds {
+        Seconds(self.latency.0 + self.per_byte * bytes)
+    }
+}
+
+/// The cheapest of some prices for a number of bytes.
+#[must_use]
+pub fn cheapest(prices: &[Price], bytes: f64) -> Price {
+    let by_time = |a: &&Price, b: &&Price| a.at(bytes).0.total_cmp(&b.at(bytes).0);
+    *prices.iter().min_by(by_time).expect("a collective has an algorithm")
+}
+
+/// The algorithms worth pricing for a collective: those with schedules of their own.
+fn algorithms(collective: Collective) -> &'static [Algorithm] {
+    match collective {
+        Collective::AllReduce => &Algorithm::ALL,
+        Collective::AllGather => {
+            &[Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::Tree, Algorithm::OneShot]
+        }
+        _ => &[Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot],
+    }
+}
+
+/// Elements for each rank in the schedules that are timed: chunks are then equal.
+const GRAIN: usize = 60;
+
+/// Bytes that stand for "many" when the slope is measured.
+const MANY: f64 = 1e9;
+
+/// The messages of a collective by an algorithm, timed once and kept.
+fn flow(collective: Collective, algorithm: Algorithm, ranks: usize) -> Flow {
+    let built = schedule(collective, algorithm, ranks, ranks * GRAIN);
+    Flow::of(&built.expect("a group of cards is not too large"))
+}
+
+/// How long one collective takes from a standing start.
+fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
+    let label = Label { activity: Activity::Exchange, layer: 0, token: 0 };
+    let mut programs = vec![Vec::new(); cluster.cards()];
+    for (rank, &card) in cards.iter().enumerate() {
+        let rank = rank as u32;
+        programs[card].push(Item::Collective { flow: 0, rank, group: 0, bytes, label });
+    }
+    let groups = [cards.to_vec()];
+    let ended = Engine::new(cluster, std::slice::from_ref(flow), &groups, &programs).run(0.0);
+    match ended.complete {
+        true => ended.clocks.into_iter().fold(0.0, f64::max),
+        false => f64::INFINITY,
+    }
+}
+
+/// Every algorithm of a collective on these cards, in this order of ranks.
+///
+/// ```
+/// use spanker_plan::{Collective, cheapest, prices};
+/// use spanker_topology::{Cluster, Profile, Shape};
+/// let ring = Cluster::uniform(Profile::builtin("rev-a")?, 4, Shape::Ring)?;
+/// let all = prices(&ring, Collective::AllReduce, &[0, 1, 2, 3]);
+/// let best = cheapest(&all, 1048576.0);
+/// assert_eq!((best.algorithm.name(), best.at(1048576.0).micros().round()), ("ring", 3205.0));
+/// # Ok::<(), spanker_topology::TopologyError>(())
+/// ```
+#[must_use]
+pub fn prices(cluster: &Cluster, collective: Collective, cards: &[usize]) -> Vec<Price> {
+    let base = cluster.base(cards);
+    let price = |&algorithm: &Algorithm| {
+        let flow = flow(collective, algorithm, cards.len());
+        let latency = timed(cluster, &flow, cards, 0.0);
+        let many = timed(cluster, &flow, cards, MANY);
+        Price { algorithm, latency: base + Seconds(latency), per_byte: (many - latency) / MANY }
+    };
+    algorithms(collective).iter().map(price).collect()
+}
+
+/// Prices that were asked for before. Groups that look alike to every algorithm share an entry.
+#[derive(Debug, Default)]
+pub(crate) struct PriceList {
+    known: RefCell<HashMap<Key, Rc<Vec<Price>>>>,
+}
+
+type Key = (Collective, Vec<u32>);
+
+impl PriceList {
+    pub(crate) fn get(
+        &self,
+        cluster: &Cluster,
+        collective: Collective,
+        cards: &[usize],
+    ) -> Rc<Vec<Price>> {
+        let key = (collective, looks(cluster, cards));
+        if let Some(known) = self.known.borrow().get(&key) {
+            return Rc::clone(known);
+        }
+        let fresh = Rc::new(prices(cluster, collective, cards));
+        self.known.borrow_mut().insert(key, Rc::clone(&fresh));
+        fresh
+    }
+}
+
+/// What tells groups apart. On equal wires only the distances between successive ranks count in a ring,
+/// and only the number of cards around a hub or in a mesh.
+fn looks(cluster: &Cluster, cards: &[usize]) -> Vec<u32> {
+    let wires = cluster.wires();
+    let same_kind = cards.iter().all(|&card| cluster.kind(card) == cluster.kind(cards[0]));
+    let plain = |index: usize| {
+        let (wire, first) = (&wires[index], &wires[index % 2]);
+        (wire.bandwidth, wire.latency) == (first.bandwidth, first.latency)
+    };
+    let whole = match cluster.shape() {
+        Shape::Ring => wires.len() == 2 * cluster.cards(),
+        Shape::Star | Shape::Switch => wires.len() == 2 * cluster.cards(),
+        Shape::Mesh => wires.len() == cluster.cards() * (cluster.cards() - 1),
+        _ => false,
+    };
+    let base_alike = same_kind || cluster.base(cards) == Seconds::ZERO;
+    if !whole || !base_alike || !(0..wires.len()).all(plain) {
+        return cards.iter().map(|&card| card as u32).collect();
+    }
+    match cluster.shape() {
+        // The number of cards first, so that no list of cards can look like it.
+        Shape::Ring => {
+            let next = |rank: usize| cards[(rank + 1) % cards.len()];
+            let hops = (0..cards.len()).map(|r| cluster.route(cards[r], next(r)).len() as u32);
+            std::iter::once(u32::MAX).chain(hops).collect()
+        }
+        _ => vec![u32::MAX, cards.len() as u32],
+    }
+}
+
+/// The order in which a group's cards take part: as they are wired. Index order follows the wires of
+/// every regular shape; in a list of links the nearest card comes next, and pairs of hops are swapped
+/// while that shortens the round.
+pub(crate) fn rank_order(cluster: &Cluster, cards: &[usize]) -> Vec<usize> {
+    let mut order = cards.to_vec();
+    order.sort_unstable();
+    if cluster.shape() != Shape::Links || order.len() < 4 {
+        return order;
+    }
+    for place in 1..order.len() {
+        let here = order[place - 1];
+        let distance = |&at: &usize| cluster.latency(here, order[at]).0;
+        let next = (place..order.len()).min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        order.swap(place, next.unwrap_or(place));
+    }
+    let hop = |a: usize, b: usize| cluster.latency(a, b).0.max(cluster.latency(b, a).0);
+    let n = order.len();
+    let mut improved = true;
+    while improved {
+        improved = false;
+        for i in 0..n - 1 {
+            for j in i + 2..n {
+                let (a, b) = (order[i], order[i + 1]);
+                let (c, d) = (order[j], order[(j + 1) % n]);
+                if hop(a, c) + hop(b, d) < hop(a, b) + hop(c, d) - 1e-15 {
+                    order[i + 1..=j].reverse();
+                    improved = true;
+                }
+            }
+        }
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spanker_topology::Profile;
+
+    fn switch(cards: usize) -> Cluster {
+        Cluster::uniform(Profile::builtin("rev-a").unwrap(), cards, Shape::Switch).unwrap()
+    }
+
+    #[test]
+    fn timed_all_reduce_equals_the_closed_formulas_where_nothing_is_shared() {
+        for n in [2usize, 4, 8] {
+            let cluster = switch(n);
+            let cards: Vec<usize> = (0..n).collect();
+            let (alpha, beta) = (2e-6, cluster.wires()[0].bandwidth.0 as f64);
+            let (ranks, rounds) = (n as f64, (n as f64).log2());
+            for bytes in [0.0, 4096.0, 1048576.0] {
+                let share = 2.0 * (ranks - 1.0) / ranks * bytes / beta;
+                for price in prices(&cluster, Collective::AllReduce, &cards) {
+                    let expected = match price.algorithm {
+                        Algorithm::Ring => 2.0 * (ranks - 1.0) * alpha + share,
+                        Algorithm::RecursiveDoubling => rounds * (alpha + bytes / beta),
+                        Algorithm::HalvingDoubling => 2.0 * rounds * alpha + share,
+                        Algorithm::OneShot => alpha + (ranks - 1.0) * bytes / beta,
+                        Algorithm::TwoShot => 2.0 * alpha + share,
+                        Algorithm::Tree => continue,
+                    };
+                    let actual = price.at(bytes).0;
+                    assert!(
+                        (actual - expected).abs() < 1e-9 + expected * 1e-6,
+                        "{} n={n} bytes={bytes}: {actual} against {expected}",
+                        price.algorithm
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rank_order_of_a_scrambled_ring_follows_its_wires() {
+        let profile = Profile::builtin("rev-a").unwrap();
+        let around = [0, 3, 1, 4, 2, 5];
+        let toml: String = (0..6)
+            .map(|i| format!("[[links]]\nbetween = [{}, {}]\n", around[i], around[(i + 1) % 6]))
+            .collect();
+        let text = format!("cards = [{{ profile = 'rev-a', count = 6 }}]\n{toml}");
+        let find = |_: &str| Ok::<_, spanker_topology::TopologyError>(profile.clone());
+        let cluster = Cluster::from_toml(&text, None, find).unwrap();
+        let order = rank_order(&cluster, &[0, 1, 2, 3, 4, 5]);
+        for rank in 0..6 {
+            let hops = cluster.route(order[rank], order[(rank + 1) % 6]).len();
+            assert_eq!(hops, 1, "{order:?}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From a layout to its prediction, in closed form.
+
+use spanker_topology::{Bytes, Seconds, Shape};
+
+use crate::Objective;
+use crate::cost::Pricer;
+use crate::cost::work::{Pass, Terms};
+use crate::plan::{CardMemory, Layout, Prediction, Stage, in_flight, place, sequences_per_replica};
+use crate::request::MAX_PREFILL;
+
+/// One pass through a pipeline: all stages one after the other, and the longest one.
+pub(crate) struct Passed {
+    pub(crate) sum: Terms,
+    pub(crate) longest: Seconds,
+}
+
+/// A pass through the stages without the host: hand-offs, layers, embedding and head.
+pub(crate) fn pass_through(
+    pricer: &Pricer<'_>,
+    stages: &[Stage],
+    pass: Pass,
+    with_head: bool,
+) -> Passed {
+    let mut sum = Terms::default();
+    let mut longest = Seconds::ZERO;
+    for (index, stage) in stages.iter().enumerate() {
+        let mut terms = pricer.layers(stage.layers.clone(), &stage.group, pass);
+        match index.checked_sub(1) {
+            None => terms = terms.plus(pricer.embed(&stage.group, pass.rows())),
+            Some(before) => {
+                let from = &stages[before].group;
+                terms.communication += pricer.hop(from, &stage.group, pass.rows());
+            }
+        }
+        if with_head && index + 1 == stages.len() {
+            terms = terms.plus(pricer.head(&stage.group, pass.sequences));
+        }
+        longest = longest.max(terms.total());
+        sum = sum.plus(terms);
+    }
+    Passed { sum, longest }
+}
+
+/// The time of one token in a pipeline that `batches` micro-batches share, and where it goes.
+fn decode(
+    pricer: &Pricer<'_>,
+    stages: &[Stage],
+    batches: u64,
+    sequences: u64,
+    position: u64,
+) -> (Terms, Seconds) {
+    let pass = Pass::decode(sequences, position);
+    let passed = pass_through(pricer, stages, pass, true);
+    let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
+    let sum = passed.sum.plus(pricer.host(first, last, pass.rows()));
+    let turn = passed.longest * batches as f64;
+    (sum, (turn - sum.total()).max(Seconds::ZERO))
+}
+
+/// The time to the first token, in the number of pieces that makes it shortest.
+fn first_token(pricer: &Pricer<'_>, stages: &[Stage], sequences: u64) -> (Seconds, Terms, u64) {
+    let prompt = pricer.request.prompt;
+    let least = prompt.div_ceil(MAX_PREFILL);
+    let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
+    let host = pricer.host(first, last, (prompt * sequences) as f64).total();
+    let head = pricer.head(last, sequences as f64).total();
+    let options = (0..6).map(|doublings| least << doublings).take_while(|&pieces| pieces <= prompt);
+    let time = |pieces: u64| {
+        let pass = Pass::prefill(sequences, prompt, pieces);
+        let passed = pass_through(pricer, stages, pass, false);
+        let prefill = passed.sum.total() + passed.longest * (pieces - 1) as f64;
+        (host + prefill + head, passed.sum, pieces)
+    };
+    let by_time = |a: &(Seconds, Terms, u64), b: &(Seconds, Terms, u64)| a.0.0.total_cmp(&b.0.0);
+    options.map(time).min_by(by_time).expect("a prompt has at least one piece")
+}
+
+fn memory(pricer: &Pricer<'_>, layout: &Layout) -> Vec<CardMemory> {
+    let mut list = Vec::new();
+    for stages in &layout.replicas {
+        for (index, stage) in stages.iter().enumerate() {
+            let place = place(pricer.request, layout, index, stages.len());
+            for (rank, &card) in stage.group.cards.iter().enumerate() {
+                let footprint = pricer.footprint(stage.layers.clone(), &stage.group, rank, place);
+                let memory = &pricer.cluster.profile(card).memory;
+                let (reserved, capacity) = (memory.reserved.value, memory.capacity.value);
+                list.push(CardMemory { card, footprint, reserved, capacity });
+            }
+        }
+    }
+    list.sort_by_key(|memory| memory.card);
+    list
+}
+
+/// Until all weights are on the cards: all host links at once, unless the host is shared.
+fn load(pricer: &Pricer<'_>, memory: &[CardMemory]) -> Seconds {
+    let time = |m: &CardMemory| pricer.cluster.upload(m.card, m.footprint.weights);
+    match pricer.cluster.shape() {
+        Shape::Star => memory.iter().map(time).sum(),
+        _ => memory.iter().map(time).fold(Seconds::ZERO, Seconds::max),
+    }
+}
+
+/// What a layout is predicted to do.
+pub(crate) fn predict(pricer: &Pricer<'_>, layout: &Layout) -> Prediction {
+    let request = pricer.request;
+    let each = sequences_per_replica(request, layout);
+    let mut worst: Option<(Terms, Seconds, Seconds)> = None;
+    let mut rate = 0.0;
+    let mut ttft: Option<(Seconds, Terms, u64)> = None;
+    let mut left = request.sequences;
+    for stages in &layout.replicas {
+        let served = each.min(left);
+        left -= served;
+        let (batches, together) = in_flight(request, served.max(1), stages.len());
+        let (terms, waiting) = decode(pricer, stages, batches, together, request.position);
+        let time = terms.total() + waiting;
+        rate += served as f64 / time.0;
+        if worst.is_none_or(|(terms, waiting, _)| time.0 > (terms.total() + waiting).0) {
+            let last = request.context - 1;
+            let (late, late_waiting) = decode(pricer, stages, batches, together, last);
+            worst = Some((terms, waiting, late.total() + late_waiting));
+        }
+        // Under load prompts come one at a time.
+        let prompts =
+            if request.objective == Objective::Throughput { 1 } else { request.sequences };
+        let first = first_token(pricer, stages, prompts);
+        if ttft.is_none_or(|(slowest, _, _)| first.0.0 > slowest.0) {
+            ttft = Some(first);
+        }
+    }
+    let (terms, waiting, token_at_context) = worst.expect("a layout has a replica");
+    let (ttft, ttft_terms, prefill_pieces) = ttft.expect("a layout has a replica");
+    let memory = memory(pricer, layout);
+    Prediction {
+        token: terms.total() + waiting,
+        terms,
+        waiting,
+        token_at_context,
+        tokens_per_second: rate,
+        ttft,
+        ttft_terms,
+        prefill_pieces,
+        load: load(pricer, &memory),
+        memory,
+    }
+}
+
+/// Bytes by which the fullest card exceeds its memory, and which card that is.
+pub(crate) fn excess(prediction: &Prediction) -> Option<(usize, Bytes)> {
+    let over = |m: &CardMemory| (m.card, Bytes(m.used().0.saturating_sub(m.capacity.0)));
+    prediction.memory.iter().map(over).filter(|(_, over)| over.0 > 0).max_by_key(|(_, over)| over.0)
+}

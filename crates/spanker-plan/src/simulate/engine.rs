@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cards, messages and wires in virtual time.
+//!
+//! Each card follows a program: work that takes its time, steps of collectives, single messages. A message
+//! starts when its sender and every wire and shared resource on its route are free, in the order in
+//! which senders ask; it occupies each for its bytes over that resource's rate, and arrives after
+//! the latencies of the route and its bytes over the slowest. The only queue holds one entry for each card
+//! that can go on, so the order of events, and with it every figure, is the same on every run.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use spanker_topology::Cluster;
+
+use super::flow::Flow;
+use crate::trace::{Label, Mark};
+
+/// One thing that a card does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Item {
+    /// Busy for so many seconds.
+    Work { seconds: f64, label: Label },
+    /// This rank's part of a collective that carries `bytes` in total.
+    Collective { flow: u32, rank: u32, group: u32, bytes: f64, label: Label },
+    /// A message, which the sender does not wait for.
+    Send { to: u32, bytes: f64 },
+    /// Waits for the next message from a card.
+    Recv { from: u32, label: Label },
+}
+
+/// What happens besides the plan. Times are absolute.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Disturbance {
+    /// For each card, when it dies.
+    pub(crate) death: Vec<f64>,
+    /// For each card, the factor on its work and from when on it holds.
+    pub(crate) slow: Vec<(f64, f64)>,
+    /// For each wire, when it dies.
+    pub(crate) cut: Vec<f64>,
+}
+
+/// Which wires and shared resources are busy until when.
+struct Network<'a> {
+    cluster: &'a Cluster,
+    free: Vec<f64>,
+    /// Seconds per byte of each wire, then of each shared resource.
+    inverse: Vec<f64>,
+}
+
+impl<'a> Network<'a> {
+    fn new(cluster: &'a Cluster, start: f64) -> Self {
+        let wires = cluster.wires().iter().map(|wire| wire.bandwidth);
+        let shared = cluster.shared().iter().map(|shared| shared.bandwidth);
+        let inverse: Vec<f64> = wires.chain(shared).map(|rate| 1.0 / rate.0 as f64).collect();
+        Network { cluster, free: vec![start; inverse.len()], inverse }
+    }
+
+    /// When a message that is ready at `at` has left its sender, and when it arrives; nothing if a wire
+    /// has died on it.
+    fn send(&mut self, from: u32, to: u32, bytes: f64, at: f64, cut: &[f64]) -> Sending {
+        let wires = self.cluster.wires();
+        let mut start = at;
+        let mut slowest = 0.0f64;
+        let mut latency = 0.0;
+        let route = self.cluster.route(from as usize, to as usize);
+        if route.is_empty() && from != to {
+            return Sending { left: at, arrival: None };
+        }
+        for &index in route {
+            let index = index as usize;
+            let wire = &wires[index];
+            start = start.max(self.free[index]);
+            slowest = slowest.max(self.inverse[index]);
+            latency += wire.latency.0;
+            if let Some(shared) = wire.shared {
+                start = start.max(self.free[wires.len() + shared]);
+                slowest = slowest.max(self.inverse[wires.len() + shared]);
+            }
+        }
+        for &index in route {
+            let index = index as usize;
+            self.free[index] = start + bytes * self.inverse[index];
+            if let Some(shared) = wires[index].shared {
+                let shared = wires.len() + shared;
+                self.free[shared] = start + bytes * self.inverse[shared];
+            }
+        }
+        let arrival = start + latency + bytes * slowest;
+        let lost = !cut.is_empty() && route.iter().any(|&wire| cut[wire as usize] <= arrival);
+        let left = route.first().map_or(start, |&wire| self.free[wire as usize]);
+        Sending { left, arrival: (!lost).then_some(arrival) }
+    }
+}
+
+/// A message under way.
+struct Sending {
+    /// When the sender's wire is free again.
+    left: f64,
+    arrival: Option<f64>,
+}
+
+/// What has arrived of one collective at one card, step by step.
+#[derive(Debug, Clone, Default)]
+struct Arrivals(Vec<(u32, f64)>);
+
+#[derive(Debug, Default)]
+struct CardState {
+    at: usize,
+    step: usize,
+    /// Messages of the step that were sent.
+    sent: usize,
+    /// Whether all of them were, and the card waits.
+    issued: bool,
+    clock: f64,
+    /// When the item at hand was begun.
+    begun: Option<f64>,
+    /// Collectives that this card has completed.
+    completed: u64,
+    /// Arrivals of the collective at hand and of those that peers have begun already.
+    arrivals: VecDeque<Arrivals>,
+    /// Single messages, by sender.
+    inbox: Vec<(u32, VecDeque<f64>)>,
+    dead: bool,
+}
+
+impl CardState {
+    fn arrivals_of(&mut self, collective: u64, steps: usize) -> &mut Vec<(u32, f64)> {
+        let index = (collective - self.completed) as usize;
+        while self.arrivals.len() <= index {
+            self.arrivals.push_back(Arrivals::default());
+        }
+        let list = &mut self.arrivals[index].0;
+        if list.len() < steps {
+            list.resize(steps, (0, 0.0));
+        }
+        list
+    }
+
+    fn letters(&mut self, from: u32) -> &mut VecDeque<f64> {
+        let known = self.inbox.iter().position(|(sender, _)| *sender == from);
+        let index = known.unwrap_or_else(|| {
+            self.inbox.push((from, VecDeque::new()));
+            self.inbox.len() - 1
+        });
+        &mut self.inbox[index].1
+    }
+}
+
+/// The simulation of one program per card.
+pub(crate) struct Engine<'a> {
+    network: Network<'a>,
+    flows: &'a [Flow],
+    /// For each group, the card of each rank.
+    groups: &'a [Vec<usize>],
+    programs: &'a [Vec<Item>],
+    cards: Vec<CardState>,
+    /// Cards that can go on: the time as the bits of a float that is never negative, which sort alike.
+    ready: BinaryHeap<Reverse<(u64, u32)>>,
+    disturbance: Disturbance,
+    marks: Option<&'a mut Vec<Mark>>,
+    events: u64,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Ended {
+    /// For each card, when it was done, or stuck.
+    pub(crate) clocks: Vec<f64>,
+    /// Whether every card that lives completed its program.
+    pub(crate) complete: bool,
+    /// Steps, messages and pieces of work.
+    pub(crate) events: u64,
+}
+
+impl<'a> Engine<'a> {
+    pub(crate) fn new(
+        cluster: &'a Cluster,
+        flows: &'a [Flow],
+        groups: &'a [Vec<usize>],
+        programs: &'a [Vec<Item>],
+    ) -> Self {
+        let cards = (0..programs.len()).map(|_| CardState::default()).collect();
+        Engine {
+            network: Network::new(cluster, 0.0),
+            flows,
+            groups,
+            programs,
+            cards,
+            ready: BinaryHeap::new(),
+            disturbance: Disturbance::default(),
+            marks: None,
+            events: 0,
+        }
+    }
+
+    pub(crate) fn disturbed(mut self, disturbance: Disturbance) -> Self {
+        self.disturbance = disturbance;
+        self
+    }
+
+    pub(crate) fn recording(mut self, marks: &'a mut Vec<Mark>) -> Self {
+        self.marks = Some(marks);
+        self
+    }
+
+    /// Runs all programs from `start` on.
+    pub(crate) fn run(mut self, start: f64) -> Ended {
+        for card in 0..self.cards.len() {
+            self.cards[card].clock = start;
+            if !self.programs[card].is_empty() {
+                self.wake(card);
+            }
+        }
+        while let Some(Reverse((time, card))) = self.ready.pop() {
+            self.proceed(card as usize, f64::from_bits(time));
+        }
+        let done = |(card, state): (usize, &CardState)| {
+            state.dead || state.at == self.programs[card].len()
+        };
+        Ended {
+            complete: self.cards.iter().enumerate().all(done),
+            clocks: self.cards.iter().map(|card| card.clock).collect(),
+            events: self.events,
+        }
+    }
+
+    fn wake(&mut self, card: usize) {
+        self.wake_at(card, self.cards[card].clock);
+    }
+
+    fn wake_at(&mut self, card: usize, time: f64) {
+        self.ready.push(Reverse((time.to_bits(), card as u32)));
+    }
+
+    fn dies_at(&self, card: usize) -> f64 {
+        self.disturbance.death.get(card).copied().unwrap_or(f64::INFINITY)
+    }
+
+    fn mark(&mut self, card: usize, label: Label, start: f64, end: f64) {
+        if let Some(marks) = self.marks.as_deref_mut() {
+            marks.push(Mark { card: card as u32, label, start, end });
+        }
+    }
+
+    /// Lets a card go on until it waits, is done, or its clock has moved past other cards'.
+    fn proceed(&mut self, card: usize, now: f64) {
+        loop {
+            if now.max(self.cards[card].clock) >= self.dies_at(card) {
+                self.cards[card].dead = true;
+                return;
+            }
+            let Some(&item) = self.programs[card].get(self.cards[card].at) else { return };
+            if self.cards[card].clock > now && !matches!(item, Item::Work { .. }) {
+                // Others may want the wires before this card does.
+                return self.wake(card);
+            }
+            self.events += 1;
+            let went_on = match item {
+                Item::Work { seconds, label } => self.work(card, seconds, label),
+                Item::Send { to, bytes } => self.post(card, to, bytes),
+                Item::Recv { from, label } => self.receive(card, from, label),
+                Item::Collective { flow, rank, group, bytes, label } => {
+                    self.step(card, now, (flow, rank, group), bytes, label)
+                }
+            };
+            if !went_on {
+                return;
+            }
+        }
+    }
+
+    fn work(&mut self, card: usize, seconds: f64, label: Label) -> bool {
+        let begun = self.cards[card].clock;
+        let slow = self.disturbance.slow.get(card).copied();
+        let factor = slow.filter(|&(_, from)| begun >= from).map_or(1.0, |(factor, _)| factor);
+        let end = (begun + seconds * factor).min(self.dies_at(card));
+        self.cards[card].clock = end;
+        self.cards[card].at += 1;
+        self.mark(card, label, begun, end);
+        true
+    }
+
+    fn post(&mut self, card: usize, to: u32, bytes: f64) -> bool {
+        let clock = self.cards[card].clock;
+        let sent = self.network.send(card as u32, to, bytes, clock, &self.disturbance.cut);
+        self.cards[card].at += 1;
+        if let Some(arrival) = sent.arrival {
+            self.cards[to as usize].letters(card as u32).push_back(arrival);
+            let waiting = self.cards[to as usize].issued;
+            if waiting
+                && matches!(self.item(to as usize), Some(Item::Recv { from, .. }) if from as usize == card)
+            {
+                self.cards[to as usize].issued = false;
+                let target = to as usize;
+                self.cards[target].clock = self.cards[target].clock.max(arrival);
+                self.wake(target);
+            }
+        }
+        true
+    }
+
+    fn item(&self, card: usize) -> Option<Item> {
+        self.programs[card].get(self.cards[card].at).copied()
+    }
+
+    fn receive(&mut self, card: usize, from: u32, label: Label) -> bool {
+        let state = &mut self.cards[card];
+        state.begun.get_or_insert(state.clock);
+        match state.letters(from).front().copied() {
+            None => {
+                state.issued = true;
+                false
+            }
+            Some(arrival) if arrival > state.clock => {
+                state.clock = arrival;
+                self.wake(card);
+                false
+            }
+            Some(_) => {
+                state.letters(from).pop_front();
+                state.issued = false;
+                state.at += 1;
+                let (begun, end) = (state.begun.take(), state.clock);
+                self.mark(card, label, begun.unwrap_or(end), end);
+                true
+            }
+        }
+    }
+
+    /// Sends what this rank sends in its current step, one message after the other as its wire gets free;
+    /// goes on if everything that it waits for is there.
+    fn step(
+        &mut self,
+        card: usize,
+        now: f64,
+        (flow, rank, group): (u32, u32, u32),
+        bytes: f64,
+        label: Label,
+    ) -> bool {
+        let flows = self.flows;
+        let flow = &flows[flow as usize];
+        let program = flow.program(rank as usize);
+        let state = &mut self.cards[card];
+        if program.is_empty() {
+            return self.collective_done(card, label);
+        }
+        state.begun.get_or_insert(state.clock);
+        let (step, collective) = (state.step, state.completed);
+        let sends = &program[step].sends;
+        if let Some(send) = sends.get(state.sent).filter(|_| !state.issued) {
+            state.sent += 1;
+            let last = state.sent == sends.len();
+            let to = self.groups[group as usize][send.to as usize];
+            let carried = bytes * send.fraction;
+            let cut = &self.disturbance.cut;
+            let sent = self.network.send(card as u32, to as u32, carried, now, cut);
+            self.events += 1;
+            if let Some(arrival) = sent.arrival {
+                self.arrive(to, flow, send.to, send.at_step, collective, arrival);
+            }
+            if !last {
+                // Others may want the wires before the next message goes.
+                self.wake_at(card, sent.left.max(now));
+                return false;
+            }
+        }
+        let state = &mut self.cards[card];
+        state.issued = true;
+        let awaited = program[step].receives;
+        let (arrived, latest) = state.arrivals_of(collective, program.len())[step];
+        if arrived < awaited {
+            return false;
+        }
+        state.clock = state.clock.max(latest).max(now);
+        state.issued = false;
+        state.sent = 0;
+        state.step += 1;
+        if state.step == program.len() {
+            return self.collective_done(card, label);
+        }
+        true
+    }
+
+    fn collective_done(&mut self, card: usize, label: Label) -> bool {
+        let state = &mut self.cards[card];
+        state.arrivals.pop_front();
+        state.completed += 1;
+        state.step = 0;
+        state.at += 1;
+        let (begun, end) = (state.begun.take(), state.clock);
+        self.mark(card, label, begun.unwrap_or(end), end);
+        true
+    }
+
+    /// Notes an arrival, and wakes the receiver if that was all it waited for.
+    fn arrive(&mut self, card: usize, flow: &Flow, rank: u32, step: u32, collective: u64, at: f64) {
+        let program = flow.program(rank as usize);
+        let step = step as usize;
+        let state = &mut self.cards[card];
+        let entry = &mut state.arrivals_of(collective, program.len())[step];
+        entry.0 += 1;
+        entry.1 = entry.1.max(at);
+        let (complete, latest) = (entry.0 == program[step].receives, entry.1);
+        let waiting = state.issued && state.completed == collective && state.step == step;
+        if complete && waiting && !state.dead {
+            state.clock = state.clock.max(latest);
+            self.wake(card);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A schedule reduced to what takes time: who sends how much to whom, and in which step it is awaited.
+
+use crate::schedule::{Schedule, Transfer};
+
+/// A message of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Sent {
+    pub(crate) to: u32,
+    /// The receiver's step that waits for it.
+    pub(crate) at_step: u32,
+    /// The part of the collective's bytes that it carries.
+    pub(crate) fraction: f64,
+}
+
+/// One step of one rank.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct FlowStep {
+    pub(crate) sends: Vec<Sent>,
+    pub(crate) receives: u32,
+}
+
+/// The messages of a schedule, for each rank.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Flow {
+    programs: Vec<Vec<FlowStep>>,
+}
+
+impl Flow {
+    pub(crate) fn program(&self, rank: usize) -> &[FlowStep] {
+        &self.programs[rank]
+    }
+
+    /// Pairs up sends and receives: the k-th message from one rank to another is the k-th that the other
+    /// awaits from it.
+    pub(crate) fn of(schedule: &Schedule) -> Flow {
+        let ranks = schedule.ranks();
+        let whole = schedule.data_len().max(1) as f64;
+        // For each pair, the steps in which the receiver awaits a message, in order.
+        let mut awaited = vec![Vec::new(); ranks * ranks];
+        for rank in 0..ranks {
+            for (step, content) in schedule.program(rank).iter().enumerate() {
+                for transfer in &content.transfers {
+                    if let Transfer::Recv { from, .. } = transfer {
+                        awaited[from * ranks + rank].push(step as u32);
+                    }
+                }
+            }
+        }
+        let mut sent = vec![0usize; ranks * ranks];
+        let programs = (0..ranks).map(|rank| {
+            let steps = schedule.program(rank).iter().map(|step| {
+                let mut flow = FlowStep::default();
+                for transfer in &step.transfers {
+                    match *transfer {
+                        Transfer::Recv { .. } => flow.receives += 1,
+                        Transfer::Send { to, span } => {
+                            let pair = rank * ranks + to;
+                            let at_step = awaited[pair][sent[pair]];
+                            sent[pair] += 1;
+                            let fraction = span.len as f64 / whole;
+                            flow.sends.push(Sent { to: to as u32, at_step, fraction });
+                        }
+                    }
+                }
+                // Messages of a step are concurrent: each rank begins with its next neighbour, so that
+                // not everyone sends to the same one first.
+                flow.sends.sort_by_key(|sent| (sent.to as usize + ranks - rank) % ranks);
+                flow
+            });
+            steps.collect()
+        });
+        Flow { programs: programs.collect() }
+    }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Traces: what each card did when, whoever says so.
+//!
+//! The simulator makes traces from plans; a run on cards makes the same kind of trace, so that the two
+//! can be compared step by step.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+/// What a card was doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Activity {
+    /// Waiting for the host or handing it the result.
+    Host,
+    /// Looking up embeddings.
+    Embed,
+    /// Queries, keys, values and attention.
+    Attention,
+    /// The product after attention.
+    Output,
+    /// The first half of the feed-forward network.
+    Up,
+    /// The second half of the feed-forward network.
+    Down,
+    /// The head.
+    Head,
+    /// A collective.
+    Exchange,
+    /// A hand-off from the stage before.
+    Handoff,
+    /// Nothing, until a loss is noticed.
+    Stall,
+    /// Fetching weights again after a loss.
+    Reload,
+}
+
+impl Activity {
+    /// The name that traces show.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Activity::Host => "host",
+            Activity::Embed => "embed",
+            Activity::Attention => "attention",
+            Activity::Output => "output",
+            Activity::Up => "up",
+            Activity::Down => "down",
+            Activity::Head => "head",
+            Activity::Exchange => "exchange",
+            Activity::Handoff => "hand-off",
+            Activity::Stall => "stall",
+            Activity::Reload => "reload",
+        }
+    }
+
+    /// The letter that a text chart shows.
+    const fn letter(self) -> char {
+        match self {
+            Activity::Exchange => '~',
+            Activity::Handoff => '>',
+            Activity::Stall => '!',
+            Activity::Reload => 'r',
+            Activity::Host => 'h',
+            _ => '#',
+        }
+    }
+}
+
+/// What a span of time was spent on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Label {
+    /// What.
+    pub activity: Activity,
+    /// In which layer; the number of layers for what comes after the last.
+    pub layer: u32,
+    /// For which token of the run.
+    pub token: u32,
+}
+
+/// One card, one activity, from when to when, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The card.
+    pub card: u32,
+    /// The activity.
+    pub label: Label,
+    /// When it began.
+    pub start: f64,
+    /// When it was over.
+    pub end: f64,
+}
+
+/// Something that happened to the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Incident {
+    /// When, in seconds.
+    pub at: f64,
+    /// What, in words.
+    pub what: String,
+}
+
+/// What each card did when.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// Cards of the cluster.
+    pub cards: usize,
+    /// When each token was complete, in seconds.
+    pub tokens: Vec<f64>,
+    /// Everything that every card did; empty if nobody asked for it.
+    pub marks: Vec<Mark>,
+    /// What happened besides the plan.
+    pub incidents: Vec<Incident>,
+    /// Steps, messages and pieces of work that were simulated.
+    pub events: u64,
+}
+
+impl Trace {
+    /// When everything was over, in seconds.
+    #[must_use]
+    pub fn end(&self) -> f64 {
+        let marks = self.marks.iter().map(|mark| mark.end);
+        marks.chain(self.tokens.iter().copied()).fold(0.0, f64::max)
+    }
+
+    /// The trace in the JSON form that Perfetto and Chrome open. Times are microseconds there.
+    #[must_use]
+    pub fn to_perfetto(&self) -> String {
+        let mut out = String::from("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+        let meta =
+            "{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"spanker\"}}";
+        out.push_str(meta);
+        for card in 0..self.cards {
+            let _ = write!(
+                out,
+                ",\n{{\"ph\":\"M\",\"pid\":1,\"tid\":{card},\"name\":\"thread_name\",\"args\":{{\"name\":\"card {card}\"}}}}"
+            );
+        }
+        for mark in self.marks.iter().filter(|mark| mark.end > mark.start) {
+            let Label { activity, layer, token } = mark.label;
+            let _ = write!(
+                out,
+                ",\n{{\"ph\":\"X\",\"pid\":1,\"tid\":{},\"name\":\"{}\",\"cat\":\"{}\",\"ts\":{:.3},\"dur\":{:.3},\"args\":{{\"layer\":{layer},\"token\":{token}}}}}",
+                mark.card,
+                activity.name(),
+                if activity == Activity::Exchange { "link" } else { "card" },
+                mark.start * 1e6,
+                (mark.end - mark.start) * 1e6,
+            );
+        }
+        for incident in &self.incidents {
+            let name = serde_json::to_string(&incident.what).expect("text is JSON");
+            let ts = incident.at * 1e6;
+            let _ = write!(
+                out,
+                ",\n{{\"ph\":\"i\",\"pid\":1,\"tid\":0,\"s\":\"g\",\"name\":{name},\"ts\":{ts:.3}}}"
+            );
+        }
+        out.push_str("\n]}\n");
+        out
+    }
+
+    /// A chart for the terminal: a line for each card, `width` columns for the whole run. A column shows
+    /// what took most of its time.
+    #[must_use]
+    pub fn to_chart(&self, width: usize) -> String {
+        let (end, width) = (self.end().max(1e-12), width.max(10));
+        let column = end / width as f64;
+        let mut out = String::new();
+        for card in 0..self.cards {
+            let mut spent = vec![Vec::<(char, f64)>::new(); width];
+            for mark in self.marks.iter().filter(|mark| mark.card as usize == card) {
+                let first = ((mark.start / column) as usize).min(width - 1);
+                let last = ((mark.end / column) as usize).min(width - 1);
+                for (index, shares) in spent.iter_mut().enumerate().take(last + 1).skip(first) {
+                    let (begin, end) = (index as f64 * column, (index + 1) as f64 * column);
+                    let time = mark.end.min(end) - mark.start.max(begin);
+                    let letter = mark.label.activity.letter();
+                    match shares.iter_mut().find(|(known, _)| *known == letter) {
+                        Some((_, sum)) => *sum += time,
+                        None => shares.push((letter, time)),
+                    }
+                }
+            }
+            let shown = spent.iter().map(|shares| {
+                let idle = column - shares.iter().map(|(_, time)| time).sum::<f64>();
+                let most = shares.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+                most.filter(|(_, time)| *time >= idle).map_or('.', |(letter, _)| *letter)
+            });
+            let _ = writeln!(out, "card {card:>3} |{}|", shown.collect::<String>());
+        }
+        let _ = writeln!(
+            out,
+            "# work  ~ exchange  > hand-off  h host  ! stalled  r reload  . idle; {} a column",
+            spanker_topology::Seconds(column)
+        );
+        out
+    }
+}
