@@ -10,6 +10,8 @@
 //! cards' memory, or by memory; where layers differ, layers are divided as if they were equal; the order of
 //! more than four stages is improved by swapping. See `docs/adr/0006-chooser.md`.
 
+#[cfg(test)]
+mod oracle;
 pub(crate) mod pool;
 mod replicas;
 pub(crate) mod search;
@@ -167,6 +169,8 @@ struct Share {
 #[derive(Clone, Copy)]
 struct Setting {
     pass: Pass,
+    /// Tokens that the host sends for it.
+    host_rows: f64,
     score: Score,
     head_in_turn: bool,
     /// How many stages this setting is for, if it is for a certain number.
@@ -193,7 +197,8 @@ impl Chooser<'_> {
                 Objective::Throughput => Score::Turns(batches as f64),
                 _ => Score::Sum,
             };
-            Setting { pass, score, head_in_turn: true, stages, sequences }
+            let host_rows = pass.rows();
+            Setting { pass, host_rows, score, head_in_turn: true, stages, sequences }
         };
         match request.objective {
             Objective::Latency => vec![decode(1, sequences, None)],
@@ -212,6 +217,7 @@ impl Chooser<'_> {
                 let pieces = (0..6).map(|d| least << d).take_while(|&p| p <= request.prompt);
                 let setting = |pieces: u64| Setting {
                     pass: Pass::prefill(sequences, request.prompt, pieces),
+                    host_rows: (request.prompt * sequences) as f64,
                     score: Score::Pieces((pieces - 1) as f64),
                     head_in_turn: false,
                     stages: None,
@@ -252,12 +258,6 @@ impl Chooser<'_> {
         Share { before: vec![0; available.len()], available }
     }
 
-    fn apart(&self) -> f64 {
-        // The host's part is the same for every layout up to the kind of card; predictions are exact.
-        let card = self.classes.members[0][0];
-        self.pricer.cluster.profile(card).host.latency.value.0
-    }
-
     /// The best pipeline of a family under one setting.
     fn search(
         &self,
@@ -282,7 +282,7 @@ impl Chooser<'_> {
         let goal = Goal {
             score: setting.score,
             pass: setting.pass,
-            apart: self.apart(),
+            host_rows: setting.host_rows,
             head_in_turn: setting.head_in_turn,
             stages,
             allow: &|group| allows(family, group),

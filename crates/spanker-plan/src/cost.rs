@@ -35,7 +35,7 @@ pub struct Group {
 
 /// What decides how much each card of a group gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Aim {
+enum Aim {
     /// Shares by speed alone.
     Speed,
     /// Shares by speed, but no more than a card can hold of all layers.
@@ -85,8 +85,31 @@ impl<'a> Pricer<'a> {
         Pricer { model, cluster, request, kinds, kind_of, speeds, units, prices }
     }
 
+    /// The groups that these cards can form with a split: shares by speed, and where that would overfill a
+    /// card with all layers, also by speed under the cards' memory, and by memory.
+    pub(crate) fn groups(
+        &self,
+        cards: &[usize],
+        split: Split,
+        pass: Pass,
+        sequences: u64,
+    ) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        let everything = Place { first: true, last: true, sequences };
+        for aim in [Aim::Speed, Aim::Fit, Aim::Memory] {
+            let group = self.group(cards, split, aim, pass);
+            groups.extend(group.filter(|group| !groups.contains(group)));
+            let by_speed = groups.first().map(|group| self.capacity(group, everything));
+            let enough = by_speed.is_some_and(|most| most as usize >= self.model.layers.len());
+            if enough || cards.len() == 1 {
+                break;
+            }
+        }
+        groups
+    }
+
     /// Puts a group together, or says that these cards cannot hold the model's layers by this aim.
-    pub(crate) fn group(
+    fn group(
         &self,
         cards: &[usize],
         split: Split,
@@ -184,8 +207,7 @@ impl<'a> Pricer<'a> {
     /// The cheapest way to do an exchange within a group.
     pub(crate) fn best(&self, group: &Group, exchange: Exchange) -> (Algorithm, Seconds) {
         let prices = self.prices.get(self.cluster, exchange.collective, &group.cards);
-        let best = cheapest(&prices, exchange.bytes);
-        (best.algorithm, best.at(exchange.bytes))
+        cheapest(&prices, exchange.bytes)
     }
 
     /// One layer on a group without its exchanges: phase after phase, each as long as its slowest card.

@@ -59,6 +59,7 @@ pub use plan::{
     Candidate, CardMemory, Exchanged, Layout, PLAN_VERSION, Plan, Prediction, Stage, Strategy,
 };
 pub use request::{Objective, Request};
+pub use simulate::{Conditions, Fault, MAX_TOKENS, Slow, simulate};
 pub use trace::{Activity, Incident, Label, Mark, Trace};
 
 pub use collective::{Algorithm, Collective, chunk};

@@ -12,7 +12,7 @@ use spanker_topology::{Cluster, Shape};
 use crate::cost::memory::Place;
 use crate::cost::shard::Split;
 use crate::cost::work::Pass;
-use crate::cost::{Aim, Group, Pricer};
+use crate::cost::{Group, Pricer};
 
 /// Cards that nothing tells apart, and which of them may be used.
 #[derive(Debug, Clone, PartialEq)]
@@ -105,28 +105,17 @@ fn entries(pricer: &Pricer<'_>, cards: &[usize], takes: &[u8], terms: Terms, out
         _ => &[Split::Gather, Split::Reduce],
     };
     for &split in splits {
-        let mut seen: Vec<Group> = Vec::new();
-        for aim in [Aim::Speed, Aim::Fit, Aim::Memory] {
-            let Some(group) = pricer.group(cards, split, aim, terms.pass) else { continue };
-            if seen.contains(&group) {
-                continue;
-            }
+        for group in pricer.groups(cards, split, terms.pass, terms.sequences) {
             let place = |first, last| Place { first, last, sequences: terms.sequences };
             let places = [(false, false), (false, true), (true, false), (true, true)];
             let most = match terms.memory {
                 true => places.map(|(first, last)| pricer.capacity(&group, place(first, last))),
                 false => [layers; 4],
             };
-            let enough = most[3] >= layers;
             let at_least = pricer.least_layer(&group, terms.pass);
             let head_at_least = pricer.least_head(&group, terms.pass.sequences);
-            seen.push(group.clone());
-            let costs = OnceCell::new();
-            out.push(Entry { group, takes: takes.to_vec(), at_least, head_at_least, most, costs });
-            // By speed is best; other shares are for groups that speed alone would overfill.
-            if enough || cards.len() == 1 {
-                break;
-            }
+            let (takes, costs) = (takes.to_vec(), OnceCell::new());
+            out.push(Entry { group, takes, at_least, head_at_least, most, costs });
         }
     }
 }

@@ -19,8 +19,8 @@ use super::split::{Score, StageCost, divide};
 pub(crate) struct Goal<'a> {
     pub(crate) score: Score,
     pub(crate) pass: Pass,
-    /// What one pass takes apart from the stages: the host.
-    pub(crate) apart: f64,
+    /// Tokens that the host sends for one pass.
+    pub(crate) host_rows: f64,
     /// Whether the head is part of the last stage's turn, or comes once after all.
     pub(crate) head_in_turn: bool,
     /// How many stages a pipeline may have.
@@ -59,8 +59,8 @@ pub(crate) struct Search<'a> {
     limits: Limits,
     /// The least that a hand-off costs.
     hop: f64,
-    /// The least that the head costs.
-    least_head: f64,
+    /// The least that the head and the host cost.
+    least_ends: f64,
     /// The most layers per second that a card of each class could do by itself.
     speeds: Vec<f64>,
     /// The groups of each set of cards.
@@ -95,13 +95,18 @@ impl<'a> Search<'a> {
         let speeds = (0..goal.available.len()).map(per_class).collect();
         let hop = least_hop(pricer, classes, goal.pass.rows());
         let heads = pool.iter().map(|entry| entry.head_at_least);
-        let least_head = heads.fold(f64::INFINITY, f64::min);
+        let hosts = pool.iter().filter(|entry| entry.cards() == 1).map(|entry| {
+            pricer.host(&entry.group, &entry.group, goal.host_rows).total().0
+        });
+        // Without single cards in the pool nothing is known about the host's part.
+        let host = hosts.reduce(f64::min).unwrap_or(0.0);
+        let least_ends = heads.fold(f64::INFINITY, f64::min) + host;
         let mut by_set: HashMap<Vec<u8>, Vec<usize>> = HashMap::new();
         for (index, entry) in pool.iter().enumerate() {
             by_set.entry(entry.takes.clone()).or_default().push(index);
         }
         let (best, nodes) = (None, 0);
-        Search { pricer, classes, pool, goal, limits, hop, least_head, speeds, by_set, best, nodes }
+        Search { pricer, classes, pool, goal, limits, hop, least_ends, speeds, by_set, best, nodes }
     }
 
     /// The best pipeline, whether the search saw enough to be sure, and how much it saw.
@@ -142,8 +147,7 @@ impl<'a> Search<'a> {
         let further = next.map(|least| (least, u32::MAX));
         let groups = node.chosen.len() + usize::from(next.is_some());
         let Some(mut left) = layers.checked_sub(groups as u32) else { return f64::INFINITY };
-        let mut sum =
-            self.goal.apart + self.least_head + self.hop * groups.saturating_sub(1) as f64;
+        let mut sum = self.least_ends + self.hop * groups.saturating_sub(1) as f64;
         let mut costs: Vec<(f64, u32)> = node.chosen.iter().map(cost).collect();
         let mut speed: f64 = costs.iter().map(|(layer, _)| 1.0 / layer).sum();
         if let Some(least) = next {
@@ -275,7 +279,7 @@ impl<'a> Search<'a> {
             StageCost { layer, besides: 0.0, most }
         };
         let costs: Vec<StageCost> = node.chosen.iter().map(cost).collect();
-        let apart = self.goal.apart + self.least_head + self.hop * (costs.len() - 1) as f64;
+        let apart = self.least_ends + self.hop * (costs.len() - 1) as f64;
         divide(&costs, self.layers(), self.goal.score, apart).map(|(value, _)| value)
     }
 
@@ -318,7 +322,8 @@ impl<'a> Search<'a> {
     fn evaluate(&self, order: &[usize]) -> Option<Found> {
         let groups = self.place(order);
         let last = order.len() - 1;
-        let mut apart = self.goal.apart;
+        let mut apart =
+            self.pricer.host(&groups[0], &groups[last], self.goal.host_rows).total().0;
         let cost = |(index, &entry): (usize, &usize)| {
             let entry = self.pool[entry];
             let costs = entry.costs(self.pricer, self.goal.pass);

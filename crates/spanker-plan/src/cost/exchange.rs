@@ -2,10 +2,10 @@
 //! What a collective costs on given cards: every algorithm is timed on the link graph, the best one for
 //! the size at hand wins.
 //!
-//! An algorithm's time is a line over the bytes: what it takes without bytes, and seconds for each byte.
-//! Both come from running its schedule through the same engine that simulates plans, so hops, shared
-//! wires and odd group sizes need no formula of their own. Where every rank does the same at the
-//! same time the line is exact, and equals the closed formulas:
+//! An algorithm's time comes from running its schedule through the same engine that simulates plans, so
+//! hops, shared wires and odd group sizes need no formula of their own. Mostly it is a line over the bytes:
+//! what it takes without bytes, and seconds for each byte; where it is not, some sizes are timed and lines
+//! drawn between them. Where every rank does the same at the same time it equals the closed formulas:
 //!
 //! | all-reduce of S bytes | time |
 //! |---|---|
@@ -26,30 +26,31 @@ use crate::simulate::flow::Flow;
 use crate::trace::{Activity, Label};
 use crate::{Algorithm, Collective, schedule};
 
-/// One algorithm's time as a line over the bytes.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// One algorithm's time over the bytes.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Price {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// What it takes without bytes.
-    pub latency: Seconds,
-    /// What each byte of the collective adds, in seconds.
-    pub per_byte: f64,
+    /// Bytes and seconds, from no bytes on. Between two points, and beyond the last, time is a line.
+    points: Vec<(f64, f64)>,
 }
 
 impl Price {
     /// What `bytes` take.
     #[must_use]
     pub fn at(&self, bytes: f64) -> Seconds {
-        Seconds(self.latency.0 + self.per_byte * bytes)
+        let above = self.points.partition_point(|point| point.0 < bytes);
+        let last = above.clamp(1, self.points.len() - 1);
+        let ((x0, t0), (x1, t1)) = (self.points[last - 1], self.points[last]);
+        Seconds(t0 + (bytes - x0) * (t1 - t0) / (x1 - x0))
     }
 }
 
-/// The cheapest of some prices for a number of bytes.
+/// The cheapest of some prices for a number of bytes, and what that is.
 #[must_use]
-pub fn cheapest(prices: &[Price], bytes: f64) -> Price {
-    let by_time = |a: &&Price, b: &&Price| a.at(bytes).0.total_cmp(&b.at(bytes).0);
-    *prices.iter().min_by(by_time).expect("a collective has an algorithm")
+pub fn cheapest(prices: &[Price], bytes: f64) -> (Algorithm, Seconds) {
+    let timed = prices.iter().map(|price| (price.algorithm, price.at(bytes)));
+    timed.min_by(|a, b| a.1.0.total_cmp(&b.1.0)).expect("a collective has an algorithm")
 }
 
 /// The algorithms worth pricing for a collective: those with schedules of their own.
@@ -69,6 +70,9 @@ const GRAIN: usize = 60;
 /// Bytes that stand for "many" when the slope is measured.
 const MANY: f64 = 1e9;
 
+/// Bytes that are timed where time is no line.
+const BETWEEN: [f64; 7] = [1e3, 4e3, 1.6e4, 6.4e4, 2.56e5, 1e6, 1.6e7];
+
 /// The messages of a collective by an algorithm, timed once and kept.
 fn flow(collective: Collective, algorithm: Algorithm, ranks: usize) -> Flow {
     let built = schedule(collective, algorithm, ranks, ranks * GRAIN);
@@ -84,7 +88,7 @@ fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
         programs[card].push(Item::Collective { flow: 0, rank, group: 0, bytes, label });
     }
     let groups = [cards.to_vec()];
-    let ended = Engine::new(cluster, std::slice::from_ref(flow), &groups, &programs).run(0.0);
+    let ended = Engine::new(cluster, std::slice::from_ref(flow), &groups, &programs).run(&[]);
     match ended.complete {
         true => ended.clocks.into_iter().fold(0.0, f64::max),
         false => f64::INFINITY,
@@ -98,8 +102,8 @@ fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
 /// use spanker_topology::{Cluster, Profile, Shape};
 /// let ring = Cluster::uniform(Profile::builtin("rev-a")?, 4, Shape::Ring)?;
 /// let all = prices(&ring, Collective::AllReduce, &[0, 1, 2, 3]);
-/// let best = cheapest(&all, 1048576.0);
-/// assert_eq!((best.algorithm.name(), best.at(1048576.0).micros().round()), ("ring", 3205.0));
+/// let (algorithm, time) = cheapest(&all, 1048576.0);
+/// assert_eq!((algorithm.name(), time.micros().round()), ("ring", 3205.0));
 /// # Ok::<(), spanker_topology::TopologyError>(())
 /// ```
 #[must_use]
@@ -107,9 +111,15 @@ pub fn prices(cluster: &Cluster, collective: Collective, cards: &[usize]) -> Vec
     let base = cluster.base(cards);
     let price = |&algorithm: &Algorithm| {
         let flow = flow(collective, algorithm, cards.len());
-        let latency = timed(cluster, &flow, cards, 0.0);
-        let many = timed(cluster, &flow, cards, MANY);
-        Price { algorithm, latency: base + Seconds(latency), per_byte: (many - latency) / MANY }
+        let time = |bytes: f64| (bytes, base.0 + timed(cluster, &flow, cards, bytes));
+        let (none, many) = (time(0.0), time(MANY));
+        let mut line = Price { algorithm, points: vec![none, many] };
+        let middle = time(BETWEEN[2]);
+        if many.1.is_finite() && (line.at(middle.0).0 - middle.1).abs() > middle.1 * 1e-4 {
+            let between = BETWEEN.map(time);
+            line.points.splice(1..1, between);
+        }
+        line
     };
     algorithms(collective).iter().map(price).collect()
 }

@@ -10,6 +10,8 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use rand::Rng;
+use rand_pcg::Pcg32;
 use spanker_topology::Cluster;
 
 use super::flow::Flow;
@@ -26,6 +28,10 @@ pub(crate) enum Item {
     Send { to: u32, bytes: f64 },
     /// Waits for the next message from a card.
     Recv { from: u32, label: Label },
+    /// Tells a card something by way of the host, which takes so long and no wire.
+    Tell { to: u32, seconds: f64 },
+    /// Notes that a token is complete.
+    Done { token: u32 },
 }
 
 /// What happens besides the plan. Times are absolute.
@@ -37,6 +43,40 @@ pub(crate) struct Disturbance {
     pub(crate) slow: Vec<(f64, f64)>,
     /// For each wire, when it dies.
     pub(crate) cut: Vec<f64>,
+    /// What bit errors do to messages.
+    pub(crate) errors: Option<Errors>,
+}
+
+/// Frames that break, at random from a seed, and what each costs.
+#[derive(Debug, Clone)]
+pub(crate) struct Errors {
+    pub(crate) dice: Pcg32,
+    /// Bytes of data in a frame.
+    pub(crate) payload: f64,
+    /// The chance that a frame breaks.
+    pub(crate) chance: f64,
+    /// The time that a broken frame costs: itself and what was sent until its loss was known.
+    pub(crate) penalty: f64,
+}
+
+impl Errors {
+    /// The time that broken frames add to a message.
+    fn delay(&mut self, bytes: f64) -> f64 {
+        let expected = (bytes / self.payload).ceil().max(1.0) * self.chance;
+        if expected > 30.0 {
+            // So many that their number hardly varies.
+            return expected * self.penalty;
+        }
+        // Knuth's way to draw a number of rare events.
+        let (limit, mut product, mut broken) = ((-expected).exp(), 1.0, 0u32);
+        loop {
+            product *= self.dice.random::<f64>();
+            if product <= limit {
+                return f64::from(broken) * self.penalty;
+            }
+            broken += 1;
+        }
+    }
 }
 
 /// Which wires and shared resources are busy until when.
@@ -45,6 +85,7 @@ struct Network<'a> {
     free: Vec<f64>,
     /// Seconds per byte of each wire, then of each shared resource.
     inverse: Vec<f64>,
+    errors: Option<Errors>,
 }
 
 impl<'a> Network<'a> {
@@ -52,7 +93,7 @@ impl<'a> Network<'a> {
         let wires = cluster.wires().iter().map(|wire| wire.bandwidth);
         let shared = cluster.shared().iter().map(|shared| shared.bandwidth);
         let inverse: Vec<f64> = wires.chain(shared).map(|rate| 1.0 / rate.0 as f64).collect();
-        Network { cluster, free: vec![start; inverse.len()], inverse }
+        Network { cluster, free: vec![start; inverse.len()], inverse, errors: None }
     }
 
     /// When a message that is ready at `at` has left its sender, and when it arrives; nothing if a wire
@@ -77,15 +118,16 @@ impl<'a> Network<'a> {
                 slowest = slowest.max(self.inverse[wires.len() + shared]);
             }
         }
+        let delay = self.errors.as_mut().map_or(0.0, |errors| errors.delay(bytes));
         for &index in route {
             let index = index as usize;
-            self.free[index] = start + bytes * self.inverse[index];
+            self.free[index] = start + delay + bytes * self.inverse[index];
             if let Some(shared) = wires[index].shared {
                 let shared = wires.len() + shared;
                 self.free[shared] = start + bytes * self.inverse[shared];
             }
         }
-        let arrival = start + latency + bytes * slowest;
+        let arrival = start + latency + delay + bytes * slowest;
         let lost = !cut.is_empty() && route.iter().any(|&wire| cut[wire as usize] <= arrival);
         let left = route.first().map_or(start, |&wire| self.free[wire as usize]);
         Sending { left, arrival: (!lost).then_some(arrival) }
@@ -158,6 +200,7 @@ pub(crate) struct Engine<'a> {
     ready: BinaryHeap<Reverse<(u64, u32)>>,
     disturbance: Disturbance,
     marks: Option<&'a mut Vec<Mark>>,
+    done: Vec<(u32, f64)>,
     events: u64,
 }
 
@@ -166,8 +209,10 @@ pub(crate) struct Engine<'a> {
 pub(crate) struct Ended {
     /// For each card, when it was done, or stuck.
     pub(crate) clocks: Vec<f64>,
-    /// Whether every card that lives completed its program.
+    /// Whether every card completed its program.
     pub(crate) complete: bool,
+    /// When each token was complete.
+    pub(crate) done: Vec<(u32, f64)>,
     /// Steps, messages and pieces of work.
     pub(crate) events: u64,
 }
@@ -189,11 +234,13 @@ impl<'a> Engine<'a> {
             ready: BinaryHeap::new(),
             disturbance: Disturbance::default(),
             marks: None,
+            done: Vec::new(),
             events: 0,
         }
     }
 
-    pub(crate) fn disturbed(mut self, disturbance: Disturbance) -> Self {
+    pub(crate) fn disturbed(mut self, mut disturbance: Disturbance) -> Self {
+        self.network.errors = disturbance.errors.take();
         self.disturbance = disturbance;
         self
     }
@@ -203,10 +250,10 @@ impl<'a> Engine<'a> {
         self
     }
 
-    /// Runs all programs from `start` on.
-    pub(crate) fn run(mut self, start: f64) -> Ended {
+    /// Runs all programs; each card begins at its own time.
+    pub(crate) fn run(mut self, starts: &[f64]) -> Ended {
         for card in 0..self.cards.len() {
-            self.cards[card].clock = start;
+            self.cards[card].clock = starts.get(card).copied().unwrap_or(0.0);
             if !self.programs[card].is_empty() {
                 self.wake(card);
             }
@@ -214,12 +261,11 @@ impl<'a> Engine<'a> {
         while let Some(Reverse((time, card))) = self.ready.pop() {
             self.proceed(card as usize, f64::from_bits(time));
         }
-        let done = |(card, state): (usize, &CardState)| {
-            state.dead || state.at == self.programs[card].len()
-        };
+        let done = |(card, state): (usize, &CardState)| state.at == self.programs[card].len();
         Ended {
             complete: self.cards.iter().enumerate().all(done),
             clocks: self.cards.iter().map(|card| card.clock).collect(),
+            done: self.done,
             events: self.events,
         }
     }
@@ -258,6 +304,17 @@ impl<'a> Engine<'a> {
             let went_on = match item {
                 Item::Work { seconds, label } => self.work(card, seconds, label),
                 Item::Send { to, bytes } => self.post(card, to, bytes),
+                Item::Tell { to, seconds } => {
+                    let arrival = self.cards[card].clock + seconds;
+                    self.cards[card].at += 1;
+                    self.deliver(card, to, arrival);
+                    true
+                }
+                Item::Done { token } => {
+                    self.done.push((token, self.cards[card].clock));
+                    self.cards[card].at += 1;
+                    true
+                }
                 Item::Recv { from, label } => self.receive(card, from, label),
                 Item::Collective { flow, rank, group, bytes, label } => {
                     self.step(card, now, (flow, rank, group), bytes, label)
@@ -285,18 +342,21 @@ impl<'a> Engine<'a> {
         let sent = self.network.send(card as u32, to, bytes, clock, &self.disturbance.cut);
         self.cards[card].at += 1;
         if let Some(arrival) = sent.arrival {
-            self.cards[to as usize].letters(card as u32).push_back(arrival);
-            let waiting = self.cards[to as usize].issued;
-            if waiting
-                && matches!(self.item(to as usize), Some(Item::Recv { from, .. }) if from as usize == card)
-            {
-                self.cards[to as usize].issued = false;
-                let target = to as usize;
-                self.cards[target].clock = self.cards[target].clock.max(arrival);
-                self.wake(target);
-            }
+            self.deliver(card, to, arrival);
         }
         true
+    }
+
+    /// Puts a message into a card's inbox, and wakes the card if it waits for it.
+    fn deliver(&mut self, from: usize, to: u32, arrival: f64) {
+        let to = to as usize;
+        self.cards[to].letters(from as u32).push_back(arrival);
+        let awaited = matches!(self.item(to), Some(Item::Recv { from: sender, .. }) if sender as usize == from);
+        if awaited && self.cards[to].issued {
+            self.cards[to].issued = false;
+            self.cards[to].clock = self.cards[to].clock.max(arrival);
+            self.wake(to);
+        }
     }
 
     fn item(&self, card: usize) -> Option<Item> {

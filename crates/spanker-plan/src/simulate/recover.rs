@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Going on after a loss: notice it, plan anew, fetch what is missing, rebuild what is lost.
+
+use std::ops::Range;
+
+use spanker_topology::{Bytes, Seconds};
+
+use super::engine::Ended;
+use super::{Fault, Run};
+use crate::choose::choose;
+use crate::cost::Pricer;
+use crate::cost::memory::parts;
+use crate::cost::shard::{Shard, Split};
+use crate::plan::{Layout, Stage};
+use crate::predict::predict;
+use crate::trace::{Activity, Incident, Label, Mark};
+use crate::{Request, Strategy};
+
+impl Run<'_> {
+    /// Deals with whatever has died by the time everyone is stuck. False if the rest cannot go on.
+    pub(super) fn recover(&mut self, ended: &Ended, participants: &[usize], position: u64) -> bool {
+        let stuck = participants.iter().map(|&card| ended.clocks[card]).fold(self.clock, f64::max);
+        let new: Vec<Fault> = self.unnoticed(stuck);
+        for fault in &new {
+            let what = match *fault {
+                Fault::Card { card, .. } => {
+                    self.dead.push(card);
+                    format!("card {card} dies")
+                }
+                Fault::Link { from, to, .. } => {
+                    self.cut.push((from, to));
+                    format!("link {from}-{to} dies")
+                }
+            };
+            self.trace.incidents.push(Incident { at: fault.at(), what });
+        }
+        let last = new.iter().map(Fault::at).fold(stuck, f64::max);
+        let noticed = last + self.conditions.deadline.0;
+        let survivors: Vec<usize> =
+            (0..self.cluster.cards()).filter(|card| !self.dead.contains(card)).collect();
+        for &card in participants.iter().filter(|card| survivors.contains(card)) {
+            self.mark(card, Activity::Stall, ended.clocks[card], noticed);
+        }
+        self.clock = noticed;
+        if new.is_empty() || survivors.is_empty() {
+            self.note("nobody is left to go on".into());
+            return false;
+        }
+        self.cluster = self.plan.cluster.without(&self.dead, &self.cut);
+        let request = &self.plan.request;
+        let choice = choose(&self.plan.model, &self.cluster, &survivors, request);
+        let Some(best) = choice.ok().and_then(|choice| choice.best().cloned()) else {
+            let left = survivors.len();
+            self.note(format!("the model does not fit on the {left} cards that are left"));
+            return false;
+        };
+        let strategy: Strategy = best.strategy;
+        let cards = best.layout.cards();
+        self.note(format!("noticed; new plan: {strategy} on cards {cards:?}"));
+        let until = self.reload(&best.layout);
+        self.layout = best.layout;
+        self.clock = until + self.rebuild(position).0;
+        true
+    }
+
+    /// What has died up to a time and was not dealt with; the next fault to come if nothing has.
+    fn unnoticed(&self, until: f64) -> Vec<Fault> {
+        let open = |fault: &&Fault| match **fault {
+            Fault::Card { card, .. } => !self.dead.contains(&card),
+            Fault::Link { from, to, .. } => !self.cut.contains(&(from, to)),
+        };
+        let open: Vec<Fault> = self.conditions.faults.iter().filter(open).copied().collect();
+        let past: Vec<Fault> = open.iter().filter(|fault| fault.at() <= until).copied().collect();
+        if !past.is_empty() {
+            return past;
+        }
+        open.into_iter().min_by(|a, b| a.at().total_cmp(&b.at())).into_iter().collect()
+    }
+
+    fn note(&mut self, what: String) {
+        self.trace.incidents.push(Incident { at: self.clock, what });
+    }
+
+    fn mark(&mut self, card: usize, activity: Activity, start: f64, end: f64) {
+        if self.conditions.record && end > start {
+            let label = Label { activity, layer: 0, token: self.trace.tokens.len() as u32 };
+            self.trace.marks.push(Mark { card: card as u32, label, start, end });
+        }
+    }
+
+    /// Every card fetches the weights that it lacks from the host; returns when the last has them.
+    fn reload(&mut self, to: &Layout) -> f64 {
+        let begun = self.clock;
+        let mut latest = begun;
+        for stage in to.stages() {
+            for (rank, &card) in stage.group.cards.iter().enumerate() {
+                let bytes = self.missing(stage, rank, card);
+                if bytes > 0 {
+                    let end = begun + self.cluster.upload(card, Bytes(bytes)).0;
+                    self.mark(card, Activity::Reload, begun, end);
+                    latest = latest.max(end);
+                }
+            }
+        }
+        self.clock = latest;
+        if latest > begun {
+            self.note("every card has the weights that it lacked".into());
+        }
+        latest
+    }
+
+    /// Bytes of a rank's weights that its card does not have from the layout before.
+    fn missing(&self, stage: &Stage, rank: usize, card: usize) -> u64 {
+        let model = &self.plan.model;
+        let (split, shard) = (stage.group.split, &stage.group.shards[rank]);
+        let held = self.layout.stages().find_map(|old| {
+            let rank = old.group.cards.iter().position(|&c| c == card)?;
+            Some((old, &old.group.shards[rank]))
+        });
+        let mut missing = 0u64;
+        for layer in stage.layers.clone() {
+            let content = &model.layers[layer];
+            let wanted: u64 = parts(model, content, split, shard).iter().sum();
+            let kept: u64 = match held {
+                Some((old, had)) if old.layers.contains(&layer) => {
+                    // Columns that one layout cut are of no use to one that cuts rows.
+                    let alike = (old.group.split == Split::Reduce) == (split == Split::Reduce);
+                    let both = common(shard, had);
+                    let sizes = parts(model, content, split, &both);
+                    let cut = [3, 6];
+                    let usable = |index: &usize| alike || !cut.contains(index);
+                    (0..sizes.len()).filter(usable).map(|index| sizes[index]).sum()
+                }
+                _ => 0,
+            };
+            missing += wanted.saturating_sub(kept);
+        }
+        missing
+    }
+
+    /// The time to compute the keys and values anew that went with the dead.
+    fn rebuild(&mut self, position: u64) -> Seconds {
+        if position == 0 {
+            return Seconds::ZERO;
+        }
+        let request = Request { prompt: position, ..self.plan.request.clone() };
+        let pricer = Pricer::new(&self.plan.model, &self.cluster, &request);
+        let time = predict(&pricer, &self.layout).ttft;
+        self.note(format!("keys and values of {position} tokens are computed anew: {time}"));
+        time
+    }
+}
+
+/// What two shards have in common.
+fn common(a: &Shard, b: &Shard) -> Shard {
+    let both = |a: &Range<u64>, b: &Range<u64>| {
+        let start = a.start.max(b.start);
+        start..a.end.min(b.end).max(start)
+    };
+    Shard {
+        heads: both(&a.heads, &b.heads),
+        kv_heads: both(&a.kv_heads, &b.kv_heads),
+        output: both(&a.output, &b.output),
+        ffn: both(&a.ffn, &b.ffn),
+        down: both(&a.down, &b.down),
+        vocab: both(&a.vocab, &b.vocab),
+    }
+}
