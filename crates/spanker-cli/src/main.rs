@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `spanker` command: what cards are there, how fast collectives between them are, and how long a
-//! token will take.
+//! The `spanker` command: which split of a model is fastest on which cards and why, how that runs in
+//! virtual time, and how fast collectives are on this machine.
 //!
 //! Only the edges are here: flags, tables and JSON. The work is in the libraries.
 
 mod bench;
 mod cards;
+mod cluster;
 mod files;
 mod fit;
 mod model;
 mod output;
+mod plan;
 mod predict;
+mod profiles;
+mod simulate;
 mod sizes;
 
 use std::process::ExitCode;
@@ -21,10 +25,11 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "spanker", version, propagate_version = true, arg_required_else_help = true)]
 #[command(after_help = "Start with:
-  spanker cards --mock 4               what a group of four mock cards looks like
-  spanker bench all-reduce --cards 4   how fast collectives are on this machine
-  spanker fit --help                   models of links and cards from measurements
-  spanker predict --help               how long an all-reduce or a token takes by them")]
+  spanker plan tinyllama-1.1b --cards 4 --explain   the best split, how fast, and why
+  spanker plan llama-2-70b --cards 8                whether it fits, and what would do
+  spanker simulate plan.json --fail card2@50ms      a plan in virtual time, with a loss
+  spanker profiles rev-a                            a card's numbers and their sources
+  spanker bench all-reduce --cards 4                how fast collectives are on this machine")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -32,10 +37,13 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Cards(cards::Args),
-    Bench(bench::Args),
+    Plan(plan::Args),
+    Simulate(simulate::Args),
+    Profiles(profiles::Args),
     Fit(fit::Args),
     Predict(predict::Args),
+    Cards(cards::Args),
+    Bench(bench::Args),
 }
 
 /// A request that makes no sense: exit code 2, as for a flag that does not exist.
@@ -45,10 +53,13 @@ struct Usage(String);
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Cards(args) => cards::run(&args),
-        Command::Bench(args) => bench::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+        Command::Profiles(args) => profiles::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Predict(args) => predict::run(&args),
+        Command::Cards(args) => cards::run(&args),
+        Command::Bench(args) => bench::run(&args),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     if output::is_closed_pipe(&error) {

@@ -56,6 +56,8 @@ pub(crate) struct Pricer<'a> {
     /// Shares come in units that depend on the split.
     units: [Units; 3],
     prices: PriceList,
+    /// The only algorithm for collectives, where not the best one is wanted.
+    only: Option<Algorithm>,
 }
 
 /// What follows a phase of a layer.
@@ -82,7 +84,13 @@ impl<'a> Pricer<'a> {
         let units =
             [Split::Whole, Split::Gather, Split::Reduce].map(|split| Units::of(model, split));
         let prices = PriceList::default();
-        Pricer { model, cluster, request, kinds, kind_of, speeds, units, prices }
+        Pricer { model, cluster, request, kinds, kind_of, speeds, units, prices, only: None }
+    }
+
+    /// The same with one algorithm for all collectives.
+    pub(crate) fn with_only(mut self, algorithm: Algorithm) -> Self {
+        self.only = Some(algorithm);
+        self
     }
 
     /// The groups that these cards can form with a split: shares by speed, and where that would overfill a
@@ -109,13 +117,7 @@ impl<'a> Pricer<'a> {
     }
 
     /// Puts a group together, or says that these cards cannot hold the model's layers by this aim.
-    fn group(
-        &self,
-        cards: &[usize],
-        split: Split,
-        aim: Aim,
-        pass: Pass,
-    ) -> Option<Group> {
+    fn group(&self, cards: &[usize], split: Split, aim: Aim, pass: Pass) -> Option<Group> {
         let cards = rank_order(self.cluster, cards);
         let weights = self.weights(&cards, split, aim, pass)?;
         let units = self.units[split as usize];
@@ -207,7 +209,11 @@ impl<'a> Pricer<'a> {
     /// The cheapest way to do an exchange within a group.
     pub(crate) fn best(&self, group: &Group, exchange: Exchange) -> (Algorithm, Seconds) {
         let prices = self.prices.get(self.cluster, exchange.collective, &group.cards);
-        cheapest(&prices, exchange.bytes)
+        let only = prices.iter().find(|price| Some(price.algorithm) == self.only);
+        match only {
+            Some(price) => (price.algorithm, price.at(exchange.bytes)),
+            None => cheapest(&prices, exchange.bytes),
+        }
     }
 
     /// One layer on a group without its exchanges: phase after phase, each as long as its slowest card.

@@ -35,7 +35,9 @@ mod collective;
 mod cost;
 mod element;
 mod error;
+mod explain;
 mod fit;
+pub mod formula;
 mod op;
 mod plan;
 mod predict;
@@ -51,6 +53,7 @@ pub use cost::exchange::{Price, cheapest, prices};
 pub use cost::memory::{ALIGNMENT, Allocation, Arena, Footprint};
 pub use cost::shard::{Shard, Split};
 pub use cost::work::{OPERATORS_PER_LAYER, Terms};
+pub use explain::{BreakEven, Explanation, Remedies, Resource, explain, remedies};
 pub use fit::{
     Band, CardModel, CardSample, CardSamples, CardTime, LinkModel, LinkSample, LinkSamples,
     Parameter,

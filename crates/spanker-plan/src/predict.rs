@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From a layout to its prediction, in closed form.
 
-use spanker_topology::{Bytes, Seconds, Shape};
+use spanker_topology::{Seconds, Shape};
 
 use crate::Objective;
 use crate::cost::Pricer;
@@ -145,10 +145,4 @@ pub(crate) fn predict(pricer: &Pricer<'_>, layout: &Layout) -> Prediction {
         load: load(pricer, &memory),
         memory,
     }
-}
-
-/// Bytes by which the fullest card exceeds its memory, and which card that is.
-pub(crate) fn excess(prediction: &Prediction) -> Option<(usize, Bytes)> {
-    let over = |m: &CardMemory| (m.card, Bytes(m.used().0.saturating_sub(m.capacity.0)));
-    prediction.memory.iter().map(over).filter(|(_, over)| over.0 > 0).max_by_key(|(_, over)| over.0)
 }

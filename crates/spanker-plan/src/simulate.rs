@@ -124,7 +124,10 @@ impl Conditions {
                 return wrong(format!("there is no card {} (the plan has {cards})", slow.card));
             }
             if !(0.01..=1000.0).contains(&slow.factor) {
-                return wrong(format!("card {} cannot take {} times as long", slow.card, slow.factor));
+                return wrong(format!(
+                    "card {} cannot take {} times as long",
+                    slow.card, slow.factor
+                ));
             }
         }
         for fault in &self.faults {
@@ -282,8 +285,7 @@ impl Run<'_> {
     fn piece(&mut self, what: What) -> (Ended, Vec<usize>) {
         let pricer = Pricer::new(&self.plan.model, &self.cluster, &self.plan.request);
         let dice = Pcg32::from_rng(&mut self.dice);
-        let programs =
-            Writer::new(&pricer, self.conditions.jitter, dice).write(&self.layout, what);
+        let programs = Writer::new(&pricer, self.conditions.jitter, dice).write(&self.layout, what);
         let disturbance = self.disturbance();
         let mut marks = std::mem::take(&mut self.trace.marks);
         let mut engine =

@@ -57,9 +57,8 @@ fn simulated_latency_agrees_with_the_prediction_where_nothing_is_shared() {
             let plan = plan(&model, &cluster, &request, &candidate);
             let trace = simulate(&plan, &Conditions::calm(2)).unwrap();
             let predicted = candidate.prediction.token.0;
-            for (token, simulated) in [trace.tokens[0], trace.tokens[1] - trace.tokens[0]]
-                .into_iter()
-                .enumerate()
+            for (token, simulated) in
+                [trace.tokens[0], trace.tokens[1] - trace.tokens[0]].into_iter().enumerate()
             {
                 let off = simulated / predicted - 1.0;
                 assert!(
@@ -188,9 +187,10 @@ fn bit_errors_cost_what_the_link_model_says() {
     let exchanged = |rate: f64| {
         let conditions = Conditions { prompt: true, bit_error_rate: rate, ..Conditions::calm(1) };
         let trace = simulate(&plan, &conditions).unwrap();
-        let spent = trace.marks.iter().filter(|mark| {
-            mark.card == 0 && mark.label.activity == Activity::Exchange
-        });
+        let spent = trace
+            .marks
+            .iter()
+            .filter(|mark| mark.card == 0 && mark.label.activity == Activity::Exchange);
         spent.map(|mark| mark.end - mark.start).sum::<f64>()
     };
     let link = cluster.profile(0).link.clone().unwrap();

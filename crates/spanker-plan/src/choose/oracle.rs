@@ -4,7 +4,9 @@
 
 use proptest::prelude::*;
 use spanker_model::{Model, Quant, builtin};
-use spanker_topology::{Bytes, BytesPerSecond, Cluster, Profile, Seconds, Shape, TopologyError, Wire};
+use spanker_topology::{
+    Bytes, BytesPerSecond, Cluster, Profile, Seconds, Shape, TopologyError, Wire,
+};
 
 use super::{choose, score};
 use crate::cost::shard::Split;

@@ -95,9 +95,10 @@ impl<'a> Search<'a> {
         let speeds = (0..goal.available.len()).map(per_class).collect();
         let hop = least_hop(pricer, classes, goal.pass.rows());
         let heads = pool.iter().map(|entry| entry.head_at_least);
-        let hosts = pool.iter().filter(|entry| entry.cards() == 1).map(|entry| {
-            pricer.host(&entry.group, &entry.group, goal.host_rows).total().0
-        });
+        let hosts = pool
+            .iter()
+            .filter(|entry| entry.cards() == 1)
+            .map(|entry| pricer.host(&entry.group, &entry.group, goal.host_rows).total().0);
         // Without single cards in the pool nothing is known about the host's part.
         let host = hosts.reduce(f64::min).unwrap_or(0.0);
         let least_ends = heads.fold(f64::INFINITY, f64::min) + host;
@@ -322,8 +323,7 @@ impl<'a> Search<'a> {
     fn evaluate(&self, order: &[usize]) -> Option<Found> {
         let groups = self.place(order);
         let last = order.len() - 1;
-        let mut apart =
-            self.pricer.host(&groups[0], &groups[last], self.goal.host_rows).total().0;
+        let mut apart = self.pricer.host(&groups[0], &groups[last], self.goal.host_rows).total().0;
         let cost = |(index, &entry): (usize, &usize)| {
             let entry = self.pool[entry];
             let costs = entry.costs(self.pricer, self.goal.pass);

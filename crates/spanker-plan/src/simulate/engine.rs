@@ -96,16 +96,20 @@ impl<'a> Network<'a> {
         Network { cluster, free: vec![start; inverse.len()], inverse, errors: None }
     }
 
-    /// When a message that is ready at `at` has left its sender, and when it arrives; nothing if a wire
-    /// has died on it.
-    fn send(&mut self, from: u32, to: u32, bytes: f64, at: f64, cut: &[f64]) -> Sending {
+    /// When the wire is free that a message from one card to another leaves by.
+    fn wire_free(&self, from: usize, to: usize) -> f64 {
+        self.cluster.route(from, to).first().map_or(0.0, |&wire| self.free[wire as usize])
+    }
+
+    /// When a message that is ready at `at` arrives, or nothing if a wire has died on it.
+    fn send(&mut self, from: u32, to: u32, bytes: f64, at: f64, cut: &[f64]) -> Option<f64> {
         let wires = self.cluster.wires();
         let mut start = at;
         let mut slowest = 0.0f64;
         let mut latency = 0.0;
         let route = self.cluster.route(from as usize, to as usize);
         if route.is_empty() && from != to {
-            return Sending { left: at, arrival: None };
+            return None;
         }
         for &index in route {
             let index = index as usize;
@@ -129,16 +133,8 @@ impl<'a> Network<'a> {
         }
         let arrival = start + latency + delay + bytes * slowest;
         let lost = !cut.is_empty() && route.iter().any(|&wire| cut[wire as usize] <= arrival);
-        let left = route.first().map_or(start, |&wire| self.free[wire as usize]);
-        Sending { left, arrival: (!lost).then_some(arrival) }
+        (!lost).then_some(arrival)
     }
-}
-
-/// A message under way.
-struct Sending {
-    /// When the sender's wire is free again.
-    left: f64,
-    arrival: Option<f64>,
 }
 
 /// What has arrived of one collective at one card, step by step.
@@ -341,7 +337,7 @@ impl<'a> Engine<'a> {
         let clock = self.cards[card].clock;
         let sent = self.network.send(card as u32, to, bytes, clock, &self.disturbance.cut);
         self.cards[card].at += 1;
-        if let Some(arrival) = sent.arrival {
+        if let Some(arrival) = sent {
             self.deliver(card, to, arrival);
         }
         true
@@ -387,7 +383,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Sends what this rank sends in its current step, one message after the other as its wire gets free;
+    /// Sends what this rank sends in its current step, each message when the wire that it leaves by is free;
     /// goes on if everything that it waits for is there.
     fn step(
         &mut self,
@@ -407,21 +403,22 @@ impl<'a> Engine<'a> {
         state.begun.get_or_insert(state.clock);
         let (step, collective) = (state.step, state.completed);
         let sends = &program[step].sends;
-        if let Some(send) = sends.get(state.sent).filter(|_| !state.issued) {
-            state.sent += 1;
-            let last = state.sent == sends.len();
+        while let Some(send) = sends.get(self.cards[card].sent).filter(|_| !self.cards[card].issued)
+        {
             let to = self.groups[group as usize][send.to as usize];
+            let free = self.network.wire_free(card, to);
+            if self.cards[card].sent > 0 && free > now {
+                // Others may want the wires before this message goes.
+                self.wake_at(card, free);
+                return false;
+            }
+            self.cards[card].sent += 1;
             let carried = bytes * send.fraction;
             let cut = &self.disturbance.cut;
-            let sent = self.network.send(card as u32, to as u32, carried, now, cut);
+            let arrival = self.network.send(card as u32, to as u32, carried, now, cut);
             self.events += 1;
-            if let Some(arrival) = sent.arrival {
+            if let Some(arrival) = arrival {
                 self.arrive(to, flow, send.to, send.at_step, collective, arrival);
-            }
-            if !last {
-                // Others may want the wires before the next message goes.
-                self.wake_at(card, sent.left.max(now));
-                return false;
             }
         }
         let state = &mut self.cards[card];

@@ -119,7 +119,8 @@ impl<'a> Writer<'a> {
         for &card in &first.cards {
             let label = label(Activity::Host, 0, token);
             let wait = Item::Recv { from: back as u32, label };
-            let item = if wave.first || in_place { Item::Work { seconds: host, label } } else { wait };
+            let item =
+                if wave.first || in_place { Item::Work { seconds: host, label } } else { wait };
             self.push(card, item);
         }
         for index in 0..stages.len() {
@@ -175,8 +176,7 @@ impl<'a> Writer<'a> {
     fn layers(&mut self, stage: &Stage, pass: Pass, token: u32) {
         let group = &stage.group;
         let number = if group.split == Split::Whole { 0 } else { self.group(group) };
-        let kinds =
-            [Activity::Attention, Activity::Output, Activity::Up, Activity::Down];
+        let kinds = [Activity::Attention, Activity::Output, Activity::Up, Activity::Down];
         for layer in stage.layers.clone() {
             let phases: Vec<[f64; 4]> = (0..group.cards.len())
                 .map(|rank| {

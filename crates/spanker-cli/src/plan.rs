@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker plan`: which split of a model is fastest on which cards, whether it fits, and why.
+
+mod explain;
+mod report;
+mod table;
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use spanker_model::Quant;
+use spanker_plan::{Objective, Plan, PlanError, Request, choose, explain as explanation, remedies};
+
+use crate::cluster::ClusterArgs;
+use crate::{Usage, files, model, output};
+
+/// Find the fastest way to split a model over cards, and say why
+///
+/// Prices tensor-parallel (gather and reduce), pipeline, mixed, replicated and one-card layouts, drops
+/// cards that hurt, gives unequal cards unequal shares, and checks memory first.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker plan tinyllama-1.1b --quant q4_0 --profile rev-a --cards 4 --topology ring
+  spanker plan model.gguf --profile rev-a*2,rev-a@1GB/s --explain
+  spanker plan llama-2-70b --profile rev-a --cards 10 --objective throughput --concurrency 8
+  spanker plan llama-3-8b --cluster cluster.toml --out plan.json   then: spanker simulate plan.json
+
+Times are predictions: the profiles say where their numbers come from ('spanker profiles rev-a').
+--json prints {\"version\": 1, \"candidates\": [..]}, best first; docs/plan-json.md has the fields.")]
+pub(crate) struct Args {
+    /// A built-in name, a .gguf file or a config.json
+    model: String,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// How weights are stored [default: as in the .gguf file, else q4_0]
+    #[arg(long, value_parser = Quant::from_str)]
+    quant: Option<Quant>,
+    /// Tokens that each sequence must have room for
+    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    context: u64,
+    /// Sequences that are decoded together
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    batch: u64,
+    /// Sequences that are served at the same time, for --objective throughput [default: one for each card]
+    #[arg(long, value_name = "N", conflicts_with = "batch")]
+    concurrency: Option<u64>,
+    /// Tokens of the prompt for the time to the first token [default: 512, or the context if shorter]
+    #[arg(long, value_name = "TOKENS")]
+    prompt: Option<u64>,
+    /// Tokens already there when the priced token is decoded
+    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    at: u64,
+    /// How keys and values are stored: f32, f16, bf16 or q8_0
+    #[arg(long, default_value = "f16", value_parser = Quant::from_str)]
+    kv: Quant,
+    /// What to be best at: latency, throughput or ttft (time to the first token)
+    #[arg(long, default_value = "latency", value_parser = objective)]
+    objective: Objective,
+    /// Say what binds, what comes next, where that would change, and what each resource is worth
+    #[arg(long)]
+    explain: bool,
+    /// Save the best plan for 'spanker simulate'
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn objective(text: &str) -> Result<Objective, String> {
+    Objective::ALL.into_iter().find(|objective| objective.name() == text).ok_or_else(|| {
+        let names = Objective::ALL.map(Objective::name).join(", ");
+        format!("unknown objective '{text}' (expected one of: {names})")
+    })
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let model = model::load(&args.model, args.quant)?;
+    let cluster = args.cluster.build()?;
+    let sequences = match (args.objective, args.concurrency) {
+        (_, Some(concurrency)) => concurrency,
+        (Objective::Throughput, None) if args.batch == 1 => cluster.cards() as u64,
+        _ => args.batch,
+    };
+    let request = Request {
+        objective: args.objective,
+        sequences,
+        context: args.context,
+        prompt: args.prompt.unwrap_or(512.min(args.context)),
+        position: args.at,
+        kv: args.kv,
+    };
+    let cards: Vec<usize> = (0..cluster.cards()).collect();
+    output::progress("searching for the best plan ..");
+    let choice = choose(&model, &cluster, &cards, &request).map_err(|error| match error {
+        PlanError::Request { what } => anyhow::Error::from(Usage(what)),
+        other => other.into(),
+    })?;
+    let explained = explanation(&model, &cluster, &request, &choice);
+    let remedy = remedies(&model, &cluster, &cards, &request, &choice);
+    output::progress_done();
+    let report = report::Report {
+        model: &model,
+        cluster: &cluster,
+        request: &request,
+        choice: &choice,
+        explained: explained.as_ref(),
+        remedy: remedy.as_ref(),
+    };
+    if args.json {
+        output::line(&serde_json::to_string(&report.to_json())?)?;
+    } else {
+        table::show(&report)?;
+        if args.explain {
+            explain::show(&report)?;
+        }
+    }
+    let Some(path) = &args.out else { return Ok(()) };
+    let Some(best) = choice.best() else {
+        anyhow::bail!("{} was not written: no plan fits", path.display());
+    };
+    let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
+    files::write(path, &plan.to_json())?;
+    if !args.json {
+        output::line(&format!("\nsaved {}: try spanker simulate {0}", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker profiles`: which kinds of cards are known, and where their numbers come from.
+
+use std::fmt::Display;
+use std::path::Path;
+
+use spanker_topology::{Profile, Value};
+
+use crate::{cluster, output};
+
+/// Show the built-in card profiles, or one of them with the source of every number
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker profiles                  the names
+  spanker profiles rev-a            every number with its source and confidence
+  spanker profiles rev-a --json     the same for machines")]
+pub(crate) struct Args {
+    /// A built-in name or the path of a .toml file
+    name: Option<String>,
+    /// Print JSON: one object for each profile
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let profiles = match &args.name {
+        Some(name) => vec![cluster::profile(name, Path::new("."))?],
+        None => Profile::builtin_names()
+            .iter()
+            .map(|name| Profile::builtin(name))
+            .collect::<Result<_, _>>()?,
+    };
+    if args.json {
+        return profiles
+            .iter()
+            .try_for_each(|profile| output::line(&serde_json::to_string(profile)?));
+    }
+    if args.name.is_some() {
+        return show(&profiles[0]);
+    }
+    for profile in &profiles {
+        output::line(&format!("{:<18} {}", profile.name, profile.summary))?;
+    }
+    Ok(())
+}
+
+fn show(profile: &Profile) -> anyhow::Result<()> {
+    output::line(&format!("{}: {}", profile.name, profile.summary))?;
+    output::line(&format!("wired as a {} unless told otherwise\n", profile.topology))?;
+    let (memory, compute, host) = (&profile.memory, &profile.compute, &profile.host);
+    row("memory capacity", &memory.capacity)?;
+    row("memory reserved", &memory.reserved)?;
+    row("memory bandwidth", &memory.bandwidth)?;
+    row("compute", &compute.rate)?;
+    row("fixed per operator", &compute.per_operator)?;
+    row("fixed per token", &compute.per_token)?;
+    if let Some(link) = &profile.link {
+        row("link, one direction", &link.bandwidth)?;
+        if link.framing.is_some() {
+            let rate = link.sustained(link.lanes.value);
+            output::line(&format!("{:<20} {rate:>12}  after framing", "link, sustained"))?;
+        }
+        if let Some(fabric) = &link.fabric {
+            row("shared fabric", fabric)?;
+        }
+        row("bit error rate", &link.bit_error_rate)?;
+        row("lanes", &link.lanes)?;
+        row("ports", &link.ports)?;
+        row("link latency", &link.latency)?;
+        row("collective base", &link.base)?;
+        row("link round trip", &link.round_trip)?;
+        row("link training", &link.training)?;
+    }
+    row("host bandwidth", &host.bandwidth)?;
+    row("host latency", &host.latency)?;
+    match &profile.power_watts {
+        Some(power) => row("power (W)", power),
+        None => Ok(()),
+    }
+}
+
+fn row<T: Display>(name: &str, value: &Value<T>) -> anyhow::Result<()> {
+    let range = match (&value.low, &value.high) {
+        (None, None) => String::new(),
+        (low, high) => {
+            let end = |end: &Option<T>| end.as_ref().map_or_else(|| "?".into(), T::to_string);
+            format!(" ({} to {})", end(low), end(high))
+        }
+    };
+    let number = value.value.to_string();
+    output::line(&format!(
+        "{name:<20} {number:>12}{range}  {}, confidence {}: {}",
+        value.provenance, value.confidence, value.source
+    ))
+}

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why a layout is the best one: what binds it, how far the others are, where that would change.
+
+use spanker_model::{Model, Quant};
+use spanker_topology::{Bytes, Cluster, Profile, Seconds, Shape, Value, Wire};
+
+use crate::choose::{choose, score};
+use crate::cost::Pricer;
+use crate::plan::{Candidate, CardMemory, Layout, Strategy};
+use crate::predict::predict;
+use crate::{Algorithm, Choice, Objective, Request};
+
+/// A resource of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Resource {
+    /// The rate of the cards' memory.
+    MemoryBandwidth,
+    /// The cards' arithmetic.
+    Compute,
+    /// The rate of the links.
+    LinkBandwidth,
+    /// The latency of the links.
+    LinkLatency,
+    /// The fixed cost of an operator.
+    FixedCost,
+    /// The latency of the host links.
+    HostLatency,
+    /// Memory and arithmetic at once: where they are balanced, more of one alone helps little.
+    MemoryAndCompute,
+}
+
+impl Resource {
+    /// Every resource.
+    pub const ALL: [Resource; 7] = [
+        Resource::MemoryAndCompute,
+        Resource::MemoryBandwidth,
+        Resource::Compute,
+        Resource::LinkBandwidth,
+        Resource::LinkLatency,
+        Resource::FixedCost,
+        Resource::HostLatency,
+    ];
+
+    /// The name that explanations use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Resource::MemoryBandwidth => "memory bandwidth",
+            Resource::Compute => "compute",
+            Resource::LinkBandwidth => "link bandwidth",
+            Resource::LinkLatency => "link latency",
+            Resource::FixedCost => "fixed cost of an operator",
+            Resource::HostLatency => "host latency",
+            Resource::MemoryAndCompute => "memory bandwidth and compute together",
+        }
+    }
+}
+
+/// Where the best layout stops being better than another.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BreakEven {
+    /// The kind of the other layout.
+    pub against: Strategy,
+    /// How much longer the other takes now, as a factor.
+    pub ahead: f64,
+    /// The latency of one step over one link at which both take equally long; nothing if that is
+    /// longer than ten seconds.
+    pub latency: Option<Seconds>,
+    /// The same if every exchange were a ring, whatever else would be faster.
+    pub ring_latency: Option<Seconds>,
+}
+
+/// Why a layout is the best one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explanation {
+    /// What most of the time goes to, and which part of it.
+    pub binds: (&'static str, f64),
+    /// The next best kind of layout.
+    pub runner_up: Option<Strategy>,
+    /// How much longer it takes, as a factor.
+    pub runner_up_behind: f64,
+    /// Where the best stops being better than the best of another nature.
+    pub break_even: Option<BreakEven>,
+    /// What a tenth more (or a tenth less latency) of each resource would gain, in percent.
+    pub sensitivity: Vec<(Resource, f64)>,
+    /// The time of a token if every number of the profiles were at the good and at the bad end of its range.
+    pub band: (Seconds, Seconds),
+}
+
+/// Explains the best of some candidates.
+///
+/// Nothing is explained where nothing fits: see [`remedies`].
+#[must_use]
+pub fn explain(
+    model: &Model,
+    cluster: &Cluster,
+    request: &Request,
+    choice: &Choice,
+) -> Option<Explanation> {
+    let best = choice.best()?;
+    let price =
+        |candidate: &Candidate| cost(request, score(request.objective, &candidate.prediction));
+    let others: Vec<&Candidate> =
+        choice.candidates.iter().skip(1).filter(|c| c.prediction.fits()).collect();
+    let runner_up = others.first();
+    let differs = |other: &&&Candidate| nature(other.strategy) != nature(best.strategy);
+    // Whole layers on each card are what one would think of first; mixtures are in between.
+    let plain = others.iter().filter(differs).find(|other| nature(other.strategy) == 2);
+    let of_other_nature = plain.or_else(|| others.iter().find(differs));
+    let time = |cluster: &Cluster| {
+        let pricer = Pricer::new(model, cluster, request);
+        cost(request, score(request.objective, &predict(&pricer, &best.layout)))
+    };
+    let now = price(best);
+    let sensitivity = Resource::ALL.map(|resource| {
+        let better = time(&changed(cluster, resource, 1.1));
+        (resource, 100.0 * (now / better - 1.0))
+    });
+    let token =
+        |cluster: &Cluster| predict(&Pricer::new(model, cluster, request), &best.layout).token;
+    Some(Explanation {
+        binds: binds(request, best),
+        runner_up: runner_up.map(|other| other.strategy),
+        runner_up_behind: runner_up.map_or(1.0, |other| price(other) / now),
+        break_even: of_other_nature.map(|other| BreakEven {
+            against: other.strategy,
+            ahead: price(other) / now,
+            latency: crossing(model, cluster, request, [&best.layout, &other.layout], None),
+            ring_latency: crossing(
+                model,
+                cluster,
+                request,
+                [&best.layout, &other.layout],
+                Some(Algorithm::Ring),
+            ),
+        }),
+        sensitivity: sensitivity.to_vec(),
+        band: (token(&at_end(cluster, true)), token(&at_end(cluster, false))),
+    })
+}
+
+/// A score as a time: throughput is scored by its negative.
+fn cost(request: &Request, score: f64) -> f64 {
+    match request.objective {
+        Objective::Throughput => -1.0 / score,
+        _ => score,
+    }
+}
+
+/// Layouts that differ in more than a detail.
+fn nature(strategy: Strategy) -> u8 {
+    match strategy {
+        Strategy::TensorGather | Strategy::TensorReduce => 0,
+        Strategy::TensorPipeline => 1,
+        Strategy::OneCard | Strategy::Pipeline => 2,
+        Strategy::Replicas => 3,
+    }
+}
+
+fn binds(request: &Request, best: &Candidate) -> (&'static str, f64) {
+    let terms = match request.objective {
+        Objective::Ttft => best.prediction.ttft_terms,
+        _ => best.prediction.terms,
+    };
+    let parts = [
+        ("memory bandwidth", terms.memory),
+        ("compute", terms.compute),
+        ("communication", terms.communication),
+        ("fixed costs", terms.fixed),
+    ];
+    let (name, most) =
+        parts.into_iter().max_by(|a, b| a.1.0.total_cmp(&b.1.0)).expect("there are four");
+    (name, most.0 / terms.total().0)
+}
+
+/// The link latency at which two layouts take equally long.
+fn crossing(
+    model: &Model,
+    cluster: &Cluster,
+    request: &Request,
+    layouts: [&Layout; 2],
+    only: Option<Algorithm>,
+) -> Option<Seconds> {
+    let behind = |latency: f64| {
+        let changed = cluster.with_changed_wires(|wire| {
+            if wire.latency.0 > 0.0 {
+                wire.latency = Seconds(latency);
+            }
+        });
+        let pricer = Pricer::new(model, &changed, request);
+        let pricer = match only {
+            Some(algorithm) => pricer.with_only(algorithm),
+            None => pricer,
+        };
+        let [first, second] = layouts
+            .map(|layout| cost(request, score(request.objective, &predict(&pricer, layout))));
+        first > second
+    };
+    let (mut low, mut high) = (0.0, 10.0);
+    if !behind(high) || behind(low) {
+        return None;
+    }
+    while high - low > 1e-3 * high {
+        let middle = f64::midpoint(low, high);
+        if behind(middle) { high = middle } else { low = middle }
+    }
+    Some(Seconds(f64::midpoint(low, high)))
+}
+
+/// The cluster with a resource that is `factor` times as good.
+fn changed(cluster: &Cluster, resource: Resource, factor: f64) -> Cluster {
+    let rate = |rate: &mut spanker_topology::BytesPerSecond| {
+        rate.0 = (rate.0 as f64 * factor) as u64;
+    };
+    let latency = |latency: &mut Seconds| *latency = *latency / factor;
+    match resource {
+        Resource::MemoryBandwidth => {
+            cluster.with_profiles(|card| rate(&mut card.memory.bandwidth.value))
+        }
+        Resource::Compute => cluster.with_profiles(|card| card.compute.rate.value.0 *= factor),
+        Resource::MemoryAndCompute => {
+            let memory = changed(cluster, Resource::MemoryBandwidth, factor);
+            changed(&memory, Resource::Compute, factor)
+        }
+        Resource::FixedCost => {
+            cluster.with_profiles(|card| latency(&mut card.compute.per_operator.value))
+        }
+        Resource::HostLatency => {
+            cluster.with_profiles(|card| latency(&mut card.host.latency.value))
+        }
+        Resource::LinkBandwidth => cluster.with_changed_wires(|wire| rate(&mut wire.bandwidth)),
+        Resource::LinkLatency => cluster.with_changed_wires(|wire| latency(&mut wire.latency)),
+    }
+}
+
+/// The cluster with every number at the good or the bad end of its range.
+fn at_end(cluster: &Cluster, good: bool) -> Cluster {
+    fn set<T: Copy>(value: &mut Value<T>, end: Option<T>) {
+        if let Some(end) = end {
+            value.value = end;
+        }
+    }
+    let ratio = |wire: &Wire, of: fn(&Profile) -> Option<f64>| {
+        let node = wire.from.min(wire.to).min(cluster.cards() - 1);
+        of(cluster.profile(node)).unwrap_or(1.0)
+    };
+    let wires = cluster.with_changed_wires(|wire| {
+        let (faster, sooner) = match good {
+            true => (ratio(wire, best_rate), ratio(wire, least_latency)),
+            false => (ratio(wire, worst_rate), ratio(wire, most_latency)),
+        };
+        wire.bandwidth.0 = ((wire.bandwidth.0 as f64 * faster) as u64).max(1);
+        wire.latency = wire.latency * sooner;
+    });
+    wires.with_profiles(|card| {
+        let memory = &mut card.memory.bandwidth;
+        set(memory, if good { memory.high } else { memory.low });
+        let compute = &mut card.compute;
+        let rate = &mut compute.rate;
+        set(rate, if good { rate.high } else { rate.low });
+        for time in [&mut compute.per_operator, &mut compute.per_token, &mut card.host.latency] {
+            set(time, if good { time.low } else { time.high });
+        }
+    })
+}
+
+fn best_rate(card: &Profile) -> Option<f64> {
+    let rate = &card.link.as_ref()?.bandwidth;
+    Some(rate.high?.0 as f64 / rate.value.0 as f64)
+}
+
+fn worst_rate(card: &Profile) -> Option<f64> {
+    let rate = &card.link.as_ref()?.bandwidth;
+    Some(rate.low?.0 as f64 / rate.value.0 as f64)
+}
+
+fn least_latency(card: &Profile) -> Option<f64> {
+    let latency = card.link.as_ref().map_or(&card.host.latency, |link| &link.latency);
+    Some(latency.low?.0 / latency.value.0)
+}
+
+fn most_latency(card: &Profile) -> Option<f64> {
+    let latency = card.link.as_ref().map_or(&card.host.latency, |link| &link.latency);
+    Some(latency.high?.0 / latency.value.0)
+}
+
+/// What would make a model fit that does not.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Remedies {
+    /// The fullest card of the layout that comes nearest.
+    pub card: usize,
+    /// By how much it is too full.
+    pub over: Bytes,
+    /// What all cards of that layout would need, and what they have for a model.
+    pub total: (Bytes, Bytes),
+    /// How many cards of the last card's kind, in all, would do.
+    pub cards: Option<usize>,
+    /// The longest context that fits on the cards that there are.
+    pub context: Option<u64>,
+    /// The largest quantisation below the present one that fits.
+    pub quant: Option<Quant>,
+}
+
+/// The most cards that are suggested.
+const MOST_CARDS: usize = 256;
+
+/// Says by how much a model does not fit, and the smallest changes of each kind that would help.
+#[must_use]
+pub fn remedies(
+    model: &Model,
+    cluster: &Cluster,
+    cards: &[usize],
+    request: &Request,
+    choice: &Choice,
+) -> Option<Remedies> {
+    if choice.best().is_some() {
+        return None;
+    }
+    let over = |m: &CardMemory| m.used().0.saturating_sub(m.capacity.0);
+    let fullest = |candidate: &&Candidate| candidate.prediction.memory.iter().map(over).max();
+    let nearest = choice.candidates.iter().min_by_key(fullest)?;
+    let worst = nearest.prediction.memory.iter().max_by_key(|m| over(m))?;
+    let needed = nearest.prediction.memory.iter().map(|m| m.footprint.total()).sum();
+    let usable = cards.iter().map(|&card| cluster.profile(card).usable()).sum();
+    let fits = |model: &Model, cluster: &Cluster, cards: &[usize], request: &Request| {
+        choose(model, cluster, cards, request).is_ok_and(|choice| choice.best().is_some())
+    };
+    let smaller =
+        [Quant::Q8_0, Quant::Q6K, Quant::Q5K, Quant::Q4K, Quant::Q4_0, Quant::Q3K, Quant::Q2K];
+    let now = model.weight_bytes();
+    let quant = smaller.into_iter().find(|&quant| {
+        let model = model.with_quant(quant);
+        model.weight_bytes() < now && fits(&model, cluster, cards, request)
+    });
+    Some(Remedies {
+        card: worst.card,
+        over: Bytes(over(worst)),
+        total: (needed, usable),
+        cards: more_cards(cluster, cards, |cluster, cards| fits(model, cluster, cards, request)),
+        context: less_context(request, |request| fits(model, cluster, cards, request)),
+        quant,
+    })
+}
+
+/// The least number of cards, by adding some like the last one.
+fn more_cards(
+    cluster: &Cluster,
+    cards: &[usize],
+    fits: impl Fn(&Cluster, &[usize]) -> bool,
+) -> Option<usize> {
+    if cluster.shape() == Shape::Links || cards.len() != cluster.cards() {
+        return None;
+    }
+    let enough = |count: usize| {
+        let mut profiles: Vec<Profile> =
+            cards.iter().map(|&card| cluster.profile(card).clone()).collect();
+        let last = profiles.last().cloned();
+        profiles.extend(std::iter::repeat_n(last, count - cards.len()).flatten());
+        let shape = match cluster.shape() {
+            Shape::PointToPoint => Shape::Ring,
+            shape => shape,
+        };
+        let all: Vec<usize> = (0..count).collect();
+        Cluster::new(profiles, shape).is_ok_and(|larger| fits(&larger, &all))
+    };
+    let mut low = cards.len();
+    let mut high = low + 1;
+    while !enough(high) {
+        low = high;
+        high = (2 * high).min(MOST_CARDS);
+        if low == high {
+            return None;
+        }
+    }
+    while high - low > 1 {
+        let middle = usize::midpoint(low, high);
+        if enough(middle) { high = middle } else { low = middle }
+    }
+    Some(high)
+}
+
+/// The longest context that fits, if any does.
+fn less_context(request: &Request, fits: impl Fn(&Request) -> bool) -> Option<u64> {
+    let enough = |context: u64| {
+        let prompt = request.prompt.min(context);
+        let position = request.position.min(context - 1);
+        fits(&Request { context, prompt, position, ..request.clone() })
+    };
+    let (mut low, mut high) = (1, request.context);
+    if !enough(low) {
+        return None;
+    }
+    while high - low > 1 {
+        let middle = u64::midpoint(low, high);
+        if enough(middle) { low = middle } else { high = middle }
+    }
+    Some(low)
+}
