@@ -48,7 +48,8 @@ fn pair(
     Ok([wire(a, b), wire(b, a)])
 }
 
-/// Each card with all its lanes to the next one; two cards have one link, not two.
+/// Each card with all its lanes to either neighbour, but no more than all of them at once; two cards have
+/// one link, not two.
 fn neighbours(cards: &[Profile], shape: Shape) -> Result<Wiring, TopologyError> {
     let count = cards.len();
     let mut wires = Vec::new();
@@ -60,6 +61,15 @@ fn neighbours(cards: &[Profile], shape: Shape) -> Result<Wiring, TopologyError> 
     for card in 0..pairs {
         wires.extend(pair(cards, (card, (card + 1) % count), |link| link.lanes.value, shape)?);
     }
+    // A card sends on the same lanes whichever neighbour it sends to.
+    let mut shared = Vec::new();
+    if count > 2 {
+        for (card, profile) in cards.iter().enumerate() {
+            let bandwidth = link(cards, card, shape)?.sustained(lanes_of(profile));
+            shared.push(Shared { name: format!("the lanes of card {card}"), bandwidth });
+        }
+        wires.iter_mut().for_each(|wire| wire.shared = Some(wire.from));
+    }
     let mut notes = Vec::new();
     let short = cards.iter().find(|card| card.link.as_ref().is_some_and(|l| l.ports.value < 2));
     if let Some(card) = short.filter(|_| count > 2) {
@@ -68,7 +78,11 @@ fn neighbours(cards: &[Profile], shape: Shape) -> Result<Wiring, TopologyError> 
             card.name
         ));
     }
-    Ok((wires, Vec::new(), notes))
+    Ok((wires, shared, notes))
+}
+
+fn lanes_of(profile: &Profile) -> u32 {
+    profile.link.as_ref().map_or(0, |link| link.lanes.value)
 }
 
 /// Each card's lanes divided between all others.
