@@ -9,6 +9,7 @@ mod data;
 mod fused;
 mod messages;
 mod origin;
+mod planner;
 mod row;
 
 use std::str::FromStr;
@@ -33,10 +34,11 @@ use row::Row;
 #[command(after_help = "Examples:
   spanker bench all-reduce --cards 4 --sizes 4K..64M
   spanker bench all-reduce --cards 3 --dtype bf16 --op max --threads 1
-  spanker bench all-gather --algorithm ring --json")]
+  spanker bench all-gather --algorithm ring --json
+  spanker bench planner")]
 pub(crate) struct Args {
     /// all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all or
-    /// barrier
+    /// barrier; or planner, which times planning and simulating instead
     collective: String,
     /// Cards in the group
     #[arg(long, default_value_t = 4, value_name = "N")]
@@ -117,6 +119,9 @@ struct Case {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if args.collective == "planner" {
+        return planner::run(args.json);
+    }
     let case = case(args)?;
     let sizes = sizes(args, case.collective);
     check_memory(&case, sizes.iter().copied().max().unwrap_or(0))?;

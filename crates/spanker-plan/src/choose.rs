@@ -38,13 +38,16 @@ use split::Score;
 pub const EXACT_CARDS: usize = 16;
 
 /// Partial choices that all searches for one request may look at together.
-const NODES: u64 = 50_000;
+const NODES: u64 = 25_000;
 
 /// Partial choices that every search may look at, even when that many are used up.
 const FEW_NODES: u64 = 200;
 
 /// Choices of each size that a beam keeps.
 const WIDTH: usize = 48;
+
+/// The most sets of cards that are all considered where several searches are needed: ten different cards.
+const MANY_SETS: usize = 1024;
 
 /// The most different sets of cards for which replicas are divided in every way.
 const REPLICA_SETS: usize = 64;
@@ -188,6 +191,12 @@ impl Chooser<'_> {
         self.cards().min(self.pricer.model.layers.len())
     }
 
+    /// Whether a number of stages or copies is tried: all for few cards, round ones for many.
+    fn tried(&self, count: usize) -> bool {
+        let round = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+        self.cards() <= EXACT_CARDS || round.contains(&count)
+    }
+
     /// What has to be searched for one copy of the model that serves `sequences`.
     fn settings(&self, sequences: u64) -> Vec<Setting> {
         let request = self.pricer.request;
@@ -203,9 +212,7 @@ impl Chooser<'_> {
         match request.objective {
             Objective::Latency => vec![decode(1, sequences, None)],
             Objective::Throughput => {
-                let few = self.cards() <= EXACT_CARDS;
-                let round = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
-                let lengths = (1..=self.most_stages()).filter(|p| few || round.contains(p));
+                let lengths = (1..=self.most_stages()).filter(|&stages| self.tried(stages));
                 let setting = |stages: usize| {
                     let (batches, together) = in_flight(request, sequences, stages);
                     decode(batches, together, Some(stages))
@@ -228,9 +235,14 @@ impl Chooser<'_> {
         }
     }
 
-    /// Whether every set of cards is considered.
+    /// Whether every set of cards is considered. Latency takes one search; the others take one for each
+    /// number of stages or pieces, and many sets would keep people waiting.
     fn every_set(&self) -> bool {
-        self.cards() <= EXACT_CARDS || self.classes.members.len() == 1
+        let sets = match self.pricer.request.objective {
+            Objective::Latency => 1 << EXACT_CARDS,
+            _ => MANY_SETS,
+        };
+        self.classes.members.len() == 1 || self.classes.sets() <= sets
     }
 
     fn limits(&self) -> Limits {
@@ -361,7 +373,7 @@ impl Chooser<'_> {
         let sequences = self.pricer.request.sequences;
         let most = (self.cards() as u64).min(sequences) as usize;
         let mut best: Option<Candidate> = None;
-        for copies in 2..=most {
+        for copies in (2..=most).filter(|&copies| self.tried(copies)) {
             let served = sequences.div_ceil(copies as u64);
             let Some(parts) = self.parts(copies, served, exact) else { continue };
             let mut before = vec![0; parts[0].len()];

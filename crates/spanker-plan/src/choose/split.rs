@@ -64,13 +64,16 @@ pub(crate) fn divide(
         Some((score.value(sum, longest), sum, longest))
     };
     let (_, least, high) = under(f64::MAX)?;
+    // Even without anything besides and with parts of layers the longest stage takes this long.
+    let speed: f64 = stages.iter().map(|stage| 1.0 / stage.layer).sum();
+    let low = f64::from(layers) / speed * (1.0 - 1e-9);
     // A higher limit never makes the sum longer nor the longest stage shorter.
     let limit = match score {
-        Score::Sum => lowest(high, |limit| {
+        Score::Sum => lowest(low, high, |limit| {
             under(limit).is_some_and(|(_, sum, _)| sum <= least * (1.0 + 1e-12))
         }),
         Score::Turns(batches) => {
-            let crossed = lowest(high, |limit| {
+            let crossed = lowest(low, high, |limit| {
                 under(limit).is_some_and(|(_, sum, longest)| batches * longest.max(limit) >= sum)
             });
             // Where sum and turns cross, the better one is on either side.
@@ -93,10 +96,10 @@ pub(crate) fn divide(
     Some((value, counts))
 }
 
-/// About the lowest limit up to `high` that is good enough, where `high` is and higher ones stay so.
-fn lowest(high: f64, mut enough: impl FnMut(f64) -> bool) -> f64 {
-    let (mut low, mut high) = (0.0, high);
-    for _ in 0..48 {
+/// About the lowest limit from `low` to `high` that is good enough, where `high` is and higher ones stay
+/// so.
+fn lowest(mut low: f64, mut high: f64, mut enough: impl FnMut(f64) -> bool) -> f64 {
+    while high - low > 1e-10 * high {
         let middle = (low + high) / 2.0;
         if enough(middle) {
             high = middle;
@@ -124,8 +127,9 @@ fn fill(
     }
     for &index in cheapest {
         let stage = &stages[index];
-        let within = ((limit * (1.0 + 1e-12) - stage.besides) / stage.layer).floor();
-        let most = (within.min(f64::from(stage.most)) as u32).max(1);
+        let within = (limit * (1.0 + 1e-12) - stage.besides) / stage.layer;
+        // The conversion rounds towards zero, and what is beyond the largest number becomes that.
+        let most = (within as u32).clamp(1, stage.most);
         let more = (most - 1).min(left);
         counts[index] += more;
         left -= more;

@@ -109,19 +109,31 @@ fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
 #[must_use]
 pub fn prices(cluster: &Cluster, collective: Collective, cards: &[usize]) -> Vec<Price> {
     let base = cluster.base(cards);
-    let price = |&algorithm: &Algorithm| {
+    let flows = algorithms(collective).iter().map(|&algorithm| {
         let flow = flow(collective, algorithm, cards.len());
         let time = |bytes: f64| (bytes, base.0 + timed(cluster, &flow, cards, bytes));
-        let (none, many) = (time(0.0), time(MANY));
-        let mut line = Price { algorithm, points: vec![none, many] };
-        let middle = time(BETWEEN[2]);
-        if many.1.is_finite() && (line.at(middle.0).0 - middle.1).abs() > middle.1 * 1e-4 {
-            let between = BETWEEN.map(time);
-            line.points.splice(1..1, between);
+        let points = vec![time(0.0), time(MANY)];
+        (Price { algorithm, points }, flow)
+    });
+    let mut priced: Vec<(Price, Flow)> = flows.collect();
+    // Time over bytes never bends down: it is at most the line, and at least the larger of its two parts.
+    let at_most = |bytes: f64| priced.iter().map(|(price, _)| price.at(bytes).0).reduce(f64::min);
+    let limits = BETWEEN.map(|bytes| at_most(bytes).unwrap_or(0.0));
+    for (price, flow) in &mut priced {
+        let time = |bytes: f64| (bytes, base.0 + timed(cluster, flow, cards, bytes));
+        let [(_, none), (_, many)] = price.points[..] else { continue };
+        let at_least = |bytes: f64| none.max(many / MANY * bytes);
+        let hopeless = BETWEEN.iter().zip(limits).all(|(&bytes, limit)| at_least(bytes) > limit);
+        if hopeless || !many.is_finite() {
+            continue;
         }
-        line
-    };
-    algorithms(collective).iter().map(price).collect()
+        let (bytes, middle) = time(BETWEEN[2]);
+        if (price.at(bytes).0 - middle).abs() > middle * 1e-4 {
+            let between = BETWEEN.map(time);
+            price.points.splice(1..1, between);
+        }
+    }
+    priced.into_iter().map(|(price, _)| price).collect()
 }
 
 /// Prices that were asked for before. Groups that look alike to every algorithm share an entry.
