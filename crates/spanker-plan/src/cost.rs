@@ -10,6 +10,7 @@ pub(crate) mod shard;
 pub(crate) mod work;
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 use spanker_model::Model;
@@ -55,9 +56,7 @@ pub(crate) struct Pricer<'a> {
     speeds: Vec<Speed>,
     /// Shares come in units that depend on the split.
     units: [Units; 3],
-    prices: PriceList,
-    /// The only algorithm for collectives, where not the best one is wanted.
-    only: Option<Algorithm>,
+    prices: Rc<PriceList>,
 }
 
 /// What follows a phase of a layer.
@@ -83,13 +82,14 @@ impl<'a> Pricer<'a> {
         let speeds = (0..cluster.cards()).map(|card| Speed::of(cluster.profile(card))).collect();
         let units =
             [Split::Whole, Split::Gather, Split::Reduce].map(|split| Units::of(model, split));
-        let prices = PriceList::default();
-        Pricer { model, cluster, request, kinds, kind_of, speeds, units, prices, only: None }
+        let prices = Rc::default();
+        Pricer { model, cluster, request, kinds, kind_of, speeds, units, prices }
     }
 
-    /// The same with one algorithm for all collectives.
-    pub(crate) fn with_only(mut self, algorithm: Algorithm) -> Self {
-        self.only = Some(algorithm);
+    /// The same with prices of collectives from elsewhere: of one algorithm, or known from a cluster with
+    /// the same wires.
+    pub(crate) fn with_prices(mut self, prices: Rc<PriceList>) -> Self {
+        self.prices = prices;
         self
     }
 
@@ -209,11 +209,7 @@ impl<'a> Pricer<'a> {
     /// The cheapest way to do an exchange within a group.
     pub(crate) fn best(&self, group: &Group, exchange: Exchange) -> (Algorithm, Seconds) {
         let prices = self.prices.get(self.cluster, exchange.collective, &group.cards);
-        let only = prices.iter().find(|price| Some(price.algorithm) == self.only);
-        match only {
-            Some(price) => (price.algorithm, price.at(exchange.bytes)),
-            None => cheapest(&prices, exchange.bytes),
-        }
+        cheapest(&prices, exchange.bytes)
     }
 
     /// One layer on a group without its exchanges: phase after phase, each as long as its slowest card.

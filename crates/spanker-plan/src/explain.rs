@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why a layout is the best one: what binds it, how far the others are, where that would change.
 
+use std::rc::Rc;
+
 use spanker_model::{Model, Quant};
 use spanker_topology::{Bytes, Cluster, Profile, Seconds, Shape, Value, Wire};
 
 use crate::choose::{choose, score};
 use crate::cost::Pricer;
+use crate::cost::exchange::PriceList;
 use crate::plan::{Candidate, CardMemory, Layout, Strategy};
 use crate::predict::predict;
 use crate::{Algorithm, Choice, Objective, Request};
@@ -106,15 +109,18 @@ pub fn explain(
     let runner_up = others.first();
     let differs = |other: &&&Candidate| nature(other.strategy) != nature(best.strategy);
     // Whole layers on each card are what one would think of first; mixtures are in between.
-    let plain = others.iter().filter(differs).find(|other| nature(other.strategy) == 2);
+    let plain = others.iter().filter(differs).find(|other| other.strategy == Strategy::Pipeline);
     let of_other_nature = plain.or_else(|| others.iter().find(differs));
-    let time = |cluster: &Cluster| {
-        let pricer = Pricer::new(model, cluster, request);
-        cost(request, score(request.objective, &predict(&pricer, &best.layout)))
-    };
     let now = price(best);
+    // Most resources leave the wires alone, and with them what collectives cost.
+    let same_wires = Rc::new(PriceList::default());
     let sensitivity = Resource::ALL.map(|resource| {
-        let better = time(&changed(cluster, resource, 1.1));
+        let changed = changed(cluster, resource, 1.1);
+        let mut pricer = Pricer::new(model, &changed, request);
+        if !matches!(resource, Resource::LinkBandwidth | Resource::LinkLatency) {
+            pricer = pricer.with_prices(Rc::clone(&same_wires));
+        }
+        let better = cost(request, score(request.objective, &predict(&pricer, &best.layout)));
         (resource, 100.0 * (now / better - 1.0))
     });
     let token =
@@ -175,6 +181,9 @@ fn binds(request: &Request, best: &Candidate) -> (&'static str, f64) {
 }
 
 /// The link latency at which two layouts take equally long.
+///
+/// Times are made of lines over the latency, so a straight line through the two nearest points leads there in
+/// a few steps.
 fn crossing(
     model: &Model,
     cluster: &Cluster,
@@ -188,24 +197,33 @@ fn crossing(
                 wire.latency = Seconds(latency);
             }
         });
-        let pricer = Pricer::new(model, &changed, request);
-        let pricer = match only {
-            Some(algorithm) => pricer.with_only(algorithm),
-            None => pricer,
-        };
+        let mut pricer = Pricer::new(model, &changed, request);
+        if let Some(algorithm) = only {
+            pricer = pricer.with_prices(Rc::new(PriceList::only(algorithm)));
+        }
         let [first, second] = layouts
             .map(|layout| cost(request, score(request.objective, &predict(&pricer, layout))));
-        first > second
+        first - second
     };
-    let (mut low, mut high) = (0.0, 10.0);
-    if !behind(high) || behind(low) {
+    let (mut low, mut high) = ((1e-9, behind(1e-9)), (10.0, behind(10.0)));
+    if low.1 >= 0.0 || high.1 <= 0.0 {
         return None;
     }
-    while high - low > 1e-3 * high {
-        let middle = f64::midpoint(low, high);
-        if behind(middle) { high = middle } else { low = middle }
+    for _ in 0..30 {
+        let straight = low.0 + (high.0 - low.0) * low.1 / (low.1 - high.1);
+        let between = (straight, behind(straight));
+        let before = if between.1 > 0.0 { high.0 } else { low.0 };
+        if between.1 > 0.0 {
+            high = between
+        } else {
+            low = between
+        }
+        if (before / straight - 1.0).abs() < 1e-4 {
+            break;
+        }
     }
-    Some(Seconds(f64::midpoint(low, high)))
+    let straight = low.0 + (high.0 - low.0) * low.1 / (low.1 - high.1);
+    Some(Seconds(straight))
 }
 
 /// The cluster with a resource that is `factor` times as good.

@@ -21,8 +21,8 @@
 //! * Latency, compute, memory capacity and the shape of the link graph do not appear.
 //!
 //! On the reference card the memory read dominates decoding, so splitting each matrix over the cards
-//! wins in cases where the formula says the opposite. A planner has to price the real messages: the
-//! rounds and bytes of a collective are what [`crate::verify`] counts of its [`crate::Schedule`].
+//! wins in cases where the formula says the opposite. Ask the planner instead: [`crate::planner::choose`],
+//! or `spanker plan`. The repository's `docs/decision.md` has what this formula says beside what is right.
 //!
 //! ```
 //! use spanker_scheduler::{

@@ -60,6 +60,7 @@
 //! | build and prove schedules | [`schedule`], [`verify`], [`Collective`], [`Algorithm`] |
 //! | run them between threads, with deadlines | [`execute`], [`inproc`], [`Fabric`] |
 //! | rehearse faults | [`Faulty`], [`Faults`] |
+//! | find the best split of a model, predict and simulate it | [`planner`] |
 //! | know the reference card's numbers | [`bandwidth`], [`intercard`] |
 //! | decide as the first version did | [`decision`] |
 //!
@@ -84,6 +85,16 @@ pub mod host {
         ReduceError, all_gather, all_reduce, all_to_all, broadcast, gather, memory_limit, reduce,
         reduce_scatter, scatter, threads_for,
     };
+}
+
+/// From a model and a cluster to a plan, its prediction, the reason, and its run in virtual time.
+pub mod planner {
+    pub use spanker_model::{Model, ModelError, Quant, builtin, from_config_json, gguf};
+    pub use spanker_plan::{
+        Candidate, Choice, Conditions, Explanation, Fault, Layout, Objective, Plan, Prediction,
+        Remedies, Request, Stage, Trace, choose, explain, remedies, simulate,
+    };
+    pub use spanker_topology::{Cluster, Profile, Shape, TopologyError};
 }
 
 pub use bandwidth::{

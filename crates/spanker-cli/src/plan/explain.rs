@@ -60,10 +60,12 @@ fn others(report: &Report<'_>, best: &Candidate, explained: &Explanation) -> any
     }
     let Some(even) = &explained.break_even else { return Ok(()) };
     let Some(other) = find(even.against) else { return Ok(()) };
-    let mut text = format!("  Against {} it is {:.1} times as fast", words(other), even.ahead);
     let uses_links = best.layout.tensor_ways() > 1 || best.layout.pipeline_stages() > 1;
+    if !uses_links {
+        return Ok(());
+    }
+    let mut text = format!("  Against {} it is {:.1} times as fast", words(other), even.ahead);
     match (even.latency, even.ring_latency) {
-        _ if !uses_links => {}
         (Some(latency), Some(ring)) if (ring.0 / latency.0 - 1.0).abs() > 0.02 => {
             text += &format!(
                 ", and ahead until the step latency passes {ring} with ring exchanges, {latency} with the best ones"

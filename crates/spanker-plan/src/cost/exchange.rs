@@ -108,8 +108,17 @@ fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
 /// ```
 #[must_use]
 pub fn prices(cluster: &Cluster, collective: Collective, cards: &[usize]) -> Vec<Price> {
+    prices_of(algorithms(collective), cluster, collective, cards)
+}
+
+fn prices_of(
+    algorithms: &[Algorithm],
+    cluster: &Cluster,
+    collective: Collective,
+    cards: &[usize],
+) -> Vec<Price> {
     let base = cluster.base(cards);
-    let flows = algorithms(collective).iter().map(|&algorithm| {
+    let flows = algorithms.iter().map(|&algorithm| {
         let flow = flow(collective, algorithm, cards.len());
         let time = |bytes: f64| (bytes, base.0 + timed(cluster, &flow, cards, bytes));
         let points = vec![time(0.0), time(MANY)];
@@ -140,11 +149,18 @@ pub fn prices(cluster: &Cluster, collective: Collective, cards: &[usize]) -> Vec
 #[derive(Debug, Default)]
 pub(crate) struct PriceList {
     known: RefCell<HashMap<Key, Rc<Vec<Price>>>>,
+    /// The only algorithm, where not the best one is wanted.
+    only: Option<Algorithm>,
 }
 
 type Key = (Collective, Vec<u32>);
 
 impl PriceList {
+    /// Prices of one algorithm.
+    pub(crate) fn only(algorithm: Algorithm) -> PriceList {
+        PriceList { only: Some(algorithm), ..PriceList::default() }
+    }
+
     pub(crate) fn get(
         &self,
         cluster: &Cluster,
@@ -155,7 +171,10 @@ impl PriceList {
         if let Some(known) = self.known.borrow().get(&key) {
             return Rc::clone(known);
         }
-        let fresh = Rc::new(prices(cluster, collective, cards));
+        let fresh = Rc::new(match self.only {
+            Some(algorithm) => prices_of(&[algorithm], cluster, collective, cards),
+            None => prices(cluster, collective, cards),
+        });
         self.known.borrow_mut().insert(key, Rc::clone(&fresh));
         fresh
     }
