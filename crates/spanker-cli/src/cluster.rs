@@ -50,12 +50,12 @@ impl ClusterArgs {
                 Cluster::from_toml(&text, self.topology, |name| profile(name, folder))
                     .with_context(|| path.display().to_string())?
             }
-            None => self.from_flags()?,
+            None => self.by_flags()?,
         };
         self.calibrated(cluster)
     }
 
-    fn from_flags(&self) -> anyhow::Result<Cluster> {
+    fn by_flags(&self) -> anyhow::Result<Cluster> {
         let entries: Vec<Entry> = self
             .profile
             .split(',')
