@@ -164,7 +164,7 @@ type PoolKey = ([u64; 3], u64, bool);
 
 /// Which of the cards a copy of the model may use: how many of each class, after how many others.
 struct Share {
-    available: Vec<u8>,
+    available: Vec<u16>,
     before: Vec<usize>,
 }
 
@@ -401,7 +401,7 @@ impl Chooser<'_> {
     }
 
     /// Deals the cards to the copies, fastest first, there and back, so that all get about the same.
-    fn dealt(&self, copies: usize) -> Vec<Vec<u8>> {
+    fn dealt(&self, copies: usize) -> Vec<Vec<u16>> {
         let classes = self.classes.members.iter().enumerate();
         let mut cards: Vec<(u64, usize)> = classes
             .flat_map(|(class, cards)| cards.iter().map(move |&card| (card, class)))
@@ -421,7 +421,7 @@ impl Chooser<'_> {
 
     /// How many cards of each class each copy gets: the best of all ways where there are few sets of
     /// cards, else equal parts.
-    fn parts(&self, copies: usize, sequences: u64, exact: &mut bool) -> Option<Vec<Vec<u8>>> {
+    fn parts(&self, copies: usize, sequences: u64, exact: &mut bool) -> Option<Vec<Vec<u16>>> {
         let counts = self.classes.counts();
         if self.classes.sets() > REPLICA_SETS {
             *exact = false;

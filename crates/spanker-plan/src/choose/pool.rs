@@ -43,8 +43,8 @@ impl Classes {
         Classes { members }
     }
 
-    pub(crate) fn counts(&self) -> Vec<u8> {
-        self.members.iter().map(|class| class.len() as u8).collect()
+    pub(crate) fn counts(&self) -> Vec<u16> {
+        self.members.iter().map(|class| class.len() as u16).collect()
     }
 
     /// How many different sets there are, the empty one included.
@@ -56,7 +56,7 @@ impl Classes {
 /// A group, how many cards of each class it takes, and what it costs.
 pub(crate) struct Entry {
     pub(crate) group: Group,
-    pub(crate) takes: Vec<u8>,
+    pub(crate) takes: Vec<u16>,
     /// A layer without any exchange: never more than the layer costs.
     pub(crate) at_least: f64,
     /// The head without any exchange.
@@ -98,7 +98,7 @@ pub(crate) struct Terms {
 }
 
 /// The entries for one set of cards.
-fn entries(pricer: &Pricer<'_>, cards: &[usize], takes: &[u8], terms: Terms, out: &mut Vec<Entry>) {
+fn entries(pricer: &Pricer<'_>, cards: &[usize], takes: &[u16], terms: Terms, out: &mut Vec<Entry>) {
     let layers = pricer.model.layers.len() as u32;
     let splits: &[Split] = match cards.len() {
         1 => &[Split::Whole],
@@ -145,10 +145,10 @@ pub(crate) fn runs(pricer: &Pricer<'_>, classes: &Classes, terms: Terms) -> Vec<
     for length in lengths {
         for order in [&by_index, &by_class] {
             for run in order.windows(length) {
-                let takes: Vec<u8> = classes
+                let takes: Vec<u16> = classes
                     .members
                     .iter()
-                    .map(|class| class.iter().filter(|card| run.contains(card)).count() as u8)
+                    .map(|class| class.iter().filter(|card| run.contains(card)).count() as u16)
                     .collect();
                 if seen.insert(takes.clone()) {
                     entries(pricer, &canonical(classes, &takes), &takes, terms, &mut pool);
@@ -165,7 +165,7 @@ fn sorted(mut pool: Vec<Entry>) -> Vec<Entry> {
 }
 
 /// The next combination of counts; false after the last.
-pub(crate) fn advance(takes: &mut [u8], counts: &[u8]) -> bool {
+pub(crate) fn advance(takes: &mut [u16], counts: &[u16]) -> bool {
     for (take, &count) in takes.iter_mut().zip(counts) {
         if *take < count {
             *take += 1;
@@ -177,7 +177,7 @@ pub(crate) fn advance(takes: &mut [u8], counts: &[u8]) -> bool {
 }
 
 /// The cards that stand for a set: the first of each class.
-fn canonical(classes: &Classes, takes: &[u8]) -> Vec<usize> {
+fn canonical(classes: &Classes, takes: &[u16]) -> Vec<usize> {
     let taken = classes.members.iter().zip(takes);
     taken.flat_map(|(class, &take)| class[..take as usize].iter().copied()).collect()
 }

@@ -3,12 +3,12 @@
 
 /// Sets of cards, each a number from every class, numbered from the empty one to all cards.
 pub(crate) struct Sets {
-    counts: Vec<u8>,
+    counts: Vec<u16>,
     len: usize,
 }
 
 impl Sets {
-    pub(crate) fn new(counts: &[u8]) -> Sets {
+    pub(crate) fn new(counts: &[u16]) -> Sets {
         let len = counts.iter().map(|&count| usize::from(count) + 1).product();
         Sets { counts: counts.to_vec(), len }
     }
@@ -18,13 +18,13 @@ impl Sets {
     }
 
     /// How many cards of each class a set has.
-    pub(crate) fn takes(&self, set: usize) -> Vec<u8> {
+    pub(crate) fn takes(&self, set: usize) -> Vec<u16> {
         let mut rest = set;
-        let digit = |&count: &u8| {
+        let digit = |&count: &u16| {
             let base = usize::from(count) + 1;
             let digit = rest % base;
             rest /= base;
-            digit as u8
+            digit as u16
         };
         self.counts.iter().map(digit).collect()
     }
@@ -73,7 +73,7 @@ mod tests {
     fn sets_are_numbered_by_their_digits() {
         let sets = Sets::new(&[1, 2]);
         assert_eq!(sets.len(), 6);
-        let all: Vec<Vec<u8>> = (0..6).map(|set| sets.takes(set)).collect();
+        let all: Vec<Vec<u16>> = (0..6).map(|set| sets.takes(set)).collect();
         assert_eq!(all, [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]);
     }
 

@@ -30,7 +30,7 @@ pub(crate) struct Goal<'a> {
     /// Whether at least one group must have several cards.
     pub(crate) need_tensor: bool,
     /// How many cards of each class may be used.
-    pub(crate) available: Vec<u8>,
+    pub(crate) available: Vec<u16>,
     /// How many cards of each class others use.
     pub(crate) before: Vec<usize>,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Search<'a> {
     /// The most layers per second that a card of each class could do by itself.
     speeds: Vec<f64>,
     /// The groups of each set of cards.
-    by_set: HashMap<Vec<u8>, Vec<usize>>,
+    by_set: HashMap<Vec<u16>, Vec<usize>>,
     best: Option<Found>,
     nodes: u64,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Search<'a> {
 #[derive(Debug, Clone)]
 struct Node {
     chosen: Vec<usize>,
-    left: Vec<u8>,
+    left: Vec<u16>,
 }
 
 impl<'a> Search<'a> {
@@ -102,7 +102,7 @@ impl<'a> Search<'a> {
         // Without single cards in the pool nothing is known about the host's part.
         let host = hosts.reduce(f64::min).unwrap_or(0.0);
         let least_ends = heads.fold(f64::INFINITY, f64::min) + host;
-        let mut by_set: HashMap<Vec<u8>, Vec<usize>> = HashMap::new();
+        let mut by_set: HashMap<Vec<u16>, Vec<usize>> = HashMap::new();
         for (index, entry) in pool.iter().enumerate() {
             by_set.entry(entry.takes.clone()).or_default().push(index);
         }
