@@ -123,7 +123,7 @@ fn entries(pricer: &Pricer<'_>, cards: &[usize], takes: &[u16], terms: Terms, ou
 /// Every set of cards, sorted by what a layer costs at least.
 pub(crate) fn all(pricer: &Pricer<'_>, classes: &Classes, terms: Terms) -> Vec<Entry> {
     let counts = classes.counts();
-    let mut takes = vec![0u8; counts.len()];
+    let mut takes = vec![0u16; counts.len()];
     let mut pool = Vec::new();
     while advance(&mut takes, &counts) {
         entries(pricer, &canonical(classes, &takes), &takes, terms, &mut pool);

@@ -175,7 +175,7 @@ impl<'a> Search<'a> {
         let sets =
             node.left.iter().fold(1usize, |sets, &n| sets.saturating_mul(usize::from(n) + 1));
         let mut indices: Vec<usize> = if sets < self.pool.len() / 4 {
-            let mut takes = vec![0u8; node.left.len()];
+            let mut takes = vec![0u16; node.left.len()];
             let mut found = Vec::new();
             while advance(&mut takes, &node.left) {
                 found.extend(self.by_set.get(&takes).into_iter().flatten().copied());
