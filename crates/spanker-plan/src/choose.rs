@@ -37,6 +37,10 @@ use split::Score;
 /// The most cards for which every set of cards is considered.
 pub const EXACT_CARDS: usize = 16;
 
+/// The most equal cards of which every number is considered; timing collectives between more takes longer
+/// than the difference of a card or two is worth.
+const EQUAL_CARDS: usize = 64;
+
 /// Partial choices that all searches for one request may look at together.
 const NODES: u64 = 25_000;
 
@@ -242,7 +246,7 @@ impl Chooser<'_> {
             Objective::Latency => 1 << EXACT_CARDS,
             _ => MANY_SETS,
         };
-        self.classes.members.len() == 1 || self.classes.sets() <= sets
+        self.classes.sets() <= if self.classes.members.len() == 1 { EQUAL_CARDS + 1 } else { sets }
     }
 
     fn limits(&self) -> Limits {
