@@ -31,7 +31,9 @@ enum What {
 /// Fit the time of an all-reduce over ranks and bytes
 ///
 /// Samples are a CSV table of at least two all-reduces, better of some sizes on each of two rank
-/// counts. A sample that all others contradict is left out and named.
+/// counts. A sample that all others contradict is left out and named. The samples decide whether one
+/// algorithm holds for all sizes (ring, recursive doubling, one-shot) or small and large messages are
+/// blended; the file says which.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example, all_reduce.csv:
   ranks,bytes,microseconds

@@ -29,6 +29,8 @@ use clap::{Parser, Subcommand};
   spanker plan llama-2-70b --cards 8                whether it fits, and what would do
   spanker simulate plan.json --fail card2@50ms      a plan in virtual time, with a loss
   spanker profiles rev-a                            a card's numbers and their sources
+  spanker fit --help                                models of links and cards from measurements
+  spanker predict --help                            how long an all-reduce or a token takes by them
   spanker bench all-reduce --cards 4                how fast collectives are on this machine")]
 struct Cli {
     #[command(subcommand)]

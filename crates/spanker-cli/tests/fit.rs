@@ -97,6 +97,27 @@ fn published_links_foresee_eight_ranks() {
 }
 
 #[test]
+fn a_ring_is_recognised_named_and_foreseen_on_more_cards() {
+    // The table in docs/link-model.md.
+    let table = "ranks,bytes,microseconds
+2,4096,12.31\n2,65536,137.02\n2,1048576,2132.40\n2,16777216,34058.35
+4,4096,24.47\n4,65536,211.54\n4,1048576,3204.60\n4,16777216,51093.52\n";
+    let desk = Desk::new(&[("samples.csv", table)]);
+    let text = desk.text("fit link --samples samples.csv --out link.toml");
+    assert!(text.contains("whole.per_hop_us") && text.contains("ring at 0.493 GB/s"), "{text}");
+    let file = fs::read_to_string(desk.path().join("link.toml")).unwrap();
+    assert!(file.contains("form = \"ring\""), "{file}");
+    for (ranks, size, expected) in [(2, "64K", 137.02), (8, "64K", 260.8), (8, "4K", 42.5)] {
+        let line = format!("predict all-reduce --link link.toml --ranks {ranks} --bytes {size}");
+        let error = error_of(&desk.json(&line), "microseconds", expected);
+        assert!(error < 0.01, "{ranks} cards, {size}: {error}");
+    }
+    fs::write(desk.path().join("torus.toml"), file.replace("\"ring\"", "\"torus\"")).unwrap();
+    let error = desk.error(1, "predict all-reduce --link torus.toml --ranks 8 --bytes 64K");
+    assert!(error.contains("torus.toml: form 'torus'") && error.contains("one-shot"), "{error}");
+}
+
+#[test]
 fn published_cards_foresee_four_cards_and_a_large_model() {
     let rows = |name: &str, one: f64, two: f64| {
         format!("model,quant,cards,milliseconds\n{name},q4_0,1,{one}\n{name},q4_0,2,{two}\n")

@@ -120,6 +120,12 @@ pub fn choose(
     if request.objective == Objective::Throughput {
         found.extend(chooser.replicas(&mut exact));
     }
+    // Alike groups share prices while searching, and alike is not always equal to the last bit. What is
+    // reported is what anyone gets who reads the plan.
+    for candidate in &mut found {
+        let fresh = Pricer::new(model, cluster, request);
+        candidate.prediction = predict(&fresh, &candidate.layout);
+    }
     let rank = |candidate: &Candidate| score(request.objective, &candidate.prediction);
     found.sort_by(|a, b| {
         let fits = b.prediction.fits().cmp(&a.prediction.fits());

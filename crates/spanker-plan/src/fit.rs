@@ -28,13 +28,17 @@
 //! *s* is the robust scale of the fit's relative residuals: 1.4826 times their weighted median,
 //! corrected for the number of parameters. It is not less than 5 %, which is how far published
 //! measurements of the same thing differ; for large messages, where libraries change algorithms, not
-//! less than 12 %, or 15 % if none was sampled. Where there are no more samples than parameters, the
+//! less than 12 %, or 15 % if none was sampled. That does not hold for a link whose samples show one
+//! algorithm at all sizes. Where there are no more samples than parameters, the
 //! residuals tell nothing, and it is 10 % for a link and 5 % for a card.
 //!
 //! *d* is how far the prediction leaves what was sampled, in doublings: 0 inside, and 2 at four times
 //! the largest sampled rank count, for example. Doublings of ranks and of bytes add up. Ranks count
 //! twice where links contend; a size below the smallest one counts a quarter, because it is all
 //! latency.
+//!
+//! Where several algorithms fit the samples of a link equally well, the band is that of all of them
+//! together.
 //!
 //! Where all samples agree in what the prediction varies (one rank count, one size, one share of one
 //! model), the fit knows nothing about it: *s* is not less than 25 % outside, and

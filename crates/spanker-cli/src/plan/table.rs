@@ -51,7 +51,9 @@ pub(super) fn show(report: &Report<'_>) -> anyhow::Result<()> {
     }
     if request.context > model.context {
         let (context, trained) = (request.context, model.context);
-        line(&format!("note: a context of {context} is longer than the {trained} it was trained for"))?;
+        line(&format!(
+            "note: a context of {context} is longer than the {trained} it was trained for"
+        ))?;
     }
     if !report.choice.exact {
         line("note: there are too many ways to try all; the most promising were kept")?;

@@ -98,7 +98,13 @@ pub(crate) struct Terms {
 }
 
 /// The entries for one set of cards.
-fn entries(pricer: &Pricer<'_>, cards: &[usize], takes: &[u16], terms: Terms, out: &mut Vec<Entry>) {
+fn entries(
+    pricer: &Pricer<'_>,
+    cards: &[usize],
+    takes: &[u16],
+    terms: Terms,
+    out: &mut Vec<Entry>,
+) {
     let layers = pricer.model.layers.len() as u32;
     let splits: &[Split] = match cards.len() {
         1 => &[Split::Whole],

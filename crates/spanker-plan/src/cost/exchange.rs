@@ -108,7 +108,11 @@ fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
 /// ```
 #[must_use]
 pub fn prices(cluster: &Cluster, collective: Collective, cards: &[usize]) -> Vec<Price> {
-    prices_of(algorithms(collective), cluster, collective, cards)
+    let all = algorithms(collective).iter().copied();
+    // Everyone to everyone in a large group is many messages to time, and never the best.
+    let direct = |a: &Algorithm| matches!(a, Algorithm::OneShot | Algorithm::TwoShot);
+    let worth: Vec<Algorithm> = all.filter(|a| cards.len() <= 64 || !direct(a)).collect();
+    prices_of(&worth, cluster, collective, cards)
 }
 
 fn prices_of(
