@@ -147,6 +147,12 @@ fn calibrate_links(cluster: &Cluster, fit: &LinkModel) -> Cluster {
             wire.latency = step;
         }
     });
+    // The lanes of a ring's cards and the host of a star are the links themselves; a fabric is not.
+    let wired = wired.with_changed_shared(|shared, _| {
+        if matches!(cluster.shape(), Shape::Ring | Shape::Star) {
+            shared.bandwidth = rate;
+        }
+    });
     wired.with_profiles(|card| {
         if let Some(link) = &mut card.link {
             link.framing = None;

@@ -200,10 +200,11 @@ impl Summary {
             ))?;
         }
         if let (Some(simulated), Some(off)) = (self.simulated, self.off()) {
+            let count = trace.tokens.len();
             output::line(&format!(
-                "a token: predicted {}, simulated {simulated} ({off:+.2} %) over {} tokens",
+                "a token: predicted {}, simulated {simulated} ({off:+.2} %) over {count} {}",
                 self.predicted,
-                trace.tokens.len()
+                if count == 1 { "token" } else { "tokens" }
             ))?;
         }
         let rate = trace.events as f64 / wall / 1e6;

@@ -247,7 +247,10 @@ fn changed(cluster: &Cluster, resource: Resource, factor: f64) -> Cluster {
         Resource::HostLatency => {
             cluster.with_profiles(|card| latency(&mut card.host.latency.value))
         }
-        Resource::LinkBandwidth => cluster.with_changed_wires(|wire| rate(&mut wire.bandwidth)),
+        Resource::LinkBandwidth => {
+            let wires = cluster.with_changed_wires(|wire| rate(&mut wire.bandwidth));
+            wires.with_changed_shared(|shared, _| rate(&mut shared.bandwidth))
+        }
         Resource::LinkLatency => cluster.with_changed_wires(|wire| latency(&mut wire.latency)),
     }
 }
@@ -270,6 +273,10 @@ fn at_end(cluster: &Cluster, good: bool) -> Cluster {
         };
         wire.bandwidth.0 = ((wire.bandwidth.0 as f64 * faster) as u64).max(1);
         wire.latency = wire.latency * sooner;
+    });
+    let wires = wires.with_changed_shared(|shared, wire| {
+        let faster = ratio(wire, if good { best_rate } else { worst_rate });
+        shared.bandwidth.0 = ((shared.bandwidth.0 as f64 * faster) as u64).max(1);
     });
     wires.with_profiles(|card| {
         let memory = &mut card.memory.bandwidth;
@@ -295,12 +302,12 @@ fn worst_rate(card: &Profile) -> Option<f64> {
 
 fn least_latency(card: &Profile) -> Option<f64> {
     let latency = card.link.as_ref().map_or(&card.host.latency, |link| &link.latency);
-    Some(latency.low?.0 / latency.value.0)
+    Some(latency.low?.0 / latency.value.0).filter(|ratio| ratio.is_finite())
 }
 
 fn most_latency(card: &Profile) -> Option<f64> {
     let latency = card.link.as_ref().map_or(&card.host.latency, |link| &link.latency);
-    Some(latency.high?.0 / latency.value.0)
+    Some(latency.high?.0 / latency.value.0).filter(|ratio| ratio.is_finite())
 }
 
 /// What would make a model fit that does not.

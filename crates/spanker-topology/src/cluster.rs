@@ -161,8 +161,20 @@ impl TryFrom<Wired> for Cluster {
                 return Err(TopologyError::Link { from, to, message });
             }
         }
+        for profile in &wired.profiles {
+            let named = |message| toml(format!("{}: {message}", profile.name));
+            profile.check().map_err(named)?;
+        }
         let routes = Routes::new(cards, &wired.wires);
-        Ok(Cluster { wired, routes })
+        let cluster = Cluster { wired, routes };
+        for to in 1..cluster.cards() {
+            for (from, to) in [(0, to), (to, 0)] {
+                if !cluster.reaches(from, to) {
+                    return Err(TopologyError::Disconnected { from, to });
+                }
+            }
+        }
+        Ok(cluster)
     }
 }
 
@@ -224,16 +236,7 @@ impl Cluster {
                 profiles.len() - 1
             }));
         }
-        let cluster =
-            Cluster::try_from(Wired { shape, profiles, cards: numbers, wires, shared, notes })?;
-        for to in 1..cluster.cards() {
-            for (from, to) in [(0, to), (to, 0)] {
-                if !cluster.reaches(from, to) {
-                    return Err(TopologyError::Disconnected { from, to });
-                }
-            }
-        }
-        Ok(cluster)
+        Cluster::try_from(Wired { shape, profiles, cards: numbers, wires, shared, notes })
     }
 
     /// How many cards there are.
@@ -356,6 +359,20 @@ impl Cluster {
     pub fn with_profiles(&self, change: impl FnMut(&mut Profile)) -> Cluster {
         let mut cluster = self.clone();
         cluster.wired.profiles.iter_mut().for_each(change);
+        cluster
+    }
+
+    /// The same cluster with other shared resources; `change` gets each of them with the first wire that
+    /// crosses it.
+    #[must_use]
+    pub fn with_changed_shared(&self, mut change: impl FnMut(&mut Shared, &Wire)) -> Cluster {
+        let mut cluster = self.clone();
+        for (index, shared) in cluster.wired.shared.iter_mut().enumerate() {
+            let wire = cluster.wired.wires.iter().find(|wire| wire.shared == Some(index));
+            if let Some(wire) = wire {
+                change(shared, wire);
+            }
+        }
         cluster
     }
 

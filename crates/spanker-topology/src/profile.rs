@@ -249,13 +249,18 @@ impl Profile {
     }
 
     /// What parsing cannot see: relations between values.
-    fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         let memory = &self.memory;
         if memory.reserved.value >= memory.capacity.value {
             return Err(format!(
                 "memory.reserved: {} leaves nothing of memory.capacity {}",
                 memory.reserved.value, memory.capacity.value
             ));
+        }
+        if let Some(power) = &self.power_watts
+            && !(power.value.is_finite() && power.value >= 0.0)
+        {
+            return Err(format!("power_watts: {} is not a power", power.value));
         }
         let Some(link) = &self.link else { return Ok(()) };
         if !(0.0..0.5).contains(&link.bit_error_rate.value) {

@@ -139,7 +139,14 @@ impl FromStr for Seconds {
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let units = [("", 1.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("µs", 1e-6), ("ns", 1e-9)];
-        parse(text, &units, "a time such as 2 us, 1.5 ms or 3 s").map(Seconds)
+        let expected = "a time such as 2 us, 1.5 ms or 3 s";
+        let value = parse(text, &units, expected)?;
+        // More than this is no time that anything here takes, and sums of it could overflow.
+        if value <= 1e9 {
+            Ok(Seconds(value))
+        } else {
+            Err(UnitError { text: text.trim().to_owned(), expected })
+        }
     }
 }
 
@@ -344,7 +351,7 @@ impl FromStr for MacsPerSecond {
         ];
         let expected = "a rate above zero such as 3.6 GMAC/s or 100 TFLOP/s";
         let value = parse(text, &units, expected)?;
-        if value > 0.0 {
+        if (1.0..1e24).contains(&value) {
             Ok(MacsPerSecond(value))
         } else {
             Err(UnitError { text: text.trim().to_owned(), expected })

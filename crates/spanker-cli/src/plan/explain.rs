@@ -38,7 +38,7 @@ fn binds(report: &Report<'_>, best: &Candidate, explained: &Explanation) -> anyh
         if let Some(alone) = alone.filter(|_| best.layout.replicas.len() == 1) {
             let times = alone.prediction.token.0 / best.prediction.token.0;
             let cards = best.layout.cards().len();
-            let note = if alone.prediction.fits() { "" } else { ", if it had the memory" };
+            let note = if alone.prediction.fits() { "" } else { ", if it had the memory," };
             line(&format!(
                 "  {cards} cards take {} where one{note} would take {}: {times:.1} times as fast. Links cost {} of it.",
                 best.prediction.token,

@@ -59,10 +59,14 @@ impl<'a> Writer<'a> {
     pub(crate) fn write(mut self, layout: &Layout, what: What) -> Programs {
         let request = self.pricer.request;
         let each = sequences_per_replica(request, layout);
+        let mut left = request.sequences;
         for stages in &layout.replicas {
-            let (batches, together) = in_flight(request, each, stages.len());
+            // As the prediction has it: the last copies may serve fewer, or none.
+            let served = each.min(left);
+            left -= served;
+            let (batches, together) = in_flight(request, served.max(1), stages.len());
             match what {
-                What::Decode { tokens, number, position } => {
+                What::Decode { tokens, number, position } if served > 0 => {
                     for token in 0..tokens {
                         for batch in 0..batches {
                             let pass = Pass::decode(together, position + u64::from(token));
@@ -72,6 +76,7 @@ impl<'a> Writer<'a> {
                         }
                     }
                 }
+                What::Decode { .. } => {}
                 What::Prompt { pieces } => self.prompt(stages, pieces),
             }
         }
