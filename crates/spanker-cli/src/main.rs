@@ -67,6 +67,7 @@ fn main() -> ExitCode {
     if output::is_closed_pipe(&error) {
         return ExitCode::SUCCESS;
     }
+    output::progress_done();
     eprintln!("error: {error:#}");
     match error.downcast_ref::<Usage>() {
         Some(_) => {

@@ -77,6 +77,11 @@ fn objective(text: &str) -> Result<Objective, String> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let model = model::load(&args.model, args.quant)?;
     let cluster = args.cluster.build()?;
+    if args.concurrency.is_some() && args.objective != Objective::Throughput {
+        let text =
+            "--concurrency is for --objective throughput; --batch says what is decoded together";
+        return Err(Usage(text.into()).into());
+    }
     let sequences = match (args.objective, args.concurrency) {
         (_, Some(concurrency)) => concurrency,
         (Objective::Throughput, None) if args.batch == 1 => cluster.cards() as u64,

@@ -131,7 +131,52 @@ pub fn choose(
         let fits = b.prediction.fits().cmp(&a.prediction.fits());
         fits.then(rank(a).total_cmp(&rank(b)))
     });
+    if request.objective == Objective::Ttft {
+        prefer_decoding(&mut found);
+    }
     Ok(Choice { candidates: found, exact })
+}
+
+/// Of layouts that give the first token equally early, up to half a percent, puts the one first that then
+/// decodes fastest.
+fn prefer_decoding(candidates: &mut Vec<Candidate>) {
+    let Some(first) = candidates.first().map(|best| best.prediction.ttft.0) else { return };
+    let as_early = |c: &Candidate| c.prediction.fits() && c.prediction.ttft.0 <= first * 1.005;
+    let ties = candidates.iter().enumerate().filter(|(_, candidate)| as_early(candidate));
+    let rate = |candidate: &Candidate| candidate.prediction.tokens_per_second;
+    let best = ties.max_by(|a, b| rate(a.1).total_cmp(&rate(b.1))).map(|(index, _)| index);
+    if let Some(index) = best {
+        let candidate = candidates.remove(index);
+        candidates.insert(0, candidate);
+    }
+}
+
+/// Whether the cards can hold the model at all: as one group, as two, or card by card.
+pub(crate) fn holds(model: &Model, cluster: &Cluster, cards: &[usize], request: &Request) -> bool {
+    use crate::cost::memory::Place;
+    use crate::cost::shard::Split;
+    let pricer = Pricer::new(model, cluster, request);
+    let pass = Pass::decode(request.sequences as f64, request.position);
+    let most = |cards: &[usize], first: bool, last: bool| {
+        let place = Place { first, last, sequences: request.sequences };
+        let splits: &[Split] =
+            if cards.len() == 1 { &[Split::Whole] } else { &[Split::Gather, Split::Reduce] };
+        let groups =
+            splits.iter().flat_map(|&split| pricer.groups(cards, split, pass, request.sequences));
+        groups.map(|group| pricer.capacity(&group, place) as usize).max().unwrap_or(0)
+    };
+    let (layers, count) = (model.layers.len(), cards.len());
+    let one_by_one = || {
+        let each = (0..count).map(|i| most(&cards[i..=i], i == 0, i + 1 == count));
+        count <= layers && each.sum::<usize>() >= layers
+    };
+    let in_two = || {
+        let sizes = (0..8).map(|doublings| 1usize << doublings).filter(|&size| size < count);
+        sizes.flat_map(|size| [size, count - size]).any(|first| {
+            most(&cards[..first], true, false) + most(&cards[first..], false, true) >= layers
+        })
+    };
+    most(cards, true, true) >= layers || one_by_one() || in_two()
 }
 
 /// What an objective minimises.
@@ -210,7 +255,7 @@ impl Chooser<'_> {
     /// What has to be searched for one copy of the model that serves `sequences`.
     fn settings(&self, sequences: u64) -> Vec<Setting> {
         let request = self.pricer.request;
-        let decode = |batches: u64, together: u64, stages: Option<usize>| {
+        let decode = |batches: u64, together: f64, stages: Option<usize>| {
             let pass = Pass::decode(together, request.position);
             let score = match request.objective {
                 Objective::Throughput => Score::Turns(batches as f64),
@@ -220,7 +265,7 @@ impl Chooser<'_> {
             Setting { pass, host_rows, score, head_in_turn: true, stages, sequences }
         };
         match request.objective {
-            Objective::Latency => vec![decode(1, sequences, None)],
+            Objective::Latency => vec![decode(1, sequences as f64, None)],
             Objective::Throughput => {
                 let lengths = (1..=self.most_stages()).filter(|&stages| self.tried(stages));
                 let setting = |stages: usize| {
@@ -289,6 +334,9 @@ impl Chooser<'_> {
         share: &Share,
     ) -> (Option<Vec<Stage>>, bool) {
         let range = match family {
+            // What does not fit anyway is shown as it would come nearest: on all cards.
+            Strategy::TensorPipeline if !memory => return (None, true),
+            Strategy::Pipeline if !memory => self.most_stages().max(2)..=self.most_stages(),
             Strategy::Pipeline | Strategy::TensorPipeline => 2..=self.most_stages(),
             _ => 1..=1,
         };

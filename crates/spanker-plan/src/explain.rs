@@ -4,9 +4,9 @@
 use std::rc::Rc;
 
 use spanker_model::{Model, Quant};
-use spanker_topology::{Bytes, Cluster, Profile, Seconds, Shape, Value, Wire};
+use spanker_topology::{Bytes, Cluster, MAX_CARDS, Profile, Seconds, Shape, Value, Wire};
 
-use crate::choose::{choose, score};
+use crate::choose::{holds, score};
 use crate::cost::Pricer;
 use crate::cost::exchange::PriceList;
 use crate::plan::{Candidate, CardMemory, Layout, Strategy};
@@ -72,6 +72,8 @@ pub struct BreakEven {
     pub latency: Option<Seconds>,
     /// The same if every exchange were a ring, whatever else would be faster.
     pub ring_latency: Option<Seconds>,
+    /// Whether the best is ahead at every latency up to ten seconds.
+    pub always: bool,
 }
 
 /// Why a layout is the best one.
@@ -129,17 +131,13 @@ pub fn explain(
         binds: binds(request, best),
         runner_up: runner_up.map(|other| other.strategy),
         runner_up_behind: runner_up.map_or(1.0, |other| price(other) / now),
-        break_even: of_other_nature.map(|other| BreakEven {
-            against: other.strategy,
-            ahead: price(other) / now,
-            latency: crossing(model, cluster, request, [&best.layout, &other.layout], None),
-            ring_latency: crossing(
-                model,
-                cluster,
-                request,
-                [&best.layout, &other.layout],
-                Some(Algorithm::Ring),
-            ),
+        break_even: of_other_nature.map(|other| {
+            let layouts = [&best.layout, &other.layout];
+            let (latency, always) = crossing(model, cluster, request, layouts, None);
+            let ring = Some(Algorithm::Ring);
+            let (ring_latency, _) = crossing(model, cluster, request, layouts, ring);
+            let ahead = price(other) / now;
+            BreakEven { against: other.strategy, ahead, latency, ring_latency, always }
         }),
         sensitivity: sensitivity.to_vec(),
         band: (token(&at_end(cluster, true)), token(&at_end(cluster, false))),
@@ -180,7 +178,7 @@ fn binds(request: &Request, best: &Candidate) -> (&'static str, f64) {
     (name, most.0 / terms.total().0)
 }
 
-/// The link latency at which two layouts take equally long.
+/// The link latency above which the second of two layouts is faster, and whether the first always is.
 ///
 /// Times are made of lines over the latency, so a straight line through the two nearest points leads there in
 /// a few steps.
@@ -190,7 +188,7 @@ fn crossing(
     request: &Request,
     layouts: [&Layout; 2],
     only: Option<Algorithm>,
-) -> Option<Seconds> {
+) -> (Option<Seconds>, bool) {
     let behind = |latency: f64| {
         let changed = cluster.with_changed_wires(|wire| {
             if wire.latency.0 > 0.0 {
@@ -207,7 +205,7 @@ fn crossing(
     };
     let (mut low, mut high) = ((1e-9, behind(1e-9)), (10.0, behind(10.0)));
     if low.1 >= 0.0 || high.1 <= 0.0 {
-        return None;
+        return (None, low.1 < 0.0 && high.1 <= 0.0);
     }
     for _ in 0..30 {
         let straight = low.0 + (high.0 - low.0) * low.1 / (low.1 - high.1);
@@ -223,7 +221,7 @@ fn crossing(
         }
     }
     let straight = low.0 + (high.0 - low.0) * low.1 / (low.1 - high.1);
-    Some(Seconds(straight))
+    (Some(Seconds(straight)), false)
 }
 
 /// The cluster with a resource that is `factor` times as good.
@@ -264,7 +262,12 @@ fn at_end(cluster: &Cluster, good: bool) -> Cluster {
     }
     let ratio = |wire: &Wire, of: fn(&Profile) -> Option<f64>| {
         let node = wire.from.min(wire.to).min(cluster.cards() - 1);
-        of(cluster.profile(node)).unwrap_or(1.0)
+        let mut profile = cluster.profile(node).clone();
+        // A star runs over the host links.
+        if cluster.shape() == Shape::Star {
+            profile.link = None;
+        }
+        of(&profile).unwrap_or(1.0)
     };
     let wires = cluster.with_changed_wires(|wire| {
         let (faster, sooner) = match good {
@@ -327,9 +330,6 @@ pub struct Remedies {
     pub quant: Option<Quant>,
 }
 
-/// The most cards that are suggested.
-const MOST_CARDS: usize = 256;
-
 /// Says by how much a model does not fit, and the smallest changes of each kind that would help.
 #[must_use]
 pub fn remedies(
@@ -348,22 +348,21 @@ pub fn remedies(
     let worst = nearest.prediction.memory.iter().max_by_key(|m| over(m))?;
     let needed = nearest.prediction.memory.iter().map(|m| m.footprint.total()).sum();
     let usable = cards.iter().map(|&card| cluster.profile(card).usable()).sum();
-    let fits = |model: &Model, cluster: &Cluster, cards: &[usize], request: &Request| {
-        choose(model, cluster, cards, request).is_ok_and(|choice| choice.best().is_some())
-    };
     let smaller =
         [Quant::Q8_0, Quant::Q6K, Quant::Q5K, Quant::Q4K, Quant::Q4_0, Quant::Q3K, Quant::Q2K];
     let now = model.weight_bytes();
     let quant = smaller.into_iter().find(|&quant| {
         let model = model.with_quant(quant);
-        model.weight_bytes() < now && fits(&model, cluster, cards, request)
+        model.weight_bytes() < now && holds(&model, cluster, cards, request)
     });
     Some(Remedies {
         card: worst.card,
         over: Bytes(over(worst)),
         total: (needed, usable),
-        cards: more_cards(cluster, cards, |cluster, cards| fits(model, cluster, cards, request)),
-        context: less_context(request, |request| fits(model, cluster, cards, request)),
+        cards: more_cards(cluster, cards, needed, |cluster, cards| {
+            holds(model, cluster, cards, request)
+        }),
+        context: less_context(request, |request| holds(model, cluster, cards, request)),
         quant,
     })
 }
@@ -372,37 +371,29 @@ pub fn remedies(
 fn more_cards(
     cluster: &Cluster,
     cards: &[usize],
+    needed: Bytes,
     fits: impl Fn(&Cluster, &[usize]) -> bool,
 ) -> Option<usize> {
     if cluster.shape() == Shape::Links || cards.len() != cluster.cards() {
         return None;
     }
+    let present: Vec<Profile> = cards.iter().map(|&card| cluster.profile(card).clone()).collect();
+    let last = present.last()?;
+    let shape = match cluster.shape() {
+        Shape::PointToPoint => Shape::Ring,
+        shape => shape,
+    };
     let enough = |count: usize| {
-        let mut profiles: Vec<Profile> =
-            cards.iter().map(|&card| cluster.profile(card).clone()).collect();
-        let last = profiles.last().cloned();
-        profiles.extend(std::iter::repeat_n(last, count - cards.len()).flatten());
-        let shape = match cluster.shape() {
-            Shape::PointToPoint => Shape::Ring,
-            shape => shape,
-        };
+        let mut profiles = present.clone();
+        profiles.resize(count, last.clone());
         let all: Vec<usize> = (0..count).collect();
         Cluster::new(profiles, shape).is_ok_and(|larger| fits(&larger, &all))
     };
-    let mut low = cards.len();
-    let mut high = low + 1;
-    while !enough(high) {
-        low = high;
-        high = (2 * high).min(MOST_CARDS);
-        if low == high {
-            return None;
-        }
-    }
-    while high - low > 1 {
-        let middle = usize::midpoint(low, high);
-        if enough(middle) { high = middle } else { low = middle }
-    }
-    Some(high)
+    // Fewer cannot even hold the bytes, a little less than which several groups may share.
+    let usable: u64 = present.iter().map(|card| card.usable().0).sum();
+    let missing = (0.9 * needed.0 as f64 - usable as f64).max(0.0) / last.usable().0 as f64;
+    let least = cards.len() + (missing.ceil() as usize).max(1);
+    (least..=MAX_CARDS).find(|&count| enough(count))
 }
 
 /// The longest context that fits, if any does.

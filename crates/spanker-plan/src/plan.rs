@@ -374,7 +374,7 @@ impl Plan {
     #[must_use]
     pub fn exchanges(&self) -> Vec<Vec<Exchanged>> {
         let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
-        let rows = sequences_at_once(&self.request, &self.layout) as f64;
+        let rows = sequences_at_once(&self.request, &self.layout);
         let describe = |stage: &Stage| {
             let group = &stage.group;
             let phases = ["attention", "output", "up", "down"];
@@ -411,19 +411,25 @@ pub(crate) fn sequences_per_replica(request: &Request, layout: &Layout) -> u64 {
     request.sequences.div_ceil(layout.replicas.len().max(1) as u64)
 }
 
-/// How many micro-batches are under way in a pipeline, and how many sequences each has.
-pub(crate) fn in_flight(request: &Request, sequences: u64, stages: usize) -> (u64, u64) {
+/// How many of all sequences a copy of the model serves: as equal as can be.
+pub(crate) fn served(request: &Request, layout: &Layout, copy: usize) -> u64 {
+    let copies = layout.replicas.len().max(1) as u64;
+    request.sequences / copies + u64::from((copy as u64) < request.sequences % copies)
+}
+
+/// How many micro-batches are under way in a pipeline, and how many sequences each has in the mean.
+pub(crate) fn in_flight(request: &Request, sequences: u64, stages: usize) -> (u64, f64) {
     match request.objective {
         crate::Objective::Throughput => {
             let batches = (stages as u64).min(sequences).max(1);
-            (batches, sequences.div_ceil(batches))
+            (batches, sequences as f64 / batches as f64)
         }
-        _ => (1, sequences),
+        _ => (1, sequences as f64),
     }
 }
 
 /// Sequences that go through a stage together.
-pub(crate) fn sequences_at_once(request: &Request, layout: &Layout) -> u64 {
+fn sequences_at_once(request: &Request, layout: &Layout) -> f64 {
     let each = sequences_per_replica(request, layout);
     in_flight(request, each, layout.pipeline_stages()).1
 }

@@ -6,7 +6,7 @@ use spanker_topology::{Seconds, Shape};
 use crate::Objective;
 use crate::cost::Pricer;
 use crate::cost::work::{Pass, Terms};
-use crate::plan::{CardMemory, Layout, Prediction, Stage, in_flight, place, sequences_per_replica};
+use crate::plan::{CardMemory, Layout, Prediction, Stage, in_flight, place, served};
 use crate::request::MAX_PREFILL;
 
 /// One pass through a pipeline: all stages one after the other, and the longest one.
@@ -47,7 +47,7 @@ fn decode(
     pricer: &Pricer<'_>,
     stages: &[Stage],
     batches: u64,
-    sequences: u64,
+    sequences: f64,
     position: u64,
 ) -> (Terms, Seconds) {
     let pass = Pass::decode(sequences, position);
@@ -105,14 +105,11 @@ fn load(pricer: &Pricer<'_>, memory: &[CardMemory]) -> Seconds {
 /// What a layout is predicted to do.
 pub(crate) fn predict(pricer: &Pricer<'_>, layout: &Layout) -> Prediction {
     let request = pricer.request;
-    let each = sequences_per_replica(request, layout);
     let mut worst: Option<(Terms, Seconds, Seconds)> = None;
     let mut rate = 0.0;
     let mut ttft: Option<(Seconds, Terms, u64)> = None;
-    let mut left = request.sequences;
-    for stages in &layout.replicas {
-        let served = each.min(left);
-        left -= served;
+    for (copy, stages) in layout.replicas.iter().enumerate() {
+        let served = served(request, layout, copy);
         let (batches, together) = in_flight(request, served.max(1), stages.len());
         let (terms, waiting) = decode(pricer, stages, batches, together, request.position);
         let time = terms.total() + waiting;

@@ -171,6 +171,13 @@ impl Conditions {
 /// [`PlanError::Request`] for conditions that make no sense.
 pub fn simulate(plan: &Plan, conditions: &Conditions) -> Result<Trace, PlanError> {
     conditions.check(&plan.cluster)?;
+    let (request, tokens) = (&plan.request, u64::from(conditions.tokens));
+    let from = if conditions.prompt { request.prompt } else { request.position };
+    if from + tokens > request.context {
+        let what =
+            format!("{tokens} tokens after {from} exceed the context of {}", request.context);
+        return Err(PlanError::Request { what });
+    }
     let mut run = Run {
         plan,
         conditions,
@@ -230,7 +237,9 @@ impl Run<'_> {
         while number < self.conditions.tokens {
             // Micro-batches follow each other closely only in one piece; single ones need no such care.
             let together = if self.overlaps() { self.conditions.tokens - number } else { 1 };
-            let position = self.plan.request.position + u64::from(number);
+            let request = &self.plan.request;
+            let begun = if self.conditions.prompt { request.prompt } else { request.position };
+            let position = begun + u64::from(number);
             let what = What::Decode { tokens: together.min(256), number, position };
             if !self.until_done(what, position) {
                 return;

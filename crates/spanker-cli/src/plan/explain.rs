@@ -2,7 +2,7 @@
 //! Why the best plan is the best, as one would tell a colleague.
 
 use spanker_plan::{Candidate, Explanation, Objective, Plan, Resource, Strategy};
-use spanker_topology::Seconds;
+use spanker_topology::{Bytes, Seconds};
 
 use super::report::Report;
 use super::table::{significant, words};
@@ -74,7 +74,8 @@ fn others(report: &Report<'_>, best: &Candidate, explained: &Explanation) -> any
         (Some(latency), _) | (None, Some(latency)) => {
             text += &format!(", and ahead until the step latency passes {latency}");
         }
-        (None, None) => text += ", and ahead at any step latency up to ten seconds",
+        (None, None) if even.always => text += ", and ahead at any step latency up to ten seconds",
+        (None, None) => {}
     }
     let now = step_latency(report);
     line(&format!("{text}{}.", now.map_or_else(String::new, |now| format!(" (it is {now} now)"))))
@@ -115,10 +116,10 @@ fn exchanges(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {
     let mut told: Vec<String> = Vec::new();
     for exchange in first {
         let text = format!(
-            "{} after {} ({:.1} kB, {}, {})",
+            "{} after {} ({}, {}, {})",
             exchange.collective,
             exchange.after,
-            exchange.bytes / 1e3,
+            Bytes(exchange.bytes as u64),
             exchange.algorithm,
             exchange.time
         );
@@ -134,7 +135,7 @@ fn context(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {
     }
     let late = significant(p.tokens_per_second * p.token.0 / p.token_at_context.0);
     line(&format!(
-        "  At the end of {} tokens of context it is {late} tokens/s: keys and values are read too.",
+        "  At the end of {} tokens of context it is {late} tokens/s: attention grows with it.",
         report.request.context
     ))
 }

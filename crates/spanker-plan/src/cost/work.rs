@@ -78,8 +78,8 @@ pub(crate) struct Pass {
 
 impl Pass {
     /// One token of each sequence.
-    pub(crate) fn decode(sequences: u64, position: u64) -> Pass {
-        Pass { sequences: sequences as f64, tokens: 1.0, past: position as f64 }
+    pub(crate) fn decode(sequences: f64, position: u64) -> Pass {
+        Pass { sequences, tokens: 1.0, past: position as f64 }
     }
 
     /// The whole prompt of each sequence in `pieces` equal pieces: the mean piece.

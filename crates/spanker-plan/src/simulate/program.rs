@@ -11,7 +11,7 @@ use super::flow::Flow;
 use crate::cost::shard::Split;
 use crate::cost::work::Pass;
 use crate::cost::{Exchange, Group, Pricer};
-use crate::plan::{Layout, Stage, in_flight, sequences_per_replica};
+use crate::plan::{Layout, Stage, in_flight, served};
 use crate::trace::{Activity, Label};
 use crate::{Algorithm, Collective, schedule};
 
@@ -58,12 +58,9 @@ impl<'a> Writer<'a> {
 
     pub(crate) fn write(mut self, layout: &Layout, what: What) -> Programs {
         let request = self.pricer.request;
-        let each = sequences_per_replica(request, layout);
-        let mut left = request.sequences;
-        for stages in &layout.replicas {
+        for (copy, stages) in layout.replicas.iter().enumerate() {
             // As the prediction has it: the last copies may serve fewer, or none.
-            let served = each.min(left);
-            left -= served;
+            let served = served(request, layout, copy);
             let (batches, together) = in_flight(request, served.max(1), stages.len());
             match what {
                 What::Decode { tokens, number, position } if served > 0 => {
