@@ -42,7 +42,7 @@ pub const EXACT_CARDS: usize = 16;
 const EQUAL_CARDS: usize = 64;
 
 /// Partial choices that all searches for one request may look at together.
-const NODES: u64 = 25_000;
+const NODES: u64 = 15_000;
 
 /// Partial choices that every search may look at, even when that many are used up.
 const FEW_NODES: u64 = 200;

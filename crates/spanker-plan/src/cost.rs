@@ -357,21 +357,27 @@ impl<'a> Pricer<'a> {
 
     /// How many layers a group can hold, whichever they are.
     pub(crate) fn capacity(&self, group: &Group, place: Place) -> u32 {
-        let room = |rank: usize| {
-            let shard = &group.shards[rank];
-            let fixed = memory::fixed(self.model, self.request, group.split, shard, place);
+        self.capacities(group, [place])[0]
+    }
+
+    /// The same in several places.
+    pub(crate) fn capacities<const N: usize>(&self, group: &Group, places: [Place; N]) -> [u32; N] {
+        let mut least = [self.model.layers.len() as u64; N];
+        for (shard, &card) in group.shards.iter().zip(&group.cards) {
+            let usable = self.cluster.profile(card).usable().0;
+            let sequences = places[0].sequences;
             let each = self.kinds.iter().map(|&(layer, _)| {
-                let content = &self.model.layers[layer];
-                let (split, sequences) = (group.split, place.sequences);
+                let (content, split) = (&self.model.layers[layer], group.split);
                 memory::per_layer(self.model, content, self.request, split, shard, sequences)
                     .total()
             });
-            let usable = self.cluster.profile(group.cards[rank]).usable();
-            let left = usable.0.saturating_sub(fixed.total().0);
-            left / each.max().map_or(1, |bytes| bytes.0.max(1))
-        };
-        let least = (0..group.cards.len()).map(room).min().unwrap_or(0);
-        least.min(self.model.layers.len() as u64) as u32
+            let each = each.max().map_or(1, |bytes| bytes.0.max(1));
+            for (least, place) in least.iter_mut().zip(places) {
+                let fixed = memory::fixed(self.model, self.request, group.split, shard, place);
+                *least = (*least).min(usable.saturating_sub(fixed.total().0) / each);
+            }
+        }
+        least.map(|layers| layers as u32)
     }
 }
 

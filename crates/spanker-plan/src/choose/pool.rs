@@ -115,7 +115,7 @@ fn entries(
             let place = |first, last| Place { first, last, sequences: terms.sequences };
             let places = [(false, false), (false, true), (true, false), (true, true)];
             let most = match terms.memory {
-                true => places.map(|(first, last)| pricer.capacity(&group, place(first, last))),
+                true => pricer.capacities(&group, places.map(|(first, last)| place(first, last))),
                 false => [layers; 4],
             };
             let at_least = pricer.least_layer(&group, terms.pass);
