@@ -24,7 +24,7 @@ use spanker_topology::{Cluster, Seconds, Shape};
 use crate::simulate::engine::{Engine, Item};
 use crate::simulate::flow::Flow;
 use crate::trace::{Activity, Label};
-use crate::{Algorithm, Collective, schedule};
+use crate::{Algorithm, Collective};
 
 /// One algorithm's time over the bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,20 +64,11 @@ fn algorithms(collective: Collective) -> &'static [Algorithm] {
     }
 }
 
-/// Elements for each rank in the schedules that are timed: chunks are then equal.
-const GRAIN: usize = 60;
-
 /// Bytes that stand for "many" when the slope is measured.
 const MANY: f64 = 1e9;
 
 /// Bytes that are timed where time is no line.
 const BETWEEN: [f64; 7] = [1e3, 4e3, 1.6e4, 6.4e4, 2.56e5, 1e6, 1.6e7];
-
-/// The messages of a collective by an algorithm, timed once and kept.
-fn flow(collective: Collective, algorithm: Algorithm, ranks: usize) -> Flow {
-    let built = schedule(collective, algorithm, ranks, ranks * GRAIN);
-    Flow::of(&built.expect("a group of cards is not too large"))
-}
 
 /// How long one collective takes from a standing start.
 fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
@@ -123,7 +114,7 @@ fn prices_of(
 ) -> Vec<Price> {
     let base = cluster.base(cards);
     let flows = algorithms.iter().map(|&algorithm| {
-        let flow = flow(collective, algorithm, cards.len());
+        let flow = Flow::new(collective, algorithm, cards.len());
         let time = |bytes: f64| (bytes, base.0 + timed(cluster, &flow, cards, bytes));
         let points = vec![time(0.0), time(MANY)];
         (Price { algorithm, points }, flow)

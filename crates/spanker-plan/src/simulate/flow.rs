@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A schedule reduced to what takes time: who sends how much to whom, and in which step it is awaited.
 
-use crate::schedule::{Schedule, Transfer};
+use crate::schedule::{Schedule, Transfer, schedule};
+use crate::{Algorithm, Collective};
+
+/// Elements for each rank in the schedules that are timed: chunks are then equal, whatever the algorithm.
+const GRAIN: usize = 60;
 
 /// A message of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,13 +31,19 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
+    /// The messages of a collective by an algorithm.
+    pub(crate) fn new(collective: Collective, algorithm: Algorithm, ranks: usize) -> Flow {
+        let built = schedule(collective, algorithm, ranks, ranks * GRAIN);
+        Flow::of(&built.expect("a group of cards is not too large"))
+    }
+
     pub(crate) fn program(&self, rank: usize) -> &[FlowStep] {
         &self.programs[rank]
     }
 
     /// Pairs up sends and receives: the k-th message from one rank to another is the k-th that the other
     /// awaits from it.
-    pub(crate) fn of(schedule: &Schedule) -> Flow {
+    fn of(schedule: &Schedule) -> Flow {
         let ranks = schedule.ranks();
         let whole = schedule.data_len().max(1) as f64;
         // For each pair, the steps in which the receiver awaits a message, in order.

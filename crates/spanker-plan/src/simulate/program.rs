@@ -13,7 +13,7 @@ use crate::cost::work::Pass;
 use crate::cost::{Exchange, Group, Pricer};
 use crate::plan::{Layout, Stage, in_flight, served};
 use crate::trace::{Activity, Label};
-use crate::{Algorithm, Collective, schedule};
+use crate::{Algorithm, Collective};
 
 /// Programs for all cards, with the collectives and groups that they refer to.
 pub(crate) struct Programs {
@@ -228,8 +228,7 @@ impl<'a> Writer<'a> {
     fn flow(&mut self, collective: Collective, algorithm: Algorithm, ranks: usize) -> u32 {
         let flows = &mut self.programs.flows;
         *self.known.entry((collective, algorithm, ranks)).or_insert_with(|| {
-            let built = schedule(collective, algorithm, ranks, ranks * 60);
-            flows.push(Flow::of(&built.expect("a group of cards is not too large")));
+            flows.push(Flow::new(collective, algorithm, ranks));
             flows.len() as u32 - 1
         })
     }
