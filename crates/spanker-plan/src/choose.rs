@@ -467,11 +467,20 @@ impl Chooser<'_> {
                 (self.pricer.cluster.profile(card).memory.bandwidth.value.0, class)
             })
             .collect();
-        cards.sort_unstable_by(|a, b| b.cmp(a));
+        let equal = cards.windows(2).all(|pair| pair[0].0 == pair[1].0);
+        if !equal {
+            cards.sort_unstable_by(|a, b| b.cmp(a));
+        }
+        let count = cards.len();
         let mut parts = vec![vec![0; self.classes.members.len()]; copies];
         for (turn, (_, class)) in cards.into_iter().enumerate() {
             let (round, place) = (turn / copies, turn % copies);
-            let copy = if round % 2 == 0 { place } else { copies - 1 - place };
+            let copy = match round % 2 {
+                // Neighbours stay together where nothing else counts.
+                _ if equal => turn * copies / count,
+                0 => place,
+                _ => copies - 1 - place,
+            };
             parts[copy][class] += 1;
         }
         parts

@@ -2,7 +2,7 @@
 //! The groups that a search may use: sets of cards, each with ways to split matrices over them.
 //!
 //! Cards that nothing tells apart form a *class*: the same profile behind one switch, around one host, in
-//! one mesh, or around a ring of equals. A set of cards is then a number from each class. Where
+//! one mesh, or around a larger ring of equals. A set of cards is then a number from each class. Where
 //! positions matter, every card is a class of its own.
 
 use std::cell::OnceCell;
@@ -13,6 +13,9 @@ use crate::cost::memory::Place;
 use crate::cost::shard::Split;
 use crate::cost::work::Pass;
 use crate::cost::{Group, Pricer};
+
+/// The most equal cards in a ring whose places are told apart.
+const PLACED_CARDS: usize = 6;
 
 /// Cards that nothing tells apart, and which of them may be used.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,7 +32,9 @@ impl Classes {
         let alike = cards.iter().all(|&card| cluster.kind(card) == cluster.kind(cards[0]));
         let by_kind = match cluster.shape() {
             Shape::Switch | Shape::Star | Shape::Mesh => true,
-            Shape::Ring | Shape::PointToPoint => whole && intact && alike,
+            // In a small ring even the place of equals is tried; in a larger one groups are neighbours.
+            Shape::Ring => whole && intact && alike && cards.len() > PLACED_CARDS,
+            Shape::PointToPoint => whole && intact && alike,
             _ => false,
         };
         let mut members: Vec<Vec<usize>> = Vec::new();
