@@ -14,7 +14,7 @@ pub(crate) struct Routes {
 
 impl Routes {
     /// Finds all routes. `wires` may lead through one hub, the node after the last card. Of routes with
-    /// equal latency the one with fewer wires wins, then the one over wires listed earlier, so that
+    /// equal latency the one with fewer wires wins, then one by its last wire's place in the list, so that
     /// routes are the same on every run.
     pub(crate) fn new(cards: usize, wires: &[Wire]) -> Routes {
         let mut leaving = vec![Vec::new(); cards + 1];
@@ -59,7 +59,11 @@ fn search(cards: usize, wires: &[Wire], leaving: &[Vec<usize>], from: usize) -> 
         for &index in &leaving[node] {
             let wire = &wires[index];
             let there = (distance[node].0 + wire.latency.0, distance[node].1 + 1);
-            if there < distance[wire.to] {
+            // Shapes list both directions of a link in turn, so of two ways round a ring the same one wins
+            // from every card.
+            let tie = there == distance[wire.to];
+            let first = arrived_by[wire.to].is_some_and(|other: usize| index % 2 < other % 2);
+            if there < distance[wire.to] || tie && first {
                 distance[wire.to] = there;
                 arrived_by[wire.to] = Some(index);
             }
