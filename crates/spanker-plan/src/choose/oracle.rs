@@ -191,8 +191,7 @@ proptest! {
         if best.is_infinite() {
             prop_assert!(chosen.is_infinite());
         } else {
-            // Alike groups share the price of whichever was timed first, which differs in the last digits.
-            let (low, high) = (best.abs() * (1.0 - 1e-4), best.abs() * (1.0 + 1e-4));
+            let (low, high) = (best.abs() * (1.0 - 1e-9), best.abs() * (1.0 + 1e-9));
             prop_assert!((low..=high).contains(&chosen.abs()), "chose {chosen}, best is {best}");
         }
     }
