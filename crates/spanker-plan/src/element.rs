@@ -62,6 +62,33 @@ impl DType {
         }
     }
 
+    /// The number that descriptors for cards use.
+    ///
+    /// ```
+    /// use spanker_plan::DType;
+    /// assert_eq!(DType::from_code(DType::Bf16.code()), Some(DType::Bf16));
+    /// assert_eq!(DType::from_code(99), None);
+    /// ```
+    #[must_use]
+    pub const fn code(self) -> u16 {
+        match self {
+            DType::F32 => 0,
+            DType::F64 => 1,
+            DType::F16 => 2,
+            DType::Bf16 => 3,
+            DType::I32 => 4,
+            DType::I64 => 5,
+            DType::U8 => 6,
+            DType::U32 => 7,
+        }
+    }
+
+    /// The type with this number.
+    #[must_use]
+    pub fn from_code(code: u16) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| dtype.code() == code)
+    }
+
     /// Whether the type is a floating-point type.
     #[must_use]
     pub const fn is_float(self) -> bool {

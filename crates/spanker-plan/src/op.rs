@@ -82,6 +82,34 @@ impl ReduceOp {
         }
     }
 
+    /// The number that descriptors for cards use. An average has none: it is a sum that is divided.
+    ///
+    /// ```
+    /// use spanker_plan::ReduceOp;
+    /// assert_eq!(ReduceOp::Avg.code(), None);
+    /// assert_eq!(ReduceOp::from_code(2), Some(ReduceOp::Max));
+    /// ```
+    #[must_use]
+    pub const fn code(self) -> Option<u16> {
+        Some(match self {
+            ReduceOp::Sum => 0,
+            ReduceOp::Product => 1,
+            ReduceOp::Max => 2,
+            ReduceOp::Min => 3,
+            ReduceOp::Avg => return None,
+            ReduceOp::LogSumExp => 4,
+            ReduceOp::BitwiseOr => 5,
+            ReduceOp::BitwiseAnd => 6,
+            ReduceOp::BitwiseXor => 7,
+        })
+    }
+
+    /// The operation with this number.
+    #[must_use]
+    pub fn from_code(code: u16) -> Option<ReduceOp> {
+        ReduceOp::ALL.into_iter().find(|op| op.code() == Some(code))
+    }
+
     /// The name that flags, tables and JSON use.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ioctl ABI of a Spanker card's control device, shared by the driver and by
- * every program that opens the device. It holds numbers and layouts only: what a
- * request means to the card is documented at each request, and no function is
- * declared here.
+ * The ABI of a Spanker card, shared by the driver, by emulated cards and by every
+ * program that opens one. It holds numbers and layouts only: what a request means
+ * to the card is documented at each request, and no function is declared here.
  *
- * Fields have fixed widths and no implicit padding, so that 32-bit and 64-bit
- * programs see the same bytes.
+ * The same requests travel in two ways: as ioctls on a character device, and as
+ * messages on a Unix stream socket (see struct spanker_message). Fields have fixed
+ * widths and no implicit padding, so that 32-bit and 64-bit programs see the same
+ * bytes; numbers are little-endian on the socket. Reserved fields are 0.
+ *
+ * A request that moves bytes names them by `address` and `length`, its first two
+ * fields. On a character device the address is the caller's memory. On a socket it
+ * is 0 and the bytes follow the argument as the payload of the message.
  */
 #ifndef SPANKER_IOCTL_H
 #define SPANKER_IOCTL_H
@@ -17,9 +22,10 @@
 /* The type byte that every request of this ABI carries. */
 #define SPANKER_IOC_MAGIC 0xE3
 
-/* The version that this header describes; a driver answers with its own. */
+/* The version that this header describes; a card answers with its own. Another
+ * major version is refused by either side. */
 #define SPANKER_ABI_VERSION_MAJOR 0
-#define SPANKER_ABI_VERSION_MINOR 1
+#define SPANKER_ABI_VERSION_MINOR 2
 #define SPANKER_ABI_VERSION_PATCH 0
 
 /* The answer to SPANKER_IOC_GET_VERSION: 8 bytes. */
@@ -27,13 +33,330 @@ struct spanker_version {
 	__u16 major;
 	__u16 minor;
 	__u16 patch;
-	__u16 reserved; /* Pads to 8 bytes; the driver writes 0, readers ignore it. */
+	__u16 reserved;
 };
 
-/* Returns 0 when the driver is alive. It carries no data. */
-#define SPANKER_IOC_PING _IO(SPANKER_IOC_MAGIC, 1)
+/* Flags of a card. */
+#define SPANKER_CARD_EMULATED 1u  /* A program plays the card. */
+#define SPANKER_CARD_PACE_WALL 2u /* It holds itself back to its profile's speed. */
+#define SPANKER_CARD_UNSHAPED 4u  /* It has no profile's speed; card time is wall time. */
 
-/* Fills in the version of the ABI that the driver speaks. */
+/* What a card is. */
+struct spanker_card_info {
+	__u64 serial;       /* Unique among all cards. */
+	__u64 capacity;     /* Bytes of memory for buffers. */
+	__u64 available;    /* Of these, bytes in no buffer. */
+	__u64 card_time_ps; /* The card's clock, in picoseconds. */
+	__u32 index;        /* The number in the device's name. */
+	__u32 ports;        /* Link ports. */
+	__u32 flags;        /* SPANKER_CARD_*. */
+	__u32 owner;        /* The process that has work on the card, or 0. */
+	char profile[32];   /* The id of its profile, padded with NUL. */
+};
+
+/* States of a port: the hardware's link_state_t. */
+#define SPANKER_PORT_DOWN 0u
+#define SPANKER_PORT_TRAINING 1u
+#define SPANKER_PORT_UP 2u
+#define SPANKER_PORT_FAULT 3u
+
+/* What a port is and what it is connected to. The caller sets `port`. */
+struct spanker_port_info {
+	__u32 port;
+	__u32 state;       /* SPANKER_PORT_*. */
+	__u32 lanes;       /* Lanes in use. */
+	__u32 peer_port;   /* The port at the other end. */
+	__u64 peer_serial; /* The card at the other end as training told, or 0. */
+	__u64 bandwidth;   /* Payload bytes per second by the profile, or 0. */
+	__u64 latency_ps;  /* One message by the profile. */
+};
+
+/* Asks for a buffer of `length` bytes, filled with 0. Handles are never reused. */
+struct spanker_allocate {
+	__u64 length;
+	__u64 buffer; /* Out: the handle, not 0. */
+};
+
+struct spanker_free {
+	__u64 buffer;
+};
+
+/* Bytes of a buffer from or to the host. */
+struct spanker_access {
+	__u64 address;
+	__u64 length;
+	__u64 buffer;
+	__u64 offset;
+};
+
+/* Work: `length` bytes of descriptors at `address`. Work of one job on several cards
+ * belongs together: the ports match messages within a job only. */
+struct spanker_submit {
+	__u64 address;
+	__u64 length;
+	__u64 job;    /* The caller's number for it, not 0. */
+	__u64 ticket; /* Out: what to wait for. Tickets count up. */
+};
+
+/* Kinds of faults. */
+#define SPANKER_FAULT_NONE 0u
+#define SPANKER_FAULT_CARD_LOST 1u /* The card is gone. */
+#define SPANKER_FAULT_LINK_DOWN 2u /* The link between `card` and `peer` is. */
+#define SPANKER_FAULT_STUCK 3u     /* The card answers nobody, or does not go on. */
+#define SPANKER_FAULT_SLOW 4u      /* The card takes longer than it may. */
+#define SPANKER_FAULT_WRONG 5u     /* The card computes or answers nonsense. */
+#define SPANKER_FAULT_MISMATCH 6u  /* The card sent another message than was expected. */
+#define SPANKER_FAULT_ABORTED 7u   /* The program gave the job up, or went away. */
+
+/* Why a job failed. Every card of the job reports the same fault. */
+struct spanker_fault {
+	__u32 kind; /* SPANKER_FAULT_*. */
+	__u32 reserved;
+	__u64 card; /* The culprit's serial. */
+	__u64 peer; /* For a link, the serial at its other end. */
+	__u64 job;
+};
+
+/* Waits until the work of a ticket is complete, failed, or `timeout_ns` have passed. */
+struct spanker_wait {
+	__u64 ticket;
+	__u64 timeout_ns;
+	__u64 completed;    /* Out: the last ticket whose work is complete. */
+	__u64 card_time_ps; /* Out: when the work of `ticket` was complete. */
+	struct spanker_fault fault; /* Out: why `ticket` will not be complete. */
+};
+
+/* What the card has done since it was switched on. */
+struct spanker_counters {
+	__u64 work;            /* Descriptors completed. */
+	__u64 memory_bytes;    /* Read and written in local memory by work. */
+	__u64 multiplications; /* Multiply-accumulates. */
+	__u64 host_in;         /* Bytes written by hosts. */
+	__u64 host_out;        /* Bytes read by hosts. */
+	__u64 sent;            /* Payload bytes sent to other cards. */
+	__u64 received;        /* Payload bytes received from other cards. */
+	__u64 frames_sent;
+	__u64 frames_received;
+	__u64 frames_replayed;
+	__u64 frames_corrupt;
+	__u64 retrainings;
+	__u64 busy_ps;         /* Card time in work and in sending. */
+	__u64 waiting_ps;      /* Card time in waiting for other cards. */
+	__u64 faults;          /* Jobs that failed. */
+	__u64 reserved;
+};
+
+/* Gives up a job: its work fails with `fault`, its messages are dropped. Job 0 stands
+ * for all jobs of this program on this card. */
+struct spanker_reset {
+	__u64 job;
+	struct spanker_fault fault;
+};
+
+/* What a card is doing. */
+#define SPANKER_ACTIVITY_IDLE 0u
+#define SPANKER_ACTIVITY_WORKING 1u
+#define SPANKER_ACTIVITY_SENDING 2u   /* The peer at `port` takes no more. */
+#define SPANKER_ACTIVITY_RECEIVING 3u /* Nothing comes from the peer at `port`. */
+
+struct spanker_state {
+	__u32 activity; /* SPANKER_ACTIVITY_*. */
+	__u32 port;
+	__u64 peer;      /* The serial of the card that is waited for, or 0. */
+	__u64 job;       /* The job at work, or 0. */
+	__u64 submitted; /* The last ticket given out. */
+	__u64 completed; /* The last ticket whose work is complete. */
+	__u64 progress;  /* Changes whenever the card gets on with its work. */
+	__u64 card_time_ps;
+};
+
+/* Entries of the flight recorder. */
+#define SPANKER_RECORD_SUBMITTED 1u /* a: ticket, b: descriptors. */
+#define SPANKER_RECORD_STARTED 2u   /* a: ticket, b: kind of descriptor. */
+#define SPANKER_RECORD_DONE 3u      /* a: ticket, b: kind of descriptor. */
+#define SPANKER_RECORD_COMPLETE 4u  /* a: ticket. */
+#define SPANKER_RECORD_LINK 5u      /* port; a: new state, b: peer. */
+#define SPANKER_RECORD_FAULT 6u     /* a: culprit, b: kind. */
+#define SPANKER_RECORD_NOTICE 7u    /* port; a: culprit, b: kind. */
+#define SPANKER_RECORD_RESET 8u     /* a: job. */
+#define SPANKER_RECORD_CLIENT 9u    /* a: process, b: 1 came, 0 went. */
+
+struct spanker_record {
+	__u64 sequence; /* Counts up from 1; gaps were overwritten. */
+	__u64 wall_ns;  /* The host's monotonic clock, or virtual time. */
+	__u64 card_time_ps;
+	__u32 kind; /* SPANKER_RECORD_*. */
+	__u32 port;
+	__u64 a;
+	__u64 b;
+};
+
+/* Reads the flight recorder into `length` bytes of struct spanker_record, from the first
+ * that is there and not older than `first`. */
+struct spanker_records {
+	__u64 address;
+	__u64 length;
+	__u64 first;
+	__u64 count; /* Out: records read. */
+};
+
+/* Returns 0 when the card is alive. It carries no data. */
+#define SPANKER_IOC_PING _IO(SPANKER_IOC_MAGIC, 1)
 #define SPANKER_IOC_GET_VERSION _IOR(SPANKER_IOC_MAGIC, 2, struct spanker_version)
+#define SPANKER_IOC_CARD_INFO _IOR(SPANKER_IOC_MAGIC, 3, struct spanker_card_info)
+#define SPANKER_IOC_PORT_INFO _IOWR(SPANKER_IOC_MAGIC, 4, struct spanker_port_info)
+#define SPANKER_IOC_ALLOCATE _IOWR(SPANKER_IOC_MAGIC, 5, struct spanker_allocate)
+#define SPANKER_IOC_FREE _IOW(SPANKER_IOC_MAGIC, 6, struct spanker_free)
+#define SPANKER_IOC_WRITE _IOW(SPANKER_IOC_MAGIC, 7, struct spanker_access)
+#define SPANKER_IOC_READ _IOW(SPANKER_IOC_MAGIC, 8, struct spanker_access)
+#define SPANKER_IOC_SUBMIT _IOWR(SPANKER_IOC_MAGIC, 9, struct spanker_submit)
+#define SPANKER_IOC_WAIT _IOWR(SPANKER_IOC_MAGIC, 10, struct spanker_wait)
+#define SPANKER_IOC_COUNTERS _IOR(SPANKER_IOC_MAGIC, 11, struct spanker_counters)
+#define SPANKER_IOC_RESET _IOW(SPANKER_IOC_MAGIC, 12, struct spanker_reset)
+#define SPANKER_IOC_STATE _IOR(SPANKER_IOC_MAGIC, 13, struct spanker_state)
+#define SPANKER_IOC_RECORDS _IOWR(SPANKER_IOC_MAGIC, 14, struct spanker_records)
+
+/*
+ * Descriptors. A ring of work is descriptors end to end. Each begins with its size, so
+ * that a card skips nothing it does not know: an unknown kind or version, a size that
+ * does not fit the kind, or a place outside a buffer of the caller refuses the whole
+ * submission, and nothing of it runs.
+ *
+ * Descriptors start in order. Copies, fills, reductions and products are complete
+ * before the next descriptor starts; sends and receives run beside what follows, until
+ * a fence, which waits for everything before it. A descriptor whose `after` is not 0
+ * also waits for the send or receive at that place of the submission, counted from 1.
+ */
+#define SPANKER_WORK_COPY 1u
+#define SPANKER_WORK_FILL 2u
+#define SPANKER_WORK_REDUCE 3u
+#define SPANKER_WORK_MATMUL 4u
+#define SPANKER_WORK_SEND 5u
+#define SPANKER_WORK_RECEIVE 6u
+#define SPANKER_WORK_FENCE 7u
+
+#define SPANKER_WORK_VERSION 1u
+
+struct spanker_work {
+	__u32 size; /* Bytes of the whole descriptor, a multiple of 8. */
+	__u16 kind; /* SPANKER_WORK_*. */
+	__u16 version;
+	__u32 after;
+	__u32 reserved;
+};
+
+struct spanker_place {
+	__u64 buffer;
+	__u64 offset;
+};
+
+struct spanker_work_copy {
+	struct spanker_work head;
+	struct spanker_place from;
+	struct spanker_place into; /* Does not overlap `from`. */
+	__u64 length;
+};
+
+struct spanker_work_fill {
+	struct spanker_work head;
+	struct spanker_place into;
+	__u64 length;  /* A multiple of 4. */
+	__u32 pattern; /* Repeated. */
+	__u32 reserved;
+};
+
+/* Element types of reductions. */
+#define SPANKER_TYPE_F32 0u
+#define SPANKER_TYPE_F64 1u
+#define SPANKER_TYPE_F16 2u
+#define SPANKER_TYPE_BF16 3u
+#define SPANKER_TYPE_I32 4u
+#define SPANKER_TYPE_I64 5u
+#define SPANKER_TYPE_U8 6u
+#define SPANKER_TYPE_U32 7u
+
+/* Operations of reductions. */
+#define SPANKER_OP_SUM 0u
+#define SPANKER_OP_PRODUCT 1u
+#define SPANKER_OP_MAX 2u
+#define SPANKER_OP_MIN 3u
+#define SPANKER_OP_LOGSUMEXP 4u
+#define SPANKER_OP_OR 5u
+#define SPANKER_OP_AND 6u
+#define SPANKER_OP_XOR 7u
+
+/* into = sources[0] op sources[1] op .., in that order, then divided by `divisor` unless
+ * that is 0 or 1. `count` places follow; `into` may be one of them. */
+struct spanker_work_reduce {
+	struct spanker_work head;
+	struct spanker_place into;
+	__u64 elements;
+	__u16 type; /* SPANKER_TYPE_*. */
+	__u16 op;   /* SPANKER_OP_*. */
+	__u32 divisor;
+	__u32 count; /* 1 to 256. */
+	__u32 reserved;
+};
+
+/* out (m x n, f32) = a (m rows of k) times the transpose of b (n rows of k). Types are
+ * GGML's numbers; every card knows Q4_K (12) for both. */
+struct spanker_work_matmul {
+	struct spanker_work head;
+	struct spanker_place a;
+	struct spanker_place b;
+	struct spanker_place out;
+	__u64 m;
+	__u64 k;
+	__u64 n;
+	__u32 a_type;
+	__u32 b_type;
+};
+
+struct spanker_work_send {
+	struct spanker_work head;
+	struct spanker_place from;
+	__u64 length;
+	__u32 port;
+	__u32 tag; /* The receiver's must be equal. */
+};
+
+/* What a receive does with the elements that come. */
+#define SPANKER_RECEIVE_STORE 0u
+#define SPANKER_RECEIVE_FOLD_FIRST 1u  /* local = incoming op local. */
+#define SPANKER_RECEIVE_FOLD_SECOND 2u /* local = local op incoming. */
+
+struct spanker_work_receive {
+	struct spanker_work head;
+	struct spanker_place into;
+	__u64 length;
+	__u32 port;
+	__u32 tag;
+	__u16 mode; /* SPANKER_RECEIVE_*. */
+	__u16 type; /* For a fold. */
+	__u16 op;   /* For a fold. */
+	__u16 reserved;
+};
+
+/* Waits for everything before it, and for the card's clock. */
+struct spanker_work_fence {
+	struct spanker_work head;
+	__u64 not_before_ps; /* 0: no clock. */
+};
+
+/* The head of a message on a socket, request and answer alike. `argument` bytes of the
+ * request's struct follow, then `payload` bytes. An answer repeats number and sequence. */
+#define SPANKER_MESSAGE_MAGIC 0x524B5053u /* "SPKR" */
+#define SPANKER_MESSAGE_MAX_PAYLOAD 16777216u
+
+struct spanker_message {
+	__u32 magic;
+	__u16 major; /* The sender's ABI. */
+	__u16 minor;
+	__u32 number;   /* SPANKER_IOC_*. */
+	__s32 status;   /* In an answer 0 or an errno. */
+	__u64 sequence; /* Chosen by the caller. */
+	__u32 argument; /* The size that the number encodes, in an answer or less. */
+	__u32 payload;
+};
 
 #endif /* SPANKER_IOCTL_H */

@@ -1,70 +1,598 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Rust mirror of `include/spanker_ioctl.h`: request numbers, the structs they carry, and the
 //! tie between the two. It performs no I/O, and it adds nothing that the header lacks.
+//!
+//! Programs use the typed calls of [`crate::SpankerControl`]; this module is for those who play a card.
 
 use std::fmt;
-use std::mem::offset_of;
 
-use nix::libc::Ioctl;
+use bytemuck::{Pod, Zeroable};
 
 /// The major version of the ABI that this crate mirrors; a change breaks older programs.
 pub const ABI_VERSION_MAJOR: u16 = 0;
 /// The minor version of the ABI that this crate mirrors; a change adds requests.
-pub const ABI_VERSION_MINOR: u16 = 1;
+pub const ABI_VERSION_MINOR: u16 = 2;
 /// The patch version of the ABI that this crate mirrors; a change alters neither numbers nor layout.
 pub const ABI_VERSION_PATCH: u16 = 0;
 
 /// The type byte that every request of this ABI carries.
-const MAGIC: u8 = 0xE3;
+pub const MAGIC: u8 = 0xE3;
+
+/// Which way the bytes go that a request names besides its struct.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// There are none.
+    None,
+    /// From the program to the card.
+    ToCard,
+    /// From the card to the program.
+    FromCard,
+}
 
 /// Ties a request's number to the struct it carries.
-///
-/// # Safety
-///
-/// A driver that honours `NUMBER` reads and writes at most `size_of::<Self>()` bytes at the
-/// argument, and every bit pattern of those bytes is a valid `Self`.
-pub(crate) unsafe trait Request {
+pub trait Request: Pod {
     /// The request's number, with direction, type byte and size encoded.
-    const NUMBER: Ioctl;
+    const NUMBER: u32;
     /// The request's name in error messages.
     const NAME: &'static str;
+    /// Which way its further bytes go. If there are any, the struct begins with their address and length.
+    const DIRECTION: Direction = Direction::None;
+}
+
+macro_rules! mirror {
+    ($($(#[$doc:meta])* struct $name:ident = $c_name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
+            #[repr(C)]
+            pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
+        )*
+
+        /// Sizes, alignments and offsets as Rust sees them, under the names of C.
+        #[cfg(test)]
+        fn layouts() -> Vec<(String, u64)> {
+            let mut found = Vec::new();
+            $(
+                let name = stringify!($c_name);
+                found.push((format!("sizeof({name})"), size_of::<$name>() as u64));
+                found.push((format!("alignof({name})"), align_of::<$name>() as u64));
+                $(
+                    let offset = std::mem::offset_of!($name, $field) as u64;
+                    found.push((format!("offsetof({name}.{})", stringify!($field)), offset));
+                )*
+            )*
+            found
+        }
+    };
+}
+
+mirror! {
+    /// The version that a card speaks.
+    struct RawVersion = spanker_version {
+        /// See [`AbiVersion::major`].
+        major: u16,
+        /// See [`AbiVersion::minor`].
+        minor: u16,
+        /// See [`AbiVersion::patch`].
+        patch: u16,
+        /// Ignored.
+        reserved: u16,
+    }
+    /// What a card is.
+    struct RawCardInfo = spanker_card_info {
+        /// Unique among all cards.
+        serial: u64,
+        /// Bytes of memory for buffers.
+        capacity: u64,
+        /// Of these, bytes in no buffer.
+        available: u64,
+        /// The card's clock.
+        card_time_ps: u64,
+        /// The number in the device's name.
+        index: u32,
+        /// Link ports.
+        ports: u32,
+        /// `CARD_*`.
+        flags: u32,
+        /// The process that has work on the card, or 0.
+        owner: u32,
+        /// The id of its profile, padded with NUL.
+        profile: [u8; 32],
+    }
+    /// What a port is and what it is connected to.
+    struct RawPortInfo = spanker_port_info {
+        /// Which port; the caller sets it.
+        port: u32,
+        /// The hardware's encoding of the link's state.
+        state: u32,
+        /// Lanes in use.
+        lanes: u32,
+        /// The port at the other end.
+        peer_port: u32,
+        /// The card at the other end, or 0.
+        peer_serial: u64,
+        /// Payload bytes per second by the profile, or 0.
+        bandwidth: u64,
+        /// One message by the profile.
+        latency_ps: u64,
+    }
+    /// Asks for a buffer.
+    struct RawAllocate = spanker_allocate {
+        /// Bytes.
+        length: u64,
+        /// Out: the handle.
+        buffer: u64,
+    }
+    /// Gives a buffer back.
+    struct RawFree = spanker_free {
+        /// The handle.
+        buffer: u64,
+    }
+    /// Bytes of a buffer, from or to the host.
+    struct RawAccess = spanker_access {
+        /// The caller's memory; 0 on a socket.
+        address: u64,
+        /// Bytes.
+        length: u64,
+        /// The handle.
+        buffer: u64,
+        /// The first byte.
+        offset: u64,
+    }
+    /// Work.
+    struct RawSubmit = spanker_submit {
+        /// The caller's memory; 0 on a socket.
+        address: u64,
+        /// Bytes of descriptors.
+        length: u64,
+        /// The caller's number for the job.
+        job: u64,
+        /// Out: what to wait for.
+        ticket: u64,
+    }
+    /// Why a job failed.
+    struct RawFault = spanker_fault {
+        /// `FAULT_*`.
+        kind: u32,
+        /// 0.
+        reserved: u32,
+        /// The culprit's serial.
+        card: u64,
+        /// For a link, the serial at its other end.
+        peer: u64,
+        /// The job.
+        job: u64,
+    }
+    /// Waits for work.
+    struct RawWait = spanker_wait {
+        /// What to wait for.
+        ticket: u64,
+        /// How long.
+        timeout_ns: u64,
+        /// Out: the last ticket whose work is complete.
+        completed: u64,
+        /// Out: when the work was complete.
+        card_time_ps: u64,
+        /// Out: why it will not be.
+        fault: RawFault,
+    }
+    /// What a card has done since it was switched on.
+    struct Counters = spanker_counters {
+        /// Descriptors completed.
+        work: u64,
+        /// Bytes read and written in local memory by work.
+        memory_bytes: u64,
+        /// Multiply-accumulates.
+        multiplications: u64,
+        /// Bytes written by hosts.
+        host_in: u64,
+        /// Bytes read by hosts.
+        host_out: u64,
+        /// Payload bytes sent to other cards.
+        sent: u64,
+        /// Payload bytes received from other cards.
+        received: u64,
+        /// Frames put on the links, replays included.
+        frames_sent: u64,
+        /// Frames taken from the links.
+        frames_received: u64,
+        /// Frames sent again.
+        frames_replayed: u64,
+        /// Frames that arrived broken.
+        frames_corrupt: u64,
+        /// Trainings after the first.
+        retrainings: u64,
+        /// Card time in work and in sending, in picoseconds.
+        busy_ps: u64,
+        /// Card time in waiting for other cards, in picoseconds.
+        waiting_ps: u64,
+        /// Jobs that failed.
+        faults: u64,
+        /// 0.
+        reserved: u64,
+    }
+    /// Gives up a job.
+    struct RawReset = spanker_reset {
+        /// The job; 0 is all jobs of the program.
+        job: u64,
+        /// What its work fails with.
+        fault: RawFault,
+    }
+    /// What a card is doing.
+    struct RawState = spanker_state {
+        /// `ACTIVITY_*`.
+        activity: u32,
+        /// The port at which it waits.
+        port: u32,
+        /// The card that it waits for, or 0.
+        peer: u64,
+        /// The job at work, or 0.
+        job: u64,
+        /// The last ticket given out.
+        submitted: u64,
+        /// The last ticket whose work is complete.
+        completed: u64,
+        /// Changes whenever the card gets on with its work.
+        progress: u64,
+        /// The card's clock.
+        card_time_ps: u64,
+    }
+    /// An entry of the flight recorder.
+    struct RawRecord = spanker_record {
+        /// Counts up from 1.
+        sequence: u64,
+        /// The host's monotonic clock, or virtual time.
+        wall_ns: u64,
+        /// The card's clock.
+        card_time_ps: u64,
+        /// `RECORD_*`.
+        kind: u32,
+        /// The port, if it is about one.
+        port: u32,
+        /// Depends on the kind.
+        a: u64,
+        /// Depends on the kind.
+        b: u64,
+    }
+    /// Reads the flight recorder.
+    struct RawRecords = spanker_records {
+        /// The caller's memory; 0 on a socket.
+        address: u64,
+        /// Bytes of room.
+        length: u64,
+        /// The oldest record that is wanted.
+        first: u64,
+        /// Out: records read.
+        count: u64,
+    }
+    /// The head of a descriptor.
+    struct RawWork = spanker_work {
+        /// Bytes of the whole descriptor.
+        size: u32,
+        /// `WORK_*`.
+        kind: u16,
+        /// [`WORK_VERSION`].
+        version: u16,
+        /// The place of the transfer to wait for, from 1, or 0.
+        after: u32,
+        /// 0.
+        reserved: u32,
+    }
+    /// Somewhere in a buffer.
+    struct RawPlace = spanker_place {
+        /// The handle.
+        buffer: u64,
+        /// The first byte.
+        offset: u64,
+    }
+    /// See [`crate::Work::Copy`].
+    struct RawCopy = spanker_work_copy {
+        /// The head.
+        head: RawWork,
+        /// The source.
+        from: RawPlace,
+        /// The destination.
+        into: RawPlace,
+        /// Bytes.
+        length: u64,
+    }
+    /// See [`crate::Work::Fill`].
+    struct RawFill = spanker_work_fill {
+        /// The head.
+        head: RawWork,
+        /// The destination.
+        into: RawPlace,
+        /// Bytes.
+        length: u64,
+        /// What is repeated.
+        pattern: u32,
+        /// 0.
+        reserved: u32,
+    }
+    /// See [`crate::Work::Reduce`]. The sources follow.
+    struct RawReduce = spanker_work_reduce {
+        /// The head.
+        head: RawWork,
+        /// The destination.
+        into: RawPlace,
+        /// Elements.
+        elements: u64,
+        /// `SPANKER_TYPE_*`.
+        r#type: u16,
+        /// `SPANKER_OP_*`.
+        op: u16,
+        /// What the result is divided by, if more than 1.
+        divisor: u32,
+        /// Sources.
+        count: u32,
+        /// 0.
+        reserved: u32,
+    }
+    /// See [`crate::Work::Matmul`].
+    struct RawMatmul = spanker_work_matmul {
+        /// The head.
+        head: RawWork,
+        /// The rows of a.
+        a: RawPlace,
+        /// The rows of b.
+        b: RawPlace,
+        /// The product.
+        out: RawPlace,
+        /// Rows of a.
+        m: u64,
+        /// Columns of both.
+        k: u64,
+        /// Rows of b.
+        n: u64,
+        /// GGML's number of a's type.
+        a_type: u32,
+        /// GGML's number of b's type.
+        b_type: u32,
+    }
+    /// See [`crate::Work::Send`].
+    struct RawSend = spanker_work_send {
+        /// The head.
+        head: RawWork,
+        /// The source.
+        from: RawPlace,
+        /// Bytes.
+        length: u64,
+        /// The port.
+        port: u32,
+        /// What the receiver must expect.
+        tag: u32,
+    }
+    /// See [`crate::Work::Receive`].
+    struct RawReceive = spanker_work_receive {
+        /// The head.
+        head: RawWork,
+        /// The destination.
+        into: RawPlace,
+        /// Bytes.
+        length: u64,
+        /// The port.
+        port: u32,
+        /// What the sender must say.
+        tag: u32,
+        /// `SPANKER_RECEIVE_*`.
+        mode: u16,
+        /// `SPANKER_TYPE_*`, for a fold.
+        r#type: u16,
+        /// `SPANKER_OP_*`, for a fold.
+        op: u16,
+        /// 0.
+        reserved: u16,
+    }
+    /// See [`crate::Work::Fence`].
+    struct RawFence = spanker_work_fence {
+        /// The head.
+        head: RawWork,
+        /// The card time to wait for.
+        not_before_ps: u64,
+    }
+    /// The head of a message on a socket.
+    struct RawMessage = spanker_message {
+        /// [`MESSAGE_MAGIC`].
+        magic: u32,
+        /// The sender's ABI.
+        major: u16,
+        /// The sender's ABI.
+        minor: u16,
+        /// The request.
+        number: u32,
+        /// In an answer 0 or an errno.
+        status: i32,
+        /// Chosen by the caller.
+        sequence: u64,
+        /// Bytes of the request's struct that follow.
+        argument: u32,
+        /// Bytes that follow those.
+        payload: u32,
+    }
+}
+
+macro_rules! constants {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $value:expr;)*) => {
+        $($(#[$doc])* pub const $name: $type = $value;)*
+
+        /// Values as Rust sees them, under the names of C.
+        #[cfg(test)]
+        fn values() -> Vec<(String, u64)> {
+            vec![$((concat!("SPANKER_", stringify!($name)).to_owned(), $name as u64),)*]
+        }
+    };
+}
+
+constants! {
+    /// A program plays the card.
+    CARD_EMULATED: u32 = 1;
+    /// It holds itself back to its profile's speed.
+    CARD_PACE_WALL: u32 = 2;
+    /// It has no profile's speed.
+    CARD_UNSHAPED: u32 = 4;
+    /// No signal.
+    PORT_DOWN: u32 = 0;
+    /// The two ends are finding each other.
+    PORT_TRAINING: u32 = 1;
+    /// Carries data.
+    PORT_UP: u32 = 2;
+    /// Gave up.
+    PORT_FAULT: u32 = 3;
+    /// No fault.
+    FAULT_NONE: u32 = 0;
+    /// See [`crate::FaultKind::CardLost`].
+    FAULT_CARD_LOST: u32 = 1;
+    /// See [`crate::FaultKind::LinkDown`].
+    FAULT_LINK_DOWN: u32 = 2;
+    /// See [`crate::FaultKind::Stuck`].
+    FAULT_STUCK: u32 = 3;
+    /// See [`crate::FaultKind::Slow`].
+    FAULT_SLOW: u32 = 4;
+    /// See [`crate::FaultKind::Wrong`].
+    FAULT_WRONG: u32 = 5;
+    /// See [`crate::FaultKind::Mismatch`].
+    FAULT_MISMATCH: u32 = 6;
+    /// See [`crate::FaultKind::Aborted`].
+    FAULT_ABORTED: u32 = 7;
+    /// Nothing to do.
+    ACTIVITY_IDLE: u32 = 0;
+    /// Computes.
+    ACTIVITY_WORKING: u32 = 1;
+    /// A peer takes no more.
+    ACTIVITY_SENDING: u32 = 2;
+    /// Nothing comes from a peer.
+    ACTIVITY_RECEIVING: u32 = 3;
+    /// Work came in: ticket, descriptors.
+    RECORD_SUBMITTED: u32 = 1;
+    /// A descriptor started: ticket, kind.
+    RECORD_STARTED: u32 = 2;
+    /// A descriptor is complete: ticket, kind.
+    RECORD_DONE: u32 = 3;
+    /// All work of a ticket is complete.
+    RECORD_COMPLETE: u32 = 4;
+    /// A link changed its state: state, peer.
+    RECORD_LINK: u32 = 5;
+    /// A job failed: culprit, kind.
+    RECORD_FAULT: u32 = 6;
+    /// A neighbour told of a fault: culprit, kind.
+    RECORD_NOTICE: u32 = 7;
+    /// A program gave up a job.
+    RECORD_RESET: u32 = 8;
+    /// A program came or went: process, 1 or 0.
+    RECORD_CLIENT: u32 = 9;
+    /// Copy.
+    WORK_COPY: u16 = 1;
+    /// Fill.
+    WORK_FILL: u16 = 2;
+    /// Reduce.
+    WORK_REDUCE: u16 = 3;
+    /// Matrix product.
+    WORK_MATMUL: u16 = 4;
+    /// Send to a port.
+    WORK_SEND: u16 = 5;
+    /// Receive from a port.
+    WORK_RECEIVE: u16 = 6;
+    /// Fence.
+    WORK_FENCE: u16 = 7;
+    /// The version of every descriptor.
+    WORK_VERSION: u16 = 1;
+    /// 32-bit float.
+    TYPE_F32: u16 = 0;
+    /// 64-bit float.
+    TYPE_F64: u16 = 1;
+    /// 16-bit float.
+    TYPE_F16: u16 = 2;
+    /// 16-bit brain float.
+    TYPE_BF16: u16 = 3;
+    /// Signed 32-bit integer.
+    TYPE_I32: u16 = 4;
+    /// Signed 64-bit integer.
+    TYPE_I64: u16 = 5;
+    /// Unsigned 8-bit integer.
+    TYPE_U8: u16 = 6;
+    /// Unsigned 32-bit integer.
+    TYPE_U32: u16 = 7;
+    /// Sum.
+    OP_SUM: u16 = 0;
+    /// Product.
+    OP_PRODUCT: u16 = 1;
+    /// Maximum.
+    OP_MAX: u16 = 2;
+    /// Minimum.
+    OP_MIN: u16 = 3;
+    /// Logarithm of the sum of exponentials.
+    OP_LOGSUMEXP: u16 = 4;
+    /// Bitwise or.
+    OP_OR: u16 = 5;
+    /// Bitwise and.
+    OP_AND: u16 = 6;
+    /// Bitwise exclusive or.
+    OP_XOR: u16 = 7;
+    /// Store what comes.
+    RECEIVE_STORE: u16 = 0;
+    /// `local = incoming op local`.
+    RECEIVE_FOLD_FIRST: u16 = 1;
+    /// `local = local op incoming`.
+    RECEIVE_FOLD_SECOND: u16 = 2;
+    /// "SPKR".
+    MESSAGE_MAGIC: u32 = 0x524B_5053;
+    /// The most bytes that a message carries besides its struct.
+    MESSAGE_MAX_PAYLOAD: u32 = 16 << 20;
 }
 
 /// The request that carries no data.
-pub(crate) struct Ping;
-
-// SAFETY: the number encodes no data, so the driver touches no memory.
-unsafe impl Request for Ping {
-    const NUMBER: Ioctl = nix::request_code_none!(MAGIC, 1);
-    const NAME: &'static str = "PING";
-}
-
-/// `struct spanker_version` as the driver writes it.
-#[derive(Default)]
+#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
-pub(crate) struct RawVersion {
-    major: u16,
-    minor: u16,
-    patch: u16,
-    reserved: u16,
+pub struct Ping;
+
+/// READ carries the same struct as WRITE under another number.
+#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct RawRead(pub RawAccess);
+
+macro_rules! requests {
+    ($($c_name:literal $type:ident = $code:ident($number:literal $(, $size:ty)?) $direction:ident;)*) => {
+        $(impl Request for $type {
+            const NUMBER: u32 = nix::$code!(MAGIC, $number $(, size_of::<$size>())?) as u32;
+            const NAME: &'static str = $c_name;
+            const DIRECTION: Direction = Direction::$direction;
+        })*
+
+        /// The request with this number: its name, the size of its struct and where its bytes go.
+        #[must_use]
+        pub fn request(number: u32) -> Option<(&'static str, usize, Direction)> {
+            match number {
+                $(<$type as Request>::NUMBER => Some(($c_name, size_of::<$type>(), Direction::$direction)),)*
+                _ => None,
+            }
+        }
+
+        /// Numbers as Rust sees them, under the names of C.
+        #[cfg(test)]
+        fn numbers() -> Vec<(String, u64)> {
+            vec![$((concat!("SPANKER_IOC_", $c_name).to_owned(), u64::from($type::NUMBER)),)*]
+        }
+    };
 }
 
-// SAFETY: the number encodes this struct's size, and any bits are valid in a `u16`.
-unsafe impl Request for RawVersion {
-    const NUMBER: Ioctl = nix::request_code_read!(MAGIC, 2, size_of::<Self>());
-    const NAME: &'static str = "GET_VERSION";
+requests! {
+    "PING" Ping = request_code_none(1) None;
+    "GET_VERSION" RawVersion = request_code_read(2, RawVersion) None;
+    "CARD_INFO" RawCardInfo = request_code_read(3, RawCardInfo) None;
+    "PORT_INFO" RawPortInfo = request_code_readwrite(4, RawPortInfo) None;
+    "ALLOCATE" RawAllocate = request_code_readwrite(5, RawAllocate) None;
+    "FREE" RawFree = request_code_write(6, RawFree) None;
+    "WRITE" RawAccess = request_code_write(7, RawAccess) ToCard;
+    "READ" RawRead = request_code_write(8, RawRead) FromCard;
+    "SUBMIT" RawSubmit = request_code_readwrite(9, RawSubmit) ToCard;
+    "WAIT" RawWait = request_code_readwrite(10, RawWait) None;
+    "COUNTERS" Counters = request_code_read(11, Counters) None;
+    "RESET" RawReset = request_code_write(12, RawReset) None;
+    "STATE" RawState = request_code_read(13, RawState) None;
+    "RECORDS" RawRecords = request_code_readwrite(14, RawRecords) FromCard;
 }
 
-const _: () = {
-    assert!(size_of::<Ping>() == 0);
-    assert!(size_of::<RawVersion>() == 8);
-    assert!(offset_of!(RawVersion, major) == 0);
-    assert!(offset_of!(RawVersion, minor) == 2);
-    assert!(offset_of!(RawVersion, patch) == 4);
-    assert!(offset_of!(RawVersion, reserved) == 6);
-};
-
-/// The version of the ABI that a driver speaks.
+/// The version of the ABI that a card speaks.
 ///
 /// # Examples
 ///
@@ -82,6 +610,12 @@ pub struct AbiVersion {
     pub patch: u16,
 }
 
+impl AbiVersion {
+    /// The version that this crate speaks.
+    pub const OURS: AbiVersion =
+        AbiVersion { major: ABI_VERSION_MAJOR, minor: ABI_VERSION_MINOR, patch: ABI_VERSION_PATCH };
+}
+
 impl fmt::Display for AbiVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
@@ -97,71 +631,101 @@ impl From<RawVersion> for AbiVersion {
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
+    use std::fmt::Write;
     use std::process::Command;
 
-    use super::{
-        ABI_VERSION_MAJOR, ABI_VERSION_MINOR, ABI_VERSION_PATCH, MAGIC, Ping, RawVersion, Request,
-    };
+    use super::*;
     use crate::cc;
 
     const HEADER: &str = include_str!("../include/spanker_ioctl.h");
 
-    /// The ABI as Rust sees it, under the names that `tests/abi_layout.c` prints.
+    /// The ABI as Rust sees it, under the names of the header.
     fn mirror() -> BTreeMap<String, u64> {
-        let number = |number| u64::from(number as u32);
-        let size = |size: usize| size as u64;
-        [
-            ("SPANKER_IOC_MAGIC", MAGIC.into()),
+        let version = [
+            ("SPANKER_IOC_MAGIC", u64::from(MAGIC)),
             ("SPANKER_ABI_VERSION_MAJOR", ABI_VERSION_MAJOR.into()),
             ("SPANKER_ABI_VERSION_MINOR", ABI_VERSION_MINOR.into()),
             ("SPANKER_ABI_VERSION_PATCH", ABI_VERSION_PATCH.into()),
-            ("SPANKER_IOC_PING", number(Ping::NUMBER)),
-            ("SPANKER_IOC_GET_VERSION", number(RawVersion::NUMBER)),
-            ("sizeof(spanker_version)", size(size_of::<RawVersion>())),
-            ("alignof(spanker_version)", size(align_of::<RawVersion>())),
-            ("offsetof(spanker_version.major)", size(std::mem::offset_of!(RawVersion, major))),
-            ("offsetof(spanker_version.minor)", size(std::mem::offset_of!(RawVersion, minor))),
-            ("offsetof(spanker_version.patch)", size(std::mem::offset_of!(RawVersion, patch))),
-            (
-                "offsetof(spanker_version.reserved)",
-                size(std::mem::offset_of!(RawVersion, reserved)),
-            ),
-        ]
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect()
+        ];
+        let version = version.into_iter().map(|(name, value)| (name.to_owned(), value));
+        let clean = |(name, value): (String, u64)| (name.replace("r#", ""), value);
+        version.chain(layouts()).chain(values()).chain(numbers()).map(clean).collect()
+    }
+
+    /// The names of a header: its definitions, and the sizes and offsets of its structs.
+    fn header_names() -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        let mut inside = None;
+        for line in HEADER.lines() {
+            if let Some((name, _)) =
+                line.strip_prefix("#define ").and_then(|rest| rest.split_once(' '))
+            {
+                names.insert(name.to_owned());
+            } else if let Some(rest) = line.strip_prefix("struct ") {
+                let name = rest.trim_end_matches(" {").to_owned();
+                names.insert(format!("sizeof({name})"));
+                names.insert(format!("alignof({name})"));
+                inside = Some(name);
+            } else if line == "};" {
+                inside = None;
+            } else if let (Some(name), Some((declaration, _))) = (&inside, line.split_once(';')) {
+                let field = declaration.split_whitespace().last().expect("a field");
+                let field = field.split('[').next().expect("a name");
+                names.insert(format!("offsetof({name}.{field})"));
+            }
+        }
+        names
     }
 
     /// The ABI as the C compiler sees it.
     fn c_layout() -> BTreeMap<String, u64> {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let program = folder.path().join("abi_layout");
-        cc::compile("abi_layout.c", &program, &["-pedantic"]);
-        let run = Command::new(&program).output().expect("the layout program runs");
-        assert!(run.status.success(), "the layout program ends with {}", run.status);
-        let mut layout = BTreeMap::new();
-        for line in String::from_utf8(run.stdout).expect("text").lines() {
-            let (name, value) = line.split_once(' ').expect("a name and a value");
-            let value = value.parse().expect("a number");
-            assert_eq!(layout.insert(name.to_owned(), value), None, "{name} is printed twice");
+        let mut program = String::from(
+            "#include <stddef.h>\n#include <stdio.h>\n#include \"spanker_ioctl.h\"\nint main(void)\n{\n",
+        );
+        for name in header_names() {
+            let value = match name.split_once('(') {
+                Some(("sizeof", rest)) => format!("sizeof(struct {rest}"),
+                Some(("alignof", rest)) => format!("_Alignof(struct {rest}"),
+                Some((_, rest)) => format!("offsetof(struct {}", rest.replace('.', ", ")),
+                None => name.clone(),
+            };
+            writeln!(program, "printf(\"{name} %lu\\n\", (unsigned long)({value}));")
+                .expect("text");
         }
-        layout
+        program.push_str("return 0;\n}\n");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (source, binary) = (folder.path().join("layout.c"), folder.path().join("layout"));
+        std::fs::write(&source, program).expect("a source file");
+        cc::compile(&source, &binary, &["-pedantic"]);
+        let run = Command::new(&binary).output().expect("the layout program runs");
+        assert!(run.status.success(), "the layout program ends with {}", run.status);
+        let text = String::from_utf8(run.stdout).expect("text");
+        let line = |line: &str| {
+            let (name, value) = line.split_once(' ').expect("a name and a value");
+            (name.to_owned(), value.parse().expect("a number"))
+        };
+        text.lines().map(line).collect()
     }
 
     #[test]
     fn rust_mirror_against_compiled_header_has_same_numbers_and_layout() {
-        assert_eq!(mirror(), c_layout());
+        let (mirror, header) = (mirror(), c_layout());
+        assert!(header.len() > 200, "the header was read: {}", header.len());
+        assert_eq!(mirror, header);
     }
 
     #[test]
-    fn header_definitions_are_all_compared_with_the_mirror() {
-        let defined: BTreeSet<_> = HEADER
-            .lines()
-            .filter_map(|line| line.strip_prefix("#define SPANKER_"))
-            .filter_map(|rest| rest.split_once(' '))
-            .map(|(name, _)| format!("SPANKER_{name}"))
-            .collect();
-        let compared = mirror().into_keys().filter(|name| name.starts_with("SPANKER_")).collect();
-        assert_eq!(defined, compared);
+    fn requests_with_bytes_begin_with_address_and_length() {
+        let offsets: BTreeMap<String, u64> = layouts().into_iter().collect();
+        for name in ["spanker_access", "spanker_submit", "spanker_records"] {
+            assert_eq!(offsets[&format!("offsetof({name}.address)")], 0);
+            assert_eq!(offsets[&format!("offsetof({name}.length)")], 8);
+        }
+    }
+
+    #[test]
+    fn request_of_unknown_number_is_none() {
+        assert_eq!(request(RawWait::NUMBER), Some(("WAIT", 64, Direction::None)));
+        assert_eq!(request(0), None);
     }
 }

@@ -1,25 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The handle to a card's control device, and the crate's only ioctl. It does not retry, wait or
-//! look for cards: one call is one request to the driver.
+//! The handle to one card: every request of the ABI as a typed call. It does not look for cards, and it
+//! knows nothing of other cards than its own.
 
-use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
-use std::path::Path;
-use std::ptr;
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
 
+use bytemuck::{bytes_of_mut, cast_slice_mut};
 use nix::errno::Errno;
-use nix::libc;
 
-use crate::abi::{AbiVersion, Ping, RawVersion, Request};
+use crate::abi::{
+    ABI_VERSION_MAJOR, AbiVersion, Counters, MESSAGE_MAX_PAYLOAD, Ping, RawAccess, RawAllocate,
+    RawCardInfo, RawFault, RawFree, RawPortInfo, RawRead, RawRecord, RawRecords, RawReset,
+    RawState, RawSubmit, RawVersion, RawWait, Request,
+};
+use crate::card::{CardInfo, CardState, CardTime, Fault, PortInfo, Ticket};
 use crate::error::{Error, Result};
+use crate::transport::{Call, Device, Payload, Socket, Transport};
+use crate::work::{BufferId, Descriptor, encode_work};
 
 /// Where the driver puts the control device.
 pub const CONTROL_DEVICE_PATH: &str = "/dev/spankerctl";
 
-/// An open control device.
+/// How long a card may take to answer a request, unless someone says otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Bytes that one request moves at most. Larger reads and writes are cut, so that every request is answered
+/// soon.
+const PIECE: usize = 1 << 20;
+
+/// An open card.
 ///
-/// The device is closed when the handle is dropped. Requests take `&self` and carry no state
-/// between them, so threads may share one handle.
+/// The card is closed when the handle is dropped, and its buffers and work end with that. Requests take
+/// `&self`, so threads may share one handle; a request waits for the one before it.
 ///
 /// ```
 /// fn shareable<T: Send + Sync>() {}
@@ -27,7 +43,10 @@ pub const CONTROL_DEVICE_PATH: &str = "/dev/spankerctl";
 /// ```
 #[derive(Debug)]
 pub struct SpankerControl {
-    file: File,
+    transport: Box<dyn Transport>,
+    path: Option<PathBuf>,
+    /// Set once the card has shown that it speaks our version.
+    agreed: OnceLock<()>,
 }
 
 impl SpankerControl {
@@ -40,56 +59,240 @@ impl SpankerControl {
         Self::open_path(CONTROL_DEVICE_PATH)
     }
 
-    /// Opens the control device at `path` for reading and writing.
+    /// Opens the card at `path`: a character device for reading and writing, or a socket on which a
+    /// program plays a card.
     ///
-    /// Nothing is sent to the driver: a file that is no card opens well and fails at the first
+    /// Nothing is asked of the card: a file that is no card opens well and fails at the first
     /// request.
     ///
     /// # Errors
     ///
-    /// [`Error::Open`] when the file is absent or may not be opened.
+    /// [`Error::Open`] when the file is absent or may not be opened, or when nobody answers at a socket.
     pub fn open_path<P: AsRef<Path>>(path: P) -> Result<Self> {
         let path = path.as_ref();
-        match OpenOptions::new().read(true).write(true).open(path) {
-            Ok(file) => Ok(Self { file }),
-            Err(source) => Err(Error::Open { path: path.to_path_buf(), source }),
-        }
+        let failed = |source| Error::Open { path: path.to_path_buf(), source };
+        let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+        let transport: Box<dyn Transport> = if kind.is_socket() {
+            Box::new(Socket::new(UnixStream::connect(path).map_err(failed)?))
+        } else {
+            let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
+            Box::new(Device { file })
+        };
+        Ok(Self { transport, path: Some(path.to_path_buf()), agreed: OnceLock::new() })
     }
 
-    /// Asks the driver whether it is alive.
+    /// A card that is reached in a way of the caller's own, as simulated ones are.
+    #[must_use]
+    pub fn over(transport: Box<dyn Transport>) -> Self {
+        Self { transport, path: None, agreed: OnceLock::new() }
+    }
+
+    /// Where the card was opened.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Asks the card whether it is alive.
     ///
     /// # Errors
     ///
     /// [`Error::Ioctl`] with `op` equal to `PING`.
     pub fn ping(&self) -> Result<()> {
-        self.call(&mut Ping)
+        self.call(&mut Ping, Payload::Empty, PATIENCE)
     }
 
-    /// Asks the driver which version of the ABI it speaks.
+    /// Asks the card which version of the ABI it speaks.
     ///
-    /// The answer is not compared with this crate's own version: what to do about a difference is
-    /// the caller's decision.
+    /// The answer is not compared with this crate's own version; the calls that need version 0.2 do so.
     ///
     /// # Errors
     ///
     /// [`Error::Ioctl`] with `op` equal to `GET_VERSION`.
     pub fn version(&self) -> Result<AbiVersion> {
         let mut answer = RawVersion::default();
-        self.call(&mut answer)?;
+        self.call(&mut answer, Payload::Empty, PATIENCE)?;
         Ok(answer.into())
     }
 
-    /// Sends one request, and checks the return code of every request there is.
-    fn call<R: Request>(&self, request: &mut R) -> Result<()> {
-        // A request without data passes null, so that the driver never sees a stray address.
-        let argument = if size_of::<R>() == 0 { ptr::null_mut() } else { ptr::from_mut(request) };
-        // SAFETY: `Request` promises that the driver touches no more than `size_of::<R>()` bytes
-        // and leaves a valid `R`; the descriptor is open while `self` lives, and the exclusive
-        // borrow of `request` outlasts the call.
-        let code = unsafe { libc::ioctl(self.file.as_raw_fd(), R::NUMBER, argument) };
-        if code < 0 {
-            return Err(Error::Ioctl { op: R::NAME, source: Errno::last() });
+    /// What the card is.
+    ///
+    /// # Errors
+    /// [`Error::Version`] if it speaks another major version, else as every request.
+    pub fn info(&self) -> Result<CardInfo> {
+        self.ask::<RawCardInfo>().map(CardInfo::from)
+    }
+
+    /// What one of its ports is and what it is connected to.
+    ///
+    /// # Errors
+    /// [`Error::Ioctl`] with `EINVAL` if there is no such port.
+    pub fn port(&self, port: u32) -> Result<PortInfo> {
+        let mut raw = RawPortInfo { port, ..RawPortInfo::default() };
+        self.request(&mut raw, Payload::Empty, PATIENCE)?;
+        Ok(raw.into())
+    }
+
+    /// A buffer of `length` bytes, filled with 0. It lives until it is freed or the handle is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Ioctl`] with `ENOMEM` if the card has not so much memory in one piece.
+    pub fn allocate(&self, length: u64) -> Result<BufferId> {
+        let mut raw = RawAllocate { length, buffer: 0 };
+        self.request(&mut raw, Payload::Empty, PATIENCE)?;
+        Ok(BufferId(raw.buffer))
+    }
+
+    /// Gives a buffer back.
+    ///
+    /// # Errors
+    /// [`Error::Ioctl`] with `EINVAL` for a buffer that is not there, `EBUSY` while work uses it.
+    pub fn free(&self, buffer: BufferId) -> Result<()> {
+        self.request(&mut RawFree { buffer: buffer.0 }, Payload::Empty, PATIENCE)
+    }
+
+    /// Writes bytes of the host into a buffer.
+    ///
+    /// # Errors
+    /// [`Error::Ioctl`] with `EINVAL` for a place outside the buffer.
+    pub fn write(&self, buffer: BufferId, offset: u64, bytes: &[u8]) -> Result<()> {
+        for (index, piece) in bytes.chunks(PIECE).enumerate() {
+            let offset = offset.saturating_add((index * PIECE) as u64);
+            let mut raw =
+                RawAccess { address: 0, length: piece.len() as u64, buffer: buffer.0, offset };
+            self.request(&mut raw, Payload::ToCard(piece), PATIENCE)?;
         }
         Ok(())
+    }
+
+    /// Reads bytes of a buffer.
+    ///
+    /// # Errors
+    /// As [`SpankerControl::write`].
+    pub fn read(&self, buffer: BufferId, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        for (index, piece) in bytes.chunks_mut(PIECE).enumerate() {
+            let offset = offset.saturating_add((index * PIECE) as u64);
+            let mut raw = RawRead(RawAccess {
+                address: 0,
+                length: piece.len() as u64,
+                buffer: buffer.0,
+                offset,
+            });
+            self.request(&mut raw, Payload::FromCard(piece), PATIENCE)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the card work. All of it is checked before any of it starts.
+    ///
+    /// # Errors
+    /// [`Error::Ioctl`] with `EINVAL` for a descriptor that the card does not accept, `EBUSY` while
+    /// another program has work on the card, `EOVERFLOW` if its queue is full, `E2BIG` for more descriptors
+    /// than one request takes.
+    pub fn submit(&self, job: u64, work: &[Descriptor]) -> Result<Ticket> {
+        let bytes = encode_work(work);
+        if bytes.len() > MESSAGE_MAX_PAYLOAD as usize {
+            return Err(Error::Ioctl { op: RawSubmit::NAME, source: Errno::E2BIG });
+        }
+        let mut raw = RawSubmit { address: 0, length: bytes.len() as u64, job, ticket: 0 };
+        self.request(&mut raw, Payload::ToCard(&bytes), PATIENCE)?;
+        Ok(Ticket(raw.ticket))
+    }
+
+    /// Waits until work is complete, and says when that was on the card's clock.
+    ///
+    /// # Errors
+    /// [`Error::Incomplete`] after `timeout`, [`Error::Fault`] if the work failed,
+    /// [`Error::Unresponsive`] if the card is silent for `timeout` and half as long again.
+    pub fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<CardTime> {
+        let mut raw = RawWait {
+            ticket: ticket.0,
+            timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+            completed: 0,
+            card_time_ps: 0,
+            fault: RawFault::default(),
+        };
+        let patience = timeout + timeout / 2 + Duration::from_millis(20);
+        self.request(&mut raw, Payload::Empty, patience)?;
+        match raw.fault.fault() {
+            Some(fault) => Err(Error::Fault(fault)),
+            None if raw.completed < ticket.0 => Err(Error::Incomplete { ticket, waited: timeout }),
+            None => Ok(CardTime(raw.card_time_ps)),
+        }
+    }
+
+    /// Gives up a job on this card: its work fails with `fault`, and its messages are dropped here and at
+    /// the neighbours.
+    ///
+    /// # Errors
+    /// As every request.
+    pub fn abort(&self, fault: Fault) -> Result<()> {
+        let mut raw = RawReset { job: fault.job, fault: fault.into() };
+        self.request(&mut raw, Payload::Empty, PATIENCE)
+    }
+
+    /// What the card is doing; `patience` is how long it may take to say so.
+    ///
+    /// # Errors
+    /// As every request.
+    pub fn state(&self, patience: Duration) -> Result<CardState> {
+        let mut raw = RawState::default();
+        self.request(&mut raw, Payload::Empty, patience)?;
+        Ok(raw.into())
+    }
+
+    /// What the card has done since it was switched on.
+    ///
+    /// # Errors
+    /// As every request.
+    pub fn counters(&self) -> Result<Counters> {
+        self.ask()
+    }
+
+    /// The flight recorder: what happened last on the card, oldest first.
+    ///
+    /// # Errors
+    /// As every request.
+    pub fn records(&self) -> Result<Vec<RawRecord>> {
+        let mut records = vec![RawRecord::default(); 4096];
+        let length = size_of_val(&records[..]) as u64;
+        let mut raw = RawRecords { address: 0, length, first: 0, count: 0 };
+        self.request(&mut raw, Payload::FromCard(cast_slice_mut(&mut records)), PATIENCE)?;
+        records.truncate(usize::try_from(raw.count).unwrap_or(usize::MAX));
+        Ok(records)
+    }
+
+    fn ask<R: Request + Default>(&self) -> Result<R> {
+        let mut raw = R::default();
+        self.request(&mut raw, Payload::Empty, PATIENCE)?;
+        Ok(raw)
+    }
+
+    /// Sends a request that version 0.1 does not have: the two sides agree on the version first.
+    fn request<R: Request>(
+        &self,
+        raw: &mut R,
+        payload: Payload<'_>,
+        patience: Duration,
+    ) -> Result<()> {
+        if self.agreed.get().is_none() {
+            let theirs = self.version()?;
+            if theirs.major != ABI_VERSION_MAJOR {
+                return Err(Error::Version { theirs });
+            }
+            let _ = self.agreed.set(());
+        }
+        self.call(raw, payload, patience)
+    }
+
+    fn call<R: Request>(
+        &self,
+        raw: &mut R,
+        payload: Payload<'_>,
+        patience: Duration,
+    ) -> Result<()> {
+        let (name, number) = (R::NAME, R::NUMBER);
+        let argument = bytes_of_mut(raw);
+        self.transport.call(&mut Call { name, number, argument, payload, patience })
     }
 }

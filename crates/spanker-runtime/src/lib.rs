@@ -34,13 +34,29 @@
 //! Requests go through the C library's `ioctl` symbol, so a preloaded library can answer in the
 //! driver's place; this crate's own tests do so.
 
-mod abi;
+pub mod abi;
+mod card;
 #[cfg(test)]
 #[path = "../tests/support/cc.rs"]
 mod cc;
 mod control;
 mod error;
+pub mod message;
+mod transport;
+mod work;
 
-pub use abi::{ABI_VERSION_MAJOR, ABI_VERSION_MINOR, ABI_VERSION_PATCH, AbiVersion};
-pub use control::{CONTROL_DEVICE_PATH, SpankerControl};
+pub use abi::{
+    ABI_VERSION_MAJOR, ABI_VERSION_MINOR, ABI_VERSION_PATCH, AbiVersion, Counters,
+    RawRecord as Record,
+};
+pub use card::{
+    Activity, CardInfo, CardState, CardTime, Fault, FaultKind, Pace, Peer, PortInfo, PortState,
+    Ticket,
+};
+pub use control::{CONTROL_DEVICE_PATH, PATIENCE, SpankerControl};
 pub use error::{Error, Result};
+pub use transport::{Call, Payload, Transport};
+pub use work::{
+    BufferId, Descriptor, Fold, Landing, MAX_SOURCES, Malformed, Place, Work, decode_work,
+    encode_work,
+};

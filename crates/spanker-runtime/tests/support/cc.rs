@@ -5,11 +5,13 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Compiles `tests/<source>` to `output`, and panics with the compiler's words when that fails.
+/// Compiles `source` to `output`, and panics with the compiler's words when that fails. A relative
+/// path is one from `tests/`.
 ///
 /// A machine without `cc` fails the test: the header would otherwise go unchecked in silence.
-pub fn compile(source: &str, output: &Path, flags: &[&str]) {
+pub fn compile(source: impl AsRef<Path>, output: &Path, flags: &[&str]) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = source.as_ref();
     let result = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror"])
         .args(flags)
@@ -19,6 +21,7 @@ pub fn compile(source: &str, output: &Path, flags: &[&str]) {
         .arg("-o")
         .arg(output)
         .output();
+    let source = source.display();
     let compiler = match result {
         Ok(compiler) => compiler,
         Err(error) => panic!("cannot run `cc` on {source}, install a C compiler: {error}"),

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Descriptors and messages as bytes: what was written is read back, and anything else is refused in words.
+
+use proptest::prelude::*;
+use spanker_runtime::message::{HEAD_BYTES, Parsed, head, parse};
+use spanker_runtime::{
+    BufferId, Descriptor, Fold, Landing, MAX_SOURCES, Place, Work, abi, decode_work, encode_work,
+};
+
+fn place() -> impl Strategy<Value = Place> {
+    (any::<u64>(), any::<u64>())
+        .prop_map(|(buffer, offset)| Place { buffer: BufferId(buffer), offset })
+}
+
+fn fold() -> impl Strategy<Value = Fold> {
+    (any::<u16>(), any::<u16>()).prop_map(|(dtype, op)| Fold { dtype, op })
+}
+
+fn landing() -> impl Strategy<Value = Landing> {
+    prop_oneof![
+        Just(Landing::Store),
+        fold().prop_map(Landing::FoldFirst),
+        fold().prop_map(Landing::FoldSecond),
+    ]
+}
+
+fn work() -> impl Strategy<Value = Work> {
+    prop_oneof![
+        (place(), place(), any::<u64>()).prop_map(|(from, into, length)| Work::Copy {
+            from,
+            into,
+            length
+        }),
+        (place(), any::<u32>(), any::<u32>()).prop_map(|(into, words, pattern)| Work::Fill {
+            into,
+            length: u64::from(words) * 4,
+            pattern
+        }),
+        (place(), prop::collection::vec(place(), 1..9), any::<u64>(), fold(), any::<u32>())
+            .prop_map(|(into, sources, elements, fold, divisor)| {
+                Work::Reduce { into, sources, elements, fold, divisor }
+            }),
+        (place(), place(), place(), any::<[u64; 3]>(), any::<[u32; 2]>())
+            .prop_map(|(a, b, out, shape, types)| Work::Matmul { a, b, out, shape, types }),
+        (place(), any::<u64>(), any::<u32>(), any::<u32>())
+            .prop_map(|(from, length, port, tag)| Work::Send { from, length, port, tag }),
+        (place(), any::<u64>(), any::<u32>(), any::<u32>(), landing()).prop_map(
+            |(into, length, port, tag, landing)| Work::Receive { into, length, port, tag, landing }
+        ),
+        any::<u64>().prop_map(|not_before_ps| Work::Fence { not_before_ps }),
+    ]
+}
+
+/// Descriptors of which some wait for an earlier transfer.
+fn ring() -> impl Strategy<Value = Vec<Descriptor>> {
+    prop::collection::vec((work(), any::<u32>()), 0..12).prop_map(|listed| {
+        let mut ring: Vec<Descriptor> = Vec::new();
+        for (work, pick) in listed {
+            let transfers: Vec<u32> = (0..ring.len())
+                .filter(|&at| matches!(ring[at].work, Work::Send { .. } | Work::Receive { .. }))
+                .map(|at| at as u32)
+                .collect();
+            let chosen = pick as usize % (transfers.len() + 1);
+            ring.push(Descriptor { after: transfers.get(chosen).copied(), work });
+        }
+        ring
+    })
+}
+
+proptest! {
+    #[test]
+    fn descriptors_written_and_read_are_the_same(ring in ring()) {
+        prop_assert_eq!(decode_work(&encode_work(&ring)), Ok(ring));
+    }
+
+    #[test]
+    fn descriptors_cut_anywhere_are_refused_or_a_prefix(ring in ring(), cut in any::<prop::sample::Index>()) {
+        let bytes = encode_work(&ring);
+        let cut = cut.index(bytes.len() + 1);
+        if let Ok(read) = decode_work(&bytes[..cut]) {
+            prop_assert_eq!(&read[..], &ring[..read.len()]);
+        }
+    }
+
+    #[test]
+    fn descriptors_with_any_byte_changed_are_read_without_panic(
+        ring in ring(),
+        at in any::<prop::sample::Index>(),
+        value in any::<u8>(),
+    ) {
+        let mut bytes = encode_work(&ring);
+        if !bytes.is_empty() {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+            // What is accepted is what it says it is.
+            if let Ok(read) = decode_work(&bytes) {
+                prop_assert_eq!(decode_work(&encode_work(&read)), Ok(read));
+            }
+        }
+    }
+
+    #[test]
+    fn messages_of_any_bytes_are_parsed_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        match parse(&bytes) {
+            Parsed::Request(message) => prop_assert!(message.used <= bytes.len()),
+            Parsed::Incomplete(need) => prop_assert!(need > bytes.len() && need < 17 << 20),
+            Parsed::Refused { .. } => prop_assert!(bytes.len() >= HEAD_BYTES),
+            other => prop_assert!(false, "{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_message_that_announces_four_gibibytes_is_refused_at_its_head() {
+    let submit = <abi::RawSubmit as abi::Request>::NUMBER;
+    let mut bytes = head(submit, 0, 9, 32, 0).to_vec();
+    bytes[28..32].copy_from_slice(&u32::MAX.to_le_bytes());
+    let Parsed::Refused { error, number, sequence } = parse(&bytes) else {
+        panic!("{:?}", parse(&bytes));
+    };
+    assert_eq!((error, number, sequence), (nix::errno::Errno::EMSGSIZE, submit, 9));
+}
+
+#[test]
+fn a_message_of_another_major_version_is_refused() {
+    let mut bytes = head(<abi::RawState as abi::Request>::NUMBER, 0, 1, 56, 0).to_vec();
+    bytes[4] = 7;
+    let Parsed::Refused { error, .. } = parse(&bytes) else { panic!("{:?}", parse(&bytes)) };
+    assert_eq!(error, nix::errno::Errno::EPROTONOSUPPORT);
+}
+
+#[test]
+fn malformed_descriptors_are_named_with_their_place() {
+    let fence: Descriptor = Work::Fence { not_before_ps: 1 }.into();
+    let good = encode_work(&[fence.clone(), fence.clone()]);
+    let changed = |at: usize, value: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = value;
+        decode_work(&bytes).unwrap_err().to_string()
+    };
+    assert!(changed(24, 7).starts_with("descriptor 1: size 7"), "{}", changed(24, 7));
+    assert!(changed(28, 99).contains("kind 99 is unknown"), "{}", changed(28, 99));
+    assert!(changed(30, 2).contains("version 2"), "{}", changed(30, 2));
+    assert!(changed(32, 1).contains("after 1"), "{}", changed(32, 1));
+    let into = Place { buffer: BufferId(1), offset: 0 };
+    let fold = Fold { dtype: 0, op: 0 };
+    let many = vec![into; MAX_SOURCES + 1];
+    let reduce = Work::Reduce { into, sources: many, elements: 1, fold, divisor: 0 };
+    let error = decode_work(&encode_work(&[reduce.into()])).unwrap_err();
+    assert!(error.to_string().contains("257 sources"), "{error}");
+}
