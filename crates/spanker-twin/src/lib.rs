@@ -7,6 +7,7 @@
 //! in which programs find the cards; [`desk`] is what a program asks the keeper. What a card does with
 //! its work is not decided here.
 
+mod card;
 pub mod desk;
 mod error;
 mod frame;
@@ -16,8 +17,11 @@ pub mod orders;
 mod serve;
 mod spec;
 mod wire;
+mod world;
 
+pub use card::{Card, ClientId, Pulse, Reply, Wire};
 pub use error::TwinError;
 pub use serve::serve;
 pub use spec::{CardSpec, MOST_CARDS, Pace, PortSpec, specs};
 pub use wire::{LinkEnd, link_pair};
+pub use world::{Disturbance, World};

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Messages to and from the ports: cutting into frames, matching with receives, time stamps.
+//!
+//! A frame's time stamp is when it arrives on the sender's clock; a receive ends at the later of its own
+//! start and the last stamp. Nothing on a card's clock depends on when frames really arrive.
+
+use std::cell::Cell;
+
+use spanker_link::{Body, Decoded, Event, decode, encode};
+use spanker_runtime::{Fault, FaultKind, Landing, Place, abi};
+
+use super::check::known;
+use super::port::{HEAD, Held, Incoming, MessageHead, Segment, notice_fault};
+use super::{Card, Wire};
+
+/// What became of a frame's data.
+#[derive(Debug, PartialEq, Eq)]
+enum Taken {
+    /// It is where it belongs, or nowhere because its job is dead.
+    Yes,
+    /// No receive is there for it yet.
+    NotYet,
+    /// It is not what the receive expects: the job has failed.
+    Failed,
+}
+
+impl Card {
+    /// Hands messages to the links. Says whether anything happened.
+    pub(super) fn pump(&mut self) -> bool {
+        let before = self.progress;
+        for port in 0..self.ports.len() {
+            self.drain(port);
+            self.send_notices(port);
+        }
+        for lane in 0..self.lanes.len() {
+            while self.pump_lane(lane) {}
+        }
+        self.progress != before
+    }
+
+    /// Hands the first message of a lane to its link. Says whether the next one may follow.
+    fn pump_lane(&mut self, lane: usize) -> bool {
+        let Some(send) = self.lanes[lane].queue.front() else { return false };
+        let (port, job, issued) = (send.port, send.job, send.issued);
+        if !self.ports[port].usable() {
+            let fault = self.ports[port].fault(self.spec.serial, job);
+            self.fail_job(fault, None);
+            return true;
+        }
+        let waited = match send.after {
+            None => 0,
+            Some(id) => match self.ended(id) {
+                None => return false,
+                Some(end) => end,
+            },
+        };
+        let slow = self.costs.slow;
+        let free = self.lanes[lane].free;
+        let link = &mut self.ports[port];
+        let send = self.lanes[lane].queue.front_mut().expect("it was there");
+        let start = issued.max(waited).max(free);
+        let (mut sent, mut time) = send.sent.unwrap_or((0, start));
+        let mut first = send.sent.is_none();
+        let limit =
+            (link.frames.payload() as u64).min((link.link.payload_limit() - HEAD) as u64) & !63;
+        let mut busy = 0;
+        while (first || sent < send.length) && link.link.room() > 0 {
+            let part = (send.length - sent).min(limit);
+            let head =
+                first.then(|| MessageHead { job, tag: send.tag, length: send.length }.to_bytes());
+            let bytes = part as usize + if first { HEAD } else { 0 };
+            let (cost, broken) = link.frames.send(bytes, slow);
+            time += cost;
+            busy += cost;
+            let from = Place { offset: send.from.offset + sent, ..send.from };
+            sent += part;
+            first = false;
+            let ends = (sent == send.length).then_some((send.id, time));
+            let (stamp, broken) = (time + link.frames.latency, Cell::new(broken.min(3)));
+            let segment = Segment::Data { head, from, length: part as u32, stamp, broken, ends };
+            let pushed = link.link.push(segment, bytes as u16);
+            debug_assert!(pushed.is_ok(), "there was room");
+            self.progress += 1;
+        }
+        if !first {
+            send.sent = Some((sent, time));
+        }
+        let complete = !first && sent == send.length;
+        self.counters.busy_ps += busy;
+        if complete {
+            self.counters.sent += sent;
+            self.lanes[lane].free = time;
+            self.lanes[lane].queue.pop_front();
+        }
+        complete
+    }
+
+    /// Puts frames of a port on its wire. Says whether there were any.
+    pub fn depart(&mut self, index: usize, wire: &mut dyn Wire) -> bool {
+        let (now, mut any) = (self.now, false);
+        let port = &mut self.ports[index];
+        if port.cut || port.lost {
+            return false;
+        }
+        while wire.has_room() {
+            let Some((header, body)) = port.link.transmit(now) else { break };
+            self.frame.clear();
+            let mut stamp = 0;
+            match body {
+                Body::Empty => encode(&header, &[], &mut self.frame),
+                Body::Training(bytes) => encode(&header, &[&bytes], &mut self.frame),
+                Body::Payload(Segment::Notice(bytes)) => encode(&header, &[bytes], &mut self.frame),
+                Body::Payload(Segment::Data { head, from, length, stamp: at, broken, .. }) => {
+                    stamp = *at;
+                    let head = head.as_ref().map_or(&[][..], |head| &head[..]);
+                    let data = self.memory.get(*from, u64::from(*length));
+                    // Of a job that was given up the buffer may be gone; the length still has to be right.
+                    let none;
+                    let data = match data {
+                        Some(data) => data,
+                        None => {
+                            none = vec![0; *length as usize];
+                            &none
+                        }
+                    };
+                    encode(&header, &[head, data], &mut self.frame);
+                    if broken.get() > 0 {
+                        broken.set(broken.get() - 1);
+                        let at = 12 + (stamp as usize) % usize::from(header.length).max(1);
+                        self.frame[at] ^= 0x10;
+                    }
+                }
+            }
+            wire.put(stamp, &self.frame);
+            self.counters.frames_sent += 1;
+            any = true;
+        }
+        any
+    }
+
+    /// A frame has come in at a port.
+    pub fn arrived(&mut self, index: usize, stamp: u64, bytes: &[u8]) {
+        let now = self.now;
+        let port = &mut self.ports[index];
+        if port.cut || port.lost {
+            return;
+        }
+        self.counters.frames_received += 1;
+        let (header, payload) = match decode(bytes) {
+            Decoded::Frame { header, payload, .. } => (header, payload),
+            _ => {
+                self.counters.frames_corrupt += 1;
+                port.link.corrupt(None, now);
+                return;
+            }
+        };
+        let event = port.link.receive(&header, payload, now);
+        match event {
+            Event::Deliver if header.kind == spanker_link::Kind::Notice => {
+                if let Some(fault) = notice_fault(payload) {
+                    port.held.push_back(Held::Dead { job: fault.job });
+                    self.noticed(index, fault);
+                    self.drain(index);
+                } else {
+                    port.link.consumed(1);
+                }
+            }
+            Event::Deliver => {
+                let waits = !port.held.is_empty() || self.stuck;
+                if waits || self.take(index, stamp, payload) == Taken::NotYet {
+                    let bytes = payload.to_vec();
+                    self.ports[index].held.push_back(Held::Data { stamp, bytes });
+                }
+            }
+            other => self.link_event(index, other),
+        }
+        self.acknowledged(index);
+    }
+
+    /// Sends whose last frame was acknowledged are complete.
+    fn acknowledged(&mut self, index: usize) {
+        while let Some(segment) = self.ports[index].link.acked() {
+            if let Segment::Data { ends: Some((id, at)), .. } = segment {
+                self.end_transfer(id, at, Some(index));
+            }
+        }
+    }
+
+    fn link_event(&mut self, index: usize, event: Event) {
+        match event {
+            Event::Trained { peer, .. } => {
+                self.ports[index].peer = Some(peer);
+                self.note_link(index);
+            }
+            Event::Faulted(_) => {
+                self.note_link(index);
+                self.fail_port(index);
+            }
+            _ => {}
+        }
+    }
+
+    /// Timers of the links.
+    pub(super) fn tick_links(&mut self) {
+        let now = self.now;
+        for index in 0..self.ports.len() {
+            let port = &mut self.ports[index];
+            if port.cut || port.lost {
+                continue;
+            }
+            let event = port.link.tick(now);
+            self.link_event(index, event);
+        }
+    }
+
+    /// Takes what was held, as far as receives are there for it.
+    pub(super) fn drain(&mut self, index: usize) {
+        if self.stuck {
+            return;
+        }
+        while let Some(held) = self.ports[index].held.pop_front() {
+            match held {
+                Held::Dead { job } => {
+                    let port = &mut self.ports[index];
+                    // The message of that job ends here, however much of it has come.
+                    if port.incoming.is_some_and(|incoming| incoming.head.job == job) {
+                        port.incoming = None;
+                    }
+                    port.link.consumed(1);
+                }
+                Held::Data { stamp, bytes } => match self.take(index, stamp, &bytes) {
+                    Taken::NotYet => {
+                        self.ports[index].held.push_front(Held::Data { stamp, bytes });
+                        return;
+                    }
+                    Taken::Yes | Taken::Failed => {}
+                },
+            }
+        }
+    }
+
+    /// Brings a frame's data to where it belongs.
+    fn take(&mut self, index: usize, stamp: u64, payload: &[u8]) -> Taken {
+        let port = &mut self.ports[index];
+        let (incoming, data) = match port.incoming {
+            Some(incoming) => (incoming, payload),
+            None => match MessageHead::from_bytes(payload) {
+                Some(head) => (Incoming { head, got: 0 }, &payload[HEAD..]),
+                // No head: nothing that this side ever sends.
+                None => {
+                    port.link.consumed(1);
+                    return Taken::Yes;
+                }
+            },
+        };
+        let Incoming { head, got } = incoming;
+        let dead = self.dead.iter().any(|fault| fault.job == head.job);
+        let port = &mut self.ports[index];
+        let ours = port.receives.front().filter(|receive| receive.job == head.job);
+        let waited = match ours {
+            _ if dead => 0,
+            None => return Taken::NotYet,
+            Some(receive) => match receive.after {
+                None => 0,
+                Some(id) => match self.ended(id) {
+                    None => return Taken::NotYet,
+                    Some(end) => end,
+                },
+            },
+        };
+        let port = &mut self.ports[index];
+        port.link.consumed(1);
+        let got = got.saturating_add(data.len() as u64);
+        port.incoming = (got < head.length).then_some(Incoming { head, got });
+        if dead {
+            return Taken::Yes;
+        }
+        let receive = port.receives.front().expect("it was there");
+        let (id, issued) = (receive.id, receive.issued);
+        if receive.tag != head.tag || receive.length != head.length || got > head.length {
+            let (card, job) = (port.peer.map_or(0, |peer| peer.serial), head.job);
+            self.fail_job(Fault { kind: FaultKind::Mismatch, card, peer: 0, job }, None);
+            return Taken::Failed;
+        }
+        let at = got - data.len() as u64;
+        let (place, landing) = (receive.into, receive.landing);
+        self.land(Place { offset: place.offset + at, ..place }, data, landing);
+        self.counters.received += data.len() as u64;
+        self.progress += 1;
+        if got == head.length {
+            self.ports[index].receives.pop_front();
+            self.end_transfer(id, issued.max(waited).max(stamp), None);
+        }
+        Taken::Yes
+    }
+
+    fn land(&mut self, place: Place, data: &[u8], landing: Landing) {
+        let local = self.memory.get_mut(place, data.len() as u64).expect("it was checked");
+        match landing {
+            Landing::Store => local.copy_from_slice(data),
+            Landing::FoldFirst(fold) => {
+                self.alu.fold(local, data, known(fold).expect("it was checked"), true);
+            }
+            Landing::FoldSecond(fold) => {
+                self.alu.fold(local, data, known(fold).expect("it was checked"), false);
+            }
+        }
+    }
+
+    /// What the card waits for, if it waits for another card: the port, and the number of the activity.
+    pub(super) fn waits_for(&self) -> Option<(usize, u32)> {
+        let receiving = self.ports.iter().position(|port| !port.receives.is_empty());
+        if let Some(port) = receiving {
+            return Some((port, abi::ACTIVITY_RECEIVING));
+        }
+        let sending =
+            self.queue.iter().find_map(|s| (0..self.ports.len()).find(|&port| s.sends_on(port)));
+        sending.map(|port| (port, abi::ACTIVITY_SENDING))
+    }
+}
