@@ -23,6 +23,7 @@ use std::collections::VecDeque;
 
 use spanker_link::Identity;
 use spanker_runtime::{Counters, Fault};
+use spanker_topology::LinkState;
 
 use self::compute::Alu;
 use self::costs::Costs;
@@ -195,6 +196,16 @@ impl Card {
         }
         self.expire_waiters();
         Pulse { busy, timer: self.next_timer() }
+    }
+
+    /// The state of the link at a port.
+    #[must_use]
+    pub fn port_state(&self, port: usize) -> LinkState {
+        let port = &self.ports[port];
+        match port.link.state() {
+            LinkState::Up | LinkState::Training if !port.usable() => LinkState::Down,
+            state => state,
+        }
     }
 
     /// Slows the card down, or lets it run at its profile's speed again with 1.

@@ -15,6 +15,7 @@ pub mod home;
 pub mod keeper;
 pub mod orders;
 mod serve;
+mod shared;
 mod spec;
 mod wire;
 mod world;

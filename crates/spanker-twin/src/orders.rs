@@ -23,6 +23,8 @@ pub enum Order {
         spec: Box<CardSpec>,
         /// The directory of the twin.
         home: PathBuf,
+        /// When the clocks of all cards begin, in nanoseconds of the machine's monotonic clock.
+        epoch: u64,
     },
     /// Use another link at a port: what was connected there is gone. Beside it come bell and memory.
     Connect {
@@ -157,7 +159,7 @@ mod tests {
         let spec = specs(&cluster, Pace::Wall, 3).unwrap().remove(63);
         let (here, there) = UnixStream::pair().unwrap();
         let ends = vec![there.as_fd(); 1 + 2 * spec.ports.len()];
-        let start = Order::Start { spec: Box::new(spec), home: "/run/cards".into() };
+        let start = Order::Start { spec: Box::new(spec), home: "/run/cards".into(), epoch: 9 };
         send(&here, &start, &ends).unwrap();
         let (order, fds) = receive(&there).unwrap().unwrap();
         assert_eq!((order, fds.len()), (start, 127));

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a link between two cards is made of: memory that both map, and a bell to wake each other.
+//! What a link between two cards is made of: memory that both map, and a bell to wake each other. Neither has a
+//! name, so nothing of them outlives the cards; the bell also tells that a card is gone.
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::fs::MemfdFlags;
+use crate::card::Wire;
+use crate::shared::{LONGEST, Rings, create};
 
 /// One end of a link.
 #[derive(Debug)]
@@ -22,8 +24,89 @@ pub struct LinkEnd {
 /// The system has no more descriptors or memory.
 pub fn link_pair() -> io::Result<[LinkEnd; 2]> {
     let (here, there) = UnixStream::pair()?;
-    let memory = rustix::fs::memfd_create("spanker-link", MemfdFlags::CLOEXEC)?;
-    rustix::fs::ftruncate(&memory, 1 << 16)?;
+    let memory = create()?;
     let copy = memory.try_clone()?;
     Ok([LinkEnd { bell: here.into(), memory }, LinkEnd { bell: there.into(), memory: copy }])
+}
+
+/// An end in use.
+#[derive(Debug)]
+pub(crate) struct Cable {
+    rings: Rings,
+    bell: UnixStream,
+    /// A record, at an odd word so that what follows a frame's header of 12 bytes is aligned.
+    record: Vec<u64>,
+}
+
+/// Where a record begins in its buffer.
+const SHIFT: usize = 4;
+
+impl Cable {
+    pub(crate) fn new(end: LinkEnd, side: bool) -> io::Result<Cable> {
+        let bell = UnixStream::from(end.bell);
+        bell.set_nonblocking(true)?;
+        let rings = Rings::map(&end.memory, side)?;
+        Ok(Cable { rings, bell, record: vec![0; (SHIFT + LONGEST).div_ceil(8)] })
+    }
+
+    /// The next frame: its stamp and its bytes.
+    pub(crate) fn take(&mut self) -> io::Result<Option<(u64, &[u8])>> {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.record);
+        let found = self.rings.take(&mut bytes[SHIFT..])?;
+        Ok(found.map(|(stamp, length)| (stamp, &bytes[SHIFT..SHIFT + length])))
+    }
+
+    /// Wakes the peer if it waits for something that has happened.
+    pub(crate) fn ring(&mut self) {
+        if self.rings.peer_waits() {
+            // A full bell rings already; a dead peer is seen when the bell is read.
+            let _ = self.bell.write(&[1]);
+        }
+    }
+
+    /// Whether to sleep: false if there is something to read after all.
+    pub(crate) fn sleep(&self) -> bool {
+        self.rings.set_asleep(true);
+        if self.rings.is_empty() {
+            return true;
+        }
+        self.rings.set_asleep(false);
+        false
+    }
+
+    pub(crate) fn wake(&self) {
+        self.rings.set_asleep(false);
+    }
+
+    /// Empties the bell. False if the peer is gone.
+    pub(crate) fn answer_bell(&mut self) -> bool {
+        let mut rung = [0; 64];
+        loop {
+            match self.bell.read(&mut rung) {
+                Ok(0) => return false,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+            }
+        }
+    }
+
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+impl Wire for Cable {
+    fn has_room(&self) -> bool {
+        let room = self.rings.has_room();
+        if !room {
+            self.rings.set_full(true);
+        }
+        // The peer may have made room before it could see that someone waits for it.
+        room || self.rings.has_room()
+    }
+
+    fn put(&mut self, stamp: u64, frame: &[u8]) {
+        self.rings.put(stamp, frame);
+    }
 }

@@ -175,11 +175,7 @@ impl Card {
 
     fn port_info(&self, request: RawPortInfo) -> Result<RawPortInfo, Errno> {
         let port = self.ports.get(request.port as usize).ok_or(Errno::EINVAL)?;
-        let state = match port.usable() {
-            true => port.link.state().bits(),
-            false if port.link.state().bits() == 3 => 3,
-            false => 0,
-        };
+        let state = self.port_state(request.port as usize).bits();
         let (bandwidth, latency_ps) = match self.spec.pace {
             Pace::Unshaped => (0, 0),
             _ => (port.frames.rate(), port.frames.latency),

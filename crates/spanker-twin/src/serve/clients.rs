@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The programs that are connected to a card's socket. A program that sends garbage, half a message or too much
+//! loses its own connection and nothing else.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use rustix::event::{PollFd, PollFlags};
+use spanker_runtime::message::{Parsed, parse};
+
+use crate::card::{Card, ClientId};
+
+/// The most programs at a time.
+const MOST: usize = 64;
+/// Bytes of answers that may wait for a program that does not read them.
+const MOST_WAITING: usize = 32 << 20;
+/// Bytes read at a time.
+const PIECE: usize = 256 << 10;
+/// Bytes of an answer that are held back until it is due.
+const HELD_BACK: usize = 32;
+
+/// A connected program.
+struct Client {
+    id: ClientId,
+    stream: UnixStream,
+    incoming: Vec<u8>,
+    /// When the first byte of `incoming` came.
+    since: u64,
+    outgoing: Vec<u8>,
+    /// Bytes of `outgoing` that are not to be sent before the time.
+    held: Option<(usize, u64)>,
+    /// To be cut off once `outgoing` is empty.
+    leaves: bool,
+}
+
+impl Client {
+    /// Bytes that may be sent now.
+    fn sendable(&self, now: u64) -> usize {
+        match self.held {
+            Some((held, due)) if due > now => self.outgoing.len() - held,
+            _ => self.outgoing.len(),
+        }
+    }
+
+    /// Sends what it can. False if the program is gone.
+    fn send(&mut self, now: u64) -> bool {
+        let mut left = self.sendable(now);
+        let mut sent = 0;
+        while left > 0 {
+            match self.stream.write(&self.outgoing[sent..sent + left]) {
+                Ok(0) => return false,
+                Ok(count) => {
+                    sent += count;
+                    left -= count;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(_) => return false,
+            }
+        }
+        self.outgoing.drain(..sent);
+        if self.held.is_some_and(|(_, due)| due <= now) {
+            self.held = None;
+        }
+        true
+    }
+
+    /// Reads what is there. False if the program is gone.
+    fn receive(&mut self, now: u64) -> bool {
+        if self.incoming.is_empty() {
+            self.since = now;
+        }
+        let filled = self.incoming.len();
+        self.incoming.resize(filled + PIECE, 0);
+        let outcome = self.stream.read(&mut self.incoming[filled..]);
+        let count = match &outcome {
+            Ok(count) => *count,
+            Err(_) => 0,
+        };
+        self.incoming.truncate(filled + count);
+        match outcome {
+            Ok(count) => count > 0,
+            Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
+    }
+}
+
+/// All connected programs, and the socket at which they come in.
+pub(super) struct Clients {
+    listener: UnixListener,
+    all: Vec<Client>,
+    next: u64,
+}
+
+impl Clients {
+    pub(super) fn new(listener: UnixListener) -> io::Result<Clients> {
+        listener.set_nonblocking(true)?;
+        Ok(Clients { listener, all: Vec::new(), next: 1 })
+    }
+
+    /// What to wait for: the listener, then every program.
+    pub(super) fn register<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        for client in &self.all {
+            let mut flags = PollFlags::empty();
+            if client.outgoing.len() < MOST_WAITING && !client.leaves {
+                flags |= PollFlags::IN;
+            }
+            if client.outgoing.len() > client.held.map_or(0, |(held, _)| held) {
+                flags |= PollFlags::OUT;
+            }
+            fds.push(PollFd::new(&client.stream, flags));
+        }
+    }
+
+    /// Serves those that are ready, in the order of [`Clients::register`].
+    pub(super) fn serve(&mut self, card: &mut Card, ready: &[bool], now: u64) {
+        let mut gone = Vec::new();
+        for (client, _) in self.all.iter_mut().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+            let alive = client.send(now) && (client.leaves || client.receive(now));
+            if !alive || (client.leaves && client.outgoing.is_empty()) {
+                gone.push(client.id);
+                continue;
+            }
+            requests(card, client);
+        }
+        self.remove(card, &gone);
+        if ready[0] {
+            self.accept(card);
+        }
+    }
+
+    fn remove(&mut self, card: &mut Card, gone: &[ClientId]) {
+        for &id in gone {
+            card.disconnect(id);
+        }
+        self.all.retain(|client| !gone.contains(&client.id));
+    }
+
+    fn accept(&mut self, card: &mut Card) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            // One too many is turned away; the others stay.
+            if self.all.len() >= MOST || stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let pid = rustix::net::sockopt::socket_peercred(&stream)
+                .map_or(0, |peer| peer.pid.as_raw_nonzero().get() as u32);
+            let id = ClientId(self.next);
+            self.next += 1;
+            card.connect(id, pid);
+            let (incoming, outgoing) = (Vec::new(), Vec::new());
+            let client =
+                Client { id, stream, incoming, since: 0, outgoing, held: None, leaves: false };
+            self.all.push(client);
+        }
+    }
+
+    /// Hands the card's answers to the programs. Says whether there were any, and when the next held-back
+    /// one is due.
+    pub(super) fn replies(&mut self, card: &mut Card, now: u64) -> (bool, Option<u64>) {
+        let mut any = false;
+        while let Some(reply) = card.reply() {
+            let Some(client) = self.all.iter_mut().find(|client| client.id == reply.client) else {
+                continue;
+            };
+            client.outgoing.extend_from_slice(&reply.bytes);
+            // All but the end is sent at once, so that a long answer is complete when it is due.
+            client.held =
+                (reply.due > now).then_some((HELD_BACK.min(reply.bytes.len()), reply.due));
+            client.leaves |= reply.last;
+            any = true;
+        }
+        let mut gone = Vec::new();
+        for client in &mut self.all {
+            if client.sendable(now) > 0 {
+                let before = client.outgoing.len();
+                if !client.send(now) {
+                    gone.push(client.id);
+                }
+                any |= client.outgoing.len() != before;
+            }
+        }
+        self.remove(card, &gone);
+        (any, self.all.iter().filter_map(|client| client.held.map(|(_, due)| due)).min())
+    }
+}
+
+/// Hands every whole request of a program to the card.
+fn requests(card: &mut Card, client: &mut Client) {
+    let mut used = 0;
+    loop {
+        match parse(&client.incoming[used..]) {
+            Parsed::Request(message) => {
+                let length = message.used;
+                card.request(client.id, &message, client.since);
+                used += length;
+            }
+            Parsed::Incomplete(need) => {
+                client.incoming.drain(..used);
+                let missing = need.saturating_sub(client.incoming.len());
+                client.incoming.reserve(missing.min(PIECE));
+                return;
+            }
+            Parsed::Refused { error, number, sequence } => {
+                card.refuse(client.id, number, sequence, error);
+                client.incoming.clear();
+                client.leaves = true;
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Memory that two processes map, as two rings of records, one for each direction. The only unsafe code of
+//! this crate.
+//!
+//! Each ring has one writer and one reader. `head` counts the bytes that were written and `tail` those that
+//! were read; only the writer stores the one and only the reader the other. What the peer says is never
+//! trusted: a count or a length that cannot be is an error, and nothing is read or written outside the ring.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Bytes of one ring, a power of two.
+const RING: u64 = 256 << 10;
+/// Bytes before the rings: the counters, each on a cache line of its own.
+const FRONT: usize = 4096;
+/// Bytes of the whole.
+const TOTAL: usize = FRONT + 2 * RING as usize;
+/// Bytes of a record's head: length and time stamp.
+const HEAD: u64 = 16;
+/// The longest record.
+pub(crate) const LONGEST: usize = 8192;
+
+/// Memory for a link, sealed so that no end can take it from under the other.
+pub(crate) fn create() -> io::Result<std::os::fd::OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = rustix::fs::memfd_create("spanker-link", flags)?;
+    rustix::fs::ftruncate(&memory, TOTAL as u64)?;
+    rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(memory)
+}
+
+/// One end's view of both rings.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    base: NonNull<u8>,
+    /// Which ring this end writes; it reads the other.
+    writes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone within its process, and is reached through `&mut self` or
+// atomics.
+unsafe impl Send for Rings {}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        // SAFETY: `base` is a mapping of `TOTAL` bytes that nothing else refers to.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), TOTAL) };
+    }
+}
+
+/// The counters of a ring.
+#[derive(Debug, Clone, Copy)]
+enum Word {
+    Head,
+    Tail,
+    /// The reader sleeps and wants to be woken.
+    Asleep,
+    /// The writer waits for room.
+    Full,
+}
+
+impl Rings {
+    /// Maps the memory of a link. The two ends have different `side`s.
+    pub(crate) fn map(memory: impl AsFd, side: bool) -> io::Result<Rings> {
+        let size = rustix::fs::fstat(&memory)?.st_size;
+        let seals = rustix::fs::fcntl_get_seals(&memory)?;
+        if size != TOTAL as i64 || !seals.contains(SealFlags::SHRINK) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "this is no memory of a link"));
+        }
+        // SAFETY: a fresh mapping anywhere; the file is as long as the mapping and cannot shrink.
+        let base = unsafe {
+            let rights = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(ptr::null_mut(), TOTAL, rights, MapFlags::SHARED, memory, 0)?
+        };
+        let base = NonNull::new(base.cast()).expect("a mapping is not at address 0");
+        Ok(Rings { base, writes: usize::from(side) })
+    }
+
+    fn reads(&self) -> usize {
+        1 - self.writes
+    }
+
+    fn word(&self, ring: usize, word: Word) -> &AtomicU64 {
+        let at = (ring * 4 + word as usize) * 64;
+        // SAFETY: `at` is inside the first `FRONT` bytes, which are mapped while `self` lives, aligned to 64,
+        // and only ever reached as atomics, by this process and by the peer's.
+        unsafe { &*self.base.as_ptr().add(at).cast::<AtomicU64>() }
+    }
+
+    /// Copies `bytes` into this end's ring at a count. The caller has made sure that they fit.
+    fn store(&mut self, count: u64, bytes: &[u8]) {
+        let at = (count % RING) as usize;
+        let first = bytes.len().min(RING as usize - at);
+        // SAFETY: both pieces lie inside the ring, which is mapped; the reader does not look at bytes beyond
+        // `head`, and if a faulty one does it reads bytes that any value is valid for.
+        unsafe {
+            let ring = self.base.as_ptr().add(FRONT + self.writes * RING as usize);
+            ptr::copy_nonoverlapping(bytes.as_ptr(), ring.add(at), first);
+            ptr::copy_nonoverlapping(bytes.as_ptr().add(first), ring, bytes.len() - first);
+        }
+    }
+
+    /// Copies bytes out of the peer's ring at a count.
+    fn load(&self, count: u64, bytes: &mut [u8]) {
+        let at = (count % RING) as usize;
+        let first = bytes.len().min(RING as usize - at);
+        // SAFETY: both pieces lie inside the ring, which is mapped; the writer does not touch bytes before
+        // `head`, and if a faulty one does the copy holds bytes that any value is valid for.
+        unsafe {
+            let ring = self.base.as_ptr().add(FRONT + self.reads() * RING as usize);
+            ptr::copy_nonoverlapping(ring.add(at), bytes.as_mut_ptr(), first);
+            ptr::copy_nonoverlapping(ring, bytes.as_mut_ptr().add(first), bytes.len() - first);
+        }
+    }
+
+    /// Whether a record of the greatest length fits.
+    pub(crate) fn has_room(&self) -> bool {
+        let head = self.word(self.writes, Word::Head).load(Ordering::Relaxed);
+        let tail = self.word(self.writes, Word::Tail).load(Ordering::Acquire);
+        // A tail that cannot be leaves no room.
+        head.checked_sub(tail).is_some_and(|used| used + HEAD + LONGEST as u64 <= RING)
+    }
+
+    /// Writes a record. The caller has seen that there is room.
+    pub(crate) fn put(&mut self, stamp: u64, bytes: &[u8]) {
+        assert!(bytes.len() <= LONGEST && self.has_room(), "the caller looks first");
+        let head = self.word(self.writes, Word::Head).load(Ordering::Relaxed);
+        let mut front = [0; HEAD as usize];
+        front[..8].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+        front[8..].copy_from_slice(&stamp.to_le_bytes());
+        self.store(head, &front);
+        self.store(head + HEAD, bytes);
+        let next = head + HEAD + (bytes.len() as u64).next_multiple_of(8);
+        self.word(self.writes, Word::Head).store(next, Ordering::Release);
+    }
+
+    /// Reads the next record into the beginning of `into`: its stamp and its length.
+    pub(crate) fn take(&mut self, into: &mut [u8]) -> io::Result<Option<(u64, usize)>> {
+        let ring = self.reads();
+        let tail = self.word(ring, Word::Tail).load(Ordering::Relaxed);
+        let head = self.word(ring, Word::Head).load(Ordering::Acquire);
+        if head == tail {
+            return Ok(None);
+        }
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the peer's ring is damaged");
+        let filled = head.checked_sub(tail).filter(|&filled| filled <= RING).ok_or_else(wrong)?;
+        let mut front = [0; HEAD as usize];
+        self.load(tail, &mut front);
+        let word = |at: usize| u64::from_le_bytes(front[at..at + 8].try_into().expect("8 bytes"));
+        let (length, stamp) = (word(0), word(8));
+        if length > into.len().min(LONGEST) as u64 || HEAD + length > filled {
+            return Err(wrong());
+        }
+        self.load(tail + HEAD, &mut into[..length as usize]);
+        let next = tail + HEAD + length.next_multiple_of(8);
+        self.word(ring, Word::Tail).store(next, Ordering::Release);
+        Ok(Some((stamp, length as usize)))
+    }
+
+    /// Whether there is something to read.
+    pub(crate) fn is_empty(&self) -> bool {
+        let ring = self.reads();
+        let tail = self.word(ring, Word::Tail).load(Ordering::Relaxed);
+        self.word(ring, Word::Head).load(Ordering::SeqCst) == tail
+    }
+
+    /// Says that this end is about to sleep, or no longer. The caller looks at the ring once more after it.
+    pub(crate) fn set_asleep(&self, asleep: bool) {
+        self.word(self.reads(), Word::Asleep).store(u64::from(asleep), Ordering::SeqCst);
+    }
+
+    /// Says that this end has more to write than there is room for, or no longer.
+    pub(crate) fn set_full(&self, full: bool) {
+        self.word(self.writes, Word::Full).store(u64::from(full), Ordering::SeqCst);
+    }
+
+    /// Whether the peer is to be woken: it sleeps and there is something to read, or it waits for room and
+    /// half of its ring is free. Asking takes the wish away, so that one bell is rung for it.
+    pub(crate) fn peer_waits(&self) -> bool {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        let taken = |ring, word| {
+            let word = self.word(ring, word);
+            word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
+        };
+        let head = self.word(self.writes, Word::Head).load(Ordering::Relaxed);
+        let unread = head != self.word(self.writes, Word::Tail).load(Ordering::Relaxed);
+        let asleep = unread && taken(self.writes, Word::Asleep);
+        let ring = self.reads();
+        let tail = self.word(ring, Word::Tail).load(Ordering::Relaxed);
+        let used = self.word(ring, Word::Head).load(Ordering::Relaxed).saturating_sub(tail);
+        let roomy = used <= RING / 2 && taken(ring, Word::Full);
+        asleep || roomy
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends() -> [Rings; 2] {
+        let memory = create().unwrap();
+        [false, true].map(|side| Rings::map(&memory, side).unwrap())
+    }
+
+    #[test]
+    fn records_cross_in_order_and_whole_however_the_ring_wraps() {
+        let [mut left, mut right] = ends();
+        let mut into = vec![0; LONGEST];
+        let mut next = 0u64;
+        let mut expected = 0u64;
+        while expected < 5_000 {
+            while next < 5_000 && left.has_room() {
+                let length = (next * 37 % 5000) as usize;
+                left.put(next, &vec![next as u8; length]);
+                next += 1;
+            }
+            assert!(next == 5_000 || next - expected > 20, "the ring holds several records");
+            for _ in 0..17 {
+                let Some((stamp, length)) = right.take(&mut into).unwrap() else { break };
+                assert_eq!((stamp, length as u64), (expected, expected * 37 % 5000));
+                assert!(into[..length].iter().all(|&byte| byte == expected as u8));
+                expected += 1;
+            }
+        }
+        assert!(right.is_empty() && left.is_empty());
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_once_and_only_for_something() {
+        let [mut left, mut right] = ends();
+        right.set_asleep(true);
+        assert!(!left.peer_waits());
+        left.put(1, b"x");
+        assert!(left.peer_waits());
+        assert!(!left.peer_waits());
+        right.set_full(true);
+        assert!(left.peer_waits(), "there is room for what the right end writes");
+        assert!(right.take(&mut [0; 10]).unwrap().is_some());
+    }
+
+    #[test]
+    fn damaged_counters_and_lengths_are_errors() {
+        let [mut left, mut right] = ends();
+        let mut into = vec![0; LONGEST];
+        left.put(1, b"hello");
+        left.store(0, &u64::MAX.to_le_bytes());
+        assert!(right.take(&mut into).is_err());
+        left.word(0, Word::Head).store(RING * 3, Ordering::SeqCst);
+        assert!(right.take(&mut into).is_err());
+        left.word(0, Word::Tail).store(u64::MAX, Ordering::SeqCst);
+        assert!(!left.has_room());
+    }
+
+    #[test]
+    fn memory_of_another_size_is_refused() {
+        let memory = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&memory, 100).unwrap();
+        assert!(Rings::map(&memory, true).is_err());
+    }
+}
