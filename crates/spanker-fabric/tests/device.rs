@@ -14,7 +14,7 @@ use spanker_fabric::device::{
 use spanker_fabric::{Workspace, execute, inproc};
 use spanker_plan::{Algorithm, Collective, DType, ReduceOp, Schedule, schedule};
 use spanker_reduce::{Element, bf16, f16};
-use spanker_runtime::{FaultKind, SpankerControl};
+use spanker_runtime::{BufferId, Error, FaultKind, Landing, Place, SpankerControl, Work};
 
 type Links = Vec<(usize, u32, usize, u32)>;
 
@@ -173,6 +173,26 @@ fn every_collective_by_every_algorithm_on_every_wiring_gives_the_in_process_bits
             }
         }
     }
+}
+
+#[test]
+fn interpreter_of_programs_that_wait_for_each_other_does_not_complete_them() {
+    let place = Place { buffer: BufferId(1), offset: 0 };
+    let send = Work::Send { from: place, length: 8, port: 0, tag: 0 };
+    let receive =
+        Work::Receive { into: place, length: 8, port: 0, tag: 0, landing: Landing::Store };
+    let fence = Work::Fence { not_before_ps: 0 };
+    let program = [send.into(), fence.into(), receive.into()];
+    let controls = Cards::ring(2).open();
+    let tickets: Vec<_> = controls
+        .iter()
+        .map(|card| {
+            card.allocate(8).unwrap();
+            card.submit(1, &program).unwrap()
+        })
+        .collect();
+    let error = controls[0].wait(tickets[0], Duration::ZERO).unwrap_err();
+    assert!(matches!(error, Error::Incomplete { .. }), "{error}");
 }
 
 #[test]

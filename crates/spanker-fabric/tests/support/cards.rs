@@ -60,8 +60,9 @@ struct Card {
     health: Health,
     /// What it will come down with, and after how many descriptors.
     ailment: Option<(u64, Health)>,
-    /// Card time that each descriptor costs.
+    /// Card time that each descriptor costs, and that all have cost.
     cost: u64,
+    busy: u64,
 }
 
 #[derive(Debug)]
@@ -104,6 +105,7 @@ impl Cards {
                 health: Health::Well,
                 ailment: None,
                 cost: 1_000_000,
+                busy: 0,
             }
         };
         let cards = (0..count).map(card).collect();
@@ -262,6 +264,7 @@ impl World {
                     card.compute(&work);
                     card.queue[at].done = true;
                     card.clock += card.cost;
+                    card.busy += card.cost;
                 }
             }
             card.next += 1;
@@ -312,6 +315,7 @@ impl World {
         card.queue[at].done = true;
         card.progress += 1;
         card.clock = sent;
+        card.busy += card.cost;
     }
 }
 
@@ -383,10 +387,10 @@ impl Card {
     }
 
     fn completed(&self) -> u64 {
-        let complete = |&&(end, fault): &&(usize, Option<Fault>)| {
+        let complete = |&(end, fault): &(usize, Option<Fault>)| {
             fault.is_none() && self.queue[..end].iter().all(|entry| entry.done)
         };
-        self.tickets.iter().take_while(complete).count() as u64
+        self.tickets.iter().rposition(complete).map_or(0, |at| at as u64 + 1)
     }
 }
 
@@ -452,28 +456,7 @@ fn answer(world: &mut World, number: usize, call: &mut Call<'_>) -> Result<(), E
     let card = &mut world.cards[number];
     match call.name {
         "GET_VERSION" => put(call, RawVersion { major: 0, minor: 2, patch: 0, reserved: 0 }),
-        "CARD_INFO" => {
-            let mut profile = [0; 32];
-            profile[..5].copy_from_slice(b"rev-a");
-            let (index, ports) = (number as u32, card.peers.len() as u32);
-            let (serial, card_time_ps) = (serial(number), card.clock);
-            let (capacity, available, owner) = (1 << 32, 1 << 32, 0);
-            let flags = CARD_EMULATED;
-            put(
-                call,
-                RawCardInfo {
-                    serial,
-                    capacity,
-                    available,
-                    card_time_ps,
-                    index,
-                    ports,
-                    flags,
-                    owner,
-                    profile,
-                },
-            )
-        }
+        "CARD_INFO" => put(call, info(card, number)),
         "PORT_INFO" => {
             let mut raw: RawPortInfo = get(call);
             let &(peer, port, up) = card.peers.get(raw.port as usize).ok_or(Errno::EINVAL)?;
@@ -495,36 +478,45 @@ fn answer(world: &mut World, number: usize, call: &mut Call<'_>) -> Result<(), E
         "WRITE" | "READ" => access(card, call),
         "SUBMIT" => submit(card, call, room),
         "WAIT" => wait(card, call),
-        "COUNTERS" => put(call, Counters { busy_ps: card.clock, ..Counters::default() }),
+        "COUNTERS" => put(call, Counters { busy_ps: card.busy, ..Counters::default() }),
         "RESET" => {
             let raw: RawReset = get(call);
             world.fail_on(number, raw.fault.fault().expect("a fault"));
             Ok(())
         }
-        "STATE" => {
-            let (activity, port, peer) = card.activity();
-            let job = if activity == ACTIVITY_IDLE {
-                0
-            } else {
-                card.queue.last().map_or(0, |entry| entry.job)
-            };
-            let (submitted, completed) = (card.tickets.len() as u64, card.completed());
-            let (progress, card_time_ps) = (card.progress, card.clock);
-            put(
-                call,
-                RawState {
-                    activity,
-                    port,
-                    peer,
-                    job,
-                    submitted,
-                    completed,
-                    progress,
-                    card_time_ps,
-                },
-            )
-        }
+        "STATE" => put(call, state(card)),
         _ => Err(Errno::ENOTTY),
+    }
+}
+
+fn info(card: &Card, number: usize) -> RawCardInfo {
+    let mut profile = [0; 32];
+    profile[..5].copy_from_slice(b"rev-a");
+    RawCardInfo {
+        serial: serial(number),
+        capacity: 1 << 32,
+        available: 1 << 32,
+        card_time_ps: card.clock,
+        index: number as u32,
+        ports: card.peers.len() as u32,
+        flags: CARD_EMULATED,
+        owner: 0,
+        profile,
+    }
+}
+
+fn state(card: &Card) -> RawState {
+    let (activity, port, peer) = card.activity();
+    let last = card.queue.last().map_or(0, |entry| entry.job);
+    RawState {
+        activity,
+        port,
+        peer,
+        job: if activity == ACTIVITY_IDLE { 0 } else { last },
+        submitted: card.tickets.len() as u64,
+        completed: card.completed(),
+        progress: card.progress,
+        card_time_ps: card.clock,
     }
 }
 
