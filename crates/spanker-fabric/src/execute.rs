@@ -259,7 +259,7 @@ fn run_step<T: Element>(
 }
 
 /// Where rank `rank` has its result.
-fn result_range(schedule: &Schedule, rank: Rank) -> Range<usize> {
+pub(crate) fn result_range(schedule: &Schedule, rank: Rank) -> Range<usize> {
     let (ranks, elements) = (schedule.ranks(), schedule.elements());
     match schedule.collective() {
         Collective::AllReduce | Collective::AllGather | Collective::Broadcast { .. } => 0..elements,

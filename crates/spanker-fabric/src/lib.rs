@@ -4,6 +4,7 @@
 //! * [`Fabric`]: one rank's end of a group. It sends, receives, agrees and gives up; every wait has a
 //!   deadline.
 //! * [`inproc`]: the fabric whose ranks are threads of this process.
+//! * [`device`]: groups of cards, which run schedules as descriptors in their own memory.
 //! * [`Faulty`]: any fabric, with messages lost, late or corrupt and ranks that die, from a seed.
 //! * [`conformance`]: what a fabric must do, as one suite for all of them.
 //!
@@ -21,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+pub mod device;
 mod error;
 mod execute;
 mod fabric;

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The messages of a schedule in an order in which they can happen: a run of the schedule on symbols, with
+//! sends that wait for their receives. Neither bytes nor ports are known here.
+
+use std::collections::{HashMap, VecDeque};
+
+use spanker_plan::{Incoming, Rank, Schedule, Span, Step, Transfer};
+
+use super::error::DeviceError;
+
+/// One message of a schedule, both ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Message {
+    pub(super) from: Rank,
+    pub(super) to: Rank,
+    pub(super) source: Span,
+    pub(super) target: Span,
+    pub(super) fold: Option<Incoming>,
+}
+
+/// The messages by level, and where each rank's steps end.
+#[derive(Debug)]
+pub(super) struct Levels {
+    /// The messages of each level. Within a level, a rank's sends have the order of its step.
+    pub(super) messages: Vec<Vec<Message>>,
+    /// For each rank and step, how many levels have passed when its transfers are complete.
+    pub(super) ends: Vec<Vec<usize>>,
+}
+
+/// A rank on its way through its steps.
+struct Place<'a> {
+    program: &'a [Step],
+    step: usize,
+    /// Which transfers of the step have met their other end.
+    met: Vec<bool>,
+}
+
+impl<'a> Place<'a> {
+    fn transfers(&self) -> &'a [Transfer] {
+        self.program.get(self.step).map_or(&[], |step| &step.transfers)
+    }
+
+    /// Goes on while everything in the step has met, and notes the level at which each step ended.
+    fn advance(&mut self, level: usize, ends: &mut Vec<usize>) {
+        while self.step < self.program.len() && self.met.iter().all(|&met| met) {
+            ends.push(level);
+            self.step += 1;
+            self.met = vec![false; self.transfers().len()];
+        }
+    }
+}
+
+/// Runs a schedule. Messages get the level at which both of their ends have come to them; a rank comes to its
+/// next step one level after the last message of the step before. So for every rank, the levels of a step's
+/// messages lie before those of all later steps.
+///
+/// # Errors
+/// If messages do not match, which the schedules of `spanker-plan` do.
+pub(super) fn levels(schedule: &Schedule) -> Result<Levels, DeviceError> {
+    let ranks = schedule.ranks();
+    let mut ends = vec![Vec::new(); ranks];
+    let mut places: Vec<Place<'_>> = (0..ranks)
+        .map(|rank| {
+            let program = schedule.program(rank);
+            let met = vec![false; program.first().map_or(0, |step| step.transfers.len())];
+            Place { program, step: 0, met }
+        })
+        .collect();
+    let mut messages = Vec::new();
+    for (place, ends) in places.iter_mut().zip(&mut ends) {
+        place.advance(0, ends);
+    }
+    while places.iter().any(|place| place.step < place.program.len()) {
+        let level = meet(&mut places)?;
+        if level.is_empty() {
+            return Err(DeviceError::refused("ranks of the schedule wait for each other"));
+        }
+        messages.push(level);
+        for (place, ends) in places.iter_mut().zip(&mut ends) {
+            place.advance(messages.len(), ends);
+        }
+    }
+    Ok(Levels { messages, ends })
+}
+
+/// Matches what can be matched with every rank at its present step. Between two ranks the first send
+/// belongs to the first receive.
+fn meet(places: &mut [Place<'_>]) -> Result<Vec<Message>, DeviceError> {
+    let mut receives: HashMap<(Rank, Rank), VecDeque<usize>> = HashMap::new();
+    for (to, place) in places.iter().enumerate() {
+        for (at, transfer) in place.transfers().iter().enumerate() {
+            if let (Transfer::Recv { from, .. }, false) = (transfer, place.met[at]) {
+                receives.entry((*from, to)).or_default().push_back(at);
+            }
+        }
+    }
+    let mut found: Vec<(usize, Rank, Message)> = Vec::new();
+    for from in 0..places.len() {
+        for (at, transfer) in places[from].transfers().iter().enumerate() {
+            let (Transfer::Send { to, span: source }, false) = (*transfer, places[from].met[at])
+            else {
+                continue;
+            };
+            let waiting = receives.get_mut(&(from, to)).and_then(VecDeque::pop_front);
+            let Some(there) = waiting else { continue };
+            let Transfer::Recv { span: target, fold, .. } = places[to].transfers()[there] else {
+                unreachable!("only receives were listed");
+            };
+            if source.len != target.len {
+                let (sent, expected) = (source.len, target.len);
+                return Err(DeviceError::refused(format!(
+                    "rank {from} sends {sent} elements, rank {to} expects {expected}"
+                )));
+            }
+            places[from].met[at] = true;
+            places[to].met[there] = true;
+            found.push((at, from, Message { from, to, source, target, fold }));
+        }
+    }
+    // The first sends of all ranks before anyone's second, so that relays serve all ranks in turn.
+    found.sort_by_key(|&(at, from, _)| (at, from));
+    Ok(found.into_iter().map(|(_, _, message)| message).collect())
+}
