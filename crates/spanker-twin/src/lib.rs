@@ -14,10 +14,12 @@ pub mod home;
 pub mod keeper;
 pub mod orders;
 mod serve;
+mod signals;
 mod spec;
 mod wire;
 
 pub use error::TwinError;
 pub use serve::serve;
+pub use signals::{Caught, Signals};
 pub use spec::{CardSpec, MOST_CARDS, Pace, PortSpec, specs};
 pub use wire::{LinkEnd, link_pair};
