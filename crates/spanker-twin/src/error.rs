@@ -47,6 +47,14 @@ pub enum TwinError {
     /// Something did not do what it was told.
     #[error("{0}")]
     Failed(String),
+    /// What a keeper in another process said.
+    #[error("{message}")]
+    Told {
+        /// Its error.
+        message: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
     /// A signal, or the end of the program that asked, before the twin was up.
     #[error("interrupted before the twin was up")]
     Interrupted,
@@ -59,13 +67,14 @@ fn keeper(pid: Option<u32>) -> String {
 impl TwinError {
     /// What to do about it, where that is known.
     #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<&str> {
         match self {
             TwinError::Up { .. } => {
                 Some("'spanker twin down' takes it down, '--replace' does so first")
             }
             TwinError::Down { .. } => Some("'spanker twin up --cards 4' starts one"),
             TwinError::Directory { .. } => Some("SPANKER_DEV_DIR names another directory"),
+            TwinError::Told { hint, .. } => hint.as_deref(),
             _ => None,
         }
     }

@@ -25,6 +25,10 @@ const LOCK: &str = "lock";
 /// How long a lock may be held by someone who is no keeper: a card that cleans up, a keeper that begins.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long a keeper that was killed may still seem to hold its lock: its cards see the end of their
+/// sockets before the kernel has closed all its files.
+const DYING: Duration = Duration::from_millis(500);
+
 /// The most bytes in the path of a socket.
 const MOST_SOCKET_PATH: usize = 107;
 
@@ -151,22 +155,24 @@ impl Drop for Home {
     }
 }
 
-/// Removes what a twin left in a directory, and then the directory, unless somebody holds it: a keeper,
-/// or another one who sweeps. Returns the files of others that stay. Safe to call from many processes at
-/// once.
+/// Removes what a twin left in a directory, and then the directory, unless somebody holds it for longer
+/// than half a second: a keeper that lives. Returns the files of others that stay. Safe to call from many
+/// processes at once.
 ///
 /// # Errors
 /// What the system says. There is nothing to do for a directory that is not there.
 pub fn sweep(dir: &Path) -> io::Result<Vec<String>> {
-    if check(dir).is_err() {
-        return Ok(Vec::new());
+    let end = Instant::now() + DYING;
+    while check(dir).is_ok() {
+        match lock(dir, false)? {
+            Locked::Held(file) => return remove(dir, &file),
+            // The lock goes last, but whoever removed it may have died before the directory went.
+            Locked::Gone => return remove_directory(dir),
+            Locked::Busy if Instant::now() > end => break,
+            Locked::Busy => std::thread::sleep(Duration::from_millis(2)),
+        }
     }
-    match lock(dir, false)? {
-        Locked::Held(file) => remove(dir, &file),
-        Locked::Busy => Ok(Vec::new()),
-        // The lock goes last, but whoever removed it may have died before the directory went.
-        Locked::Gone => remove_directory(dir),
-    }
+    Ok(Vec::new())
 }
 
 /// The process that holds a directory, as far as it has said so.

@@ -24,7 +24,7 @@ use crate::{CardSpec, home};
 const RESTLESS: u32 = 20;
 
 /// Nanoseconds on a clock that all cards of a machine share.
-fn monotonic() -> u64 {
+pub(crate) fn monotonic() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
