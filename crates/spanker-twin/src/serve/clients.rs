@@ -100,7 +100,9 @@ impl Clients {
 
     /// What to wait for: the listener, then every program.
     pub(super) fn register<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
-        fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        // One too many waits outside until another leaves.
+        let room = if self.all.len() < MOST { PollFlags::IN } else { PollFlags::empty() };
+        fds.push(PollFd::new(&self.listener, room));
         for client in &self.all {
             let mut flags = PollFlags::empty();
             if client.outgoing.len() < MOST_WAITING && !client.leaves {
@@ -138,9 +140,9 @@ impl Clients {
     }
 
     fn accept(&mut self, card: &mut Card) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            // One too many is turned away; the others stay.
-            if self.all.len() >= MOST || stream.set_nonblocking(true).is_err() {
+        while self.all.len() < MOST {
+            let Ok((stream, _)) = self.listener.accept() else { return };
+            if stream.set_nonblocking(true).is_err() {
                 continue;
             }
             let pid = rustix::net::sockopt::socket_peercred(&stream)
@@ -174,10 +176,11 @@ impl Clients {
         for client in &mut self.all {
             if client.sendable(now) > 0 {
                 let before = client.outgoing.len();
-                if !client.send(now) {
+                let alive = client.send(now);
+                any |= client.outgoing.len() != before;
+                if !alive || (client.leaves && client.outgoing.is_empty()) {
                     gone.push(client.id);
                 }
-                any |= client.outgoing.len() != before;
             }
         }
         self.remove(card, &gone);
