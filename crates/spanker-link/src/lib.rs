@@ -28,6 +28,7 @@ mod link;
 mod policy;
 mod receive;
 mod send;
+pub mod sim;
 mod training;
 
 pub use config::{Config, Identity, MAX_WINDOW, MIN_WINDOW, RESERVED, SHRUNK_PAYLOAD};
@@ -39,4 +40,5 @@ pub use frame::{
     frame_len,
 };
 pub use link::{Body, Event, Fault, Link};
+pub use spanker_topology::LinkState;
 pub use training::{TRAINING_BYTES, VERSION};
