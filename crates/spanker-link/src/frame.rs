@@ -64,7 +64,8 @@ pub struct Header {
     pub session: u8,
     /// Bytes of payload.
     pub length: u16,
-    /// The number of a data frame or notice; 0 for others.
+    /// The number of a data frame or notice; for a nak that of the request, which a repeated request
+    /// keeps; 0 for others.
     pub seq: u16,
     /// The number that the sender of this frame expects next: it has everything before.
     pub ack: u16,

@@ -307,9 +307,9 @@ impl<P> Link<P> {
             return Some(self.training_frame());
         }
         if self.receiver.nak_due() {
-            self.receiver.asked();
+            let seq = self.receiver.asked();
             self.counters.naks_sent += 1;
-            return Some((self.header(Kind::Nak, false), Body::Empty));
+            return Some((Header { seq, ..self.header(Kind::Nak, false) }, Body::Empty));
         }
         if self.sender.has_due() {
             let mut header = self.header(Kind::Data, false);
@@ -402,7 +402,7 @@ impl<P> Link<P> {
             return;
         };
         self.counters.acked += frames as u64;
-        let broken = header.kind == Kind::Nak && self.sender.rewind();
+        let broken = header.kind == Kind::Nak && self.sender.serve(header.seq);
         if header.kind == Kind::Nak {
             self.counters.naks_received += 1;
         }
