@@ -148,6 +148,6 @@ impl Medium {
 
     /// A frame that has arrived by now.
     pub fn arrived(&mut self, now: u64) -> Option<Packet> {
-        self.in_flight.pop_front_if(|packet| packet.arrives <= now)
+        if self.next()? <= now { self.in_flight.pop_front() } else { None }
     }
 }
