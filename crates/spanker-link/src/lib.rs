@@ -29,6 +29,7 @@ mod policy;
 mod receive;
 mod send;
 pub mod sim;
+mod speed;
 mod training;
 
 pub use config::{Config, Identity, MAX_WINDOW, MIN_WINDOW, RESERVED, SHRUNK_PAYLOAD};
@@ -41,4 +42,5 @@ pub use frame::{
 };
 pub use link::{Body, Event, Fault, Link};
 pub use spanker_topology::LinkState;
+pub use speed::{Speed, measure};
 pub use training::{TRAINING_BYTES, VERSION};

@@ -34,6 +34,7 @@ pub(super) struct End {
     stall: Option<Stall>,
     stalled_until: u64,
     held: usize,
+    window: usize,
     scratch: Vec<u8>,
 }
 
@@ -56,6 +57,7 @@ impl End {
             stall: case.stall,
             stalled_until: 0,
             held: 0,
+            window: usize::from(case.ends[side].window),
             scratch: Vec::new(),
         }
     }
@@ -194,6 +196,9 @@ impl End {
         self.delivered += 1;
         self.bytes += payload.len() as u64;
         self.held += 1;
+        if self.held > self.window {
+            return Err(format!("{} frames for a buffer of {}", self.held, self.window));
+        }
         if let Some(stall) = self.stall
             && now >= self.stalled_until
             && self.rng.random::<f64>() < stall.chance
