@@ -336,7 +336,7 @@ impl<P> Link<P> {
         Header {
             kind,
             last,
-            session: self.session as u8,
+            session: self.session as u16,
             length: 0,
             seq: 0,
             ack: self.receiver.expected(),
@@ -366,7 +366,7 @@ impl<P> Link<P> {
         if header.kind == Kind::Train {
             return self.receive_training(header, payload, now);
         }
-        let session = self.peer.map(|peer| peer.session as u8);
+        let session = self.peer.map(|peer| peer.session as u16);
         if self.state != LinkState::Up || session != Some(header.session) {
             self.counters.stale += 1;
             return Event::Nothing;
@@ -439,7 +439,7 @@ impl<P> Link<P> {
         }
         match header {
             None => self.receiver.garbage(),
-            Some(header) if self.peer.is_some_and(|peer| peer.session as u8 == header.session) => {
+            Some(header) if self.peer.is_some_and(|peer| peer.session as u16 == header.session) => {
                 if matches!(header.kind, Kind::Data | Kind::Notice) {
                     self.receiver.broken(header);
                 }

@@ -22,7 +22,7 @@ fn frames(longest: usize) -> impl Strategy<Value = (Header, Vec<u8>)> {
         Just((Kind::Ack, true)),
         Just((Kind::Nak, false)),
     ];
-    let fields = (any::<u8>(), any::<u16>(), any::<u16>(), any::<u8>());
+    let fields = (any::<u16>(), any::<u16>(), any::<u16>(), any::<u8>());
     (kind, fields, vec(any::<u8>(), 0..=longest)).prop_map(
         |((kind, last), (session, seq, ack, credit), mut payload)| {
             if kind.is_control() {

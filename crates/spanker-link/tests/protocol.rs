@@ -54,10 +54,9 @@ fn check_frame(line: &str, fields: [u64; 5], payload: &str, wire: &str) {
     let [code, session, seq, ack, credit] = fields;
     let first = u64::from(u16::from_le_bytes([wire[4], wire[5]]));
     assert_eq!(first, code | (payload.len() as u64) << 3, "{line}");
-    let bytes = [header.session, header.credit].map(u64::from);
-    assert_eq!(bytes, [session, credit], "{line}");
-    let numbers = [header.seq, header.ack].map(u64::from);
-    assert_eq!(numbers, [seq, ack], "{line}");
+    let numbers = [header.session, header.seq, header.ack].map(u64::from);
+    assert_eq!(numbers, [session, seq, ack], "{line}");
+    assert_eq!(u64::from(header.credit), credit, "{line}");
     let mut again = Vec::new();
     encode(&header, &[&payload], &mut again);
     assert_eq!(again, wire, "{line}");

@@ -31,7 +31,7 @@ fn headers() -> impl Strategy<Value = Header> {
         Just(Kind::Ack),
         Just(Kind::Nak)
     ];
-    let numbers = (any::<u8>(), any::<u16>(), any::<u16>(), any::<u16>(), any::<u8>());
+    let numbers = (any::<u16>(), any::<u16>(), any::<u16>(), any::<u16>(), any::<u8>());
     (kind, any::<bool>(), numbers).prop_map(|(kind, last, (session, length, seq, ack, credit))| {
         Header { kind, last, session, length, seq, ack, credit }
     })
