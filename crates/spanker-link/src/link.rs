@@ -71,6 +71,7 @@ pub enum Body<'a, P> {
 struct Peer {
     identity: Identity,
     session: u32,
+    birth: u32,
     window: u8,
     payload: u16,
 }
@@ -356,6 +357,7 @@ impl<P> Link<P> {
             echo: self.peer.map_or(0, |peer| peer.session),
             life: self.life,
             knows: self.told_knows,
+            birth: self.config.nonce,
         };
         (header, Body::Training(hello.to_bytes()))
     }
@@ -542,6 +544,7 @@ impl<P> Link<P> {
         self.state = LinkState::Training;
         self.session = self.session.wrapping_add(1).max(1);
         self.counters.trainings += 1;
+        self.peer = None;
         self.told_knows = self.knows;
         self.told_lanes = self.lanes;
         self.train_at = now;
@@ -587,33 +590,65 @@ impl<P> Link<P> {
         if hello.identity == self.config.identity {
             return self.give_up(Fault::SelfConnected);
         }
-        let known = self.peer.map(|peer| peer.session);
         if self.state == LinkState::Up {
-            if known == Some(hello.session) && hello.echo == self.session {
-                self.answer_due |= hello.seeking;
-                return Event::Nothing;
+            self.hail(&hello, now)
+        } else {
+            self.seek(&hello, header, now)
+        }
+    }
+
+    /// A training frame for an end that is up.
+    fn hail(&mut self, hello: &Hello, now: u64) -> Event {
+        let known = self
+            .peer
+            .is_some_and(|peer| (peer.birth, peer.session) == (hello.birth, hello.session));
+        if known && hello.echo == self.session {
+            self.answer_due |= hello.seeking;
+            return Event::Nothing;
+        }
+        if !hello.seeking {
+            // An answer of an earlier session: whoever sent it is not seeking.
+            self.counters.stale += 1;
+            return Event::Nothing;
+        }
+        // The other end began anew, so this one has to.
+        self.begin_training(now);
+        self.meet(hello);
+        Event::Retraining
+    }
+
+    /// A training frame for an end in training. A session of this end belongs to one start of the
+    /// peer: an echo of it from another start may come from a peer that is no more, while the one
+    /// that took its place has heard the same session.
+    fn seek(&mut self, hello: &Hello, header: &Header, now: u64) -> Event {
+        let known = self.peer.map(|peer| peer.session);
+        match self.peer {
+            Some(peer) if peer.birth == hello.birth => {
+                // Sessions rise; what is behind the last one heard is late.
+                if hello.session.wrapping_sub(peer.session) >= 1 << 31 {
+                    self.counters.stale += 1;
+                    return Event::Nothing;
+                }
             }
-            if !hello.seeking {
-                // An answer of an earlier session: whoever sent it is not seeking.
+            Some(_) if hello.seeking => self.begin_training(now),
+            Some(_) => {
                 self.counters.stale += 1;
                 return Event::Nothing;
             }
-            // The other end began anew, so this one has to.
-            self.begin_training(now);
-            self.meet(&hello);
-            return Event::Retraining;
+            None => {}
         }
-        self.meet(&hello);
+        self.meet(hello);
         if known != Some(hello.session) {
             self.train_at = now;
         }
-        if hello.echo == self.session { self.complete(&hello, header, now) } else { Event::Nothing }
+        if hello.echo == self.session { self.complete(hello, header, now) } else { Event::Nothing }
     }
 
     fn meet(&mut self, hello: &Hello) {
         self.peer = Some(Peer {
             identity: hello.identity,
             session: hello.session,
+            birth: hello.birth,
             window: hello.window,
             payload: hello.payload,
         });

@@ -131,6 +131,26 @@ fn restart_of_one_end_makes_the_other_train_and_give_its_frames_back() {
 }
 
 #[test]
+fn late_answer_of_a_peer_that_is_no_more_does_not_bring_the_link_up() {
+    let mut ends = pair();
+    ends[1].train(TICK);
+    let frames = drain(&mut ends[1], TICK);
+    feed(&mut ends[0], frames, TICK);
+    let frames = drain(&mut ends[0], TICK);
+    feed(&mut ends[1], frames, TICK);
+    let late = drain(&mut ends[1], TICK);
+    assert_eq!((ends[0].state(), late[0].0.kind), (LinkState::Training, Kind::Train));
+    ends[1] = Link::new(Config { nonce: 77, ..config(2) });
+    ends[1].train(TICK);
+    let frames = drain(&mut ends[1], TICK);
+    feed(&mut ends[0], frames, TICK);
+    assert_eq!(feed(&mut ends[0], late, TICK).0, []);
+    assert_eq!(ends[0].state(), LinkState::Training);
+    let told = settle(&mut ends, TICK);
+    assert_eq!(told[0].0, [Event::Trained { peer: config(2).identity, resumed: false }]);
+}
+
+#[test]
 fn training_between_live_ends_loses_and_repeats_nothing() {
     let mut ends = pair();
     for byte in 0..10 {
