@@ -622,20 +622,19 @@ impl<P> Link<P> {
     /// that took its place has heard the same session.
     fn seek(&mut self, hello: &Hello, header: &Header, now: u64) -> Event {
         let known = self.peer.map(|peer| peer.session);
-        match self.peer {
-            Some(peer) if peer.birth == hello.birth => {
-                // Sessions rise; what is behind the last one heard is late.
-                if hello.session.wrapping_sub(peer.session) >= 1 << 31 {
-                    self.counters.stale += 1;
-                    return Event::Nothing;
-                }
-            }
-            Some(_) if hello.seeking => self.begin_training(now),
-            Some(_) => {
+        if let Some(peer) = self.peer {
+            let same = peer.birth == hello.birth;
+            // Sessions of one start rise; what is behind the last one heard is late.
+            let late = same && hello.session.wrapping_sub(peer.session) >= 1 << 31;
+            // A peer that has just started seeks, so this is an answer of the one before it.
+            let left_over = !same && !hello.seeking;
+            if late || left_over {
                 self.counters.stale += 1;
                 return Event::Nothing;
             }
-            None => {}
+            if !same {
+                self.begin_training(now);
+            }
         }
         self.meet(hello);
         if known != Some(hello.session) {

@@ -151,6 +151,29 @@ fn late_answer_of_a_peer_that_is_no_more_does_not_bring_the_link_up() {
 }
 
 #[test]
+fn late_search_of_a_peer_that_is_no_more_costs_another_session() {
+    let mut ends = pair();
+    ends[0].train(TICK);
+    let frames = drain(&mut ends[0], TICK);
+    feed(&mut ends[1], frames, TICK);
+    let late = drain(&mut ends[1], TICK);
+    ends[1] = Link::new(Config { nonce: 77, ..config(2) });
+    ends[1].train(TICK);
+    // The peer that took its place hears the same session and comes up with it.
+    let frames = drain(&mut ends[1], TICK);
+    feed(&mut ends[0], frames, TICK);
+    let frames = drain(&mut ends[0], TICK);
+    feed(&mut ends[1], frames, TICK);
+    assert_eq!(ends[1].state(), LinkState::Up);
+    assert_eq!(feed(&mut ends[0], late, TICK).0, []);
+    assert_eq!(ends[0].state(), LinkState::Training);
+    let told = settle(&mut ends, TICK);
+    assert_eq!(told[0].0, [Event::Trained { peer: config(2).identity, resumed: false }]);
+    ends[0].push(5, 1).unwrap();
+    assert_eq!(settle(&mut ends, 2 * TICK)[1].1, [5]);
+}
+
+#[test]
 fn training_between_live_ends_loses_and_repeats_nothing() {
     let mut ends = pair();
     for byte in 0..10 {
