@@ -23,6 +23,7 @@ mod config;
 mod counters;
 mod crc8;
 mod decode;
+mod event;
 mod frame;
 mod link;
 mod policy;
@@ -36,11 +37,12 @@ pub use config::{Config, Identity, MAX_WINDOW, MIN_WINDOW, RESERVED, SHRUNK_PAYL
 pub use counters::Counters;
 pub use crc8::crc8;
 pub use decode::{Decoded, decode};
+pub use event::{Body, Event, Fault};
 pub use frame::{
     CONTROL_BYTES, END, GAP, Header, Kind, MAX_PAYLOAD, OVERHEAD, START, encode, encode_into,
     frame_len,
 };
-pub use link::{Body, Event, Fault, Link};
+pub use link::Link;
 pub use spanker_topology::LinkState;
 pub use speed::{Speed, measure};
 pub use training::{TRAINING_BYTES, VERSION};

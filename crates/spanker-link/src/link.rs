@@ -3,68 +3,17 @@
 //!
 //! The README beside this crate has the states and the failure that each rule prevents.
 
+mod handshake;
+
 use spanker_topology::{LinkState, Saturation};
 
-use crate::config::{Config, Identity, RESERVED, SHRUNK_PAYLOAD};
+use crate::config::{Config, Identity, SHRUNK_PAYLOAD};
 use crate::counters::Counters;
+use crate::event::{Body, Event, Fault};
 use crate::frame::{Header, Kind};
 use crate::policy::Policy;
 use crate::receive::{Arrival, Receiver};
 use crate::send::Sender;
-use crate::training::{Hello, TRAINING_BYTES, Unusable};
-
-/// What the caller has to know or do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Event {
-    /// Nothing.
-    Nothing,
-    /// The payload is the next data or notice: take it now. It occupies receive buffer until
-    /// [`Link::consumed`].
-    Deliver,
-    /// The link is up.
-    Trained {
-        /// Who is at the other end.
-        peer: Identity,
-        /// Whether both streams go on where they were. If not, what had no acknowledgement is
-        /// among [`Link::dropped`], and numbers began anew.
-        resumed: bool,
-    },
-    /// The link is no longer up and looks for its peer; queued frames wait.
-    Retraining,
-    /// Frames get smaller from here on: see [`Link::payload_limit`].
-    Shrunk,
-    /// The link gave up.
-    Faulted(Fault),
-}
-
-/// Why a link gave up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Fault {
-    /// The other end has this end's identity: the connector loops back, or two cards share a serial
-    /// number.
-    SelfConnected,
-    /// The other end speaks another version of the protocol.
-    Version,
-    /// No progress after all the replays that the configuration allows.
-    Silent,
-    /// Too many errors with one lane.
-    Saturated,
-    /// Trainings failed with every number of lanes.
-    Untrainable,
-}
-
-/// What goes behind a header.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Body<'a, P> {
-    /// Nothing: a control frame.
-    Empty,
-    /// The payload of a training frame.
-    Training([u8; TRAINING_BYTES]),
-    /// What the caller queued.
-    Payload(&'a P),
-}
 
 /// The other end, as far as this one has heard of it.
 #[derive(Debug, Clone, Copy)]
@@ -345,23 +294,6 @@ impl<P> Link<P> {
         }
     }
 
-    fn training_frame(&mut self) -> (Header, Body<'_, P>) {
-        let header = Header { length: TRAINING_BYTES as u16, ..self.header(Kind::Train, false) };
-        let hello = Hello {
-            seeking: self.state == LinkState::Training,
-            lanes: self.told_lanes,
-            window: self.config.window,
-            payload: self.config.payload,
-            identity: self.config.identity,
-            session: self.session,
-            echo: self.peer.map_or(0, |peer| peer.session),
-            life: self.life,
-            knows: self.told_knows,
-            birth: self.config.nonce,
-        };
-        (header, Body::Training(hello.to_bytes()))
-    }
-
     /// Takes a frame that [`crate::decode`] found.
     pub fn receive(&mut self, header: &Header, payload: &[u8], now: u64) -> Event {
         self.in_garbage = false;
@@ -539,23 +471,6 @@ impl<P> Link<P> {
         }
     }
 
-    /// What is queued and what is held stay; the next session decides whether they still count.
-    fn begin_training(&mut self, now: u64) {
-        self.state = LinkState::Training;
-        self.session = self.session.wrapping_add(1).max(1);
-        self.counters.trainings += 1;
-        self.peer = None;
-        self.told_knows = self.knows;
-        self.told_lanes = self.lanes;
-        self.train_at = now;
-        self.train_until = now.saturating_add(self.config.train_within);
-        self.answer_due = false;
-        self.probe_due = false;
-        self.deadline = None;
-        self.attempts = 0;
-        self.policy.clear();
-    }
-
     fn lose_streams(&mut self) {
         self.sender.reset();
         self.receiver.reset();
@@ -572,111 +487,5 @@ impl<P> Link<P> {
         self.state = LinkState::Error;
         self.fault = Some(fault);
         Event::Faulted(fault)
-    }
-
-    fn receive_training(&mut self, header: &Header, payload: &[u8], now: u64) -> Event {
-        if !matches!(self.state, LinkState::Training | LinkState::Up) {
-            self.counters.stale += 1;
-            return Event::Nothing;
-        }
-        let hello = match Hello::from_bytes(payload) {
-            Ok(hello) => hello,
-            Err(Unusable::Version) => return self.give_up(Fault::Version),
-            Err(Unusable::Malformed) => {
-                self.counters.stale += 1;
-                return Event::Nothing;
-            }
-        };
-        if hello.identity == self.config.identity {
-            return self.give_up(Fault::SelfConnected);
-        }
-        if self.state == LinkState::Up {
-            self.hail(&hello, now)
-        } else {
-            self.seek(&hello, header, now)
-        }
-    }
-
-    /// A training frame for an end that is up.
-    fn hail(&mut self, hello: &Hello, now: u64) -> Event {
-        let known = self
-            .peer
-            .is_some_and(|peer| (peer.birth, peer.session) == (hello.birth, hello.session));
-        if known && hello.echo == self.session {
-            self.answer_due |= hello.seeking;
-            return Event::Nothing;
-        }
-        if !hello.seeking {
-            // An answer of an earlier session: whoever sent it is not seeking.
-            self.counters.stale += 1;
-            return Event::Nothing;
-        }
-        // The other end began anew, so this one has to.
-        self.begin_training(now);
-        self.meet(hello);
-        Event::Retraining
-    }
-
-    /// A training frame for an end in training. A session of this end belongs to one start of the
-    /// peer: an echo of it from another start may come from a peer that is no more, while the one
-    /// that took its place has heard the same session.
-    fn seek(&mut self, hello: &Hello, header: &Header, now: u64) -> Event {
-        let known = self.peer.map(|peer| peer.session);
-        if let Some(peer) = self.peer {
-            let same = peer.birth == hello.birth;
-            // Sessions of one start rise; what is behind the last one heard is late.
-            let late = same && hello.session.wrapping_sub(peer.session) >= 1 << 31;
-            // A peer that has just started seeks, so this is an answer of the one before it.
-            let left_over = !same && !hello.seeking;
-            if late || left_over {
-                self.counters.stale += 1;
-                return Event::Nothing;
-            }
-            if !same {
-                self.begin_training(now);
-            }
-        }
-        self.meet(hello);
-        if known != Some(hello.session) {
-            self.train_at = now;
-        }
-        if hello.echo == self.session { self.complete(hello, header, now) } else { Event::Nothing }
-    }
-
-    fn meet(&mut self, hello: &Hello) {
-        self.peer = Some(Peer {
-            identity: hello.identity,
-            session: hello.session,
-            birth: hello.birth,
-            window: hello.window,
-            payload: hello.payload,
-        });
-    }
-
-    fn complete(&mut self, hello: &Hello, header: &Header, now: u64) -> Event {
-        // Both ends compute this from the same four numbers, so they agree.
-        let resumed =
-            self.told_knows != 0 && hello.life == self.told_knows && hello.knows == self.life;
-        self.state = LinkState::Up;
-        self.knows = hello.life;
-        self.lanes = self.told_lanes.min(hello.lanes);
-        self.answer_due = hello.seeking;
-        let full = usize::from(self.config.payload.min(hello.payload));
-        self.payload_limit = if resumed { self.payload_limit.min(full) } else { full };
-        if resumed {
-            self.receiver.resume();
-            self.sender.rewind();
-            self.take_answer(header, now);
-        } else {
-            self.sender.reset();
-            self.receiver.reset();
-            let free = header.credit.wrapping_sub(header.ack as u8);
-            self.sender.grant(if free <= hello.window { free } else { 0 });
-        }
-        self.watch(now);
-        debug_assert!(
-            self.sender.notice_room() >= self.sender.room() + RESERVED || self.room() == 0
-        );
-        Event::Trained { peer: hello.identity, resumed }
     }
 }

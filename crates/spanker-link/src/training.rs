@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The payload of a training frame.
 
-use crate::config::{Identity, MAX_WINDOW};
+use crate::config::{Identity, MAX_WINDOW, MIN_WINDOW};
 use crate::frame::MAX_PAYLOAD;
 
 /// Bytes of the payload of a training frame.
@@ -81,7 +81,7 @@ impl Hello {
             birth: word(36),
         };
         let sane = matches!(hello.lanes, 1 | 2 | 4)
-            && hello.window <= MAX_WINDOW
+            && (MIN_WINDOW..=MAX_WINDOW).contains(&hello.window)
             && (1..=MAX_PAYLOAD).contains(&usize::from(hello.payload))
             && hello.session != 0
             && hello.life != 0;
