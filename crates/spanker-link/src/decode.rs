@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Finding frames in bytes that may hold anything. Every function here is total.
 
-use crate::frame::{CONTROL_BYTES, END, FRONT, Header, START};
+use crate::frame::{CONTROL_BYTES, END, FRONT, HEADER, Header, START};
 
 /// What the beginning of a run of bytes is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub fn decode(bytes: &[u8]) -> Decoded<'_> {
     let Some(front) = bytes.get(START.len()..FRONT) else {
         return Decoded::Incomplete { need: FRONT };
     };
-    let front: &[u8; 9] = front.try_into().expect("nine bytes");
+    let front = front.try_into().expect("the length of the slice");
     let Some(header) = Header::from_bytes(front) else {
         return Decoded::Corrupt { skip: next_start(bytes), header: None };
     };
@@ -57,7 +57,7 @@ pub fn decode(bytes: &[u8]) -> Decoded<'_> {
         return Decoded::Incomplete { need: used };
     }
     let check = FRONT + usize::from(header.length);
-    let crc = crc32c::crc32c(&bytes[START.len() + 1..check]).to_le_bytes();
+    let crc = crc32c::crc32c(&bytes[HEADER..check]).to_le_bytes();
     let right = crc == bytes[check..check + 4];
     if header.kind.is_control() {
         debug_assert_eq!(used, CONTROL_BYTES);

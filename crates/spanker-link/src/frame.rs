@@ -10,8 +10,8 @@ pub const CONTROL_BYTES: usize = 16;
 /// The largest payload of a frame.
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// The first three bytes of a frame; the fourth is the session.
-pub const START: [u8; 3] = [0xFB, 0x5A, 0xA7];
+/// The first two bytes of a frame; the next two are the session.
+pub const START: [u8; 2] = [0xFB, 0x5A];
 /// The four bytes after the CRC of a frame with payload.
 pub const END: [u8; 4] = [0xFD, 0xC3, 0x3C, 0x99];
 /// The four bytes after the end. Receivers skip them unseen: clock compensation may change them.
@@ -19,6 +19,8 @@ pub const GAP: [u8; 4] = [0xBC, 0x50, 0xBC, 0x50];
 
 /// Bytes before the payload.
 pub(crate) const FRONT: usize = 12;
+/// Bytes before the header.
+pub(crate) const HEADER: usize = 4;
 
 /// What a frame is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,11 +62,12 @@ pub struct Header {
     /// Nothing follows for now, so the receiver should answer at once. Only [`Kind::Data`] and
     /// [`Kind::Ack`] have the choice: it is always set for a notice and never for the others.
     pub last: bool,
-    /// The low byte of the sender's session.
-    pub session: u8,
+    /// The low half of the sender's session.
+    pub session: u16,
     /// Bytes of payload.
     pub length: u16,
-    /// The number of a data frame or notice; 0 for others.
+    /// The number of a data frame or notice; for a nak that of the request, which a repeated request
+    /// keeps; 0 for others.
     pub seq: u16,
     /// The number that the sender of this frame expects next: it has everything before.
     pub ack: u16,
@@ -80,7 +83,7 @@ impl Header {
     }
 
     /// The session and the header as they are on the wire.
-    fn to_bytes(self) -> [u8; 9] {
+    fn to_bytes(self) -> [u8; FRONT - 2] {
         let code: u16 = match (self.kind, self.last) {
             (Kind::Train, _) => 1,
             (Kind::Data, false) => 2,
@@ -90,21 +93,33 @@ impl Header {
             (Kind::Nak, _) => 6,
             (Kind::Ack, true) => 7,
         };
+        let session = self.session.to_le_bytes();
         let first = (code | self.length << 3).to_le_bytes();
         let seq = self.seq.to_le_bytes();
         let ack = self.ack.to_le_bytes();
-        let mut bytes =
-            [self.session, first[0], first[1], seq[0], seq[1], ack[0], ack[1], self.credit, 0];
-        bytes[8] = crc8(&bytes[..8]);
+        let mut bytes = [
+            session[0],
+            session[1],
+            first[0],
+            first[1],
+            seq[0],
+            seq[1],
+            ack[0],
+            ack[1],
+            self.credit,
+            0,
+        ];
+        bytes[9] = crc8(&bytes[..9]);
         bytes
     }
 
-    /// The header in these nine bytes, session first, if its check and its fields are right.
-    pub(crate) fn from_bytes(bytes: &[u8; 9]) -> Option<Header> {
-        if crc8(&bytes[..8]) != bytes[8] {
+    /// The header in these bytes, session first, if its check and its fields are right.
+    pub(crate) fn from_bytes(bytes: &[u8; FRONT - 2]) -> Option<Header> {
+        if crc8(&bytes[..9]) != bytes[9] {
             return None;
         }
-        let first = u16::from_le_bytes([bytes[1], bytes[2]]);
+        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let first = word(2);
         let (kind, last) = match first & 7 {
             1 => (Kind::Train, false),
             2 => (Kind::Data, false),
@@ -120,11 +135,11 @@ impl Header {
         (usize::from(length) <= most).then_some(Header {
             kind,
             last,
-            session: bytes[0],
+            session: word(0),
             length,
-            seq: u16::from_le_bytes([bytes[3], bytes[4]]),
-            ack: u16::from_le_bytes([bytes[5], bytes[6]]),
-            credit: bytes[7],
+            seq: word(4),
+            ack: word(6),
+            credit: bytes[8],
         })
     }
 }
@@ -167,7 +182,7 @@ pub fn encode(header: &Header, payload: &[&[u8]], out: &mut Vec<u8>) {
     }
     let length = out.len() - begin - FRONT;
     check_length(header, length);
-    let crc = crc32c::crc32c(&out[begin + START.len() + 1..]);
+    let crc = crc32c::crc32c(&out[begin + HEADER..]);
     out.extend_from_slice(&crc.to_le_bytes());
     if !header.kind.is_control() {
         out.extend_from_slice(&END);
@@ -184,8 +199,8 @@ pub fn encode(header: &Header, payload: &[&[u8]], out: &mut Vec<u8>) {
 pub fn encode_into(header: &Header, payload: &[&[u8]], out: &mut [u8]) -> usize {
     let total = header.frame_len();
     let out = &mut out[..total];
-    out[..3].copy_from_slice(&START);
-    out[3..FRONT].copy_from_slice(&header.to_bytes());
+    out[..2].copy_from_slice(&START);
+    out[2..FRONT].copy_from_slice(&header.to_bytes());
     let length = payload.iter().map(|part| part.len()).sum();
     check_length(header, length);
     let mut at = FRONT;
@@ -193,7 +208,7 @@ pub fn encode_into(header: &Header, payload: &[&[u8]], out: &mut [u8]) -> usize 
         out[at..at + part.len()].copy_from_slice(part);
         at += part.len();
     }
-    let crc = crc32c::crc32c(&out[START.len() + 1..at]);
+    let crc = crc32c::crc32c(&out[HEADER..at]);
     out[at..at + 4].copy_from_slice(&crc.to_le_bytes());
     if !header.kind.is_control() {
         out[at + 4..at + 8].copy_from_slice(&END);

@@ -23,20 +23,26 @@ mod config;
 mod counters;
 mod crc8;
 mod decode;
+mod event;
 mod frame;
 mod link;
 mod policy;
 mod receive;
 mod send;
+pub mod sim;
+mod speed;
 mod training;
 
 pub use config::{Config, Identity, MAX_WINDOW, MIN_WINDOW, RESERVED, SHRUNK_PAYLOAD};
 pub use counters::Counters;
 pub use crc8::crc8;
 pub use decode::{Decoded, decode};
+pub use event::{Body, Event, Fault};
 pub use frame::{
     CONTROL_BYTES, END, GAP, Header, Kind, MAX_PAYLOAD, OVERHEAD, START, encode, encode_into,
     frame_len,
 };
-pub use link::{Body, Event, Fault, Link};
+pub use link::Link;
+pub use spanker_topology::LinkState;
+pub use speed::{Speed, measure};
 pub use training::{TRAINING_BYTES, VERSION};

@@ -3,74 +3,24 @@
 //!
 //! The README beside this crate has the states and the failure that each rule prevents.
 
+mod handshake;
+
 use spanker_topology::{LinkState, Saturation};
 
-use crate::config::{Config, Identity, RESERVED, SHRUNK_PAYLOAD};
+use crate::config::{Config, Identity, SHRUNK_PAYLOAD};
 use crate::counters::Counters;
+use crate::event::{Body, Event, Fault};
 use crate::frame::{Header, Kind};
 use crate::policy::Policy;
 use crate::receive::{Arrival, Receiver};
 use crate::send::Sender;
-use crate::training::{Hello, TRAINING_BYTES, Unusable};
-
-/// What the caller has to know or do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Event {
-    /// Nothing.
-    Nothing,
-    /// The payload is the next data or notice: take it now. It occupies receive buffer until
-    /// [`Link::consumed`].
-    Deliver,
-    /// The link is up.
-    Trained {
-        /// Who is at the other end.
-        peer: Identity,
-        /// Whether both streams go on where they were. If not, what had no acknowledgement is
-        /// among [`Link::dropped`], and numbers began anew.
-        resumed: bool,
-    },
-    /// The link is no longer up and looks for its peer; queued frames wait.
-    Retraining,
-    /// Frames get smaller from here on: see [`Link::payload_limit`].
-    Shrunk,
-    /// The link gave up.
-    Faulted(Fault),
-}
-
-/// Why a link gave up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Fault {
-    /// The other end has this end's identity: the connector loops back, or two cards share a serial
-    /// number.
-    SelfConnected,
-    /// The other end speaks another version of the protocol.
-    Version,
-    /// No progress after all the replays that the configuration allows.
-    Silent,
-    /// Too many errors with one lane.
-    Saturated,
-    /// Trainings failed with every number of lanes.
-    Untrainable,
-}
-
-/// What goes behind a header.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Body<'a, P> {
-    /// Nothing: a control frame.
-    Empty,
-    /// The payload of a training frame.
-    Training([u8; TRAINING_BYTES]),
-    /// What the caller queued.
-    Payload(&'a P),
-}
 
 /// The other end, as far as this one has heard of it.
 #[derive(Debug, Clone, Copy)]
 struct Peer {
     identity: Identity,
     session: u32,
+    birth: u32,
     window: u8,
     payload: u16,
 }
@@ -307,9 +257,9 @@ impl<P> Link<P> {
             return Some(self.training_frame());
         }
         if self.receiver.nak_due() {
-            self.receiver.asked();
+            let seq = self.receiver.asked();
             self.counters.naks_sent += 1;
-            return Some((self.header(Kind::Nak, false), Body::Empty));
+            return Some((Header { seq, ..self.header(Kind::Nak, false) }, Body::Empty));
         }
         if self.sender.has_due() {
             let mut header = self.header(Kind::Data, false);
@@ -336,28 +286,12 @@ impl<P> Link<P> {
         Header {
             kind,
             last,
-            session: self.session as u8,
+            session: self.session as u16,
             length: 0,
             seq: 0,
             ack: self.receiver.expected(),
             credit: self.receiver.limit() as u8,
         }
-    }
-
-    fn training_frame(&mut self) -> (Header, Body<'_, P>) {
-        let header = Header { length: TRAINING_BYTES as u16, ..self.header(Kind::Train, false) };
-        let hello = Hello {
-            seeking: self.state == LinkState::Training,
-            lanes: self.told_lanes,
-            window: self.config.window,
-            payload: self.config.payload,
-            identity: self.config.identity,
-            session: self.session,
-            echo: self.peer.map_or(0, |peer| peer.session),
-            life: self.life,
-            knows: self.told_knows,
-        };
-        (header, Body::Training(hello.to_bytes()))
     }
 
     /// Takes a frame that [`crate::decode`] found.
@@ -366,7 +300,7 @@ impl<P> Link<P> {
         if header.kind == Kind::Train {
             return self.receive_training(header, payload, now);
         }
-        let session = self.peer.map(|peer| peer.session as u8);
+        let session = self.peer.map(|peer| peer.session as u16);
         if self.state != LinkState::Up || session != Some(header.session) {
             self.counters.stale += 1;
             return Event::Nothing;
@@ -402,7 +336,7 @@ impl<P> Link<P> {
             return;
         };
         self.counters.acked += frames as u64;
-        let broken = header.kind == Kind::Nak && self.sender.rewind();
+        let broken = header.kind == Kind::Nak && self.sender.serve(header.seq);
         if header.kind == Kind::Nak {
             self.counters.naks_received += 1;
         }
@@ -439,7 +373,7 @@ impl<P> Link<P> {
         }
         match header {
             None => self.receiver.garbage(),
-            Some(header) if self.peer.is_some_and(|peer| peer.session as u8 == header.session) => {
+            Some(header) if self.peer.is_some_and(|peer| peer.session as u16 == header.session) => {
                 if matches!(header.kind, Kind::Data | Kind::Notice) {
                     self.receiver.broken(header);
                 }
@@ -537,22 +471,6 @@ impl<P> Link<P> {
         }
     }
 
-    /// What is queued and what is held stay; the next session decides whether they still count.
-    fn begin_training(&mut self, now: u64) {
-        self.state = LinkState::Training;
-        self.session = self.session.wrapping_add(1).max(1);
-        self.counters.trainings += 1;
-        self.told_knows = self.knows;
-        self.told_lanes = self.lanes;
-        self.train_at = now;
-        self.train_until = now.saturating_add(self.config.train_within);
-        self.answer_due = false;
-        self.probe_due = false;
-        self.deadline = None;
-        self.attempts = 0;
-        self.policy.clear();
-    }
-
     fn lose_streams(&mut self) {
         self.sender.reset();
         self.receiver.reset();
@@ -569,80 +487,5 @@ impl<P> Link<P> {
         self.state = LinkState::Error;
         self.fault = Some(fault);
         Event::Faulted(fault)
-    }
-
-    fn receive_training(&mut self, header: &Header, payload: &[u8], now: u64) -> Event {
-        if !matches!(self.state, LinkState::Training | LinkState::Up) {
-            self.counters.stale += 1;
-            return Event::Nothing;
-        }
-        let hello = match Hello::from_bytes(payload) {
-            Ok(hello) => hello,
-            Err(Unusable::Version) => return self.give_up(Fault::Version),
-            Err(Unusable::Malformed) => {
-                self.counters.stale += 1;
-                return Event::Nothing;
-            }
-        };
-        if hello.identity == self.config.identity {
-            return self.give_up(Fault::SelfConnected);
-        }
-        let known = self.peer.map(|peer| peer.session);
-        if self.state == LinkState::Up {
-            if known == Some(hello.session) && hello.echo == self.session {
-                self.answer_due |= hello.seeking;
-                return Event::Nothing;
-            }
-            if !hello.seeking {
-                // An answer of an earlier session: whoever sent it is not seeking.
-                self.counters.stale += 1;
-                return Event::Nothing;
-            }
-            // The other end began anew, so this one has to.
-            self.begin_training(now);
-            self.meet(&hello);
-            return Event::Retraining;
-        }
-        self.meet(&hello);
-        if known != Some(hello.session) {
-            self.train_at = now;
-        }
-        if hello.echo == self.session { self.complete(&hello, header, now) } else { Event::Nothing }
-    }
-
-    fn meet(&mut self, hello: &Hello) {
-        self.peer = Some(Peer {
-            identity: hello.identity,
-            session: hello.session,
-            window: hello.window,
-            payload: hello.payload,
-        });
-    }
-
-    fn complete(&mut self, hello: &Hello, header: &Header, now: u64) -> Event {
-        // Both ends compute this from the same four numbers, so they agree.
-        let resumed =
-            self.told_knows != 0 && hello.life == self.told_knows && hello.knows == self.life;
-        self.state = LinkState::Up;
-        self.knows = hello.life;
-        self.lanes = self.told_lanes.min(hello.lanes);
-        self.answer_due = hello.seeking;
-        let full = usize::from(self.config.payload.min(hello.payload));
-        self.payload_limit = if resumed { self.payload_limit.min(full) } else { full };
-        if resumed {
-            self.receiver.resume();
-            self.sender.rewind();
-            self.take_answer(header, now);
-        } else {
-            self.sender.reset();
-            self.receiver.reset();
-            let free = header.credit.wrapping_sub(header.ack as u8);
-            self.sender.grant(if free <= hello.window { free } else { 0 });
-        }
-        self.watch(now);
-        debug_assert!(
-            self.sender.notice_room() >= self.sender.room() + RESERVED || self.room() == 0
-        );
-        Event::Trained { peer: hello.identity, resumed }
     }
 }

@@ -48,7 +48,8 @@ impl Policy {
             return Saturation::Keep;
         }
         if self.good + self.broken < ENOUGH {
-            self.end = self.ticks.map(|ticks| now.saturating_add(ticks));
+            // The counts stay. The next frame begins another window, so an idle link has no timer.
+            self.end = None;
             return Saturation::Keep;
         }
         let rate = self.broken as f64 / (self.good + self.broken) as f64;
@@ -110,7 +111,7 @@ mod tests {
     fn few_frames_are_not_judged_until_there_are_enough() {
         let mut policy = Policy::new(Some(10));
         assert_eq!(window(&mut policy, 10, 10, 4, 0), Saturation::Keep);
-        assert_eq!(policy.end(), Some(20));
+        assert_eq!(policy.end(), None);
         assert_eq!(window(&mut policy, 30, 30, 4, 20), Saturation::HalveLanes);
     }
 

@@ -29,6 +29,8 @@ pub(crate) struct Receiver {
     told: u16,
     ack_due: bool,
     nak_due: bool,
+    /// The number of the last request for a replay; a repeated request keeps its number.
+    request: u16,
 }
 
 impl Receiver {
@@ -43,6 +45,7 @@ impl Receiver {
             told: 0,
             ack_due: false,
             nak_due: false,
+            request: 0,
         }
     }
 
@@ -90,9 +93,10 @@ impl Receiver {
         self.ack_due = false;
     }
 
-    /// The frame that goes out is the request for a replay.
-    pub fn asked(&mut self) {
+    /// The frame that goes out is the request for a replay: its number.
+    pub fn asked(&mut self) -> u16 {
         self.nak_due = false;
+        self.request
     }
 
     pub fn arrive(&mut self, header: &Header) -> Arrival {
@@ -144,7 +148,11 @@ impl Receiver {
     fn missing(&mut self, seq: u16) {
         let offset = |seq: u16| seq.wrapping_sub(self.expected);
         match self.gap {
-            Some(high) if offset(seq) > offset(high) => self.gap = Some(seq),
+            Some(high) if offset(seq) > offset(high) => {
+                self.gap = Some(seq);
+                // The same request again: the first may have been lost.
+                self.nak_due = true;
+            }
             _ => self.ask(seq),
         }
     }
@@ -152,6 +160,7 @@ impl Receiver {
     fn ask(&mut self, seen: u16) {
         self.gap = Some(seen);
         self.nak_due = true;
+        self.request = self.request.wrapping_add(1);
     }
 
     /// The caller has freed buffer. The peer hears of it when that is worth a frame.
@@ -173,41 +182,40 @@ mod tests {
         Header { kind: Kind::Data, last, session: 0, length: 0, seq, ack: 0, credit: 0 }
     }
 
-    fn asked(receiver: &mut Receiver) -> bool {
-        let due = receiver.nak_due();
-        receiver.asked();
-        due
+    /// The number of the request that is due.
+    fn asked(receiver: &mut Receiver) -> Option<u16> {
+        receiver.nak_due().then(|| receiver.asked())
     }
 
     #[test]
-    fn gap_is_asked_for_once_while_earlier_frames_arrive() {
+    fn gap_is_one_request_however_many_frames_follow_it() {
         let mut receiver = Receiver::new(64, 4);
         receiver.broken(&data(0, false));
-        assert!(asked(&mut receiver));
+        assert_eq!(asked(&mut receiver), Some(1));
         for seq in 1..4 {
             assert_eq!(receiver.arrive(&data(seq, false)), Arrival::OutOfOrder);
-            assert!(!asked(&mut receiver));
+            assert_eq!(asked(&mut receiver), Some(1));
         }
         assert_eq!(receiver.arrive(&data(0, false)), Arrival::InOrder);
-        assert!(!asked(&mut receiver));
+        assert_eq!(asked(&mut receiver), None);
     }
 
     #[test]
-    fn replay_that_breaks_again_is_asked_for_again() {
+    fn replay_that_breaks_again_is_another_request() {
         let mut receiver = Receiver::new(64, 4);
         receiver.broken(&data(0, false));
         receiver.arrive(&data(1, false));
-        asked(&mut receiver);
+        assert_eq!(asked(&mut receiver), Some(1));
         receiver.broken(&data(0, false));
-        assert!(asked(&mut receiver));
+        assert_eq!(asked(&mut receiver), Some(2));
         receiver.arrive(&data(1, false));
         receiver.arrive(&data(2, false));
-        assert!(!asked(&mut receiver));
+        assert_eq!(asked(&mut receiver), Some(2));
         // The header was broken too this time: the number after it falls back.
         receiver.garbage();
-        assert!(!asked(&mut receiver));
+        assert_eq!(asked(&mut receiver), None);
         receiver.arrive(&data(1, false));
-        assert!(asked(&mut receiver));
+        assert_eq!(asked(&mut receiver), Some(3));
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub(crate) struct Sender<P> {
     cursor: usize,
     /// Frames, counted from `base`, that the peer has room for.
     credit: usize,
+    /// The last request for a replay that was served.
+    served: u16,
 }
 
 impl<P> Sender<P> {
@@ -50,6 +52,7 @@ impl<P> Sender<P> {
             sent: 0,
             cursor: 0,
             credit: 0,
+            served: 0,
         }
     }
 
@@ -110,6 +113,17 @@ impl<P> Sender<P> {
         Some((frames, self.credit - old))
     }
 
+    /// Serves a request for a replay unless it is one that was served before, which repeats and
+    /// duplicates are; says whether anything has to be sent again.
+    pub fn serve(&mut self, request: u16) -> bool {
+        let news = request.wrapping_sub(self.served);
+        if news == 0 || news >= 1 << 15 {
+            return false;
+        }
+        self.served = request;
+        self.rewind()
+    }
+
     /// Starts over with the oldest frame; says whether that was anything.
     pub fn rewind(&mut self) -> bool {
         let any = self.cursor > 0;
@@ -124,6 +138,7 @@ impl<P> Sender<P> {
         self.sent = 0;
         self.cursor = 0;
         self.credit = 0;
+        self.served = 0;
     }
 
     /// The peer's credit at the beginning of a session.
@@ -185,6 +200,16 @@ mod tests {
             assert_eq!(sender.acknowledge(next, (next as u8).wrapping_add(20), 20), Some((1, 1)));
             assert_eq!(sender.take_acked(), Some(frame));
         }
+    }
+
+    #[test]
+    fn request_that_comes_twice_is_served_once() {
+        let mut sender = sender(3);
+        assert!(sender.serve(1));
+        assert!(sender.next().is_some());
+        assert!(!sender.serve(1));
+        assert!(sender.serve(2));
+        assert!(!sender.serve(1));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The payload of a training frame.
 
-use crate::config::{Identity, MAX_WINDOW};
+use crate::config::{Identity, MAX_WINDOW, MIN_WINDOW};
 use crate::frame::MAX_PAYLOAD;
 
 /// Bytes of the payload of a training frame.
-pub const TRAINING_BYTES: usize = 36;
+pub const TRAINING_BYTES: usize = 40;
 
 /// The protocol that this crate speaks.
 pub const VERSION: u8 = 1;
@@ -29,6 +29,8 @@ pub(crate) struct Hello {
     pub life: u32,
     /// ... and the life of the peer that they are shared with; 0 for none.
     pub knows: u32,
+    /// The sender's nonce. Its sessions rise as long as this stays the same.
+    pub birth: u32,
 }
 
 /// Why the payload of a training frame cannot be used.
@@ -47,7 +49,8 @@ impl Hello {
         bytes[3] = self.window;
         bytes[4..6].copy_from_slice(&self.payload.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.identity.serial.to_le_bytes());
-        let words = [self.identity.port, self.session, self.echo, self.life, self.knows];
+        let words =
+            [self.identity.port, self.session, self.echo, self.life, self.knows, self.birth];
         for (place, word) in bytes[16..].chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -75,9 +78,10 @@ impl Hello {
             echo: word(24),
             life: word(28),
             knows: word(32),
+            birth: word(36),
         };
         let sane = matches!(hello.lanes, 1 | 2 | 4)
-            && hello.window <= MAX_WINDOW
+            && (MIN_WINDOW..=MAX_WINDOW).contains(&hello.window)
             && (1..=MAX_PAYLOAD).contains(&usize::from(hello.payload))
             && hello.session != 0
             && hello.life != 0;
@@ -100,6 +104,7 @@ mod tests {
             echo: 6,
             life: 7,
             knows: 8,
+            birth: 9,
         }
     }
 
@@ -113,7 +118,7 @@ mod tests {
         let mut bytes = hello().to_bytes();
         bytes[0] = 2;
         assert_eq!(Hello::from_bytes(&bytes), Err(Unusable::Version));
-        assert_eq!(Hello::from_bytes(&hello().to_bytes()[..35]), Err(Unusable::Malformed));
+        assert_eq!(Hello::from_bytes(&hello().to_bytes()[..39]), Err(Unusable::Malformed));
         let lanes = Hello { lanes: 3, ..hello() };
         assert_eq!(Hello::from_bytes(&lanes.to_bytes()), Err(Unusable::Malformed));
     }
