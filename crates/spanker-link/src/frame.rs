@@ -217,6 +217,38 @@ pub fn encode_into(header: &Header, payload: &[&[u8]], out: &mut [u8]) -> usize 
     total
 }
 
+/// What goes before and after the payload of a frame: for callers who put the payload on the wire from where
+/// it lies.
+///
+/// # Panics
+///
+/// As [`encode`], and for a control frame, which has no payload.
+///
+/// ```
+/// use spanker_link::{Header, Kind, encode, seal};
+/// let header =
+///     Header { kind: Kind::Data, last: true, session: 7, length: 5, seq: 1, ack: 0, credit: 64 };
+/// let (front, back) = seal(&header, &[b"hello"]);
+/// let mut wire = Vec::new();
+/// encode(&header, &[b"hello"], &mut wire);
+/// assert_eq!([&front[..], b"hello", &back[..]].concat(), wire);
+/// ```
+#[must_use]
+pub fn seal(header: &Header, payload: &[&[u8]]) -> ([u8; 12], [u8; 12]) {
+    assert!(!header.kind.is_control(), "a control frame has no payload");
+    check_length(header, payload.iter().map(|part| part.len()).sum());
+    let mut front = [0; FRONT];
+    front[..2].copy_from_slice(&START);
+    front[2..].copy_from_slice(&header.to_bytes());
+    let begun = crc32c::crc32c(&front[HEADER..]);
+    let crc = payload.iter().fold(begun, |crc, part| crc32c::crc32c_append(crc, part));
+    let mut back = [0; OVERHEAD - FRONT];
+    back[..4].copy_from_slice(&crc.to_le_bytes());
+    back[4..8].copy_from_slice(&END);
+    back[8..].copy_from_slice(&GAP);
+    (front, back)
+}
+
 fn check_length(header: &Header, length: usize) {
     assert_eq!(length, usize::from(header.length), "parts of the payload do not add up");
     assert!(length <= MAX_PAYLOAD, "a payload of {length} bytes is too long");

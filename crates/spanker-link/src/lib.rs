@@ -40,7 +40,7 @@ pub use decode::{Decoded, decode};
 pub use event::{Body, Event, Fault};
 pub use frame::{
     CONTROL_BYTES, END, GAP, Header, Kind, MAX_PAYLOAD, OVERHEAD, START, encode, encode_into,
-    frame_len,
+    frame_len, seal,
 };
 pub use link::Link;
 pub use spanker_topology::LinkState;

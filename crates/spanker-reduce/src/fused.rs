@@ -73,6 +73,35 @@ pub fn reduce<T: Element, A: AsRef<[T]>>(
     Ok(())
 }
 
+/// Folds `other` into `into`: `into = into op other`, or `into = other op into` if `other_first`.
+///
+/// ```
+/// use spanker_plan::ReduceOp;
+/// use spanker_reduce::fold;
+/// let mut into = [1u32, 7];
+/// fold(&mut into, &[4, 1], ReduceOp::Max, false)?;
+/// assert_eq!(into, [4, 7]);
+/// # Ok::<(), spanker_reduce::ReduceError>(())
+/// ```
+///
+/// # Errors
+/// As [`all_reduce`]; `other` counts as card 1.
+pub fn fold<T: Element>(
+    into: &mut [T],
+    other: &[T],
+    op: ReduceOp,
+    other_first: bool,
+) -> Result<(), ReduceError> {
+    let kernel = kernel_for::<T>(op, 2)?;
+    check(1, into.len(), other.len())?;
+    let (ours, theirs) = (into.as_mut_ptr(), other.as_ptr().cast_mut());
+    let sources = if other_first { [theirs, ours] } else { [ours, theirs] };
+    // SAFETY: both are `len` long and borrowed for this call, and only the one that is borrowed mutably is
+    // written. A kernel reads a block of all sources before it writes it, as it does for `all_reduce`.
+    unsafe { kernel(&sources, &[ours], 0..into.len()) };
+    Ok(())
+}
+
 /// Reduces the buffers of all cards; card `r` gets chunk `r` of the result.
 ///
 /// # Errors

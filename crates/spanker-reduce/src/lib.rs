@@ -40,7 +40,7 @@ mod team;
 pub use element::Element;
 pub use error::ReduceError;
 pub use fused::{
-    all_gather, all_reduce, all_to_all, broadcast, divide, gather, memory_limit, reduce,
+    all_gather, all_reduce, all_to_all, broadcast, divide, fold, gather, memory_limit, reduce,
     reduce_scatter, scatter, threads_for,
 };
 pub use half::{bf16, f16};

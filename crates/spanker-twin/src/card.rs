@@ -55,8 +55,8 @@ pub struct Reply {
 pub trait Wire {
     /// Whether a frame of the largest size fits.
     fn has_room(&self) -> bool;
-    /// Puts a frame on the wire. `stamp` is when it arrives, on the card's clock.
-    fn put(&mut self, stamp: u64, frame: &[u8]);
+    /// Puts a frame on the wire, given in parts. `stamp` is when it arrives, on the card's clock.
+    fn put(&mut self, stamp: u64, parts: &[&[u8]]);
 }
 
 /// What a card wants of whoever runs it.
@@ -128,7 +128,7 @@ impl Card {
         let mut ports = Vec::with_capacity(spec.ports.len());
         for (index, port) in spec.ports.iter().enumerate() {
             let identity = Identity { serial: spec.serial, port: index as u32 };
-            ports.push(Port::new(port.clone(), identity, spec.seed, nonce));
+            ports.push(Port::new(port.clone(), identity, spec.pace, spec.seed, nonce));
         }
         // Ports that share the card's lanes send in turn.
         let lanes = (0..=ports.len()).map(|_| Lane::default()).collect();

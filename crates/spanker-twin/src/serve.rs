@@ -211,8 +211,8 @@ impl Process {
 
     /// Carries out one order. False when the process is to end.
     fn obey(&mut self, now: u64) -> io::Result<bool> {
-        let Some((order, fds)) = receive(&self.control)? else {
-            // The keeper is gone, and nobody else takes the twin down.
+        // A keeper whose orders end or make no sense is gone, and nobody else takes the twin down.
+        let Ok(Some((order, fds))) = receive(&self.control) else {
             let _ = home::sweep(&self.home);
             return Ok(false);
         };

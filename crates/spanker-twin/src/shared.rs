@@ -126,16 +126,21 @@ impl Rings {
         head.checked_sub(tail).is_some_and(|used| used + HEAD + LONGEST as u64 <= RING)
     }
 
-    /// Writes a record. The caller has seen that there is room.
-    pub(crate) fn put(&mut self, stamp: u64, bytes: &[u8]) {
-        assert!(bytes.len() <= LONGEST && self.has_room(), "the caller looks first");
+    /// Writes a record, given in parts. The caller has seen that there is room.
+    pub(crate) fn put(&mut self, stamp: u64, parts: &[&[u8]]) {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        assert!(length <= LONGEST && self.has_room(), "the caller looks first");
         let head = self.word(self.writes, Word::Head).load(Ordering::Relaxed);
         let mut front = [0; HEAD as usize];
-        front[..8].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+        front[..8].copy_from_slice(&(length as u64).to_le_bytes());
         front[8..].copy_from_slice(&stamp.to_le_bytes());
         self.store(head, &front);
-        self.store(head + HEAD, bytes);
-        let next = head + HEAD + (bytes.len() as u64).next_multiple_of(8);
+        let mut at = head + HEAD;
+        for part in parts {
+            self.store(at, part);
+            at += part.len() as u64;
+        }
+        let next = at.next_multiple_of(8);
         self.word(self.writes, Word::Head).store(next, Ordering::Release);
     }
 
@@ -216,7 +221,7 @@ mod tests {
         while expected < 5_000 {
             while next < 5_000 && left.has_room() {
                 let length = (next * 37 % 5000) as usize;
-                left.put(next, &vec![next as u8; length]);
+                left.put(next, &[&vec![next as u8; length]]);
                 next += 1;
             }
             assert!(next == 5_000 || next - expected > 20, "the ring holds several records");
@@ -235,7 +240,7 @@ mod tests {
         let [mut left, mut right] = ends();
         right.set_asleep(true);
         assert!(!left.peer_waits());
-        left.put(1, b"x");
+        left.put(1, &[b"x"]);
         assert!(left.peer_waits());
         assert!(!left.peer_waits());
         right.set_full(true);
@@ -247,7 +252,7 @@ mod tests {
     fn damaged_counters_and_lengths_are_errors() {
         let [mut left, mut right] = ends();
         let mut into = vec![0; LONGEST];
-        left.put(1, b"hello");
+        left.put(1, &[b"hel", b"lo"]);
         left.store(0, &u64::MAX.to_le_bytes());
         assert!(right.take(&mut into).is_err());
         left.word(0, Word::Head).store(RING * 3, Ordering::SeqCst);

@@ -106,7 +106,7 @@ impl Wire for Cable {
         room || self.rings.has_room()
     }
 
-    fn put(&mut self, stamp: u64, frame: &[u8]) {
-        self.rings.put(stamp, frame);
+    fn put(&mut self, stamp: u64, parts: &[&[u8]]) {
+        self.rings.put(stamp, parts);
     }
 }

@@ -74,8 +74,8 @@ impl Wire for Outbox<'_> {
         self.flights.len() < LINE_ROOM
     }
 
-    fn put(&mut self, stamp: u64, frame: &[u8]) {
-        let mut bytes = frame.to_vec();
+    fn put(&mut self, stamp: u64, parts: &[&[u8]]) {
+        let mut bytes = parts.concat();
         // A wire keeps the order; only noise breaks it.
         let soonest = self.flights.back().map_or(0, |flight| flight.due);
         let mut due = soonest.max(self.now + self.dice.random_range(100..2000));

@@ -6,7 +6,7 @@
 use bytemuck::{cast_slice, cast_slice_mut};
 use ggml_spanker::{HostMatmul, MatmulInt4, OUTPUT_ELEM_BYTES, Q4_K_BLOCK_BYTES, QK_K};
 use spanker_plan::{DType, ReduceOp};
-use spanker_reduce::{Element, Team, Threads, bf16, divide, f16, reduce};
+use spanker_reduce::{Element, Team, Threads, bf16, divide, f16, fold, reduce};
 use spanker_runtime::{Place, Work};
 
 use super::check::known;
@@ -178,12 +178,7 @@ fn fold_bytes<T: Element>(
             cast_slice(copy)
         }
     };
-    let ours: &[T] = cast_slice(local);
-    let operands = if incoming_first { [theirs, ours] } else { [ours, theirs] };
-    let out = room(&mut alu.folded, local.len());
-    reduce(&alu.solo, Threads::Exactly(1), &operands, cast_slice_mut(out), op)
-        .expect("operation and lengths were checked");
-    local.copy_from_slice(out);
+    fold(cast_slice_mut(local), theirs, op, incoming_first).expect("it was checked");
 }
 
 fn reduce_places<T: Element>(

@@ -9,7 +9,7 @@ use rand::Rng;
 use rand_pcg::Pcg32;
 use spanker_topology::{Framing, Profile, Saturation};
 
-use crate::spec::PortSpec;
+use crate::spec::{Pace, PortSpec};
 
 /// Picoseconds in a second.
 pub(crate) const SECOND: f64 = 1e12;
@@ -71,9 +71,17 @@ pub(crate) struct Frames {
 
 /// What a message's bytes are cut into where nothing says so.
 const PLAIN_PAYLOAD: usize = 2048;
+/// The most that a frame carries of a message, beside the message's head.
+const MOST_PAYLOAD: usize = 4032;
 
 impl Frames {
-    pub(crate) fn of(spec: &PortSpec, seed: u64, stream: u64) -> Frames {
+    pub(crate) fn of(spec: &PortSpec, pace: Pace, seed: u64, stream: u64) -> Frames {
+        if pace == Pace::Unshaped {
+            // Nothing is counted, so frames are as large as the protocol allows.
+            let plain = PortSpec { framing: None, bit_error_rate: 0.0, ..spec.clone() };
+            let frames = Frames::of(&plain, Pace::Card, seed, stream);
+            return Frames { payload: MOST_PAYLOAD, ..frames };
+        }
         let payload = spec.framing.map_or(PLAIN_PAYLOAD, |framing| framing.payload as usize);
         let mut frames = Frames {
             raw: spec.raw.0 as f64,
@@ -84,7 +92,7 @@ impl Frames {
             dice: Pcg32::new(seed, stream),
             lanes: (spec.lanes, spec.lanes),
             // Whole elements of every type.
-            payload: (payload & !63).clamp(64, 3072),
+            payload: (payload & !63).clamp(64, MOST_PAYLOAD),
         };
         frames.set_errors(spec.bit_error_rate);
         frames
@@ -106,7 +114,7 @@ impl Frames {
         self.bit_error_rate = bit_error_rate;
         let Some(framing) = self.framing else { return true };
         self.lanes.0 = self.lanes.1;
-        self.payload = (framing.payload as usize & !63).clamp(64, 3072);
+        self.payload = (framing.payload as usize & !63).clamp(64, MOST_PAYLOAD);
         loop {
             let rate = framing.with_payload(self.payload as u64).frame_error_rate(bit_error_rate);
             match Saturation::decide(rate, 0, self.lanes.0) {
@@ -130,6 +138,9 @@ impl Frames {
         let overhead =
             framing.overhead as f64 + framing.ack_bytes as f64 / framing.ack_every as f64;
         let time = (payload as f64 + overhead) / (raw * (1.0 - framing.compensation));
+        if self.bit_error_rate == 0.0 {
+            return ((time * SECOND).round() as u64, 0);
+        }
         let framing = framing.with_payload(payload as u64);
         let chance = framing.frame_error_rate(self.bit_error_rate);
         let mut broken = 0;

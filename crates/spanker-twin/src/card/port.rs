@@ -13,7 +13,7 @@ use spanker_runtime::{Fault, FaultKind, Landing, Place};
 use spanker_topology::LinkState;
 
 use super::costs::Frames;
-use crate::spec::PortSpec;
+use crate::spec::{Pace, PortSpec};
 
 /// Bytes of a message's head.
 pub(crate) const HEAD: usize = 24;
@@ -133,12 +133,20 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn new(spec: PortSpec, identity: Identity, seed: u64, nonce: u32) -> Port {
+    pub(crate) fn new(
+        spec: PortSpec,
+        identity: Identity,
+        pace: Pace,
+        seed: u64,
+        nonce: u32,
+    ) -> Port {
         let stream = u64::from(identity.port) << 1 | 1;
-        let frames = Frames::of(&spec, seed ^ identity.serial, stream);
+        let frames = Frames::of(&spec, pace, seed ^ identity.serial, stream);
         let config = Config {
             payload: (frames.payload() + HEAD) as u16,
             window: 64,
+            // What acknowledgements cost on the clock is part of every frame's cost.
+            ack_every: 16,
             // The wire loses nothing and breaks are reported at once: timers only back that up, and a busy
             // host must not make them run out.
             retry: 20_000_000,

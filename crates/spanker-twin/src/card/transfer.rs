@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 
-use spanker_link::{Body, Decoded, Event, decode, encode};
+use spanker_link::{Body, Decoded, Event, decode, encode, seal};
 use spanker_runtime::{Fault, FaultKind, Landing, Place, abi};
 
 use super::check::known;
@@ -104,34 +104,37 @@ impl Card {
         }
         while wire.has_room() {
             let Some((header, body)) = port.link.transmit(now) else { break };
-            self.frame.clear();
-            let mut stamp = 0;
             match body {
-                Body::Empty => encode(&header, &[], &mut self.frame),
-                Body::Training(bytes) => encode(&header, &[&bytes], &mut self.frame),
-                Body::Payload(Segment::Notice(bytes)) => encode(&header, &[bytes], &mut self.frame),
-                Body::Payload(Segment::Data { head, from, length, stamp: at, broken, .. }) => {
-                    stamp = *at;
+                Body::Payload(Segment::Data { head, from, length, stamp, broken, .. }) => {
                     let head = head.as_ref().map_or(&[][..], |head| &head[..]);
-                    let data = self.memory.get(*from, u64::from(*length));
                     // Of a job that was given up the buffer may be gone; the length still has to be right.
-                    let none;
-                    let data = match data {
+                    let gone;
+                    let data = match self.memory.get(*from, u64::from(*length)) {
                         Some(data) => data,
                         None => {
-                            none = vec![0; *length as usize];
-                            &none
+                            gone = vec![0; *length as usize];
+                            &gone
                         }
                     };
-                    encode(&header, &[head, data], &mut self.frame);
+                    let (mut front, back) = seal(&header, &[head, data]);
                     if broken.get() > 0 {
                         broken.set(broken.get() - 1);
-                        let at = 12 + (stamp as usize) % usize::from(header.length).max(1);
-                        self.frame[at] ^= 0x10;
+                        front[(stamp % 12) as usize] ^= 0x10;
                     }
+                    wire.put(*stamp, &[&front, head, data, &back]);
+                }
+                other => {
+                    self.frame.clear();
+                    match other {
+                        Body::Training(bytes) => encode(&header, &[&bytes], &mut self.frame),
+                        Body::Payload(Segment::Notice(bytes)) => {
+                            encode(&header, &[bytes], &mut self.frame);
+                        }
+                        _ => encode(&header, &[], &mut self.frame),
+                    }
+                    wire.put(0, &[&self.frame]);
                 }
             }
-            wire.put(stamp, &self.frame);
             self.counters.frames_sent += 1;
             any = true;
         }
