@@ -151,9 +151,13 @@ impl Card {
         self.counters.frames_received += 1;
         let (header, payload) = match decode(bytes) {
             Decoded::Frame { header, payload, .. } => (header, payload),
-            _ => {
+            other => {
+                let header = match &other {
+                    Decoded::Corrupt { header, .. } => header.as_ref(),
+                    _ => None,
+                };
                 self.counters.frames_corrupt += 1;
-                port.link.corrupt(None, now);
+                port.link.corrupt(header, now);
                 return;
             }
         };
