@@ -284,6 +284,7 @@ fn worse(one: PortState, other: PortState) -> LinkState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spanker_runtime::abi::{RawCardInfo, RawPortInfo};
 
     #[test]
     fn enumerate_stops_at_the_first_index_that_does_not_exist() {
@@ -340,5 +341,44 @@ mod tests {
                 assert_eq!(worse(one, other), names[i.max(j)]);
             }
         }
+    }
+
+    /// What a card says: (state, serial at the other end, port there) for each port.
+    fn said(serial: u64, ports: &[(u32, u64, u32)]) -> Option<(CardInfo, Vec<PortInfo>)> {
+        let port = |(port, &(state, peer_serial, peer_port)): (usize, &(u32, u64, u32))| {
+            let port = port as u32;
+            RawPortInfo { port, state, peer_serial, peer_port, ..RawPortInfo::default() }.into()
+        };
+        let raw = RawCardInfo { serial, ..RawCardInfo::default() };
+        Some((raw.into(), ports.iter().enumerate().map(port).collect()))
+    }
+
+    #[test]
+    fn links_carry_what_a_probe_found_out_in_their_direction() {
+        let ends = [said(7, &[(2, 9, 1)]), None, said(9, &[(0, 0, 0), (2, 7, 0)])];
+        let known = ProbedLink {
+            from: LinkEnd { serial: 9, port: 1 },
+            to: LinkEnd { serial: 7, port: 0 },
+            bandwidth: spanker_topology::BytesPerSecond(1_000),
+            latency: spanker_topology::Seconds(2e-6),
+            fitted: 0,
+        };
+        let found = links(&ends, &[known]);
+        assert_eq!(found[0], Link::new(0, 2, LinkState::Up));
+        assert_eq!((found[1].local_sail, found[1].remote_sail), (2, 0));
+        assert_eq!(found[1].latency, Some(Duration::from_micros(2)));
+        assert_eq!(found[1].bandwidth, Some(known.bandwidth));
+    }
+
+    #[test]
+    fn links_whose_ends_do_not_agree_are_none() {
+        // The other end names another port, another card, nobody although it is up, or does not exist.
+        for back in [(2, 7, 5), (2, 8, 0), (2, 0, 0)] {
+            assert_eq!(links(&[said(7, &[(2, 9, 0)]), said(9, &[back])], &[]), []);
+        }
+        assert_eq!(links(&[said(7, &[(2, 9, 4)]), said(9, &[(2, 7, 0)])], &[]), []);
+        // One that is down may have forgotten.
+        let down = links(&[said(7, &[(2, 9, 0)]), said(9, &[(0, 0, 0)])], &[]);
+        assert_eq!(down, [Link::new(0, 1, LinkState::Down)]);
     }
 }
