@@ -355,6 +355,44 @@ fn card_that_takes_longer_than_it_may_is_named() {
 }
 
 #[test]
+fn job_that_takes_too_long_in_total_is_given_up() {
+    let cards = Cards::ring(4);
+    cards.ail(3, 5, Health::Frozen);
+    let deadline = Deadline { total: Duration::from_millis(100), ..Deadline::USUAL };
+    let error = ran(&cards, 1, &deadline).unwrap_err();
+    assert_eq!((error.kind(), error.card()), (DeviceErrorKind::Slow, Some(3)));
+    assert_eq!(error.to_string(), "card 3 is too slow: not done after 100 ms");
+    assert!(cards.faults().iter().all(|fault| fault.unwrap().kind == FaultKind::Slow));
+}
+
+#[test]
+fn card_at_work_for_another_program_is_named_and_the_others_give_up() {
+    let cards = Cards::ring(3);
+    cards.ail(1, 0, Health::Busy);
+    let error = ran(&cards, 1, &Deadline::USUAL).unwrap_err();
+    assert_eq!((error.kind(), error.card()), (DeviceErrorKind::Busy, Some(1)));
+    assert_eq!(error.to_string(), "card 1 is at work for another program");
+    assert_eq!(cards.faults()[0].unwrap().kind, FaultKind::Aborted);
+    assert_eq!(cards.buffers(), 0);
+}
+
+#[test]
+fn card_without_the_memory_is_named_and_what_was_allocated_is_freed() {
+    let cards = Cards::ring(3);
+    let controls = cards.open();
+    let group = DeviceGroup::new(&refs(&controls)).unwrap();
+    let (collective, algorithm) = (Collective::AllReduce, Algorithm::OneShot);
+    let error = group
+        .prepare(collective, algorithm, 1 << 29, DType::F64, ReduceOp::Sum, 1)
+        .map(drop)
+        .unwrap_err();
+    assert_eq!((error.kind(), error.card()), (DeviceErrorKind::Refused, Some(0)));
+    assert!(error.to_string().starts_with("card 0: ALLOCATE refused"), "{error}");
+    assert!(error.card_buffers_trusted());
+    assert_eq!(cards.buffers(), 0);
+}
+
+#[test]
 fn card_is_examined_alone() {
     let cards = Cards::ring(2);
     cards.ail(1, 0, Health::Corrupt);

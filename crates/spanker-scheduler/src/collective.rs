@@ -3,7 +3,6 @@
 //! methods for every element type.
 
 use spanker_reduce::{self as fused, Element, Team, Threads};
-use spanker_runtime::SpankerControl;
 
 use crate::{MockSail, Result, Topology};
 
@@ -83,18 +82,6 @@ impl AllGather for Topology<MockSail> {
             }
         }
         Ok(per_card.concat())
-    }
-}
-
-impl AllReduce for Topology<SpankerControl> {
-    fn all_reduce_f32(&self, _per_card: &mut [Vec<f32>], _op: ReduceOp) -> Result<()> {
-        Err(crate::Error::NotImplemented("all-reduce on real cards needs work submission"))
-    }
-}
-
-impl AllGather for Topology<SpankerControl> {
-    fn all_gather_f32(&self, _per_card: &[Vec<f32>]) -> Result<Vec<f32>> {
-        Err(crate::Error::NotImplemented("all-gather on real cards needs work submission"))
     }
 }
 

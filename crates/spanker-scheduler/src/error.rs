@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The crate's error.
 
+use std::path::PathBuf;
+
 use spanker_fabric::FabricError;
+use spanker_fabric::device::DeviceError;
 use spanker_plan::{DType, PlanError, ReduceOp};
 use spanker_reduce::ReduceError;
+use spanker_topology::TopologyError;
 
 /// What can go wrong with a topology or a collective over it.
 ///
@@ -22,6 +26,9 @@ use spanker_reduce::ReduceError;
 ///         Error::Reduce(_) => "buffers",
 ///         Error::Plan(_) => "schedule",
 ///         Error::Fabric(_) => "fabric",
+///         Error::Device(_) => "cards",
+///         Error::Topology(_) => "profiles and wires",
+///         Error::Links { .. } => "saved links",
 ///     }
 /// }
 /// ```
@@ -29,7 +36,7 @@ use spanker_reduce::ReduceError;
 #[non_exhaustive]
 pub enum Error {
     /// No card was found.
-    #[error("no cards found at /dev/spanker0 and on")]
+    #[error("no cards found at {}/spanker0 and on", crate::device_directory().display())]
     NoSails,
     /// The number of buffers is not the number of cards.
     #[error("{actual} buffers for {expected} cards")]
@@ -72,6 +79,20 @@ pub enum Error {
     /// Ranks failed each other.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// A card or a link of a group failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The cards' profiles or wires are none that the planner knows.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// What is known of the links could not be read or written.
+    #[error("{}: {reason}", path.display())]
+    Links {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
 }
 
 /// A result of this crate.

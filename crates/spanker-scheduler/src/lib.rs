@@ -54,10 +54,11 @@
 //!
 //! | to | use |
 //! |---|---|
-//! | find cards, or make some up | [`Topology`], [`MockSail`] |
+//! | find cards, or make some up | [`Topology`], [`survey`], [`MockSail`] |
 //! | reduce and gather over a topology | [`AllReduce`], [`AllGather`], the methods of [`Topology`] |
 //! | do so with a chosen number of threads | [`host`], [`Team`], [`Threads`] |
 //! | build and prove schedules | [`schedule`], [`verify`], [`Collective`], [`Algorithm`] |
+//! | run them on cards, with deadlines | [`device`], [`Topology::group`] |
 //! | run them between threads, with deadlines | [`execute`], [`inproc`], [`Fabric`] |
 //! | rehearse faults | [`Faulty`], [`Faults`] |
 //! | find the best split of a model, predict and simulate it | [`planner`] |
@@ -66,17 +67,21 @@
 //!
 //! # Bits
 //!
-//! Collectives over host buffers, and the one-shot and two-shot schedules, give the bits of the serial
+//! Collectives over host buffers and on cards, and the one-shot and two-shot schedules, give the bits of the serial
 //! fold in card order, whatever the length, the number of threads and the order of arrival. Every other
 //! schedule gives the same bits on every run and on every rank. (An average of 16-bit floats over a
-//! schedule divides a sum that was rounded to 16 bits; over host buffers it rounds once.)
+//! schedule or on cards divides a sum that was rounded to 16 bits; over host buffers it rounds once.)
 #![forbid(unsafe_code)]
 
 pub mod bandwidth;
+mod cards;
+mod cluster;
 pub mod collective;
 pub mod decision;
+pub mod discover;
 mod error;
 pub mod intercard;
+pub mod probed;
 pub mod topology;
 
 /// Collectives over buffers in host memory, with a chosen team and number of threads.
@@ -102,10 +107,13 @@ pub use bandwidth::{
 };
 pub use collective::{AllGather, AllReduce, ModelParallel, TensorParallel};
 pub use decision::{Strategy, TileShape, pick_strategy};
+pub use discover::{DEVICE_DIRECTORY_VARIABLE, Surveyed, SurveyedCard, device_directory, survey};
 pub use error::{Error, Result};
 pub use intercard::{INTERCARD_BUS_WIDTH, INTERCARD_LANE_WIDTH, INTERCARD_LANES, Link, LinkState};
+pub use probed::{LinkEnd, ProbedLink, load_links, save_links};
+pub use spanker_fabric::device::{Deadline, DeviceError, DeviceErrorKind, DeviceGroup};
 pub use spanker_fabric::{
-    Fabric, FabricError, Faults, Faulty, Registered, Workspace, conformance, execute,
+    Fabric, FabricError, Faults, Faulty, Registered, Workspace, conformance, device, execute,
     execute_registered, inproc,
 };
 pub use spanker_plan::{

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A group of cards with the links between them, and how it is found.
+//! A group of cards with the links between them. How one is found is in [`crate::discover`].
 
-use std::io::ErrorKind;
-use std::path::Path;
+use std::sync::Mutex;
 
+use spanker_fabric::device::Deadline;
 use spanker_runtime::SpankerControl;
 use spanker_topology::{Link, mesh};
 
@@ -18,8 +18,14 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct Topology<H = SpankerControl> {
-    sails: Vec<H>,
-    links: Vec<Link>,
+    pub(crate) sails: Vec<H>,
+    pub(crate) links: Vec<Link>,
+    /// The number of each card's device.
+    pub(crate) indices: Vec<usize>,
+    pub(crate) deadline: Deadline,
+    /// Held by a collective on cards: two at once could come to the cards in different orders, and wait
+    /// for each other.
+    pub(crate) turn: Mutex<()>,
 }
 
 /// A card that exists only as a number. Its buffers are in host memory.
@@ -43,6 +49,41 @@ impl MockSail {
 }
 
 impl<H> Topology<H> {
+    pub(crate) fn assemble(sails: Vec<H>, links: Vec<Link>, indices: Vec<usize>) -> Self {
+        Topology { sails, links, indices, deadline: Deadline::USUAL, turn: Mutex::new(()) }
+    }
+
+    /// The index of each card, in order: the number in its device's name. It differs from the card's
+    /// place where cards were left out.
+    #[must_use]
+    pub fn indices(&self) -> &[usize] {
+        &self.indices
+    }
+
+    /// The same cards, with other deadlines for their collectives. Mock cards need none.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Deadline) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// The same cards without the one of this index, and without its links. Nobody is asked: collectives
+    /// find out anew how the rest is wired.
+    #[must_use]
+    pub fn without(mut self, index: usize) -> Self {
+        let Some(gone) = self.indices.iter().position(|&known| known == index) else {
+            return self;
+        };
+        self.sails.remove(gone);
+        self.indices.remove(gone);
+        self.links.retain(|link| link.local_sail != gone && link.remote_sail != gone);
+        let place = |sail: usize| if sail > gone { sail - 1 } else { sail };
+        for link in &mut self.links {
+            (link.local_sail, link.remote_sail) = (place(link.local_sail), place(link.remote_sail));
+        }
+        self
+    }
+
     /// Cards in the topology.
     #[must_use]
     pub fn n_sails(&self) -> usize {
@@ -75,38 +116,8 @@ impl Topology<MockSail> {
     /// are legal.
     #[must_use]
     pub fn with_mock(n_sails: usize) -> Self {
-        Topology { sails: (0..n_sails).map(MockSail::new).collect(), links: mesh(n_sails) }
-    }
-}
-
-impl Topology<SpankerControl> {
-    /// The cards at `/dev/spanker0`, `/dev/spanker1` and so on, up to the first that does not exist.
-    /// Links between real cards are not discovered yet: [`Topology::links`] is empty.
-    ///
-    /// # Errors
-    /// [`Error::NoSails`] if there is none, [`Error::Runtime`] if one exists and cannot be opened.
-    pub fn enumerate() -> Result<Self> {
-        Self::enumerate_in(Path::new("/dev"))
-    }
-
-    fn enumerate_in(directory: &Path) -> Result<Self> {
-        let mut sails = Vec::new();
-        loop {
-            let path = directory.join(format!("spanker{}", sails.len()));
-            match SpankerControl::open_path(&path) {
-                Ok(sail) => sails.push(sail),
-                Err(spanker_runtime::Error::Open { source, .. })
-                    if source.kind() == ErrorKind::NotFound =>
-                {
-                    break;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if sails.is_empty() {
-            return Err(Error::NoSails);
-        }
-        Ok(Topology { sails, links: Vec::new() })
+        let sails = (0..n_sails).map(MockSail::new).collect();
+        Topology::assemble(sails, mesh(n_sails), (0..n_sails).collect())
     }
 }
 
@@ -115,35 +126,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn enumerate_stops_at_the_first_index_that_does_not_exist() {
-        let directory = tempfile::tempdir().unwrap();
-        for index in [0, 1, 3] {
-            std::fs::write(directory.path().join(format!("spanker{index}")), b"").unwrap();
-        }
-        let cards = Topology::enumerate_in(directory.path()).unwrap();
-        assert_eq!(cards.n_sails(), 2);
-        assert!(cards.links().is_empty());
-    }
-
-    #[test]
-    fn enumerate_without_a_card_says_so() {
-        let directory = tempfile::tempdir().unwrap();
-        let error = Topology::enumerate_in(directory.path()).unwrap_err();
-        assert!(matches!(error, Error::NoSails), "{error}");
-    }
-
-    #[test]
-    fn enumerate_with_a_card_that_cannot_be_opened_names_it() {
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::create_dir(directory.path().join("spanker0")).unwrap();
-        let error = Topology::enumerate_in(directory.path()).unwrap_err();
-        assert!(error.to_string().contains("spanker0"), "{error}");
-    }
-
-    #[test]
     fn mock_cards_carry_their_numbers() {
         let cards = Topology::<MockSail>::with_mock(3);
         assert_eq!(cards.sails(), [MockSail::new(0), MockSail::new(1), MockSail::new(2)]);
         assert_eq!(cards.sails()[2].id(), 2);
+        assert_eq!(cards.indices(), [0, 1, 2]);
     }
 }

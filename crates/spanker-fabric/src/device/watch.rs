@@ -12,8 +12,8 @@ use super::group::{DeviceGroup, Member};
 /// How long cards may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
-    /// How long no card may get on with its work. A card that does not answer is found within this time, a
-    /// card that answers and does nothing within less than twice of it.
+    /// How long no card may get on with its work. A card that does not answer is found in about this time, a
+    /// card that answers and does nothing in less than twice this time.
     pub detect: Duration,
     /// How long the whole may take, as waited by the host.
     pub total: Duration,
@@ -29,13 +29,8 @@ impl Deadline {
         slow_after: None,
     };
 
-    /// How long one wait takes at most.
+    /// How long one wait takes at most, and how long a card may take to say what it is doing.
     fn slice(&self) -> Duration {
-        (self.detect / 4).max(Duration::from_millis(1))
-    }
-
-    /// How long a card may take to say what it is doing.
-    fn patience(&self) -> Duration {
         (self.detect / 2).max(Duration::from_millis(1))
     }
 }
@@ -106,7 +101,7 @@ impl Job<'_> {
 
     /// Asks all cards at once what they do, except one whose answer is known.
     fn ask(&self, mut known: Option<(Rank, Error)>) -> Vec<Answer> {
-        let patience = self.deadline.patience();
+        let patience = self.deadline.slice();
         let silent = known.as_ref().map(|(rank, _)| *rank);
         std::thread::scope(|scope| {
             let asked: Vec<_> = self

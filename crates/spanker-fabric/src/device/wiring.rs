@@ -3,7 +3,7 @@
 //! not neighbours. It does not choose an order of the cards: ranks are what the caller says.
 
 use spanker_plan::Rank;
-use spanker_runtime::{CardInfo, PortInfo, PortState, SpankerControl};
+use spanker_runtime::{CardInfo, Peer, PortInfo, PortState, SpankerControl};
 
 use super::error::{DeviceError, DeviceErrorKind};
 
@@ -34,56 +34,39 @@ pub struct Wiring {
 pub type RankLink = (Rank, u32, Rank, u32);
 
 impl Wiring {
-    /// Asks the cards what their ports are connected to. A link counts if both ends say that it is up and
-    /// name each other. Links that lead out of the group are left alone.
-    ///
-    /// # Errors
-    /// [`DeviceErrorKind::Unreachable`] if the group is in parts, and what requests can fail with.
-    pub fn discover(cards: &[&SpankerControl]) -> Result<Self, DeviceError> {
-        let ends = |(place, card): (usize, &&SpankerControl)| Ok(Ends::ask(card, place)?.1);
-        let group: Result<Vec<Ends>, DeviceError> = cards.iter().enumerate().map(ends).collect();
-        Wiring::between(&group?)
-    }
-
-    /// The wiring of cards that have said what their ports are.
+    /// The wiring of cards that have said what their ports are. A link counts if both ends say that it is up
+    /// and name each other. Links that lead out of the group are left alone.
     pub(super) fn between(group: &[Ends]) -> Result<Self, DeviceError> {
         let mut links: Vec<RankLink> = Vec::new();
-        let mut down = Vec::new();
+        // Ports that carry nothing: those that led to a card of the group, and those that lead nowhere.
+        let (mut down, mut idle) = (Vec::new(), Vec::new());
         for (rank, ends) in group.iter().enumerate() {
             for port in &ends.ports {
                 let peer = port.peer.and_then(|peer| {
                     let there = group.iter().position(|ends| ends.serial == peer.serial)?;
                     Some((there, peer.port))
                 });
-                let agreed = peer.filter(|&(there, back)| {
-                    let theirs = group[there].ports.iter().find(|port| port.port == back);
-                    theirs.is_some_and(|theirs| {
-                        let us = |peer: spanker_runtime::Peer| {
-                            (peer.serial, peer.port) == (ends.serial, port.port)
-                        };
-                        theirs.state == PortState::Up && theirs.peer.is_some_and(us)
-                    })
-                });
-                match agreed {
-                    Some((there, back)) if port.state == PortState::Up => {
-                        links.push((rank, port.port, there, back));
+                let (card, number) = (ends.index, port.port);
+                match peer {
+                    Some((there, back)) if agreed(ends, port, &group[there], back) => {
+                        links.push((rank, number, there, back));
                     }
-                    _ if port.state != PortState::Up || peer.is_some() => {
-                        let (card, port_number, state) = (ends.index, port.port, port.state);
-                        let to = match peer {
-                            Some((there, _)) => format!(" to card {}", group[there].index),
-                            None => String::new(),
-                        };
-                        down.push(format!("card {card} port {port_number}{to} is {}", word(state)));
+                    Some((there, _)) => {
+                        let (there, state) = (group[there].index, word(port.state));
+                        down.push(format!("card {card} port {number} to card {there} is {state}"));
                     }
-                    _ => {}
+                    None if port.state != PortState::Up => {
+                        idle.push(format!("card {card} port {number} is {}", word(port.state)));
+                    }
+                    None => {}
                 }
             }
         }
         Wiring::from_links(group.len(), &links).map_err(|error| {
             let index = |rank: Option<usize>| rank.map(|rank| group[rank].index);
             let (from, to) = (index(error.card()), index(error.peer()));
-            DeviceError::new(DeviceErrorKind::Unreachable, from, down.join(", ")).with_peer(to)
+            let why = if down.is_empty() { idle } else { down };
+            DeviceError::new(DeviceErrorKind::Unreachable, from, why.join(", ")).with_peer(to)
         })
     }
 
@@ -170,6 +153,14 @@ impl Ends {
         let ports = ports.map_err(|error| DeviceError::request(index, error))?;
         Ok((info, Ends { serial, index, ports }))
     }
+}
+
+/// Whether a port and the one that it names are both up and mean each other.
+fn agreed(here: &Ends, port: &PortInfo, there: &Ends, back: u32) -> bool {
+    let us = |peer: Peer| (peer.serial, peer.port) == (here.serial, port.port);
+    let theirs = there.ports.iter().find(|port| port.port == back);
+    port.state == PortState::Up
+        && theirs.is_some_and(|theirs| theirs.state == PortState::Up && theirs.peer.is_some_and(us))
 }
 
 fn word(state: PortState) -> &'static str {

@@ -30,6 +30,8 @@ pub enum Health {
     Nonsense,
     /// Answers, and does nothing more.
     Frozen,
+    /// Is at work for another program.
+    Busy,
     /// Gets every sum wrong.
     Corrupt,
     /// Changes what it passes on to others, and computes well.
@@ -466,8 +468,8 @@ fn answer(world: &mut World, number: usize, call: &mut Call<'_>) -> Result<(), E
         }
         "ALLOCATE" => {
             let mut raw: RawAllocate = get(call);
-            if raw.length == 0 {
-                return Err(Errno::EINVAL);
+            if raw.length == 0 || raw.length > 1 << 32 {
+                return Err(if raw.length == 0 { Errno::EINVAL } else { Errno::ENOMEM });
             }
             card.given += 1;
             raw.buffer = card.given;
@@ -537,6 +539,9 @@ fn submit(card: &mut Card, call: &mut Call<'_>, room: usize) -> Result<(), Errno
     let mut raw: RawSubmit = get(call);
     let Payload::ToCard(bytes) = call.payload else { return Err(Errno::EINVAL) };
     let work = decode_work(bytes).map_err(|_| Errno::EINVAL)?;
+    if card.health == Health::Busy {
+        return Err(Errno::EBUSY);
+    }
     let waiting = card.queue.iter().filter(|entry| !entry.done).count();
     if waiting > 0 && waiting + work.len() > room {
         return Err(Errno::EOVERFLOW);

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cards as the planner sees them: their profiles, and the wires between them.
+
+use spanker_runtime::SpankerControl;
+use spanker_topology::{
+    BytesPerSecond, Cluster, LinkProfile, LinkState, Profile, Seconds, Shape, Shared, Wire,
+};
+
+use crate::{Result, Topology};
+
+impl Topology<SpankerControl> {
+    /// The cluster that these cards form, card by card in the order of the topology: built-in profiles by the
+    /// names that the cards give, and wires where links are up.
+    ///
+    /// Rings in the order of the cards and full meshes are the clusters of these shapes, so what is predicted
+    /// for them is what is predicted without cards. Anything else is a list of links, with rates and
+    /// latencies of the profiles. What a probe has found out is in [`Topology::links`], not here.
+    ///
+    /// # Errors
+    /// [`Error::Topology`](crate::Error::Topology) for a profile that is not built in, a card without links to
+    /// others in its profile, or cards that links leave apart; [`Error::Runtime`](crate::Error::Runtime) if a
+    /// card does not answer.
+    pub fn cluster(&self) -> Result<Cluster> {
+        let mut profiles = Vec::with_capacity(self.n_sails());
+        for sail in self.sails() {
+            profiles.push(Profile::builtin(&sail.info()?.profile)?);
+        }
+        match self.shape(&profiles)? {
+            Shape::Links => self.listed(profiles),
+            shape => Ok(Cluster::new(profiles, shape)?),
+        }
+    }
+
+    /// Pairs of places with a link that is up both ways, the lower one first.
+    fn pairs(&self) -> Vec<(usize, usize)> {
+        let up = |from, to| {
+            let link = spanker_topology::find(self.links(), from, to);
+            link.is_some_and(|link| link.state == LinkState::Up)
+        };
+        let all = (0..self.n_sails()).flat_map(|a| (a + 1..self.n_sails()).map(move |b| (a, b)));
+        all.filter(|&(a, b)| up(a, b) && up(b, a)).collect()
+    }
+
+    /// The regular shape that the links form, or a list.
+    fn shape(&self, profiles: &[Profile]) -> Result<Shape> {
+        let (count, pairs) = (profiles.len(), self.pairs());
+        if count <= 2 && pairs.len() + 1 == count {
+            let usual = profiles[0].topology;
+            let fits = matches!(usual, Shape::Ring | Shape::Mesh | Shape::PointToPoint);
+            return Ok(if fits { usual } else { Shape::PointToPoint });
+        }
+        let mut around: Vec<(usize, usize)> = (0..count)
+            .map(|card| (card, (card + 1) % count))
+            .map(|(a, b)| (a.min(b), a.max(b)))
+            .collect();
+        around.sort_unstable();
+        let ring = pairs == around;
+        let mesh = pairs.len() == count * (count - 1) / 2;
+        Ok(match (ring, mesh) {
+            // Three cards are both: in a mesh the lanes are divided.
+            (true, true) if self.lanes(0, 1)? == whole(&profiles[0]) => Shape::Ring,
+            (_, true) => Shape::Mesh,
+            (true, false) => Shape::Ring,
+            (false, false) => Shape::Links,
+        })
+    }
+
+    /// Lanes of the link from one place to another, as the card says.
+    fn lanes(&self, from: usize, to: usize) -> Result<u32> {
+        let peer = self.sails()[to].info()?.serial;
+        let card = &self.sails()[from];
+        for port in 0..card.info()?.ports {
+            let port = card.port(port)?;
+            if port.peer.is_some_and(|there| there.serial == peer) {
+                return Ok(port.lanes);
+            }
+        }
+        Ok(0)
+    }
+
+    /// The cluster of a list of links.
+    fn listed(&self, profiles: Vec<Profile>) -> Result<Cluster> {
+        let mut used = vec![0; profiles.len()];
+        let mut wires = Vec::new();
+        for (a, b) in self.pairs() {
+            let lanes = (self.lanes(a, b)?, self.lanes(b, a)?);
+            used[a] += lanes.0;
+            used[b] += lanes.1;
+            let ends = [(&profiles[a], lanes.0), (&profiles[b], lanes.1)];
+            let rate = |(profile, lanes): (&Profile, u32)| rate(profile, lanes);
+            let latency =
+                |(profile, _): (&Profile, u32)| link(profile).map(|link| link.latency.value);
+            let bandwidth = ends.into_iter().filter_map(rate).min();
+            let latency = ends.into_iter().filter_map(latency).fold(Seconds::ZERO, Seconds::max);
+            let Some(bandwidth) = bandwidth else { continue };
+            for (from, to) in [(a, b), (b, a)] {
+                wires.push(Wire { from, to, bandwidth, latency, shared: None });
+            }
+        }
+        // A card whose links use more lanes than it has sends on the same lanes to all of them.
+        let mut shared = Vec::new();
+        for (card, profile) in profiles.iter().enumerate().filter(|&(c, p)| used[c] > whole(p)) {
+            let Some(bandwidth) = rate(profile, whole(profile)) else { continue };
+            let leaving = wires.iter_mut().filter(|wire| wire.from == card);
+            leaving.for_each(|wire| wire.shared = Some(shared.len()));
+            shared.push(Shared { name: format!("the lanes of card {card}"), bandwidth });
+        }
+        Ok(Cluster::with_wires(profiles, wires, shared)?)
+    }
+}
+
+fn link(profile: &Profile) -> Option<&LinkProfile> {
+    profile.link.as_ref()
+}
+
+/// All lanes of a card.
+fn whole(profile: &Profile) -> u32 {
+    link(profile).map_or(0, |link| link.lanes.value)
+}
+
+/// What some lanes of a card sustain; a card that does not say how many it uses uses all.
+fn rate(profile: &Profile, lanes: u32) -> Option<BytesPerSecond> {
+    let link = link(profile)?;
+    let lanes = if lanes == 0 { link.lanes.value } else { lanes.min(link.lanes.value) };
+    Some(link.sustained(lanes))
+}
