@@ -2,7 +2,7 @@
 //! What a program asks a keeper, over the socket in the twin's directory. The keeper's side is in
 //! `keeper.rs`.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -177,13 +177,19 @@ pub fn down(dir: &Path) -> Result<Ending, TwinError> {
     }
     let stream = match connect(dir) {
         Err(TwinError::Down { .. }) => {
-            let held = home::holder(dir).is_some();
+            if !home::littered(dir) {
+                return Ok(Ending::WasDown);
+            }
             home::sweep(dir).tried(|| format!("empty {}", dir.display()))?;
-            return Ok(if held && !dir.exists() { Ending::Swept } else { Ending::WasDown });
+            match connect(dir) {
+                Err(TwinError::Down { .. }) => return Ok(Ending::Swept),
+                // It was just coming up.
+                outcome => outcome?,
+            }
         }
         outcome => outcome?,
     };
-    match exchange(&stream, &Request::Down) {
+    match ask_to_leave(&stream) {
         Ok(Answer::Left(names)) => {
             // Its end of the socket closes when the process is no more.
             let _ = frame::receive::<Answer>(&stream, Some(Instant::now() + PATIENCE));
@@ -207,6 +213,19 @@ pub fn down(dir: &Path) -> Result<Ending, TwinError> {
     Ok(Ending::Down(Vec::new()))
 }
 
+/// Asks a keeper to take its twin down, unless it is stopped and could not.
+fn ask_to_leave(stream: &UnixStream) -> io::Result<Answer> {
+    let state = keeper(stream).and_then(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The state follows the name, which is in brackets and may have any in it.
+        stat.rsplit_once(')')?.1.trim_start().chars().next()
+    });
+    match state {
+        Some('T') => Err(ErrorKind::TimedOut.into()),
+        _ => exchange(stream, &Request::Down),
+    }
+}
+
 fn connect(dir: &Path) -> Result<UnixStream, TwinError> {
     match UnixStream::connect(dir.join(home::DESK)) {
         Err(error)
@@ -223,7 +242,7 @@ fn keeper(stream: &UnixStream) -> Option<Pid> {
     rustix::net::sockopt::socket_peercred(stream).ok().map(|peer| peer.pid)
 }
 
-fn exchange(stream: &UnixStream, request: &Request) -> std::io::Result<Answer> {
+fn exchange(stream: &UnixStream, request: &Request) -> io::Result<Answer> {
     stream.set_write_timeout(Some(PATIENCE))?;
     frame::send(stream, request, &[])?;
     let answer = frame::receive(stream, Some(Instant::now() + PATIENCE))?;
