@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The `spanker` command: which split of a model is fastest on which cards and why, how that runs in
-//! virtual time, and how fast collectives are on this machine.
+//! virtual time, how fast collectives are on this machine, and emulated cards.
 //!
 //! Only the edges are here: flags, tables and JSON. The work is in the libraries.
 
@@ -16,6 +16,7 @@ mod predict;
 mod profiles;
 mod simulate;
 mod sizes;
+mod twin;
 
 use std::process::ExitCode;
 
@@ -31,7 +32,8 @@ use clap::{Parser, Subcommand};
   spanker profiles rev-a                            a card's numbers and their sources
   spanker fit --help                                models of links and cards from measurements
   spanker predict --help                            how long an all-reduce or a token takes by them
-  spanker bench all-reduce --cards 4                how fast collectives are on this machine")]
+  spanker bench all-reduce --cards 4                how fast collectives are on this machine
+  spanker twin up --cards 4                         emulated cards to rehearse with")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -46,6 +48,7 @@ enum Command {
     Predict(predict::Args),
     Cards(cards::Args),
     Bench(bench::Args),
+    Twin(twin::Args),
 }
 
 /// A request that makes no sense: exit code 2, as for a flag that does not exist.
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Predict(args) => predict::run(&args),
         Command::Cards(args) => cards::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Twin(args) => twin::run(&args),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     if output::is_closed_pipe(&error) {

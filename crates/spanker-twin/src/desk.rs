@@ -2,12 +2,14 @@
 //! What a program asks a keeper, over the socket in the twin's directory. The keeper's side is in
 //! `keeper.rs`.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde::{Deserialize, Serialize};
 use spanker_topology::{BytesPerSecond, Seconds, Shape};
 
@@ -16,6 +18,9 @@ use crate::{Pace, TwinError, frame, home};
 
 /// How long a keeper may take. One that starts a twin answers when that is done, which takes 5 s at most.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often to look whether a keeper that has not answered is stopped.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What a program asks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -177,16 +182,23 @@ pub fn down(dir: &Path) -> Result<Ending, TwinError> {
     }
     let stream = match connect(dir) {
         Err(TwinError::Down { .. }) => {
-            let held = home::holder(dir).is_some();
+            if !home::littered(dir) {
+                return Ok(Ending::WasDown);
+            }
             home::sweep(dir).tried(|| format!("empty {}", dir.display()))?;
-            return Ok(if held && !dir.exists() { Ending::Swept } else { Ending::WasDown });
+            match connect(dir) {
+                Err(TwinError::Down { .. }) => return Ok(Ending::Swept),
+                // It was just coming up.
+                outcome => outcome?,
+            }
         }
         outcome => outcome?,
     };
+    let process = keeper(&stream).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     match exchange(&stream, &Request::Down) {
         Ok(Answer::Left(names)) => {
-            // Its end of the socket closes when the process is no more.
-            let _ = frame::receive::<Answer>(&stream, Some(Instant::now() + PATIENCE));
+            // Everything is gone but the process itself, which is about to end.
+            process.inspect(|process| drop(readable(process, PATIENCE)));
             return Ok(Ending::Down(names));
         }
         Ok(answer) => return Err(TwinError::Failed(format!("the keeper answers {answer:?}"))),
@@ -223,9 +235,29 @@ fn keeper(stream: &UnixStream) -> Option<Pid> {
     rustix::net::sockopt::socket_peercred(stream).ok().map(|peer| peer.pid)
 }
 
-fn exchange(stream: &UnixStream, request: &Request) -> std::io::Result<Answer> {
+/// Whether a process is stopped, so that it will not answer however long one waits.
+fn is_stopped(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which is in brackets and may have any in it.
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+}
+
+/// Waits until there is something to read, or the end of it.
+fn readable(fd: impl AsFd, time: Duration) -> io::Result<bool> {
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let time = Timespec::try_from(time).map_err(io::Error::other)?;
+    Ok(poll(&mut fds, Some(&time))? > 0)
+}
+
+fn exchange(stream: &UnixStream, request: &Request) -> io::Result<Answer> {
     stream.set_write_timeout(Some(PATIENCE))?;
     frame::send(stream, request, &[])?;
-    let answer = frame::receive(stream, Some(Instant::now() + PATIENCE))?;
+    let deadline = Instant::now() + PATIENCE;
+    while !readable(stream, LOOK)? {
+        if Instant::now() > deadline || keeper(stream).is_some_and(is_stopped) {
+            return Err(ErrorKind::TimedOut.into());
+        }
+    }
+    let answer = frame::receive(stream, Some(deadline))?;
     answer.map(|(answer, _)| answer).ok_or_else(|| ErrorKind::UnexpectedEof.into())
 }

@@ -184,6 +184,12 @@ pub fn holder(dir: &Path) -> Option<u32> {
     text.trim().parse().ok()
 }
 
+/// Whether there are files of a twin in a directory.
+#[must_use]
+pub fn littered(dir: &Path) -> bool {
+    listed(dir).is_ok_and(|(ours, _)| !ours.is_empty())
+}
+
 /// Whether a directory is there and safe to use: a real one, ours, that nobody else can write to.
 ///
 /// # Errors

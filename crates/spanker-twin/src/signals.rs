@@ -75,10 +75,7 @@ impl Signals {
         let mut fds = vec![PollFd::from_borrowed_fd(self.fd.as_fd(), flags)];
         let known = others.into_iter().flatten();
         fds.extend(known.map(|fd| PollFd::from_borrowed_fd(fd, flags)));
-        let timeout = timeout.map(|time| Timespec {
-            tv_sec: time.as_secs() as i64,
-            tv_nsec: time.subsec_nanos().into(),
-        });
+        let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         let _ = poll(&mut fds, timeout.as_ref());
         let mut polled = fds[1..].iter().map(|fd| !fd.revents().is_empty());
         others.map(|other| other.is_some() && polled.next().unwrap_or(false))

@@ -138,12 +138,13 @@ fn tests_are_not_ignored() {
 }
 
 /// The only files that may contain unsafe code, and what they need it for.
-const UNSAFE: [(&str, &str); 5] = [
+const UNSAFE: [(&str, &str); 6] = [
     ("crates/spanker-reduce/src/kernel.rs", "vector instructions"),
     ("crates/spanker-reduce/src/fused.rs", "pieces of buffers for several threads"),
     ("crates/spanker-reduce/src/team.rs", "work that is borrowed by threads"),
     ("crates/spanker-reduce/tests/team.rs", "an allocator that counts"),
     ("crates/spanker-runtime/src/transport.rs", "the ioctl"),
+    ("crates/spanker-twin/src/shared.rs", "memory that two processes map"),
 ];
 
 #[test]

@@ -172,10 +172,7 @@ pub fn card(dir: &Path, index: u32) -> Result<(), TwinError> {
 /// Waits until the other end of a stream is closed; says whether it is.
 fn hung_up(stream: &UnixStream, timeout: Option<Duration>) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
-    let timeout = timeout.map(|time| rustix::event::Timespec {
-        tv_sec: time.as_secs() as i64,
-        tv_nsec: time.subsec_nanos().into(),
-    });
+    let timeout = timeout.and_then(|time| rustix::event::Timespec::try_from(time).ok());
     loop {
         match poll(&mut fds, timeout.as_ref()) {
             Err(rustix::io::Errno::INTR) => {}
