@@ -33,7 +33,7 @@ pub(super) struct Member<'a> {
     pub(super) control: &'a SpankerControl,
     pub(super) index: usize,
     pub(super) serial: u64,
-    pace: Pace,
+    pub(super) pace: Pace,
 }
 
 impl<'a> DeviceGroup<'a> {
@@ -77,6 +77,16 @@ impl<'a> DeviceGroup<'a> {
     #[must_use]
     pub fn index(&self, rank: Rank) -> usize {
         self.members[rank].index
+    }
+
+    /// The serial of a rank's card and its port that leads to a neighbour.
+    ///
+    /// # Panics
+    /// If a rank is not in the group.
+    #[must_use]
+    pub fn end(&self, rank: Rank, neighbour: Rank) -> Option<(u64, u32)> {
+        let port = self.wiring.port(rank, neighbour)?;
+        Some((self.members[rank].serial, port))
     }
 
     pub(super) fn rank_of(&self, serial: u64) -> Option<Rank> {
@@ -128,7 +138,16 @@ impl<'a> DeviceGroup<'a> {
         Ok(call)
     }
 
-    fn request<T>(
+    /// A moment that the clocks of these ranks have not reached yet.
+    pub(super) fn common_start(&self, ranks: &[Rank]) -> Result<CardTime, DeviceError> {
+        let mut latest = CardTime(0);
+        for &rank in ranks {
+            latest = latest.max(self.request(rank, SpankerControl::info)?.clock);
+        }
+        Ok(CardTime(latest.0.saturating_add(MARGIN_PS)))
+    }
+
+    pub(super) fn request<T>(
         &self,
         rank: Rank,
         ask: impl FnOnce(&SpankerControl) -> Result<T, Error>,
@@ -253,14 +272,9 @@ impl DeviceCall<'_> {
 
     /// When cards whose clocks show the time of their profile shall start, if there are such.
     fn start(&self) -> Result<Option<CardTime>, DeviceError> {
-        let mut latest = None;
-        for (rank, member) in self.group.members.iter().enumerate() {
-            if member.pace == Pace::CardTime {
-                let clock = self.group.request(rank, SpankerControl::info)?.clock;
-                latest = latest.max(Some(clock));
-            }
-        }
-        Ok(latest.map(|CardTime(ps)| CardTime(ps.saturating_add(MARGIN_PS))))
+        let paced = |&rank: &Rank| self.group.members[rank].pace == Pace::CardTime;
+        let ranks: Vec<Rank> = (0..self.cards.len()).filter(paced).collect();
+        if ranks.is_empty() { Ok(None) } else { self.group.common_start(&ranks).map(Some) }
     }
 
     /// Gives all cards their work. If a card's queue is full, what was given before is waited for.
