@@ -146,7 +146,7 @@ fn found(folder: &Path) -> anyhow::Result<Report> {
     let nature = emulated.clone().find(|info| info.emulated());
     let mut rows: Vec<LinkRow> = links.iter().map(|link| row(link, &cards)).collect();
     rows.extend(cards.iter().flat_map(|card| loose(card, &cards)));
-    rows.sort_by_key(|row| (row.from, row.to));
+    rows.sort_by_key(|row| (row.from, row.to.unwrap_or(usize::MAX)));
     Ok(Report {
         mock: false,
         directory: Some(folder.display().to_string()),

@@ -56,6 +56,12 @@ impl FromStr for CardList {
     }
 }
 
+/// The indices of the cards that answer.
+pub(crate) fn alive(folder: &Path) -> Vec<usize> {
+    let cards = survey(folder);
+    cards.iter().filter(|card| card.card.is_ok()).map(|card| card.index).collect()
+}
+
 /// The indices of the cards that a flag names, all of which answer.
 pub(crate) fn chosen(folder: &Path, flag: Option<&CardList>) -> anyhow::Result<Vec<usize>> {
     let cards = survey(folder);

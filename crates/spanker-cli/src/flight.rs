@@ -77,7 +77,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let Ok(card) = &surveyed.card else { continue };
         // A card that dies meanwhile has nothing more to say.
         let found = card.control.records().unwrap_or_default();
-        records.extend(found.iter().map(|record| entry(surveyed.index, record, &cards)));
+        let visit = |record: &&Record| {
+            record.kind == abi::RECORD_CLIENT && record.a == u64::from(std::process::id())
+        };
+        // That somebody looks is no news to whoever looks.
+        let news = found.iter().filter(|record| !visit(record));
+        records.extend(news.map(|record| entry(surveyed.index, record, &cards)));
     }
     records.sort_by_key(|entry| (entry.wall_ns, entry.card, entry.sequence));
     let left_out = if args.all { 0 } else { records.len().saturating_sub(USUAL) };

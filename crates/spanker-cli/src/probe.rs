@@ -29,7 +29,7 @@ use crate::{fault, output};
   spanker probe --cards 0,1 --sizes 64..4M
   spanker probe --json")]
 pub(crate) struct Args {
-    /// The cards: a list (0,1,3) or how many [default: all]
+    /// The cards: a list (0,1,3) or how many [default: all that answer]
     #[arg(long, value_name = "LIST|N")]
     cards: Option<CardList>,
     /// Bytes of the messages: a list (64,4K) or a range that doubles (64..4M)
@@ -87,7 +87,15 @@ struct Sample {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let folder = directory::find();
-    let indices = directory::chosen(&folder, args.cards.as_ref())?;
+    let indices = match &args.cards {
+        // Without a word about cards, those that are left are measured.
+        None => directory::alive(&folder),
+        Some(_) => directory::chosen(&folder, args.cards.as_ref())?,
+    };
+    if indices.is_empty() {
+        let first = directory::first(&folder);
+        anyhow::bail!("no cards that answer at {}\nhint: {}", first.display(), directory::HINT);
+    }
     let cards = Topology::open_cards(&folder, &indices)?;
     let first = cards.sails().first().context("a topology has a card")?;
     let nature = directory::nature(first.info()?.pace);

@@ -10,7 +10,7 @@ mod row;
 use std::time::Duration;
 
 use spanker_runtime::{Pace, SpankerControl};
-use spanker_scheduler::device::Timing;
+use spanker_scheduler::device::{Timing, examine};
 use spanker_scheduler::{
     Algorithm, Collective, DType, Deadline, DeviceError, DeviceGroup, Error, ReduceOp, Threads,
     Topology, bf16, f16,
@@ -95,8 +95,18 @@ fn rows(args: &Args, case: &Case<'_>, sizes: &[usize]) -> anyhow::Result<()> {
         wrong += row.wrong;
         output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
     }
-    anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
-    Ok(())
+    if wrong == 0 {
+        return Ok(());
+    }
+    // A card that fails a test on its own is the one to leave out.
+    let fails = |&place: &usize| !examine(&case.cards.sails()[place]).unwrap_or(false);
+    let Some(place) = (0..case.cards.n_sails()).find(fails) else {
+        anyhow::bail!("{wrong} elements are wrong, and every card passes a test on its own");
+    };
+    let culprit = case.cards.indices()[place];
+    let left = case.cards.indices().iter().copied().filter(|&index| index != culprit);
+    let hint = directory::go_on(&left.collect::<Vec<_>>());
+    anyhow::bail!("{wrong} elements are wrong: card {culprit} gives wrong answers{hint}")
 }
 
 /// The algorithm that is asked for; nothing for the cheapest.

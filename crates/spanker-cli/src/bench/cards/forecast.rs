@@ -14,6 +14,9 @@ use spanker_topology::Seconds;
 pub(super) struct Forecast {
     collective: Collective,
     ranks: Vec<usize>,
+    /// What starting a collective costs and prices contain, where cards do not show it: emulated ones start at
+    /// a common time.
+    unseen: Seconds,
     /// Nothing for cards without a pace: nobody knows what this host takes.
     priced: Option<(Cluster, Vec<Price>)>,
     /// The algorithm where nothing is priced.
@@ -31,14 +34,15 @@ impl Forecast {
         let ranks: Vec<usize> = (0..cards.n_sails()).collect();
         let usual = wanted.unwrap_or(Algorithm::Ring);
         if pace == Pace::Unshaped {
-            return Ok(Forecast { collective, ranks, priced: None, usual });
+            return Ok(Forecast { collective, ranks, unseen: Seconds::ZERO, priced: None, usual });
         }
         let cluster = cards.cluster()?;
         let priced = match wanted {
             Some(algorithm) => vec![price(&cluster, collective, algorithm, &ranks)],
             None => prices(&cluster, collective, &ranks),
         };
-        Ok(Forecast { collective, ranks, priced: Some((cluster, priced)), usual })
+        let unseen = if pace == Pace::Real { Seconds::ZERO } else { cluster.base(&ranks) };
+        Ok(Forecast { collective, ranks, unseen, priced: Some((cluster, priced)), usual })
     }
 
     /// The algorithm for a size, and what it will take.
@@ -54,7 +58,7 @@ impl Forecast {
                 schedule(self.collective, price.algorithm, self.ranks.len(), elements).ok()?;
             let messages = price.at((elements * element) as f64);
             let local = local_work(&steps, element, cluster, &self.ranks);
-            Some((price.algorithm, messages + local))
+            Some((price.algorithm, Seconds(messages.0 + local.0 - self.unseen.0)))
         });
         let best = all.min_by(|a, b| a.1.0.total_cmp(&b.1.0));
         let Some((algorithm, time)) = best else { return (self.usual, None) };
