@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cards as the planner sees them: their profiles, and the wires between them.
 
-use spanker_runtime::SpankerControl;
+use spanker_runtime::{PortState, SpankerControl};
 use spanker_topology::{
     BytesPerSecond, Cluster, LinkProfile, LinkState, Profile, Seconds, Shape, Shared, Wire,
 };
@@ -12,9 +12,10 @@ impl Topology<SpankerControl> {
     /// The cluster that these cards form, card by card in the order of the topology: built-in profiles by the
     /// names that the cards give, and wires where links are up.
     ///
-    /// Rings in the order of the cards and full meshes are the clusters of these shapes, so what is predicted
-    /// for them is what is predicted without cards. Anything else is a list of links, with rates and
-    /// latencies of the profiles. What a probe has found out is in [`Topology::links`], not here.
+    /// Rings in the order of the cards, full meshes and cards around a hub are the clusters of these shapes, so
+    /// what is predicted for them is what is predicted without cards. Anything else is a list of links, with
+    /// the rates and latencies that ports say or else profiles. What a probe has found out is in
+    /// [`Topology::links`], not here.
     ///
     /// # Errors
     /// [`Error::Topology`](crate::Error::Topology) for a profile that is not built in, a card without links to
@@ -25,10 +26,41 @@ impl Topology<SpankerControl> {
         for sail in self.sails() {
             profiles.push(Profile::builtin(&sail.info()?.profile)?);
         }
-        match self.shape(&profiles)? {
-            Shape::Links => self.listed(profiles),
-            shape => Ok(Cluster::new(profiles, shape)?),
+        let said = self.said()?;
+        let shape = self.shape(&profiles)?;
+        // Where everybody is linked to everybody, only rates and latencies tell a mesh from a hub.
+        let count = profiles.len();
+        let meshed = self.pairs().len() == count * (count - 1) / 2;
+        let hubs = [Shape::Star, Shape::Switch].into_iter().filter(|_| meshed);
+        let regular = [shape].into_iter().filter(|&shape| shape != Shape::Links);
+        for shape in regular.chain(hubs) {
+            match Cluster::new(profiles.clone(), shape) {
+                Ok(cluster) if said.iter().all(|said| said.agrees(&cluster)) => return Ok(cluster),
+                _ => {}
+            }
         }
+        self.listed(profiles, &said)
+    }
+
+    /// What the ports of links that are up say of them.
+    fn said(&self) -> Result<Vec<Said>> {
+        let mut serials = Vec::with_capacity(self.n_sails());
+        for sail in self.sails() {
+            serials.push(sail.info()?.serial);
+        }
+        let mut all = Vec::new();
+        for (from, card) in self.sails().iter().enumerate() {
+            for port in 0..card.info()?.ports {
+                let port = card.port(port)?;
+                let to = serials.iter().position(|&s| port.peer.is_some_and(|p| p.serial == s));
+                let (Some(to), Some(rate)) = (to, port.bandwidth) else { continue };
+                if port.state == PortState::Up {
+                    let latency = Seconds(port.latency.as_secs_f64());
+                    all.push(Said { from, to, bandwidth: BytesPerSecond(rate), latency });
+                }
+            }
+        }
+        Ok(all)
     }
 
     /// Pairs of places with a link that is up both ways, the lower one first.
@@ -79,7 +111,7 @@ impl Topology<SpankerControl> {
     }
 
     /// The cluster of a list of links.
-    fn listed(&self, profiles: Vec<Profile>) -> Result<Cluster> {
+    fn listed(&self, profiles: Vec<Profile>, said: &[Said]) -> Result<Cluster> {
         let mut used = vec![0; profiles.len()];
         let mut wires = Vec::new();
         for (a, b) in self.pairs() {
@@ -94,6 +126,9 @@ impl Topology<SpankerControl> {
             let latency = ends.into_iter().filter_map(latency).fold(Seconds::ZERO, Seconds::max);
             let Some(bandwidth) = bandwidth else { continue };
             for (from, to) in [(a, b), (b, a)] {
+                let said = said.iter().find(|said| (said.from, said.to) == (from, to));
+                let (bandwidth, latency) =
+                    said.map_or((bandwidth, latency), |said| (said.bandwidth, said.latency));
                 wires.push(Wire { from, to, bandwidth, latency, shared: None });
             }
         }
@@ -106,6 +141,27 @@ impl Topology<SpankerControl> {
             shared.push(Shared { name: format!("the lanes of card {card}"), bandwidth });
         }
         Ok(Cluster::with_wires(profiles, wires, shared)?)
+    }
+}
+
+/// What a port says of the link that it leads to.
+#[derive(Debug)]
+struct Said {
+    from: usize,
+    to: usize,
+    bandwidth: BytesPerSecond,
+    latency: Seconds,
+}
+
+impl Said {
+    /// Whether a cluster has such a link, but for rounding.
+    fn agrees(&self, cluster: &Cluster) -> bool {
+        let wires = cluster.route(self.from, self.to);
+        let rate = wires.iter().map(|&wire| cluster.wires()[wire as usize].bandwidth.0).min();
+        let latency = cluster.latency(self.from, self.to).0;
+        let same = |one: f64, other: f64| (one - other).abs() <= 0.01 * other;
+        rate.is_some_and(|rate| same(self.bandwidth.0 as f64, rate as f64))
+            && same(self.latency.0, latency)
     }
 }
 
