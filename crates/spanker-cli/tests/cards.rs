@@ -234,6 +234,23 @@ fn cards_of_other_paces_are_measured_by_the_wall_clock_and_say_so() {
 }
 
 #[test]
+fn hubs_and_cards_that_differ_are_predicted_as_what_they_are() {
+    let place = Place::new();
+    for flags in [
+        "--cards 4 --profile rev-a --topology switch",
+        "--cards 4 --profile h200-nvlink",
+        "--cards 3 --profile rev-a --topology mesh",
+        "--profile rev-a*2,rev-a@2GB/s --topology ring",
+    ] {
+        place.ok(&format!("up --replace {flags}"));
+        let row = &rows(&place, "all-reduce --sizes 1M")[0];
+        assert_eq!(row["wrong"], 0, "{flags}: {row}");
+        assert!(row["error_percent"].as_f64().expect("a prediction").abs() < 5.0, "{flags}: {row}");
+    }
+    down(&place);
+}
+
+#[test]
 fn twin_in_its_usual_place_is_found_without_the_variable() {
     if std::path::Path::new("/dev/spanker0").exists() {
         eprintln!("skipped: this machine has cards");
