@@ -149,19 +149,19 @@ fn result_that_is_wrong_reaches_no_buffer_and_names_the_card() {
 
 #[test]
 fn card_that_passes_its_test_and_sends_what_is_wrong_is_named_by_its_chunk() {
-    let cards = Cards::new(2, &[(0, 0, 1, 0)]);
+    let cards = Cards::ring(3);
     let found = topology(&cards);
     cards.ail(1, 0, Health::Garbling);
-    let mut outputs = vec![[0u32; 4]; 2];
-    let error = found.all_gather(&[[1u32, 2], [3, 4]], &mut outputs).unwrap_err();
+    let mut outputs = vec![[0u32; 6]; 3];
+    let inputs = [[1u32, 2], [3, 4], [5, 6]];
+    let error = found.all_gather(&inputs, &mut outputs).unwrap_err();
     let Error::Device(device) = &error else { panic!("{error}") };
-    // Card 1 has its own chunk right, and card 0 has it wrong: either could be the culprit.
-    assert_eq!((device.kind(), device.card()), (DeviceErrorKind::Wrong, Some(0)));
+    assert_eq!((device.kind(), device.card()), (DeviceErrorKind::Wrong, Some(1)));
     assert_eq!(
         error.to_string(),
-        "card 0 gives wrong answers: element 2 of card 0 is not what it must be"
+        "card 1 gives wrong answers: element 2 of card 0 is not what it must be"
     );
-    assert_eq!(outputs, [[0; 4]; 2]);
+    assert_eq!(outputs, [[0; 6]; 3]);
 }
 
 #[test]
