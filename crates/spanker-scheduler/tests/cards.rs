@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use spanker_plan::{Collective, cheapest, prices};
 use spanker_scheduler::planner::{Cluster, Profile, Shape};
 use spanker_scheduler::{
-    AllGather, AllReduce, DeviceErrorKind, Error, LinkState, MockSail, ReduceOp, SpankerControl,
-    Topology, bf16,
+    AllGather, AllReduce, BytesPerSecond, DeviceErrorKind, Error, LinkEnd, LinkState, MockSail,
+    ProbedLink, ReduceOp, SpankerControl, Topology, bf16, save_links, survey,
 };
 
 fn topology(cards: &Cards) -> Topology<SpankerControl> {
@@ -115,6 +115,47 @@ fn collective_after_a_loss_goes_on_with_the_survivors() {
     buffers.remove(2);
     rest.all_reduce_f32(&mut buffers, ReduceOp::Sum).unwrap();
     assert_eq!(buffers, vec![vec![4.0; 100]; 3]);
+}
+
+#[test]
+fn cards_behind_sockets_are_found_work_and_are_named_when_they_fail() {
+    let folder = tempfile::tempdir().unwrap();
+    let cards = Cards::ring(4);
+    cards.serve(folder.path());
+    let end = |serial: u64, port| LinkEnd { serial: 0xca7d_0000 + serial, port };
+    let probed = ProbedLink {
+        from: end(0, 0),
+        to: end(1, 1),
+        bandwidth: BytesPerSecond(480_000_000),
+        latency: "2.5 us".parse().unwrap(),
+        fitted: 1_760_000_000,
+    };
+    save_links(folder.path(), &[probed]).unwrap();
+    let found = Topology::enumerate_in(folder.path()).unwrap();
+    assert_eq!((found.n_sails(), found.links().len()), (4, 8));
+    assert_eq!(found.links()[0].bandwidth, Some(BytesPerSecond(480_000_000)));
+    assert_eq!(found.links()[2].bandwidth, None);
+    let mut buffers = vec![vec![2.0f32; 70_000]; 4];
+    found.all_reduce_f32(&mut buffers, ReduceOp::Sum).unwrap();
+    assert_eq!(buffers, vec![vec![8.0; 70_000]; 4]);
+
+    cards.ail(1, 6, Health::Gone);
+    let error = found.all_reduce_f32(&mut buffers, ReduceOp::Sum).unwrap_err();
+    assert_eq!(error.to_string(), "card 1 is gone");
+    assert_eq!(buffers, vec![vec![8.0; 70_000]; 4]);
+    let alive: Vec<bool> = survey(folder.path()).iter().map(|card| card.card.is_ok()).collect();
+    assert_eq!(alive, [true, false, true, true]);
+    let error = Topology::enumerate_in(folder.path()).unwrap_err();
+    assert_eq!(error.to_string(), "card 1 is gone");
+
+    let rest = Topology::open_cards(folder.path(), &[0, 2, 3]).unwrap();
+    buffers.pop();
+    rest.all_reduce_f32(&mut buffers, ReduceOp::Sum).unwrap();
+    assert_eq!(buffers, vec![vec![24.0; 70_000]; 3]);
+    cards.ail(3, 6, Health::Silent);
+    let error = rest.all_reduce_f32(&mut buffers, ReduceOp::Sum).unwrap_err();
+    assert!(error.to_string().starts_with("card 3 is stuck: no answer to "), "{error}");
+    assert_eq!(rest.survivors(&error), [0]);
 }
 
 #[test]
