@@ -115,6 +115,16 @@ impl Topology<SpankerControl> {
     ///
     /// A card that knows no more than the first version of the ABI has no links.
     ///
+    /// ```no_run
+    /// use spanker_scheduler::{AllReduce, ReduceOp, Topology};
+    /// let cards = Topology::enumerate()?;
+    /// let mut buffers = vec![vec![1.0f32; 1000]; cards.n_sails()];
+    /// if let Err(error) = cards.all_reduce_f32(&mut buffers, ReduceOp::Sum) {
+    ///     eprintln!("{error}; cards {:?} can go on", cards.survivors(&error));
+    /// }
+    /// # Ok::<(), spanker_scheduler::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NoSails`] if there is none, [`Error::Runtime`] if one exists and cannot be opened,
     /// [`Error::Device`] if one does not answer, [`Error::Links`] if what was saved of the links makes no

@@ -271,7 +271,7 @@ impl DeviceCall<'_> {
     /// asked, so that one that does not answer is found before any has work.
     fn start(&self, deadline: &Deadline) -> Result<Option<CardTime>, DeviceError> {
         let members = &self.group.members;
-        let answers = ask(&self.group.controls(), deadline.slice(), None);
+        let answers = ask(&self.group.controls(), deadline.detect, None);
         if let Some(error) = amiss(&answers, |rank| members[rank].index) {
             return Err(error);
         }

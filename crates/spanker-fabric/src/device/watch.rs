@@ -14,8 +14,8 @@ use super::group::{DeviceGroup, Member};
 /// How long cards may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
-    /// How long no card may get on with its work. A card that does not answer is found in about this time, a
-    /// card that answers and does nothing in less than twice this time.
+    /// How long no card may get on with its work, and how long a card may take to say what it is doing. A
+    /// card that is gone is found at once, one that is silent or does nothing in less than twice this time.
     pub detect: Duration,
     /// How long the whole may take, as waited by the host.
     pub total: Duration,
@@ -31,8 +31,8 @@ impl Deadline {
         slow_after: None,
     };
 
-    /// How long one wait takes at most, and how long a card may take to say what it is doing.
-    pub(super) fn slice(&self) -> Duration {
+    /// How long one wait takes at most. The card's answer may take half as long again.
+    fn slice(&self) -> Duration {
         (self.detect / 2).max(Duration::from_millis(1))
     }
 }
@@ -103,7 +103,7 @@ impl Job<'_> {
 
     /// Asks all cards what they do, except one whose answer is known.
     fn ask(&self, known: Option<(Rank, Error)>) -> Vec<Answer> {
-        ask(&self.group.controls(), self.deadline.slice(), known)
+        ask(&self.group.controls(), self.deadline.detect, known)
     }
 
     /// The culprit by what cards answered and, if nobody's answer is amiss, by what they report.
