@@ -229,6 +229,15 @@ fn cluster_of_a_ring_of_cards_is_the_one_that_predictions_use() {
 }
 
 #[test]
+fn cluster_of_cards_that_are_all_linked_is_a_mesh() {
+    let links =
+        [(0, 0, 1, 0), (0, 1, 2, 0), (0, 2, 3, 0), (1, 1, 2, 1), (1, 2, 3, 1), (2, 2, 3, 2)];
+    let found = topology(&Cards::new(4, &links)).cluster().unwrap();
+    let profile = Profile::builtin("rev-a").unwrap();
+    assert_eq!(found, Cluster::uniform(profile, 4, Shape::Mesh).unwrap());
+}
+
+#[test]
 fn cluster_of_what_is_left_of_a_ring_is_a_line_that_can_be_priced() {
     let rest = topology(&Cards::ring(4)).without(2);
     let line = rest.cluster().unwrap();
