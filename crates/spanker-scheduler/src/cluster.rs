@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cards as the planner sees them: their profiles, and the wires between them.
 
+use spanker_fabric::device::DeviceError;
 use spanker_runtime::SpankerControl;
 use spanker_topology::{
     BytesPerSecond, Cluster, LinkProfile, LinkState, Profile, Seconds, Shape, Shared, Wire,
@@ -18,12 +19,13 @@ impl Topology<SpankerControl> {
     ///
     /// # Errors
     /// [`Error::Topology`](crate::Error::Topology) for a profile that is not built in, a card without links to
-    /// others in its profile, or cards that links leave apart; [`Error::Runtime`](crate::Error::Runtime) if a
-    /// card does not answer.
+    /// others in its profile, or cards that links leave apart; [`Error::Device`](crate::Error::Device) or
+    /// [`Error::Runtime`](crate::Error::Runtime) if a card does not answer.
     pub fn cluster(&self) -> Result<Cluster> {
         let mut profiles = Vec::with_capacity(self.n_sails());
-        for sail in self.sails() {
-            profiles.push(Profile::builtin(&sail.info()?.profile)?);
+        for (sail, &index) in self.sails().iter().zip(self.indices()) {
+            let info = sail.info().map_err(|error| DeviceError::request(index, error))?;
+            profiles.push(Profile::builtin(&info.profile)?);
         }
         match self.shape(&profiles)? {
             Shape::Links => self.listed(profiles),
