@@ -262,7 +262,7 @@ impl Keeper<'_> {
         match self.obey(request) {
             Ok(answer) => answer,
             Err(TwinError::Unknown(text)) => Answer::Unknown(text),
-            Err(error) => Answer::Failed(error.to_string()),
+            Err(error) => Answer::Failed(error.whole()),
         }
     }
 

@@ -133,7 +133,7 @@ pub fn daemon() -> Result<(), TwinError> {
     let outcome = keep(&spec, program, &signals, Some(&front), &mut tell);
     if let Err(error) = outcome {
         let hint = error.hint().map(str::to_owned);
-        tell(News::Failed { message: error.to_string(), hint });
+        tell(News::Failed { message: error.whole(), hint });
     }
     Ok(())
 }
