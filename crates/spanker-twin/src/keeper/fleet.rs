@@ -270,7 +270,8 @@ impl Fleet {
         };
         for &card in &cards {
             let card = &mut self.cards[card];
-            if card.faults.stopped {
+            // Others may have stopped it, too. To one that runs it means nothing.
+            if card.pid().is_some() {
                 card.signal(Signal::CONT)?;
                 card.faults.stopped = false;
             }
