@@ -22,14 +22,25 @@ const DEADLINE: Deadline = Deadline {
 };
 
 /// One run: cards, what goes wrong, and when.
-#[derive(Debug)]
 struct Case {
+    shape: Shape,
     specs: Vec<CardSpec>,
     elements: usize,
     op: ReduceOp,
     fault: Option<Disturbance>,
     after: Duration,
     noise: f64,
+}
+
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Case { shape, specs, elements, op, fault, after, noise } = self;
+        let cards = specs.len();
+        write!(
+            f,
+            "{cards} cards, {shape}, {op} of {elements}, {fault:?} after {after:?}, noise {noise}"
+        )
+    }
 }
 
 impl Case {
@@ -59,7 +70,7 @@ impl Case {
         let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Avg][dice.random_range(0..3)];
         // Mostly while the collective runs, sometimes before or after.
         let after = Duration::from_nanos(10f64.powf(dice.random_range(2.0..6.3)) as u64);
-        Case { specs, elements: dice.random_range(0..3000), op, fault, after, noise }
+        Case { shape, specs, elements: dice.random_range(0..3000), op, fault, after, noise }
     }
 }
 
@@ -89,7 +100,12 @@ fn blames(error: &Error, fault: Option<Disturbance>, specs: &[CardSpec]) -> bool
     };
     let (kind, card, peer) = (error.kind(), error.card(), error.peer());
     match fault {
-        Some(Disturbance::Kill(dead)) => kind == DeviceErrorKind::Lost && card == Some(dead),
+        Some(Disturbance::Kill(dead)) => match kind {
+            DeviceErrorKind::Lost => card == Some(dead),
+            // It died while the cards were being asked: it still answered, and its neighbours no more.
+            DeviceErrorKind::Unreachable => [card, peer].contains(&Some(dead)),
+            _ => false,
+        },
         Some(Disturbance::Stop(stopped)) => kind == DeviceErrorKind::Stuck && card == Some(stopped),
         Some(Disturbance::Stick(stuck)) => kind == DeviceErrorKind::Stuck && card == Some(stuck),
         Some(Disturbance::Garble(wrong)) => kind == DeviceErrorKind::Wrong && card == Some(wrong),

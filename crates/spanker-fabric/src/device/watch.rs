@@ -152,6 +152,14 @@ impl Job<'_> {
             let Some(there) = there else { break };
             at = there;
             if seen.contains(&at) {
+                // Cards name one of those that they wait for. Where that leads in a circle, whoever waits
+                // for nobody and is not done holds up the others.
+                let waits = |rank: &Rank| {
+                    let activity = states[*rank].activity;
+                    matches!(activity, Activity::Sending { .. } | Activity::Receiving { .. })
+                };
+                let free = (0..tickets.len()).find(|rank| unfinished(rank) && !waits(rank));
+                at = free.unwrap_or(at);
                 break;
             }
             seen.push(at);
