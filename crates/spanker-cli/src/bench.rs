@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `spanker bench`: a collective over a range of sizes, checked and timed beside its limit and the
-//! original loop.
+//! `spanker bench`: a collective over a range of sizes, checked and timed: in host memory beside its limit
+//! and the original loop, on cards beside what was predicted.
 //!
 //! Everything that a row compares was measured in the same run, taking turns, and each figure is a
 //! median.
 
+mod cards;
 mod data;
 mod fused;
+mod link;
 mod messages;
 mod origin;
 mod planner;
@@ -19,60 +21,94 @@ use spanker_scheduler::{
     Algorithm, Collective, DType, MAX_RANKS, ReduceOp, Team, Threads, bf16, f16, inproc,
 };
 
+use crate::directory::CardList;
 use crate::sizes::{Sizes, human};
-use crate::{Usage, output};
+use crate::{Usage, fault, output};
 use data::Sample;
 use row::Row;
 
-/// Measure a collective over cards whose buffers are in host memory
+/// Measure a collective, in host memory or on cards
 ///
-/// Every result is checked (#wrong). Two columns compare within the run: "of limit" is the time of an
-/// in-place read-modify-write stream over the same bytes with the same threads, over the time of the
-/// collective; "vs origin" is the time of the original loop (a card-outer fold into a fresh buffer that
-/// is copied to each card) over it.
+/// Every result is checked (#wrong). In host memory, two columns compare within the run: "of limit" is the
+/// time of an in-place read-modify-write stream over the same bytes with the same threads, over the time of
+/// the collective; "vs origin" is the time of the original loop (a card-outer fold into a fresh buffer that
+/// is copied to each card) over it. On cards, "predicted" is what the planner says for these cards and links,
+/// and "error" how far that is from the time that was measured.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker bench all-reduce --cards 4 --sizes 4K..64M
   spanker bench all-reduce --cards 3 --dtype bf16 --op max --threads 1
   spanker bench all-gather --algorithm ring --json
-  spanker bench planner")]
+  spanker bench all-reduce --fabric cards
+  spanker bench all-reduce --fabric cards --cards 0,1,3 --sizes 8K,1M --algorithm two-shot
+  spanker bench planner
+  spanker bench link")]
 pub(crate) struct Args {
     /// all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all or
-    /// barrier; or planner, which times planning and simulating instead
+    /// barrier; or planner, which times planning and simulating instead, or link, which times the
+    /// link's frames
     collective: String,
-    /// Cards in the group
-    #[arg(long, default_value_t = 4, value_name = "N")]
-    cards: usize,
-    /// Bytes of a card's whole buffer: a list (4K,1M) or a range that doubles (4K..64M)
-    #[arg(long, default_value = "4K..64M")]
-    sizes: Sizes,
+    /// Where it runs: host (buffers in host memory) or cards (those that 'spanker cards' shows)
+    #[arg(long, default_value = "host", value_parser = Ground::from_str)]
+    fabric: Ground,
+    /// How many cards are in the group, or with --fabric cards which (0,1,3) [default: 4, or all]
+    #[arg(long, value_name = "N|LIST")]
+    cards: Option<CardList>,
+    /// Bytes of a card's whole buffer: a list (4K,1M) or a range that doubles (4K..64M) [default:
+    /// 4K..64M, or on cards 1K,8K,64K,1M,4M]
+    #[arg(long)]
+    sizes: Option<Sizes>,
     /// f32, f64, f16, bf16, i32, i64, u8 or u32
     #[arg(long, default_value = "f32", value_parser = DType::from_str)]
     dtype: DType,
     /// sum, product, max, min, avg, logsumexp (floats), or, and, xor (integers)
     #[arg(long, default_value = "sum", value_parser = ReduceOp::from_str)]
     op: ReduceOp,
-    /// The card that has or gets everything, in rooted collectives
-    #[arg(long, default_value_t = 0, value_name = "CARD")]
-    root: usize,
+    /// The card that has or gets everything, in rooted collectives [default: the first]
+    #[arg(long, value_name = "CARD")]
+    root: Option<usize>,
     /// Threads of the fused path: a number, or auto
     #[arg(long, default_value = "auto", value_parser = threads)]
     threads: Threads,
-    /// auto (fused), fused (one address space, no messages), messages (the message algorithm that
-    /// suits the size), ring, recursive-doubling, halving-doubling, tree, one-shot or two-shot
+    /// auto (fused, or on cards the cheapest by prediction), fused (one address space, no messages),
+    /// messages (the message algorithm that suits the size), ring, recursive-doubling,
+    /// halving-doubling, tree, one-shot or two-shot
     #[arg(long, default_value = "auto", value_parser = How::from_str)]
     algorithm: How,
     /// Milliseconds to spend on each figure
     #[arg(long, default_value_t = 400, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     budget: u64,
+    /// How long no card may get on with its work, with --fabric cards [default: 300ms]
+    #[arg(long, value_name = "TIME", value_parser = fault::detect)]
+    deadline: Option<Duration>,
     /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }
 
+/// Where collectives run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ground {
+    Host,
+    Cards,
+}
+
+impl FromStr for Ground {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "host" => Ok(Ground::Host),
+            "cards" => Ok(Ground::Cards),
+            _ => Err("expected host or cards".into()),
+        }
+    }
+}
+
 /// How the collective is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum How {
+    Auto,
     Fused,
     Suited,
     Messages(Algorithm),
@@ -83,7 +119,8 @@ impl FromStr for How {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "auto" | "fused" => Ok(How::Fused),
+            "auto" => Ok(How::Auto),
+            "fused" => Ok(How::Fused),
             "messages" => Ok(How::Suited),
             _ => text.parse().map(How::Messages).map_err(|_| {
                 let names = Algorithm::ALL.map(Algorithm::name).join(", ");
@@ -119,11 +156,14 @@ struct Case {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    if args.collective == "planner" {
-        return planner::run(args.json);
+    match (args.collective.as_str(), args.fabric) {
+        ("planner", _) => return planner::run(args.json),
+        ("link", _) => return link::run(args.json),
+        (_, Ground::Cards) => return cards::run(args),
+        _ => {}
     }
     let case = case(args)?;
-    let sizes = sizes(args, case.collective);
+    let sizes = sizes(args, case.collective, "4K..64M");
     check_memory(&case, sizes.iter().copied().max().unwrap_or(0))?;
     let own_team;
     let team = match args.threads {
@@ -150,34 +190,59 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The sizes of the rows. A barrier moves nothing, so it has one row whatever was asked for.
-fn sizes(args: &Args, collective: Collective) -> &[usize] {
-    if collective == Collective::Barrier { &[0] } else { &args.sizes.0 }
+fn sizes(args: &Args, collective: Collective, usual: &str) -> Vec<usize> {
+    if collective == Collective::Barrier {
+        return vec![0];
+    }
+    let chosen = args.sizes.clone().map_or_else(|| usual.parse(), Ok);
+    chosen.map_or_else(|_| Vec::new(), |Sizes(sizes)| sizes)
+}
+
+/// The collective, if it is defined for the type, over this many cards.
+fn collective(args: &Args, root: usize, sizes: &[usize]) -> Result<Collective, Usage> {
+    let collective = match args.collective.parse::<Collective>() {
+        Ok(collective) => collective.with_root(root),
+        Err(error) => return Err(Usage(error.to_string())),
+    };
+    if collective.reduces() && !args.op.is_defined_for(args.dtype) {
+        return Err(Usage(format!("--op {} is not defined for --dtype {}", args.op, args.dtype)));
+    }
+    let element = args.dtype.size();
+    match sizes.iter().find(|&&size| size < element && size > 0) {
+        Some(size) => {
+            Err(Usage(format!("--sizes {size}: less than one element of {element} bytes")))
+        }
+        None => Ok(collective),
+    }
 }
 
 fn case(args: &Args) -> anyhow::Result<Case> {
     let usage = |text: String| Err(Usage(text).into());
-    let collective = match args.collective.parse::<Collective>() {
-        Ok(collective) => collective.with_root(args.root),
-        Err(error) => return usage(error.to_string()),
+    let cards = match &args.cards {
+        None => 4,
+        Some(CardList::Count(count)) => *count,
+        Some(CardList::Indices(_)) => {
+            return usage("--cards: a list of cards is for --fabric cards".into());
+        }
     };
-    if args.cards == 0 || args.cards > MAX_RANKS {
-        return usage(format!("--cards {}: a group has 1 to {MAX_RANKS} cards", args.cards));
+    if args.deadline.is_some() {
+        return usage("--deadline is for --fabric cards".into());
     }
-    if args.root >= args.cards {
-        return usage(format!("--root {}: there are cards 0 to {}", args.root, args.cards - 1));
+    if cards == 0 || cards > MAX_RANKS {
+        return usage(format!("--cards {cards}: a group has 1 to {MAX_RANKS} cards"));
     }
-    if collective.reduces() && !args.op.is_defined_for(args.dtype) {
-        return usage(format!("--op {} is not defined for --dtype {}", args.op, args.dtype));
-    }
-    let element = args.dtype.size();
-    if let Some(size) = sizes(args, collective).iter().find(|&&size| size < element && size > 0) {
-        return usage(format!("--sizes {size}: less than one element of {element} bytes"));
+    let root = args.root.unwrap_or(0);
+    let kind = collective(args, root, &[])?;
+    let collective = collective(args, root, &sizes(args, kind, "4K..64M"))?;
+    if root >= cards {
+        return usage(format!("--root {root}: there are cards 0 to {}", cards - 1));
     }
     let how = match (collective, args.algorithm) {
-        (Collective::Barrier, How::Fused) => How::Suited,
+        (Collective::Barrier, How::Auto | How::Fused) => How::Suited,
+        (_, How::Auto) => How::Fused,
         (_, how) => how,
     };
-    let (cards, op, threads) = (args.cards, args.op, args.threads);
+    let (op, threads) = (args.op, args.threads);
     let budget = Duration::from_millis(args.budget);
     Ok(Case { collective, cards, op, threads, how, budget })
 }
@@ -224,7 +289,7 @@ fn measure(dtype: DType, case: &Case, team: &Team, size: usize) -> anyhow::Resul
 fn measure_as<T: Sample>(case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {
     let len = size / size_of::<T>();
     match case.how {
-        How::Fused => fused::measure::<T>(case, team, len),
+        How::Auto | How::Fused => fused::measure::<T>(case, team, len),
         How::Messages(algorithm) => messages::measure::<T>(case, algorithm, team, len),
         How::Suited => {
             let algorithm = inproc::suited(case.collective, case.cards, size);

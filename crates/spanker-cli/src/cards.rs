@@ -1,16 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `spanker cards`: which cards are there and how they are linked.
+//! `spanker cards`: which cards are there, how they are and how they are linked.
 
-use anyhow::Context;
+mod show;
+
+use std::path::Path;
+use std::time::Duration;
+
 use serde::Serialize;
-use spanker_scheduler::{BytesPerSecond, Error, Link, MAX_RANKS, MockSail, Topology};
+use spanker_runtime::{Error as CardError, PortInfo, PortState, SpankerControl};
+use spanker_scheduler::{
+    BytesPerSecond, Link, LinkState, MAX_RANKS, MockSail, Surveyed, Topology, load_links, survey,
+    surveyed_links,
+};
 
-use crate::{Usage, output};
+use crate::{Usage, directory, output};
 
 /// Show the cards and the links between them
 ///
-/// Looks at /dev/spanker0, /dev/spanker1 and so on. Without cards it says how to make some up.
+/// Looks in $SPANKER_DEV_DIR if that is set, or in /dev, or where 'spanker twin up' puts emulated cards. A
+/// link's bandwidth and latency are those of its profile until 'spanker probe' has measured them. Cards
+/// that are dead are shown too.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker twin up --cards 4 && spanker cards
+  spanker probe && spanker cards       with what was measured
+  spanker cards --json")]
 pub(crate) struct Args {
     /// Show this many mock cards instead: buffers in host memory, every card linked to every other
     #[arg(long, value_name = "N")]
@@ -20,45 +34,74 @@ pub(crate) struct Args {
     json: bool,
 }
 
-const HINT: &str = "rehearse with mock cards: spanker cards --mock 4";
-
 /// What is shown, and the schema of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     mock: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    directory: Option<String>,
+    /// Whether any card is played by a program, and what its clock shows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nature: Option<&'static str>,
     cards: Vec<Card>,
     links: Vec<LinkRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<&'static str>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Card {
     card: usize,
-    kind: &'static str,
+    /// `up`, or `down` with a reason.
+    state: &'static str,
+    /// `sail`, `twin` or `mock`; nothing for a card that cannot say.
+    kind: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     abi: Option<String>,
+    #[serde(flatten)]
+    more: Option<More>,
+}
+
+/// What a card says about itself since version 0.2 of the ABI.
+#[derive(Debug, Serialize)]
+struct More {
+    /// In hexadecimal digits, because JSON's numbers are too short for it.
+    serial: String,
+    profile: String,
+    pace: &'static str,
+    memory_bytes: u64,
+    memory_free_bytes: u64,
+    /// The process that has work on the card.
+    owner: Option<u32>,
 }
 
 #[derive(Debug, Serialize)]
 struct LinkRow {
     from: usize,
-    to: usize,
+    /// Nothing for a port that leads to no card that answers.
+    to: Option<usize>,
     state: String,
+    lanes: Option<u32>,
     bandwidth_bytes_per_second: Option<u64>,
     latency_ns: Option<u128>,
+    /// `probe` for measured figures, `profile` for those that the card was told.
+    source: Option<&'static str>,
 }
 
 impl From<&Link> for LinkRow {
     fn from(link: &Link) -> Self {
         LinkRow {
             from: link.local_sail,
-            to: link.remote_sail,
+            to: Some(link.remote_sail),
             state: link.state.to_string(),
+            lanes: None,
             bandwidth_bytes_per_second: link.bandwidth.map(|BytesPerSecond(rate)| rate),
             latency_ns: link.latency.map(|latency| latency.as_nanos()),
+            source: link.bandwidth.map(|_| "probe"),
         }
     }
 }
@@ -70,74 +113,133 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             return Err(Usage(format!("--mock {count}: more than {MAX_RANKS} cards")).into());
         }
         Some(count) => mock(count),
-        None => real()?,
+        None => found(&directory::find())?,
     };
-    if args.json {
-        return output::line(&serde_json::to_string(&report)?);
+    match args.json {
+        true => output::line(&serde_json::to_string(&report)?),
+        false => show::show(&report),
     }
-    show(&report)
 }
 
 fn mock(count: usize) -> Report {
     let topology = Topology::<MockSail>::with_mock(count);
-    let card = |sail: &MockSail| Card { card: sail.id(), kind: "mock", path: None, abi: None };
+    let card = |sail: &MockSail| Card {
+        card: sail.id(),
+        state: "up",
+        kind: Some("mock"),
+        ..Card::default()
+    };
     Report {
         mock: true,
+        directory: None,
+        nature: None,
         cards: topology.sails().iter().map(card).collect(),
         links: topology.links().iter().map(LinkRow::from).collect(),
         hint: None,
     }
 }
 
-fn real() -> anyhow::Result<Report> {
-    let topology = match Topology::enumerate() {
-        Ok(topology) => topology,
-        Err(Error::NoSails) => {
-            let (cards, links) = (Vec::new(), Vec::new());
-            return Ok(Report { mock: false, cards, links, hint: Some(HINT) });
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let mut cards = Vec::new();
-    for (card, control) in topology.sails().iter().enumerate() {
-        let path = format!("/dev/spanker{card}");
-        let abi = control.version().with_context(|| format!("card {card} at {path}"))?;
-        cards.push(Card { card, kind: "sail", path: Some(path), abi: Some(abi.to_string()) });
-    }
-    let links = topology.links().iter().map(LinkRow::from).collect();
-    Ok(Report { mock: false, cards, links, hint: None })
+fn found(folder: &Path) -> anyhow::Result<Report> {
+    let cards = survey(folder);
+    let links = surveyed_links(&cards, &load_links(folder)?);
+    let emulated = cards.iter().filter_map(|card| Some(&card.card.as_ref().ok()?.info));
+    let nature = emulated.clone().find(|info| info.emulated());
+    let mut rows: Vec<LinkRow> = links.iter().map(|link| row(link, &cards)).collect();
+    rows.extend(cards.iter().flat_map(|card| loose(card, &cards)));
+    rows.sort_by_key(|row| (row.from, row.to.unwrap_or(usize::MAX)));
+    Ok(Report {
+        mock: false,
+        directory: Some(folder.display().to_string()),
+        nature: nature.map(|info| directory::nature(info.pace)),
+        hint: cards.is_empty().then_some(directory::HINT),
+        cards: cards.iter().map(card).collect(),
+        links: rows,
+    })
 }
 
-fn show(report: &Report) -> anyhow::Result<()> {
-    if report.cards.is_empty() {
-        output::line("no cards at /dev/spanker0 and on")?;
-        return output::line(&format!("hint: {HINT}"));
+fn card(surveyed: &Surveyed) -> Card {
+    let path = Some(surveyed.path.display().to_string());
+    let plain = Card { card: surveyed.index, state: "up", path, ..Card::default() };
+    match &surveyed.card {
+        Ok(card) => {
+            let info = &card.info;
+            let more = More {
+                serial: format!("{:016x}", info.serial),
+                profile: info.profile.clone(),
+                pace: directory::pace(info.pace),
+                memory_bytes: info.capacity,
+                memory_free_bytes: info.available,
+                owner: info.owner,
+            };
+            let abi = card.control.version().ok().map(|abi| abi.to_string());
+            Card { kind: Some(directory::kind(info)), abi, more: Some(more), ..plain }
+        }
+        // The first version of the ABI has no more to say than that it is there.
+        Err(CardError::Ioctl { .. } | CardError::Version { .. }) => {
+            match SpankerControl::open_path(&surveyed.path).and_then(|card| card.version()) {
+                Ok(abi) => Card { kind: Some("sail"), abi: Some(abi.to_string()), ..plain },
+                Err(error) => Card { state: "down", reason: Some(error.to_string()), ..plain },
+            }
+        }
+        Err(_) => Card { state: "down", reason: Some(directory::reason(surveyed)), ..plain },
     }
-    output::line(&format!("{:>4}  {:<5} {:<16} abi", "card", "kind", "path"))?;
-    for card in &report.cards {
-        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".into());
-        let (path, abi) = (text(&card.path), text(&card.abi));
-        output::line(&format!("{:>4}  {:<5} {path:<16} {abi}", card.card, card.kind))?;
+}
+
+/// A link with what its profile says, where nobody has measured it.
+fn row(link: &Link, cards: &[Surveyed]) -> LinkRow {
+    let plain = LinkRow::from(link);
+    let said = |place: usize| cards.get(place).and_then(|card| card.card.as_ref().ok());
+    let (Some(from), Some(to)) = (said(link.local_sail), said(link.remote_sail)) else {
+        return plain;
+    };
+    let leads = |port: &&PortInfo| port.peer.is_some_and(|peer| peer.serial == to.info.serial);
+    let up = |port: &&PortInfo| port.state == PortState::Up;
+    let ports = || from.ports.iter().filter(leads);
+    let Some(port) = ports().find(up).or_else(|| ports().next()) else { return plain };
+    let lanes = (port.lanes > 0).then_some(port.lanes);
+    match plain.source {
+        Some(_) => LinkRow { lanes, ..plain },
+        None => LinkRow { lanes, ..by_profile(plain, port) },
     }
-    let note = if report.mock { " (mock: nothing of this was measured)" } else { "" };
-    output::line(&format!("\nlinks, from row to column{note}"))?;
-    // Wider than a terminal helps nobody; the JSON has all of them.
-    let shown = report.cards.len().min(16);
-    let header: String = (0..shown).map(|to| format!("{to:>6}")).collect();
-    output::line(&format!("{:>4}{header}", ""))?;
-    for from in 0..shown {
-        let row: String = (0..shown)
-            .map(|to| {
-                let link = report.links.iter().find(|link| (link.from, link.to) == (from, to));
-                let state = link.map_or(if from == to { "." } else { "-" }, |link| &link.state);
-                format!("{state:>6}")
-            })
-            .collect();
-        output::line(&format!("{from:>4}{row}"))?;
+}
+
+fn by_profile(row: LinkRow, port: &PortInfo) -> LinkRow {
+    let known = port.bandwidth.is_some() || port.latency > Duration::ZERO;
+    LinkRow {
+        bandwidth_bytes_per_second: port.bandwidth,
+        latency_ns: known.then_some(port.latency.as_nanos()),
+        source: known.then_some("profile"),
+        ..row
     }
-    if shown < report.cards.len() {
-        let left = report.cards.len() - shown;
-        output::line(&format!("and {left} cards more: --json has every link"))?;
-    }
-    Ok(())
+}
+
+/// The ports of a card that lead to no card that answers.
+fn loose<'a>(
+    surveyed: &'a Surveyed,
+    cards: &'a [Surveyed],
+) -> impl Iterator<Item = LinkRow> + use<'a> {
+    let answers = |serial: u64| {
+        let there = cards.iter().filter_map(|card| card.card.as_ref().ok());
+        there.into_iter().any(|card| card.info.serial == serial)
+    };
+    let ports = surveyed.card.iter().flat_map(|card| &card.ports);
+    let loose = ports.filter(move |port| !port.peer.is_some_and(|peer| answers(peer.serial)));
+    loose.map(|port| {
+        let state = match port.state {
+            PortState::Up => LinkState::Up,
+            PortState::Training => LinkState::Training,
+            PortState::Down => LinkState::Down,
+            PortState::Fault => LinkState::Error,
+        };
+        let plain = LinkRow {
+            from: surveyed.index,
+            to: None,
+            state: state.to_string(),
+            lanes: None,
+            bandwidth_bytes_per_second: None,
+            latency_ns: None,
+            source: None,
+        };
+        by_profile(plain, port)
+    })
 }

@@ -7,12 +7,16 @@
 mod bench;
 mod cards;
 mod cluster;
+mod directory;
+mod fault;
 mod files;
 mod fit;
+mod flight;
 mod model;
 mod output;
 mod plan;
 mod predict;
+mod probe;
 mod profiles;
 mod simulate;
 mod sizes;
@@ -33,7 +37,10 @@ use clap::{Parser, Subcommand};
   spanker fit --help                                models of links and cards from measurements
   spanker predict --help                            how long an all-reduce or a token takes by them
   spanker bench all-reduce --cards 4                how fast collectives are on this machine
-  spanker twin up --cards 4                         emulated cards to rehearse with")]
+  spanker twin up --cards 4                         emulated cards to rehearse with
+  spanker cards, spanker probe                      the cards, and what their links take
+  spanker bench all-reduce --fabric cards           how fast collectives are on them, against the prediction
+  spanker flight                                    what happened last on every card")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -47,7 +54,9 @@ enum Command {
     Fit(fit::Args),
     Predict(predict::Args),
     Cards(cards::Args),
+    Probe(probe::Args),
     Bench(bench::Args),
+    Flight(flight::Args),
     Twin(twin::Args),
 }
 
@@ -64,7 +73,9 @@ fn main() -> ExitCode {
         Command::Fit(args) => fit::run(&args),
         Command::Predict(args) => predict::run(&args),
         Command::Cards(args) => cards::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Flight(args) => flight::run(&args),
         Command::Twin(args) => twin::run(&args),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };

@@ -6,6 +6,7 @@
 //! * [`lower`]: a schedule as one program for each card, without a way to deadlock.
 //! * [`DeviceGroup`] and [`DeviceCall`]: buffers on the cards, the run, its [`Timing`].
 //! * [`Deadline`] and [`DeviceError`]: how long cards may be silent, and who is named if something fails.
+//! * [`DeviceGroup::message_time`]: what one message takes from a card to its neighbour.
 //! * [`examine`]: whether one card copies and adds as it should.
 //!
 //! Nothing here reads a clock to decide anything: waiting is counted in the slices that cards were given. So
@@ -20,6 +21,7 @@ mod feed;
 mod group;
 mod level;
 mod lower;
+mod probe;
 mod watch;
 mod wiring;
 

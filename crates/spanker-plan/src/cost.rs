@@ -5,6 +5,7 @@
 //! the cards' profiles; nothing is searched.
 
 pub(crate) mod exchange;
+pub(crate) mod local;
 pub(crate) mod memory;
 pub(crate) mod shard;
 pub(crate) mod work;

@@ -54,11 +54,13 @@
 mod band;
 mod card;
 mod file;
+mod line;
 mod link;
 mod samples;
 mod solve;
 
 pub use band::{Band, Parameter};
 pub use card::{CardModel, CardTime};
+pub use line::Line;
 pub use link::LinkModel;
 pub use samples::{CardSample, CardSamples, LinkSample, LinkSamples};

@@ -49,13 +49,14 @@ mod verify;
 
 pub use choose::{Choice, EXACT_CARDS, choose};
 pub use cost::Group;
-pub use cost::exchange::{Price, cheapest, prices};
+pub use cost::exchange::{Price, cheapest, price, prices};
+pub use cost::local::local_work;
 pub use cost::memory::{ALIGNMENT, Allocation, Arena, Footprint};
 pub use cost::shard::{Shard, Split};
 pub use cost::work::{OPERATORS_PER_LAYER, Terms};
 pub use explain::{BreakEven, Explanation, Remedies, Resource, explain, remedies};
 pub use fit::{
-    Band, CardModel, CardSample, CardSamples, CardTime, LinkModel, LinkSample, LinkSamples,
+    Band, CardModel, CardSample, CardSamples, CardTime, Line, LinkModel, LinkSample, LinkSamples,
     Parameter,
 };
 pub use plan::{

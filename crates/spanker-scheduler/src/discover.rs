@@ -81,6 +81,17 @@ pub fn survey(directory: &Path) -> Vec<Surveyed> {
     both.map(|(index, (path, card))| Surveyed { index, path, card }).collect()
 }
 
+/// The directed links between the cards of a survey that answer, with what a probe has found out about
+/// them. Cards are named by their place in the survey, which is their index.
+#[must_use]
+pub fn surveyed_links(cards: &[Surveyed], probed: &[ProbedLink]) -> Vec<Link> {
+    let said = |surveyed: &Surveyed| {
+        let card = surveyed.card.as_ref().ok()?;
+        Some((card.info.clone(), card.ports.clone()))
+    };
+    links(&cards.iter().map(said).collect::<Vec<_>>(), probed)
+}
+
 /// What a card is, and its ports.
 fn ask(control: &SpankerControl) -> spanker_runtime::Result<(CardInfo, Vec<PortInfo>)> {
     let info = control.info()?;

@@ -104,7 +104,7 @@ pub fn save_links(directory: &Path, links: &[ProbedLink]) -> Result<()> {
     // What would not be read back is not written.
     parse(&text).map_err(|reason| failed(&path, reason))?;
     // A reader sees the old file or the new one, never half of one.
-    let fresh = directory.join(format!("{FILE}.{}", std::process::id()));
+    let fresh = directory.join(format!("{FILE}.{}.tmp", std::process::id()));
     let write = std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, &path));
     write.map_err(|error| failed(&path, error))
 }

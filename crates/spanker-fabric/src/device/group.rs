@@ -36,7 +36,7 @@ pub(super) struct Member<'a> {
     pub(super) control: &'a SpankerControl,
     pub(super) index: usize,
     pub(super) serial: u64,
-    pace: Pace,
+    pub(super) pace: Pace,
 }
 
 impl<'a> DeviceGroup<'a> {
@@ -89,6 +89,16 @@ impl<'a> DeviceGroup<'a> {
         self.members.iter().map(|member| member.control).collect()
     }
 
+    /// The serial of a rank's card and its port that leads to a neighbour.
+    ///
+    /// # Panics
+    /// If a rank is not in the group.
+    #[must_use]
+    pub fn end(&self, rank: Rank, neighbour: Rank) -> Option<(u64, u32)> {
+        let port = self.wiring.port(rank, neighbour)?;
+        Some((self.members[rank].serial, port))
+    }
+
     pub(super) fn rank_of(&self, serial: u64) -> Option<Rank> {
         self.members.iter().position(|member| member.serial == serial)
     }
@@ -138,7 +148,16 @@ impl<'a> DeviceGroup<'a> {
         Ok(call)
     }
 
-    fn request<T>(
+    /// A moment that the clocks of these ranks have not reached yet.
+    pub(super) fn common_start(&self, ranks: &[Rank]) -> Result<CardTime, DeviceError> {
+        let mut latest = CardTime(0);
+        for &rank in ranks {
+            latest = latest.max(self.request(rank, SpankerControl::info)?.clock);
+        }
+        Ok(CardTime(latest.0.saturating_add(MARGIN_PS)))
+    }
+
+    pub(super) fn request<T>(
         &self,
         rank: Rank,
         ask: impl FnOnce(&SpankerControl) -> Result<T, Error>,

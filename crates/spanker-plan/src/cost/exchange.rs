@@ -106,6 +106,17 @@ pub fn prices(cluster: &Cluster, collective: Collective, cards: &[usize]) -> Vec
     prices_of(&worth, cluster, collective, cards)
 }
 
+/// One algorithm of a collective on these cards, also one whose schedule has another name too.
+#[must_use]
+pub fn price(
+    cluster: &Cluster,
+    collective: Collective,
+    algorithm: Algorithm,
+    cards: &[usize],
+) -> Price {
+    prices_of(&[algorithm], cluster, collective, cards).remove(0)
+}
+
 fn prices_of(
     algorithms: &[Algorithm],
     cluster: &Cluster,

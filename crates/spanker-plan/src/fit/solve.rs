@@ -86,7 +86,10 @@ impl<const P: usize> Sums<P> {
 /// Every subset of columns is tried, larger ones first, and only a truly smaller sum replaces what
 /// was found before. So where columns depend on each other (all samples have one size, for example)
 /// the first of the largest independent subsets wins, always the same one.
-fn least_squares<const P: usize>(rows: &[[f64; P]], weights: &[f64]) -> Option<[f64; P]> {
+pub(super) fn least_squares<const P: usize>(
+    rows: &[[f64; P]],
+    weights: &[f64],
+) -> Option<[f64; P]> {
     let sums = Sums::of(rows, weights);
     let mut subsets: Vec<usize> = (1..1 << P).collect();
     subsets.sort_by_key(|set| (std::cmp::Reverse(set.count_ones()), *set));

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a collective on cards will take by the planner: its messages, and the folds and copies that the cards do
+//! on their own.
+
+use spanker_plan::{Price, local_work, price, prices};
+use spanker_runtime::{Pace, SpankerControl};
+use spanker_scheduler::{
+    Algorithm, Collective, ReduceOp, Topology, chunk, planner::Cluster, schedule,
+};
+use spanker_topology::Seconds;
+
+/// Prices of algorithms on given cards.
+#[derive(Debug)]
+pub(super) struct Forecast {
+    collective: Collective,
+    ranks: Vec<usize>,
+    /// What starting a collective costs and prices contain, where cards do not show it: emulated ones start at
+    /// a common time.
+    unseen: Seconds,
+    /// Nothing for cards without a pace: nobody knows what this host takes.
+    priced: Option<(Cluster, Vec<Price>)>,
+    /// The algorithm where nothing is priced.
+    usual: Algorithm,
+}
+
+impl Forecast {
+    /// Prices the algorithm that is wanted, or all.
+    pub(super) fn new(
+        cards: &Topology<SpankerControl>,
+        pace: Pace,
+        collective: Collective,
+        wanted: Option<Algorithm>,
+    ) -> anyhow::Result<Forecast> {
+        let ranks: Vec<usize> = (0..cards.n_sails()).collect();
+        let usual = wanted.unwrap_or(Algorithm::Ring);
+        if pace == Pace::Unshaped {
+            return Ok(Forecast { collective, ranks, unseen: Seconds::ZERO, priced: None, usual });
+        }
+        let cluster = cards.cluster()?;
+        let priced = match wanted {
+            Some(algorithm) => vec![price(&cluster, collective, algorithm, &ranks)],
+            None => prices(&cluster, collective, &ranks),
+        };
+        let unseen = if pace == Pace::Real { Seconds::ZERO } else { cluster.base(&ranks) };
+        Ok(Forecast { collective, ranks, unseen, priced: Some((cluster, priced)), usual })
+    }
+
+    /// The algorithm for a size, and what it will take.
+    pub(super) fn of(
+        &self,
+        elements: usize,
+        element: usize,
+        op: ReduceOp,
+    ) -> (Algorithm, Option<Seconds>) {
+        let Some((cluster, priced)) = &self.priced else { return (self.usual, None) };
+        let all = priced.iter().filter_map(|price| {
+            let steps =
+                schedule(self.collective, price.algorithm, self.ranks.len(), elements).ok()?;
+            let messages = price.at((elements * element) as f64);
+            let local = local_work(&steps, element, cluster, &self.ranks);
+            Some((price.algorithm, Seconds(messages.0 + local.0 - self.unseen.0)))
+        });
+        let best = all.min_by(|a, b| a.1.0.total_cmp(&b.1.0));
+        let Some((algorithm, time)) = best else { return (self.usual, None) };
+        let averaged = if op == ReduceOp::Avg && self.collective.reduces() {
+            self.division(cluster, elements, element)
+        } else {
+            Seconds::ZERO
+        };
+        (algorithm, Some(time + averaged))
+    }
+
+    /// An average is a sum that every card divides at the end, where it has a result.
+    fn division(&self, cluster: &Cluster, elements: usize, element: usize) -> Seconds {
+        let ranks = self.ranks.len();
+        let on = |rank: usize| {
+            let results = match self.collective {
+                Collective::ReduceScatter => chunk(elements, ranks, rank).len(),
+                Collective::Reduce { root } if root != rank => 0,
+                _ => elements,
+            };
+            let card = cluster.profile(rank);
+            let bytes = (2 * results * element) as f64;
+            let fixed = if results > 0 { card.compute.per_operator.value.0 } else { 0.0 };
+            fixed + bytes / card.memory.bandwidth.value.0 as f64
+        };
+        Seconds((0..ranks).map(on).fold(0.0, f64::max))
+    }
+}
