@@ -2,7 +2,7 @@
 //! Cards as the planner sees them: their profiles, and the wires between them.
 
 use spanker_fabric::device::DeviceError;
-use spanker_runtime::SpankerControl;
+use spanker_runtime::{PortInfo, SpankerControl};
 use spanker_topology::{
     BytesPerSecond, Cluster, LinkProfile, LinkState, Profile, Seconds, Shape, Shared, Wire,
 };
@@ -14,8 +14,8 @@ impl Topology<SpankerControl> {
     /// names that the cards give, and wires where links are up.
     ///
     /// Rings in the order of the cards and full meshes are the clusters of these shapes, so what is predicted
-    /// for them is what is predicted without cards. Anything else is a list of links, with rates and
-    /// latencies of the profiles. What a probe has found out is in [`Topology::links`], not here.
+    /// for them is what is predicted without cards. Anything else is a list of links, with the rates and
+    /// latencies that the ports tell, or those of the profiles. What a probe has found out is in [`Topology::links`], not here.
     ///
     /// # Errors
     /// [`Error::Topology`](crate::Error::Topology) for a profile that is not built in, a card without links to
@@ -46,65 +46,86 @@ impl Topology<SpankerControl> {
     /// The regular shape that the links form, or a list.
     fn shape(&self, profiles: &[Profile]) -> Result<Shape> {
         let (count, pairs) = (profiles.len(), self.pairs());
-        if count <= 2 && pairs.len() + 1 == count {
-            let usual = profiles[0].topology;
-            let fits = matches!(usual, Shape::Ring | Shape::Mesh | Shape::PointToPoint);
-            return Ok(if fits { usual } else { Shape::PointToPoint });
+        if count == 1 {
+            return Ok(Shape::Ring);
         }
         let mut around: Vec<(usize, usize)> = (0..count)
             .map(|card| (card, (card + 1) % count))
             .map(|(a, b)| (a.min(b), a.max(b)))
             .collect();
         around.sort_unstable();
-        let ring = pairs == around;
-        let mesh = pairs.len() == count * (count - 1) / 2;
+        around.dedup();
+        let linked = profiles.iter().all(|profile| profile.link.is_some());
+        let ring = linked && pairs == around;
+        let mesh = linked && pairs.len() == count * (count - 1) / 2;
+        if !ring && !mesh {
+            return Ok(Shape::Links);
+        }
+        let port = self.port(0, 1)?;
+        let whole = port.is_none_or(|port| port.lanes == whole(&profiles[0]));
+        // Only a port that tells its rate tells the rest as well.
+        let told = port.filter(|port| port.bandwidth.is_some());
+        let shared = told.map(|port| port.shared_lanes);
+        let usual = profiles[0].link.as_ref().map_or(0.0, |link| link.latency.value.0);
+        let direct = told.is_none_or(|port| (port.latency.as_secs_f64() - usual).abs() < 1e-9);
         Ok(match (ring, mesh) {
+            // Cards on a hub are linked as those of a mesh are, from further away.
+            _ if !direct => Shape::Links,
             // Three cards are both: in a mesh the lanes are divided.
-            (true, true) if self.lanes(0, 1)? == whole(&profiles[0]) => Shape::Ring,
-            (_, true) => Shape::Mesh,
+            (true, true) if whole && (shared != Some(false) || count == 2) => Shape::Ring,
             (true, false) => Shape::Ring,
-            (false, false) => Shape::Links,
+            (_, true) if shared != Some(true) => Shape::Mesh,
+            _ => Shape::Links,
         })
     }
 
-    /// Lanes of the link from one place to another, as the card says.
-    fn lanes(&self, from: usize, to: usize) -> Result<u32> {
+    /// The port of the link from one place to another, if the card knows of it.
+    fn port(&self, from: usize, to: usize) -> Result<Option<PortInfo>> {
         let peer = self.sails()[to].info()?.serial;
         let card = &self.sails()[from];
         for port in 0..card.info()?.ports {
             let port = card.port(port)?;
             if port.peer.is_some_and(|there| there.serial == peer) {
-                return Ok(port.lanes);
+                return Ok(Some(port));
             }
         }
-        Ok(0)
+        Ok(None)
     }
 
-    /// The cluster of a list of links.
+    /// The cluster of a list of links, with the rates and latencies that their ports tell, or those of the
+    /// profiles.
     fn listed(&self, profiles: Vec<Profile>) -> Result<Cluster> {
+        let mut wires: Vec<Wire> = Vec::new();
         let mut used = vec![0; profiles.len()];
-        let mut wires = Vec::new();
+        let mut shares = vec![false; profiles.len()];
         for (a, b) in self.pairs() {
-            let lanes = (self.lanes(a, b)?, self.lanes(b, a)?);
-            used[a] += lanes.0;
-            used[b] += lanes.1;
-            let ends = [(&profiles[a], lanes.0), (&profiles[b], lanes.1)];
-            let rate = |(profile, lanes): (&Profile, u32)| rate(profile, lanes);
-            let latency =
-                |(profile, _): (&Profile, u32)| link(profile).map(|link| link.latency.value);
-            let bandwidth = ends.into_iter().filter_map(rate).min();
-            let latency = ends.into_iter().filter_map(latency).fold(Seconds::ZERO, Seconds::max);
-            let Some(bandwidth) = bandwidth else { continue };
             for (from, to) in [(a, b), (b, a)] {
+                let (port, profile) = (self.port(from, to)?, &profiles[from]);
+                let told = port.filter(|port| port.bandwidth.is_some());
+                let lanes = port.map_or(0, |port| port.lanes);
+                used[from] += lanes;
+                shares[from] |= told.is_some_and(|port| port.shared_lanes);
+                let bandwidth = told.and_then(|port| port.bandwidth).map(BytesPerSecond);
+                let Some(bandwidth) = bandwidth.or_else(|| rate(profile, lanes)) else { continue };
+                let latency = match told {
+                    Some(port) => Seconds(port.latency.as_secs_f64()),
+                    None => link(profile).map_or(Seconds::ZERO, |link| link.latency.value),
+                };
                 wires.push(Wire { from, to, bandwidth, latency, shared: None });
             }
         }
-        // A card whose links use more lanes than it has sends on the same lanes to all of them.
         let mut shared = Vec::new();
-        for (card, profile) in profiles.iter().enumerate().filter(|&(c, p)| used[c] > whole(p)) {
-            let Some(bandwidth) = rate(profile, whole(profile)) else { continue };
+        for card in 0..profiles.len() {
+            // A card whose links use more lanes than it has sends on the same lanes to all of them.
+            if !shares[card] && used[card] <= whole(&profiles[card]) {
+                continue;
+            }
             let leaving = wires.iter_mut().filter(|wire| wire.from == card);
-            leaving.for_each(|wire| wire.shared = Some(shared.len()));
+            let fastest = leaving.map(|wire| {
+                wire.shared = Some(shared.len());
+                wire.bandwidth
+            });
+            let Some(bandwidth) = fastest.max() else { continue };
             shared.push(Shared { name: format!("the lanes of card {card}"), bandwidth });
         }
         Ok(Cluster::with_wires(profiles, wires, shared)?)
