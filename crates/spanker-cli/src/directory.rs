@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use spanker_runtime::{CardInfo, Pace};
-use spanker_scheduler::{DEVICE_DIRECTORY_VARIABLE, Surveyed, survey};
+use spanker_runtime::{CardInfo, Pace, SpankerControl};
+use spanker_scheduler::{DEVICE_DIRECTORY_VARIABLE, Surveyed, Topology, survey};
 use spanker_twin::home;
 
 use crate::Usage;
@@ -87,6 +87,21 @@ pub(crate) fn chosen(folder: &Path, flag: Option<&CardList>) -> anyhow::Result<V
     let alive = indices.iter().copied().filter(|&index| cards[index].card.is_ok());
     let hint = go_on(&alive.collect::<Vec<_>>());
     anyhow::bail!("card {} at {} is down: {reason}{hint}", first.index, first.path.display())
+}
+
+/// Opens cards that have just answered. If one is dead by now, the error names it.
+pub(crate) fn open(folder: &Path, indices: &[usize]) -> anyhow::Result<Topology<SpankerControl>> {
+    Topology::open_cards(folder, indices).map_err(|error| blamed(folder, indices, error))
+}
+
+/// The card that is dead, where an error only says that one is.
+pub(crate) fn blamed(
+    folder: &Path,
+    indices: &[usize],
+    error: impl Into<anyhow::Error>,
+) -> anyhow::Error {
+    let list = CardList::Indices(indices.to_vec());
+    chosen(folder, Some(&list)).err().unwrap_or_else(|| error.into())
 }
 
 /// The first device of a folder.

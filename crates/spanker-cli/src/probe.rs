@@ -96,9 +96,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let first = directory::first(&folder);
         anyhow::bail!("no cards that answer at {}\nhint: {}", first.display(), directory::HINT);
     }
-    let cards = Topology::open_cards(&folder, &indices)?;
+    let cards = directory::open(&folder, &indices)?;
     let first = cards.sails().first().context("a topology has a card")?;
-    let nature = directory::nature(first.info()?.pace);
+    let info = first.info().map_err(|error| directory::blamed(&folder, &indices, error))?;
+    let nature = directory::nature(info.pace);
     let (up, down): (Vec<&Link>, Vec<&Link>) =
         cards.links().iter().partition(|link| link.state == LinkState::Up);
     anyhow::ensure!(!up.is_empty(), "no link is up between cards {}", directory::list(&indices));

@@ -6,7 +6,10 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn spanker(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_spanker")).args(args).output().expect("the command starts")
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    // A twin that somebody has up on this machine is not looked at.
+    command.env_remove("SPANKER_DEV_DIR").env("XDG_RUNTIME_DIR", "/nowhere");
+    command.args(args).output().expect("the command starts")
 }
 
 fn stdout(args: &[&str]) -> String {
@@ -211,6 +214,9 @@ fn bad_requests_exit_with_2_and_name_the_value() {
         (&["bench", "all-reduce", "--sizes", "900G", "--cards", "64"], "900G"),
         (&["bench", "broadcast", "--root", "4"], "--root 4"),
         (&["bench", "all-reduce", "--budget", "0"], "0"),
+        (&["bench", "all-reduce", "--cards", "0,1"], "--fabric cards"),
+        (&["bench", "all-reduce", "--deadline", "1s"], "--fabric cards"),
+        (&["bench", "all-reduce", "--fabric", "ether"], "ether"),
         (&["cards", "--mock", "0"], "--mock 0"),
         (&["cards", "--mock", "99999"], "--mock 99999"),
         (&["frobnicate"], "frobnicate"),
@@ -229,6 +235,8 @@ fn help_teaches_each_command() {
         assert!(text.contains(word), "{word} is not in the help");
     }
     assert!(stdout(&["cards", "--help"]).contains("--mock"));
+    assert!(stdout(&["probe", "--help"]).contains("latency plus bytes over bandwidth"));
+    assert!(stdout(&["flight", "--help"]).contains("--all"));
     assert!(stdout(&["--version"]).starts_with("spanker "));
 }
 

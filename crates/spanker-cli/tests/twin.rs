@@ -2,124 +2,21 @@
 //! `spanker twin` as a user runs it, and everything that can end before its time. Whatever ends, nothing
 //! is left: no process, no socket, no file.
 
+#[allow(dead_code, reason = "every program of tests uses a part of it")]
+#[path = "support/place.rs"]
+mod place;
+
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
-/// A place for one twin of its own.
-struct Place {
-    outer: tempfile::TempDir,
-    dir: PathBuf,
-}
-
-impl Place {
-    fn new() -> Place {
-        let outer = tempfile::tempdir().expect("a directory");
-        let dir = outer.path().join("cards");
-        Place { outer, dir }
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
-        command.arg("twin").args(line.split_whitespace()).env("SPANKER_DEV_DIR", &self.dir);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    }
-
-    fn spawn(&self, line: &str) -> Child {
-        self.command(line).spawn().expect("the command starts")
-    }
-
-    fn output(&self, line: &str) -> Output {
-        self.command(line).output().expect("the command starts")
-    }
-
-    /// What a command prints that succeeds.
-    fn ok(&self, line: &str) -> String {
-        let output = self.output(line);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{line}: {errors}");
-        String::from_utf8(output.stdout).expect("text")
-    }
-
-    /// What a command says that fails with this code.
-    fn error(&self, code: i32, line: &str) -> String {
-        let output = self.output(line);
-        let errors = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
-        assert!(output.stdout.is_empty(), "{line} printed before it failed");
-        errors
-    }
-
-    fn status(&self) -> Value {
-        serde_json::from_str(&self.ok("status --json")).expect("JSON")
-    }
-
-    fn card_state(&self, card: usize) -> String {
-        self.status()["cards"][card]["state"].as_str().expect("a state").to_owned()
-    }
-
-    /// The processes of the twin: its directory is among their arguments. The dead have none.
-    fn processes(&self) -> Vec<i32> {
-        let dir = self.dir.to_str().expect("text");
-        let entries = fs::read_dir("/proc").expect("/proc").flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        let ours = |pid: &i32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let mut words = line.split(|byte| *byte == 0);
-            words.any(|word| word == b"twin") && words.any(|word| word == dir.as_bytes())
-        };
-        pids.filter(ours).collect()
-    }
-
-    fn assert_nothing_is_left(&self) {
-        let end = Instant::now() + Duration::from_secs(5);
-        loop {
-            let processes = self.processes();
-            let names: Vec<_> = fs::read_dir(&self.dir).into_iter().flatten().flatten().collect();
-            if processes.is_empty() && !self.dir.exists() {
-                return;
-            }
-            assert!(Instant::now() < end, "left: {processes:?} {names:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        // Only for a test that has failed: the others have seen to it.
-        self.processes().into_iter().for_each(|pid| signal(pid, Signal::KILL));
-    }
-}
-
-fn signal(pid: i32, signal: Signal) {
-    let _ = kill_process(Pid::from_raw(pid).expect("a process"), signal);
-}
-
-fn pid(value: &Value) -> i32 {
-    value.as_i64().expect("a process").try_into().expect("a process")
-}
-
-fn within<T>(time: Duration, mut found: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + time;
-    loop {
-        match found() {
-            Some(value) => return value,
-            None => assert!(Instant::now() < end, "it did not happen in time"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-const SOON: Duration = Duration::from_secs(10);
+use place::{Place, SOON, pid, signal, within};
 
 #[test]
 fn twin_that_is_up_answers_and_is_gone_after_down() {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cards as the planner sees them: their profiles, and the wires between them.
 
-use spanker_fabric::device::DeviceError;
-use spanker_runtime::{PortInfo, SpankerControl};
+use spanker_runtime::{PortState, SpankerControl};
 use spanker_topology::{
     BytesPerSecond, Cluster, LinkProfile, LinkState, Profile, Seconds, Shape, Shared, Wire,
 };
@@ -13,24 +12,55 @@ impl Topology<SpankerControl> {
     /// The cluster that these cards form, card by card in the order of the topology: built-in profiles by the
     /// names that the cards give, and wires where links are up.
     ///
-    /// Rings in the order of the cards and full meshes are the clusters of these shapes, so what is predicted
-    /// for them is what is predicted without cards. Anything else is a list of links, with the rates and
-    /// latencies that the ports tell, or those of the profiles. What a probe has found out is in [`Topology::links`], not here.
+    /// Rings in the order of the cards, full meshes and cards around a hub are the clusters of these shapes, so
+    /// what is predicted for them is what is predicted without cards. Anything else is a list of links, with
+    /// the rates and latencies that ports say or else profiles. What a probe has found out is in
+    /// [`Topology::links`], not here.
     ///
     /// # Errors
     /// [`Error::Topology`](crate::Error::Topology) for a profile that is not built in, a card without links to
-    /// others in its profile, or cards that links leave apart; [`Error::Device`](crate::Error::Device) or
-    /// [`Error::Runtime`](crate::Error::Runtime) if a card does not answer.
+    /// others in its profile, or cards that links leave apart; [`Error::Runtime`](crate::Error::Runtime) if a
+    /// card does not answer.
     pub fn cluster(&self) -> Result<Cluster> {
         let mut profiles = Vec::with_capacity(self.n_sails());
-        for (sail, &index) in self.sails().iter().zip(self.indices()) {
-            let info = sail.info().map_err(|error| DeviceError::request(index, error))?;
-            profiles.push(Profile::builtin(&info.profile)?);
+        for sail in self.sails() {
+            profiles.push(Profile::builtin(&sail.info()?.profile)?);
         }
-        match self.shape(&profiles)? {
-            Shape::Links => self.listed(profiles),
-            shape => Ok(Cluster::new(profiles, shape)?),
+        let said = self.said()?;
+        let shape = self.shape(&profiles)?;
+        // Where everybody is linked to everybody, only rates and latencies tell a mesh from a hub.
+        let count = profiles.len();
+        let meshed = self.pairs().len() == count * (count - 1) / 2;
+        let hubs = [Shape::Star, Shape::Switch].into_iter().filter(|_| meshed);
+        let regular = [shape].into_iter().filter(|&shape| shape != Shape::Links);
+        for shape in regular.chain(hubs) {
+            match Cluster::new(profiles.clone(), shape) {
+                Ok(cluster) if said.iter().all(|said| said.agrees(&cluster)) => return Ok(cluster),
+                _ => {}
+            }
         }
+        self.listed(profiles, &said)
+    }
+
+    /// What the ports of links that are up say of them.
+    fn said(&self) -> Result<Vec<Said>> {
+        let mut serials = Vec::with_capacity(self.n_sails());
+        for sail in self.sails() {
+            serials.push(sail.info()?.serial);
+        }
+        let mut all = Vec::new();
+        for (from, card) in self.sails().iter().enumerate() {
+            for port in 0..card.info()?.ports {
+                let port = card.port(port)?;
+                let to = serials.iter().position(|&s| port.peer.is_some_and(|p| p.serial == s));
+                let (Some(to), Some(rate)) = (to, port.bandwidth) else { continue };
+                if port.state == PortState::Up {
+                    let latency = Seconds(port.latency.as_secs_f64());
+                    all.push(Said { from, to, bandwidth: BytesPerSecond(rate), latency });
+                }
+            }
+        }
+        Ok(all)
     }
 
     /// Pairs of places with a link that is up both ways, the lower one first.
@@ -46,89 +76,92 @@ impl Topology<SpankerControl> {
     /// The regular shape that the links form, or a list.
     fn shape(&self, profiles: &[Profile]) -> Result<Shape> {
         let (count, pairs) = (profiles.len(), self.pairs());
-        if count == 1 {
-            return Ok(Shape::Ring);
+        if count <= 2 && pairs.len() + 1 == count {
+            let usual = profiles[0].topology;
+            let fits = matches!(usual, Shape::Ring | Shape::Mesh | Shape::PointToPoint);
+            return Ok(if fits { usual } else { Shape::PointToPoint });
         }
         let mut around: Vec<(usize, usize)> = (0..count)
             .map(|card| (card, (card + 1) % count))
             .map(|(a, b)| (a.min(b), a.max(b)))
             .collect();
         around.sort_unstable();
-        around.dedup();
-        let linked = profiles.iter().all(|profile| profile.link.is_some());
-        let ring = linked && pairs == around;
-        let mesh = linked && pairs.len() == count * (count - 1) / 2;
-        if !ring && !mesh {
-            return Ok(Shape::Links);
-        }
-        let port = self.port(0, 1)?;
-        let whole = port.is_none_or(|port| port.lanes == whole(&profiles[0]));
-        // Only a port that tells its rate tells the rest as well.
-        let told = port.filter(|port| port.bandwidth.is_some());
-        let shared = told.map(|port| port.shared_lanes);
-        let usual = profiles[0].link.as_ref().map_or(0.0, |link| link.latency.value.0);
-        let direct = told.is_none_or(|port| (port.latency.as_secs_f64() - usual).abs() < 1e-9);
+        let ring = pairs == around;
+        let mesh = pairs.len() == count * (count - 1) / 2;
         Ok(match (ring, mesh) {
-            // Cards on a hub are linked as those of a mesh are, from further away.
-            _ if !direct => Shape::Links,
             // Three cards are both: in a mesh the lanes are divided.
-            (true, true) if whole && (shared != Some(false) || count == 2) => Shape::Ring,
+            (true, true) if self.lanes(0, 1)? == whole(&profiles[0]) => Shape::Ring,
+            (_, true) => Shape::Mesh,
             (true, false) => Shape::Ring,
-            (_, true) if shared != Some(true) => Shape::Mesh,
-            _ => Shape::Links,
+            (false, false) => Shape::Links,
         })
     }
 
-    /// The port of the link from one place to another, if the card knows of it.
-    fn port(&self, from: usize, to: usize) -> Result<Option<PortInfo>> {
+    /// Lanes of the link from one place to another, as the card says.
+    fn lanes(&self, from: usize, to: usize) -> Result<u32> {
         let peer = self.sails()[to].info()?.serial;
         let card = &self.sails()[from];
         for port in 0..card.info()?.ports {
             let port = card.port(port)?;
             if port.peer.is_some_and(|there| there.serial == peer) {
-                return Ok(Some(port));
+                return Ok(port.lanes);
             }
         }
-        Ok(None)
+        Ok(0)
     }
 
-    /// The cluster of a list of links, with the rates and latencies that their ports tell, or those of the
-    /// profiles.
-    fn listed(&self, profiles: Vec<Profile>) -> Result<Cluster> {
-        let mut wires: Vec<Wire> = Vec::new();
+    /// The cluster of a list of links.
+    fn listed(&self, profiles: Vec<Profile>, said: &[Said]) -> Result<Cluster> {
         let mut used = vec![0; profiles.len()];
-        let mut shares = vec![false; profiles.len()];
+        let mut wires = Vec::new();
         for (a, b) in self.pairs() {
+            let lanes = (self.lanes(a, b)?, self.lanes(b, a)?);
+            used[a] += lanes.0;
+            used[b] += lanes.1;
+            let ends = [(&profiles[a], lanes.0), (&profiles[b], lanes.1)];
+            let rate = |(profile, lanes): (&Profile, u32)| rate(profile, lanes);
+            let latency =
+                |(profile, _): (&Profile, u32)| link(profile).map(|link| link.latency.value);
+            let bandwidth = ends.into_iter().filter_map(rate).min();
+            let latency = ends.into_iter().filter_map(latency).fold(Seconds::ZERO, Seconds::max);
+            let Some(bandwidth) = bandwidth else { continue };
             for (from, to) in [(a, b), (b, a)] {
-                let (port, profile) = (self.port(from, to)?, &profiles[from]);
-                let told = port.filter(|port| port.bandwidth.is_some());
-                let lanes = port.map_or(0, |port| port.lanes);
-                used[from] += lanes;
-                shares[from] |= told.is_some_and(|port| port.shared_lanes);
-                let bandwidth = told.and_then(|port| port.bandwidth).map(BytesPerSecond);
-                let Some(bandwidth) = bandwidth.or_else(|| rate(profile, lanes)) else { continue };
-                let latency = match told {
-                    Some(port) => Seconds(port.latency.as_secs_f64()),
-                    None => link(profile).map_or(Seconds::ZERO, |link| link.latency.value),
-                };
+                let said = said.iter().find(|said| (said.from, said.to) == (from, to));
+                let (bandwidth, latency) =
+                    said.map_or((bandwidth, latency), |said| (said.bandwidth, said.latency));
                 wires.push(Wire { from, to, bandwidth, latency, shared: None });
             }
         }
+        // A card whose links use more lanes than it has sends on the same lanes to all of them.
         let mut shared = Vec::new();
-        for card in 0..profiles.len() {
-            // A card whose links use more lanes than it has sends on the same lanes to all of them.
-            if !shares[card] && used[card] <= whole(&profiles[card]) {
-                continue;
-            }
+        for (card, profile) in profiles.iter().enumerate().filter(|&(c, p)| used[c] > whole(p)) {
+            let Some(bandwidth) = rate(profile, whole(profile)) else { continue };
             let leaving = wires.iter_mut().filter(|wire| wire.from == card);
-            let fastest = leaving.map(|wire| {
-                wire.shared = Some(shared.len());
-                wire.bandwidth
-            });
-            let Some(bandwidth) = fastest.max() else { continue };
+            leaving.for_each(|wire| wire.shared = Some(shared.len()));
             shared.push(Shared { name: format!("the lanes of card {card}"), bandwidth });
         }
         Ok(Cluster::with_wires(profiles, wires, shared)?)
+    }
+}
+
+/// What a port says of the link that it leads to.
+#[derive(Debug)]
+struct Said {
+    from: usize,
+    to: usize,
+    bandwidth: BytesPerSecond,
+    latency: Seconds,
+}
+
+impl Said {
+    /// Whether a cluster has such a link, but for rounding.
+    fn agrees(&self, cluster: &Cluster) -> bool {
+        let wires = cluster.route(self.from, self.to);
+        let rate = wires.iter().map(|&wire| cluster.wires()[wire as usize].bandwidth.0).min();
+        let latency = cluster.latency(self.from, self.to).0;
+        let same = |one: f64, other: f64| (one - other).abs() <= 0.01 * other;
+        rate.is_some_and(|rate| same(self.bandwidth.0 as f64, rate as f64))
+            && same(self.latency.0, latency)
     }
 }
 

@@ -57,16 +57,17 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             Usage(format!("--root {card}: the group is {}", directory::list(&indices)))
         })?,
     };
-    let cards = Topology::open_cards(&folder, &indices)?;
+    let cards = directory::open(&folder, &indices)?;
+    let blamed = |error: anyhow::Error| directory::blamed(&folder, &indices, error);
     let told = |error: DeviceError| fault::told(&cards, error);
     let group = cards.group().map_err(|error| match error {
         Error::Device(error) => told(error),
         other => other.into(),
     })?;
-    let pace = pace(&cards)?;
+    let pace = pace(&cards).map_err(blamed)?;
     let kind = collective(args, root, &sizes)?;
     let case = Case {
-        forecast: Forecast::new(&cards, pace, kind, wanted)?,
+        forecast: Forecast::new(&cards, pace, kind, wanted).map_err(blamed)?,
         cards: &cards,
         group,
         pace,

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use spanker_plan::Rank;
-use spanker_runtime::{BufferId, CardTime, Descriptor, Landing, Pace, Place, Ticket, Work};
+use spanker_runtime::{BufferId, Descriptor, Landing, Pace, Place, Ticket, Work};
 
-use super::error::{DeviceError, DeviceErrorKind};
+use super::error::DeviceError;
 use super::group::DeviceGroup;
 use super::job_number;
 use super::watch::{Deadline, Job};
@@ -18,11 +18,18 @@ const MOST_ROUNDS: usize = 64;
 /// Runs of which the median is taken.
 const RUNS: usize = 5;
 
-/// The two ends of a message, with a buffer each.
+/// One end of a message: the port to the other, and a buffer.
+#[derive(Clone, Copy)]
+struct End {
+    port: u32,
+    buffer: BufferId,
+}
+
+/// A group of two, of which rank 0 sends to rank 1.
 struct Pair<'g> {
     group: &'g DeviceGroup<'g>,
-    from: (Rank, u32, BufferId),
-    to: (Rank, u32, BufferId),
+    from: End,
+    to: End,
     bytes: u64,
 }
 
@@ -35,7 +42,7 @@ impl DeviceGroup<'_> {
     /// clock is the sender's or, where that shows what should be and not what is, the host's.
     ///
     /// # Errors
-    /// [`DeviceErrorKind::Unreachable`] if the two are not neighbours, and what a run can fail with.
+    /// [`DeviceErrorKind::Unreachable`](super::DeviceErrorKind::Unreachable) if the two are not neighbours, and what a run can fail with.
     ///
     /// # Panics
     /// If a rank is not in the group.
@@ -46,23 +53,21 @@ impl DeviceGroup<'_> {
         bytes: u64,
         deadline: &Deadline,
     ) -> Result<Duration, DeviceError> {
-        let ports = (self.wiring().port(from, to), self.wiring().port(to, from));
-        let (Some(out), Some(back)) = ports else {
-            let detail = "they are not neighbours".to_owned();
-            let error =
-                DeviceError::new(DeviceErrorKind::Unreachable, Some(self.index(from)), detail);
-            return Err(error.with_peer(Some(self.index(to))));
+        // A group of their own: the others have no part in it, and a route through them would not be the link.
+        let group = DeviceGroup::new(&[self.members[from].control, self.members[to].control])?;
+        let (Some((_, out)), Some((_, back))) = (group.end(0, 1), group.end(1, 0)) else {
+            return Err(DeviceError::refused("a group of two has a link"));
         };
-        let here = self.request(from, |card| card.allocate(bytes.max(1)))?;
-        let there = self.request(to, |card| card.allocate(bytes.max(1)));
+        let here = group.request(0, |card| card.allocate(bytes.max(1)))?;
+        let there = group.request(1, |card| card.allocate(bytes.max(1)));
         let time = there.and_then(|there| {
-            let pair = Pair { group: self, from: (from, out, here), to: (to, back, there), bytes };
-            let time = pair.time(deadline);
+            let (from, to) = (End { port: out, buffer: here }, End { port: back, buffer: there });
+            let time = Pair { group: &group, from, to, bytes }.time(deadline);
             // What cannot be freed goes with the handle.
-            let _ = self.request(to, |card| card.free(there));
+            let _ = group.request(1, |card| card.free(there));
             time
         });
-        let _ = self.request(from, |card| card.free(here));
+        let _ = group.request(0, |card| card.free(here));
         time
     }
 }
@@ -70,7 +75,7 @@ impl DeviceGroup<'_> {
 impl Pair<'_> {
     fn time(&self, deadline: &Deadline) -> Result<Duration, DeviceError> {
         let paced = |rank: Rank| self.group.members[rank].pace == Pace::CardTime;
-        if paced(self.from.0) && paced(self.to.0) {
+        if paced(0) && paced(1) {
             return self.one_way(deadline);
         }
         let once = self.ping_pong(1, deadline)?.max(Duration::from_nanos(1));
@@ -84,14 +89,14 @@ impl Pair<'_> {
         Ok(times[RUNS / 2])
     }
 
-    fn send(&self, end: (Rank, u32, BufferId)) -> Work {
-        let from = Place { buffer: end.2, offset: 0 };
-        Work::Send { from, length: self.bytes, port: end.1, tag: 0 }
+    fn send(&self, end: End) -> Work {
+        let from = Place { buffer: end.buffer, offset: 0 };
+        Work::Send { from, length: self.bytes, port: end.port, tag: 0 }
     }
 
-    fn receive(&self, end: (Rank, u32, BufferId)) -> Work {
-        let into = Place { buffer: end.2, offset: 0 };
-        let (length, port, landing) = (self.bytes, end.1, Landing::Store);
+    fn receive(&self, end: End) -> Work {
+        let into = Place { buffer: end.buffer, offset: 0 };
+        let (length, port, landing) = (self.bytes, end.port, Landing::Store);
         Work::Receive { into, length, port, tag: 0, landing }
     }
 
@@ -106,21 +111,14 @@ impl Pair<'_> {
         given.map_err(|error| job.give_up(error, &[], &[]))
     }
 
-    /// Tickets in the order of the ranks, as jobs are watched; cards beside the two have none.
-    fn watch(&self, job: &Job<'_>, sent: Ticket, came: Ticket) -> Result<CardTime, DeviceError> {
-        let mut tickets = vec![Ticket(0); self.group.ranks()];
-        (tickets[self.from.0], tickets[self.to.0]) = (sent, came);
-        let finished = job.watch(&tickets)?;
-        Ok(finished[self.to.0])
-    }
-
     fn one_way(&self, deadline: &Deadline) -> Result<Duration, DeviceError> {
         let job = self.job(deadline);
-        let start = self.group.common_start(&[self.from.0, self.to.0])?;
+        let start = self.group.common_start(&[0, 1])?;
         let fence = Work::Fence { not_before_ps: start.0 };
-        let sent = self.submit(&job, self.from.0, vec![fence.clone(), self.send(self.from)])?;
-        let came = self.submit(&job, self.to.0, vec![fence, self.receive(self.to)])?;
-        Ok(self.watch(&job, sent, came)?.since(start))
+        let sent = self.submit(&job, 0, vec![fence.clone(), self.send(self.from)])?;
+        let came = self.submit(&job, 1, vec![fence, self.receive(self.to)])?;
+        let finished = job.watch(&[sent, came])?;
+        Ok(finished[1].since(start))
     }
 
     /// Half of the mean of some rounds. A first round brings the cards together and does not count.
@@ -130,20 +128,19 @@ impl Pair<'_> {
         let ping = [self.send(self.from), fence.clone(), self.receive(self.from), fence.clone()];
         let pong = [self.receive(self.to), fence.clone(), self.send(self.to), fence];
         // The sender has all of its work before the other end has any, so nothing waits for the host.
-        let begun = self.submit(&job, self.from.0, ping.to_vec())?;
+        let begun = self.submit(&job, 0, ping.to_vec())?;
         let many = |round: &[Work], count: usize| {
             (0..count).flat_map(|_| round.to_vec()).collect::<Vec<Work>>()
         };
-        let sent = self.submit(&job, self.from.0, many(&ping, rounds))?;
+        let sent = self.submit(&job, 0, many(&ping, rounds))?;
         let submitted = Instant::now();
-        let came = self.submit(&job, self.to.0, many(&pong, rounds + 1))?;
-        self.watch(&job, sent, came)?;
-        let pace = self.group.members[self.from.0].pace;
+        let came = self.submit(&job, 1, many(&pong, rounds + 1))?;
+        job.watch(&[sent, came])?;
+        let pace = self.group.members[0].pace;
         if !matches!(pace, Pace::Real | Pace::Unshaped) {
             return Ok(submitted.elapsed() / (2 * (rounds + 1)) as u32);
         }
-        let at =
-            |ticket| self.group.request(self.from.0, |card| card.wait(ticket, deadline.detect));
+        let at = |ticket| self.group.request(0, |card| card.wait(ticket, deadline.detect));
         let took = at(sent)?.since(at(begun)?);
         Ok(took / (2 * rounds) as u32)
     }

@@ -106,12 +106,12 @@ impl Row {
 
     pub(super) fn text(&self) -> String {
         let figure = |value: Option<f64>, signed: bool| match value {
-            Some(value) if signed => format!("{value:+.1}"),
+            Some(value) if signed => format!("{value:+.2}"),
             Some(value) => format!("{value:.2}"),
             None => "-".to_owned(),
         };
         format!(
-            "{:>8} {:>9} {:>5} {:>9} {:>18} {:>11.2} {:>8.3} {:>8.3} {:>11} {:>7} {:>7}",
+            "{:>8} {:>10} {:>5} {:>9} {:>18} {:>11.2} {:>8.3} {:>8.3} {:>11} {:>7} {:>7}",
             human(self.bytes_per_card),
             self.count,
             self.dtype,

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker cards`, `probe`, `bench --fabric cards` and `flight` on emulated cards, well and dead.
+
+#[allow(dead_code, reason = "every program of tests uses a part of it")]
+#[path = "support/place.rs"]
+mod place;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use place::{Place, SOON, pid, signal, within};
+
+fn run(mut command: Command) -> Output {
+    command.output().expect("the command starts")
+}
+
+/// What a command prints that succeeds.
+fn text(place: &Place, line: &str) -> String {
+    let output = run(place.spanker(line));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn json(place: &Place, line: &str) -> Value {
+    serde_json::from_str(&text(place, line)).expect("JSON")
+}
+
+/// The rows of a bench, as JSON.
+fn rows(place: &Place, line: &str) -> Vec<Value> {
+    let all = text(place, &format!("bench {line} --fabric cards --json"));
+    all.lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect()
+}
+
+/// What a command says that fails with this code.
+fn error(place: &Place, code: i32, line: &str) -> String {
+    let output = run(place.spanker(line));
+    let errors = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+    errors
+}
+
+fn up(flags: &str) -> Place {
+    let place = Place::new();
+    place.ok(&format!("up --profile rev-a {flags}"));
+    place
+}
+
+fn down(place: &Place) {
+    place.ok("down");
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn collectives_on_a_ring_are_right_and_take_what_was_predicted() {
+    let place = up("--cards 4 --topology ring");
+    let cards = json(&place, "cards --json");
+    assert_eq!(cards["nature"], "emulated, card time");
+    assert_eq!(cards["links"].as_array().map(Vec::len), Some(8));
+    for card in cards["cards"].as_array().expect("cards") {
+        assert_eq!((&card["state"], &card["kind"]), (&"up".into(), &"twin".into()));
+        assert_eq!((&card["profile"], &card["pace"]), (&"rev-a".into(), &"card".into()));
+        assert_eq!(card["memory_bytes"], card["memory_free_bytes"]);
+    }
+    assert!(text(&place, "probe").contains("0 -> 1"));
+    let usual = rows(&place, "all-reduce");
+    let sizes: Vec<u64> = usual.iter().filter_map(|row| row["bytes_per_card"].as_u64()).collect();
+    assert!(sizes.contains(&8192) && sizes.contains(&1_048_576), "{sizes:?}");
+    for row in &usual {
+        assert_eq!((&row["wrong"], &row["clock"]), (&0.into(), &"card".into()), "{row}");
+        assert_eq!((&row["emulated"], &row["fabric"]), (&true.into(), &"cards".into()));
+        let error = row["error_percent"].as_f64().expect("a prediction").abs();
+        let most = if row["bytes_per_card"] == 1_048_576 { 5.0 } else { 10.0 };
+        assert!(error <= most, "{row}");
+    }
+    for collective in ["reduce-scatter", "all-gather", "broadcast", "reduce", "gather", "scatter"] {
+        for row in rows(&place, &format!("{collective} --sizes 12K --root 2 --dtype i32")) {
+            assert_eq!((&row["wrong"], &row["collective"]), (&0.into(), &collective.into()));
+        }
+    }
+    for line in ["all-to-all --sizes 12K", "barrier", "all-reduce --sizes 9K --dtype bf16 --op avg"]
+    {
+        assert_eq!(rows(&place, line)[0]["wrong"], 0, "{line}");
+    }
+    let table = text(&place, "bench all-reduce --fabric cards --sizes 1M --algorithm two-shot");
+    for word in ["emulated, card time", "two-shot", "predicted", "#wrong"] {
+        assert!(table.contains(word), "{word}: {table}");
+    }
+    down(&place);
+}
+
+#[test]
+fn probe_measures_every_direction_and_cards_shows_it() {
+    let place = up("--cards 3 --topology ring");
+    assert_eq!(json(&place, "cards --json")["links"][0]["source"], "profile");
+    let report = json(&place, "probe --sizes 64,4K,1M --json");
+    let links = report["links"].as_array().expect("links");
+    assert_eq!(links.len(), 6);
+    for link in links {
+        let rate = link["bandwidth_bytes_per_second"].as_f64().expect("a rate");
+        let said = link["profile_bandwidth_bytes_per_second"].as_f64().expect("a rate");
+        assert!((rate / said - 1.0).abs() < 0.02, "{link}");
+        let latency = link["latency_ns"].as_f64().expect("a time");
+        assert!((1_900.0..2_300.0).contains(&latency), "{link}");
+        assert!(link["worst_residual"].as_f64().expect("a share") < 0.02, "{link}");
+        assert_eq!(link["samples"].as_array().map(Vec::len), Some(3));
+    }
+    let cards = json(&place, "cards --json");
+    let links = cards["links"].as_array().expect("links");
+    assert!(links.iter().all(|link| link["source"] == "probe"), "{cards}");
+    place.ok("cut 0-1");
+    let cut = text(&place, "probe --sizes 64,1M");
+    assert!(cut.contains("0 -> 2"), "{cut}");
+    assert!(!cut.lines().any(|line| line.starts_with("0 -> 1  ") && line.contains("B/s")), "{cut}");
+    down(&place);
+}
+
+#[test]
+fn card_that_is_killed_during_a_bench_ends_it_within_a_second_and_the_rest_goes_on() {
+    let place = up("--cards 4 --topology ring");
+    let sizes = ["4M"; 4000].join(",");
+    let line = format!("bench all-reduce --fabric cards --json --sizes {sizes}");
+    let mut bench = place.spanker(&line).spawn().expect("it starts");
+    let mut out = BufReader::new(bench.stdout.take().expect("a pipe"));
+    let mut first = String::new();
+    out.read_line(&mut first).expect("a row");
+    let card = pid(&place.status()["cards"][2]["pid"]);
+    let killed = Instant::now();
+    signal(card, Signal::KILL);
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).expect("text");
+    let output = bench.wait_with_output().expect("it ends");
+    let took = killed.elapsed();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(errors.starts_with("error: card 2 is gone"), "{errors}");
+    assert!(errors.contains("\nhint: go on without it: --cards 0,1,3\n"), "{errors}");
+    // Nothing of the bench is left on the cards.
+    within(SOON, || {
+        let cards = json(&place, "cards --json");
+        let left = |card: &Value| card["memory_bytes"] == card["memory_free_bytes"];
+        cards["cards"].as_array().expect("cards").iter().all(left).then_some(())
+    });
+    let cards = json(&place, "cards --json");
+    assert_eq!(cards["cards"][2]["state"], "down");
+    assert!(cards["cards"][2]["reason"].as_str().expect("a reason").contains("gone"), "{cards}");
+    let loose = cards["links"].as_array().expect("links").iter().filter(|l| l["to"].is_null());
+    assert!(loose.count() == 2, "{cards}");
+    let again = error(&place, 1, "bench all-reduce --fabric cards --sizes 8K");
+    assert!(again.contains("card 2") && again.contains("--cards 0,1,3"), "{again}");
+    for row in rows(&place, "all-reduce --sizes 8K,1M --cards 0,1,3") {
+        assert_eq!(row["wrong"], 0, "{row}");
+        assert_eq!(row["cards"], serde_json::json!([0, 1, 3]));
+        assert!(row["error_percent"].as_f64().expect("a prediction").abs() < 10.0, "{row}");
+    }
+    let flight = json(&place, "flight --all --json");
+    assert_eq!(flight["cards"][2]["state"], "down");
+    let kinds: Vec<&str> = flight["records"]
+        .as_array()
+        .expect("records")
+        .iter()
+        .filter_map(|record| record["kind"].as_str())
+        .collect();
+    assert!(kinds.contains(&"submitted") && kinds.contains(&"link"), "{kinds:?}");
+    let text = text(&place, "flight");
+    assert!(text.contains("   2  down") && text.contains("is complete"), "{text}");
+    down(&place);
+}
+
+#[test]
+fn bench_that_is_interrupted_leaves_nothing_on_the_cards() {
+    let place = up("--cards 2");
+    let sizes = ["4M"; 4000].join(",");
+    let line = format!("bench all-reduce --fabric cards --json --sizes {sizes}");
+    let mut bench = place.spanker(&line).spawn().expect("it starts");
+    let mut out = BufReader::new(bench.stdout.take().expect("a pipe"));
+    out.read_line(&mut String::new()).expect("a row");
+    signal(bench.id() as i32, Signal::INT);
+    bench.wait().expect("it ends");
+    within(SOON, || {
+        let cards = json(&place, "cards --json");
+        let free = |card: &Value| {
+            card["memory_bytes"] == card["memory_free_bytes"] && card["owner"].is_null()
+        };
+        cards["cards"].as_array().expect("cards").iter().all(free).then_some(())
+    });
+    assert_eq!(rows(&place, "all-reduce --sizes 8K")[0]["wrong"], 0);
+    down(&place);
+}
+
+#[test]
+fn faults_of_every_kind_name_the_culprit_and_how_to_go_on() {
+    let place = up("--cards 4 --topology ring");
+    place.ok("stick 1");
+    let line = "bench all-reduce --fabric cards --sizes 8K --deadline 200ms";
+    let stuck = error(&place, 1, line);
+    assert!(stuck.contains("error: card 1 is stuck: no progress for 200 ms"), "{stuck}");
+    assert!(stuck.contains("card 2: receiving from card 1"), "{stuck}");
+    assert!(stuck.contains("hint: go on without it: --cards 0,2,3"), "{stuck}");
+    place.ok("restore");
+    place.ok("garble 3");
+    let wrong = error(&place, 1, "bench all-reduce --fabric cards --sizes 8K");
+    assert!(wrong.contains("card 3 gives wrong answers") && wrong.contains("0,1,2"), "{wrong}");
+    place.ok("restore");
+    place.ok("cut 0-1");
+    assert_eq!(rows(&place, "all-reduce --sizes 8K")[0]["wrong"], 0);
+    place.ok("cut 2-3");
+    let apart = error(&place, 1, "bench all-reduce --fabric cards --sizes 8K");
+    assert!(apart.contains("cannot reach") && apart.contains("hint: "), "{apart}");
+    down(&place);
+}
+
+#[test]
+fn cards_of_other_paces_are_measured_by_the_wall_clock_and_say_so() {
+    let place = up("--cards 2 --unshaped");
+    let row = &rows(&place, "all-reduce --sizes 64K --budget 20")[0];
+    assert_eq!((&row["clock"], &row["pace"]), (&"wall".into(), &"unshaped".into()));
+    assert_eq!((&row["predicted_us"], &row["algorithm"]), (&Value::Null, &"ring".into()));
+    assert_eq!(row["wrong"], 0);
+    assert!(row["repeats"].as_u64().is_some_and(|repeats| repeats >= 7), "{row}");
+    let report = json(&place, "probe --sizes 64,64K,1M --json");
+    assert_eq!(report["links"].as_array().map(Vec::len), Some(2));
+    place.ok("up --replace --cards 2 --pace wall");
+    let row = &rows(&place, "all-reduce --sizes 1M --budget 20")[0];
+    assert_eq!((&row["clock"], &row["pace"]), (&"wall".into(), &"wall".into()));
+    let (took, said) = (row["time_us"].as_f64().unwrap(), row["predicted_us"].as_f64().unwrap());
+    assert!(took > said * 0.99, "{row}");
+    down(&place);
+}
+
+#[test]
+fn twin_in_its_usual_place_is_found_without_the_variable() {
+    if std::path::Path::new("/dev/spanker0").exists() {
+        eprintln!("skipped: this machine has cards");
+        return;
+    }
+    let mut place = Place::new();
+    place.dir = place.outer.path().join("spanker");
+    let command = |line: &str| {
+        let mut command = place.spanker(line);
+        command.env_remove("SPANKER_DEV_DIR").env("XDG_RUNTIME_DIR", place.outer.path());
+        run(command)
+    };
+    assert!(command("twin up --cards 2").status.success());
+    let cards = String::from_utf8(command("cards").stdout).expect("text");
+    assert!(cards.contains(place.dir.to_str().expect("text")), "{cards}");
+    assert!(cards.contains("emulated, card time"), "{cards}");
+    assert!(command("twin down").status.success());
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn mistakes_are_named_and_end_with_2() {
+    let place = up("--cards 2");
+    for (line, named) in [
+        ("bench all-reduce --fabric cards --cards 0", "--cards 0"),
+        ("bench all-reduce --fabric cards --cards 3", "--cards 3"),
+        ("bench all-reduce --fabric cards --cards 0,2", "no card 2"),
+        ("bench all-reduce --fabric cards --cards 0,0", "'0,0'"),
+        ("bench all-reduce --fabric cards --cards x", "'x'"),
+        ("bench all-reduce --fabric cards --algorithm fused", "--fabric host"),
+        ("bench all-reduce --fabric cards --algorithm rign", "rign"),
+        ("bench all-reduce --fabric cards --threads 2", "--fabric host"),
+        ("bench all-reduce --fabric cards --sizes 3", "--sizes 3"),
+        ("bench all-reduce --fabric cards --op xor", "--op xor"),
+        ("bench all-reduce --fabric cards --deadline soon", "soon"),
+        ("bench all-reduce --fabric cards --deadline 1us", "1us"),
+        ("bench broadcast --fabric cards --root 5", "--root 5"),
+        ("bench all-redcue --fabric cards", "all-redcue"),
+        ("probe --cards 7", "--cards 7"),
+        ("probe --cards 0,9", "no card 9"),
+        ("probe --sizes 0", "size '0' is zero"),
+        ("flight --some", "--some"),
+    ] {
+        let error = error(&place, 2, line);
+        assert!(error.contains(named), "{line}: {error}");
+    }
+    // Nobody's memory is large enough for this.
+    let refused = error(&place, 1, "bench all-reduce --fabric cards --sizes 900G");
+    assert!(refused.contains("card 0"), "{refused}");
+    down(&place);
+    for line in ["bench all-reduce --fabric cards", "probe", "flight"] {
+        let none = error(&place, 1, line);
+        assert!(none.contains("no cards") && none.contains("\nhint: "), "{line}: {none}");
+    }
+}
