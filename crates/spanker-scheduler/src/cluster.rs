@@ -24,7 +24,7 @@ impl Topology<SpankerControl> {
     pub fn cluster(&self) -> Result<Cluster> {
         let mut profiles = Vec::with_capacity(self.n_sails());
         for sail in self.sails() {
-            profiles.push(Profile::builtin(&sail.info()?.profile)?);
+            profiles.push(named(&sail.info()?.profile)?);
         }
         let said = self.said()?;
         let shape = self.shape(&profiles)?;
@@ -142,6 +142,16 @@ impl Topology<SpankerControl> {
         }
         Ok(Cluster::with_wires(profiles, wires, shared)?)
     }
+}
+
+/// The profile that a card names: a built-in one, perhaps with another memory, as in `rev-a@1GB/s`.
+fn named(name: &str) -> Result<Profile> {
+    if let Some((base, rate)) = name.split_once('@')
+        && let Ok(rate) = rate.parse()
+    {
+        return Ok(Profile::builtin(base)?.with_memory_bandwidth(rate, "the card's name"));
+    }
+    Ok(Profile::builtin(name)?)
 }
 
 /// What a port says of the link that it leads to.

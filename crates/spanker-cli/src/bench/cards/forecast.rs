@@ -5,7 +5,7 @@
 use spanker_plan::{Price, local_work, price, prices};
 use spanker_runtime::{Pace, SpankerControl};
 use spanker_scheduler::{
-    Algorithm, Collective, ReduceOp, Topology, chunk, planner::Cluster, schedule,
+    Algorithm, Collective, Error, ReduceOp, Topology, chunk, planner::Cluster, schedule,
 };
 use spanker_topology::Seconds;
 
@@ -36,7 +36,21 @@ impl Forecast {
         if pace == Pace::Unshaped {
             return Ok(Forecast { collective, ranks, unseen: Seconds::ZERO, priced: None, usual });
         }
-        let cluster = cards.cluster()?;
+        let cluster = match cards.cluster() {
+            Ok(cluster) => cluster,
+            // Cards with a profile of somebody's own can be measured all the same.
+            Err(Error::Topology(error)) => {
+                eprintln!("note: no prediction: {error}");
+                return Ok(Forecast {
+                    collective,
+                    ranks,
+                    unseen: Seconds::ZERO,
+                    priced: None,
+                    usual,
+                });
+            }
+            Err(error) => return Err(error.into()),
+        };
         let priced = match wanted {
             Some(algorithm) => vec![price(&cluster, collective, algorithm, &ranks)],
             None => prices(&cluster, collective, &ranks),
