@@ -7,6 +7,7 @@
 mod place;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -201,6 +202,43 @@ fn card_that_dies_by_itself_is_noticed_and_the_others_live_on() {
     within(SOON, || (place.card_state(1) == "dead").then_some(()));
     assert_eq!((place.card_state(0), place.card_state(2)), ("up".into(), "up".into()));
     assert!(place.dir.join("spanker1").exists());
+    place.ok("down");
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn card_that_others_have_stopped_is_silent_and_ends_by_force() {
+    let place = Place::new();
+    place.ok("up --cards 2");
+    let card = pid(&place.status()["cards"][1]["pid"]);
+    signal(card, Signal::STOP);
+    within(SOON, || (place.card_state(1) == "silent").then_some(()));
+    place.ok("restore 1");
+    assert_eq!(place.card_state(1), "up");
+    signal(card, Signal::STOP);
+    place.ok("down");
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn nonsense_and_silence_at_the_desk_do_not_harm_the_twin() {
+    let place = Place::new();
+    place.ok("up --cards 1");
+    let nonsense: [&[u8]; 4] =
+        [&[0xff; 64], b"\x02\0\0\0{}", b"\x08\0\0\0\"fly\"", b"\x06\0\0\0\"down\""];
+    for bytes in nonsense {
+        let mut stream = UnixStream::connect(place.dir.join("twin")).expect("the keeper listens");
+        stream.write_all(bytes).expect("it takes anything");
+        // The last one is not nonsense, but nobody waits for what comes of it.
+        drop(stream);
+        if bytes != nonsense[3] {
+            assert_eq!(place.card_state(0), "up");
+        }
+    }
+    place.assert_nothing_is_left();
+    place.ok("up --cards 1");
+    let _silent = UnixStream::connect(place.dir.join("twin")).expect("the keeper listens");
+    assert_eq!(place.card_state(0), "up");
     place.ok("down");
     place.assert_nothing_is_left();
 }

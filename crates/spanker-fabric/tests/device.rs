@@ -292,6 +292,26 @@ fn card_that_does_not_answer_is_stuck_and_named() {
 }
 
 #[test]
+fn card_that_is_lost_between_runs_is_found_before_any_card_has_work() {
+    let cases = [(Health::Silent, DeviceErrorKind::Stuck), (Health::Gone, DeviceErrorKind::Lost)];
+    for (health, kind) in cases {
+        let cards = Cards::ring(3);
+        let controls = cards.open();
+        let group = DeviceGroup::new(&refs(&controls)).unwrap();
+        let (collective, algorithm) = (Collective::AllReduce, Algorithm::Ring);
+        let mut call =
+            group.prepare(collective, algorithm, 1000, DType::F32, ReduceOp::Sum, 1).unwrap();
+        cards.ail(2, 0, health);
+        let error = call.run(&Deadline::USUAL).unwrap_err();
+        assert_eq!((error.kind(), error.card()), (kind, Some(2)));
+        assert!(error.card_buffers_trusted());
+        assert_eq!(cards.faults(), [None; 3]);
+        let error = DeviceGroup::new(&refs(&controls)).unwrap_err();
+        assert_eq!((error.kind(), error.card()), (kind, Some(2)));
+    }
+}
+
+#[test]
 fn card_that_answers_and_does_nothing_is_found_by_who_waits_for_whom() {
     for culprit in 0..4 {
         let cards = Cards::ring(4);

@@ -69,6 +69,8 @@ struct spanker_port_info {
 	__u64 peer_serial; /* The card at the other end as training told, or 0. */
 	__u64 bandwidth;   /* Payload bytes per second by the profile, or 0. */
 	__u64 latency_ps;  /* One message by the profile. */
+	__u32 shared;      /* 1: it sends on the same lanes as the card's other ports. */
+	__u32 reserved;
 };
 
 /* Asks for a buffer of `length` bytes, filled with 0. Handles are never reused. */

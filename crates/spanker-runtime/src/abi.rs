@@ -115,6 +115,10 @@ mirror! {
         bandwidth: u64,
         /// One message by the profile.
         latency_ps: u64,
+        /// 1: it sends on the same lanes as the card's other ports.
+        shared: u32,
+        /// 0.
+        reserved: u32,
     }
     /// Asks for a buffer.
     struct RawAllocate = spanker_allocate {

@@ -135,6 +135,8 @@ pub struct PortInfo {
     pub bandwidth: Option<u64>,
     /// One message by the profile.
     pub latency: Duration,
+    /// Whether it sends on the same lanes as the card's other ports.
+    pub shared_lanes: bool,
 }
 
 impl From<RawPortInfo> for PortInfo {
@@ -153,6 +155,7 @@ impl From<RawPortInfo> for PortInfo {
             peer: (raw.peer_serial != 0).then_some(peer),
             bandwidth: (raw.bandwidth != 0).then_some(raw.bandwidth),
             latency: Duration::from_nanos(raw.latency_ps / 1000),
+            shared_lanes: raw.shared != 0,
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::work::{BufferId, Descriptor, encode_work};
 pub const CONTROL_DEVICE_PATH: &str = "/dev/spankerctl";
 
 /// How long a card may take to answer a request, unless someone says otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Bytes that one request moves at most. Larger reads and writes are cut, so that every request is answered
 /// soon.

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One card: the ioctl ABI of the control device, and a handle to it.
+//! One card: the ABI, and a handle to it.
 //!
-//! A Spanker card's driver offers a control device, [`CONTROL_DEVICE_PATH`]. This crate opens it,
-//! asks whether the driver is alive and which version of the ABI it speaks. It knows nothing about
-//! groups of cards, links, plans or models, and it depends on no other crate of the workspace.
+//! A card is a character device with a driver behind it, or a Unix socket behind which a program plays a card.
+//! [`SpankerControl`] opens either and makes the same requests of both: what the card is and what its ports are
+//! connected to, buffers in its memory, work, waiting, counters, a flight recorder. It knows nothing about
+//! groups of cards, plans or models, and it depends on no other crate of the workspace.
 //!
 //! ```no_run
-//! use spanker_runtime::{ABI_VERSION_MAJOR, SpankerControl};
+//! use std::time::Duration;
+//! use spanker_runtime::{Place, SpankerControl, Work};
 //!
 //! # fn main() -> spanker_runtime::Result<()> {
-//! let card = SpankerControl::open()?;
-//! card.ping()?;
-//! let version = card.version()?;
-//! if version.major != ABI_VERSION_MAJOR {
-//!     eprintln!("the driver speaks ABI {version}, this program {ABI_VERSION_MAJOR}.x");
-//! }
+//! let card = SpankerControl::open_path("/dev/spanker0")?;
+//! println!("{} with {} bytes free", card.info()?.profile, card.info()?.available);
+//! let buffer = card.allocate(4096)?;
+//! let into = Place { buffer, offset: 0 };
+//! let ticket = card.submit(1, &[Work::Fill { into, length: 4096, pattern: 7 }.into()])?;
+//! let done = card.wait(ticket, Duration::from_millis(300))?;
+//! println!("complete {} us after the card was switched on", done.micros());
 //! # Ok(())
 //! # }
 //! ```
@@ -22,17 +25,24 @@
 //! # The ABI
 //!
 //! The C header `include/spanker_ioctl.h` is the definition; a test compiles it and compares every
-//! number, size and offset with the Rust mirror.
+//! number, size and offset with the Rust mirror ([`abi`]).
 //!
-//! | request | number | data |
+//! | request | number | what it does |
 //! |---|---|---|
-//! | `SPANKER_IOC_PING` | `_IO(0xE3, 1)` | none |
-//! | `SPANKER_IOC_GET_VERSION` | `_IOR(0xE3, 2, struct spanker_version)` | four `u16`, 8 bytes |
+//! | `PING`, `GET_VERSION` | 1, 2 | the first version of the ABI |
+//! | `CARD_INFO`, `PORT_INFO` | 3, 4 | what the card and its ports are |
+//! | `ALLOCATE`, `FREE`, `WRITE`, `READ` | 5 to 8 | buffers |
+//! | `SUBMIT`, `WAIT`, `RESET` | 9, 10, 12 | work, as descriptors ([`encode_work`]), under a job number |
+//! | `COUNTERS`, `STATE`, `RECORDS` | 11, 13, 14 | what the card has done, is doing, and did last |
+//!
+//! As a message, a request is a head of 32 bytes, its struct, and the bytes it moves ([`message`]). Either
+//! side refuses another major version. A card that does not answer in time, goes away or answers nonsense is
+//! an error of its own kind, and the handle is of no more use.
 //!
 //! # Faking a card
 //!
 //! Requests go through the C library's `ioctl` symbol, so a preloaded library can answer in the
-//! driver's place; this crate's own tests do so.
+//! driver's place; this crate's own tests do so. [`SpankerControl::over`] takes any [`Transport`].
 
 pub mod abi;
 mod card;

@@ -196,8 +196,8 @@ impl Topology<SpankerControl> {
     }
 
     /// Compares results with what they must be. If one differs, the culprit is a card that fails a test on
-    /// its own; else the card that had to compute or send what is wrong, or, if that has it right, the card
-    /// that has it wrong.
+    /// its own; else the card that had to compute or send what is wrong, or, if others have it right from
+    /// there, the card that has it wrong.
     fn audit<T: Element>(
         &self,
         collective: Collective,
@@ -219,8 +219,13 @@ impl Topology<SpankerControl> {
             Collective::Broadcast { root } => root,
             _ => holder,
         };
-        let right = same(&found[owner][element], &expected[owner][element]);
-        let suspect = if right { holder } else { owner };
+        // Where another card got it right from the owner, the one that has it wrong is to blame.
+        let right = |&card: &usize| {
+            let both = (found[card].get(element), expected[card].get(element));
+            matches!(both, (Some(found), Some(expected)) if same(found, expected))
+        };
+        let others = (0..found.len()).filter(|&card| card != owner).any(|card| right(&card));
+        let suspect = if right(&owner) && others { holder } else { owner };
         let broken = (0..found.len()).find(|&card| !examine(&self.sails[card]).unwrap_or(false));
         let detail =
             format!("element {element} of card {} is not what it must be", self.indices[holder]);

@@ -166,8 +166,16 @@ struct Said {
 impl Said {
     /// Whether a cluster has such a link, but for rounding.
     fn agrees(&self, cluster: &Cluster) -> bool {
-        let wires = cluster.route(self.from, self.to);
-        let rate = wires.iter().map(|&wire| cluster.wires()[wire as usize].bandwidth.0).min();
+        // A card on a hub says its part of what all cards share there.
+        let hub = matches!(cluster.shape(), Shape::Star | Shape::Switch);
+        let part = |shared: usize| cluster.shared()[shared].bandwidth.0 / cluster.cards() as u64;
+        let rate = |&wire: &u32| {
+            let wire = &cluster.wires()[wire as usize];
+            wire.shared
+                .filter(|_| hub)
+                .map_or(wire.bandwidth.0, |at| wire.bandwidth.0.min(part(at)))
+        };
+        let rate = cluster.route(self.from, self.to).iter().map(rate).min();
         let latency = cluster.latency(self.from, self.to).0;
         let same = |one: f64, other: f64| (one - other).abs() <= 0.01 * other;
         rate.is_some_and(|rate| same(self.bandwidth.0 as f64, rate as f64))

@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use spanker_fabric::device::{DeviceErrorKind, DeviceGroup};
+use spanker_fabric::device::{DeviceError, DeviceErrorKind, DeviceGroup};
 use spanker_runtime::{CardInfo, PortInfo, PortState, SpankerControl};
 use spanker_topology::{Link, LinkState};
 
@@ -101,15 +101,23 @@ fn ask(control: &SpankerControl) -> spanker_runtime::Result<(CardInfo, Vec<PortI
     Ok((info, ports))
 }
 
-/// As [`ask`], for a card that may speak a version of the ABI that has no such questions.
-fn ask_old(control: &SpankerControl) -> Result<Option<(CardInfo, Vec<PortInfo>)>> {
-    match ask(control) {
-        Ok(answer) => Ok(Some(answer)),
-        Err(spanker_runtime::Error::Ioctl { .. } | spanker_runtime::Error::Version { .. }) => {
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
+/// What a card has said about itself; nothing if it speaks a version of the ABI without such questions.
+type Said = Option<(CardInfo, Vec<PortInfo>)>;
+
+/// Asks cards all at once; one that does not answer is named by its index.
+fn ask_all(sails: &[SpankerControl], indices: &[usize]) -> Result<Vec<Said>> {
+    use spanker_runtime::Error::{Ioctl, Version};
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let asked: Vec<_> = sails.iter().map(|sail| scope.spawn(|| ask(sail))).collect();
+        let gone = || Err(spanker_runtime::Error::Gone { op: "CARD_INFO" });
+        asked.into_iter().map(|asked| asked.join().unwrap_or_else(|_| gone())).collect()
+    });
+    let known = answers.into_iter().zip(indices).map(|(answer, &index)| match answer {
+        Ok(said) => Ok(Some(said)),
+        Err(Ioctl { .. } | Version { .. }) => Ok(None),
+        Err(error) => Err(Error::Device(DeviceError::request(index, error))),
+    });
+    known.collect()
 }
 
 impl Topology<SpankerControl> {
@@ -118,9 +126,20 @@ impl Topology<SpankerControl> {
     ///
     /// A card that knows no more than the first version of the ABI has no links.
     ///
+    /// ```no_run
+    /// use spanker_scheduler::{AllReduce, ReduceOp, Topology};
+    /// let cards = Topology::enumerate()?;
+    /// let mut buffers = vec![vec![1.0f32; 1000]; cards.n_sails()];
+    /// if let Err(error) = cards.all_reduce_f32(&mut buffers, ReduceOp::Sum) {
+    ///     eprintln!("{error}; cards {:?} can go on", cards.survivors(&error));
+    /// }
+    /// # Ok::<(), spanker_scheduler::Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::NoSails`] if there is none, [`Error::Runtime`] if one exists and cannot be opened or does not
-    /// answer, [`Error::Links`] if what was saved of the links makes no sense.
+    /// [`Error::NoSails`] if there is none, [`Error::Runtime`] if one exists and cannot be opened,
+    /// [`Error::Device`] if one does not answer, [`Error::Links`] if what was saved of the links makes no
+    /// sense.
     pub fn enumerate() -> Result<Self> {
         Self::enumerate_in(&device_directory())
     }
@@ -166,13 +185,16 @@ impl Topology<SpankerControl> {
     /// cannot say has its place in the list.
     ///
     /// # Errors
-    /// [`Error::Runtime`] if a card does not answer.
+    /// [`Error::Device`] if a card does not answer.
     pub fn of_cards(sails: Vec<SpankerControl>) -> Result<Self> {
-        let mut indices = Vec::with_capacity(sails.len());
-        for (place, sail) in sails.iter().enumerate() {
-            indices.push(ask_old(sail)?.map_or(place, |(info, _)| info.index as usize));
-        }
-        Self::linked(sails, indices, &[])
+        let places: Vec<usize> = (0..sails.len()).collect();
+        let said = ask_all(&sails, &places)?;
+        let index = |(place, said): (usize, &Said)| {
+            said.as_ref().map_or(place, |(info, _)| info.index as usize)
+        };
+        let indices = said.iter().enumerate().map(index).collect();
+        let links = links(&said, &[]);
+        Ok(Topology::assemble(sails, links, indices))
     }
 
     fn linked(
@@ -180,8 +202,7 @@ impl Topology<SpankerControl> {
         indices: Vec<usize>,
         probed: &[ProbedLink],
     ) -> Result<Self> {
-        let ends = sails.iter().map(ask_old).collect::<Result<Vec<_>>>()?;
-        let links = links(&ends, probed);
+        let links = links(&ask_all(&sails, &indices)?, probed);
         Ok(Topology::assemble(sails, links, indices))
     }
 
@@ -243,15 +264,13 @@ fn largest_part(places: usize, dead: Option<usize>, links: &[&Link]) -> Vec<usiz
 }
 
 /// The directed links between cards that have said what their ports are.
-fn links(ends: &[Option<(CardInfo, Vec<PortInfo>)>], probed: &[ProbedLink]) -> Vec<Link> {
+fn links(ends: &[Said], probed: &[ProbedLink]) -> Vec<Link> {
     let mut found: BTreeMap<(usize, usize), Link> = BTreeMap::new();
     for (here, (info, port, peer)) in ends.iter().enumerate().flat_map(|(here, end)| {
         let ports = end.iter().flat_map(|(info, ports)| ports.iter().map(move |port| (info, port)));
         ports.filter_map(move |(info, port)| Some((here, (info, port, port.peer?))))
     }) {
-        let known = |end: &Option<(CardInfo, Vec<PortInfo>)>| {
-            end.as_ref().is_some_and(|(info, _)| info.serial == peer.serial)
-        };
+        let known = |end: &Said| end.as_ref().is_some_and(|(info, _)| info.serial == peer.serial);
         let Some(there) = ends.iter().position(known).filter(|&there| there != here) else {
             continue;
         };
@@ -355,7 +374,7 @@ mod tests {
     }
 
     /// What a card says: (state, serial at the other end, port there) for each port.
-    fn said(serial: u64, ports: &[(u32, u64, u32)]) -> Option<(CardInfo, Vec<PortInfo>)> {
+    fn said(serial: u64, ports: &[(u32, u64, u32)]) -> Said {
         let port = |(port, &(state, peer_serial, peer_port)): (usize, &(u32, u64, u32))| {
             let port = port as u32;
             RawPortInfo { port, state, peer_serial, peer_port, ..RawPortInfo::default() }.into()

@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use spanker_plan::{Collective, cheapest, prices};
 use spanker_scheduler::planner::{Cluster, Profile, Shape};
 use spanker_scheduler::{
-    AllGather, AllReduce, DeviceErrorKind, Error, LinkState, MockSail, ReduceOp, SpankerControl,
-    Topology, bf16,
+    AllGather, AllReduce, BytesPerSecond, DeviceErrorKind, Error, LinkEnd, LinkState, MockSail,
+    ProbedLink, ReduceOp, SpankerControl, Topology, bf16, save_links, survey,
 };
 
 fn topology(cards: &Cards) -> Topology<SpankerControl> {
@@ -118,6 +118,47 @@ fn collective_after_a_loss_goes_on_with_the_survivors() {
 }
 
 #[test]
+fn cards_behind_sockets_are_found_work_and_are_named_when_they_fail() {
+    let folder = tempfile::tempdir().unwrap();
+    let cards = Cards::ring(4);
+    cards.serve(folder.path());
+    let end = |serial: u64, port| LinkEnd { serial: 0xca7d_0000 + serial, port };
+    let probed = ProbedLink {
+        from: end(0, 0),
+        to: end(1, 1),
+        bandwidth: BytesPerSecond(480_000_000),
+        latency: "2.5 us".parse().unwrap(),
+        fitted: 1_760_000_000,
+    };
+    save_links(folder.path(), &[probed]).unwrap();
+    let found = Topology::enumerate_in(folder.path()).unwrap();
+    assert_eq!((found.n_sails(), found.links().len()), (4, 8));
+    assert_eq!(found.links()[0].bandwidth, Some(BytesPerSecond(480_000_000)));
+    assert_eq!(found.links()[2].bandwidth, None);
+    let mut buffers = vec![vec![2.0f32; 70_000]; 4];
+    found.all_reduce_f32(&mut buffers, ReduceOp::Sum).unwrap();
+    assert_eq!(buffers, vec![vec![8.0; 70_000]; 4]);
+
+    cards.ail(1, 6, Health::Gone);
+    let error = found.all_reduce_f32(&mut buffers, ReduceOp::Sum).unwrap_err();
+    assert_eq!(error.to_string(), "card 1 is gone");
+    assert_eq!(buffers, vec![vec![8.0; 70_000]; 4]);
+    let alive: Vec<bool> = survey(folder.path()).iter().map(|card| card.card.is_ok()).collect();
+    assert_eq!(alive, [true, false, true, true]);
+    let error = Topology::enumerate_in(folder.path()).unwrap_err();
+    assert_eq!(error.to_string(), "card 1 is gone");
+
+    let rest = Topology::open_cards(folder.path(), &[0, 2, 3]).unwrap();
+    buffers.pop();
+    rest.all_reduce_f32(&mut buffers, ReduceOp::Sum).unwrap();
+    assert_eq!(buffers, vec![vec![24.0; 70_000]; 3]);
+    cards.ail(3, 6, Health::Silent);
+    let error = rest.all_reduce_f32(&mut buffers, ReduceOp::Sum).unwrap_err();
+    assert!(error.to_string().starts_with("card 3 is stuck: no answer to "), "{error}");
+    assert_eq!(rest.survivors(&error), [0]);
+}
+
+#[test]
 fn survivors_of_a_broken_link_are_what_it_leaves_connected() {
     // A line of five.
     let links: Vec<_> =
@@ -149,19 +190,19 @@ fn result_that_is_wrong_reaches_no_buffer_and_names_the_card() {
 
 #[test]
 fn card_that_passes_its_test_and_sends_what_is_wrong_is_named_by_its_chunk() {
-    let cards = Cards::new(2, &[(0, 0, 1, 0)]);
+    let cards = Cards::ring(3);
     let found = topology(&cards);
     cards.ail(1, 0, Health::Garbling);
-    let mut outputs = vec![[0u32; 4]; 2];
-    let error = found.all_gather(&[[1u32, 2], [3, 4]], &mut outputs).unwrap_err();
+    let mut outputs = vec![[0u32; 6]; 3];
+    let inputs = [[1u32, 2], [3, 4], [5, 6]];
+    let error = found.all_gather(&inputs, &mut outputs).unwrap_err();
     let Error::Device(device) = &error else { panic!("{error}") };
-    // Card 1 has its own chunk right, and card 0 has it wrong: either could be the culprit.
-    assert_eq!((device.kind(), device.card()), (DeviceErrorKind::Wrong, Some(0)));
+    assert_eq!((device.kind(), device.card()), (DeviceErrorKind::Wrong, Some(1)));
     assert_eq!(
         error.to_string(),
-        "card 0 gives wrong answers: element 2 of card 0 is not what it must be"
+        "card 1 gives wrong answers: element 2 of card 0 is not what it must be"
     );
-    assert_eq!(outputs, [[0; 4]; 2]);
+    assert_eq!(outputs, [[0; 6]; 3]);
 }
 
 #[test]
@@ -185,6 +226,15 @@ fn cluster_of_a_ring_of_cards_is_the_one_that_predictions_use() {
         let found = topology(&Cards::ring(count)).cluster().unwrap();
         assert_eq!(found, Cluster::uniform(profile.clone(), count, Shape::Ring).unwrap());
     }
+}
+
+#[test]
+fn cluster_of_cards_that_are_all_linked_is_a_mesh() {
+    let links =
+        [(0, 0, 1, 0), (0, 1, 2, 0), (0, 2, 3, 0), (1, 1, 2, 1), (1, 2, 3, 1), (2, 2, 3, 2)];
+    let found = topology(&Cards::new(4, &links)).cluster().unwrap();
+    let profile = Profile::builtin("rev-a").unwrap();
+    assert_eq!(found, Cluster::uniform(profile, 4, Shape::Mesh).unwrap());
 }
 
 #[test]

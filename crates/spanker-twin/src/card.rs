@@ -245,7 +245,9 @@ impl Card {
     }
 
     fn next_timer(&self) -> Option<u64> {
-        let links = self.ports.iter().filter_map(|port| port.link.next_timer());
+        // A link without a signal has no timers that anyone serves.
+        let alive = self.ports.iter().filter(|port| !port.cut && !port.lost);
+        let links = alive.filter_map(|port| port.link.next_timer());
         let waiters = self.waiters.iter().map(|waiter| waiter.deadline);
         links.chain(waiters).chain(self.pace_timer()).min()
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum TwinError {
     /// The system refused something.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}")]
     System {
         /// What was tried, with the thing it was tried on.
         what: String,
@@ -76,6 +76,14 @@ impl TwinError {
             TwinError::Directory { .. } => Some("SPANKER_DEV_DIR names another directory"),
             TwinError::Told { hint, .. } => hint.as_deref(),
             _ => None,
+        }
+    }
+
+    /// The error with what it comes from, in one line, for another process.
+    pub(crate) fn whole(&self) -> String {
+        match self {
+            TwinError::System { source, .. } => format!("{self}: {source}"),
+            _ => self.to_string(),
         }
     }
 

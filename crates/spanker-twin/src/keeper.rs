@@ -38,6 +38,9 @@ const STARTING: Duration = Duration::from_secs(5);
 /// How long a card may take to answer.
 const ANSWER: Duration = Duration::from_secs(1);
 
+/// How often to say how far a twin has come.
+const TELLING: Duration = Duration::from_millis(200);
+
 /// How long a program may take to say what it wants.
 const ASKING: Duration = Duration::from_secs(1);
 
@@ -196,12 +199,14 @@ impl Keeper<'_> {
         front: Option<&UnixStream>,
         tell: &mut dyn FnMut(News) -> bool,
     ) -> Result<(), TwinError> {
-        let mut known = None;
+        let mut told = (None, Instant::now());
         let mut pause = Duration::from_millis(1);
         loop {
             let (up, all) = self.fleet.linked();
-            if known.replace(up) != Some(up) {
+            // Again and again, so that whoever waits can tell waiting from hanging.
+            if told.0 != Some(up) || told.1.elapsed() > TELLING {
                 tell(News::Linking(up, all));
+                told = (Some(up), Instant::now());
             }
             let [hung_up] = signals.wait([front.map(AsFd::as_fd)], Some(Duration::ZERO));
             let caught = signals.caught();
@@ -257,7 +262,7 @@ impl Keeper<'_> {
         match self.obey(request) {
             Ok(answer) => answer,
             Err(TwinError::Unknown(text)) => Answer::Unknown(text),
-            Err(error) => Answer::Failed(error.to_string()),
+            Err(error) => Answer::Failed(error.whole()),
         }
     }
 

@@ -5,7 +5,6 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -21,8 +20,6 @@ pub enum Order {
     Start {
         /// What the card is.
         spec: Box<CardSpec>,
-        /// The directory of the twin.
-        home: PathBuf,
         /// When the clocks of all cards begin, in nanoseconds of the machine's monotonic clock.
         epoch: u64,
     },
@@ -159,7 +156,7 @@ mod tests {
         let spec = specs(&cluster, Pace::Wall, 3).unwrap().remove(63);
         let (here, there) = UnixStream::pair().unwrap();
         let ends = vec![there.as_fd(); 1 + 2 * spec.ports.len()];
-        let start = Order::Start { spec: Box::new(spec), home: "/run/cards".into(), epoch: 9 };
+        let start = Order::Start { spec: Box::new(spec), epoch: 9 };
         send(&here, &start, &ends).unwrap();
         let (order, fds) = receive(&there).unwrap().unwrap();
         assert_eq!((order, fds.len()), (start, 127));

@@ -6,7 +6,6 @@ mod clients;
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,11 +13,11 @@ use rustix::time::{ClockId, clock_gettime};
 use spanker_topology::LinkState;
 
 use self::clients::Clients;
+use crate::CardSpec;
 use crate::card::Card;
 use crate::orders::{self, Order, Reply, answer, receive};
 use crate::spec::Pace;
 use crate::wire::{Cable, LinkEnd};
-use crate::{CardSpec, home};
 
 /// Rounds without anything to do before the process sleeps. It gives way to others meanwhile.
 const RESTLESS: u32 = 20;
@@ -35,11 +34,11 @@ pub(crate) fn monotonic() -> u64 {
 /// The keeper's orders cannot be read, or what came with them is not what it should be.
 pub fn serve(control: UnixStream) -> io::Result<()> {
     let Some((order, fds)) = receive(&control)? else { return Ok(()) };
-    let Order::Start { spec, home, epoch } = order else {
+    let Order::Start { spec, epoch } = order else {
         answer(&control, &Reply::Failed(format!("expected to be started, got {order:?}")))?;
         return Ok(());
     };
-    let mut process = Process::start(*spec, home, epoch, fds, control)?;
+    let mut process = Process::start(*spec, epoch, fds, control)?;
     answer(&process.control, &Reply::Ready)?;
     process.run()
 }
@@ -51,14 +50,12 @@ struct Process {
     clients: Clients,
     /// By port; a port whose peer is gone has none.
     cables: Vec<Option<Cable>>,
-    home: PathBuf,
     epoch: u64,
 }
 
 impl Process {
     fn start(
         spec: CardSpec,
-        home: PathBuf,
         epoch: u64,
         fds: Vec<std::os::fd::OwnedFd>,
         control: UnixStream,
@@ -80,7 +77,7 @@ impl Process {
         let now = monotonic().saturating_sub(epoch);
         let card = Card::new(spec, nonce, now);
         let clients = Clients::new(listener)?;
-        Ok(Process { card, control, clients, cables, home, epoch })
+        Ok(Process { card, control, clients, cables, epoch })
     }
 
     fn now(&self) -> u64 {
@@ -211,11 +208,8 @@ impl Process {
 
     /// Carries out one order. False when the process is to end.
     fn obey(&mut self, now: u64) -> io::Result<bool> {
-        // A keeper whose orders end or make no sense is gone, and nobody else takes the twin down.
-        let Ok(Some((order, fds))) = receive(&self.control) else {
-            let _ = home::sweep(&self.home);
-            return Ok(false);
-        };
+        // A keeper whose orders end or make no sense is gone.
+        let Ok(Some((order, fds))) = receive(&self.control) else { return Ok(false) };
         let leaves = order == Order::Leave;
         let reply = self.carry_out(&order, fds, now);
         // A keeper that went meanwhile is seen at the next look.

@@ -42,12 +42,15 @@ impl Signals {
         fd.map(|fd| Signals { fd }).tried(|| "catch signals".into())
     }
 
-    /// Lets all signals through again, for a process that has inherited a mask.
+    /// Lets signals through again, for a process that has inherited a mask; all but HUP. The kernel sends
+    /// that to stopped processes that lose their parent, and a card has to clean up then.
     ///
     /// # Errors
     /// What the system says.
     pub fn let_through() -> Result<(), TwinError> {
-        SigSet::empty().thread_set_mask().tried(|| "unblock signals".into())
+        let mut set = SigSet::empty();
+        set.add(Signal::SIGHUP);
+        set.thread_set_mask().tried(|| "unblock signals".into())
     }
 
     /// What has come since the last call.

@@ -6,6 +6,7 @@
 //! and a wait that nobody answers takes virtual time, not the program's.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ pub enum Disturbance {
     Cut(usize, usize),
     /// The link at a card's port is joined again.
     Mend(usize, usize),
-    /// What a card sends at a port has bit errors at this rate.
+    /// The link at a card's port has bit errors at this rate, both ways.
     Errors(usize, usize, f64),
     /// Every wire loses, repeats and delays frames with this chance, and flips a bit with it.
     Noise(f64),
@@ -174,7 +175,12 @@ impl World {
             card.connect(ClientId(client), 1);
         }
         drop(state);
-        SpankerControl::over(Box::new(Handle { world: self.clone(), card, client }))
+        SpankerControl::over(Box::new(Handle {
+            world: self.clone(),
+            card,
+            client,
+            broken: AtomicBool::new(false),
+        }))
     }
 
     /// Lets something happen at once.
@@ -242,7 +248,10 @@ impl State {
                 }
             }
             Disturbance::Errors(card, port, rate) => {
-                self.with(card, |card| card.set_errors(port, rate));
+                let (peer, peer_port) = self.other_end(card, port);
+                for (card, port) in [(card, port), (peer, peer_port)] {
+                    self.with(card, |card| card.set_errors(port, rate));
+                }
             }
             Disturbance::Noise(chance) => self.noise = chance,
         }
@@ -285,7 +294,10 @@ impl State {
                 let (now, dice, noise) = (self.now, &mut self.dice, self.noise);
                 let mut outbox = Outbox { flights: &mut line.flights, now, dice, noise };
                 card.depart(port, &mut outbox);
-                next = next.min(line.flights.front().map_or(u64::MAX, |flight| flight.due));
+                // Frames for a card that has stopped wait, and nobody waits for them.
+                if !self.stopped[self.specs[index].ports[port].peer as usize] {
+                    next = next.min(line.flights.front().map_or(u64::MAX, |flight| flight.due));
+                }
             }
             while let Some(reply) = card.reply() {
                 self.answers.insert(reply.client.0, reply.bytes);
@@ -358,6 +370,8 @@ struct Handle {
     world: World,
     card: usize,
     client: u64,
+    /// An answer did not come, so that nobody knows what comes next: as on a socket.
+    broken: AtomicBool,
 }
 
 impl Drop for Handle {
@@ -373,7 +387,7 @@ impl Transport for Handle {
     fn call(&self, call: &mut Call<'_>) -> Result<()> {
         let op = call.name;
         let mut state = self.world.state();
-        if state.cards[self.card].is_none() {
+        if state.cards[self.card].is_none() || self.broken.load(Ordering::Relaxed) {
             return Err(Error::Gone { op });
         }
         let sent = match &call.payload {
@@ -389,6 +403,7 @@ impl Transport for Handle {
         let (now, client) = (state.now, ClientId(self.client));
         state.with(self.card, |card| card.request(client, &message, now));
         let Some(answer) = state.await_answer(self.client, call.patience) else {
+            self.broken.store(true, Ordering::Relaxed);
             return match state.cards[self.card] {
                 None => Err(Error::Gone { op }),
                 Some(_) => Err(Error::Unresponsive { op, waited: call.patience }),

@@ -30,9 +30,7 @@ impl Lone {
         let spec = Box::new(specs(&cluster, pace, 1).unwrap().remove(0));
         let listener = UnixListener::bind(folder.path().join("spanker0")).unwrap();
         let (control, theirs) = UnixStream::pair().unwrap();
-        let home = folder.path().to_path_buf();
-        orders::send(&control, &Order::Start { spec, home, epoch: 0 }, &[listener.as_fd()])
-            .unwrap();
+        orders::send(&control, &Order::Start { spec, epoch: 0 }, &[listener.as_fd()]).unwrap();
         let thread = Some(std::thread::spawn(move || serve(theirs)));
         let soon = Instant::now() + Duration::from_secs(5);
         assert_eq!(orders::reply(&control, soon).unwrap(), Some(Reply::Ready));

@@ -74,7 +74,8 @@ impl DeviceError {
     }
 
     /// A request that card `card` did not meet.
-    pub(super) fn request(card: usize, error: Error) -> Self {
+    #[must_use]
+    pub fn request(card: usize, error: Error) -> Self {
         let kind = match &error {
             Error::Gone { .. } => DeviceErrorKind::Lost,
             Error::Unresponsive { .. } => DeviceErrorKind::Stuck,

@@ -12,13 +12,16 @@ use super::error::{DeviceError, DeviceErrorKind};
 use super::feed::Feed;
 use super::job_number;
 use super::lower::{Lowered, lower};
-use super::watch::{Deadline, Job};
+use super::watch::{Deadline, Job, amiss, ask};
 use super::wiring::{Ends, Wiring};
 use crate::execute::result_range;
 
 /// Card time between the latest clock of a group and the start of its work, so that all cards have the work
 /// before it begins.
 const MARGIN_PS: u64 = 1_000_000_000;
+
+/// How long a card may take to show that it is alive when a group is formed.
+const ALIVE: Duration = Deadline::USUAL.detect;
 
 /// Cards that work together, each with a rank: its place in the list.
 #[derive(Debug)]
@@ -43,10 +46,13 @@ impl<'a> DeviceGroup<'a> {
     /// [`DeviceErrorKind::Unreachable`] if the links leave cards apart,
     /// [`DeviceErrorKind::Refused`] for the same card twice, and what requests can fail with.
     pub fn new(cards: &[&'a SpankerControl]) -> Result<Self, DeviceError> {
+        if let Some(error) = amiss(&ask(cards, ALIVE, None), |rank| number(cards[rank], rank)) {
+            return Err(error);
+        }
         let mut members: Vec<Member<'a>> = Vec::with_capacity(cards.len());
         let mut ends = Vec::with_capacity(cards.len());
         for &control in cards {
-            let (info, said) = Ends::ask(control, members.len())?;
+            let (info, said) = Ends::ask(control, number(control, members.len()))?;
             let Ends { serial, index, .. } = said;
             if members.iter().any(|member| member.serial == serial) {
                 let detail = "it is twice in the group".to_owned();
@@ -77,6 +83,10 @@ impl<'a> DeviceGroup<'a> {
     #[must_use]
     pub fn index(&self, rank: Rank) -> usize {
         self.members[rank].index
+    }
+
+    pub(super) fn controls(&self) -> Vec<&SpankerControl> {
+        self.members.iter().map(|member| member.control).collect()
     }
 
     /// The serial of a rank's card and its port that leads to a neighbour.
@@ -155,6 +165,12 @@ impl<'a> DeviceGroup<'a> {
         let member = &self.members[rank];
         ask(member.control).map_err(|error| DeviceError::request(member.index, error))
     }
+}
+
+/// The index of a card that may not be able to say: the number in its device's name, or else its place.
+fn number(card: &SpankerControl, place: usize) -> usize {
+    let name = card.path().and_then(|path| path.file_name()?.to_str());
+    name.and_then(|name| name.strip_prefix("spanker")?.parse().ok()).unwrap_or(place)
 }
 
 /// How long a run took.
@@ -255,7 +271,7 @@ impl DeviceCall<'_> {
             Some(_) => self.busy()?,
             None => Vec::new(),
         };
-        let start = self.start()?;
+        let start = self.start(deadline)?;
         let begun = Instant::now();
         let tickets = self.submit(&job, start)?;
         let finished = job.watch(&tickets)?;
@@ -270,11 +286,18 @@ impl DeviceCall<'_> {
         }
     }
 
-    /// When cards whose clocks show the time of their profile shall start, if there are such.
-    fn start(&self) -> Result<Option<CardTime>, DeviceError> {
-        let paced = |&rank: &Rank| self.group.members[rank].pace == Pace::CardTime;
-        let ranks: Vec<Rank> = (0..self.cards.len()).filter(paced).collect();
-        if ranks.is_empty() { Ok(None) } else { self.group.common_start(&ranks).map(Some) }
+    /// When cards whose clocks show the time of their profile shall start, if there are such. All cards are
+    /// asked, so that one that does not answer is found before any has work.
+    fn start(&self, deadline: &Deadline) -> Result<Option<CardTime>, DeviceError> {
+        let members = &self.group.members;
+        let answers = ask(&self.group.controls(), deadline.detect, None);
+        if let Some(error) = amiss(&answers, |rank| members[rank].index) {
+            return Err(error);
+        }
+        let paced = members.iter().zip(answers.iter().flatten());
+        let paced = paced.filter(|(member, _)| member.pace == Pace::CardTime);
+        let latest = paced.map(|(_, state)| state.clock).max();
+        Ok(latest.map(|CardTime(ps)| CardTime(ps.saturating_add(MARGIN_PS))))
     }
 
     /// Gives all cards their work. If a card's queue is full, what was given before is waited for.

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use spanker_plan::Rank;
-use spanker_runtime::{Activity, CardState, CardTime, Error, Fault, FaultKind, PortState, Ticket};
+use spanker_runtime::{
+    Activity, CardState, CardTime, Error, Fault, FaultKind, PortState, SpankerControl, Ticket,
+};
 
 use super::error::{DeviceError, DeviceErrorKind};
 use super::group::{DeviceGroup, Member};
@@ -12,8 +14,8 @@ use super::group::{DeviceGroup, Member};
 /// How long cards may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
-    /// How long no card may get on with its work. A card that does not answer is found in about this time, a
-    /// card that answers and does nothing in less than twice this time.
+    /// How long no card may get on with its work, and how long a card may take to say what it is doing. A
+    /// card that is gone is found at once, one that is silent or does nothing in less than twice this time.
     pub detect: Duration,
     /// How long the whole may take, as waited by the host.
     pub total: Duration,
@@ -29,14 +31,14 @@ impl Deadline {
         slow_after: None,
     };
 
-    /// How long one wait takes at most, and how long a card may take to say what it is doing.
+    /// How long one wait takes at most. The card's answer may take half as long again.
     fn slice(&self) -> Duration {
         (self.detect / 2).max(Duration::from_millis(1))
     }
 }
 
 /// What a card had to say when it was asked. An error is evidence too.
-type Answer = Result<CardState, Error>;
+pub(super) type Answer = Result<CardState, Error>;
 
 /// A job on all cards of a group.
 #[derive(Debug)]
@@ -99,49 +101,15 @@ impl Job<'_> {
         &self.group.members[rank]
     }
 
-    /// Asks all cards at once what they do, except one whose answer is known.
-    fn ask(&self, mut known: Option<(Rank, Error)>) -> Vec<Answer> {
-        let patience = self.deadline.slice();
-        let silent = known.as_ref().map(|(rank, _)| *rank);
-        std::thread::scope(|scope| {
-            let asked: Vec<_> = self
-                .group
-                .members
-                .iter()
-                .enumerate()
-                .map(|(rank, member)| {
-                    let ask = move || member.control.state(patience);
-                    (silent != Some(rank)).then(|| scope.spawn(ask))
-                })
-                .collect();
-            let answer = |thread: Option<std::thread::ScopedJoinHandle<'_, Answer>>| match thread {
-                Some(thread) => thread.join().unwrap_or(Err(Error::Gone { op: "STATE" })),
-                None => Err(known.take().map_or(Error::Gone { op: "WAIT" }, |(_, error)| error)),
-            };
-            asked.into_iter().map(answer).collect()
-        })
+    /// Asks all cards what they do, except one whose answer is known.
+    fn ask(&self, known: Option<(Rank, Error)>) -> Vec<Answer> {
+        ask(&self.group.controls(), self.deadline.detect, known)
     }
 
     /// The culprit by what cards answered and, if nobody's answer is amiss, by what they report.
     fn blame(&self, answers: &[Answer], fault: Option<Fault>) -> DeviceError {
-        let worst = answers.iter().enumerate().filter_map(|(rank, answer)| {
-            let error = answer.as_ref().err()?;
-            let weight = match error {
-                Error::Gone { .. } => 0,
-                Error::Unresponsive { .. } => 1,
-                Error::Nonsense { .. } => 2,
-                _ => 3,
-            };
-            Some((weight, rank, error))
-        });
-        if let Some((weight, rank, error)) = worst.min_by_key(|&(weight, rank, _)| (weight, rank)) {
-            let (kind, detail) = match weight {
-                0 => (DeviceErrorKind::Lost, String::new()),
-                1 => (DeviceErrorKind::Stuck, error.to_string()),
-                2 => (DeviceErrorKind::Wrong, error.to_string()),
-                _ => (DeviceErrorKind::Refused, error.to_string()),
-            };
-            return DeviceError::new(kind, Some(self.member(rank).index), detail);
+        if let Some(error) = amiss(answers, |rank| self.member(rank).index) {
+            return error;
         }
         let Some(fault) = fault else { return DeviceError::refused("a wait failed") };
         let kind = match fault.kind {
@@ -184,6 +152,14 @@ impl Job<'_> {
             let Some(there) = there else { break };
             at = there;
             if seen.contains(&at) {
+                // Cards name one of those that they wait for. Where that leads in a circle, whoever waits
+                // for nobody and is not done holds up the others.
+                let waits = |rank: &Rank| {
+                    let activity = states[*rank].activity;
+                    matches!(activity, Activity::Sending { .. } | Activity::Receiving { .. })
+                };
+                let free = (0..tickets.len()).find(|rank| unfinished(rank) && !waits(rank));
+                at = free.unwrap_or(at);
                 break;
             }
             seen.push(at);
@@ -253,7 +229,53 @@ impl Job<'_> {
     }
 }
 
+/// Asks all cards at once what they do, except one whose answer is known.
+pub(super) fn ask(
+    cards: &[&SpankerControl],
+    patience: Duration,
+    mut known: Option<(Rank, Error)>,
+) -> Vec<Answer> {
+    let silent = known.as_ref().map(|(rank, _)| *rank);
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = cards
+            .iter()
+            .enumerate()
+            .map(|(rank, card)| {
+                let ask = || scope.spawn(move || card.state(patience));
+                (silent != Some(rank)).then(ask)
+            })
+            .collect();
+        let answer = |thread: Option<std::thread::ScopedJoinHandle<'_, Answer>>| match thread {
+            Some(thread) => thread.join().unwrap_or(Err(Error::Gone { op: "STATE" })),
+            None => Err(known.take().map_or(Error::Gone { op: "WAIT" }, |(_, error)| error)),
+        };
+        asked.into_iter().map(answer).collect()
+    })
+}
+
+/// The card whose answer is the worst, if one's is no good.
+pub(super) fn amiss(answers: &[Answer], index: impl Fn(Rank) -> usize) -> Option<DeviceError> {
+    let weight = |error: &Error| match error {
+        Error::Gone { .. } => 0,
+        Error::Unresponsive { .. } => 1,
+        Error::Nonsense { .. } => 2,
+        _ => 3,
+    };
+    let bad = answers.iter().enumerate().filter_map(|(rank, answer)| {
+        let error = answer.as_ref().err()?;
+        Some((weight(error), rank, error))
+    });
+    let (weight, rank, error) = bad.min_by_key(|&(weight, rank, _)| (weight, rank))?;
+    let (kind, detail) = match weight {
+        0 => (DeviceErrorKind::Lost, String::new()),
+        1 => (DeviceErrorKind::Stuck, error.to_string()),
+        2 => (DeviceErrorKind::Wrong, error.to_string()),
+        _ => (DeviceErrorKind::Refused, error.to_string()),
+    };
+    Some(DeviceError::new(kind, Some(index(rank)), detail))
+}
+
 /// The states, if every card gave one.
-fn all_well(answers: &[Answer]) -> Option<Vec<CardState>> {
+pub(super) fn all_well(answers: &[Answer]) -> Option<Vec<CardState>> {
     answers.iter().map(|answer| answer.as_ref().ok().copied()).collect()
 }

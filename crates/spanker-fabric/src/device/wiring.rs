@@ -138,12 +138,9 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Asks a card. One that cannot say its index is named by its place in the group.
-    pub(super) fn ask(
-        card: &SpankerControl,
-        place: usize,
-    ) -> Result<(CardInfo, Ends), DeviceError> {
-        let info = card.info().map_err(|error| DeviceError::request(place, error))?;
+    /// Asks a card; `name` is its index until it has said so itself.
+    pub(super) fn ask(card: &SpankerControl, name: usize) -> Result<(CardInfo, Ends), DeviceError> {
+        let info = card.info().map_err(|error| DeviceError::request(name, error))?;
         let (serial, index) = (info.serial, info.index as usize);
         if info.ports > PORTS {
             let detail = format!("it says that it has {} ports", info.ports);

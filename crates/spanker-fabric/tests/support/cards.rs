@@ -4,7 +4,11 @@
 //! each other, and work that waits for a transfer holds up what follows.
 
 use std::collections::{HashMap, VecDeque};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use bytemuck::{Pod, bytes_of, pod_collect_to_vec, pod_read_unaligned};
 use nix::errno::Errno;
@@ -12,9 +16,10 @@ use spanker_plan::{DType, ReduceOp};
 use spanker_reduce::{Element, Team, Threads, bf16, divide, f16, reduce};
 use spanker_runtime::abi::{
     ACTIVITY_IDLE, ACTIVITY_RECEIVING, ACTIVITY_SENDING, ACTIVITY_WORKING, CARD_EMULATED, Counters,
-    PORT_DOWN, PORT_UP, RawAccess, RawAllocate, RawCardInfo, RawFault, RawFree, RawPortInfo,
-    RawReset, RawState, RawSubmit, RawVersion, RawWait,
+    Direction, PORT_DOWN, PORT_UP, RawAccess, RawAllocate, RawCardInfo, RawFault, RawFree,
+    RawPortInfo, RawReset, RawState, RawSubmit, RawVersion, RawWait, request,
 };
+use spanker_runtime::message::{Parsed, head, parse};
 use spanker_runtime::{
     Call, Descriptor, Error, Fault, FaultKind, Fold, Landing, Payload, Place, SpankerControl,
     Transport, Work, decode_work,
@@ -123,6 +128,20 @@ impl Cards {
         let count = self.world().cards.len();
         let way = |card| Box::new(Way { cards: self.clone(), card });
         (0..count).map(|card| SpankerControl::over(way(card))).collect()
+    }
+
+    /// Puts a socket for each card into a folder, as programs that play cards do.
+    pub fn serve(&self, folder: &Path) {
+        for card in 0..self.world().cards.len() {
+            let listener = UnixListener::bind(folder.join(format!("spanker{card}"))).unwrap();
+            let cards = self.clone();
+            std::thread::spawn(move || {
+                while let Ok((stream, _)) = listener.accept() {
+                    let way = Way { cards: cards.clone(), card };
+                    std::thread::spawn(move || serve_one(stream, &way));
+                }
+            });
+        }
     }
 
     /// Whether work that waits for a transfer holds up everything after it, or only sends.
@@ -438,6 +457,56 @@ impl Transport for Way {
             Ok(()) => Ok(()),
             Err(errno) => refused(errno),
         }
+    }
+}
+
+/// Answers a client until it goes away, or until the card does.
+fn serve_one(mut stream: UnixStream, way: &Way) {
+    let mut bytes = Vec::new();
+    loop {
+        let message = match parse(&bytes) {
+            Parsed::Request(message) => message,
+            Parsed::Incomplete(needed) => {
+                let known = bytes.len();
+                bytes.resize(needed, 0);
+                if stream.read_exact(&mut bytes[known..]).is_err() {
+                    return;
+                }
+                continue;
+            }
+            Parsed::Refused { .. } => return,
+        };
+        let (number, sequence, used) = (message.number, message.sequence, message.used);
+        let Some((name, _, direction)) = request(number) else { return };
+        let mut argument = message.argument.to_vec();
+        let mut out = match direction {
+            Direction::FromCard => vec![0; pod_read_unaligned::<u64>(&argument[8..16]) as usize],
+            _ => Vec::new(),
+        };
+        let payload = match direction {
+            Direction::None => Payload::Empty,
+            Direction::ToCard => Payload::ToCard(message.payload),
+            Direction::FromCard => Payload::FromCard(&mut out),
+        };
+        let patience = Duration::ZERO;
+        let argument_mut = &mut argument[..];
+        let mut call = Call { name, number, argument: argument_mut, payload, patience };
+        let answer = match way.call(&mut call) {
+            Ok(()) => {
+                let head = head(number, 0, sequence, argument.len(), out.len());
+                [&head[..], &argument, &out].concat()
+            }
+            Err(Error::Ioctl { source, .. }) => {
+                head(number, source as i32, sequence, 0, 0).to_vec()
+            }
+            Err(Error::Unresponsive { .. }) => Vec::new(),
+            Err(Error::Nonsense { .. }) => vec![0; 32],
+            Err(_) => return,
+        };
+        if stream.write_all(&answer).is_err() {
+            return;
+        }
+        bytes.drain(..used);
     }
 }
 

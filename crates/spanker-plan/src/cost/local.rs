@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the folds and copies of a schedule take on the cards' own memory. Prices of exchanges have the
-//! messages only: where a schedule keeps contributions apart and folds them later, that comes on top.
+//! What a schedule takes on the cards' own memory. Prices of exchanges have the messages only: where a
+//! schedule keeps contributions apart and folds them later, that comes on top, and where the memory is slower
+//! than the links that it serves, what it lags behind.
 
 use spanker_topology::{Cluster, Profile, Seconds};
 
-use crate::schedule::{Local, Schedule, Step};
+use crate::schedule::{Local, Schedule, Step, Transfer};
 
-/// The time of all local work of a schedule on these cards, which have their ranks in this order.
+/// The time that a schedule takes on the memory of these cards, which have their ranks in this order, on top
+/// of the price of its messages.
 ///
 /// The steps of the ranks go together, so every step takes what its slowest rank does: an operator's fixed
 /// cost for each fold and copy, and the bytes that it touches at the speed of the card's memory. A fold of
-/// `k` sources touches `k + 1` spans, a copy two.
+/// `k` sources touches `k + 1` spans, a copy two. A send touches its span once, a receive once or, if it
+/// folds, twice, while the messages are under way: only what that takes longer than the messages counts.
 ///
 /// ```
 /// use spanker_plan::{Algorithm, Collective, local_work, schedule};
@@ -40,11 +43,36 @@ pub fn local_work(
     let step = |at: usize| {
         let on = |(rank, &card): (usize, &usize)| {
             let step = schedule.program(rank).get(at);
-            step.map_or(0.0, |step| of_step(step, bytes_per_element, cluster.profile(card)))
+            let profile = cluster.profile(card);
+            step.map_or(0.0, |step| {
+                let lag = lag(step, bytes_per_element, cluster, cards, card);
+                lag + of_step(step, bytes_per_element, profile)
+            })
         };
         cards.iter().enumerate().map(on).fold(0.0, f64::max)
     };
     Seconds((0..steps).map(step).sum())
+}
+
+/// What the memory traffic of a step's messages takes longer than the messages themselves.
+fn lag(step: &Step, element: usize, cluster: &Cluster, cards: &[usize], card: usize) -> f64 {
+    let rate = cluster.profile(card).memory.bandwidth.value.0 as f64;
+    let (mut touched, mut sending, mut receiving, mut latency) = (0.0, 0.0, 0.0, 0.0f64);
+    for transfer in &step.transfers {
+        let bytes = (transfer.span().len * element) as f64;
+        let peer = cards[transfer.peer()];
+        let (from, to, busy) = match transfer {
+            Transfer::Send { .. } => (card, peer, &mut sending),
+            Transfer::Recv { .. } => (peer, card, &mut receiving),
+        };
+        let folds = matches!(transfer, Transfer::Recv { fold: Some(_), .. });
+        touched += if folds { 2.0 * bytes } else { bytes };
+        latency = latency.max(cluster.latency(from, to).0);
+        let wires = cluster.route(from, to).iter();
+        let slowest = wires.map(|&wire| cluster.wires()[wire as usize].bandwidth.0).min();
+        *busy += slowest.map_or(0.0, |slowest| bytes / slowest as f64);
+    }
+    (touched / rate - (latency + f64::max(sending, receiving))).max(0.0)
 }
 
 fn of_step(step: &Step, bytes_per_element: usize, profile: &Profile) -> f64 {
@@ -102,6 +130,19 @@ mod tests {
             [even, mixed, all_slow].map(|cluster| work(Algorithm::OneShot, 1 << 20, &cluster));
         assert!(even < mixed);
         assert_eq!(mixed, all_slow);
+    }
+
+    #[test]
+    fn memory_slower_than_the_links_lags_behind_them() {
+        let slow = Profile::builtin("rev-a-x16").unwrap();
+        let rate = slow.memory.bandwidth.value.0 as f64;
+        let ring = Cluster::uniform(slow, 4, Shape::Ring).unwrap();
+        // Three rounds that send, read and write a chunk, and three that send and write one.
+        let chunk = (1 << 20) as f64;
+        let message = 2e-6 + chunk / ring.wires()[0].bandwidth.0 as f64;
+        let expected = 3.0 * (3.0 * chunk / rate - message) + 3.0 * (2.0 * chunk / rate - message);
+        let found = work(Algorithm::Ring, 1 << 20, &ring);
+        assert!((found / expected - 1.0).abs() < 1e-9, "{found} against {expected}");
     }
 
     #[test]

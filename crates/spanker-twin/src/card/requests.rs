@@ -190,6 +190,8 @@ impl Card {
             peer_serial: peer.map_or(0, |peer| peer.serial),
             bandwidth,
             latency_ps,
+            shared: u32::from(port.spec.shared_lanes),
+            reserved: 0,
         })
     }
 

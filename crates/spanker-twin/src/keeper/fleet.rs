@@ -90,8 +90,7 @@ impl Fleet {
         let listener = UnixListener::bind(&path).tried(|| format!("bind {}", path.display()))?;
         let mut fds = vec![listener.as_fd()];
         fds.extend(ends.iter().flat_map(|end| [end.bell.as_fd(), end.memory.as_fd()]));
-        let (spec, home) = (Box::new(spec.clone()), self.dir.clone());
-        let order = Order::Start { spec, home, epoch: self.epoch };
+        let order = Order::Start { spec: Box::new(spec.clone()), epoch: self.epoch };
         self.cards[card].tell(&order, &fds)
     }
 
@@ -270,7 +269,8 @@ impl Fleet {
         };
         for &card in &cards {
             let card = &mut self.cards[card];
-            if card.faults.stopped {
+            // Others may have stopped it, too. To one that runs it means nothing.
+            if card.pid().is_some() {
                 card.signal(Signal::CONT)?;
                 card.faults.stopped = false;
             }

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Signal, set_parent_process_death_signal, setsid};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal, setsid};
 
 use super::{News, Program, TwinSpec, keep};
 use crate::desk::Status;
@@ -84,6 +84,8 @@ fn await_ready(
 /// Lets a keeper clean up, and kills it if it does not: its cards then do.
 fn dismiss(front: &UnixStream, mut child: Child) {
     let _ = front.shutdown(std::net::Shutdown::Both);
+    // One that has just said that everything is up does not look at this socket any more.
+    let _ = kill_process(Pid::from_child(&child), Signal::TERM);
     let end = Instant::now() + PATIENCE;
     while matches!(child.try_wait(), Ok(None)) {
         if Instant::now() > end {
@@ -131,7 +133,7 @@ pub fn daemon() -> Result<(), TwinError> {
     let outcome = keep(&spec, program, &signals, Some(&front), &mut tell);
     if let Err(error) = outcome {
         let hint = error.hint().map(str::to_owned);
-        tell(News::Failed { message: error.to_string(), hint });
+        tell(News::Failed { message: error.whole(), hint });
     }
     Ok(())
 }
