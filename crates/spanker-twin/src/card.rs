@@ -113,6 +113,8 @@ pub struct Card {
     outstanding: usize,
     /// Scratch for a frame.
     frame: Vec<u8>,
+    /// Memory of held frames, for the next ones.
+    spare: Vec<Vec<u8>>,
 }
 
 /// Bytes of a notice, as a frame counts them.
@@ -164,6 +166,7 @@ impl Card {
             own: 0,
             outstanding: 0,
             frame: Vec::new(),
+            spare: Vec::new(),
             spec,
         }
     }

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Bytes of one ring, a power of two.
-const RING: u64 = 256 << 10;
+/// Bytes of one ring, a power of two: small enough to stay in a cache between its writer and its reader.
+const RING: u64 = 128 << 10;
 /// Bytes before the rings: the counters, each on a cache line of its own.
 const FRONT: usize = 4096;
 /// Bytes of the whole.

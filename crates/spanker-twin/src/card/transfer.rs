@@ -175,7 +175,8 @@ impl Card {
             Event::Deliver => {
                 let waits = !port.held.is_empty() || self.stuck;
                 if waits || self.take(index, stamp, payload) == Taken::NotYet {
-                    let bytes = payload.to_vec();
+                    let mut bytes = self.spare.pop().unwrap_or_default();
+                    bytes.extend_from_slice(payload);
                     self.ports[index].held.push_back(Held::Data { stamp, bytes });
                 }
             }
@@ -235,12 +236,15 @@ impl Card {
                     }
                     port.link.consumed(1);
                 }
-                Held::Data { stamp, bytes } => match self.take(index, stamp, &bytes) {
+                Held::Data { stamp, mut bytes } => match self.take(index, stamp, &bytes) {
                     Taken::NotYet => {
                         self.ports[index].held.push_front(Held::Data { stamp, bytes });
                         return;
                     }
-                    Taken::Yes | Taken::Failed => {}
+                    Taken::Yes | Taken::Failed => {
+                        bytes.clear();
+                        self.spare.push(bytes);
+                    }
                 },
             }
         }
