@@ -119,7 +119,8 @@ struct spanker_fault {
 	__u64 job;
 };
 
-/* Waits until the work of a ticket is complete, failed, or `timeout_ns` have passed. */
+/* Waits until the work of a ticket is complete, failed, or `timeout_ns` have passed.
+ * A card knows the tickets of the caller that wait, and the last ones that ended. */
 struct spanker_wait {
 	__u64 ticket;
 	__u64 timeout_ns;
@@ -342,7 +343,7 @@ struct spanker_work_receive {
 /* Waits for everything before it, and for the card's clock. */
 struct spanker_work_fence {
 	struct spanker_work head;
-	__u64 not_before_ps; /* 0: no clock. */
+	__u64 not_before_ps; /* 0: no clock. At most 2^63. */
 };
 
 /* The head of a message on a socket, request and answer alike. `argument` bytes of the

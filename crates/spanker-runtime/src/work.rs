@@ -120,7 +120,7 @@ pub enum Work {
     },
     /// Waits for everything before it.
     Fence {
-        /// And for this card time, in picoseconds; 0 is any.
+        /// And for this card time, in picoseconds, at most 2^63; 0 is any.
         not_before_ps: u64,
     },
 }

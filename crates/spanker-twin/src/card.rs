@@ -26,7 +26,7 @@ use spanker_runtime::{Counters, Fault};
 use spanker_topology::LinkState;
 
 use self::compute::Alu;
-use self::costs::Costs;
+use self::costs::{Costs, later};
 use self::engine::{Lane, Submission};
 use self::memory::Memory;
 use self::port::{NOTICE, Port};
@@ -80,6 +80,8 @@ pub struct Card {
     clients: Vec<Client>,
     waiters: Vec<Waiter>,
     replies: VecDeque<Reply>,
+    /// Bytes of `replies`.
+    unsent: usize,
     recorder: Recorder,
     counters: Counters,
     progress: u64,
@@ -89,16 +91,14 @@ pub struct Card {
     stuck: bool,
 
     queue: VecDeque<Submission>,
+    /// The weight of the queue.
+    queued: usize,
     /// The first submission of the queue that has descriptors to start.
     cursor: usize,
     /// How far the operator at work is.
     done: Option<u64>,
     next_ticket: u64,
     completed: u64,
-    /// When the last tickets were complete.
-    completions: VecDeque<(u64, u64)>,
-    /// Tickets that failed, and why.
-    failed: VecDeque<(u64, Fault)>,
     /// Jobs that failed somewhere.
     dead: VecDeque<Fault>,
 
@@ -120,7 +120,7 @@ pub struct Card {
 /// Bytes of a notice, as a frame counts them.
 const NOTICE_BYTES: u16 = NOTICE as u16;
 
-/// Entries that are kept of what has happened to tickets and jobs.
+/// Entries that are kept of what has happened to the tickets of a client, and to jobs.
 const REMEMBERED: usize = 4096;
 
 impl Card {
@@ -147,18 +147,18 @@ impl Card {
             clients: Vec::new(),
             waiters: Vec::new(),
             replies: VecDeque::new(),
+            unsent: 0,
             recorder: Recorder::new(),
             counters: Counters::default(),
             progress: 0,
             now,
             stuck: false,
             queue: VecDeque::new(),
+            queued: 0,
             cursor: 0,
             done: None,
             next_ticket: 1,
             completed: 0,
-            completions: VecDeque::new(),
-            failed: VecDeque::new(),
             dead: VecDeque::new(),
             clock: 0,
             horizon: 0,
@@ -179,7 +179,15 @@ impl Card {
 
     /// Takes the next answer.
     pub fn reply(&mut self) -> Option<Reply> {
-        self.replies.pop_front()
+        let reply = self.replies.pop_front()?;
+        self.unsent -= reply.bytes.len();
+        Some(reply)
+    }
+
+    /// Bytes of answers that nobody has taken.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        self.unsent
     }
 
     /// Does what can be done, for about a millisecond.
@@ -191,8 +199,8 @@ impl Card {
             for _ in 0..8 {
                 let sent = self.pump();
                 let (started, more) = self.issue();
-                busy = more;
-                if !(sent || started) || more {
+                busy = sent || started || more;
+                if !busy || more {
                     break;
                 }
             }
@@ -226,10 +234,15 @@ impl Card {
         self.alu.garble = on;
     }
 
+    /// The caller's clock as card time.
+    fn wall(&self) -> u64 {
+        later(0, self.now.saturating_mul(1000))
+    }
+
     /// Card time now: for an unshaped card the caller's clock.
     fn time(&self) -> u64 {
         match self.spec.pace {
-            Pace::Unshaped => self.now.saturating_mul(1000),
+            Pace::Unshaped => self.wall(),
             _ => self.clock,
         }
     }
@@ -237,7 +250,7 @@ impl Card {
     /// The end of something that would end at `at`: on an unshaped card it ends now.
     fn ends(&self, at: u64) -> u64 {
         match self.spec.pace {
-            Pace::Unshaped => self.now.saturating_mul(1000),
+            Pace::Unshaped => self.wall(),
             _ => at,
         }
     }

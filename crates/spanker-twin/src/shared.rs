@@ -3,13 +3,14 @@
 //! this crate.
 //!
 //! Each ring has one writer and one reader. `head` counts the bytes that were written and `tail` those that
-//! were read; only the writer stores the one and only the reader the other. What the peer says is never
-//! trusted: a count or a length that cannot be is an error, and nothing is read or written outside the ring.
+//! were read; only the writer stores the one and only the reader the other, and each keeps its own count where
+//! the peer cannot reach it. What the peer says is never trusted: a count or a length that cannot be is an
+//! error, and nothing is read or written outside the ring.
 
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -40,6 +41,10 @@ pub(crate) struct Rings {
     base: NonNull<u8>,
     /// Which ring this end writes; it reads the other.
     writes: usize,
+    /// Bytes that this end has written.
+    written: u64,
+    /// Bytes that this end has read.
+    read: u64,
 }
 
 // SAFETY: the mapping belongs to this value alone within its process, and is reached through `&mut self` or
@@ -65,7 +70,7 @@ enum Word {
 }
 
 impl Rings {
-    /// Maps the memory of a link. The two ends have different `side`s.
+    /// Maps the fresh memory of a link. The two ends have different `side`s.
     pub(crate) fn map(memory: impl AsFd, side: bool) -> io::Result<Rings> {
         let size = rustix::fs::fstat(&memory)?.st_size;
         let seals = rustix::fs::fcntl_get_seals(&memory)?;
@@ -78,7 +83,7 @@ impl Rings {
             rustix::mm::mmap(ptr::null_mut(), TOTAL, rights, MapFlags::SHARED, memory, 0)?
         };
         let base = NonNull::new(base.cast()).expect("a mapping is not at address 0");
-        Ok(Rings { base, writes: usize::from(side) })
+        Ok(Rings { base, writes: usize::from(side), written: 0, read: 0 })
     }
 
     fn reads(&self) -> usize {
@@ -120,17 +125,18 @@ impl Rings {
 
     /// Whether a record of the greatest length fits.
     pub(crate) fn has_room(&self) -> bool {
-        let head = self.word(self.writes, Word::Head).load(Ordering::Relaxed);
         let tail = self.word(self.writes, Word::Tail).load(Ordering::Acquire);
         // A tail that cannot be leaves no room.
-        head.checked_sub(tail).is_some_and(|used| used + HEAD + LONGEST as u64 <= RING)
+        let used = self.written.checked_sub(tail);
+        used.is_some_and(|used| used <= RING - HEAD - LONGEST as u64)
     }
 
-    /// Writes a record, given in parts. The caller has seen that there is room.
+    /// Writes a record, given in parts. The caller has seen that there is room; a peer that takes it back
+    /// harms what it would have read.
     pub(crate) fn put(&mut self, stamp: u64, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
-        assert!(length <= LONGEST && self.has_room(), "the caller looks first");
-        let head = self.word(self.writes, Word::Head).load(Ordering::Relaxed);
+        assert!(length <= LONGEST, "a record of {length} bytes is too long");
+        let head = self.written;
         let mut front = [0; HEAD as usize];
         front[..8].copy_from_slice(&(length as u64).to_le_bytes());
         front[8..].copy_from_slice(&stamp.to_le_bytes());
@@ -140,14 +146,14 @@ impl Rings {
             self.store(at, part);
             at += part.len() as u64;
         }
-        let next = at.next_multiple_of(8);
-        self.word(self.writes, Word::Head).store(next, Ordering::Release);
+        self.written = at.next_multiple_of(8);
+        self.word(self.writes, Word::Head).store(self.written, Ordering::Release);
     }
 
     /// Reads the next record into the beginning of `into`: its stamp and its length.
     pub(crate) fn take(&mut self, into: &mut [u8]) -> io::Result<Option<(u64, usize)>> {
         let ring = self.reads();
-        let tail = self.word(ring, Word::Tail).load(Ordering::Relaxed);
+        let tail = self.read;
         let head = self.word(ring, Word::Head).load(Ordering::Acquire);
         if head == tail {
             return Ok(None);
@@ -162,42 +168,46 @@ impl Rings {
             return Err(wrong());
         }
         self.load(tail + HEAD, &mut into[..length as usize]);
-        let next = tail + HEAD + length.next_multiple_of(8);
-        self.word(ring, Word::Tail).store(next, Ordering::Release);
+        self.read = tail + HEAD + length.next_multiple_of(8);
+        self.word(ring, Word::Tail).store(self.read, Ordering::Release);
         Ok(Some((stamp, length as usize)))
     }
 
-    /// Whether there is something to read.
+    /// Whether there is nothing to read.
     pub(crate) fn is_empty(&self) -> bool {
-        let ring = self.reads();
-        let tail = self.word(ring, Word::Tail).load(Ordering::Relaxed);
-        self.word(ring, Word::Head).load(Ordering::SeqCst) == tail
+        self.word(self.reads(), Word::Head).load(Ordering::Acquire) == self.read
     }
 
     /// Says that this end is about to sleep, or no longer. The caller looks at the ring once more after it.
     pub(crate) fn set_asleep(&self, asleep: bool) {
-        self.word(self.reads(), Word::Asleep).store(u64::from(asleep), Ordering::SeqCst);
+        self.say(self.reads(), Word::Asleep, asleep);
     }
 
-    /// Says that this end has more to write than there is room for, or no longer.
+    /// Says that this end has more to write than there is room for, or no longer. The caller looks for room
+    /// once more after it.
     pub(crate) fn set_full(&self, full: bool) {
-        self.word(self.writes, Word::Full).store(u64::from(full), Ordering::SeqCst);
+        self.say(self.writes, Word::Full, full);
+    }
+
+    /// The fence is one half of a pair, the other is in [`Rings::peer_waits`]: either the peer sees the wish,
+    /// or the look that follows here sees what the peer did before it looked for wishes.
+    fn say(&self, ring: usize, word: Word, wish: bool) {
+        self.word(ring, word).store(u64::from(wish), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
     /// Whether the peer is to be woken: it sleeps and there is something to read, or it waits for room and
     /// half of its ring is free. Asking takes the wish away, so that one bell is rung for it.
     pub(crate) fn peer_waits(&self) -> bool {
-        std::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         let taken = |ring, word| {
             let word = self.word(ring, word);
             word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
         };
-        let head = self.word(self.writes, Word::Head).load(Ordering::Relaxed);
-        let unread = head != self.word(self.writes, Word::Tail).load(Ordering::Relaxed);
+        let unread = self.written != self.word(self.writes, Word::Tail).load(Ordering::Relaxed);
         let asleep = unread && taken(self.writes, Word::Asleep);
         let ring = self.reads();
-        let tail = self.word(ring, Word::Tail).load(Ordering::Relaxed);
-        let used = self.word(ring, Word::Head).load(Ordering::Relaxed).saturating_sub(tail);
+        let used = self.word(ring, Word::Head).load(Ordering::Relaxed).saturating_sub(self.read);
         let roomy = used <= RING / 2 && taken(ring, Word::Full);
         asleep || roomy
     }
@@ -259,6 +269,23 @@ mod tests {
         assert!(right.take(&mut into).is_err());
         left.word(0, Word::Tail).store(u64::MAX, Ordering::SeqCst);
         assert!(!left.has_room());
+    }
+
+    #[test]
+    fn counts_that_the_peer_overwrites_do_no_harm() {
+        let [mut left, mut right] = ends();
+        let mut into = vec![0; LONGEST];
+        left.put(1, &[b"first"]);
+        // The peer changes what only this end may store, between a look for room and the record.
+        assert!(left.has_room());
+        for word in [Word::Head, Word::Tail] {
+            right.word(0, word).store(u64::MAX - 20, Ordering::SeqCst);
+        }
+        left.put(2, &[b"second"]);
+        assert_eq!(right.take(&mut into).unwrap(), Some((1, 5)));
+        right.word(0, Word::Tail).store(u64::MAX - 3, Ordering::SeqCst);
+        assert_eq!(right.take(&mut into).unwrap(), Some((2, 6)));
+        assert!(right.is_empty() && !left.peer_waits());
     }
 
     #[test]

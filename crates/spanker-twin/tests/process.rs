@@ -9,7 +9,7 @@ use std::process::Command;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spanker_runtime::abi::{RawSubmit, Request};
+use spanker_runtime::abi::{RawAccess, RawAllocate, RawRead, RawSubmit, Request};
 use spanker_runtime::message::head;
 use spanker_runtime::{BufferId, Error, Fold, Place, SpankerControl, Work};
 use spanker_topology::{Cluster, Profile, Shape};
@@ -149,6 +149,43 @@ fn programs_that_send_nonsense_lose_their_connection_and_nothing_else() {
         honest.ping().unwrap();
     }
     exercise(&honest);
+}
+
+/// Bytes of this process, in which the card is a thread, that are in memory.
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[test]
+fn a_program_that_does_not_read_its_answers_gets_them_later_and_costs_little_memory() {
+    let lone = Lone::start(Pace::Card);
+    let honest = lone.open();
+    let mut client = UnixStream::connect(lone.path()).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let length = 16u64 << 20;
+    let allocate = RawAllocate { length, buffer: 0 };
+    client.write_all(&head(RawAllocate::NUMBER, 0, 0, 16, 0)).unwrap();
+    client.write_all(bytemuck::bytes_of(&allocate)).unwrap();
+    let mut answer = [0; 48];
+    client.read_exact(&mut answer).unwrap();
+    let allocated: RawAllocate = bytemuck::pod_read_unaligned(&answer[32..]);
+    let access = RawAccess { address: 0, length, buffer: allocated.buffer, offset: 0 };
+    let mut request = head(RawRead::NUMBER, 0, 1, 32, 0).to_vec();
+    request.extend_from_slice(bytemuck::bytes_of(&access));
+    let (before, count) = (resident(), 20);
+    client.write_all(&request.repeat(count)).unwrap();
+    for _ in 0..20 {
+        honest.ping().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 192 << 20, "{grown} bytes for answers that nobody reads");
+    let mut piece = vec![0; 64 + length as usize];
+    for _ in 0..count {
+        client.read_exact(&mut piece).unwrap();
+        assert_eq!(piece[..4], *b"SPKR");
+    }
 }
 
 #[test]

@@ -13,9 +13,9 @@ use super::check::known;
 use super::memory::Memory;
 
 /// Bytes that one slice touches.
-const SLICE: u64 = 256 << 10;
+pub(crate) const SLICE: u64 = 256 << 10;
 /// Multiply-accumulates of one slice of a product.
-const SLICE_MACS: u64 = 4 << 20;
+pub(crate) const SLICE_MACS: u64 = 4 << 20;
 
 /// Scratch memory for folds, and the one thread that folds.
 #[derive(Debug)]
@@ -88,7 +88,9 @@ impl Alu {
             Work::Reduce { into, ref sources, elements, fold, divisor } => {
                 let (dtype, op) = known(fold).expect("it was checked");
                 let size = dtype.size() as u64;
-                let part = (elements - done).min(SLICE / size);
+                // Of all operands together, but a few elements in any case.
+                let most = SLICE / (size * (sources.len() as u64 + 1));
+                let part = (elements - done).min(most.max(64));
                 let places: Vec<Place> =
                     sources.iter().map(|&source| shifted(source, done * size)).collect();
                 let target = shifted(into, done * size);

@@ -11,6 +11,14 @@ use spanker_topology::{Framing, Profile, Saturation};
 
 use crate::spec::{Pace, PortSpec};
 
+/// The end of card time. Nothing ends later, whatever work and peers say.
+pub(crate) const LATEST: u64 = u64::MAX - 1;
+
+/// So much later.
+pub(crate) fn later(at: u64, by: u64) -> u64 {
+    at.saturating_add(by).min(LATEST)
+}
+
 /// Picoseconds in a second.
 pub(crate) const SECOND: f64 = 1e12;
 

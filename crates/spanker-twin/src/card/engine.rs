@@ -10,13 +10,16 @@ use std::collections::VecDeque;
 
 use spanker_runtime::{Descriptor, Fault, Place, Work, abi};
 
-use super::compute::traffic;
+use super::compute::{SLICE, SLICE_MACS, traffic};
+use super::costs::later;
 use super::port::{Receive, TransferId};
-use super::{Card, ClientId, REMEMBERED};
+use super::{Card, ClientId};
 use crate::spec::Pace;
 
 /// Slices of operators in one call, about a millisecond together.
-const SLICES: usize = 8;
+const SLICES: u64 = 8;
+/// What starting an operator takes, in the bytes that could be moved meanwhile.
+const START: u64 = 4 << 10;
 
 /// The end of a transfer that has not ended.
 pub(super) const OPEN: u64 = u64::MAX;
@@ -51,6 +54,16 @@ impl Submission {
         let ended = vec![OPEN; work.len()];
         let open_sends = vec![0; ports];
         Submission { ticket, job, client, work, next: 0, ended, open: 0, open_sends, end: 0 }
+    }
+
+    /// What it counts for in the queue, by the memory that it takes: a descriptor for one, four sources of a
+    /// reduction for one more, and the submission itself for one.
+    pub(super) fn weight(&self) -> usize {
+        let sources = |one: &Descriptor| match &one.work {
+            Work::Reduce { sources, .. } => sources.len(),
+            _ => 0,
+        };
+        self.work.iter().map(|one| 1 + sources(one) / 4).sum::<usize>() + 1
     }
 
     /// Whether bytes that it sent at a port are not known to have arrived.
@@ -116,21 +129,22 @@ impl Card {
         if self.queue.is_empty() {
             // The request itself crosses the host link.
             self.clock = match self.spec.pace {
-                Pace::Card => self.clock + self.costs.host(0),
-                _ => self.clock.max(self.now.saturating_mul(1000)),
+                Pace::Card => later(self.clock, self.costs.host(0)),
+                _ => self.clock.max(self.wall()),
             };
             self.horizon = self.clock;
             self.own = self.clock;
             self.epoch = (self.clock, 0);
         }
         self.note(abi::RECORD_SUBMITTED, 0, submission.ticket, submission.work.len() as u64);
+        self.queued += submission.weight();
         self.queue.push_back(submission);
     }
 
     /// Starts descriptors. Says whether anything happened, and whether an operator wants more calls.
     pub(super) fn issue(&mut self) -> (bool, bool) {
         let mut happened = false;
-        let mut slices = SLICES;
+        let mut budget = SLICES * SLICE;
         while let Some(submission) = self.queue.get(self.cursor) {
             let Some(descriptor) = submission.work.get(submission.next) else {
                 self.cursor += 1;
@@ -141,7 +155,7 @@ impl Card {
             let stop = match &descriptor.work {
                 Work::Send { .. } | Work::Receive { .. } => self.start_transfer(after),
                 Work::Fence { not_before_ps } => self.fence(*not_before_ps),
-                _ => self.operate(after, &mut slices),
+                _ => self.operate(after, &mut budget),
             };
             match stop {
                 Stop::Nothing => {
@@ -151,6 +165,8 @@ impl Card {
                 Stop::Waits => break,
                 Stop::Busy => {
                     self.progress += 1;
+                    // What is complete is complete, however long the rest takes.
+                    self.settle();
                     return (true, true);
                 }
             }
@@ -191,16 +207,14 @@ impl Card {
                 let send = Send { id, job, after, issued, port, from, length, tag, sent: None };
                 let lane = self.lane_of(port);
                 self.lanes[lane].queue.push_back(send);
-                self.counters.memory_bytes += length;
-                self.epoch.1 += length;
+                self.count_traffic(length);
             }
             Work::Receive { into, length, port, tag, landing } => {
                 let touched = match landing {
                     spanker_runtime::Landing::Store => length,
                     _ => 2 * length,
                 };
-                self.counters.memory_bytes += touched;
-                self.epoch.1 += touched;
+                self.count_traffic(touched);
                 let receive = Receive { id, job, after, issued, into, length, tag, landing };
                 self.ports[port as usize].receives.push_back(receive);
             }
@@ -211,20 +225,26 @@ impl Card {
         Stop::Nothing
     }
 
+    fn count_traffic(&mut self, bytes: u64) {
+        self.epoch.1 = self.epoch.1.saturating_add(bytes);
+        self.counters.memory_bytes = self.counters.memory_bytes.saturating_add(bytes);
+    }
+
     fn fence(&mut self, not_before: u64) -> Stop {
         if self.outstanding > 0 {
             return Stop::Waits;
         }
-        let memory = self.epoch.0 + self.costs.memory(self.epoch.1);
+        let memory = later(self.epoch.0, self.costs.memory(self.epoch.1));
         let own = self.clock.max(self.own).max(memory);
         let end = own.max(self.horizon).max(not_before);
-        if self.spec.pace == Pace::Wall && end > self.now.saturating_mul(1000) {
+        if self.spec.pace == Pace::Wall && end > self.wall() {
             return Stop::Waits;
         }
         if self.spec.pace == Pace::Unshaped {
-            self.clock = self.now.saturating_mul(1000);
+            self.clock = self.wall();
         } else {
-            self.counters.waiting_ps += self.horizon.saturating_sub(own);
+            let waited = self.horizon.saturating_sub(own);
+            self.counters.waiting_ps = self.counters.waiting_ps.saturating_add(waited);
             self.clock = end;
         }
         self.horizon = self.clock;
@@ -236,20 +256,20 @@ impl Card {
 
     /// When a paced card may go on.
     pub(super) fn pace_timer(&self) -> Option<u64> {
-        if self.spec.pace != Pace::Wall || self.outstanding > 0 {
+        if self.spec.pace != Pace::Wall || self.outstanding > 0 || self.stuck {
             return None;
         }
         let submission = self.queue.get(self.cursor)?;
         let Work::Fence { not_before_ps } = submission.work.get(submission.next)?.work else {
             return None;
         };
-        let memory = self.epoch.0 + self.costs.memory(self.epoch.1);
+        let memory = later(self.epoch.0, self.costs.memory(self.epoch.1));
         let end = self.clock.max(self.own).max(memory).max(self.horizon).max(not_before_ps);
         Some(end.div_ceil(1000))
     }
 
-    /// Works on the operator at the cursor.
-    fn operate(&mut self, after: Option<TransferId>, slices: &mut usize) -> Stop {
+    /// Works on the operator at the cursor, as far as the budget of bytes goes.
+    fn operate(&mut self, after: Option<TransferId>, budget: &mut u64) -> Stop {
         let waited = match after {
             None => 0,
             Some(id) => match self.ended(id) {
@@ -257,6 +277,9 @@ impl Card {
                 Some(end) => end,
             },
         };
+        if *budget == 0 {
+            return Stop::Busy;
+        }
         let submission = &self.queue[self.cursor];
         let ticket = submission.ticket;
         let work = submission.work[submission.next].work.clone();
@@ -266,19 +289,20 @@ impl Card {
                 None => break,
                 Some(next) => done = next,
             }
-            *slices = slices.saturating_sub(1);
-            if *slices == 0 {
+            *budget = budget.saturating_sub(SLICE);
+            if *budget == 0 {
                 self.done = Some(done);
                 return Stop::Busy;
             }
         }
         let (bytes, macs) = traffic(&work);
+        let last = bytes.max(macs / (SLICE_MACS / SLICE)).min(SLICE);
+        *budget = budget.saturating_sub(last + START);
         let cost = self.costs.work(bytes, macs);
-        self.clock = self.ends(self.clock.max(waited) + cost);
-        self.epoch.1 += bytes;
-        self.counters.memory_bytes += bytes;
-        self.counters.multiplications += macs;
-        self.counters.busy_ps += cost;
+        self.clock = self.ends(later(self.clock.max(waited), cost));
+        self.count_traffic(bytes);
+        self.counters.multiplications = self.counters.multiplications.saturating_add(macs);
+        self.counters.busy_ps = self.counters.busy_ps.saturating_add(cost);
         self.note(abi::RECORD_DONE, 0, ticket, u64::from(kind(&work)));
         self.passed();
         Stop::Nothing
@@ -313,22 +337,17 @@ impl Card {
             if !complete {
                 break;
             }
-            let (ticket, end) = (first.ticket, first.end);
+            let (client, ticket, end) = (first.client, first.ticket, first.end);
+            self.queued -= first.weight();
             self.queue.pop_front();
             self.cursor = self.cursor.saturating_sub(1);
             self.completed = self.completed.max(ticket);
-            self.completions.push_back((ticket, end));
-            if self.completions.len() > REMEMBERED {
-                self.completions.pop_front();
-            }
             self.note(abi::RECORD_COMPLETE, 0, ticket, 0);
+            self.remember(client, ticket, Ok(end));
             settled = true;
         }
-        if settled {
-            if self.queue.is_empty() {
-                self.clock = self.clock.max(self.horizon);
-            }
-            self.answer_waiters();
+        if settled && self.queue.is_empty() {
+            self.clock = self.clock.max(self.horizon);
         }
     }
 
@@ -340,26 +359,21 @@ impl Card {
         }
         let before = self.queue.iter().take(self.cursor).filter(|s| s.job == job).count();
         self.cursor -= before;
-        let mut open = 0;
+        let (mut open, mut weight) = (0, 0);
         let mut tickets = Vec::new();
         self.queue.retain(|submission| {
             let stays = submission.job != job;
             if !stays {
                 open += submission.open;
-                tickets.push(submission.ticket);
+                weight += submission.weight();
+                tickets.push((submission.client, submission.ticket));
             }
             stays
         });
         self.outstanding -= open;
-        for ticket in tickets {
-            self.fail_ticket(ticket, fault);
-        }
-    }
-
-    pub(super) fn fail_ticket(&mut self, ticket: u64, fault: Fault) {
-        self.failed.push_back((ticket, fault));
-        if self.failed.len() > REMEMBERED {
-            self.failed.pop_front();
+        self.queued -= weight;
+        for (client, ticket) in tickets {
+            self.remember(client, ticket, Err(fault));
         }
     }
 }

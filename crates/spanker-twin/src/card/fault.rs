@@ -13,8 +13,9 @@ impl Card {
         self.dead.iter().find(|fault| fault.job == job).copied()
     }
 
-    /// Fails a job on this card and tells the neighbours, except the one that told us.
-    pub(super) fn fail_job(&mut self, fault: Fault, told_by: Option<usize>) {
+    /// Fails a job on this card and tells the neighbours. The one that told us hears it as well: our notice
+    /// ends the message of that job on the wire, which breaks off here.
+    pub(super) fn fail_job(&mut self, fault: Fault) {
         let job = fault.job;
         if self.dead_job(job).is_some() {
             return;
@@ -32,23 +33,24 @@ impl Card {
         for port in &mut self.ports {
             port.receives.retain(|receive| receive.job != job);
         }
-        for index in (0..self.ports.len()).filter(|&index| Some(index) != told_by) {
-            if self.ports[index].usable() {
-                self.ports[index].notices.push_back(fault);
+        for port in self.ports.iter_mut().filter(|port| port.usable()) {
+            port.notices.push_back(fault);
+            // A peer that takes none for so long has worse troubles than the oldest.
+            if port.notices.len() > REMEMBERED {
+                port.notices.pop_front();
             }
         }
         for index in 0..self.ports.len() {
             self.drain(index);
         }
         self.settle();
-        self.answer_waiters();
     }
 
     /// A neighbour tells of a fault.
     pub(super) fn noticed(&mut self, port: usize, fault: Fault) {
         self.note(abi::RECORD_NOTICE, port, fault.card, u64::from(fault.kind.code()));
         if self.queue.iter().any(|submission| submission.job == fault.job) {
-            return self.fail_job(fault, Some(port));
+            return self.fail_job(fault);
         }
         if self.dead_job(fault.job).is_none() {
             self.dead.push_back(fault);
@@ -82,7 +84,7 @@ impl Card {
         jobs.extend(self.queue.iter().filter(|s| s.sends_on(index)).map(|s| s.job));
         let faults: Vec<Fault> = jobs.iter().map(|&job| port.fault(serial, job)).collect();
         for fault in faults {
-            self.fail_job(fault, None);
+            self.fail_job(fault);
         }
     }
 
@@ -96,11 +98,12 @@ impl Card {
         self.waiters.retain(|waiter| waiter.client != client);
         for job in jobs {
             let card = self.spec.serial;
-            self.fail_job(Fault { kind: FaultKind::Aborted, card, peer: 0, job }, None);
+            self.fail_job(Fault { kind: FaultKind::Aborted, card, peer: 0, job });
         }
         self.memory.free_all(client);
         self.clients.retain(|c| c.id != client);
         self.replies.retain(|reply| reply.client != client);
+        self.unsent = self.replies.iter().map(|reply| reply.bytes.len()).sum();
     }
 
     /// The card at the other end of a port is gone.
@@ -119,9 +122,12 @@ impl Card {
         self.fail_port(port);
     }
 
-    /// Joins a cut link again, or trains one that gave up.
+    /// Joins a cut link again, or trains one that gave up. What a link that works carries is lost.
     pub fn mend(&mut self, port: usize, now: u64) {
         if !self.ports[port].lost {
+            if !self.ports[port].cut {
+                self.cut(port);
+            }
             self.ports[port].reconnect(now);
             self.note_link(port);
         }
@@ -129,6 +135,9 @@ impl Card {
 
     /// A new wire leads to a card that has been started again.
     pub fn connect_port(&mut self, port: usize, now: u64) {
+        if !self.ports[port].lost {
+            self.lost(port);
+        }
         self.ports[port].reconnect(now);
         self.note_link(port);
     }

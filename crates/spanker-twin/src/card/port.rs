@@ -17,6 +17,8 @@ use crate::spec::{Pace, PortSpec};
 
 /// Bytes of a message's head.
 pub(crate) const HEAD: usize = 24;
+/// The smallest frame that carries a piece of a message behind its head.
+pub(crate) const SMALLEST: usize = HEAD + 64;
 /// Bytes of a notice.
 pub(crate) const NOTICE: usize = 32;
 
@@ -110,6 +112,13 @@ pub(crate) struct Incoming {
 pub(crate) enum Held {
     Data { stamp: u64, bytes: Vec<u8> },
     Dead { job: u64 },
+}
+
+impl Held {
+    /// Whether it is the news that a job has ended.
+    pub(crate) fn ends(&self, ended: u64) -> bool {
+        matches!(self, Held::Dead { job } if *job == ended)
+    }
 }
 
 /// One port.

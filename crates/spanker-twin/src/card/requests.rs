@@ -2,6 +2,8 @@
 //! What hosts ask of a card. Every request is hostile until it has been checked, and every request gets an
 //! answer, at once or when what it waits for has happened.
 
+use std::collections::VecDeque;
+
 use bytemuck::{Pod, bytes_of, pod_read_unaligned};
 use nix::errno::Errno;
 use spanker_runtime::abi::{
@@ -13,20 +15,24 @@ use spanker_runtime::message::{HEAD_BYTES, Message, head};
 use spanker_runtime::{BufferId, Counters, Fault, FaultKind, Place, decode_work};
 
 use super::check::check;
+use super::costs::later;
 use super::engine::Submission;
-use super::{Card, ClientId, Reply};
+use super::{Card, ClientId, REMEMBERED, Reply};
 use crate::spec::Pace;
 
-/// The most descriptors that wait on a card at a time.
+/// The most descriptors that wait on a card at a time, as [`Submission::weight`] counts them.
 const MAX_QUEUED: usize = 1 << 20;
-/// The most programs that wait at a time.
-const MAX_WAITERS: usize = 1024;
+/// The most waits that a program has at a time.
+const MAX_WAITS: usize = 16;
 
 /// A program that is connected.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(super) id: ClientId,
     pub(super) pid: u32,
+    /// When its last tickets were complete, or why they failed. Each program has its own list, so that none
+    /// can make the card forget what became of another's work.
+    outcomes: VecDeque<(u64, Result<u64, Fault>)>,
 }
 
 /// A program that waits for work.
@@ -65,7 +71,7 @@ fn read<T: Pod>(bytes: &[u8]) -> Result<T, Errno> {
 impl Card {
     /// A program has connected.
     pub fn connect(&mut self, client: ClientId, pid: u32) {
-        self.clients.push(Client { id: client, pid });
+        self.clients.push(Client { id: client, pid, outcomes: VecDeque::new() });
         self.note(abi::RECORD_CLIENT, 0, u64::from(pid), 1);
     }
 
@@ -104,6 +110,7 @@ impl Card {
         bytes.extend_from_slice(&head(number, status, sequence, argument.len(), payload.len()));
         bytes.extend_from_slice(&argument);
         bytes.extend_from_slice(&payload);
+        self.unsent += bytes.len();
         self.replies.push_back(Reply { client, bytes, due, last: false });
     }
 
@@ -203,12 +210,12 @@ impl Card {
         }
         match self.spec.pace {
             Pace::Card => {
-                self.clock += self.costs.host(bytes);
+                self.clock = later(self.clock, self.costs.host(bytes));
                 0
             }
             Pace::Wall => {
                 let start = self.clock.max(arrived.saturating_mul(1000));
-                self.clock = start + self.costs.host(bytes);
+                self.clock = later(start, self.costs.host(bytes));
                 self.clock / 1000
             }
             Pace::Unshaped => 0,
@@ -256,22 +263,21 @@ impl Card {
         if request.job == 0 || request.length != payload.len() as u64 {
             return Err(Errno::EINVAL);
         }
-        if self.queue.iter().any(|submission| submission.client != client) {
+        // All of the queue is one client's.
+        if self.queue.front().is_some_and(|submission| submission.client != client) {
             return Err(Errno::EBUSY);
         }
         let work = decode_work(payload).map_err(|_| Errno::EINVAL)?;
-        let queued: usize = self.queue.iter().map(|submission| submission.work.len()).sum();
-        if queued + work.len() > MAX_QUEUED {
+        let ticket = self.next_ticket;
+        let submission = Submission::new(ticket, request.job, client, work, self.ports.len());
+        if self.queued + submission.weight() > MAX_QUEUED {
             return Err(Errno::EOVERFLOW);
         }
-        check(&self.memory, client, self.ports.len(), &work)?;
-        let ticket = self.next_ticket;
+        check(&self.memory, client, self.ports.len(), &submission.work)?;
         self.next_ticket += 1;
         match self.dead_job(request.job) {
-            Some(fault) => self.fail_ticket(ticket, fault),
-            None => {
-                self.enqueue(Submission::new(ticket, request.job, client, work, self.ports.len()))
-            }
+            Some(fault) => self.remember(client, ticket, Err(fault)),
+            None => self.enqueue(submission),
         }
         Ok(RawSubmit { ticket, ..request })
     }
@@ -295,7 +301,7 @@ impl Card {
         }
         let faults: Vec<Fault> = jobs.into_iter().map(fault).collect();
         for fault in faults {
-            self.fail_job(fault, None);
+            self.fail_job(fault);
         }
         Ok(request)
     }
@@ -345,10 +351,10 @@ impl Card {
     fn wait(&mut self, client: ClientId, message: &Message<'_>) {
         let (number, sequence) = (message.number, message.sequence);
         let request = match read::<RawWait>(message.argument) {
-            Ok(request) if request.ticket < self.next_ticket && request.ticket > 0 => request,
+            Ok(request) if self.knows(client, request.ticket) => request,
             _ => return self.push_reply(client, number, sequence, Err(Errno::EINVAL)),
         };
-        if self.waiters.len() >= MAX_WAITERS {
+        if self.waiters.iter().filter(|waiter| waiter.client == client).count() >= MAX_WAITS {
             return self.push_reply(client, number, sequence, Err(Errno::EAGAIN));
         }
         let deadline = self.now.saturating_add(request.timeout_ns);
@@ -356,27 +362,42 @@ impl Card {
         self.answer_waiters();
     }
 
-    /// What became of a ticket, once that is known: when it was complete, or why it failed.
-    fn outcome(&self, ticket: u64) -> Option<(u64, RawFault)> {
-        if let Some((_, fault)) = self.failed.iter().find(|(failed, _)| *failed == ticket) {
-            return Some((0, (*fault).into()));
+    /// Whether a ticket is of a client's work that is queued, or that ended not too long ago.
+    fn knows(&self, client: ClientId, ticket: u64) -> bool {
+        let queued = self.queue.iter().any(|s| s.client == client && s.ticket == ticket);
+        queued || self.outcome(client, ticket).is_some()
+    }
+
+    /// What became of a client's ticket: when it was complete, or why it failed.
+    fn outcome(&self, client: ClientId, ticket: u64) -> Option<Result<u64, Fault>> {
+        let client = self.clients.iter().find(|c| c.id == client)?;
+        let mut newest_first = client.outcomes.iter().rev();
+        newest_first.find(|(ended, _)| *ended == ticket).map(|(_, outcome)| *outcome)
+    }
+
+    /// Remembers what became of a ticket, and tells those who wait for it.
+    pub(super) fn remember(&mut self, client: ClientId, ticket: u64, outcome: Result<u64, Fault>) {
+        if let Some(client) = self.clients.iter_mut().find(|c| c.id == client) {
+            client.outcomes.push_back((ticket, outcome));
+            if client.outcomes.len() > REMEMBERED {
+                client.outcomes.pop_front();
+            }
         }
-        if self.queue.iter().any(|submission| submission.ticket == ticket) {
-            return None;
-        }
-        // Of tickets from long ago the time is no longer known.
-        let found = self.completions.iter().find(|(complete, _)| *complete == ticket);
-        Some((found.map_or(0, |(_, end)| *end), RawFault::default()))
+        self.answer_waiters();
     }
 
     /// Answers those whose work is complete or has failed.
-    pub(super) fn answer_waiters(&mut self) {
+    fn answer_waiters(&mut self) {
         let mut index = 0;
-        while index < self.waiters.len() {
-            let RawWait { ticket, .. } = self.waiters[index].request;
-            let Some((end, fault)) = self.outcome(ticket) else {
+        while let Some(waiter) = self.waiters.get(index) {
+            let ticket = waiter.request.ticket;
+            let Some(outcome) = self.outcome(waiter.client, ticket) else {
                 index += 1;
                 continue;
+            };
+            let (end, fault) = match outcome {
+                Ok(end) => (end, RawFault::default()),
+                Err(fault) => (0, fault.into()),
             };
             let waiter = self.waiters.remove(index);
             let due = match self.spec.pace {

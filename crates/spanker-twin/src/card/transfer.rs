@@ -10,7 +10,8 @@ use spanker_link::{Body, Decoded, Event, decode, encode, seal};
 use spanker_runtime::{Fault, FaultKind, Landing, Place, abi};
 
 use super::check::known;
-use super::port::{HEAD, Held, Incoming, MessageHead, Segment, notice_fault};
+use super::costs::{LATEST, later};
+use super::port::{HEAD, Held, Incoming, MessageHead, SMALLEST, Segment, notice_fault};
 use super::{Card, Wire};
 
 /// What became of a frame's data.
@@ -24,11 +25,25 @@ enum Taken {
     Failed,
 }
 
+/// Whether so many bytes can be folded: a peer cuts messages between elements.
+fn whole_elements(landing: Landing, bytes: usize) -> bool {
+    match landing {
+        Landing::Store => true,
+        Landing::FoldFirst(fold) | Landing::FoldSecond(fold) => {
+            known(fold).is_some_and(|(dtype, _)| bytes.is_multiple_of(dtype.size()))
+        }
+    }
+}
+
 impl Card {
     /// Hands messages to the links. Says whether anything happened.
     pub(super) fn pump(&mut self) -> bool {
         let before = self.progress;
         for port in 0..self.ports.len() {
+            // Whoever begins to receive from a link that is gone waits for nobody.
+            if !self.ports[port].receives.is_empty() && !self.ports[port].usable() {
+                self.fail_port(port);
+            }
             self.drain(port);
             self.send_notices(port);
         }
@@ -44,7 +59,7 @@ impl Card {
         let (port, job, issued) = (send.port, send.job, send.issued);
         if !self.ports[port].usable() {
             let fault = self.ports[port].fault(self.spec.serial, job);
-            self.fail_job(fault, None);
+            self.fail_job(fault);
             return true;
         }
         let waited = match send.after {
@@ -70,13 +85,13 @@ impl Card {
                 first.then(|| MessageHead { job, tag: send.tag, length: send.length }.to_bytes());
             let bytes = part as usize + if first { HEAD } else { 0 };
             let (cost, broken) = link.frames.send(bytes, slow);
-            time += cost;
-            busy += cost;
+            time = later(time, cost);
+            busy = later(busy, cost);
             let from = Place { offset: send.from.offset + sent, ..send.from };
             sent += part;
             first = false;
             let ends = (sent == send.length).then_some((send.id, time));
-            let (stamp, broken) = (time + link.frames.latency, Cell::new(broken.min(3)));
+            let (stamp, broken) = (later(time, link.frames.latency), Cell::new(broken.min(3)));
             let segment = Segment::Data { head, from, length: part as u32, stamp, broken, ends };
             let pushed = link.link.push(segment, bytes as u16);
             debug_assert!(pushed.is_ok(), "there was room");
@@ -86,7 +101,7 @@ impl Card {
             send.sent = Some((sent, time));
         }
         let complete = !first && sent == send.length;
-        self.counters.busy_ps += busy;
+        self.counters.busy_ps = self.counters.busy_ps.saturating_add(busy);
         if complete {
             self.counters.sent += sent;
             self.lanes[lane].free = time;
@@ -196,8 +211,15 @@ impl Card {
 
     fn link_event(&mut self, index: usize, event: Event) {
         match event {
-            Event::Trained { peer, .. } => {
+            Event::Trained { peer, resumed } => {
                 self.ports[index].peer = Some(peer);
+                if self.ports[index].link.payload_limit() < SMALLEST {
+                    // No piece of a message fits what this peer can take.
+                    self.ports[index].down();
+                    self.fail_port(index);
+                } else if !resumed {
+                    self.begin_anew(index);
+                }
                 self.note_link(index);
             }
             Event::Faulted(_) => {
@@ -205,6 +227,23 @@ impl Card {
                 self.fail_port(index);
             }
             _ => {}
+        }
+    }
+
+    /// A link has forgotten what it carried. Jobs whose bytes were among it fail.
+    fn begin_anew(&mut self, index: usize) {
+        let lane = self.lane_of(index);
+        let mut sends = self.lanes[lane].queue.iter().filter(|send| send.port == index);
+        let mut lost = sends.any(|send| send.sent.is_some());
+        let port = &mut self.ports[index];
+        while let Some(segment) = port.link.dropped() {
+            lost |= matches!(segment, Segment::Data { .. });
+        }
+        lost |= port.incoming.take().is_some() || !port.held.is_empty();
+        port.link.consumed(port.held.len());
+        port.held.clear();
+        if lost {
+            self.fail_port(index);
         }
     }
 
@@ -267,6 +306,8 @@ impl Card {
         let Incoming { head, got } = incoming;
         let dead = self.dead.iter().any(|fault| fault.job == head.job);
         let port = &mut self.ports[index];
+        // News of its end may be behind it, although so many jobs ended since that it is forgotten.
+        let dead = dead || port.held.iter().any(|held| held.ends(head.job));
         let ours = port.receives.front().filter(|receive| receive.job == head.job);
         let waited = match ours {
             _ if dead => 0,
@@ -288,9 +329,10 @@ impl Card {
         }
         let receive = port.receives.front().expect("it was there");
         let (id, issued) = (receive.id, receive.issued);
-        if receive.tag != head.tag || receive.length != head.length || got > head.length {
+        let expected = receive.tag == head.tag && receive.length == head.length;
+        if !expected || got > head.length || !whole_elements(receive.landing, data.len()) {
             let (card, job) = (port.peer.map_or(0, |peer| peer.serial), head.job);
-            self.fail_job(Fault { kind: FaultKind::Mismatch, card, peer: 0, job }, None);
+            self.fail_job(Fault { kind: FaultKind::Mismatch, card, peer: 0, job });
             return Taken::Failed;
         }
         let at = got - data.len() as u64;
@@ -300,7 +342,7 @@ impl Card {
         self.progress += 1;
         if got == head.length {
             self.ports[index].receives.pop_front();
-            self.end_transfer(id, issued.max(waited).max(stamp), None);
+            self.end_transfer(id, issued.max(waited).max(stamp).min(LATEST), None);
         }
         Taken::Yes
     }

@@ -2,6 +2,7 @@
 //! The programs that are connected to a card's socket. A program that sends garbage, half a message or too much
 //! loses its own connection and nothing else.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -26,11 +27,13 @@ struct Client {
     incoming: Vec<u8>,
     /// When the first byte of `incoming` came.
     since: u64,
-    outgoing: Vec<u8>,
+    outgoing: VecDeque<u8>,
     /// Bytes of `outgoing` that are not to be sent before the time.
     held: Option<(usize, u64)>,
     /// To be cut off once `outgoing` is empty.
     leaves: bool,
+    /// Requests are left in `incoming` until the program reads its answers.
+    stalled: bool,
 }
 
 impl Client {
@@ -45,12 +48,12 @@ impl Client {
     /// Sends what it can. False if the program is gone.
     fn send(&mut self, now: u64) -> bool {
         let mut left = self.sendable(now);
-        let mut sent = 0;
         while left > 0 {
-            match self.stream.write(&self.outgoing[sent..sent + left]) {
+            let (front, _) = self.outgoing.as_slices();
+            match self.stream.write(&front[..left.min(front.len())]) {
                 Ok(0) => return false,
                 Ok(count) => {
-                    sent += count;
+                    self.outgoing.drain(..count);
                     left -= count;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -58,7 +61,6 @@ impl Client {
                 Err(_) => return false,
             }
         }
-        self.outgoing.drain(..sent);
         if self.held.is_some_and(|(_, due)| due <= now) {
             self.held = None;
         }
@@ -105,7 +107,7 @@ impl Clients {
         fds.push(PollFd::new(&self.listener, room));
         for client in &self.all {
             let mut flags = PollFlags::empty();
-            if client.outgoing.len() < MOST_WAITING && !client.leaves {
+            if !client.stalled && !client.leaves {
                 flags |= PollFlags::IN;
             }
             if client.outgoing.len() > client.held.map_or(0, |(held, _)| held) {
@@ -118,13 +120,18 @@ impl Clients {
     /// Serves those that are ready, in the order of [`Clients::register`].
     pub(super) fn serve(&mut self, card: &mut Card, ready: &[bool], now: u64) {
         let mut gone = Vec::new();
-        for (client, _) in self.all.iter_mut().zip(&ready[1..]).filter(|(_, ready)| **ready) {
-            let alive = client.send(now) && (client.leaves || client.receive(now));
-            if !alive || (client.leaves && client.outgoing.is_empty()) {
-                gone.push(client.id);
-                continue;
+        for (client, &ready) in self.all.iter_mut().zip(&ready[1..]) {
+            if ready {
+                let full = client.leaves || client.stalled;
+                let alive = client.send(now) && (full || client.receive(now));
+                if !alive || (client.leaves && client.outgoing.is_empty()) {
+                    gone.push(client.id);
+                    continue;
+                }
             }
-            requests(card, client);
+            if ready || client.stalled {
+                requests(card, client);
+            }
         }
         self.remove(card, &gone);
         if ready[0] {
@@ -150,10 +157,18 @@ impl Clients {
             let id = ClientId(self.next);
             self.next += 1;
             card.connect(id, pid);
-            let (incoming, outgoing) = (Vec::new(), Vec::new());
-            let client =
-                Client { id, stream, incoming, since: 0, outgoing, held: None, leaves: false };
-            self.all.push(client);
+            let (incoming, outgoing) = (Vec::new(), VecDeque::new());
+            let (held, leaves, stalled) = (None, false, false);
+            self.all.push(Client {
+                id,
+                stream,
+                incoming,
+                since: 0,
+                outgoing,
+                held,
+                leaves,
+                stalled,
+            });
         }
     }
 
@@ -165,7 +180,7 @@ impl Clients {
             let Some(client) = self.all.iter_mut().find(|client| client.id == reply.client) else {
                 continue;
             };
-            client.outgoing.extend_from_slice(&reply.bytes);
+            client.outgoing.extend(&reply.bytes);
             // All but the end is sent at once, so that a long answer is complete when it is due.
             client.held =
                 (reply.due > now).then_some((HELD_BACK.min(reply.bytes.len()), reply.due));
@@ -188,10 +203,16 @@ impl Clients {
     }
 }
 
-/// Hands every whole request of a program to the card.
+/// Hands every whole request of a program to the card, as long as the program reads the answers.
 fn requests(card: &mut Card, client: &mut Client) {
     let mut used = 0;
     loop {
+        // A few bytes can ask for many, so that room is looked for before each of them.
+        client.stalled = client.outgoing.len() + card.unsent() >= MOST_WAITING;
+        if client.stalled {
+            client.incoming.drain(..used);
+            return;
+        }
         match parse(&client.incoming[used..]) {
             Parsed::Request(message) => {
                 let length = message.used;

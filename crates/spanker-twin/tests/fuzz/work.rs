@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Descriptors: the decoder, and two linked cards that run whatever it lets pass while things happen to them.
+
+use nix::errno::Errno;
+use rand::Rng;
+use rand_pcg::Pcg64Mcg;
+use spanker_runtime::abi::{RawFree, RawReset, RawSubmit};
+use spanker_runtime::{BufferId, Descriptor, Fold, Landing, Place, Work, decode_work, encode_work};
+
+use super::pair::{GUARD, Guarded, HOSTILE, Pair, pace};
+use super::script::Script;
+
+/// The job of everything here.
+const JOB: u64 = 9;
+/// The program's buffers, which come behind the guarded one.
+const BUFFERS: [(u64, u64); 2] = [(2, 4096), (3, 1000)];
+
+/// Runs an input: the pace, what happens and when, where the second card's bytes begin, and the bytes.
+pub fn run(bytes: &[u8]) {
+    let mut script = Script::new(bytes);
+    let (pace, act, when) = (pace(script.byte()), script.byte(), script.byte());
+    let split = usize::from(script.short());
+    let both = [script.take(split), script.left];
+    let mut pair = Pair::new(pace);
+    for (end, work) in pair.ends.iter_mut().zip(both) {
+        for (handle, length) in BUFFERS {
+            assert_eq!(end.allocate(HOSTILE, length), handle);
+        }
+        submit(end, work);
+    }
+    pair.steps(usize::from(when % 8));
+    happen(&mut pair, act);
+    pair.steps(8);
+    for end in &mut pair.ends {
+        end.check();
+        // Whatever is left of the job, the program can be rid of it.
+        let (status, ..) = end.ask(HOSTILE, RawReset { job: JOB, ..RawReset::default() }, &[]);
+        assert_eq!(status, 0);
+        let (status, ..) = end.ask(GUARD, submission(JOB + 1, 0), &[]);
+        assert_eq!(status, 0, "the card is free");
+    }
+    pair.steps(2);
+}
+
+fn submission(job: u64, length: usize) -> RawSubmit {
+    RawSubmit { address: 0, length: length as u64, job, ticket: 0 }
+}
+
+fn submit(end: &mut Guarded, bytes: &[u8]) {
+    let (status, ..) = end.ask(HOSTILE, submission(JOB, bytes.len()), bytes);
+    match decode_work(bytes) {
+        Err(_) => assert_eq!(status, Errno::EINVAL as i32, "what is no work is refused"),
+        Ok(work) => {
+            let again = decode_work(&encode_work(&work));
+            assert_eq!(again.as_ref(), Ok(&work), "work survives its encoding");
+        }
+    }
+}
+
+/// Something that programs and keepers do at any time.
+fn happen(pair: &mut Pair, act: u8) {
+    let now = pair.ends[0].now;
+    let end = &mut pair.ends[usize::from(act >> 7)];
+    match act & 15 {
+        0 => drop(end.ask(HOSTILE, RawReset { job: JOB, ..RawReset::default() }, &[])),
+        1 => drop(end.ask(HOSTILE, RawReset::default(), &[])),
+        2 => {
+            end.card.disconnect(HOSTILE);
+            end.card.connect(HOSTILE, 2);
+        }
+        3 => end.card.cut(0),
+        4 => end.card.mend(0, now),
+        5 => end.card.lost(0),
+        6 => end.card.connect_port(0, now),
+        7 => end.card.set_errors(0, 1e-5),
+        8 => end.card.set_errors(0, 0.5),
+        9 => end.card.stick(act & 16 == 0),
+        10 => end.card.slow_down(f64::from(act)),
+        11 => drop(end.ask(HOSTILE, RawFree { buffer: 2 }, &[])),
+        12 => drop(end.ask(GUARD, RawReset { job: JOB, ..RawReset::default() }, &[])),
+        13 => end.card.garble(true),
+        _ => {}
+    }
+}
+
+fn place(dice: &mut Pcg64Mcg) -> Place {
+    let buffer = BufferId(dice.random_range(2..4));
+    Place { buffer, offset: dice.random_range(0..16u64) * 8 }
+}
+
+/// Descriptors that mostly pass every check.
+pub fn descriptors(dice: &mut Pcg64Mcg) -> Vec<Descriptor> {
+    let mut all: Vec<Descriptor> = Vec::new();
+    for _ in 0..dice.random_range(1..6) {
+        let (port, tag, length) = (0, 1, dice.random_range(0..100u64) * 8);
+        // Types and operations that mostly go together.
+        let fold = Fold { dtype: dice.random_range(0..8), op: dice.random_range(0..4) };
+        let work = match dice.random_range(0..8) {
+            0 => {
+                let (from, into) = (BufferId(2), BufferId(3));
+                let at = |buffer| Place { buffer, offset: 0 };
+                Work::Copy { from: at(from), into: at(into), length }
+            }
+            1 => Work::Fill { into: place(dice), length, pattern: dice.random() },
+            2 => Work::Reduce {
+                into: Place { buffer: BufferId(3), offset: 0 },
+                sources: vec![Place { buffer: BufferId(2), offset: 8 }; dice.random_range(1..5)],
+                elements: length / 8,
+                fold,
+                divisor: dice.random_range(0..300),
+            },
+            3 => Work::Matmul {
+                a: Place { buffer: BufferId(2), offset: 0 },
+                b: Place { buffer: BufferId(2), offset: 144 },
+                out: Place { buffer: BufferId(3), offset: 0 },
+                shape: [dice.random_range(0..4), 256, dice.random_range(0..4)],
+                types: [12, 12],
+            },
+            4 | 5 => Work::Send { from: place(dice), length: length.min(800), port, tag },
+            6 => {
+                let landing = match dice.random_range(0..3) {
+                    0 => Landing::FoldFirst(fold),
+                    1 => Landing::FoldSecond(fold),
+                    _ => Landing::Store,
+                };
+                Work::Receive { into: place(dice), length: length.min(800), port, tag, landing }
+            }
+            _ => Work::Fence { not_before_ps: dice.random_range(0..3) * 1_000_000 },
+        };
+        let transfers: Vec<u32> = (0..all.len() as u32)
+            .filter(|&at| matches!(all[at as usize].work, Work::Send { .. } | Work::Receive { .. }))
+            .collect();
+        let after = match transfers[..] {
+            [] => None,
+            _ if dice.random_bool(0.7) => None,
+            _ => Some(transfers[dice.random_range(0..transfers.len())]),
+        };
+        all.push(Descriptor { after, work });
+    }
+    all
+}
+
+/// The descriptors of the other end of a link: what one sends the other receives.
+fn mirrored(work: &[Descriptor]) -> Vec<Descriptor> {
+    let other = |work: &Work| match *work {
+        Work::Send { from: into, length, port, tag } => {
+            Work::Receive { into, length, port, tag, landing: Landing::Store }
+        }
+        Work::Receive { into: from, length, port, tag, .. } => {
+            Work::Send { from, length, port, tag }
+        }
+        ref same => same.clone(),
+    };
+    work.iter().map(|one| Descriptor { after: one.after, work: other(&one.work) }).collect()
+}
+
+/// Work for both cards that mostly runs.
+pub fn valid(dice: &mut Pcg64Mcg) -> Vec<u8> {
+    let first = descriptors(dice);
+    let second = if dice.random_bool(0.7) { mirrored(&first) } else { descriptors(dice) };
+    let [first, second] = [first, second].map(|work| encode_work(&work));
+    let split = (first.len() as u16).to_le_bytes();
+    let mut out: Vec<u8> = vec![dice.random(), dice.random(), dice.random()];
+    out.extend_from_slice(&split);
+    out.extend_from_slice(&first);
+    out.extend_from_slice(&second);
+    out
+}
