@@ -20,7 +20,10 @@ use crate::spec::Pace;
 use crate::wire::{Cable, LinkEnd};
 
 /// Rounds without anything to do before the process sleeps. It gives way to others meanwhile.
-const RESTLESS: u32 = 20;
+const RESTLESS: u32 = 40;
+
+/// Rounds without a look at the sockets.
+const UNSEEN: u32 = 32;
 
 /// Nanoseconds on a clock that all cards of a machine share.
 pub(crate) fn monotonic() -> u64 {
@@ -85,7 +88,7 @@ impl Process {
     }
 
     fn run(&mut self) -> io::Result<()> {
-        let mut idle = 0;
+        let (mut idle, mut unseen) = (0, 0);
         loop {
             let now = self.now();
             let mut happened = self.take_frames();
@@ -94,22 +97,26 @@ impl Process {
             let (replied, due) = self.clients.replies(&mut self.card, now);
             happened |= replied;
             idle = if happened { 0 } else { idle + 1 };
+            unseen += 1;
             let sleeps = idle > RESTLESS && self.fall_asleep();
-            let timer = [pulse.timer, due].into_iter().flatten().min();
             // While frames flow, the sockets are looked at now and then only.
-            if !sleeps && idle < RESTLESS && !idle.is_multiple_of(4) && !pulse.busy {
-                rustix::thread::sched_yield();
+            if !sleeps && unseen < UNSEEN {
+                if !happened {
+                    rustix::thread::sched_yield();
+                }
                 continue;
             }
+            let timer = [pulse.timer, due].into_iter().flatten().min();
             let patience = match sleeps {
                 true => timer.map(|at| Duration::from_nanos(at.saturating_sub(self.now()))),
                 false => Some(Duration::ZERO),
             };
-            if sleeps {
-                idle = 0;
-            }
             if !self.look(patience)? {
                 return Ok(());
+            }
+            unseen = 0;
+            if sleeps {
+                idle = 0;
             }
         }
     }
@@ -122,12 +129,10 @@ impl Process {
             let mut damaged = false;
             // No more than a ring's worth at a time, so that the other ports get their turn.
             for _ in 0..64 {
-                match cable.take() {
-                    Ok(None) => break,
-                    Ok(Some((stamp, frame))) => {
-                        self.card.arrived(port, stamp, frame);
-                        any = true;
-                    }
+                let card = &mut self.card;
+                match cable.take(&mut |stamp, frame| card.arrived(port, stamp, frame)) {
+                    Ok(false) => break,
+                    Ok(true) => any = true,
                     Err(_) => {
                         damaged = true;
                         break;

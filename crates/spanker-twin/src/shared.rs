@@ -3,9 +3,12 @@
 //! this crate.
 //!
 //! Each ring has one writer and one reader. `head` counts the bytes that were written and `tail` those that
-//! were read; only the writer stores the one and only the reader the other, and each keeps its own count where
-//! the peer cannot reach it. What the peer says is never trusted: a count or a length that cannot be is an
-//! error, and nothing is read or written outside the ring.
+//! were read; only the writer stores the one and only the reader the other. Counts and lengths are not trusted:
+//! one that cannot be is an error, and nothing is read or written outside the ring. That a writer leaves bytes
+//! alone until they were read is trusted: both ends are this program.
+//!
+//! Records begin on a cache line, and so does what follows the 12 bytes in front of a frame's payload. A record
+//! that does not fit before the end of the ring begins at its start.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -21,10 +24,14 @@ const RING: u64 = 128 << 10;
 const FRONT: usize = 4096;
 /// Bytes of the whole.
 const TOTAL: usize = FRONT + 2 * RING as usize;
-/// Bytes of a record's head: length and time stamp.
-const HEAD: u64 = 16;
-/// The longest record.
-pub(crate) const LONGEST: usize = 8192;
+/// What records are aligned to.
+const LINE: u64 = 64;
+/// Bytes of a record's head: length, time stamp, and nothing up to where a frame begins.
+const HEAD: u64 = 52;
+/// The longest record: the longest frame.
+pub(crate) const LONGEST: usize = 4160;
+/// The length of what is skipped at the end of a ring.
+const SKIP: u64 = u64::MAX;
 
 /// Memory for a link, sealed so that no end can take it from under the other.
 pub(crate) fn create() -> io::Result<std::os::fd::OwnedFd> {
@@ -97,38 +104,34 @@ impl Rings {
         unsafe { &*self.base.as_ptr().add(at).cast::<AtomicU64>() }
     }
 
-    /// Copies `bytes` into this end's ring at a count. The caller has made sure that they fit.
-    fn store(&mut self, count: u64, bytes: &[u8]) {
-        let at = (count % RING) as usize;
-        let first = bytes.len().min(RING as usize - at);
-        // SAFETY: both pieces lie inside the ring, which is mapped; the reader does not look at bytes beyond
-        // `head`, and if a faulty one does it reads bytes that any value is valid for.
+    /// Copies `bytes` into this end's ring.
+    fn store(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= RING as usize, "a record does not cross the end");
+        // SAFETY: the bytes lie inside the ring, which is mapped; the reader does not look at bytes beyond
+        // `head`.
         unsafe {
             let ring = self.base.as_ptr().add(FRONT + self.writes * RING as usize);
-            ptr::copy_nonoverlapping(bytes.as_ptr(), ring.add(at), first);
-            ptr::copy_nonoverlapping(bytes.as_ptr().add(first), ring, bytes.len() - first);
+            ptr::copy_nonoverlapping(bytes.as_ptr(), ring.add(at), bytes.len());
         }
     }
 
-    /// Copies bytes out of the peer's ring at a count.
-    fn load(&self, count: u64, bytes: &mut [u8]) {
-        let at = (count % RING) as usize;
-        let first = bytes.len().min(RING as usize - at);
-        // SAFETY: both pieces lie inside the ring, which is mapped; the writer does not touch bytes before
-        // `head`, and if a faulty one does the copy holds bytes that any value is valid for.
+    /// Bytes of the peer's ring, which the caller has seen to be written and not yet given back.
+    fn load(&self, at: usize, length: usize) -> &[u8] {
+        assert!(at + length <= RING as usize, "a record does not cross the end");
+        // SAFETY: the bytes lie inside the ring, which is mapped while `self` lives; the writer, this same
+        // program, does not touch bytes between `tail` and `head`, and `tail` moves only with `&mut self`.
         unsafe {
             let ring = self.base.as_ptr().add(FRONT + self.reads() * RING as usize);
-            ptr::copy_nonoverlapping(ring.add(at), bytes.as_mut_ptr(), first);
-            ptr::copy_nonoverlapping(ring, bytes.as_mut_ptr().add(first), bytes.len() - first);
+            std::slice::from_raw_parts(ring.add(at), length)
         }
     }
 
-    /// Whether a record of the greatest length fits.
+    /// Whether a record of the greatest length fits, and as much again that may be skipped at the end.
     pub(crate) fn has_room(&self) -> bool {
         let tail = self.word(self.writes, Word::Tail).load(Ordering::Acquire);
         // A tail that cannot be leaves no room.
         let used = self.written.checked_sub(tail);
-        used.is_some_and(|used| used <= RING - HEAD - LONGEST as u64)
+        used.is_some_and(|used| used <= RING - 2 * (HEAD + LONGEST as u64 + LINE))
     }
 
     /// Writes a record, given in parts. The caller has seen that there is room; a peer that takes it back
@@ -136,41 +139,53 @@ impl Rings {
     pub(crate) fn put(&mut self, stamp: u64, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         assert!(length <= LONGEST, "a record of {length} bytes is too long");
-        let head = self.written;
-        let mut front = [0; HEAD as usize];
+        let total = (HEAD + length as u64).next_multiple_of(LINE);
+        let left = RING - self.written % RING;
+        if left < total {
+            self.store((self.written % RING) as usize, &SKIP.to_le_bytes());
+            self.written += left;
+        }
+        let mut at = (self.written % RING) as usize;
+        let mut front = [0; 16];
         front[..8].copy_from_slice(&(length as u64).to_le_bytes());
         front[8..].copy_from_slice(&stamp.to_le_bytes());
-        self.store(head, &front);
-        let mut at = head + HEAD;
+        self.store(at, &front);
+        at += HEAD as usize;
         for part in parts {
             self.store(at, part);
-            at += part.len() as u64;
+            at += part.len();
         }
-        self.written = at.next_multiple_of(8);
+        self.written += total;
         self.word(self.writes, Word::Head).store(self.written, Ordering::Release);
     }
 
-    /// Reads the next record into the beginning of `into`: its stamp and its length.
-    pub(crate) fn take(&mut self, into: &mut [u8]) -> io::Result<Option<(u64, usize)>> {
+    /// Hands the next record, its stamp and its bytes, to `see`. Says whether there was one.
+    pub(crate) fn take(&mut self, see: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
         let ring = self.reads();
-        let tail = self.read;
         let head = self.word(ring, Word::Head).load(Ordering::Acquire);
-        if head == tail {
-            return Ok(None);
+        if head == self.read {
+            return Ok(false);
         }
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the peer's ring is damaged");
-        let filled = head.checked_sub(tail).filter(|&filled| filled <= RING).ok_or_else(wrong)?;
-        let mut front = [0; HEAD as usize];
-        self.load(tail, &mut front);
+        let filled = head.checked_sub(self.read).filter(|filled| (LINE..=RING).contains(filled));
+        let filled = filled.ok_or_else(wrong)?;
+        let at = (self.read % RING) as usize;
+        let left = RING - at as u64;
+        let front = self.load(at, 16);
         let word = |at: usize| u64::from_le_bytes(front[at..at + 8].try_into().expect("8 bytes"));
         let (length, stamp) = (word(0), word(8));
-        if length > into.len().min(LONGEST) as u64 || HEAD + length > filled {
+        if length == SKIP && left < filled {
+            self.read += left;
+            return self.take(see);
+        }
+        let total = HEAD.saturating_add(length).checked_next_multiple_of(LINE).ok_or_else(wrong)?;
+        if length > LONGEST as u64 || total > filled || total > left {
             return Err(wrong());
         }
-        self.load(tail + HEAD, &mut into[..length as usize]);
-        self.read = tail + HEAD + length.next_multiple_of(8);
+        see(stamp, self.load(at + HEAD as usize, length as usize));
+        self.read += total;
         self.word(ring, Word::Tail).store(self.read, Ordering::Release);
-        Ok(Some((stamp, length as usize)))
+        Ok(true)
     }
 
     /// Whether there is nothing to read.
@@ -222,23 +237,33 @@ mod tests {
         [false, true].map(|side| Rings::map(&memory, side).unwrap())
     }
 
+    /// The next record.
+    fn next(rings: &mut Rings) -> io::Result<Option<(u64, Vec<u8>)>> {
+        let mut found = None;
+        rings.take(&mut |stamp, bytes| {
+            assert_eq!(bytes.as_ptr().align_offset(4), 0, "what follows 12 bytes is aligned");
+            found = Some((stamp, bytes.to_vec()));
+        })?;
+        Ok(found)
+    }
+
     #[test]
     fn records_cross_in_order_and_whole_however_the_ring_wraps() {
         let [mut left, mut right] = ends();
-        let mut into = vec![0; LONGEST];
-        let mut next = 0u64;
+        let mut put = 0u64;
         let mut expected = 0u64;
         while expected < 5_000 {
-            while next < 5_000 && left.has_room() {
-                let length = (next * 37 % 5000) as usize;
-                left.put(next, &[&vec![next as u8; length]]);
-                next += 1;
+            while put < 5_000 && left.has_room() {
+                let length = (put * 37 % (LONGEST as u64 + 1)) as usize;
+                left.put(put, &[&vec![put as u8; length]]);
+                put += 1;
             }
-            assert!(next == 5_000 || next - expected > 20, "the ring holds several records");
+            assert!(put == 5_000 || put - expected > 10, "the ring holds several records");
             for _ in 0..17 {
-                let Some((stamp, length)) = right.take(&mut into).unwrap() else { break };
-                assert_eq!((stamp, length as u64), (expected, expected * 37 % 5000));
-                assert!(into[..length].iter().all(|&byte| byte == expected as u8));
+                let Some((stamp, bytes)) = next(&mut right).unwrap() else { break };
+                let length = expected * 37 % (LONGEST as u64 + 1);
+                assert_eq!((stamp, bytes.len() as u64), (expected, length));
+                assert!(bytes.iter().all(|&byte| byte == expected as u8));
                 expected += 1;
             }
         }
@@ -255,18 +280,21 @@ mod tests {
         assert!(!left.peer_waits());
         right.set_full(true);
         assert!(left.peer_waits(), "there is room for what the right end writes");
-        assert!(right.take(&mut [0; 10]).unwrap().is_some());
+        assert_eq!(next(&mut right).unwrap(), Some((1, b"x".to_vec())));
     }
 
     #[test]
     fn damaged_counters_and_lengths_are_errors() {
         let [mut left, mut right] = ends();
-        let mut into = vec![0; LONGEST];
         left.put(1, &[b"hel", b"lo"]);
-        left.store(0, &u64::MAX.to_le_bytes());
-        assert!(right.take(&mut into).is_err());
-        left.word(0, Word::Head).store(RING * 3, Ordering::SeqCst);
-        assert!(right.take(&mut into).is_err());
+        for length in [LONGEST as u64 + 1, 100, SKIP - 1, SKIP] {
+            left.store(0, &length.to_le_bytes());
+            assert!(next(&mut right).is_err(), "{length}");
+        }
+        for head in [RING * 3, 1, 63] {
+            left.word(0, Word::Head).store(head, Ordering::SeqCst);
+            assert!(next(&mut right).is_err(), "{head}");
+        }
         left.word(0, Word::Tail).store(u64::MAX, Ordering::SeqCst);
         assert!(!left.has_room());
     }
@@ -274,7 +302,6 @@ mod tests {
     #[test]
     fn counts_that_the_peer_overwrites_do_no_harm() {
         let [mut left, mut right] = ends();
-        let mut into = vec![0; LONGEST];
         left.put(1, &[b"first"]);
         // The peer changes what only this end may store, between a look for room and the record.
         assert!(left.has_room());
@@ -282,9 +309,9 @@ mod tests {
             right.word(0, word).store(u64::MAX - 20, Ordering::SeqCst);
         }
         left.put(2, &[b"second"]);
-        assert_eq!(right.take(&mut into).unwrap(), Some((1, 5)));
+        assert_eq!(next(&mut right).unwrap(), Some((1, b"first".to_vec())));
         right.word(0, Word::Tail).store(u64::MAX - 3, Ordering::SeqCst);
-        assert_eq!(right.take(&mut into).unwrap(), Some((2, 6)));
+        assert_eq!(next(&mut right).unwrap(), Some((2, b"second".to_vec())));
         assert!(right.is_empty() && !left.peer_waits());
     }
 

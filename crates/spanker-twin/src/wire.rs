@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use crate::card::Wire;
-use crate::shared::{LONGEST, Rings, create};
+use crate::shared::{Rings, create};
 
 /// One end of a link.
 #[derive(Debug)]
@@ -34,26 +34,19 @@ pub fn link_pair() -> io::Result<[LinkEnd; 2]> {
 pub(crate) struct Cable {
     rings: Rings,
     bell: UnixStream,
-    /// A record, at an odd word so that what follows a frame's header of 12 bytes is aligned.
-    record: Vec<u64>,
 }
-
-/// Where a record begins in its buffer.
-const SHIFT: usize = 4;
 
 impl Cable {
     pub(crate) fn new(end: LinkEnd, side: bool) -> io::Result<Cable> {
         let bell = UnixStream::from(end.bell);
         bell.set_nonblocking(true)?;
         let rings = Rings::map(&end.memory, side)?;
-        Ok(Cable { rings, bell, record: vec![0; (SHIFT + LONGEST).div_ceil(8)] })
+        Ok(Cable { rings, bell })
     }
 
-    /// The next frame: its stamp and its bytes.
-    pub(crate) fn take(&mut self) -> io::Result<Option<(u64, &[u8])>> {
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.record);
-        let found = self.rings.take(&mut bytes[SHIFT..])?;
-        Ok(found.map(|(stamp, length)| (stamp, &bytes[SHIFT..SHIFT + length])))
+    /// Hands the next frame, its stamp and its bytes, to `see`. Says whether there was one.
+    pub(crate) fn take(&mut self, see: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
+        self.rings.take(see)
     }
 
     /// Wakes the peer if it waits for something that has happened.
