@@ -74,7 +74,7 @@ impl<F: Fabric> Faulty<F> {
         self.pool.write(len + SEAL, |out| {
             out[..len].copy_from_slice(letter.bytes());
             out[len..len + 4].copy_from_slice(&number.to_le_bytes());
-            let sum = crc32c::crc32c(&out[..len + 4]);
+            let sum = checksum(&out[..len + 4]);
             out[len + 4..].copy_from_slice(&sum.to_le_bytes());
             if let Some(draw) = flip {
                 let bit = draw as usize % (8 * out.len());
@@ -92,7 +92,7 @@ impl<F: Fabric> Faulty<F> {
         let Some((found, sum)) = seal.split_first_chunk::<4>() else {
             return Err(self.inner.abort(FabricError::Corrupt { rank, peer }));
         };
-        if crc32c::crc32c(&bytes[..payload.len() + 4]).to_le_bytes() != sum {
+        if checksum(&bytes[..payload.len() + 4]).to_le_bytes() != sum {
             return Err(self.inner.abort(FabricError::Corrupt { rank, peer }));
         }
         if *found != number {
@@ -156,4 +156,9 @@ impl<F: Fabric> Fabric for Faulty<F> {
     fn abort(&mut self, error: FabricError) -> FabricError {
         self.inner.abort(error)
     }
+}
+
+/// CRC-32C.
+fn checksum(bytes: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Finding frames in bytes that may hold anything. Every function here is total.
 
-use crate::frame::{CONTROL_BYTES, END, FRONT, HEADER, Header, START};
+use crate::frame::{CONTROL_BYTES, END, FRONT, HEADER, Header, START, checksum};
 
 /// What the beginning of a run of bytes is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub fn decode(bytes: &[u8]) -> Decoded<'_> {
         return Decoded::Incomplete { need: used };
     }
     let check = FRONT + usize::from(header.length);
-    let crc = crc32c::crc32c(&bytes[HEADER..check]).to_le_bytes();
+    let crc = checksum(&bytes[HEADER..check]).to_le_bytes();
     let right = crc == bytes[check..check + 4];
     if header.kind.is_control() {
         debug_assert_eq!(used, CONTROL_BYTES);

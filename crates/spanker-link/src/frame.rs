@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a frame looks like on the wire, and how it gets there. Reading is in `decode.rs`.
 
+use crc_fast::{CrcAlgorithm, Digest};
+
 use crate::crc8::crc8;
 
 /// Bytes that a frame with payload adds to it: start 4, header 8, CRC 4, end 4, gap 4.
@@ -182,7 +184,7 @@ pub fn encode(header: &Header, payload: &[&[u8]], out: &mut Vec<u8>) {
     }
     let length = out.len() - begin - FRONT;
     check_length(header, length);
-    let crc = crc32c::crc32c(&out[begin + HEADER..]);
+    let crc = checksum(&out[begin + HEADER..]);
     out.extend_from_slice(&crc.to_le_bytes());
     if !header.kind.is_control() {
         out.extend_from_slice(&END);
@@ -208,7 +210,7 @@ pub fn encode_into(header: &Header, payload: &[&[u8]], out: &mut [u8]) -> usize 
         out[at..at + part.len()].copy_from_slice(part);
         at += part.len();
     }
-    let crc = crc32c::crc32c(&out[HEADER..at]);
+    let crc = checksum(&out[HEADER..at]);
     out[at..at + 4].copy_from_slice(&crc.to_le_bytes());
     if !header.kind.is_control() {
         out[at + 4..at + 8].copy_from_slice(&END);
@@ -240,13 +242,20 @@ pub fn seal(header: &Header, payload: &[&[u8]]) -> ([u8; 12], [u8; 12]) {
     let mut front = [0; FRONT];
     front[..2].copy_from_slice(&START);
     front[2..].copy_from_slice(&header.to_bytes());
-    let begun = crc32c::crc32c(&front[HEADER..]);
-    let crc = payload.iter().fold(begun, |crc, part| crc32c::crc32c_append(crc, part));
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    digest.update(&front[HEADER..]);
+    payload.iter().for_each(|part| digest.update(part));
+    let crc = digest.finalize() as u32;
     let mut back = [0; OVERHEAD - FRONT];
     back[..4].copy_from_slice(&crc.to_le_bytes());
     back[4..8].copy_from_slice(&END);
     back[8..].copy_from_slice(&GAP);
     (front, back)
+}
+
+/// CRC-32C of header and payload.
+pub(crate) fn checksum(bytes: &[u8]) -> u32 {
+    crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
 fn check_length(header: &Header, length: usize) {
