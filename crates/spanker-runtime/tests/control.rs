@@ -119,3 +119,19 @@ fn requests_from_many_threads_to_one_handle_all_succeed() {
         });
     });
 }
+
+#[test]
+fn requests_of_this_version_to_another_major_version_are_not_made() {
+    let name = "requests_of_this_version_to_another_major_version_are_not_made";
+    under_fake_driver(name, None, |card| {
+        let theirs = AbiVersion { major: 7, minor: 8, patch: 9 };
+        for error in [card.info().err(), card.allocate(1).err(), card.counters().err()] {
+            match error {
+                Some(Error::Version { theirs: found }) => assert_eq!(found, theirs),
+                other => panic!("expected another version, got {other:?}"),
+            }
+        }
+        let error = card.info().expect_err("another version");
+        assert_eq!(error.to_string(), "the card speaks ABI 7.8.9, this program 0.2.0");
+    });
+}

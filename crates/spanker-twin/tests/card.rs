@@ -93,6 +93,43 @@ fn operators_change_memory_and_cost_what_the_profile_says() {
 }
 
 #[test]
+fn products_of_quantised_blocks_are_those_of_the_host() {
+    use ggml_spanker::{HostMatmul, MatmulInt4, Q4_K_BLOCK_BYTES};
+    let world = ring(2);
+    let card = world.control(0);
+    let [m, k, n] = [3usize, 512, 700];
+    let row = k / 256 * Q4_K_BLOCK_BYTES;
+    // Any bytes are a block; scales are kept finite by their high bytes.
+    let blocks = |rows: usize, salt: usize| -> Vec<u8> {
+        let byte = |i: usize| if i % Q4_K_BLOCK_BYTES < 4 { 0x20 } else { (i * 31 + salt) as u8 };
+        (0..rows * row).map(byte).collect()
+    };
+    let (a, b) = (blocks(m, 1), blocks(n, 7));
+    let mut expected = vec![0; m * n * 4];
+    HostMatmul.matmul_q4_k(&a, &b, &mut expected, m, k, n).unwrap();
+    let [left, right, out] =
+        [a.len(), b.len(), expected.len()].map(|length| card.allocate(length as u64).unwrap());
+    card.write(left, 0, &a).unwrap();
+    card.write(right, 0, &b).unwrap();
+    let before = card.info().unwrap().clock;
+    let shape = [m as u64, k as u64, n as u64];
+    let work =
+        Work::Matmul { a: at(left, 0), b: at(right, 0), out: at(out, 0), shape, types: [12, 12] };
+    let end = run(&card, &[work.into()]).unwrap();
+    let mut found = vec![0; expected.len()];
+    card.read(out, 0, &mut found).unwrap();
+    assert!(found == expected);
+    // The request, the operator, and the longer of traffic and arithmetic.
+    let traffic = (a.len() + b.len() + expected.len()) as f64 / 2000.0;
+    let arithmetic = (m * k * n) as f64 / 3600.0;
+    let (micros, expected) = ((end.0 - before.0) as f64 / 1e6, 61.0 + traffic.max(arithmetic));
+    assert!((micros - expected).abs() < 0.01, "{micros} against {expected}");
+    let other =
+        Work::Matmul { a: at(left, 0), b: at(right, 0), out: at(out, 0), shape, types: [2, 8] };
+    assert_eq!(refused(card.submit(1, &[other.into()])), Errno::EOPNOTSUPP);
+}
+
+#[test]
 fn messages_between_cards_take_latency_and_frames() {
     let world = ring(2);
     let (a, b) = (world.control(0), world.control(1));
