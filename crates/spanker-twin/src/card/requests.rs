@@ -44,6 +44,9 @@ pub(crate) struct Waiter {
     pub(super) deadline: u64,
 }
 
+/// Card time within which a request of the host follows the one before, in picoseconds.
+const STREAM: u64 = 1_000_000_000;
+
 /// An answer: the struct's bytes, further bytes, and when it is due.
 struct Answer {
     argument: Vec<u8>,
@@ -214,7 +217,11 @@ impl Card {
                 0
             }
             Pace::Wall => {
-                let start = self.clock.max(arrived.saturating_mul(1000));
+                // Requests that follow each other are one stream: what the host's own software takes between
+                // two of them is not the link's.
+                let arrived = arrived.saturating_mul(1000);
+                let streams = arrived.saturating_sub(self.clock) < STREAM;
+                let start = if streams { self.clock } else { arrived };
                 self.clock = later(start, self.costs.host(bytes));
                 self.clock / 1000
             }
