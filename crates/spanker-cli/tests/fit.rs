@@ -1,69 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker fit` and `spanker predict` as a user runs them, over published measurements.
 
+#[allow(dead_code)]
+#[path = "support/desk.rs"]
+mod desk;
+
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Output};
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-/// A folder to work in, which is the command's working directory.
-struct Desk(TempDir);
-
-impl Desk {
-    fn new(files: &[(&str, &str)]) -> Desk {
-        let desk = Desk(tempfile::tempdir().expect("a folder"));
-        for (name, text) in files {
-            fs::write(desk.0.path().join(name), text).expect("a file");
-        }
-        desk
-    }
-
-    fn run(&self, line: &str) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_spanker"))
-            .args(line.split_whitespace())
-            .current_dir(self.0.path())
-            .output()
-            .expect("the command starts")
-    }
-
-    fn text(&self, line: &str) -> String {
-        let output = self.run(line);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{line}: {errors}");
-        String::from_utf8(output.stdout).expect("text")
-    }
-
-    fn json(&self, line: &str) -> Value {
-        serde_json::from_str(&self.text(&format!("{line} --json"))).expect("one JSON object")
-    }
-
-    /// What a command says that fails with `code`, and prints nothing else.
-    fn error(&self, code: i32, line: &str) -> String {
-        let output = self.run(line);
-        let text = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(code), "{line}: {text}");
-        assert!(output.stdout.is_empty(), "{line} printed before it failed");
-        text
-    }
-
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.0.path()).expect("a folder");
-        let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("a name");
-        let mut names: Vec<String> = entries.map(|entry| name(entry.expect("an entry"))).collect();
-        names.sort();
-        names
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-fn number(report: &Value, field: &str) -> f64 {
-    report[field].as_f64().unwrap_or_else(|| panic!("{field} in {report}"))
-}
+use desk::{Desk, number};
 
 fn error_of(report: &Value, field: &str, measured: f64) -> f64 {
     let (low, high) = (number(report, "low"), number(report, "high"));

@@ -1,83 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker plan`, `simulate` and `profiles` as a user runs them: numbers, JSON, files, exit codes.
 
+#[allow(dead_code)]
+#[path = "support/desk.rs"]
+mod desk;
 #[path = "support/gguf.rs"]
 mod gguf;
 
-use std::fs;
-use std::process::{Command, Output};
-
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
+use desk::{Desk, number};
 use gguf::Gguf;
 
-/// A folder to work in, which is the command's working directory.
-struct Desk(TempDir);
-
-impl Desk {
-    fn new(files: &[(&str, &str)]) -> Desk {
-        let desk = Desk(tempfile::tempdir().expect("a folder"));
-        files.iter().for_each(|(name, text)| desk.put(name, text.as_bytes()));
-        desk
-    }
-
-    fn put(&self, name: &str, bytes: &[u8]) {
-        let path = self.0.path().join(name);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-        fs::write(path, bytes).expect("a file");
-    }
-
-    fn read(&self, name: &str) -> String {
-        fs::read_to_string(self.0.path().join(name)).expect(name)
-    }
-
-    fn run(&self, line: &str) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_spanker"))
-            .args(line.split_whitespace())
-            .current_dir(self.0.path())
-            .output()
-            .expect("the command starts")
-    }
-
-    fn text(&self, line: &str) -> String {
-        let output = self.run(line);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{line}: {errors}");
-        String::from_utf8(output.stdout).expect("text")
-    }
-
-    fn json(&self, line: &str) -> Value {
-        let text = self.text(&format!("{line} --json"));
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{line}: {error}: {text}"))
-    }
-
-    /// The best candidate of `spanker plan`.
-    fn best(&self, line: &str) -> Value {
-        self.json(&format!("plan {line}"))["candidates"][0].clone()
-    }
-
-    /// What a command says that fails with `code`, and prints nothing else.
-    fn error(&self, code: i32, line: &str) -> String {
-        let output = self.run(line);
-        let text = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(code), "{line}: {text}");
-        assert!(output.stdout.is_empty(), "{line} printed before it failed");
-        assert!(!text.contains("panicked"), "{line}: {text}");
-        text
-    }
-
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.0.path()).expect("a folder");
-        let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("a name");
-        let mut names: Vec<String> = entries.map(|entry| name(entry.expect("an entry"))).collect();
-        names.sort();
-        names
-    }
-}
-
-fn number(value: &Value, field: &str) -> f64 {
-    value[field].as_f64().unwrap_or_else(|| panic!("{field} in {value}"))
+/// The best candidate of `spanker plan`.
+fn best_of(desk: &Desk, line: &str) -> Value {
+    desk.json(&format!("plan {line}"))["candidates"][0].clone()
 }
 
 fn list<'a>(value: &'a Value, field: &str) -> &'a Vec<Value> {
@@ -158,7 +95,7 @@ fn eight_cards_and_the_published_weights_agree_with_the_formulas() {
         ("tinyllama-1.1b --cards 8", 25.0, 26.0),
         ("llama-2-7b --cards 8", 4.1, 4.3),
     ] {
-        let rate = number(&desk.best(line), "tokens_per_second");
+        let rate = number(&best_of(&desk, line), "tokens_per_second");
         assert!((low..high).contains(&rate), "{line}: {rate}");
     }
 }
@@ -183,8 +120,8 @@ fn a_model_that_does_not_fit_says_by_how_much_and_what_would_do() {
     assert!(errors.contains("plan.json was not written"), "{errors}");
     assert!(desk.names().is_empty(), "{:?}", desk.names());
     // What was said to be enough is enough, and one less is not.
-    assert_eq!(desk.best("llama-2-70b --cards 10")["fits"], true);
-    assert_eq!(desk.best("llama-2-70b --cards 9")["fits"], false);
+    assert_eq!(best_of(&desk, "llama-2-70b --cards 10")["fits"], true);
+    assert_eq!(best_of(&desk, "llama-2-70b --cards 9")["fits"], false);
 }
 
 #[test]
@@ -195,7 +132,7 @@ fn a_context_that_cannot_fit_names_one_that_does() {
     let context = report["remedies"]["context"].as_u64().expect("a context");
     assert!(context < 4096);
     let fits = |context: u64| {
-        desk.best(&format!("llama-2-7b --cards 1 --context {context}"))["fits"] == true
+        best_of(&desk, &format!("llama-2-7b --cards 1 --context {context}"))["fits"] == true
     };
     assert!(fits(context) && !fits(context + 1), "{context}");
 }
@@ -203,9 +140,9 @@ fn a_context_that_cannot_fit_names_one_that_does() {
 #[test]
 fn odd_numbers_of_cards_and_unequal_cards_get_uneven_shares() {
     let desk = Desk::new(&[]);
-    let rate = |line: &str| number(&desk.best(line), "tokens_per_second");
+    let rate = |line: &str| number(&best_of(&desk, line), "tokens_per_second");
     for cards in [3, 5] {
-        let best = desk.best(&format!("tinyllama-1.1b --cards {cards}"));
+        let best = best_of(&desk, &format!("tinyllama-1.1b --cards {cards}"));
         assert_eq!(best["cards"], cards, "{best}");
         let all = shares(&best);
         assert!((all.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{all:?}");
@@ -213,7 +150,7 @@ fn odd_numbers_of_cards_and_unequal_cards_get_uneven_shares() {
         let fewer = rate(&format!("tinyllama-1.1b --cards {}", cards - 1));
         assert!(number(&best, "tokens_per_second") > fewer, "{cards} cards");
     }
-    let best = desk.best("tinyllama-1.1b --profile rev-a*2,rev-a@1GB/s");
+    let best = best_of(&desk, "tinyllama-1.1b --profile rev-a*2,rev-a@1GB/s");
     let expected = [0.4, 0.4, 0.2];
     assert_eq!(best["cards"], 3);
     for (share, expected) in shares(&best).iter().zip(expected) {
@@ -224,7 +161,7 @@ fn odd_numbers_of_cards_and_unequal_cards_get_uneven_shares() {
         between > rate("tinyllama-1.1b --cards 2") && between < rate("tinyllama-1.1b --cards 3")
     );
     // The order of the cards is not what counts.
-    let turned = desk.best("tinyllama-1.1b --profile rev-a@1GB/s,rev-a*2");
+    let turned = best_of(&desk, "tinyllama-1.1b --profile rev-a@1GB/s,rev-a*2");
     assert!((number(&turned, "tokens_per_second") / between - 1.0).abs() < 0.01);
 }
 
@@ -232,13 +169,13 @@ fn odd_numbers_of_cards_and_unequal_cards_get_uneven_shares() {
 fn a_card_that_hurts_is_left_out_and_named() {
     let desk = Desk::new(&[]);
     let line = "tinyllama-1.1b --profile rev-a*2,rev-a@5MB/s";
-    assert_eq!(desk.best(line)["card_ids"], json!([0, 1]));
+    assert_eq!(best_of(&desk, line)["card_ids"], json!([0, 1]));
     let text = desk.text(&format!("plan {line}"));
     assert!(text.contains("would not help: cards [2]"), "{text}");
     // Links that take longer than they save leave one card.
     let profile = include_str!("../../spanker-topology/profiles/rev-a.toml");
     desk.put("far.toml", profile.replacen("\"2 us\"", "\"500 ms\"", 1).as_bytes());
-    let alone = desk.best("tinyllama-1.1b --profile far.toml --cards 4");
+    let alone = best_of(&desk, "tinyllama-1.1b --profile far.toml --cards 4");
     assert_eq!((&alone["strategy"], &alone["cards"]), (&json!("one-card"), &json!(1)));
 }
 
@@ -273,7 +210,7 @@ fn every_objective_on_every_shape_keeps_the_promises_of_its_json() {
 #[test]
 fn what_is_asked_for_changes_the_answer_as_one_expects() {
     let desk = Desk::new(&[]);
-    let best = |flags: &str| desk.best(&format!("tinyllama-1.1b --cards 2 {flags}"));
+    let best = |flags: &str| best_of(&desk, &format!("tinyllama-1.1b --cards 2 {flags}"));
     let time = |flags: &str| number(&best(flags), "decode_ms_per_token");
     assert!(time("--quant q8_0") > 1.5 * time("--quant q4_0"));
     assert!(time("--at 2000") > time("--at 0"));
@@ -323,12 +260,12 @@ fn cluster_files_describe_cards_links_and_what_they_share() {
     assert_eq!(report["cluster"]["topology"], "links");
     assert_eq!(report["candidates"][0]["cards"], 3);
     // A profile's path is from where the cluster file is.
-    let best = desk.best("tinyllama-1.1b --cluster in/mixed.toml");
+    let best = best_of(&desk, "tinyllama-1.1b --cluster in/mixed.toml");
     assert_eq!(best["capacity_bytes_per_card"][2], 8u64 << 30);
     assert!(shares(&best)[2] < 0.25, "{best}");
     let ring = desk.json("plan tinyllama-1.1b --cluster in/mixed.toml --topology ring");
     assert_eq!(ring["cluster"]["topology"], "ring");
-    let links = |line: &str| number(&desk.best(line)["terms"], "communication_ms");
+    let links = |line: &str| number(&best_of(&desk, line)["terms"], "communication_ms");
     let (free, tight) = (
         links("tinyllama-1.1b --cluster line.toml"),
         links("tinyllama-1.1b --cluster shared.toml"),
@@ -345,9 +282,9 @@ fn fits_calibrate_cards_and_links() {
     let desk = Desk::new(&[("link.csv", link), ("card.csv", card)]);
     desk.text("fit link --samples link.csv --out link.toml");
     desk.text("fit card --samples card.csv --out card.toml");
-    let alone = desk.best("llama-2-7b --profile h200-nvlink --card card.toml");
+    let alone = best_of(&desk, "llama-2-7b --profile h200-nvlink --card card.toml");
     assert!((number(&alone, "decode_ms_per_token") / 101.06 - 1.0).abs() < 0.02, "{alone}");
-    let four = desk.best("llama-2-7b --profile h200-nvlink --cards 4 --card card.toml");
+    let four = best_of(&desk, "llama-2-7b --profile h200-nvlink --cards 4 --card card.toml");
     assert!((36.0..46.0).contains(&number(&four, "decode_ms_per_token")), "{four}");
     // These links are hundreds of times as fast as the profile's, whatever the shape.
     for shape in ["ring", "switch", "star", "mesh"] {
@@ -411,7 +348,7 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 2
 #[test]
 fn a_config_json_is_the_model_that_it_describes() {
     let desk = Desk::new(&[("tiny/config.json", CONFIG)]);
-    let rate = |line: &str| number(&desk.best(line), "tokens_per_second");
+    let rate = |line: &str| number(&best_of(&desk, line), "tokens_per_second");
     let built_in = rate("tinyllama-1.1b --cards 3");
     for path in ["tiny/config.json", "tiny"] {
         assert!((rate(&format!("{path} --cards 3")) / built_in - 1.0).abs() < 1e-9, "{path}");
@@ -446,7 +383,7 @@ fn simulated_plans_agree_with_their_predictions() {
         "llama-3-8b --cards 4 --topology star --objective throughput --concurrency 8",
         "llama-2-7b --cards 3 --objective ttft",
     ] {
-        let best = desk.best(&format!("{line} --out plan.json"));
+        let best = best_of(&desk, &format!("{line} --out plan.json"));
         let run = desk.json("simulate plan.json --tokens 8");
         let off = number(&run, "difference_percent");
         assert!(off.abs() < 1.0, "{line}: {off} %");
@@ -454,7 +391,7 @@ fn simulated_plans_agree_with_their_predictions() {
         assert!((predicted / number(&best, "decode_ms_per_token") - 1.0).abs() < 1e-9, "{line}");
         assert_eq!(list(&run, "tokens_ms").len(), 8);
     }
-    let best = desk.best("llama-2-7b --cards 3 --objective ttft --out plan.json");
+    let best = best_of(&desk, "llama-2-7b --cards 3 --objective ttft --out plan.json");
     let run = desk.json("simulate plan.json --prompt");
     let (simulated, predicted) = (number(&run, "simulated_ttft_ms"), number(&best, "ttft_ms"));
     assert!((simulated / predicted - 1.0).abs() < 0.01, "{simulated} against {predicted}");
@@ -490,7 +427,7 @@ fn a_killed_card_leads_to_a_new_plan_that_the_trace_shows() {
     // After the loss three cards decode as fast as a plan for three.
     let times = list(&run, "tokens_ms");
     let late = times[2].as_f64().unwrap() - times[1].as_f64().unwrap();
-    let three = number(&desk.best("tinyllama-1.1b --cards 3"), "decode_ms_per_token");
+    let three = number(&best_of(&desk, "tinyllama-1.1b --cards 3"), "decode_ms_per_token");
     assert!((0.95..1.2).contains(&(late / three)), "{late} against {three}");
 
     let trace: Value = serde_json::from_str(&desk.read("trace.json")).expect("JSON");

@@ -2,26 +2,19 @@
 //! Emulated cards in virtual time: what work does to memory, what it costs on the card's clock, and what a
 //! hostile program cannot do.
 
+#[path = "support/ring.rs"]
+mod support;
+
 use std::time::Duration;
 
 use nix::errno::Errno;
 use spanker_runtime::{
-    BufferId, CardTime, Descriptor, Error, FaultKind, Fold, Landing, Place, PortState,
-    SpankerControl, Work,
+    BufferId, CardTime, Descriptor, Error, FaultKind, Fold, Landing, PortState, SpankerControl,
+    Work,
 };
-use spanker_topology::{Cluster, Profile, Shape};
-use spanker_twin::{Disturbance, Pace, World, specs};
+use spanker_twin::Disturbance;
 
-const SECOND: Duration = Duration::from_secs(1);
-
-fn ring(cards: usize) -> World {
-    let cluster = Cluster::uniform(Profile::builtin("rev-a").unwrap(), cards, Shape::Ring).unwrap();
-    World::new(specs(&cluster, Pace::Card, 1).unwrap(), 7)
-}
-
-fn at(buffer: BufferId, offset: u64) -> Place {
-    Place { buffer, offset }
-}
+use support::{SECOND, at, ring};
 
 fn refused<T: std::fmt::Debug>(result: spanker_runtime::Result<T>) -> Errno {
     match result {

@@ -4,6 +4,8 @@
 #[allow(dead_code)]
 #[path = "fuzz/pair.rs"]
 mod pair;
+#[path = "support/ring.rs"]
+mod support;
 
 use std::time::Duration;
 
@@ -11,23 +13,12 @@ use nix::errno::Errno;
 use spanker_runtime::abi::{RawReset, RawSubmit, RawWait, Request};
 use spanker_runtime::message::{HEAD_BYTES, Message};
 use spanker_runtime::{
-    BufferId, Descriptor, Error, Fault, FaultKind, Fold, Landing, Place, Work, encode_work,
+    BufferId, Descriptor, Error, Fault, FaultKind, Fold, Landing, Work, encode_work,
 };
-use spanker_topology::{Cluster, Profile, Shape};
-use spanker_twin::{Disturbance, Pace, World, specs};
+use spanker_twin::{Disturbance, Pace};
 
 use self::pair::{GUARD, Guarded, HOSTILE};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn ring(cards: usize) -> World {
-    let cluster = Cluster::uniform(Profile::builtin("rev-a").unwrap(), cards, Shape::Ring).unwrap();
-    World::new(specs(&cluster, Pace::Card, 1).unwrap(), 7)
-}
-
-fn at(buffer: BufferId, offset: u64) -> Place {
-    Place { buffer, offset }
-}
+use self::support::{SECOND, at, ring};
 
 fn fence() -> Descriptor {
     Work::Fence { not_before_ps: 0 }.into()
