@@ -20,10 +20,7 @@ impl Card {
         if self.dead_job(job).is_some() {
             return;
         }
-        self.dead.push_back(fault);
-        if self.dead.len() > REMEMBERED {
-            self.dead.pop_front();
-        }
+        self.bury(fault);
         self.counters.faults += 1;
         self.note(abi::RECORD_FAULT, 0, fault.card, u64::from(fault.kind.code()));
         self.drop_submissions(job, fault);
@@ -53,10 +50,15 @@ impl Card {
             return self.fail_job(fault);
         }
         if self.dead_job(fault.job).is_none() {
-            self.dead.push_back(fault);
-            if self.dead.len() > REMEMBERED {
-                self.dead.pop_front();
-            }
+            self.bury(fault);
+        }
+    }
+
+    /// Remembers a job that has failed, and forgets the one that failed longest ago.
+    fn bury(&mut self, fault: Fault) {
+        self.dead.push_back(fault);
+        if self.dead.len() > REMEMBERED {
+            self.dead.pop_front();
         }
     }
 
