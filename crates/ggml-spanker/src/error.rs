@@ -26,6 +26,12 @@ pub enum Error {
         /// The result's size in bytes.
         need: usize,
     },
+    /// Nothing is computed with this type here.
+    #[error("type {quant} cannot be used here")]
+    Type {
+        /// The type.
+        quant: spanker_model::Quant,
+    },
     /// The input is not a whole number of blocks.
     #[error("input of {len} bytes is not a whole number of {block}-byte blocks")]
     PartialBlock {

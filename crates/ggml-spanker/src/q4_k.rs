@@ -126,7 +126,7 @@ fn decode_pair(
 }
 
 /// Unpacks the eight scales and the eight minima.
-fn unpack_scales(packed: &[u8]) -> ([u8; SUB_BLOCKS], [u8; SUB_BLOCKS]) {
+pub(crate) fn unpack_scales(packed: &[u8]) -> ([u8; SUB_BLOCKS], [u8; SUB_BLOCKS]) {
     let mut scales = [0; SUB_BLOCKS];
     let mut mins = [0; SUB_BLOCKS];
     for i in 0..SUB_BLOCKS / 2 {

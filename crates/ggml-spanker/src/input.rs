@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What weights are multiplied with: rows of activations, as 8-bit blocks or plain.
+
+use half::f16;
+use spanker_model::Quant;
+
+use crate::decode::half_at;
+use crate::error::{Error, Result};
+
+/// The type in which activations meet weights of the type `weights`: [`Quant::Q8_0`] for blocks of 32,
+/// [`Quant::Q8K`] for blocks of 256, [`Quant::F32`] for plain numbers.
+#[must_use]
+pub fn input_type(weights: Quant) -> Quant {
+    match weights.block() {
+        1 => Quant::F32,
+        256 => Quant::Q8K,
+        _ => Quant::Q8_0,
+    }
+}
+
+/// Turns rows of f32 into blocks of `input`, end to end: [`Quant::Q8_0`], [`Quant::Q8K`] or, unchanged,
+/// [`Quant::F32`].
+///
+/// In a block, the scale is the largest magnitude over 127, and every value becomes the nearest multiple of
+/// it, ties to even. Q8_0 keeps the scale as f16, Q8_K as f32 with the sums of each 16 values. A block with
+/// a value that is not finite becomes zeros with a scale that is not a number, so that it is noticed.
+///
+/// ```
+/// use ggml_spanker::{Quant, quantize};
+/// let mut block = [0; 34];
+/// quantize(Quant::Q8_0, &[127.0; 32], &mut block)?;
+/// assert_eq!((&block[..2], block[2] as i8), (&[0x00, 0x3C][..], 127));
+/// # Ok::<(), ggml_spanker::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Type`] for another type, [`Error::PartialBlock`] for values that are not whole blocks,
+/// [`Error::OutputTooSmall`] if `out` has not exactly the bytes of the blocks.
+pub fn quantize(input: Quant, values: &[f32], out: &mut [u8]) -> Result<()> {
+    if !matches!(input, Quant::F32 | Quant::Q8_0 | Quant::Q8K) {
+        return Err(Error::Type { quant: input });
+    }
+    let (block, bytes) = (input.block() as usize, input.block_bytes() as usize);
+    if !values.len().is_multiple_of(block) {
+        return Err(Error::PartialBlock { len: size_of_val(values), block: block * 4 });
+    }
+    let need = values.len() / block * bytes;
+    if out.len() != need {
+        return Err(Error::OutputTooSmall { have: out.len(), need });
+    }
+    for (values, out) in values.chunks_exact(block).zip(out.chunks_exact_mut(bytes)) {
+        match input {
+            Quant::Q8_0 => {
+                let (d, quants) = out.split_at_mut(2);
+                let scale = round_block(values, quants);
+                d.copy_from_slice(&f16::from_f32_const(scale).to_le_bytes());
+            }
+            Quant::Q8K => {
+                let (d, rest) = out.split_at_mut(4);
+                let (quants, sums) = rest.split_at_mut(256);
+                d.copy_from_slice(&round_block(values, quants).to_le_bytes());
+                for (sum, part) in sums.chunks_exact_mut(2).zip(quants.chunks_exact(16)) {
+                    let total: i16 = part.iter().map(|&q| i16::from(q as i8)).sum();
+                    sum.copy_from_slice(&total.to_le_bytes());
+                }
+            }
+            _ => out.copy_from_slice(&values[0].to_le_bytes()),
+        }
+    }
+    Ok(())
+}
+
+/// Rounds the values of a block to bytes and returns their scale.
+fn round_block(values: &[f32], out: &mut [u8]) -> f32 {
+    let largest = values
+        .iter()
+        .fold(0.0f32, |most, value| if value.abs() > most { value.abs() } else { most });
+    // A sum is not finite if a value is not: the comparison above drops what is not a number.
+    let finite = values.iter().all(|value| value.is_finite());
+    if !finite || largest == 0.0 {
+        out.fill(0);
+        return if finite { 0.0 } else { f32::NAN };
+    }
+    let inverse = 127.0 / largest;
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+    }
+    largest / 127.0
+}
+
+/// Rows of activations, unpacked for the kernels.
+#[derive(Debug, Clone, Default)]
+pub struct Inputs {
+    pub(crate) input: Option<Quant>,
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
+    /// Bytes of all rows, row by row.
+    pub(crate) quants: Vec<i8>,
+    /// The scale of each block.
+    pub(crate) scales: Vec<f32>,
+    /// The sum of each block of 32 (Q8_0) or of each 16 values (Q8_K).
+    pub(crate) sums: Vec<i32>,
+    /// Plain rows.
+    pub(crate) plain: Vec<f32>,
+}
+
+impl Inputs {
+    /// No rows.
+    #[must_use]
+    pub fn new() -> Inputs {
+        Inputs::default()
+    }
+
+    /// How many rows there are.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Takes `rows` rows of `width` values from blocks of the type `input`. The memory of earlier rows is
+    /// used again.
+    ///
+    /// # Errors
+    /// [`Error::Type`] for a type that activations do not have, [`Error::BadDims`] if `bytes` are not so
+    /// many rows.
+    pub fn load(&mut self, input: Quant, bytes: &[u8], rows: usize, width: usize) -> Result<()> {
+        if !matches!(input, Quant::F32 | Quant::Q8_0 | Quant::Q8K) {
+            return Err(Error::Type { quant: input });
+        }
+        let (block, size) = (input.block() as usize, input.block_bytes() as usize);
+        let expected = rows.checked_mul(width / block).and_then(|blocks| blocks.checked_mul(size));
+        if width == 0 || !width.is_multiple_of(block) || expected != Some(bytes.len()) {
+            return Err(Error::BadDims { m: rows, k: width, n: 0, qk: block });
+        }
+        (self.input, self.rows, self.width) = (Some(input), rows, width);
+        self.quants.clear();
+        self.scales.clear();
+        self.sums.clear();
+        self.plain.clear();
+        if input == Quant::F32 {
+            self.plain.extend(bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)));
+            return Ok(());
+        }
+        let (head, part) = if input == Quant::Q8_0 { (2, 32) } else { (4, 16) };
+        for one in bytes.chunks_exact(size) {
+            self.scales.push(match head {
+                2 => half_at(one, 0),
+                _ => f32::from_le_bytes([one[0], one[1], one[2], one[3]]),
+            });
+            let quants = &one[head..head + block];
+            self.quants.extend(quants.iter().map(|&byte| byte as i8));
+            let sum = |part: &[u8]| part.iter().map(|&byte| i32::from(byte as i8)).sum::<i32>();
+            self.sums.extend(quants.chunks_exact(part).map(sum));
+        }
+        Ok(())
+    }
+}

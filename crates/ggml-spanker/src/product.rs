@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Products of rows of weights with rows of activations.
+//!
+//! # Bits
+//!
+//! An element of a product depends on its two rows alone. It is the fold of its blocks in rising order,
+//! from zero, in f32 without fused operations:
+//!
+//! | weights | added for each block |
+//! |---|---|
+//! | Q4_0, Q5_0, Q8_0 | `(d * a) * S` |
+//! | Q4_1, Q5_1 | `(d * a) * S + (m * a) * A` |
+//! | Q4_K, Q5_K | `(d * a) * S - (dmin * a) * M` |
+//! | Q6_K | `(d * a) * S` |
+//!
+//! `d`, `m` and `dmin` are the block's numbers as f32, `a` is the scale of the activations. `S` is the
+//! exact integer sum of products of weights and activations, in K types each times its sub-block's scale;
+//! `A` is the sum of the activations, `M` the sum over sub-blocks of minimum times sum of activations. Each
+//! becomes f32 once. Plain weights are multiplied in 16 lanes: lane `i` adds every sixteenth product in
+//! rising order, and the lanes are added in halves (8, 4, 2, 1).
+//!
+//! So a product may be cut by rows of either operand, over threads and over cards, and every kernel gives
+//! these bits.
+
+use half::bf16;
+use spanker_model::Quant;
+
+use crate::decode::{WEIGHT_TYPES, half_at, integers};
+use crate::error::{Error, Result};
+use crate::input::{Inputs, input_type};
+use crate::q4_k::unpack_scales;
+
+/// Computes `out[i][j] = inputs[i] . weights[j]` for `n` rows of weights.
+///
+/// `weights` is `n` rows as long as the inputs, of the type `quant`; `out` is one row of `n` values for each
+/// row of the inputs.
+///
+/// ```
+/// use ggml_spanker::{Inputs, Quant, multiply, quantize};
+/// let mut row = [0; 34];
+/// quantize(Quant::Q8_0, &[1.0; 32], &mut row)?;
+/// let mut inputs = Inputs::new();
+/// inputs.load(Quant::Q8_0, &row, 1, 32)?;
+/// let mut out = [0.0];
+/// multiply(Quant::Q8_0, &row, 1, &inputs, &mut out)?;
+/// assert!((out[0] - 32.0).abs() < 0.1);
+/// # Ok::<(), ggml_spanker::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Type`] for weights of a type that is not in [`WEIGHT_TYPES`] or inputs that do not go with it,
+/// [`Error::BadDims`] and [`Error::OutputTooSmall`] if lengths do not belong together. Then `out` has not
+/// changed.
+pub fn multiply(
+    quant: Quant,
+    weights: &[u8],
+    n: usize,
+    inputs: &Inputs,
+    out: &mut [f32],
+) -> Result<()> {
+    check(quant, weights, n, inputs, out)?;
+    let row = weights.len() / n.max(1);
+    for (i, out) in out.chunks_exact_mut(n.max(1)).enumerate() {
+        for (weights, out) in weights.chunks_exact(row.max(1)).zip(out) {
+            *out = dot(quant, weights, inputs, i);
+        }
+    }
+    Ok(())
+}
+
+fn check(quant: Quant, weights: &[u8], n: usize, inputs: &Inputs, out: &[f32]) -> Result<()> {
+    if !WEIGHT_TYPES.contains(&quant) {
+        return Err(Error::Type { quant });
+    }
+    let (m, k, qk) = (inputs.rows, inputs.width, quant.block() as usize);
+    match inputs.input {
+        Some(input) if input == input_type(quant) => {}
+        other => return Err(Error::Type { quant: other.unwrap_or(quant) }),
+    }
+    let bytes =
+        (k / qk).checked_mul(quant.block_bytes() as usize).and_then(|row| row.checked_mul(n));
+    if !k.is_multiple_of(qk) || bytes != Some(weights.len()) {
+        return Err(Error::BadDims { m, k, n, qk });
+    }
+    match m.checked_mul(n) {
+        Some(need) if need == out.len() => Ok(()),
+        need => {
+            let need = need.unwrap_or(usize::MAX).saturating_mul(size_of::<f32>());
+            Err(Error::OutputTooSmall { have: size_of_val(out), need })
+        }
+    }
+}
+
+/// One row of weights with row `i` of the inputs.
+fn dot(quant: Quant, weights: &[u8], inputs: &Inputs, i: usize) -> f32 {
+    let k = inputs.width;
+    if quant.block() == 1 {
+        return dot_plain(quant, weights, &inputs.plain[i * k..][..k]);
+    }
+    let (block, bytes) = (quant.block() as usize, quant.block_bytes() as usize);
+    let (blocks, parts) = (k / block, if block == 256 { 16 } else { 1 });
+    let quants = inputs.quants[i * k..][..k].chunks_exact(block);
+    let scales = &inputs.scales[i * blocks..][..blocks];
+    let sums = inputs.sums[i * blocks * parts..][..blocks * parts].chunks_exact(parts);
+    let mut total = 0.0;
+    for (((weights, quants), &a), sums) in
+        weights.chunks_exact(bytes).zip(quants).zip(scales).zip(sums)
+    {
+        total += block_product(quant, weights, quants, a, sums);
+    }
+    total
+}
+
+fn block_product(quant: Quant, weights: &[u8], quants: &[i8], a: f32, sums: &[i32]) -> f32 {
+    let integers = integers(quant, weights);
+    let sum = |range: std::ops::Range<usize>| -> i32 {
+        let pairs = integers[range.clone()].iter().zip(&quants[range]);
+        pairs.map(|(&w, &q)| i32::from(w) * i32::from(q)).sum()
+    };
+    match quant {
+        Quant::Q4K | Quant::Q5K => {
+            let (d, dmin) = (half_at(weights, 0), half_at(weights, 2));
+            let (scales, mins) = unpack_scales(&weights[4..16]);
+            let scaled = |sub: usize| i32::from(scales[sub]) * sum(32 * sub..32 * sub + 32);
+            let least = |sub: usize| i32::from(mins[sub]) * (sums[2 * sub] + sums[2 * sub + 1]);
+            let products: i32 = (0..8).map(scaled).sum();
+            let minima: i32 = (0..8).map(least).sum();
+            (d * a) * products as f32 - (dmin * a) * minima as f32
+        }
+        Quant::Q6K => {
+            let scaled =
+                |sub: usize| i32::from(weights[192 + sub] as i8) * sum(16 * sub..16 * sub + 16);
+            (half_at(weights, 208) * a) * (0..16).map(scaled).sum::<i32>() as f32
+        }
+        Quant::Q4_1 | Quant::Q5_1 => {
+            let (d, m) = (half_at(weights, 0), half_at(weights, 2));
+            (d * a) * sum(0..32) as f32 + (m * a) * sums[0] as f32
+        }
+        _ => (half_at(weights, 0) * a) * sum(0..32) as f32,
+    }
+}
+
+fn dot_plain(quant: Quant, weights: &[u8], row: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    let size = quant.block_bytes() as usize;
+    for (index, (weight, value)) in weights.chunks_exact(size).zip(row).enumerate() {
+        let weight = match quant {
+            Quant::F16 => half_at(weight, 0),
+            Quant::Bf16 => bf16::from_le_bytes([weight[0], weight[1]]).to_f32(),
+            _ => f32::from_le_bytes([weight[0], weight[1], weight[2], weight[3]]),
+        };
+        lanes[index % 16] += weight * value;
+    }
+    crate::ops::fold_lanes(lanes)
+}
