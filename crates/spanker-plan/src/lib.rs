@@ -38,6 +38,7 @@ mod error;
 mod explain;
 mod fit;
 pub mod formula;
+mod given;
 mod op;
 mod plan;
 mod predict;

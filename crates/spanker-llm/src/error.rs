@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can go wrong between a model's file and its next token.
+
+use spanker_fabric::device::DeviceError;
+use spanker_model::{ModelError, Quant};
+
+/// A model that cannot be run, or a run that could not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LlmError {
+    /// The file is no model that can be run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A tensor has a type that nothing here computes with.
+    #[error("tensor {tensor}: weights of type {quant} cannot be computed with")]
+    Type {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        quant: Quant,
+    },
+    /// The model needs something that is not there.
+    #[error("{what}")]
+    Unsupported {
+        /// What, in words.
+        what: String,
+    },
+    /// The plan is not one for this model, or not one that can be run.
+    #[error("plan: {what}")]
+    Plan {
+        /// Why.
+        what: String,
+    },
+    /// More tokens than there is room for.
+    #[error("{tokens} tokens do not fit a context of {context}")]
+    Context {
+        /// Tokens that there would be.
+        tokens: usize,
+        /// Tokens that there is room for.
+        context: usize,
+    },
+    /// A token that the vocabulary does not have.
+    #[error("token {token} is not in a vocabulary of {vocab}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Tokens in the vocabulary.
+        vocab: u64,
+    },
+    /// A card or a link failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A thread that plays a card ended in a panic.
+    #[error("card {card}: its thread has panicked")]
+    Panicked {
+        /// The card.
+        card: usize,
+    },
+}
+
+impl LlmError {
+    pub(crate) fn plan(what: impl Into<String>) -> LlmError {
+        LlmError::Plan { what: what.into() }
+    }
+
+    pub(crate) fn unsupported(what: impl Into<String>) -> LlmError {
+        LlmError::Unsupported { what: what.into() }
+    }
+}

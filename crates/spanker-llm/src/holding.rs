@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What each card holds of a network: pieces of tensors, and where they are once somebody has put them there.
+
+use std::ops::Range;
+
+use spanker_model::Quant;
+use spanker_plan::{Shard, Split, Stage};
+use spanker_runtime::Place;
+
+use crate::{LlmError, Network};
+
+/// Which part of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Cut {
+    /// These rows. Of a vector, these elements.
+    Rows(Range<u64>),
+    /// These columns of every row.
+    Columns(Range<u64>),
+}
+
+/// A part of a tensor that a card holds.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// The tensor's name.
+    pub tensor: String,
+    /// Its part.
+    pub cut: Cut,
+}
+
+/// A piece of a matrix on a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) place: Place,
+    pub(crate) rows: u64,
+    pub(crate) cols: u64,
+    pub(crate) quant: Quant,
+}
+
+/// What a card holds of one layer.
+#[derive(Debug, Clone)]
+pub(crate) struct HeldLayer {
+    pub(crate) attention_norm: Place,
+    pub(crate) q: Held,
+    pub(crate) k: Held,
+    pub(crate) v: Held,
+    pub(crate) biases: Option<[Place; 3]>,
+    pub(crate) head_norms: Option<[Place; 2]>,
+    pub(crate) o: Held,
+    pub(crate) ffn_norm: Place,
+    pub(crate) gate: Held,
+    pub(crate) up: Held,
+    pub(crate) down: Held,
+}
+
+/// What a card holds of a network.
+#[derive(Debug, Clone)]
+pub(crate) struct Holding {
+    pub(crate) layers: Vec<HeldLayer>,
+    /// On the first stage.
+    pub(crate) embedding: Option<Held>,
+    /// On the last stage: the final norm and the head.
+    pub(crate) head: Option<(Place, Held)>,
+}
+
+/// Lists what a rank of a stage holds. `put` says where a piece is.
+pub(crate) fn hold<B: AsRef<[u8]>>(
+    network: &Network<B>,
+    stage: &Stage,
+    rank: usize,
+    (first, last): (bool, bool),
+    put: &mut dyn FnMut(&Piece) -> Result<Place, LlmError>,
+) -> Result<Holding, LlmError> {
+    let shard = &stage.group.shards[rank];
+    let mut holder = Holder { network, shard, split: stage.group.split, put };
+    let layers = stage.layers.clone().map(|at| holder.layer(at)).collect::<Result<_, _>>()?;
+    let model = network.model();
+    let embedding = match first {
+        true => Some(holder.rows("token_embd.weight", shard.vocab.clone())?),
+        false => None,
+    };
+    let head = match last {
+        true => {
+            let name = if model.tied { "token_embd.weight" } else { "output.weight" };
+            let norm = holder.vector("output_norm.weight", 0..model.hidden)?;
+            Some((norm, holder.rows(name, shard.vocab.clone())?))
+        }
+        false => None,
+    };
+    Ok(Holding { layers, embedding, head })
+}
+
+struct Holder<'a, B> {
+    network: &'a Network<B>,
+    shard: &'a Shard,
+    split: Split,
+    put: &'a mut dyn FnMut(&Piece) -> Result<Place, LlmError>,
+}
+
+impl<B: AsRef<[u8]>> Holder<'_, B> {
+    fn rows(&mut self, name: &str, rows: Range<u64>) -> Result<Held, LlmError> {
+        let (tensor, _) = self.network.tensor(name)?;
+        let (quant, cols) = (tensor.quant, tensor.dims[0]);
+        let place = (self.put)(&Piece { tensor: name.to_owned(), cut: Cut::Rows(rows.clone()) })?;
+        Ok(Held { place, rows: rows.end - rows.start, cols, quant })
+    }
+
+    fn columns(&mut self, name: &str, columns: Range<u64>) -> Result<Held, LlmError> {
+        let (tensor, _) = self.network.tensor(name)?;
+        let (quant, rows) = (tensor.quant, tensor.dims[1]);
+        let piece = Piece { tensor: name.to_owned(), cut: Cut::Columns(columns.clone()) };
+        let place = (self.put)(&piece)?;
+        Ok(Held { place, rows, cols: columns.end - columns.start, quant })
+    }
+
+    fn vector(&mut self, name: &str, elements: Range<u64>) -> Result<Place, LlmError> {
+        (self.put)(&Piece { tensor: name.to_owned(), cut: Cut::Rows(elements) })
+    }
+
+    fn layer(&mut self, at: usize) -> Result<HeldLayer, LlmError> {
+        let name = |rest: &str| format!("blk.{at}.{rest}");
+        let model = self.network.model();
+        let (hidden, size) = (model.hidden, model.head_size);
+        let shard = self.shard;
+        let heads = shard.heads.start * size..shard.heads.end * size;
+        let kv = shard.kv_heads.start * size..shard.kv_heads.end * size;
+        let reduce = self.split == Split::Reduce;
+        Ok(HeldLayer {
+            attention_norm: self.vector(&name("attn_norm.weight"), 0..hidden)?,
+            q: self.rows(&name("attn_q.weight"), heads.clone())?,
+            k: self.rows(&name("attn_k.weight"), kv.clone())?,
+            v: self.rows(&name("attn_v.weight"), kv.clone())?,
+            biases: match self.network.biases {
+                true => Some([
+                    self.vector(&name("attn_q.bias"), heads.clone())?,
+                    self.vector(&name("attn_k.bias"), kv.clone())?,
+                    self.vector(&name("attn_v.bias"), kv)?,
+                ]),
+                false => None,
+            },
+            head_norms: match self.network.head_norms {
+                true => Some([
+                    self.vector(&name("attn_q_norm.weight"), 0..size)?,
+                    self.vector(&name("attn_k_norm.weight"), 0..size)?,
+                ]),
+                false => None,
+            },
+            o: match reduce {
+                true => self.columns(&name("attn_output.weight"), heads)?,
+                false => self.rows(&name("attn_output.weight"), shard.output.clone())?,
+            },
+            ffn_norm: self.vector(&name("ffn_norm.weight"), 0..hidden)?,
+            gate: self.rows(&name("ffn_gate.weight"), shard.ffn.clone())?,
+            up: self.rows(&name("ffn_up.weight"), shard.ffn.clone())?,
+            down: match reduce {
+                true => self.columns(&name("ffn_down.weight"), shard.ffn.clone())?,
+                false => self.rows(&name("ffn_down.weight"), shard.down.clone())?,
+            },
+        })
+    }
+}
+
+impl<B: AsRef<[u8]>> Network<B> {
+    /// Bytes of a piece.
+    ///
+    /// # Errors
+    /// [`LlmError::Unsupported`] for a tensor that is not there, [`LlmError::Plan`] for a cut through a
+    /// block.
+    pub fn piece_bytes(&self, piece: &Piece) -> Result<u64, LlmError> {
+        let (tensor, _) = self.tensor(&piece.tensor)?;
+        let row = row_bytes(tensor);
+        Ok(match &piece.cut {
+            Cut::Rows(rows) => (rows.end - rows.start) * row,
+            Cut::Columns(columns) => {
+                let width = self.blocks(piece, tensor.quant, columns)?;
+                tensor.dims[1] * (width.end - width.start)
+            }
+        })
+    }
+
+    /// Where a run of rows lies in the file.
+    pub(crate) fn rows_at(&self, name: &str, rows: &Range<u64>) -> Result<Range<usize>, LlmError> {
+        let (tensor, range) = self.tensor(name)?;
+        let row = row_bytes(tensor);
+        let start = range.start + (rows.start * row) as usize;
+        let end = range.start + (rows.end * row) as usize;
+        if end > range.end {
+            let what = format!("rows {rows:?} of tensor {name}: it has fewer");
+            return Err(LlmError::plan(what));
+        }
+        Ok(start..end)
+    }
+
+    /// Appends the bytes of a piece.
+    ///
+    /// # Errors
+    /// As [`Network::piece_bytes`].
+    pub fn copy_piece(&self, piece: &Piece, out: &mut Vec<u8>) -> Result<(), LlmError> {
+        match &piece.cut {
+            Cut::Rows(rows) => {
+                out.extend_from_slice(&self.bytes()[self.rows_at(&piece.tensor, rows)?]);
+            }
+            Cut::Columns(columns) => {
+                let (tensor, range) = self.tensor(&piece.tensor)?;
+                let width = self.blocks(piece, tensor.quant, columns)?;
+                let (start, end) = (width.start as usize, width.end as usize);
+                for row in self.bytes()[range].chunks_exact(row_bytes(tensor) as usize) {
+                    out.extend_from_slice(&row[start..end]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of a row that hold these columns.
+    fn blocks(
+        &self,
+        piece: &Piece,
+        quant: Quant,
+        columns: &Range<u64>,
+    ) -> Result<Range<u64>, LlmError> {
+        let block = quant.block();
+        if !columns.start.is_multiple_of(block) || !columns.end.is_multiple_of(block) {
+            let name = &piece.tensor;
+            let what = format!("columns {columns:?} of tensor {name} cut a {quant} block of {block}");
+            return Err(LlmError::plan(what));
+        }
+        let bytes = quant.block_bytes();
+        Ok(columns.start / block * bytes..columns.end / block * bytes)
+    }
+}
+
+/// Bytes of a row; an element of a vector is one.
+fn row_bytes(tensor: &spanker_model::gguf::Tensor) -> u64 {
+    match tensor.dims[..] {
+        [_] => tensor.quant.row_bytes(1),
+        _ => tensor.quant.row_bytes(tensor.dims[0]),
+    }
+}

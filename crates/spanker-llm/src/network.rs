@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A model's file as a network: its shape, its numbers, and where each tensor lies.
+
+use std::ops::Range;
+
+use ggml_spanker::WEIGHT_TYPES;
+use ggml_spanker::ops::Pairs;
+use spanker_model::gguf::{Header, Tensor, Value};
+use spanker_model::{Model, Quant};
+
+use crate::LlmError;
+
+/// How positions turn queries and keys.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Numbers of a head that turn.
+    pub dims: usize,
+    /// How they pair up.
+    pub pairs: Pairs,
+    /// The angle of a pair for one position, in radians.
+    pub angles: Vec<f64>,
+}
+
+impl Rope {
+    /// Cosines and sines of the positions from `first` on, `[cos 0, sin 0, ..]` for each.
+    #[must_use]
+    pub fn table(&self, positions: Range<usize>) -> Vec<f32> {
+        let turn = |position: usize| {
+            self.angles.iter().flat_map(move |angle| {
+                let (sin, cos) = (position as f64 * angle).sin_cos();
+                [cos as f32, sin as f32]
+            })
+        };
+        positions.flat_map(turn).collect()
+    }
+}
+
+/// A model and the bytes of its file.
+///
+/// `B` is what holds the bytes: a memory map, or a vector in tests.
+#[derive(Debug)]
+pub struct Network<B> {
+    bytes: B,
+    header: Header,
+    model: Model,
+    /// The small number in norms.
+    pub(crate) epsilon: f32,
+    pub(crate) rope: Rope,
+    /// Whether queries, keys and values have biases.
+    pub(crate) biases: bool,
+    /// Whether each head of queries and keys is normed.
+    pub(crate) head_norms: bool,
+}
+
+impl<B: AsRef<[u8]>> Network<B> {
+    /// Reads the shape and the numbers of a model. The weights stay where they are.
+    ///
+    /// # Errors
+    /// [`LlmError::Model`] for a file that is no model of a known kind, [`LlmError::Type`] for a tensor of a
+    /// type that cannot be computed with, [`LlmError::Unsupported`] for a feature that is not there.
+    pub fn new(bytes: B) -> Result<Self, LlmError> {
+        let file = bytes.as_ref();
+        let header = Header::read(file, file.len() as u64)?;
+        let model = header.model()?;
+        let architecture = model.architecture.clone();
+        for (name, tensor) in header.tensors() {
+            if !WEIGHT_TYPES.contains(&tensor.quant) {
+                return Err(LlmError::Type { tensor: name.clone(), quant: tensor.quant });
+            }
+            let vector = tensor.dims.iter().filter(|&&dim| dim > 1).count() <= 1;
+            if vector && tensor.quant != Quant::F32 {
+                let quant = tensor.quant;
+                let what = format!("tensor {name}: a vector of type {quant}, and not f32");
+                return Err(LlmError::unsupported(what));
+            }
+        }
+        let number = |key: &str| match header.metadata().get(&format!("{architecture}.{key}")) {
+            Some(Value::Float(value)) => Some(*value),
+            Some(value) => value.as_u64().map(|value| value as f64),
+            None => None,
+        };
+        let epsilon = number("attention.layer_norm_rms_epsilon").unwrap_or(1e-5) as f32;
+        let rope = rope(&header, file, &model, number)?;
+        let has = |name: &str| header.tensors().contains_key(&format!("blk.0.{name}"));
+        let (biases, head_norms) = (has("attn_q.bias"), has("attn_q_norm.weight"));
+        let network = Network { header, model, epsilon, rope, biases, head_norms, bytes };
+        network.check_vectors()?;
+        Ok(network)
+    }
+
+    /// What the model is.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// What the file says before its weights.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+
+    /// How positions turn queries and keys.
+    #[must_use]
+    pub fn rope(&self) -> &Rope {
+        &self.rope
+    }
+
+    /// A tensor and where it lies in the file.
+    pub(crate) fn tensor(&self, name: &str) -> Result<(&Tensor, Range<usize>), LlmError> {
+        let missing = || LlmError::unsupported(format!("tensor {name} is missing"));
+        let tensor = self.header.tensors().get(name).ok_or_else(missing)?;
+        Ok((tensor, range(&self.header, tensor)))
+    }
+
+    /// Whether every vector that is used is there and as long as it must be, and no other is.
+    fn check_vectors(&self) -> Result<(), LlmError> {
+        let model = &self.model;
+        let (q, kv) = (model.heads * model.head_size, model.kv_heads * model.head_size);
+        let mut used = vec![("output_norm.weight".to_owned(), model.hidden)];
+        for at in 0..model.layers.len() {
+            let mut add = |name: &str, length| used.push((format!("blk.{at}.{name}"), length));
+            add("attn_norm.weight", model.hidden);
+            add("ffn_norm.weight", model.hidden);
+            if self.biases {
+                add("attn_q.bias", q);
+                add("attn_k.bias", kv);
+                add("attn_v.bias", kv);
+            }
+            if self.head_norms {
+                add("attn_q_norm.weight", model.head_size);
+                add("attn_k_norm.weight", model.head_size);
+            }
+        }
+        for (name, length) in &used {
+            let (tensor, _) = self.tensor(name)?;
+            let elements: u64 = tensor.dims.iter().product();
+            if elements != *length {
+                let what = format!("tensor {name} has {elements} elements and not {length}");
+                return Err(LlmError::unsupported(what));
+            }
+        }
+        let known = |name: &String| {
+            name == "rope_freqs.weight" || used.iter().any(|(used, _)| used == name)
+        };
+        let vectors = self.header.tensors().iter().filter(|(_, tensor)| tensor.dims.len() < 2);
+        match vectors.map(|(name, _)| name).find(|name| !known(name)) {
+            Some(name) => {
+                let what = format!("tensor {name} is unknown in architecture {}", model.architecture);
+                Err(LlmError::unsupported(what))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Where a tensor lies; the header's reader has checked that it is in the file.
+fn range(header: &Header, tensor: &Tensor) -> Range<usize> {
+    let start = (header.data_offset() + tensor.offset) as usize;
+    start..start + tensor.bytes as usize
+}
+
+fn rope(
+    header: &Header,
+    file: &[u8],
+    model: &Model,
+    number: impl Fn(&str) -> Option<f64>,
+) -> Result<Rope, LlmError> {
+    let key = format!("{}.rope.scaling.type", model.architecture);
+    let scaling = header.metadata().get(&key).and_then(Value::as_str).unwrap_or("none");
+    let factor = match scaling {
+        "none" => 1.0,
+        "linear" => number("rope.scaling.factor").or(number("rope.scale_linear")).unwrap_or(1.0),
+        // Llama 3 keeps its factors in a tensor, whatever this says.
+        "llama3" => 1.0,
+        other => {
+            let what = format!("positions are scaled as '{other}': none, linear and llama3 are known");
+            return Err(LlmError::unsupported(what));
+        }
+    };
+    let dims = number("rope.dimension_count").unwrap_or(model.head_size as f64) as usize;
+    if dims == 0 || dims > model.head_size as usize || !dims.is_multiple_of(2) {
+        let what = format!("{dims} turning numbers in heads of {}", model.head_size);
+        return Err(LlmError::unsupported(what));
+    }
+    let base = number("rope.freq_base").unwrap_or(10_000.0);
+    if !(base.is_finite() && base > 0.0 && factor.is_finite() && factor > 0.0) {
+        let what = format!("positions turn with base {base} and factor {factor}");
+        return Err(LlmError::unsupported(what));
+    }
+    let given: Vec<f64> = match header.tensors().get("rope_freqs.weight") {
+        None => vec![1.0; dims / 2],
+        Some(tensor) => {
+            let words = file[range(header, tensor)].as_chunks().0.iter();
+            words.map(|&word| f64::from(f32::from_le_bytes(word))).collect()
+        }
+    };
+    if given.len() != dims / 2 || given.iter().any(|factor| !(factor.is_finite() && *factor > 0.0)) {
+        let what = format!("tensor rope_freqs.weight is not {} positive numbers", dims / 2);
+        return Err(LlmError::unsupported(what));
+    }
+    let angle = |(pair, given): (usize, &f64)| {
+        base.powf(-2.0 * pair as f64 / dims as f64) / (factor * given)
+    };
+    let angles = given.iter().enumerate().map(angle).collect();
+    let pairs = if model.architecture == "llama" { Pairs::Adjacent } else { Pairs::Halves };
+    Ok(Rope { dims, pairs, angles })
+}
