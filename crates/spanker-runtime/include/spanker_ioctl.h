@@ -25,7 +25,7 @@
 /* The version that this header describes; a card answers with its own. Another
  * major version is refused by either side. */
 #define SPANKER_ABI_VERSION_MAJOR 0
-#define SPANKER_ABI_VERSION_MINOR 2
+#define SPANKER_ABI_VERSION_MINOR 3
 #define SPANKER_ABI_VERSION_PATCH 0
 
 /* The answer to SPANKER_IOC_GET_VERSION: 8 bytes. */
@@ -225,10 +225,21 @@ struct spanker_records {
  * does not fit the kind, or a place outside a buffer of the caller refuses the whole
  * submission, and nothing of it runs.
  *
- * Descriptors start in order. Copies, fills, reductions and products are complete
- * before the next descriptor starts; sends and receives run beside what follows, until
- * a fence, which waits for everything before it. A descriptor whose `after` is not 0
- * also waits for the send or receive at that place of the submission, counted from 1.
+ * Descriptors start in order. All are complete before the next one starts, except sends
+ * and receives: they run beside what follows, until a fence, which waits for everything
+ * before it. A descriptor whose `after` is not 0 also waits for the send or receive at
+ * that place of the submission, counted from 1.
+ *
+ * Numbers in buffers are little-endian. Places of f32, and of ids, are multiples of 4,
+ * those of f16 of 2; blocks may begin anywhere. A result does not overlap an operand
+ * unless that is said; then both begin at the same place.
+ *
+ * What a descriptor takes on the card's clock: the longer of its memory traffic and its
+ * multiply-accumulates by the card's profile. Copies, fills, reductions, norms, products
+ * and attention also take the fixed time of an operator, products that follow each other
+ * with the same `a` once for all of them. The traffic is each operand and each result
+ * once, for attention keys and values alone, for rows of a table all rows asked for. Where
+ * products follow each other with the same `a`, it counts for the first of them.
  */
 #define SPANKER_WORK_COPY 1u
 #define SPANKER_WORK_FILL 2u
@@ -237,6 +248,15 @@ struct spanker_records {
 #define SPANKER_WORK_SEND 5u
 #define SPANKER_WORK_RECEIVE 6u
 #define SPANKER_WORK_FENCE 7u
+#define SPANKER_WORK_EMBED 8u
+#define SPANKER_WORK_NORM 9u
+#define SPANKER_WORK_QUANTIZE 10u
+#define SPANKER_WORK_ROTATE 11u
+#define SPANKER_WORK_HALVE 12u
+#define SPANKER_WORK_ATTEND 13u
+#define SPANKER_WORK_GATE 14u
+#define SPANKER_WORK_ROWS 15u
+#define SPANKER_WORK_BEST 16u
 
 #define SPANKER_WORK_VERSION 1u
 
@@ -302,7 +322,9 @@ struct spanker_work_reduce {
 };
 
 /* out (m x n, f32) = a (m rows of k) times the transpose of b (n rows of k). Types are
- * GGML's numbers; every card knows Q4_K (12) for both. */
+ * GGML's numbers. Every card knows Q4_K (12) for both, and for b F32 (0), F16 (1), BF16
+ * (30) with a of F32, Q4_0 (2), Q4_1 (3), Q5_0 (6), Q5_1 (7), Q8_0 (8) with a of Q8_0,
+ * Q4_K (12), Q5_K (13), Q6_K (14) with a of Q8_K (15). */
 struct spanker_work_matmul {
 	struct spanker_work head;
 	struct spanker_place a;
@@ -344,6 +366,125 @@ struct spanker_work_receive {
 struct spanker_work_fence {
 	struct spanker_work head;
 	__u64 not_before_ps; /* 0: no clock. At most 2^63. */
+};
+
+/* Rows of a table of weights as f32. For each of `rows` ids (u32): if it is from `first` to
+ * `first + count - 1`, that row of `table` is decoded to the same row of `into`. Rows of
+ * other ids are left alone. */
+struct spanker_work_embed {
+	struct spanker_work head;
+	struct spanker_place table; /* `count` rows of `width` numbers. */
+	struct spanker_place ids;
+	struct spanker_place into;
+	__u64 rows;
+	__u64 width;
+	__u32 quant; /* GGML's number of the table's type. */
+	__u32 first;
+	__u32 count;
+	__u32 reserved;
+};
+
+/* into = from / sqrt(mean(from^2) + epsilon) * weight, for each row. `into` may be `from`. */
+struct spanker_work_norm {
+	struct spanker_work head;
+	struct spanker_place from;
+	struct spanker_place weight; /* One row. */
+	struct spanker_place into;
+	__u64 rows;
+	__u64 width;
+	__u32 epsilon; /* The bits of an f32. */
+	__u32 reserved;
+};
+
+/* Rows of f32 as what weights are multiplied with. */
+struct spanker_work_quantize {
+	struct spanker_work head;
+	struct spanker_place from;
+	struct spanker_place into;
+	__u64 rows;
+	__u64 width; /* Whole blocks. */
+	__u32 quant; /* Q8_0 (8), Q8_K (15) or F32 (0). */
+	__u32 reserved;
+};
+
+/* How the numbers of a head pair up. */
+#define SPANKER_PAIRS_ADJACENT 0u /* 0 and 1, 2 and 3. */
+#define SPANKER_PAIRS_HALVES 1u   /* 0 and dims/2, 1 and dims/2 + 1. */
+
+/* Turns the first `dims` numbers of every head, in place. Row i of `data` (heads times
+ * head_size f32) uses row i of `table` (dims f32): cosine and sine for each pair. */
+struct spanker_work_rotate {
+	struct spanker_work head;
+	struct spanker_place data;
+	struct spanker_place table;
+	__u64 rows;
+	__u64 heads;
+	__u64 head_size;
+	__u64 dims;  /* Even, at most head_size. */
+	__u32 pairs; /* SPANKER_PAIRS_*. */
+	__u32 reserved;
+};
+
+/* f32 as f16, to the nearest, ties to even. */
+struct spanker_work_halve {
+	struct spanker_work head;
+	struct spanker_place from;
+	struct spanker_place into;
+	__u64 elements;
+};
+
+/* Attention. Queries and the result are `rows` rows of heads times head_size f32. Keys and
+ * values are f16, a row of kv_heads times head_size for each of past + rows positions.
+ * Row i sees positions 0 to past + i. Head h uses head (offset + h) / group of keys and
+ * values. `into` may be `queries`. */
+struct spanker_work_attend {
+	struct spanker_work head;
+	struct spanker_place queries;
+	struct spanker_place keys;
+	struct spanker_place values;
+	struct spanker_place into;
+	__u64 rows;
+	__u64 heads;
+	__u64 kv_heads;
+	__u64 head_size;
+	__u64 group; /* Not 0. */
+	__u64 offset;
+	__u64 past;
+	__u32 scale; /* The bits of an f32; products are multiplied with it. */
+	__u32 reserved;
+};
+
+/* into = gate / (1 + exp(-gate)) * up, of f32. `into` may be `gate` or `up`. */
+struct spanker_work_gate {
+	struct spanker_work head;
+	struct spanker_place gate;
+	struct spanker_place up;
+	struct spanker_place into;
+	__u64 elements;
+};
+
+/* Copies `rows` pieces of `length` bytes. From the first byte to the last, source and
+ * destination do not overlap. */
+struct spanker_work_rows {
+	struct spanker_work head;
+	struct spanker_place from;
+	struct spanker_place into;
+	__u64 rows;
+	__u64 length;
+	__u64 from_stride; /* At least `length`. */
+	__u64 into_stride; /* At least `length`. */
+};
+
+/* The `k` largest of `count` f32, the largest first and the lowest place among equals; what
+ * is not a number comes last. Each is a u32, its place plus `first`, and its f32. Where
+ * there are fewer, the rest is place 0xFFFFFFFF with minus infinity. */
+struct spanker_work_best {
+	struct spanker_work head;
+	struct spanker_place from;
+	struct spanker_place into; /* 8 bytes for each. */
+	__u64 count;
+	__u32 k; /* 1 to 4096. */
+	__u32 first;
 };
 
 /* The head of a message on a socket, request and answer alike. `argument` bytes of the

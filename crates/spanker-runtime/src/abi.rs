@@ -11,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 /// The major version of the ABI that this crate mirrors; a change breaks older programs.
 pub const ABI_VERSION_MAJOR: u16 = 0;
 /// The minor version of the ABI that this crate mirrors; a change adds requests.
-pub const ABI_VERSION_MINOR: u16 = 2;
+pub const ABI_VERSION_MINOR: u16 = 3;
 /// The patch version of the ABI that this crate mirrors; a change alters neither numbers nor layout.
 pub const ABI_VERSION_PATCH: u16 = 0;
 
@@ -50,7 +50,7 @@ macro_rules! mirror {
 
         /// Sizes, alignments and offsets as Rust sees them, under the names of C.
         #[cfg(test)]
-        fn layouts() -> Vec<(String, u64)> {
+        pub(super) fn layouts() -> Vec<(String, u64)> {
             let mut found = Vec::new();
             $(
                 let name = stringify!($c_name);
@@ -65,6 +65,13 @@ macro_rules! mirror {
         }
     };
 }
+
+mod work;
+
+pub use work::{
+    RawAttend, RawBest, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawMatmul,
+    RawNorm, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRows, RawSend, RawWork,
+};
 
 mirror! {
     /// The version that a card speaks.
@@ -269,131 +276,6 @@ mirror! {
         /// Out: records read.
         count: u64,
     }
-    /// The head of a descriptor.
-    struct RawWork = spanker_work {
-        /// Bytes of the whole descriptor.
-        size: u32,
-        /// `WORK_*`.
-        kind: u16,
-        /// [`WORK_VERSION`].
-        version: u16,
-        /// The place of the transfer to wait for, from 1, or 0.
-        after: u32,
-        /// 0.
-        reserved: u32,
-    }
-    /// Somewhere in a buffer.
-    struct RawPlace = spanker_place {
-        /// The handle.
-        buffer: u64,
-        /// The first byte.
-        offset: u64,
-    }
-    /// See [`crate::Work::Copy`].
-    struct RawCopy = spanker_work_copy {
-        /// The head.
-        head: RawWork,
-        /// The source.
-        from: RawPlace,
-        /// The destination.
-        into: RawPlace,
-        /// Bytes.
-        length: u64,
-    }
-    /// See [`crate::Work::Fill`].
-    struct RawFill = spanker_work_fill {
-        /// The head.
-        head: RawWork,
-        /// The destination.
-        into: RawPlace,
-        /// Bytes.
-        length: u64,
-        /// What is repeated.
-        pattern: u32,
-        /// 0.
-        reserved: u32,
-    }
-    /// See [`crate::Work::Reduce`]. The sources follow.
-    struct RawReduce = spanker_work_reduce {
-        /// The head.
-        head: RawWork,
-        /// The destination.
-        into: RawPlace,
-        /// Elements.
-        elements: u64,
-        /// `SPANKER_TYPE_*`.
-        r#type: u16,
-        /// `SPANKER_OP_*`.
-        op: u16,
-        /// What the result is divided by, if more than 1.
-        divisor: u32,
-        /// Sources.
-        count: u32,
-        /// 0.
-        reserved: u32,
-    }
-    /// See [`crate::Work::Matmul`].
-    struct RawMatmul = spanker_work_matmul {
-        /// The head.
-        head: RawWork,
-        /// The rows of a.
-        a: RawPlace,
-        /// The rows of b.
-        b: RawPlace,
-        /// The product.
-        out: RawPlace,
-        /// Rows of a.
-        m: u64,
-        /// Columns of both.
-        k: u64,
-        /// Rows of b.
-        n: u64,
-        /// GGML's number of a's type.
-        a_type: u32,
-        /// GGML's number of b's type.
-        b_type: u32,
-    }
-    /// See [`crate::Work::Send`].
-    struct RawSend = spanker_work_send {
-        /// The head.
-        head: RawWork,
-        /// The source.
-        from: RawPlace,
-        /// Bytes.
-        length: u64,
-        /// The port.
-        port: u32,
-        /// What the receiver must expect.
-        tag: u32,
-    }
-    /// See [`crate::Work::Receive`].
-    struct RawReceive = spanker_work_receive {
-        /// The head.
-        head: RawWork,
-        /// The destination.
-        into: RawPlace,
-        /// Bytes.
-        length: u64,
-        /// The port.
-        port: u32,
-        /// What the sender must say.
-        tag: u32,
-        /// `SPANKER_RECEIVE_*`.
-        mode: u16,
-        /// `SPANKER_TYPE_*`, for a fold.
-        r#type: u16,
-        /// `SPANKER_OP_*`, for a fold.
-        op: u16,
-        /// 0.
-        reserved: u16,
-    }
-    /// See [`crate::Work::Fence`].
-    struct RawFence = spanker_work_fence {
-        /// The head.
-        head: RawWork,
-        /// The card time to wait for.
-        not_before_ps: u64,
-    }
     /// The head of a message on a socket.
     struct RawMessage = spanker_message {
         /// [`MESSAGE_MAGIC`].
@@ -498,6 +380,28 @@ constants! {
     WORK_RECEIVE: u16 = 6;
     /// Fence.
     WORK_FENCE: u16 = 7;
+    /// Rows of a table.
+    WORK_EMBED: u16 = 8;
+    /// Root-mean-square norm.
+    WORK_NORM: u16 = 9;
+    /// Blocks of 8-bit numbers.
+    WORK_QUANTIZE: u16 = 10;
+    /// Rotation by positions.
+    WORK_ROTATE: u16 = 11;
+    /// 16-bit floats.
+    WORK_HALVE: u16 = 12;
+    /// Attention.
+    WORK_ATTEND: u16 = 13;
+    /// Gate of a feed-forward network.
+    WORK_GATE: u16 = 14;
+    /// Pieces at a stride.
+    WORK_ROWS: u16 = 15;
+    /// The largest numbers.
+    WORK_BEST: u16 = 16;
+    /// Neighbours turn together.
+    PAIRS_ADJACENT: u32 = 0;
+    /// Numbers of the two halves turn together.
+    PAIRS_HALVES: u32 = 1;
     /// The version of every descriptor.
     WORK_VERSION: u16 = 1;
     /// 32-bit float.
@@ -653,7 +557,13 @@ mod tests {
         ];
         let version = version.into_iter().map(|(name, value)| (name.to_owned(), value));
         let clean = |(name, value): (String, u64)| (name.replace("r#", ""), value);
-        version.chain(layouts()).chain(values()).chain(numbers()).map(clean).collect()
+        version
+            .chain(layouts())
+            .chain(work::layouts())
+            .chain(values())
+            .chain(numbers())
+            .map(clean)
+            .collect()
     }
 
     /// The names of a header: its definitions, and the sizes and offsets of its structs.

@@ -67,6 +67,6 @@ pub use control::{CONTROL_DEVICE_PATH, PATIENCE, SpankerControl};
 pub use error::{Error, Result};
 pub use transport::{Call, Payload, Transport};
 pub use work::{
-    BufferId, Descriptor, Fold, Landing, MAX_SOURCES, Malformed, Place, Work, decode_work,
-    encode_work,
+    BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Malformed, Place, Work,
+    decode_work, encode_work,
 };

@@ -4,7 +4,8 @@
 use proptest::prelude::*;
 use spanker_runtime::message::{HEAD_BYTES, Parsed, head, parse};
 use spanker_runtime::{
-    BufferId, Descriptor, Fold, Landing, MAX_SOURCES, Place, Work, abi, decode_work, encode_work,
+    BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Place, Work, abi, decode_work,
+    encode_work,
 };
 
 fn place() -> impl Strategy<Value = Place> {
@@ -48,7 +49,67 @@ fn work() -> impl Strategy<Value = Work> {
             |(into, length, port, tag, landing)| Work::Receive { into, length, port, tag, landing }
         ),
         any::<u64>().prop_map(|not_before_ps| Work::Fence { not_before_ps }),
+        operator(),
     ]
+}
+
+/// The operators of a model.
+fn operator() -> impl Strategy<Value = Work> {
+    prop_oneof![
+        (place(), place(), place(), any::<[u64; 2]>(), any::<[u32; 3]>()).prop_map(
+            |(table, ids, into, [rows, width], [quant, first, count])| {
+                Work::Embed { table, ids, into, rows, width, quant, first, count }
+            }
+        ),
+        (place(), place(), place(), any::<[u64; 2]>(), any::<u32>()).prop_map(
+            |(from, weight, into, [rows, width], epsilon)| {
+                Work::Norm { from, weight, into, rows, width, epsilon }
+            }
+        ),
+        (place(), place(), any::<[u64; 2]>(), any::<u32>()).prop_map(
+            |(from, into, [rows, width], quant)| Work::Quantize { from, into, rows, width, quant }
+        ),
+        (place(), place(), any::<[u64; 4]>(), 0..2u32).prop_map(
+            |(data, table, [rows, heads, head_size, dims], pairs)| {
+                Work::Rotate { data, table, rows, heads, head_size, dims, pairs }
+            }
+        ),
+        (place(), place(), any::<u64>()).prop_map(|(from, into, elements)| Work::Halve {
+            from,
+            into,
+            elements
+        }),
+        ([place(), place(), place(), place()], any::<[u64; 7]>(), any::<u32>()).prop_map(attend),
+        (place(), place(), place(), any::<u64>())
+            .prop_map(|(gate, up, into, elements)| { Work::Gate { gate, up, into, elements } }),
+        (place(), place(), any::<u64>(), any::<u64>(), any::<[u64; 2]>()).prop_map(
+            |(from, into, rows, length, strides)| {
+                let [from_stride, into_stride] = strides.map(|stride| stride.max(length));
+                Work::Rows { from, into, rows, length, from_stride, into_stride }
+            }
+        ),
+        (place(), place(), any::<u64>(), 1..=MAX_BEST, any::<u32>())
+            .prop_map(|(from, into, count, k, first)| Work::Best { from, into, count, k, first }),
+    ]
+}
+
+fn attend((places, sizes, scale): ([Place; 4], [u64; 7], u32)) -> Work {
+    let [queries, keys, values, into] = places;
+    let [rows, heads, kv_heads, head_size, group, offset, past] = sizes;
+    Work::Attend {
+        queries,
+        keys,
+        values,
+        into,
+        rows,
+        heads,
+        kv_heads,
+        head_size,
+        group,
+        offset,
+        past,
+        scale,
+    }
 }
 
 /// Descriptors of which some wait for an earlier transfer.
@@ -147,4 +208,21 @@ fn malformed_descriptors_are_named_with_their_place() {
     let reduce = Work::Reduce { into, sources: many, elements: 1, fold, divisor: 0 };
     let error = decode_work(&encode_work(&[reduce.into()])).unwrap_err();
     assert!(error.to_string().contains("257 sources"), "{error}");
+}
+
+#[test]
+fn operators_of_a_model_with_impossible_numbers_are_refused_in_words() {
+    let at = Place { buffer: BufferId(1), offset: 0 };
+    let refused = |work: Work| decode_work(&encode_work(&[work.into()])).unwrap_err().to_string();
+    let sizes = (1, 1, 2, 2);
+    let (rows, heads, head_size, dims) = sizes;
+    let rotate = Work::Rotate { data: at, table: at, rows, heads, head_size, dims, pairs: 2 };
+    assert_eq!(refused(rotate), "descriptor 0: pairs 2 are unknown");
+    let rows =
+        Work::Rows { from: at, into: at, rows: 1, length: 9, from_stride: 9, into_stride: 8 };
+    assert_eq!(refused(rows), "descriptor 0: 9 bytes, 9 and 8 apart");
+    for k in [0, MAX_BEST + 1] {
+        let best = Work::Best { from: at, into: at, count: 1, k, first: 0 };
+        assert!(refused(best).contains(&format!("the best {k}")));
+    }
 }

@@ -526,7 +526,7 @@ fn answer(world: &mut World, number: usize, call: &mut Call<'_>) -> Result<(), E
     let room = world.room;
     let card = &mut world.cards[number];
     match call.name {
-        "GET_VERSION" => put(call, RawVersion { major: 0, minor: 2, patch: 0, reserved: 0 }),
+        "GET_VERSION" => put(call, RawVersion { major: 0, minor: 3, patch: 0, reserved: 0 }),
         "CARD_INFO" => put(call, info(card, number)),
         "PORT_INFO" => {
             let mut raw: RawPortInfo = get(call);

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The bytes of descriptors as work. Everything that can be told from the bytes alone is checked here.
+
+use bytemuck::{Pod, pod_read_unaligned};
+
+use super::{BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Malformed, Place, Work};
+use crate::abi::{
+    PAIRS_ADJACENT, PAIRS_HALVES, RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE,
+    RawAttend, RawBest, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawMatmul,
+    RawNorm, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRows, RawSend, RawWork,
+    WORK_ATTEND, WORK_BEST, WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE,
+    WORK_MATMUL, WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE, WORK_ROWS,
+    WORK_SEND, WORK_VERSION,
+};
+
+/// Reads descriptors. The bytes are hostile until this returns; what they say is not yet true of any
+/// card's buffers and ports.
+///
+/// # Errors
+/// [`Malformed`] names the first descriptor that is none.
+pub fn decode_work(mut bytes: &[u8]) -> Result<Vec<Descriptor>, Malformed> {
+    let mut work: Vec<Descriptor> = Vec::new();
+    while !bytes.is_empty() {
+        let index = work.len();
+        let bad = |reason: String| Malformed { index, reason };
+        let head: RawWork = read(bytes).ok_or_else(|| bad("cut off in its head".into()))?;
+        let size = head.size as usize;
+        if size < size_of::<RawWork>() || !size.is_multiple_of(8) || size > bytes.len() {
+            return Err(bad(format!("size {size}, and {} bytes are left", bytes.len())));
+        }
+        if head.version != WORK_VERSION {
+            let version = head.version;
+            return Err(bad(format!("version {version}, this card knows {WORK_VERSION}")));
+        }
+        let (one, rest) = bytes.split_at(size);
+        let after = match head.after {
+            0 => None,
+            at if at as usize <= index && is_transfer(&work[at as usize - 1].work) => Some(at - 1),
+            at => return Err(bad(format!("after {at}: no send or receive before it"))),
+        };
+        work.push(Descriptor { after, work: decode_one(head.kind, one).map_err(bad)? });
+        bytes = rest;
+    }
+    Ok(work)
+}
+
+fn is_transfer(work: &Work) -> bool {
+    matches!(work, Work::Send { .. } | Work::Receive { .. })
+}
+
+fn decode_one(kind: u16, bytes: &[u8]) -> Result<Work, String> {
+    Ok(match kind {
+        WORK_COPY => {
+            let RawCopy { from, into, length, .. } = exactly(bytes)?;
+            Work::Copy { from: place(from), into: place(into), length }
+        }
+        WORK_FILL => {
+            let RawFill { into, length, pattern, .. } = exactly(bytes)?;
+            if !length.is_multiple_of(4) {
+                return Err(format!("fills {length} bytes: not a multiple of 4"));
+            }
+            Work::Fill { into: place(into), length, pattern }
+        }
+        WORK_REDUCE => {
+            let head: RawReduce = read(bytes).ok_or("cut off")?;
+            let count = head.count as usize;
+            if count == 0 || count > MAX_SOURCES {
+                return Err(format!("{count} sources, from 1 to {MAX_SOURCES} are possible"));
+            }
+            let listed = &bytes[size_of::<RawReduce>()..];
+            if listed.len() != count * size_of::<RawPlace>() {
+                return Err(format!("{count} sources in {} bytes", listed.len()));
+            }
+            let sources = listed
+                .chunks_exact(size_of::<RawPlace>())
+                .map(|one| place(pod_read_unaligned(one)));
+            let fold = Fold { dtype: head.r#type, op: head.op };
+            let (into, elements, divisor) = (place(head.into), head.elements, head.divisor);
+            Work::Reduce { into, sources: sources.collect(), elements, fold, divisor }
+        }
+        WORK_MATMUL => {
+            let raw: RawMatmul = exactly(bytes)?;
+            let (shape, types) = ([raw.m, raw.k, raw.n], [raw.a_type, raw.b_type]);
+            Work::Matmul { a: place(raw.a), b: place(raw.b), out: place(raw.out), shape, types }
+        }
+        WORK_SEND => {
+            let RawSend { from, length, port, tag, .. } = exactly(bytes)?;
+            Work::Send { from: place(from), length, port, tag }
+        }
+        WORK_RECEIVE => {
+            let raw: RawReceive = exactly(bytes)?;
+            let fold = Fold { dtype: raw.r#type, op: raw.op };
+            let landing = match raw.mode {
+                RECEIVE_STORE => Landing::Store,
+                RECEIVE_FOLD_FIRST => Landing::FoldFirst(fold),
+                RECEIVE_FOLD_SECOND => Landing::FoldSecond(fold),
+                mode => return Err(format!("receive mode {mode} is unknown")),
+            };
+            let RawReceive { into, length, port, tag, .. } = raw;
+            Work::Receive { into: place(into), length, port, tag, landing }
+        }
+        WORK_FENCE => Work::Fence { not_before_ps: exactly::<RawFence>(bytes)?.not_before_ps },
+        kind => return decode_model(kind, bytes),
+    })
+}
+
+/// The operators of a model.
+fn decode_model(kind: u16, bytes: &[u8]) -> Result<Work, String> {
+    Ok(match kind {
+        WORK_EMBED => {
+            let raw: RawEmbed = exactly(bytes)?;
+            let (table, ids, into) = (place(raw.table), place(raw.ids), place(raw.into));
+            let RawEmbed { rows, width, quant, first, count, .. } = raw;
+            Work::Embed { table, ids, into, rows, width, quant, first, count }
+        }
+        WORK_NORM => {
+            let RawNorm { from, weight, into, rows, width, epsilon, .. } = exactly(bytes)?;
+            let (from, weight, into) = (place(from), place(weight), place(into));
+            Work::Norm { from, weight, into, rows, width, epsilon }
+        }
+        WORK_QUANTIZE => {
+            let RawQuantize { from, into, rows, width, quant, .. } = exactly(bytes)?;
+            Work::Quantize { from: place(from), into: place(into), rows, width, quant }
+        }
+        WORK_ROTATE => {
+            let raw: RawRotate = exactly(bytes)?;
+            let RawRotate { rows, heads, head_size, dims, pairs, .. } = raw;
+            if !matches!(pairs, PAIRS_ADJACENT | PAIRS_HALVES) {
+                return Err(format!("pairs {pairs} are unknown"));
+            }
+            let (data, table) = (place(raw.data), place(raw.table));
+            Work::Rotate { data, table, rows, heads, head_size, dims, pairs }
+        }
+        WORK_HALVE => {
+            let RawHalve { from, into, elements, .. } = exactly(bytes)?;
+            Work::Halve { from: place(from), into: place(into), elements }
+        }
+        WORK_ATTEND => attend(exactly(bytes)?),
+        WORK_GATE => {
+            let RawGate { gate, up, into, elements, .. } = exactly(bytes)?;
+            Work::Gate { gate: place(gate), up: place(up), into: place(into), elements }
+        }
+        WORK_ROWS => {
+            let raw: RawRows = exactly(bytes)?;
+            let (from, into) = (place(raw.from), place(raw.into));
+            let RawRows { rows, length, from_stride, into_stride, .. } = raw;
+            if length > from_stride || length > into_stride {
+                return Err(format!("{length} bytes, {from_stride} and {into_stride} apart"));
+            }
+            Work::Rows { from, into, rows, length, from_stride, into_stride }
+        }
+        WORK_BEST => {
+            let RawBest { from, into, count, k, first, .. } = exactly(bytes)?;
+            if k == 0 || k > MAX_BEST {
+                return Err(format!("the best {k}, from 1 to {MAX_BEST} are possible"));
+            }
+            Work::Best { from: place(from), into: place(into), count, k, first }
+        }
+        kind => return Err(format!("kind {kind} is unknown")),
+    })
+}
+
+fn attend(raw: RawAttend) -> Work {
+    Work::Attend {
+        queries: place(raw.queries),
+        keys: place(raw.keys),
+        values: place(raw.values),
+        into: place(raw.into),
+        rows: raw.rows,
+        heads: raw.heads,
+        kv_heads: raw.kv_heads,
+        head_size: raw.head_size,
+        group: raw.group,
+        offset: raw.offset,
+        past: raw.past,
+        scale: raw.scale,
+    }
+}
+
+fn read<T: Pod>(bytes: &[u8]) -> Option<T> {
+    Some(pod_read_unaligned(bytes.get(..size_of::<T>())?))
+}
+
+fn exactly<T: Pod>(bytes: &[u8]) -> Result<T, String> {
+    match bytes.len() == size_of::<T>() {
+        true => Ok(pod_read_unaligned(bytes)),
+        false => Err(format!("{} bytes, expected {}", bytes.len(), size_of::<T>())),
+    }
+}
+
+fn place(raw: RawPlace) -> Place {
+    Place { buffer: BufferId(raw.buffer), offset: raw.offset }
+}

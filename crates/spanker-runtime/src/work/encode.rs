@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Work as the bytes of descriptors. Nothing is checked here.
+
+use bytemuck::{Pod, bytes_of};
+
+use super::{Descriptor, Fold, Landing, Place, Work};
+use crate::abi::{
+    RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE, RawAttend, RawBest, RawCopy, RawEmbed,
+    RawFence, RawFill, RawGate, RawHalve, RawMatmul, RawNorm, RawPlace, RawQuantize, RawReceive,
+    RawReduce, RawRotate, RawRows, RawSend, RawWork, WORK_ATTEND, WORK_BEST, WORK_COPY, WORK_EMBED,
+    WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE, WORK_MATMUL, WORK_NORM, WORK_QUANTIZE,
+    WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE, WORK_ROWS, WORK_SEND, WORK_VERSION,
+};
+
+/// The bytes of descriptors, end to end.
+///
+/// ```
+/// use spanker_runtime::{BufferId, Place, Work, decode_work, encode_work};
+/// let into = Place { buffer: BufferId(1), offset: 0 };
+/// let work = [Work::Fill { into, length: 64, pattern: 7 }.into()];
+/// assert_eq!(decode_work(&encode_work(&work))?, work);
+/// # Ok::<(), spanker_runtime::Malformed>(())
+/// ```
+#[must_use]
+pub fn encode_work(work: &[Descriptor]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(work.len() * 64);
+    for descriptor in work {
+        let after = descriptor.after.map_or(0, |at| at + 1);
+        let head = |kind, size: usize| RawWork {
+            size: size as u32,
+            kind,
+            version: WORK_VERSION,
+            after,
+            reserved: 0,
+        };
+        encode_one(&descriptor.work, head, &mut out);
+    }
+    out
+}
+
+fn encode_one(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec<u8>) {
+    match *work {
+        Work::Copy { from, into, length } => {
+            let head = head(WORK_COPY, size_of::<RawCopy>());
+            push(out, RawCopy { head, from: raw(from), into: raw(into), length });
+        }
+        Work::Fill { into, length, pattern } => {
+            let head = head(WORK_FILL, size_of::<RawFill>());
+            push(out, RawFill { head, into: raw(into), length, pattern, reserved: 0 });
+        }
+        Work::Reduce { into, ref sources, elements, fold, divisor } => {
+            let size = size_of::<RawReduce>() + sources.len() * size_of::<RawPlace>();
+            let (head, count) = (head(WORK_REDUCE, size), sources.len() as u32);
+            let Fold { dtype, op } = fold;
+            let into = raw(into);
+            push(
+                out,
+                RawReduce { head, into, elements, r#type: dtype, op, divisor, count, reserved: 0 },
+            );
+            sources.iter().for_each(|&source| push(out, raw(source)));
+        }
+        Work::Matmul { a, b, out: product, shape: [m, k, n], types: [a_type, b_type] } => {
+            let head = head(WORK_MATMUL, size_of::<RawMatmul>());
+            let (a, b) = (raw(a), raw(b));
+            push(out, RawMatmul { head, a, b, out: raw(product), m, k, n, a_type, b_type });
+        }
+        Work::Send { from, length, port, tag } => {
+            let head = head(WORK_SEND, size_of::<RawSend>());
+            push(out, RawSend { head, from: raw(from), length, port, tag });
+        }
+        Work::Receive { into, length, port, tag, landing } => {
+            let head = head(WORK_RECEIVE, size_of::<RawReceive>());
+            let (mode, Fold { dtype, op }) = match landing {
+                Landing::Store => (RECEIVE_STORE, Fold { dtype: 0, op: 0 }),
+                Landing::FoldFirst(fold) => (RECEIVE_FOLD_FIRST, fold),
+                Landing::FoldSecond(fold) => (RECEIVE_FOLD_SECOND, fold),
+            };
+            let into = raw(into);
+            push(
+                out,
+                RawReceive { head, into, length, port, tag, mode, r#type: dtype, op, reserved: 0 },
+            );
+        }
+        Work::Fence { not_before_ps } => {
+            push(out, RawFence { head: head(WORK_FENCE, size_of::<RawFence>()), not_before_ps });
+        }
+        _ => encode_model(work, head, out),
+    }
+}
+
+/// The operators of a model.
+fn encode_model(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec<u8>) {
+    match *work {
+        Work::Embed { table, ids, into, rows, width, quant, first, count } => {
+            let head = head(WORK_EMBED, size_of::<RawEmbed>());
+            let (table, ids, into) = (raw(table), raw(ids), raw(into));
+            let reserved = 0;
+            push(
+                out,
+                RawEmbed { head, table, ids, into, rows, width, quant, first, count, reserved },
+            );
+        }
+        Work::Norm { from, weight, into, rows, width, epsilon } => {
+            let head = head(WORK_NORM, size_of::<RawNorm>());
+            let (from, weight, into) = (raw(from), raw(weight), raw(into));
+            push(out, RawNorm { head, from, weight, into, rows, width, epsilon, reserved: 0 });
+        }
+        Work::Quantize { from, into, rows, width, quant } => {
+            let head = head(WORK_QUANTIZE, size_of::<RawQuantize>());
+            let (from, into) = (raw(from), raw(into));
+            push(out, RawQuantize { head, from, into, rows, width, quant, reserved: 0 });
+        }
+        Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
+            let head = head(WORK_ROTATE, size_of::<RawRotate>());
+            let (data, table, reserved) = (raw(data), raw(table), 0);
+            push(
+                out,
+                RawRotate { head, data, table, rows, heads, head_size, dims, pairs, reserved },
+            );
+        }
+        Work::Halve { from, into, elements } => {
+            let head = head(WORK_HALVE, size_of::<RawHalve>());
+            push(out, RawHalve { head, from: raw(from), into: raw(into), elements });
+        }
+        Work::Gate { gate, up, into, elements } => {
+            let head = head(WORK_GATE, size_of::<RawGate>());
+            push(out, RawGate { head, gate: raw(gate), up: raw(up), into: raw(into), elements });
+        }
+        Work::Rows { from, into, rows, length, from_stride, into_stride } => {
+            let head = head(WORK_ROWS, size_of::<RawRows>());
+            let (from, into) = (raw(from), raw(into));
+            push(out, RawRows { head, from, into, rows, length, from_stride, into_stride });
+        }
+        Work::Best { from, into, count, k, first } => {
+            let head = head(WORK_BEST, size_of::<RawBest>());
+            push(out, RawBest { head, from: raw(from), into: raw(into), count, k, first });
+        }
+        _ => encode_attend(work, &head, out),
+    }
+}
+
+fn encode_attend(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec<u8>) {
+    let Work::Attend { queries, keys, values, into, rows, heads, kv_heads, head_size, .. } = *work
+    else {
+        return;
+    };
+    let Work::Attend { group, offset, past, scale, .. } = *work else { return };
+    let attend = RawAttend {
+        head: head(WORK_ATTEND, size_of::<RawAttend>()),
+        queries: raw(queries),
+        keys: raw(keys),
+        values: raw(values),
+        into: raw(into),
+        rows,
+        heads,
+        kv_heads,
+        head_size,
+        group,
+        offset,
+        past,
+        scale,
+        reserved: 0,
+    };
+    push(out, attend);
+}
+
+fn push<T: Pod>(out: &mut Vec<u8>, value: T) {
+    out.extend_from_slice(bytes_of(&value));
+}
+
+fn raw(place: Place) -> RawPlace {
+    RawPlace { buffer: place.buffer.0, offset: place.offset }
+}
