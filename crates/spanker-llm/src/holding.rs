@@ -221,7 +221,8 @@ impl<B: AsRef<[u8]>> Network<B> {
         let block = quant.block();
         if !columns.start.is_multiple_of(block) || !columns.end.is_multiple_of(block) {
             let name = &piece.tensor;
-            let what = format!("columns {columns:?} of tensor {name} cut a {quant} block of {block}");
+            let what =
+                format!("columns {columns:?} of tensor {name} cut a {quant} block of {block}");
             return Err(LlmError::plan(what));
         }
         let bytes = quant.block_bytes();

@@ -152,7 +152,8 @@ impl<B: AsRef<[u8]>> Network<B> {
         let vectors = self.header.tensors().iter().filter(|(_, tensor)| tensor.dims.len() < 2);
         match vectors.map(|(name, _)| name).find(|name| !known(name)) {
             Some(name) => {
-                let what = format!("tensor {name} is unknown in architecture {}", model.architecture);
+                let what =
+                    format!("tensor {name} is unknown in architecture {}", model.architecture);
                 Err(LlmError::unsupported(what))
             }
             None => Ok(()),
@@ -180,7 +181,8 @@ fn rope(
         // Llama 3 keeps its factors in a tensor, whatever this says.
         "llama3" => 1.0,
         other => {
-            let what = format!("positions are scaled as '{other}': none, linear and llama3 are known");
+            let what =
+                format!("positions are scaled as '{other}': none, linear and llama3 are known");
             return Err(LlmError::unsupported(what));
         }
     };
@@ -201,7 +203,8 @@ fn rope(
             words.map(|&word| f64::from(f32::from_le_bytes(word))).collect()
         }
     };
-    if given.len() != dims / 2 || given.iter().any(|factor| !(factor.is_finite() && *factor > 0.0)) {
+    if given.len() != dims / 2 || given.iter().any(|factor| !(factor.is_finite() && *factor > 0.0))
+    {
         let what = format!("tensor rope_freqs.weight is not {} positive numbers", dims / 2);
         return Err(LlmError::unsupported(what));
     }

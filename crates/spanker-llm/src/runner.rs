@@ -64,3 +64,18 @@ pub trait Runner {
     /// Tokens that a step takes at most.
     fn batch(&self) -> usize;
 }
+
+/// Reads candidates of several cards, the best first: at most `k`.
+pub(crate) fn candidates(bytes: &[u8], k: usize) -> Vec<(u32, f32)> {
+    let pairs = bytes.as_chunks::<8>().0.iter().map(|&[a, b, c, d, e, f, g, h]| {
+        (u32::from_le_bytes([a, b, c, d]), f32::from_le_bytes([e, f, g, h]))
+    });
+    // A card with fewer logits than candidates fills up with a token that is none.
+    let mut all: Vec<(u32, f32)> = pairs.filter(|&(token, _)| token != u32::MAX).collect();
+    let key = |value: f32| if value.is_nan() { f32::NEG_INFINITY } else { value };
+    all.sort_by(|a, b| {
+        key(b.1).total_cmp(&key(a.1)).then(a.1.is_nan().cmp(&b.1.is_nan())).then(a.0.cmp(&b.0))
+    });
+    all.truncate(k);
+    all
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Operators between products, on a card that is a thread. Those of many rows are shared out over the team.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use ggml_spanker::ops::{self, Look, Pairs};
+use ggml_spanker::{Quant, decode, quantize};
+use spanker_runtime::{Place, Work};
+
+use super::Card;
+use crate::inproc::memory::part;
+
+/// Bytes of results below which a team costs more than it saves.
+const SMALL: usize = 64 << 10;
+
+impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
+    /// Does one piece of work.
+    pub(super) fn operate(&mut self, work: &Work) {
+        match *work {
+            Work::Fill { into, length, pattern } => self.write(into, length, |_, out| {
+                out.as_chunks_mut().0.iter_mut().for_each(|word| *word = pattern.to_le_bytes());
+            }),
+            Work::Embed { table, ids, into, rows, width, quant, first, count } => {
+                let quant = known(quant);
+                self.rows(into, rows, width * 4, |card, row, out| {
+                    let id = card.memory.get(shifted(ids, row as u64 * 4), 4);
+                    let id = u32::from_le_bytes([id[0], id[1], id[2], id[3]]);
+                    let Some(at) = id.checked_sub(first).filter(|&at| at < count) else { return };
+                    let bytes = quant.row_bytes(width);
+                    let row = card.memory.get(shifted(table, u64::from(at) * bytes), bytes);
+                    decode(quant, row, cast_slice_mut(out)).expect("programs have whole rows");
+                });
+            }
+            Work::Norm { from, weight, into, rows, width, epsilon } => {
+                let epsilon = f32::from_bits(epsilon);
+                if from == into {
+                    return self.norm_in_place(into, weight, rows, width, epsilon);
+                }
+                self.rows(into, rows, width * 4, |card, row, out| {
+                    let from = card.memory.floats(shifted(from, row as u64 * width * 4), width);
+                    let weight = card.memory.floats(weight, width);
+                    ops::norm(&from, &weight, epsilon, cast_slice_mut(out));
+                });
+            }
+            Work::Quantize { from, into, rows, width, quant } => {
+                let quant = known(quant);
+                self.rows(into, rows, quant.row_bytes(width), |card, row, out| {
+                    let from = card.memory.floats(shifted(from, row as u64 * width * 4), width);
+                    quantize(quant, &from, out).expect("programs have whole blocks");
+                });
+            }
+            Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
+                let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
+                self.rows(data, rows, heads * head_size * 4, |card, row, out| {
+                    let turns = card.memory.floats(shifted(table, row as u64 * dims * 4), dims);
+                    ops::rotate(cast_slice_mut(out), head_size as usize, &turns, pairs);
+                });
+            }
+            Work::Halve { from, into, elements } => self.write(into, elements * 2, |card, out| {
+                ops::to_half(&card.memory.floats(from, elements), out);
+            }),
+            Work::Gate { gate, up, into, elements } if into == gate => {
+                let scratch = self.memory.floats(gate, elements).into_owned();
+                let pieces = elements.div_ceil(PIECE);
+                self.pieces(into, elements, |card, piece, out| {
+                    debug_assert!((piece as u64) < pieces);
+                    let start = piece as u64 * PIECE;
+                    let up = card.memory.floats(shifted(up, start * 4), out.len() as u64);
+                    ops::gate(&scratch[start as usize..][..out.len()], &up, out);
+                });
+            }
+            Work::Reduce { into, ref sources, elements, .. } => match sources[..] {
+                [first, more] if first == into => {
+                    self.pieces(into, elements, |card, piece, out| {
+                        let start = piece as u64 * PIECE * 4;
+                        ops::add(out, &card.memory.floats(shifted(more, start), out.len() as u64));
+                    })
+                }
+                _ => unreachable!("programs only add to what is there"),
+            },
+            Work::Attend { .. } => self.attend(work),
+            Work::Best { from, into, count, k, first } => {
+                let best = ops::best(&self.memory.floats(from, count), k as usize);
+                self.write(into, u64::from(k) * 8, |_, out| {
+                    let none = std::iter::repeat((u32::MAX - first, f32::NEG_INFINITY));
+                    for (out, (place, value)) in
+                        out.as_chunks_mut::<8>().0.iter_mut().zip(best.iter().copied().chain(none))
+                    {
+                        out[..4].copy_from_slice(&(place + first).to_le_bytes());
+                        out[4..].copy_from_slice(&value.to_le_bytes());
+                    }
+                });
+            }
+            ref other => unreachable!("programs do not have {other:?}"),
+        }
+    }
+
+    /// Writes to a place while the rest of the memory can be read.
+    fn write(&mut self, into: Place, length: u64, work: impl FnOnce(&Self, &mut [u8])) {
+        let mut words = self.memory.take(into.buffer);
+        work(self, part(&mut words, into, length));
+        self.memory.put(into.buffer, words);
+    }
+
+    /// The same row by row, with the team if there is enough of it.
+    fn rows(
+        &mut self,
+        into: Place,
+        rows: u64,
+        bytes: u64,
+        work: impl Fn(&Self, usize, &mut [u8]) + Sync,
+    ) {
+        self.write(into, rows * bytes, |card, out| {
+            let small = out.len() < SMALL;
+            let pieces: Vec<Mutex<&mut [u8]>> =
+                out.chunks_exact_mut(bytes as usize).map(Mutex::new).collect();
+            let threads = if small { 1 } else { card.team.threads() };
+            card.team.run(threads, pieces.len(), &|row| {
+                work(card, row, &mut pieces[row].lock().expect("a row is worked on once"));
+            });
+        });
+    }
+
+    /// Elements in pieces.
+    fn pieces(
+        &mut self,
+        into: Place,
+        elements: u64,
+        work: impl Fn(&Self, usize, &mut [f32]) + Sync,
+    ) {
+        self.write(into, elements * 4, |card, out| {
+            let small = out.len() < SMALL;
+            let pieces: Vec<Mutex<&mut [f32]>> =
+                cast_slice_mut(out).chunks_mut(PIECE as usize).map(Mutex::new).collect();
+            let threads = if small { 1 } else { card.team.threads() };
+            card.team.run(threads, pieces.len(), &|piece| {
+                work(card, piece, &mut pieces[piece].lock().expect("a piece is worked on once"));
+            });
+        });
+    }
+
+    fn norm_in_place(&mut self, data: Place, weight: Place, rows: u64, width: u64, epsilon: f32) {
+        self.rows(data, rows, width * 4, |card, _, out| {
+            let row: Vec<f32> = cast_slice(out).to_vec();
+            ops::norm(&row, &card.memory.floats(weight, width), epsilon, cast_slice_mut(out));
+        });
+    }
+
+    fn attend(&mut self, work: &Work) {
+        let Work::Attend {
+            queries,
+            keys,
+            values,
+            into,
+            rows,
+            heads,
+            kv_heads,
+            head_size,
+            group,
+            offset,
+            past,
+            scale,
+        } = *work
+        else {
+            return;
+        };
+        let (size, scale) = (head_size as usize, f32::from_bits(scale));
+        let shares = shares(heads, group, offset);
+        let width = heads * head_size * 4;
+        let stride = kv_heads * head_size * 2;
+        let cached = (past + rows) * stride;
+        self.write(into, rows * width, |card, out| {
+            let mut pieces: Vec<Mutex<&mut [u8]>> =
+                Vec::with_capacity(shares.len() * rows as usize);
+            for mut row in out.chunks_exact_mut(width as usize) {
+                for (share, _) in &shares {
+                    let (own, rest) =
+                        row.split_at_mut((share.end - share.start) as usize * size * 4);
+                    pieces.push(Mutex::new(own));
+                    row = rest;
+                }
+            }
+            // A position costs each head a multiplication and an addition for each of its numbers.
+            let small = (past + rows) * rows * heads * head_size < 64 << 10;
+            let threads = if small { 1 } else { card.team.threads() };
+            card.team.run(threads, pieces.len(), &|unit| {
+                let (row, share) = ((unit / shares.len()) as u64, unit % shares.len());
+                let (own, kv) = &shares[share];
+                let at = shifted(queries, row * width + own.start * head_size * 4);
+                let queries = card.memory.floats(at, (own.end - own.start) * head_size);
+                let skip = kv * head_size * 2;
+                let look = Look {
+                    keys: card.memory.get(shifted(keys, skip), cached - skip),
+                    values: card.memory.get(shifted(values, skip), cached - skip),
+                    stride: stride as usize,
+                    positions: (past + row + 1) as usize,
+                    scale,
+                };
+                let pool = || card.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut scratch = pool().pop().unwrap_or_default();
+                let mut out = pieces[unit].lock().expect("a unit is worked on once");
+                ops::attend(&queries, size, look, &mut scratch, cast_slice_mut(&mut out));
+                pool().push(scratch);
+            });
+        });
+    }
+}
+
+/// Elements of a piece.
+const PIECE: u64 = 4096;
+
+/// The heads that share each head of keys and values.
+fn shares(heads: u64, group: u64, offset: u64) -> Vec<(Range<u64>, u64)> {
+    let mut list = Vec::new();
+    let mut start = 0;
+    while start < heads {
+        let kv = (offset + start) / group;
+        let end = heads.min((kv + 1) * group - offset);
+        list.push((start..end, kv));
+        start = end;
+    }
+    list
+}
+
+fn shifted(place: Place, by: u64) -> Place {
+    Place { offset: place.offset + by, ..place }
+}
+
+fn known(id: u32) -> Quant {
+    Quant::from_ggml_id(id).expect("programs have types of files")
+}
