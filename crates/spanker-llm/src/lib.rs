@@ -11,6 +11,7 @@
 //! Nothing here reads files, text or the command line.
 #![forbid(unsafe_code)]
 
+mod cards;
 mod error;
 mod holding;
 mod inproc;
@@ -19,6 +20,7 @@ mod op;
 pub mod program;
 mod runner;
 
+pub use cards::{Loading, OnCards};
 pub use error::LlmError;
 pub use holding::{Cut, Piece};
 pub use inproc::InProcess;

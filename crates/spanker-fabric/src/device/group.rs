@@ -157,7 +157,76 @@ impl<'a> DeviceGroup<'a> {
         Ok(CardTime(latest.0.saturating_add(MARGIN_PS)))
     }
 
-    pub(super) fn request<T>(
+    /// Gives all cards their work. If a card's queue is full, what was given before is waited for.
+    fn submit(
+        &self,
+        job: &Job<'_>,
+        mut feeds: Vec<Feed<'_>>,
+        start: Option<CardTime>,
+    ) -> Result<Vec<Ticket>, DeviceError> {
+        let mut tickets: Vec<Ticket> = Vec::with_capacity(feeds.len());
+        loop {
+            let complete = tickets.clone();
+            let mut gave = false;
+            for (rank, feed) in feeds.iter_mut().enumerate() {
+                let member = &self.members[rank];
+                let begin = start.filter(|_| complete.is_empty() && member.pace == Pace::CardTime);
+                let fence = begin.map(|CardTime(not_before_ps)| Work::Fence { not_before_ps });
+                let Some(work) = feed.next(fence) else { continue };
+                gave = true;
+                let ticket = match member.control.submit(job.number, &work) {
+                    Err(Error::Ioctl { source: Errno::EOVERFLOW, .. }) if !complete.is_empty() => {
+                        job.watch(&complete)?;
+                        member.control.submit(job.number, &work)
+                    }
+                    other => other,
+                };
+                match ticket {
+                    Ok(ticket) if rank < tickets.len() => tickets[rank] = ticket,
+                    Ok(ticket) => tickets.push(ticket),
+                    Err(error) => {
+                        let error = DeviceError::request(member.index, error);
+                        return Err(job.give_up(error, &[], &tickets));
+                    }
+                }
+            }
+            if !gave {
+                return Ok(tickets);
+            }
+        }
+    }
+
+    /// Runs one program on each card, by rank, and waits for all of them. No card waits for a common start.
+    /// Returns when each was done, by its own clock.
+    ///
+    /// A program is cut at its fences into submissions of a size that cards take.
+    ///
+    /// # Errors
+    /// One error that names the culprit, after the job has been given up on every card that can be reached.
+    ///
+    /// # Panics
+    /// If there are not as many programs as cards, or one is empty.
+    pub fn run(
+        &self,
+        programs: &[Vec<Descriptor>],
+        deadline: &Deadline,
+    ) -> Result<Vec<CardTime>, DeviceError> {
+        assert_eq!(programs.len(), self.ranks());
+        assert!(programs.iter().all(|program| !program.is_empty()));
+        let job = Job { group: self, number: job_number(), deadline: *deadline };
+        let feeds = programs.iter().map(|program| Feed::new(program, 1)).collect();
+        let tickets = self.submit(&job, feeds, None)?;
+        job.watch(&tickets)
+    }
+
+    /// Asks a rank's card something.
+    ///
+    /// # Errors
+    /// What requests can fail with, as an error of the group that names the card.
+    ///
+    /// # Panics
+    /// If `rank` is not in the group.
+    pub fn request<T>(
         &self,
         rank: Rank,
         ask: impl FnOnce(&SpankerControl) -> Result<T, Error>,
@@ -273,7 +342,8 @@ impl DeviceCall<'_> {
         };
         let start = self.start(deadline)?;
         let begun = Instant::now();
-        let tickets = self.submit(&job, start)?;
+        let feeds = self.cards.iter().map(|card| Feed::new(&card.program, self.repeats)).collect();
+        let tickets = group.submit(&job, feeds, start)?;
         let finished = job.watch(&tickets)?;
         let wall = begun.elapsed();
         let paced = group.members.iter().all(|member| member.pace == Pace::CardTime);
@@ -298,42 +368,6 @@ impl DeviceCall<'_> {
         let paced = paced.filter(|(member, _)| member.pace == Pace::CardTime);
         let latest = paced.map(|(_, state)| state.clock).max();
         Ok(latest.map(|CardTime(ps)| CardTime(ps.saturating_add(MARGIN_PS))))
-    }
-
-    /// Gives all cards their work. If a card's queue is full, what was given before is waited for.
-    fn submit(&self, job: &Job<'_>, start: Option<CardTime>) -> Result<Vec<Ticket>, DeviceError> {
-        let mut feeds: Vec<Feed<'_>> =
-            self.cards.iter().map(|card| Feed::new(&card.program, self.repeats)).collect();
-        let mut tickets: Vec<Ticket> = Vec::with_capacity(feeds.len());
-        loop {
-            let complete = tickets.clone();
-            let mut gave = false;
-            for (rank, feed) in feeds.iter_mut().enumerate() {
-                let member = &self.group.members[rank];
-                let begin = start.filter(|_| complete.is_empty() && member.pace == Pace::CardTime);
-                let fence = begin.map(|CardTime(not_before_ps)| Work::Fence { not_before_ps });
-                let Some(work) = feed.next(fence) else { continue };
-                gave = true;
-                let ticket = match member.control.submit(job.number, &work) {
-                    Err(Error::Ioctl { source: Errno::EOVERFLOW, .. }) if !complete.is_empty() => {
-                        job.watch(&complete)?;
-                        member.control.submit(job.number, &work)
-                    }
-                    other => other,
-                };
-                match ticket {
-                    Ok(ticket) if rank < tickets.len() => tickets[rank] = ticket,
-                    Ok(ticket) => tickets.push(ticket),
-                    Err(error) => {
-                        let error = DeviceError::request(member.index, error);
-                        return Err(job.give_up(error, &[], &tickets));
-                    }
-                }
-            }
-            if !gave {
-                return Ok(tickets);
-            }
-        }
     }
 
     /// How long each card has been busy since it was switched on.
