@@ -32,6 +32,12 @@ pub enum Error {
         /// The type.
         quant: spanker_model::Quant,
     },
+    /// This processor has not the instructions.
+    #[error("this processor has no {path} instructions")]
+    Path {
+        /// The instructions that were asked for.
+        path: crate::Path,
+    },
     /// The input is not a whole number of blocks.
     #[error("input of {len} bytes is not a whole number of {block}-byte blocks")]
     PartialBlock {

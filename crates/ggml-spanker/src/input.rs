@@ -88,19 +88,35 @@ fn round_block(values: &[f32], out: &mut [u8]) -> f32 {
     largest / 127.0
 }
 
+/// 32 activations: four to a word, the first in its lowest byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(align(32))]
+pub(crate) struct Run(pub(crate) [i32; 8]);
+
+impl Run {
+    /// The activations one by one.
+    pub(crate) fn values(&self) -> impl Iterator<Item = i8> + '_ {
+        self.0.iter().flat_map(|word| word.to_le_bytes()).map(|byte| byte as i8)
+    }
+}
+
 /// Rows of activations, unpacked for the kernels.
+///
+/// What kernels take together lies together: first the first block of every row, then the second.
 #[derive(Debug, Clone, Default)]
 pub struct Inputs {
     pub(crate) input: Option<Quant>,
     pub(crate) rows: usize,
     pub(crate) width: usize,
-    /// Bytes of all rows, row by row.
-    pub(crate) quants: Vec<i8>,
-    /// The scale of each block.
+    /// Runs of 32: for each run of a row, that of every row.
+    pub(crate) runs: Vec<Run>,
+    /// For each block of a row, the scale of that of every row.
     pub(crate) scales: Vec<f32>,
-    /// The sum of each block of 32 (Q8_0) or of each 16 values (Q8_K).
+    /// Q8_0 only: for each block of a row, the sum of that of every row.
     pub(crate) sums: Vec<i32>,
-    /// Plain rows.
+    /// Q8_K only: for each block of a row, the sums of each 16 values of that of every row.
+    pub(crate) parts: Vec<[i16; 16]>,
+    /// Plain rows, one after the other.
     pub(crate) plain: Vec<f32>,
 }
 
@@ -133,25 +149,63 @@ impl Inputs {
             return Err(Error::BadDims { m: rows, k: width, n: 0, qk: block });
         }
         (self.input, self.rows, self.width) = (Some(input), rows, width);
-        self.quants.clear();
+        self.runs.clear();
         self.scales.clear();
         self.sums.clear();
+        self.parts.clear();
         self.plain.clear();
-        if input == Quant::F32 {
-            self.plain.extend(bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)));
-            return Ok(());
-        }
-        let (head, part) = if input == Quant::Q8_0 { (2, 32) } else { (4, 16) };
-        for one in bytes.chunks_exact(size) {
-            self.scales.push(match head {
-                2 => half_at(one, 0),
-                _ => f32::from_le_bytes([one[0], one[1], one[2], one[3]]),
-            });
-            let quants = &one[head..head + block];
-            self.quants.extend(quants.iter().map(|&byte| byte as i8));
-            let sum = |part: &[u8]| part.iter().map(|&byte| i32::from(byte as i8)).sum::<i32>();
-            self.sums.extend(quants.chunks_exact(part).map(sum));
+        match input {
+            Quant::Q8_0 => self.load_short(bytes.as_chunks().0),
+            Quant::Q8K => self.load_long(bytes.as_chunks().0),
+            _ => {
+                let words = bytes.as_chunks().0.iter();
+                self.plain.extend(words.map(|&word| f32::from_le_bytes(word)));
+            }
         }
         Ok(())
     }
+
+    /// Blocks of Q8_0.
+    fn load_short(&mut self, blocks: &[[u8; 34]]) {
+        self.runs.resize(blocks.len(), Run([0; 8]));
+        self.scales.resize(blocks.len(), 0.0);
+        self.sums.resize(blocks.len(), 0);
+        let along = self.width / 32;
+        for (row, blocks) in blocks.chunks_exact(along).enumerate() {
+            for (at, block) in blocks.iter().enumerate() {
+                let to = at * self.rows + row;
+                let (head, quants) = block.split_at(2);
+                self.scales[to] = half_at(head, 0);
+                self.runs[to] = run(quants);
+                self.sums[to] = quants.iter().map(|&byte| i32::from(byte as i8)).sum();
+            }
+        }
+    }
+
+    /// Blocks of Q8_K. The sums that they carry are not believed.
+    fn load_long(&mut self, blocks: &[[u8; 292]]) {
+        self.runs.resize(blocks.len() * 8, Run([0; 8]));
+        self.scales.resize(blocks.len(), 0.0);
+        self.parts.resize(blocks.len(), [0; 16]);
+        let along = self.width / 256;
+        for (row, blocks) in blocks.chunks_exact(along).enumerate() {
+            for (at, block) in blocks.iter().enumerate() {
+                let to = at * self.rows + row;
+                self.scales[to] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+                let quants = &block[4..260];
+                for (part, quants) in quants.chunks_exact(32).enumerate() {
+                    self.runs[(at * 8 + part) * self.rows + row] = run(quants);
+                }
+                for (sum, part) in self.parts[to].iter_mut().zip(quants.as_chunks::<16>().0) {
+                    *sum = part.iter().map(|&byte| i16::from(byte as i8)).sum();
+                }
+            }
+        }
+    }
+}
+
+/// 32 bytes as words.
+fn run(quants: &[u8]) -> Run {
+    let words = quants.as_chunks::<4>().0;
+    Run(std::array::from_fn(|at| i32::from_le_bytes(words[at])))
 }

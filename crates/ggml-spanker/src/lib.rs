@@ -23,17 +23,20 @@
 //! # Ok(())
 //! # }
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod decode;
 mod error;
 mod host;
 mod input;
+mod kernel;
 mod matmul;
 pub mod mock;
 pub mod ops;
+mod path;
 mod product;
 pub mod q4_k;
+mod simd;
 
 pub use decode::{WEIGHT_TYPES, decode};
 pub use error::{Error, Result};
@@ -41,6 +44,7 @@ pub use host::HostMatmul;
 pub use input::{Inputs, input_type, quantize};
 pub use matmul::{MatmulInt4, OUTPUT_ELEM_BYTES};
 pub use mock::{MockSail, Transaction};
-pub use product::multiply;
+pub use path::Path;
+pub use product::{multiply, multiply_on};
 pub use q4_k::{Q4_K_BLOCK_BYTES, QK_K, dequantize_q4_k};
 pub use spanker_model::Quant;

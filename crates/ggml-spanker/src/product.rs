@@ -28,6 +28,8 @@ use spanker_model::Quant;
 use crate::decode::{WEIGHT_TYPES, half_at, integers};
 use crate::error::{Error, Result};
 use crate::input::{Inputs, input_type};
+use crate::kernel;
+use crate::path::Path;
 use crate::q4_k::unpack_scales;
 
 /// Computes `out[i][j] = inputs[i] . weights[j]` for `n` rows of weights.
@@ -58,14 +60,51 @@ pub fn multiply(
     inputs: &Inputs,
     out: &mut [f32],
 ) -> Result<()> {
+    multiply_on(Path::best(), quant, weights, n, inputs, out)
+}
+
+/// [`multiply`] by the instructions of one path. The bits are the same on every path.
+///
+/// # Errors
+/// Those of [`multiply`], and [`Error::Path`] if this processor has not the instructions.
+pub fn multiply_on(
+    path: Path,
+    quant: Quant,
+    weights: &[u8],
+    n: usize,
+    inputs: &Inputs,
+    out: &mut [f32],
+) -> Result<()> {
+    if !path.is_available() {
+        return Err(Error::Path { path });
+    }
     check(quant, weights, n, inputs, out)?;
-    let row = weights.len() / n.max(1);
-    for (i, out) in out.chunks_exact_mut(n.max(1)).enumerate() {
-        for (weights, out) in weights.chunks_exact(row.max(1)).zip(out) {
-            *out = dot(quant, weights, inputs, i);
+    if !out.is_empty() {
+        let product = Product { quant, weights, n, inputs, out };
+        match path {
+            Path::Portable => multiply_portable(product),
+            _ => kernel::multiply(path, product),
         }
     }
     Ok(())
+}
+
+/// A product whose lengths belong together, with at least one row of each operand.
+pub(crate) struct Product<'a> {
+    pub(crate) quant: Quant,
+    pub(crate) weights: &'a [u8],
+    pub(crate) n: usize,
+    pub(crate) inputs: &'a Inputs,
+    pub(crate) out: &'a mut [f32],
+}
+
+fn multiply_portable(product: Product<'_>) {
+    let Product { quant, weights, n, inputs, out } = product;
+    for (i, out) in out.chunks_exact_mut(n).enumerate() {
+        for (weights, out) in weights.chunks_exact(weights.len() / n).zip(out) {
+            *out = dot(quant, weights, inputs, i);
+        }
+    }
 }
 
 fn check(quant: Quant, weights: &[u8], n: usize, inputs: &Inputs, out: &[f32]) -> Result<()> {
@@ -97,47 +136,57 @@ fn dot(quant: Quant, weights: &[u8], inputs: &Inputs, i: usize) -> f32 {
     if quant.block() == 1 {
         return dot_plain(quant, weights, &inputs.plain[i * k..][..k]);
     }
-    let (block, bytes) = (quant.block() as usize, quant.block_bytes() as usize);
-    let (blocks, parts) = (k / block, if block == 256 { 16 } else { 1 });
-    let quants = inputs.quants[i * k..][..k].chunks_exact(block);
-    let scales = &inputs.scales[i * blocks..][..blocks];
-    let sums = inputs.sums[i * blocks * parts..][..blocks * parts].chunks_exact(parts);
+    let (bytes, runs) = (quant.block_bytes() as usize, quant.block() as usize / 32);
     let mut total = 0.0;
-    for (((weights, quants), &a), sums) in
-        weights.chunks_exact(bytes).zip(quants).zip(scales).zip(sums)
-    {
-        total += block_product(quant, weights, quants, a, sums);
+    for (at, weights) in weights.chunks_exact(bytes).enumerate() {
+        let mut quants = [0; 256];
+        let values =
+            (0..runs).flat_map(|run| inputs.runs[(at * runs + run) * inputs.rows + i].values());
+        for (quant, value) in quants.iter_mut().zip(values) {
+            *quant = value;
+        }
+        let at = at * inputs.rows + i;
+        total += match runs {
+            1 => short_product(quant, weights, &quants, inputs.scales[at], inputs.sums[at]),
+            _ => long_product(quant, weights, &quants, inputs.scales[at], &inputs.parts[at]),
+        };
     }
     total
 }
 
-fn block_product(quant: Quant, weights: &[u8], quants: &[i8], a: f32, sums: &[i32]) -> f32 {
-    let integers = integers(quant, weights);
-    let sum = |range: std::ops::Range<usize>| -> i32 {
-        let pairs = integers[range.clone()].iter().zip(&quants[range]);
-        pairs.map(|(&w, &q)| i32::from(w) * i32::from(q)).sum()
-    };
+/// The sum of products of weights and activations.
+fn sum(integers: &[i8], quants: &[i8]) -> i32 {
+    integers.iter().zip(quants).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum()
+}
+
+/// A block of 32.
+fn short_product(quant: Quant, weights: &[u8], quants: &[i8], a: f32, total: i32) -> f32 {
+    let products = sum(&integers(quant, weights)[..32], &quants[..32]) as f32;
     match quant {
-        Quant::Q4K | Quant::Q5K => {
-            let (d, dmin) = (half_at(weights, 0), half_at(weights, 2));
-            let (scales, mins) = unpack_scales(&weights[4..16]);
-            let scaled = |sub: usize| i32::from(scales[sub]) * sum(32 * sub..32 * sub + 32);
-            let least = |sub: usize| i32::from(mins[sub]) * (sums[2 * sub] + sums[2 * sub + 1]);
-            let products: i32 = (0..8).map(scaled).sum();
-            let minima: i32 = (0..8).map(least).sum();
-            (d * a) * products as f32 - (dmin * a) * minima as f32
-        }
-        Quant::Q6K => {
-            let scaled =
-                |sub: usize| i32::from(weights[192 + sub] as i8) * sum(16 * sub..16 * sub + 16);
-            (half_at(weights, 208) * a) * (0..16).map(scaled).sum::<i32>() as f32
-        }
         Quant::Q4_1 | Quant::Q5_1 => {
             let (d, m) = (half_at(weights, 0), half_at(weights, 2));
-            (d * a) * sum(0..32) as f32 + (m * a) * sums[0] as f32
+            (d * a) * products + (m * a) * total as f32
         }
-        _ => (half_at(weights, 0) * a) * sum(0..32) as f32,
+        _ => (half_at(weights, 0) * a) * products,
     }
+}
+
+/// A block of 256.
+fn long_product(quant: Quant, weights: &[u8], quants: &[i8], a: f32, sums: &[i16; 16]) -> f32 {
+    let integers = integers(quant, weights);
+    let sum = |range: std::ops::Range<usize>| sum(&integers[range.clone()], &quants[range]);
+    if quant == Quant::Q6K {
+        let scaled =
+            |sub: usize| i32::from(weights[192 + sub] as i8) * sum(16 * sub..16 * sub + 16);
+        return (half_at(weights, 208) * a) * (0..16).map(scaled).sum::<i32>() as f32;
+    }
+    let (d, dmin) = (half_at(weights, 0), half_at(weights, 2));
+    let (scales, mins) = unpack_scales(&weights[4..16]);
+    let scaled = |sub: usize| i32::from(scales[sub]) * sum(32 * sub..32 * sub + 32);
+    let least = |sub: usize| i32::from(mins[sub]) * i32::from(sums[2 * sub] + sums[2 * sub + 1]);
+    let products: i32 = (0..8).map(scaled).sum();
+    let minima: i32 = (0..8).map(least).sum();
+    (d * a) * products as f32 - (dmin * a) * minima as f32
 }
 
 fn dot_plain(quant: Quant, weights: &[u8], row: &[f32]) -> f32 {

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Weights in blocks of 32.
+
+use super::Place;
+use crate::input::Inputs;
+use crate::simd::{Rows, Simd};
+
+/// A type of weights, as kernels see it.
+pub(super) trait Short {
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// Unpacked weights are less than `1 << BITS`.
+    const BITS: u32;
+    /// What unpacked weights have too much.
+    const OFFSET: i32;
+    /// Whether a minimum follows the scale.
+    const MINIMUM: bool;
+
+    /// The weights of the block at byte `at` of each row, without sign.
+    fn unpack<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8];
+}
+
+pub(super) struct Q4_0;
+pub(super) struct Q4_1;
+pub(super) struct Q5_0;
+pub(super) struct Q5_1;
+pub(super) struct Q8_0;
+
+impl Short for Q4_0 {
+    const BYTES: usize = 18;
+    const BITS: u32 = 4;
+    const OFFSET: i32 = 8;
+    const MINIMUM: bool = false;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
+        nibbles(s, rows, at + 2)
+    }
+}
+
+impl Short for Q4_1 {
+    const BYTES: usize = 20;
+    const BITS: u32 = 4;
+    const OFFSET: i32 = 0;
+    const MINIMUM: bool = true;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
+        nibbles(s, rows, at + 4)
+    }
+}
+
+impl Short for Q5_0 {
+    const BYTES: usize = 22;
+    const BITS: u32 = 5;
+    const OFFSET: i32 = 16;
+    const MINIMUM: bool = false;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
+        nibbles_and_bits(s, rows, at + 2)
+    }
+}
+
+impl Short for Q5_1 {
+    const BYTES: usize = 24;
+    const BITS: u32 = 5;
+    const OFFSET: i32 = 0;
+    const MINIMUM: bool = true;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
+        nibbles_and_bits(s, rows, at + 4)
+    }
+}
+
+impl Short for Q8_0 {
+    const BYTES: usize = 34;
+    const BITS: u32 = 8;
+    const OFFSET: i32 = 128;
+    const MINIMUM: bool = false;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
+        let (a, b) = (s.load(rows, at + 2), s.load(rows, at + 18));
+        // Another top bit adds 128 to a signed byte.
+        let top = s.splat(0x8080_8080_u32 as i32);
+        let mut weights = [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]];
+        for word in &mut weights {
+            *word = s.xor(*word, top);
+        }
+        weights
+    }
+}
+
+/// 16 bytes: the low halves first, then the high ones.
+#[inline(always)]
+fn nibbles<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
+    let [a, b, c, d] = s.load(rows, at);
+    let mask = s.splat(0x0F0F_0F0F);
+    let mut weights = [a, b, c, d, s.shr(a, 4), s.shr(b, 4), s.shr(c, 4), s.shr(d, 4)];
+    for word in &mut weights {
+        *word = s.and(*word, mask);
+    }
+    weights
+}
+
+/// 32 fifth bits, then nibbles.
+#[inline(always)]
+fn nibbles_and_bits<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
+    let bits = s.word(rows, at);
+    let mut weights = nibbles(s, rows, at + 4);
+    for (group, word) in weights.iter_mut().enumerate() {
+        *word = s.or(*word, s.spread(bits, group));
+    }
+    weights
+}
+
+/// Adds the products of whole rows to `sums`, one for each row of inputs.
+#[inline(always)]
+pub(super) fn add_blocks<S: Simd, K: Short>(
+    s: S,
+    inputs: &Inputs,
+    place: &Place<'_>,
+    sums: &mut [S::Float],
+) {
+    for block in 0..place.stride / K::BYTES {
+        let at = block * K::BYTES;
+        place.prefetch(s, at, K::BYTES);
+        let weights = K::unpack(s, place.rows, at);
+        let head = s.word(place.rows, at);
+        let d = s.half(head);
+        let m = if K::MINIMUM { s.half(s.shr(head, 16)) } else { d };
+        let from = block * inputs.rows + place.from;
+        let runs = inputs.runs[from..][..place.count].iter();
+        let scales = inputs.scales[from..][..place.count].iter();
+        let totals = inputs.sums[from..][..place.count].iter();
+        for (((sum, run), &a), &total) in sums.iter_mut().zip(runs).zip(scales).zip(totals) {
+            let products = s.dot32(&weights, K::BITS, run, -K::OFFSET * total);
+            let a = s.splat_f(a);
+            let mut term = s.mul_f(s.mul_f(d, a), s.float(products));
+            if K::MINIMUM {
+                let least = s.mul_f(s.mul_f(m, a), s.splat_f(total as f32));
+                term = s.add_f(term, least);
+            }
+            *sum = s.add_f(*sum, term);
+        }
+    }
+}

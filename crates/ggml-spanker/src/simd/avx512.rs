@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sixteen rows at a time, with AVX-512 and its byte products (VNNI).
+
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::{
+    __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
+    _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castsi128_si512,
+    _mm512_castsi512_ps, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32,
+    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_inserti32x4, _mm512_loadu_ps,
+    _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512, _mm512_set1_epi8,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_si512,
+    _mm512_shuffle_epi8, _mm512_sll_epi32, _mm512_slli_epi32, _mm512_sra_epi32, _mm512_srl_epi32,
+    _mm512_storeu_ps, _mm512_sub_epi32, _mm512_sub_ps, _mm512_test_epi8_mask,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_xor_si512,
+};
+
+use super::{Rows, Simd, Work};
+use crate::input::Run;
+use crate::path::Path;
+
+/// Proof that the processor has AVX-512 with VNNI.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    pub(crate) fn new() -> Option<Avx512> {
+        Path::Avx512.is_available().then_some(Avx512(()))
+    }
+}
+
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn with_instructions(s: Avx512, work: impl Work) {
+    work.run(s);
+}
+
+/// Calls an intrinsic that needs nothing but the instructions.
+macro_rules! op {
+    ($call:expr) => {
+        // SAFETY: a value of `Avx512` exists only where the processor has the instructions.
+        unsafe { $call }
+    };
+}
+
+impl Simd for Avx512 {
+    type Int = __m512i;
+    type Float = __m512;
+    type Wide = __m512;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    fn vectorize(self, work: impl Work) {
+        op!(with_instructions(self, work));
+    }
+
+    #[inline(always)]
+    fn load(self, rows: Rows<'_>, at: usize) -> [__m512i; 4] {
+        let (first, stride) = rows.locate(16, at, 16);
+        // Vector `j` takes row `4 * lane + j` in its 128-bit lane, so that four rows of a lane are
+        // turned into four words of four rows without crossing lanes.
+        let quarter = |j: usize| {
+            let row = |lane: usize| first.wrapping_add((4 * lane + j) * stride).cast();
+            // SAFETY: `locate` has checked that 16 bytes are inside each of 16 rows, and the processor has
+            // the instructions.
+            unsafe {
+                let one = _mm512_castsi128_si512(_mm_loadu_si128(row(0)));
+                let two = _mm512_inserti32x4::<1>(one, _mm_loadu_si128(row(1)));
+                let three = _mm512_inserti32x4::<2>(two, _mm_loadu_si128(row(2)));
+                _mm512_inserti32x4::<3>(three, _mm_loadu_si128(row(3)))
+            }
+        };
+        let [a, b, c, d] = [quarter(0), quarter(1), quarter(2), quarter(3)];
+        op!({
+            let (low, high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (low2, high2) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            [
+                _mm512_unpacklo_epi64(low, low2),
+                _mm512_unpackhi_epi64(low, low2),
+                _mm512_unpacklo_epi64(high, high2),
+                _mm512_unpackhi_epi64(high, high2),
+            ]
+        })
+    }
+
+    #[inline(always)]
+    fn word(self, rows: Rows<'_>, at: usize) -> __m512i {
+        let (first, stride) = rows.locate(16, at, 4);
+        let row = |index: usize| first.wrapping_add(index * stride).cast::<i32>();
+        // SAFETY: `locate` has checked that 4 bytes are inside each of 16 rows.
+        let words: [i32; 16] = std::array::from_fn(|index| unsafe { row(index).read_unaligned() });
+        let w = |index: usize| words[index];
+        op!(_mm512_setr_epi32(
+            w(0),
+            w(1),
+            w(2),
+            w(3),
+            w(4),
+            w(5),
+            w(6),
+            w(7),
+            w(8),
+            w(9),
+            w(10),
+            w(11),
+            w(12),
+            w(13),
+            w(14),
+            w(15),
+        ))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, bytes: &[u8], at: usize) {
+        if at < bytes.len() {
+            op!(_mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast()));
+        }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: i32) -> __m512i {
+        op!(_mm512_set1_epi32(value))
+    }
+
+    #[inline(always)]
+    fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_and_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn xor(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_xor_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_sub_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_mullo_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn shl(self, a: __m512i, bits: u32) -> __m512i {
+        op!(_mm512_sll_epi32(a, _mm_cvtsi32_si128(bits as i32)))
+    }
+
+    #[inline(always)]
+    fn shr(self, a: __m512i, bits: u32) -> __m512i {
+        op!(_mm512_srl_epi32(a, _mm_cvtsi32_si128(bits as i32)))
+    }
+
+    #[inline(always)]
+    fn sar(self, a: __m512i, bits: u32) -> __m512i {
+        op!(_mm512_sra_epi32(a, _mm_cvtsi32_si128(bits as i32)))
+    }
+
+    #[inline(always)]
+    fn spread(self, bits: __m512i, group: usize) -> __m512i {
+        // The byte that holds the four bits goes to all four bytes of its lane; one bit of each is tested.
+        let byte = (group / 2) as i32 * 0x0101_0101;
+        let tested = if group.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32 as i32 };
+        op!({
+            let lane = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+            let lane = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x0101_0101));
+            let from = _mm512_add_epi32(lane, _mm512_set1_epi32(byte));
+            let bytes = _mm512_shuffle_epi8(bits, from);
+            let set = _mm512_test_epi8_mask(bytes, _mm512_set1_epi32(tested));
+            let zero = _mm512_setzero_si512();
+            _mm512_mask_add_epi8(zero, set, zero, _mm512_set1_epi8(16))
+        })
+    }
+
+    #[inline(always)]
+    fn dot32(self, weights: &[__m512i; 8], _: u32, run: &Run, start: i32) -> __m512i {
+        let mut sum = self.splat(start);
+        for (weights, &word) in weights.iter().zip(&run.0) {
+            sum = op!(_mm512_dpbusd_epi32(sum, *weights, _mm512_set1_epi32(word)));
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn dot16(self, weights: &[__m512i; 8], _: u32, run: &Run, half: usize) -> __m512i {
+        let mut sum = self.splat(0);
+        for (weights, &word) in weights[4 * half..4 * half + 4].iter().zip(&run.0[4 * half..]) {
+            sum = op!(_mm512_dpbusd_epi32(sum, *weights, _mm512_set1_epi32(word)));
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn add_pairs(self, to: __m512i, pairs: __m512i, with: [i16; 2]) -> __m512i {
+        let with = i32::from(with[0] as u16) | i32::from(with[1]) << 16;
+        op!(_mm512_dpwssd_epi32(to, pairs, _mm512_set1_epi32(with)))
+    }
+
+    #[inline(always)]
+    fn half(self, a: __m512i) -> __m512 {
+        op!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)))
+    }
+
+    #[inline(always)]
+    fn float(self, a: __m512i) -> __m512 {
+        op!(_mm512_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn splat_f(self, value: f32) -> __m512 {
+        op!(_mm512_set1_ps(value))
+    }
+
+    #[inline(always)]
+    fn add_f(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub_f(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_f(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn store(self, a: __m512, out: &mut [f32]) {
+        let out = &mut out[..16];
+        // SAFETY: there is room for 16 values, and the processor has the instructions.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), a) }
+    }
+
+    #[inline(always)]
+    fn wide(self, values: &[f32; 16]) -> __m512 {
+        // SAFETY: 16 values are read, and the processor has the instructions.
+        unsafe { _mm512_loadu_ps(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn wide_f32(self, bytes: &[u8; 64]) -> __m512 {
+        // SAFETY: 64 bytes are read, and the processor has the instructions.
+        unsafe { _mm512_loadu_ps(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn wide_f16(self, bytes: &[u8; 32]) -> __m512 {
+        // SAFETY: 32 bytes are read, and the processor has the instructions.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn wide_bf16(self, bytes: &[u8; 32]) -> __m512 {
+        // SAFETY: 32 bytes are read, and the processor has the instructions.
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+        }
+    }
+
+    #[inline(always)]
+    fn wide_add(self, sum: __m512, a: __m512, b: __m512) -> __m512 {
+        self.add_f(sum, self.mul_f(a, b))
+    }
+
+    #[inline(always)]
+    fn wide_values(self, a: __m512) -> [f32; 16] {
+        let mut out = [0.0; 16];
+        self.store(a, &mut out);
+        out
+    }
+}
