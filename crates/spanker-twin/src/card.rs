@@ -4,7 +4,8 @@
 //!
 //! * `requests.rs`: what hosts ask.
 //! * `check.rs`: whether work may run.
-//! * `engine.rs`: work in order, on the card's clock.
+//! * `engine.rs`: work in order, on the card's clock; `traffic.rs` says what work counts for there.
+//! * `compute.rs`: what work does to memory.
 //! * `transfer.rs`: messages to and from the ports.
 //! * `fault.rs`: how a job fails, on this card and its neighbours.
 
@@ -17,6 +18,7 @@ mod memory;
 mod port;
 mod recorder;
 mod requests;
+mod traffic;
 mod transfer;
 
 use std::collections::VecDeque;

@@ -2,16 +2,14 @@
 //! Whether work may run: every buffer is the client's, every range is inside it, every type and operation is
 //! known. Nothing of a submission runs before all of it has passed.
 
-use ggml_spanker::{OUTPUT_ELEM_BYTES, Q4_K_BLOCK_BYTES, QK_K};
+mod model;
+
 use nix::errno::Errno;
 use spanker_plan::{DType, ReduceOp};
 use spanker_runtime::{Descriptor, Fold, Landing, Place, Work};
 
 use super::ClientId;
 use super::memory::Memory;
-
-/// GGML's number of the type that every card multiplies.
-pub(crate) const Q4_K: u32 = 12;
 
 /// The latest card time that a fence waits for. Half of all time is left to the work behind it, so that one
 /// program cannot bring the clock to its end for all others.
@@ -47,6 +45,22 @@ impl Owned<'_> {
     }
 }
 
+/// A product of sizes, if there is such a number.
+fn product(sizes: &[u64]) -> Result<u64, Errno> {
+    let all = sizes.iter().try_fold(1u64, |all, &size| all.checked_mul(size));
+    all.ok_or(Errno::EINVAL)
+}
+
+/// Whether two ranges have no byte in common. Both are known to be inside their buffers.
+fn apart(one: (Place, u64), other: (Place, u64)) -> bool {
+    let ((one, length), (other, size)) = (one, other);
+    one.buffer != other.buffer
+        || length == 0
+        || size == 0
+        || one.offset + length <= other.offset
+        || other.offset + size <= one.offset
+}
+
 fn require(holds: bool) -> Result<(), Errno> {
     if holds { Ok(()) } else { Err(Errno::EINVAL) }
 }
@@ -62,10 +76,7 @@ fn check_one(owned: &Owned<'_>, ports: usize, work: &Work) -> Result<(), Errno> 
         Work::Copy { from, into, length } => {
             owned.holds(from, length)?;
             owned.holds(into, length)?;
-            let apart = from.buffer != into.buffer
-                || from.offset + length <= into.offset
-                || into.offset + length <= from.offset;
-            require(apart || length == 0)
+            require(apart((from, length), (into, length)))
         }
         Work::Fill { into, length, .. } => owned.holds(into, length),
         Work::Reduce { into, ref sources, elements, fold, .. } => {
@@ -76,29 +87,8 @@ fn check_one(owned: &Owned<'_>, ports: usize, work: &Work) -> Result<(), Errno> 
                 .try_for_each(|&source| owned.elements(source, elements, dtype.size()))?;
             // A source that lies across the destination would be read after it was written.
             let bytes = elements * dtype.size() as u64;
-            let clear = |source: &Place| {
-                source.buffer != into.buffer
-                    || source.offset == into.offset
-                    || source.offset + bytes <= into.offset
-                    || into.offset + bytes <= source.offset
-            };
+            let clear = |&source: &Place| source == into || apart((source, bytes), (into, bytes));
             require(sources.iter().all(clear))
-        }
-        Work::Matmul { a, b, out, shape, types } => {
-            if types != [Q4_K, Q4_K] {
-                return Err(Errno::EOPNOTSUPP);
-            }
-            let [m, k, n] = shape;
-            require(k > 0 && k.is_multiple_of(QK_K as u64))?;
-            let row =
-                (k / QK_K as u64).checked_mul(Q4_K_BLOCK_BYTES as u64).ok_or(Errno::EINVAL)?;
-            let rows = |count: u64| count.checked_mul(row).ok_or(Errno::EINVAL);
-            let product = m.checked_mul(n).ok_or(Errno::EINVAL)?;
-            owned.holds(a, rows(m)?)?;
-            owned.holds(b, rows(n)?)?;
-            owned.elements(out, product, OUTPUT_ELEM_BYTES)?;
-            require(m.checked_mul(n).and_then(|all| all.checked_mul(k)).is_some())?;
-            require(out.buffer != a.buffer && out.buffer != b.buffer)
         }
         Work::Send { from, length, port, .. } => {
             require((port as usize) < ports)?;
@@ -115,6 +105,6 @@ fn check_one(owned: &Owned<'_>, ports: usize, work: &Work) -> Result<(), Errno> 
             require(into.offset.is_multiple_of(size) && length.is_multiple_of(size))
         }
         Work::Fence { not_before_ps } => require(not_before_ps <= LAST_FENCE),
-        _ => Err(Errno::EOPNOTSUPP),
+        _ => model::check(owned, work),
     }
 }

@@ -1,10 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Work on the card's own memory, in slices, so that a card answers its host while it computes.
 //!
-//! All places were checked when the work was submitted, and buffers cannot go while work uses them.
+//! All places were checked when the work was submitted, and buffers cannot go while work uses them. Results of
+//! a slice are computed into memory that is used again and then brought to their place, so operands may be in
+//! the buffer of the result. What an operator keeps from slice to slice is made at its first one.
+//!
+//! * `product.rs`: products.
+//! * `attend.rs`: attention.
+//! * `operator.rs`: the other operators of a model.
+
+mod attend;
+mod operator;
+mod product;
+
+pub(crate) use attend::shared_heads;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use ggml_spanker::{HostMatmul, MatmulInt4, OUTPUT_ELEM_BYTES, Q4_K_BLOCK_BYTES, QK_K};
+use ggml_spanker::Inputs;
+use ggml_spanker::ops::AttendScratch;
 use spanker_plan::{DType, ReduceOp};
 use spanker_reduce::{Element, Team, Threads, bf16, divide, f16, fold, reduce};
 use spanker_runtime::{Place, Work};
@@ -12,16 +25,43 @@ use spanker_runtime::{Place, Work};
 use super::check::known;
 use super::memory::Memory;
 
-/// Bytes that one slice touches.
+/// Bytes that one slice touches, an eighth of a millisecond or less.
 pub(crate) const SLICE: u64 = 256 << 10;
-/// Multiply-accumulates of one slice of a product.
-pub(crate) const SLICE_MACS: u64 = 4 << 20;
 
-/// Scratch memory for folds, and the one thread that folds.
+/// What a slice has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slice {
+    /// How far the work is, or nothing when it is complete.
+    pub(crate) next: Option<u64>,
+    /// What it took, in bytes that could be copied meanwhile.
+    pub(crate) spent: u64,
+}
+
+impl Slice {
+    fn of(done: u64, total: u64, spent: u64) -> Slice {
+        Slice { next: (done < total).then_some(done), spent }
+    }
+}
+
+/// Memory that operators use again, and what the one at work keeps between its slices.
+#[derive(Debug, Default)]
+struct Scratch {
+    /// Results of a slice.
+    out: Vec<u64>,
+    /// Rows of activations, unpacked.
+    inputs: Inputs,
+    attend: AttendScratch,
+    /// Numbers to choose from.
+    values: Vec<f32>,
+    /// The best so far.
+    best: Vec<(u32, f32)>,
+}
+
+/// What computes: scratch memory, and the one thread that folds.
 #[derive(Debug)]
 pub(crate) struct Alu {
     solo: Team,
-    folded: Vec<u64>,
+    scratch: Scratch,
     incoming: Vec<u64>,
     /// Every result has a wrong bit: a fault that someone has ordered.
     pub(crate) garble: bool,
@@ -43,39 +83,21 @@ macro_rules! typed {
     };
 }
 
-/// Memory traffic and multiply-accumulates of an operator.
-pub(crate) fn traffic(work: &Work) -> (u64, u64) {
-    match *work {
-        Work::Copy { length, .. } => (2 * length, 0),
-        Work::Fill { length, .. } => (length, 0),
-        Work::Reduce { ref sources, elements, fold, .. } => {
-            let size = DType::from_code(fold.dtype).map_or(0, DType::size) as u64;
-            ((sources.len() as u64 + 1) * elements * size, 0)
-        }
-        Work::Matmul { shape: [m, k, n], .. } => {
-            let row = k / QK_K as u64 * Q4_K_BLOCK_BYTES as u64;
-            ((m + n) * row + m * n * OUTPUT_ELEM_BYTES as u64, m * n * k)
-        }
-        _ => (0, 0),
-    }
-}
-
 impl Alu {
     pub(crate) fn new() -> Alu {
-        Alu { solo: Team::new(1), folded: Vec::new(), incoming: Vec::new(), garble: false }
+        let scratch = Scratch::default();
+        Alu { solo: Team::new(1), scratch, incoming: Vec::new(), garble: false }
     }
 
-    /// Does the slice of `work` from `done` on. Returns how far it is, or nothing when it is complete.
-    pub(crate) fn slice(&mut self, memory: &mut Memory, work: &Work, done: u64) -> Option<u64> {
+    /// Does the slice of `work` from `done` on.
+    pub(crate) fn slice(&mut self, memory: &mut Memory, work: &Work, done: u64) -> Slice {
         match *work {
             Work::Copy { from, into, length } => {
                 let part = (length - done).min(SLICE);
-                let source =
-                    memory.get(shifted(from, done), part).expect("it was checked").to_vec();
-                let target = memory.get_mut(shifted(into, done), part).expect("it was checked");
-                target.copy_from_slice(&source);
-                self.spoil(target);
-                (done + part < length).then_some(done + part)
+                let scratch = room(&mut self.scratch.out, part as usize);
+                scratch.copy_from_slice(read(memory, shifted(from, done), part));
+                self.store(memory, shifted(into, done), part);
+                Slice::of(done + part, length, 2 * part)
             }
             Work::Fill { into, length, pattern } => {
                 let part = (length - done).min(SLICE);
@@ -83,53 +105,31 @@ impl Alu {
                 target
                     .chunks_exact_mut(4)
                     .for_each(|word| word.copy_from_slice(&pattern.to_le_bytes()));
-                (done + part < length).then_some(done + part)
+                Slice::of(done + part, length, part)
             }
             Work::Reduce { into, ref sources, elements, fold, divisor } => {
                 let (dtype, op) = known(fold).expect("it was checked");
                 let size = dtype.size() as u64;
                 // Of all operands together, but a few elements in any case.
-                let most = SLICE / (size * (sources.len() as u64 + 1));
-                let part = (elements - done).min(most.max(64));
+                let operands = sources.len() as u64 + 1;
+                let part = (elements - done).min((SLICE / (size * operands)).max(64));
                 let places: Vec<Place> =
                     sources.iter().map(|&source| shifted(source, done * size)).collect();
                 let target = shifted(into, done * size);
                 typed!(dtype, reduce_places(self, memory, &places, target, part, op, divisor));
-                (done + part < elements).then_some(done + part)
+                Slice::of(done + part, elements, part * size * operands)
             }
-            Work::Matmul { a, b, out, shape, .. } => self.matmul(memory, [a, b, out], shape, done),
-            _ => None,
+            Work::Matmul { .. } => self.product(memory, work, done),
+            Work::Attend { .. } => self.attend(memory, work, done),
+            _ => self.operator(memory, work, done),
         }
     }
 
-    /// One run of rows of b against one row of a, so that the product's places follow each other.
-    fn matmul(
-        &mut self,
-        memory: &mut Memory,
-        [a, b, out]: [Place; 3],
-        [m, k, n]: [u64; 3],
-        done: u64,
-    ) -> Option<u64> {
-        let total = m * n;
-        if done >= total {
-            return None;
-        }
-        let (row, column) = (done / n, done % n);
-        let part = (n - column).min((SLICE_MACS / k).max(1));
-        let bytes = k / QK_K as u64 * Q4_K_BLOCK_BYTES as u64;
-        let left = memory.get(shifted(a, row * bytes), bytes).expect("it was checked");
-        let right = memory.get(shifted(b, column * bytes), part * bytes).expect("it was checked");
-        let mut product = vec![0; part as usize * OUTPUT_ELEM_BYTES];
-        HostMatmul
-            .matmul_q4_k(left, right, &mut product, 1, k as usize, part as usize)
-            .expect("the shape was checked");
-        self.spoil(&mut product);
-        let place = shifted(out, done * OUTPUT_ELEM_BYTES as u64);
-        memory
-            .get_mut(place, product.len() as u64)
-            .expect("it was checked")
-            .copy_from_slice(&product);
-        (done + part < total).then_some(done + part)
+    /// Brings the first `length` bytes of the scratch memory for results to their place.
+    fn store(&mut self, memory: &mut Memory, into: Place, length: u64) {
+        let target = memory.get_mut(into, length).expect("it was checked");
+        target.copy_from_slice(room(&mut self.scratch.out, length as usize));
+        self.spoil(target);
     }
 
     /// `local = incoming op local` or the other way round, where `incoming` is a frame's data.
@@ -149,6 +149,16 @@ impl Alu {
             *first ^= 0x40;
         }
     }
+}
+
+/// Bytes that work reads.
+fn read(memory: &Memory, place: Place, length: u64) -> &[u8] {
+    memory.get(place, length).expect("it was checked")
+}
+
+/// Numbers that work reads.
+fn floats(memory: &Memory, place: Place, count: u64) -> &[f32] {
+    cast_slice(read(memory, place, count * 4))
 }
 
 fn shifted(place: Place, by: u64) -> Place {
@@ -193,11 +203,9 @@ fn reduce_places<T: Element>(
     divisor: u32,
 ) {
     let bytes = elements * size_of::<T>() as u64;
-    let operands: Vec<&[T]> = sources
-        .iter()
-        .map(|&source| cast_slice(memory.get(source, bytes).expect("it was checked")))
-        .collect();
-    let out = room(&mut alu.folded, bytes as usize);
+    let operands: Vec<&[T]> =
+        sources.iter().map(|&source| cast_slice(read(memory, source, bytes))).collect();
+    let out = room(&mut alu.scratch.out, bytes as usize);
     match operands[..] {
         [only] => out.copy_from_slice(cast_slice(only)),
         _ => reduce(&alu.solo, Threads::Exactly(1), &operands, cast_slice_mut(out), op)
@@ -206,8 +214,5 @@ fn reduce_places<T: Element>(
     if divisor > 1 {
         divide::<T>(cast_slice_mut(out), divisor as usize);
     }
-    if let (true, Some(first)) = (alu.garble, out.first_mut()) {
-        *first ^= 0x40;
-    }
-    memory.get_mut(into, bytes).expect("it was checked").copy_from_slice(out);
+    alu.store(memory, into, bytes);
 }

@@ -46,10 +46,11 @@ impl Costs {
         }
     }
 
-    /// One operator.
-    pub(crate) fn work(&self, bytes: u64, macs: u64) -> u64 {
+    /// Work on the card itself; an operator that starts takes a fixed time besides.
+    pub(crate) fn work(&self, bytes: u64, macs: u64, starts: bool) -> u64 {
         let streamed = (bytes as f64 * self.per_byte).max(macs as f64 * self.per_mac);
-        ((streamed + self.operator) * self.slow).round() as u64
+        let fixed = if starts { self.operator } else { 0.0 };
+        ((streamed + fixed) * self.slow).round() as u64
     }
 
     /// Memory traffic alone.

@@ -10,9 +10,10 @@ use std::collections::VecDeque;
 
 use spanker_runtime::{Descriptor, Fault, Place, Work, abi};
 
-use super::compute::{SLICE, SLICE_MACS, traffic};
+use super::compute::SLICE;
 use super::costs::later;
 use super::port::{Receive, TransferId};
+use super::traffic::{Traffic, kind, traffic, uses};
 use super::{Card, ClientId};
 use crate::spec::Pace;
 
@@ -73,15 +74,7 @@ impl Submission {
 
     /// Whether its work uses a buffer.
     pub(super) fn uses(&self, buffer: u64) -> bool {
-        let is = |place: &Place| place.buffer.0 == buffer;
-        self.work.iter().any(|one| match &one.work {
-            Work::Copy { from, into, .. } => is(from) || is(into),
-            Work::Fill { into, .. } | Work::Receive { into, .. } => is(into),
-            Work::Reduce { into, sources, .. } => is(into) || sources.iter().any(is),
-            Work::Matmul { a, b, out, .. } => is(a) || is(b) || is(out),
-            Work::Send { from, .. } => is(from),
-            _ => false,
-        })
+        self.work.iter().any(|one| uses(&one.work, buffer))
     }
 }
 
@@ -282,28 +275,30 @@ impl Card {
         }
         let submission = &self.queue[self.cursor];
         let ticket = submission.ticket;
-        let work = submission.work[submission.next].work.clone();
+        let work = &submission.work[submission.next].work;
         let mut done = self.done.take().unwrap_or(0);
         loop {
-            match self.alu.slice(&mut self.memory, &work, done) {
+            let slice = self.alu.slice(&mut self.memory, work, done);
+            *budget = budget.saturating_sub(slice.spent);
+            match slice.next {
                 None => break,
                 Some(next) => done = next,
             }
-            *budget = budget.saturating_sub(SLICE);
             if *budget == 0 {
                 self.done = Some(done);
                 return Stop::Busy;
             }
         }
-        let (bytes, macs) = traffic(&work);
-        let last = bytes.max(macs / (SLICE_MACS / SLICE)).min(SLICE);
-        *budget = budget.saturating_sub(last + START);
-        let cost = self.costs.work(bytes, macs);
+        *budget = budget.saturating_sub(START);
+        let before = submission.next.checked_sub(1).map(|at| &submission.work[at].work);
+        let Traffic { bytes, macs, starts } = traffic(work, before);
+        let kind = kind(work);
+        let cost = self.costs.work(bytes, macs, starts);
         self.clock = self.ends(later(self.clock.max(waited), cost));
         self.count_traffic(bytes);
         self.counters.multiplications = self.counters.multiplications.saturating_add(macs);
         self.counters.busy_ps = self.counters.busy_ps.saturating_add(cost);
-        self.note(abi::RECORD_DONE, 0, ticket, u64::from(kind(&work)));
+        self.note(abi::RECORD_DONE, 0, ticket, u64::from(kind));
         self.passed();
         Stop::Nothing
     }
@@ -375,18 +370,5 @@ impl Card {
         for (client, ticket) in tickets {
             self.remember(client, ticket, Err(fault));
         }
-    }
-}
-
-/// The ABI's number for a kind of work.
-fn kind(work: &Work) -> u16 {
-    match work {
-        Work::Copy { .. } => abi::WORK_COPY,
-        Work::Fill { .. } => abi::WORK_FILL,
-        Work::Reduce { .. } => abi::WORK_REDUCE,
-        Work::Matmul { .. } => abi::WORK_MATMUL,
-        Work::Send { .. } => abi::WORK_SEND,
-        Work::Receive { .. } => abi::WORK_RECEIVE,
-        _ => abi::WORK_FENCE,
     }
 }

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether the operators of a model may run. Results lie apart from operands, or just where one is that is read
+//! as it is written, so that what comes out does not depend on how work is cut.
+
+use ggml_spanker::{Quant, WEIGHT_TYPES, input_type};
+use nix::errno::Errno;
+use spanker_runtime::{MAX_BEST, Place, Work};
+
+use super::{Owned, apart, product, require};
+use crate::card::compute::shared_heads;
+use crate::card::traffic::quant;
+
+/// The most numbers of a row: a slice has at least one.
+const WIDEST: u64 = 1 << 20;
+/// The most scores that attention computes for a row: all heads over all positions.
+const MOST_SCORES: u64 = 1 << 26;
+
+/// A type that weights have.
+fn weights(id: u32) -> Result<Quant, Errno> {
+    quant(id).filter(|quant| WEIGHT_TYPES.contains(quant)).ok_or(Errno::EOPNOTSUPP)
+}
+
+/// Bytes of a row of whole blocks.
+fn row(quant: Quant, width: u64) -> Result<u64, Errno> {
+    require(width > 0 && width.is_multiple_of(quant.block()))?;
+    product(&[width / quant.block(), quant.block_bytes()])
+}
+
+/// A row that is not too wide.
+fn narrow(width: u64) -> Result<(), Errno> {
+    require(width > 0 && width <= WIDEST)
+}
+
+/// Bytes from the first of a piece to the last of another.
+fn span(rows: u64, length: u64, stride: u64) -> Result<u64, Errno> {
+    require(length <= stride)?;
+    match rows.checked_sub(1) {
+        None => Ok(0),
+        Some(gaps) => product(&[gaps, stride])?.checked_add(length).ok_or(Errno::EINVAL),
+    }
+}
+
+pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
+    match *work {
+        Work::Matmul { a, b, out, shape, types } => matmul(owned, [a, b, out], shape, types),
+        Work::Embed { table, ids, into, rows, width, quant, count, .. } => {
+            narrow(width)?;
+            let bytes = product(&[count.into(), row(weights(quant)?, width)?])?;
+            let out = product(&[rows, width, 4])?;
+            owned.holds(table, bytes)?;
+            owned.elements(ids, rows, 4)?;
+            owned.elements(into, out / 4, 4)?;
+            require(apart((into, out), (table, bytes)) && apart((into, out), (ids, rows * 4)))
+        }
+        Work::Norm { from, weight, into, rows, width, .. } => {
+            narrow(width)?;
+            let numbers = product(&[rows, width])?;
+            owned.elements(from, numbers, 4)?;
+            owned.elements(into, numbers, 4)?;
+            owned.elements(weight, width, 4)?;
+            let out = (into, numbers * 4);
+            require(into == from || apart(out, (from, numbers * 4)))?;
+            require(apart(out, (weight, width * 4)))
+        }
+        Work::Quantize { from, into, rows, width, quant: id } => {
+            let input =
+                quant(id).filter(|quant| matches!(quant, Quant::F32 | Quant::Q8_0 | Quant::Q8K));
+            let input = input.ok_or(Errno::EOPNOTSUPP)?;
+            let (given, bytes) = (product(&[rows, width])?, product(&[rows, row(input, width)?])?);
+            owned.elements(from, given, 4)?;
+            owned.holds(into, bytes)?;
+            require(input != Quant::F32 || into.offset.is_multiple_of(4))?;
+            require(apart((into, bytes), (from, given * 4)))
+        }
+        Work::Rotate { data, table, rows, heads, head_size, dims, .. } => {
+            narrow(product(&[heads, head_size])?)?;
+            require(dims <= head_size && dims.is_multiple_of(2))?;
+            let (numbers, turns) = (product(&[rows, heads, head_size])?, product(&[rows, dims])?);
+            owned.elements(data, numbers, 4)?;
+            owned.elements(table, turns, 4)?;
+            require(apart((data, numbers * 4), (table, turns * 4)))
+        }
+        Work::Halve { from, into, elements } => {
+            owned.elements(from, elements, 4)?;
+            owned.elements(into, elements, 2)?;
+            require(apart((into, elements * 2), (from, elements * 4)))
+        }
+        Work::Gate { gate, up, into, elements } => {
+            let length = product(&[elements, 4])?;
+            for place in [gate, up, into] {
+                owned.elements(place, elements, 4)?;
+                require(place == into || apart((into, length), (place, length)))?;
+            }
+            Ok(())
+        }
+        Work::Rows { from, into, rows, length, from_stride, into_stride } => {
+            let (source, target) =
+                (span(rows, length, from_stride)?, span(rows, length, into_stride)?);
+            owned.holds(from, source)?;
+            owned.holds(into, target)?;
+            require(apart((into, target), (from, source)))
+        }
+        Work::Best { from, into, count, k, first } => {
+            require((1..=MAX_BEST).contains(&k))?;
+            require(count <= u64::from(u32::MAX - first))?;
+            owned.elements(from, count, 4)?;
+            let out = u64::from(k) * 8;
+            owned.elements(into, out / 4, 4)?;
+            require(apart((into, out), (from, count * 4)))
+        }
+        Work::Attend { .. } => attend(owned, work),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+fn matmul(
+    owned: &Owned<'_>,
+    [a, b, out]: [Place; 3],
+    [m, k, n]: [u64; 3],
+    [a_type, b_type]: [u32; 2],
+) -> Result<(), Errno> {
+    let weights = weights(b_type)?;
+    let inputs = quant(a_type).ok_or(Errno::EOPNOTSUPP)?;
+    let both = inputs == Quant::Q4K && weights == Quant::Q4K;
+    if !both && inputs != input_type(weights) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    require(both || k <= WIDEST)?;
+    let (left, right) = (product(&[m, row(inputs, k)?])?, product(&[n, row(weights, k)?])?);
+    let results = product(&[m, n])?;
+    owned.holds(a, left)?;
+    require(inputs != Quant::F32 || a.offset.is_multiple_of(4))?;
+    owned.holds(b, right)?;
+    owned.elements(out, results, 4)?;
+    product(&[m, n, k])?;
+    let out = (out, results * 4);
+    require(apart(out, (a, left)) && apart(out, (b, right)))
+}
+
+fn attend(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
+    let Work::Attend { queries, keys, values, into, rows, heads, kv_heads, head_size, .. } = *work
+    else {
+        return Err(Errno::EOPNOTSUPP);
+    };
+    let Work::Attend { group, offset, past, .. } = *work else { return Err(Errno::EOPNOTSUPP) };
+    narrow(product(&[heads, head_size])?)?;
+    narrow(product(&[kv_heads, head_size])?)?;
+    require(group > 0 && offset <= WIDEST && group <= WIDEST)?;
+    require(shared_heads(heads, group, offset).1 <= kv_heads)?;
+    let positions = past.checked_add(rows).ok_or(Errno::EINVAL)?;
+    require(product(&[positions, heads])? <= MOST_SCORES)?;
+    product(&[4, rows, positions, heads, head_size])?;
+    let (numbers, kept) =
+        (product(&[rows, heads, head_size])?, product(&[positions, kv_heads, head_size])?);
+    owned.elements(queries, numbers, 4)?;
+    owned.elements(into, numbers, 4)?;
+    owned.elements(keys, kept, 2)?;
+    owned.elements(values, kept, 2)?;
+    let out = (into, numbers * 4);
+    require(into == queries || apart(out, (queries, numbers * 4)))?;
+    require(apart(out, (keys, kept * 2)) && apart(out, (values, kept * 2)))
+}
