@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The header of a GGUF file: metadata, and where each tensor lies. Weights are never read.
+//! The header of a GGUF file: metadata, and where each tensor lies; and a writer of such files.
+//! Reading a header never reads weights, nor the arrays of the metadata: where they lie is kept, and
+//! functions give them from the bytes of the whole file, which may be a memory map.
 //!
 //! A file is hostile until it is parsed: every count, length and offset is checked before it is
 //! used, nothing is allocated by a number that the file gives, and what is kept in memory is
@@ -7,15 +9,18 @@
 //! in little endian.
 
 mod cursor;
+mod data;
 mod map;
 mod read;
 mod value;
+mod write;
 
 use std::collections::BTreeMap;
 
 use crate::Quant;
 
 pub use value::{Value, ValueType};
+pub use write::{Field, Writer};
 
 /// One tensor of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +30,8 @@ pub struct Tensor {
     pub dims: Vec<u64>,
     /// How it is stored.
     pub quant: Quant,
-    /// Where it begins, from the beginning of the data.
+    /// Where it begins, from the beginning of the data; [`Header::range`] counts from the beginning
+    /// of the file.
     pub offset: u64,
     /// Its size as stored.
     pub bytes: u64,

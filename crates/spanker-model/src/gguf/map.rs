@@ -137,7 +137,7 @@ impl Header {
         if name.is_empty() { architecture.to_owned() } else { name.to_owned() }
     }
 
-    fn tensor(&self, name: &str) -> Result<&Tensor, ModelError> {
+    pub(super) fn tensor(&self, name: &str) -> Result<&Tensor, ModelError> {
         self.tensors.get(name).ok_or_else(|| ModelError::tensor(name, "missing"))
     }
 

@@ -61,7 +61,7 @@ impl ValueType {
     ];
 
     /// The fewest bytes that a value takes: all of it, or the lengths that it begins with.
-    const fn least_bytes(self) -> u64 {
+    pub(super) const fn least_bytes(self) -> u64 {
         match self {
             ValueType::U8 | ValueType::I8 | ValueType::Bool => 1,
             ValueType::U16 | ValueType::I16 => 2,
@@ -94,13 +94,17 @@ pub enum Value {
     Bool(bool),
     /// A text of at most 4096 bytes; what is not UTF-8 in it is replaced.
     Text(String),
-    /// A longer text, which is not kept.
+    /// A longer text, which is not kept; [`Header::text`](super::Header::text) reads it.
     LongText {
+        /// Where it begins, from the beginning of the file.
+        at: u64,
         /// Its length.
         bytes: u64,
     },
-    /// An array, which is not kept.
+    /// An array, which is not kept; [`Header::texts`](super::Header::texts) and its like read it.
     Array {
+        /// Where its first element begins, from the beginning of the file.
+        at: u64,
         /// The type of its elements.
         element: ValueType,
         /// How many there are.
@@ -117,6 +121,23 @@ impl Value {
             Value::Signed(value) => value.try_into().ok(),
             _ => None,
         }
+    }
+
+    /// The value as a number, if it is an integer or a float. Integers beyond 2^53 are rounded.
+    #[must_use]
+    pub fn as_f64(&self) -> Option<f64> {
+        match *self {
+            Value::Unsigned(value) => Some(value as f64),
+            Value::Signed(value) => Some(value as f64),
+            Value::Float(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The value as a flag, if it is one.
+    #[must_use]
+    pub fn as_bool(&self) -> Option<bool> {
+        if let Value::Bool(flag) = *self { Some(flag) } else { None }
     }
 
     /// The value as text, if it is a text that was kept.
@@ -149,14 +170,12 @@ impl Value {
                     let text = cursor.keep(bytes, "a text")?;
                     Value::Text(String::from_utf8_lossy(&text).into_owned())
                 } else {
+                    let at = cursor.at();
                     cursor.skip(bytes, "a text")?;
-                    Value::LongText { bytes }
+                    Value::LongText { at, bytes }
                 }
             }
-            ValueType::Array => {
-                let (element, len) = skip_array(cursor, 1)?;
-                Value::Array { element, len }
-            }
+            ValueType::Array => skip_array(cursor, 1)?,
         })
     }
 }
@@ -170,16 +189,16 @@ fn read_bool<R: Read>(cursor: &mut Cursor<R>) -> Result<bool, ModelError> {
     }
 }
 
-/// Reads past an array that lies `depth` arrays deep; returns the type of its elements and its
-/// length.
-fn skip_array<R: Read>(cursor: &mut Cursor<R>, depth: u32) -> Result<(ValueType, u64), ModelError> {
-    let at = cursor.at();
+/// Reads past an array that lies `depth` arrays deep; returns where it lies and what it holds.
+fn skip_array<R: Read>(cursor: &mut Cursor<R>, depth: u32) -> Result<Value, ModelError> {
     if depth > MAX_DEPTH {
+        let at = cursor.at();
         return Err(ModelError::gguf(at, format!("arrays lie more than {MAX_DEPTH} deep")));
     }
     let element = ValueType::read(cursor)?;
     let len = cursor.u64("an array's length")?;
     let least = len.saturating_mul(element.least_bytes());
+    let at = cursor.at();
     // Below this check, the length is bounded by what the file can hold.
     cursor.check(least, "an array")?;
     match element {
@@ -196,5 +215,5 @@ fn skip_array<R: Read>(cursor: &mut Cursor<R>, depth: u32) -> Result<(ValueType,
         }
         _ => cursor.skip(least, "an array")?,
     }
-    Ok((element, len))
+    Ok(Value::Array { at, element, len })
 }

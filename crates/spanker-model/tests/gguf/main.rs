@@ -2,6 +2,7 @@
 //! GGUF headers: those of good files give their model, those of bad ones an error.
 
 mod hostile;
+mod round;
 mod writer;
 
 use std::cell::Cell;
@@ -93,6 +94,10 @@ fn header_keeps_small_metadata_and_the_size_of_large_ones() {
     writer.tensor("scalar", &[1], Quant::F32);
     writer.tensors[0].dims.clear();
     let header = read(&writer).expect("a good header");
+    let bytes = writer.header();
+    let place = |part: &[u8]| {
+        bytes.windows(part.len()).position(|window| window == part).expect("a part") as u64
+    };
     let values: Vec<(&str, &Value)> =
         header.metadata().iter().map(|(key, value)| (key.as_str(), value)).collect();
     assert_eq!(
@@ -102,10 +107,13 @@ fn header_keeps_small_metadata_and_the_size_of_large_ones() {
             ("f64", &Value::Float(2.5)),
             ("general.alignment", &Value::Unsigned(64)),
             ("i8", &Value::Signed(-1)),
-            ("long", &Value::LongText { bytes: 5000 }),
-            ("nested", &Value::Array { element: ValueType::Array, len: 2 }),
+            ("long", &Value::LongText { at: place(&[b'x'; 5000]), bytes: 5000 }),
+            ("nested", &Value::Array { at: place(inner), element: ValueType::Array, len: 2 }),
             ("not utf-8", &Value::Text("\u{fffd}".into())),
-            ("texts", &Value::Array { element: ValueType::Text, len: 2 }),
+            (
+                "texts",
+                &Value::Array { at: place(&counted("ab")), element: ValueType::Text, len: 2 }
+            ),
         ]
     );
     assert_eq!((header.version(), header.alignment()), (3, 64));
