@@ -4,6 +4,7 @@
 
 mod exchange;
 mod load;
+mod log;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -15,9 +16,10 @@ use spanker_runtime::{BufferId, Descriptor, Pace, SpankerControl, Work};
 
 use crate::program::{Lowering, Room, Space};
 use crate::runner::{Outcome, Runner, Step, Timing, Want, candidates};
-use crate::{LlmError, Network, Op};
+use crate::{LlmError, Network, Op, Recorder};
 use exchange::Exchanges;
 pub use load::Loading;
+use log::Log;
 
 /// A network on cards.
 ///
@@ -35,6 +37,7 @@ pub struct OnCards<'a> {
     /// The latest clock after the last step, in picoseconds.
     clock: u64,
     counted: Vec<Counters>,
+    log: Option<Log>,
 }
 
 impl<'a> OnCards<'a> {
@@ -83,7 +86,17 @@ impl<'a> OnCards<'a> {
             counted.push(group.request(rank, SpankerControl::counters)?);
         }
         let deadline = Deadline { total: Duration::from_secs(3600), ..Deadline::USUAL };
-        Ok(OnCards { lowering, group, exchanges, deadline, buffers, shaped, clock, counted })
+        Ok(OnCards {
+            lowering,
+            group,
+            exchanges,
+            deadline,
+            buffers,
+            shaped,
+            clock,
+            counted,
+            log: None,
+        })
     }
 
     /// How long cards may take.
@@ -91,15 +104,27 @@ impl<'a> OnCards<'a> {
         self.deadline = deadline;
     }
 
+    /// Records from now on what each card does when, by its own clock.
+    ///
+    /// # Errors
+    /// [`LlmError::Device`] if a card cannot be asked.
+    pub fn record(&mut self, recorder: &Recorder) -> Result<(), LlmError> {
+        self.log = Some(Log::new(&self.group, recorder, self.clock)?);
+        Ok(())
+    }
+
     /// The descriptors of every seat for a step.
-    fn lower(&mut self, programs: Vec<Vec<Op>>) -> Result<Vec<Vec<Descriptor>>, LlmError> {
+    fn lower(&mut self, programs: &[Vec<Op>]) -> Result<Vec<Vec<Descriptor>>, LlmError> {
         let mut out = Vec::with_capacity(programs.len());
-        for (seat, program) in programs.into_iter().enumerate() {
+        for (seat, program) in programs.iter().enumerate() {
             let mut work: Vec<Descriptor> = Vec::with_capacity(2 * program.len());
             for op in program {
-                match op {
-                    Op::Work(one) => work.push(one.into()),
-                    Op::Mark { .. } => {}
+                match *op {
+                    Op::Work(ref one) => work.push(one.clone().into()),
+                    Op::Mark { activity, layer } => {
+                        let log = self.log.as_mut();
+                        log.into_iter().for_each(|log| log.mark(seat, work.len(), activity, layer));
+                    }
                     Op::Hand { to, from, length } => {
                         let port = self.port(seat, to);
                         work.push(Work::Send { from, length, port, tag: 0 }.into());
@@ -111,9 +136,9 @@ impl<'a> OnCards<'a> {
                         work.push(Work::Receive { into, length, port, tag: 0, landing }.into());
                         work.push(Work::Fence { not_before_ps: 0 }.into());
                     }
-                    exchange => {
+                    ref exchange => {
                         let buffers = &mut self.buffers[seat];
-                        self.exchanges.lower(&self.group, seat, &exchange, buffers, &mut work)?;
+                        self.exchanges.lower(&self.group, seat, exchange, buffers, &mut work)?;
                     }
                 }
             }
@@ -163,7 +188,7 @@ impl<'a> OnCards<'a> {
             let now = self.group.request(rank, SpankerControl::counters)?;
             let before = std::mem::replace(&mut self.counted[rank], now);
             waited += now.waiting_ps.saturating_sub(before.waiting_ps);
-            sent += now.sent_bytes.saturating_sub(before.sent_bytes);
+            sent += now.sent.saturating_sub(before.sent);
         }
         for seat in self.lowering.last() {
             latest = latest.max(self.group.request(seat, SpankerControl::info)?.clock.0);
@@ -183,11 +208,14 @@ impl Runner for OnCards<'_> {
         let begun = Instant::now();
         let wiring = self.group.wiring();
         let programs = self.lowering.programs(step, &|from, to| wiring.route(from, to));
-        let programs = self.lower(programs)?;
+        let programs = self.lower(&programs)?;
         let finished = self.group.run(&programs, &self.deadline)?;
         let mut outcome = Outcome::default();
         self.collect(step.want, &mut outcome)?;
         let finished = finished.into_iter().map(|time| time.0).max().unwrap_or(0);
+        if let Some(log) = &mut self.log {
+            log.keep(&self.group, &self.lowering, &programs, step.past)?;
+        }
         outcome.timing = Timing { wall: begun.elapsed(), ..self.measure(finished)? };
         Ok(outcome)
     }

@@ -12,12 +12,12 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spanker_plan::{Mark, Plan};
+use spanker_plan::Plan;
 use spanker_runtime::{BufferId, Place};
 
 use crate::program::{Lowering, Room, Rooms, Space};
 use crate::runner::{Outcome, Runner, Step, Timing, Want};
-use crate::{Cut, LlmError, Network, Op};
+use crate::{Cut, LlmError, Network, Op, Recorder};
 use board::{Boards, Link};
 use card::{Card, Report};
 use memory::Memory;
@@ -51,7 +51,7 @@ pub struct InProcess<B> {
     done: Receiver<Done>,
     threads: Vec<JoinHandle<()>>,
     steps: u64,
-    trace: Option<(Instant, Vec<Mark>)>,
+    trace: Option<(Instant, Recorder)>,
 }
 
 impl<B> std::fmt::Debug for InProcess<B> {
@@ -161,13 +161,8 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
     }
 
     /// Records from now on what each card does when.
-    pub fn record(&mut self) {
-        self.trace = Some((Instant::now(), Vec::new()));
-    }
-
-    /// What was recorded, in seconds since [`InProcess::record`].
-    pub fn recorded(&mut self) -> Vec<Mark> {
-        self.trace.take().map(|(_, marks)| marks).unwrap_or_default()
+    pub fn record(&mut self, recorder: &Recorder) {
+        self.trace = Some((Instant::now(), recorder.clone()));
     }
 
     /// The network.
@@ -261,17 +256,17 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
 
 impl<B> InProcess<B> {
     /// Adds what cards did to the trace.
-    fn keep(&mut self, reports: &[Report], begun: Instant, token: usize) {
-        let Some((origin, marks)) = &mut self.trace else { return };
+    fn keep(&self, reports: &[Report], begun: Instant, token: usize) {
+        let Some((origin, recorder)) = &self.trace else { return };
         let shift = begun.duration_since(*origin).as_secs_f64();
         for (seat, report) in self.lowering.seats.iter().zip(reports) {
-            for &(mut mark) in &report.marks {
+            recorder.add(report.marks.iter().map(|&(mut mark)| {
                 mark.card = seat.card as u32;
                 mark.label.token = token as u32;
                 mark.start += shift;
                 mark.end += shift;
-                marks.push(mark);
-            }
+                mark
+            }));
         }
     }
 }

@@ -18,7 +18,10 @@ mod inproc;
 mod network;
 mod op;
 pub mod program;
+mod recorder;
 mod runner;
+mod session;
+mod verify;
 
 pub use cards::{Loading, OnCards};
 pub use error::LlmError;
@@ -26,4 +29,7 @@ pub use holding::{Cut, Piece};
 pub use inproc::InProcess;
 pub use network::{Network, Rope};
 pub use op::Op;
+pub use recorder::Recorder;
 pub use runner::{Outcome, Runner, Step, Timing, Want};
+pub use session::Session;
+pub use verify::{Difference, Distance, Trail, trail};

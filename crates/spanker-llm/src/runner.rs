@@ -41,6 +41,28 @@ pub struct Timing {
     pub sent: u64,
 }
 
+impl Timing {
+    /// One after the other.
+    #[must_use]
+    pub fn plus(self, other: Timing) -> Timing {
+        Timing {
+            wall: self.wall + other.wall,
+            card: match (self.card, other.card) {
+                (Some(one), Some(two)) => Some(one + two),
+                (one, two) => one.or(two),
+            },
+            sync: self.sync + other.sync,
+            sent: self.sent + other.sent,
+        }
+    }
+
+    /// By the cards' clocks, or else by the host's.
+    #[must_use]
+    pub fn time(&self) -> Duration {
+        self.card.unwrap_or(self.wall)
+    }
+}
+
 /// What a step gave back.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Outcome {

@@ -243,6 +243,8 @@ impl Card {
         self.horizon = self.clock;
         self.own = self.clock;
         self.epoch = (self.clock, 0);
+        let ticket = self.queue[self.cursor].ticket;
+        self.note(abi::RECORD_DONE, 0, ticket, u64::from(abi::WORK_FENCE));
         self.passed();
         Stop::Nothing
     }

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One sequence on a runner: what was fed stays known, so that it can be fed again to another runner when
+//! this one is lost.
+
+use crate::LlmError;
+use crate::runner::{Outcome, Runner, Step, Timing, Want};
+
+/// A sequence and the cards that work on it.
+pub struct Session<'r> {
+    runner: Option<Box<dyn Runner + 'r>>,
+    tokens: Vec<u32>,
+    /// Tokens whose keys and values are on the cards.
+    done: usize,
+}
+
+impl std::fmt::Debug for Session<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("tokens", &self.tokens.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'r> Session<'r> {
+    /// An empty sequence.
+    #[must_use]
+    pub fn new(runner: Box<dyn Runner + 'r>) -> Self {
+        Session { runner: Some(runner), tokens: Vec::new(), done: 0 }
+    }
+
+    /// All tokens so far, those included that a runner failed at.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Adds tokens and runs them, in pieces of the size that the runner takes. What comes back is the last
+    /// piece's, the times are all pieces'.
+    ///
+    /// # Errors
+    /// What [`Runner::step`] fails with. The tokens are part of the sequence all the same:
+    /// [`Session::go_on`] runs them on another runner.
+    pub fn feed(&mut self, tokens: &[u32], want: Want) -> Result<Outcome, LlmError> {
+        self.tokens.extend_from_slice(tokens);
+        self.run(want)
+    }
+
+    /// Forgets all but the first `length` tokens.
+    pub fn cut(&mut self, length: usize) {
+        self.tokens.truncate(length);
+        self.done = self.done.min(length);
+    }
+
+    /// Gives the runner up, so that its memory is free for another.
+    pub fn release(&mut self) {
+        self.runner = None;
+        self.done = 0;
+    }
+
+    /// Goes on with another runner, on which everything is computed again. Keys and values do not depend on
+    /// how many tokens are run together, so the tokens that follow are the same.
+    ///
+    /// # Errors
+    /// What [`Runner::step`] fails with.
+    pub fn go_on(&mut self, runner: Box<dyn Runner + 'r>, want: Want) -> Result<Outcome, LlmError> {
+        self.runner = Some(runner);
+        self.done = 0;
+        self.run(want)
+    }
+
+    fn run(&mut self, want: Want) -> Result<Outcome, LlmError> {
+        let Some(runner) = &mut self.runner else {
+            return Err(LlmError::unsupported("the sequence has no cards to run on"));
+        };
+        let mut total = Timing::default();
+        let mut last = Outcome::default();
+        while self.done < self.tokens.len() {
+            let end = self.tokens.len().min(self.done + runner.batch());
+            let complete = end == self.tokens.len();
+            let want = if complete { want } else { Want::Nothing };
+            let step = Step { tokens: &self.tokens[self.done..end], past: self.done, want };
+            last = runner.step(&step)?;
+            self.done = end;
+            total = total.plus(last.timing);
+        }
+        Ok(Outcome { timing: total, ..last })
+    }
+}
