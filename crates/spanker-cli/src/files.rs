@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
@@ -33,26 +33,53 @@ pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 }
 
 fn write_beside(path: &Path, text: &str) -> anyhow::Result<()> {
-    // A link stays a link: what it points to is replaced.
-    let target = match fs::metadata(path) {
-        Ok(existing) if !existing.is_file() => bail!("it exists and is not a regular file"),
-        Ok(_) => fs::canonicalize(path)?,
-        Err(_) => path.to_path_buf(),
-    };
-    let Some(name) = target.file_name() else { bail!("it names no file") };
-    let mut beside = name.to_os_string();
-    beside.push(format!(".{}.tmp", std::process::id()));
-    let beside = target.with_file_name(beside);
-    let mut file = File::create_new(&beside)?;
-    let written = file
-        .write_all(text.as_bytes())
-        .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&beside, &target));
-    if written.is_err() {
-        // There is nothing to be done about a file that cannot be removed either.
-        let _ = fs::remove_file(&beside);
+    let mut draft = Draft::new(path)?;
+    draft.file().write_all(text.as_bytes())?;
+    draft.finish()
+}
+
+/// A file that is being written beside the one whose name it takes when it is complete. Until then it
+/// is removed when dropped.
+pub(crate) struct Draft {
+    file: File,
+    beside: PathBuf,
+    target: PathBuf,
+}
+
+impl Draft {
+    /// Begins the file that becomes `path`.
+    pub(crate) fn new(path: &Path) -> anyhow::Result<Draft> {
+        // A link stays a link: what it points to is replaced.
+        let target = match fs::metadata(path) {
+            Ok(existing) if !existing.is_file() => bail!("it exists and is not a regular file"),
+            Ok(_) => fs::canonicalize(path)?,
+            Err(_) => path.to_path_buf(),
+        };
+        let Some(name) = target.file_name() else { bail!("it names no file") };
+        let mut beside = name.to_os_string();
+        beside.push(format!(".{}.tmp", std::process::id()));
+        let beside = target.with_file_name(beside);
+        Ok(Draft { file: File::create_new(&beside)?, beside, target })
     }
-    Ok(written?)
+
+    /// The file to write to.
+    pub(crate) fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Gives the file its name, once it is safe on the disk.
+    pub(crate) fn finish(self) -> anyhow::Result<()> {
+        self.file.sync_all()?;
+        Ok(fs::rename(&self.beside, &self.target)?)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // After it has its name there is nothing here, and nothing can be done about a file that cannot be
+        // removed.
+        let _ = fs::remove_file(&self.beside);
+    }
 }
 
 #[cfg(test)]

@@ -9,10 +9,12 @@ mod cards;
 mod cluster;
 mod directory;
 mod fault;
+mod fetch;
 mod files;
 mod fit;
 mod flight;
 mod model;
+mod models;
 mod output;
 mod plan;
 mod predict;
@@ -20,6 +22,7 @@ mod probe;
 mod profiles;
 mod simulate;
 mod sizes;
+mod synth;
 mod twin;
 
 use std::process::ExitCode;
@@ -40,7 +43,9 @@ use clap::{Parser, Subcommand};
   spanker twin up --cards 4                         emulated cards to rehearse with
   spanker cards, spanker probe                      the cards, and what their links take
   spanker bench all-reduce --fabric cards           how fast collectives are on them, against the prediction
-  spanker flight                                    what happened last on every card")]
+  spanker flight                                    what happened last on every card
+  spanker fetch smollm2-135m                        a small model that talks
+  spanker synth --help                              models of any size with random weights")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -58,12 +63,19 @@ enum Command {
     Bench(bench::Args),
     Flight(flight::Args),
     Twin(twin::Args),
+    Fetch(fetch::Args),
+    Synth(Box<synth::Args>),
 }
 
 /// A request that makes no sense: exit code 2, as for a flag that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Usage(String);
+
+/// The user has had enough: exit code 130, as for a program that the interrupt ended.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+struct Interrupted;
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
@@ -77,6 +89,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Flight(args) => flight::run(&args),
         Command::Twin(args) => twin::run(&args),
+        Command::Fetch(args) => fetch::run(&args),
+        Command::Synth(args) => synth::run(&args),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     if output::is_closed_pipe(&error) {
@@ -84,11 +98,9 @@ fn main() -> ExitCode {
     }
     output::progress_done();
     eprintln!("error: {error:#}");
-    match error.downcast_ref::<Usage>() {
-        Some(_) => {
-            eprintln!("\nFor more information, try '--help'.");
-            ExitCode::from(2)
-        }
-        None => ExitCode::FAILURE,
+    if error.is::<Usage>() {
+        eprintln!("\nFor more information, try '--help'.");
+        return ExitCode::from(2);
     }
+    if error.is::<Interrupted>() { ExitCode::from(130) } else { ExitCode::FAILURE }
 }

@@ -28,3 +28,12 @@ pub(crate) fn progress(text: &str) {
 pub(crate) fn progress_done() {
     progress("");
 }
+
+/// A number of bytes as people read it, in decimal units.
+pub(crate) fn bytes(count: u64) -> String {
+    let units = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1000, "kB")];
+    match units.into_iter().find(|(size, _)| count >= *size) {
+        Some((size, unit)) => format!("{:.1} {unit}", count as f64 / size as f64),
+        None => format!("{count} bytes"),
+    }
+}

