@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Weights in blocks of 256, whose sub-blocks have scales of their own.
 
-use super::{Place, TILE};
+use super::Place;
 use crate::input::Inputs;
 use crate::simd::{Rows, Simd};
 
@@ -37,15 +37,13 @@ pub(super) fn add_blocks<S: Simd, const FIFTH: bool>(
     inputs: &Inputs,
     place: &Place<'_>,
     sums: &mut [S::Float],
+    products: &mut [S::Int],
 ) {
     let bytes = if FIFTH { 176 } else { 144 };
     let quants = bytes - 128;
-    let mut products = [s.splat(0); TILE];
-    let products = &mut products[..place.count];
     let nibble = s.splat(0x0F0F_0F0F);
-    for block in 0..place.stride / bytes {
+    for block in 0..place.rows.len() / bytes {
         let at = block * bytes;
-        place.prefetch(s, at, bytes);
         let words = s.load(place.rows, at);
         let header = header(s, words);
         let bits = if FIFTH { load32(s, place.rows, at + 16) } else { [s.splat(0); 8] };
@@ -75,7 +73,7 @@ pub(super) fn add_blocks<S: Simd, const FIFTH: bool>(
             let minimum = byte(s, header.minima[sub / 4], sub % 4);
             *pair = s.or(minimum, s.shl(minimum, 16));
         }
-        let (d, dmin) = (s.half(words[0]), s.half(s.shr(words[0], 16)));
+        let [d, dmin] = s.halves(words[0]);
         let from = block * inputs.rows + place.from;
         let scales = inputs.scales[from..][..place.count].iter();
         let parts = inputs.parts[from..][..place.count].iter();
@@ -113,12 +111,10 @@ pub(super) fn add_blocks_6<S: Simd>(
     inputs: &Inputs,
     place: &Place<'_>,
     sums: &mut [S::Float],
+    products: &mut [S::Int],
 ) {
-    let mut products = [s.splat(0); TILE];
-    let products = &mut products[..place.count];
-    for block in 0..place.stride / 210 {
+    for block in 0..place.rows.len() / 210 {
         let at = block * 210;
-        place.prefetch(s, at, 210);
         let words = s.load(place.rows, at + 192);
         let mut subs = [s.splat(0); 16];
         for (sub, scale) in subs.iter_mut().enumerate() {
@@ -146,7 +142,7 @@ pub(super) fn add_blocks_6<S: Simd>(
             *pair = s.or(s.and(scales[0], s.splat(0xFFFF)), s.shl(scales[1], 16));
         }
         // The scale is the last two bytes of the block; a word from there would end outside it.
-        let d = s.half(s.shr(s.word(place.rows, at + 206), 16));
+        let [_, d] = s.halves(s.word(place.rows, at + 206));
         let from = block * inputs.rows + place.from;
         let scales = inputs.scales[from..][..place.count].iter();
         let parts = inputs.parts[from..][..place.count].iter();

@@ -124,13 +124,10 @@ pub(super) fn add_blocks<S: Simd, K: Short>(
     place: &Place<'_>,
     sums: &mut [S::Float],
 ) {
-    for block in 0..place.stride / K::BYTES {
+    for block in 0..place.rows.len() / K::BYTES {
         let at = block * K::BYTES;
-        place.prefetch(s, at, K::BYTES);
         let weights = K::unpack(s, place.rows, at);
-        let head = s.word(place.rows, at);
-        let d = s.half(head);
-        let m = if K::MINIMUM { s.half(s.shr(head, 16)) } else { d };
+        let [d, m] = s.halves(s.word(place.rows, at));
         let from = block * inputs.rows + place.from;
         let runs = inputs.runs[from..][..place.count].iter();
         let scales = inputs.scales[from..][..place.count].iter();
