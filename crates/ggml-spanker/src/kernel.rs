@@ -11,6 +11,7 @@ mod short;
 
 use spanker_model::Quant;
 
+use crate::input::Inputs;
 use crate::path::Path;
 use crate::product::Product;
 use crate::simd::{Rows, Simd, Work};
@@ -59,9 +60,10 @@ impl Work for Product<'_> {
     }
 }
 
-/// Where a group of rows of weights meets a tile of rows of inputs.
-struct Place<'a> {
-    rows: Rows<'a>,
+/// Where `G` groups of rows of weights meet a tile of rows of inputs.
+struct Place<'a, const G: usize> {
+    rows: [Rows<'a>; G],
+    inputs: &'a Inputs,
     /// The first row of the inputs.
     from: usize,
     /// How many rows of the inputs.
@@ -100,39 +102,64 @@ impl Deal {
     }
 }
 
+/// Sums that are being computed: for each row of inputs one in each lane of `G` groups.
+struct Sums<S: Simd, const G: usize, const TILE: usize> {
+    total: [[S::Float; G]; TILE],
+    /// Integer sums of the block in hand.
+    block: [[S::Int; G]; TILE],
+}
+
 /// A product with at least as many rows of weights as there are lanes, `TILE` rows of inputs at a time.
 #[inline(always)]
 fn in_groups<S: Simd, const TILE: usize>(s: S, product: Product<'_>) {
     let Product { quant, weights, n, inputs, out } = product;
     let row = weights.len() / n;
-    let mut sums = [s.splat_f(0.0); TILE];
-    let mut products = [s.splat(0); TILE];
+    let mut ones = Sums { total: [[s.splat_f(0.0)]; TILE], block: [[s.splat(0)]; TILE] };
+    let mut twos = Sums { total: [[s.splat_f(0.0); 2]; TILE], block: [[s.splat(0); 2]; TILE] };
     for from in (0..inputs.rows).step_by(TILE) {
         let count = TILE.min(inputs.rows - from);
-        let (sums, products) = (&mut sums[..count], &mut products[..count]);
+        let out = &mut out[from * n..(from + count) * n];
         let mut next = 0;
         while next < n {
-            let deal = Deal::next(next, n, S::LANES, row, inputs.rows <= FEW);
-            for round in 0..deal.rounds {
-                let first = deal.first + round;
-                let rows = Rows::new(weights, S::LANES, row, first, deal.step);
-                let place = Place { rows, from, count };
-                sums.fill(s.splat_f(0.0));
-                match quant {
-                    Quant::Q4_0 => short::add_blocks::<S, short::Q4_0>(s, inputs, &place, sums),
-                    Quant::Q4_1 => short::add_blocks::<S, short::Q4_1>(s, inputs, &place, sums),
-                    Quant::Q5_0 => short::add_blocks::<S, short::Q5_0>(s, inputs, &place, sums),
-                    Quant::Q5_1 => short::add_blocks::<S, short::Q5_1>(s, inputs, &place, sums),
-                    Quant::Q8_0 => short::add_blocks::<S, short::Q8_0>(s, inputs, &place, sums),
-                    Quant::Q4K => long::add_blocks::<S, false>(s, inputs, &place, sums, products),
-                    Quant::Q5K => long::add_blocks::<S, true>(s, inputs, &place, sums, products),
-                    _ => long::add_blocks_6(s, inputs, &place, sums, products),
+            if S::PAIRS && inputs.rows > FEW && n - next >= 2 * S::LANES {
+                let second = next + S::LANES;
+                let rows = [next, second].map(|first| Rows::new(weights, S::LANES, row, first, 1));
+                twos.add(s, quant, &Place { rows, inputs, from, count });
+                for ([one, two], out) in twos.total.iter().zip(out.chunks_exact_mut(n)) {
+                    s.store(*one, &mut out[next..]);
+                    s.store(*two, &mut out[second..]);
                 }
-                for (sum, out) in sums.iter().zip(out[from * n..].chunks_exact_mut(n)) {
+                next += 2 * S::LANES;
+                continue;
+            }
+            let deal = Deal::next(next, n, S::LANES, row, inputs.rows <= FEW);
+            for first in deal.first..deal.first + deal.rounds {
+                let rows = [Rows::new(weights, S::LANES, row, first, deal.step)];
+                ones.add(s, quant, &Place { rows, inputs, from, count });
+                for ([sum], out) in ones.total.iter().zip(out.chunks_exact_mut(n)) {
                     store(s, *sum, &mut out[first..], deal.step);
                 }
             }
             next = deal.first + deal.step * S::LANES;
+        }
+    }
+}
+
+impl<S: Simd, const G: usize, const TILE: usize> Sums<S, G, TILE> {
+    /// Computes the products of whole rows.
+    #[inline(always)]
+    fn add(&mut self, s: S, quant: Quant, place: &Place<'_, G>) {
+        let (sums, block) = (&mut self.total[..place.count], &mut self.block[..place.count]);
+        sums.fill([s.splat_f(0.0); G]);
+        match quant {
+            Quant::Q4_0 => short::add_blocks::<S, short::Q4_0, G>(s, place, sums),
+            Quant::Q4_1 => short::add_blocks::<S, short::Q4_1, G>(s, place, sums),
+            Quant::Q5_0 => short::add_blocks::<S, short::Q5_0, G>(s, place, sums),
+            Quant::Q5_1 => short::add_blocks::<S, short::Q5_1, G>(s, place, sums),
+            Quant::Q8_0 => short::add_blocks::<S, short::Q8_0, G>(s, place, sums),
+            Quant::Q4K => long::add_blocks::<S, false, G>(s, place, sums, block),
+            Quant::Q5K => long::add_blocks::<S, true, G>(s, place, sums, block),
+            _ => long::add_blocks_6(s, place, sums, block),
         }
     }
 }

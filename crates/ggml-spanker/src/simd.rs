@@ -67,6 +67,8 @@ pub(crate) trait Simd: Copy {
     type Wide: Copy;
     /// Rows at a time.
     const LANES: usize;
+    /// Whether there are registers for the weights of two groups of rows.
+    const PAIRS: bool;
 
     /// Runs the work as code that uses the instructions.
     fn vectorize(self, work: impl Work);
@@ -91,10 +93,23 @@ pub(crate) trait Simd: Copy {
 
     /// The bits `4 * group ..` of each lane as 16 or 0 in its four bytes.
     fn spread(self, bits: Self::Int, group: usize) -> Self::Int;
-    /// `start` and the products of 32 bytes of weights without sign, less than `1 << bits`, with activations.
-    fn dot32(self, weights: &[Self::Int; 8], bits: u32, run: &Run, start: i32) -> Self::Int;
-    /// Likewise of the first (`half` 0) or last (1) 16 weights.
-    fn dot16(self, weights: &[Self::Int; 8], bits: u32, run: &Run, half: usize) -> Self::Int;
+    /// For each of `G` groups of rows: `start` and the products of 32 bytes of weights without sign, less than
+    /// `1 << bits`, with activations.
+    fn dot32<const G: usize>(
+        self,
+        weights: &[[Self::Int; 8]; G],
+        bits: u32,
+        run: &Run,
+        start: i32,
+    ) -> [Self::Int; G];
+    /// Likewise of the first (`half` 0) or last (1) 16 weights, from zero.
+    fn dot16<const G: usize>(
+        self,
+        weights: &[[Self::Int; 8]; G],
+        bits: u32,
+        run: &Run,
+        half: usize,
+    ) -> [Self::Int; G];
     /// `to` and the products of two 16-bit numbers of each lane with two that all lanes share.
     fn add_pairs(self, to: Self::Int, pairs: Self::Int, with: [i16; 2]) -> Self::Int;
 

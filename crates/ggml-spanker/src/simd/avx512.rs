@@ -48,6 +48,7 @@ impl Simd for Avx512 {
     type Float = __m512;
     type Wide = __m512;
     const LANES: usize = 16;
+    const PAIRS: bool = true;
 
     #[inline(always)]
     fn vectorize(self, work: impl Work) {
@@ -160,21 +161,39 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn dot32(self, weights: &[__m512i; 8], _: u32, run: &Run, start: i32) -> __m512i {
-        let mut sum = self.splat(start);
-        for (weights, &word) in weights.iter().zip(&run.0) {
-            sum = op!(_mm512_dpbusd_epi32(sum, *weights, _mm512_set1_epi32(word)));
+    fn dot32<const G: usize>(
+        self,
+        weights: &[[__m512i; 8]; G],
+        _: u32,
+        run: &Run,
+        start: i32,
+    ) -> [__m512i; G] {
+        let mut sums = [self.splat(start); G];
+        for (at, &word) in run.0.iter().enumerate() {
+            let word = self.splat(word);
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = op!(_mm512_dpbusd_epi32(*sum, weights[at], word));
+            }
         }
-        sum
+        sums
     }
 
     #[inline(always)]
-    fn dot16(self, weights: &[__m512i; 8], _: u32, run: &Run, half: usize) -> __m512i {
-        let mut sum = self.splat(0);
-        for (weights, &word) in weights[4 * half..4 * half + 4].iter().zip(&run.0[4 * half..]) {
-            sum = op!(_mm512_dpbusd_epi32(sum, *weights, _mm512_set1_epi32(word)));
+    fn dot16<const G: usize>(
+        self,
+        weights: &[[__m512i; 8]; G],
+        _: u32,
+        run: &Run,
+        half: usize,
+    ) -> [__m512i; G] {
+        let mut sums = [self.splat(0); G];
+        for at in 4 * half..4 * half + 4 {
+            let word = self.splat(run.0[at]);
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = op!(_mm512_dpbusd_epi32(*sum, weights[at], word));
+            }
         }
-        sum
+        sums
     }
 
     #[inline(always)]
