@@ -4,19 +4,24 @@
 use super::Place;
 use crate::simd::{Rows, Simd};
 
-/// Scales and minima of the sub-blocks of Q4_K and Q5_K, one to a byte: 0 to 3 and 4 to 7 of each.
+/// What comes before the weights of Q4_K and Q5_K.
+#[derive(Clone, Copy)]
 struct Header<I> {
+    /// The scales of scales and of minima, as f16.
+    d: I,
+    // One to a byte: sub-blocks 0 to 3, and 4 to 7.
     scales: [I; 2],
     minima: [I; 2],
 }
 
 #[inline(always)]
 fn header<S: Simd>(s: S, words: [S::Int; 4]) -> Header<S::Int> {
-    let [_, scales, minima, low] = words;
+    let [d, scales, minima, low] = words;
     let (six, four) = (s.splat(0x3F3F_3F3F), s.splat(0x0F0F_0F0F));
     let top = s.splat(0x3030_3030);
     let (top_scales, top_minima) = (s.and(s.shr(scales, 2), top), s.and(s.shr(minima, 2), top));
     Header {
+        d,
         scales: [s.and(scales, six), s.or(s.and(low, four), top_scales)],
         minima: [s.and(minima, six), s.or(s.and(s.shr(low, 4), four), top_minima)],
     }
@@ -38,36 +43,47 @@ pub(super) fn add_blocks<S: Simd, const FIFTH: bool, const G: usize>(
     products: &mut [[S::Int; G]],
 ) {
     let (bytes, bits) = if FIFTH { (176, 5) } else { (144, 4) };
-    let inputs = place.inputs;
+    let (inputs, zero) = (place.inputs, s.splat(0));
     for block in 0..place.rows[0].len() / bytes {
         let at = block * bytes;
-        let mut words = [[s.splat(0); 4]; G];
-        for (words, &rows) in words.iter_mut().zip(&place.rows) {
-            *words = s.load(rows, at);
+        let mut headers = [Header { d: zero, scales: [zero; 2], minima: [zero; 2] }; G];
+        let mut fifths = [[zero; 8]; G];
+        for (group, &rows) in place.rows.iter().enumerate() {
+            headers[group] = header(s, s.load(rows, at));
+            if FIFTH {
+                fifths[group] = load32(s, rows, at + 16);
+            }
         }
         products.fill([s.splat(0); G]);
-        for sub in 0..8 {
-            let mut weights = [[s.splat(0); 8]; G];
-            let mut scales = [s.splat(0); G];
-            for (group, &rows) in place.rows.iter().enumerate() {
-                weights[group] = sub_block::<S, FIFTH>(s, rows, at, sub);
-                scales[group] = byte(s, header(s, words[group]).scales[sub / 4], sub % 4);
+        for pair in 0..4 {
+            let mut packed = [[s.splat(0); 8]; G];
+            for (packed, &rows) in packed.iter_mut().zip(&place.rows) {
+                *packed = load32(s, rows, at + bytes - 128 + 32 * pair);
             }
-            let from = (block * 8 + sub) * inputs.rows + place.from;
-            for (sums, run) in products.iter_mut().zip(&inputs.runs[from..][..place.count]) {
-                let products = s.dot32(&weights, bits, run, 0);
+            for sub in [2 * pair, 2 * pair + 1] {
+                let mut weights = packed;
+                let mut scales = [s.splat(0); G];
                 for group in 0..G {
-                    sums[group] = s.add(sums[group], s.mul(products[group], scales[group]));
+                    weights[group] =
+                        sub_block::<S, FIFTH>(s, &packed[group], &fifths[group], sub as u32);
+                    scales[group] = byte(s, headers[group].scales[sub / 4], sub % 4);
+                }
+                let from = (block * 8 + sub) * inputs.rows + place.from;
+                for (sums, run) in products.iter_mut().zip(&inputs.runs[from..][..place.count]) {
+                    let products = s.dot32(&weights, bits, run, 0);
+                    for group in 0..G {
+                        sums[group] = s.add(sums[group], s.mul(products[group], scales[group]));
+                    }
                 }
             }
         }
-        for (group, &words) in words.iter().enumerate() {
+        for (group, header) in headers.iter().enumerate() {
             let mut minima = [s.splat(0); 8];
             for (sub, pair) in minima.iter_mut().enumerate() {
-                let minimum = byte(s, header(s, words).minima[sub / 4], sub % 4);
+                let minimum = byte(s, header.minima[sub / 4], sub % 4);
                 *pair = s.or(minimum, s.shl(minimum, 16));
             }
-            let [d, dmin] = s.halves(words[0]);
+            let [d, dmin] = s.halves(header.d);
             let from = block * inputs.rows + place.from;
             let scales = inputs.scales[from..][..place.count].iter();
             let parts = inputs.parts[from..][..place.count].iter();
@@ -91,18 +107,15 @@ pub(super) fn add_blocks<S: Simd, const FIFTH: bool, const G: usize>(
 #[inline(always)]
 fn sub_block<S: Simd, const FIFTH: bool>(
     s: S,
-    rows: Rows<'_>,
-    at: usize,
-    sub: usize,
+    packed: &[S::Int; 8],
+    fifths: &[S::Int; 8],
+    sub: u32,
 ) -> [S::Int; 8] {
-    let quants = at + if FIFTH { 48 } else { 16 };
-    let mut weights = load32(s, rows, quants + 32 * (sub / 2));
-    for word in &mut weights {
-        *word = s.and(s.shr(*word, 4 * (sub % 2) as u32), s.splat(0x0F0F_0F0F));
-    }
-    if FIFTH {
-        for (word, bits) in weights.iter_mut().zip(load32(s, rows, at + 16)) {
-            let bit = s.and(s.shr(bits, sub as u32), s.splat(0x0101_0101));
+    let mut weights = *packed;
+    for (word, &fifth) in weights.iter_mut().zip(fifths) {
+        *word = s.and(s.shr(*word, 4 * (sub % 2)), s.splat(0x0F0F_0F0F));
+        if FIFTH {
+            let bit = s.and(s.shr(fifth, sub), s.splat(0x0101_0101));
             *word = s.or(*word, s.shl(bit, 4));
         }
     }
@@ -140,19 +153,28 @@ pub(super) fn add_blocks_6<S: Simd, const G: usize>(
             }
         }
         products.fill([s.splat(0); G]);
-        for part in 0..8 {
-            let mut weights = [[s.splat(0); 8]; G];
-            for (weights, &rows) in weights.iter_mut().zip(&place.rows) {
-                *weights = sixes(s, rows, at, part);
+        for half in 0..2 {
+            let mut packed = [[[s.splat(0); 8]; 3]; G];
+            for (packed, &rows) in packed.iter_mut().zip(&place.rows) {
+                packed[0] = load32(s, rows, at + 64 * half);
+                packed[1] = load32(s, rows, at + 64 * half + 32);
+                packed[2] = load32(s, rows, at + 128 + 32 * half);
             }
-            let from = (block * 8 + part) * inputs.rows + place.from;
-            for (sums, run) in products.iter_mut().zip(&inputs.runs[from..][..place.count]) {
-                let one = s.dot16(&weights, 6, run, 0);
-                let two = s.dot16(&weights, 6, run, 1);
-                for group in 0..G {
-                    let one = s.mul(one[group], subs[group][2 * part]);
-                    let two = s.mul(two[group], subs[group][2 * part + 1]);
-                    sums[group] = s.add(sums[group], s.add(one, two));
+            for quarter in 0..4 {
+                let part = 4 * half + quarter;
+                let mut weights = [[s.splat(0); 8]; G];
+                for (weights, packed) in weights.iter_mut().zip(&packed) {
+                    *weights = sixes(s, &packed[quarter % 2], &packed[2], quarter as u32);
+                }
+                let from = (block * 8 + part) * inputs.rows + place.from;
+                for (sums, run) in products.iter_mut().zip(&inputs.runs[from..][..place.count]) {
+                    let one = s.dot16(&weights, 6, run, 0);
+                    let two = s.dot16(&weights, 6, run, 1);
+                    for group in 0..G {
+                        let one = s.mul(one[group], subs[group][2 * part]);
+                        let two = s.mul(two[group], subs[group][2 * part + 1]);
+                        sums[group] = s.add(sums[group], s.add(one, two));
+                    }
                 }
             }
         }
@@ -181,15 +203,13 @@ pub(super) fn add_blocks_6<S: Simd, const G: usize>(
     }
 }
 
-/// 32 weights of 6 bits, without sign: four bits of each in one place, two in another.
+/// 32 weights of 6 bits, without sign, from their four low and two high bits.
 #[inline(always)]
-fn sixes<S: Simd>(s: S, rows: Rows<'_>, at: usize, part: usize) -> [S::Int; 8] {
-    let (half, quarter) = (part / 4, part % 4);
-    let mut weights = load32(s, rows, at + 64 * half + 32 * (quarter % 2));
-    let high = load32(s, rows, at + 128 + 32 * half);
-    for (weights, &high) in weights.iter_mut().zip(&high) {
-        let low = s.and(s.shr(*weights, 4 * (quarter / 2) as u32), s.splat(0x0F0F_0F0F));
-        let high = s.and(s.shr(high, 2 * quarter as u32), s.splat(0x0303_0303));
+fn sixes<S: Simd>(s: S, low: &[S::Int; 8], high: &[S::Int; 8], quarter: u32) -> [S::Int; 8] {
+    let mut weights = *low;
+    for (weights, &high) in weights.iter_mut().zip(high) {
+        let low = s.and(s.shr(*weights, 4 * (quarter / 2)), s.splat(0x0F0F_0F0F));
+        let high = s.and(s.shr(high, 2 * quarter), s.splat(0x0303_0303));
         *weights = s.or(low, s.shl(high, 4));
     }
     weights
