@@ -11,12 +11,16 @@ mod short;
 
 use spanker_model::Quant;
 
+use crate::input::Inputs;
 use crate::path::Path;
 use crate::product::Product;
 use crate::simd::{Rows, Simd, Work};
 
 /// Rows of inputs that weights are unpacked for at once: their sums stay in the first-level cache.
 const TILE: usize = 128;
+
+/// As many rows of inputs do not hide the time that weights take from memory.
+const FEW: usize = 8;
 
 /// Computes the product by the instructions of `path`, which the processor has.
 pub(crate) fn multiply(path: Path, product: Product<'_>) {
@@ -39,71 +43,136 @@ impl Work for Product<'_> {
             return plain::multiply(s, self);
         }
         if self.n >= lanes {
-            return in_groups(s, self);
+            // One row of inputs is a case of its own: its sums stay in registers.
+            return match self.inputs.rows {
+                1 => in_groups::<S, 1>(s, self),
+                _ => in_groups::<S, TILE>(s, self),
+            };
         }
         // Too few rows for one vector: rows of zeros follow them.
         let mut weights = self.weights.to_vec();
         weights.resize(self.weights.len() / self.n * lanes, 0);
         let mut out = vec![0.0; self.inputs.rows * lanes];
-        in_groups(s, Product { weights: &weights, n: lanes, out: &mut out, ..self });
+        in_groups::<S, TILE>(s, Product { weights: &weights, n: lanes, out: &mut out, ..self });
         for (to, from) in self.out.chunks_exact_mut(self.n).zip(out.chunks_exact(lanes)) {
             to.copy_from_slice(&from[..self.n]);
         }
     }
 }
 
-/// Where a group of rows of weights meets a tile of rows of inputs.
-struct Place<'a> {
-    rows: Rows<'a>,
-    /// The bytes of the rows.
-    stride: usize,
-    /// The weights that come after these.
-    ahead: &'a [u8],
+/// Where `G` groups of rows of weights meet a tile of rows of inputs.
+struct Place<'a, const G: usize> {
+    rows: [Rows<'a>; G],
+    inputs: &'a Inputs,
     /// The first row of the inputs.
     from: usize,
     /// How many rows of the inputs.
     count: usize,
 }
 
-impl Place<'_> {
-    /// Asks for as many bytes of the next weights as one block of all rows has.
+/// How lanes are dealt out over rows of weights.
+///
+/// With few rows of inputs, weights must come from memory as fast as it gives them. Then every lane walks
+/// rows that follow each other: memory is read in as many places as there are lanes, each of them straight
+/// on, which is what processors fetch ahead. With many rows of inputs, lanes are neighbours.
+struct Deal {
+    /// The first row of the first lane.
+    first: usize,
+    /// From lane to lane.
+    step: usize,
+    /// Rows of each lane.
+    rounds: usize,
+}
+
+impl Deal {
+    /// Deals out some of the rows from `first` to `n`; the last ones again if there are too few.
     #[inline(always)]
-    fn prefetch<S: Simd>(&self, s: S, at: usize, block: usize) {
-        for line in 0..(block * S::LANES).div_ceil(64) {
-            s.prefetch(self.ahead, at * S::LANES + 64 * line);
+    fn next(first: usize, n: usize, lanes: usize, row: usize, apart: bool) -> Deal {
+        let left = n - first;
+        if left < lanes {
+            // These have been computed before, and get the same bits again.
+            return Deal { first: n - lanes, step: 1, rounds: 1 };
+        }
+        let mut step = if apart { (left / lanes).min(Rows::STRIDE_MAX / row) } else { 1 };
+        // Rows a multiple of 4096 bytes apart would fight for the same lines of the cache.
+        if step > 1 && (step * row + 255) % 4096 < 511 {
+            step -= 1;
+        }
+        Deal { first, step, rounds: step }
+    }
+}
+
+/// Sums that are being computed: for each row of inputs one in each lane of `G` groups.
+struct Sums<S: Simd, const G: usize, const TILE: usize> {
+    total: [[S::Float; G]; TILE],
+    /// Integer sums of the block in hand.
+    block: [[S::Int; G]; TILE],
+}
+
+/// A product with at least as many rows of weights as there are lanes, `TILE` rows of inputs at a time.
+#[inline(always)]
+fn in_groups<S: Simd, const TILE: usize>(s: S, product: Product<'_>) {
+    let Product { quant, weights, n, inputs, out } = product;
+    let row = weights.len() / n;
+    let mut ones = Sums { total: [[s.splat_f(0.0)]; TILE], block: [[s.splat(0)]; TILE] };
+    let mut twos = Sums { total: [[s.splat_f(0.0); 2]; TILE], block: [[s.splat(0); 2]; TILE] };
+    for from in (0..inputs.rows).step_by(TILE) {
+        let count = TILE.min(inputs.rows - from);
+        let out = &mut out[from * n..(from + count) * n];
+        let mut next = 0;
+        while next < n {
+            if S::PAIRS && inputs.rows > FEW && n - next >= 2 * S::LANES {
+                let second = next + S::LANES;
+                let rows = [next, second].map(|first| Rows::new(weights, S::LANES, row, first, 1));
+                twos.add(s, quant, &Place { rows, inputs, from, count });
+                for ([one, two], out) in twos.total.iter().zip(out.chunks_exact_mut(n)) {
+                    s.store(*one, &mut out[next..]);
+                    s.store(*two, &mut out[second..]);
+                }
+                next += 2 * S::LANES;
+                continue;
+            }
+            let deal = Deal::next(next, n, S::LANES, row, inputs.rows <= FEW);
+            for first in deal.first..deal.first + deal.rounds {
+                let rows = [Rows::new(weights, S::LANES, row, first, deal.step)];
+                ones.add(s, quant, &Place { rows, inputs, from, count });
+                for ([sum], out) in ones.total.iter().zip(out.chunks_exact_mut(n)) {
+                    store(s, *sum, &mut out[first..], deal.step);
+                }
+            }
+            next = deal.first + deal.step * S::LANES;
         }
     }
 }
 
-/// A product with at least as many rows of weights as there are lanes.
-#[inline(always)]
-fn in_groups<S: Simd>(s: S, product: Product<'_>) {
-    let Product { quant, weights, n, inputs, out } = product;
-    let stride = weights.len() / n;
-    for from in (0..inputs.rows).step_by(TILE) {
-        let count = TILE.min(inputs.rows - from);
-        let mut sums = [s.splat_f(0.0); TILE];
-        for group in 0..n.div_ceil(S::LANES) {
-            // The last group takes rows of the one before it again, which have the same bits again.
-            let first = (group * S::LANES).min(n - S::LANES);
-            let (bytes, ahead) = weights[first * stride..].split_at(S::LANES * stride);
-            let rows = Rows::new(bytes, S::LANES, stride);
-            let place = Place { rows, stride, ahead, from, count };
-            let sums = &mut sums[..count];
-            sums.fill(s.splat_f(0.0));
-            match quant {
-                Quant::Q4_0 => short::add_blocks::<S, short::Q4_0>(s, inputs, &place, sums),
-                Quant::Q4_1 => short::add_blocks::<S, short::Q4_1>(s, inputs, &place, sums),
-                Quant::Q5_0 => short::add_blocks::<S, short::Q5_0>(s, inputs, &place, sums),
-                Quant::Q5_1 => short::add_blocks::<S, short::Q5_1>(s, inputs, &place, sums),
-                Quant::Q8_0 => short::add_blocks::<S, short::Q8_0>(s, inputs, &place, sums),
-                Quant::Q4K => long::add_blocks::<S, false>(s, inputs, &place, sums),
-                Quant::Q5K => long::add_blocks::<S, true>(s, inputs, &place, sums),
-                _ => long::add_blocks_6(s, inputs, &place, sums),
-            }
-            for (sum, out) in sums.iter().zip(out[from * n..].chunks_exact_mut(n)) {
-                s.store(*sum, &mut out[first..]);
-            }
+impl<S: Simd, const G: usize, const TILE: usize> Sums<S, G, TILE> {
+    /// Computes the products of whole rows.
+    #[inline(always)]
+    fn add(&mut self, s: S, quant: Quant, place: &Place<'_, G>) {
+        let (sums, block) = (&mut self.total[..place.count], &mut self.block[..place.count]);
+        sums.fill([s.splat_f(0.0); G]);
+        match quant {
+            Quant::Q4_0 => short::add_blocks::<S, short::Q4_0, G>(s, place, sums),
+            Quant::Q4_1 => short::add_blocks::<S, short::Q4_1, G>(s, place, sums),
+            Quant::Q5_0 => short::add_blocks::<S, short::Q5_0, G>(s, place, sums),
+            Quant::Q5_1 => short::add_blocks::<S, short::Q5_1, G>(s, place, sums),
+            Quant::Q8_0 => short::add_blocks::<S, short::Q8_0, G>(s, place, sums),
+            Quant::Q4K => long::add_blocks::<S, false, G>(s, place, sums, block),
+            Quant::Q5K => long::add_blocks::<S, true, G>(s, place, sums, block),
+            _ => long::add_blocks_6(s, place, sums, block),
         }
+    }
+}
+
+/// Writes a value for each lane, `step` values apart.
+#[inline(always)]
+fn store<S: Simd>(s: S, sum: S::Float, out: &mut [f32], step: usize) {
+    if step == 1 {
+        return s.store(sum, out);
+    }
+    let mut lanes = [0.0; 16];
+    s.store(sum, &mut lanes);
+    for (lane, value) in lanes[..S::LANES].iter().enumerate() {
+        out[lane * step] = *value;
     }
 }

@@ -13,29 +13,45 @@ pub(crate) trait Work {
     fn run<S: Simd>(self, s: S);
 }
 
-/// As many rows of weights as a vector has lanes, one after the other.
+/// As many rows of weights as a vector has lanes, at equal distances.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     bytes: &'a [u8],
+    len: usize,
     stride: usize,
 }
 
 impl<'a> Rows<'a> {
-    /// `lanes` rows of `stride` bytes.
-    pub(crate) fn new(bytes: &'a [u8], lanes: usize, stride: usize) -> Rows<'a> {
-        assert_eq!(Some(bytes.len()), lanes.checked_mul(stride));
-        Rows { bytes, stride }
+    /// The largest distance of rows, so that every place in 16 of them has a number of 31 bits.
+    pub(crate) const STRIDE_MAX: usize = 1 << 26;
+
+    /// `lanes` rows of `len` bytes in `weights`: every `step`-th from row `first`.
+    #[inline(always)]
+    pub(crate) fn new(
+        weights: &'a [u8],
+        lanes: usize,
+        len: usize,
+        first: usize,
+        step: usize,
+    ) -> Rows<'a> {
+        let bytes = &weights[first * len..];
+        let stride = step * len;
+        assert!(stride <= Self::STRIDE_MAX && (lanes - 1) * stride + len <= bytes.len());
+        Rows { bytes, len, stride }
+    }
+
+    /// The bytes of a row.
+    #[inline(always)]
+    pub(crate) fn len(self) -> usize {
+        self.len
     }
 
     /// The first row from byte `at`, and the bytes to the next row, once `len` bytes from `at` are known to be
     /// inside each of `lanes` rows.
     #[inline(always)]
     fn locate(self, lanes: usize, at: usize, len: usize) -> (*const u8, usize) {
-        assert!(
-            self.stride >= len
-                && at <= self.stride - len
-                && self.bytes.len() == lanes * self.stride
-        );
+        debug_assert!((lanes - 1) * self.stride + self.len <= self.bytes.len());
+        assert!(self.len >= len && at <= self.len - len);
         (self.bytes.as_ptr().wrapping_add(at), self.stride)
     }
 }
@@ -51,6 +67,8 @@ pub(crate) trait Simd: Copy {
     type Wide: Copy;
     /// Rows at a time.
     const LANES: usize;
+    /// Whether there are registers for the weights of two groups of rows.
+    const PAIRS: bool;
 
     /// Runs the work as code that uses the instructions.
     fn vectorize(self, work: impl Work);
@@ -59,8 +77,6 @@ pub(crate) trait Simd: Copy {
     fn load(self, rows: Rows<'_>, at: usize) -> [Self::Int; 4];
     /// The word at byte `at` of each row.
     fn word(self, rows: Rows<'_>, at: usize) -> Self::Int;
-    /// Asks for the line of memory that byte `at` of `bytes` is in, if it is in `bytes`.
-    fn prefetch(self, bytes: &[u8], at: usize);
 
     fn splat(self, value: i32) -> Self::Int;
     fn and(self, a: Self::Int, b: Self::Int) -> Self::Int;
@@ -77,15 +93,28 @@ pub(crate) trait Simd: Copy {
 
     /// The bits `4 * group ..` of each lane as 16 or 0 in its four bytes.
     fn spread(self, bits: Self::Int, group: usize) -> Self::Int;
-    /// `start` and the products of 32 bytes of weights without sign, less than `1 << bits`, with activations.
-    fn dot32(self, weights: &[Self::Int; 8], bits: u32, run: &Run, start: i32) -> Self::Int;
-    /// Likewise of the first (`half` 0) or last (1) 16 weights.
-    fn dot16(self, weights: &[Self::Int; 8], bits: u32, run: &Run, half: usize) -> Self::Int;
+    /// For each of `G` groups of rows: `start` and the products of 32 bytes of weights without sign, less than
+    /// `1 << bits`, with activations.
+    fn dot32<const G: usize>(
+        self,
+        weights: &[[Self::Int; 8]; G],
+        bits: u32,
+        run: &Run,
+        start: i32,
+    ) -> [Self::Int; G];
+    /// Likewise of the first (`half` 0) or last (1) 16 weights, from zero.
+    fn dot16<const G: usize>(
+        self,
+        weights: &[[Self::Int; 8]; G],
+        bits: u32,
+        run: &Run,
+        half: usize,
+    ) -> [Self::Int; G];
     /// `to` and the products of two 16-bit numbers of each lane with two that all lanes share.
     fn add_pairs(self, to: Self::Int, pairs: Self::Int, with: [i16; 2]) -> Self::Int;
 
-    /// The f16 in the low half of each lane.
-    fn half(self, a: Self::Int) -> Self::Float;
+    /// The f16 in the low and in the high half of each lane.
+    fn halves(self, a: Self::Int) -> [Self::Float; 2];
     fn float(self, a: Self::Int) -> Self::Float;
     fn splat_f(self, value: f32) -> Self::Float;
     fn add_f(self, a: Self::Float, b: Self::Float) -> Self::Float;

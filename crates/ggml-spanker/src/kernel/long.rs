@@ -1,23 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Weights in blocks of 256, whose sub-blocks have scales of their own.
 
-use super::{Place, TILE};
-use crate::input::Inputs;
+use super::Place;
 use crate::simd::{Rows, Simd};
 
-/// Scales and minima of the sub-blocks of Q4_K and Q5_K, one to a byte: 0 to 3 and 4 to 7 of each.
+/// What comes before the weights of Q4_K and Q5_K.
+#[derive(Clone, Copy)]
 struct Header<I> {
+    /// The scales of scales and of minima, as f16.
+    d: I,
+    // One to a byte: sub-blocks 0 to 3, and 4 to 7.
     scales: [I; 2],
     minima: [I; 2],
 }
 
 #[inline(always)]
 fn header<S: Simd>(s: S, words: [S::Int; 4]) -> Header<S::Int> {
-    let [_, scales, minima, low] = words;
+    let [d, scales, minima, low] = words;
     let (six, four) = (s.splat(0x3F3F_3F3F), s.splat(0x0F0F_0F0F));
     let top = s.splat(0x3030_3030);
     let (top_scales, top_minima) = (s.and(s.shr(scales, 2), top), s.and(s.shr(minima, 2), top));
     Header {
+        d,
         scales: [s.and(scales, six), s.or(s.and(low, four), top_scales)],
         minima: [s.and(minima, six), s.or(s.and(s.shr(low, 4), four), top_minima)],
     }
@@ -32,66 +36,90 @@ fn load32<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
 
 /// Adds the products of whole rows of Q4_K or, with fifth bits, Q5_K to `sums`.
 #[inline(always)]
-pub(super) fn add_blocks<S: Simd, const FIFTH: bool>(
+pub(super) fn add_blocks<S: Simd, const FIFTH: bool, const G: usize>(
     s: S,
-    inputs: &Inputs,
-    place: &Place<'_>,
-    sums: &mut [S::Float],
+    place: &Place<'_, G>,
+    sums: &mut [[S::Float; G]],
+    products: &mut [[S::Int; G]],
 ) {
-    let bytes = if FIFTH { 176 } else { 144 };
-    let quants = bytes - 128;
-    let mut products = [s.splat(0); TILE];
-    let products = &mut products[..place.count];
-    let nibble = s.splat(0x0F0F_0F0F);
-    for block in 0..place.stride / bytes {
+    let (bytes, bits) = if FIFTH { (176, 5) } else { (144, 4) };
+    let (inputs, zero) = (place.inputs, s.splat(0));
+    for block in 0..place.rows[0].len() / bytes {
         let at = block * bytes;
-        place.prefetch(s, at, bytes);
-        let words = s.load(place.rows, at);
-        let header = header(s, words);
-        let bits = if FIFTH { load32(s, place.rows, at + 16) } else { [s.splat(0); 8] };
-        products.fill(s.splat(0));
+        let mut headers = [Header { d: zero, scales: [zero; 2], minima: [zero; 2] }; G];
+        let mut fifths = [[zero; 8]; G];
+        for (group, &rows) in place.rows.iter().enumerate() {
+            headers[group] = header(s, s.load(rows, at));
+            if FIFTH {
+                fifths[group] = load32(s, rows, at + 16);
+            }
+        }
+        products.fill([s.splat(0); G]);
         for pair in 0..4 {
-            let packed = load32(s, place.rows, at + quants + 32 * pair);
-            for odd in 0..2 {
-                let sub = 2 * pair + odd;
+            let mut packed = [[s.splat(0); 8]; G];
+            for (packed, &rows) in packed.iter_mut().zip(&place.rows) {
+                *packed = load32(s, rows, at + bytes - 128 + 32 * pair);
+            }
+            for sub in [2 * pair, 2 * pair + 1] {
                 let mut weights = packed;
-                for (weights, &bits) in weights.iter_mut().zip(&bits) {
-                    *weights = s.and(s.shr(*weights, 4 * odd as u32), nibble);
-                    if FIFTH {
-                        let bit = s.and(s.shr(bits, sub as u32), s.splat(0x0101_0101));
-                        *weights = s.or(*weights, s.shl(bit, 4));
+                let mut scales = [s.splat(0); G];
+                for group in 0..G {
+                    weights[group] =
+                        sub_block::<S, FIFTH>(s, &packed[group], &fifths[group], sub as u32);
+                    scales[group] = byte(s, headers[group].scales[sub / 4], sub % 4);
+                }
+                let from = (block * 8 + sub) * inputs.rows + place.from;
+                for (sums, run) in products.iter_mut().zip(&inputs.runs[from..][..place.count]) {
+                    let products = s.dot32(&weights, bits, run, 0);
+                    for group in 0..G {
+                        sums[group] = s.add(sums[group], s.mul(products[group], scales[group]));
                     }
                 }
-                let scale = byte(s, header.scales[sub / 4], sub % 4);
-                let from = (block * 8 + sub) * inputs.rows + place.from;
-                for (sum, run) in products.iter_mut().zip(&inputs.runs[from..][..place.count]) {
-                    let product = s.dot32(&weights, if FIFTH { 5 } else { 4 }, run, 0);
-                    *sum = s.add(*sum, s.mul(product, scale));
+            }
+        }
+        for (group, header) in headers.iter().enumerate() {
+            let mut minima = [s.splat(0); 8];
+            for (sub, pair) in minima.iter_mut().enumerate() {
+                let minimum = byte(s, header.minima[sub / 4], sub % 4);
+                *pair = s.or(minimum, s.shl(minimum, 16));
+            }
+            let [d, dmin] = s.halves(header.d);
+            let from = block * inputs.rows + place.from;
+            let scales = inputs.scales[from..][..place.count].iter();
+            let parts = inputs.parts[from..][..place.count].iter();
+            for (((sums, products), &a), parts) in
+                sums.iter_mut().zip(products.iter()).zip(scales).zip(parts)
+            {
+                let mut least = s.splat(0);
+                for (minima, &pair) in minima.iter().zip(parts.as_chunks().0) {
+                    least = s.add_pairs(least, *minima, pair);
                 }
+                let a = s.splat_f(a);
+                let term = s.mul_f(s.mul_f(d, a), s.float(products[group]));
+                let least = s.mul_f(s.mul_f(dmin, a), s.float(least));
+                sums[group] = s.add_f(sums[group], s.sub_f(term, least));
             }
-        }
-        let mut minima = [s.splat(0); 8];
-        for (sub, pair) in minima.iter_mut().enumerate() {
-            let minimum = byte(s, header.minima[sub / 4], sub % 4);
-            *pair = s.or(minimum, s.shl(minimum, 16));
-        }
-        let (d, dmin) = (s.half(words[0]), s.half(s.shr(words[0], 16)));
-        let from = block * inputs.rows + place.from;
-        let scales = inputs.scales[from..][..place.count].iter();
-        let parts = inputs.parts[from..][..place.count].iter();
-        for (((sum, product), &a), parts) in
-            sums.iter_mut().zip(products.iter()).zip(scales).zip(parts)
-        {
-            let mut least = s.splat(0);
-            for (minima, &pair) in minima.iter().zip(parts.as_chunks().0) {
-                least = s.add_pairs(least, *minima, pair);
-            }
-            let a = s.splat_f(a);
-            let term = s.mul_f(s.mul_f(d, a), s.float(*product));
-            let least = s.mul_f(s.mul_f(dmin, a), s.float(least));
-            *sum = s.add_f(*sum, s.sub_f(term, least));
         }
     }
+}
+
+/// The weights of a sub-block, without sign.
+#[inline(always)]
+fn sub_block<S: Simd, const FIFTH: bool>(
+    s: S,
+    packed: &[S::Int; 8],
+    fifths: &[S::Int; 8],
+    sub: u32,
+) -> [S::Int; 8] {
+    let mut weights = *packed;
+    for (word, &fifth) in weights.iter_mut().zip(fifths) {
+        *word = s.and(s.shr(*word, 4 * (sub % 2)), s.splat(0x0F0F_0F0F));
+        if FIFTH {
+            let bit = s.and(s.shr(fifth, sub), s.splat(0x0101_0101));
+            *word = s.or(*word, s.shl(bit, 4));
+        }
+    }
+    weights
 }
 
 /// A byte of each lane, without sign.
@@ -108,58 +136,69 @@ fn signed_byte<S: Simd>(s: S, word: S::Int, at: usize) -> S::Int {
 
 /// Adds the products of whole rows of Q6_K to `sums`.
 #[inline(always)]
-pub(super) fn add_blocks_6<S: Simd>(
+pub(super) fn add_blocks_6<S: Simd, const G: usize>(
     s: S,
-    inputs: &Inputs,
-    place: &Place<'_>,
-    sums: &mut [S::Float],
+    place: &Place<'_, G>,
+    sums: &mut [[S::Float; G]],
+    products: &mut [[S::Int; G]],
 ) {
-    let mut products = [s.splat(0); TILE];
-    let products = &mut products[..place.count];
-    for block in 0..place.stride / 210 {
+    let inputs = place.inputs;
+    for block in 0..place.rows[0].len() / 210 {
         let at = block * 210;
-        place.prefetch(s, at, 210);
-        let words = s.load(place.rows, at + 192);
-        let mut subs = [s.splat(0); 16];
-        for (sub, scale) in subs.iter_mut().enumerate() {
-            *scale = signed_byte(s, words[sub / 4], sub % 4);
+        let mut subs = [[s.splat(0); 16]; G];
+        for (subs, &rows) in subs.iter_mut().zip(&place.rows) {
+            let words = s.load(rows, at + 192);
+            for (sub, scale) in subs.iter_mut().enumerate() {
+                *scale = signed_byte(s, words[sub / 4], sub % 4);
+            }
         }
-        products.fill(s.splat(0));
+        products.fill([s.splat(0); G]);
         for half in 0..2 {
-            let low = at + 64 * half;
-            let lows = [load32(s, place.rows, low), load32(s, place.rows, low + 32)];
-            let high = load32(s, place.rows, at + 128 + 32 * half);
+            let mut packed = [[[s.splat(0); 8]; 3]; G];
+            for (packed, &rows) in packed.iter_mut().zip(&place.rows) {
+                packed[0] = load32(s, rows, at + 64 * half);
+                packed[1] = load32(s, rows, at + 64 * half + 32);
+                packed[2] = load32(s, rows, at + 128 + 32 * half);
+            }
             for quarter in 0..4 {
-                let weights = sixes(s, &lows[quarter % 2], &high, quarter as u32);
-                let sub = 8 * half + 2 * quarter;
-                let scales = [subs[sub], subs[sub + 1]];
-                let from = (block * 16 + sub) / 2 * inputs.rows + place.from;
-                for (sum, run) in products.iter_mut().zip(&inputs.runs[from..][..place.count]) {
-                    let one = s.mul(s.dot16(&weights, 6, run, 0), scales[0]);
-                    let two = s.mul(s.dot16(&weights, 6, run, 1), scales[1]);
-                    *sum = s.add(*sum, s.add(one, two));
+                let part = 4 * half + quarter;
+                let mut weights = [[s.splat(0); 8]; G];
+                for (weights, packed) in weights.iter_mut().zip(&packed) {
+                    *weights = sixes(s, &packed[quarter % 2], &packed[2], quarter as u32);
+                }
+                let from = (block * 8 + part) * inputs.rows + place.from;
+                for (sums, run) in products.iter_mut().zip(&inputs.runs[from..][..place.count]) {
+                    let one = s.dot16(&weights, 6, run, 0);
+                    let two = s.dot16(&weights, 6, run, 1);
+                    for group in 0..G {
+                        let one = s.mul(one[group], subs[group][2 * part]);
+                        let two = s.mul(two[group], subs[group][2 * part + 1]);
+                        sums[group] = s.add(sums[group], s.add(one, two));
+                    }
                 }
             }
         }
-        let mut pairs = [s.splat(0); 8];
-        for (pair, scales) in pairs.iter_mut().zip(subs.as_chunks::<2>().0) {
-            *pair = s.or(s.and(scales[0], s.splat(0xFFFF)), s.shl(scales[1], 16));
-        }
-        // The scale is the last two bytes of the block; a word from there would end outside it.
-        let d = s.half(s.shr(s.word(place.rows, at + 206), 16));
-        let from = block * inputs.rows + place.from;
-        let scales = inputs.scales[from..][..place.count].iter();
-        let parts = inputs.parts[from..][..place.count].iter();
-        for (((sum, product), &a), parts) in
-            sums.iter_mut().zip(products.iter()).zip(scales).zip(parts)
-        {
-            // Unpacked weights are 32 too much.
-            let mut over = s.splat(0);
-            for (pairs, &with) in pairs.iter().zip(parts.as_chunks().0) {
-                over = s.add_pairs(over, *pairs, with);
+        for group in 0..G {
+            let mut pairs = [s.splat(0); 8];
+            for (pair, scales) in pairs.iter_mut().zip(subs[group].as_chunks::<2>().0) {
+                *pair = s.or(s.and(scales[0], s.splat(0xFFFF)), s.shl(scales[1], 16));
             }
-            let product = s.float(s.sub(*product, s.shl(over, 5)));
-            *sum = s.add_f(*sum, s.mul_f(s.mul_f(d, s.splat_f(a)), product));
+            // The scale is the last two bytes of the block; a word from there would end outside it.
+            let [_, d] = s.halves(s.word(place.rows[group], at + 206));
+            let from = block * inputs.rows + place.from;
+            let scales = inputs.scales[from..][..place.count].iter();
+            let parts = inputs.parts[from..][..place.count].iter();
+            for (((sums, products), &a), parts) in
+                sums.iter_mut().zip(products.iter()).zip(scales).zip(parts)
+            {
+                // Unpacked weights are 32 too much.
+                let mut over = s.splat(0);
+                for (pairs, &with) in pairs.iter().zip(parts.as_chunks().0) {
+                    over = s.add_pairs(over, *pairs, with);
+                }
+                let product = s.float(s.sub(products[group], s.shl(over, 5)));
+                sums[group] = s.add_f(sums[group], s.mul_f(s.mul_f(d, s.splat_f(a)), product));
+            }
         }
     }
 }

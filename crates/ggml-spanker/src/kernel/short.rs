@@ -2,7 +2,6 @@
 //! Weights in blocks of 32.
 
 use super::Place;
-use crate::input::Inputs;
 use crate::simd::{Rows, Simd};
 
 /// A type of weights, as kernels see it.
@@ -118,32 +117,36 @@ fn nibbles_and_bits<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
 
 /// Adds the products of whole rows to `sums`, one for each row of inputs.
 #[inline(always)]
-pub(super) fn add_blocks<S: Simd, K: Short>(
+pub(super) fn add_blocks<S: Simd, K: Short, const G: usize>(
     s: S,
-    inputs: &Inputs,
-    place: &Place<'_>,
-    sums: &mut [S::Float],
+    place: &Place<'_, G>,
+    sums: &mut [[S::Float; G]],
 ) {
-    for block in 0..place.stride / K::BYTES {
+    let inputs = place.inputs;
+    for block in 0..place.rows[0].len() / K::BYTES {
         let at = block * K::BYTES;
-        place.prefetch(s, at, K::BYTES);
-        let weights = K::unpack(s, place.rows, at);
-        let head = s.word(place.rows, at);
-        let d = s.half(head);
-        let m = if K::MINIMUM { s.half(s.shr(head, 16)) } else { d };
+        let mut weights = [[s.splat(0); 8]; G];
+        let mut numbers = [[s.splat_f(0.0); 2]; G];
+        for (group, &rows) in place.rows.iter().enumerate() {
+            weights[group] = K::unpack(s, rows, at);
+            numbers[group] = s.halves(s.word(rows, at));
+        }
         let from = block * inputs.rows + place.from;
         let runs = inputs.runs[from..][..place.count].iter();
         let scales = inputs.scales[from..][..place.count].iter();
         let totals = inputs.sums[from..][..place.count].iter();
-        for (((sum, run), &a), &total) in sums.iter_mut().zip(runs).zip(scales).zip(totals) {
+        for (((sums, run), &a), &total) in sums.iter_mut().zip(runs).zip(scales).zip(totals) {
             let products = s.dot32(&weights, K::BITS, run, -K::OFFSET * total);
             let a = s.splat_f(a);
-            let mut term = s.mul_f(s.mul_f(d, a), s.float(products));
-            if K::MINIMUM {
-                let least = s.mul_f(s.mul_f(m, a), s.splat_f(total as f32));
-                term = s.add_f(term, least);
+            for group in 0..G {
+                let [d, m] = numbers[group];
+                let mut term = s.mul_f(s.mul_f(d, a), s.float(products[group]));
+                if K::MINIMUM {
+                    let least = s.mul_f(s.mul_f(m, a), s.float(s.splat(total)));
+                    term = s.add_f(term, least);
+                }
+                sums[group] = s.add_f(sums[group], term);
             }
-            *sum = s.add_f(*sum, term);
         }
     }
 }

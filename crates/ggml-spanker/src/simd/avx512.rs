@@ -4,16 +4,16 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
-    _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castsi128_si512,
-    _mm512_castsi512_ps, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32,
-    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_inserti32x4, _mm512_loadu_ps,
-    _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512, _mm512_set1_epi8,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_si512,
-    _mm512_shuffle_epi8, _mm512_sll_epi32, _mm512_slli_epi32, _mm512_sra_epi32, _mm512_srl_epi32,
-    _mm512_storeu_ps, _mm512_sub_epi32, _mm512_sub_ps, _mm512_test_epi8_mask,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
-    _mm512_xor_si512,
+    __m512, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_loadu_si256, _mm512_add_epi32,
+    _mm512_add_ps, _mm512_and_si512, _mm512_castsi128_si512, _mm512_castsi512_ps,
+    _mm512_castsi512_si256, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+    _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_extracti64x4_epi64, _mm512_i32gather_epi32,
+    _mm512_inserti32x4, _mm512_loadu_ps, _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_mullo_epi32,
+    _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setr_epi32, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sll_epi32,
+    _mm512_slli_epi32, _mm512_sra_epi32, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_sub_epi32,
+    _mm512_sub_ps, _mm512_test_epi8_mask, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
 use super::{Rows, Simd, Work};
@@ -48,6 +48,7 @@ impl Simd for Avx512 {
     type Float = __m512;
     type Wide = __m512;
     const LANES: usize = 16;
+    const PAIRS: bool = true;
 
     #[inline(always)]
     fn vectorize(self, work: impl Work) {
@@ -86,35 +87,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn word(self, rows: Rows<'_>, at: usize) -> __m512i {
         let (first, stride) = rows.locate(16, at, 4);
-        let row = |index: usize| first.wrapping_add(index * stride).cast::<i32>();
-        // SAFETY: `locate` has checked that 4 bytes are inside each of 16 rows.
-        let words: [i32; 16] = std::array::from_fn(|index| unsafe { row(index).read_unaligned() });
-        let w = |index: usize| words[index];
-        op!(_mm512_setr_epi32(
-            w(0),
-            w(1),
-            w(2),
-            w(3),
-            w(4),
-            w(5),
-            w(6),
-            w(7),
-            w(8),
-            w(9),
-            w(10),
-            w(11),
-            w(12),
-            w(13),
-            w(14),
-            w(15),
-        ))
-    }
-
-    #[inline(always)]
-    fn prefetch(self, bytes: &[u8], at: usize) {
-        if at < bytes.len() {
-            op!(_mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast()));
-        }
+        op!({
+            let index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let index = _mm512_mullo_epi32(index, _mm512_set1_epi32(stride as i32));
+            _mm512_i32gather_epi32::<1>(index, first.cast())
+        })
     }
 
     #[inline(always)]
@@ -184,21 +161,39 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn dot32(self, weights: &[__m512i; 8], _: u32, run: &Run, start: i32) -> __m512i {
-        let mut sum = self.splat(start);
-        for (weights, &word) in weights.iter().zip(&run.0) {
-            sum = op!(_mm512_dpbusd_epi32(sum, *weights, _mm512_set1_epi32(word)));
+    fn dot32<const G: usize>(
+        self,
+        weights: &[[__m512i; 8]; G],
+        _: u32,
+        run: &Run,
+        start: i32,
+    ) -> [__m512i; G] {
+        let mut sums = [self.splat(start); G];
+        for (at, &word) in run.0.iter().enumerate() {
+            let word = self.splat(word);
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = op!(_mm512_dpbusd_epi32(*sum, weights[at], word));
+            }
         }
-        sum
+        sums
     }
 
     #[inline(always)]
-    fn dot16(self, weights: &[__m512i; 8], _: u32, run: &Run, half: usize) -> __m512i {
-        let mut sum = self.splat(0);
-        for (weights, &word) in weights[4 * half..4 * half + 4].iter().zip(&run.0[4 * half..]) {
-            sum = op!(_mm512_dpbusd_epi32(sum, *weights, _mm512_set1_epi32(word)));
+    fn dot16<const G: usize>(
+        self,
+        weights: &[[__m512i; 8]; G],
+        _: u32,
+        run: &Run,
+        half: usize,
+    ) -> [__m512i; G] {
+        let mut sums = [self.splat(0); G];
+        for at in 4 * half..4 * half + 4 {
+            let word = self.splat(run.0[at]);
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = op!(_mm512_dpbusd_epi32(*sum, weights[at], word));
+            }
         }
-        sum
+        sums
     }
 
     #[inline(always)]
@@ -208,8 +203,19 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn half(self, a: __m512i) -> __m512 {
-        op!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)))
+    fn halves(self, a: __m512i) -> [__m512; 2] {
+        op!({
+            // Even 16-bit numbers to the lower half, odd ones to the upper.
+            let even = _mm512_setr_epi32(
+                0x2_0000, 0x6_0004, 0xA_0008, 0xE_000C, 0x12_0010, 0x16_0014, 0x1A_0018, 0x1E_001C,
+                0x3_0001, 0x7_0005, 0xB_0009, 0xF_000D, 0x13_0011, 0x17_0015, 0x1B_0019, 0x1F_001D,
+            );
+            let apart = _mm512_permutexvar_epi16(even, a);
+            [
+                _mm512_cvtph_ps(_mm512_castsi512_si256(apart)),
+                _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(apart)),
+            ]
+        })
     }
 
     #[inline(always)]
