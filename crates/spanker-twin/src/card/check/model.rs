@@ -66,6 +66,7 @@ pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             let input =
                 quant(id).filter(|quant| matches!(quant, Quant::F32 | Quant::Q8_0 | Quant::Q8K));
             let input = input.ok_or(Errno::EOPNOTSUPP)?;
+            narrow(width)?;
             let (given, bytes) = (product(&[rows, width])?, product(&[rows, row(input, width)?])?);
             owned.elements(from, given, 4)?;
             owned.holds(into, bytes)?;
