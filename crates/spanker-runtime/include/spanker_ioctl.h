@@ -232,7 +232,8 @@ struct spanker_records {
  *
  * Numbers in buffers are little-endian. Places of f32, and of ids, are multiples of 4,
  * those of f16 of 2; blocks may begin anywhere. A result does not overlap an operand
- * unless that is said; then both begin at the same place.
+ * unless that is said; then both begin at the same place. Rows of numbers have at most
+ * 2^20 of them, and heads times positions of attention are at most 2^26.
  *
  * What a descriptor takes on the card's clock: the longer of its memory traffic and its
  * multiply-accumulates by the card's profile. Copies, fills, reductions, norms, products

@@ -25,6 +25,9 @@ const RESTLESS: u32 = 40;
 /// Rounds without a look at the sockets.
 const UNSEEN: u32 = 32;
 
+/// Nanoseconds without a look at the sockets, at the end of a round: rounds are long while a card computes.
+const UNSEEN_NS: u64 = 500_000;
+
 /// Nanoseconds on a clock that all cards of a machine share.
 pub(crate) fn monotonic() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
@@ -88,7 +91,7 @@ impl Process {
     }
 
     fn run(&mut self) -> io::Result<()> {
-        let (mut idle, mut unseen) = (0, 0);
+        let (mut idle, mut unseen, mut seen) = (0, 0, self.now());
         loop {
             let now = self.now();
             let mut happened = self.take_frames();
@@ -100,7 +103,7 @@ impl Process {
             unseen += 1;
             let sleeps = idle > RESTLESS && self.fall_asleep();
             // While frames flow, the sockets are looked at now and then only.
-            if !sleeps && unseen < UNSEEN {
+            if !sleeps && unseen < UNSEEN && self.now().saturating_sub(seen) < UNSEEN_NS {
                 if !happened {
                     rustix::thread::sched_yield();
                 }
@@ -114,7 +117,7 @@ impl Process {
             if !self.look(patience)? {
                 return Ok(());
             }
-            unseen = 0;
+            (unseen, seen) = (0, self.now());
             if sleeps {
                 idle = 0;
             }

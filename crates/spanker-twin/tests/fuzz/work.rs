@@ -88,6 +88,59 @@ fn place(dice: &mut Pcg64Mcg) -> Place {
     Place { buffer, offset: dice.random_range(0..16u64) * 8 }
 }
 
+/// An operator of a model, of sizes that mostly fit the buffers.
+fn operator(dice: &mut Pcg64Mcg) -> Work {
+    let at = |buffer, offset| Place { buffer: BufferId(buffer), offset };
+    let (from, other, into) = (at(2, 0), at(2, 2048), at(3, 0));
+    let (rows, width) = (dice.random_range(0..3), dice.random_range(1..4) * 32);
+    let (elements, quant) = (dice.random_range(0..200), [8, 8, 0, 15][dice.random_range(0..4)]);
+    match dice.random_range(0..10) {
+        0 => {
+            let [first, count] = [dice.random_range(0..9), dice.random_range(0..20)];
+            Work::Embed { table: from, ids: other, into, rows, width, quant, first, count }
+        }
+        1 => {
+            let into = if dice.random() { from } else { into };
+            Work::Norm { from, weight: other, into, rows, width, epsilon: dice.random() }
+        }
+        2 => Work::Quantize { from, into, rows, width, quant },
+        3 => {
+            let (heads, head_size, pairs) = (dice.random_range(1..4), 16, dice.random_range(0..2));
+            let dims = dice.random_range(0..9) * 2;
+            Work::Rotate { data: from, table: other, rows, heads, head_size, dims, pairs }
+        }
+        4 => Work::Halve { from, into, elements },
+        5 => Work::Attend {
+            queries: from,
+            keys: other,
+            values: at(2, 3072),
+            into,
+            rows,
+            heads: dice.random_range(1..5),
+            kv_heads: dice.random_range(1..3),
+            head_size: 8,
+            group: dice.random_range(1..4),
+            offset: dice.random_range(0..3),
+            past: dice.random_range(0..9),
+            scale: dice.random(),
+        },
+        6 => Work::Gate { gate: from, up: other, into, elements },
+        7 => {
+            let length = dice.random_range(0..40);
+            let [from_stride, into_stride] = [0; 2].map(|_: u64| dice.random_range(length..50));
+            Work::Rows { from, into, rows: elements / 10, length, from_stride, into_stride }
+        }
+        8 => {
+            let (k, first) = (dice.random_range(1..100), dice.random_range(0..3));
+            Work::Best { from, into, count: elements, k, first }
+        }
+        _ => {
+            let shape = [rows, width, dice.random_range(0..9)];
+            Work::Matmul { a: from, b: other, out: into, shape, types: [quant, quant] }
+        }
+    }
+}
+
 /// Descriptors that mostly pass every check.
 pub fn descriptors(dice: &mut Pcg64Mcg) -> Vec<Descriptor> {
     let mut all: Vec<Descriptor> = Vec::new();
@@ -95,7 +148,7 @@ pub fn descriptors(dice: &mut Pcg64Mcg) -> Vec<Descriptor> {
         let (port, tag, length) = (0, 1, dice.random_range(0..100u64) * 8);
         // Types and operations that mostly go together.
         let fold = Fold { dtype: dice.random_range(0..8), op: dice.random_range(0..4) };
-        let work = match dice.random_range(0..8) {
+        let work = match dice.random_range(0..12) {
             0 => {
                 let (from, into) = (BufferId(2), BufferId(3));
                 let at = |buffer| Place { buffer, offset: 0 };
@@ -125,7 +178,8 @@ pub fn descriptors(dice: &mut Pcg64Mcg) -> Vec<Descriptor> {
                 };
                 Work::Receive { into: place(dice), length: length.min(800), port, tag, landing }
             }
-            _ => Work::Fence { not_before_ps: dice.random_range(0..3) * 1_000_000 },
+            7 => Work::Fence { not_before_ps: dice.random_range(0..3) * 1_000_000 },
+            _ => operator(dice),
         };
         let transfers: Vec<u32> = (0..all.len() as u32)
             .filter(|&at| matches!(all[at as usize].work, Work::Send { .. } | Work::Receive { .. }))

@@ -66,6 +66,7 @@ pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             let input =
                 quant(id).filter(|quant| matches!(quant, Quant::F32 | Quant::Q8_0 | Quant::Q8K));
             let input = input.ok_or(Errno::EOPNOTSUPP)?;
+            narrow(width)?;
             let (given, bytes) = (product(&[rows, width])?, product(&[rows, row(input, width)?])?);
             owned.elements(from, given, 4)?;
             owned.holds(into, bytes)?;
@@ -85,14 +86,7 @@ pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             owned.elements(into, elements, 2)?;
             require(apart((into, elements * 2), (from, elements * 4)))
         }
-        Work::Gate { gate, up, into, elements } => {
-            let length = product(&[elements, 4])?;
-            for place in [gate, up, into] {
-                owned.elements(place, elements, 4)?;
-                require(place == into || apart((into, length), (place, length)))?;
-            }
-            Ok(())
-        }
+        Work::Gate { gate, up, into, elements } => opened(owned, [gate, up], into, elements),
         Work::Rows { from, into, rows, length, from_stride, into_stride } => {
             let (source, target) =
                 (span(rows, length, from_stride)?, span(rows, length, into_stride)?);
@@ -111,6 +105,20 @@ pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
         Work::Attend { .. } => attend(owned, work),
         _ => Err(Errno::EOPNOTSUPP),
     }
+}
+
+fn opened(
+    owned: &Owned<'_>,
+    operands: [Place; 2],
+    into: Place,
+    elements: u64,
+) -> Result<(), Errno> {
+    owned.elements(into, elements, 4)?;
+    for place in operands {
+        owned.elements(place, elements, 4)?;
+        require(place == into || apart((into, elements * 4), (place, elements * 4)))?;
+    }
+    Ok(())
 }
 
 fn matmul(

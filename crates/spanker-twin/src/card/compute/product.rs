@@ -12,7 +12,7 @@ use crate::card::traffic::quant;
 /// Multiply-accumulates of one slice.
 const MACS: u64 = 4 << 20;
 /// Multiply-accumulates in the time of a byte that is copied.
-const MACS_PER_BYTE: u64 = 16;
+const MACS_PER_BYTE: u64 = 8;
 /// Bytes of weights of one slice.
 const WEIGHTS: u64 = 1 << 20;
 /// Bytes of weights that are read in the time of a byte that is copied.

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The operators of a model on an emulated card, against the functions that define their bits. Sizes are such
+//! that a card cuts the work into several slices. What is refused and what work costs is in `rules.rs`.
+
+#[path = "support/ring.rs"]
+mod support;
+
+use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
+use ggml_spanker::{Inputs, Quant, WEIGHT_TYPES, decode, input_type, multiply, quantize};
+use spanker_runtime::{BufferId, Descriptor, SpankerControl, Work};
+use spanker_twin::World;
+
+use support::{SECOND, at, ring};
+
+/// A card with buffers.
+struct Bench {
+    card: SpankerControl,
+    _world: World,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let world = ring(2);
+        Bench { card: world.control(0), _world: world }
+    }
+
+    fn holding(&self, bytes: &[u8]) -> BufferId {
+        let buffer = self.card.allocate(bytes.len() as u64).unwrap();
+        self.card.write(buffer, 0, bytes).unwrap();
+        buffer
+    }
+
+    fn floats(&self, values: &[f32]) -> BufferId {
+        self.holding(&bytes(values))
+    }
+
+    fn run(&self, work: Work) {
+        let ticket = self.card.submit(1, &[work.into()]).unwrap();
+        self.card.wait(ticket, SECOND).unwrap();
+    }
+
+    fn read(&self, buffer: BufferId, length: usize) -> Vec<u8> {
+        let mut found = vec![0; length];
+        self.card.read(buffer, 0, &mut found).unwrap();
+        found
+    }
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Numbers from -2 to 2 without much order.
+fn numbers(count: usize, salt: u32) -> Vec<f32> {
+    let number = |i: u32| {
+        let mixed = (i.wrapping_mul(0x9E37_79B9) ^ salt).wrapping_mul(0x85EB_CA6B);
+        (mixed >> 8) as f32 / (1 << 22) as f32 - 2.0
+    };
+    (0..count as u32).map(number).collect()
+}
+
+/// Rows of weights: any bytes, with scales that are small numbers.
+fn weights(quant: Quant, count: usize, salt: usize) -> Vec<u8> {
+    let (block, size) = (quant.block() as usize, quant.block_bytes() as usize);
+    if block == 1 {
+        let plain = numbers(count, salt as u32);
+        return match size {
+            4 => bytes(&plain),
+            // The upper half of an f32 is a bf16, and some f16.
+            _ => plain.iter().flat_map(|value| value.to_le_bytes()[2..].to_vec()).collect(),
+        };
+    }
+    let mut blocks: Vec<u8> =
+        (0..count / block * size).map(|i| (i * 131 + i / 7 + salt) as u8).collect();
+    let scales: &[usize] = match quant {
+        Quant::Q4_1 | Quant::Q5_1 | Quant::Q4K | Quant::Q5K => &[0, 2],
+        Quant::Q6K => &[208],
+        _ => &[0],
+    };
+    for block in blocks.chunks_exact_mut(size) {
+        for &place in scales {
+            block[place + 1] = 0x20;
+        }
+    }
+    blocks
+}
+
+fn blocks(input: Quant, values: &[f32]) -> Vec<u8> {
+    let mut out = vec![0; input.row_bytes(values.len() as u64) as usize];
+    quantize(input, values, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn products_of_every_type_of_weights_have_the_bits_of_the_host() {
+    for quant in WEIGHT_TYPES {
+        let bench = Bench::new();
+        // Several runs of inputs, and several of weights for each.
+        let [m, k, n] = [130, 4096, 10];
+        let input = input_type(quant);
+        let given = blocks(input, &numbers(m * k, 3));
+        let rows = weights(quant, n * k, 5);
+        let mut inputs = Inputs::new();
+        inputs.load(input, &given, m, k).unwrap();
+        let mut expected = vec![0.0; m * n];
+        multiply(quant, &rows, n, &inputs, &mut expected).unwrap();
+        let (a, b) = (bench.holding(&given), bench.holding(&rows));
+        let out = bench.card.allocate((m * n * 4) as u64).unwrap();
+        let types = [input, quant].map(|quant| quant.ggml_id().unwrap());
+        let shape = [m, k, n].map(|size| size as u64);
+        bench.run(Work::Matmul { a: at(a, 0), b: at(b, 0), out: at(out, 0), shape, types });
+        assert!(bench.read(out, m * n * 4) == bytes(&expected), "{quant}");
+    }
+}
+
+#[test]
+fn product_of_one_row_with_many_weights_has_the_bits_of_the_host() {
+    let bench = Bench::new();
+    let ([k, n], quant) = ([1024, 6000], Quant::Q4_0);
+    let given = blocks(Quant::Q8_0, &numbers(k, 1));
+    let rows = weights(quant, n * k, 2);
+    let mut inputs = Inputs::new();
+    inputs.load(Quant::Q8_0, &given, 1, k).unwrap();
+    let mut expected = vec![0.0; n];
+    multiply(quant, &rows, n, &inputs, &mut expected).unwrap();
+    // All in one buffer: the result behind the inputs and the weights.
+    let all = [given.clone(), rows.clone(), vec![0; n * 4 + 2]].concat();
+    let buffer = bench.holding(&all);
+    let place = (given.len() + rows.len()).next_multiple_of(4);
+    let shape = [1, k as u64, n as u64];
+    let (a, b, out) = (at(buffer, 0), at(buffer, given.len() as u64), at(buffer, place as u64));
+    bench.run(Work::Matmul { a, b, out, shape, types: [8, 2] });
+    assert!(bench.read(buffer, all.len())[place..place + n * 4] == bytes(&expected));
+}
+
+#[test]
+fn rows_of_a_table_come_for_own_ids_and_leave_others_alone() {
+    for quant in WEIGHT_TYPES {
+        let bench = Bench::new();
+        let (width, first, count) = (1024, 40, 50u32);
+        let table = weights(quant, count as usize * width, 9);
+        let ids: Vec<u32> =
+            (0..200).map(|i| [i * 7 % 120, u32::MAX, 39, 40, 89, 90][i as usize % 6]).collect();
+        let before = numbers(ids.len() * width, 4);
+        let mut expected = before.clone();
+        let row = table.len() / count as usize;
+        for (&id, out) in ids.iter().zip(expected.chunks_exact_mut(width)) {
+            if (first..first + count).contains(&id) {
+                let start = (id - first) as usize * row;
+                decode(quant, &table[start..start + row], out).unwrap();
+            }
+        }
+        let (rows, into) = (ids.len() as u64, bench.floats(&before));
+        let listed: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let (table, ids) = (at(bench.holding(&table), 0), at(bench.holding(&listed), 0));
+        let (width, quant) = (width as u64, quant.ggml_id().unwrap());
+        bench.run(Work::Embed { table, ids, into: at(into, 0), rows, width, quant, first, count });
+        assert!(bench.read(into, expected.len() * 4) == bytes(&expected), "{quant}");
+    }
+}
+
+#[test]
+fn norms_apart_and_in_place_have_the_bits_of_the_host() {
+    let bench = Bench::new();
+    let (rows, width) = (150, 1000);
+    let (given, weight) = (numbers(rows * width, 1), numbers(width, 2));
+    let mut expected = vec![0.0; given.len()];
+    for (row, out) in given.chunks_exact(width).zip(expected.chunks_exact_mut(width)) {
+        ops::norm(row, &weight, 1e-5, out);
+    }
+    let (from, weight) = (bench.floats(&given), at(bench.floats(&weight), 0));
+    let into = bench.card.allocate((given.len() * 4) as u64).unwrap();
+    for into in [into, from] {
+        let (rows, width, epsilon) = (rows as u64, width as u64, 1e-5f32.to_bits());
+        bench.run(Work::Norm {
+            from: at(from, 0),
+            weight,
+            into: at(into, 0),
+            rows,
+            width,
+            epsilon,
+        });
+        assert!(bench.read(into, expected.len() * 4) == bytes(&expected));
+    }
+}
+
+#[test]
+fn rows_as_blocks_of_every_type_have_the_bits_of_the_host() {
+    for input in [Quant::Q8_0, Quant::Q8K, Quant::F32] {
+        let bench = Bench::new();
+        let (rows, width) = (70, 2048);
+        let given = numbers(rows * width, 8);
+        let expected = blocks(input, &given);
+        let into = bench.card.allocate(expected.len() as u64).unwrap();
+        let from = at(bench.floats(&given), 0);
+        let (rows, width, quant) = (rows as u64, width as u64, input.ggml_id().unwrap());
+        bench.run(Work::Quantize { from, into: at(into, 0), rows, width, quant });
+        assert!(bench.read(into, expected.len()) == expected, "{input}");
+    }
+}
+
+#[test]
+fn rotations_by_neighbours_and_halves_have_the_bits_of_the_host() {
+    for (id, pairs) in [(0, Pairs::Adjacent), (1, Pairs::Halves)] {
+        let bench = Bench::new();
+        let (rows, heads, head_size, dims) = (61, 9, 128, 96);
+        let given = numbers(rows * heads * head_size, 1);
+        let table = numbers(rows * dims, 2);
+        let mut expected = given.clone();
+        let turns = table.chunks_exact(dims);
+        for (row, turns) in expected.chunks_exact_mut(heads * head_size).zip(turns) {
+            ops::rotate(row, head_size, turns, pairs);
+        }
+        let (data, table) = (bench.floats(&given), at(bench.floats(&table), 0));
+        let [rows, heads, head_size, dims] = [rows, heads, head_size, dims].map(|n| n as u64);
+        let data_at = at(data, 0);
+        bench.run(Work::Rotate { data: data_at, table, rows, heads, head_size, dims, pairs: id });
+        assert!(bench.read(data, expected.len() * 4) == bytes(&expected), "{pairs:?}");
+    }
+}
+
+#[test]
+fn halves_and_gates_of_many_numbers_have_the_bits_of_the_host() {
+    let bench = Bench::new();
+    let elements = 100_001;
+    let (gate, up) = (numbers(elements, 1), numbers(elements, 2));
+    let mut halves = vec![0; elements * 2];
+    ops::to_half(&gate, &mut halves);
+    let mut opened = vec![0.0; elements];
+    ops::gate(&gate, &up, &mut opened);
+    let into = bench.card.allocate((elements * 4) as u64).unwrap();
+    let from = bench.floats(&gate);
+    let count = elements as u64;
+    bench.run(Work::Halve { from: at(from, 0), into: at(into, 0), elements: count });
+    assert!(bench.read(into, halves.len()) == halves);
+    for place in 0..3 {
+        let (gate, up) = (bench.floats(&gate), bench.floats(&up));
+        let into = [into, gate, up][place];
+        let [gate, up] = [gate, up].map(|buffer| at(buffer, 0));
+        bench.run(Work::Gate { gate, up, into: at(into, 0), elements: count });
+        assert!(bench.read(into, elements * 4) == bytes(&opened), "{place}");
+    }
+}
+
+/// Heads of queries: how many, how many share a head of keys and values, and where they begin.
+fn attention(heads: usize, group: usize, offset: usize, kv_heads: usize) {
+    let (rows, past, head_size, scale) = (23, 150, 32, 0.125f32);
+    let queries = numbers(rows * heads * head_size, 1);
+    let kept = |salt| {
+        let mut out = vec![0; (past + rows) * kv_heads * head_size * 2];
+        ops::to_half(&numbers(out.len() / 2, salt), &mut out);
+        out
+    };
+    let (keys, values) = (kept(2), kept(3));
+    let mut expected = vec![0.0; queries.len()];
+    let mut scratch = AttendScratch::default();
+    for (at, (query, out)) in
+        queries.chunks_exact(head_size).zip(expected.chunks_exact_mut(head_size)).enumerate()
+    {
+        let (row, skipped) = (at / heads, (offset + at % heads) / group * head_size * 2);
+        let look = Look {
+            keys: &keys[skipped..],
+            values: &values[skipped..],
+            stride: kv_heads * head_size * 2,
+            positions: past + row + 1,
+            scale,
+        };
+        ops::attend(query, head_size, look, &mut scratch, out);
+    }
+    let bench = Bench::new();
+    let from = bench.floats(&queries);
+    let (keys, values) = (at(bench.holding(&keys), 0), at(bench.holding(&values), 0));
+    let apart = bench.card.allocate((queries.len() * 4) as u64).unwrap();
+    for into in [apart, from] {
+        bench.run(Work::Attend {
+            queries: at(from, 0),
+            keys,
+            values,
+            into: at(into, 0),
+            rows: rows as u64,
+            heads: heads as u64,
+            kv_heads: kv_heads as u64,
+            head_size: head_size as u64,
+            group: group as u64,
+            offset: offset as u64,
+            past: past as u64,
+            scale: scale.to_bits(),
+        });
+        let found = bench.read(into, expected.len() * 4);
+        assert!(found == bytes(&expected), "{heads} heads from {offset} in groups of {group}");
+    }
+}
+
+#[test]
+fn attention_of_whole_and_of_cut_groups_has_the_bits_of_the_host() {
+    attention(8, 4, 0, 2);
+    // The groups at both ends are cut.
+    attention(7, 4, 2, 3);
+    attention(1, 1, 0, 1);
+}
+
+#[test]
+fn pieces_at_a_stride_are_copied_and_gaps_left_alone() {
+    let bench = Bench::new();
+    for (rows, length, from_stride, into_stride) in
+        [(300usize, 1000usize, 1004usize, 3001usize), (3, 300_000, 300_000, 300_016)]
+    {
+        let source: Vec<u8> = (0..rows * from_stride).map(|i| (i * 7 + i / 251) as u8).collect();
+        let mut expected = vec![0xEE; rows * into_stride];
+        let pieces = expected.chunks_exact_mut(into_stride).zip(source.chunks_exact(from_stride));
+        pieces.for_each(|(into, from)| into[..length].copy_from_slice(&from[..length]));
+        let (from, into) = (bench.holding(&source), bench.holding(&vec![0xEE; rows * into_stride]));
+        let [rows, length, from_stride, into_stride] =
+            [rows, length, from_stride, into_stride].map(|n| n as u64);
+        let (from, into_at) = (at(from, 0), at(into, 0));
+        bench.run(Work::Rows { from, into: into_at, rows, length, from_stride, into_stride });
+        assert!(bench.read(into, expected.len()) == expected);
+    }
+}
+
+#[test]
+fn best_of_many_and_of_too_few_numbers_have_the_places_of_the_host() {
+    let bench = Bench::new();
+    let mut values = numbers(200_000, 6);
+    // The same number in several slices, zeros of both signs, and what is no number.
+    for at in [5, 70_000, 70_001, 199_999] {
+        values[at] = 3.0;
+    }
+    values[40_000] = f32::NAN;
+    let few = [-0.0, f32::NAN, 0.0, f32::INFINITY];
+    for (values, k) in [(&values[..], 40u32), (&values[..], 1), (&few[..], 6), (&[], 2)] {
+        let first = 1000;
+        let found = ops::best(values, k as usize).into_iter();
+        let rest = std::iter::repeat((u32::MAX - first, f32::NEG_INFINITY));
+        let expected: Vec<u8> = found
+            .chain(rest)
+            .take(k as usize)
+            .flat_map(|(place, value)| {
+                [(place + first).to_le_bytes(), value.to_le_bytes()].concat()
+            })
+            .collect();
+        let (from, into) = (bench.floats(values), bench.card.allocate(expected.len() as u64));
+        let (into, count) = (into.unwrap(), values.len() as u64);
+        bench.run(Work::Best { from: at(from, 0), into: at(into, 0), count, k, first });
+        assert!(bench.read(into, expected.len()) == expected, "{k} of {count}");
+    }
+}
+
+#[test]
+fn eight_thousand_descriptors_of_one_submission_all_run() {
+    let bench = Bench::new();
+    let buffer = bench.floats(&[1.0; 256]);
+    let weight = at(bench.floats(&[2.0; 8]), 0);
+    let (rows, width) = (1, 8);
+    let one = |at_row: u64| {
+        let place = at(buffer, at_row % 32 * 32);
+        Descriptor::from(Work::Norm { from: place, weight, into: place, rows, width, epsilon: 0 })
+    };
+    let work: Vec<Descriptor> = (0..8000).map(one).collect();
+    let before = bench.card.counters().unwrap().work;
+    let tickets: Vec<_> = (0..3).map(|_| bench.card.submit(1, &work).unwrap()).collect();
+    for ticket in tickets {
+        bench.card.wait(ticket, SECOND * 60).unwrap();
+    }
+    assert_eq!(bench.card.counters().unwrap().work - before, 24_000);
+    assert_eq!(bench.read(buffer, 1024), bytes(&[2.0; 256]));
+}
