@@ -6,6 +6,7 @@
 
 mod bench;
 mod cards;
+mod chat;
 mod cluster;
 mod directory;
 mod fault;
@@ -13,6 +14,7 @@ mod fetch;
 mod files;
 mod fit;
 mod flight;
+mod llm;
 mod model;
 mod models;
 mod output;
@@ -20,11 +22,14 @@ mod plan;
 mod predict;
 mod probe;
 mod profiles;
+mod run;
 mod simulate;
 mod sizes;
 mod synth;
 mod twin;
+mod verify;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -45,6 +50,9 @@ use clap::{Parser, Subcommand};
   spanker bench all-reduce --fabric cards           how fast collectives are on them, against the prediction
   spanker flight                                    what happened last on every card
   spanker fetch smollm2-135m                        a small model that talks
+  spanker run -m smollm2-135m -p 'Hello' --cards 3  a prompt through it, split over three cards
+  spanker chat -m smollm2-135m                      a conversation with it
+  spanker verify -m smollm2-135m --cards 1..5       proof that any number of cards gives the same tokens
   spanker synth --help                              models of any size with random weights")]
 struct Cli {
     #[command(subcommand)]
@@ -53,6 +61,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(Box<run::Args>),
+    Chat(Box<chat::Args>),
+    Verify(Box<verify::Args>),
     Plan(plan::Args),
     Simulate(simulate::Args),
     Profiles(profiles::Args),
@@ -77,8 +88,16 @@ struct Usage(String);
 #[error("interrupted")]
 struct Interrupted;
 
+/// Arguments with `-ts` spelled out: people know it from llama.cpp, and short flags have one letter here.
+fn spelled_out(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    arguments.map(|argument| if argument == "-ts" { "--tensor-split".into() } else { argument })
+}
+
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let outcome = match Cli::parse_from(spelled_out(std::env::args_os())).command {
+        Command::Run(args) => run::run(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Profiles(args) => profiles::run(&args),

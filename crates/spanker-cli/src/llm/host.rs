@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What this machine can do, measured for a moment on the model's own weights, as a card's profile: so that
+//! a run on threads has a prediction, too.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::GgufFile;
+use ggml_spanker::{Inputs, input_type, multiply};
+use spanker_llm::Network;
+use spanker_reduce::Team;
+use spanker_topology::{Cluster, Profile, Shape};
+
+/// How long each speed is measured.
+const TIME: Duration = Duration::from_millis(60);
+/// Rows of weights in a unit.
+const ROWS: usize = 64;
+
+/// A cluster of `cards` that are threads of this process, `threads` in all.
+pub(crate) fn cluster(
+    network: &Network<GgufFile>,
+    cards: usize,
+    threads: usize,
+) -> anyhow::Result<Cluster> {
+    let team = Team::new(threads.min(std::thread::available_parallelism().map_or(1, usize::from)));
+    let streamed = speed(network, &team, 1);
+    let multiplied = speed(network, &team, 16);
+    let start = started(&team);
+    let each = |total: f64| (total / cards as f64).max(1.0);
+    let text = format!(
+        "name = 'this-machine'
+summary = 'a part of this machine, as {cards} cards'
+topology = 'switch'
+memory.capacity = {{ value = '1 TB', {ASSUMED} }}
+memory.reserved = {{ value = '0 B', {ASSUMED} }}
+memory.bandwidth = {{ value = '{:.0} B/s', {MEASURED} }}
+compute.rate = {{ value = '{:.0} MAC/s', {MEASURED} }}
+compute.per_operator = {{ value = '{:.3} us', {MEASURED} }}
+compute.per_token = {{ value = '30 us', {ASSUMED} }}
+host.bandwidth = {{ value = '10 GB/s', {ASSUMED} }}
+host.latency = {{ value = '5 us', {ASSUMED} }}
+[link]
+bandwidth = {{ value = '5 GB/s', {ASSUMED} }}
+bit_error_rate = {{ value = 0.0, {ASSUMED} }}
+lanes = {{ value = 1, {ASSUMED} }}
+ports = {{ value = 1, {ASSUMED} }}
+latency = {{ value = '1 us', {ASSUMED} }}
+base = {{ value = '0 us', {ASSUMED} }}
+round_trip = {{ value = '1 us', {ASSUMED} }}
+training = {{ value = '0 us', {ASSUMED} }}
+",
+        each(streamed.0),
+        each(multiplied.1),
+        start * 1e6,
+    );
+    Ok(Cluster::uniform(Profile::from_toml(&text)?, cards, Shape::Switch)?)
+}
+
+const MEASURED: &str =
+    "provenance = 'measured', confidence = 'medium', source = 'this process, just now'";
+const ASSUMED: &str =
+    "provenance = 'assumed', confidence = 'low', source = 'threads of one process'";
+
+/// Bytes and multiplications per second of products of the layers' weights with `rows` rows.
+fn speed(network: &Network<GgufFile>, team: &Team, rows: usize) -> (f64, f64) {
+    let mut units = Vec::new();
+    let mut inputs: Vec<Inputs> = Vec::new();
+    let mut kinds = Vec::new();
+    for tensor in network.header().tensors().values().filter(|tensor| tensor.dims.len() == 2) {
+        let (width, height) = (tensor.dims[0] as usize, tensor.dims[1] as usize);
+        let start = (network.header().data_offset() + tensor.offset) as usize;
+        let row = tensor.quant.row_bytes(width as u64) as usize;
+        let input = input_type(tensor.quant);
+        let kept = kinds.iter().position(|known| *known == (input, width));
+        let input = kept.unwrap_or_else(|| {
+            let bytes = vec![1u8; rows * input.row_bytes(width as u64) as usize];
+            let mut one = Inputs::new();
+            one.load(input, &bytes, rows, width).expect("whole rows");
+            inputs.push(one);
+            kinds.push((input, width));
+            inputs.len() - 1
+        });
+        for first in (0..height).step_by(ROWS) {
+            let count = ROWS.min(height - first);
+            units.push((tensor.quant, start + first * row, row, count, width, input));
+        }
+    }
+    let (bytes, macs) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let begun = Instant::now();
+    // Units are taken in the order of the file, and a few at a time, so that time can end it.
+    let mut next = 0;
+    while begun.elapsed() < TIME && !units.is_empty() {
+        let from = next % units.len();
+        let some = &units[from..units.len().min(from + 64)];
+        next = (from + some.len()) % units.len();
+        team.run(team.threads(), some.len(), &|at| {
+            let (quant, start, row, count, width, input) = some[at];
+            let weights = &network.bytes()[start..start + row * count];
+            let mut out = vec![0.0; rows * count];
+            multiply(quant, weights, count, &inputs[input], &mut out).expect("whole rows");
+            bytes.fetch_add(row * count, Ordering::Relaxed);
+            macs.fetch_add(rows * count * width, Ordering::Relaxed);
+        });
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    (bytes.into_inner() as f64 / seconds, macs.into_inner() as f64 / seconds)
+}
+
+/// Seconds that it takes a team to start and end an operator.
+fn started(team: &Team) -> f64 {
+    let units = 2 * team.threads();
+    let begun = Instant::now();
+    let mut count = 0;
+    while begun.elapsed() < TIME / 6 {
+        team.run(team.threads(), units, &|_| ());
+        count += 1;
+    }
+    begun.elapsed().as_secs_f64() / f64::from(count)
+}

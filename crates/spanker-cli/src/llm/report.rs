@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a run tells about its speed: by whose clock, where a token's time went, and how far it was from the
+//! prediction.
+
+use serde_json::json;
+use spanker_llm::Timing;
+use spanker_plan::{Plan, Prediction};
+
+use super::generate::Answer;
+
+/// A run beside its prediction.
+pub(crate) struct Report<'a> {
+    pub(crate) answer: &'a Answer,
+    pub(crate) plan: &'a Plan,
+    pub(crate) prediction: Prediction,
+    /// Whether a card was lost on the way: then the plan changed, and times are of two plans.
+    pub(crate) lost: usize,
+}
+
+/// The step in the middle: steps differ by noise and by what was mended.
+fn median(steps: &[Timing]) -> Timing {
+    let mut sorted = steps.to_vec();
+    sorted.sort_by_key(Timing::time);
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}
+
+fn rate(count: usize, time: std::time::Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}
+
+impl Report<'_> {
+    fn cards(&self) -> bool {
+        self.answer.prompt.card.is_some()
+    }
+
+    /// Tokens per second: of all steps, and of the step in the middle.
+    fn speeds(&self) -> (f64, f64) {
+        let total = self.answer.steps.iter().map(Timing::time).sum();
+        (rate(self.answer.steps.len(), total), rate(1, median(&self.answer.steps).time()))
+    }
+
+    /// How far a measurement is from a prediction, in percent.
+    fn off(measured: f64, predicted: f64) -> f64 {
+        if predicted > 0.0 { (measured / predicted - 1.0) * 100.0 } else { 0.0 }
+    }
+
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        let (all, middle) = self.speeds();
+        let step = median(&self.answer.steps);
+        let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
+        let predicted = self.prediction.tokens_per_second;
+        let (prompt, time) = (self.answer.prompt_tokens, self.answer.prompt.time());
+        json!({
+            "version": 1,
+            "text": self.answer.text,
+            "tokens": self.answer.tokens,
+            "ended": self.answer.ended,
+            "clock": if self.cards() { "card" } else { "wall" },
+            "strategy": self.plan.layout.strategy().name(),
+            "cards": self.plan.layout.cards().len(),
+            "cards_lost": self.lost,
+            "prompt": { "tokens": prompt, "us": micros(time), "tokens_per_second": rate(prompt, time),
+                "predicted_us": self.prediction.ttft.0 * 1e6 },
+            "generation": { "tokens": self.answer.steps.len(), "tokens_per_second": all,
+                "median_tokens_per_second": middle, "predicted_tokens_per_second": predicted,
+                "off_percent": Self::off(middle, predicted) },
+            "token": { "us": micros(step.time()), "sync_us": micros(step.sync),
+                "compute_us": micros(step.time().saturating_sub(step.sync)), "bytes_sent": step.sent,
+                "wall_us": micros(step.wall) },
+        })
+    }
+
+    /// The report for people, line by line.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let clock = if self.cards() { "card time" } else { "wall time" };
+        let layout = &self.plan.layout;
+        let mut lines = vec![format!(
+            "{} on {} card{}, {clock}",
+            layout.strategy(),
+            layout.cards().len(),
+            if layout.cards().len() == 1 { "" } else { "s" }
+        )];
+        let (prompt, time) = (self.answer.prompt_tokens, self.answer.prompt.time());
+        let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+        lines.push(format!(
+            "prompt      {prompt:>5} tokens {:>10.2} ms {:>9.2} tok/s   predicted {:>9.2} ms ({:+.1} %)",
+            ms(time),
+            rate(prompt, time),
+            self.prediction.ttft.0 * 1e3,
+            Self::off(ms(time), self.prediction.ttft.0 * 1e3),
+        ));
+        if self.answer.steps.is_empty() {
+            return lines;
+        }
+        let (all, middle) = self.speeds();
+        let total = self.answer.steps.iter().map(Timing::time).sum();
+        lines.push(format!(
+            "generation  {:>5} tokens {:>10.2} ms {all:>9.2} tok/s",
+            self.answer.steps.len(),
+            ms(total),
+        ));
+        let step = median(&self.answer.steps);
+        lines.push(format!(
+            "a token     {:.3} ms = compute {:.3} + sync {:.3}, {} bytes between cards",
+            ms(step.time()),
+            ms(step.time().saturating_sub(step.sync)),
+            ms(step.sync),
+            step.sent,
+        ));
+        let predicted = self.prediction.tokens_per_second;
+        lines.push(format!(
+            "predicted   {predicted:.2} tok/s, measured {middle:.2} ({:+.1} %)",
+            Self::off(middle, predicted)
+        ));
+        if self.cards() {
+            lines.push(format!("this host   {:.2} tok/s by its own clock", rate(1, step.wall)));
+        }
+        lines
+    }
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker run`: a prompt through a model that is split over cards, and how fast that was.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use spanker_llm::{InProcess, Network, Recorder, Session};
+use spanker_plan::{Plan, Trace};
+
+use crate::directory::CardList;
+use crate::llm::cards::{Cards, Ongoing};
+use crate::llm::generate::{Answer, GiveUp, Limits, generate};
+use crate::llm::report::Report;
+use crate::llm::{self, FabricKind, Loaded, SampleArgs, Split, host, layout};
+use crate::{Usage, files, output};
+
+/// Run a prompt through a model that is split over cards
+///
+/// The text comes as it is made; then how fast prompt and generation were, where a token's time went, and how
+/// far that was from the prediction. With --fabric cards a card that dies is named, the model is laid out
+/// again over the cards that are left, and the text goes on as it would have.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker fetch smollm2-135m
+  spanker run -m smollm2-135m -p 'The three primary colours are' -n 32 --temp 0
+  spanker run -m smollm2-135m -p 'Once upon a time' --cards 3 --seed 7
+  spanker twin up --cards 4 --profile rev-a && spanker run -m smollm2-135m -p 'Hello' --fabric cards
+  spanker run -m model.gguf -p 'Hello' --cards 2 -ts 3,1
+  spanker plan model.gguf --cards 4 --out plan.json && spanker run -m model.gguf -p 'Hello' --plan plan.json
+
+Without --split the split is one that gives the tokens of one card. 'spanker verify' proves it.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    llm: llm::Args,
+    /// Cards: a number, or for --fabric cards a list as in 0,1,3 [default: 1 in-process, all cards]
+    #[arg(long, value_name = "CARDS")]
+    cards: Option<CardList>,
+    /// The text to go on from
+    #[arg(short, long)]
+    prompt: String,
+    /// Tokens to generate at most
+    #[arg(short, long, default_value_t = 128, value_name = "TOKENS")]
+    n_predict: usize,
+    #[command(flatten)]
+    sampling: SampleArgs,
+    /// How to split the model [default: the planner's best that gives the bits of one card]
+    #[arg(long, value_enum)]
+    split: Option<Split>,
+    /// Run a saved plan
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["split", "tensor_split"])]
+    plan: Option<PathBuf>,
+    /// Go on after the model has ended the text
+    #[arg(long)]
+    ignore_eos: bool,
+    /// Do not repeat the prompt before the text
+    #[arg(long)]
+    no_display_prompt: bool,
+    /// Save what each card did when, for https://ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let mut sampler = args.sampling.sampler()?;
+    if args.n_predict == 0 {
+        return Err(Usage("--n-predict 0: at least one token is generated".into()).into());
+    }
+    let loaded = Loaded::open(&args.llm)?;
+    let prompt = loaded.encode(&args.prompt, true)?;
+    let limits = Limits { tokens: args.n_predict, ignore_end: args.ignore_eos };
+    let shares = args.llm.tensor_split.as_deref();
+    let request = layout::request(loaded.context, prompt.len(), args.n_predict);
+    let mut show = |text: &str| show(args, text);
+    if !args.no_display_prompt {
+        show(&args.prompt)?;
+    }
+    match args.llm.fabric {
+        FabricKind::Inproc => {
+            let plan = match &args.plan {
+                Some(path) => layout::saved(path)?,
+                None => {
+                    let count = llm::thread_cards(args.cards.as_ref(), shares)?;
+                    let cluster = host::cluster(&loaded.network, count, loaded.threads)?;
+                    let split = args.split.unwrap_or(Split::Gather);
+                    layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
+                }
+            };
+            let mut runner = in_process(&loaded, &plan)?;
+            let recorder = Recorder::new();
+            if args.trace.is_some() {
+                runner.record(&recorder);
+            }
+            let mut session = Session::new(Box::new(runner));
+            let answer = generate(
+                &loaded,
+                &mut session,
+                &prompt,
+                &mut sampler,
+                limits,
+                &mut GiveUp,
+                &mut show,
+            )?;
+            drop(session);
+            finish(args, &answer, &plan, 0, recorder.marks())
+        }
+        FabricKind::Cards => {
+            on_cards(args, &loaded, &prompt, &mut sampler, limits, request, &mut show)
+        }
+    }
+}
+
+/// The cards as threads.
+pub(crate) fn in_process(loaded: &Loaded, plan: &Plan) -> anyhow::Result<InProcess<llm::GgufFile>> {
+    let network: std::sync::Arc<Network<_>> = std::sync::Arc::clone(&loaded.network);
+    Ok(InProcess::new(network, plan, loaded.context, loaded.batch, loaded.threads)?)
+}
+
+fn on_cards(
+    args: &Args,
+    loaded: &Loaded,
+    prompt: &[u32],
+    sampler: &mut spanker_text::Sampler,
+    limits: Limits,
+    request: spanker_plan::Request,
+    show: &mut dyn FnMut(&str) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let cards = Cards::open(args.cards.as_ref(), args.llm.deadline)?;
+    let shares = args.llm.tensor_split.as_deref();
+    let plan = match &args.plan {
+        Some(path) => layout::saved(path)?,
+        None => cards.plan(loaded, request, args.split, shares)?,
+    };
+    let mut runner = cards.load(loaded, &plan).map_err(|error| cards.told(error))?;
+    let recorder = args.trace.is_some().then(Recorder::new);
+    if let Some(recorder) = &recorder {
+        runner.record(recorder)?;
+    }
+    let left = cards.indices.clone();
+    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder };
+    let mut session = Session::new(Box::new(runner));
+    let answer = generate(loaded, &mut session, prompt, sampler, limits, &mut ongoing, show)?;
+    drop(session);
+    let Ongoing { plan, lost, recorder, .. } = ongoing;
+    finish(args, &answer, &plan, lost, recorder.unwrap_or_default().marks())
+}
+
+/// Text as it comes, unless it is printed in one piece later.
+fn show(args: &Args, text: &str) -> anyhow::Result<()> {
+    if args.json {
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+fn finish(
+    args: &Args,
+    answer: &Answer,
+    plan: &Plan,
+    lost: usize,
+    marks: Vec<spanker_plan::Mark>,
+) -> anyhow::Result<()> {
+    let prediction = plan.predict();
+    let report = Report { answer, plan, prediction, lost };
+    if args.json {
+        output::line(&report.to_json().to_string())?;
+    } else {
+        output::line("")?;
+        output::line("")?;
+        for line in report.lines() {
+            output::line(&line)?;
+        }
+    }
+    if let Some(path) = &args.trace {
+        let cards = plan.layout.cards().last().map_or(0, |card| card + 1);
+        let events = marks.len() as u64;
+        let mut tokens: Vec<f64> = Vec::new();
+        for mark in &marks {
+            let token = mark.label.token as usize;
+            tokens.resize(tokens.len().max(token + 1), 0.0);
+            tokens[token] = tokens[token].max(mark.end);
+        }
+        tokens.retain(|end| *end > 0.0);
+        let trace = Trace { cards, tokens, marks, incidents: Vec::new(), events };
+        files::write(path, &trace.to_perfetto())?;
+        if !args.json {
+            output::line(&format!("saved {}: open it at https://ui.perfetto.dev", path.display()))?;
+        }
+    }
+    Ok(())
+}

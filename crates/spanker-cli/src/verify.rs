@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker verify`: every split on every number of cards against one card, bit by bit.
+
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use serde_json::json;
+use spanker_llm::{Runner, Trail, trail};
+use spanker_plan::{Layout, Plan};
+use spanker_topology::{Cluster, Profile, Shape};
+
+use crate::llm::cards::Cards;
+use crate::llm::{self, FabricKind, Loaded, Split, layout};
+use crate::run::in_process;
+use crate::{Usage, output};
+
+/// Prove that a model gives the same tokens on any number of cards
+///
+/// One card runs a prompt and greedily generates tokens; then every split does the same on every number of
+/// cards, and all logits are compared bit by bit at every step. Gather, pipeline and mixed splits must give
+/// the same bits. A reduce split adds parts in card order, so its logits may differ in the last bits: it is
+/// fed the same tokens, must repeat its own bits, and may prefer another token only where one card's two best
+/// are closer than the difference.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker verify -m smollm2-135m --cards 1..5
+  spanker verify -m smollm2-135m -ts 3,1
+  spanker twin up --cards 3 && spanker verify -m smollm2-135m --cards 1..3 --fabric cards
+
+The exit code is 0 if everything is as it must be, and 1 if not.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    llm: llm::Args,
+    /// How many cards: a number or a range as in 1..5, both ends included [default: 1..3]
+    #[arg(long, value_name = "RANGE")]
+    cards: Option<Counts>,
+    /// The text to go on from
+    #[arg(short, long, default_value = "The three primary colours are")]
+    prompt: String,
+    /// Tokens to generate and compare
+    #[arg(short, long, default_value_t = 16, value_name = "TOKENS")]
+    n_predict: usize,
+    /// Only this split
+    #[arg(long, value_enum)]
+    split: Option<Split>,
+    /// Print one JSON object for each case
+    #[arg(long)]
+    json: bool,
+}
+
+/// Numbers of cards.
+#[derive(Debug, Clone)]
+struct Counts(RangeInclusive<usize>);
+
+impl FromStr for Counts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("'{text}': expected a number of cards, or a range as in 1..5");
+        let number = |part: &str| part.parse::<usize>().map_err(|_| bad());
+        let (low, high) = match text.split_once("..") {
+            None => (number(text)?, number(text)?),
+            Some((low, high)) => (number(low)?, number(high.strip_prefix('=').unwrap_or(high))?),
+        };
+        if low == 0 || high < low || high > 64 {
+            return Err(format!("'{text}': expected 1 to 64 cards, the lower number first"));
+        }
+        Ok(Counts(low..=high))
+    }
+}
+
+/// One way to run the model.
+struct Case {
+    split: Split,
+    shares: Vec<f64>,
+    layout: Layout,
+}
+
+/// What came of a case.
+struct Verdict {
+    holds: bool,
+    words: String,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if args.n_predict == 0 {
+        return Err(Usage("--n-predict 0: at least one token is compared".into()).into());
+    }
+    let loaded = Loaded::open(&args.llm)?;
+    let prompt = loaded.encode(&args.prompt, true)?;
+    if prompt.len() + args.n_predict > loaded.context {
+        let (all, context) = (prompt.len() + args.n_predict, loaded.context);
+        anyhow::bail!(
+            "{all} tokens do not fit a context of {context}\nhint: give more room with --ctx-size"
+        );
+    }
+    let cases = cases(args, &loaded)?;
+    let most = cases.iter().map(|case| case.shares.len()).max().unwrap_or(1);
+    let cards = match args.llm.fabric {
+        FabricKind::Inproc => None,
+        FabricKind::Cards => {
+            let list = crate::directory::CardList::Count(most);
+            Some(Cards::open(Some(&list), args.llm.deadline)?)
+        }
+    };
+    let one = layout::given(loaded.network.model(), Split::Gather, &[1.0])?;
+    output::progress("one card ..");
+    let reference =
+        trail(Box::new(in_process(&loaded, &plan(&loaded, one)?)?), &prompt, args.n_predict, None)?;
+    output::progress_done();
+    if !args.json {
+        let text = loaded.tokenizer.decode(&reference.tokens);
+        output::line(&format!("one card, in process: {:016x}  {text:?}", reference.fingerprint()))?;
+    }
+    let mut failed = 0;
+    for case in &cases {
+        output::progress(&format!("{:?} on {} cards ..", case.split, case.shares.len()));
+        let verdict = examine(args, &loaded, &prompt, &reference, case, cards.as_ref());
+        output::progress_done();
+        let verdict = verdict?;
+        failed += usize::from(!verdict.holds);
+        tell(args, case, &verdict)?;
+    }
+    if failed > 0 {
+        anyhow::bail!("{failed} of {} cases differ", cases.len());
+    }
+    if !args.json {
+        output::line(&summary(&cases))?;
+    }
+    Ok(())
+}
+
+/// Every split on every number of cards that can have it.
+fn cases(args: &Args, loaded: &Loaded) -> anyhow::Result<Vec<Case>> {
+    let model = loaded.network.model();
+    let all = match (&args.cards, &args.llm.tensor_split) {
+        (None, Some(shares)) => vec![shares.clone()],
+        (Some(Counts(range)), None) => range.clone().map(|count| vec![1.0; count]).collect(),
+        (None, None) => (1..=3).map(|count| vec![1.0; count]).collect(),
+        (Some(Counts(range)), Some(shares)) if *range == (shares.len()..=shares.len()) => {
+            vec![shares.clone()]
+        }
+        (Some(_), Some(shares)) => {
+            let text = format!("--tensor-split has {} shares: leave --cards out", shares.len());
+            return Err(Usage(text).into());
+        }
+    };
+    let mut cases = Vec::new();
+    for shares in all {
+        let splits = [Split::Gather, Split::Reduce, Split::Pipeline, Split::Mixed];
+        let wanted = |split: &Split| match args.split {
+            Some(only) => *split == only,
+            None => match shares.len() {
+                1 => *split == Split::Gather,
+                2 => *split != Split::Mixed,
+                _ => true,
+            },
+        };
+        for split in splits.into_iter().filter(wanted) {
+            let layout = layout::given(model, split, &shares)?;
+            cases.push(Case { split, shares: shares.clone(), layout });
+        }
+    }
+    Ok(cases)
+}
+
+/// A plan whose prices nobody asks for.
+fn plan(loaded: &Loaded, layout: Layout) -> anyhow::Result<Plan> {
+    let cards = layout.cards().len();
+    let cluster = Cluster::uniform(Profile::builtin("rev-a")?, cards, Shape::Switch)?;
+    let request = layout::request(loaded.context, 1, 1);
+    Ok(Plan::new(loaded.network.model().clone(), cluster, request, layout)?)
+}
+
+fn examine(
+    args: &Args,
+    loaded: &Loaded,
+    prompt: &[u32],
+    reference: &Trail,
+    case: &Case,
+    cards: Option<&Cards>,
+) -> anyhow::Result<Verdict> {
+    let go = |fed: Option<&[u32]>| -> anyhow::Result<Trail> {
+        let told = |error| match cards {
+            Some(cards) => cards.told(error),
+            None => anyhow::Error::from(error),
+        };
+        let runner: Box<dyn Runner + '_> = match cards {
+            None => Box::new(in_process(loaded, &plan(loaded, case.layout.clone())?)?),
+            Some(cards) => {
+                let left = &cards.indices[..case.shares.len()];
+                let request = layout::request(loaded.context, prompt.len(), args.n_predict);
+                let plan = cards.plan_as(left, loaded, request, case.layout.clone())?;
+                Box::new(cards.load_on(left, loaded, &plan).map_err(told)?)
+            }
+        };
+        trail(runner, prompt, args.n_predict, fed).map_err(told)
+    };
+    if case.split != Split::Reduce || case.shares.len() == 1 {
+        let found = go(None)?;
+        return Ok(match found.difference(reference) {
+            None => {
+                Verdict { holds: true, words: format!("{:016x}  identical", found.fingerprint()) }
+            }
+            Some(at) => {
+                let [theirs, ours] = at.tokens.map(|token| loaded.tokenizer.decode(&[token]));
+                let words = format!(
+                    "differs first at step {}, logit {}: {} on one card, {} here; tokens {theirs:?} and {ours:?}",
+                    at.step, at.at, at.values[0], at.values[1]
+                );
+                Verdict { holds: false, words }
+            }
+        });
+    }
+    let (found, again) = (go(Some(&reference.tokens))?, go(Some(&reference.tokens))?);
+    if let Some(at) = again.difference(&found) {
+        let words = format!("does not repeat: step {}, logit {}: {:?}", at.step, at.at, at.values);
+        return Ok(Verdict { holds: false, words });
+    }
+    let distance = found.distance(reference);
+    let tokens = match (distance.other_tokens, distance.beyond_rounding) {
+        (0, _) => "same tokens".to_owned(),
+        (others, 0) => format!("{others} other tokens, all of them ties within that"),
+        (others, beyond) => format!("{others} other tokens, {beyond} of them no ties"),
+    };
+    let words = format!(
+        "{:016x}  repeats; logits within {:.2e} of one card, {tokens}",
+        found.fingerprint(),
+        distance.most
+    );
+    Ok(Verdict { holds: distance.beyond_rounding == 0, words })
+}
+
+fn tell(args: &Args, case: &Case, verdict: &Verdict) -> anyhow::Result<()> {
+    let name = format!("{:?}", case.split).to_lowercase();
+    let fabric = match args.llm.fabric {
+        FabricKind::Inproc => "in process",
+        FabricKind::Cards => "on cards",
+    };
+    if args.json {
+        let line = json!({
+            "cards": case.shares.len(), "shares": case.shares, "split": name, "fabric": fabric,
+            "strategy": case.layout.strategy().name(), "holds": verdict.holds, "what": verdict.words,
+        });
+        return output::line(&line.to_string());
+    }
+    let shares: Vec<String> = case.shares.iter().map(f64::to_string).collect();
+    let uneven = case.shares.windows(2).any(|pair| pair[0] != pair[1]);
+    let shares = if uneven { format!(" ({})", shares.join(",")) } else { String::new() };
+    let mark = if verdict.holds { "ok" } else { "FAIL" };
+    let count = case.shares.len();
+    let cards = format!("{count} card{}{shares}", if count == 1 { "" } else { "s" });
+    output::line(&format!("{mark:<5} {cards:<14} {name:<9} {}", verdict.words))
+}
+
+/// The sentence that says it all.
+fn summary(cases: &[Case]) -> String {
+    let mut counts: Vec<usize> = cases
+        .iter()
+        .filter(|case| case.split != Split::Reduce)
+        .map(|case| case.shares.len())
+        .collect();
+    counts.dedup();
+    let words: Vec<String> = counts.iter().map(usize::to_string).collect();
+    match &words[..] {
+        [] => "as close as rounding allows".to_owned(),
+        [one] => format!("identical on {one} card{}", if one == "1" { "" } else { "s" }),
+        [first @ .., last] => format!("identical on {} and {last} cards", first.join(", ")),
+    }
+}
