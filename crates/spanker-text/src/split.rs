@@ -2,8 +2,8 @@
 //! Cutting text into words before they are merged: the rule that `tokenizer.ggml.pre` names.
 //!
 //! Each rule is a regular expression in its origin; here it is a loop over characters. Letters are
-//! Unicode's `L`, numbers its `N`. A word is never longer than what one alternative of the
-//! expression matches, and all words together are the text.
+//! Unicode's `L`, numbers its `N`, by version 16; programs with older tables cut differently around
+//! the characters that are newer than these. All words together are the text.
 
 use unicode_general_category::{GeneralCategory, get_general_category};
 

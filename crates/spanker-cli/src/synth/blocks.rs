@@ -31,7 +31,10 @@ const AT_ONCE: usize = 1 << 20;
 /// The mean square of the scales 32 to 63 within a super-block.
 const SUB_SCALE: f64 = 2341.5;
 
-/// What a tensor without columns is for.
+/// What makes a block of weights of a block of random bytes.
+type Fill = Box<dyn Fn(&mut [u8])>;
+
+/// What a tensor is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Matrix,
@@ -70,8 +73,8 @@ pub(super) fn write(
     Ok(())
 }
 
-/// What makes a block of weights of a block of random bytes, for rows of `cols`.
-fn filler(quant: Quant, cols: u64, role: Role) -> Box<dyn Fn(&mut [u8])> {
+/// What fills blocks of this type, for rows of `cols`.
+fn filler(quant: Quant, cols: u64, role: Role) -> Fill {
     let deviation = 1.0 / (cols.max(1) as f64).sqrt();
     // The scale that gives weights of this deviation where numbers as they are stored have `square`
     // for their mean square.
@@ -134,7 +137,7 @@ fn floats(block: &mut [u8], kept: u32, exponent: u32) {
 }
 
 /// A block that begins with a scale; its sign is random, so that the mean is 0.
-fn with_sign(scale: f16) -> Box<dyn Fn(&mut [u8])> {
+fn with_sign(scale: f16) -> Fill {
     let [low, high] = scale.to_le_bytes();
     Box::new(move |block| {
         block[0] = low;
@@ -143,7 +146,7 @@ fn with_sign(scale: f16) -> Box<dyn Fn(&mut [u8])> {
 }
 
 /// A block that begins with a scale and a minimum, `middle` steps below 0.
-fn with_minimum(scale: f16, middle: f64) -> Box<dyn Fn(&mut [u8])> {
+fn with_minimum(scale: f16, middle: f64) -> Fill {
     let minimum = f16::from_f64(-middle * scale.to_f64());
     let [a, b] = [scale.to_le_bytes(), minimum.to_le_bytes()];
     let head = [a[0], a[1], b[0], b[1]];
@@ -152,7 +155,7 @@ fn with_minimum(scale: f16, middle: f64) -> Box<dyn Fn(&mut [u8])> {
 
 /// A super-block that begins with a scale, a minimum, and eight scales and minima of six bits each. Each
 /// minimum is its scale's, so that the mean is 0; scales are 32 to 63.
-fn super_block(scale: f16, middle: f64) -> Box<dyn Fn(&mut [u8])> {
+fn super_block(scale: f16, middle: f64) -> Fill {
     let minimum = f16::from_f64(middle * scale.to_f64());
     let [a, b] = [scale.to_le_bytes(), minimum.to_le_bytes()];
     let head = [a[0], a[1], b[0], b[1]];
