@@ -11,7 +11,7 @@ mirror! {
         size: u32,
         /// `WORK_*`.
         kind: u16,
-        /// [`WORK_VERSION`].
+        /// [`WORK_VERSION`](super::WORK_VERSION).
         version: u16,
         /// The place of the transfer to wait for, from 1, or 0.
         after: u32,
