@@ -6,6 +6,8 @@ use spanker_model::Quant;
 
 use crate::decode::half_at;
 use crate::error::{Error, Result};
+use crate::path::Path;
+use crate::simd::{Lanes, Work, run_on};
 
 /// The type in which activations meet weights of the type `weights`: [`Quant::Q8_0`] for blocks of 32,
 /// [`Quant::Q8K`] for blocks of 256, [`Quant::F32`] for plain numbers.
@@ -48,42 +50,70 @@ pub fn quantize(input: Quant, values: &[f32], out: &mut [u8]) -> Result<()> {
     if out.len() != need {
         return Err(Error::OutputTooSmall { have: out.len(), need });
     }
-    for (values, out) in values.chunks_exact(block).zip(out.chunks_exact_mut(bytes)) {
-        match input {
-            Quant::Q8_0 => {
-                let (d, quants) = out.split_at_mut(2);
-                let scale = round_block(values, quants);
-                d.copy_from_slice(&f16::from_f32_const(scale).to_le_bytes());
-            }
-            Quant::Q8K => {
-                let (d, rest) = out.split_at_mut(4);
-                let (quants, sums) = rest.split_at_mut(256);
-                d.copy_from_slice(&round_block(values, quants).to_le_bytes());
-                for (sum, part) in sums.chunks_exact_mut(2).zip(quants.chunks_exact(16)) {
-                    let total: i16 = part.iter().map(|&q| i16::from(q as i8)).sum();
-                    sum.copy_from_slice(&total.to_le_bytes());
-                }
-            }
-            _ => out.copy_from_slice(&values[0].to_le_bytes()),
-        }
-    }
+    run_on(Path::best(), Quantize { input, values, out });
     Ok(())
 }
 
+/// What [`quantize`] does once lengths are known to belong together.
+struct Quantize<'a> {
+    input: Quant,
+    values: &'a [f32],
+    out: &'a mut [u8],
+}
+
+impl Work for Quantize<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        match self.input {
+            Quant::Q8_0 => {
+                let out = self.out.as_chunks_mut::<34>().0;
+                for (values, out) in self.values.as_chunks::<32>().0.iter().zip(out) {
+                    let (d, quants) = out.split_at_mut(2);
+                    let scale = round_block(values, quants);
+                    d.copy_from_slice(&f16::from_f32_const(scale).to_le_bytes());
+                }
+            }
+            Quant::Q8K => {
+                let out = self.out.as_chunks_mut::<292>().0;
+                for (values, out) in self.values.as_chunks::<256>().0.iter().zip(out) {
+                    let (d, rest) = out.split_at_mut(4);
+                    let (quants, sums) = rest.split_at_mut(256);
+                    d.copy_from_slice(&round_block(values, quants).to_le_bytes());
+                    for (sum, part) in sums.chunks_exact_mut(2).zip(quants.as_chunks::<16>().0) {
+                        let total: i16 = part.iter().map(|&q| i16::from(q as i8)).sum();
+                        sum.copy_from_slice(&total.to_le_bytes());
+                    }
+                }
+            }
+            _ => {
+                for (out, value) in self.out.as_chunks_mut().0.iter_mut().zip(self.values) {
+                    *out = value.to_le_bytes();
+                }
+            }
+        }
+    }
+}
+
 /// Rounds the values of a block to bytes and returns their scale.
-fn round_block(values: &[f32], out: &mut [u8]) -> f32 {
-    let largest = values
-        .iter()
-        .fold(0.0f32, |most, value| if value.abs() > most { value.abs() } else { most });
-    // A sum is not finite if a value is not: the comparison above drops what is not a number.
-    let finite = values.iter().all(|value| value.is_finite());
-    if !finite || largest == 0.0 {
+#[inline(always)]
+fn round_block<const N: usize>(values: &[f32; N], out: &mut [u8]) -> f32 {
+    // Adding 1.5 * 2^23 rounds to the nearest whole number, ties to even, and leaves it in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    // Magnitudes are in the order of their bits; what is not finite comes after all numbers.
+    let largest = values.iter().fold(0, |most: u32, value| most.max(value.abs().to_bits()));
+    let largest = f32::from_bits(largest);
+    if !largest.is_finite() || largest == 0.0 {
         out.fill(0);
-        return if finite { 0.0 } else { f32::NAN };
+        return if largest == 0.0 { 0.0 } else { f32::NAN };
     }
     let inverse = 127.0 / largest;
     for (out, value) in out.iter_mut().zip(values) {
-        *out = (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+        let exact = (value * inverse).clamp(-127.0, 127.0);
+        // Zero times an inverse that is infinite.
+        let exact = if exact.is_nan() { 0.0 } else { exact };
+        *out = (exact + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as u8;
     }
     largest / 127.0
 }

@@ -12,9 +12,8 @@ mod short;
 use spanker_model::Quant;
 
 use crate::input::Inputs;
-use crate::path::Path;
 use crate::product::Product;
-use crate::simd::{Rows, Simd, Work};
+use crate::simd::{Rows, Simd};
 
 /// Rows of inputs that weights are unpacked for at once: their sums stay in the first-level cache.
 const TILE: usize = 128;
@@ -22,41 +21,28 @@ const TILE: usize = 128;
 /// As many rows of inputs do not hide the time that weights take from memory.
 const FEW: usize = 8;
 
-/// Computes the product by the instructions of `path`, which the processor has.
-pub(crate) fn multiply(path: Path, product: Product<'_>) {
-    match path {
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx512 => {
-            if let Some(s) = crate::simd::avx512::Avx512::new() {
-                s.vectorize(product);
-            }
-        }
-        _ => unreachable!("{path} is not a vector path of this processor"),
+/// Computes the product.
+#[inline(always)]
+pub(crate) fn multiply<S: Simd>(s: S, product: Product<'_>) {
+    let lanes = S::LANES;
+    if product.quant.block() == 1 {
+        return plain::multiply(s, product);
     }
-}
-
-impl Work for Product<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let lanes = S::LANES;
-        if self.quant.block() == 1 {
-            return plain::multiply(s, self);
-        }
-        if self.n >= lanes {
-            // One row of inputs is a case of its own: its sums stay in registers.
-            return match self.inputs.rows {
-                1 => in_groups::<S, 1>(s, self),
-                _ => in_groups::<S, TILE>(s, self),
-            };
-        }
-        // Too few rows for one vector: rows of zeros follow them.
-        let mut weights = self.weights.to_vec();
-        weights.resize(self.weights.len() / self.n * lanes, 0);
-        let mut out = vec![0.0; self.inputs.rows * lanes];
-        in_groups::<S, TILE>(s, Product { weights: &weights, n: lanes, out: &mut out, ..self });
-        for (to, from) in self.out.chunks_exact_mut(self.n).zip(out.chunks_exact(lanes)) {
-            to.copy_from_slice(&from[..self.n]);
-        }
+    if product.n >= lanes {
+        // One row of inputs is a case of its own: its sums stay in registers.
+        return match product.inputs.rows {
+            1 => in_groups::<S, 1>(s, product),
+            _ => in_groups::<S, TILE>(s, product),
+        };
+    }
+    // Too few rows for one vector: rows of zeros follow them.
+    let n = product.n;
+    let mut weights = product.weights.to_vec();
+    weights.resize(weights.len() / n * lanes, 0);
+    let mut out = vec![0.0; product.inputs.rows * lanes];
+    in_groups::<S, TILE>(s, Product { weights: &weights, n: lanes, out: &mut out, ..product });
+    for (to, from) in product.out.chunks_exact_mut(n).zip(out.chunks_exact(lanes)) {
+        to.copy_from_slice(&from[..n]);
     }
 }
 

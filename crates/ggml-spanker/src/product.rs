@@ -28,9 +28,9 @@ use spanker_model::Quant;
 use crate::decode::{WEIGHT_TYPES, half_at, integers};
 use crate::error::{Error, Result};
 use crate::input::{Inputs, input_type};
-use crate::kernel;
 use crate::path::Path;
 use crate::q4_k::unpack_scales;
+use crate::simd::{self, Lanes, Rows, Scalar};
 
 /// Computes `out[i][j] = inputs[i] . weights[j]` for `n` rows of weights.
 ///
@@ -81,9 +81,11 @@ pub fn multiply_on(
     check(quant, weights, n, inputs, out)?;
     if !out.is_empty() {
         let product = Product { quant, weights, n, inputs, out };
+        let too_far = weights.len() / n > Rows::STRIDE_MAX;
         match path {
             Path::Portable => multiply_portable(product),
-            _ => kernel::multiply(path, product),
+            _ if too_far => multiply_portable(product),
+            _ => simd::multiply_on(path, product),
         }
     }
     Ok(())
@@ -200,5 +202,5 @@ fn dot_plain(quant: Quant, weights: &[u8], row: &[f32]) -> f32 {
         };
         lanes[index % 16] += weight * value;
     }
-    crate::ops::fold_lanes(lanes)
+    Scalar.wide_sum(lanes)
 }

@@ -6,11 +6,133 @@
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 
+use half::{bf16, f16};
+
 use crate::input::Run;
+use crate::path::Path;
+use crate::product::Product;
 
 /// Work that is compiled once for each instruction set.
 pub(crate) trait Work {
-    fn run<S: Simd>(self, s: S);
+    type Out;
+    fn run<L: Lanes>(self, l: L) -> Self::Out;
+}
+
+/// Runs the work by the instructions of a path; by no particular ones if the processor has not these.
+pub(crate) fn run_on<W: Work>(path: Path, work: W) -> W::Out {
+    match path {
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx512 => match avx512::Avx512::new() {
+            Some(s) => s.vectorize(work),
+            None => work.run(Scalar),
+        },
+        _ => work.run(Scalar),
+    }
+}
+
+/// Computes the product by the instructions of a path, if the processor has them.
+pub(crate) fn multiply_on(path: Path, product: Product<'_>) {
+    match path {
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx512 => {
+            if let Some(s) = avx512::Avx512::new() {
+                s.multiply(product);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// 16 numbers of one row at a time. A value of the type exists only where the processor has the
+/// instructions.
+pub(crate) trait Lanes: Copy {
+    /// 16 f32 of one row.
+    type Wide: Copy;
+
+    /// Runs the work as code that uses the instructions.
+    fn vectorize<W: Work>(self, work: W) -> W::Out;
+
+    fn wide(self, values: &[f32; 16]) -> Self::Wide;
+    /// 16 numbers, stored as f32.
+    fn wide_f32(self, bytes: &[u8; 64]) -> Self::Wide;
+    /// 16 numbers, stored as f16.
+    fn wide_f16(self, bytes: &[u8; 32]) -> Self::Wide;
+    /// 16 numbers, stored as BF16.
+    fn wide_bf16(self, bytes: &[u8; 32]) -> Self::Wide;
+    /// Adds the products of `a` and `b` to `sum`.
+    fn wide_add(self, sum: Self::Wide, a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn wide_values(self, a: Self::Wide) -> [f32; 16];
+    /// The sum of all: lanes are added in halves (8, 4, 2, 1).
+    fn wide_sum(self, a: Self::Wide) -> f32;
+    /// Rounds to f16.
+    fn narrow(self, values: &[f32; 16]) -> [u8; 32];
+}
+
+/// No instructions in particular.
+#[derive(Clone, Copy)]
+pub(crate) struct Scalar;
+
+impl Lanes for Scalar {
+    type Wide = [f32; 16];
+
+    #[inline(always)]
+    fn vectorize<W: Work>(self, work: W) -> W::Out {
+        work.run(self)
+    }
+
+    #[inline(always)]
+    fn wide(self, values: &[f32; 16]) -> [f32; 16] {
+        *values
+    }
+
+    #[inline(always)]
+    fn wide_f32(self, bytes: &[u8; 64]) -> [f32; 16] {
+        let words = bytes.as_chunks().0;
+        std::array::from_fn(|at| f32::from_le_bytes(words[at]))
+    }
+
+    #[inline(always)]
+    fn wide_f16(self, bytes: &[u8; 32]) -> [f32; 16] {
+        let words = bytes.as_chunks().0;
+        std::array::from_fn(|at| f16::from_le_bytes(words[at]).to_f32_const())
+    }
+
+    #[inline(always)]
+    fn wide_bf16(self, bytes: &[u8; 32]) -> [f32; 16] {
+        let words = bytes.as_chunks().0;
+        std::array::from_fn(|at| bf16::from_le_bytes(words[at]).to_f32_const())
+    }
+
+    #[inline(always)]
+    fn wide_add(self, sum: [f32; 16], a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|at| sum[at] + a[at] * b[at])
+    }
+
+    #[inline(always)]
+    fn wide_values(self, a: [f32; 16]) -> [f32; 16] {
+        a
+    }
+
+    #[inline(always)]
+    fn wide_sum(self, mut lanes: [f32; 16]) -> f32 {
+        let mut half = 8;
+        while half > 0 {
+            for lane in 0..half {
+                lanes[lane] += lanes[lane + half];
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: &[f32; 16]) -> [u8; 32] {
+        let mut out = [0; 32];
+        for (out, value) in out.as_chunks_mut().0.iter_mut().zip(values) {
+            *out = f16::from_f32_const(*value).to_le_bytes();
+        }
+        out
+    }
 }
 
 /// As many rows of weights as a vector has lanes, at equal distances.
@@ -56,22 +178,19 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Vector operations of one instruction set. A value of the type exists only where the processor has the
-/// instructions.
-pub(crate) trait Simd: Copy {
+/// One number of several rows of weights at a time.
+pub(crate) trait Simd: Lanes {
     /// One 32-bit word for each row.
     type Int: Copy;
     /// One f32 for each row.
     type Float: Copy;
-    /// 16 f32 of one row.
-    type Wide: Copy;
     /// Rows at a time.
     const LANES: usize;
     /// Whether there are registers for the weights of two groups of rows.
     const PAIRS: bool;
 
-    /// Runs the work as code that uses the instructions.
-    fn vectorize(self, work: impl Work);
+    /// Computes the product by code that uses the instructions.
+    fn multiply(self, product: Product<'_>);
 
     /// 16 bytes of each row from byte `at`, as four words.
     fn load(self, rows: Rows<'_>, at: usize) -> [Self::Int; 4];
@@ -122,16 +241,4 @@ pub(crate) trait Simd: Copy {
     fn mul_f(self, a: Self::Float, b: Self::Float) -> Self::Float;
     /// Writes one value for each lane to the beginning of `out`.
     fn store(self, a: Self::Float, out: &mut [f32]);
-
-    /// 16 numbers of one row.
-    fn wide(self, values: &[f32; 16]) -> Self::Wide;
-    /// 16 numbers, stored as f32.
-    fn wide_f32(self, bytes: &[u8; 64]) -> Self::Wide;
-    /// 16 numbers, stored as f16.
-    fn wide_f16(self, bytes: &[u8; 32]) -> Self::Wide;
-    /// 16 numbers, stored as BF16.
-    fn wide_bf16(self, bytes: &[u8; 32]) -> Self::Wide;
-    /// Adds the products of `a` and `b` to `sum`.
-    fn wide_add(self, sum: Self::Wide, a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    fn wide_values(self, a: Self::Wide) -> [f32; 16];
 }

@@ -4,7 +4,6 @@
 use half::{bf16, f16};
 use spanker_model::Quant;
 
-use crate::ops::fold_lanes;
 use crate::product::Product;
 use crate::simd::Simd;
 
@@ -144,7 +143,7 @@ fn tile<S, P, const BYTES: usize, const WIDE: usize, const I: usize, const J: us
             for (lane, (weight, input)) in lanes.iter_mut().zip(rest) {
                 *lane += P::one(weight) * input;
             }
-            out[i * n + j] = fold_lanes(lanes);
+            out[i * n + j] = s.wide_sum(s.wide(&lanes));
         }
     }
 }

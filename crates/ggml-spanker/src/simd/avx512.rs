@@ -4,10 +4,13 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_loadu_si256, _mm512_add_epi32,
-    _mm512_add_ps, _mm512_and_si512, _mm512_castsi128_si512, _mm512_castsi512_ps,
-    _mm512_castsi512_si256, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
-    _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_extracti64x4_epi64, _mm512_i32gather_epi32,
+    __m512, __m512i, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm_add_ss, _mm_cvtsi32_si128,
+    _mm_cvtss_f32, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_ps,
+    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256, _mm256_storeu_si256,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps512_ps256,
+    _mm512_castsi128_si512, _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepi32_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_dpbusd_epi32,
+    _mm512_dpwssd_epi32, _mm512_extractf32x8_ps, _mm512_extracti64x4_epi64, _mm512_i32gather_epi32,
     _mm512_inserti32x4, _mm512_loadu_ps, _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_mullo_epi32,
     _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_setr_epi32, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sll_epi32,
@@ -16,9 +19,11 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
-use super::{Rows, Simd, Work};
+use super::{Lanes, Rows, Simd, Work};
 use crate::input::Run;
+use crate::kernel;
 use crate::path::Path;
+use crate::product::Product;
 
 /// Proof that the processor has AVX-512 with VNNI.
 #[derive(Clone, Copy)]
@@ -31,8 +36,13 @@ impl Avx512 {
 }
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn with_instructions(s: Avx512, work: impl Work) {
-    work.run(s);
+fn with_instructions<W: Work>(s: Avx512, work: W) -> W::Out {
+    work.run(s)
+}
+
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn multiply_with_instructions(s: Avx512, product: Product<'_>) {
+    kernel::multiply(s, product);
 }
 
 /// Calls an intrinsic that needs nothing but the instructions.
@@ -43,16 +53,85 @@ macro_rules! op {
     };
 }
 
+impl Lanes for Avx512 {
+    type Wide = __m512;
+
+    #[inline(always)]
+    fn vectorize<W: Work>(self, work: W) -> W::Out {
+        op!(with_instructions(self, work))
+    }
+
+    #[inline(always)]
+    fn wide(self, values: &[f32; 16]) -> __m512 {
+        // SAFETY: 16 values are read, and the processor has the instructions.
+        unsafe { _mm512_loadu_ps(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn wide_f32(self, bytes: &[u8; 64]) -> __m512 {
+        // SAFETY: 64 bytes are read, and the processor has the instructions.
+        unsafe { _mm512_loadu_ps(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn wide_f16(self, bytes: &[u8; 32]) -> __m512 {
+        // SAFETY: 32 bytes are read, and the processor has the instructions.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn wide_bf16(self, bytes: &[u8; 32]) -> __m512 {
+        // SAFETY: 32 bytes are read, and the processor has the instructions.
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+        }
+    }
+
+    #[inline(always)]
+    fn wide_add(self, sum: __m512, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(sum, _mm512_mul_ps(a, b)))
+    }
+
+    #[inline(always)]
+    fn wide_values(self, a: __m512) -> [f32; 16] {
+        let mut out = [0.0; 16];
+        self.store(a, &mut out);
+        out
+    }
+
+    #[inline(always)]
+    fn wide_sum(self, a: __m512) -> f32 {
+        op!({
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        })
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: &[f32; 16]) -> [u8; 32] {
+        let mut out = [0; 32];
+        // SAFETY: 16 values are read, 32 bytes are written, and the processor has the instructions.
+        unsafe {
+            let halves =
+                _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm512_loadu_ps(values.as_ptr()));
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), halves);
+        }
+        out
+    }
+}
+
 impl Simd for Avx512 {
     type Int = __m512i;
     type Float = __m512;
-    type Wide = __m512;
     const LANES: usize = 16;
     const PAIRS: bool = true;
 
     #[inline(always)]
-    fn vectorize(self, work: impl Work) {
-        op!(with_instructions(self, work));
+    fn multiply(self, product: Product<'_>) {
+        op!(multiply_with_instructions(self, product));
     }
 
     #[inline(always)]
@@ -248,44 +327,5 @@ impl Simd for Avx512 {
         let out = &mut out[..16];
         // SAFETY: there is room for 16 values, and the processor has the instructions.
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), a) }
-    }
-
-    #[inline(always)]
-    fn wide(self, values: &[f32; 16]) -> __m512 {
-        // SAFETY: 16 values are read, and the processor has the instructions.
-        unsafe { _mm512_loadu_ps(values.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn wide_f32(self, bytes: &[u8; 64]) -> __m512 {
-        // SAFETY: 64 bytes are read, and the processor has the instructions.
-        unsafe { _mm512_loadu_ps(bytes.as_ptr().cast()) }
-    }
-
-    #[inline(always)]
-    fn wide_f16(self, bytes: &[u8; 32]) -> __m512 {
-        // SAFETY: 32 bytes are read, and the processor has the instructions.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bytes.as_ptr().cast())) }
-    }
-
-    #[inline(always)]
-    fn wide_bf16(self, bytes: &[u8; 32]) -> __m512 {
-        // SAFETY: 32 bytes are read, and the processor has the instructions.
-        unsafe {
-            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes.as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
-        }
-    }
-
-    #[inline(always)]
-    fn wide_add(self, sum: __m512, a: __m512, b: __m512) -> __m512 {
-        self.add_f(sum, self.mul_f(a, b))
-    }
-
-    #[inline(always)]
-    fn wide_values(self, a: __m512) -> [f32; 16] {
-        let mut out = [0.0; 16];
-        self.store(a, &mut out);
-        out
     }
 }

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Operators on every path against the one without vector instructions, bit for bit.
+
+use proptest::prelude::*;
+
+use super::{AttendScratch, Look, Pairs, body};
+use crate::path::Path;
+use crate::simd::{Lanes, Work, run_on};
+
+/// Any f32 that a model may meet, and some that it should not.
+fn number() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        20 => -20.0f32..20.0,
+        2 => -1e30f32..1e30,
+        1 => any::<f32>(),
+        1 => prop_oneof![Just(0.0), Just(-0.0), Just(f32::NAN), Just(f32::INFINITY)],
+    ]
+}
+
+fn row(len: std::ops::Range<usize>) -> impl Strategy<Value = Vec<f32>> {
+    prop::collection::vec(number(), len)
+}
+
+/// Bits, with one pattern for all that is not a number.
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
+}
+
+/// What `compute` writes is the same on every path.
+fn assert_same(compute: impl Fn(Path) -> Vec<f32>) -> Result<(), TestCaseError> {
+    let expected = bits(&compute(Path::Portable));
+    for path in Path::available() {
+        prop_assert_eq!(bits(&compute(path)), expected.clone(), "by {}", path);
+    }
+    Ok(())
+}
+
+fn filled(len: usize, write: impl FnOnce(&mut [f32])) -> Vec<f32> {
+    let mut out = vec![7.0; len];
+    write(&mut out);
+    out
+}
+
+proptest! {
+    #[test]
+    fn operators_on_rows_have_the_same_bits_on_every_path(one in row(1..70), other in row(70..71)) {
+        let (a, len) = (&one[..], one.len());
+        let b = &other[..len];
+        assert_same(|path| vec![on_path!(path, dot(a: &'a [f32], b: &'a [f32]) -> f32)])?;
+        assert_same(|path| filled(len, |out| {
+            let epsilon = 1e-5;
+            on_path!(path, norm(a: &'a [f32], b: &'a [f32], epsilon: f32, out: &'a mut [f32]) -> ());
+        }))?;
+        assert_same(|path| filled(len, |out| {
+            on_path!(path, gate(a: &'a [f32], b: &'a [f32], out: &'a mut [f32]) -> ());
+        }))?;
+        assert_same(|path| filled(len, |out| {
+            on_path!(path, add(out: &'a mut [f32], b: &'a [f32]) -> ());
+        }))?;
+    }
+
+    #[test]
+    fn rotation_has_the_same_bits_on_every_path(row in row(96..97), table in row(32..33), turns in 0..16usize) {
+        let table = &table[..2 * turns];
+        let head_size = 32;
+        for pairs in [Pairs::Adjacent, Pairs::Halves] {
+            assert_same(|path| {
+                let mut copy = row.clone();
+                let row = &mut copy[..];
+                on_path!(path, rotate(row: &'a mut [f32], head_size: usize, table: &'a [f32], pairs: Pairs) -> ());
+                copy
+            })?;
+        }
+    }
+
+    #[test]
+    fn attention_has_the_same_bits_on_every_path(
+        queries in row(120..121),
+        halves in prop::collection::vec(any::<u16>(), 2000),
+        head_size in prop_oneof![Just(20usize), Just(40)],
+        positions in 1..40usize,
+    ) {
+        // No exponent of all ones, so that few values are not numbers.
+        let keys: Vec<u8> = halves.iter().flat_map(|half| (half & 0xBFFF).to_le_bytes()).collect();
+        let queries = &queries[..];
+        assert_same(|path| filled(queries.len(), |out| {
+            let (keys, values) = (&keys[..], &keys[16..]);
+            let look = Look { keys, values, stride: 2 * head_size, positions, scale: 0.25 };
+            let scratch = &mut AttendScratch::default();
+            on_path!(path, attend(queries: &'a [f32], head_size: usize, look: Look<'a>, scratch: &'a mut AttendScratch, out: &'a mut [f32]) -> ());
+        }))?;
+    }
+
+    #[test]
+    fn halves_and_largest_are_the_same_on_every_path(values in row(0..150), k in 0..9usize) {
+        let values = &values[..];
+        let half = |path| {
+            let mut bytes = vec![0; 2 * values.len()];
+            let out = &mut bytes[..];
+            on_path!(path, to_half(values: &'a [f32], out: &'a mut [u8]) -> ());
+            bytes
+        };
+        let largest = |path| {
+            let found = on_path!(path, best(values: &'a [f32], k: usize) -> Vec<(u32, f32)>);
+            found.into_iter().map(|(place, value)| (place, value.to_bits())).collect::<Vec<_>>()
+        };
+        for path in Path::available() {
+            prop_assert_eq!(half(path), half(Path::Portable), "by {}", path);
+            prop_assert_eq!(largest(path), largest(Path::Portable), "by {}", path);
+        }
+    }
+}
+
+#[test]
+fn best_of_many_is_what_sorting_finds() {
+    let values: Vec<f32> =
+        (0..5000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as f32).collect();
+    let mut sorted: Vec<(u32, f32)> =
+        values.iter().enumerate().map(|(i, v)| (i as u32, *v)).collect();
+    sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    assert_eq!(super::best(&values, 40), sorted[..40]);
+}
