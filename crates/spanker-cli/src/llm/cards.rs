@@ -153,6 +153,7 @@ impl<'r> Mend<'r> for Ongoing<'r> {
             let Some(left) = self.cards.survivors(&error, &self.left) else {
                 return Err(self.cards.told(error));
             };
+            let begun = std::time::Instant::now();
             session.release();
             let list = directory::list(&left);
             eprintln!(
@@ -170,7 +171,14 @@ impl<'r> Mend<'r> for Ongoing<'r> {
                     session.go_on(Box::new(runner), want)
                 });
             match mended {
-                Ok(outcome) => return Ok(outcome),
+                Ok(outcome) => {
+                    let (tokens, time) = (session.tokens().len(), begun.elapsed().as_secs_f64());
+                    eprintln!(
+                        "{} again after {time:.2} s, with {tokens} tokens computed anew",
+                        self.plan.layout.strategy()
+                    );
+                    return Ok(outcome);
+                }
                 Err(again) => error = again,
             }
         }
