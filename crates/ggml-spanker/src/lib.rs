@@ -27,6 +27,7 @@
 
 mod decode;
 mod error;
+mod file;
 mod host;
 mod input;
 mod kernel;
@@ -40,6 +41,7 @@ mod simd;
 
 pub use decode::{WEIGHT_TYPES, decode};
 pub use error::{Error, Result};
+pub use file::{GgufFile, TensorView};
 pub use host::HostMatmul;
 pub use input::{Inputs, input_type, quantize};
 pub use matmul::{MatmulInt4, OUTPUT_ELEM_BYTES};
