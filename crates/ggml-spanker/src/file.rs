@@ -50,6 +50,12 @@ pub struct TensorView<'a> {
     pub offset: u64,
 }
 
+impl AsRef<[u8]> for GgufFile {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 impl GgufFile {
     /// Maps a file and checks its header, and that every tensor lies within the file.
     ///

@@ -5,8 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::GgufFile;
-use ggml_spanker::{Inputs, input_type, multiply};
+use ggml_spanker::{GgufFile, Inputs, input_type, multiply};
 use spanker_llm::Network;
 use spanker_reduce::Team;
 use spanker_topology::{Cluster, Profile, Shape};
