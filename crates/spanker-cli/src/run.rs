@@ -113,7 +113,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The cards as threads.
-pub(crate) fn in_process(loaded: &Loaded, plan: &Plan) -> anyhow::Result<InProcess<ggml_spanker::GgufFile>> {
+pub(crate) fn in_process(
+    loaded: &Loaded,
+    plan: &Plan,
+) -> anyhow::Result<InProcess<ggml_spanker::GgufFile>> {
     let network: std::sync::Arc<Network<_>> = std::sync::Arc::clone(&loaded.network);
     Ok(InProcess::new(network, plan, loaded.context, loaded.batch, loaded.threads)?)
 }
