@@ -7,7 +7,7 @@ use std::time::Duration;
 use spanker_llm::{LlmError, OnCards, Outcome, Recorder, Session, Want};
 use spanker_plan::{Layout, Plan, Request};
 use spanker_runtime::SpankerControl;
-use spanker_scheduler::{Deadline, Error, Topology};
+use spanker_scheduler::{Deadline, DeviceErrorKind, Topology};
 use spanker_topology::Cluster;
 
 use super::generate::Mend;
@@ -108,14 +108,39 @@ impl Cards {
         Ok(runner)
     }
 
-    /// The cards of `left` that are well after an error, if there are any and it was one's fault.
+    /// The cards of `left` that can go on after an error, if it was a card's or a link's fault: those that
+    /// answer and reach each other.
     pub(crate) fn survivors(&self, error: &LlmError, left: &[usize]) -> Option<Vec<usize>> {
         let LlmError::Device(error) = error else { return None };
-        let lost = error.card()?;
-        let well = self.topology.survivors(&Error::Device(error.clone()));
-        let well = well.into_iter().filter(|index| left.contains(index) && *index != lost);
-        Some(well.collect::<Vec<usize>>())
-            .filter(|well| !well.is_empty() && well.len() < left.len())
+        let mut well: Vec<usize> = match error.kind() {
+            DeviceErrorKind::LinkDown | DeviceErrorKind::Unreachable => left.to_vec(),
+            DeviceErrorKind::Lost
+            | DeviceErrorKind::Stuck
+            | DeviceErrorKind::Slow
+            | DeviceErrorKind::Wrong => {
+                let lost = error.card()?;
+                left.iter().copied().filter(|&index| index != lost).collect()
+            }
+            _ => return None,
+        };
+        // Others may be gone as well, or apart. Every turn leaves fewer.
+        while !well.is_empty() {
+            let before = well.len();
+            let alive = directory::alive(&self.folder);
+            well.retain(|index| alive.contains(index));
+            let Ok(cards) = directory::open(&self.folder, &well) else { return None };
+            match cards.group() {
+                Ok(_) if well.len() == before => return Some(well),
+                Ok(_) => {}
+                Err(error) => {
+                    well = cards.survivors(&error);
+                    if well.len() >= before {
+                        return None;
+                    }
+                }
+            }
+        }
+        None
     }
 
     /// An error with what it means for these cards.
@@ -149,7 +174,7 @@ impl<'r> Mend<'r> for Ongoing<'r> {
         session: &mut Session<'r>,
         want: Want,
     ) -> anyhow::Result<Outcome> {
-        loop {
+        for _ in 0..=2 * self.cards.indices.len() {
             let Some(left) = self.cards.survivors(&error, &self.left) else {
                 return Err(self.cards.told(error));
             };
@@ -182,5 +207,6 @@ impl<'r> Mend<'r> for Ongoing<'r> {
                 Err(again) => error = again,
             }
         }
+        Err(self.cards.told(error))
     }
 }
