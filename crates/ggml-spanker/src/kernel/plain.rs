@@ -58,7 +58,7 @@ impl Plain<2, 32> for Bf16 {
 }
 
 #[inline(always)]
-pub(super) fn multiply<S: Simd>(s: S, product: Product<'_>) {
+pub(super) fn multiply<S: Simd>(s: S, product: &mut Product<'_>) {
     match product.quant {
         Quant::F16 => of_type::<S, F16, 2, 32>(s, product),
         Quant::Bf16 => of_type::<S, Bf16, 2, 32>(s, product),
@@ -69,9 +69,9 @@ pub(super) fn multiply<S: Simd>(s: S, product: Product<'_>) {
 #[inline(always)]
 fn of_type<S: Simd, P: Plain<BYTES, WIDE>, const BYTES: usize, const WIDE: usize>(
     s: S,
-    product: Product<'_>,
+    product: &mut Product<'_>,
 ) {
-    let Product { weights, n, inputs, out, .. } = product;
+    let Product { weights, n, inputs, ref mut out, .. } = *product;
     let (m, k) = (inputs.rows, inputs.width);
     let weight = |j: usize| &weights[j * k * BYTES..][..k * BYTES];
     let input = |i: usize| &inputs.plain[i * k..][..k];

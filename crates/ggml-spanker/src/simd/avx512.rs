@@ -41,7 +41,7 @@ fn with_instructions<W: Work>(s: Avx512, work: W) -> W::Out {
 }
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn multiply_with_instructions(s: Avx512, product: Product<'_>) {
+fn multiply_with_instructions(s: Avx512, product: &mut Product<'_>) {
     kernel::multiply(s, product);
 }
 
@@ -130,7 +130,7 @@ impl Simd for Avx512 {
     const PAIRS: bool = true;
 
     #[inline(always)]
-    fn multiply(self, product: Product<'_>) {
+    fn multiply(self, product: &mut Product<'_>) {
         op!(multiply_with_instructions(self, product));
     }
 
