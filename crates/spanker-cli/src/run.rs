@@ -83,7 +83,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 Some(path) => layout::saved(path)?,
                 None => {
                     let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-                    let cluster = host::cluster(&loaded.network, count, loaded.threads)?;
+                    let cluster =
+                        host::cluster(&loaded.network, count, loaded.threads, prompt.len())?;
                     let split = args.split.unwrap_or(Split::Gather);
                     layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
                 }

@@ -17,17 +17,19 @@ const LOOKS: usize = 8;
 /// Rows of weights in a unit.
 const ROWS: usize = 64;
 
-/// A cluster of `cards` that are threads of this process, `threads` in all.
+/// A cluster of `cards` that are threads of this process, `threads` in all. Arithmetic is measured with products
+/// of `rows` rows, as a prompt has them.
 pub(crate) fn cluster(
     network: &Network<GgufFile>,
     cards: usize,
     threads: usize,
+    rows: usize,
 ) -> anyhow::Result<Cluster> {
     let team = Team::new(threads.min(std::thread::available_parallelism().map_or(1, usize::from)));
     // Pages of a mapped file cost most when they are first touched, which happens once.
     std::hint::black_box(network.bytes().iter().step_by(4096).fold(0u8, |sum, byte| sum ^ byte));
     let streamed = speed(network, &team, 1);
-    let multiplied = speed(network, &team, 64);
+    let multiplied = speed(network, &team, rows.clamp(2, 128));
     let start = started(&team);
     let each = |total: f64| (total / cards as f64).max(1.0);
     let text = format!(
