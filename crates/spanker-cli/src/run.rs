@@ -74,9 +74,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let shares = args.llm.tensor_split.as_deref();
     let request = layout::request(loaded.context, prompt.len(), args.n_predict);
     let mut show = |text: &str| show(args, text);
-    if !args.no_display_prompt {
-        show(&args.prompt)?;
-    }
     match args.llm.fabric {
         FabricKind::Inproc => {
             let plan = match &args.plan {
@@ -95,6 +92,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 runner.record(&recorder);
             }
             let mut session = Session::new(Box::new(runner));
+            show_prompt(args)?;
             let answer = generate(
                 &loaded,
                 &mut session,
@@ -145,10 +143,16 @@ fn on_cards(
     let left = cards.indices.clone();
     let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder };
     let mut session = Session::new(Box::new(runner));
+    show_prompt(args)?;
     let answer = generate(loaded, &mut session, prompt, sampler, limits, &mut ongoing, show)?;
     drop(session);
     let Ongoing { plan, lost, recorder, .. } = ongoing;
     finish(args, &answer, &plan, lost, recorder.unwrap_or_default().marks())
+}
+
+/// The prompt, once everything is ready to go on from it.
+fn show_prompt(args: &Args) -> anyhow::Result<()> {
+    if args.no_display_prompt { Ok(()) } else { show(args, &args.prompt) }
 }
 
 /// Text as it comes, unless it is printed in one piece later.
@@ -169,7 +173,11 @@ fn finish(
     lost: usize,
     marks: Vec<spanker_plan::Mark>,
 ) -> anyhow::Result<()> {
-    let prediction = plan.predict();
+    // A saved plan was priced for another prompt.
+    let asked =
+        layout::request(plan.request.context as usize, answer.prompt_tokens, args.n_predict);
+    let priced = Plan::new(plan.model.clone(), plan.cluster.clone(), asked, plan.layout.clone())?;
+    let prediction = priced.predict();
     let report = Report { answer, plan, prediction, lost };
     if args.json {
         output::line(&report.to_json().to_string())?;
