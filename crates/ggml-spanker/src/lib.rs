@@ -37,6 +37,7 @@ pub mod ops;
 mod path;
 mod product;
 pub mod q4_k;
+mod shard;
 mod simd;
 
 pub use decode::{WEIGHT_TYPES, decode};
@@ -49,4 +50,5 @@ pub use mock::{MockSail, Transaction};
 pub use path::Path;
 pub use product::{multiply, multiply_on};
 pub use q4_k::{Q4_K_BLOCK_BYTES, QK_K, dequantize_q4_k};
+pub use shard::Shape;
 pub use spanker_model::Quant;
