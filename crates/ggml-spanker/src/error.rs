@@ -38,6 +38,24 @@ pub enum Error {
         /// The instructions that were asked for.
         path: crate::Path,
     },
+    /// A piece of a matrix that begins or ends inside a block.
+    #[error("column {column} is inside a block of {block}")]
+    SplitBlock {
+        /// Where the piece begins or ends.
+        column: usize,
+        /// The block's length.
+        block: usize,
+    },
+    /// A piece that a matrix has not.
+    #[error("{what} up to {end} of {len}")]
+    Outside {
+        /// Rows or columns.
+        what: &'static str,
+        /// The end of the piece.
+        end: usize,
+        /// How many the matrix has.
+        len: usize,
+    },
     /// A file could not be opened or mapped.
     #[error("{path}: {op}: {reason}")]
     File {

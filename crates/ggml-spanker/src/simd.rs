@@ -165,6 +165,7 @@ impl Lanes for Scalar {
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     bytes: &'a [u8],
+    lanes: usize,
     len: usize,
     stride: usize,
 }
@@ -185,7 +186,7 @@ impl<'a> Rows<'a> {
         let bytes = &weights[first * len..];
         let stride = step * len;
         assert!(stride <= Self::STRIDE_MAX && (lanes - 1) * stride + len <= bytes.len());
-        Rows { bytes, len, stride }
+        Rows { bytes, lanes, len, stride }
     }
 
     /// The bytes of a row.
@@ -198,8 +199,7 @@ impl<'a> Rows<'a> {
     /// inside each of `lanes` rows.
     #[inline(always)]
     fn locate(self, lanes: usize, at: usize, len: usize) -> (*const u8, usize) {
-        debug_assert!((lanes - 1) * self.stride + self.len <= self.bytes.len());
-        assert!(self.len >= len && at <= self.len - len);
+        assert!(lanes <= self.lanes && self.len >= len && at <= self.len - len);
         (self.bytes.as_ptr().wrapping_add(at), self.stride)
     }
 }

@@ -166,11 +166,13 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn word(self, rows: Rows<'_>, at: usize) -> __m512i {
         let (first, stride) = rows.locate(16, at, 4);
-        op!({
-            let index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            let index = _mm512_mullo_epi32(index, _mm512_set1_epi32(stride as i32));
-            _mm512_i32gather_epi32::<1>(index, first.cast())
-        })
+        // SAFETY: `locate` has checked that 4 bytes are inside each of 16 rows, whose places are numbers of
+        // 31 bits, and the processor has the instructions.
+        unsafe {
+            let row = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let places = _mm512_mullo_epi32(row, _mm512_set1_epi32(stride as i32));
+            _mm512_i32gather_epi32::<1>(places, first.cast())
+        }
     }
 
     #[inline(always)]

@@ -25,6 +25,14 @@ use crate::product::Product;
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
 
+/// Calls an intrinsic that needs nothing but the instructions.
+macro_rules! op {
+    ($call:expr) => {
+        // SAFETY: every processor of this kind has the instructions.
+        unsafe { $call }
+    };
+}
+
 /// The f16 in the low half of each lane, whose high half is zero.
 #[inline(always)]
 fn widen(halves: uint32x4_t) -> float32x4_t {
@@ -112,7 +120,7 @@ impl Lanes for Neon {
         let four = self.add_f(self.add_f(a[0], a[2]), self.add_f(a[1], a[3]));
         let mut lanes = [0.0; 4];
         self.store(four, &mut lanes);
-        lanes[0] + lanes[2]) + (lanes[1] + lanes[3]
+        (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
     }
 
     #[inline(always)]
@@ -188,52 +196,52 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn splat(self, value: i32) -> int32x4_t {
-        vdupq_n_s32(value)
+        op!(vdupq_n_s32(value))
     }
 
     #[inline(always)]
     fn and(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        vandq_s32(a, b)
+        op!(vandq_s32(a, b))
     }
 
     #[inline(always)]
     fn or(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        vorrq_s32(a, b)
+        op!(vorrq_s32(a, b))
     }
 
     #[inline(always)]
     fn xor(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        veorq_s32(a, b)
+        op!(veorq_s32(a, b))
     }
 
     #[inline(always)]
     fn add(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        vaddq_s32(a, b)
+        op!(vaddq_s32(a, b))
     }
 
     #[inline(always)]
     fn sub(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        vsubq_s32(a, b)
+        op!(vsubq_s32(a, b))
     }
 
     #[inline(always)]
     fn mul(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        vmulq_s32(a, b)
+        op!(vmulq_s32(a, b))
     }
 
     #[inline(always)]
     fn shl(self, a: int32x4_t, bits: u32) -> int32x4_t {
-        vshlq_s32(a, vdupq_n_s32(bits as i32))
+        op!(vshlq_s32(a, vdupq_n_s32(bits as i32)))
     }
 
     #[inline(always)]
     fn shr(self, a: int32x4_t, bits: u32) -> int32x4_t {
-        vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-(bits as i32))))
+        op!(vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-(bits as i32)))))
     }
 
     #[inline(always)]
     fn sar(self, a: int32x4_t, bits: u32) -> int32x4_t {
-        vshlq_s32(a, vdupq_n_s32(-(bits as i32)))
+        op!(vshlq_s32(a, vdupq_n_s32(-(bits as i32))))
     }
 
     #[inline(always)]
@@ -320,32 +328,32 @@ impl Simd for Neon {
     fn halves(self, a: int32x4_t) -> [float32x4_t; 2] {
         let low = self.and(a, self.splat(0xFFFF));
         let high = self.shr(a, 16);
-        [widen(vreinterpretq_u32_s32(low)), widen(vreinterpretq_u32_s32(high))]
+        op!([widen(vreinterpretq_u32_s32(low)), widen(vreinterpretq_u32_s32(high))])
     }
 
     #[inline(always)]
     fn float(self, a: int32x4_t) -> float32x4_t {
-        vcvtq_f32_s32(a)
+        op!(vcvtq_f32_s32(a))
     }
 
     #[inline(always)]
     fn splat_f(self, value: f32) -> float32x4_t {
-        vdupq_n_f32(value)
+        op!(vdupq_n_f32(value))
     }
 
     #[inline(always)]
     fn add_f(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        vaddq_f32(a, b)
+        op!(vaddq_f32(a, b))
     }
 
     #[inline(always)]
     fn sub_f(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        vsubq_f32(a, b)
+        op!(vsubq_f32(a, b))
     }
 
     #[inline(always)]
     fn mul_f(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        vmulq_f32(a, b)
+        op!(vmulq_f32(a, b))
     }
 
     #[inline(always)]
