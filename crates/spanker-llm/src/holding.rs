@@ -3,7 +3,9 @@
 
 use std::ops::Range;
 
+use ggml_spanker::Shape;
 use spanker_model::Quant;
+use spanker_model::gguf::Tensor;
 use spanker_plan::{Shard, Split, Stage};
 use spanker_runtime::Place;
 
@@ -163,31 +165,29 @@ impl<B: AsRef<[u8]>> Network<B> {
     /// Bytes of a piece.
     ///
     /// # Errors
-    /// [`LlmError::Unsupported`] for a tensor that is not there, [`LlmError::Plan`] for a cut through a
-    /// block.
+    /// [`LlmError::Unsupported`] for a tensor that is not there, [`LlmError::Plan`] for a piece that it has
+    /// not, or a cut through a block.
     pub fn piece_bytes(&self, piece: &Piece) -> Result<u64, LlmError> {
         let (tensor, _) = self.tensor(&piece.tensor)?;
-        let row = row_bytes(tensor);
-        Ok(match &piece.cut {
-            Cut::Rows(rows) => (rows.end - rows.start) * row,
-            Cut::Columns(columns) => {
-                let width = self.blocks(piece, tensor.quant, columns)?;
-                tensor.dims[1] * (width.end - width.start)
-            }
-        })
+        let shape = shape(tensor).map_err(|error| refused(piece, &error))?;
+        let bytes = match &piece.cut {
+            Cut::Rows(rows) => shape.row_range(usizes(rows)).map(|range| range.len()),
+            Cut::Columns(columns) => Shape::new(tensor.quant, shape.rows(), usizes(columns).len())
+                .map(|part| part.bytes()),
+        };
+        bytes.map(|bytes| bytes as u64).map_err(|error| refused(piece, &error))
     }
 
     /// Where a run of rows lies in the file.
-    pub(crate) fn rows_at(&self, name: &str, rows: &Range<u64>) -> Result<Range<usize>, LlmError> {
-        let (tensor, range) = self.tensor(name)?;
-        let row = row_bytes(tensor);
-        let start = range.start + (rows.start * row) as usize;
-        let end = range.start + (rows.end * row) as usize;
-        if end > range.end {
-            let what = format!("rows {rows:?} of tensor {name}: it has fewer");
-            return Err(LlmError::plan(what));
-        }
-        Ok(start..end)
+    pub(crate) fn rows_at(
+        &self,
+        piece: &Piece,
+        rows: &Range<u64>,
+    ) -> Result<Range<usize>, LlmError> {
+        let (tensor, range) = self.tensor(&piece.tensor)?;
+        let rows = shape(tensor).and_then(|shape| shape.row_range(usizes(rows)));
+        let rows = rows.map_err(|error| refused(piece, &error))?;
+        Ok(range.start + rows.start..range.start + rows.end)
     }
 
     /// Appends the bytes of a piece.
@@ -196,44 +196,31 @@ impl<B: AsRef<[u8]>> Network<B> {
     /// As [`Network::piece_bytes`].
     pub fn copy_piece(&self, piece: &Piece, out: &mut Vec<u8>) -> Result<(), LlmError> {
         match &piece.cut {
-            Cut::Rows(rows) => {
-                out.extend_from_slice(&self.bytes()[self.rows_at(&piece.tensor, rows)?]);
-            }
+            Cut::Rows(rows) => out.extend_from_slice(&self.bytes()[self.rows_at(piece, rows)?]),
             Cut::Columns(columns) => {
                 let (tensor, range) = self.tensor(&piece.tensor)?;
-                let width = self.blocks(piece, tensor.quant, columns)?;
-                let (start, end) = (width.start as usize, width.end as usize);
-                for row in self.bytes()[range].chunks_exact(row_bytes(tensor) as usize) {
-                    out.extend_from_slice(&row[start..end]);
-                }
+                let matrix = &self.bytes()[range];
+                let part =
+                    shape(tensor).and_then(|shape| shape.take_columns(matrix, usizes(columns)));
+                out.extend_from_slice(&part.map_err(|error| refused(piece, &error))?.1);
             }
         }
         Ok(())
     }
-
-    /// The bytes of a row that hold these columns.
-    fn blocks(
-        &self,
-        piece: &Piece,
-        quant: Quant,
-        columns: &Range<u64>,
-    ) -> Result<Range<u64>, LlmError> {
-        let block = quant.block();
-        if !columns.start.is_multiple_of(block) || !columns.end.is_multiple_of(block) {
-            let name = &piece.tensor;
-            let what =
-                format!("columns {columns:?} of tensor {name} cut a {quant} block of {block}");
-            return Err(LlmError::plan(what));
-        }
-        let bytes = quant.block_bytes();
-        Ok(columns.start / block * bytes..columns.end / block * bytes)
-    }
 }
 
-/// Bytes of a row; an element of a vector is one.
-fn row_bytes(tensor: &spanker_model::gguf::Tensor) -> u64 {
+fn usizes(run: &Range<u64>) -> Range<usize> {
+    run.start as usize..run.end as usize
+}
+
+fn refused(piece: &Piece, error: &ggml_spanker::Error) -> LlmError {
+    LlmError::plan(format!("tensor {}: {error}", piece.tensor))
+}
+
+/// A tensor as a matrix; an element of a vector is a row.
+fn shape(tensor: &Tensor) -> Result<Shape, ggml_spanker::Error> {
     match tensor.dims[..] {
-        [_] => tensor.quant.row_bytes(1),
-        _ => tensor.quant.row_bytes(tensor.dims[0]),
+        [length] => Shape::new(tensor.quant, length as usize, 1),
+        _ => Shape::new(tensor.quant, tensor.dims[1] as usize, tensor.dims[0] as usize),
     }
 }

@@ -83,7 +83,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
             let space = Space { context, batch };
             let mut put = |seat: usize, piece: &crate::Piece| match &piece.cut {
                 Cut::Rows(rows) => {
-                    let offset = network.rows_at(&piece.tensor, rows)?.start as u64;
+                    let offset = network.rows_at(piece, rows)?.start as u64;
                     Ok(Place { buffer: memory::FILE, offset })
                 }
                 Cut::Columns(_) => {

@@ -13,8 +13,10 @@ use crate::inproc::memory::part;
 
 /// Rows of weights that kernels take together.
 const STRIDE: usize = 16;
-/// Units of work for each thread, so that one that is put off its core leaves little behind.
+/// Units of work for each thread at most, so that one that is put off its core leaves little behind.
 const UNITS: usize = 4;
+/// Rows of weights that a unit should have: kernels are slow to start.
+const ROWS: usize = 128;
 
 /// One product of a run.
 struct Product {
@@ -64,7 +66,10 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         let total: usize = products.iter().map(|product| product.n).sum();
         let each = match threads {
             1 => usize::MAX,
-            _ => total.div_ceil(threads * UNITS).next_multiple_of(STRIDE),
+            _ => {
+                let each = (total / (threads * ROWS)).clamp(1, UNITS);
+                total.div_ceil(threads * each).next_multiple_of(STRIDE)
+            }
         };
         let mut units = Vec::new();
         for (index, product) in products.iter().enumerate() {
