@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How fast threads can read the weights of a token, and do no more with them than add them up.
+
+use std::hint::black_box;
+use std::ops::Range;
+use std::time::Instant;
+
+use spanker_llm::Network;
+use spanker_reduce::Team;
+
+/// Bytes of a unit: small beside a core's share of the caches.
+const UNIT: usize = 256 << 10;
+
+/// Where the weights lie that every token reads.
+pub(super) struct Weights {
+    units: Vec<Range<usize>>,
+}
+
+impl Weights {
+    /// All matrices, but not a table of embeddings of which a token reads one row.
+    pub(super) fn of<B: AsRef<[u8]>>(network: &Network<B>) -> Weights {
+        let header = network.header();
+        let apart = header.tensors().contains_key("output.weight");
+        let mut units = Vec::new();
+        for (name, tensor) in header.tensors() {
+            if tensor.dims.len() < 2 || (apart && name == "token_embd.weight") {
+                continue;
+            }
+            let start = (header.data_offset() + tensor.offset) as usize;
+            let end = start + tensor.bytes as usize;
+            units.extend((start..end).step_by(UNIT).map(|from| from..end.min(from + UNIT)));
+        }
+        units.sort_by_key(|unit| unit.start);
+        Weights { units }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.units.iter().map(|unit| unit.len() as u64).sum()
+    }
+
+    /// Seconds to read them all once.
+    pub(super) fn read(&self, file: &[u8], team: &Team) -> f64 {
+        let begun = Instant::now();
+        team.run(team.threads(), self.units.len(), &|at| {
+            black_box(sum(&file[self.units[at].clone()]));
+        });
+        begun.elapsed().as_secs_f64()
+    }
+}
+
+/// The sum of all words. Several sums side by side, so that no addition waits for another.
+fn sum(bytes: &[u8]) -> u64 {
+    let mut sums = [0u64; 32];
+    for words in bytes.as_chunks::<256>().0 {
+        for (sum, &word) in sums.iter_mut().zip(words.as_chunks::<8>().0) {
+            *sum = sum.wrapping_add(u64::from_le_bytes(word));
+        }
+    }
+    sums.into_iter().fold(0, u64::wrapping_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sum;
+
+    #[test]
+    fn sum_of_words_counts_each_once_and_leaves_a_part_of_a_round_out() {
+        let bytes: Vec<u8> = (0..64u64).flat_map(u64::to_le_bytes).collect();
+        assert_eq!(sum(&bytes), 63 * 32);
+        assert_eq!(sum(&bytes[..300]), 31 * 16);
+    }
+}
