@@ -24,8 +24,7 @@ use row::{Ground, Row};
 ///
 /// Tokens are generated after the prompt, the best one every time. Each figure is the median of the repeats,
 /// which take turns between rows after one to warm up. "of limit" is the speed of tg over the speed at which
-/// the same threads can read the weights of a token and add them up, measured in the same turns; more than
-/// 1 means that they lay in a cache. With --fabric cards, "card" is by the clocks of the cards and "wall" by
+/// the same threads can read the weights of a token and add them up, measured in the same turns. With --fabric cards, "card" is by the clocks of the cards and "wall" by
 /// this host's.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
