@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker bench`: a collective over a range of sizes, checked and timed: in host memory beside its limit
-//! and the original loop, on cards beside what was predicted.
+//! and the original loop, on cards beside what was predicted; or a model, the planner, the link's frames.
 //!
 //! Everything that a row compares was measured in the same run, taking turns, and each figure is a
 //! median.
@@ -10,6 +10,7 @@ mod data;
 mod fused;
 mod link;
 mod messages;
+mod model;
 mod origin;
 mod planner;
 mod row;
@@ -35,19 +36,24 @@ use row::Row;
 /// is copied to each card) over it. On cards, "predicted" is what the planner says for these cards and links,
 /// and "error" how far that is from the time that was measured.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "Examples:
   spanker bench all-reduce --cards 4 --sizes 4K..64M
   spanker bench all-reduce --cards 3 --dtype bf16 --op max --threads 1
   spanker bench all-gather --algorithm ring --json
   spanker bench all-reduce --fabric cards
   spanker bench all-reduce --fabric cards --cards 0,1,3 --sizes 8K,1M --algorithm two-shot
+  spanker bench model -m smollm2-135m -t 1,2
   spanker bench planner
   spanker bench link")]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    kind: Option<Kind>,
     /// all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all or
     /// barrier; or planner, which times planning and simulating instead, or link, which times the
     /// link's frames
-    collective: String,
+    #[arg(required = true)]
+    collective: Option<String>,
     /// Where it runs: host (buffers in host memory) or cards (those that 'spanker cards' shows)
     #[arg(long, default_value = "host", value_parser = Ground::from_str)]
     fabric: Ground,
@@ -84,6 +90,19 @@ pub(crate) struct Args {
     /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
+}
+
+/// What has flags of its own.
+#[derive(Debug, clap::Subcommand)]
+enum Kind {
+    Model(model::Args),
+}
+
+impl Args {
+    /// What is measured.
+    fn name(&self) -> &str {
+        self.collective.as_deref().unwrap_or_default()
+    }
 }
 
 /// Where collectives run.
@@ -156,7 +175,10 @@ struct Case {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    match (args.collective.as_str(), args.fabric) {
+    if let Some(Kind::Model(model)) = &args.kind {
+        return model::run(model);
+    }
+    match (args.name(), args.fabric) {
         ("planner", _) => return planner::run(args.json),
         ("link", _) => return link::run(args.json),
         (_, Ground::Cards) => return cards::run(args),
@@ -200,7 +222,7 @@ fn sizes(args: &Args, collective: Collective, usual: &str) -> Vec<usize> {
 
 /// The collective, if it is defined for the type, over this many cards.
 fn collective(args: &Args, root: usize, sizes: &[usize]) -> Result<Collective, Usage> {
-    let collective = match args.collective.parse::<Collective>() {
+    let collective = match args.name().parse::<Collective>() {
         Ok(collective) => collective.with_root(root),
         Err(error) => return Err(Usage(error.to_string())),
     };
@@ -306,7 +328,8 @@ fn header(args: &Args, case: &Case) -> anyhow::Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     output::line(&format!(
         "# {} over {} cards, {path}; {cores} cores; medians; #wrong counts elements over all cards",
-        args.collective, case.cards
+        args.name(),
+        case.cards
     ))?;
     output::line(&Row::header())
 }

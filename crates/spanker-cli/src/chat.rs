@@ -75,7 +75,7 @@ fn converse<'r>(
     let system = args.system.as_ref().map(|text| Message::new("system", text.clone()));
     let mut turns: Vec<Message> = Vec::new();
     let (input, watched) = (std::io::stdin(), std::io::stdin().is_terminal());
-    let limits = Limits { tokens: args.n_predict.max(1), ignore_end: false };
+    let limits = Limits { tokens: args.n_predict.max(1), ignore_end: false, keep_logits: false };
     loop {
         if watched {
             eprint!("> ");

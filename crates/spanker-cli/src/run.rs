@@ -58,6 +58,10 @@ pub(crate) struct Args {
     /// Save what each card did when, for https://ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Save the logits after the prompt, as little-endian f32s in the order of tokens, to compare with
+    /// other runtimes
+    #[arg(long, value_name = "FILE")]
+    logits: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -70,7 +74,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let loaded = Loaded::open(&args.llm)?;
     let prompt = loaded.encode(&args.prompt, true)?;
-    let limits = Limits { tokens: args.n_predict, ignore_end: args.ignore_eos };
+    let limits = Limits {
+        tokens: args.n_predict,
+        ignore_end: args.ignore_eos,
+        keep_logits: args.logits.is_some(),
+    };
     let shares = args.llm.tensor_split.as_deref();
     let request = layout::request(loaded.context, prompt.len(), args.n_predict);
     let mut show = |text: &str| show(args, text);
@@ -173,6 +181,12 @@ fn finish(
     lost: usize,
     marks: Vec<spanker_plan::Mark>,
 ) -> anyhow::Result<()> {
+    if let (Some(path), Some(logits)) = (&args.logits, &answer.logits) {
+        let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+        let mut draft = files::Draft::new(path)?;
+        draft.file().write_all(&bytes)?;
+        draft.finish()?;
+    }
     // A saved plan was priced for another prompt.
     let asked =
         layout::request(plan.request.context as usize, answer.prompt_tokens, args.n_predict);

@@ -4,10 +4,10 @@
 
 use spanker_model::Model;
 
+use crate::PlanError;
 use crate::cost::Group;
 use crate::cost::shard::{Split, Units, apportion, shards};
 use crate::plan::{Layout, Stage};
-use crate::PlanError;
 
 impl Layout {
     /// One copy of the model on these groups, each a list of cards with their shares. Layers are divided
@@ -39,7 +39,9 @@ impl Layout {
         }
         for &(card, share) in groups.iter().flatten() {
             if !(share.is_finite() && share > 0.0) {
-                return wrong(format!("a share of {share} for card {card} is not a positive number"));
+                return wrong(format!(
+                    "a share of {share} for card {card} is not a positive number"
+                ));
             }
         }
         let layers = model.layers.len();

@@ -211,7 +211,7 @@ fn header(args: &Args, case: &Case<'_>) -> anyhow::Result<()> {
     let (cards, nature) = (directory::list(case.cards.indices()), directory::nature(case.pace));
     output::line(&format!(
         "# {} on cards {cards} ({nature}); #wrong counts elements over all cards",
-        args.collective
+        args.name()
     ))?;
     output::line(&Row::header(case))
 }

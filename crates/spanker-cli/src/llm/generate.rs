@@ -43,6 +43,8 @@ pub(crate) struct Answer {
     pub(crate) prompt_tokens: usize,
     /// Each token after the first.
     pub(crate) steps: Vec<Timing>,
+    /// The logits after the prompt, if they are kept.
+    pub(crate) logits: Option<Vec<f32>>,
     /// Whether the model ended the text itself.
     pub(crate) ended: bool,
 }
@@ -52,6 +54,8 @@ pub(crate) struct Answer {
 pub(crate) struct Limits {
     pub(crate) tokens: usize,
     pub(crate) ignore_end: bool,
+    /// Whether the logits after the prompt are kept.
+    pub(crate) keep_logits: bool,
 }
 
 /// Feeds a prompt and generates. `show` gets the text as it comes.
@@ -69,13 +73,17 @@ pub(crate) fn generate<'r>(
         wanted if wanted > 1024 => Want::Logits,
         wanted => Want::Best(wanted as u32),
     };
-    let mut feed = |session: &mut Session<'r>, tokens: &[u32]| match session.feed(tokens, want) {
-        Err(error) => mend.mend(loaded, error, session, want),
-        Ok(outcome) => Ok(outcome),
-    };
-    let mut outcome = feed(session, prompt)?;
+    let mut feed =
+        |session: &mut Session<'r>, tokens: &[u32], want: Want| match session.feed(tokens, want) {
+            Err(error) => mend.mend(loaded, error, session, want),
+            Ok(outcome) => Ok(outcome),
+        };
+    let mut outcome = feed(session, prompt, if limits.keep_logits { Want::Logits } else { want })?;
     let mut answer =
         Answer { prompt: outcome.timing, prompt_tokens: prompt.len(), ..Answer::default() };
+    if limits.keep_logits {
+        answer.logits.clone_from(&outcome.logits);
+    }
     let mut stream = Stream::new();
     loop {
         let token = match &outcome.logits {
@@ -94,7 +102,7 @@ pub(crate) fn generate<'r>(
         if answer.tokens.len() >= limits.tokens || full {
             break;
         }
-        outcome = feed(session, &[token])?;
+        outcome = feed(session, &[token], want)?;
         answer.steps.push(outcome.timing);
     }
     let rest = stream.finish();

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A row of `spanker bench model`: its figures, as text and as JSON.
+
+use serde_json::{Value, json};
+use spanker_model::Quant;
+
+use super::{Args, Subject};
+use crate::llm::Loaded;
+use crate::output;
+
+/// Whose columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ground {
+    Threads,
+    Cards,
+}
+
+/// What each repeat gave. Speeds are tokens per second.
+#[derive(Debug, Default)]
+pub(super) struct Row {
+    pub(super) prompt_wall: Vec<f64>,
+    pub(super) prompt_card: Vec<f64>,
+    pub(super) wall: Vec<f64>,
+    pub(super) card: Vec<f64>,
+    /// Seconds of a token on exchanges and waiting.
+    pub(super) sync: Vec<f64>,
+    /// Bytes per second of plain reading.
+    pub(super) bandwidths: Vec<f64>,
+    /// Bytes of weights that a token reads.
+    pub(super) bytes: u64,
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
+}
+
+/// The speed that reading sets a limit to, as a part of that limit.
+fn of_limit(row: &Row) -> Option<f64> {
+    let limit = median(&row.bandwidths)? / row.bytes.max(1) as f64;
+    Some(median(&row.wall)? / limit)
+}
+
+/// What a file of the system says about this process, in bytes.
+fn status(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kibibytes: u64 = line.trim_start_matches(':').split_whitespace().next()?.parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+/// Bytes of the file, of the keys and values of one sequence, and the most that the process had.
+fn bytes(loaded: &Loaded) -> (u64, u64, Option<u64>) {
+    let file = loaded.network.bytes().len() as u64;
+    let keys = loaded.network.model().kv_bytes_per_token(Quant::F16) * loaded.context as u64;
+    (file, keys, status("VmHWM"))
+}
+
+pub(super) fn header(ground: Ground, loaded: &Loaded, repeats: u64) -> Vec<String> {
+    let model = loaded.network.model();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut lines = vec![format!(
+        "# {}, {}; {cores} cores; tokens/s, medians of {repeats}",
+        model.name,
+        output::bytes(loaded.network.bytes().len() as u64)
+    )];
+    lines.push(match ground {
+        Ground::Threads => format!(
+            "{:>5} {:>7} {:>11} {:>11} {:>9} {:>11} {:>9} {:>10}",
+            "cards", "threads", "pp", "tg", "of limit", "read (GB/s)", "sync (us)", "load (ms)"
+        ),
+        Ground::Cards => format!(
+            "{:>5} {:>9} {:>10} {:>10} {:>10} {:>8} {:>10} {:>10} {:>10}",
+            "cards",
+            "split",
+            "pp card",
+            "tg card",
+            "predicted",
+            "error",
+            "pp wall",
+            "tg wall",
+            "load (ms)"
+        ),
+    });
+    lines
+}
+
+/// The line about memory.
+pub(super) fn memory(loaded: &Loaded) -> String {
+    let (file, keys, peak) = bytes(loaded);
+    let peak = peak.map_or_else(|| "not known".into(), output::bytes);
+    let (file, keys) = (output::bytes(file), output::bytes(keys));
+    format!("# most memory of this process: {peak}; file {file}, keys and values {keys} a row")
+}
+
+impl Subject<'_> {
+    pub(super) fn text(&self, ground: Ground) -> String {
+        let figure = |values: &[f64], digits: usize| match median(values) {
+            Some(value) => format!("{value:.digits$}"),
+            None => "-".into(),
+        };
+        let row = &self.row;
+        let load = self.load.as_secs_f64() * 1e3;
+        match ground {
+            Ground::Threads => {
+                let sync = median(&row.sync).unwrap_or(0.0) * 1e6;
+                let read = median(&row.bandwidths).unwrap_or(0.0) / 1e9;
+                format!(
+                    "{:>5} {:>7} {:>11} {:>11} {:>9.2} {read:>11.2} {sync:>9.1} {load:>10.1}",
+                    self.cards,
+                    self.threads,
+                    figure(&row.prompt_wall, 2),
+                    figure(&row.wall, 2),
+                    of_limit(row).unwrap_or(0.0),
+                )
+            }
+            Ground::Cards => {
+                let predicted = self.plan.predict().tokens_per_second;
+                let error = match median(&row.card) {
+                    Some(card) => format!("{:+.1} %", (predicted / card - 1.0) * 100.0),
+                    None => "-".into(),
+                };
+                format!(
+                    "{:>5} {:>9} {:>10} {:>10} {predicted:>10.3} {error:>8} {:>10} {:>10} {load:>10.1}",
+                    self.cards,
+                    self.plan.layout.strategy().name(),
+                    figure(&row.prompt_card, 3),
+                    figure(&row.card, 3),
+                    figure(&row.prompt_wall, 3),
+                    figure(&row.wall, 3),
+                )
+            }
+        }
+    }
+
+    pub(super) fn to_json(&self, args: &Args, loaded: &Loaded) -> Value {
+        let row = &self.row;
+        let (file, keys, peak) = bytes(loaded);
+        let prediction = self.plan.predict();
+        let micros = |rate: Option<f64>| rate.map(|rate| 1e6 / rate);
+        json!({
+            "version": 1,
+            "model": loaded.network.model().name,
+            "cards": self.cards,
+            "threads": (self.threads > 0).then_some(self.threads),
+            "strategy": self.plan.layout.strategy().name(),
+            "repeats": args.repeats,
+            "prompt": { "tokens": args.prompt, "tokens_per_second": median(&row.prompt_wall),
+                "card_tokens_per_second": median(&row.prompt_card), "each": row.prompt_wall,
+                "predicted_tokens_per_second": args.prompt as f64 / prediction.ttft.0 },
+            "generation": { "tokens": args.generated, "tokens_per_second": median(&row.wall),
+                "card_tokens_per_second": median(&row.card), "each": row.wall,
+                "predicted_tokens_per_second": prediction.tokens_per_second },
+            "token": { "wall_us": micros(median(&row.wall)), "card_us": micros(median(&row.card)),
+                "sync_us": median(&row.sync).map(|seconds| seconds * 1e6) },
+            "limit": { "bytes_per_token": row.bytes, "read_bytes_per_second": median(&row.bandwidths),
+                "of_limit": of_limit(row) },
+            "load_ms": self.load.as_secs_f64() * 1e3,
+            "memory": { "file_bytes": file, "kv_bytes": keys, "peak_bytes": peak },
+        })
+    }
+}
