@@ -74,9 +74,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let shares = args.llm.tensor_split.as_deref();
     let request = layout::request(loaded.context, prompt.len(), args.n_predict);
     let mut show = |text: &str| show(args, text);
-    if !args.no_display_prompt {
-        show(&args.prompt)?;
-    }
     match args.llm.fabric {
         FabricKind::Inproc => {
             let plan = match &args.plan {
@@ -94,6 +91,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 runner.record(&recorder);
             }
             let mut session = Session::new(Box::new(runner));
+            show_prompt(args)?;
             let answer = generate(
                 &loaded,
                 &mut session,
@@ -141,10 +139,16 @@ fn on_cards(
     let left = cards.indices.clone();
     let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder };
     let mut session = Session::new(Box::new(runner));
+    show_prompt(args)?;
     let answer = generate(loaded, &mut session, prompt, sampler, limits, &mut ongoing, show)?;
     drop(session);
     let Ongoing { plan, lost, recorder, .. } = ongoing;
     finish(args, &answer, &plan, lost, recorder.unwrap_or_default().marks())
+}
+
+/// The prompt, once everything is ready to go on from it.
+fn show_prompt(args: &Args) -> anyhow::Result<()> {
+    if args.no_display_prompt { Ok(()) } else { show(args, &args.prompt) }
 }
 
 /// Text as it comes, unless it is printed in one piece later.

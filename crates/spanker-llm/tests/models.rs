@@ -2,7 +2,8 @@
 //! Whole models against logits that numpy computed (`oracle/make_vectors.py`). Both sides make the weights
 //! from a seed, each by its own code; a checksum says that they are the same.
 //!
-//! Plain weights: logits within 1e-4 of their standard deviation. Weights in blocks meet activations that are
+//! Plain weights: logits within 1e-5 of their standard deviation in nine of ten cases, and within 5e-4 in all:
+//! where f32 sums fall on two sides of a half, a key or value of 16 bits is a unit off. Weights in blocks meet activations that are
 //! rounded to 8 bits. Against numpy that rounds them likewise, logits are within 2 % (where f32 sums fall on
 //! two sides of a half, one activation is a whole step off); against numpy that does not round at all, their
 //! root mean square is within 6 % and each within 20 %: a block of 32 is rounded to its largest value over
@@ -67,6 +68,7 @@ fn off(found: &[f32], expected: &[f32]) -> (f64, f64) {
 
 #[test]
 fn logits_of_every_kind_of_model_are_those_of_numpy() {
+    let (mut plain, mut close) = (0, 0);
     for (recipe, stored) in models() {
         let name = &recipe.name;
         let checksum = format!("{:016x}", recipe.checksum());
@@ -79,7 +81,9 @@ fn logits_of_every_kind_of_model_are_those_of_numpy() {
             let (most, square) = off(&found, &floats(&case["logits"]));
             println!("{name}, {tokens} tokens: off by {most:.2e}, {square:.2e} in the mean");
             if recipe.quant.block() == 1 {
-                assert!(most <= 1e-4, "{name}, {tokens} tokens: off by {most}");
+                assert!(most <= 5e-4, "{name}, {tokens} tokens: off by {most}");
+                plain += 1;
+                close += u32::from(most <= 1e-5);
                 continue;
             }
             assert!(most <= 0.20 && square <= 0.06, "{name}, {tokens} tokens: {most}, {square}");
@@ -88,6 +92,7 @@ fn logits_of_every_kind_of_model_are_those_of_numpy() {
             assert!(most <= 0.02, "{name}, {tokens} tokens, rounded: off by {most}");
         }
     }
+    assert!(10 * close >= 9 * plain, "{close} of {plain} cases are close");
 }
 
 #[test]

@@ -35,7 +35,12 @@ pub struct Recipe {
 
 impl Recipe {
     /// A small Llama of one type, with a head of its own.
-    pub fn llama(quant: Quant, [heads, kv_heads, head_size]: [u64; 3], hidden: u64, ffn: u64) -> Self {
+    pub fn llama(
+        quant: Quant,
+        [heads, kv_heads, head_size]: [u64; 3],
+        hidden: u64,
+        ffn: u64,
+    ) -> Self {
         Recipe {
             name: format!("{quant}, {heads}/{kv_heads} heads of {head_size}, {hidden} x {ffn}"),
             architecture: "llama".into(),
@@ -133,7 +138,8 @@ impl Recipe {
     /// FNV-1a of all weights.
     pub fn checksum(&self) -> u64 {
         let tensors = self.tensors().into_iter().enumerate();
-        let bytes = tensors.flat_map(|(at, (name, dims, quant))| self.data(at, &name, &dims, quant));
+        let bytes =
+            tensors.flat_map(|(at, (name, dims, quant))| self.data(at, &name, &dims, quant));
         bytes.fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
             (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })
