@@ -5,7 +5,7 @@
 #[path = "support/place.rs"]
 mod place;
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 
 use rustix::process::Signal;
@@ -105,6 +105,43 @@ fn card_that_is_killed_in_mid_run_is_named_and_the_text_is_the_same() {
 }
 
 #[test]
+fn second_card_that_is_killed_leaves_one_that_goes_on_with_the_same_text() {
+    let (place, model) = twin();
+    let run = format!("run -m {} -p hello -n 60 --temp 0 --ignore-eos", model.display());
+    let undisturbed = json(&place, &run);
+    let line = format!("{run} --fabric cards --split gather --deadline 2s --no-display-prompt");
+    let mut child = place.spanker(&line).spawn().expect("the command starts");
+    let pid = child.id().try_into().expect("a process");
+    let mut out = child.stdout.take().expect("a pipe");
+    let mut errors = BufReader::new(child.stderr.take().expect("a pipe"));
+    let kill = |card: u32| {
+        signal(pid, Signal::STOP);
+        place.ok(&format!("kill {card}"));
+        signal(pid, Signal::CONT);
+    };
+    let mut first = [0];
+    out.read_exact(&mut first).expect("text");
+    kill(2);
+    // The second dies while the model is laid out again, or soon after.
+    let mut told = String::new();
+    while !told.contains("going on") {
+        assert_ne!(errors.read_line(&mut told).expect("text"), 0, "{told}");
+    }
+    kill(0);
+    let mut text = first.to_vec();
+    out.read_to_end(&mut text).expect("text");
+    errors.read_to_string(&mut told).expect("text");
+    assert!(child.wait().expect("an end").success(), "{told}");
+    // In a ring of four, cards 1 and 3 reach each other over the others alone.
+    let alone = told.contains("going on with card 1\n") || told.contains("going on with card 3\n");
+    assert!(told.contains("going on with cards 0,1,3\n") && alone, "{told}");
+    let expected = undisturbed["text"].as_str().expect("text");
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.starts_with(&format!("{expected}\n\none-card on 1 card")), "{text}");
+    down(&place);
+}
+
+#[test]
 fn cards_that_are_not_there_are_named() {
     let (place, model) = twin();
     let run = format!("run -m {} -p hello -n 2 --fabric cards", model.display());
@@ -112,6 +149,7 @@ fn cards_that_are_not_there_are_named() {
         ("--cards 5", 2, "there are 4 cards"),
         ("--cards 0,7", 2, "no card 7"),
         ("--cards 2 -ts 1,1,1", 2, "3 shares for 2 cards"),
+        ("--cards 3,1", 1, "card 3 cannot reach card 1"),
     ] {
         let output = place.spanker(&format!("{run} {flags}")).output().expect("it starts");
         let error = String::from_utf8_lossy(&output.stderr);

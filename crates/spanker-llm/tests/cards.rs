@@ -75,6 +75,24 @@ fn every_split_on_cards_has_the_bits_of_threads() {
 }
 
 #[test]
+fn cards_that_have_nothing_of_a_matrix_do_their_part_all_the_same() {
+    let few = Recipe { vocab: 3, ..Recipe::llama(Quant::Q4_0, [2, 1, 16], 32, 32) };
+    let network = Arc::new(few.network());
+    let tokens = prompt(6, few.vocab);
+    for split in [Split::Gather, Split::Reduce] {
+        let plan = ring_plan(&network, split, &together(&[1.0; 5]));
+        let (_world, controls) = ring(5);
+        let handles: Vec<&SpankerControl> = controls.iter().collect();
+        let on_cards = || load(&network, &plan, 3, &handles).expect("cards");
+        let found = trail(Box::new(on_cards()), &tokens, STEPS, None).expect("a trail");
+        assert_same(&format!("{split:?}"), &found, &run(&network, &plan, &tokens));
+        let expected = best(&mut Session::new(threads(&network, &plan, 3, 1)), &tokens, 3);
+        let found = best(&mut Session::new(Box::new(on_cards())), &tokens, 3);
+        assert_eq!(found, expected, "{split:?}");
+    }
+}
+
+#[test]
 fn cards_that_run_a_model_leave_no_memory_behind() {
     let recipe = Recipe::llama(Quant::Q4_0, [5, 5, 32], 160, 352);
     let network = recipe.network();
