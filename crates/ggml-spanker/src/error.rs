@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a caller can get wrong about blocks and matrices. The bits inside a block are never an
-//! error: every 144 bytes decode to something.
+//! What can be wrong with blocks, matrices and files of them. The bits inside a block are never an
+//! error: all of them decode to something.
 
 /// A refused operation; nothing was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +37,43 @@ pub enum Error {
     Path {
         /// The instructions that were asked for.
         path: crate::Path,
+    },
+    /// A piece of a matrix that begins or ends inside a block.
+    #[error("column {column} is inside a block of {block}")]
+    SplitBlock {
+        /// Where the piece begins or ends.
+        column: usize,
+        /// The block's length.
+        block: usize,
+    },
+    /// A piece that a matrix has not.
+    #[error("{what} up to {end} of {len}")]
+    Outside {
+        /// Rows or columns.
+        what: &'static str,
+        /// The end of the piece.
+        end: usize,
+        /// How many the matrix has.
+        len: usize,
+    },
+    /// A file could not be opened or mapped.
+    #[error("{path}: {op}: {reason}")]
+    File {
+        /// The file.
+        path: String,
+        /// What was tried.
+        op: &'static str,
+        /// What the system says.
+        reason: String,
+    },
+    /// A file that is not a sound model.
+    #[error(transparent)]
+    Model(#[from] spanker_model::ModelError),
+    /// A tensor that is not within its file.
+    #[error("tensor '{name}' is not within the file")]
+    Range {
+        /// The tensor.
+        name: String,
     },
     /// The input is not a whole number of blocks.
     #[error("input of {len} bytes is not a whole number of {block}-byte blocks")]

@@ -1,53 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The product of Q4_K matrices on the host's processor: one thread and no intrinsics.
-//!
-//! Rows are decoded to f32 tile by tile. A row of `a` is decoded once per [`TILE_N`] rows of `b`, and
-//! a row of `b` once per [`TILE_M`] rows of `a`, so many outputs share the cost of decoding, while
-//! the scratch memory has a fixed bound whatever the dimensions are.
-
-use std::ops::Range;
+//! The product of Q4_K matrices on the host's processor, on one thread: rows of the left operand become
+//! activations, and [`multiply`] does the rest.
 
 use crate::error::Result;
+use crate::input::{Inputs, quantize};
 use crate::matmul::{MatmulInt4, OUTPUT_ELEM_BYTES, check_dims};
-use crate::q4_k::{Q4_K_BLOCK_BYTES, QK_K, decode_blocks};
+use crate::product::multiply;
+use crate::q4_k::{Q4_K_BLOCK_BYTES, QK_K, dequantize_q4_k};
+use spanker_model::Quant;
 
-/// The partial sums of one output. Eight fill one wide or two narrow vector registers, and four
-/// outputs at a time then keep the adders busy without running out of registers.
-const LANES: usize = 8;
-/// The rows of `b` that are multiplied together; decoded, they stay in the first-level cache.
-const STRIP: usize = 4;
-/// The rows of `a` in a tile.
+/// The rows of `a` that meet `b` at once.
 const TILE_M: usize = 64;
-/// The rows of `b` that share one decoded tile of `a`.
-const TILE_N: usize = 64;
-/// The blocks of a row in a tile.
-const TILE_BLOCKS: usize = 2;
-/// The values of a row in a tile.
-const TILE_K: usize = TILE_BLOCKS * QK_K;
-
-type Block = [u8; Q4_K_BLOCK_BYTES];
-/// The partial sums of one row of `a` against one strip of `b`.
-type StripSums = [[f32; LANES]; STRIP];
-
-const _: () = {
-    assert!(TILE_N.is_multiple_of(STRIP) && QK_K.is_multiple_of(LANES) && LANES.is_power_of_two());
-    let tiles = size_of::<f32>() * TILE_K * (TILE_M + STRIP);
-    assert!(tiles + size_of::<StripSums>() * TILE_M * (TILE_N / STRIP) <= 1 << 20);
-};
+/// The rows of `b` whose products are kept before they are written out.
+const TILE_N: usize = 256;
+/// The values of `a` in a tile that has more than one row.
+const TILE_VALUES: usize = 1 << 18;
 
 /// Multiplies on the host's processor.
 ///
 /// # Bits
 ///
-/// The bits of an output depend on its two rows alone, not on `m`, `n`, the other rows, or how the
-/// work is cut into tiles: eight lanes each add every eighth product in rising order, starting from
-/// zero, and the lanes are then added in halves (lane `i` and `i + 4`, then `i + 2`, then `i + 1`).
-/// No operation is fused. A product may therefore be split by rows of `a` or of `b` over any number
-/// of cards, and the pieces are those of the whole.
+/// Each row of `a` is decoded and rounded to Q8_K: to 8 bits, by the largest magnitude of each 256 values. Then
+/// an output has the bits that [`multiply`] defines. They depend on its two rows alone, not on `m`, `n`, the
+/// other rows or the processor. A product may therefore be split by rows of `a` or of `b` over any number of
+/// cards, and the pieces are those of the whole.
+///
+/// An output differs from the exact product by at most 1/254 of the largest magnitude of a block of `a` times the
+/// sum of magnitudes of that block of `b`, added over blocks, and the roundings of f32.
 ///
 /// # Memory
 ///
-/// A call allocates at most 1 MiB of scratch.
+/// A call allocates scratch of about seven bytes for each value of a row, and of at most 1 MiB more.
 ///
 /// # Examples
 ///
@@ -74,113 +57,51 @@ impl MatmulInt4 for HostMatmul {
         if need == 0 {
             return Ok(());
         }
-        let row_blocks = k / QK_K;
-        let (a, _) = a.as_chunks();
-        let (b, _) = b.as_chunks();
-        let mut tile = Tile::new(m.min(TILE_M), n.min(TILE_N));
-        let out_tiles = out[..need].chunks_mut(TILE_M * n * OUTPUT_ELEM_BYTES);
-        for (a, out) in a.chunks(TILE_M * row_blocks).zip(out_tiles) {
-            for (j, b) in b.chunks(TILE_N * row_blocks).enumerate() {
-                tile.multiply(a, b, row_blocks);
-                let from = j * TILE_N;
-                tile.store(out, from..from + b.len() / row_blocks, n);
+        let row = k / QK_K * Q4_K_BLOCK_BYTES;
+        let rows = (TILE_VALUES / k).clamp(1, TILE_M).min(m);
+        let mut left = Left::new(rows, k);
+        let mut products = vec![0.0; rows * n.min(TILE_N)];
+        let out_tiles = out[..need].chunks_mut(rows * n * OUTPUT_ELEM_BYTES);
+        for (a, out) in a.chunks(rows * row).zip(out_tiles) {
+            left.take(a)?;
+            let (out, _) = out.as_chunks_mut::<OUTPUT_ELEM_BYTES>();
+            for (tile, b) in b.chunks(TILE_N * row).enumerate() {
+                let width = b.len() / row;
+                let products = &mut products[..left.inputs.rows() * width];
+                multiply(Quant::Q4K, b, width, &left.inputs, products)?;
+                for (products, out) in products.chunks_exact(width).zip(out.chunks_exact_mut(n)) {
+                    for (out, value) in out[tile * TILE_N..].iter_mut().zip(products) {
+                        *out = value.to_le_bytes();
+                    }
+                }
             }
         }
         Ok(())
     }
 }
 
-/// The scratch memory of one tile of the output.
-struct Tile {
-    /// Decoded pieces of rows of `a`, each as wide as the piece in hand.
-    a: Vec<f32>,
-    /// Decoded pieces of one strip of `b`.
-    b: Vec<f32>,
-    /// Strip by strip, one entry per row of `a`.
-    sums: Vec<StripSums>,
-    /// The rows of `a` in the tile.
-    rows: usize,
+/// Some rows of `a`, and the scratch memory to make activations of them.
+struct Left {
+    values: Vec<f32>,
+    blocks: Vec<u8>,
+    inputs: Inputs,
 }
 
-impl Tile {
-    fn new(rows_max: usize, columns_max: usize) -> Self {
-        Self {
-            a: vec![0.0; rows_max * TILE_K],
-            b: vec![0.0; STRIP * TILE_K],
-            sums: vec![[[0.0; LANES]; STRIP]; rows_max * columns_max.div_ceil(STRIP)],
-            rows: rows_max,
-        }
+impl Left {
+    fn new(rows: usize, k: usize) -> Left {
+        let blocks = vec![0; rows * Quant::Q8K.row_bytes(k as u64) as usize];
+        Left { values: vec![0.0; k], blocks, inputs: Inputs::new() }
     }
 
-    /// Leaves the partial sums of every row of `a` against every row of `b`.
-    fn multiply(&mut self, a: &[Block], b: &[Block], row_blocks: usize) {
-        self.rows = a.len() / row_blocks;
-        self.sums.fill([[0.0; LANES]; STRIP]);
-        for from in (0..row_blocks).step_by(TILE_BLOCKS) {
-            let piece = from..row_blocks.min(from + TILE_BLOCKS);
-            let width = piece.len() * QK_K;
-            decode_rows(a, row_blocks, piece.clone(), &mut self.a);
-            let strips = b.chunks(STRIP * row_blocks);
-            for (strip, sums) in strips.zip(self.sums.chunks_mut(self.rows)) {
-                // A strip that is short of rows leaves old ones behind it. They are multiplied too,
-                // because one shape of the inner loop is simpler than two, and never stored.
-                decode_rows(strip, row_blocks, piece.clone(), &mut self.b);
-                for (a, sums) in self.a.chunks_exact(width).zip(sums) {
-                    accumulate(a, &self.b[..STRIP * width], sums);
-                }
-            }
+    /// Takes whole rows of Q4_K, no more than there is room for.
+    fn take(&mut self, a: &[u8]) -> Result<()> {
+        let k = self.values.len();
+        let (from, to) = (k / QK_K * Q4_K_BLOCK_BYTES, Quant::Q8K.row_bytes(k as u64) as usize);
+        let rows = a.len() / from;
+        for (a, blocks) in a.chunks_exact(from).zip(self.blocks.chunks_exact_mut(to)) {
+            dequantize_q4_k(a, &mut self.values)?;
+            quantize(Quant::Q8K, &self.values, blocks)?;
         }
+        self.inputs.load(Quant::Q8K, &self.blocks[..rows * to], rows, k)
     }
-
-    /// Writes the tile's outputs to the given columns of rows of `n` values.
-    fn store(&self, out: &mut [u8], columns: Range<usize>, n: usize) {
-        let (out, _) = out.as_chunks_mut::<OUTPUT_ELEM_BYTES>();
-        for (row, out) in out.chunks_exact_mut(n).enumerate() {
-            for (column, out) in out[columns.clone()].iter_mut().enumerate() {
-                let strip = &self.sums[column / STRIP * self.rows + row];
-                *out = fold_lanes(strip[column % STRIP]).to_le_bytes();
-            }
-        }
-    }
-}
-
-/// Decodes one piece of each row, one after the other.
-fn decode_rows(rows: &[Block], row_blocks: usize, piece: Range<usize>, out: &mut [f32]) {
-    let width = piece.len() * QK_K;
-    for (row, out) in rows.chunks_exact(row_blocks).zip(out.chunks_exact_mut(width)) {
-        decode_blocks(&row[piece.clone()], out);
-    }
-}
-
-/// Adds the products of one row of `a` with each row of a strip of `b` to the lanes.
-fn accumulate(a: &[f32], strip: &[f32], sums: &mut StripSums) {
-    let (a, _) = a.as_chunks::<LANES>();
-    let (strip, _) = strip.as_chunks::<LANES>();
-    let (b0, rest) = strip.split_at(a.len());
-    let (b1, rest) = rest.split_at(a.len());
-    let (b2, rest) = rest.split_at(a.len());
-    let b3 = &rest[..a.len()];
-    // The copy lives in registers; memory that others could see would be written at every step.
-    let mut lanes = *sums;
-    for (step, a) in a.iter().enumerate() {
-        let b = [&b0[step], &b1[step], &b2[step], &b3[step]];
-        for (lanes, b) in lanes.iter_mut().zip(b) {
-            for lane in 0..LANES {
-                lanes[lane] += a[lane] * b[lane];
-            }
-        }
-    }
-    *sums = lanes;
-}
-
-/// Adds the lanes in halves, always in the same order.
-fn fold_lanes(mut lanes: [f32; LANES]) -> f32 {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for lane in 0..half {
-            lanes[lane] += lanes[lane + half];
-        }
-        half /= 2;
-    }
-    lanes[0]
 }

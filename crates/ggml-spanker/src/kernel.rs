@@ -23,7 +23,7 @@ const FEW: usize = 8;
 
 /// Computes the product.
 #[inline(always)]
-pub(crate) fn multiply<S: Simd>(s: S, product: Product<'_>) {
+pub(crate) fn multiply<S: Simd>(s: S, product: &mut Product<'_>) {
     let lanes = S::LANES;
     if product.quant.block() == 1 {
         return plain::multiply(s, product);
@@ -40,7 +40,8 @@ pub(crate) fn multiply<S: Simd>(s: S, product: Product<'_>) {
     let mut weights = product.weights.to_vec();
     weights.resize(weights.len() / n * lanes, 0);
     let mut out = vec![0.0; product.inputs.rows * lanes];
-    in_groups::<S, TILE>(s, Product { weights: &weights, n: lanes, out: &mut out, ..product });
+    let mut padded = Product { weights: &weights, n: lanes, out: &mut out, ..*product };
+    in_groups::<S, TILE>(s, &mut padded);
     for (to, from) in product.out.chunks_exact_mut(n).zip(out.chunks_exact(lanes)) {
         to.copy_from_slice(&from[..n]);
     }
@@ -97,8 +98,8 @@ struct Sums<S: Simd, const G: usize, const TILE: usize> {
 
 /// A product with at least as many rows of weights as there are lanes, `TILE` rows of inputs at a time.
 #[inline(always)]
-fn in_groups<S: Simd, const TILE: usize>(s: S, product: Product<'_>) {
-    let Product { quant, weights, n, inputs, out } = product;
+fn in_groups<S: Simd, const TILE: usize>(s: S, product: &mut Product<'_>) {
+    let Product { quant, weights, n, inputs, ref mut out } = *product;
     let row = weights.len() / n;
     let mut ones = Sums { total: [[s.splat_f(0.0)]; TILE], block: [[s.splat(0)]; TILE] };
     let mut twos = Sums { total: [[s.splat_f(0.0); 2]; TILE], block: [[s.splat(0); 2]; TILE] };

@@ -31,9 +31,10 @@ impl Path {
             #[cfg(target_arch = "aarch64")]
             Path::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
+            #[cfg(target_arch = "x86_64")]
             Path::Avx512 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("f16c")
+                Path::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")

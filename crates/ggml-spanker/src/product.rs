@@ -80,12 +80,10 @@ pub fn multiply_on(
     }
     check(quant, weights, n, inputs, out)?;
     if !out.is_empty() {
-        let product = Product { quant, weights, n, inputs, out };
+        let mut product = Product { quant, weights, n, inputs, out };
         let too_far = weights.len() / n > Rows::STRIDE_MAX;
-        match path {
-            Path::Portable => multiply_portable(product),
-            _ if too_far => multiply_portable(product),
-            _ => simd::multiply_on(path, product),
+        if too_far || !simd::multiply_on(path, &mut product) {
+            multiply_portable(product);
         }
     }
     Ok(())

@@ -4,7 +4,11 @@
 //! kernels' business.
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod avx512;
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use half::{bf16, f16};
 
@@ -20,27 +24,49 @@ pub(crate) trait Work {
 
 /// Runs the work by the instructions of a path; by no particular ones if the processor has not these.
 pub(crate) fn run_on<W: Work>(path: Path, work: W) -> W::Out {
-    match path {
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx512 => match avx512::Avx512::new() {
-            Some(s) => s.vectorize(work),
-            None => work.run(Scalar),
-        },
-        _ => work.run(Scalar),
+    #[cfg(target_arch = "x86_64")]
+    {
+        if path == Path::Avx512
+            && let Some(s) = avx512::Avx512::new()
+        {
+            return s.vectorize(work);
+        }
+        if path == Path::Avx2
+            && let Some(s) = avx2::Avx2::new()
+        {
+            return s.vectorize(work);
+        }
     }
+    #[cfg(target_arch = "aarch64")]
+    if path == Path::Neon {
+        return neon::Neon.vectorize(work);
+    }
+    work.run(Scalar)
 }
 
-/// Computes the product by the instructions of a path, if the processor has them.
-pub(crate) fn multiply_on(path: Path, product: Product<'_>) {
-    match path {
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx512 => {
-            if let Some(s) = avx512::Avx512::new() {
-                s.multiply(product);
-            }
+/// Computes the product by the vector instructions of a path, if the processor has them. Says whether it has.
+pub(crate) fn multiply_on(path: Path, product: &mut Product<'_>) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if path == Path::Avx512
+            && let Some(s) = avx512::Avx512::new()
+        {
+            s.multiply(product);
+            return true;
         }
-        _ => {}
+        if path == Path::Avx2
+            && let Some(s) = avx2::Avx2::new()
+        {
+            s.multiply(product);
+            return true;
+        }
     }
+    #[cfg(target_arch = "aarch64")]
+    if path == Path::Neon {
+        neon::Neon.multiply(product);
+        return true;
+    }
+    false
 }
 
 /// 16 numbers of one row at a time. A value of the type exists only where the processor has the
@@ -139,6 +165,7 @@ impl Lanes for Scalar {
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     bytes: &'a [u8],
+    lanes: usize,
     len: usize,
     stride: usize,
 }
@@ -159,7 +186,7 @@ impl<'a> Rows<'a> {
         let bytes = &weights[first * len..];
         let stride = step * len;
         assert!(stride <= Self::STRIDE_MAX && (lanes - 1) * stride + len <= bytes.len());
-        Rows { bytes, len, stride }
+        Rows { bytes, lanes, len, stride }
     }
 
     /// The bytes of a row.
@@ -172,8 +199,7 @@ impl<'a> Rows<'a> {
     /// inside each of `lanes` rows.
     #[inline(always)]
     fn locate(self, lanes: usize, at: usize, len: usize) -> (*const u8, usize) {
-        debug_assert!((lanes - 1) * self.stride + self.len <= self.bytes.len());
-        assert!(self.len >= len && at <= self.len - len);
+        assert!(lanes <= self.lanes && self.len >= len && at <= self.len - len);
         (self.bytes.as_ptr().wrapping_add(at), self.stride)
     }
 }
@@ -190,7 +216,7 @@ pub(crate) trait Simd: Lanes {
     const PAIRS: bool;
 
     /// Computes the product by code that uses the instructions.
-    fn multiply(self, product: Product<'_>);
+    fn multiply(self, product: &mut Product<'_>);
 
     /// 16 bytes of each row from byte `at`, as four words.
     fn load(self, rows: Rows<'_>, at: usize) -> [Self::Int; 4];

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let Some(cards) = cards else {
         let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-        let cluster = host::cluster(&loaded.network, count, loaded.threads)?;
+        let cluster = host::cluster(&loaded.network, count, loaded.threads, 64)?;
         let split = args.split.unwrap_or(Split::Gather);
         let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
         let mut session = Session::new(Box::new(in_process(&loaded, &plan)?));

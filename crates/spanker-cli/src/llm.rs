@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
+use ggml_spanker::GgufFile;
 use spanker_llm::Network;
 use spanker_text::{Sampler, Settings, Tokenizer};
 
@@ -110,9 +111,6 @@ impl SampleArgs {
     }
 }
 
-/// The bytes of a model's file.
-pub(crate) type GgufFile = Vec<u8>;
-
 /// A model that is open.
 pub(crate) struct Loaded {
     pub(crate) path: PathBuf,
@@ -129,7 +127,7 @@ impl Loaded {
     pub(crate) fn open(args: &Args) -> anyhow::Result<Loaded> {
         let path = models::find(&args.model)?;
         let named = || path.display().to_string();
-        let file = std::fs::read(&path).with_context(named)?;
+        let file = GgufFile::open(&path).with_context(named)?;
         let network = Network::new(file).with_context(named)?;
         let tokenizer =
             Tokenizer::from_gguf(network.header(), network.bytes()).with_context(named)?;

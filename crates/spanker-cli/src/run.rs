@@ -80,7 +80,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 Some(path) => layout::saved(path)?,
                 None => {
                     let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-                    let cluster = host::cluster(&loaded.network, count, loaded.threads)?;
+                    let cluster =
+                        host::cluster(&loaded.network, count, loaded.threads, prompt.len())?;
                     let split = args.split.unwrap_or(Split::Gather);
                     layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
                 }
@@ -111,7 +112,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The cards as threads.
-pub(crate) fn in_process(loaded: &Loaded, plan: &Plan) -> anyhow::Result<InProcess<llm::GgufFile>> {
+pub(crate) fn in_process(
+    loaded: &Loaded,
+    plan: &Plan,
+) -> anyhow::Result<InProcess<ggml_spanker::GgufFile>> {
     let network: std::sync::Arc<Network<_>> = std::sync::Arc::clone(&loaded.network);
     Ok(InProcess::new(network, plan, loaded.context, loaded.batch, loaded.threads)?)
 }
@@ -169,7 +173,11 @@ fn finish(
     lost: usize,
     marks: Vec<spanker_plan::Mark>,
 ) -> anyhow::Result<()> {
-    let prediction = plan.predict();
+    // A saved plan was priced for another prompt.
+    let asked =
+        layout::request(plan.request.context as usize, answer.prompt_tokens, args.n_predict);
+    let priced = Plan::new(plan.model.clone(), plan.cluster.clone(), asked, plan.layout.clone())?;
+    let prediction = priced.predict();
     let report = Report { answer, plan, prediction, lost };
     if args.json {
         output::line(&report.to_json().to_string())?;

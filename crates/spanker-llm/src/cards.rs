@@ -180,14 +180,14 @@ impl<'a> OnCards<'a> {
         Ok(())
     }
 
-    /// Card time since the last step, waiting in the mean, bytes over links.
+    /// Card time since the last step, the mean card's time without work, bytes over links.
     fn measure(&mut self, finished: u64) -> Result<Timing, LlmError> {
         let mut latest = finished;
-        let (mut waited, mut sent) = (0, 0);
+        let (mut busy, mut sent) = (0, 0);
         for rank in 0..self.group.ranks() {
             let now = self.group.request(rank, SpankerControl::counters)?;
             let before = std::mem::replace(&mut self.counted[rank], now);
-            waited += now.waiting_ps.saturating_sub(before.waiting_ps);
+            busy += now.busy_ps.saturating_sub(before.busy_ps);
             sent += now.sent.saturating_sub(before.sent);
         }
         for seat in self.lowering.last() {
@@ -197,7 +197,8 @@ impl<'a> OnCards<'a> {
         self.clock = self.clock.max(latest);
         let nanos = |ps: u64| Duration::from_nanos(ps / 1000);
         let card = self.shaped.then_some(nanos(took));
-        let sync = nanos(waited / self.group.ranks() as u64);
+        // What a card's operators do not take goes to links, to waiting and to the host.
+        let sync = nanos(took.saturating_sub(busy / self.group.ranks() as u64));
         Ok(Timing { wall: Duration::ZERO, card, sync, sent })
     }
 }

@@ -58,7 +58,7 @@ impl Plain<2, 32> for Bf16 {
 }
 
 #[inline(always)]
-pub(super) fn multiply<S: Simd>(s: S, product: Product<'_>) {
+pub(super) fn multiply<S: Simd>(s: S, product: &mut Product<'_>) {
     match product.quant {
         Quant::F16 => of_type::<S, F16, 2, 32>(s, product),
         Quant::Bf16 => of_type::<S, Bf16, 2, 32>(s, product),
@@ -69,41 +69,39 @@ pub(super) fn multiply<S: Simd>(s: S, product: Product<'_>) {
 #[inline(always)]
 fn of_type<S: Simd, P: Plain<BYTES, WIDE>, const BYTES: usize, const WIDE: usize>(
     s: S,
-    product: Product<'_>,
+    product: &mut Product<'_>,
 ) {
-    let Product { weights, n, inputs, out, .. } = product;
+    let Product { weights, n, inputs, ref mut out, .. } = *product;
     let (m, k) = (inputs.rows, inputs.width);
     let weight = |j: usize| &weights[j * k * BYTES..][..k * BYTES];
     let input = |i: usize| &inputs.plain[i * k..][..k];
-    let mut i = 0;
-    while i < m {
-        let mut j = 0;
-        let high = if m - i >= SIDE { SIDE } else { 1 };
-        while j < n {
-            let wide = if n - j >= SIDE { SIDE } else { 1 };
-            let to = i * n + j;
+    // Weights are read once; inputs, again and again, are what caches hold.
+    let mut j = 0;
+    while j < n {
+        let wide = if n - j >= SIDE { SIDE } else { 1 };
+        let mut i = 0;
+        while i < m {
+            let high = if m - i >= SIDE { SIDE } else { 1 };
+            let out = &mut out[i * n + j..];
             match (high, wide) {
                 (SIDE, SIDE) => {
                     let inputs = [input(i), input(i + 1), input(i + 2), input(i + 3)];
                     let weights = [weight(j), weight(j + 1), weight(j + 2), weight(j + 3)];
-                    tile::<S, P, BYTES, WIDE, 4, 4>(s, inputs, weights, n, &mut out[to..]);
+                    tile::<S, P, BYTES, WIDE, 4, 4>(s, inputs, weights, n, out);
                 }
                 (1, SIDE) => {
                     let weights = [weight(j), weight(j + 1), weight(j + 2), weight(j + 3)];
-                    tile::<S, P, BYTES, WIDE, 1, 4>(s, [input(i)], weights, n, &mut out[to..]);
+                    tile::<S, P, BYTES, WIDE, 1, 4>(s, [input(i)], weights, n, out);
                 }
                 (SIDE, _) => {
                     let inputs = [input(i), input(i + 1), input(i + 2), input(i + 3)];
-                    tile::<S, P, BYTES, WIDE, 4, 1>(s, inputs, [weight(j)], n, &mut out[to..]);
+                    tile::<S, P, BYTES, WIDE, 4, 1>(s, inputs, [weight(j)], n, out);
                 }
-                _ => {
-                    let (inputs, weights) = ([input(i)], [weight(j)]);
-                    tile::<S, P, BYTES, WIDE, 1, 1>(s, inputs, weights, n, &mut out[to..]);
-                }
+                _ => tile::<S, P, BYTES, WIDE, 1, 1>(s, [input(i)], [weight(j)], n, out),
             }
-            j += wide;
+            i += high;
         }
-        i += high;
+        j += wide;
     }
 }
 

@@ -20,14 +20,29 @@ pub fn decode_rows(blocks: &[u8], k: usize) -> Vec<Vec<f32>> {
     values.chunks(k).map(<[f32]>::to_vec).collect()
 }
 
-/// The dot product in f64, and the largest error that an f32 sum in eight lanes may have.
+/// The magnitudes that values are made of, `|d| * scale * quant + |dmin| * min`, in rows of `k`.
+pub fn decode_magnitudes(blocks: &[u8], k: usize) -> Vec<Vec<f32>> {
+    let mut blocks = blocks.to_vec();
+    for block in blocks.chunks_exact_mut(Q4_K_BLOCK_BYTES) {
+        block[1] &= 0x7F;
+        block[3] |= 0x80;
+    }
+    decode_rows(&blocks, k)
+}
+
+/// The dot product in f64, and the largest error that a product with a row `a` of 8 bits may have.
 ///
-/// A product passes through its own rounding, at most `k / 8` additions in its lane and three in the
-/// fold of the lanes. Each contributes at most half a unit in the last place of the magnitudes'
-/// sum, and one more covers the terms of second order.
-pub fn exact_dot(a: &[f32], b: &[f32]) -> (f64, f64) {
-    let products = || a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
-    let roundings = (a.len() / 8 + 1 + 3 + 1) as f64;
-    let magnitude: f64 = products().map(f64::abs).sum();
-    (products().sum(), roundings * f64::from(f32::EPSILON) / 2.0 * magnitude)
+/// Rounding moves a value of `a` by at most 1/254 of the block's largest magnitude, or a little more because
+/// the scale is rounded too. The rest is what f32 rounds: a few times in a block and once for each block, in
+/// proportion to the parts that values of `b` are made of.
+pub fn exact_dot(a: &[f32], b: &[f32], parts: &[f32]) -> (f64, f64) {
+    let product: f64 = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+    let total = |values: &[f32]| values.iter().map(|value| f64::from(value.abs())).sum::<f64>();
+    let roundings = (a.len() / QK_K + 8) as f64 * f64::from(f32::EPSILON);
+    let blocks = a.chunks(QK_K).zip(b.chunks(QK_K)).zip(parts.chunks(QK_K));
+    let bounds = blocks.map(|((a, b), parts)| {
+        let largest = a.iter().fold(0.0, |most, value| f64::from(value.abs()).max(most));
+        largest * (total(b) / 253.9 + roundings * total(parts))
+    });
+    (product, bounds.sum())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use spanker_llm::{LlmError, OnCards, Outcome, Recorder, Session, Want};
 use spanker_plan::{Layout, Plan, Request};
 use spanker_runtime::SpankerControl;
-use spanker_scheduler::{Deadline, DeviceError, Error, Topology};
+use spanker_scheduler::{Deadline, DeviceErrorKind, Topology};
 use spanker_topology::Cluster;
 
 use super::generate::Mend;
@@ -108,18 +108,45 @@ impl Cards {
         Ok(runner)
     }
 
-    /// The cards of `left` that still reach each other after an error, if there are any and fewer than before.
-    /// Links are looked at again, because those of cards that were lost earlier are gone, too.
-    fn survivors(&self, error: &DeviceError, left: &[usize]) -> Option<Vec<usize>> {
-        let lost = error.card()?;
-        let mut well: Vec<usize> = left.iter().copied().filter(|&index| index != lost).collect();
-        let cards = directory::open(&self.folder, &well).or_else(|_| {
+    /// The cards of `left` that can go on after an error, if it was a card's or a link's fault: those that
+    /// answer and reach each other.
+    pub(crate) fn survivors(&self, error: &LlmError, left: &[usize]) -> Option<Vec<usize>> {
+        let LlmError::Device(error) = error else { return None };
+        let mut well: Vec<usize> = match error.kind() {
+            DeviceErrorKind::LinkDown | DeviceErrorKind::Unreachable => left.to_vec(),
+            DeviceErrorKind::Lost
+            | DeviceErrorKind::Stuck
+            | DeviceErrorKind::Slow
+            | DeviceErrorKind::Wrong => {
+                let lost = error.card()?;
+                left.iter().copied().filter(|&index| index != lost).collect()
+            }
+            _ => return None,
+        };
+        // Others may be gone as well, or apart. Every turn leaves fewer.
+        while !well.is_empty() {
+            let before = well.len();
             let alive = directory::alive(&self.folder);
             well.retain(|index| alive.contains(index));
-            directory::open(&self.folder, &well)
-        });
-        let well = cards.ok()?.survivors(&Error::Device(error.clone()));
-        Some(well).filter(|well| !well.is_empty() && well.len() < left.len())
+            let Ok(cards) = directory::open(&self.folder, &well) else { return None };
+            match cards.group() {
+                Ok(_) if well.len() == before => return Some(well),
+                Ok(_) => {}
+                Err(error) => {
+                    well = cards.survivors(&error);
+                    if well.len() >= before {
+                        return None;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether one of these does not answer any more.
+    fn lack_one(&self, left: &[usize]) -> bool {
+        let alive = directory::alive(&self.folder);
+        left.iter().any(|index| !alive.contains(index))
     }
 
     /// An error with what it means for these cards.
@@ -143,57 +170,55 @@ pub(crate) struct Ongoing<'r> {
     pub(crate) recorder: Option<Recorder>,
 }
 
-impl<'r> Ongoing<'r> {
-    /// Lays the model out over the cards that are left and computes everything again there.
-    fn again(
-        &mut self,
-        loaded: &Loaded,
-        session: &mut Session<'r>,
-        want: Want,
-    ) -> anyhow::Result<Outcome> {
-        self.plan = self.cards.plan_for(&self.left, loaded, self.plan.request.clone())?;
-        let mut runner = self.cards.load_on(&self.left, loaded, &self.plan)?;
-        if let Some(recorder) = &self.recorder {
-            runner.record(recorder)?;
-        }
-        Ok(session.go_on(Box::new(runner), want)?)
-    }
-}
-
 impl<'r> Mend<'r> for Ongoing<'r> {
-    /// Goes on with the cards that are left, until it works or none is. Shares and splits that were asked for
-    /// were for the cards that there were.
+    /// Lays the model out over the cards that are left and computes everything again there. Shares and
+    /// splits that were asked for were for the cards that there were.
     fn mend(
         &mut self,
         loaded: &Loaded,
-        error: LlmError,
+        mut error: LlmError,
         session: &mut Session<'r>,
         want: Want,
     ) -> anyhow::Result<Outcome> {
-        let LlmError::Device(mut device) = error else { return Err(self.cards.told(error)) };
-        // A card that is lost while plans are made is not always a device's error.
-        let mut last = anyhow::Error::from(LlmError::Device(device.clone()));
-        loop {
-            let Some(left) = self.cards.survivors(&device, &self.left) else {
-                return Err(match last.downcast::<LlmError>() {
-                    Ok(error) => self.cards.told(error),
-                    Err(other) => other,
-                });
+        for _ in 0..=2 * self.cards.indices.len() {
+            let Some(left) = self.cards.survivors(&error, &self.left) else {
+                return Err(self.cards.told(error));
             };
+            let begun = std::time::Instant::now();
             session.release();
-            let (list, s) = (directory::list(&left), if left.len() == 1 { "" } else { "s" });
-            let story = last.to_string();
-            let story = story.lines().next().unwrap_or_default();
-            eprintln!("\n{story}: going on with card{s} {list}");
+            let list = directory::list(&left);
+            eprintln!(
+                "\n{error}: going on with card{} {list}",
+                if left.len() == 1 { "" } else { "s" }
+            );
             self.lost += self.left.len() - left.len();
             self.left = left;
-            match self.again(loaded, session, want) {
-                Ok(outcome) => return Ok(outcome),
-                Err(error) => last = error,
-            }
-            if let Some(LlmError::Device(again)) = last.downcast_ref() {
-                device = again.clone();
+            let planned = self.cards.plan_for(&self.left, loaded, self.plan.request.clone());
+            self.plan = match planned {
+                Ok(plan) => plan,
+                // Another card was lost while the plan was made.
+                Err(_) if self.cards.lack_one(&self.left) => continue,
+                Err(error) => return Err(error),
+            };
+            let mended =
+                self.cards.load_on(&self.left, loaded, &self.plan).and_then(|mut runner| {
+                    if let Some(recorder) = &self.recorder {
+                        runner.record(recorder)?;
+                    }
+                    session.go_on(Box::new(runner), want)
+                });
+            match mended {
+                Ok(outcome) => {
+                    let (tokens, time) = (session.tokens().len(), begun.elapsed().as_secs_f64());
+                    eprintln!(
+                        "{} again after {time:.2} s, with {tokens} tokens computed anew",
+                        self.plan.layout.strategy()
+                    );
+                    return Ok(outcome);
+                }
+                Err(again) => error = again,
             }
         }
+        Err(self.cards.told(error))
     }
 }

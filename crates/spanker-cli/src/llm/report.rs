@@ -39,6 +39,21 @@ impl Report<'_> {
         (rate(self.answer.steps.len(), total), rate(1, median(&self.answer.steps).time()))
     }
 
+    /// The kinds of cards that the prediction is for.
+    fn profiles(&self) -> String {
+        let cluster = &self.plan.cluster;
+        let mut names: Vec<&str> = self
+            .plan
+            .layout
+            .cards()
+            .iter()
+            .map(|&card| cluster.profile(card).name.as_str())
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names.join(" and ")
+    }
+
     /// How far a measurement is from a prediction, in percent.
     fn off(measured: f64, predicted: f64) -> f64 {
         if predicted > 0.0 { (measured / predicted - 1.0) * 100.0 } else { 0.0 }
@@ -59,6 +74,7 @@ impl Report<'_> {
             "strategy": self.plan.layout.strategy().name(),
             "cards": self.plan.layout.cards().len(),
             "cards_lost": self.lost,
+            "predicted_for": self.profiles(),
             "prompt": { "tokens": prompt, "us": micros(time), "tokens_per_second": rate(prompt, time),
                 "predicted_us": self.prediction.ttft.0 * 1e6 },
             "generation": { "tokens": self.answer.steps.len(), "tokens_per_second": all,
@@ -109,7 +125,8 @@ impl Report<'_> {
         ));
         let predicted = self.prediction.tokens_per_second;
         lines.push(format!(
-            "predicted   {predicted:.2} tok/s, measured {middle:.2} ({:+.1} %)",
+            "predicted   {predicted:.2} tok/s for {}, measured {middle:.2} ({:+.1} %)",
+            self.profiles(),
             Self::off(middle, predicted)
         ));
         if self.cards() {
