@@ -47,6 +47,8 @@ pub(crate) enum Split {
 
 /// Which model, on what.
 #[derive(Debug, clap::Args)]
+// Commands have groups of this name, too, and a name must be unique.
+#[group(skip)]
 pub(crate) struct Args {
     /// A .gguf file, or the name of a fetched model
     #[arg(short, long, value_name = "MODEL")]

@@ -133,6 +133,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// Every split on every number of cards that can have it.
 fn cases(args: &Args, loaded: &Loaded) -> anyhow::Result<Vec<Case>> {
     let model = loaded.network.model();
+    let layers = model.layers.len();
     let all = match (&args.cards, &args.llm.tensor_split) {
         (None, Some(shares)) => vec![shares.clone()],
         (Some(Counts(range)), None) => range.clone().map(|count| vec![1.0; count]).collect(),
@@ -150,9 +151,10 @@ fn cases(args: &Args, loaded: &Loaded) -> anyhow::Result<Vec<Case>> {
         let splits = [Split::Gather, Split::Reduce, Split::Pipeline, Split::Mixed];
         let wanted = |split: &Split| match args.split {
             Some(only) => *split == only,
-            None => match shares.len() {
-                1 => *split == Split::Gather,
-                2 => *split != Split::Mixed,
+            None => match (shares.len(), split) {
+                (1, split) => *split == Split::Gather,
+                (cards, Split::Pipeline) => cards <= layers,
+                (cards, Split::Mixed) => cards > 2 && layers > 1,
                 _ => true,
             },
         };

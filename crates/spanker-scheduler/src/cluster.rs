@@ -3,10 +3,11 @@
 
 use spanker_runtime::{PortState, SpankerControl};
 use spanker_topology::{
-    BytesPerSecond, Cluster, LinkProfile, LinkState, Profile, Seconds, Shape, Shared, Wire,
+    BytesPerSecond, Cluster, LinkProfile, LinkState, Profile, Seconds, Shape, Shared,
+    TopologyError, Wire,
 };
 
-use crate::{Result, Topology};
+use crate::{Error, Result, Topology};
 
 impl Topology<SpankerControl> {
     /// The cluster that these cards form, card by card in the order of the topology: built-in profiles by the
@@ -39,7 +40,14 @@ impl Topology<SpankerControl> {
                 _ => {}
             }
         }
-        self.listed(profiles, &said)
+        self.listed(profiles, &said).map_err(|error| match error {
+            // Places in a cluster are not what people call the cards.
+            Error::Topology(TopologyError::Disconnected { from, to }) => {
+                let [from, to] = [from, to].map(|place| self.indices()[place]);
+                TopologyError::Disconnected { from, to }.into()
+            }
+            other => other,
+        })
     }
 
     /// What the ports of links that are up say of them.

@@ -143,6 +143,12 @@ impl Cards {
         None
     }
 
+    /// Whether one of these does not answer any more.
+    fn lack_one(&self, left: &[usize]) -> bool {
+        let alive = directory::alive(&self.folder);
+        left.iter().any(|index| !alive.contains(index))
+    }
+
     /// An error with what it means for these cards.
     pub(crate) fn told(&self, error: LlmError) -> anyhow::Error {
         match error {
@@ -187,7 +193,13 @@ impl<'r> Mend<'r> for Ongoing<'r> {
             );
             self.lost += self.left.len() - left.len();
             self.left = left;
-            self.plan = self.cards.plan_for(&self.left, loaded, self.plan.request.clone())?;
+            let planned = self.cards.plan_for(&self.left, loaded, self.plan.request.clone());
+            self.plan = match planned {
+                Ok(plan) => plan,
+                // Another card was lost while the plan was made.
+                Err(_) if self.cards.lack_one(&self.left) => continue,
+                Err(error) => return Err(error),
+            };
             let mended =
                 self.cards.load_on(&self.left, loaded, &self.plan).and_then(|mut runner| {
                     if let Some(recorder) = &self.recorder {

@@ -130,7 +130,7 @@ pub(crate) fn sizes(
     if gathers {
         let part = len(&shard.output).max(len(&shard.down)) * 4;
         list.push((Room::Part, rows * part.max(whole)));
-        list.push((Room::Wide, rows * (model.heads * size) * 4));
+        list.push((Room::Wide, rows * (model.heads * size).max(model.ffn) * 4));
     }
     if first {
         list.push((Room::Ids, rows * 4));

@@ -116,6 +116,7 @@ class Oracle:
         self.epsilon = key("attention.layer_norm_rms_epsilon", 1e-5)
         self.base = key("rope.freq_base", 10000.0)
         self.dims = key("rope.dimension_count", self.size)
+        self.factor = key("rope.scaling.factor", 1.0) if key("rope.scaling.type") == "linear" else 1.0
         self.adjacent = arch == "llama"
 
     def norm(self, x, weight):
@@ -124,7 +125,7 @@ class Oracle:
 
     def rotate(self, x, positions):
         x = x.copy()
-        angles = positions[:, None] * self.base ** (-2.0 * np.arange(self.dims // 2) / self.dims)
+        angles = positions[:, None] / self.factor * self.base ** (-2.0 * np.arange(self.dims // 2) / self.dims)
         factors = self.file.weights("rope_freqs.weight")
         if factors is not None:
             angles = angles / factors

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker run`, `chat` and `verify` as a user runs them on cards that are threads: text, reports, JSON,
+//! traces, exit codes.
+
+#[allow(dead_code, reason = "every program of tests uses a part of it")]
+#[path = "support/desk.rs"]
+mod desk;
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use spanker_model::Quant;
+use spanker_model::gguf::{Field, Writer};
+
+use desk::{Desk, number};
+
+/// A model whose heads, rows and blocks no number of cards divides.
+const AWKWARD: &str = "synth llama --layers 2 --hidden 160 --heads 5 --kv-heads 5 --ffn 352 --vocab 300 \
+     --context 128 --quant q4_0 --out x.gguf";
+
+fn awkward() -> Desk {
+    let desk = Desk::new(&[]);
+    desk.text(AWKWARD);
+    desk
+}
+
+/// A run of words that may be empty or have spaces.
+fn words(desk: &Desk, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    command.args(words).current_dir(desk.path()).output().expect("the command starts")
+}
+
+/// A model of zeros of any architecture and type, without a tokenizer.
+fn zeros(architecture: &str, quant: Quant) -> Vec<u8> {
+    let mut writer = Writer::new();
+    writer.put("general.architecture", Field::Text(architecture)).expect("a key");
+    for (key, size) in [
+        ("block_count", 1),
+        ("context_length", 64),
+        ("embedding_length", 256),
+        ("feed_forward_length", 256),
+        ("attention.head_count", 4),
+    ] {
+        writer.put(&format!("{architecture}.{key}"), Field::U32(size)).expect("a key");
+    }
+    writer.tensor("token_embd.weight", &[256, 256], quant).expect("a tensor");
+    writer.tensor("output_norm.weight", &[256], Quant::F32).expect("a tensor");
+    for name in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"] {
+        let name = format!("blk.0.{name}.weight");
+        writer.tensor(&name, &[256, 256], quant).expect("a tensor");
+    }
+    for name in ["attn_norm", "ffn_norm"] {
+        writer.tensor(&format!("blk.0.{name}.weight"), &[256], Quant::F32).expect("a tensor");
+    }
+    let sizes: Vec<u64> = writer.tensors().iter().map(|(_, tensor)| tensor.bytes).collect();
+    let mut file = Vec::new();
+    writer.write(&mut file, |at, out| out.write_all(&vec![0; sizes[at] as usize])).expect("memory");
+    file
+}
+
+#[test]
+fn verify_of_an_awkward_model_holds_for_every_split_and_share() {
+    let desk = awkward();
+    let text = desk.text("verify -m x.gguf --cards 1..4 -n 4");
+    // Two layers make no pipeline of three: that is left out, and said so where it is asked for.
+    let counts = ["gather", "reduce", "pipeline", "mixed"].map(|name| text.matches(name).count());
+    assert_eq!(counts, [4, 3, 1, 2], "{text}");
+    assert_eq!(text.matches("identical\n").count(), 7, "{text}");
+    assert_eq!(text.matches("repeats; logits within").count(), 3, "{text}");
+    assert!(text.ends_with("identical on 1, 2, 3 and 4 cards\n"), "{text}");
+    let error = desk.error(2, "verify -m x.gguf --cards 3 --split pipeline");
+    assert!(error.contains("3 stages for 2 layers"), "{error}");
+    let text = desk.text("verify -m x.gguf -ts 3,1 -n 4");
+    assert!(text.contains("2 cards (3,1)") && !text.contains("FAIL"), "{text}");
+    let text = desk.text("verify -m x.gguf --cards 3..4 --split mixed -n 4 --json");
+    let lines: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(lines.len(), 2);
+    for (line, cards) in lines.iter().zip([3, 4]) {
+        assert_eq!((&line["cards"], &line["split"]), (&cards.into(), &"mixed".into()));
+        assert_eq!((&line["holds"], &line["strategy"]), (&true.into(), &"tensor-pipeline".into()));
+    }
+}
+
+#[test]
+fn run_prints_the_prompt_the_text_and_the_report() {
+    let desk = awkward();
+    let text = desk.text("run -m x.gguf -p hello -n 8 --temp 0 --cards 3");
+    let json = desk.json("run -m x.gguf -p hello -n 8 --temp 0 --cards 3");
+    let generated = json["text"].as_str().expect("text");
+    assert!(text.starts_with(&format!("hello{generated}\n\n")), "{text}");
+    let report = &text[5 + generated.len()..];
+    for part in ["tensor-gather on 3 cards, wall time", "prompt          5 tokens", "generation"] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+    for part in ["a token", "= compute", "+ sync", "bytes between cards", "predicted", "measured"] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+    let silent = desk.text("run -m x.gguf -p hello -n 8 --temp 0 --cards 3 --no-display-prompt");
+    assert!(silent.starts_with(&format!("{generated}\n\n")), "{silent}");
+}
+
+#[test]
+fn run_as_json_has_every_field_and_the_text_does_not_depend_on_the_split() {
+    let desk = awkward();
+    let one = desk.json("run -m x.gguf -p hello -n 8 --temp 0");
+    assert_eq!(
+        (&one["version"], &one["cards"], &one["cards_lost"]),
+        (&1.into(), &1.into(), &0.into())
+    );
+    assert_eq!((&one["clock"], &one["strategy"]), (&"wall".into(), &"one-card".into()));
+    assert_eq!(one["tokens"].as_array().map(Vec::len), Some(8));
+    assert_eq!((&one["ended"], &one["prompt"]["tokens"]), (&false.into(), &5.into()));
+    assert_eq!(one["generation"]["tokens"], 7);
+    for field in ["us", "tokens_per_second", "predicted_us"] {
+        assert!(number(&one["prompt"], field) > 0.0, "{field}");
+    }
+    for field in ["tokens_per_second", "median_tokens_per_second", "predicted_tokens_per_second"] {
+        assert!(number(&one["generation"], field) > 0.0, "{field}");
+    }
+    let token = &one["token"];
+    assert!(number(token, "us") > 0.0 && number(token, "wall_us") > 0.0);
+    assert_eq!(number(token, "bytes_sent"), 0.0);
+    for flags in
+        ["--cards 3", "-ts 3,1", "--cards 2 --split pipeline", "--cards 4 --split mixed -t 3 -b 2"]
+    {
+        let split = desk.json(&format!("run -m x.gguf -p hello -n 8 --temp 0 {flags}"));
+        assert_eq!((&split["text"], &split["tokens"]), (&one["text"], &one["tokens"]), "{flags}");
+        assert!(number(&split["token"], "bytes_sent") > 0.0, "{flags}");
+    }
+}
+
+#[test]
+fn same_seed_gives_the_same_text_and_another_seed_another() {
+    let desk = awkward();
+    let text = |seed: u32| {
+        desk.json(&format!("run -m x.gguf -p hello -n 12 --temp 1.5 --seed {seed}"))["text"].clone()
+    };
+    let first = text(7);
+    assert_eq!(text(7), first);
+    assert_ne!(text(8), first);
+}
+
+#[test]
+fn end_of_text_ends_a_run_unless_it_is_ignored() {
+    let desk = awkward();
+    // All tokens are about as likely, so that the end comes by chance, which the seed decides.
+    let flags = "--temp 50 --top-k 0 --top-p 1 --min-p 0 -n 100";
+    let run = |seed: u32, more: &str| {
+        desk.json(&format!("run -m x.gguf -p hello {flags} --seed {seed} {more}"))
+    };
+    let (seed, ended) = (1..40)
+        .map(|seed| (seed, run(seed, "")))
+        .find(|(_, json)| json["ended"] == true)
+        .expect("one of 40 runs of 100 tokens meets the end");
+    let tokens = ended["tokens"].as_array().expect("tokens");
+    assert!(tokens.len() < 100);
+    let on = run(seed, "--ignore-eos");
+    let all = on["tokens"].as_array().expect("tokens");
+    assert_eq!((all.len(), &on["ended"]), (100, &false.into()));
+    assert_eq!(all[..tokens.len()], tokens[..]);
+    // The vocabulary has its marks last: the end, and the end of a turn.
+    assert!([297, 299].contains(&all[tokens.len()].as_u64().expect("a token")));
+}
+
+#[test]
+fn run_ends_where_the_context_is_full() {
+    let desk = awkward();
+    let json = desk.json("run -m x.gguf -p hello -n 100 --temp 0 --ctx-size 16 --ignore-eos");
+    // The last token needs no place of its own.
+    assert_eq!(json["tokens"].as_array().map(Vec::len), Some(16 - 5 + 1));
+    let one = desk.json("run -m x.gguf -p hello -n 1 --temp 0");
+    assert_eq!(
+        (one["tokens"].as_array().map(Vec::len), &one["generation"]["tokens"]),
+        (Some(1), &0.into())
+    );
+}
+
+#[test]
+fn trace_of_a_run_is_json_with_marks_of_every_card() {
+    let desk = awkward();
+    for (flags, cards) in [("--cards 3", 3), ("--cards 2 --split pipeline", 2)] {
+        let text =
+            desk.text(&format!("run -m x.gguf -p hello -n 3 --temp 0 --trace t.json {flags}"));
+        assert!(text.contains("saved t.json"), "{text}");
+        let trace: Value = serde_json::from_str(&desk.read("t.json")).expect("JSON");
+        let events = trace["traceEvents"].as_array().expect("events");
+        for card in 0..cards {
+            let own = |event: &&Value| event["ph"] == "X" && event["tid"] == card;
+            let marks: Vec<&Value> = events.iter().filter(own).collect();
+            assert!(!marks.is_empty(), "card {card}, {flags}");
+            assert!(
+                marks.iter().all(|mark| number(mark, "dur") >= 0.0 && number(mark, "ts") >= 0.0)
+            );
+        }
+    }
+}
+
+#[test]
+fn chat_from_a_pipe_answers_every_line() {
+    let desk = awkward();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    let flags = "chat -m x.gguf -n 4 --temp 0 --cards 2 --seed 3";
+    command.args(flags.split(' ')).current_dir(desk.path());
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    child.stdin.take().expect("a pipe").write_all(b"hello\nand\n").expect("a reader");
+    let output = child.wait_with_output().expect("an end");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "{errors}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.ends_with('\n') && text.matches('\n').count() >= 2, "{text:?}");
+}
+
+#[test]
+fn flags_that_make_no_sense_are_usage_errors_that_name_them() {
+    let desk = awkward();
+    for (flags, parts) in [
+        ("-p a --split sideways", &["sideways", "--split"][..]),
+        ("-p a --cards 2 -ts 1,2,3", &["--tensor-split", "3 shares", "2 cards"]),
+        ("-p a -ts 1,-1", &["-1"]),
+        ("-p a -ts 1,x", &["x", "--tensor-split"]),
+        ("-p a --ctx-size 0", &["--ctx-size 0"]),
+        ("-p a --ctx-size 129", &["--ctx-size 129", "128"]),
+        ("-p a -n 0", &["--n-predict 0"]),
+        ("-p a --threads 0", &["--threads 0"]),
+        ("-p a --batch-size 0", &["--batch-size 0"]),
+        ("-p a --batch-size 513", &["--batch-size 513"]),
+        ("-p a --cards 0", &["0", "--cards"]),
+        ("-p a --cards 0,1", &["--cards", "--fabric"]),
+        ("-p a --cards 257", &["--cards 257"]),
+        ("-p a --temp -1", &["-1"]),
+        ("-p a --top-p 2", &["2"]),
+        ("-p a --cards 161", &["161 cards", "160 rows"]),
+        ("-p a --cards 3 --split pipeline", &["3 stages", "2 layers"]),
+        ("-p a --fabric nowhere", &["nowhere", "--fabric"]),
+        ("-p a --deadline never", &["never", "--deadline"]),
+        ("-p a --plan p.json --split gather", &["--plan", "--split"]),
+        ("", &["--prompt"]),
+    ] {
+        let error = desk.error(2, &format!("run -m x.gguf {flags}"));
+        assert!(parts.iter().all(|part| error.contains(part)), "{flags}: {error}");
+    }
+    let output = words(&desk, &["run", "-m", "x.gguf", "-p", ""]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), error.contains("the prompt has no tokens")), (Some(2), true));
+    for (flags, part) in [
+        ("--cards 0", "1 to 64"),
+        ("--cards 3..1", "3..1"),
+        ("--cards 1..x", "1..x"),
+        ("--cards 1..3 -ts 1,1", "2 shares"),
+        ("-n 0", "--n-predict 0"),
+    ] {
+        let error = desk.error(2, &format!("verify -m x.gguf {flags}"));
+        assert!(error.contains(part), "{flags}: {error}");
+    }
+}
+
+#[test]
+fn files_that_are_no_models_fail_and_are_named() {
+    let desk = awkward();
+    let whole = fs::read(desk.path().join("x.gguf")).expect("a file");
+    desk.put("half.gguf", &whole[..whole.len() / 2]);
+    desk.put("head.gguf", &whole[..1000]);
+    desk.put("text.gguf", b"this is no model, it is a text");
+    desk.put("empty.gguf", b"");
+    desk.put("gpt2.gguf", &zeros("gpt2", Quant::F16));
+    desk.put("q2.gguf", &zeros("llama", Quant::Q2K));
+    desk.put("mute.gguf", &zeros("llama", Quant::F16));
+    for (file, parts) in [
+        ("half.gguf", &["tensor"][..]),
+        ("head.gguf", &[]),
+        ("text.gguf", &["GGUF"]),
+        ("empty.gguf", &[]),
+        ("gpt2.gguf", &["gpt2", "llama"]),
+        ("q2.gguf", &["q2_k", "weight"]),
+        ("mute.gguf", &["tokenizer"]),
+        ("nothing.gguf", &["nothing.gguf"]),
+    ] {
+        for command in ["run -p hello", "verify", "chat"] {
+            let error = desk.error(1, &format!("{command} -m {file}"));
+            let named = error.contains(file) && parts.iter().all(|part| error.contains(part));
+            assert!(named, "{command} {file}: {error}");
+        }
+    }
+}
+
+#[test]
+fn prompts_and_plans_that_do_not_fit_fail_and_say_the_numbers() {
+    let desk = awkward();
+    let error = desk.error(1, "run -m x.gguf -p abcdefgh --ctx-size 8");
+    assert!(error.contains("8 tokens") && error.contains("hint: "), "{error}");
+    let error = desk.error(1, "verify -m x.gguf -p abcd --ctx-size 8 -n 5");
+    assert!(error.contains("9 tokens do not fit a context of 8"), "{error}");
+    desk.text(&AWKWARD.replace("x.gguf", "y.gguf").replace("--ffn 352", "--ffn 384"));
+    desk.text("plan y.gguf --cards 2 --context 64 --out plan.json");
+    let error = desk.error(1, "run -m x.gguf -p hello --plan plan.json");
+    assert!(error.contains("it is for another model"), "{error}");
+    let error = desk.error(1, "run -m x.gguf -p hello --plan nothing.json");
+    assert!(error.contains("nothing.json"), "{error}");
+    desk.put("bad.json", b"{\"kind\": \"plan\"");
+    let error = desk.error(1, "run -m x.gguf -p hello --plan bad.json");
+    assert!(error.contains("bad.json"), "{error}");
+}
+
+#[test]
+fn saved_plan_of_the_model_runs() {
+    let desk = awkward();
+    desk.text("plan x.gguf --cards 2 --context 64 --out plan.json");
+    let planned = desk.json("run -m x.gguf -p hello -n 4 --temp 0 --plan plan.json");
+    let one = desk.json("run -m x.gguf -p hello -n 4 --temp 0");
+    assert_eq!(planned["tokens"].as_array().map(Vec::len), Some(4), "{planned}");
+    if planned["strategy"] != "tensor-reduce" {
+        assert_eq!(planned["text"], one["text"]);
+    }
+}

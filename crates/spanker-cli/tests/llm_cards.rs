@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker run` and `verify` on a twin's cards: the text of threads, and a card that dies on the way.
+
+#[allow(dead_code, reason = "every program of tests uses a part of it")]
+#[path = "support/place.rs"]
+mod place;
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use place::{Place, signal};
+
+/// A twin of four cards, and a model beside it that no number of cards divides.
+fn twin() -> (Place, PathBuf) {
+    let place = Place::new();
+    place.ok("up --cards 4");
+    let model = place.outer.path().join("x.gguf");
+    let line = "synth llama --layers 4 --hidden 160 --heads 5 --kv-heads 5 --ffn 352 --vocab 300 \
+         --context 128 --quant q4_0 --out";
+    let output = place.spanker(&format!("{line} {}", model.display())).output().expect("it starts");
+    assert!(output.status.success());
+    (place, model)
+}
+
+/// What a command prints that succeeds, and what it says besides.
+fn ok(place: &Place, line: &str) -> (String, String) {
+    let output = place.spanker(line).output().expect("the command starts");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{line}: {errors}");
+    (String::from_utf8_lossy(&output.stdout).into_owned(), errors)
+}
+
+fn json(place: &Place, line: &str) -> Value {
+    serde_json::from_str(&ok(place, &format!("{line} --json")).0).expect("JSON")
+}
+
+fn down(place: &Place) {
+    place.ok("down");
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn run_on_cards_has_the_text_of_threads_and_a_trace_of_every_card() {
+    let (place, model) = twin();
+    let run = format!("run -m {} -p hello -n 6 --temp 0", model.display());
+    let threads = json(&place, &run);
+    let trace = place.outer.path().join("t.json");
+    let cards =
+        json(&place, &format!("{run} --fabric cards --split gather --trace {}", trace.display()));
+    assert_eq!((&cards["text"], &cards["tokens"]), (&threads["text"], &threads["tokens"]));
+    assert_eq!((&cards["clock"], &cards["cards"]), (&"card".into(), &4.into()));
+    assert_eq!(cards["strategy"], "tensor-gather");
+    let trace: Value =
+        serde_json::from_str(&std::fs::read_to_string(trace).expect("a trace")).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    for card in 0..4 {
+        assert!(events.iter().any(|event| event["ph"] == "X" && event["tid"] == card), "{card}");
+    }
+    for flags in ["--split pipeline", "--cards 2 -ts 3,1", "--cards 3,2 --split gather"] {
+        let split = json(&place, &format!("{run} --fabric cards {flags}"));
+        assert_eq!(split["text"], threads["text"], "{flags}");
+    }
+    let verify = format!("verify -m {} -n 3 -p abc --fabric cards --cards 3", model.display());
+    let (text, _) = ok(&place, &verify);
+    assert!(text.contains("reduce") && text.ends_with("identical on 3 cards\n"), "{text}");
+    down(&place);
+}
+
+#[test]
+fn card_that_is_killed_in_mid_run_is_named_and_the_text_is_the_same() {
+    let (place, model) = twin();
+    let run = format!("run -m {} -p hello -n 60 --temp 0 --ignore-eos", model.display());
+    let undisturbed = json(&place, &run);
+    let line = format!("{run} --fabric cards --split gather --deadline 2s --no-display-prompt");
+    let mut child = place.spanker(&line).spawn().expect("the command starts");
+    // Once there is text, the run is held, so that the card dies before the next tokens.
+    let mut out = child.stdout.take().expect("a pipe");
+    let mut first = [0];
+    out.read_exact(&mut first).expect("text");
+    let pid = child.id().try_into().expect("a process");
+    signal(pid, Signal::STOP);
+    place.ok("kill 2");
+    signal(pid, Signal::CONT);
+    let mut text = first.to_vec();
+    out.read_to_end(&mut text).expect("text");
+    let output = child.wait_with_output().expect("an end");
+    let (text, errors) = (String::from_utf8_lossy(&text), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{errors}");
+    assert!(errors.contains("card 2") && errors.contains("going on with cards 0,1,3"), "{errors}");
+    let expected = undisturbed["text"].as_str().expect("text");
+    assert!(text.starts_with(&format!("{expected}\n\n")), "{text}\nand not\n{expected}");
+    // The report is of the cards that were left: three at most, as the planner likes.
+    assert!(text.contains("card time") && !text.contains("on 4 cards"), "{text}");
+    // The dead card is not used again, and whoever asks for it is told.
+    let output = place.spanker(&format!("{run} --fabric cards")).output().expect("it starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("card 2") && error.contains("--cards 0,1,3"), "{error}");
+    let rest = json(&place, &format!("{run} --fabric cards --cards 0,1,3 --split gather"));
+    assert_eq!(rest["text"], undisturbed["text"]);
+    down(&place);
+}
+
+#[test]
+fn second_card_that_is_killed_leaves_one_that_goes_on_with_the_same_text() {
+    let (place, model) = twin();
+    let run = format!("run -m {} -p hello -n 60 --temp 0 --ignore-eos", model.display());
+    let undisturbed = json(&place, &run);
+    let line = format!("{run} --fabric cards --split gather --deadline 2s --no-display-prompt");
+    let mut child = place.spanker(&line).spawn().expect("the command starts");
+    let pid = child.id().try_into().expect("a process");
+    let mut out = child.stdout.take().expect("a pipe");
+    let mut errors = BufReader::new(child.stderr.take().expect("a pipe"));
+    let kill = |card: u32| {
+        signal(pid, Signal::STOP);
+        place.ok(&format!("kill {card}"));
+        signal(pid, Signal::CONT);
+    };
+    let mut first = [0];
+    out.read_exact(&mut first).expect("text");
+    kill(2);
+    // The second dies while the model is laid out again, or soon after.
+    let mut told = String::new();
+    while !told.contains("going on") {
+        assert_ne!(errors.read_line(&mut told).expect("text"), 0, "{told}");
+    }
+    kill(0);
+    let mut text = first.to_vec();
+    out.read_to_end(&mut text).expect("text");
+    errors.read_to_string(&mut told).expect("text");
+    assert!(child.wait().expect("an end").success(), "{told}");
+    // In a ring of four, cards 1 and 3 reach each other over the others alone.
+    let alone = told.contains("going on with card 1\n") || told.contains("going on with card 3\n");
+    assert!(told.contains("going on with cards 0,1,3\n") && alone, "{told}");
+    let expected = undisturbed["text"].as_str().expect("text");
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.starts_with(&format!("{expected}\n\none-card on 1 card")), "{text}");
+    down(&place);
+}
+
+#[test]
+fn cards_that_are_not_there_are_named() {
+    let (place, model) = twin();
+    let run = format!("run -m {} -p hello -n 2 --fabric cards", model.display());
+    for (flags, code, part) in [
+        ("--cards 5", 2, "there are 4 cards"),
+        ("--cards 0,7", 2, "no card 7"),
+        ("--cards 2 -ts 1,1,1", 2, "3 shares for 2 cards"),
+        ("--cards 3,1", 1, "card 3 cannot reach card 1"),
+    ] {
+        let output = place.spanker(&format!("{run} {flags}")).output().expect("it starts");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{flags}: {error}");
+        assert!(error.contains(part) && output.stdout.is_empty(), "{flags}: {error}");
+    }
+    down(&place);
+    let output = place.spanker(&run).output().expect("it starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("no cards at") && error.contains("hint: "), "{error}");
+}
