@@ -404,7 +404,9 @@ impl<'a> Writer<'a> {
         let quant = input_type(weights(members.start, self));
         let shares: Vec<Range<u64>> = members.clone().map(|s| part(&self.seat(s).shard)).collect();
         let block = quant.block();
-        let whole = |share: &Range<u64>| share.start % block == 0 && share.end % block == 0;
+        let whole = |share: &Range<u64>| {
+            share.start.is_multiple_of(block) && share.end.is_multiple_of(block)
+        };
         let gathers = split == Split::Gather;
         // Blocks that no part cuts travel as they are, others as f32.
         let early = !gathers || shares.iter().all(whole);
