@@ -58,6 +58,12 @@ pub struct Lowering {
     pub(crate) batch: usize,
 }
 
+/// Says where a seat's piece of a tensor is.
+pub(crate) type Put<'p> = dyn FnMut(usize, &Piece) -> Result<Place, LlmError> + 'p;
+
+/// Makes the buffers of a seat: what each is for, and its bytes.
+pub(crate) type Furnish<'f> = dyn FnMut(usize, &[(Room, u64)]) -> Result<Rooms, LlmError> + 'f;
+
 /// What a card has to have room for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Space {
@@ -100,8 +106,8 @@ impl Lowering {
         network: &Network<B>,
         plan: &Plan,
         space: Space,
-        put: &mut dyn FnMut(usize, &Piece) -> Result<Place, LlmError>,
-        rooms: &mut dyn FnMut(usize, &[(Room, u64)]) -> Result<Rooms, LlmError>,
+        put: &mut Put<'_>,
+        rooms: &mut Furnish<'_>,
     ) -> Result<Lowering, LlmError> {
         check_plan(network, plan)?;
         let model = network.model();
