@@ -13,7 +13,7 @@ use spanker_plan::{Layout, Objective, Plan, Request, Split};
 use spanker_topology::{Cluster, Profile, Shape};
 
 /// Files that are tried.
-const FILES: u64 = 4000;
+const FILES: u64 = 1500;
 
 /// Numbers that look random (SplitMix64).
 struct Dice(u64);
@@ -278,7 +278,14 @@ fn tried(seed: u64) -> bool {
     {
         return false;
     }
-    let Ok(network) = Network::new(sketch.file(&mut dice)) else { return false };
+    let mut file = sketch.file(&mut dice);
+    if dice.one_in(8) {
+        for _ in 0..dice.of(&[1, 2, 3]) {
+            let at = dice.below(2000.min(file.len() as u64)) as usize;
+            file[at] = dice.of(&[0, 1, 0xFF, file[at] ^ 1, file[at].wrapping_add(1)]);
+        }
+    }
+    let Ok(network) = Network::new(file) else { return false };
     let network = Arc::new(network);
     let (most, context) = match dice.one_in(8) {
         true => (71, 5),
