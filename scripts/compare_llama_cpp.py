@@ -4,6 +4,7 @@
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -135,6 +136,8 @@ def twin(sides, name, model):
 
 
 def main():
+    # Whoever ends this also ends the busy process and the twin.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     flags = argparse.ArgumentParser()
     flags.add_argument("spanker")
     flags.add_argument("python")

@@ -58,6 +58,12 @@ pub struct Lowering {
     pub(crate) batch: usize,
 }
 
+/// Says where a seat's piece of a tensor is.
+pub(crate) type Put<'p> = dyn FnMut(usize, &Piece) -> Result<Place, LlmError> + 'p;
+
+/// Makes the buffers of a seat: what each is for, and its bytes.
+pub(crate) type Furnish<'f> = dyn FnMut(usize, &[(Room, u64)]) -> Result<Rooms, LlmError> + 'f;
+
 /// What a card has to have room for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Space {
@@ -100,8 +106,8 @@ impl Lowering {
         network: &Network<B>,
         plan: &Plan,
         space: Space,
-        put: &mut dyn FnMut(usize, &Piece) -> Result<Place, LlmError>,
-        rooms: &mut dyn FnMut(usize, &[(Room, u64)]) -> Result<Rooms, LlmError>,
+        put: &mut Put<'_>,
+        rooms: &mut Furnish<'_>,
     ) -> Result<Lowering, LlmError> {
         check_plan(network, plan)?;
         let model = network.model();
@@ -410,7 +416,9 @@ impl<'a> Writer<'a> {
         let quant = input_type(weights(members.start, self));
         let shares: Vec<Range<u64>> = members.clone().map(|s| part(&self.seat(s).shard)).collect();
         let block = quant.block();
-        let whole = |share: &Range<u64>| share.start % block == 0 && share.end % block == 0;
+        let whole = |share: &Range<u64>| {
+            share.start.is_multiple_of(block) && share.end.is_multiple_of(block)
+        };
         let gathers = split == Split::Gather;
         // Blocks that no part cuts travel as they are, others as f32.
         let early = !gathers || shares.iter().all(whole);

@@ -153,7 +153,7 @@ fn threads(
                 continue;
             }
             let begun = Instant::now();
-            let cluster = host::cluster(&loaded.network, cards, threads)?;
+            let cluster = host::cluster(&loaded.network, cards, threads, args.prompt as usize)?;
             let request = request(args, loaded);
             let split = Some(args.split.unwrap_or(Split::Gather));
             let plan = layout::plan(loaded.network.model(), cluster, request, split, None)?;

@@ -62,14 +62,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 ops::to_half(&card.memory.floats(from, elements), out);
             }),
             Work::Gate { gate, up, into, elements } if into == gate => {
-                let scratch = self.memory.floats(gate, elements).into_owned();
-                let pieces = elements.div_ceil(PIECE);
-                self.pieces(into, elements, |card, piece, out| {
-                    debug_assert!((piece as u64) < pieces);
-                    let start = piece as u64 * PIECE;
-                    let up = card.memory.floats(shifted(up, start * 4), out.len() as u64);
-                    ops::gate(&scratch[start as usize..][..out.len()], &up, out);
-                });
+                self.gate_in_place(gate, up, elements);
             }
             Work::Reduce { into, ref sources, elements, .. } => match sources[..] {
                 [first, more] if first == into => {
@@ -81,18 +74,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 _ => unreachable!("programs only add to what is there"),
             },
             Work::Attend { .. } => self.attend(work),
-            Work::Best { from, into, count, k, first } => {
-                let best = ops::best(&self.memory.floats(from, count), k as usize);
-                self.write(into, u64::from(k) * 8, |_, out| {
-                    let none = std::iter::repeat((u32::MAX - first, f32::NEG_INFINITY));
-                    for (out, (place, value)) in
-                        out.as_chunks_mut::<8>().0.iter_mut().zip(best.iter().copied().chain(none))
-                    {
-                        out[..4].copy_from_slice(&(place + first).to_le_bytes());
-                        out[4..].copy_from_slice(&value.to_le_bytes());
-                    }
-                });
-            }
+            Work::Best { from, into, count, k, first } => self.best(from, into, count, k, first),
             ref other => unreachable!("programs do not have {other:?}"),
         }
     }
@@ -138,6 +120,30 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             card.team.run(threads, pieces.len(), &|piece| {
                 work(card, piece, &mut pieces[piece].lock().expect("a piece is worked on once"));
             });
+        });
+    }
+
+    fn gate_in_place(&mut self, gate: Place, up: Place, elements: u64) {
+        self.pieces(gate, elements, |card, piece, out| {
+            let start = piece as u64 * PIECE;
+            let up = card.memory.floats(shifted(up, start * 4), out.len() as u64);
+            let gate = out.to_vec();
+            ops::gate(&gate, &up, out);
+        });
+    }
+
+    /// The best of this card, and nothing where it has fewer.
+    fn best(&mut self, from: Place, into: Place, count: u64, k: u32, first: u32) {
+        let best = ops::best(&self.memory.floats(from, count), k as usize);
+        let found = best.into_iter().map(|(place, value)| (place + first, value));
+        let none = std::iter::repeat((u32::MAX, f32::NEG_INFINITY));
+        self.write(into, u64::from(k) * 8, |_, out| {
+            for (out, (token, value)) in
+                out.as_chunks_mut::<8>().0.iter_mut().zip(found.chain(none))
+            {
+                out[..4].copy_from_slice(&token.to_le_bytes());
+                out[4..].copy_from_slice(&value.to_le_bytes());
+            }
         });
     }
 
