@@ -170,7 +170,7 @@ pub struct AttendScratch {
 /// position by position from the first, and divided by the sum.
 ///
 /// # Panics
-/// If lengths do not belong together.
+/// If lengths do not belong together, no position is seen, or keys or values end before the last that is.
 pub fn attend(
     queries: &[f32],
     head_size: usize,
@@ -179,6 +179,10 @@ pub fn attend(
     out: &mut [f32],
 ) {
     assert!(queries.len() == out.len() && queries.len().is_multiple_of(head_size));
+    let last = look.positions.checked_sub(1).and_then(|last| last.checked_mul(look.stride));
+    let need = last.zip(head_size.checked_mul(2)).and_then(|(last, size)| last.checked_add(size));
+    let there = |bytes: &[u8]| need.is_some_and(|need| need <= bytes.len());
+    assert!(there(look.keys) && there(look.values));
     on_path!(Path::best(), attend(
         queries: &'a [f32],
         head_size: usize,

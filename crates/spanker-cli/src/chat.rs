@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 
+use anyhow::Context as _;
 use spanker_llm::Session;
 use spanker_text::template::{self, Context, Message};
 
@@ -10,8 +11,8 @@ use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
 use crate::llm::generate::{GiveUp, Limits, Mend, generate};
 use crate::llm::{self, FabricKind, Loaded, SampleArgs, Split, host, layout};
-use crate::output;
 use crate::run::in_process;
+use crate::{Usage, output};
 
 /// Talk with a model that is split over cards
 ///
@@ -41,6 +42,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if args.n_predict == 0 {
+        return Err(Usage("--n-predict 0: at least one token is generated".into()).into());
+    }
     let loaded = Loaded::open(&args.llm)?;
     let shares = args.llm.tensor_split.as_deref();
     let request = layout::request(loaded.context, 64.min(loaded.context), 128);
@@ -75,13 +79,14 @@ fn converse<'r>(
     let system = args.system.as_ref().map(|text| Message::new("system", text.clone()));
     let mut turns: Vec<Message> = Vec::new();
     let (input, watched) = (std::io::stdin(), std::io::stdin().is_terminal());
-    let limits = Limits { tokens: args.n_predict.max(1), ignore_end: false, keep_logits: false };
+    let limits = Limits { tokens: args.n_predict, ignore_end: false, keep_logits: false };
     loop {
         if watched {
             eprint!("> ");
         }
         let mut line = String::new();
-        if input.lock().read_line(&mut line)? == 0 || line.trim().is_empty() {
+        let read = input.lock().read_line(&mut line).context("cannot read standard input")?;
+        if read == 0 || line.trim().is_empty() {
             return Ok(());
         }
         turns.push(Message::new("user", line.trim()));

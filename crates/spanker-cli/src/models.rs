@@ -67,7 +67,6 @@ pub(crate) fn place(folder: &Path, known: &Known) -> PathBuf {
 /// The file that `text` means: a model that was fetched, by its name, or a path.
 ///
 /// A name wins over a file of the same name; `./NAME` is always a path.
-#[allow(dead_code, reason = "for the commands that run a model")]
 pub(crate) fn find(text: &str) -> anyhow::Result<PathBuf> {
     let Some(known) = known(text) else {
         let path = PathBuf::from(text);

@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match args.llm.fabric {
         FabricKind::Inproc => {
             let plan = match &args.plan {
-                Some(path) => layout::saved(path)?,
+                Some(path) => layout::saved(path, request)?,
                 None => {
                     let count = llm::thread_cards(args.cards.as_ref(), shares)?;
                     let cluster =
@@ -140,7 +140,7 @@ fn on_cards(
     let cards = Cards::open(args.cards.as_ref(), args.llm.deadline)?;
     let shares = args.llm.tensor_split.as_deref();
     let plan = match &args.plan {
-        Some(path) => layout::saved(path)?,
+        Some(path) => layout::saved(path, request)?,
         None => cards.plan(loaded, request, args.split, shares)?,
     };
     let mut runner = cards.load(loaded, &plan).map_err(|error| cards.told(error))?;

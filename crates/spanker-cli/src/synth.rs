@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use ggml_spanker::WEIGHT_TYPES;
 use serde::Serialize;
 use spanker_model::gguf::Writer;
 use spanker_model::{Quant, builtin};
@@ -68,9 +69,9 @@ struct Report {
 
 fn quant(text: &str) -> Result<Quant, String> {
     match text.parse() {
-        Ok(quant) if blocks::QUANTS.contains(&quant) => Ok(quant),
+        Ok(quant) if WEIGHT_TYPES.contains(&quant) => Ok(quant),
         _ => {
-            let names = blocks::QUANTS.map(Quant::name).join(", ");
+            let names = WEIGHT_TYPES.map(Quant::name).join(", ");
             Err(format!("unknown weight type '{text}' (expected one of: {names})"))
         }
     }

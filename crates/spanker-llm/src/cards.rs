@@ -77,26 +77,26 @@ impl<'a> OnCards<'a> {
                 return Err(error);
             }
         };
-        let mut shaped = true;
-        let (mut clock, mut counted) = (0, Vec::new());
-        for rank in 0..group.ranks() {
-            let info = group.request(rank, SpankerControl::info)?;
-            shaped &= matches!(info.pace, Pace::CardTime | Pace::Wall);
-            clock = clock.max(info.clock.0);
-            counted.push(group.request(rank, SpankerControl::counters)?);
-        }
         let deadline = Deadline { total: Duration::from_secs(3600), ..Deadline::USUAL };
-        Ok(OnCards {
+        // From here on, dropping it frees the buffers.
+        let mut loaded = OnCards {
             lowering,
             group,
             exchanges,
             deadline,
             buffers,
-            shaped,
-            clock,
-            counted,
+            shaped: true,
+            clock: 0,
+            counted: Vec::new(),
             log: None,
-        })
+        };
+        for rank in 0..loaded.group.ranks() {
+            let info = loaded.group.request(rank, SpankerControl::info)?;
+            loaded.shaped &= matches!(info.pace, Pace::CardTime | Pace::Wall);
+            loaded.clock = loaded.clock.max(info.clock.0);
+            loaded.counted.push(loaded.group.request(rank, SpankerControl::counters)?);
+        }
+        Ok(loaded)
     }
 
     /// How long cards may take.

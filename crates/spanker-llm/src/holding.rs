@@ -217,9 +217,10 @@ fn refused(piece: &Piece, error: &ggml_spanker::Error) -> LlmError {
     LlmError::plan(format!("tensor {}: {error}", piece.tensor))
 }
 
-/// A tensor as a matrix; an element of a vector is a row.
+/// A tensor as a matrix; an element of a vector is a row, and so is a number without dimensions.
 fn shape(tensor: &Tensor) -> Result<Shape, ggml_spanker::Error> {
     match tensor.dims[..] {
+        [] => Shape::new(tensor.quant, 1, 1),
         [length] => Shape::new(tensor.quant, length as usize, 1),
         _ => Shape::new(tensor.quant, tensor.dims[1] as usize, tensor.dims[0] as usize),
     }

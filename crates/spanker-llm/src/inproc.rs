@@ -66,7 +66,8 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
     /// Lays a network out over threads: `threads` in all, shared out over the cards, at least one each.
     ///
     /// # Errors
-    /// [`LlmError::Plan`] for a plan of another model or one that cannot be run.
+    /// [`LlmError::Plan`] for a plan of another model or one that cannot be run, [`LlmError::Unsupported`] if
+    /// the system has not the memory or the threads.
     pub fn new(
         network: Arc<Network<B>>,
         plan: &Plan,
@@ -102,13 +103,13 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
             };
             let lowering = Lowering::new(&network, plan, space, &mut put, &mut rooms)?;
             for (memory, copy) in memories.iter_mut().zip(&copies) {
-                memory.add(copy.len() as u64);
+                memory.add(copy.len() as u64)?;
                 memory.bytes_mut(memory::COPIES, |bytes| bytes.copy_from_slice(copy));
             }
             lowering
         };
         for (memory, list) in memories.iter_mut().zip(&sizes) {
-            list.iter().for_each(|&(_, bytes)| memory.add(bytes));
+            list.iter().try_for_each(|&(_, bytes)| memory.add(bytes))?;
         }
         let table = network.rope().table(0..context);
         for (memory, seat) in memories.iter_mut().zip(&lowering.seats) {
@@ -117,7 +118,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
                 bytes.copy_from_slice(bytemuck::cast_slice(&table))
             });
         }
-        Ok(Self::start(network, lowering, memories, threads))
+        Self::start(network, lowering, memories, threads)
     }
 
     fn start(
@@ -125,7 +126,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         lowering: Lowering,
         memories: Vec<Memory<B>>,
         threads: usize,
-    ) -> Self {
+    ) -> Result<Self, LlmError> {
         let seats = lowering.seats.len();
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let patient = seats.max(threads) <= cores;
@@ -144,10 +145,13 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
             let answer = answer.clone();
             let work = move || serve(card, index + 1, &receiver, &answer);
             let named = std::thread::Builder::new().name(format!("spanker-card-{}", index + 1));
-            handles.push(named.spawn(work).expect("the system gives a thread for each card"));
+            // Without its sender, a thread that runs already ends.
+            let refused =
+                |error| LlmError::unsupported(format!("card {}: no thread: {error}", index + 1));
+            handles.push(named.spawn(work).map_err(refused)?);
             jobs.push(sender);
         }
-        InProcess {
+        Ok(InProcess {
             network,
             lowering,
             boards,
@@ -157,7 +161,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
             threads: handles,
             steps: 0,
             trace: None,
-        }
+        })
     }
 
     /// Records from now on what each card does when.

@@ -80,6 +80,9 @@ impl<B: AsRef<[u8]>> Network<B> {
             None => None,
         };
         let epsilon = number("attention.layer_norm_rms_epsilon").unwrap_or(1e-5) as f32;
+        if !(epsilon.is_finite() && epsilon >= 0.0) {
+            return Err(LlmError::unsupported(format!("norms with an epsilon of {epsilon}")));
+        }
         let rope = rope(&header, file, &model, number)?;
         let has = |name: &str| header.tensors().contains_key(&format!("blk.0.{name}"));
         let (biases, head_norms) = (has("attn_q.bias"), has("attn_q_norm.weight"));
@@ -203,7 +206,10 @@ fn rope(
             words.map(|&word| f64::from(f32::from_le_bytes(word))).collect()
         }
     };
-    if given.len() != dims / 2 || given.iter().any(|factor| !(factor.is_finite() && *factor > 0.0))
+    let plain = |tensor: &Tensor| tensor.quant == Quant::F32;
+    if !header.tensors().get("rope_freqs.weight").is_none_or(plain)
+        || given.len() != dims / 2
+        || given.iter().any(|factor| !(factor.is_finite() && *factor > 0.0))
     {
         let what = format!("tensor rope_freqs.weight is not {} positive numbers", dims / 2);
         return Err(LlmError::unsupported(what));

@@ -20,7 +20,7 @@ use spanker_runtime::{Fold, Place, Work};
 use crate::holding::{Held, HeldLayer, Holding, hold};
 use crate::{LlmError, Network, Op, Piece, Step, Want};
 pub use rooms::Room;
-pub(crate) use rooms::{Rooms, sizes};
+pub(crate) use rooms::{MOST_BEST, Rooms, sizes};
 
 /// A card's place in a plan.
 #[derive(Debug, Clone)]
@@ -148,6 +148,12 @@ impl Lowering {
             return Err(LlmError::plan(format!(
                 "a step of {got} tokens, from 1 to {most} are possible"
             )));
+        }
+        if let Want::Best(k) = step.want
+            && !(1..=MOST_BEST).contains(&u64::from(k))
+        {
+            let what = format!("{k} candidates, from 1 to {MOST_BEST} are possible");
+            return Err(LlmError::unsupported(what));
         }
         let vocab = self.model.vocab;
         match step.tokens.iter().find(|&&token| u64::from(token) >= vocab) {

@@ -10,7 +10,7 @@ use crate::LlmError;
 pub enum Want {
     /// Nothing: more of the prompt follows.
     Nothing,
-    /// The best candidates for the next token, at most so many of each card.
+    /// The best candidates for the next token, at most so many: from 1 to 1024.
     Best(u32),
     /// All logits.
     Logits,
@@ -79,7 +79,8 @@ pub trait Runner {
     /// Runs a step. Positions from `step.past` on are written; those before must have been.
     ///
     /// # Errors
-    /// [`LlmError::Context`] and [`LlmError::Token`] for a step that cannot be; [`LlmError::Device`] for a
+    /// [`LlmError::Context`], [`LlmError::Token`], [`LlmError::Plan`] and [`LlmError::Unsupported`] for a step
+    /// that cannot be; [`LlmError::Device`] for a
     /// card that failed, after which this runner is of no more use.
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError>;
 

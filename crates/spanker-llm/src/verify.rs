@@ -95,7 +95,7 @@ fn greatest(logits: &[f32]) -> u32 {
     ggml_spanker::ops::best(logits, 1).first().map_or(0, |best| best.0)
 }
 
-/// Runs a prompt and `count` tokens. With `fed`, these tokens follow whatever the logits say.
+/// Runs a prompt and `count` tokens, at least one. With `fed`, these tokens follow whatever the logits say.
 ///
 /// # Errors
 /// What [`Runner::step`] fails with.
@@ -113,7 +113,7 @@ pub fn trail(
         trail.tokens.push(greatest(&logits));
         trail.logits.push(logits);
         let step = trail.tokens.len() - 1;
-        if trail.tokens.len() == count {
+        if trail.tokens.len() >= count {
             return Ok(trail);
         }
         let next = fed.and_then(|fed| fed.get(step).copied()).unwrap_or(trail.tokens[step]);

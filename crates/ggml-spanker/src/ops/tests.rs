@@ -120,3 +120,17 @@ fn best_of_many_is_what_sorting_finds() {
     sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     assert_eq!(super::best(&values, 40), sorted[..40]);
 }
+
+#[test]
+fn attention_over_positions_that_are_not_there_panics() {
+    let seen = |positions: usize, stride: usize| {
+        let (bytes, mut out) = ([0; 16], [0.0; 2]);
+        let look = Look { keys: &bytes, values: &bytes[..12], stride, positions, scale: 1.0 };
+        super::attend(&[1.0, 1.0], 2, look, &mut AttendScratch::default(), &mut out);
+    };
+    seen(3, 4);
+    for (positions, stride) in [(0, 4), (4, 4), (usize::MAX, 4), (2, usize::MAX)] {
+        let panicked = std::panic::catch_unwind(|| seen(positions, stride)).is_err();
+        assert!(panicked, "{positions} positions, {stride} bytes apart");
+    }
+}

@@ -88,8 +88,11 @@ pub(crate) fn plan(
     Ok(Plan::new(model.clone(), cluster, request, layout)?)
 }
 
-/// Reads a saved plan.
-pub(crate) fn saved(path: &Path) -> anyhow::Result<Plan> {
+/// Reads a saved plan. Its prices become those of this run's request: it may have been made for another.
+pub(crate) fn saved(path: &Path, request: Request) -> anyhow::Result<Plan> {
     let text = files::read(path, MOST_PLAN)?;
-    Plan::from_json(&text).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))
+    let mut plan =
+        Plan::from_json(&text).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
+    plan.request = Request { kv: plan.request.kv, ..request };
+    Ok(plan)
 }

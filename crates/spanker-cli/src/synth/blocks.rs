@@ -12,20 +12,6 @@ use rand_pcg::Pcg64Mcg;
 use spanker_model::Quant;
 use spanker_model::gguf::Tensor;
 
-/// The types that can be made up.
-pub(super) const QUANTS: [Quant; 11] = [
-    Quant::F32,
-    Quant::F16,
-    Quant::Bf16,
-    Quant::Q4_0,
-    Quant::Q4_1,
-    Quant::Q5_0,
-    Quant::Q5_1,
-    Quant::Q8_0,
-    Quant::Q4K,
-    Quant::Q5K,
-    Quant::Q6K,
-];
 /// Bytes that are made at once, about.
 const AT_ONCE: usize = 1 << 20;
 /// The mean square of the scales 32 to 63 within a super-block.

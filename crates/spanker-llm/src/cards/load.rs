@@ -123,8 +123,10 @@ fn write<B: AsRef<[u8]> + Sync>(
             bytes.clear();
             network.copy_piece(piece, &mut bytes)?;
             group.request(seat, |card| card.write(weights[seat], *offset, &bytes))?;
-            let before = done.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            loading(Loading { done: before + bytes.len() as u64, total });
+            // Counted with what lies between pieces, so that all of them together are all.
+            let more = (bytes.len() as u64).next_multiple_of(ALIGNMENT);
+            let before = done.fetch_add(more, Ordering::Relaxed);
+            loading(Loading { done: before + more, total });
         }
         Ok(())
     };

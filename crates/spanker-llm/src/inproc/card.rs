@@ -63,7 +63,11 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         read: Option<(Place, u64)>,
     ) -> Option<Report> {
         let mut report = Report { sync: Duration::ZERO, sent: 0, marks: Vec::new(), read: None };
-        let work = || self.go_through(program, step, traced, &mut report);
+        let work = || {
+            self.go_through(program, step, traced, &mut report)?;
+            report.read = read.map(|(place, length)| self.memory.get(place, length).to_vec());
+            Ok::<(), GivenUp>(())
+        };
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(())) => {}
             Ok(Err(GivenUp)) => return None,
@@ -72,7 +76,6 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 return None;
             }
         }
-        report.read = read.map(|(place, length)| self.memory.get(place, length).to_vec());
         Some(report)
     }
 

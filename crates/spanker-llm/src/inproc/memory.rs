@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytemuck::{cast_slice, cast_slice_mut};
 use spanker_runtime::{BufferId, Place};
 
-use crate::Network;
+use crate::{LlmError, Network};
 
 /// The file.
 pub(super) const FILE: BufferId = BufferId(0);
@@ -27,10 +27,17 @@ impl<B: AsRef<[u8]>> Memory<B> {
         Memory { network, buffers: vec![(Vec::new(), 0)] }
     }
 
-    /// A buffer of zeros, with the next number. The system's memory is taken when it is first touched.
-    pub(super) fn add(&mut self, bytes: u64) {
-        let bytes = bytes as usize;
-        self.buffers.push((vec![0; bytes.div_ceil(8)], bytes));
+    /// A buffer of zeros, with the next number. The system's memory is taken when it is first touched; what
+    /// the system would never give is refused here.
+    pub(super) fn add(&mut self, bytes: u64) -> Result<(), LlmError> {
+        let refused =
+            || LlmError::unsupported(format!("a card needs {bytes} bytes more than there are"));
+        let bytes = usize::try_from(bytes).map_err(|_| refused())?;
+        let words = bytes.div_ceil(8);
+        // Making zeros cannot fail without ending the process, asking for room can.
+        Vec::<u64>::new().try_reserve_exact(words).map_err(|_| refused())?;
+        self.buffers.push((vec![0; words], bytes));
+        Ok(())
     }
 
     /// Bytes from a place on.

@@ -85,6 +85,9 @@ impl Units {
 /// Divides `total` units by weight, largest results first served: the largest `count / weight` is as
 /// small as it can be.
 pub(crate) fn apportion(total: u64, weights: &[f64]) -> Vec<u64> {
+    // Only their relations count: so neither sums nor products of the largest numbers overflow.
+    let most = weights.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let weights: Vec<f64> = weights.iter().map(|weight| weight / most).collect();
     let sum: f64 = weights.iter().sum();
     let mut counts: Vec<u64> =
         weights.iter().map(|weight| (total as f64 * weight / sum).floor() as u64).collect();
@@ -146,6 +149,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use spanker_model::builtin;
+
+    #[test]
+    fn weights_of_any_size_count_by_their_relations() {
+        let most = f64::MAX;
+        for (weights, counts) in [
+            (vec![1e308, 1.0], [60, 0]),
+            (vec![most, most], [30, 30]),
+            (vec![1e-308, 3e-308], [15, 45]),
+            (vec![f64::MIN_POSITIVE, f64::MAX], [0, 60]),
+        ] {
+            assert_eq!(apportion(60, &weights), counts, "{weights:?}");
+        }
+    }
 
     proptest! {
         #[test]

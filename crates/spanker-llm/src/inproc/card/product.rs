@@ -99,6 +99,18 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         outs.into_iter().for_each(|(buffer, words)| self.memory.put(buffer, words));
     }
 
+    /// Computes all units, each to its target.
+    fn multiply_units(&self, products: &[Product], units: &[Unit], targets: &[Mutex<&mut [f32]>]) {
+        self.team.run(self.team.threads(), units.len(), &|at| {
+            let unit = &units[at];
+            let product = &products[unit.product];
+            let weights = self.weights(product, &unit.rows);
+            let mut out = targets[at].lock().expect("a unit is worked on once");
+            multiply(product.quant, weights, unit.rows.len(), &self.inputs, &mut out)
+                .expect("programs have products that can be");
+        });
+    }
+
     /// One row of inputs: units write to where the result goes.
     fn one_row(&mut self, products: &[Product], units: &[Unit]) {
         let mut outs = self.take_outs(products);
@@ -112,15 +124,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 rest = more;
             }
         }
-        let this = &*self;
-        this.team.run(this.team.threads(), units.len(), &|at| {
-            let unit = &units[at];
-            let product = &products[unit.product];
-            let weights = this.weights(product, &unit.rows);
-            let mut out = targets[at].lock().expect("a unit is worked on once");
-            multiply(product.quant, weights, unit.rows.len(), &this.inputs, &mut out)
-                .expect("programs have products that can be");
-        });
+        self.multiply_units(products, units, &targets);
         drop(targets);
         self.put_outs(outs);
     }
@@ -140,15 +144,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             targets.push(Mutex::new(own));
             rest = more;
         }
-        let this = &*self;
-        this.team.run(this.team.threads(), units.len(), &|at| {
-            let unit = &units[at];
-            let product = &products[unit.product];
-            let weights = this.weights(product, &unit.rows);
-            let mut out = targets[at].lock().expect("a unit is worked on once");
-            multiply(product.quant, weights, unit.rows.len(), &this.inputs, &mut out)
-                .expect("programs have products that can be");
-        });
+        self.multiply_units(products, units, &targets);
         drop(targets);
         let mut start = 0;
         for (index, ((_, words), product)) in outs.iter_mut().zip(products).enumerate() {
@@ -163,7 +159,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 .collect();
             let rows: Vec<Mutex<&mut [f32]>> =
                 bytemuck::cast_slice_mut(out).chunks_exact_mut(n).map(Mutex::new).collect();
-            this.team.run(this.team.threads(), m, &|row| {
+            self.team.run(self.team.threads(), m, &|row| {
                 let mut out = rows[row].lock().expect("a row is worked on once");
                 let (mut tile, mut column) = (0, 0);
                 for &width in &widths {
