@@ -16,6 +16,7 @@ pub mod template;
 mod tokenizer;
 mod unigram;
 mod vocab;
+mod words;
 
 pub use error::TextError;
 pub use sample::{Candidate, Sampler, Settings, best};

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::vocab::{Kind, Vocab};
+use crate::vocab::Kind;
 
 /// The longest mark, in bytes; what is longer is no mark.
 const LONGEST: usize = 256;
@@ -32,13 +32,14 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    pub(crate) fn new(vocab: &Vocab) -> Marks {
+    /// The marks among tokens of these texts and kinds.
+    pub(crate) fn new(texts: &[&str], kinds: &[Kind]) -> Marks {
         let mut marks: Vec<(String, u32, bool)> = (0..)
-            .zip(vocab.texts.iter().zip(&vocab.kinds))
+            .zip(texts.iter().zip(kinds))
             .filter(|(_, (text, _))| (1..=LONGEST).contains(&text.len()))
             .filter_map(|(token, (text, kind))| match kind {
-                Kind::Control | Kind::Unknown => Some((text.clone(), token, true)),
-                Kind::UserDefined => Some((text.clone(), token, false)),
+                Kind::Control | Kind::Unknown => Some(((*text).to_owned(), token, true)),
+                Kind::UserDefined => Some(((*text).to_owned(), token, false)),
                 _ => None,
             })
             .collect();

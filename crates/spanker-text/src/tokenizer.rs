@@ -3,11 +3,12 @@
 
 use spanker_model::gguf::Header;
 
-use crate::bpe::{Alphabet, Bpe};
+use crate::bpe::{self, Bpe};
 use crate::error::printable;
 use crate::marks::{Marks, Part};
 use crate::unigram::{self, Unigram};
 use crate::vocab::{Kind, Vocab};
+use crate::words::Texts;
 use crate::{Stream, TextError};
 
 #[derive(Debug, Clone)]
@@ -44,7 +45,7 @@ enum Encoding {
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     vocab: Vocab,
-    pieces: Vec<Vec<u8>>,
+    pieces: Texts,
     marks: Marks,
     encoding: Encoding,
     add_bos: bool,
@@ -64,25 +65,16 @@ impl Tokenizer {
             let (name, expected) = (printable(&model), "gpt2, llama".to_owned());
             return Err(TextError::Unsupported { what: key, name, expected });
         }
-        let vocab = Vocab::read(header, bytes)?;
+        let (vocab, texts) = Vocab::read(header, bytes)?;
+        let marks = Marks::new(&texts, &vocab.kinds);
+        let pieces = pieces(&texts, &vocab.kinds, model == "gpt2")?;
         let (encoding, add_bos) = if model == "gpt2" {
-            let (bpe, add_bos) = Bpe::read(header, bytes, &vocab)?;
+            let (bpe, add_bos) = Bpe::read(header, bytes, texts)?;
             (Encoding::Bpe(Box::new(bpe)), add_bos)
         } else {
-            (Encoding::Unigram(Unigram::read(header, bytes, &vocab)?), true)
+            (Encoding::Unigram(Unigram::read(header, bytes, &vocab, &texts)?), true)
         };
-        let alphabet = Alphabet::new();
-        let piece = |(text, kind): (&String, &Kind)| match (&encoding, kind) {
-            (Encoding::Unigram(_), _) => unigram::piece(text, *kind),
-            // Marks and pieces of users are spelled in plain text.
-            (_, Kind::Control | Kind::UserDefined | Kind::Unknown) => text.clone().into_bytes(),
-            (Encoding::Bpe(_), _) => {
-                alphabet.bytes(text).unwrap_or_else(|| text.clone().into_bytes())
-            }
-        };
-        let pieces = vocab.texts.iter().zip(&vocab.kinds).map(piece).collect();
         let add_bos = vocab.add_bos.unwrap_or(add_bos) && vocab.bos.is_some();
-        let marks = Marks::new(&vocab);
         Ok(Tokenizer { vocab, pieces, marks, encoding, add_bos })
     }
 
@@ -131,7 +123,7 @@ impl Tokenizer {
     /// none.
     #[must_use]
     pub fn piece(&self, token: u32) -> &[u8] {
-        self.pieces.get(token as usize).map_or(&[], Vec::as_slice)
+        self.pieces.get(token as usize).unwrap_or_default()
     }
 
     /// How many tokens there are.
@@ -188,4 +180,25 @@ impl Tokenizer {
     pub fn add_bos(&self) -> bool {
         self.add_bos
     }
+}
+
+/// The bytes of each token as text, where tokens are spelled byte by byte or not.
+fn pieces(texts: &[&str], kinds: &[Kind], byte_level: bool) -> Result<Texts, TextError> {
+    // None is longer than its spelling.
+    let mut pieces = Texts::with_capacity(texts.len(), texts.iter().map(|text| text.len()).sum());
+    let mut piece = Vec::new();
+    for (text, kind) in texts.iter().zip(kinds) {
+        piece.clear();
+        // Marks and pieces of users are spelled in plain text.
+        let plain = matches!(kind, Kind::Control | Kind::UserDefined | Kind::Unknown);
+        if !byte_level {
+            unigram::piece(text, *kind, &mut piece);
+        } else if plain || !bpe::spelled_bytes(text, &mut piece) {
+            piece.clear();
+            piece.extend_from_slice(text.as_bytes());
+        }
+        pieces.push(&piece)?;
+    }
+    pieces.shrink();
+    Ok(pieces)
 }

@@ -56,8 +56,6 @@ const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_tu
 /// The tokens of a file.
 #[derive(Debug, Clone)]
 pub(crate) struct Vocab {
-    /// Each token as the file spells it.
-    pub(crate) texts: Vec<String>,
     pub(crate) kinds: Vec<Kind>,
     pub(crate) bos: Option<u32>,
     pub(crate) eos: Option<u32>,
@@ -70,26 +68,30 @@ pub(crate) struct Vocab {
 }
 
 impl Vocab {
-    pub(crate) fn read(header: &Header, bytes: &[u8]) -> Result<Vocab, TextError> {
+    /// The tokens of a file, and each as the file spells it.
+    pub(crate) fn read<'a>(
+        header: &Header,
+        bytes: &'a [u8],
+    ) -> Result<(Vocab, Vec<&'a str>), TextError> {
         let tokens = header.texts(bytes, "tokenizer.ggml.tokens")?;
         if tokens.is_empty() || u32::try_from(tokens.len()).is_err() {
             let reason = format!("{} tokens: expected 1 to 2^32 - 1", tokens.len());
             return Err(TextError::vocabulary("tokenizer.ggml.tokens", reason));
         }
-        let texts: Vec<String> = tokens
-            .iter()
+        // This takes the place of `tokens`.
+        let texts: Vec<&str> = tokens
+            .into_iter()
             .enumerate()
-            .map(|(at, token)| match std::str::from_utf8(token) {
-                Ok(text) => Ok(text.to_owned()),
-                Err(_) => Err(TextError::vocabulary(format!("token {at}"), "it is not UTF-8")),
+            .map(|(at, token)| {
+                let wrong = |_| TextError::vocabulary(format!("token {at}"), "it is not UTF-8");
+                std::str::from_utf8(token).map_err(wrong)
             })
             .collect::<Result<_, _>>()?;
         let kinds = kinds(header, bytes, texts.len())?;
         let id = |name: &str| id(header, name, texts.len());
         let (bos, eos) = (id("bos")?, id("eos")?);
         let marks = |names: &[&str]| -> Vec<u32> {
-            let is_mark =
-                |at: &usize| kinds[*at] == Kind::Control && names.contains(&texts[*at].as_str());
+            let is_mark = |at: &usize| kinds[*at] == Kind::Control && names.contains(&texts[*at]);
             (0..texts.len()).filter(is_mark).map(|at| at as u32).collect()
         };
         let eot = id("eot")?.or_else(|| marks(&TURN_ENDS).first().copied());
@@ -99,7 +101,7 @@ impl Vocab {
         ends.dedup();
         let unknown = id("unknown")?;
         let add_bos = header.flag("tokenizer.ggml.add_bos_token");
-        Ok(Vocab { texts, kinds, bos, eos, eot, unknown, ends, add_bos })
+        Ok((Vocab { kinds, bos, eos, eot, unknown, ends, add_bos }, texts))
     }
 }
 
