@@ -178,7 +178,7 @@ impl Bpe {
 
 #[cfg(test)]
 mod tests {
-    use super::{byte_of, spelled, spelled_bytes};
+    use super::{byte_of, spelled_bytes};
 
     /// The character that stands for `byte` in the spelling of tokens: itself where it can be seen, else
     /// one from 256 on, in order.

@@ -222,6 +222,40 @@ fn files_that_lie_are_named() {
 }
 
 #[test]
+fn odd_vocabularies_with_equal_empty_and_long_tokens_work() {
+    let long = "b".repeat(100_000);
+    let tokens = ["a", "", "b", "ab", "ab", "", &long, "a"];
+    // `ba` is no token, and the second mention of a pair does not count.
+    let merges = ["b a", "a b", "b a", "b b"];
+    let bytes = file(&[
+        ("tokenizer.ggml.model", Field::Text("gpt2")),
+        ("tokenizer.ggml.pre", Field::Text("llama-bpe")),
+        ("tokenizer.ggml.tokens", Field::Texts(&tokens)),
+        ("tokenizer.ggml.merges", Field::Texts(&merges)),
+    ]);
+    let tokenizer = open(&bytes).expect("an odd vocabulary");
+    // The last of equal tokens counts, and a piece that is no token is its bytes.
+    assert_eq!(tokenizer.encode("abac", false, false), [7, 2, 7]);
+    assert_eq!(tokenizer.encode("ab", false, false), [4]);
+    assert_eq!(tokenizer.encode(&long, false, false), [6]);
+    assert_eq!(tokenizer.encode("bbb", false, false), [2, 2, 2]);
+    assert_eq!(
+        (tokenizer.vocab(), tokenizer.piece(1), tokenizer.piece(3)),
+        (8, &b""[..], &b"ab"[..])
+    );
+    let scores = [0.0, 1.0, -1.0, -2.0, f32::NAN, 0.0, 0.0, 0.0];
+    let bytes = file(&[
+        ("tokenizer.ggml.model", Field::Text("llama")),
+        ("tokenizer.ggml.tokens", Field::Texts(&tokens)),
+        ("tokenizer.ggml.scores", Field::F32s(&scores)),
+        ("tokenizer.ggml.add_space_prefix", Field::Bool(false)),
+    ]);
+    let tokenizer = open(&bytes).expect("an odd vocabulary");
+    assert_eq!(tokenizer.encode("abba", false, false), [4, 2, 7]);
+    assert_eq!(tokenizer.piece(6), long.as_bytes());
+}
+
+#[test]
 fn changed_bytes_never_panic() {
     for good in [byte_file("smollm"), scored_file()] {
         for at in 0..good.len() {
