@@ -131,7 +131,7 @@ impl Loaded {
         let network = Network::new(file).with_context(named)?;
         let tokenizer =
             Tokenizer::from_gguf(network.header(), network.bytes()).with_context(named)?;
-        let trained = network.model().context as usize;
+        let trained = reach(&network);
         let context = args.ctx_size.unwrap_or(CONTEXT.min(trained));
         if context == 0 || context > trained {
             let text = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
@@ -171,6 +171,15 @@ impl Loaded {
         }
         Ok(tokens)
     }
+}
+
+/// Tokens that a model was trained to look back on: its context, or its window if that is shorter.
+fn reach(network: &Network<GgufFile>) -> usize {
+    let model = network.model();
+    let window =
+        network.header().number(&format!("{}.attention.sliding_window", model.architecture));
+    let window = window.filter(|&window| window >= 1.0).map_or(u64::MAX, |window| window as u64);
+    model.context.min(window) as usize
 }
 
 /// How many cards a flag asks for where cards are threads.

@@ -70,7 +70,18 @@ impl Trail {
                 });
             }
         }
-        None
+        let (ours, theirs) = (self.tokens.len(), reference.tokens.len());
+        (ours != theirs).then(|| {
+            // One of them ends where the other goes on.
+            let step = ours.min(theirs);
+            let token = |trail: &Trail| trail.tokens.get(step).copied().unwrap_or(u32::MAX);
+            Difference {
+                step,
+                tokens: [token(reference), token(self)],
+                at: 0,
+                values: [f32::NAN; 2],
+            }
+        })
     }
 
     /// How far this is from a reference whose tokens it was fed.
@@ -78,7 +89,7 @@ impl Trail {
     pub fn distance(&self, reference: &Trail) -> Distance {
         let mut distance = Distance::default();
         for (step, (theirs, ours)) in reference.logits.iter().zip(&self.logits).enumerate() {
-            let apart = theirs.iter().zip(ours).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let apart = theirs.iter().zip(ours).map(|(a, b)| (a - b).abs()).fold(0.0, further);
             distance.most = distance.most.max(apart);
             if greatest(ours) != reference.tokens[step] {
                 distance.other_tokens += 1;
@@ -89,6 +100,11 @@ impl Trail {
         }
         distance
     }
+}
+
+/// The greater of two distances; what is not a number is infinitely far.
+fn further(one: f32, two: f32) -> f32 {
+    if one.is_nan() || two.is_nan() { f32::INFINITY } else { one.max(two) }
 }
 
 fn greatest(logits: &[f32]) -> u32 {
