@@ -2,6 +2,7 @@
 //! One card that is a thread: it goes through its program, shares large operators with its team, and notes
 //! where the time went.
 
+mod crew;
 mod operate;
 mod product;
 
@@ -15,6 +16,7 @@ use spanker_plan::{Activity, Label, Mark};
 use spanker_reduce::Team;
 use spanker_runtime::{Place, Work};
 
+use self::crew::Crew;
 use super::board::Link;
 use super::memory::{Memory, part};
 use crate::Op;
@@ -36,6 +38,7 @@ pub(super) struct Card<B> {
     memory: Memory<B>,
     link: Link,
     team: Team,
+    crew: Crew,
     inputs: Inputs,
     scratch: Mutex<Vec<AttendScratch>>,
     /// Products of several rows, before they are put in order.
@@ -51,7 +54,12 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
     pub(super) fn new(memory: Memory<B>, link: Link, threads: usize) -> Self {
         let team = Team::new(threads);
         let (inputs, scratch, tiles) = (Inputs::new(), Mutex::default(), Vec::new());
-        Card { memory, link, team, inputs, scratch, tiles, exchanges: 0 }
+        Card { memory, link, team, crew: Crew::new(), inputs, scratch, tiles, exchanges: 0 }
+    }
+
+    /// Threads that share an operator.
+    fn threads(&self) -> usize {
+        if self.crew.alone() { 1 } else { self.team.threads() }
     }
 
     /// Runs a program and reads what the host wants from a room. Nothing if this card or another has failed.

@@ -98,7 +98,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             let small = out.len() < SMALL;
             let pieces: Vec<Mutex<&mut [u8]>> =
                 out.chunks_exact_mut(bytes as usize).map(Mutex::new).collect();
-            let threads = if small { 1 } else { card.team.threads() };
+            let threads = if small { 1 } else { card.threads() };
             card.team.run(threads, pieces.len(), &|row| {
                 work(card, row, &mut pieces[row].lock().expect("a row is worked on once"));
             });
@@ -116,7 +116,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             let small = out.len() < SMALL;
             let pieces: Vec<Mutex<&mut [f32]>> =
                 cast_slice_mut(out).chunks_mut(PIECE as usize).map(Mutex::new).collect();
-            let threads = if small { 1 } else { card.team.threads() };
+            let threads = if small { 1 } else { card.threads() };
             card.team.run(threads, pieces.len(), &|piece| {
                 work(card, piece, &mut pieces[piece].lock().expect("a piece is worked on once"));
             });
@@ -190,7 +190,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             }
             // A position costs each head a multiplication and an addition for each of its numbers.
             let small = (past + rows) * rows * heads * head_size < 64 << 10;
-            let threads = if small { 1 } else { card.team.threads() };
+            let threads = if small { 1 } else { card.threads() };
             card.team.run(threads, pieces.len(), &|unit| {
                 let (row, share) = ((unit / shares.len()) as u64, unit % shares.len());
                 let (own, kv) = &shares[share];

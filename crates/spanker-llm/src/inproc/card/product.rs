@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Mutex;
+use std::time::Instant;
 
 use ggml_spanker::{Quant, multiply};
 use spanker_runtime::{BufferId, Place, Work};
@@ -56,7 +57,14 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         }
         let units = self.units(&products);
         match m {
-            1 => self.one_row(&products, &units),
+            1 => {
+                let bytes = products.iter().map(|product| product.n as u64 * product.row).sum();
+                let begun = Instant::now();
+                self.one_row(&products, &units);
+                if self.team.threads() > 1 {
+                    self.crew.took(bytes, begun.elapsed());
+                }
+            }
             _ => self.many_rows(&products, &units, m),
         }
     }
@@ -101,7 +109,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
 
     /// Computes all units, each to its target.
     fn multiply_units(&self, products: &[Product], units: &[Unit], targets: &[Mutex<&mut [f32]>]) {
-        self.team.run(self.team.threads(), units.len(), &|at| {
+        self.team.run(self.threads(), units.len(), &|at| {
             let unit = &units[at];
             let product = &products[unit.product];
             let weights = self.weights(product, &unit.rows);
@@ -159,7 +167,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 .collect();
             let rows: Vec<Mutex<&mut [f32]>> =
                 bytemuck::cast_slice_mut(out).chunks_exact_mut(n).map(Mutex::new).collect();
-            self.team.run(self.team.threads(), m, &|row| {
+            self.team.run(self.threads(), m, &|row| {
                 let mut out = rows[row].lock().expect("a row is worked on once");
                 let (mut tile, mut column) = (0, 0);
                 for &width in &widths {

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether sharing work with the team pays at the moment.
+//!
+//! A helper that is put off its core in the middle of a unit holds everybody up for as long as the system
+//! lets someone else run there: milliseconds, where a product takes a tenth of one. Where that happens again
+//! and again, a card is faster alone on the core that it has. So after a stall it works alone for a while, and
+//! for twice as long after each stall that follows soon.
+
+use std::time::Duration;
+
+/// Products that are done alone after a stall.
+const SHORT: u32 = 64;
+/// The same after many stalls: about a second of a small model.
+const LONG: u32 = 16 * 1024;
+/// Shared products without a stall after which the next one counts as the first.
+const SMOOTH: u32 = 512;
+/// What a product may take more than expected before it counts as a stall.
+const GRACE: Duration = Duration::from_micros(300);
+/// And how many times as long.
+const TIMES: f64 = 4.0;
+
+/// What is known of the team.
+#[derive(Debug)]
+pub(super) struct Crew {
+    /// Bytes of weights in a nanosecond, when shared; nothing before the first product.
+    rate: f64,
+    /// Products that are still to be done alone.
+    alone: u32,
+    /// How many that will be after the next stall.
+    pause: u32,
+    smooth: u32,
+}
+
+impl Crew {
+    pub(super) fn new() -> Crew {
+        Crew { rate: 0.0, alone: 0, pause: SHORT, smooth: 0 }
+    }
+
+    /// Whether the card works alone at the moment.
+    pub(super) fn alone(&self) -> bool {
+        self.alone > 0
+    }
+
+    /// A product of so many bytes of weights took so long.
+    pub(super) fn took(&mut self, bytes: u64, time: Duration) {
+        if self.alone > 0 {
+            self.alone -= 1;
+            return;
+        }
+        let nanos = time.as_nanos() as f64;
+        let expected = if self.rate > 0.0 { bytes as f64 / self.rate } else { nanos };
+        if nanos > TIMES * expected + GRACE.as_nanos() as f64 {
+            (self.alone, self.smooth) = (self.pause, 0);
+            self.pause = (2 * self.pause).min(LONG);
+            return;
+        }
+        let rate = bytes as f64 / nanos.max(1.0);
+        self.rate = if self.rate > 0.0 { 0.95 * self.rate + 0.05 * rate } else { rate };
+        self.smooth += 1;
+        if self.smooth >= SMOOTH {
+            self.pause = SHORT;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USUAL: Duration = Duration::from_micros(50);
+    const STALL: Duration = Duration::from_millis(3);
+
+    /// Products until the crew works together again.
+    fn pause(crew: &mut Crew) -> u32 {
+        let mut count = 0;
+        while crew.alone() {
+            crew.took(500_000, 2 * USUAL);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn crew_that_stalls_again_and_again_works_alone_for_longer_and_longer() {
+        let mut crew = Crew::new();
+        (0..10).for_each(|_| crew.took(500_000, USUAL));
+        assert!(!crew.alone());
+        let pauses: Vec<u32> = (0..12)
+            .map(|_| {
+                crew.took(500_000, STALL);
+                assert!(crew.alone());
+                pause(&mut crew)
+            })
+            .collect();
+        assert_eq!(pauses[..3], [64, 128, 256]);
+        assert_eq!(pauses[11], LONG);
+    }
+
+    #[test]
+    fn crew_that_has_worked_well_for_long_takes_a_stall_lightly() {
+        let mut crew = Crew::new();
+        for _ in 0..3 {
+            (0..SMOOTH).for_each(|_| crew.took(500_000, USUAL));
+            crew.took(500_000, STALL);
+            assert_eq!(pause(&mut crew), SHORT);
+        }
+    }
+
+    #[test]
+    fn products_of_any_size_at_the_usual_rate_are_no_stalls() {
+        let mut crew = Crew::new();
+        for factor in [1u32, 100, 3, 1000, 1] {
+            crew.took(500_000 * u64::from(factor), USUAL * factor);
+            assert!(!crew.alone());
+        }
+    }
+}
