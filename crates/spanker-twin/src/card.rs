@@ -211,6 +211,12 @@ impl Card {
         Pulse { busy, timer: self.next_timer() }
     }
 
+    /// Whether there is work that is not complete.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
     /// The state of the link at a port.
     #[must_use]
     pub fn port_state(&self, port: usize) -> LinkState {

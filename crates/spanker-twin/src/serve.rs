@@ -22,6 +22,10 @@ use crate::wire::{Cable, LinkEnd};
 /// Rounds without anything to do before the process sleeps. It gives way to others meanwhile.
 const RESTLESS: u32 = 40;
 
+/// The same while there is work on the card: what it waits for comes soon, and waking takes longer than waiting
+/// a millisecond or two costs.
+const EXPECTANT: u32 = 2000;
+
 /// Rounds without a look at the sockets.
 const UNSEEN: u32 = 32;
 
@@ -101,7 +105,8 @@ impl Process {
             happened |= replied;
             idle = if happened { 0 } else { idle + 1 };
             unseen += 1;
-            let sleeps = idle > RESTLESS && self.fall_asleep();
+            let rounds = if self.card.has_work() { EXPECTANT } else { RESTLESS };
+            let sleeps = idle > rounds && self.fall_asleep();
             // While frames flow, the sockets are looked at now and then only.
             if !sleeps && unseen < UNSEEN && self.now().saturating_sub(seen) < UNSEEN_NS {
                 if !happened {

@@ -81,25 +81,8 @@ impl Fleet {
         self.cards.iter_mut().try_for_each(|card| ready(card, deadline))
     }
 
-    /// Gives a card's process a core of its own, or a fair part of one. Where there are more cards than cores,
-    /// cards that wait for each other look busy to the system, which then leaves some cores with more of them
-    /// than others. A system that refuses is none the worse for it.
-    fn seat(&self, card: usize) {
-        let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
-        let cores: Vec<usize> =
-            (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
-        let pid = self.cards[card].pid().and_then(|pid| rustix::process::Pid::from_raw(pid as i32));
-        if cores.is_empty() || self.cards.len() <= cores.len() || pid.is_none() {
-            return;
-        }
-        let mut only = rustix::thread::CpuSet::new();
-        only.set(cores[card % cores.len()]);
-        let _ = rustix::thread::sched_setaffinity(pid, &only);
-    }
-
     /// Gives a card its first order.
     fn begin(&mut self, card: usize, ends: &[LinkEnd]) -> Result<(), TwinError> {
-        self.seat(card);
         let spec = &self.cards[card].spec;
         let path = home::card(&self.dir, spec.index);
         // What a card that has died had left there.
