@@ -55,7 +55,7 @@ pub(crate) struct Args {
     /// Do not repeat the prompt before the text
     #[arg(long)]
     no_display_prompt: bool,
-    /// Save what each card did when, for https://ui.perfetto.dev
+    /// Save what each card did when, as Perfetto shows it
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Save the logits after the prompt, as little-endian f32s in the order of tokens, to compare with

@@ -19,8 +19,8 @@ impl Topology<SpankerControl> {
     /// [`Topology::links`], not here.
     ///
     /// # Errors
-    /// [`Error::Topology`](crate::Error::Topology) for a profile that is not built in, a card without links to
-    /// others in its profile, or cards that links leave apart; [`Error::Runtime`](crate::Error::Runtime) if a
+    /// [`Error::Topology`] for a profile that is not built in, a card without links to
+    /// others in its profile, or cards that links leave apart; [`Error::Runtime`] if a
     /// card does not answer.
     pub fn cluster(&self) -> Result<Cluster> {
         let mut profiles = Vec::with_capacity(self.n_sails());
