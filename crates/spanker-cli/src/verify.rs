@@ -222,6 +222,7 @@ fn examine(
     let distance = found.distance(reference);
     let tokens = match (distance.other_tokens, distance.beyond_rounding) {
         (0, _) => "same tokens".to_owned(),
+        (1, 0) => "1 other token, a tie within that".to_owned(),
         (others, 0) => format!("{others} other tokens, all of them ties within that"),
         (others, beyond) => format!("{others} other tokens, {beyond} of them no ties"),
     };
