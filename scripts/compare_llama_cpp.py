@@ -171,4 +171,5 @@ def main():
         twin(sides, "tinyllama-1.1b q4_0", large["tinyllama-1.1b q4_0"])
 
 
-main()
+if __name__ == "__main__":
+    main()
