@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The half of the kernel that all threads share: what is still to be had, and how much of it a backend should take.
+//! A claim of new items is one atomic addition. There is no clock, no thread and no record of who has what here:
+//! that is the ledger's.
+
+use std::ops::Range;
+
+use crate::rule;
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering};
+
+/// The most backends of one job: sets of them are bits of one word.
+pub const MOST_BACKENDS: usize = 128;
+
+/// The most items of one job. Claims that come too late add to a cursor that is past its end; below this, that
+/// cannot overflow.
+pub const MOST_ITEMS: usize = 1 << 48;
+
+/// Some backends, as bits.
+pub(crate) type Set = u128;
+
+/// The set of one backend.
+pub(crate) fn only(backend: usize) -> Set {
+    1 << backend
+}
+
+/// What a claim got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claim {
+    /// These items.
+    Take(Piece),
+    /// Nothing for this backend at the moment; others may yet give items back.
+    Wait,
+    /// The run is over.
+    Over,
+}
+
+/// Items that go to one backend together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The items.
+    pub items: Range<usize>,
+    pub(crate) why: Why,
+    /// How often these items were given out in vain.
+    pub(crate) attempts: u32,
+    /// Backends that are not to have them.
+    pub(crate) not_by: Set,
+}
+
+/// Why a piece is given out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Nobody has had it.
+    Fresh,
+    /// Somebody had it and lost it.
+    Again,
+    /// It is done, and done again to compare.
+    Audit,
+}
+
+impl Piece {
+    /// Whether the items are done already, and done again only to compare the bytes.
+    #[must_use]
+    pub fn is_audit(&self) -> bool {
+        self.why == Why::Audit
+    }
+}
+
+/// A run of items that nobody has had yet; one of each priority.
+struct Cursor {
+    next: AtomicUsize,
+    end: usize,
+}
+
+impl Cursor {
+    fn left(&self) -> usize {
+        self.end.saturating_sub(self.next.load(Ordering::Relaxed))
+    }
+
+    /// Takes up to `want` items that start before `limit`. Whoever comes too late adds to a cursor that
+    /// is past its end, by no more than was left, so that it never goes far.
+    fn take(&self, want: usize, limit: usize) -> Option<Range<usize>> {
+        let seen = self.next.load(Ordering::Relaxed);
+        let end = self.end.min(limit);
+        if seen >= end {
+            return None;
+        }
+        let want = want.min(self.end - seen);
+        let start = self.next.fetch_add(want, Ordering::Relaxed);
+        (start < self.end).then(|| start..self.end.min(start + want))
+    }
+}
+
+/// What the ledger knows about a backend, for those who claim. Numbers are bits of `f64`.
+struct Pace {
+    /// Items a second of one task; zero while unknown.
+    rate: AtomicU64,
+    /// The shortest chunk, in seconds.
+    floor: AtomicU64,
+    launch: AtomicU64,
+    /// The most items that it may have at once, for the time being.
+    most: AtomicUsize,
+    benched: AtomicBool,
+}
+
+/// What is left of a job, shared by all who claim.
+///
+/// [`Ledger`](crate::Ledger) is its other half. Items that come back are in a list under a lock, which is looked
+/// at only while there are any.
+pub struct Claims {
+    grain: usize,
+    cap: f64,
+    cursors: Box<[Cursor]>,
+    /// No item from here on is given out yet.
+    limit: AtomicUsize,
+    /// Items in the pool.
+    pooled: AtomicUsize,
+    pool: Mutex<Vec<Piece>>,
+    paces: Box<[Pace]>,
+    /// Items a second of all backends, as bits of `f64`.
+    rates: AtomicU64,
+    /// Items a second of the fastest task, as bits of `f64`.
+    fastest: AtomicU64,
+    closed: AtomicBool,
+    /// How often something changed that those who wait may wait for.
+    stirs: AtomicU64,
+}
+
+fn load(number: &AtomicU64) -> f64 {
+    f64::from_bits(number.load(Ordering::Relaxed))
+}
+
+fn store(number: &AtomicU64, value: f64) {
+    number.store(value.to_bits(), Ordering::Relaxed);
+}
+
+impl Claims {
+    /// Work of `bands`, the first of them first, for so many backends. Every band begins at a multiple of `grain`.
+    pub(crate) fn new(bands: &[Range<usize>], grain: usize, backends: usize, cap: f64) -> Claims {
+        let cursor =
+            |band: &Range<usize>| Cursor { next: AtomicUsize::new(band.start), end: band.end };
+        let pace = |_| Pace {
+            rate: AtomicU64::new(0),
+            floor: AtomicU64::new(0),
+            launch: AtomicU64::new(0),
+            most: AtomicUsize::new(grain),
+            benched: AtomicBool::new(false),
+        };
+        Claims {
+            grain,
+            cap,
+            cursors: bands.iter().map(cursor).collect(),
+            limit: AtomicUsize::new(usize::MAX),
+            pooled: AtomicUsize::new(0),
+            pool: Mutex::new(Vec::new()),
+            paces: (0..backends).map(pace).collect(),
+            rates: AtomicU64::new(0),
+            fastest: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            stirs: AtomicU64::new(0),
+        }
+    }
+
+    /// A number that changes whenever it is worth claiming again after [`Claim::Wait`].
+    #[must_use]
+    pub fn stirs(&self) -> u64 {
+        self.stirs.load(Ordering::Acquire)
+    }
+
+    fn stir(&self) {
+        self.stirs.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether the run is over.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Items that nobody holds.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        let fresh: usize = self.cursors.iter().map(Cursor::left).sum();
+        fresh + self.pooled.load(Ordering::Relaxed)
+    }
+
+    /// Items for `backend`: one atomic addition where nothing has come back.
+    #[must_use]
+    pub fn claim(&self, backend: usize) -> Claim {
+        let pace = &self.paces[backend];
+        if self.closed.load(Ordering::Acquire) || pace.benched.load(Ordering::Relaxed) {
+            return Claim::Over;
+        }
+        let want = self.chunk(pace, self.left());
+        if self.pooled.load(Ordering::Acquire) > 0
+            && let Some(piece) = self.take_back(backend, want)
+        {
+            return Claim::Take(piece);
+        }
+        let Some(want) = want else { return Claim::Wait };
+        let limit = self.limit.load(Ordering::Relaxed);
+        for cursor in &self.cursors {
+            if let Some(items) = cursor.take(want, limit) {
+                return Claim::Take(Piece { items, why: Why::Fresh, attempts: 0, not_by: 0 });
+            }
+        }
+        Claim::Wait
+    }
+
+    /// How many items a backend should take now, in whole grains; none where the others would be through with
+    /// everything before it has done one.
+    fn chunk(&self, pace: &Pace, left: usize) -> Option<usize> {
+        let (rate, rates) = (load(&pace.rate), load(&self.rates));
+        let most = pace.most.load(Ordering::Relaxed);
+        if rate <= 0.0 || rates <= 0.0 {
+            return Some(self.grain.min(most));
+        }
+        let seconds = rule::chunk_seconds(left as f64, rates, load(&pace.floor), self.cap);
+        let grain = self.grain as f64;
+        let grains = (rate * seconds / grain + 0.5).floor();
+        if grains < 1.0 {
+            // Somebody must not decline, and the fastest does not.
+            let alone = grain / rate + load(&pace.launch);
+            let too_slow = alone * (rates - rate) > left as f64;
+            return (!too_slow || rate >= 0.5 * load(&self.fastest)).then_some(self.grain);
+        }
+        let items = (grains * grain).min(MOST_ITEMS as f64) as usize;
+        Some(items.min(most).max(self.grain))
+    }
+
+    /// Takes items that have come back: lost ones first, then those that are only to be compared. A backend that is
+    /// too slow for what is left takes only what not everybody may have.
+    fn take_back(&self, backend: usize, want: Option<usize>) -> Option<Piece> {
+        let mut pool = self.pool.lock().expect("nobody panics with the pool");
+        let may = |piece: &Piece| {
+            piece.not_by & only(backend) == 0 && (want.is_some() || piece.not_by != 0)
+        };
+        let (place, _) = pool
+            .iter()
+            .enumerate()
+            .filter(|(_, piece)| may(piece))
+            .min_by_key(|(_, piece)| (piece.is_audit(), piece.items.start))?;
+        let want = want.unwrap_or(self.grain);
+        let piece = &mut pool[place];
+        let taken = if piece.is_audit() || piece.items.len() <= want {
+            pool.swap_remove(place)
+        } else {
+            let cut = piece.items.start + want;
+            let first = Piece { items: piece.items.start..cut, ..piece.clone() };
+            piece.items.start = cut;
+            first
+        };
+        self.pooled.fetch_sub(taken.items.len(), Ordering::Release);
+        Some(taken)
+    }
+
+    /// Gives items back for others to take.
+    pub(crate) fn give_back(&self, piece: Piece) {
+        let mut pool = self.pool.lock().expect("nobody panics with the pool");
+        self.pooled.fetch_add(piece.items.len(), Ordering::Release);
+        pool.push(piece);
+        self.stir();
+    }
+
+    /// Lets every piece go to anyone for whom `all` is not full: what nobody may have, nobody would do.
+    pub(crate) fn lift_bans(&self, all: Set) -> Vec<Piece> {
+        let mut pool = self.pool.lock().expect("nobody panics with the pool");
+        let mut dropped = Vec::new();
+        let mut place = 0;
+        while place < pool.len() {
+            if pool[place].not_by & all == all {
+                if pool[place].is_audit() {
+                    let piece = pool.swap_remove(place);
+                    self.pooled.fetch_sub(piece.items.len(), Ordering::Release);
+                    dropped.push(piece);
+                    continue;
+                }
+                pool[place].not_by = 0;
+                self.stir();
+            }
+            place += 1;
+        }
+        dropped
+    }
+
+    /// How far the cursors have come in their bands: everything before was given out.
+    pub(crate) fn given_out(&self) -> impl Iterator<Item = usize> + '_ {
+        self.cursors.iter().map(|c| c.next.load(Ordering::Acquire).min(c.end))
+    }
+
+    /// Ends the run: nobody gets anything any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.stir();
+    }
+
+    /// Lets items before `limit` be taken.
+    pub(crate) fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
+        self.stir();
+    }
+
+    /// Gives a backend nothing any more.
+    pub(crate) fn bench(&self, backend: usize) {
+        self.paces[backend].benched.store(true, Ordering::Relaxed);
+        self.stir();
+    }
+
+    /// Tells what is known about a backend.
+    pub(crate) fn publish(&self, backend: usize, rate: f64, launch: f64, floor: f64, most: usize) {
+        let pace = &self.paces[backend];
+        store(&pace.rate, rate);
+        store(&pace.launch, launch);
+        store(&pace.floor, floor);
+        pace.most.store(most.max(self.grain), Ordering::Relaxed);
+    }
+
+    /// Tells how fast all tasks are together, and the fastest of them.
+    pub(crate) fn publish_rates(&self, rates: f64, fastest: f64) {
+        store(&self.rates, rates);
+        store(&self.fastest, fastest);
+    }
+}
+
+impl std::fmt::Debug for Claims {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Claims").field("left", &self.left()).finish_non_exhaustive()
+    }
+}

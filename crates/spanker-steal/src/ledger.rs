@@ -1,0 +1,643 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The half of the kernel that one thread owns: who holds which items under which token until when, what is done, and
+//! who is trusted with more. It is told what happens and when; it has no clock, no threads and no bytes of its own,
+//! so that it runs the same in virtual time.
+//!
+//! At any time an item is in one place: not given out (a cursor of [`Claims`] has not come to it), given out and on its
+//! way here, taken (a lease has it), spare (it came back), or done. Only here does an item become done, and
+//! only from a lease that is held under the token of the answer.
+
+pub(crate) mod audit;
+mod pace;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Capabilities, Failure};
+use crate::claims::{Claims, Piece, Set, Why, only};
+use crate::error::{StealError, Unfinished};
+use crate::job::{Job, Options};
+use crate::rate::Rate;
+use crate::report::{BackendReport, Incident, IncidentKind, MOST_INCIDENTS, Report};
+use crate::spans::Spans;
+use audit::Audit;
+
+/// A unit that was given out so often in vain, and then fails, is not given out again.
+const MOST_ATTEMPTS: u32 = 16;
+
+/// What an answer must show to be accepted: the run, the lane, and which of the lane's leases it is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token {
+    /// The run.
+    pub epoch: u64,
+    /// The lane: one of the tasks that a backend works on at a time.
+    pub lane: usize,
+    /// The lease, counted by the lane.
+    pub serial: u64,
+}
+
+/// What becomes of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The outputs count: they go to where the job wants them.
+    Commit,
+    /// The outputs were only to be compared.
+    Compared,
+    /// The outputs do not count.
+    Refuse,
+}
+
+/// A backend as the ledger is told of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Member {
+    /// Its name in reports.
+    pub name: String,
+    /// What it says about itself.
+    pub capabilities: Capabilities,
+}
+
+struct Lease {
+    token: Token,
+    piece: Piece,
+    at: Duration,
+}
+
+enum Slot {
+    /// Nothing is known of the lane's doings.
+    Idle,
+    Held(Lease),
+    /// The lane had this lease, and it was taken away. Its answer may come yet.
+    Lost(Lease),
+}
+
+struct Lane {
+    backend: usize,
+    slot: Slot,
+}
+
+struct Standing {
+    name: String,
+    capabilities: Capabilities,
+    rate: Rate,
+    strikes: u32,
+    benched: Option<String>,
+    done: Spans,
+    /// What of it another backend has confirmed.
+    confirmed: Spans,
+    chunks: usize,
+    last_chunk: usize,
+    /// The largest task that it completed.
+    largest: usize,
+    /// The last unit of its last task and the digest of its bytes, until somebody has confirmed it.
+    unconfirmed: Option<(Range<usize>, u64)>,
+}
+
+/// How a run ended.
+enum Outcome {
+    Finished,
+    Failed(StealError),
+}
+
+/// The record of a run.
+pub struct Ledger {
+    epoch: u64,
+    items: usize,
+    bytes: usize,
+    grain: usize,
+    most_items: usize,
+    options: Options,
+    bands: Vec<Range<usize>>,
+    claims: Arc<Claims>,
+    lanes: Vec<Lane>,
+    members: Vec<Standing>,
+    done: Spans,
+    taken: Spans,
+    spare: Spans,
+    thrown_out: Vec<Range<usize>>,
+    audits: Vec<Audit>,
+    last_round: bool,
+    outcome: Option<Outcome>,
+    /// When something was last heard, and when the last output was accepted.
+    heard: Duration,
+    accepted: Duration,
+    redone: usize,
+    audited: usize,
+    duplicated: usize,
+    incidents: Vec<Incident>,
+    more_incidents: usize,
+}
+
+impl Ledger {
+    /// Opens the record of a run: its number, the job, and who takes part. Returns it with what those who claim share.
+    ///
+    /// # Errors
+    ///
+    /// What [`Job::check`] says.
+    pub fn open(
+        epoch: u64,
+        job: &Job,
+        members: Vec<Member>,
+    ) -> Result<(Ledger, Arc<Claims>), StealError> {
+        job.check(members.len())?;
+        let bands = job.bands();
+        let cap = job.options.cap.as_secs_f64();
+        let claims = Arc::new(Claims::new(&bands, job.grain, members.len(), cap));
+        let lanes = members.iter().enumerate().flat_map(|(backend, member)| {
+            let lane = move |_| Lane { backend, slot: Slot::Idle };
+            (0..member.capabilities.in_flight.max(1)).map(lane)
+        });
+        let mut ledger = Ledger {
+            epoch,
+            items: job.items,
+            bytes: job.bytes,
+            grain: job.grain,
+            most_items: job.most_items(),
+            options: job.options.clone(),
+            bands,
+            claims: Arc::clone(&claims),
+            lanes: lanes.collect(),
+            members: members.into_iter().map(Standing::new).collect(),
+            done: Spans::new(),
+            taken: Spans::new(),
+            spare: Spans::new(),
+            thrown_out: Vec::new(),
+            audits: Vec::new(),
+            last_round: false,
+            outcome: None,
+            heard: Duration::ZERO,
+            accepted: Duration::ZERO,
+            redone: 0,
+            audited: 0,
+            duplicated: 0,
+            incidents: Vec::new(),
+            more_incidents: 0,
+        };
+        ledger.publish(Duration::ZERO);
+        Ok((ledger, claims))
+    }
+
+    /// The backend of every lane, in order.
+    pub fn lanes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.lanes.iter().map(|lane| lane.backend)
+    }
+
+    /// A lane has claimed `piece` and works on it under `token`.
+    pub fn claimed(&mut self, token: Token, piece: Piece, at: Duration) {
+        self.heard = self.heard.max(at);
+        if token.epoch != self.epoch || token.lane >= self.lanes.len() {
+            return;
+        }
+        if let Slot::Held(lease) = self.put(token.lane, Slot::Idle) {
+            // Its answer got lost on the way.
+            self.give_back(lease.piece, token.lane, false);
+        }
+        let lease = Lease { token, piece, at };
+        let free = match lease.piece.why {
+            Why::Audit => true,
+            Why::Again => self.spare.remove(lease.piece.items.clone()) == lease.piece.items.len(),
+            Why::Fresh => {
+                let items = &lease.piece.items;
+                let known = [&self.done, &self.taken, &self.spare];
+                known.iter().all(|known| !known.overlaps(items))
+            }
+        };
+        let backend = self.lanes[token.lane].backend;
+        let benched = self.members[backend].benched.is_some();
+        if free && !lease.piece.is_audit() {
+            self.taken.insert(lease.piece.items.clone());
+        }
+        if free && !benched && self.outcome.is_none() {
+            self.put(token.lane, Slot::Held(lease));
+        } else {
+            if free {
+                self.give_back(lease.piece.clone(), token.lane, false);
+            }
+            self.put(token.lane, Slot::Lost(lease));
+        }
+    }
+
+    /// A lane says that it has done `items` under `token`, and these are the outputs. With checksums, `sums` has one
+    /// for each unit.
+    pub fn completed(
+        &mut self,
+        token: Token,
+        items: Range<usize>,
+        out: &[u8],
+        sums: Option<&[u32]>,
+        at: Duration,
+    ) -> Verdict {
+        self.heard = self.heard.max(at);
+        let Some(lease) = self.release(token, items.clone(), at) else { return Verdict::Refuse };
+        let backend = self.lanes[token.lane].backend;
+        if items != lease.piece.items || out.len() != items.len().saturating_mul(self.bytes) {
+            let what = format!("the answer was for items {}..{}", items.start, items.end);
+            self.note(backend, IncidentKind::Lied, lease.piece.items.clone(), what.clone(), at);
+            self.give_back(lease.piece, token.lane, true);
+            self.bench(backend, what, true, at);
+            return Verdict::Refuse;
+        }
+        self.time(backend, &lease, at);
+        if self.options.checksums
+            && let Some(unit) = self.wrong_sum(&items, out, sums)
+        {
+            let what = "the checksum of the bytes is not that of the backend".to_owned();
+            self.note(backend, IncidentKind::WrongBytes, unit, what, at);
+            self.give_back(lease.piece, token.lane, true);
+            self.bench(backend, "wrong bytes arrived from it".to_owned(), false, at);
+            return Verdict::Refuse;
+        }
+        if lease.piece.is_audit() {
+            self.vote(backend, items, audit::digest(out), at);
+            self.settle(at);
+            return Verdict::Compared;
+        }
+        self.taken.remove(items.clone());
+        self.duplicated += items.len() - self.done.insert(items.clone());
+        self.accepted = self.accepted.max(at);
+        let member = &mut self.members[backend];
+        member.done.insert(items.clone());
+        member.strikes = 0;
+        member.chunks += 1;
+        member.last_chunk = items.len();
+        member.largest = member.largest.max(items.len());
+        self.choose_audits(backend, &items, out);
+        self.settle(at);
+        Verdict::Commit
+    }
+
+    /// A lane could not do what it had under `token`.
+    pub fn failed(&mut self, token: Token, failure: &Failure, at: Duration) {
+        self.heard = self.heard.max(at);
+        let Some(lease) = self.release(token, 0..0, at) else { return };
+        let backend = self.lanes[token.lane].backend;
+        let piece = lease.piece;
+        self.note(backend, IncidentKind::Failed, piece.items.clone(), failure.to_string(), at);
+        // What failed elsewhere as well says nothing about this backend.
+        let strike = piece.attempts == 0 || piece.is_audit();
+        let tried = piece.not_by | only(backend);
+        let hopeless = !piece.is_audit()
+            && piece.items.len() <= self.grain
+            && piece.attempts >= 2
+            && (piece.attempts >= MOST_ATTEMPTS || self.working() & !tried == 0);
+        if hopeless && !failure.is_lasting() {
+            let items = piece.items.clone();
+            self.give_back(piece, token.lane, true);
+            let unfinished = self.unfinished();
+            self.end(StealError::Refused { items, last: failure.to_string(), unfinished });
+            return;
+        }
+        self.give_back(piece, token.lane, true);
+        let member = &mut self.members[backend];
+        member.strikes += u32::from(strike);
+        if failure.is_lasting() || member.strikes >= self.options.strikes {
+            self.bench(backend, failure.to_string(), false, at);
+        }
+        self.settle(at);
+    }
+
+    /// Time has come to `now`: leases that ran out are taken away, and items that nobody holds are given out again.
+    pub fn tick(&mut self, now: Duration) {
+        if self.outcome.is_some() {
+            return;
+        }
+        for lane in 0..self.lanes.len() {
+            let Slot::Held(lease) = &self.lanes[lane].slot else { continue };
+            let held = now.saturating_sub(lease.at);
+            if held < self.lease_time(lane, lease) {
+                continue;
+            }
+            let backend = self.lanes[lane].backend;
+            let Slot::Held(lease) = self.put(lane, Slot::Idle) else { continue };
+            let what = format!("no answer for {held:.1?}");
+            self.note(backend, IncidentKind::Expired, lease.piece.items.clone(), what, now);
+            self.give_back(lease.piece.clone(), lane, true);
+            self.put(lane, Slot::Lost(lease));
+            self.heard = now;
+        }
+        self.settle(now);
+        if self.outcome.is_some() || self.lanes.iter().any(|l| matches!(l.slot, Slot::Held(_))) {
+            return;
+        }
+        let waited = now.saturating_sub(self.heard);
+        if waited >= self.options.lease && self.sweep(now) {
+            return;
+        }
+        if waited >= self.options.patience {
+            // Nobody is there to compare what is left to compare.
+            while let Some(items) = self.audits.first().map(|audit| audit.items()) {
+                self.give_up_audit(&items);
+            }
+            self.settle(now);
+            let unfinished = self.unfinished();
+            self.end(StealError::Stalled { waited, unfinished });
+        }
+    }
+
+    /// A backend takes no part, from the start.
+    pub fn leave_out(&mut self, backend: usize, why: &str) {
+        self.bench(backend, why.to_owned(), false, Duration::ZERO);
+        self.publish(Duration::ZERO);
+    }
+
+    /// Lanes that hold a lease or have lost one, and have not answered.
+    #[must_use]
+    pub fn stuck_lanes(&self) -> usize {
+        self.lanes.iter().filter(|lane| !matches!(lane.slot, Slot::Idle)).count()
+    }
+
+    /// The job is to end now.
+    pub fn cancel(&mut self) {
+        let unfinished = self.unfinished();
+        self.end(StealError::Cancelled(unfinished));
+    }
+
+    /// Whether the run is over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.outcome.is_some()
+    }
+
+    /// Whether the run is over and the job is not done.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        matches!(self.outcome, Some(Outcome::Failed(_)))
+    }
+
+    /// Closes the record.
+    ///
+    /// # Errors
+    ///
+    /// Why the run did not finish.
+    pub fn close(mut self) -> Result<Report, StealError> {
+        match self.outcome.take() {
+            Some(Outcome::Finished) => Ok(self.report()),
+            Some(Outcome::Failed(error)) => Err(error),
+            None => Err(StealError::Cancelled(self.unfinished())),
+        }
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let backend = |member: &Standing| BackendReport {
+            name: member.name.clone(),
+            items: member.done.len(),
+            chunks: member.chunks,
+            rate: member.rate.items_per_second() * member.capabilities.in_flight.max(1) as f64,
+            last_chunk: member.last_chunk,
+            benched: member.benched.clone(),
+        };
+        Report {
+            items: self.items,
+            done: self.done.len(),
+            duplicated: self.duplicated,
+            redone: self.redone,
+            audited: self.audited,
+            elapsed: self.accepted,
+            backends: self.members.iter().map(backend).collect(),
+            incidents: self.incidents.clone(),
+            more_incidents: self.more_incidents,
+        }
+    }
+
+    /// The items that are done.
+    #[must_use]
+    pub fn done(&self) -> &Spans {
+        &self.done
+    }
+
+    /// Takes the lease of `token` from its lane, if it is held. Answers to leases that are lost are noted.
+    fn release(&mut self, token: Token, items: Range<usize>, at: Duration) -> Option<Lease> {
+        if token.epoch != self.epoch {
+            return None;
+        }
+        let lane = self.lanes.get(token.lane)?;
+        let backend = lane.backend;
+        match &lane.slot {
+            Slot::Held(lease) if lease.token == token => {
+                let Slot::Held(lease) = self.put(token.lane, Slot::Idle) else { return None };
+                Some(lease)
+            }
+            Slot::Lost(lease) if lease.token == token => {
+                let Slot::Lost(lease) = self.put(token.lane, Slot::Idle) else { return None };
+                // It took so long: that is worth knowing.
+                if !items.is_empty() {
+                    self.time(backend, &lease, at);
+                }
+                let late = at.saturating_sub(lease.at);
+                let what = format!("the answer took {late:.1?}, and the lease was lost");
+                self.note(backend, IncidentKind::Refused, items, what, at);
+                self.publish(at);
+                None
+            }
+            _ => {
+                let what = "an answer to no lease".to_owned();
+                self.note(backend, IncidentKind::Refused, items, what, at);
+                None
+            }
+        }
+    }
+
+    fn put(&mut self, lane: usize, slot: Slot) -> Slot {
+        std::mem::replace(&mut self.lanes[lane].slot, slot)
+    }
+
+    /// Gives a piece that a lane held to whoever wants it.
+    fn give_back(&mut self, piece: Piece, lane: usize, in_vain: bool) {
+        let backend = self.lanes[lane].backend;
+        let mut not_by = piece.not_by;
+        if in_vain {
+            not_by |= only(backend);
+        }
+        let attempts = piece.attempts + u32::from(in_vain);
+        if piece.is_audit() {
+            self.claims.give_back(Piece { attempts, not_by, ..piece });
+            return;
+        }
+        self.taken.remove(piece.items.clone());
+        // What has failed twice is halved, so that the item at fault is found.
+        let units = piece.items.len().div_ceil(self.grain);
+        let half = if attempts >= 2 { units.div_ceil(2) } else { units } * self.grain;
+        let cut = piece.items.end.min(piece.items.start + half);
+        for items in [piece.items.start..cut, cut..piece.items.end] {
+            self.give(items, attempts, not_by);
+        }
+    }
+
+    /// Lets anyone but `not_by` take items that are neither done nor taken.
+    fn give(&mut self, items: Range<usize>, attempts: u32, not_by: Set) {
+        if items.is_empty() {
+            return;
+        }
+        self.spare.insert(items.clone());
+        self.claims.give_back(Piece { items, why: Why::Again, attempts, not_by });
+    }
+
+    /// Backends that may get more work.
+    fn working(&self) -> Set {
+        let working = |(place, member): (usize, &Standing)| {
+            if member.benched.is_none() { only(place) } else { 0 }
+        };
+        self.members.iter().enumerate().map(working).fold(0, |all, one| all | one)
+    }
+
+    /// Backends with a lane that can claim, or will when it has answered.
+    fn available(&self) -> Set {
+        let lanes = self.lanes.iter().filter(|lane| !matches!(lane.slot, Slot::Lost(_)));
+        lanes.fold(0, |all, lane| all | only(lane.backend)) & self.working()
+    }
+
+    /// Gives a backend no more work, and what it had to others; if `distrusted`, also what it did and nobody confirmed.
+    fn bench(&mut self, backend: usize, why: String, distrusted: bool, at: Duration) {
+        let member = &mut self.members[backend];
+        if member.benched.is_some() {
+            return;
+        }
+        member.benched = Some(why.clone());
+        member.unconfirmed = None;
+        self.claims.bench(backend);
+        self.note(backend, IncidentKind::Benched, 0..0, why, at);
+        for lane in 0..self.lanes.len() {
+            if self.lanes[lane].backend != backend {
+                continue;
+            }
+            match self.put(lane, Slot::Idle) {
+                Slot::Held(lease) => {
+                    self.give_back(lease.piece.clone(), lane, false);
+                    self.put(lane, Slot::Lost(lease));
+                }
+                slot => {
+                    self.put(lane, slot);
+                }
+            }
+        }
+        if distrusted {
+            self.throw_out(backend);
+        }
+        if self.working() == 0 && self.outcome.is_none() {
+            let unfinished = self.unfinished();
+            if !unfinished.missing.is_empty() {
+                self.end(StealError::AllLost(unfinished));
+            }
+        }
+    }
+
+    /// Takes back what a backend did and nobody confirmed.
+    fn throw_out(&mut self, backend: usize) {
+        let member = &mut self.members[backend];
+        let mut doubtful = member.done.clone();
+        for range in member.confirmed.iter() {
+            doubtful.remove(range);
+        }
+        for range in doubtful.iter() {
+            member.done.remove(range.clone());
+        }
+        self.audits.retain(|audit| audit.first() != backend);
+        for range in doubtful.iter() {
+            self.redone += self.done.remove(range.clone());
+            self.thrown_out.push(range.clone());
+            self.give(range, 0, 0);
+        }
+    }
+
+    /// The items whose outputs were accepted and do not count after all, since the last call.
+    pub fn drain_thrown_out(&mut self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.thrown_out.drain(..)
+    }
+
+    /// Gives out again what nobody holds although it was given out: whoever claimed it never said so.
+    fn sweep(&mut self, now: Duration) -> bool {
+        let reached: Vec<_> = self.claims.given_out().collect();
+        let mut found = Vec::new();
+        for (band, reached) in self.bands.iter().zip(reached) {
+            let mut known = self.done.clone();
+            for range in self.taken.iter().chain(self.spare.iter()) {
+                known.insert(range);
+            }
+            found.extend(known.gaps(band.start..reached));
+        }
+        for range in &found {
+            let what = "nobody held it".to_owned();
+            self.note(usize::MAX, IncidentKind::Swept, range.clone(), what, now);
+            self.give(range.clone(), 1, 0);
+        }
+        !found.is_empty()
+    }
+
+    /// Sees whether all is done, and tells those who claim what is known.
+    fn settle(&mut self, at: Duration) {
+        if self.outcome.is_some() {
+            return;
+        }
+        let available = self.available();
+        if available != 0 || self.working() == 0 {
+            for piece in self.claims.lift_bans(available) {
+                self.give_up_audit(&piece.items);
+            }
+        }
+        if self.done.len() == self.items && self.audits.is_empty() && !self.last_audits() {
+            self.outcome = Some(Outcome::Finished);
+            self.claims.close();
+        }
+        self.publish(at);
+    }
+
+    fn end(&mut self, error: StealError) {
+        if self.outcome.is_none() {
+            self.outcome = Some(Outcome::Failed(error));
+            self.claims.close();
+        }
+    }
+
+    fn unfinished(&self) -> Box<Unfinished> {
+        let missing = self.done.gaps(0..self.items).collect();
+        Box::new(Unfinished { report: self.report(), missing })
+    }
+
+    fn note(
+        &mut self,
+        backend: usize,
+        kind: IncidentKind,
+        items: Range<usize>,
+        what: String,
+        at: Duration,
+    ) {
+        if self.incidents.len() >= MOST_INCIDENTS {
+            self.more_incidents += 1;
+            return;
+        }
+        let name = self.members.get(backend).map_or("nobody", |member| &member.name);
+        self.incidents.push(Incident { at, backend: name.to_owned(), kind, items, what });
+    }
+}
+
+impl Standing {
+    fn new(member: Member) -> Standing {
+        let Member { name, capabilities } = member;
+        let launch = capabilities.launch.map(|launch| launch.as_secs_f64());
+        Standing {
+            name,
+            capabilities,
+            rate: Rate::told(capabilities.rate, launch),
+            strikes: 0,
+            benched: None,
+            done: Spans::new(),
+            confirmed: Spans::new(),
+            chunks: 0,
+            last_chunk: 0,
+            largest: 0,
+            unconfirmed: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ledger")
+            .field("epoch", &self.epoch)
+            .field("items", &self.items)
+            .field("done", &self.done.len())
+            .finish_non_exhaustive()
+    }
+}
