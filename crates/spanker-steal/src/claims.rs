@@ -53,6 +53,8 @@ pub(crate) enum Why {
     Fresh,
     /// Somebody had it and lost it.
     Again,
+    /// Somebody has it for longer than the lease. Whoever takes it makes the lease lost.
+    Overdue,
     /// It is done, and done again to compare.
     Audit,
 }
@@ -191,19 +193,19 @@ impl Claims {
             return Claim::Over;
         }
         let want = self.chunk(pace, self.left());
-        if self.pooled.load(Ordering::Acquire) > 0
-            && let Some(piece) = self.take_back(backend, want)
-        {
+        if let Some(piece) = self.take_back(backend, want, false) {
             return Claim::Take(piece);
         }
-        let Some(want) = want else { return Claim::Wait };
-        let limit = self.limit.load(Ordering::Relaxed);
-        for cursor in &self.cursors {
-            if let Some(items) = cursor.take(want, limit) {
-                return Claim::Take(Piece { items, why: Why::Fresh, attempts: 0, not_by: 0 });
+        if let Some(want) = want {
+            let limit = self.limit.load(Ordering::Relaxed);
+            for cursor in &self.cursors {
+                if let Some(items) = cursor.take(want, limit) {
+                    return Claim::Take(Piece { items, why: Why::Fresh, attempts: 0, not_by: 0 });
+                }
             }
         }
-        Claim::Wait
+        // Last what somebody may be about to answer.
+        self.take_back(backend, want, true).map_or(Claim::Wait, Claim::Take)
     }
 
     /// How many items a backend should take now, in whole grains; none where the others would be through with
@@ -229,10 +231,15 @@ impl Claims {
 
     /// Takes items that have come back: lost ones first, then those that are only to be compared. A backend that is
     /// too slow for what is left takes only what not everybody may have.
-    fn take_back(&self, backend: usize, want: Option<usize>) -> Option<Piece> {
+    fn take_back(&self, backend: usize, want: Option<usize>, overdue: bool) -> Option<Piece> {
+        if self.pooled.load(Ordering::Acquire) == 0 {
+            return None;
+        }
         let mut pool = self.pool.lock().expect("nobody panics with the pool");
         let may = |piece: &Piece| {
-            piece.not_by & only(backend) == 0 && (want.is_some() || piece.not_by != 0)
+            piece.not_by & only(backend) == 0
+                && (want.is_some() || piece.not_by != 0)
+                && (overdue || piece.why != Why::Overdue)
         };
         let (place, _) = pool
             .iter()
@@ -259,6 +266,23 @@ impl Claims {
         self.pooled.fetch_add(piece.items.len(), Ordering::Release);
         pool.push(piece);
         self.stir();
+    }
+
+    /// Takes all of `items` out of what was given back, if nobody has taken any of them.
+    pub(crate) fn retract(&self, items: &Range<usize>) -> bool {
+        let mut pool = self.pool.lock().expect("nobody panics with the pool");
+        let ours = |piece: &Piece| {
+            piece.why == Why::Overdue
+                && items.start <= piece.items.start
+                && piece.items.end <= items.end
+        };
+        let there: usize = pool.iter().filter(|piece| ours(piece)).map(|p| p.items.len()).sum();
+        if there != items.len() {
+            return false;
+        }
+        pool.retain(|piece| !ours(piece));
+        self.pooled.fetch_sub(there, Ordering::Release);
+        true
     }
 
     /// Lets every piece go to anyone for whom `all` is not full: what nobody may have, nobody would do.

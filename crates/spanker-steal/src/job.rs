@@ -50,8 +50,8 @@ pub struct Options {
 impl Options {
     /// What suits most jobs.
     pub const STANDARD: Options = Options {
-        cap: Duration::from_millis(20),
-        lease: Duration::from_millis(250),
+        cap: Duration::from_millis(12),
+        lease: Duration::from_millis(20),
         patience: Duration::from_secs(30),
         strikes: 3,
         chunk_bytes: 64 << 20,

@@ -67,8 +67,17 @@ enum Slot {
     /// Nothing is known of the lane's doings.
     Idle,
     Held(Lease),
+    /// The lane had this lease for too long: others may take the items, and until then its answer counts.
+    Overdue(Lease),
     /// The lane had this lease, and it was taken away. Its answer may come yet.
     Lost(Lease),
+}
+
+impl Slot {
+    /// Whether the lane is not in a task that takes too long.
+    fn answers(&self) -> bool {
+        matches!(self, Slot::Idle | Slot::Held(_))
+    }
 }
 
 struct Lane {
@@ -190,12 +199,17 @@ impl Ledger {
         }
         if let Slot::Held(lease) = self.put(token.lane, Slot::Idle) {
             // Its answer got lost on the way.
-            self.give_back(lease.piece, token.lane, false);
+            self.give_back(lease.piece, token.lane, Why::Again, false);
+        }
+        if piece.why == Why::Overdue {
+            self.lose_overdue(&piece.items, at);
         }
         let lease = Lease { token, piece, at };
         let free = match lease.piece.why {
             Why::Audit => true,
-            Why::Again => self.spare.remove(lease.piece.items.clone()) == lease.piece.items.len(),
+            Why::Again | Why::Overdue => {
+                self.spare.remove(lease.piece.items.clone()) == lease.piece.items.len()
+            }
             Why::Fresh => {
                 let items = &lease.piece.items;
                 let known = [&self.done, &self.taken, &self.spare];
@@ -211,7 +225,7 @@ impl Ledger {
             self.put(token.lane, Slot::Held(lease));
         } else {
             if free {
-                self.give_back(lease.piece.clone(), token.lane, false);
+                self.give_back(lease.piece.clone(), token.lane, Why::Again, false);
             }
             self.put(token.lane, Slot::Lost(lease));
         }
@@ -233,7 +247,7 @@ impl Ledger {
         if items != lease.piece.items || out.len() != items.len().saturating_mul(self.bytes) {
             let what = format!("the answer was for items {}..{}", items.start, items.end);
             self.note(backend, IncidentKind::Lied, lease.piece.items.clone(), what.clone(), at);
-            self.give_back(lease.piece, token.lane, true);
+            self.give_back(lease.piece, token.lane, Why::Again, true);
             self.bench(backend, what, true, at);
             return Verdict::Refuse;
         }
@@ -243,7 +257,7 @@ impl Ledger {
         {
             let what = "the checksum of the bytes is not that of the backend".to_owned();
             self.note(backend, IncidentKind::WrongBytes, unit, what, at);
-            self.give_back(lease.piece, token.lane, true);
+            self.give_back(lease.piece, token.lane, Why::Again, true);
             self.bench(backend, "wrong bytes arrived from it".to_owned(), false, at);
             return Verdict::Refuse;
         }
@@ -282,12 +296,12 @@ impl Ledger {
             && (piece.attempts >= MOST_ATTEMPTS || self.working() & !tried == 0);
         if hopeless && !failure.is_lasting() {
             let items = piece.items.clone();
-            self.give_back(piece, token.lane, true);
+            self.give_back(piece, token.lane, Why::Again, true);
             let unfinished = self.unfinished();
             self.end(StealError::Refused { items, last: failure.to_string(), unfinished });
             return;
         }
-        self.give_back(piece, token.lane, true);
+        self.give_back(piece, token.lane, Why::Again, true);
         let member = &mut self.members[backend];
         member.strikes += u32::from(strike);
         if failure.is_lasting() || member.strikes >= self.options.strikes {
@@ -307,12 +321,13 @@ impl Ledger {
             if held < self.lease_time(lane, lease) {
                 continue;
             }
-            let backend = self.lanes[lane].backend;
             let Slot::Held(lease) = self.put(lane, Slot::Idle) else { continue };
-            let what = format!("no answer for {held:.1?}");
-            self.note(backend, IncidentKind::Expired, lease.piece.items.clone(), what, now);
-            self.give_back(lease.piece.clone(), lane, true);
-            self.put(lane, Slot::Lost(lease));
+            self.give_back(lease.piece.clone(), lane, Why::Overdue, true);
+            if lease.piece.is_audit() {
+                self.lose(lane, lease, now);
+            } else {
+                self.put(lane, Slot::Overdue(lease));
+            }
             self.heard = now;
         }
         self.settle(now);
@@ -419,8 +434,15 @@ impl Ledger {
                 let Slot::Held(lease) = self.put(token.lane, Slot::Idle) else { return None };
                 Some(lease)
             }
-            Slot::Lost(lease) if lease.token == token => {
-                let Slot::Lost(lease) = self.put(token.lane, Slot::Idle) else { return None };
+            Slot::Overdue(lease) | Slot::Lost(lease) if lease.token == token => {
+                let (lease, overdue) = match self.put(token.lane, Slot::Idle) {
+                    Slot::Overdue(lease) => (lease, true),
+                    Slot::Lost(lease) => (lease, false),
+                    Slot::Idle | Slot::Held(_) => return None,
+                };
+                if overdue && !items.is_empty() && self.retract(&lease.piece) {
+                    return Some(lease);
+                }
                 // It took so long: that is worth knowing.
                 if !items.is_empty() {
                     self.time(backend, &lease, at);
@@ -439,12 +461,45 @@ impl Ledger {
         }
     }
 
+    /// Leases of lanes that have had any of `items` for too long are lost: somebody else has them.
+    fn lose_overdue(&mut self, items: &Range<usize>, at: Duration) {
+        for lane in 0..self.lanes.len() {
+            let Slot::Overdue(lease) = &self.lanes[lane].slot else { continue };
+            let theirs = &lease.piece.items;
+            if theirs.start < items.end
+                && items.start < theirs.end
+                && let Slot::Overdue(lease) = self.put(lane, Slot::Idle)
+            {
+                self.lose(lane, lease, at);
+            }
+        }
+    }
+
+    /// A lane's lease is lost because it took too long.
+    fn lose(&mut self, lane: usize, lease: Lease, at: Duration) {
+        let what = format!("no answer for {:.1?}", at.saturating_sub(lease.at));
+        let items = lease.piece.items.clone();
+        self.note(self.lanes[lane].backend, IncidentKind::Expired, items, what, at);
+        self.put(lane, Slot::Lost(lease));
+    }
+
+    /// Takes back what was given to others, if none of them has taken any of it.
+    fn retract(&mut self, piece: &Piece) -> bool {
+        let items = &piece.items;
+        if piece.is_audit() || !self.claims.retract(items) {
+            return false;
+        }
+        self.spare.remove(items.clone());
+        self.taken.insert(items.clone());
+        true
+    }
+
     fn put(&mut self, lane: usize, slot: Slot) -> Slot {
         std::mem::replace(&mut self.lanes[lane].slot, slot)
     }
 
     /// Gives a piece that a lane held to whoever wants it.
-    fn give_back(&mut self, piece: Piece, lane: usize, in_vain: bool) {
+    fn give_back(&mut self, piece: Piece, lane: usize, why: Why, in_vain: bool) {
         let backend = self.lanes[lane].backend;
         let mut not_by = piece.not_by;
         if in_vain {
@@ -461,17 +516,17 @@ impl Ledger {
         let half = if attempts >= 2 { units.div_ceil(2) } else { units } * self.grain;
         let cut = piece.items.end.min(piece.items.start + half);
         for items in [piece.items.start..cut, cut..piece.items.end] {
-            self.give(items, attempts, not_by);
+            self.give(items, why, attempts, not_by);
         }
     }
 
     /// Lets anyone but `not_by` take items that are neither done nor taken.
-    fn give(&mut self, items: Range<usize>, attempts: u32, not_by: Set) {
+    fn give(&mut self, items: Range<usize>, why: Why, attempts: u32, not_by: Set) {
         if items.is_empty() {
             return;
         }
         self.spare.insert(items.clone());
-        self.claims.give_back(Piece { items, why: Why::Again, attempts, not_by });
+        self.claims.give_back(Piece { items, why, attempts, not_by });
     }
 
     /// Backends that may get more work.
@@ -484,7 +539,7 @@ impl Ledger {
 
     /// Backends with a lane that can claim, or will when it has answered.
     fn available(&self) -> Set {
-        let lanes = self.lanes.iter().filter(|lane| !matches!(lane.slot, Slot::Lost(_)));
+        let lanes = self.lanes.iter().filter(|lane| lane.slot.answers());
         lanes.fold(0, |all, lane| all | only(lane.backend)) & self.working()
     }
 
@@ -504,7 +559,10 @@ impl Ledger {
             }
             match self.put(lane, Slot::Idle) {
                 Slot::Held(lease) => {
-                    self.give_back(lease.piece.clone(), lane, false);
+                    self.give_back(lease.piece.clone(), lane, Why::Again, false);
+                    self.put(lane, Slot::Lost(lease));
+                }
+                Slot::Overdue(lease) => {
                     self.put(lane, Slot::Lost(lease));
                 }
                 slot => {
@@ -537,7 +595,7 @@ impl Ledger {
         for range in doubtful.iter() {
             self.redone += self.done.remove(range.clone());
             self.thrown_out.push(range.clone());
-            self.give(range, 0, 0);
+            self.give(range, Why::Again, 0, 0);
         }
     }
 
@@ -560,7 +618,7 @@ impl Ledger {
         for range in &found {
             let what = "nobody held it".to_owned();
             self.note(usize::MAX, IncidentKind::Swept, range.clone(), what, now);
-            self.give(range.clone(), 1, 0);
+            self.give(range.clone(), Why::Again, 1, 0);
         }
         !found.is_empty()
     }

@@ -35,6 +35,8 @@ pub struct Rate {
     told: bool,
     seen: u32,
     refused_in_a_row: u32,
+    /// The last timing, if it was far from what was known: a second one like it is no outlier.
+    odd: Option<f64>,
     /// Items and seconds of the shortest task: nothing bounds the launch cost better.
     shortest: Option<(f64, f64)>,
 }
@@ -70,6 +72,7 @@ impl Rate {
             told: launch.is_some(),
             seen: 0,
             refused_in_a_row: 0,
+            odd: None,
             shortest: None,
         }
     }
@@ -106,20 +109,29 @@ impl Rate {
         if self.seen >= WARM && rate > IMPLAUSIBLE * self.rate {
             self.refused_in_a_row += 1;
             if self.refused_in_a_row < INSISTENT {
+                self.odd = None;
                 return Err(refused);
             }
         } else {
             self.refused_in_a_row = 0;
         }
-        self.rate = if self.seen < WARM {
-            rate
-        } else {
-            // As far below as it may be, this halves; and above, it adds a half at most.
-            0.5 * self.rate + 0.5 * rate.min(2.0 * self.rate)
-        };
+        self.rate = if self.seen < WARM { rate } else { self.moved(rate) };
         self.seen = self.seen.saturating_add(1);
         self.learn_launch(count, seconds);
         Ok(())
+    }
+
+    /// The rate after a timing that says `rate`. One that is far off moves it by half; two on the same side move it to the
+    /// nearer of both.
+    fn moved(&mut self, rate: f64) -> f64 {
+        let known = self.rate;
+        let odd = |rate: f64| rate < 0.5 * known || rate > 2.0 * known;
+        match self.odd.replace(rate).filter(|last| odd(*last) && odd(rate)) {
+            Some(last) if last < known && rate < known => last.max(rate),
+            Some(last) if last > known && rate > known => last.min(rate),
+            // As far below as it may be, this halves; and above, it adds a half at most.
+            _ => 0.5 * known + 0.5 * rate.min(2.0 * known),
+        }
     }
 
     /// Takes the launch cost from the shortest task and one that is clearly larger.

@@ -70,7 +70,7 @@ pub struct Incident {
 pub enum IncidentKind {
     /// The backend said that it failed, or panicked: others do the items.
     Failed,
-    /// The lease ran out: others do the items.
+    /// The lease ran out, and somebody else has taken the items.
     Expired,
     /// An answer for a lease that was lost, or never was: refused.
     Refused,

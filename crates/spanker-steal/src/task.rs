@@ -130,16 +130,21 @@ impl Task {
         !self.line.claims.is_closed() && !self.line.cancel.is_cancelled()
     }
 
-    /// The outputs are there. If the lease is lost by now, they do not count.
-    pub fn complete(self) {
-        let sums = self.line.checksums.then(|| {
+    /// The sums of each unit's bytes, where the job wants them.
+    #[must_use]
+    pub fn sums(&self) -> Option<Vec<u32>> {
+        self.line.checksums.then(|| {
             let unit = (self.line.grain * self.line.bytes).max(1);
             let mut sums: Vec<u32> = self.out.chunks(unit).map(unit_sum).collect();
             // Outputs without bytes have sums all the same.
             sums.resize(self.items.len().div_ceil(self.line.grain), unit_sum(&[]));
             sums
-        });
-        let items = self.items();
+        })
+    }
+
+    /// The outputs are there. If the lease is lost by now, they do not count.
+    pub fn complete(self) {
+        let (items, sums) = (self.items(), self.sums());
         self.complete_as(items, sums);
     }
 

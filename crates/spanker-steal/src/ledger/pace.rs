@@ -32,7 +32,7 @@ impl Ledger {
         let (mut rates, mut fastest) = (0.0, 0.0f64);
         for lane in &self.lanes {
             let member = &self.members[lane.backend];
-            if member.benched.is_none() && !matches!(lane.slot, Slot::Lost(_)) {
+            if member.benched.is_none() && lane.slot.answers() {
                 let rate = member.rate.items_per_second();
                 rates += rate;
                 fastest = fastest.max(rate);

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A backend with troubles, to rehearse them on real threads.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::backend::{Backend, Capabilities, Failure};
+use crate::fault::{Fault, Trouble};
+use crate::task::Task;
+
+/// Another backend, with faults. Their times count from its first task.
+///
+/// # Examples
+///
+/// ```
+/// use spanker_steal::{Cpu, Fault, Faulty, Job, Trouble, WorkStealingScheduler};
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// let cpu = || Arc::new(Cpu::new(1, |_, _: &mut [u8]| Ok(())));
+/// let kill = Fault { at: Duration::ZERO, trouble: Trouble::Kill };
+/// let dead = Faulty::new(cpu(), vec![kill]).expect("a trouble that threads can have");
+/// let scheduler = WorkStealingScheduler::new(vec![cpu(), Arc::new(dead)]);
+/// let report = scheduler.run(&Job::new(1000, 1), &mut [0; 1000])?;
+/// assert_eq!(report.backends[0].items, 1000);
+/// # Ok::<(), spanker_steal::StealError>(())
+/// ```
+pub struct Faulty {
+    inner: Arc<dyn Backend>,
+    faults: Vec<(Fault, AtomicBool)>,
+    begun: OnceLock<Instant>,
+}
+
+impl Faulty {
+    /// `inner` with faults.
+    ///
+    /// # Errors
+    ///
+    /// A trouble that exists in virtual time only: answers that get lost, come twice or from earlier runs, claims that
+    /// nobody hears of, clocks that jump.
+    pub fn new(inner: Arc<dyn Backend>, faults: Vec<Fault>) -> Result<Faulty, Trouble> {
+        for fault in &faults {
+            match fault.trouble {
+                Trouble::Kill
+                | Trouble::Hang(_)
+                | Trouble::Slow(_)
+                | Trouble::Corrupt
+                | Trouble::Garble
+                | Trouble::Fail
+                | Trouble::Lie => {}
+                other => return Err(other),
+            }
+        }
+        let faults = faults.into_iter().map(|fault| (fault, AtomicBool::new(false))).collect();
+        Ok(Faulty { inner, faults, begun: OnceLock::new() })
+    }
+
+    /// A fault that is due and that `wanted` describes. Those that pass happen once.
+    fn due(&self, wanted: impl Fn(Trouble) -> bool) -> Option<Trouble> {
+        let now = self.begun.get_or_init(Instant::now).elapsed();
+        let due = |(fault, spent): &&(Fault, AtomicBool)| {
+            fault.at <= now
+                && wanted(fault.trouble)
+                && !(fault.trouble.is_passing() && spent.swap(true, Ordering::Relaxed))
+        };
+        self.faults.iter().filter(due).map(|(fault, _)| fault.trouble).last()
+    }
+}
+
+/// For as long as the process lives.
+fn hang() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+impl Backend for Faulty {
+    fn id(&self) -> &'static str {
+        self.inner.id()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn run(&self, items: Range<usize>, out: &mut [u8]) -> Result<(), Failure> {
+        let begun = Instant::now();
+        self.inner.run(items, out)?;
+        if let Some(Trouble::Slow(factor)) = self.due(|t| matches!(t, Trouble::Slow(_))) {
+            let more = begun.elapsed().as_secs_f64() * (factor - 1.0).max(0.0);
+            std::thread::sleep(Duration::try_from_secs_f64(more).unwrap_or(Duration::MAX));
+        }
+        if self.due(|t| t == Trouble::Corrupt).is_some()
+            && let Some(byte) = out.first_mut()
+        {
+            *byte ^= 0x40;
+        }
+        Ok(())
+    }
+
+    fn submit(&self, mut task: Task) {
+        let dead = || self.due(|t| t == Trouble::Kill).is_some();
+        if dead() {
+            return task.fail(Failure::lasting("killed"));
+        }
+        let items = task.items();
+        let outcome = self.run(items.clone(), task.output());
+        match self.due(|t| matches!(t, Trouble::Hang(_))) {
+            Some(Trouble::Hang(Some(time))) => std::thread::sleep(time),
+            Some(_) => hang(),
+            None => {}
+        }
+        if dead() {
+            return task.fail(Failure::lasting("killed"));
+        }
+        if let Err(failure) = outcome {
+            return task.fail(failure);
+        }
+        match self.due(|t| matches!(t, Trouble::Garble | Trouble::Fail | Trouble::Lie)) {
+            Some(Trouble::Garble) => {
+                let sums = task.sums();
+                if let Some(byte) = task.output().last_mut() {
+                    *byte ^= 0x04;
+                }
+                task.complete_as(items, sums);
+            }
+            Some(Trouble::Fail) => task.fail(Failure::passing("rehearsed")),
+            Some(_) => task.complete_as(items.start..items.end + 1, None),
+            None => task.complete(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Faulty").field("id", &self.id()).finish_non_exhaustive()
+    }
+}
