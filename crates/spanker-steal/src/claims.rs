@@ -42,6 +42,9 @@ pub struct Piece {
     pub(crate) why: Why,
     /// How often these items were given out in vain.
     pub(crate) attempts: u32,
+    /// How often they failed, and on which backends.
+    pub(crate) failures: u32,
+    pub(crate) failed_on: Set,
     /// Backends that are not to have them.
     pub(crate) not_by: Set,
 }
@@ -60,6 +63,11 @@ pub(crate) enum Why {
 }
 
 impl Piece {
+    /// Items that nobody has had in vain.
+    pub(crate) fn new(items: Range<usize>, why: Why, not_by: Set) -> Piece {
+        Piece { items, why, attempts: 0, failures: 0, failed_on: 0, not_by }
+    }
+
     /// Whether the items are done already, and done again only to compare the bytes.
     #[must_use]
     pub fn is_audit(&self) -> bool {
@@ -200,7 +208,7 @@ impl Claims {
             let limit = self.limit.load(Ordering::Relaxed);
             for cursor in &self.cursors {
                 if let Some(items) = cursor.take(want, limit) {
-                    return Claim::Take(Piece { items, why: Why::Fresh, attempts: 0, not_by: 0 });
+                    return Claim::Take(Piece::new(items, Why::Fresh, 0));
                 }
             }
         }
@@ -285,30 +293,40 @@ impl Claims {
         true
     }
 
-    /// Lets every piece go to anyone for whom `all` is not full: what nobody may have, nobody would do.
-    pub(crate) fn lift_bans(&self, all: Set) -> Vec<Piece> {
+    /// Lets pieces that none of `available` may have go to anyone: they would never be done. Comparisons that none of
+    /// `working` may make are taken out and returned.
+    pub(crate) fn lift_bans(&self, available: Set, working: Set) -> Vec<Piece> {
+        if self.pooled.load(Ordering::Acquire) == 0 {
+            return Vec::new();
+        }
         let mut pool = self.pool.lock().expect("nobody panics with the pool");
-        let mut dropped = Vec::new();
-        let mut place = 0;
-        while place < pool.len() {
-            if pool[place].not_by & all == all {
-                if pool[place].is_audit() {
-                    let piece = pool.swap_remove(place);
-                    self.pooled.fetch_sub(piece.items.len(), Ordering::Release);
-                    dropped.push(piece);
-                    continue;
-                }
-                pool[place].not_by = 0;
+        for piece in pool.iter_mut().filter(|piece| !piece.is_audit()) {
+            if available & !piece.not_by == 0 {
+                piece.not_by = 0;
                 self.stir();
             }
-            place += 1;
         }
+        let hopeless = |piece: &mut Piece| piece.is_audit() && working & !piece.not_by == 0;
+        let dropped: Vec<Piece> = pool.extract_if(.., hopeless).collect();
+        let items: usize = dropped.iter().map(|piece| piece.items.len()).sum();
+        self.pooled.fetch_sub(items, Ordering::Release);
         dropped
+    }
+
+    /// What was given back and not taken yet, and whether it is only to be compared.
+    pub(crate) fn given_back(&self) -> Vec<(Range<usize>, bool)> {
+        let pool = self.pool.lock().expect("nobody panics with the pool");
+        pool.iter().map(|piece| (piece.items.clone(), piece.is_audit())).collect()
     }
 
     /// How far the cursors have come in their bands: everything before was given out.
     pub(crate) fn given_out(&self) -> impl Iterator<Item = usize> + '_ {
         self.cursors.iter().map(|c| c.next.load(Ordering::Acquire).min(c.end))
+    }
+
+    /// Has those who wait try again.
+    pub(crate) fn call(&self) {
+        self.stir();
     }
 
     /// Ends the run: nobody gets anything any more.

@@ -209,10 +209,13 @@ impl Run {
         mut forget: impl FnMut(Range<usize>, &mut VecDeque<Accepted>),
     ) {
         let due = self.ledger.next_tick().saturating_sub(self.begun.elapsed());
-        let mut message = match self.receiver.recv_timeout(due.min(LOOK)) {
-            Ok(message) => Some(message),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        };
+        let wait = due.min(LOOK);
+        let heard = self.receiver.recv_timeout(wait);
+        if matches!(heard, Err(RecvTimeoutError::Disconnected)) {
+            // Every lane has left: there is only time to wait for.
+            thread::sleep(wait);
+        }
+        let mut message = heard.ok();
         while let Some(told) = message {
             self.take(told, accepted);
             for items in self.ledger.drain_thrown_out() {

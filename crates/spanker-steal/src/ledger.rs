@@ -23,8 +23,11 @@ use crate::report::{BackendReport, Incident, IncidentKind, MOST_INCIDENTS, Repor
 use crate::spans::Spans;
 use audit::Audit;
 
-/// A unit that was given out so often in vain, and then fails, is not given out again.
-const MOST_ATTEMPTS: u32 = 16;
+/// A unit that has failed so often is not given out again.
+const MOST_FAILURES: u32 = 16;
+
+/// How long a job that is done waits for comparisons that nobody seems to make.
+const COMPARE: Duration = Duration::from_secs(1);
 
 /// What an answer must show to be accepted: the run, the lane, and which of the lane's leases it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,6 +58,17 @@ pub struct Member {
     pub name: String,
     /// What it says about itself.
     pub capabilities: Capabilities,
+}
+
+/// What became of a piece that is given back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Nothing is known against it.
+    Unharmed,
+    /// It took too long.
+    Late,
+    /// It failed.
+    Failed,
 }
 
 struct Lease {
@@ -126,9 +140,13 @@ pub struct Ledger {
     thrown_out: Vec<Range<usize>>,
     audits: Vec<Audit>,
     last_round: bool,
+    /// Backends take what is left however slow they are.
+    nobody_waits: bool,
     outcome: Option<Outcome>,
     /// When something was last heard, and when the last output was accepted.
     heard: Duration,
+    /// What `heard` was when items that nobody holds were last looked for.
+    swept: Duration,
     accepted: Duration,
     redone: usize,
     audited: usize,
@@ -173,8 +191,10 @@ impl Ledger {
             thrown_out: Vec::new(),
             audits: Vec::new(),
             last_round: false,
+            nobody_waits: false,
             outcome: None,
             heard: Duration::ZERO,
+            swept: Duration::MAX,
             accepted: Duration::ZERO,
             redone: 0,
             audited: 0,
@@ -199,7 +219,7 @@ impl Ledger {
         }
         if let Slot::Held(lease) = self.put(token.lane, Slot::Idle) {
             // Its answer got lost on the way.
-            self.give_back(lease.piece, token.lane, Why::Again, false);
+            self.give_back(lease.piece, token.lane, Why::Again, Fate::Unharmed);
         }
         if piece.why == Why::Overdue {
             self.lose_overdue(&piece.items, at);
@@ -225,7 +245,7 @@ impl Ledger {
             self.put(token.lane, Slot::Held(lease));
         } else {
             if free {
-                self.give_back(lease.piece.clone(), token.lane, Why::Again, false);
+                self.give_back(lease.piece.clone(), token.lane, Why::Again, Fate::Unharmed);
             }
             self.put(token.lane, Slot::Lost(lease));
         }
@@ -247,7 +267,7 @@ impl Ledger {
         if items != lease.piece.items || out.len() != items.len().saturating_mul(self.bytes) {
             let what = format!("the answer was for items {}..{}", items.start, items.end);
             self.note(backend, IncidentKind::Lied, lease.piece.items.clone(), what.clone(), at);
-            self.give_back(lease.piece, token.lane, Why::Again, true);
+            self.give_back(lease.piece, token.lane, Why::Again, Fate::Failed);
             self.bench(backend, what, true, at);
             return Verdict::Refuse;
         }
@@ -257,7 +277,7 @@ impl Ledger {
         {
             let what = "the checksum of the bytes is not that of the backend".to_owned();
             self.note(backend, IncidentKind::WrongBytes, unit, what, at);
-            self.give_back(lease.piece, token.lane, Why::Again, true);
+            self.give_back(lease.piece, token.lane, Why::Again, Fate::Failed);
             self.bench(backend, "wrong bytes arrived from it".to_owned(), false, at);
             return Verdict::Refuse;
         }
@@ -288,20 +308,20 @@ impl Ledger {
         let piece = lease.piece;
         self.note(backend, IncidentKind::Failed, piece.items.clone(), failure.to_string(), at);
         // What failed elsewhere as well says nothing about this backend.
-        let strike = piece.attempts == 0 || piece.is_audit();
-        let tried = piece.not_by | only(backend);
+        let strike = piece.failures == 0 || piece.is_audit();
+        let left = self.working() & !(piece.failed_on | only(backend));
+        let often = piece.failures + 1;
         let hopeless = !piece.is_audit()
             && piece.items.len() <= self.grain
-            && piece.attempts >= 2
-            && (piece.attempts >= MOST_ATTEMPTS || self.working() & !tried == 0);
+            && often >= self.options.strikes.max(2)
+            && (left == 0 || often >= MOST_FAILURES);
+        let items = piece.items.clone();
+        self.give_back(piece, token.lane, Why::Again, Fate::Failed);
         if hopeless && !failure.is_lasting() {
-            let items = piece.items.clone();
-            self.give_back(piece, token.lane, Why::Again, true);
             let unfinished = self.unfinished();
             self.end(StealError::Refused { items, last: failure.to_string(), unfinished });
             return;
         }
-        self.give_back(piece, token.lane, Why::Again, true);
         let member = &mut self.members[backend];
         member.strikes += u32::from(strike);
         if failure.is_lasting() || member.strikes >= self.options.strikes {
@@ -322,7 +342,7 @@ impl Ledger {
                 continue;
             }
             let Slot::Held(lease) = self.put(lane, Slot::Idle) else { continue };
-            self.give_back(lease.piece.clone(), lane, Why::Overdue, true);
+            self.give_back(lease.piece.clone(), lane, Why::Overdue, Fate::Late);
             if lease.piece.is_audit() {
                 self.lose(lane, lease, now);
             } else {
@@ -335,10 +355,15 @@ impl Ledger {
             return;
         }
         let waited = now.saturating_sub(self.heard);
-        if waited >= self.options.lease && self.sweep(now) {
-            return;
+        if waited >= self.options.lease && self.swept != self.heard {
+            self.swept = self.heard;
+            self.sweep(now);
+            // Whoever should have taken what is left does not: then it is for anybody.
+            self.nobody_waits = true;
+            self.settle(now);
+            self.claims.call();
         }
-        if waited >= self.options.patience {
+        if waited >= self.patience() {
             // Nobody is there to compare what is left to compare.
             while let Some(items) = self.audits.first().map(|audit| audit.items()) {
                 self.give_up_audit(&items);
@@ -347,6 +372,12 @@ impl Ledger {
             let unfinished = self.unfinished();
             self.end(StealError::Stalled { waited, unfinished });
         }
+    }
+
+    /// How long nothing may happen.
+    fn patience(&self) -> Duration {
+        let all_done = self.done.len() == self.items;
+        if all_done { COMPARE.min(self.options.patience) } else { self.options.patience }
     }
 
     /// A backend takes no part, from the start.
@@ -499,34 +530,36 @@ impl Ledger {
     }
 
     /// Gives a piece that a lane held to whoever wants it.
-    fn give_back(&mut self, piece: Piece, lane: usize, why: Why, in_vain: bool) {
-        let backend = self.lanes[lane].backend;
-        let mut not_by = piece.not_by;
-        if in_vain {
-            not_by |= only(backend);
+    fn give_back(&mut self, mut piece: Piece, lane: usize, why: Why, fate: Fate) {
+        let backend = only(self.lanes[lane].backend);
+        if fate != Fate::Unharmed {
+            piece.attempts += 1;
+            piece.not_by |= backend;
         }
-        let attempts = piece.attempts + u32::from(in_vain);
+        if fate == Fate::Failed {
+            piece.failures += 1;
+            piece.failed_on |= backend;
+        }
         if piece.is_audit() {
-            self.claims.give_back(Piece { attempts, not_by, ..piece });
+            self.claims.give_back(piece);
             return;
         }
         self.taken.remove(piece.items.clone());
         // What has failed twice is halved, so that the item at fault is found.
         let units = piece.items.len().div_ceil(self.grain);
-        let half = if attempts >= 2 { units.div_ceil(2) } else { units } * self.grain;
-        let cut = piece.items.end.min(piece.items.start + half);
+        let first = if piece.failures >= 2 { units.div_ceil(2) } else { units };
+        let cut = piece.items.end.min(piece.items.start + first * self.grain);
         for items in [piece.items.start..cut, cut..piece.items.end] {
-            self.give(items, why, attempts, not_by);
+            self.give(Piece { items, why, ..piece.clone() });
         }
     }
 
-    /// Lets anyone but `not_by` take items that are neither done nor taken.
-    fn give(&mut self, items: Range<usize>, why: Why, attempts: u32, not_by: Set) {
-        if items.is_empty() {
-            return;
+    /// Gives out items that are neither done nor taken.
+    fn give(&mut self, piece: Piece) {
+        if !piece.items.is_empty() {
+            self.spare.insert(piece.items.clone());
+            self.claims.give_back(piece);
         }
-        self.spare.insert(items.clone());
-        self.claims.give_back(Piece { items, why, attempts, not_by });
     }
 
     /// Backends that may get more work.
@@ -559,7 +592,7 @@ impl Ledger {
             }
             match self.put(lane, Slot::Idle) {
                 Slot::Held(lease) => {
-                    self.give_back(lease.piece.clone(), lane, Why::Again, false);
+                    self.give_back(lease.piece.clone(), lane, Why::Again, Fate::Unharmed);
                     self.put(lane, Slot::Lost(lease));
                 }
                 Slot::Overdue(lease) => {
@@ -595,7 +628,7 @@ impl Ledger {
         for range in doubtful.iter() {
             self.redone += self.done.remove(range.clone());
             self.thrown_out.push(range.clone());
-            self.give(range, Why::Again, 0, 0);
+            self.give(Piece::new(range, Why::Again, 0));
         }
     }
 
@@ -605,9 +638,18 @@ impl Ledger {
     }
 
     /// Gives out again what nobody holds although it was given out: whoever claimed it never said so.
-    fn sweep(&mut self, now: Duration) -> bool {
+    fn sweep(&mut self, now: Duration) {
         let reached: Vec<_> = self.claims.given_out().collect();
-        let mut found = Vec::new();
+        let mut found = self.sweep_audits();
+        let mut gone = self.spare.clone();
+        for (items, audit) in self.claims.given_back() {
+            if !audit {
+                gone.remove(items);
+            }
+        }
+        for range in gone.iter() {
+            self.spare.remove(range);
+        }
         for (band, reached) in self.bands.iter().zip(reached) {
             let mut known = self.done.clone();
             for range in self.taken.iter().chain(self.spare.iter()) {
@@ -618,9 +660,13 @@ impl Ledger {
         for range in &found {
             let what = "nobody held it".to_owned();
             self.note(usize::MAX, IncidentKind::Swept, range.clone(), what, now);
-            self.give(range.clone(), Why::Again, 1, 0);
+            if !self.done.covers(range) {
+                self.give(Piece::new(range.clone(), Why::Again, 0));
+            }
         }
-        !found.is_empty()
+        if !found.is_empty() {
+            self.heard = now;
+        }
     }
 
     /// Sees whether all is done, and tells those who claim what is known.
@@ -628,11 +674,10 @@ impl Ledger {
         if self.outcome.is_some() {
             return;
         }
-        let available = self.available();
-        if available != 0 || self.working() == 0 {
-            for piece in self.claims.lift_bans(available) {
-                self.give_up_audit(&piece.items);
-            }
+        // Nobody seems to be there: then whoever comes may have it.
+        let available = if self.nobody_waits { 0 } else { self.available() };
+        for piece in self.claims.lift_bans(available, self.working()) {
+            self.give_up_audit(&piece.items);
         }
         if self.done.len() == self.items && self.audits.is_empty() && !self.last_audits() {
             self.outcome = Some(Outcome::Finished);

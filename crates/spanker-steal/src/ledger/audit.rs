@@ -125,7 +125,7 @@ impl Ledger {
         let audit = Audit { items: items.clone(), votes };
         let not_by = audit.voters();
         self.audits.push(audit);
-        self.claims.give_back(Piece { items, why: Why::Audit, attempts: 0, not_by });
+        self.claims.give_back(Piece::new(items, Why::Audit, not_by));
     }
 
     /// Asks about the last unit of everybody whose last task was not looked at. Returns whether there was anything.
@@ -140,7 +140,7 @@ impl Ledger {
                 continue;
             }
             if let Some((items, digest)) = member.unconfirmed.take()
-                && self.others(only(backend)) & self.available() != 0
+                && self.others(only(backend)) != 0
             {
                 self.ask(items, vec![(backend, digest)]);
             }
@@ -170,7 +170,7 @@ impl Ledger {
             _ => audit.votes.iter().map(|vote| vote.1).find(|digest| agree(*digest).count() > 1),
         };
         let Some(truth) = truth else {
-            if self.others(audit.voters()) & self.available() == 0 {
+            if self.others(audit.voters()) == 0 {
                 self.disagree(&audit);
             } else {
                 self.ask(items, audit.votes);
@@ -185,6 +185,19 @@ impl Ledger {
             self.note(*liar, IncidentKind::WrongBytes, items.clone(), what, at);
             self.bench(*liar, "it gave wrong bytes".to_owned(), true, at);
         }
+    }
+
+    /// Asks again for comparisons that nobody holds although they were given out. Returns what they are about.
+    pub(super) fn sweep_audits(&mut self) -> Vec<Range<usize>> {
+        let waiting: Vec<_> =
+            self.claims.given_back().into_iter().filter(|(_, audit)| *audit).collect();
+        let gone = |audit: &&Audit| !waiting.iter().any(|(items, _)| *items == audit.items);
+        let gone: Vec<_> = self.audits.iter().filter(gone).collect();
+        for audit in &gone {
+            let (items, not_by) = (audit.items(), audit.voters());
+            self.claims.give_back(Piece::new(items, Why::Audit, not_by));
+        }
+        gone.into_iter().map(Audit::items).collect()
     }
 
     /// Nobody is left who could do `items` again.

@@ -53,7 +53,7 @@ impl Ledger {
             let floor = rule::floor_seconds(launch, ideal);
             self.claims.publish(backend, rate, launch, floor, most);
         }
-        self.claims.publish_rates(rates, fastest);
+        self.claims.publish_rates(rates, if self.nobody_waits { 0.0 } else { fastest });
     }
 
     /// How long a lane may have its lease.
@@ -85,6 +85,7 @@ impl Ledger {
             Slot::Held(lease) => Some(lease.at.saturating_add(self.lease_time(lane, lease))),
             _ => None,
         });
-        held.min().unwrap_or_else(|| self.heard + self.options.lease)
+        let look = if self.swept == self.heard { self.patience() } else { self.options.lease };
+        held.min().unwrap_or_else(|| self.heard.saturating_add(look))
     }
 }
