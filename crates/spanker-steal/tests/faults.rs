@@ -99,6 +99,12 @@ impl Case {
         Case { scenario: Scenario { job, backends, hot, jitter: 0.3, seed }, doomed }
     }
 
+    /// Whether anybody computes wrong bytes. Where everybody may, nobody can tell.
+    fn misleads(&self) -> bool {
+        let mut faults = self.scenario.backends.iter().flat_map(|backend| &backend.faults);
+        faults.any(|fault| fault.trouble == Trouble::Corrupt)
+    }
+
     /// What is wrong with a run, if anything.
     fn complaint(&self, run: &Simulated) -> Option<String> {
         let items = self.scenario.job.items();
@@ -117,6 +123,7 @@ impl Case {
             Ok(report) if report.backends.iter().map(|b| b.items).sum::<usize>() != items => {
                 Some("shares do not add up".into())
             }
+            Ok(_) if self.doomed && self.misleads() => None,
             Ok(_) => (run.out != wanted).then(|| "wrong bytes".into()),
             Err(error) if !self.doomed => Some(format!("it failed: {error}")),
             Err(error) => self.dishonest(error, run, &wanted),
@@ -133,8 +140,7 @@ impl Case {
             return Some(format!("{missing} missing by the error, {} lost: {error}", run.lost));
         }
         let bytes = run.out.len() / self.scenario.job.items();
-        let mut faults = self.scenario.backends.iter().flat_map(|backend| &backend.faults);
-        if faults.any(|fault| fault.trouble == Trouble::Corrupt) {
+        if self.misleads() {
             return None; // Who was right was not found out before the end.
         }
         let mut seen = run.out.clone();
