@@ -268,7 +268,8 @@ impl Ledger {
             let what = format!("the answer was for items {}..{}", items.start, items.end);
             self.note(backend, IncidentKind::Lied, lease.piece.items.clone(), what.clone(), at);
             self.give_back(lease.piece, token.lane, Why::Again, Fate::Failed);
-            self.bench(backend, what, true, at);
+            self.distrust(backend, what, at);
+            self.settle(at);
             return Verdict::Refuse;
         }
         self.time(backend, &lease, at);
@@ -278,7 +279,8 @@ impl Ledger {
             let what = "the checksum of the bytes is not that of the backend".to_owned();
             self.note(backend, IncidentKind::WrongBytes, unit, what, at);
             self.give_back(lease.piece, token.lane, Why::Again, Fate::Failed);
-            self.bench(backend, "wrong bytes arrived from it".to_owned(), false, at);
+            self.bench(backend, "wrong bytes arrived from it".to_owned(), at);
+            self.settle(at);
             return Verdict::Refuse;
         }
         if lease.piece.is_audit() {
@@ -325,7 +327,7 @@ impl Ledger {
         let member = &mut self.members[backend];
         member.strikes += u32::from(strike);
         if failure.is_lasting() || member.strikes >= self.options.strikes {
-            self.bench(backend, failure.to_string(), false, at);
+            self.bench(backend, failure.to_string(), at);
         }
         self.settle(at);
     }
@@ -382,8 +384,8 @@ impl Ledger {
 
     /// A backend takes no part, from the start.
     pub fn leave_out(&mut self, backend: usize, why: &str) {
-        self.bench(backend, why.to_owned(), false, Duration::ZERO);
-        self.publish(Duration::ZERO);
+        self.bench(backend, why.to_owned(), Duration::ZERO);
+        self.settle(Duration::ZERO);
     }
 
     /// Lanes that hold a lease or have lost one, and have not answered.
@@ -532,17 +534,18 @@ impl Ledger {
     /// Gives a piece that a lane held to whoever wants it.
     fn give_back(&mut self, mut piece: Piece, lane: usize, why: Why, fate: Fate) {
         let backend = only(self.lanes[lane].backend);
+        piece.attempts += u32::from(fate != Fate::Unharmed);
+        if piece.is_audit() {
+            // Who may compare is few enough: whoever was late may try again.
+            self.claims.give_back(piece);
+            return;
+        }
         if fate != Fate::Unharmed {
-            piece.attempts += 1;
             piece.not_by |= backend;
         }
         if fate == Fate::Failed {
             piece.failures += 1;
             piece.failed_on |= backend;
-        }
-        if piece.is_audit() {
-            self.claims.give_back(piece);
-            return;
         }
         self.taken.remove(piece.items.clone());
         // What has failed twice is halved, so that the item at fault is found.
@@ -576,8 +579,14 @@ impl Ledger {
         lanes.fold(0, |all, lane| all | only(lane.backend)) & self.working()
     }
 
-    /// Gives a backend no more work, and what it had to others; if `distrusted`, also what it did and nobody confirmed.
-    fn bench(&mut self, backend: usize, why: String, distrusted: bool, at: Duration) {
+    /// Gives a backend no more work, and others what it had and what it did and nobody confirmed.
+    fn distrust(&mut self, backend: usize, why: String, at: Duration) {
+        self.throw_out(backend);
+        self.bench(backend, why, at);
+    }
+
+    /// Gives a backend no more work, and others what it had.
+    fn bench(&mut self, backend: usize, why: String, at: Duration) {
         let member = &mut self.members[backend];
         if member.benched.is_some() {
             return;
@@ -601,15 +610,6 @@ impl Ledger {
                 slot => {
                     self.put(lane, slot);
                 }
-            }
-        }
-        if distrusted {
-            self.throw_out(backend);
-        }
-        if self.working() == 0 && self.outcome.is_none() {
-            let unfinished = self.unfinished();
-            if !unfinished.missing.is_empty() {
-                self.end(StealError::AllLost(unfinished));
             }
         }
     }
@@ -673,6 +673,10 @@ impl Ledger {
     fn settle(&mut self, at: Duration) {
         if self.outcome.is_some() {
             return;
+        }
+        if self.working() == 0 && self.done.len() < self.items {
+            let unfinished = self.unfinished();
+            return self.end(StealError::AllLost(unfinished));
         }
         // Nobody seems to be there: then whoever comes may have it.
         let available = if self.nobody_waits { 0 } else { self.available() };

@@ -183,7 +183,7 @@ impl Ledger {
         for (liar, _) in audit.votes.iter().filter(|vote| vote.1 != truth) {
             let what = "others came to other bytes".to_owned();
             self.note(*liar, IncidentKind::WrongBytes, items.clone(), what, at);
-            self.bench(*liar, "it gave wrong bytes".to_owned(), true, at);
+            self.distrust(*liar, "it gave wrong bytes".to_owned(), at);
         }
     }
 
