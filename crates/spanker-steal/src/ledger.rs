@@ -145,6 +145,8 @@ pub struct Ledger {
     outcome: Option<Outcome>,
     /// When something was last heard, and when the last output was accepted.
     heard: Duration,
+    /// When time was last told.
+    ticked: Duration,
     /// What `heard` was when items that nobody holds were last looked for.
     swept: Duration,
     accepted: Duration,
@@ -194,6 +196,7 @@ impl Ledger {
             nobody_waits: false,
             outcome: None,
             heard: Duration::ZERO,
+            ticked: Duration::ZERO,
             swept: Duration::MAX,
             accepted: Duration::ZERO,
             redone: 0,
@@ -336,6 +339,11 @@ impl Ledger {
     pub fn tick(&mut self, now: Duration) {
         if self.outcome.is_some() {
             return;
+        }
+        let since = now.saturating_sub(std::mem::replace(&mut self.ticked, now));
+        if since > self.patience() / 2 {
+            // The clock has jumped, or this machine was asleep: nobody can be blamed for that.
+            self.heard = now;
         }
         for lane in 0..self.lanes.len() {
             let Slot::Held(lease) = &self.lanes[lane].slot else { continue };

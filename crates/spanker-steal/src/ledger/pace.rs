@@ -86,6 +86,7 @@ impl Ledger {
             _ => None,
         });
         let look = if self.swept == self.heard { self.patience() } else { self.options.lease };
-        held.min().unwrap_or_else(|| self.heard.saturating_add(look))
+        let due = held.min().unwrap_or_else(|| self.heard.saturating_add(look));
+        due.min(self.ticked.saturating_add(self.patience() / 4))
     }
 }
