@@ -147,8 +147,8 @@ pub struct Ledger {
     heard: Duration,
     /// When time was last told.
     ticked: Duration,
-    /// What `heard` was when items that nobody holds were last looked for.
-    swept: Duration,
+    /// Whether items that nobody holds were looked for since then.
+    swept: bool,
     accepted: Duration,
     redone: usize,
     audited: usize,
@@ -197,7 +197,7 @@ impl Ledger {
             outcome: None,
             heard: Duration::ZERO,
             ticked: Duration::ZERO,
-            swept: Duration::MAX,
+            swept: false,
             accepted: Duration::ZERO,
             redone: 0,
             audited: 0,
@@ -216,7 +216,7 @@ impl Ledger {
 
     /// A lane has claimed `piece` and works on it under `token`.
     pub fn claimed(&mut self, token: Token, piece: Piece, at: Duration) {
-        self.heard = self.heard.max(at);
+        self.hear(at);
         if token.epoch != self.epoch || token.lane >= self.lanes.len() {
             return;
         }
@@ -264,7 +264,7 @@ impl Ledger {
         sums: Option<&[u32]>,
         at: Duration,
     ) -> Verdict {
-        self.heard = self.heard.max(at);
+        self.hear(at);
         let Some(lease) = self.release(token, items.clone(), at) else { return Verdict::Refuse };
         let backend = self.lanes[token.lane].backend;
         if items != lease.piece.items || out.len() != items.len().saturating_mul(self.bytes) {
@@ -307,7 +307,7 @@ impl Ledger {
 
     /// A lane could not do what it had under `token`.
     pub fn failed(&mut self, token: Token, failure: &Failure, at: Duration) {
-        self.heard = self.heard.max(at);
+        self.hear(at);
         let Some(lease) = self.release(token, 0..0, at) else { return };
         let backend = self.lanes[token.lane].backend;
         let piece = lease.piece;
@@ -343,7 +343,7 @@ impl Ledger {
         let since = now.saturating_sub(std::mem::replace(&mut self.ticked, now));
         if since > self.patience() / 2 {
             // The clock has jumped, or this machine was asleep: nobody can be blamed for that.
-            self.heard = now;
+            self.hear(now);
         }
         for lane in 0..self.lanes.len() {
             let Slot::Held(lease) = &self.lanes[lane].slot else { continue };
@@ -358,15 +358,15 @@ impl Ledger {
             } else {
                 self.put(lane, Slot::Overdue(lease));
             }
-            self.heard = now;
+            self.hear(now);
         }
         self.settle(now);
         if self.outcome.is_some() || self.lanes.iter().any(|l| matches!(l.slot, Slot::Held(_))) {
             return;
         }
         let waited = now.saturating_sub(self.heard);
-        if waited >= self.options.lease && self.swept != self.heard {
-            self.swept = self.heard;
+        if waited >= self.options.lease && !self.swept {
+            self.swept = true;
             self.sweep(now);
             // Whoever should have taken what is left does not: then it is for anybody.
             self.nobody_waits = true;
@@ -382,6 +382,12 @@ impl Ledger {
             let unfinished = self.unfinished();
             self.end(StealError::Stalled { waited, unfinished });
         }
+    }
+
+    /// Something happened.
+    fn hear(&mut self, at: Duration) {
+        self.heard = at;
+        self.swept = false;
     }
 
     /// How long nothing may happen.
@@ -673,7 +679,7 @@ impl Ledger {
             }
         }
         if !found.is_empty() {
-            self.heard = now;
+            self.hear(now);
         }
     }
 

@@ -85,7 +85,7 @@ impl Ledger {
             Slot::Held(lease) => Some(lease.at.saturating_add(self.lease_time(lane, lease))),
             _ => None,
         });
-        let look = if self.swept == self.heard { self.patience() } else { self.options.lease };
+        let look = if self.swept { self.patience() } else { self.options.lease };
         let due = held.min().unwrap_or_else(|| self.heard.saturating_add(look));
         due.min(self.ticked.saturating_add(self.patience() / 4))
     }
