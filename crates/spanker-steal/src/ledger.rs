@@ -23,8 +23,8 @@ use crate::report::{BackendReport, Incident, IncidentKind, MOST_INCIDENTS, Repor
 use crate::spans::Spans;
 use audit::Audit;
 
-/// A unit that has failed so often is not given out again.
-const MOST_FAILURES: u32 = 16;
+/// A unit that has failed so often is not given out again, whoever has not tried it.
+const MOST_FAILURES: u32 = 1000;
 
 /// How long a job that is done waits for comparisons that nobody seems to make.
 const COMPARE: Duration = Duration::from_secs(1);
@@ -147,7 +147,7 @@ pub struct Ledger {
     heard: Duration,
     /// When time was last told.
     ticked: Duration,
-    /// Whether items that nobody holds were looked for since then.
+    /// Whether items that nobody holds have been looked for since then.
     swept: bool,
     accepted: Duration,
     redone: usize,
@@ -318,7 +318,7 @@ impl Ledger {
         let often = piece.failures + 1;
         let hopeless = !piece.is_audit()
             && piece.items.len() <= self.grain
-            && often >= self.options.strikes.max(2)
+            && often >= self.options.strikes.max(1).saturating_mul(self.members.len() as u32)
             && (left == 0 || often >= MOST_FAILURES);
         let items = piece.items.clone();
         self.give_back(piece, token.lane, Why::Again, Fate::Failed);
@@ -365,7 +365,7 @@ impl Ledger {
             return;
         }
         let waited = now.saturating_sub(self.heard);
-        if waited >= self.options.lease && !self.swept {
+        if waited >= self.options.lease {
             self.swept = true;
             self.sweep(now);
             // Whoever should have taken what is left does not: then it is for anybody.

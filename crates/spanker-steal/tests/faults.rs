@@ -85,7 +85,7 @@ impl Case {
             let told = dice.random_bool(0.3);
             let mut backend = SimBackend::new(format!("b{place}"), rate, launch);
             backend = SimBackend { lanes, told, trusted: place == 0, ..backend };
-            for _ in 0..dice.random_range(0..=if mild { 2 } else { 4 }) {
+            for _ in 0..dice.random_range(0..=if mild { 2 } else { 3 }) {
                 let at = Duration::from_secs_f64(dice.random_range(0.0..span));
                 let trouble = draw_trouble(&mut dice, checksums, compared, mild);
                 backend.faults.push(Fault { at, trouble });

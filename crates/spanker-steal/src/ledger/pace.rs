@@ -85,8 +85,12 @@ impl Ledger {
             Slot::Held(lease) => Some(lease.at.saturating_add(self.lease_time(lane, lease))),
             _ => None,
         });
-        let look = if self.swept { self.patience() } else { self.options.lease };
-        let due = held.min().unwrap_or_else(|| self.heard.saturating_add(look));
-        due.min(self.ticked.saturating_add(self.patience() / 4))
+        let patience = self.patience();
+        let look = match held.min() {
+            Some(due) => due,
+            None if self.swept => self.ticked.saturating_add(self.options.lease.max(patience / 64)),
+            None => self.heard.saturating_add(self.options.lease),
+        };
+        look.min(self.ticked.saturating_add(patience / 4))
     }
 }
