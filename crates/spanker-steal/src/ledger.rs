@@ -26,9 +26,6 @@ use audit::Audit;
 /// A unit that has failed so often is not given out again, whoever has not tried it.
 const MOST_FAILURES: u32 = 1000;
 
-/// How long a job that is done waits for comparisons that nobody seems to make.
-const COMPARE: Duration = Duration::from_secs(1);
-
 /// What an answer must show to be accepted: the run, the lane, and which of the lane's leases it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {
@@ -392,8 +389,9 @@ impl Ledger {
 
     /// How long nothing may happen.
     fn patience(&self) -> Duration {
+        // A job that is done waits a third of it for comparisons that nobody seems to make.
         let all_done = self.done.len() == self.items;
-        if all_done { COMPARE.min(self.options.patience) } else { self.options.patience }
+        if all_done { self.options.patience / 3 } else { self.options.patience }
     }
 
     /// A backend takes no part, from the start.
