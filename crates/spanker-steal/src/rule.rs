@@ -2,23 +2,22 @@
 //! How large a chunk is: as many items as take a backend about as long as any other backend's chunk takes that one.
 //! Arithmetic only.
 //!
-//! The time of a chunk, `tau`, is a part of what is left: `remaining / (PARTS * sum of rates)`, so that chunks
-//! shrink towards the end and nobody is left with a large one. It is at most `cap`, so that a backend that
-//! slows down holds little; and at least `floor`, so that launches stay a small part of it. With a launch cost of
-//! `h` and an ideal time of `T`, a floor of `sqrt(h * T)` makes what launches cost and what is lost at
-//! the end about equal, which is where the bound of [`efficiency_bound`] comes from.
+//! The time of a chunk is a part of what is left: `remaining / (PARTS * sum of rates)`, so that chunks shrink
+//! towards the end and nobody is left with a large one. With a launch cost of `h` and an ideal time of `T`, chunks of
+//! `sqrt(h * T)` make what launches cost and what is lost at the end about equal, which is where the bound of
+//! [`efficiency_bound`] comes from. So it is at most `cap`, that a backend that slows down holds little, or `sqrt(h * T)`
+//! if that is longer; and at least a half of `sqrt(h * T)`, which only the last chunks come down to.
 
 /// Parts of what is left that a chunk of every backend would make.
 const PARTS: f64 = 3.0;
 
-/// The best part of `sqrt(h * T)` for the shortest chunk: most chunks are longer, so launches cost less than what
-/// the last chunk does.
+/// The part of `sqrt(h * T)` that the shortest chunk takes.
 const FLOOR: f64 = 0.5;
 
 /// The time of the next chunk in seconds.
 #[must_use]
 pub fn chunk_seconds(remaining: f64, rates: f64, floor: f64, cap: f64) -> f64 {
-    (remaining / (PARTS * rates)).min(cap).max(floor)
+    (remaining / (PARTS * rates)).min(cap.max(floor / FLOOR)).max(floor)
 }
 
 /// The shortest time of a chunk that is worth its launch, for a job that ideally takes `ideal` seconds.

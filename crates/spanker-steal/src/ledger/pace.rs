@@ -71,11 +71,13 @@ impl Ledger {
             if count == 0 {
                 return self.options.patience;
             }
-            LEASE_UNKNOWN * items * count as f64 / known().sum::<f64>()
+            let mean = known().sum::<f64>() / count as f64;
+            (LEASE_UNKNOWN * items / mean).min(self.options.patience.as_secs_f64())
         };
         let doublings = lease.piece.attempts.min(MOST_DOUBLINGS);
+        let most = expected.max(self.options.patience.as_secs_f64());
         let seconds = self.options.lease.as_secs_f64().max(expected) * f64::from(1 << doublings);
-        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+        Duration::try_from_secs_f64(seconds.min(most)).unwrap_or(Duration::MAX)
     }
 
     /// When the next lease runs out, or the next look is due.
