@@ -261,8 +261,9 @@ impl<'a> Shop<'a> {
         Ok((ticket, job))
     }
 
-    /// Decodes rows, rounds them, multiplies.
-    fn work(&self, rows: u64, slot: Slot) -> [Descriptor; 3] {
+    /// Decodes rows, rounds them, multiplies. With the fence, an emulated card that is held to its profile's pace is
+    /// not done before it would be.
+    fn work(&self, rows: u64, slot: Slot) -> [Descriptor; 4] {
         let [_, k, n] = self.product.dims().map(|size| size as u64);
         let at = |buffer: BufferId| Place { buffer, offset: 0 };
         let decode = Work::Embed {
@@ -284,7 +285,8 @@ impl<'a> Shop<'a> {
             shape: [rows, k, n],
             types: [INPUTS, WEIGHTS],
         };
-        [decode.into(), round.into(), multiply.into()]
+        let done = Work::Fence { not_before_ps: 0 };
+        [decode.into(), round.into(), multiply.into(), done.into()]
     }
 
     /// Waits for the oldest task and answers it.
