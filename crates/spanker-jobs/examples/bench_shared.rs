@@ -37,6 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut expected = vec![0; m * n * 4];
     product.rows(0..m, &mut expected)?;
     let mut out = vec![0; expected.len()];
+    let mut shares: Vec<(usize, usize)> = Vec::new();
     for _ in 0..ROUNDS {
         for (name, scheduler, times) in &mut runs {
             out.fill(0);
@@ -45,6 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 return Err(format!("{name}: wrong bits").into());
             }
             times.push(report.elapsed);
+            shares = report.backends.iter().map(|one| (one.items, one.chunks)).collect();
         }
     }
     println!("{m} x {k} x {n}, {threads} threads, medians of {ROUNDS}");
@@ -53,5 +55,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         let middle = times[ROUNDS / 2];
         println!("{name}: {middle:.1?}, {:.0} rows/s", m as f64 / middle.as_secs_f64());
     }
+    println!("rows and chunks of each in the last round together: {shares:?}");
     Ok(())
 }

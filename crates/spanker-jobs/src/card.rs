@@ -53,7 +53,8 @@ const fn number(quant: Quant) -> u32 {
 ///
 /// A card that is gone, silent or answers nonsense has a lasting failure. Work that makes no progress for
 /// `deadline.detect`, or takes `deadline.total`, is given up on the card, which is a passing failure, and so is a card
-/// that is at work for another program. `deadline.slow_after` is not looked at: whoever shares out the rows knows
+/// that is at work for another program. A card shows progress when it has done one of the steps of a task, so
+/// `deadline.detect` is to be longer than sixteen rows take. `deadline.slow_after` is not looked at: whoever shares out the rows knows
 /// how fast the card is.
 ///
 /// # Examples
@@ -378,5 +379,25 @@ fn is_lasting(error: &Error) -> bool {
         }
         Error::Fault(_) | Error::Incomplete { .. } => false,
         _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_after_which_a_card_is_of_no_use_are_lasting_and_refusals_are_not() {
+        let refused = |source| Error::Ioctl { op: "SUBMIT", source };
+        let nonsense = Error::Nonsense { op: "WAIT", what: "one byte".into() };
+        let silent = Error::Unresponsive { op: "WAIT", waited: PATIENCE };
+        for error in [Error::Gone { op: "WAIT" }, nonsense, silent, refused(Errno::ENODEV)] {
+            assert!(is_lasting(&error), "{error}");
+        }
+        let late = Error::Incomplete { ticket: Ticket(1), waited: PATIENCE };
+        let aborted = Fault { kind: FaultKind::Aborted, card: 1, peer: 0, job: 1 };
+        for error in [late, Error::Fault(aborted), refused(Errno::EBUSY), refused(Errno::EINVAL)] {
+            assert!(!is_lasting(&error), "{error}");
+        }
     }
 }

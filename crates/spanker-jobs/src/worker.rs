@@ -126,3 +126,54 @@ impl std::fmt::Debug for Worker {
         f.debug_tuple("Worker").field(&self.what).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread that puts what `answer` says into the outputs.
+    fn worker(answer: impl Fn(Range<usize>) -> u8 + Send + 'static) -> Worker {
+        let work = move |ready: &SyncSender<Result<(), JobError>>, orders: &Receiver<Order>| {
+            ready.send(Ok(())).expect("somebody who waits");
+            for mut order in orders {
+                let value = answer(order.items());
+                order.output().fill(value);
+                order.answer(Ok(()));
+            }
+        };
+        Worker::start("test", work).expect("a thread").0
+    }
+
+    #[test]
+    fn call_waits_for_its_own_answer() {
+        let worker = worker(|items| items.start as u8);
+        for start in 0..10 {
+            let mut out = [0; 4];
+            worker.run(start..start + 1, &mut out).expect("an answer");
+            assert_eq!(out, [start as u8; 4]);
+        }
+    }
+
+    #[test]
+    fn thread_that_panics_has_failed_for_good_and_whoever_waits_is_told() {
+        let worker = worker(|items| [1, 2][items.start]);
+        worker.run(1..2, &mut [0]).expect("an answer");
+        for _ in 0..2 {
+            let failure = worker.run(2..3, &mut [0]).expect_err("a thread that has panicked");
+            assert!(failure.is_lasting());
+            assert_eq!(failure.to_string(), "test: its thread has ended");
+        }
+    }
+
+    #[test]
+    fn thread_that_cannot_begin_says_why() {
+        let nothing = || JobError::Nothing { what: "none".into() };
+        let refused = Worker::start::<()>("test", move |ready, _| {
+            ready.send(Err(nothing())).expect("somebody who waits");
+        });
+        assert_eq!(refused.expect_err("no worker").to_string(), "nothing to do: none");
+        let panicked = Worker::start::<()>("test", |_, _| panic!("at once"));
+        let error = panicked.expect_err("no worker").to_string();
+        assert_eq!(error, "no thread for test: it has panicked");
+    }
+}
