@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Real jobs for work stealing: products of quantised matrices and independent prompts, on threads and on cards.
+//!
+//! - [`Product`]: an item is a row of the left operand. [`on_threads`] computes rows on threads of this process,
+//!   [`CardProduct`] on a card behind the ABI.
+//! - [`Prompts`]: an item is a prompt for a model, its output the tokens of the answer. A [`Replica`] of the model answers
+//!   prompts on threads of this process or on a card.
+//!
+//! Whoever does an item, its output has the same bits. So any backends may share a job, and what one fails to do
+//! another does again. How items are shared out is `spanker-steal`'s business; nothing here looks for cards, reads
+//! files or knows text.
+//!
+//! # Examples
+//!
+//! A product on three backends that are not equally fast, one of them an emulated card:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use spanker_fabric::device::Deadline;
+//! use spanker_jobs::{CardProduct, Product, on_threads};
+//! use spanker_steal::WorkStealingScheduler;
+//! # use spanker_topology::{Cluster, Profile, Shape};
+//! # use spanker_twin::{Pace, World, specs};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let pair = Cluster::uniform(Profile::builtin("rev-a")?, 2, Shape::Ring)?;
+//! # let world = World::new(specs(&pair, Pace::Card, 1)?, 7);
+//! # let card = world.control(0);
+//! let product = Arc::new(Product::synthetic(200, 256, 32, 7)?);
+//! let scheduler = WorkStealingScheduler::new(vec![
+//!     on_threads(Arc::clone(&product), 2),
+//!     on_threads(Arc::clone(&product), 1),
+//!     Arc::new(CardProduct::new(Arc::clone(&product), card, Deadline::USUAL)?),
+//! ]);
+//! let mut out = vec![0; 200 * 32 * 4];
+//! let report = scheduler.run(&product.job(), &mut out)?;
+//! assert_eq!(report.done, 200);
+//!
+//! let mut alone = vec![0; out.len()];
+//! product.rows(0..200, &mut alone)?;
+//! assert_eq!(out, alone);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod card;
+mod error;
+mod product;
+mod prompts;
+mod replica;
+mod worker;
+
+pub use card::CardProduct;
+pub use error::JobError;
+pub use product::{Product, on_threads};
+pub use prompts::{NO_TOKEN, Prompts};
+pub use replica::Replica;
