@@ -5,7 +5,7 @@
 /// So many timings are taken as they come; after them, none moves the rate by more than half.
 const WARM: u32 = 3;
 /// A timing that makes a backend so many times faster than it is known to be is not believed ..
-const IMPLAUSIBLE: f64 = 16.0;
+const IMPLAUSIBLE: f64 = 64.0;
 /// .. unless so many in a row say so.
 const INSISTENT: u32 = 3;
 /// No backend does more items in a second.
