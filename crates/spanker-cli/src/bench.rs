@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker bench`: a collective over a range of sizes, checked and timed: in host memory beside its limit
-//! and the original loop, on cards beside what was predicted; or a model, the planner, the link's frames.
+//! and the original loop, on cards beside what was predicted; or a model, the planner, the link's frames,
+//! the claims of work stealing.
 //!
 //! Everything that a row compares was measured in the same run, taking turns, and each figure is a
 //! median.
 
 mod cards;
+mod claims;
 mod data;
 mod fused;
 mod link;
@@ -45,13 +47,14 @@ use row::Row;
   spanker bench all-reduce --fabric cards --cards 0,1,3 --sizes 8K,1M --algorithm two-shot
   spanker bench model -m smollm2-135m -t 1,2
   spanker bench planner
-  spanker bench link")]
+  spanker bench link
+  spanker bench claims")]
 pub(crate) struct Args {
     #[command(subcommand)]
     kind: Option<Kind>,
     /// all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all or
     /// barrier; or planner, which times planning and simulating instead, or link, which times the
-    /// link's frames
+    /// link's frames, or claims, which times taking work
     #[arg(required = true)]
     collective: Option<String>,
     /// Where it runs: host (buffers in host memory) or cards (those that 'spanker cards' shows)
@@ -181,6 +184,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match (args.name(), args.fabric) {
         ("planner", _) => return planner::run(args.json),
         ("link", _) => return link::run(args.json),
+        ("claims", _) => return claims::run(args.json),
         (_, Ground::Cards) => return cards::run(args),
         _ => {}
     }

@@ -75,7 +75,9 @@ impl Piece {
     }
 }
 
-/// A run of items that nobody has had yet; one of each priority.
+/// A run of items that nobody has had yet; one of each priority. It has a cache line (and its neighbour, which is
+/// fetched with it) of its own: everybody writes to it.
+#[repr(align(128))]
 struct Cursor {
     next: AtomicUsize,
     end: usize,
@@ -102,10 +104,11 @@ impl Cursor {
 
 /// What the ledger knows about a backend, for those who claim. Numbers are bits of `f64`.
 struct Pace {
-    /// Items a second of one task; zero while unknown.
+    /// Grains a second of one task; zero while unknown.
     rate: AtomicU64,
-    /// The shortest chunk, in seconds.
+    /// The shortest chunk, and the longest, in seconds.
     floor: AtomicU64,
+    cap: AtomicU64,
     launch: AtomicU64,
     /// The most items that it may have at once, for the time being.
     most: AtomicUsize,
@@ -126,9 +129,10 @@ pub struct Claims {
     pooled: AtomicUsize,
     pool: Mutex<Vec<Piece>>,
     paces: Box<[Pace]>,
-    /// Items a second of all backends, as bits of `f64`.
+    /// Seconds of the next chunk for each item that is left, grains a second of all tasks, and of the fastest; as bits
+    /// of `f64`.
+    part: AtomicU64,
     rates: AtomicU64,
-    /// Items a second of the fastest task, as bits of `f64`.
     fastest: AtomicU64,
     closed: AtomicBool,
     /// How often something changed that those who wait may wait for.
@@ -151,6 +155,7 @@ impl Claims {
         let pace = |_| Pace {
             rate: AtomicU64::new(0),
             floor: AtomicU64::new(0),
+            cap: AtomicU64::new(0),
             launch: AtomicU64::new(0),
             most: AtomicUsize::new(grain),
             benched: AtomicBool::new(false),
@@ -163,6 +168,7 @@ impl Claims {
             pooled: AtomicUsize::new(0),
             pool: Mutex::new(Vec::new()),
             paces: (0..backends).map(pace).collect(),
+            part: AtomicU64::new(0),
             rates: AtomicU64::new(0),
             fastest: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -219,22 +225,21 @@ impl Claims {
     /// How many items a backend should take now, in whole grains; none where the others would be through with
     /// everything before it has done one.
     fn chunk(&self, pace: &Pace, left: usize) -> Option<usize> {
-        let (rate, rates) = (load(&pace.rate), load(&self.rates));
+        let rate = load(&pace.rate);
         let most = pace.most.load(Ordering::Relaxed);
-        if rate <= 0.0 || rates <= 0.0 {
+        if rate <= 0.0 {
             return Some(self.grain.min(most));
         }
-        let seconds = rule::chunk_seconds(left as f64, rates, load(&pace.floor), self.cap);
-        let grain = self.grain as f64;
-        let grains = (rate * seconds / grain + 0.5).floor();
-        if grains < 1.0 {
+        let part = left as f64 * load(&self.part);
+        let seconds = part.min(load(&pace.cap)).max(load(&pace.floor));
+        let grains = (rate * seconds + 0.5) as usize;
+        if grains == 0 {
             // Somebody must not decline, and the fastest does not.
-            let alone = grain / rate + load(&pace.launch);
-            let too_slow = alone * (rates - rate) > left as f64;
+            let alone = 1.0 / rate + load(&pace.launch);
+            let too_slow = alone * (load(&self.rates) - rate) * self.grain as f64 > left as f64;
             return (!too_slow || rate >= 0.5 * load(&self.fastest)).then_some(self.grain);
         }
-        let items = (grains * grain).min(MOST_ITEMS as f64) as usize;
-        Some(items.min(most).max(self.grain))
+        Some(grains.saturating_mul(self.grain).min(most))
     }
 
     /// Takes items that have come back: lost ones first, then those that are only to be compared. A backend that is
@@ -347,19 +352,22 @@ impl Claims {
         self.stir();
     }
 
-    /// Tells what is known about a backend.
+    /// Tells what is known about a backend: items a second of a task, what a launch costs, the seconds of its shortest
+    /// chunk, and the most items.
     pub(crate) fn publish(&self, backend: usize, rate: f64, launch: f64, floor: f64, most: usize) {
         let pace = &self.paces[backend];
-        store(&pace.rate, rate);
+        store(&pace.rate, rate / self.grain as f64);
         store(&pace.launch, launch);
         store(&pace.floor, floor);
+        store(&pace.cap, rule::cap_seconds(self.cap, floor));
         pace.most.store(most.max(self.grain), Ordering::Relaxed);
     }
 
-    /// Tells how fast all tasks are together, and the fastest of them.
+    /// Tells how many items a second all tasks do together, and the fastest of them.
     pub(crate) fn publish_rates(&self, rates: f64, fastest: f64) {
-        store(&self.rates, rates);
-        store(&self.fastest, fastest);
+        store(&self.part, rule::part_seconds(rates));
+        store(&self.rates, rates / self.grain as f64);
+        store(&self.fastest, fastest / self.grain as f64);
     }
 }
 

@@ -14,10 +14,16 @@ const PARTS: f64 = 3.0;
 /// The part of `sqrt(h * T)` that the shortest chunk takes.
 const FLOOR: f64 = 0.5;
 
-/// The time of the next chunk in seconds.
+/// The seconds of the next chunk for each item that is left, where all backends do `rates` items a second.
 #[must_use]
-pub fn chunk_seconds(remaining: f64, rates: f64, floor: f64, cap: f64) -> f64 {
-    (remaining / (PARTS * rates)).min(cap.max(floor / FLOOR)).max(floor)
+pub fn part_seconds(rates: f64) -> f64 {
+    if rates > 0.0 { 1.0 / (PARTS * rates) } else { f64::INFINITY }
+}
+
+/// The longest time of a chunk whose shortest is `floor`.
+#[must_use]
+pub fn cap_seconds(cap: f64, floor: f64) -> f64 {
+    cap.max(floor / FLOOR)
 }
 
 /// The shortest time of a chunk that is worth its launch, for a job that ideally takes `ideal` seconds.

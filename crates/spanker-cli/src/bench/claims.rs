@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker bench claims`: what it costs to take work, beside the one atomic addition that it cannot do without.
+
+use std::hint::black_box;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use spanker_steal::{Capabilities, Claim, Claims, Job, Ledger, Member, Piece, Token};
+
+use crate::output;
+
+/// What a claim may cost alone, in nanoseconds.
+const BAR: f64 = 50.0;
+const REPEATS: usize = 41;
+/// Claims of one timing.
+const CLAIMS: usize = 20_000;
+
+/// Nanoseconds of each subject, medians of timings that took turns.
+struct Costs {
+    addition: f64,
+    claim: f64,
+    cycle: f64,
+    addition_two: f64,
+    claim_two: f64,
+}
+
+pub(super) fn run(as_json: bool) -> anyhow::Result<()> {
+    output::progress("claims ..");
+    let costs = measure()?;
+    output::progress_done();
+    let Costs { addition, claim, cycle, addition_two, claim_two } = costs;
+    if as_json {
+        return output::line(
+            &json!({
+                "claim_ns": claim,
+                "atomic_addition_ns": addition,
+                "claim_lease_and_acceptance_ns": cycle,
+                "claim_two_threads_ns": claim_two,
+                "atomic_addition_two_threads_ns": addition_two,
+                "bar_ns": BAR,
+            })
+            .to_string(),
+        );
+    }
+    output::line("# one claim, in ns; medians that took turns")?;
+    output::line(&format!("{:<44} {:>8} {:>9}", "", "ns", "additions"))?;
+    let row = |what: &str, cost: f64, of: f64| {
+        output::line(&format!("{what:<44} {cost:>8.1} {:>8.1}x", cost / of))
+    };
+    row("an atomic addition, one thread", addition, addition)?;
+    row("a claim, one thread", claim, addition)?;
+    row("a claim, its lease and its acceptance", cycle, addition)?;
+    row("an atomic addition, two threads", addition_two, addition_two)?;
+    row("a claim, two threads", claim_two, addition_two)?;
+    output::line(&format!("\nbar: {BAR} ns for a claim alone: {:.2} of it", claim / BAR))
+}
+
+/// A job that no bench comes to the end of, for two backends of known speed.
+fn open() -> anyhow::Result<(Ledger, std::sync::Arc<Claims>)> {
+    let capabilities = Capabilities {
+        rate: Some(1e5),
+        launch: Some(Duration::from_micros(50)),
+        most_items: Some(1000),
+        ..Capabilities::PLAIN
+    };
+    let member = |name: &str| Member { name: name.into(), capabilities };
+    Ok(Ledger::open(1, &Job::new(1 << 46, 0), vec![member("cpu0"), member("cpu1")])?)
+}
+
+fn take(claims: &Claims, backend: usize) -> Option<Piece> {
+    match claims.claim(backend) {
+        Claim::Take(piece) => Some(piece),
+        Claim::Wait | Claim::Over => None,
+    }
+}
+
+fn measure() -> anyhow::Result<Costs> {
+    let mut samples: [Vec<f64>; 5] = Default::default();
+    let counter = AtomicUsize::new(0);
+    for _ in 0..REPEATS {
+        let (mut ledger, claims) = open()?;
+        samples[0].push(timed(|| {
+            black_box(counter.fetch_add(black_box(1200), Ordering::Relaxed));
+        }));
+        samples[1].push(timed(|| {
+            black_box(take(&claims, 0));
+        }));
+        let mut serial = 0;
+        let mut lost = 0;
+        samples[2].push(timed(|| {
+            serial += 1;
+            let token = Token { epoch: 1, lane: 0, serial };
+            let at = Duration::from_millis(10 * serial);
+            let Some(piece) = take(&claims, 0) else { return lost += 1 };
+            let items: Range<usize> = piece.items.clone();
+            ledger.claimed(token, piece, at);
+            black_box(ledger.completed(token, items, &[], None, at + Duration::from_millis(9)));
+        }));
+        anyhow::ensure!(lost == 0, "{lost} claims of the bench got nothing");
+        samples[3].push(timed_twice(|_| {
+            black_box(counter.fetch_add(black_box(1200), Ordering::Relaxed));
+        }));
+        samples[4].push(timed_twice(|thread| {
+            black_box(take(&claims, thread));
+        }));
+    }
+    let [addition, claim, cycle, addition_two, claim_two] = samples.map(|mut samples| {
+        samples.sort_by(f64::total_cmp);
+        samples[samples.len() / 2]
+    });
+    Ok(Costs { addition, claim, cycle, addition_two, claim_two })
+}
+
+/// Nanoseconds of one of many calls.
+fn timed(mut work: impl FnMut()) -> f64 {
+    let begun = Instant::now();
+    for _ in 0..CLAIMS {
+        work();
+    }
+    begun.elapsed().as_secs_f64() * 1e9 / CLAIMS as f64
+}
+
+/// The same on two threads at once, the mean of both.
+fn timed_twice(work: impl Fn(usize) + Sync) -> f64 {
+    let ready = std::sync::Barrier::new(2);
+    let one = |thread: usize| {
+        ready.wait();
+        timed(|| work(thread))
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| one(1));
+        let mine = one(0);
+        other.join().map_or(mine, |other| (mine + other) / 2.0)
+    })
+}
