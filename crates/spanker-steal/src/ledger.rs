@@ -262,8 +262,17 @@ impl Ledger {
         at: Duration,
     ) -> Verdict {
         self.hear(at);
-        let Some(lease) = self.release(token, items.clone(), at) else { return Verdict::Refuse };
+        let Some((lease, holds)) = self.release(token, at) else { return Verdict::Refuse };
         let backend = self.lanes[token.lane].backend;
+        if !holds {
+            // It took so long: that is worth knowing.
+            self.time(backend, &lease, at);
+            let late = at.saturating_sub(lease.at);
+            let what = format!("the answer took {late:.1?}, and the lease was lost");
+            self.note(backend, IncidentKind::Refused, lease.piece.items, what, at);
+            self.publish(at);
+            return Verdict::Refuse;
+        }
         if items != lease.piece.items || out.len() != items.len().saturating_mul(self.bytes) {
             let what = format!("the answer was for items {}..{}", items.start, items.end);
             self.note(backend, IncidentKind::Lied, lease.piece.items.clone(), what.clone(), at);
@@ -305,23 +314,13 @@ impl Ledger {
     /// A lane could not do what it had under `token`.
     pub fn failed(&mut self, token: Token, failure: &Failure, at: Duration) {
         self.hear(at);
-        let Some(lease) = self.release(token, 0..0, at) else { return };
+        let Some((lease, holds)) = self.release(token, at) else { return };
         let backend = self.lanes[token.lane].backend;
         let piece = lease.piece;
         self.note(backend, IncidentKind::Failed, piece.items.clone(), failure.to_string(), at);
         // What failed elsewhere as well says nothing about this backend.
         let strike = piece.failures == 0 || piece.is_audit();
-        let left = self.working() & !(piece.failed_on | only(backend));
-        let often = piece.failures + 1;
-        let hopeless = !piece.is_audit()
-            && piece.items.len() <= self.grain
-            && often >= self.options.strikes.max(1).saturating_mul(self.members.len() as u32)
-            && (left == 0 || often >= MOST_FAILURES);
-        let items = piece.items.clone();
-        self.give_back(piece, token.lane, Why::Again, Fate::Failed);
-        if hopeless && !failure.is_lasting() {
-            let unfinished = self.unfinished();
-            self.end(StealError::Refused { items, last: failure.to_string(), unfinished });
+        if holds && self.give_up(piece, token.lane, failure) {
             return;
         }
         let member = &mut self.members[backend];
@@ -330,6 +329,25 @@ impl Ledger {
             self.bench(backend, failure.to_string(), at);
         }
         self.settle(at);
+    }
+
+    /// Gives back a piece that has failed, or ends the run if that is hopeless. Returns whether it is.
+    fn give_up(&mut self, piece: Piece, lane: usize, failure: &Failure) -> bool {
+        let backend = self.lanes[lane].backend;
+        let untried = self.working() & !(piece.failed_on | only(backend));
+        let often = piece.failures + 1;
+        let hopeless = !piece.is_audit()
+            && !failure.is_lasting()
+            && piece.items.len() <= self.grain
+            && often >= self.options.strikes.max(1).saturating_mul(self.members.len() as u32)
+            && (untried == 0 || often >= MOST_FAILURES);
+        let items = piece.items.clone();
+        self.give_back(piece, lane, Why::Again, Fate::Failed);
+        if hopeless {
+            let unfinished = self.unfinished();
+            self.end(StealError::Refused { items, last: failure.to_string(), unfinished });
+        }
+        hopeless
     }
 
     /// Time has come to `now`: leases that ran out are taken away, and items that nobody holds are given out again.
@@ -467,42 +485,31 @@ impl Ledger {
         &self.done
     }
 
-    /// Takes the lease of `token` from its lane, if it is held. Answers to leases that are lost are noted.
-    fn release(&mut self, token: Token, items: Range<usize>, at: Duration) -> Option<Lease> {
+    /// Takes the lease of `token` from its lane, and whether it still holds. One that is overdue does if nobody has taken
+    /// its items.
+    fn release(&mut self, token: Token, at: Duration) -> Option<(Lease, bool)> {
         if token.epoch != self.epoch {
             return None;
         }
         let lane = self.lanes.get(token.lane)?;
         let backend = lane.backend;
-        match &lane.slot {
-            Slot::Held(lease) if lease.token == token => {
-                let Slot::Held(lease) = self.put(token.lane, Slot::Idle) else { return None };
-                Some(lease)
+        let lease = match &lane.slot {
+            Slot::Held(lease) | Slot::Overdue(lease) | Slot::Lost(lease) => Some(lease),
+            Slot::Idle => None,
+        };
+        if lease.is_none_or(|lease| lease.token != token) {
+            let what = "an answer to no lease".to_owned();
+            self.note(backend, IncidentKind::Refused, 0..0, what, at);
+            return None;
+        }
+        match self.put(token.lane, Slot::Idle) {
+            Slot::Held(lease) => Some((lease, true)),
+            Slot::Overdue(lease) => {
+                let holds = self.retract(&lease.piece);
+                Some((lease, holds))
             }
-            Slot::Overdue(lease) | Slot::Lost(lease) if lease.token == token => {
-                let (lease, overdue) = match self.put(token.lane, Slot::Idle) {
-                    Slot::Overdue(lease) => (lease, true),
-                    Slot::Lost(lease) => (lease, false),
-                    Slot::Idle | Slot::Held(_) => return None,
-                };
-                if overdue && !items.is_empty() && self.retract(&lease.piece) {
-                    return Some(lease);
-                }
-                // It took so long: that is worth knowing.
-                if !items.is_empty() {
-                    self.time(backend, &lease, at);
-                }
-                let late = at.saturating_sub(lease.at);
-                let what = format!("the answer took {late:.1?}, and the lease was lost");
-                self.note(backend, IncidentKind::Refused, items, what, at);
-                self.publish(at);
-                None
-            }
-            _ => {
-                let what = "an answer to no lease".to_owned();
-                self.note(backend, IncidentKind::Refused, items, what, at);
-                None
-            }
+            Slot::Lost(lease) => Some((lease, false)),
+            Slot::Idle => None,
         }
     }
 
