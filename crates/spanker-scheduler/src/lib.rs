@@ -62,6 +62,7 @@
 //! | run them between threads, with deadlines | [`execute`], [`inproc`], [`Fabric`] |
 //! | rehearse faults | [`Faulty`], [`Faults`] |
 //! | find the best split of a model, predict and simulate it | [`planner`] |
+//! | split one job over backends of unequal speed | [`stealing`], [`WorkStealingScheduler`] |
 //! | know the reference card's numbers | [`bandwidth`], [`intercard`] |
 //! | decide as the first version did | [`decision`] |
 //!
@@ -102,6 +103,17 @@ pub mod planner {
     pub use spanker_topology::{Cluster, Profile, Shape, TopologyError};
 }
 
+/// One job over unequal backends: each takes what suits its speed, and every item is done exactly once.
+pub mod stealing {
+    pub use spanker_steal::{
+        Backend, BackendReport, Block, Cancel, Capabilities, Claim, Claims, Cpu, Emulated, Failure,
+        Fault, Faulty, Incident, IncidentKind, Job, Ledger, Member, Options, Origin, Piece, Report,
+        Scenario, Shard, SimBackend, Simulated, Spans, StealError, Stream, Task, Token, Trouble,
+        Unfinished, Verdict, WorkStealingScheduler, efficiency_bound, ideal_seconds, origin,
+        simulate, unit_sum,
+    };
+}
+
 pub use bandwidth::{
     HOST_LINK_BW_BYTES_PER_SEC, INTERCARD_BW_BYTES_PER_SEC, LOCAL_DDR_BW_BYTES_PER_SEC,
 };
@@ -124,5 +136,6 @@ pub use spanker_plan::{
 };
 pub use spanker_reduce::{Element, Team, Threads, bf16, f16};
 pub use spanker_runtime::SpankerControl;
+pub use spanker_steal::{Backend, Shard, WorkStealingScheduler};
 pub use spanker_topology::BytesPerSecond;
 pub use topology::{MockSail, Topology};

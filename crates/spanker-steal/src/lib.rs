@@ -42,6 +42,8 @@ mod emulated;
 mod error;
 mod fault;
 mod faulty;
+#[cfg(feature = "async")]
+mod future;
 mod job;
 mod ledger;
 mod rate;
@@ -61,6 +63,8 @@ pub use emulated::Emulated;
 pub use error::{StealError, Unfinished};
 pub use fault::{Fault, Trouble};
 pub use faulty::Faulty;
+#[cfg(feature = "async")]
+pub use future::{Finished, Running};
 pub use job::{Cancel, Job, Options};
 pub use ledger::audit::unit_sum;
 pub use ledger::{Ledger, Member, Token, Verdict};

@@ -72,6 +72,11 @@ impl WorkStealingScheduler {
         self.crew.names()
     }
 
+    /// Checks a job against the backends, and returns the bytes of its outputs.
+    pub(crate) fn check(&self, job: &Job) -> Result<usize, StealError> {
+        job.check(self.crew.backends.len())
+    }
+
     /// Runs a job and puts the outputs into `out`, in order of the items.
     ///
     /// # Errors
@@ -110,7 +115,7 @@ impl WorkStealingScheduler {
         out: &mut [u8],
         mut watch: impl FnMut(&Report),
     ) -> Result<Report, StealError> {
-        let need = job.check(self.crew.backends.len())?;
+        let need = self.check(job)?;
         if out.len() != need {
             let (items, bytes) = (job.items, job.bytes);
             return Err(StealError::Output { have: out.len(), need, items, bytes });
@@ -162,7 +167,7 @@ impl WorkStealingScheduler {
     /// # Ok::<(), spanker_steal::StealError>(())
     /// ```
     pub fn run_streaming(&self, job: &Job) -> Result<Stream<'_>, StealError> {
-        job.check(self.crew.backends.len())?;
+        self.check(job)?;
         if !job.urgent.is_empty() {
             let what = "a stream goes in order of the items, and the job has priorities".to_owned();
             return Err(StealError::Job { what });
