@@ -129,8 +129,11 @@ fn load(number: &AtomicU64) -> f64 {
     f64::from_bits(number.load(Ordering::Relaxed))
 }
 
+/// Changes a number. One that is the same already is not written: those who claim read it all the time.
 fn store(number: &AtomicU64, value: f64) {
-    number.store(value.to_bits(), Ordering::Relaxed);
+    if number.load(Ordering::Relaxed) != value.to_bits() {
+        number.store(value.to_bits(), Ordering::Relaxed);
+    }
 }
 
 impl Claims {
@@ -190,7 +193,7 @@ impl Claims {
         if self.closed.load(Ordering::Acquire) || pace.benched.load(Ordering::Relaxed) {
             return Claim::Over;
         }
-        let want = self.chunk(pace, self.left());
+        let want = self.chunk(pace);
         if self.pooled.load(Ordering::Acquire) > 0
             && let Some(piece) = self.take_back(backend, want)
         {
@@ -208,12 +211,13 @@ impl Claims {
 
     /// How many items a backend should take now, in whole grains; none where the others would be through with
     /// everything before it has done one.
-    fn chunk(&self, pace: &Pace, left: usize) -> Option<usize> {
+    fn chunk(&self, pace: &Pace) -> Option<usize> {
         let (rate, rates) = (load(&pace.rate), load(&self.rates));
         let most = pace.most.load(Ordering::Relaxed);
         if rate <= 0.0 || rates <= 0.0 {
             return Some(self.grain.min(most));
         }
+        let left = self.left();
         let seconds = rule::chunk_seconds(left as f64, rates, load(&pace.floor), self.cap);
         let grain = self.grain as f64;
         let grains = (rate * seconds / grain + 0.5).floor();
@@ -311,7 +315,10 @@ impl Claims {
         store(&pace.rate, rate);
         store(&pace.launch, launch);
         store(&pace.floor, floor);
-        pace.most.store(most.max(self.grain), Ordering::Relaxed);
+        let most = most.max(self.grain);
+        if pace.most.load(Ordering::Relaxed) != most {
+            pace.most.store(most, Ordering::Relaxed);
+        }
     }
 
     /// Tells how fast all tasks are together, and the fastest of them.
