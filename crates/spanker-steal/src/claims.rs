@@ -112,7 +112,7 @@ pub struct Claims {
     cursors: Box<[Cursor]>,
     /// No item from here on is given out yet.
     limit: AtomicUsize,
-    /// Items in the pool.
+    /// Items in the pool. Only a hint: the lock orders what is in it, and `stirs` makes sure that it is seen.
     pooled: AtomicUsize,
     pool: Mutex<Vec<Piece>>,
     paces: Box<[Pace]>,
@@ -194,7 +194,7 @@ impl Claims {
             return Claim::Over;
         }
         let want = self.chunk(pace);
-        if self.pooled.load(Ordering::Acquire) > 0
+        if self.pooled.load(Ordering::Relaxed) > 0
             && let Some(piece) = self.take_back(backend, want)
         {
             return Claim::Take(piece);
@@ -253,14 +253,14 @@ impl Claims {
             piece.items.start = cut;
             first
         };
-        self.pooled.fetch_sub(taken.items.len(), Ordering::Release);
+        self.pooled.fetch_sub(taken.items.len(), Ordering::Relaxed);
         Some(taken)
     }
 
     /// Gives items back for others to take.
     pub(crate) fn give_back(&self, piece: Piece) {
         let mut pool = self.pool.lock().expect("nobody panics with the pool");
-        self.pooled.fetch_add(piece.items.len(), Ordering::Release);
+        self.pooled.fetch_add(piece.items.len(), Ordering::Relaxed);
         pool.push(piece);
         self.stir();
     }
@@ -274,7 +274,7 @@ impl Claims {
             if pool[place].not_by & all == all {
                 if pool[place].is_audit() {
                     let piece = pool.swap_remove(place);
-                    self.pooled.fetch_sub(piece.items.len(), Ordering::Release);
+                    self.pooled.fetch_sub(piece.items.len(), Ordering::Relaxed);
                     dropped.push(piece);
                     continue;
                 }
