@@ -214,6 +214,8 @@ impl Ledger {
                 self.give_back(lease.piece.clone(), token.lane, false);
             }
             self.put(token.lane, Slot::Lost(lease));
+            // While it was on its way, those who may have it may have gone.
+            self.settle(at);
         }
     }
 
@@ -235,6 +237,7 @@ impl Ledger {
             self.note(backend, IncidentKind::Lied, lease.piece.items.clone(), what.clone(), at);
             self.give_back(lease.piece, token.lane, true);
             self.bench(backend, what, true, at);
+            self.settle(at);
             return Verdict::Refuse;
         }
         self.time(backend, &lease, at);
@@ -245,6 +248,7 @@ impl Ledger {
             self.note(backend, IncidentKind::WrongBytes, unit, what, at);
             self.give_back(lease.piece, token.lane, true);
             self.bench(backend, "wrong bytes arrived from it".to_owned(), false, at);
+            self.settle(at);
             return Verdict::Refuse;
         }
         if lease.piece.is_audit() {
