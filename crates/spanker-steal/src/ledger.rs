@@ -305,6 +305,7 @@ impl Ledger {
         if self.outcome.is_some() {
             return;
         }
+        let mut expired = false;
         for lane in 0..self.lanes.len() {
             let Slot::Held(lease) = &self.lanes[lane].slot else { continue };
             let held = now.saturating_sub(lease.at);
@@ -317,6 +318,10 @@ impl Ledger {
             self.note(backend, IncidentKind::Expired, lease.piece.items.clone(), what, now);
             self.give_back(lease.piece.clone(), lane, true);
             self.put(lane, Slot::Lost(lease));
+            expired = true;
+        }
+        // Somebody is to have the time to take them, if there is anybody.
+        if expired && self.available() != 0 {
             self.heard = now;
         }
         self.settle(now);
