@@ -19,6 +19,20 @@ pub struct Block {
     pub bytes: Vec<u8>,
 }
 
+impl Block {
+    /// What is left of it on either side of `items`.
+    fn without(self, items: &Range<usize>) -> impl Iterator<Item = Block> {
+        let Block { items: all, bytes } = self;
+        let size = bytes.len() / all.len().max(1);
+        let before = all.start..items.start.clamp(all.start, all.end);
+        let after = items.end.clamp(all.start, all.end)..all.end;
+        [before, after].into_iter().filter(|part| !part.is_empty()).map(move |part| {
+            let at = |item: usize| (item - all.start) * size;
+            Block { bytes: bytes[at(part.start)..at(part.end)].to_vec(), items: part }
+        })
+    }
+}
+
 /// The outputs of a job in order; see
 /// [`run_streaming`](crate::WorkStealingScheduler::run_streaming).
 ///
@@ -76,9 +90,17 @@ impl<'s> Stream<'s> {
         let (ready, next) = (&mut self.ready, self.next);
         let mut tainted = None;
         run.step(&mut accepted, |items, accepted| {
-            let apart = |other: &Range<usize>| other.end <= items.start || items.end <= other.start;
-            ready.retain(|_, block| apart(&block.items));
-            accepted.retain(|block: &Accepted| apart(&block.items));
+            // All that was accepted before; what comes after is done again.
+            for Accepted { items, out } in accepted.drain(..) {
+                ready.insert(items.start, Block { items, bytes: out });
+            }
+            let first = ready.range(..items.start).next_back().map_or(items.start, |(&at, _)| at);
+            let hit: Vec<usize> = ready.range(first..items.end).map(|(&at, _)| at).collect();
+            for block in hit.iter().filter_map(|at| ready.remove(at)).collect::<Vec<_>>() {
+                for rest in block.without(&items) {
+                    ready.insert(rest.items.start, rest);
+                }
+            }
             if items.start < next {
                 tainted = Some(items.start..items.end.min(next));
             }
