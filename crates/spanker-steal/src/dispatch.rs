@@ -96,7 +96,9 @@ impl Crew {
                 ledger.leave_out(backend, &format!("no thread for it: {error}"));
             }
         }
-        Ok(Run { ledger, claims, shared, receiver, begun, seen: 0, cancel: job.canceller() })
+        let over = Over { claims: Arc::clone(&claims), shared: Arc::clone(&shared) };
+        let cancel = job.canceller();
+        Ok(Run { ledger, claims, shared, receiver, begun, seen: 0, cancel, over })
     }
 }
 
@@ -198,6 +200,7 @@ pub(crate) struct Run {
     begun: Instant,
     seen: u64,
     cancel: crate::Cancel,
+    over: Over,
 }
 
 impl Run {
@@ -263,14 +266,26 @@ impl Run {
 
     /// Ends the run: threads that are not inside a backend leave, others when they come out.
     pub(crate) fn end(self) -> Result<Report, StealError> {
-        let Run { ledger, claims, shared, receiver, .. } = self;
-        claims.close();
+        let Run { ledger, shared, receiver, over, .. } = self;
         drop(receiver);
-        shared.ring();
+        drop(over);
         let stuck = ledger.stuck_lanes();
         let state = shared.state();
         let waits = |state: &mut State| state.lanes > stuck;
         drop(shared.bell.wait_timeout_while(state, LEAVE, waits));
         ledger.close()
+    }
+}
+
+/// Sends the threads away when a run ends, even by a panic of its keeper.
+struct Over {
+    claims: Arc<Claims>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.claims.close();
+        self.shared.ring();
     }
 }

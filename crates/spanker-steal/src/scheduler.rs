@@ -4,9 +4,8 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
@@ -52,7 +51,7 @@ pub struct WorkStealingScheduler {
     crew: Crew,
     next_unit: AtomicUsize,
     /// Held by the run in progress.
-    running: Arc<Mutex<()>>,
+    running: Mutex<()>,
 }
 
 impl WorkStealingScheduler {
@@ -62,7 +61,7 @@ impl WorkStealingScheduler {
         WorkStealingScheduler {
             crew: Crew::new(backends),
             next_unit: AtomicUsize::new(0),
-            running: Arc::default(),
+            running: Mutex::default(),
         }
     }
 
@@ -115,7 +114,7 @@ impl WorkStealingScheduler {
             let (items, bytes) = (job.items, job.bytes);
             return Err(StealError::Output { have: out.len(), need, items, bytes });
         }
-        let _running = self.running.try_lock().map_err(|_| StealError::Busy)?;
+        let _running = self.begin()?;
         let mut run = self.crew.start(job)?;
         let mut accepted = VecDeque::new();
         let mut told = Instant::now();
@@ -167,8 +166,17 @@ impl WorkStealingScheduler {
             let what = "a stream goes in order of the items, and the job has priorities".to_owned();
             return Err(StealError::Job { what });
         }
-        let running = self.running.try_lock().map_err(|_| StealError::Busy)?;
+        let running = self.begin()?;
         Ok(Stream::new(self.crew.start(job)?, job, running))
+    }
+
+    /// Makes sure that there is one run at a time. One that ended in a panic of its caller is over as well.
+    fn begin(&self) -> Result<MutexGuard<'_, ()>, StealError> {
+        match self.running.try_lock() {
+            Ok(running) => Ok(running),
+            Err(TryLockError::Poisoned(running)) => Ok(running.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(StealError::Busy),
+        }
     }
 
     /// Deals units of equal size to the backends in turn. An error gives no shards:
