@@ -76,17 +76,26 @@ impl Cursor {
         self.end.saturating_sub(self.next.load(Ordering::Relaxed))
     }
 
-    /// Takes up to `want` items that start before `limit`. Whoever comes too late adds to a cursor that
+    /// Takes up to `want` items before `limit`. Whoever comes too late adds to a cursor that
     /// is past its end, by no more than was left, so that it never goes far.
     fn take(&self, want: usize, limit: usize) -> Option<Range<usize>> {
+        if limit < self.end {
+            return self.take_within(want, limit);
+        }
         let seen = self.next.load(Ordering::Relaxed);
-        let end = self.end.min(limit);
-        if seen >= end {
+        if seen >= self.end {
             return None;
         }
         let want = want.min(self.end - seen);
         let start = self.next.fetch_add(want, Ordering::Relaxed);
         (start < self.end).then(|| start..self.end.min(start + want))
+    }
+
+    /// The same where somebody must read outputs before there is more: nobody gets an item from `limit` on.
+    fn take_within(&self, want: usize, limit: usize) -> Option<Range<usize>> {
+        let further = |next: usize| (next < limit).then(|| limit.min(next.saturating_add(want)));
+        let start = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, further).ok()?;
+        Some(start..limit.min(start.saturating_add(want)))
     }
 }
 
@@ -112,6 +121,8 @@ pub struct Claims {
     cursors: Box<[Cursor]>,
     /// No item from here on is given out yet.
     limit: AtomicUsize,
+    /// So many items are given out ahead of whoever reads the outputs.
+    window: AtomicUsize,
     /// Items in the pool. Only a hint: the lock orders what is in it, and `stirs` makes sure that it is seen.
     pooled: AtomicUsize,
     pool: Mutex<Vec<Piece>>,
@@ -153,6 +164,7 @@ impl Claims {
             cap,
             cursors: bands.iter().map(cursor).collect(),
             limit: AtomicUsize::new(usize::MAX),
+            window: AtomicUsize::new(usize::MAX),
             pooled: AtomicUsize::new(0),
             pool: Mutex::new(Vec::new()),
             paces: (0..backends).map(pace).collect(),
@@ -218,7 +230,8 @@ impl Claims {
             return Some(self.grain.min(most));
         }
         let left = self.left();
-        let seconds = rule::chunk_seconds(left as f64, rates, load(&pace.floor), self.cap);
+        let share = left.min(self.window.load(Ordering::Relaxed));
+        let seconds = rule::chunk_seconds(share as f64, rates, load(&pace.floor), self.cap);
         let grain = self.grain as f64;
         let grains = (rate * seconds / grain + 0.5).floor();
         if grains < 1.0 {
@@ -297,7 +310,13 @@ impl Claims {
         self.stir();
     }
 
-    /// Lets items before `limit` be taken.
+    /// Lets only so many items, in whole grains, be taken ahead of whoever reads the outputs.
+    pub(crate) fn set_window(&self, items: usize) {
+        self.window.store(items, Ordering::Relaxed);
+        self.set_limit(items);
+    }
+
+    /// Lets items before `limit`, which does not cut a grain, be taken.
     pub(crate) fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
         self.stir();

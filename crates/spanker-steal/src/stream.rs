@@ -51,8 +51,8 @@ pub struct Stream<'s> {
 impl<'s> Stream<'s> {
     pub(crate) fn new(run: Run, job: &Job, running: MutexGuard<'s, ()>) -> Stream<'s> {
         let window = job.options.window_bytes.checked_div(job.bytes).unwrap_or(usize::MAX);
-        let window = window.max(job.grain);
-        run.claims.set_limit(window);
+        let window = (window / job.grain).max(1) * job.grain;
+        run.claims.set_window(window);
         Stream {
             run: Some(run),
             ready: BTreeMap::new(),
