@@ -54,8 +54,8 @@ impl Crew {
         &self.names
     }
 
-    /// Starts a run.
-    pub(crate) fn start(&self, job: &Job) -> Result<Run, StealError> {
+    /// Starts a run in which so many items may be ahead of whoever reads the outputs.
+    pub(crate) fn start(&self, job: &Job, window: usize) -> Result<Run, StealError> {
         job.check(self.backends.len())?;
         let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) as u64 + 1;
         // A backend that is still in a call of an earlier run takes part with the rest of its lanes.
@@ -70,6 +70,7 @@ impl Crew {
         let stuck: Vec<bool> = members.iter().map(|(_, stuck)| *stuck).collect();
         let members = members.into_iter().map(|(member, _)| member).collect();
         let (mut ledger, claims) = Ledger::open(epoch, job, members)?;
+        claims.set_window(window);
         for backend in (0..stuck.len()).filter(|backend| stuck[*backend]) {
             ledger.leave_out(backend, "it is still in a call of an earlier run");
         }

@@ -193,6 +193,14 @@ impl Job {
         let most = self.options.chunk_bytes.checked_div(self.bytes).unwrap_or(MOST_ITEMS);
         (most / self.grain).max(1).saturating_mul(self.grain)
     }
+
+    /// The items of a stream's window, in whole units.
+    pub(crate) fn window_items(&self) -> usize {
+        match self.options.window_bytes.checked_div(self.bytes) {
+            Some(window) => (window / self.grain).max(1).saturating_mul(self.grain),
+            None => usize::MAX,
+        }
+    }
 }
 
 /// Cancels a job, from any thread. What is done by then stays done.

@@ -115,7 +115,7 @@ impl WorkStealingScheduler {
             return Err(StealError::Output { have: out.len(), need, items, bytes });
         }
         let _running = self.begin()?;
-        let mut run = self.crew.start(job)?;
+        let mut run = self.crew.start(job, usize::MAX)?;
         let mut accepted = VecDeque::new();
         let mut told = Instant::now();
         while !run.ledger.is_over() {
@@ -167,7 +167,8 @@ impl WorkStealingScheduler {
             return Err(StealError::Job { what });
         }
         let running = self.begin()?;
-        Ok(Stream::new(self.crew.start(job)?, job, running))
+        let window = job.window_items();
+        Ok(Stream::new(self.crew.start(job, window)?, job.items, window, running))
     }
 
     /// Makes sure that there is one run at a time. One that ended in a panic of its caller is over as well.

@@ -7,7 +7,6 @@ use std::sync::MutexGuard;
 
 use crate::dispatch::{Accepted, Run};
 use crate::error::StealError;
-use crate::job::Job;
 use crate::report::Report;
 
 /// Outputs of consecutive items.
@@ -49,15 +48,17 @@ pub struct Stream<'s> {
 }
 
 impl<'s> Stream<'s> {
-    pub(crate) fn new(run: Run, job: &Job, running: MutexGuard<'s, ()>) -> Stream<'s> {
-        let window = job.options.window_bytes.checked_div(job.bytes).unwrap_or(usize::MAX);
-        let window = (window / job.grain).max(1) * job.grain;
-        run.claims.set_window(window);
+    pub(crate) fn new(
+        run: Run,
+        items: usize,
+        window: usize,
+        running: MutexGuard<'s, ()>,
+    ) -> Stream<'s> {
         Stream {
             run: Some(run),
             ready: BTreeMap::new(),
             next: 0,
-            items: job.items,
+            items,
             window,
             report: None,
             _running: running,
