@@ -99,7 +99,8 @@ impl Crew {
         }
         let over = Over { claims: Arc::clone(&claims), shared: Arc::clone(&shared) };
         let cancel = job.canceller();
-        Ok(Run { ledger, claims, shared, receiver, begun, seen: 0, cancel, over })
+        let looked = Duration::ZERO;
+        Ok(Run { ledger, claims, shared, receiver, begun, seen: 0, looked, cancel, over })
     }
 }
 
@@ -200,6 +201,8 @@ pub(crate) struct Run {
     receiver: Receiver<Message>,
     begun: Instant,
     seen: u64,
+    /// When the last step ended.
+    looked: Duration,
     cancel: crate::Cancel,
     over: Over,
 }
@@ -212,6 +215,10 @@ impl Run {
         accepted: &mut VecDeque<Accepted>,
         mut forget: impl FnMut(Range<usize>, &mut VecDeque<Accepted>),
     ) {
+        let begun = self.begun.elapsed();
+        if begun.saturating_sub(self.looked) >= LOOK {
+            self.ledger.resume(begun);
+        }
         let due = self.ledger.next_tick().saturating_sub(self.begun.elapsed());
         let mut message = match self.receiver.recv_timeout(due.min(LOOK)) {
             Ok(message) => Some(message),
@@ -236,6 +243,7 @@ impl Run {
             self.seen = stirs;
             self.shared.ring();
         }
+        self.looked = self.begun.elapsed();
     }
 
     fn take(&mut self, message: Message, accepted: &mut VecDeque<Accepted>) {

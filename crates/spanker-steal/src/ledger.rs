@@ -121,6 +121,8 @@ pub struct Ledger {
     /// When something was last heard, and when the last output was accepted.
     heard: Duration,
     accepted: Duration,
+    /// When whoever keeps this was last back from elsewhere.
+    resumed: Duration,
     redone: usize,
     audited: usize,
     duplicated: usize,
@@ -167,6 +169,7 @@ impl Ledger {
             outcome: None,
             heard: Duration::ZERO,
             accepted: Duration::ZERO,
+            resumed: Duration::ZERO,
             redone: 0,
             audited: 0,
             duplicated: 0,
@@ -308,7 +311,7 @@ impl Ledger {
         let mut expired = false;
         for lane in 0..self.lanes.len() {
             let Slot::Held(lease) = &self.lanes[lane].slot else { continue };
-            let held = now.saturating_sub(lease.at);
+            let held = now.saturating_sub(lease.at.max(self.resumed));
             if held < self.lease_time(lane, lease) {
                 continue;
             }
@@ -341,6 +344,12 @@ impl Ledger {
             let unfinished = self.unfinished();
             self.end(StealError::Stalled { waited, unfinished });
         }
+    }
+
+    /// Whoever keeps the record was elsewhere until `now`, and did not hear of answers: leases count from now on.
+    pub fn resume(&mut self, now: Duration) {
+        self.resumed = self.resumed.max(now);
+        self.heard = self.heard.max(now);
     }
 
     /// A backend takes no part, from the start.
