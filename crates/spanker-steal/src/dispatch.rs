@@ -5,11 +5,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use crate::backend::Backend;
 use crate::claims::{Claim, Claims};
@@ -17,6 +14,10 @@ use crate::error::StealError;
 use crate::job::Job;
 use crate::ledger::{Ledger, Member, Token, Verdict};
 use crate::report::Report;
+use crate::sync::run::{
+    AtomicUsize, Clock, Condvar, Mutex, MutexGuard, Ordering, Receiver, receive, sync_channel,
+    thread,
+};
 use crate::task::{Line, Message};
 
 /// A lane that has nothing to do looks again after this long, whether or not it is called.
@@ -77,7 +78,7 @@ impl Crew {
         let lanes: Vec<usize> = ledger.lanes().collect();
         let (sender, receiver) = sync_channel(MESSAGES * lanes.len());
         let shared = Arc::new(Shared::default());
-        let begun = Instant::now();
+        let clock = Clock::start();
         for (lane, &backend) in lanes.iter().enumerate() {
             if stuck[backend] {
                 continue;
@@ -86,7 +87,7 @@ impl Crew {
                 backend: Arc::clone(&self.backends[backend]),
                 place: backend,
                 token: Token { epoch, lane, serial: 0 },
-                line: Arc::new(Line::new(sender.clone(), begun, Arc::clone(&claims), job)),
+                line: Arc::new(Line::new(sender.clone(), clock.clone(), Arc::clone(&claims), job)),
                 shared: Arc::clone(&shared),
                 inside: Arc::clone(&self.inside[backend]),
             };
@@ -100,7 +101,7 @@ impl Crew {
         let over = Over { claims: Arc::clone(&claims), shared: Arc::clone(&shared) };
         let cancel = job.canceller();
         let looked = Duration::ZERO;
-        Ok(Run { ledger, claims, shared, receiver, begun, seen: 0, looked, cancel, over })
+        Ok(Run { ledger, claims, shared, receiver, clock, seen: 0, looked, cancel, over })
     }
 }
 
@@ -164,7 +165,7 @@ impl LaneThread {
                 Claim::Take(piece) => {
                     self.token.serial += 1;
                     let items = piece.items.clone();
-                    let at = self.line.begun.elapsed();
+                    let at = self.line.clock.elapsed();
                     if !self.line.tell(Message::Claimed { token: self.token, piece, at }) {
                         break;
                     }
@@ -199,7 +200,7 @@ pub(crate) struct Run {
     pub(crate) claims: Arc<Claims>,
     shared: Arc<Shared>,
     receiver: Receiver<Message>,
-    begun: Instant,
+    clock: Clock,
     seen: u64,
     /// When the last step ended.
     looked: Duration,
@@ -215,15 +216,12 @@ impl Run {
         accepted: &mut VecDeque<Accepted>,
         mut forget: impl FnMut(Range<usize>, &mut VecDeque<Accepted>),
     ) {
-        let begun = self.begun.elapsed();
+        let begun = self.clock.elapsed();
         if begun.saturating_sub(self.looked) >= LOOK {
             self.ledger.resume(begun);
         }
-        let due = self.ledger.next_tick().saturating_sub(self.begun.elapsed());
-        let mut message = match self.receiver.recv_timeout(due.min(LOOK)) {
-            Ok(message) => Some(message),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        };
+        let due = self.ledger.next_tick().saturating_sub(self.clock.elapsed());
+        let mut message = receive(&self.receiver, due.min(LOOK), &self.clock);
         while let Some(told) = message {
             self.take(told, accepted);
             for items in self.ledger.drain_thrown_out() {
@@ -234,7 +232,7 @@ impl Run {
         if self.cancel.is_cancelled() {
             self.ledger.cancel();
         }
-        let now = self.begun.elapsed();
+        let now = self.clock.elapsed();
         if now >= self.ledger.next_tick() {
             self.ledger.tick(now);
         }
@@ -243,7 +241,7 @@ impl Run {
             self.seen = stirs;
             self.shared.ring();
         }
-        self.looked = self.begun.elapsed();
+        self.looked = self.clock.elapsed();
     }
 
     fn take(&mut self, message: Message, accepted: &mut VecDeque<Accepted>) {
@@ -270,7 +268,7 @@ impl Run {
 
     /// How long the run has gone on.
     pub(crate) fn elapsed(&self) -> Duration {
-        self.begun.elapsed()
+        self.clock.elapsed()
     }
 
     /// Ends the run: threads that are not inside a backend leave, others when they come out.

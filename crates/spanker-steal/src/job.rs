@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::claims::{MOST_BACKENDS, MOST_ITEMS};
 use crate::error::StealError;
+use crate::sync::run::{AtomicBool, Ordering};
 
 /// The most priorities of one job.
 const MOST_BANDS: usize = 64;

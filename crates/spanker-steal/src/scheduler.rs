@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, TryLockError};
+use std::time::Duration;
 
 use crate::backend::Backend;
 use crate::dispatch::{Accepted, Crew};
@@ -14,6 +14,7 @@ use crate::error::StealError;
 use crate::job::Job;
 use crate::report::Report;
 use crate::stream::Stream;
+use crate::sync::run::{Mutex, MutexGuard};
 
 /// How often progress is told.
 const PROGRESS: Duration = Duration::from_millis(100);
@@ -61,7 +62,7 @@ impl WorkStealingScheduler {
         WorkStealingScheduler {
             crew: Crew::new(backends),
             next_unit: AtomicUsize::new(0),
-            running: Mutex::default(),
+            running: Mutex::new(()),
         }
     }
 
@@ -117,7 +118,7 @@ impl WorkStealingScheduler {
         let _running = self.begin()?;
         let mut run = self.crew.start(job, usize::MAX)?;
         let mut accepted = VecDeque::new();
-        let mut told = Instant::now();
+        let mut told = Duration::ZERO;
         while !run.ledger.is_over() {
             // What is thrown out is done again and written over.
             run.step(&mut accepted, |_, _| ());
@@ -125,9 +126,10 @@ impl WorkStealingScheduler {
                 out[items.start * job.bytes..items.end * job.bytes].copy_from_slice(&from);
                 run.recycle(from);
             }
-            if told.elapsed() >= PROGRESS {
-                told = Instant::now();
-                watch(&Report { elapsed: run.elapsed(), ..run.ledger.report() });
+            let elapsed = run.elapsed();
+            if elapsed.saturating_sub(told) >= PROGRESS {
+                told = elapsed;
+                watch(&Report { elapsed, ..run.ledger.report() });
             }
         }
         run.end()

@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::MutexGuard;
 
 use crate::dispatch::{Accepted, Run};
 use crate::error::StealError;
 use crate::report::Report;
+use crate::sync::run::MutexGuard;
 
 /// Outputs of consecutive items.
 #[derive(Debug, Clone, PartialEq, Eq)]
