@@ -149,6 +149,7 @@ const UNSAFE: [(&str, &str); 11] = [
     ("crates/spanker-reduce/src/team.rs", "work that is borrowed by threads"),
     ("crates/spanker-reduce/tests/team.rs", "an allocator that counts"),
     ("crates/spanker-runtime/src/transport.rs", "the ioctl"),
+    ("crates/spanker-steal/tests/claim_allocates_nothing.rs", "an allocator that counts"),
     ("crates/spanker-twin/src/shared.rs", "memory that two processes map"),
 ];
 
