@@ -60,7 +60,7 @@ impl Backend for By {
         let call = self.calls.fetch_add(1, Ordering::SeqCst);
         thread::yield_now();
         match self.ways {
-            Ways::Fails if call % 2 == 0 => Err(Failure::passing("not now")),
+            Ways::Fails if call.is_multiple_of(2) => Err(Failure::passing("not now")),
             // A panic that the checker does not take for its own.
             Ways::Panics if call == 1 || call == 2 => resume_unwind(Box::new("oh")),
             Ways::Dies if call >= 2 => Err(Failure::lasting("dead")),
@@ -175,9 +175,9 @@ fn runs_whose_backends_all_die_end_and_say_what_is_done() {
         let mut out = [0; ITEMS];
         let error = scheduler.run(&job(1_000), &mut out).expect_err("nobody is left");
         let StealError::AllLost(unfinished) = error else { panic!("{error}") };
-        for item in 0..ITEMS {
+        for (item, out) in out.into_iter().enumerate() {
             let lost = unfinished.missing.iter().any(|range| range.contains(&item));
-            assert!(lost || out[item] == value(item), "item {item}");
+            assert!(lost || out == value(item), "item {item}");
         }
     });
 }

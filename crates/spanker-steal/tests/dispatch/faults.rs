@@ -128,7 +128,7 @@ fn passing_failures_are_made_up_for_and_the_backend_goes_on() {
         let counts = Counts::new(ITEMS);
         let tries = AtomicUsize::new(0);
         let flaky = By::new("flaky", move |items, out| {
-            if tries.fetch_add(1, Ordering::SeqCst) % 2 == 0 {
+            if tries.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
                 return Err(Failure::passing("not now"));
             }
             fill(items, out);
