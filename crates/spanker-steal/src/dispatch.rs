@@ -26,7 +26,8 @@ const IDLE: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(10);
 /// Messages on their way, for each lane. A lane waits when there are more: outputs do not pile up.
 const MESSAGES: usize = 4;
-/// How long the end of a run waits for threads that are not at work to have left.
+/// How long the end of a run waits for its threads to have left, but for those that lost their leases: whoever is
+/// still at work takes no part in a run that follows at once.
 const LEAVE: Duration = Duration::from_millis(100);
 
 /// Backends by name, with the calls into them that have not returned.
@@ -271,7 +272,7 @@ impl Run {
         self.clock.elapsed()
     }
 
-    /// Ends the run: threads that are not inside a backend leave, others when they come out.
+    /// Ends the run: threads leave now, and those that are inside a backend when they come out.
     pub(crate) fn end(self) -> Result<Report, StealError> {
         let Run { ledger, shared, receiver, over, .. } = self;
         drop(receiver);

@@ -358,10 +358,10 @@ impl Ledger {
         self.publish(Duration::ZERO);
     }
 
-    /// Lanes that hold a lease or have lost one, and have not answered.
+    /// Lanes that have lost a lease and have not answered.
     #[must_use]
     pub fn stuck_lanes(&self) -> usize {
-        self.lanes.iter().filter(|lane| !matches!(lane.slot, Slot::Idle)).count()
+        self.lanes.iter().filter(|lane| matches!(lane.slot, Slot::Lost(_))).count()
     }
 
     /// The job is to end now.
