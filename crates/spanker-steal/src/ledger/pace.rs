@@ -88,6 +88,6 @@ impl Ledger {
             }
             _ => None,
         });
-        held.min().unwrap_or_else(|| self.heard + self.options.lease)
+        held.min().unwrap_or_else(|| self.heard.saturating_add(self.options.lease))
     }
 }

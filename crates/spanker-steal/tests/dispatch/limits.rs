@@ -119,6 +119,21 @@ fn last_unit_shorter_than_the_grain_is_done_once_like_the_others() {
 }
 
 #[test]
+fn leases_and_patience_without_end_do_not_overflow() {
+    bounded(|| {
+        let forever = Options {
+            lease: Duration::MAX,
+            patience: Duration::MAX,
+            cap: Duration::MAX,
+            ..Options::STANDARD
+        };
+        let counts = Counts::new(100);
+        run_right(&over(crew(2, &counts)), &job(100, forever));
+        assert_eq!(counts.all(), vec![1; 100]);
+    });
+}
+
+#[test]
 fn outputs_without_bytes_are_done_once_with_and_without_checksums() {
     bounded(|| {
         for checksums in [false, true] {
