@@ -64,7 +64,7 @@ impl Crew {
         let member = |(place, backend): (usize, &Arc<dyn Backend>)| {
             let mut capabilities = backend.capabilities();
             let inside = self.inside[place].load(Ordering::Acquire);
-            let lanes = capabilities.in_flight.max(1);
+            let lanes = capabilities.lanes();
             capabilities.in_flight = lanes.saturating_sub(inside).max(1);
             (Member { name: self.names[place].clone(), capabilities }, inside >= lanes)
         };

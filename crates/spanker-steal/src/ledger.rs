@@ -147,7 +147,7 @@ impl Ledger {
         let claims = Arc::new(Claims::new(&bands, job.grain, members.len(), cap));
         let lanes = members.iter().enumerate().flat_map(|(backend, member)| {
             let lane = move |_| Lane { backend, slot: Slot::Idle };
-            (0..member.capabilities.in_flight.max(1)).map(lane)
+            (0..member.capabilities.lanes()).map(lane)
         });
         let mut ledger = Ledger {
             epoch,
@@ -402,7 +402,7 @@ impl Ledger {
             name: member.name.clone(),
             items: member.done.len(),
             chunks: member.chunks,
-            rate: member.rate.items_per_second() * member.capabilities.in_flight.max(1) as f64,
+            rate: member.rate.items_per_second() * member.capabilities.lanes() as f64,
             last_chunk: member.last_chunk,
             benched: member.benched.clone(),
         };

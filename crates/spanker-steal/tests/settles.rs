@@ -36,6 +36,16 @@ fn take(claims: &Claims, backend: usize) -> Piece {
 }
 
 #[test]
+fn lanes_of_a_backend_are_one_at_least_and_bounded() {
+    for (in_flight, lanes) in [(0, 1), (1, 1), (7, 7), (usize::MAX, 256)] {
+        let capabilities = Capabilities { in_flight, ..Capabilities::PLAIN };
+        let members = vec![Member { name: "b".to_owned(), capabilities }];
+        let (ledger, _) = Ledger::open(1, &Job::new(10, 1), members).expect("a job");
+        assert_eq!(ledger.lanes().count(), lanes);
+    }
+}
+
+#[test]
 fn piece_of_a_liar_that_others_failed_at_is_to_be_had_at_once() {
     let (mut ledger, claims) = open(1, &[None, None], Options::STANDARD);
     ledger.claimed(token(0, 1), take(&claims, 0), at(1));
