@@ -65,6 +65,9 @@ pub trait Backend: Send + Sync {
     }
 }
 
+/// The most tasks at a time of one backend.
+const MOST_LANES: usize = 256;
+
 /// What a backend says about itself. All of it may be unknown: speeds are measured anyway.
 ///
 /// # Examples
@@ -77,7 +80,7 @@ pub trait Backend: Send + Sync {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Capabilities {
-    /// How many tasks it works on at a time. Each has a thread of the scheduler.
+    /// How many tasks it works on at a time, 256 at most. Each has a thread of the scheduler.
     pub in_flight: usize,
     /// Items a second of one task, if known. It is what the first chunk is sized by.
     pub rate: Option<f64>,
@@ -93,6 +96,11 @@ impl Capabilities {
     /// One task at a time, nothing known, not trusted more than others.
     pub const PLAIN: Capabilities =
         Capabilities { in_flight: 1, rate: None, launch: None, most_items: None, trusted: false };
+
+    /// Tasks at a time: one at least, and no more than a scheduler has threads for.
+    pub(crate) fn lanes(&self) -> usize {
+        self.in_flight.clamp(1, MOST_LANES)
+    }
 }
 
 /// Why a backend could not do what it was asked for.

@@ -88,17 +88,26 @@ impl Cursor {
         self.end.saturating_sub(self.next.load(Ordering::Relaxed))
     }
 
-    /// Takes up to `want` items that start before `limit`. Whoever comes too late adds to a cursor that
+    /// Takes up to `want` items before `limit`. Whoever comes too late adds to a cursor that
     /// is past its end, by no more than was left, so that it never goes far.
     fn take(&self, want: usize, limit: usize) -> Option<Range<usize>> {
+        if limit < self.end {
+            return self.take_within(want, limit);
+        }
         let seen = self.next.load(Ordering::Relaxed);
-        let end = self.end.min(limit);
-        if seen >= end {
+        if seen >= self.end {
             return None;
         }
         let want = want.min(self.end - seen);
         let start = self.next.fetch_add(want, Ordering::Relaxed);
         (start < self.end).then(|| start..self.end.min(start + want))
+    }
+
+    /// The same where somebody must read outputs before there is more: nobody gets an item from `limit` on.
+    fn take_within(&self, want: usize, limit: usize) -> Option<Range<usize>> {
+        let further = |next: usize| (next < limit).then(|| limit.min(next.saturating_add(want)));
+        let start = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, further).ok()?;
+        Some(start..limit.min(start.saturating_add(want)))
     }
 }
 
@@ -125,7 +134,9 @@ pub struct Claims {
     cursors: Box<[Cursor]>,
     /// No item from here on is given out yet.
     limit: AtomicUsize,
-    /// Items in the pool.
+    /// So many items are given out ahead of whoever reads the outputs.
+    window: AtomicUsize,
+    /// Items in the pool. Only a hint: the lock orders what is in it, and `stirs` makes sure that it is seen.
     pooled: AtomicUsize,
     pool: Mutex<Vec<Piece>>,
     paces: Box<[Pace]>,
@@ -143,8 +154,11 @@ fn load(number: &AtomicU64) -> f64 {
     f64::from_bits(number.load(Ordering::Relaxed))
 }
 
+/// Changes a number. One that is the same already is not written: those who claim read it all the time.
 fn store(number: &AtomicU64, value: f64) {
-    number.store(value.to_bits(), Ordering::Relaxed);
+    if number.load(Ordering::Relaxed) != value.to_bits() {
+        number.store(value.to_bits(), Ordering::Relaxed);
+    }
 }
 
 impl Claims {
@@ -165,6 +179,7 @@ impl Claims {
             cap,
             cursors: bands.iter().map(cursor).collect(),
             limit: AtomicUsize::new(usize::MAX),
+            window: AtomicUsize::new(usize::MAX),
             pooled: AtomicUsize::new(0),
             pool: Mutex::new(Vec::new()),
             paces: (0..backends).map(pace).collect(),
@@ -206,7 +221,7 @@ impl Claims {
         if self.closed.load(Ordering::Acquire) || pace.benched.load(Ordering::Relaxed) {
             return Claim::Over;
         }
-        let want = self.chunk(pace, self.left());
+        let want = self.chunk(pace);
         if let Some(piece) = self.take_back(backend, want, false) {
             return Claim::Take(piece);
         }
@@ -224,13 +239,15 @@ impl Claims {
 
     /// How many items a backend should take now, in whole grains; none where the others would be through with
     /// everything before it has done one.
-    fn chunk(&self, pace: &Pace, left: usize) -> Option<usize> {
+    fn chunk(&self, pace: &Pace) -> Option<usize> {
         let rate = load(&pace.rate);
         let most = pace.most.load(Ordering::Relaxed);
         if rate <= 0.0 {
             return Some(self.grain.min(most));
         }
-        let part = left as f64 * load(&self.part);
+        let left = self.left();
+        let share = left.min(self.window.load(Ordering::Relaxed));
+        let part = share as f64 * load(&self.part);
         let seconds = part.min(load(&pace.cap)).max(load(&pace.floor));
         let grains = (rate * seconds + 0.5) as usize;
         if grains == 0 {
@@ -245,7 +262,7 @@ impl Claims {
     /// Takes items that have come back: lost ones first, then those that are only to be compared. A backend that is
     /// too slow for what is left takes only what not everybody may have.
     fn take_back(&self, backend: usize, want: Option<usize>, overdue: bool) -> Option<Piece> {
-        if self.pooled.load(Ordering::Acquire) == 0 {
+        if self.pooled.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let mut pool = self.pool.lock().expect("nobody panics with the pool");
@@ -269,14 +286,14 @@ impl Claims {
             piece.items.start = cut;
             first
         };
-        self.pooled.fetch_sub(taken.items.len(), Ordering::Release);
+        self.pooled.fetch_sub(taken.items.len(), Ordering::Relaxed);
         Some(taken)
     }
 
     /// Gives items back for others to take.
     pub(crate) fn give_back(&self, piece: Piece) {
         let mut pool = self.pool.lock().expect("nobody panics with the pool");
-        self.pooled.fetch_add(piece.items.len(), Ordering::Release);
+        self.pooled.fetch_add(piece.items.len(), Ordering::Relaxed);
         pool.push(piece);
         self.stir();
     }
@@ -294,14 +311,14 @@ impl Claims {
             return false;
         }
         pool.retain(|piece| !ours(piece));
-        self.pooled.fetch_sub(there, Ordering::Release);
+        self.pooled.fetch_sub(there, Ordering::Relaxed);
         true
     }
 
     /// Lets pieces that none of `available` may have go to anyone: they would never be done. Comparisons that none of
     /// `working` may make are taken out and returned.
     pub(crate) fn lift_bans(&self, available: Set, working: Set) -> Vec<Piece> {
-        if self.pooled.load(Ordering::Acquire) == 0 {
+        if self.pooled.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }
         let mut pool = self.pool.lock().expect("nobody panics with the pool");
@@ -314,7 +331,7 @@ impl Claims {
         let hopeless = |piece: &mut Piece| piece.is_audit() && working & !piece.not_by == 0;
         let dropped: Vec<Piece> = pool.extract_if(.., hopeless).collect();
         let items: usize = dropped.iter().map(|piece| piece.items.len()).sum();
-        self.pooled.fetch_sub(items, Ordering::Release);
+        self.pooled.fetch_sub(items, Ordering::Relaxed);
         dropped
     }
 
@@ -340,7 +357,13 @@ impl Claims {
         self.stir();
     }
 
-    /// Lets items before `limit` be taken.
+    /// Lets only so many items, in whole grains, be taken ahead of whoever reads the outputs.
+    pub(crate) fn set_window(&self, items: usize) {
+        self.window.store(items, Ordering::Relaxed);
+        self.set_limit(items);
+    }
+
+    /// Lets items before `limit`, which does not cut a grain, be taken.
     pub(crate) fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
         self.stir();
@@ -360,7 +383,10 @@ impl Claims {
         store(&pace.launch, launch);
         store(&pace.floor, floor);
         store(&pace.cap, rule::cap_seconds(self.cap, floor));
-        pace.most.store(most.max(self.grain), Ordering::Relaxed);
+        let most = most.max(self.grain);
+        if pace.most.load(Ordering::Relaxed) != most {
+            pace.most.store(most, Ordering::Relaxed);
+        }
     }
 
     /// Tells how many items a second all tasks do together, and the fastest of them.

@@ -5,11 +5,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use crate::backend::Backend;
 use crate::claims::{Claim, Claims};
@@ -17,6 +14,10 @@ use crate::error::StealError;
 use crate::job::Job;
 use crate::ledger::{Ledger, Member, Token, Verdict};
 use crate::report::Report;
+use crate::sync::run::{
+    AtomicUsize, Clock, Condvar, Mutex, MutexGuard, Ordering, Receiver, receive, sync_channel,
+    thread,
+};
 use crate::task::{Line, Message};
 
 /// A lane that has nothing to do looks again after this long, whether or not it is called.
@@ -25,7 +26,8 @@ const IDLE: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(10);
 /// Messages on their way, for each lane. A lane waits when there are more: outputs do not pile up.
 const MESSAGES: usize = 4;
-/// How long the end of a run waits for threads that are not at work to have left.
+/// How long the end of a run waits for its threads to have left, but for those that lost their leases: whoever is
+/// still at work takes no part in a run that follows at once.
 const LEAVE: Duration = Duration::from_millis(100);
 
 /// Backends by name, with the calls into them that have not returned.
@@ -54,15 +56,15 @@ impl Crew {
         &self.names
     }
 
-    /// Starts a run.
-    pub(crate) fn start(&self, job: &Job) -> Result<Run, StealError> {
+    /// Starts a run in which so many items may be ahead of whoever reads the outputs.
+    pub(crate) fn start(&self, job: &Job, window: usize) -> Result<Run, StealError> {
         job.check(self.backends.len())?;
         let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) as u64 + 1;
         // A backend that is still in a call of an earlier run takes part with the rest of its lanes.
         let member = |(place, backend): (usize, &Arc<dyn Backend>)| {
             let mut capabilities = backend.capabilities();
             let inside = self.inside[place].load(Ordering::Acquire);
-            let lanes = capabilities.in_flight.max(1);
+            let lanes = capabilities.lanes();
             capabilities.in_flight = lanes.saturating_sub(inside).max(1);
             (Member { name: self.names[place].clone(), capabilities }, inside >= lanes)
         };
@@ -70,13 +72,14 @@ impl Crew {
         let stuck: Vec<bool> = members.iter().map(|(_, stuck)| *stuck).collect();
         let members = members.into_iter().map(|(member, _)| member).collect();
         let (mut ledger, claims) = Ledger::open(epoch, job, members)?;
+        claims.set_window(window);
         for backend in (0..stuck.len()).filter(|backend| stuck[*backend]) {
             ledger.leave_out(backend, "it is still in a call of an earlier run");
         }
         let lanes: Vec<usize> = ledger.lanes().collect();
         let (sender, receiver) = sync_channel(MESSAGES * lanes.len());
         let shared = Arc::new(Shared::default());
-        let begun = Instant::now();
+        let clock = Clock::start();
         for (lane, &backend) in lanes.iter().enumerate() {
             if stuck[backend] {
                 continue;
@@ -85,7 +88,7 @@ impl Crew {
                 backend: Arc::clone(&self.backends[backend]),
                 place: backend,
                 token: Token { epoch, lane, serial: 0 },
-                line: Arc::new(Line::new(sender.clone(), begun, Arc::clone(&claims), job)),
+                line: Arc::new(Line::new(sender.clone(), clock.clone(), Arc::clone(&claims), job)),
                 shared: Arc::clone(&shared),
                 inside: Arc::clone(&self.inside[backend]),
             };
@@ -96,7 +99,10 @@ impl Crew {
                 ledger.leave_out(backend, &format!("no thread for it: {error}"));
             }
         }
-        Ok(Run { ledger, claims, shared, receiver, begun, seen: 0, cancel: job.canceller() })
+        let over = Over { claims: Arc::clone(&claims), shared: Arc::clone(&shared) };
+        let cancel = job.canceller();
+        let looked = Duration::ZERO;
+        Ok(Run { ledger, claims, shared, receiver, clock, seen: 0, looked, cancel, over })
     }
 }
 
@@ -160,7 +166,7 @@ impl LaneThread {
                 Claim::Take(piece) => {
                     self.token.serial += 1;
                     let items = piece.items.clone();
-                    let at = self.line.begun.elapsed();
+                    let at = self.line.clock.elapsed();
                     if !self.line.tell(Message::Claimed { token: self.token, piece, at }) {
                         break;
                     }
@@ -195,9 +201,12 @@ pub(crate) struct Run {
     pub(crate) claims: Arc<Claims>,
     shared: Arc<Shared>,
     receiver: Receiver<Message>,
-    begun: Instant,
+    clock: Clock,
     seen: u64,
+    /// When the last step ended.
+    looked: Duration,
     cancel: crate::Cancel,
+    over: Over,
 }
 
 impl Run {
@@ -208,14 +217,12 @@ impl Run {
         accepted: &mut VecDeque<Accepted>,
         mut forget: impl FnMut(Range<usize>, &mut VecDeque<Accepted>),
     ) {
-        let due = self.ledger.next_tick().saturating_sub(self.begun.elapsed());
-        let wait = due.min(LOOK);
-        let heard = self.receiver.recv_timeout(wait);
-        if matches!(heard, Err(RecvTimeoutError::Disconnected)) {
-            // Every lane has left: there is only time to wait for.
-            thread::sleep(wait);
+        let begun = self.clock.elapsed();
+        if begun.saturating_sub(self.looked) >= LOOK {
+            self.ledger.resume(begun);
         }
-        let mut message = heard.ok();
+        let due = self.ledger.next_tick().saturating_sub(self.clock.elapsed());
+        let mut message = receive(&self.receiver, due.min(LOOK), &self.clock);
         while let Some(told) = message {
             self.take(told, accepted);
             for items in self.ledger.drain_thrown_out() {
@@ -226,7 +233,7 @@ impl Run {
         if self.cancel.is_cancelled() {
             self.ledger.cancel();
         }
-        let now = self.begun.elapsed();
+        let now = self.clock.elapsed();
         if now >= self.ledger.next_tick() {
             self.ledger.tick(now);
         }
@@ -235,6 +242,7 @@ impl Run {
             self.seen = stirs;
             self.shared.ring();
         }
+        self.looked = self.clock.elapsed();
     }
 
     fn take(&mut self, message: Message, accepted: &mut VecDeque<Accepted>) {
@@ -261,19 +269,31 @@ impl Run {
 
     /// How long the run has gone on.
     pub(crate) fn elapsed(&self) -> Duration {
-        self.begun.elapsed()
+        self.clock.elapsed()
     }
 
-    /// Ends the run: threads that are not inside a backend leave, others when they come out.
+    /// Ends the run: threads leave now, and those that are inside a backend when they come out.
     pub(crate) fn end(self) -> Result<Report, StealError> {
-        let Run { ledger, claims, shared, receiver, .. } = self;
-        claims.close();
+        let Run { ledger, shared, receiver, over, .. } = self;
         drop(receiver);
-        shared.ring();
+        drop(over);
         let stuck = ledger.stuck_lanes();
         let state = shared.state();
         let waits = |state: &mut State| state.lanes > stuck;
         drop(shared.bell.wait_timeout_while(state, LEAVE, waits));
         ledger.close()
+    }
+}
+
+/// Sends the threads away when a run ends, even by a panic of its keeper.
+struct Over {
+    claims: Arc<Claims>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.claims.close();
+        self.shared.ring();
     }
 }

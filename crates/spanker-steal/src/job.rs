@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::claims::{MOST_BACKENDS, MOST_ITEMS};
 use crate::error::StealError;
+use crate::sync::run::{AtomicBool, Ordering};
 
 /// The most priorities of one job.
 const MOST_BANDS: usize = 64;
@@ -192,6 +192,14 @@ impl Job {
     pub(crate) fn most_items(&self) -> usize {
         let most = self.options.chunk_bytes.checked_div(self.bytes).unwrap_or(MOST_ITEMS);
         (most / self.grain).max(1).saturating_mul(self.grain)
+    }
+
+    /// The items of a stream's window, in whole units.
+    pub(crate) fn window_items(&self) -> usize {
+        match self.options.window_bytes.checked_div(self.bytes) {
+            Some(window) => (window / self.grain).max(1).saturating_mul(self.grain),
+            None => usize::MAX,
+        }
     }
 }
 

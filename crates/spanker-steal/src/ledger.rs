@@ -147,6 +147,8 @@ pub struct Ledger {
     /// Whether items that nobody holds have been looked for since then.
     swept: bool,
     accepted: Duration,
+    /// When whoever keeps this was last back from elsewhere.
+    resumed: Duration,
     redone: usize,
     audited: usize,
     duplicated: usize,
@@ -171,7 +173,7 @@ impl Ledger {
         let claims = Arc::new(Claims::new(&bands, job.grain, members.len(), cap));
         let lanes = members.iter().enumerate().flat_map(|(backend, member)| {
             let lane = move |_| Lane { backend, slot: Slot::Idle };
-            (0..member.capabilities.in_flight.max(1)).map(lane)
+            (0..member.capabilities.lanes()).map(lane)
         });
         let mut ledger = Ledger {
             epoch,
@@ -196,6 +198,7 @@ impl Ledger {
             ticked: Duration::ZERO,
             swept: false,
             accepted: Duration::ZERO,
+            resumed: Duration::ZERO,
             redone: 0,
             audited: 0,
             duplicated: 0,
@@ -248,6 +251,8 @@ impl Ledger {
                 self.give_back(lease.piece.clone(), token.lane, Why::Again, Fate::Unharmed);
             }
             self.put(token.lane, Slot::Lost(lease));
+            // While it was on its way, those who may have it may have gone.
+            self.settle(at);
         }
     }
 
@@ -360,9 +365,10 @@ impl Ledger {
             // The clock has jumped, or this machine was asleep: nobody can be blamed for that.
             self.hear(now);
         }
+        let mut expired = false;
         for lane in 0..self.lanes.len() {
             let Slot::Held(lease) = &self.lanes[lane].slot else { continue };
-            let held = now.saturating_sub(lease.at);
+            let held = now.saturating_sub(lease.at.max(self.resumed));
             if held < self.lease_time(lane, lease) {
                 continue;
             }
@@ -373,6 +379,10 @@ impl Ledger {
             } else {
                 self.put(lane, Slot::Overdue(lease));
             }
+            expired = true;
+        }
+        // Somebody is to have the time to take them, if there is anybody.
+        if expired && self.available() != 0 {
             self.hear(now);
         }
         self.settle(now);
@@ -412,16 +422,22 @@ impl Ledger {
         if all_done { self.options.patience / 3 } else { self.options.patience }
     }
 
+    /// Whoever keeps the record was elsewhere until `now`, and did not hear of answers: leases count from now on.
+    pub fn resume(&mut self, now: Duration) {
+        self.resumed = self.resumed.max(now);
+        self.hear(self.heard.max(now));
+    }
+
     /// A backend takes no part, from the start.
     pub fn leave_out(&mut self, backend: usize, why: &str) {
         self.bench(backend, why.to_owned(), Duration::ZERO);
         self.settle(Duration::ZERO);
     }
 
-    /// Lanes that hold a lease or have lost one, and have not answered.
+    /// Lanes that have not answered in time.
     #[must_use]
     pub fn stuck_lanes(&self) -> usize {
-        self.lanes.iter().filter(|lane| !matches!(lane.slot, Slot::Idle)).count()
+        self.lanes.iter().filter(|lane| !lane.slot.answers()).count()
     }
 
     /// The job is to end now.
@@ -462,7 +478,7 @@ impl Ledger {
             name: member.name.clone(),
             items: member.done.len(),
             chunks: member.chunks,
-            rate: member.rate.items_per_second() * member.capabilities.in_flight.max(1) as f64,
+            rate: member.rate.items_per_second() * member.capabilities.lanes() as f64,
             last_chunk: member.last_chunk,
             benched: member.benched.clone(),
         };

@@ -4,10 +4,9 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, TryLockError};
+use std::time::Duration;
 
 use crate::backend::Backend;
 use crate::dispatch::{Accepted, Crew};
@@ -15,6 +14,7 @@ use crate::error::StealError;
 use crate::job::Job;
 use crate::report::Report;
 use crate::stream::Stream;
+use crate::sync::run::{Mutex, MutexGuard};
 
 /// How often progress is told.
 const PROGRESS: Duration = Duration::from_millis(100);
@@ -52,7 +52,7 @@ pub struct WorkStealingScheduler {
     crew: Crew,
     next_unit: AtomicUsize,
     /// Held by the run in progress.
-    running: Arc<Mutex<()>>,
+    running: Mutex<()>,
 }
 
 impl WorkStealingScheduler {
@@ -62,7 +62,7 @@ impl WorkStealingScheduler {
         WorkStealingScheduler {
             crew: Crew::new(backends),
             next_unit: AtomicUsize::new(0),
-            running: Arc::default(),
+            running: Mutex::new(()),
         }
     }
 
@@ -120,10 +120,10 @@ impl WorkStealingScheduler {
             let (items, bytes) = (job.items, job.bytes);
             return Err(StealError::Output { have: out.len(), need, items, bytes });
         }
-        let _running = self.running.try_lock().map_err(|_| StealError::Busy)?;
-        let mut run = self.crew.start(job)?;
+        let _running = self.begin()?;
+        let mut run = self.crew.start(job, usize::MAX)?;
         let mut accepted = VecDeque::new();
-        let mut told = Instant::now();
+        let mut told = Duration::ZERO;
         while !run.ledger.is_over() {
             // What is thrown out is done again and written over.
             run.step(&mut accepted, |_, _| ());
@@ -131,9 +131,10 @@ impl WorkStealingScheduler {
                 out[items.start * job.bytes..items.end * job.bytes].copy_from_slice(&from);
                 run.recycle(from);
             }
-            if told.elapsed() >= PROGRESS {
-                told = Instant::now();
-                watch(&Report { elapsed: run.elapsed(), ..run.ledger.report() });
+            let elapsed = run.elapsed();
+            if elapsed.saturating_sub(told) >= PROGRESS {
+                told = elapsed;
+                watch(&Report { elapsed, ..run.ledger.report() });
             }
         }
         run.end()
@@ -172,8 +173,18 @@ impl WorkStealingScheduler {
             let what = "a stream goes in order of the items, and the job has priorities".to_owned();
             return Err(StealError::Job { what });
         }
-        let running = self.running.try_lock().map_err(|_| StealError::Busy)?;
-        Ok(Stream::new(self.crew.start(job)?, job, running))
+        let running = self.begin()?;
+        let window = job.window_items();
+        Ok(Stream::new(self.crew.start(job, window)?, job.items, window, running))
+    }
+
+    /// Makes sure that there is one run at a time. One that ended in a panic of its caller is over as well.
+    fn begin(&self) -> Result<MutexGuard<'_, ()>, StealError> {
+        match self.running.try_lock() {
+            Ok(running) => Ok(running),
+            Err(TryLockError::Poisoned(running)) => Ok(running.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(StealError::Busy),
+        }
     }
 
     /// Deals units of equal size to the backends in turn. An error gives no shards:

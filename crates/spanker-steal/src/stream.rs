@@ -3,12 +3,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::MutexGuard;
 
 use crate::dispatch::{Accepted, Run};
 use crate::error::StealError;
-use crate::job::Job;
 use crate::report::Report;
+use crate::sync::run::MutexGuard;
 
 /// Outputs of consecutive items.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +16,20 @@ pub struct Block {
     pub items: Range<usize>,
     /// Their outputs, one after the other.
     pub bytes: Vec<u8>,
+}
+
+impl Block {
+    /// What is left of it on either side of `items`.
+    fn without(self, items: &Range<usize>) -> impl Iterator<Item = Block> {
+        let Block { items: all, bytes } = self;
+        let size = bytes.len() / all.len().max(1);
+        let before = all.start..items.start.clamp(all.start, all.end);
+        let after = items.end.clamp(all.start, all.end)..all.end;
+        [before, after].into_iter().filter(|part| !part.is_empty()).map(move |part| {
+            let at = |item: usize| (item - all.start) * size;
+            Block { bytes: bytes[at(part.start)..at(part.end)].to_vec(), items: part }
+        })
+    }
 }
 
 /// The outputs of a job in order; see
@@ -35,15 +48,17 @@ pub struct Stream<'s> {
 }
 
 impl<'s> Stream<'s> {
-    pub(crate) fn new(run: Run, job: &Job, running: MutexGuard<'s, ()>) -> Stream<'s> {
-        let window = job.options.window_bytes.checked_div(job.bytes).unwrap_or(usize::MAX);
-        let window = window.max(job.grain);
-        run.claims.set_limit(window);
+    pub(crate) fn new(
+        run: Run,
+        items: usize,
+        window: usize,
+        running: MutexGuard<'s, ()>,
+    ) -> Stream<'s> {
         Stream {
             run: Some(run),
             ready: BTreeMap::new(),
             next: 0,
-            items: job.items,
+            items,
             window,
             report: None,
             _running: running,
@@ -76,9 +91,17 @@ impl<'s> Stream<'s> {
         let (ready, next) = (&mut self.ready, self.next);
         let mut tainted = None;
         run.step(&mut accepted, |items, accepted| {
-            let apart = |other: &Range<usize>| other.end <= items.start || items.end <= other.start;
-            ready.retain(|_, block| apart(&block.items));
-            accepted.retain(|block: &Accepted| apart(&block.items));
+            // All that was accepted before; what comes after is done again.
+            for Accepted { items, out } in accepted.drain(..) {
+                ready.insert(items.start, Block { items, bytes: out });
+            }
+            let first = ready.range(..items.start).next_back().map_or(items.start, |(&at, _)| at);
+            let hit: Vec<usize> = ready.range(first..items.end).map(|(&at, _)| at).collect();
+            for block in hit.iter().filter_map(|at| ready.remove(at)).collect::<Vec<_>>() {
+                for rest in block.without(&items) {
+                    ready.insert(rest.items.start, rest);
+                }
+            }
             if items.start < next {
                 tainted = Some(items.start..items.end.min(next));
             }

@@ -3,15 +3,15 @@
 //! even if it is forgotten.
 
 use std::ops::Range;
-use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use crate::backend::Failure;
 use crate::claims::{Claims, Piece};
 use crate::job::Cancel;
 use crate::ledger::Token;
 use crate::ledger::audit::unit_sum;
+use crate::sync::run::{Clock, Condvar, Mutex, SyncSender};
 
 /// What lanes and tasks tell whoever keeps the ledger.
 pub(crate) enum Message {
@@ -38,7 +38,7 @@ pub(crate) enum Message {
 /// How to answer, for all tasks of a lane.
 pub(crate) struct Line {
     pub(crate) sender: SyncSender<Message>,
-    pub(crate) begun: Instant,
+    pub(crate) clock: Clock,
     pub(crate) claims: Arc<Claims>,
     pub(crate) cancel: Cancel,
     /// The bytes of one item and the items of one unit.
@@ -53,13 +53,13 @@ pub(crate) struct Line {
 impl Line {
     pub(crate) fn new(
         sender: SyncSender<Message>,
-        begun: Instant,
+        clock: Clock,
         claims: Arc<Claims>,
         job: &crate::Job,
     ) -> Line {
         Line {
             sender,
-            begun,
+            clock,
             claims,
             cancel: job.canceller(),
             bytes: job.bytes,
@@ -154,7 +154,7 @@ impl Task {
     pub fn complete_as(mut self, items: Range<usize>, sums: Option<Vec<u32>>) {
         self.answered = true;
         let out = std::mem::take(&mut self.out);
-        let at = self.line.begun.elapsed();
+        let at = self.line.clock.elapsed();
         self.line.tell(Message::Completed { token: self.token, items, out, sums, at });
     }
 
@@ -166,7 +166,7 @@ impl Task {
     fn answer(&mut self, failure: Failure) {
         self.answered = true;
         let out = std::mem::take(&mut self.out);
-        let at = self.line.begun.elapsed();
+        let at = self.line.clock.elapsed();
         self.line.tell(Message::Failed { token: self.token, failure, out, at });
     }
 }

@@ -84,7 +84,10 @@ impl Ledger {
     #[must_use]
     pub fn next_tick(&self) -> Duration {
         let held = self.lanes.iter().enumerate().filter_map(|(lane, l)| match &l.slot {
-            Slot::Held(lease) => Some(lease.at.saturating_add(self.lease_time(lane, lease))),
+            Slot::Held(lease) => {
+                let from = lease.at.max(self.resumed);
+                Some(from.saturating_add(self.lease_time(lane, lease)))
+            }
             _ => None,
         });
         let patience = self.patience();

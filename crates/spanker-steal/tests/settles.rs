@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The ledger in time that the tests make: what is left is to be had at once when somebody is gone, and a run in which
+//! nobody answers ends when its patience does.
+#![cfg(not(any(feature = "loom", feature = "shuttle")))]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use spanker_steal::{
+    Capabilities, Claim, Claims, Failure, Job, Ledger, Member, Options, Piece, StealError, Token,
+    Verdict,
+};
+
+fn at(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn open(items: usize, rates: &[Option<f64>], options: Options) -> (Ledger, Arc<Claims>) {
+    let member = |rate: &Option<f64>| Member {
+        name: "b".to_owned(),
+        capabilities: Capabilities { rate: *rate, ..Capabilities::PLAIN },
+    };
+    let members = rates.iter().map(member).collect();
+    Ledger::open(1, &Job::new(items, 1).options(options), members).expect("a job")
+}
+
+fn token(lane: usize, serial: u64) -> Token {
+    Token { epoch: 1, lane, serial }
+}
+
+fn take(claims: &Claims, backend: usize) -> Piece {
+    match claims.claim(backend) {
+        Claim::Take(piece) => piece,
+        other => panic!("{other:?} for backend {backend}"),
+    }
+}
+
+#[test]
+fn lanes_of_a_backend_are_one_at_least_and_bounded() {
+    for (in_flight, lanes) in [(0, 1), (1, 1), (7, 7), (usize::MAX, 256)] {
+        let capabilities = Capabilities { in_flight, ..Capabilities::PLAIN };
+        let members = vec![Member { name: "b".to_owned(), capabilities }];
+        let (ledger, _) = Ledger::open(1, &Job::new(10, 1), members).expect("a job");
+        assert_eq!(ledger.lanes().count(), lanes);
+    }
+}
+
+#[test]
+fn piece_of_a_liar_that_others_failed_at_is_to_be_had_at_once() {
+    let (mut ledger, claims) = open(1, &[None, None], Options::STANDARD);
+    ledger.claimed(token(0, 1), take(&claims, 0), at(1));
+    ledger.failed(token(0, 1), &Failure::passing("not now"), at(2));
+    ledger.claimed(token(1, 1), take(&claims, 1), at(3));
+    assert_eq!(ledger.completed(token(1, 1), 5..6, &[0], None, at(4)), Verdict::Refuse);
+    assert_eq!(take(&claims, 0).items, 0..1);
+}
+
+#[test]
+fn work_that_slower_ones_left_to_a_fast_liar_is_to_be_had_by_them_at_once() {
+    let (mut ledger, claims) = open(100, &[Some(1e9), Some(1.0)], Options::STANDARD);
+    assert_eq!(claims.claim(1), Claim::Wait, "the other would be through before");
+    let piece = take(&claims, 0);
+    let wrong = piece.items.start..piece.items.end + 1;
+    ledger.claimed(token(0, 1), piece, at(1));
+    assert_eq!(ledger.completed(token(0, 1), wrong, &[0], None, at(2)), Verdict::Refuse);
+    let mut taken = 0;
+    while let Claim::Take(piece) = claims.claim(1) {
+        taken += piece.items.len();
+    }
+    assert_eq!(taken, 100);
+}
+
+#[test]
+fn piece_claimed_by_a_backend_that_was_benched_meanwhile_is_to_be_had_at_once() {
+    let (mut ledger, claims) = open(2, &[None, None], Options::STANDARD);
+    ledger.claimed(token(0, 1), take(&claims, 0), at(1));
+    ledger.claimed(token(1, 1), take(&claims, 1), at(1));
+    ledger.failed(token(0, 1), &Failure::passing("not now"), at(2));
+    // The other takes what the first failed at, and is gone before this is known.
+    let piece = take(&claims, 1);
+    assert_eq!(piece.items, 0..1);
+    ledger.failed(token(1, 1), &Failure::lasting("dead"), at(3));
+    ledger.claimed(token(1, 2), piece, at(3));
+    let mut left: Vec<usize> = (0..2).map(|_| take(&claims, 0).items.start).collect();
+    left.sort_unstable();
+    assert_eq!(left, [0, 1]);
+}
+
+#[test]
+fn run_whose_lanes_all_hang_ends_with_its_patience() {
+    let options = Options { patience: at(1000), ..Options::STANDARD };
+    let (mut ledger, claims) = open(100, &[None, None], options);
+    for lane in 0..2 {
+        ledger.claimed(token(lane, 1), take(&claims, lane), at(1));
+    }
+    ledger.tick(at(999));
+    assert!(!ledger.is_over());
+    assert!(ledger.next_tick() <= at(1001));
+    ledger.tick(at(1001));
+    assert!(ledger.is_over());
+    let error = ledger.close().expect_err("nobody answered");
+    assert!(matches!(error, StealError::Stalled { waited, .. } if waited == at(1000)), "{error}");
+}
+
+#[test]
+fn lease_of_a_lane_is_counted_from_when_its_keeper_is_back() {
+    let options = Options { patience: at(1000), ..Options::STANDARD };
+    let (mut ledger, claims) = open(100, &[None, None], options);
+    let piece = take(&claims, 0);
+    let items = piece.items.clone();
+    ledger.claimed(token(0, 1), piece, at(1));
+    ledger.resume(at(5000));
+    ledger.tick(at(5001));
+    assert_eq!(ledger.next_tick(), at(6000));
+    assert_eq!(ledger.completed(token(0, 1), items, &[1], None, at(400)), Verdict::Commit);
+}
