@@ -322,6 +322,9 @@ impl Ledger {
         let Some((lease, holds)) = self.release(token, at) else { return };
         let backend = self.lanes[token.lane].backend;
         let piece = lease.piece;
+        if self.members[backend].benched.is_some() {
+            return;
+        }
         self.note(backend, IncidentKind::Failed, piece.items.clone(), failure.to_string(), at);
         // What failed elsewhere as well says nothing about this backend.
         let strike = piece.failures == 0 || piece.is_audit();

@@ -93,9 +93,11 @@ fn run_whose_lanes_all_hang_ends_with_its_patience() {
     for lane in 0..2 {
         ledger.claimed(token(lane, 1), take(&claims, lane), at(1));
     }
-    ledger.tick(at(999));
-    assert!(!ledger.is_over());
-    assert!(ledger.next_tick() <= at(1001));
+    for now in (100..1000).step_by(100) {
+        ledger.tick(at(now));
+        assert!(!ledger.is_over(), "{now} ms");
+        assert!(ledger.next_tick() <= at(1001));
+    }
     ledger.tick(at(1001));
     assert!(ledger.is_over());
     let error = ledger.close().expect_err("nobody answered");
@@ -109,8 +111,13 @@ fn lease_of_a_lane_is_counted_from_when_its_keeper_is_back() {
     let piece = take(&claims, 0);
     let items = piece.items.clone();
     ledger.claimed(token(0, 1), piece, at(1));
+    let left = claims.left();
     ledger.resume(at(5000));
-    ledger.tick(at(5001));
-    assert_eq!(ledger.next_tick(), at(6000));
+    for now in [5001, 5200, 5400] {
+        ledger.tick(at(now));
+        assert_eq!(claims.left(), left, "{now} ms: the items are not to be had");
+    }
+    ledger.tick(at(5600));
+    assert_eq!(claims.left(), left + 1);
     assert_eq!(ledger.completed(token(0, 1), items, &[1], None, at(400)), Verdict::Commit);
 }

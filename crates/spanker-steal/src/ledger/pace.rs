@@ -62,6 +62,7 @@ impl Ledger {
         let member = &self.members[backend];
         let items = lease.piece.items.len() as f64;
         let rate = member.rate.items_per_second();
+        let patience = self.options.patience.as_secs_f64();
         let expected = if rate > 0.0 {
             LEASE * (items / rate + member.rate.launch())
         } else {
@@ -69,13 +70,14 @@ impl Ledger {
                 || self.members.iter().map(|m| m.rate.items_per_second()).filter(|r| *r > 0.0);
             let count = known().count();
             if count == 0 {
-                return self.options.patience;
+                return self.options.patience / 2;
             }
             let mean = known().sum::<f64>() / count as f64;
-            (LEASE_UNKNOWN * items / mean).min(self.options.patience.as_secs_f64())
+            (LEASE_UNKNOWN * items / mean).min(patience / 2.0)
         };
         let doublings = lease.piece.attempts.min(MOST_DOUBLINGS);
-        let most = expected.max(self.options.patience.as_secs_f64());
+        // There must be time left for others before patience is at its end.
+        let most = expected.max(patience / 2.0);
         let seconds = self.options.lease.as_secs_f64().max(expected) * f64::from(1 << doublings);
         Duration::try_from_secs_f64(seconds.min(most)).unwrap_or(Duration::MAX)
     }
