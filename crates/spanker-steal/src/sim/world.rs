@@ -269,8 +269,8 @@ impl World<'_> {
         let grain = self.scenario.job.grain;
         let mut out = vec![0; items.len() * bytes];
         expected(items.clone(), &mut out);
-        if corrupt && let Some(byte) = out.first_mut() {
-            *byte ^= 0x40;
+        if corrupt {
+            out.iter_mut().for_each(|byte| *byte ^= 0x40);
         }
         let sums = self.scenario.job.options.checksums.then(|| {
             let units = items.len().div_ceil(grain);
