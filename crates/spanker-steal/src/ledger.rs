@@ -447,9 +447,12 @@ impl Ledger {
                 if !items.is_empty() {
                     self.time(backend, &lease, at);
                 }
-                let late = at.saturating_sub(lease.at);
-                let what = format!("the answer took {late:.1?}, and the lease was lost");
-                self.note(backend, IncidentKind::Refused, items, what, at);
+                // That a backend fails which gets no more work is no news.
+                if !items.is_empty() || self.members[backend].benched.is_none() {
+                    let late = at.saturating_sub(lease.at);
+                    let what = format!("the answer took {late:.1?}, and the lease was lost");
+                    self.note(backend, IncidentKind::Refused, items, what, at);
+                }
                 self.publish(at);
                 None
             }
