@@ -7,14 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use spanker_steal::{
-    Backend, Capabilities, Cpu, Emulated, Failure, Faulty, WorkStealingScheduler, ideal_seconds,
-};
+use spanker_steal::{Backend, Capabilities, Cpu, Emulated, Failure, Faulty, WorkStealingScheduler};
 use spanker_twin::Signals;
 
 use super::crew::Kind;
 use super::outcome::Outcome;
-use super::planned::Pace;
+use super::planned::{Pace, ideal};
 use super::view::View;
 use super::work::{self, BYTES, Work};
 use super::{JobKind, Setup, origin};
@@ -171,7 +169,7 @@ pub(super) fn run(setup: &Setup) -> anyhow::Result<Outcome> {
     view.clear();
     let mut outcome = Outcome::of(setup, ended);
     outcome.seconds = seconds;
-    outcome.ideal_seconds = ideal_seconds(&scenario);
+    outcome.ideal_seconds = ideal(&scenario);
     outcome.launches = calls.load(Ordering::Relaxed);
     let expected = |items, out: &mut [u8]| work.recall(items, out);
     outcome.wrong_bytes = work::wrong_bytes(items, &outcome.missing, &out, expected);

@@ -7,13 +7,13 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use spanker_steal::{Scenario, WorkStealingScheduler, origin};
+use spanker_steal::{Scenario, WorkStealingScheduler};
 
 use super::Setup;
 use super::live::{Stop, backends};
 use super::outcome::ByOrigin;
-use super::planned::Pace;
-use super::work::{BYTES, Work};
+use super::planned::{Pace, by_rule};
+use super::work::{BYTES, Work, Wrong};
 use crate::output;
 
 /// How often the keeper looks up.
@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// A unit that was done.
 struct Done {
     items: usize,
-    wrong_bytes: usize,
+    wrong: Wrong,
     at: Duration,
 }
 
@@ -36,7 +36,7 @@ pub(super) fn run(
     pace: Pace,
     stop: &Stop,
 ) -> anyhow::Result<Option<ByOrigin>> {
-    let foreseen = Duration::try_from_secs_f64(origin(scenario).seconds).unwrap_or(Duration::MAX);
+    let foreseen = Duration::try_from_secs_f64(by_rule(scenario).seconds).unwrap_or(Duration::MAX);
     if !setup.quiet {
         output::progress(&format!("the same by the origin's rule, about {foreseen:.1?} .."));
     }
@@ -60,8 +60,8 @@ pub(super) fn run(
                         return;
                     }
                     let at = begun.elapsed();
-                    let wrong_bytes = work.wrong_in(items.clone(), &out);
-                    if sender.send(Done { items: items.len(), wrong_bytes, at }).is_err() {
+                    let wrong = work.wrong_in(items.clone(), &out);
+                    if sender.send(Done { items: items.len(), wrong, at }).is_err() {
                         return;
                     }
                 }
@@ -70,7 +70,7 @@ pub(super) fn run(
     }
     drop(sender);
     let end = foreseen.saturating_mul(2).saturating_add(GRACE);
-    let mut result = ByOrigin { seconds: 0.0, done: 0, wrong_bytes: Some(0) };
+    let mut result = ByOrigin { seconds: 0.0, done: 0, wrong_bytes: None };
     let mut wrong_bytes = 0;
     while begun.elapsed() < end {
         if stop.asked() {
@@ -79,9 +79,9 @@ pub(super) fn run(
         }
         match done.recv_timeout(LOOK) {
             Ok(unit) => {
-                result.done += unit.items;
+                result.done += unit.items - unit.wrong.items;
                 result.seconds = result.seconds.max(unit.at.as_secs_f64());
-                wrong_bytes += unit.wrong_bytes;
+                wrong_bytes += unit.wrong.bytes;
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,

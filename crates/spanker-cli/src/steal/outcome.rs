@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use anyhow::bail;
 use serde_json::{Value, json};
-use spanker_steal::{BackendReport, Incident, Report, StealError};
+use spanker_steal::{BackendReport, Incident, IncidentKind, Report, StealError};
 use spanker_topology::Seconds;
 
 use super::Setup;
@@ -21,7 +21,7 @@ const NAMED: usize = 1000;
 pub(super) struct ByOrigin {
     /// Until the last unit that was done.
     pub(super) seconds: f64,
-    /// Items that were done.
+    /// Items that were done, and are right.
     pub(super) done: usize,
     /// Bytes of them that are wrong, where there are bytes.
     pub(super) wrong_bytes: Option<usize>,
@@ -92,6 +92,21 @@ impl Outcome {
         Some(self.ideal_seconds / origin.seconds * done)
     }
 
+    /// What went wrong. Timings that were not believed did not.
+    fn failures(&self) -> impl DoubleEndedIterator<Item = &Incident> {
+        self.report.incidents.iter().filter(|incident| incident.kind != IncidentKind::Implausible)
+    }
+
+    /// How a backend is in the end.
+    fn state(&self, backend: &BackendReport) -> String {
+        if let Some(why) = &backend.benched {
+            return format!("benched: {why}");
+        }
+        let last = self.failures().rfind(|incident| incident.backend == backend.name);
+        let silent = last.is_some_and(|incident| incident.kind == IncidentKind::Expired);
+        if silent { "no answer".to_owned() } else { "ok".to_owned() }
+    }
+
     pub(super) fn to_json(&self, setup: &Setup) -> Value {
         let report = &self.report;
         let ranges = |ranges: &[Range<usize>]| {
@@ -137,8 +152,9 @@ impl Outcome {
             "origin_lost": self.origin.map(|origin| report.items - origin.done),
             "origin_wrong_bytes": self.origin.and_then(|origin| origin.wrong_bytes),
             "backends": report.backends.iter().enumerate().map(backend).collect::<Vec<_>>(),
-            "failures": report.incidents.iter().map(failure).collect::<Vec<_>>(),
+            "failures": self.failures().map(failure).collect::<Vec<_>>(),
             "more_failures": report.more_incidents,
+            "implausible_timings": report.incidents.len() - self.failures().count(),
             "missing": ranges(&self.missing),
             "error": self.error,
         })
@@ -161,10 +177,6 @@ impl Outcome {
         for backend in &self.report.backends {
             let share = 100.0 * backend.items as f64 / items.max(1) as f64;
             let mean = backend.items.checked_div(backend.chunks).unwrap_or(0);
-            let state = match &backend.benched {
-                Some(why) => format!("benched: {why}"),
-                None => "ok".to_owned(),
-            };
             output::line(&row([
                 &backend.name,
                 &backend.items.to_string(),
@@ -172,7 +184,7 @@ impl Outcome {
                 &backend.chunks.to_string(),
                 &mean.to_string(),
                 &format!("{:.0}", backend.rate),
-                &state,
+                &self.state(backend),
             ]))?;
         }
         output::line("")?;
@@ -181,16 +193,15 @@ impl Outcome {
     }
 
     fn show_incidents(&self) -> anyhow::Result<()> {
-        let Report { incidents, more_incidents, .. } = &self.report;
-        for incident in incidents.iter().take(SHOWN) {
+        for incident in self.failures().take(SHOWN) {
             let at = incident.at.as_secs_f64();
             output::line(&format!("{at:>9.3} s  {incident}"))?;
         }
-        let more = incidents.len().saturating_sub(SHOWN) + more_incidents;
-        if more > 0 {
-            output::line(&format!("{:>11}  and {more} more", ""))?;
+        let count = self.failures().count() + self.report.more_incidents;
+        if count > SHOWN {
+            output::line(&format!("{:>11}  and {} more", "", count - SHOWN))?;
         }
-        if incidents.is_empty() { Ok(()) } else { output::line("") }
+        if count > 0 { output::line("") } else { Ok(()) }
     }
 
     fn show_figures(&self) -> anyhow::Result<()> {

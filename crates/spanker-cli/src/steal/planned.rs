@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use spanker_steal::{Scenario, SimBackend, ideal_seconds, origin, simulate};
+use spanker_steal::{Origin, Scenario, SimBackend, Trouble, ideal_seconds, origin, simulate};
 
 use super::crew::Kind;
 use super::outcome::{ByOrigin, Outcome};
@@ -60,19 +60,39 @@ impl Setup {
     }
 }
 
+/// The same without what is wrong: a backend that computes wrong bytes may as well be dead.
+fn honest(scenario: &Scenario) -> Scenario {
+    let mut honest = scenario.clone();
+    let faults = honest.backends.iter_mut().flat_map(|backend| &mut backend.faults);
+    for fault in faults.filter(|fault| fault.trouble == Trouble::Corrupt) {
+        fault.trouble = Trouble::Kill;
+    }
+    honest
+}
+
+/// The shortest time in which the backends could do the job right. Infinite if they cannot.
+pub(super) fn ideal(scenario: &Scenario) -> f64 {
+    ideal_seconds(&honest(scenario))
+}
+
+/// What the first version's rule makes of it. What it gets wrong counts as lost.
+pub(super) fn by_rule(scenario: &Scenario) -> Origin {
+    origin(&honest(scenario))
+}
+
 /// Runs it in virtual time.
 pub(super) fn run(setup: &Setup) -> Outcome {
     let scenario = setup.scenario(Pace::of_items(setup.item_time));
     let items = setup.job.items();
     let run = simulate(&scenario);
     let by_origin = setup.origin.then(|| {
-        let origin = origin(&scenario);
+        let origin = by_rule(&scenario);
         ByOrigin { seconds: origin.seconds, done: items - origin.lost, wrong_bytes: None }
     });
     let mut outcome = Outcome::of(setup, run.outcome);
     outcome.simulated = true;
     outcome.seconds = run.seconds;
-    outcome.ideal_seconds = ideal_seconds(&scenario);
+    outcome.ideal_seconds = ideal(&scenario);
     outcome.launches = run.launches;
     // By the simulation's own count.
     outcome.lost = run.lost;

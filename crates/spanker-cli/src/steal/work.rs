@@ -78,32 +78,39 @@ impl Work {
         }
     }
 
-    /// Bytes of `out`, the outputs of `items`, that are not as they should be.
-    pub(super) fn wrong_in(&self, items: Range<usize>, out: &[u8]) -> usize {
+    /// Items and bytes of `out`, the outputs of `items`, that are not as they should be.
+    pub(super) fn wrong_in(&self, items: Range<usize>, out: &[u8]) -> Wrong {
         wrong_in(items, out, |items, right| self.recall(items, right))
     }
 }
 
-/// Bytes of `out`, the outputs of `items`, that are not those of `expected`.
-pub(super) fn wrong_in(
-    items: Range<usize>,
-    out: &[u8],
-    expected: impl Fn(Range<usize>, &mut [u8]),
-) -> usize {
+/// How much of some outputs is not as it should be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Wrong {
+    pub(super) items: usize,
+    pub(super) bytes: usize,
+}
+
+/// Items and bytes of `out`, the outputs of `items`, that are not those of `expected`.
+fn wrong_in(items: Range<usize>, out: &[u8], expected: impl Fn(Range<usize>, &mut [u8])) -> Wrong {
     let mut right = [0; BATCH * BYTES];
-    let mut wrong = 0;
+    let mut wrong = Wrong::default();
     for (batch, out) in out.chunks(BATCH * BYTES).enumerate() {
         let right = &mut right[..out.len()];
         let start = items.start + batch * BATCH;
         expected(start..start + out.len() / BYTES, right);
-        if *out != *right {
-            wrong += out.iter().zip(right).filter(|(is, should)| **is != **should).count();
+        if *out == *right {
+            continue;
+        }
+        for (is, should) in out.chunks(BYTES).zip(right.chunks(BYTES)) {
+            wrong.items += usize::from(is != should);
+            wrong.bytes += is.iter().zip(should).filter(|(is, should)| is != should).count();
         }
     }
     wrong
 }
 
-/// The same for all outputs of a job of which some are missing.
+/// Wrong bytes among all outputs of a job, without those that are missing.
 pub(super) fn wrong_bytes(
     items: usize,
     missing: &[Range<usize>],
@@ -116,7 +123,7 @@ pub(super) fn wrong_bytes(
     }
     let there = gone.gaps(0..items);
     let wrong = |items: Range<usize>| {
-        wrong_in(items.clone(), &out[items.start * BYTES..items.end * BYTES], &expected)
+        wrong_in(items.clone(), &out[items.start * BYTES..items.end * BYTES], &expected).bytes
     };
     there.map(wrong).sum()
 }
@@ -170,9 +177,9 @@ mod tests {
         let work = Work::hash(3000, vec![(1000..1500, 3.0)], &|| false).unwrap();
         let mut out = vec![0; 800 * BYTES];
         work.compute(900..1700, &mut out);
-        assert_eq!(work.wrong_in(900..1700, &out), 0);
-        out[5] ^= 1;
-        assert_eq!(work.wrong_in(900..1700, &out), 1);
+        assert_eq!(work.wrong_in(900..1700, &out), Wrong { items: 0, bytes: 0 });
+        out[5..11].iter_mut().for_each(|byte| *byte ^= 1);
+        assert_eq!(work.wrong_in(900..1700, &out), Wrong { items: 2, bytes: 6 });
     }
 
     #[test]
