@@ -130,6 +130,8 @@ pub struct Ledger {
     /// When something was last heard, and when the last output was accepted.
     heard: Duration,
     accepted: Duration,
+    /// When time was last looked at.
+    ticked: Duration,
     redone: usize,
     audited: usize,
     duplicated: usize,
@@ -176,6 +178,7 @@ impl Ledger {
             outcome: None,
             heard: Duration::ZERO,
             accepted: Duration::ZERO,
+            ticked: Duration::ZERO,
             redone: 0,
             audited: 0,
             duplicated: 0,
@@ -315,6 +318,7 @@ impl Ledger {
         if self.outcome.is_some() {
             return;
         }
+        self.ticked = now;
         for lane in 0..self.lanes.len() {
             let Slot::Held(lease) = &self.lanes[lane].slot else { continue };
             let held = now.saturating_sub(lease.at);
@@ -344,6 +348,8 @@ impl Ledger {
                 self.give_up_audit(&items);
             }
             self.settle(now);
+            // Whoever is silent is named.
+            self.lose_overdue(&(0..self.items), now);
             let unfinished = self.unfinished();
             self.end(StealError::Stalled { waited, unfinished });
         }

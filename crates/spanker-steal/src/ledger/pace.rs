@@ -85,6 +85,7 @@ impl Ledger {
             Slot::Held(lease) => Some(lease.at.saturating_add(self.lease_time(lane, lease))),
             _ => None,
         });
-        held.min().unwrap_or_else(|| self.heard + self.options.lease)
+        // Where nobody holds anything, now and then: whoever waits for this must not spin.
+        held.min().unwrap_or_else(|| self.heard.max(self.ticked) + self.options.lease)
     }
 }
