@@ -85,6 +85,9 @@ pub(crate) struct Args {
     /// How long a backend may have a chunk at least before others may take it [default: 20ms]
     #[arg(long, value_name = "TIME", value_parser = faults::time)]
     lease: Option<Duration>,
+    /// How long no backend may answer before the run gives up [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = faults::time)]
+    patience: Option<Duration>,
     /// How long a chunk should take at most [default: 12ms]
     #[arg(long, value_name = "TIME", value_parser = faults::time)]
     cap: Option<Duration>,
@@ -163,6 +166,7 @@ impl Args {
         let options = Options {
             cap: self.cap.unwrap_or(standard.cap),
             lease: self.lease.unwrap_or(standard.lease),
+            patience: self.patience.unwrap_or(standard.patience),
             checksums: self.checksums,
             sample: self.audit.unwrap_or(if self.corrupt.is_empty() { 0.0 } else { AUDIT }),
             seed: self.seed,
@@ -170,6 +174,7 @@ impl Args {
         };
         within("--cap", options.cap, Duration::from_micros(10), HOUR)?;
         within("--lease", options.lease, Duration::from_millis(1), HOUR)?;
+        within("--patience", options.patience, options.lease, 24 * HOUR)?;
         within("--launch", self.launch, Duration::ZERO, Duration::from_secs(60))?;
         within("--item-time", self.item_time.unwrap_or(ITEM), Duration::from_nanos(1), HOUR)?;
         if self.item_time.is_some() && self.job != JobKind::Sleep && !self.simulate {

@@ -162,7 +162,19 @@ fn a_job_whose_backends_all_die_tells_what_was_done() {
             .map(|r| r[1].as_f64().unwrap() - r[0].as_f64().unwrap())
             .sum();
         assert_eq!(missing, lost, "{run}");
-        assert!(!list(&run, "failures").is_empty() || mode == "--simulate", "{run}");
+        assert!(!list(&run, "failures").is_empty(), "{run}");
+    }
+}
+
+#[test]
+fn a_job_whose_backends_all_hang_names_them() {
+    for mode in ["", "--simulate"] {
+        let line = format!("--backends emul:1x,emul:2x --items 100k --patience 0.3s {mode}");
+        let run = object(&format!("{line} --hang emul0@30ms --hang emul1@50ms"), 1);
+        for backend in ["emul0", "emul1"] {
+            assert!(kinds(&run, backend).contains(&"expired".to_owned()), "{backend} in {run}");
+        }
+        assert!(run["error"].as_str().is_some_and(|e| e.contains("no backend")), "{run}");
     }
 }
 
@@ -222,7 +234,7 @@ fn requests_that_make_no_sense_are_refused_with_their_value() {
         ("--backends gpu:1", "'gpu:1'"),
         ("--backends card:0", "card:0"),
         ("--items 0", "'0'"),
-        ("--items -1", "'-1'"),
+        ("--items=-1", "'-1'"),
         ("--items 1e3", "'1e3'"),
         ("--items 99999999999999999999999", "'99999999999999999999999'"),
         ("--items 999999999999999999", "999999999999999999 items"),
@@ -230,7 +242,7 @@ fn requests_that_make_no_sense_are_refused_with_their_value() {
         ("--job nothing", "nothing"),
         ("--job hash --item-time 1us", "--item-time"),
         ("--item-time 0", "--item-time"),
-        ("--item-time -1us", "-1us"),
+        ("--item-time=-1us", "-1us"),
         ("--item-time NaN", "NaN"),
         ("--kill emul7@1s", "there are emul0, emul1"),
         ("--kill emul0@later", "later"),
@@ -246,6 +258,7 @@ fn requests_that_make_no_sense_are_refused_with_their_value() {
         ("--audit NaN", "'NaN'"),
         ("--lease 0", "--lease"),
         ("--cap 0", "--cap"),
+        ("--patience 0", "--patience"),
         ("--launch 1000s", "--launch"),
         ("--seed x", "x"),
         ("--jitter 0.5", "--simulate"),
