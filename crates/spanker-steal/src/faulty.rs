@@ -70,12 +70,18 @@ impl Faulty {
     /// The same, with its time.
     fn fault(&self, wanted: impl Fn(Trouble) -> bool) -> Option<Fault> {
         let now = self.now();
-        let due = |(fault, spent): &&(Fault, AtomicBool)| {
-            fault.at <= now
-                && wanted(fault.trouble)
-                && !(fault.trouble.is_passing() && spent.swap(true, Ordering::Relaxed))
-        };
-        self.faults.iter().filter(due).map(|(fault, _)| *fault).last()
+        let mut lasting = None;
+        for (fault, spent) in &self.faults {
+            if fault.at > now || !wanted(fault.trouble) {
+                continue;
+            }
+            if !fault.trouble.is_passing() {
+                lasting = Some(*fault);
+            } else if !spent.swap(true, Ordering::Relaxed) {
+                return Some(*fault);
+            }
+        }
+        lasting
     }
 
     /// Whether the backend is gone.
