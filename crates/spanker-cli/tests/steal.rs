@@ -7,7 +7,7 @@
 mod desk;
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -104,18 +104,20 @@ fn the_same_seed_in_virtual_time_gives_the_same_run() {
 
 #[test]
 fn backends_that_fail_on_real_threads_lose_nothing_and_are_named() {
-    let line = "--backends cpu:1,emul:2x,emul:4x --items 20000 --no-origin";
+    let line = "--backends cpu:1,emul:2x,emul:4x --items 100k --no-origin";
     let killed = done(&format!("{line} --kill emul1@10ms"));
     assert!(kinds(&killed, "emul1").contains(&"failed".to_owned()), "{killed}");
     assert_eq!(killed["backends"][2]["benched"], json!("killed"), "{killed}");
     assert_eq!(killed["origin_efficiency"], Value::Null);
     let hung = done(&format!("{line} --hang emul1@10ms"));
     assert!(kinds(&hung, "emul1").contains(&"expired".to_owned()), "{hung}");
-    let slow = done(&format!("{line} --slow emul1*1000@10ms"));
+    let slow = done(&format!("{line} --slow emul1*100000@10ms"));
     assert!(kinds(&slow, "emul1").contains(&"expired".to_owned()), "{slow}");
     let corrupt = done(&format!("{line} --corrupt emul1@10ms"));
     assert!(kinds(&corrupt, "emul1").contains(&"wrong bytes".to_owned()), "{corrupt}");
     assert!(number(&corrupt, "redone") > 0.0, "{corrupt}");
+    let lanes = done("--backends cpu:3,emul:2x --items 100k --no-origin --hang cpu0@10ms");
+    assert!(kinds(&lanes, "cpu0").iter().filter(|kind| *kind == "expired").count() >= 3, "{lanes}");
     let first = done(&format!("{line} --kill cpu0 --checksums"));
     assert_eq!(first["backends"][0]["items"], json!(0), "{first}");
 }
@@ -178,12 +180,27 @@ fn a_job_whose_backends_all_hang_names_them() {
     }
 }
 
+/// Waits until a process keeps interrupts for itself.
+fn wait_for_mask(pid: u32) {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+        if mask & 1 << (Signal::INT.as_raw() - 1) != 0 {
+            return;
+        }
+        assert!(Instant::now() < end, "interrupts still end it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn an_interrupt_tells_what_was_done_and_ends_with_130() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
     command.args(["steal", "--backends", "emul:1x*2", "--items", "10M", "--json"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    std::thread::sleep(Duration::from_millis(600));
+    wait_for_mask(child.id());
     kill_process(Pid::from_child(&child), Signal::INT).expect("a signal");
     let output = child.wait_with_output().expect("an end");
     assert_eq!(output.status.code(), Some(130));

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use spanker_steal::{Backend, Capabilities, Cpu, Emulated, Failure, Faulty, WorkStealingScheduler};
+use spanker_steal::{
+    Backend, Capabilities, Cpu, Emulated, Failure, Fault, Faulty, Trouble, WorkStealingScheduler,
+};
 use spanker_twin::Signals;
 
 use super::crew::Kind;
@@ -83,7 +85,12 @@ pub(super) fn backends(
             inner: inner(setup, *kind, work, rate, launch),
             calls: Arc::clone(&calls),
         };
-        let faults = setup.faults[place].clone();
+        // A task hangs, and a backend does if a task of every lane does.
+        let often = |fault: &Fault| match fault.trouble {
+            Trouble::Hang(_) => vec![*fault; kind.lanes()],
+            _ => vec![*fault],
+        };
+        let faults: Vec<_> = setup.faults[place].iter().flat_map(often).collect();
         if faults.is_empty() {
             return Ok(Arc::new(station));
         }

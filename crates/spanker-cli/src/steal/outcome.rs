@@ -214,7 +214,7 @@ impl Outcome {
                     "efficiency {efficiency:.3} (ideal {ideal}, took {seconds})"
                 ))?;
             }
-            None => output::line(&format!("no end after {seconds}"))?,
+            None => output::line(&format!("unfinished after {seconds}"))?,
         }
         if let (Some(origin), Some(by_origin)) = (self.origin, self.origin_efficiency()) {
             output::line(&origin_line(origin, items, by_origin, self.efficiency()))?;
