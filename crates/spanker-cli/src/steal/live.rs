@@ -63,13 +63,13 @@ impl Backend for Station {
     }
 }
 
-/// Fresh backends, with their faults, and how many tasks they have begun.
+/// Fresh backends, with their faults. They count the tasks that they begin in `calls`.
 pub(super) fn backends(
     setup: &Setup,
     work: &Arc<Work>,
     pace: Pace,
-) -> anyhow::Result<(Vec<Arc<dyn Backend>>, Arc<AtomicUsize>)> {
-    let calls = Arc::new(AtomicUsize::new(0));
+    calls: &Arc<AtomicUsize>,
+) -> anyhow::Result<Vec<Arc<dyn Backend>>> {
     let backend = |(place, kind): (usize, &Kind)| -> anyhow::Result<Arc<dyn Backend>> {
         let (rate, launch) = (pace.lane(*kind), setup.launch(*kind));
         let told = setup.told;
@@ -83,7 +83,7 @@ pub(super) fn backends(
                 trusted: matches!(kind, Kind::Cpu { .. }),
             },
             inner: inner(setup, *kind, work, rate, launch),
-            calls: Arc::clone(&calls),
+            calls: Arc::clone(calls),
         };
         // A task hangs, and a backend does if a task of every lane does.
         let often = |fault: &Fault| match fault.trouble {
@@ -98,8 +98,7 @@ pub(super) fn backends(
         let refused = |trouble| anyhow::anyhow!("threads cannot have the trouble {trouble:?}");
         Ok(Arc::new(faulty.map_err(refused)?))
     };
-    let backends = setup.kinds.iter().enumerate().map(backend).collect::<Result<_, _>>()?;
-    Ok((backends, calls))
+    setup.kinds.iter().enumerate().map(backend).collect()
 }
 
 /// What computes, or pretends to.
@@ -158,8 +157,8 @@ pub(super) fn run(setup: &Setup) -> anyhow::Result<Outcome> {
     let stop = Stop::new()?;
     let (work, pace) = prepare(setup, &stop)?;
     let scenario = setup.scenario(pace);
-    let (backends, calls) = backends(setup, &work, pace)?;
-    let scheduler = WorkStealingScheduler::new(backends);
+    let calls = Arc::default();
+    let scheduler = WorkStealingScheduler::new(backends(setup, &work, pace, &calls)?);
     let items = setup.job.items();
     // Touched, so that its pages are there.
     let mut out = vec![0xff; items * BYTES];

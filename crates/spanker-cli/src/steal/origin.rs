@@ -83,7 +83,7 @@ pub(super) fn run(
     if !setup.quiet {
         output::progress(&format!("the same by the origin's rule, about {foreseen:.1?} .."));
     }
-    let (backends, _) = backends(setup, work, pace)?;
+    let backends = backends(setup, work, pace, &Arc::default())?;
     let scheduler = Arc::new(WorkStealingScheduler::new(backends.clone()));
     let shards = Arc::new(scheduler.try_partition(setup.job.items())?);
     let (sender, news) = mpsc::channel();
