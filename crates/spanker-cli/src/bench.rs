@@ -292,7 +292,8 @@ fn check_memory(case: &Case, largest: usize) -> anyhow::Result<()> {
     Err(Usage(text).into())
 }
 
-fn available_memory() -> Option<usize> {
+/// Bytes that can be had without anybody being killed for them, where the system says so.
+pub(crate) fn available_memory() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
     let kibibytes: usize = line.split_whitespace().nth(1)?.parse().ok()?;

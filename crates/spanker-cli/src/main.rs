@@ -25,6 +25,7 @@ mod profiles;
 mod run;
 mod simulate;
 mod sizes;
+mod steal;
 mod synth;
 mod twin;
 mod verify;
@@ -49,6 +50,7 @@ use clap::{Parser, Subcommand};
   spanker cards, spanker probe                      the cards, and what their links take
   spanker bench all-reduce --fabric cards           how fast collectives are on them, against the prediction
   spanker flight                                    what happened last on every card
+  spanker steal --backends cpu:2,emul:4x,emul:1x    one job over unequal backends, whoever fails
   spanker fetch smollm2-135m                        a small model that talks
   spanker run -m smollm2-135m -p 'Hello' --cards 3  a prompt through it, split over three cards
   spanker chat -m smollm2-135m                      a conversation with it
@@ -73,6 +75,7 @@ enum Command {
     Probe(probe::Args),
     Bench(bench::Args),
     Flight(flight::Args),
+    Steal(Box<steal::Args>),
     Twin(twin::Args),
     Fetch(fetch::Args),
     Synth(Box<synth::Args>),
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
         Command::Probe(args) => probe::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Flight(args) => flight::run(&args),
+        Command::Steal(args) => steal::run(&args),
         Command::Twin(args) => twin::run(&args),
         Command::Fetch(args) => fetch::run(&args),
         Command::Synth(args) => synth::run(&args),

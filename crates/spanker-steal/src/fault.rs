@@ -23,7 +23,7 @@ pub enum Trouble {
     Hang(Option<Duration>),
     /// Everything takes so many times as long from then on.
     Slow(f64),
-    /// The backend computes wrong bytes from then on.
+    /// Every byte that the backend computes is wrong from then on.
     Corrupt,
     /// A task's bytes change on their way, after their sums were made.
     Garble,

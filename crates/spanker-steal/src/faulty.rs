@@ -57,15 +57,39 @@ impl Faulty {
         Ok(Faulty { inner, faults, begun: OnceLock::new() })
     }
 
-    /// A fault that is due and that `wanted` describes. Those that pass happen once.
+    /// Since the first task.
+    fn now(&self) -> Duration {
+        self.begun.get_or_init(Instant::now).elapsed()
+    }
+
+    /// A trouble that is due and that `wanted` describes. Those that pass happen once.
     fn due(&self, wanted: impl Fn(Trouble) -> bool) -> Option<Trouble> {
-        let now = self.begun.get_or_init(Instant::now).elapsed();
-        let due = |(fault, spent): &&(Fault, AtomicBool)| {
-            fault.at <= now
-                && wanted(fault.trouble)
-                && !(fault.trouble.is_passing() && spent.swap(true, Ordering::Relaxed))
-        };
-        self.faults.iter().filter(due).map(|(fault, _)| fault.trouble).last()
+        self.fault(wanted).map(|fault| fault.trouble)
+    }
+
+    /// The same, with its time.
+    fn fault(&self, wanted: impl Fn(Trouble) -> bool) -> Option<Fault> {
+        let now = self.now();
+        let mut lasting = None;
+        for (fault, spent) in &self.faults {
+            if fault.at > now || !wanted(fault.trouble) {
+                continue;
+            }
+            if !fault.trouble.is_passing() {
+                lasting = Some(*fault);
+            } else if !spent.swap(true, Ordering::Relaxed) {
+                return Some(*fault);
+            }
+        }
+        lasting
+    }
+
+    /// Whether the backend is gone.
+    fn alive(&self) -> Result<(), Failure> {
+        match self.due(|t| t == Trouble::Kill) {
+            Some(_) => Err(Failure::lasting("killed")),
+            None => Ok(()),
+        }
     }
 }
 
@@ -86,36 +110,33 @@ impl Backend for Faulty {
     }
 
     fn run(&self, items: Range<usize>, out: &mut [u8]) -> Result<(), Failure> {
-        let begun = Instant::now();
-        self.inner.run(items, out)?;
-        if let Some(Trouble::Slow(factor)) = self.due(|t| matches!(t, Trouble::Slow(_))) {
-            let more = begun.elapsed().as_secs_f64() * (factor - 1.0).max(0.0);
+        let begun = self.now();
+        self.alive()?;
+        let outcome = self.inner.run(items, out);
+        if let Some(Fault { at, trouble: Trouble::Slow(factor) }) =
+            self.fault(|t| matches!(t, Trouble::Slow(_)))
+        {
+            // What was done before the trouble took no longer.
+            let slowed = self.now().saturating_sub(begun.max(at));
+            let more = slowed.as_secs_f64() * (factor - 1.0).max(0.0);
             std::thread::sleep(Duration::try_from_secs_f64(more).unwrap_or(Duration::MAX));
         }
-        if self.due(|t| t == Trouble::Corrupt).is_some()
-            && let Some(byte) = out.first_mut()
-        {
-            *byte ^= 0x40;
-        }
-        Ok(())
-    }
-
-    fn submit(&self, mut task: Task) {
-        let dead = || self.due(|t| t == Trouble::Kill).is_some();
-        if dead() {
-            return task.fail(Failure::lasting("killed"));
-        }
-        let items = task.items();
-        let outcome = self.run(items.clone(), task.output());
         match self.due(|t| matches!(t, Trouble::Hang(_))) {
             Some(Trouble::Hang(Some(time))) => std::thread::sleep(time),
             Some(_) => hang(),
             None => {}
         }
-        if dead() {
-            return task.fail(Failure::lasting("killed"));
+        self.alive()?;
+        outcome?;
+        if self.due(|t| t == Trouble::Corrupt).is_some() {
+            out.iter_mut().for_each(|byte| *byte ^= 0x40);
         }
-        if let Err(failure) = outcome {
+        Ok(())
+    }
+
+    fn submit(&self, mut task: Task) {
+        let items = task.items();
+        if let Err(failure) = self.run(items.clone(), task.output()) {
             return task.fail(failure);
         }
         match self.due(|t| matches!(t, Trouble::Garble | Trouble::Fail | Trouble::Lie)) {

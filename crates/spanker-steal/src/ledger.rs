@@ -407,6 +407,8 @@ impl Ledger {
                 self.give_up_audit(&items);
             }
             self.settle(now);
+            // Whoever is silent is named.
+            self.lose_overdue(&(0..self.items), now);
             let unfinished = self.unfinished();
             self.end(StealError::Stalled { waited, unfinished });
         }

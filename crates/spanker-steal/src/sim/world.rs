@@ -277,9 +277,10 @@ impl World<'_> {
         let grain = self.scenario.job.grain;
         let mut out = vec![0; items.len() * bytes];
         expected(items.clone(), &mut out);
-        if corrupt && let Some(byte) = out.first_mut() {
+        if corrupt {
             // No two are wrong in the same way.
-            *byte ^= 1 + self.lanes[token.lane].0 as u8;
+            let wrong = 1 + self.lanes[token.lane].0 as u8;
+            out.iter_mut().for_each(|byte| *byte ^= wrong);
         }
         let sums = self.scenario.job.options.checksums.then(|| {
             let units = items.len().div_ceil(grain);

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker steal`: one job over unequal backends, with faults if one likes; on real threads or in virtual time. How
+//! items are given out is `spanker-steal`'s business; here are flags, backends to rehearse with, tables and JSON.
+
+mod crew;
+mod faults;
+mod live;
+mod origin;
+mod outcome;
+mod planned;
+mod view;
+mod work;
+
+use std::time::Duration;
+
+use spanker_steal::{Job, Options};
+
+use crate::{Usage, bench};
+use crew::{Crew, Kind};
+use faults::{Hot, Named};
+use outcome::{Outcome, end};
+use work::BYTES;
+
+/// The time of an item at 1x, where items sleep.
+const ITEM: Duration = Duration::from_micros(10);
+/// The part that is done again by others when a backend computes wrong bytes.
+const AUDIT: f64 = 0.02;
+
+/// Split one job over unequal backends, whoever fails
+///
+/// Every backend takes chunks that suit its speed, which is measured as it goes, and every item is done exactly once:
+/// what a backend held that died, hung or slowed down goes to the others. At the end every byte is compared with
+/// what it should be. Efficiency is the shortest time in which these backends could do the job, over the time that
+/// it took; the same job is then run by the origin's rule (equal units from a counter, no second try) to compare.
+///
+/// Emulated backends have an emulated speed and real bytes: they sleep for as long as their items would take. In
+/// 'sleep' everybody does, so that any number of backends runs on any machine. In 'hash' the threads of cpu
+/// backends compute; their speed is measured beforehand, alone, and 1x is that of one thread. All outputs are
+/// computed once before the start, and emulated backends hand those out, so that they leave the processor alone.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker steal --backends emul:1x,emul:2x,emul:4x,emul:8x              1 : 2 : 4 : 8, nobody waits
+  spanker steal --backends emul:1x,emul:20x*7 --simulate                in virtual time: no waiting at all
+  spanker steal --backends cpu:2,emul:4x --job hash                     threads that compute, beside an emulated one
+  spanker steal --backends emul:1x*4 --kill emul1@0.5s --hang emul2@1s  losses
+  spanker steal --backends cpu:1,emul:4x,emul:1x --slow emul0*8@0.2s    a backend that is throttled
+  spanker steal --backends cpu:1,emul:4x*2 --corrupt emul1@0.2s         wrong bytes, found by doing some items again
+  spanker steal --backends emul:1x*8 --hot 0.9..1.0*10                  the last tenth costs ten times as much
+
+Backends are named by kind and place: cpu0, emul0, emul1. Ctrl-C ends the run and tells what was done.")]
+pub(crate) struct Args {
+    /// Who does it, up to 128: cpu:N (N threads), emul:4x (4 times the base speed), emul:20x*7 (seven of them)
+    #[arg(long, value_name = "LIST")]
+    backends: Crew,
+    /// Items of the job, as in 1000000 or 1M
+    #[arg(long, default_value = "1000000", value_name = "N", value_parser = items)]
+    items: usize,
+    /// What an item is: sleep (nothing but time) or hash (rounds of mixing)
+    #[arg(long, default_value = "sleep", value_enum)]
+    job: JobKind,
+    /// What an item takes at 1x, for sleep and --simulate; a cpu thread is 1x [default: 10us]
+    #[arg(long, value_name = "TIME", value_parser = faults::time)]
+    item_time: Option<Duration>,
+    /// Items that cost more: 0.9..1.0*10 makes the last tenth cost 10 times as much; may be given again
+    #[arg(long, value_name = "PART*FACTOR", value_parser = faults::hot)]
+    hot: Vec<Hot>,
+    /// A backend that dies: emul1@0.5s; may be given again, as all faults, and without a time from the start
+    #[arg(long, value_name = "NAME@TIME", value_parser = faults::kill)]
+    kill: Vec<Named>,
+    /// A backend that hangs: emul1@0.5s for ever, emul1@0.5s+2s for two seconds
+    #[arg(long, value_name = "NAME@TIME", value_parser = faults::hang)]
+    hang: Vec<Named>,
+    /// A backend that slows down: emul1*8@0.5s takes 8 times as long from then on, emul1@0.5s 4 times
+    #[arg(long, value_name = "NAME*FACTOR@TIME", value_parser = faults::slow)]
+    slow: Vec<Named>,
+    /// A backend that computes wrong bytes: emul1@0.5s
+    #[arg(long, value_name = "NAME@TIME", value_parser = faults::corrupt)]
+    corrupt: Vec<Named>,
+    /// The part of the items, 0 to 1, that a second backend does again to compare [default: 0, or 0.02 with --corrupt]
+    #[arg(long, value_name = "PART", value_parser = part)]
+    audit: Option<f64>,
+    /// Sums of the bytes are made where they are computed and checked where they arrive
+    #[arg(long)]
+    checksums: bool,
+    /// How long a backend may have a chunk at least before others may take it [default: 20ms]
+    #[arg(long, value_name = "TIME", value_parser = faults::time)]
+    lease: Option<Duration>,
+    /// How long no backend may answer before the run gives up [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = faults::time)]
+    patience: Option<Duration>,
+    /// How long a chunk should take at most [default: 12ms]
+    #[arg(long, value_name = "TIME", value_parser = faults::time)]
+    cap: Option<Duration>,
+    /// What every chunk of an emulated backend costs beside its items
+    #[arg(long, default_value = "50us", value_name = "TIME", value_parser = faults::time)]
+    launch: Duration,
+    /// Speeds and launch costs are told beforehand, not found out
+    #[arg(long)]
+    told: bool,
+    /// What chance starts from: which items are done again, and jitter
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// The same in virtual time: nothing sleeps, and the same seed gives the same run
+    #[arg(long)]
+    simulate: bool,
+    /// The largest part by which a chunk may take longer, at random, with --simulate
+    #[arg(long, value_name = "PART", value_parser = part, requires = "simulate")]
+    jitter: Option<f64>,
+    /// Do not run the job by the origin's rule as well
+    #[arg(long)]
+    no_origin: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum JobKind {
+    /// Items take time, and nothing else
+    Sleep,
+    /// Items are hashed
+    Hash,
+}
+
+impl JobKind {
+    fn name(self) -> &'static str {
+        match self {
+            JobKind::Sleep => "sleep",
+            JobKind::Hash => "hash",
+        }
+    }
+}
+
+/// Reads `1000000`, `1_000_000` and `1M`.
+fn items(text: &str) -> Result<usize, String> {
+    let bad = || format!("'{text}': expected a number of items above zero, as in 1000000 or 1M");
+    let units = [("k", 1000), ("M", 1_000_000), ("G", 1_000_000_000)];
+    let unit = units.into_iter().find(|(unit, _)| text.ends_with(unit));
+    let digits = unit.map_or(text, |(unit, _)| text.trim_end_matches(unit)).replace('_', "");
+    let count = digits.parse::<usize>().map_err(|_| bad())?;
+    count.checked_mul(unit.map_or(1, |(_, unit)| unit)).filter(|count| *count > 0).ok_or_else(bad)
+}
+
+/// Reads a part of a whole.
+fn part(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(part) if (0.0..=1.0).contains(&part) => Ok(part),
+        _ => Err(format!("'{text}': expected a part from 0 to 1")),
+    }
+}
+
+/// Refuses times that no run could keep to.
+fn within(flag: &str, time: Duration, least: Duration, most: Duration) -> Result<(), Usage> {
+    if (least..=most).contains(&time) {
+        return Ok(());
+    }
+    Err(Usage(format!("{flag} {time:?}: expected {least:?} to {most:?}")))
+}
+
+impl Args {
+    /// The job, if it makes sense and there is room for it.
+    fn job(&self) -> Result<Job, Usage> {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let standard = Options::STANDARD;
+        let options = Options {
+            cap: self.cap.unwrap_or(standard.cap),
+            lease: self.lease.unwrap_or(standard.lease),
+            patience: self.patience.unwrap_or(standard.patience),
+            checksums: self.checksums,
+            sample: self.audit.unwrap_or(if self.corrupt.is_empty() { 0.0 } else { AUDIT }),
+            seed: self.seed,
+            ..standard
+        };
+        within("--cap", options.cap, Duration::from_micros(10), HOUR)?;
+        within("--lease", options.lease, Duration::from_millis(1), HOUR)?;
+        within("--patience", options.patience, options.lease, 24 * HOUR)?;
+        within("--launch", self.launch, Duration::ZERO, Duration::from_secs(60))?;
+        within("--item-time", self.item_time.unwrap_or(ITEM), Duration::from_nanos(1), HOUR)?;
+        if self.item_time.is_some() && self.job != JobKind::Sleep && !self.simulate {
+            return Err(Usage(format!(
+                "--item-time is for --job sleep and --simulate: what --job {} takes is measured",
+                self.job.name()
+            )));
+        }
+        if let Some(Kind::Card { index }) =
+            self.backends.0.iter().find(|kind| matches!(kind, Kind::Card { .. }))
+        {
+            let job = self.job.name();
+            return Err(Usage(format!(
+                "card:{index}: --job {job} runs on cpu and emul backends only"
+            )));
+        }
+        let job = Job::new(self.items, BYTES).options(options);
+        let bytes = job.check(self.backends.0.len()).map_err(|error| Usage(error.to_string()))?;
+        // Outputs, what they should be, and room to work in.
+        let needed = bytes.saturating_mul(3);
+        match bench::available_memory() {
+            Some(available) if needed > available => Err(Usage(format!(
+                "--items {}: they need about {} MiB, and {} MiB are available",
+                self.items,
+                needed >> 20,
+                available >> 20
+            ))),
+            _ => Ok(job),
+        }
+    }
+
+    /// What is asked for, with the faults sorted out.
+    fn setup(&self) -> Result<Setup, Usage> {
+        let job = self.job()?;
+        let names = self.backends.names();
+        let mut faults = vec![Vec::new(); names.len()];
+        let all = [&self.kill, &self.hang, &self.slow, &self.corrupt];
+        for Named { backend, fault } in all.into_iter().flatten() {
+            let place = names.iter().position(|name| name == backend).ok_or_else(|| {
+                Usage(format!("there is no backend '{backend}': there are {}", names.join(", ")))
+            })?;
+            faults[place].push(*fault);
+        }
+        faults.iter_mut().for_each(|faults| faults.sort_by_key(|fault| fault.at));
+        let hot = self.hot.iter().map(|hot| hot.items(self.items)).collect();
+        Ok(Setup {
+            kind: self.job,
+            job,
+            kinds: self.backends.0.clone(),
+            names,
+            faults,
+            hot,
+            item_time: self.item_time.unwrap_or(ITEM),
+            launch: self.launch,
+            told: self.told,
+            jitter: self.jitter.unwrap_or(0.0),
+            seed: self.seed,
+            threads: self.backends.cpu_threads(),
+            origin: !self.no_origin,
+            quiet: self.json,
+        })
+    }
+}
+
+/// What is asked for.
+struct Setup {
+    kind: JobKind,
+    job: Job,
+    kinds: Vec<Kind>,
+    names: Vec<String>,
+    /// What goes wrong with each backend, in order of time.
+    faults: Vec<Vec<spanker_steal::Fault>>,
+    hot: Vec<(std::ops::Range<usize>, f64)>,
+    item_time: Duration,
+    launch: Duration,
+    told: bool,
+    jitter: f64,
+    seed: u64,
+    /// Threads of all cpu backends.
+    threads: usize,
+    origin: bool,
+    /// Nothing is shown before the end.
+    quiet: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let setup = args.setup()?;
+    let outcome: Outcome = if args.simulate { planned::run(&setup) } else { live::run(&setup)? };
+    if args.json {
+        crate::output::line(&outcome.to_json(&setup).to_string())?;
+    } else {
+        outcome.show(&setup)?;
+    }
+    end(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_are_read_with_and_without_units() {
+        assert_eq!(items("1000000"), Ok(1_000_000));
+        assert_eq!(items("1_000"), Ok(1000));
+        assert_eq!((items("3k"), items("2M")), (Ok(3000), Ok(2_000_000)));
+        for bad in
+            ["", "0", "0M", "-1", "1.5", "M", "nan", "99999999999999999999", "99999999999999G"]
+        {
+            assert!(items(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who does the job, as the command line says it: `cpu:2,emul:4x,emul:20x*7`. Nothing runs here.
+
+use std::str::FromStr;
+
+use spanker_steal::MOST_BACKENDS;
+
+/// Threads of one backend, and of all together.
+const MOST_THREADS: usize = 256;
+const MOST_LANES: usize = 1024;
+/// Speeds of emulated backends, in times of the base.
+const SPEEDS: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
+
+/// What a backend is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Kind {
+    /// So many threads of this processor.
+    Cpu { threads: usize },
+    /// A backend of so many times the base speed, which sleeps.
+    Emul { speed: f64 },
+    /// A card.
+    Card { index: usize },
+}
+
+impl Kind {
+    /// The kind in a word, as names have it.
+    pub(super) fn id(self) -> &'static str {
+        match self {
+            Kind::Cpu { .. } => "cpu",
+            Kind::Emul { .. } => "emul",
+            Kind::Card { .. } => "card",
+        }
+    }
+
+    /// Tasks that it works on at a time.
+    pub(super) fn lanes(self) -> usize {
+        if let Kind::Cpu { threads } = self { threads } else { 1 }
+    }
+}
+
+/// The backends in the order in which they were given.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Crew(pub(super) Vec<Kind>);
+
+impl Crew {
+    /// The kind of each and its place among those of its kind.
+    pub(super) fn names(&self) -> Vec<String> {
+        let name = |(place, kind): (usize, &Kind)| {
+            let before = self.0[..place].iter().filter(|other| other.id() == kind.id()).count();
+            format!("{}{before}", kind.id())
+        };
+        self.0.iter().enumerate().map(name).collect()
+    }
+
+    /// Threads of the processor that are at work together.
+    pub(super) fn cpu_threads(&self) -> usize {
+        let threads = |kind: &Kind| if let Kind::Cpu { threads } = kind { *threads } else { 0 };
+        self.0.iter().map(threads).sum()
+    }
+}
+
+impl FromStr for Crew {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Crew, String> {
+        let mut kinds = Vec::new();
+        for word in text.split(',') {
+            let (word, count) = match word.trim().rsplit_once('*') {
+                None => (word.trim(), 1),
+                Some((word, count)) => (word.trim(), copies(count.trim())?),
+            };
+            let kind = kind(word)?;
+            if kinds.len() + count > MOST_BACKENDS {
+                return Err(format!("a job has at most {MOST_BACKENDS} backends"));
+            }
+            kinds.extend(vec![kind; count]);
+        }
+        let lanes: usize = kinds.iter().map(|kind: &Kind| kind.lanes()).sum();
+        if lanes > MOST_LANES {
+            return Err(format!("{lanes} threads in all: at most {MOST_LANES}"));
+        }
+        Ok(Crew(kinds))
+    }
+}
+
+/// How many of the same.
+fn copies(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..) => Ok(count),
+        _ => Err(format!("'*{text}': expected a number of backends, as in emul:2x*4")),
+    }
+}
+
+fn kind(word: &str) -> Result<Kind, String> {
+    let bad = || format!("'{word}': expected backends such as cpu:2, emul:4x or emul:20x*7");
+    let (id, rest) = word.split_once(':').ok_or_else(bad)?;
+    match id {
+        "cpu" => match rest.parse() {
+            Ok(threads @ 1..=MOST_THREADS) => Ok(Kind::Cpu { threads }),
+            _ => Err(format!("'{word}': expected 1 to {MOST_THREADS} threads, as in cpu:2")),
+        },
+        "emul" => match rest.strip_suffix('x').unwrap_or(rest).parse() {
+            Ok(speed) if SPEEDS.contains(&speed) => Ok(Kind::Emul { speed }),
+            _ => {
+                let (least, most) = (SPEEDS.start(), SPEEDS.end());
+                Err(format!("'{word}': expected a speed of {least}x to {most}x, as in emul:4x"))
+            }
+        },
+        "card" => match rest.parse() {
+            Ok(index) => Ok(Kind::Card { index }),
+            Err(_) => Err(format!("'{word}': expected a card's number, as in card:0")),
+        },
+        _ => Err(bad()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backends_of_all_kinds_are_read_and_named_by_kind_and_place() {
+        let crew: Crew = "emul:4x,cpu:2, emul:0.5*2,card:1".parse().unwrap();
+        let half = Kind::Emul { speed: 0.5 };
+        let kinds = [
+            Kind::Emul { speed: 4.0 },
+            Kind::Cpu { threads: 2 },
+            half,
+            half,
+            Kind::Card { index: 1 },
+        ];
+        assert_eq!(crew.0, kinds);
+        assert_eq!(crew.names(), ["emul0", "cpu0", "emul1", "emul2", "card0"]);
+        assert_eq!(crew.cpu_threads(), 2);
+    }
+
+    #[test]
+    fn backends_that_cannot_be_are_refused_with_what_was_expected() {
+        for bad in [
+            "",
+            "cpu",
+            "cpu:",
+            "cpu:0",
+            "cpu:-1",
+            "cpu:257",
+            "emul",
+            "emul:0x",
+            "emul:-1x",
+            "emul:nanx",
+            "emul:infx",
+            "emul:1e9x",
+            "emul:1xx",
+            "emul:1x*0",
+            "emul:1x*-2",
+            "emul:1x*129",
+            "emul:1x*99999999999999999999",
+            "gpu:0",
+            "card:",
+            "card:-1",
+            "cpu:1,,cpu:1",
+            "cpu:256*5",
+            "*3",
+        ] {
+            let error = bad.parse::<Crew>().unwrap_err();
+            assert!(error.contains("expected") || error.contains("at most"), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What goes wrong, as the command line says it: `emul1@0.5s`, `emul1@0.5s+2s`, `emul1*4@0.5s`; and which items cost more.
+
+use std::ops::{Range, RangeInclusive};
+use std::time::Duration;
+
+use spanker_steal::{Fault, Trouble};
+use spanker_topology::Seconds;
+
+/// How many times as long things may take.
+const FACTORS: RangeInclusive<f64> = 1.0..=1e6;
+/// The factor of a backend that is slow, unless there is another.
+const SLOW: f64 = 4.0;
+
+/// A fault of a backend that is known by its name.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Named {
+    pub(super) backend: String,
+    pub(super) fault: Fault,
+}
+
+/// A part of the job whose items cost more.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Hot {
+    part: Range<f64>,
+    factor: f64,
+}
+
+impl Hot {
+    /// The items, and how many times as much each costs.
+    pub(super) fn items(&self, items: usize) -> (Range<usize>, f64) {
+        let at = |part: f64| ((part * items as f64).round() as usize).min(items);
+        (at(self.part.start)..at(self.part.end), self.factor)
+    }
+}
+
+/// Reads `emul1` and `emul1@0.5s`.
+pub(super) fn kill(text: &str) -> Result<Named, String> {
+    let (backend, at) = named(text, "emul1 or emul1@0.5s")?;
+    let at = at.map_or(Ok(Duration::ZERO), time)?;
+    Ok(Named { backend, fault: Fault { at, trouble: Trouble::Kill } })
+}
+
+/// The same.
+pub(super) fn corrupt(text: &str) -> Result<Named, String> {
+    let Named { backend, fault } = kill(text)?;
+    Ok(Named { backend, fault: Fault { trouble: Trouble::Corrupt, ..fault } })
+}
+
+/// Reads `emul1`, `emul1@0.5s` and `emul1@0.5s+2s`.
+pub(super) fn hang(text: &str) -> Result<Named, String> {
+    let (text, lasts) = match text.split_once('+') {
+        None => (text, None),
+        Some((text, lasts)) => (text, Some(time(lasts)?)),
+    };
+    let (backend, at) = named(text, "emul1, emul1@0.5s or emul1@0.5s+2s")?;
+    let at = at.map_or(Ok(Duration::ZERO), time)?;
+    Ok(Named { backend, fault: Fault { at, trouble: Trouble::Hang(lasts) } })
+}
+
+/// Reads `emul1`, `emul1*4`, `emul1@0.5s`, `emul1*4@0.5s`, `emul1@0.5s*4` and `emul1@0.5s:4x`.
+pub(super) fn slow(text: &str) -> Result<Named, String> {
+    let like = "emul1@0.5s or emul1*4@0.5s";
+    let (before, after) = match text.split_once('@') {
+        None => (text, None),
+        Some((before, after)) => (before, Some(after)),
+    };
+    let (before, first) = cut(before);
+    let (at, second) = after.map_or((None, None), |after| {
+        let (at, factor) = cut(after);
+        (Some(at), factor)
+    });
+    let word = match (first, second) {
+        (Some(_), Some(_)) => return Err(format!("'{text}' has two factors")),
+        (first, second) => first.or(second),
+    };
+    let (backend, _) = named(before, like)?;
+    let at = at.map_or(Ok(Duration::ZERO), time)?;
+    let trouble = Trouble::Slow(word.map_or(Ok(SLOW), factor)?);
+    Ok(Named { backend, fault: Fault { at, trouble } })
+}
+
+/// What is before `*4` or `:4x`, and the rest.
+fn cut(text: &str) -> (&str, Option<&str>) {
+    match text.split_once(['*', ':']) {
+        None => (text, None),
+        Some((before, factor)) => (before, Some(factor)),
+    }
+}
+
+/// A backend's name, and what is after `@`.
+fn named<'t>(text: &'t str, like: &str) -> Result<(String, Option<&'t str>), String> {
+    let (name, at) = match text.split_once('@') {
+        None => (text, None),
+        Some((name, at)) => (name, Some(at)),
+    };
+    let plain = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric());
+    if plain { Ok((name.to_owned(), at)) } else { Err(format!("'{text}' is not like {like}")) }
+}
+
+/// Reads a time.
+pub(super) fn time(text: &str) -> Result<Duration, String> {
+    let seconds: Seconds = text.parse().map_err(|error| format!("{error}"))?;
+    Duration::try_from_secs_f64(seconds.0).map_err(|_| format!("'{text}' is no time"))
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    match text.strip_suffix('x').unwrap_or(text).parse() {
+        Ok(factor) if FACTORS.contains(&factor) => Ok(factor),
+        _ => {
+            Err(format!("'{text}': expected a factor of {} to {}", FACTORS.start(), FACTORS.end()))
+        }
+    }
+}
+
+/// Reads `0.9..1.0*10`.
+pub(super) fn hot(text: &str) -> Result<Hot, String> {
+    let bad = || format!("'{text}' is not like 0.9..1.0*10, with parts of the job from 0 to 1");
+    let (part, word) = text.split_once('*').ok_or_else(bad)?;
+    let (start, end) = part.split_once("..").ok_or_else(bad)?;
+    let end_of = |text: &str| text.trim().parse::<f64>().map_err(|_| bad());
+    let part = end_of(start)?..end_of(end)?;
+    if part.start >= 0.0 && part.start < part.end && part.end <= 1.0 {
+        Ok(Hot { part, factor: factor(word)? })
+    } else {
+        Err(bad())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(named: Result<Named, String>) -> (String, f64, Trouble) {
+        let Named { backend, fault } = named.unwrap();
+        (backend, fault.at.as_secs_f64(), fault.trouble)
+    }
+
+    #[test]
+    fn faults_are_read_with_and_without_times() {
+        assert_eq!(of(kill("emul1@500ms")), ("emul1".into(), 0.5, Trouble::Kill));
+        assert_eq!(of(corrupt("cpu0")), ("cpu0".into(), 0.0, Trouble::Corrupt));
+        assert_eq!(of(hang("emul1@0.5s")), ("emul1".into(), 0.5, Trouble::Hang(None)));
+        let two = Trouble::Hang(Some(Duration::from_secs(2)));
+        assert_eq!(of(hang("emul1@0.5s+2s")), ("emul1".into(), 0.5, two));
+    }
+
+    #[test]
+    fn slow_backends_may_have_their_factor_in_several_places() {
+        for (text, at, factor) in [
+            ("emul1", 0.0, 4.0),
+            ("emul1*2", 0.0, 2.0),
+            ("emul1@0.5s", 0.5, 4.0),
+            ("emul1*2@0.5s", 0.5, 2.0),
+            ("emul1@0.5s*2.5", 0.5, 2.5),
+            ("emul1@0.5s:3x", 0.5, 3.0),
+        ] {
+            assert_eq!(of(slow(text)), ("emul1".into(), at, Trouble::Slow(factor)), "{text}");
+        }
+    }
+
+    #[test]
+    fn faults_that_make_no_sense_are_refused() {
+        for bad in ["", "@1s", "emul1@", "emul1@-1s", "emul1@nan", "emul1@1s@2s", "a b@1s"] {
+            assert!(kill(bad).is_err(), "{bad}");
+        }
+        for bad in ["emul1@1s+", "emul1@1s+x", "emul1+"] {
+            assert!(hang(bad).is_err(), "{bad}");
+        }
+        for bad in ["emul1*0.5", "emul1*nan", "emul1*2@1s*3", "emul1*", "emul1*1e9", "*4@1s"] {
+            assert!(slow(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn hot_parts_are_read_as_items_of_the_job() {
+        assert_eq!(hot("0.9..1.0*10").unwrap().items(1000), (900..1000, 10.0));
+        assert_eq!(hot("0..1*2x").unwrap().items(3), (0..3, 2.0));
+        for bad in ["", "0.9..1.0", "1..0*2", "-1..1*2", "0..2*2", "nan..1*2", "0..1*0", "0..1*nan"]
+        {
+            assert!(hot(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker steal` as a user runs it: bars in virtual time, faults on real threads, JSON, exit codes. No real time
+//! is asserted.
+
+#[allow(dead_code)]
+#[path = "support/desk.rs"]
+mod desk;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use desk::{Desk, number};
+
+/// What a command prints as JSON, whatever its exit code.
+fn object(line: &str, code: i32) -> Value {
+    let output = Desk::new(&[]).run(&format!("steal {line} --json"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+    assert!(!errors.contains("panicked"), "{line}: {errors}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(text.lines().count(), 1, "{line}: {text}");
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{line}: {error}: {text}"))
+}
+
+fn list<'a>(value: &'a Value, field: &str) -> &'a Vec<Value> {
+    value[field].as_array().unwrap_or_else(|| panic!("{field} in {value}"))
+}
+
+/// A job that is done: nothing is lost, done twice or wrong.
+fn done(line: &str) -> Value {
+    let run = object(line, 0);
+    for field in ["lost", "duplicated", "wrong_bytes"] {
+        assert_eq!(run[field], json!(0), "{line}: {field} in {run}");
+    }
+    assert_eq!(run["done"], run["items"], "{line}: {run}");
+    assert_eq!(run["error"], Value::Null, "{line}: {run}");
+    let items: u64 = list(&run, "backends").iter().map(|b| b["items"].as_u64().unwrap()).sum();
+    assert_eq!(json!(items), run["items"], "{line}: {run}");
+    run
+}
+
+/// Efficiency, and how many times that of the origin's rule it is, in virtual time.
+fn figures(line: &str) -> (f64, f64) {
+    let run = done(&format!("{line} --simulate"));
+    assert_eq!(run["simulated"], json!(true), "{line}");
+    let efficiency = number(&run, "efficiency");
+    assert!(efficiency <= 1.0, "{line}: {efficiency}");
+    (efficiency, efficiency / number(&run, "origin_efficiency"))
+}
+
+/// The kinds of what went wrong with a backend.
+fn kinds(run: &Value, backend: &str) -> Vec<String> {
+    let of = |failure: &&Value| failure["backend"] == backend;
+    let kind = |failure: &Value| failure["kind"].as_str().expect("a kind").to_owned();
+    list(run, "failures").iter().filter(of).map(kind).collect()
+}
+
+#[test]
+fn unequal_backends_in_virtual_time_are_used_to_the_full() {
+    let (efficiency, better) = figures("--backends emul:1x,emul:2x,emul:4x,emul:8x");
+    assert!(efficiency >= 0.98 && better >= 1.8, "{efficiency}, {better}x");
+    let (_, better) = figures("--backends emul:1x,emul:20x*7");
+    assert!(better >= 4.0, "{better}x");
+    let (efficiency, better) = figures("--backends emul:1x*8");
+    assert!(efficiency >= 0.99 && better >= 0.99, "{efficiency}, {better}x");
+    let (efficiency, _) = figures("--backends emul:1x*64 --items 4M");
+    assert!(efficiency >= 0.98, "{efficiency}");
+    let (efficiency, _) = figures("--backends cpu:2,emul:4x,emul:1x --told");
+    assert!(efficiency >= 0.98, "{efficiency}");
+}
+
+#[test]
+fn backends_with_troubles_in_virtual_time_cost_little() {
+    let backends = "--backends emul:1x,emul:2x,emul:4x,emul:8x";
+    for trouble in [
+        "--kill emul3@0.3s",
+        "--slow emul3@0.3s",
+        "--slow emul2@0.1s:10x",
+        "--hot 0.9..1.0*10",
+        "--hang emul2@0.2s+100ms",
+        "--kill emul0@0.1s --kill emul1@0.2s --hang emul2@0.3s",
+    ] {
+        let (efficiency, _) = figures(&format!("{backends} {trouble}"));
+        assert!(efficiency >= 0.97, "{trouble}: {efficiency}");
+    }
+    let run = done(&format!("{backends} --simulate --corrupt emul2@0.2s"));
+    assert!(kinds(&run, "emul2").contains(&"wrong bytes".to_owned()), "{run}");
+    assert!(number(&run, "redone") > 0.0 && number(&run, "audited") > 0.0, "{run}");
+}
+
+#[test]
+fn the_same_seed_in_virtual_time_gives_the_same_run() {
+    let line =
+        "steal --backends cpu:1,emul:2x*3 --simulate --jitter 0.2 --audit 0.05 --kill emul1@0.2s";
+    let desk = Desk::new(&[]);
+    let run = |seed: u64, json: &str| desk.text(&format!("{line} --seed {seed} {json}"));
+    assert_eq!(run(7, "--json"), run(7, "--json"));
+    assert_eq!(run(7, ""), run(7, ""));
+    assert_ne!(run(7, "--json"), run(8, "--json"));
+}
+
+#[test]
+fn backends_that_fail_on_real_threads_lose_nothing_and_are_named() {
+    let line = "--backends cpu:1,emul:2x,emul:4x --items 100k --no-origin";
+    let killed = done(&format!("{line} --kill emul1@10ms"));
+    assert!(kinds(&killed, "emul1").contains(&"failed".to_owned()), "{killed}");
+    assert_eq!(killed["backends"][2]["benched"], json!("killed"), "{killed}");
+    assert_eq!(killed["origin_efficiency"], Value::Null);
+    let hung = done(&format!("{line} --hang emul1@10ms"));
+    assert!(kinds(&hung, "emul1").contains(&"expired".to_owned()), "{hung}");
+    let slow = done(&format!("{line} --slow emul1*100000@10ms"));
+    assert!(kinds(&slow, "emul1").contains(&"expired".to_owned()), "{slow}");
+    let corrupt = done(&format!("{line} --corrupt emul1@10ms"));
+    assert!(kinds(&corrupt, "emul1").contains(&"wrong bytes".to_owned()), "{corrupt}");
+    assert!(number(&corrupt, "redone") > 0.0, "{corrupt}");
+    let lanes = done("--backends cpu:3,emul:2x --items 100k --no-origin --hang cpu0@10ms");
+    assert!(kinds(&lanes, "cpu0").iter().filter(|kind| *kind == "expired").count() >= 3, "{lanes}");
+    let first = done(&format!("{line} --kill cpu0 --checksums"));
+    assert_eq!(first["backends"][0]["items"], json!(0), "{first}");
+}
+
+#[test]
+fn the_origins_rule_on_real_threads_loses_what_a_dead_backend_held() {
+    let run = done("--backends emul:1x*3 --items 6000 --kill emul1@5ms");
+    assert_eq!(run["origin_lost"], json!(500), "{run}");
+    assert!(number(&run, "origin_efficiency") > 0.0, "{run}");
+    let run = done("--backends emul:1x*3 --items 6000 --hang emul1@5ms --slow emul2");
+    assert_eq!(run["origin_lost"], json!(500), "{run}");
+}
+
+#[test]
+fn hashes_on_threads_and_emulated_backends_are_the_same_bytes() {
+    let run = done("--backends cpu:2,emul:3x --job hash --items 200k --hot 0..0.1*2 --audit 0.1");
+    assert_eq!((&run["job"], &run["simulated"]), (&json!("hash"), &json!(false)));
+    assert!(number(&run, "audited") > 0.0 && number(&run, "launches") > 0.0, "{run}");
+    let names: Vec<_> = list(&run, "backends").iter().map(|b| b["name"].clone()).collect();
+    assert_eq!(names, ["cpu0", "emul0"]);
+}
+
+#[test]
+fn wrong_bytes_that_nobody_looks_for_are_found_in_the_end() {
+    let run = object("--backends emul:1x*2 --items 2000 --corrupt emul1 --audit 0 --no-origin", 1);
+    assert!(number(&run, "wrong_bytes") > 0.0, "{run}");
+    assert_eq!((&run["lost"], &run["failures"]), (&json!(0), &json!([])), "{run}");
+}
+
+#[test]
+fn a_job_whose_backends_all_die_tells_what_was_done() {
+    for mode in ["", "--simulate"] {
+        let line = format!("--backends emul:1x,emul:2x --items 100k {mode}");
+        let run = object(&format!("{line} --kill emul0@30ms --kill emul1@50ms"), 1);
+        let (done, lost) = (number(&run, "done"), number(&run, "lost"));
+        assert!(done > 0.0 && lost > 0.0 && done + lost == 1e5, "{run}");
+        assert!(run["error"].is_string(), "{run}");
+        for field in ["efficiency", "ideal_seconds"] {
+            assert_eq!(run[field], Value::Null, "{field} in {run}");
+        }
+        assert_eq!((&run["wrong_bytes"], &run["duplicated"]), (&json!(0), &json!(0)), "{run}");
+        let missing: f64 = list(&run, "missing")
+            .iter()
+            .map(|r| r[1].as_f64().unwrap() - r[0].as_f64().unwrap())
+            .sum();
+        assert_eq!(missing, lost, "{run}");
+        assert!(!list(&run, "failures").is_empty(), "{run}");
+    }
+}
+
+#[test]
+fn a_job_whose_backends_all_hang_names_them() {
+    for mode in ["", "--simulate"] {
+        let line = format!("--backends emul:1x,emul:2x --items 100k --patience 0.3s {mode}");
+        let run = object(&format!("{line} --hang emul0@30ms --hang emul1@50ms"), 1);
+        for backend in ["emul0", "emul1"] {
+            assert!(kinds(&run, backend).contains(&"expired".to_owned()), "{backend} in {run}");
+        }
+        assert!(run["error"].as_str().is_some_and(|e| e.contains("no backend")), "{run}");
+    }
+}
+
+/// Waits until a process keeps interrupts for itself.
+fn wait_for_mask(pid: u32) {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+        if mask & 1 << (Signal::INT.as_raw() - 1) != 0 {
+            return;
+        }
+        assert!(Instant::now() < end, "interrupts still end it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_interrupt_tells_what_was_done_and_ends_with_130() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    command.args(["steal", "--backends", "emul:1x*2", "--items", "10M", "--json"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    wait_for_mask(child.id());
+    kill_process(Pid::from_child(&child), Signal::INT).expect("a signal");
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!(output.status.code(), Some(130));
+    let run: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(number(&run, "done") < 1e7, "{run}");
+    assert_eq!(number(&run, "done") + number(&run, "lost"), 1e7);
+    assert_eq!(run["wrong_bytes"], json!(0));
+    assert!(run["error"].as_str().is_some_and(|error| error.starts_with("cancelled")), "{run}");
+}
+
+#[test]
+fn tables_show_backends_incidents_and_figures() {
+    let desk = Desk::new(&[]);
+    let line = "steal --backends emul:1x,emul:2x,emul:4x,emul:8x --simulate --hang emul3@0.3s";
+    let text = desk.text(line);
+    for words in [
+        "# sleep, 1000000 items over 4 backends in virtual time",
+        "mean chunk",
+        "emul3 expired",
+        "no answer",
+        "efficiency 0.9",
+        "origin's rule 0.",
+        "items lost): ",
+        "done 1000000 of 1000000, lost 0, duplicated 0; every byte as expected",
+    ] {
+        assert!(text.contains(words), "'{words}' in {text}");
+    }
+    let help = desk.text("steal --help");
+    for words in ["Examples:", "--kill", "real bytes", "emul:20x*7"] {
+        assert!(help.contains(words), "'{words}' in {help}");
+    }
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused_with_their_value() {
+    let desk = Desk::new(&[]);
+    assert!(desk.error(2, "steal").contains("--backends"));
+    for (flags, words) in [
+        ("--backends ,", "expected backends"),
+        ("--backends cpu:0", "'cpu:0'"),
+        ("--backends cpu:x", "'cpu:x'"),
+        ("--backends emul:0x", "'emul:0x'"),
+        ("--backends emul:-1x", "'emul:-1x'"),
+        ("--backends emul:NaN", "'emul:NaN'"),
+        ("--backends emul:1e300x", "'emul:1e300x'"),
+        ("--backends emul:1x*129", "at most 128"),
+        ("--backends emul:1x*64,emul:1x*65", "at most 128"),
+        ("--backends gpu:1", "'gpu:1'"),
+        ("--backends card:0", "card:0"),
+        ("--items 0", "'0'"),
+        ("--items=-1", "'-1'"),
+        ("--items 1e3", "'1e3'"),
+        ("--items 99999999999999999999999", "'99999999999999999999999'"),
+        ("--items 999999999999999999", "999999999999999999 items"),
+        ("--items 100000G", "MiB"),
+        ("--job nothing", "nothing"),
+        ("--job hash --item-time 1us", "--item-time"),
+        ("--item-time 0", "--item-time"),
+        ("--item-time=-1us", "-1us"),
+        ("--item-time NaN", "NaN"),
+        ("--kill emul7@1s", "there are emul0, emul1"),
+        ("--kill emul0@later", "later"),
+        ("--hang emul0@1s+x", "'x'"),
+        ("--slow emul0*0.1", "'0.1'"),
+        ("--slow emul0*NaN@1s", "'NaN'"),
+        ("--slow emul0*1e12", "'1e12'"),
+        ("--corrupt @1s", "'@1s'"),
+        ("--hot 0.5", "'0.5'"),
+        ("--hot 0..2*2", "'0..2*2'"),
+        ("--hot 0..1*NaN", "'NaN'"),
+        ("--audit 2", "'2'"),
+        ("--audit NaN", "'NaN'"),
+        ("--lease 0", "--lease"),
+        ("--cap 0", "--cap"),
+        ("--patience 0", "--patience"),
+        ("--launch 1000s", "--launch"),
+        ("--seed x", "x"),
+        ("--jitter 0.5", "--simulate"),
+        ("--simulate --jitter 7", "'7'"),
+    ] {
+        let backends = if flags.contains("--backends") { "" } else { "--backends emul:1x*2" };
+        let error = desk.error(2, &format!("steal {backends} {flags}"));
+        assert!(error.contains(words), "{flags}: {error}");
+    }
+}
