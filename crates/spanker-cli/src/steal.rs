@@ -21,8 +21,8 @@ use faults::{Hot, Named};
 use outcome::{Outcome, end};
 use work::BYTES;
 
-/// The time of an item at 1x, where items sleep.
-const ITEM: Duration = Duration::from_micros(10);
+/// How long a job whose items sleep ideally takes, in seconds, where nobody says how long an item does.
+const IDEAL: f64 = 1.0;
 /// The part that is done again by others when a backend computes wrong bytes.
 const AUDIT: f64 = 0.02;
 
@@ -58,7 +58,8 @@ pub(crate) struct Args {
     /// What an item is: sleep (nothing but time) or hash (rounds of mixing)
     #[arg(long, default_value = "sleep", value_enum)]
     job: JobKind,
-    /// What an item takes at 1x, for sleep and --simulate; a cpu thread is 1x [default: 10us]
+    /// What an item takes at 1x, for sleep and --simulate; a cpu thread is 1x [default: what makes the whole job
+    /// take a second, if all goes well]
     #[arg(long, value_name = "TIME", value_parser = faults::time)]
     item_time: Option<Duration>,
     /// Items that cost more: 0.9..1.0*10 makes the last tenth cost 10 times as much; may be given again
@@ -176,7 +177,9 @@ impl Args {
         within("--lease", options.lease, Duration::from_millis(1), HOUR)?;
         within("--patience", options.patience, options.lease, 24 * HOUR)?;
         within("--launch", self.launch, Duration::ZERO, Duration::from_secs(60))?;
-        within("--item-time", self.item_time.unwrap_or(ITEM), Duration::from_nanos(1), HOUR)?;
+        if let Some(time) = self.item_time {
+            within("--item-time", time, Duration::from_nanos(1), HOUR)?;
+        }
         if self.item_time.is_some() && self.job != JobKind::Sleep && !self.simulate {
             return Err(Usage(format!(
                 "--item-time is for --job sleep and --simulate: what --job {} takes is measured",
@@ -227,7 +230,10 @@ impl Args {
             names,
             faults,
             hot,
-            item_time: self.item_time.unwrap_or(ITEM),
+            base: match self.item_time {
+                Some(time) => 1.0 / time.as_secs_f64(),
+                None => self.items as f64 / (IDEAL * self.backends.speeds()),
+            },
             launch: self.launch,
             told: self.told,
             jitter: self.jitter.unwrap_or(0.0),
@@ -248,7 +254,8 @@ struct Setup {
     /// What goes wrong with each backend, in order of time.
     faults: Vec<Vec<spanker_steal::Fault>>,
     hot: Vec<(std::ops::Range<usize>, f64)>,
-    item_time: Duration,
+    /// Items a second at 1x, where items sleep.
+    base: f64,
     launch: Duration,
     told: bool,
     jitter: f64,

@@ -17,7 +17,7 @@ pub struct Fault {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Trouble {
-    /// The backend is gone, and what it had with it.
+    /// The backend is gone, and what it had with it; that it is gone is noticed. One that is gone without a word hangs.
     Kill,
     /// The task that meets this takes so much longer; without a time, it never ends.
     Hang(Option<Duration>),

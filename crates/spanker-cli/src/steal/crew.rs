@@ -52,6 +52,12 @@ impl Crew {
         self.0.iter().enumerate().map(name).collect()
     }
 
+    /// How many times the base speed all of them are together.
+    pub(super) fn speeds(&self) -> f64 {
+        let speed = |kind: &Kind| if let Kind::Emul { speed } = kind { *speed } else { 1.0 };
+        self.0.iter().map(|kind| speed(kind) * kind.lanes() as f64).sum()
+    }
+
     /// Threads of the processor that are at work together.
     pub(super) fn cpu_threads(&self) -> usize {
         let threads = |kind: &Kind| if let Kind::Cpu { threads } = kind { *threads } else { 0 };

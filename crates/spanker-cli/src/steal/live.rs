@@ -134,7 +134,7 @@ fn prepare(setup: &Setup, stop: &Stop) -> anyhow::Result<(Arc<Work>, Pace)> {
         }
     };
     let prepared = match setup.kind {
-        JobKind::Sleep => (Work::Sleep, Pace::of_items(setup.item_time)),
+        JobKind::Sleep => (Work::Sleep, Pace::even(setup.base)),
         JobKind::Hash => {
             progress("computing what every output should be ..");
             let work = Work::hash(setup.job.items(), setup.hot.clone(), &|| stop.asked());

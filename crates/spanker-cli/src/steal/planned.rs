@@ -19,10 +19,9 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Items that take their time on anything of 1x.
-    pub(super) fn of_items(time: Duration) -> Pace {
-        let rate = 1.0 / time.as_secs_f64();
-        Pace { thread: rate, base: rate }
+    /// Anything of 1x does so many items a second.
+    pub(super) fn even(base: f64) -> Pace {
+        Pace { thread: base, base }
     }
 
     /// Items a second of one task of a backend.
@@ -82,7 +81,7 @@ pub(super) fn by_rule(scenario: &Scenario) -> Origin {
 
 /// Runs it in virtual time.
 pub(super) fn run(setup: &Setup) -> Outcome {
-    let scenario = setup.scenario(Pace::of_items(setup.item_time));
+    let scenario = setup.scenario(Pace::even(setup.base));
     let items = setup.job.items();
     let run = simulate(&scenario);
     let by_origin = setup.origin.then(|| {

@@ -33,6 +33,12 @@ impl SimBackend {
         changes
     }
 
+    /// When it is killed, if it is.
+    pub(super) fn killed_at(&self) -> Option<f64> {
+        let kills = self.faults.iter().filter(|fault| fault.trouble == Trouble::Kill);
+        kills.map(|fault| fault.at.as_secs_f64()).min_by(f64::total_cmp)
+    }
+
     /// When `work` items that are begun at `start` are done; never, if the backend is gone before.
     pub(super) fn done_at(&self, start: f64, work: f64) -> f64 {
         let phases = self.phases();

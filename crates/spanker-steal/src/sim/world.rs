@@ -225,6 +225,14 @@ impl World<'_> {
         let noise = (self.chance >> 11) as f64 / (1u64 << 53) as f64;
         let cost = self.scenario.cost(&items) * (1.0 + self.scenario.jitter * noise);
         let end = me.done_at(start, cost);
+        if !end.is_finite()
+            && let Some(at) = me.killed_at()
+        {
+            // Who is killed does not answer, but that it is gone is noticed.
+            self.ledger.claimed(token, piece, self.stamp());
+            let answer = Answer { token, items, trouble: Some(Trouble::Kill), corrupt: false };
+            return self.plan(at.max(begun), Event::Answer(Box::new(answer)));
+        }
         let trouble = self.trouble(backend, end);
         let Some(trouble) = trouble else {
             self.ledger.claimed(token, piece, self.stamp());
@@ -303,6 +311,9 @@ impl World<'_> {
             Some(Trouble::Fail) => {
                 let failure = Failure::passing("rehearsed");
                 return self.ledger.failed(token, &failure, at);
+            }
+            Some(Trouble::Kill) => {
+                return self.ledger.failed(token, &Failure::lasting("killed"), at);
             }
             Some(Trouble::Lie) => {
                 items.end += 1;
