@@ -8,7 +8,9 @@
 //! only from a lease that is held under the token of the answer.
 
 pub(crate) mod audit;
+mod giving;
 mod pace;
+mod record;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,10 +18,10 @@ use std::time::Duration;
 
 use crate::backend::{Capabilities, Failure};
 use crate::claims::{Claims, Piece, Set, Why, only};
-use crate::error::{StealError, Unfinished};
+use crate::error::StealError;
 use crate::job::{Job, Options};
 use crate::rate::Rate;
-use crate::report::{BackendReport, Incident, IncidentKind, MOST_INCIDENTS, Report};
+use crate::report::{Incident, IncidentKind, Report};
 use crate::spans::Spans;
 use audit::Audit;
 
@@ -339,25 +341,6 @@ impl Ledger {
         self.settle(at);
     }
 
-    /// Gives back a piece that has failed, or ends the run if that is hopeless. Returns whether it is.
-    fn give_up(&mut self, piece: Piece, lane: usize, failure: &Failure) -> bool {
-        let backend = self.lanes[lane].backend;
-        let untried = self.working() & !(piece.failed_on | only(backend));
-        let often = piece.failures + 1;
-        let hopeless = !piece.is_audit()
-            && !failure.is_lasting()
-            && piece.items.len() <= self.grain
-            && often >= self.options.strikes.max(1).saturating_mul(self.members.len() as u32)
-            && (untried == 0 || often >= MOST_FAILURES);
-        let items = piece.items.clone();
-        self.give_back(piece, lane, Why::Again, Fate::Failed);
-        if hopeless {
-            let unfinished = self.unfinished();
-            self.end(StealError::Refused { items, last: failure.to_string(), unfinished });
-        }
-        hopeless
-    }
-
     /// Time has come to `now`: leases that ran out are taken away, and items that nobody holds are given out again.
     pub fn tick(&mut self, now: Duration) {
         if self.outcome.is_some() {
@@ -476,30 +459,6 @@ impl Ledger {
         }
     }
 
-    /// What happened so far.
-    #[must_use]
-    pub fn report(&self) -> Report {
-        let backend = |member: &Standing| BackendReport {
-            name: member.name.clone(),
-            items: member.done.len(),
-            chunks: member.chunks,
-            rate: member.rate.items_per_second() * member.capabilities.lanes() as f64,
-            last_chunk: member.last_chunk,
-            benched: member.benched.clone(),
-        };
-        Report {
-            items: self.items,
-            done: self.done.len(),
-            duplicated: self.duplicated,
-            redone: self.redone,
-            audited: self.audited,
-            elapsed: self.accepted,
-            backends: self.members.iter().map(backend).collect(),
-            incidents: self.incidents.clone(),
-            more_incidents: self.more_incidents,
-        }
-    }
-
     /// The items that are done.
     #[must_use]
     pub fn done(&self) -> &Spans {
@@ -534,75 +493,8 @@ impl Ledger {
         }
     }
 
-    /// Leases of lanes that have had any of `items` for too long are lost: somebody else has them.
-    fn lose_overdue(&mut self, items: &Range<usize>, at: Duration) {
-        for lane in 0..self.lanes.len() {
-            let Slot::Overdue(lease) = &self.lanes[lane].slot else { continue };
-            let theirs = &lease.piece.items;
-            if theirs.start < items.end
-                && items.start < theirs.end
-                && let Slot::Overdue(lease) = self.put(lane, Slot::Idle)
-            {
-                self.lose(lane, lease, at);
-            }
-        }
-    }
-
-    /// A lane's lease is lost because it took too long.
-    fn lose(&mut self, lane: usize, lease: Lease, at: Duration) {
-        let what = format!("no answer for {:.1?}", at.saturating_sub(lease.at));
-        let items = lease.piece.items.clone();
-        self.note(self.lanes[lane].backend, IncidentKind::Expired, items, what, at);
-        self.put(lane, Slot::Lost(lease));
-    }
-
-    /// Takes back what was given to others, if none of them has taken any of it.
-    fn retract(&mut self, piece: &Piece) -> bool {
-        let items = &piece.items;
-        if piece.is_audit() || !self.claims.retract(items) {
-            return false;
-        }
-        self.spare.remove(items.clone());
-        self.taken.insert(items.clone());
-        true
-    }
-
     fn put(&mut self, lane: usize, slot: Slot) -> Slot {
         std::mem::replace(&mut self.lanes[lane].slot, slot)
-    }
-
-    /// Gives a piece that a lane held to whoever wants it.
-    fn give_back(&mut self, mut piece: Piece, lane: usize, why: Why, fate: Fate) {
-        let backend = only(self.lanes[lane].backend);
-        piece.attempts += u32::from(fate != Fate::Unharmed);
-        if piece.is_audit() {
-            // Who may compare is few enough: whoever was late may try again.
-            self.claims.give_back(piece);
-            return;
-        }
-        if fate != Fate::Unharmed {
-            piece.not_by |= backend;
-        }
-        if fate == Fate::Failed {
-            piece.failures += 1;
-            piece.failed_on |= backend;
-        }
-        self.taken.remove(piece.items.clone());
-        // What has failed twice is halved, so that the item at fault is found.
-        let units = piece.items.len().div_ceil(self.grain);
-        let first = if piece.failures >= 2 { units.div_ceil(2) } else { units };
-        let cut = piece.items.end.min(piece.items.start + first * self.grain);
-        for items in [piece.items.start..cut, cut..piece.items.end] {
-            self.give(Piece { items, why, ..piece.clone() });
-        }
-    }
-
-    /// Gives out items that are neither done nor taken.
-    fn give(&mut self, piece: Piece) {
-        if !piece.items.is_empty() {
-            self.spare.insert(piece.items.clone());
-            self.claims.give_back(piece);
-        }
     }
 
     /// Backends that may get more work.
@@ -654,59 +546,9 @@ impl Ledger {
         }
     }
 
-    /// Takes back what a backend did and nobody confirmed.
-    fn throw_out(&mut self, backend: usize) {
-        let member = &mut self.members[backend];
-        let mut doubtful = member.done.clone();
-        for range in member.confirmed.iter() {
-            doubtful.remove(range);
-        }
-        for range in doubtful.iter() {
-            member.done.remove(range.clone());
-        }
-        self.audits.retain(|audit| audit.first() != backend);
-        for range in doubtful.iter() {
-            self.redone += self.done.remove(range.clone());
-            self.thrown_out.push(range.clone());
-            self.give(Piece::new(range, Why::Again, 0));
-        }
-    }
-
     /// The items whose outputs were accepted and do not count after all, since the last call.
     pub fn drain_thrown_out(&mut self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.thrown_out.drain(..)
-    }
-
-    /// Gives out again what nobody holds although it was given out: whoever claimed it never said so.
-    fn sweep(&mut self, now: Duration) {
-        let reached: Vec<_> = self.claims.given_out().collect();
-        let mut found = self.sweep_audits();
-        let mut gone = self.spare.clone();
-        for (items, audit) in self.claims.given_back() {
-            if !audit {
-                gone.remove(items);
-            }
-        }
-        for range in gone.iter() {
-            self.spare.remove(range);
-        }
-        for (band, reached) in self.bands.iter().zip(reached) {
-            let mut known = self.done.clone();
-            for range in self.taken.iter().chain(self.spare.iter()) {
-                known.insert(range);
-            }
-            found.extend(known.gaps(band.start..reached));
-        }
-        for range in &found {
-            let what = "nobody held it".to_owned();
-            self.note(usize::MAX, IncidentKind::Swept, range.clone(), what, now);
-            if !self.done.covers(range) {
-                self.give(Piece::new(range.clone(), Why::Again, 0));
-            }
-        }
-        if !found.is_empty() {
-            self.hear(now);
-        }
     }
 
     /// Sees whether all is done, and tells those who claim what is known.
@@ -735,27 +577,6 @@ impl Ledger {
             self.outcome = Some(Outcome::Failed(error));
             self.claims.close();
         }
-    }
-
-    fn unfinished(&self) -> Box<Unfinished> {
-        let missing = self.done.gaps(0..self.items).collect();
-        Box::new(Unfinished { report: self.report(), missing })
-    }
-
-    fn note(
-        &mut self,
-        backend: usize,
-        kind: IncidentKind,
-        items: Range<usize>,
-        what: String,
-        at: Duration,
-    ) {
-        if self.incidents.len() >= MOST_INCIDENTS {
-            self.more_incidents += 1;
-            return;
-        }
-        let name = self.members.get(backend).map_or("nobody", |member| &member.name);
-        self.incidents.push(Incident { at, backend: name.to_owned(), kind, items, what });
     }
 }
 
