@@ -19,6 +19,8 @@ use crate::spans::Spans;
 const EPOCH: u64 = 7;
 /// More events than this for each item and backend are no end.
 const MOST_EVENTS: usize = 200;
+/// An answer that comes twice comes again after so many seconds.
+const ECHO: f64 = 2e-4;
 /// Lanes that wait look again so often.
 const IDLE: f64 = 0.02;
 
@@ -28,6 +30,8 @@ enum Event {
     Free(usize),
     /// A lane's task ends.
     Answer(Box<Answer>),
+    /// An answer comes once more.
+    Echo(Box<Answer>),
 }
 
 struct Answer {
@@ -146,7 +150,13 @@ impl World<'_> {
                 self.now = f64::from_bits(at).max(self.now);
                 match self.events[place].take() {
                     Some(Event::Free(lane)) => self.claim(lane),
-                    Some(Event::Answer(answer)) => self.answer(*answer),
+                    Some(Event::Answer(answer)) => {
+                        if answer.token.epoch == EPOCH {
+                            self.plan(self.now, Event::Free(answer.token.lane));
+                        }
+                        self.answer(*answer);
+                    }
+                    Some(Event::Echo(answer)) => self.answer(*answer),
                     None => {}
                 }
             }
@@ -303,9 +313,6 @@ impl World<'_> {
             *byte ^= 0x04;
         }
         let at = self.stamp();
-        if token.epoch == EPOCH {
-            self.plan(self.now, Event::Free(token.lane));
-        }
         match trouble {
             Some(Trouble::Mute) => return,
             Some(Trouble::Fail) => {
@@ -321,10 +328,12 @@ impl World<'_> {
             }
             _ => {}
         }
-        self.deliver(token, &items, &out, sums.as_deref(), at);
         if trouble == Some(Trouble::Echo) {
-            self.deliver(token, &items, &out, sums.as_deref(), at);
+            // The lane has something else by then.
+            let again = Answer { token, items: items.clone(), trouble: None, corrupt };
+            self.plan(self.now + ECHO, Event::Echo(Box::new(again)));
         }
+        self.deliver(token, &items, &out, sums.as_deref(), at);
     }
 
     fn deliver(
