@@ -121,3 +121,26 @@ fn lease_of_a_lane_is_counted_from_when_its_keeper_is_back() {
     assert_eq!(claims.left(), left + 1);
     assert_eq!(ledger.completed(token(0, 1), items, &[1], None, at(400)), Verdict::Commit);
 }
+
+#[test]
+fn overdue_answer_that_counts_takes_its_items_back_from_others() {
+    let options = Options { patience: at(1000), ..Options::STANDARD };
+    let (mut ledger, claims) = open(2, &[None, None], options);
+    let (mine, theirs) = (take(&claims, 0), take(&claims, 1));
+    let items = mine.items.clone();
+    ledger.claimed(token(0, 1), mine, at(1));
+    ledger.claimed(token(1, 1), theirs, at(1));
+    for now in [200, 400, 600] {
+        ledger.tick(at(now));
+    }
+    assert_eq!(claims.left(), 2, "both are overdue");
+    assert_eq!(ledger.completed(token(0, 1), items, &[1], None, at(700)), Verdict::Commit);
+    assert_eq!(claims.left(), 1);
+    let left = take(&claims, 0);
+    assert_eq!(left.items, 1..2);
+    // Whoever was late before finds its lease lost once that is known.
+    ledger.claimed(token(0, 2), left, at(701));
+    assert_eq!(ledger.completed(token(1, 1), 1..2, &[1], None, at(702)), Verdict::Refuse);
+    assert_eq!(ledger.completed(token(0, 2), 1..2, &[1], None, at(703)), Verdict::Commit);
+    assert!(ledger.is_over());
+}
