@@ -202,3 +202,24 @@ fn a_scenario_that_is_run_again_is_the_same_run() {
         assert_eq!(simulate(&scenario), simulate(&scenario), "seed {seed}");
     }
 }
+
+#[test]
+fn backend_that_goes_wrong_late_is_found_by_its_last_task_whatever_the_sample() {
+    let options = Options { sample: 1e-9, ..Options::STANDARD };
+    let job = Job::new(100_000, 4).options(options);
+    let launch = Duration::from_micros(50);
+    let honest = SimBackend { trusted: true, ..SimBackend::new("cpu0", 1e5, launch) };
+    let corrupt = Fault { at: Duration::from_millis(200), trouble: Trouble::Corrupt };
+    let wrong = SimBackend { faults: vec![corrupt], ..SimBackend::new("emul0", 2e5, launch) };
+    let backends = vec![honest, wrong];
+    let scenario = Scenario { job, backends, hot: Vec::new(), jitter: 0.0, seed: 1 };
+    let run = simulate(&scenario);
+    let mut wanted = vec![0; run.out.len()];
+    scenario.expected(0..100_000, &mut wanted);
+    assert!(run.out == wanted, "wrong bytes are left");
+    let report = run.outcome.expect("it ends well");
+    assert_eq!(report.backends[1].benched.as_deref(), Some("it gave wrong bytes"));
+    // Nothing of it counts but what was confirmed: a unit of its first task.
+    assert_eq!(report.backends[1].items, 1);
+    assert!(report.redone > 50_000, "{}", report.redone);
+}
