@@ -144,3 +144,22 @@ fn overdue_answer_that_counts_takes_its_items_back_from_others() {
     assert_eq!(ledger.completed(token(0, 2), 1..2, &[1], None, at(703)), Verdict::Commit);
     assert!(ledger.is_over());
 }
+
+#[test]
+fn claim_that_is_heard_of_after_its_items_were_given_to_others_holds_nothing() {
+    let options = Options { patience: at(1000), ..Options::STANDARD };
+    let (mut ledger, claims) = open(2, &[None, None], options);
+    let unheard = take(&claims, 0);
+    let other = take(&claims, 1);
+    ledger.claimed(token(1, 1), other, at(1));
+    assert_eq!(ledger.completed(token(1, 1), 1..2, &[1], None, at(2)), Verdict::Commit);
+    ledger.tick(at(100));
+    let swept = take(&claims, 1);
+    assert_eq!(swept.items, 0..1);
+    ledger.claimed(token(1, 2), swept, at(101));
+    ledger.claimed(token(0, 1), unheard, at(102));
+    assert_eq!(ledger.completed(token(0, 1), 0..1, &[2], None, at(103)), Verdict::Refuse);
+    assert_eq!(ledger.completed(token(1, 2), 0..1, &[1], None, at(104)), Verdict::Commit);
+    let report = ledger.close().expect("all is done");
+    assert_eq!((report.done, report.duplicated), (2, 0));
+}
