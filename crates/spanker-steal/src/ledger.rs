@@ -397,9 +397,9 @@ impl Ledger {
         }
     }
 
-    /// Something happened.
+    /// Something happened. It may have been told late.
     fn hear(&mut self, at: Duration) {
-        self.heard = at;
+        self.heard = at.max(self.resumed);
         self.swept = false;
     }
 
@@ -413,7 +413,7 @@ impl Ledger {
     /// Whoever keeps the record was elsewhere until `now`, and did not hear of answers: leases count from now on.
     pub fn resume(&mut self, now: Duration) {
         self.resumed = self.resumed.max(now);
-        self.hear(self.heard.max(now));
+        self.hear(now);
     }
 
     /// A backend takes no part, from the start.
