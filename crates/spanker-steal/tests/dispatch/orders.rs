@@ -20,8 +20,13 @@ fn tasks_answered_from_another_thread_are_two_at_a_time_and_all_count() {
         let open = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
         let theirs = Arc::clone(&open);
         let worker = thread::spawn(move || {
+            let mut two = false;
             for mut task in receiver {
-                thread::sleep(Duration::from_micros(200));
+                // The first is kept until a second has come.
+                while !two {
+                    two = theirs.0.load(Ordering::SeqCst) == 2;
+                    thread::sleep(Duration::from_micros(200));
+                }
                 let items = task.items();
                 fill(items, task.output());
                 theirs.0.fetch_sub(1, Ordering::SeqCst);
