@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How fast a backend is that works for real: measured for a moment, alone, before the job begins.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use spanker_steal::{Backend, Failure};
+
+/// How long a speed is measured.
+const MEASURE: Duration = Duration::from_millis(300);
+/// How long a task should take meanwhile, about what it takes in a job.
+const TASK: Duration = Duration::from_millis(8);
+/// Bytes of a task at most.
+const MOST_BYTES: usize = 8 << 20;
+/// Items of the first task.
+const FIRST: usize = 16;
+
+/// Items a second that each of so many tasks gets done while so many are under way. The job has so many items, with so
+/// many bytes each.
+pub(super) fn alone(
+    backend: &dyn Backend,
+    tasks: usize,
+    items: usize,
+    bytes: usize,
+) -> Result<f64, Failure> {
+    let count = || -> Result<f64, Failure> {
+        let mut size = FIRST.min(items);
+        let mut out = vec![0; size * bytes];
+        // What is done for the first time takes longer.
+        backend.run(0..size, &mut out)?;
+        let (mut begun, mut done, mut start) = (Instant::now(), 0, 0);
+        while done == 0 || begun.elapsed() < MEASURE {
+            let before = Instant::now();
+            backend.run(start..start + size, &mut out)?;
+            done += size;
+            start = if start + 2 * size <= items { start + size } else { 0 };
+            let more = 2 * size <= items && 2 * size * bytes <= MOST_BYTES;
+            if more && before.elapsed() < TASK {
+                size *= 2;
+                out.resize(size * bytes, 0);
+                (begun, done, start) = (Instant::now(), 0, 0);
+            }
+        }
+        Ok(done as f64 / begun.elapsed().as_secs_f64())
+    };
+    let rates: Vec<Result<f64, Failure>> = thread::scope(|scope| {
+        let others: Vec<_> = (1..tasks).map(|_| scope.spawn(count)).collect();
+        let mut rates = vec![count()];
+        let lost = || Err(Failure::lasting("it has panicked"));
+        rates.extend(others.into_iter().map(|other| other.join().unwrap_or_else(|_| lost())));
+        rates
+    });
+    let all: f64 = rates.into_iter().sum::<Result<f64, Failure>>()?;
+    Ok(all / tasks as f64)
+}
+
+/// Items a second, from the time that one item takes.
+pub(super) fn of_one(backend: &dyn Backend, item: usize, bytes: usize) -> Result<f64, Failure> {
+    let mut out = vec![0; bytes];
+    let begun = Instant::now();
+    backend.run(item..item + 1, &mut out)?;
+    Ok(1.0 / begun.elapsed().as_secs_f64().max(1e-9))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spanker_steal::Cpu;
+
+    #[test]
+    fn backend_is_asked_only_for_items_that_the_job_has() {
+        for items in [1, 15, 16, 17, 1000] {
+            let within = Cpu::new(2, move |range: std::ops::Range<usize>, out: &mut [u8]| {
+                assert!(range.end <= items && out.len() == 8 * range.len());
+                Ok(())
+            });
+            assert!(alone(&within, 2, items, 8).unwrap() > 0.0, "{items}");
+        }
+    }
+
+    #[test]
+    fn backend_that_fails_has_no_speed() {
+        let broken = Cpu::new(1, |_, _: &mut [u8]| Err(Failure::passing("broken")));
+        assert_eq!(alone(&broken, 2, 10, 8), Err(Failure::passing("broken")));
+        assert_eq!(of_one(&broken, 3, 8), Err(Failure::passing("broken")));
+    }
+}
