@@ -34,6 +34,11 @@ impl Kind {
         }
     }
 
+    /// Its number, if it is a card.
+    pub(super) fn card(self) -> Option<usize> {
+        if let Kind::Card { index } = self { Some(index) } else { None }
+    }
+
     /// Tasks that it works on at a time, where every thread has its own.
     pub(super) fn lanes(self) -> usize {
         match self {

@@ -132,6 +132,7 @@ impl Outcome {
                 "items": backend.items,
                 "chunks": backend.chunks,
                 "rate": backend.rate,
+                "card": setup.kinds[place].card(),
                 "lanes": setup.lanes(setup.kinds[place]),
                 "benched": backend.benched,
             })
@@ -182,7 +183,10 @@ impl Outcome {
             "items/s",
             "state",
         ]))?;
-        for backend in &self.report.backends {
+        for (backend, kind) in self.report.backends.iter().zip(&setup.kinds) {
+            // Backends are named by their place, which need not be a card's number.
+            let card = kind.card().filter(|index| backend.name != format!("card{index}"));
+            let card = card.map_or_else(String::new, |index| format!(" (card:{index})"));
             let share = 100.0 * backend.items as f64 / items.max(1) as f64;
             let mean = backend.items.checked_div(backend.chunks).unwrap_or(0);
             output::line(&row([
@@ -192,7 +196,7 @@ impl Outcome {
                 &backend.chunks.to_string(),
                 &mean.to_string(),
                 &rate(backend.rate),
-                &self.state(backend),
+                &(self.state(backend) + &card),
             ]))?;
         }
         output::line("")?;
