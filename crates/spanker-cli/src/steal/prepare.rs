@@ -142,8 +142,9 @@ fn multiply(setup: &Setup, product: &Arc<Product>, stop: &Stop) -> anyhow::Resul
     };
     let found: Vec<Option<_>> = setup.kinds.iter().map(card).collect::<anyhow::Result<_>>()?;
     setup.progress("computing what every output should be ..");
-    let rows = |items: Range<usize>, out: &mut [u8]| product.rows(items, out);
-    let reference = work::all_of(items, bytes, &|| stop.asked(), &rows)?.ok_or(Interrupted)?;
+    let reference =
+        work::all_of(items, bytes, &|| stop.asked(), |items, out| product.rows(items, out))?
+            .ok_or(Interrupted)?;
     let work = Arc::new(Work::Elsewhere { bytes, reference: Some(reference) });
     setup.progress("measuring how fast a thread is ..");
     let threads = on_threads(Arc::clone(product), setup.threads.max(1));

@@ -15,43 +15,52 @@ const MOST_BYTES: usize = 8 << 20;
 /// Items of the first task.
 const FIRST: usize = 16;
 
-/// Items a second that each of so many tasks gets done while so many are under way. The job has so many items, with so
-/// many bytes each.
+/// Items of a task that takes about as long as it should, in a job of so many items with so many bytes each.
+fn fitting(backend: &dyn Backend, items: usize, bytes: usize) -> Result<usize, Failure> {
+    let mut size = FIRST.min(items);
+    loop {
+        let mut out = vec![0; size * bytes];
+        // What is done for the first time takes longer.
+        backend.run(0..size, &mut out)?;
+        let begun = Instant::now();
+        backend.run(0..size, &mut out)?;
+        let more = 2 * size <= items && 2 * size * bytes <= MOST_BYTES;
+        if !more || 2 * begun.elapsed() > TASK {
+            return Ok(size);
+        }
+        size *= 2;
+    }
+}
+
+/// Items a second that each of so many tasks gets done while so many are under way.
 pub(super) fn alone(
     backend: &dyn Backend,
     tasks: usize,
     items: usize,
     bytes: usize,
 ) -> Result<f64, Failure> {
-    let count = || -> Result<f64, Failure> {
-        let mut size = FIRST.min(items);
+    let size = fitting(backend, items, bytes)?;
+    let begun = Instant::now();
+    let count = || -> Result<usize, Failure> {
         let mut out = vec![0; size * bytes];
-        // What is done for the first time takes longer.
-        backend.run(0..size, &mut out)?;
-        let (mut begun, mut done, mut start) = (Instant::now(), 0, 0);
+        let (mut done, mut start) = (0, 0);
         while done == 0 || begun.elapsed() < MEASURE {
-            let before = Instant::now();
             backend.run(start..start + size, &mut out)?;
             done += size;
             start = if start + 2 * size <= items { start + size } else { 0 };
-            let more = 2 * size <= items && 2 * size * bytes <= MOST_BYTES;
-            if more && before.elapsed() < TASK {
-                size *= 2;
-                out.resize(size * bytes, 0);
-                (begun, done, start) = (Instant::now(), 0, 0);
-            }
         }
-        Ok(done as f64 / begun.elapsed().as_secs_f64())
+        Ok(done)
     };
-    let rates: Vec<Result<f64, Failure>> = thread::scope(|scope| {
+    let counts: Vec<Result<usize, Failure>> = thread::scope(|scope| {
         let others: Vec<_> = (1..tasks).map(|_| scope.spawn(count)).collect();
-        let mut rates = vec![count()];
+        let mut counts = vec![count()];
         let lost = || Err(Failure::lasting("it has panicked"));
-        rates.extend(others.into_iter().map(|other| other.join().unwrap_or_else(|_| lost())));
-        rates
+        counts.extend(others.into_iter().map(|other| other.join().unwrap_or_else(|_| lost())));
+        counts
     });
-    let all: f64 = rates.into_iter().sum::<Result<f64, Failure>>()?;
-    Ok(all / tasks as f64)
+    let time = begun.elapsed().as_secs_f64();
+    let all: usize = counts.into_iter().sum::<Result<usize, Failure>>()?;
+    Ok(all as f64 / time / tasks as f64)
 }
 
 /// Items a second, from the time that one item takes when it is done for the second time.

@@ -41,7 +41,7 @@ impl Work {
             hash(items, &hot, out);
             Ok(())
         };
-        let reference = all_of(items, BYTES, stop, &work).ok().flatten()?;
+        let reference = all_of(items, BYTES, stop, work).ok().flatten()?;
         Some(Work::Hash { hot, reference })
     }
 
@@ -98,13 +98,13 @@ pub(super) fn all_of(
     items: usize,
     bytes: usize,
     stop: &(dyn Fn() -> bool + Sync),
-    work: &(dyn Fn(Range<usize>, &mut [u8]) -> Result<(), Failure> + Sync),
+    work: impl Fn(Range<usize>, &mut [u8]) -> Result<(), Failure> + Sync,
 ) -> Result<Option<Vec<u8>>, Failure> {
     let mut all = vec![0; items * bytes];
     let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let batch = batch(bytes);
     let share = items.div_ceil(threads).next_multiple_of(batch);
-    let some = |place: usize, out: &mut [u8]| -> Result<usize, Failure> {
+    let some = &|place: usize, out: &mut [u8]| -> Result<usize, Failure> {
         let mut done = 0;
         for out in out.chunks_mut(batch * bytes) {
             if stop() {
