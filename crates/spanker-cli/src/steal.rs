@@ -303,7 +303,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     } else {
         outcome.show(&setup)?;
     }
-    end(outcome)
+    end(outcome, &setup)
 }
 
 #[cfg(test)]

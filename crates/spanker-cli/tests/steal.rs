@@ -179,6 +179,9 @@ fn products_on_cards_lose_nothing_when_a_card_is_killed_and_errors_name_the_card
     let killed = format!("{line} --items 32k --no-origin --kill card0@5ms");
     let run = whole(&killed, read(&killed, 0, &output(&killed)));
     assert_eq!(run["backends"][1]["benched"], json!("killed"), "{run}");
+    let lost = format!("{line} --items 300 --kill cpu0 --kill card0 --kill card1");
+    let errors = String::from_utf8_lossy(&output(&lost).stderr).into_owned();
+    assert!(errors.contains("card1: killed") && errors.contains("'spanker cards'"), "{errors}");
     // For real, once the job has begun: everybody is slow, so that there is time for it.
     let slow =
         format!("{line} --items 8k --no-origin --slow cpu0*40 --slow card0*40 --slow card1*40");

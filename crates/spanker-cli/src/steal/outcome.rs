@@ -304,12 +304,16 @@ fn nothing(setup: &Setup) -> Report {
 }
 
 /// What the exit code says.
-pub(super) fn end(outcome: Outcome) -> anyhow::Result<()> {
+pub(super) fn end(outcome: Outcome, setup: &Setup) -> anyhow::Result<()> {
     if outcome.interrupted {
         return Err(Interrupted.into());
     }
     if let Some(error) = outcome.error {
-        bail!(error);
+        let mut kinds = outcome.report.backends.iter().zip(&setup.kinds);
+        let lost = kinds.any(|(backend, kind)| backend.benched.is_some() && kind.card().is_some());
+        let hint =
+            if lost { "\nhint: 'spanker cards' shows which answer, and who has them" } else { "" };
+        bail!("{error}{hint}");
     }
     if let Some(wrong @ 1..) = outcome.wrong_bytes {
         bail!("{} wrong", count(wrong, "byte"));
