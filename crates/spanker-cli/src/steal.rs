@@ -2,24 +2,29 @@
 //! `spanker steal`: one job over unequal backends, with faults if one likes; on real threads or in virtual time. How
 //! items are given out is `spanker-steal`'s business; here are flags, backends to rehearse with, tables and JSON.
 
+mod cards;
 mod crew;
 mod faults;
 mod live;
+mod material;
 mod origin;
 mod outcome;
 mod planned;
+mod prepare;
+mod questions;
+mod speed;
 mod view;
 mod work;
 
 use std::time::Duration;
 
-use spanker_steal::{Job, Options};
+use spanker_steal::{Fault, Job, Options};
 
-use crate::{Usage, bench};
+use crate::Usage;
 use crew::{Crew, Kind};
 use faults::{Hot, Named};
+use material::Material;
 use outcome::{Outcome, end};
-use work::BYTES;
 
 /// How long a job whose items sleep ideally takes, in seconds, where nobody says how long an item does.
 const IDEAL: f64 = 1.0;
@@ -37,6 +42,11 @@ const AUDIT: f64 = 0.02;
 /// 'sleep' everybody does, so that any number of backends runs on any machine. In 'hash' the threads of cpu
 /// backends compute; their speed is measured beforehand, alone, and 1x is that of one thread. All outputs are
 /// computed once before the start, and emulated backends hand those out, so that they leave the processor alone.
+///
+/// 'matmul' is the same with rows of a product of two Q4_K matrices, and runs on cards as well: card:0 is the first
+/// card that 'spanker cards' lists, and its speed is measured beforehand, alone, too. In 'prompts' an item is a prompt
+/// for a model, cpu:N a copy of it on N threads and card:0 one on a card; how fast a copy is, is what one prompt takes
+/// beforehand. Answers are compared only with --check, and nothing is run by the origin's rule.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker steal --backends emul:1x,emul:2x,emul:4x,emul:8x              1 : 2 : 4 : 8, nobody waits
@@ -46,18 +56,24 @@ const AUDIT: f64 = 0.02;
   spanker steal --backends cpu:1,emul:4x,emul:1x --slow emul0*8@0.2s    a backend that is throttled
   spanker steal --backends cpu:1,emul:4x*2 --corrupt emul1@0.2s         wrong bytes, found by doing some items again
   spanker steal --backends emul:1x*8 --hot 0.9..1.0*10                  the last tenth costs ten times as much
+  spanker twin up --cards 2 && spanker steal --job matmul --backends cpu:1,card:0,card:1 --kill card1@0.1s
+  spanker steal --job prompts -m smollm2-135m --backends cpu:1,cpu:1 --check
 
-Backends are named by kind and place: cpu0, emul0, emul1. Ctrl-C ends the run and tells what was done.")]
+Backends are named by kind and place: cpu0, emul0, emul1; card0 is the first card given. Ctrl-C ends the run and tells what was done.")]
 pub(crate) struct Args {
-    /// Who does it, up to 128: cpu:N (N threads), emul:4x (4 times the base speed), emul:20x*7 (seven of them)
+    /// Who does it, up to 128: cpu:N (N threads), emul:4x (4 times the base speed), emul:20x*7 (seven of them),
+    /// card:0 (a card, for matmul and prompts)
     #[arg(long, value_name = "LIST")]
     backends: Crew,
-    /// Items of the job, as in 1000000 or 1M
-    #[arg(long, default_value = "1000000", value_name = "N", value_parser = items)]
-    items: usize,
-    /// What an item is: sleep (nothing but time) or hash (rounds of mixing)
+    /// Items of the job, as in 1000000 or 1M; for matmul rows of the left operand [default: 1000000, or 4096 rows]
+    #[arg(long, value_name = "N", value_parser = items)]
+    items: Option<usize>,
+    /// What an item is: sleep (nothing but time), hash (rounds of mixing), matmul (a row of a product) or prompts (an
+    /// answer of a model)
     #[arg(long, default_value = "sleep", value_enum)]
     job: JobKind,
+    #[command(flatten)]
+    real: material::Flags,
     /// What an item takes at 1x, for sleep and --simulate; a cpu thread is 1x [default: what makes the whole job
     /// take a second, if all goes well]
     #[arg(long, value_name = "TIME", value_parser = faults::time)]
@@ -83,10 +99,10 @@ pub(crate) struct Args {
     /// Sums of the bytes are made where they are computed and checked where they arrive
     #[arg(long)]
     checksums: bool,
-    /// How long a backend may have a chunk at least before others may take it [default: 20ms]
+    /// How long a backend may have a chunk at least before others may take it [default: 20ms, or 30s for prompts]
     #[arg(long, value_name = "TIME", value_parser = faults::time)]
     lease: Option<Duration>,
-    /// How long no backend may answer before the run gives up [default: 30s]
+    /// How long no backend may answer before the run gives up [default: 30s, or 600s for prompts]
     #[arg(long, value_name = "TIME", value_parser = faults::time)]
     patience: Option<Duration>,
     /// How long a chunk should take at most [default: 12ms]
@@ -122,6 +138,10 @@ enum JobKind {
     Sleep,
     /// Items are hashed
     Hash,
+    /// Items are rows of a product
+    Matmul,
+    /// Items are prompts for a model
+    Prompts,
 }
 
 impl JobKind {
@@ -129,6 +149,23 @@ impl JobKind {
         match self {
             JobKind::Sleep => "sleep",
             JobKind::Hash => "hash",
+            JobKind::Matmul => "matmul",
+            JobKind::Prompts => "prompts",
+        }
+    }
+
+    /// Items where nobody says how many.
+    fn items(self) -> usize {
+        if self == JobKind::Matmul { 4096 } else { 1_000_000 }
+    }
+
+    /// How a run deals with time where nobody says. Answers take as long as they like, and a copy that is lost says
+    /// so itself.
+    fn options(self) -> Options {
+        let (lease, patience) = (Duration::from_secs(30), Duration::from_secs(600));
+        match self {
+            JobKind::Prompts => Options { lease, patience, ..Options::STANDARD },
+            _ => Options::STANDARD,
         }
     }
 }
@@ -160,10 +197,10 @@ fn within(flag: &str, time: Duration, least: Duration, most: Duration) -> Result
 }
 
 impl Args {
-    /// The job, if it makes sense and there is room for it.
-    fn job(&self) -> Result<Job, Usage> {
+    /// How the run deals with time, trouble and trust, if that makes sense.
+    fn options(&self) -> Result<Options, Usage> {
         const HOUR: Duration = Duration::from_secs(3600);
-        let standard = Options::STANDARD;
+        let standard = self.job.options();
         let options = Options {
             cap: self.cap.unwrap_or(standard.cap),
             lease: self.lease.unwrap_or(standard.lease),
@@ -180,39 +217,11 @@ impl Args {
         if let Some(time) = self.item_time {
             within("--item-time", time, Duration::from_nanos(1), HOUR)?;
         }
-        if self.item_time.is_some() && self.job != JobKind::Sleep && !self.simulate {
-            return Err(Usage(format!(
-                "--item-time is for --job sleep and --simulate: what --job {} takes is measured",
-                self.job.name()
-            )));
-        }
-        if let Some(Kind::Card { index }) =
-            self.backends.0.iter().find(|kind| matches!(kind, Kind::Card { .. }))
-        {
-            let job = self.job.name();
-            return Err(Usage(format!(
-                "card:{index}: --job {job} runs on cpu and emul backends only"
-            )));
-        }
-        let job = Job::new(self.items, BYTES).options(options);
-        let bytes = job.check(self.backends.0.len()).map_err(|error| Usage(error.to_string()))?;
-        // Outputs, what they should be, and room to work in.
-        let needed = bytes.saturating_mul(3);
-        match bench::available_memory() {
-            Some(available) if needed > available => Err(Usage(format!(
-                "--items {}: they need about {} MiB, and {} MiB are available",
-                self.items,
-                needed >> 20,
-                available >> 20
-            ))),
-            _ => Ok(job),
-        }
+        Ok(options)
     }
 
-    /// What is asked for, with the faults sorted out.
-    fn setup(&self) -> Result<Setup, Usage> {
-        let job = self.job()?;
-        let names = self.backends.names();
+    /// What goes wrong with each backend, in order of time.
+    fn faults(&self, names: &[String]) -> Result<Vec<Vec<Fault>>, Usage> {
         let mut faults = vec![Vec::new(); names.len()];
         let all = [&self.kill, &self.hang, &self.slow, &self.corrupt];
         for Named { backend, fault } in all.into_iter().flatten() {
@@ -222,9 +231,20 @@ impl Args {
             faults[place].push(*fault);
         }
         faults.iter_mut().for_each(|faults| faults.sort_by_key(|fault| fault.at));
-        let hot = self.hot.iter().map(|hot| hot.items(self.items)).collect();
+        Ok(faults)
+    }
+
+    /// What is asked for, with the faults sorted out.
+    fn setup(&self) -> anyhow::Result<Setup> {
+        let options = self.options()?;
+        let names = self.backends.names();
+        let faults = self.faults(&names)?;
+        let (material, job) = Material::of(self, options)?;
+        let items = job.items();
+        let hot = self.hot.iter().map(|hot| hot.items(items)).collect();
         Ok(Setup {
             kind: self.job,
+            material,
             job,
             kinds: self.backends.0.clone(),
             names,
@@ -232,14 +252,14 @@ impl Args {
             hot,
             base: match self.item_time {
                 Some(time) => 1.0 / time.as_secs_f64(),
-                None => self.items as f64 / (IDEAL * self.backends.speeds()),
+                None => items as f64 / (IDEAL * self.backends.speeds()),
             },
             launch: self.launch,
             told: self.told,
             jitter: self.jitter.unwrap_or(0.0),
             seed: self.seed,
             threads: self.backends.cpu_threads(),
-            origin: !self.no_origin,
+            origin: !self.no_origin && self.job != JobKind::Prompts,
             quiet: self.json,
         })
     }
@@ -248,11 +268,12 @@ impl Args {
 /// What is asked for.
 struct Setup {
     kind: JobKind,
+    material: Material,
     job: Job,
     kinds: Vec<Kind>,
     names: Vec<String>,
     /// What goes wrong with each backend, in order of time.
-    faults: Vec<Vec<spanker_steal::Fault>>,
+    faults: Vec<Vec<Fault>>,
     hot: Vec<(std::ops::Range<usize>, f64)>,
     /// Items a second at 1x, where items sleep.
     base: f64,
@@ -267,6 +288,13 @@ struct Setup {
     quiet: bool,
 }
 
+impl Setup {
+    /// Tasks that a backend works on at a time. A copy of a model answers one prompt after the other.
+    fn lanes(&self, kind: Kind) -> usize {
+        if self.kind == JobKind::Prompts { 1 } else { kind.lanes() }
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let setup = args.setup()?;
     let outcome: Outcome = if args.simulate { planned::run(&setup) } else { live::run(&setup)? };
@@ -275,7 +303,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     } else {
         outcome.show(&setup)?;
     }
-    end(outcome)
+    end(outcome, &setup)
 }
 
 #[cfg(test)]

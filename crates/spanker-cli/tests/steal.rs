@@ -5,22 +5,29 @@
 #[allow(dead_code)]
 #[path = "support/desk.rs"]
 mod desk;
+#[allow(dead_code, reason = "every program of tests uses a part of it")]
+#[path = "support/place.rs"]
+mod place;
 
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use desk::{Desk, number};
+use place::{Place, SOON, within};
 
 /// What a command prints as JSON, whatever its exit code.
 fn object(line: &str, code: i32) -> Value {
-    let output = Desk::new(&[]).run(&format!("steal {line} --json"));
+    read(line, code, &Desk::new(&[]).run(&format!("steal {line} --json")))
+}
+
+fn read(line: &str, code: i32, output: &Output) -> Value {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
     assert!(!errors.contains("panicked"), "{line}: {errors}");
-    let text = String::from_utf8(output.stdout).expect("text");
+    let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text.lines().count(), 1, "{line}: {text}");
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{line}: {error}: {text}"))
 }
@@ -31,7 +38,10 @@ fn list<'a>(value: &'a Value, field: &str) -> &'a Vec<Value> {
 
 /// A job that is done: nothing is lost, done twice or wrong.
 fn done(line: &str) -> Value {
-    let run = object(line, 0);
+    whole(line, object(line, 0))
+}
+
+fn whole(line: &str, run: Value) -> Value {
     for field in ["lost", "duplicated", "wrong_bytes"] {
         assert_eq!(run[field], json!(0), "{line}: {field} in {run}");
     }
@@ -138,6 +148,120 @@ fn hashes_on_threads_and_emulated_backends_are_the_same_bytes() {
     assert!(number(&run, "audited") > 0.0 && number(&run, "launches") > 0.0, "{run}");
     let names: Vec<_> = list(&run, "backends").iter().map(|b| b["name"].clone()).collect();
     assert_eq!(names, ["cpu0", "emul0"]);
+}
+
+#[test]
+fn products_on_threads_and_emulated_backends_are_the_same_bytes() {
+    let line = "--backends cpu:1,emul:2x --job matmul --items 500 --k 512 --n 40";
+    let run = done(&format!("{line} --audit 0.2"));
+    assert_eq!((&run["job"], &run["items"]), (&json!("matmul"), &json!(500)), "{run}");
+    assert!(number(&run, "efficiency") > 0.0 && number(&run, "audited") > 0.0, "{run}");
+    assert_eq!((&run["answers"], &run["origin_wrong_bytes"]), (&Value::Null, &json!(0)), "{run}");
+    let simulated = done(&format!("{line} --simulate"));
+    assert_eq!(simulated["simulated"], json!(true));
+    let rows = done("--backends emul:1x*2 --job matmul --k 256 --n 3 --no-origin");
+    assert_eq!(rows["items"], json!(4096));
+    let line = "--backends emul:1x --job matmul --items 50 --k 256 --n 3 --no-origin";
+    let wrong = object(&format!("{line} --corrupt emul0 --audit 0"), 1);
+    assert!(number(&wrong, "wrong_bytes") > 0.0, "{wrong}");
+}
+
+#[test]
+fn products_on_cards_lose_nothing_when_a_card_is_killed_and_errors_name_the_card() {
+    let place = Place::new();
+    place.ok("up --cards 3");
+    let line = "--backends cpu:1,card:0,card:2 --job matmul --k 1024 --n 256";
+    let output = |line: &str| place.spanker(&format!("steal {line} --json")).output().expect("it");
+    let short = format!("{line} --items 300 --audit 1");
+    let run = whole(&short, read(&short, 0, &output(&short)));
+    let card = |place: usize| run["backends"][place]["card"].clone();
+    assert_eq!([card(0), card(1), card(2)], [Value::Null, json!(0), json!(2)], "{run}");
+    let killed = format!("{line} --items 32k --no-origin --kill card0@5ms");
+    let run = whole(&killed, read(&killed, 0, &output(&killed)));
+    assert_eq!(run["backends"][1]["benched"], json!("killed"), "{run}");
+    let lost = format!("{line} --items 300 --kill cpu0 --kill card0 --kill card1");
+    let errors = String::from_utf8_lossy(&output(&lost).stderr).into_owned();
+    assert!(errors.contains("card1: killed") && errors.contains("'spanker cards'"), "{errors}");
+    // For real, once the job has begun: everybody is slow, so that there is time for it.
+    let slow =
+        format!("{line} --items 8k --no-origin --slow cpu0*40 --slow card0*40 --slow card1*40");
+    let child = place.spanker(&format!("steal {slow} --json")).spawn().expect("it starts");
+    within(2 * SOON, || has_thread(child.id(), "card1").then_some(()));
+    place.ok("kill 2");
+    let run = whole(&slow, read(&slow, 0, &child.wait_with_output().expect("an end")));
+    let benched = run["backends"][2]["benched"].as_str().expect("a dead card");
+    assert!(benched.contains("card 2"), "{run}");
+    for (backends, words) in [
+        ("card:3", ["card:3: there is no card 3", "hint: there are 0 to 2"]),
+        ("cpu:1,card:2", ["card 2 at ", "hint: "]),
+    ] {
+        let line = format!("steal --backends {backends} --job matmul --items 64");
+        let output = place.spanker(&line).output().expect("it starts");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(words.iter().all(|words| errors.contains(words)), "{errors}");
+    }
+    place.ok("down");
+    place.assert_nothing_is_left();
+    let output = place.spanker("steal --backends card:0 --job matmul").output().expect("it starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("no cards at") && errors.contains("hint: "), "{errors}");
+}
+
+/// Whether a process has a thread of such a name.
+fn has_thread(pid: u32, name: &str) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process").flatten();
+    let mut names = threads.map(|thread| std::fs::read_to_string(thread.path().join("comm")));
+    names.any(|found| found.is_ok_and(|found| found.contains(name)))
+}
+
+/// A small model.
+const MODEL: &str = "synth llama --layers 2 --hidden 160 --heads 5 --kv-heads 5 --ffn 352 --vocab 300 \
+     --context 128 --quant q4_0 --out";
+
+#[test]
+fn prompts_on_two_copies_and_a_card_are_answered_in_order_with_the_same_tokens() {
+    let place = Place::new();
+    place.ok("up --cards 1");
+    let folder = place.outer.path();
+    let (model, file) = (folder.join("x.gguf"), folder.join("prompts.txt"));
+    let run = |line: &str| place.spanker(line).output().expect("it starts");
+    assert!(run(&format!("{MODEL} {}", model.display())).status.success());
+    std::fs::write(&file, "hello\n\nwhat is this\r\n a third one\n").expect("a file");
+    let line = format!("--job prompts -m {}", model.display());
+    let mine = format!("{line} --prompts {} --tokens 5", file.display());
+    let checked = format!("{mine} --backends cpu:1,cpu:1,card:0 --check");
+    let all = whole(&checked, read(&checked, 0, &run(&format!("steal {checked} --json"))));
+    let answers = list(&all, "answers");
+    let prompts: Vec<_> = answers.iter().map(|answer| answer["prompt"].clone()).collect();
+    assert_eq!(prompts, ["hello", "what is this", " a third one"]);
+    assert!(answers.iter().all(|answer| number(answer, "tokens") <= 5.0), "{all}");
+    assert_eq!(all["origin_efficiency"], Value::Null);
+    let alone = format!("{mine} --backends card:0");
+    let alone = read(&alone, 0, &run(&format!("steal {alone} --json")));
+    assert_eq!((&alone["wrong_bytes"], &alone["answers"]), (&Value::Null, &all["answers"]));
+    place.ok("down");
+    place.assert_nothing_is_left();
+    let output = run(&format!("steal {line} --backends cpu:2,cpu:1 --tokens 2"));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("duplicated 0; not compared\n"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.contains(" -> ")).count(), 12, "{text}");
+    std::fs::write(&file, "x".repeat(500)).expect("a file");
+    for (line, code, words) in [
+        (format!("{mine} --backends cpu:1"), 1, "do not fit a context of 128"),
+        ("--job prompts -m none.gguf --backends cpu:1".to_owned(), 1, "none.gguf"),
+        (format!("{line} --prompts none.txt --backends cpu:1"), 1, "none.txt"),
+        (format!("{line} --backends cpu:1,emul:2x"), 2, "emul:2x"),
+        (format!("{line} --backends cpu:1 --tokens 0"), 2, "--tokens 0"),
+        (format!("{line} --backends cpu:1 --items 3"), 2, "--items"),
+        (format!("{line} --backends cpu:1 --simulate"), 2, "--simulate"),
+    ] {
+        let output = run(&format!("steal {line}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+        assert!(errors.contains(words), "{line}: {errors}");
+    }
 }
 
 #[test]
@@ -258,6 +382,19 @@ fn requests_that_make_no_sense_are_refused_with_their_value() {
         ("--items 100000G", "MiB"),
         ("--job nothing", "nothing"),
         ("--job hash --item-time 1us", "--item-time"),
+        ("--job matmul --item-time 1us", "--item-time"),
+        ("--job matmul --hot 0..1*2", "--hot"),
+        ("--job matmul --k 100", "--k 100"),
+        ("--job matmul --k 0", "--k 0"),
+        ("--job matmul --n 0", "--n 0"),
+        ("--job matmul --n 99999999999", "MiB"),
+        ("--job matmul --n 9999999999999999999", "--n 9999999999999999999"),
+        ("--job matmul --items 9999G", "MiB"),
+        ("--job matmul --check", "--check is for --job prompts"),
+        ("--job matmul --simulate --backends cpu:1,card:0", "card:0"),
+        ("--job matmul --backends card:0,card:0", "twice"),
+        ("--job prompts --backends cpu:1", "-m MODEL"),
+        ("--k 256", "--k is for --job matmul"),
         ("--item-time 0", "--item-time"),
         ("--item-time=-1us", "-1us"),
         ("--item-time NaN", "NaN"),

@@ -8,6 +8,8 @@ use spanker_steal::MOST_BACKENDS;
 /// Threads of one backend, and of all together.
 const MOST_THREADS: usize = 256;
 const MOST_LANES: usize = 1024;
+/// Tasks that a card has at a time: one is computed while another's operands come or its results go.
+const CARD_LANES: usize = 2;
 /// Speeds of emulated backends, in times of the base.
 const SPEEDS: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
 
@@ -32,9 +34,18 @@ impl Kind {
         }
     }
 
-    /// Tasks that it works on at a time.
+    /// Its number, if it is a card.
+    pub(super) fn card(self) -> Option<usize> {
+        if let Kind::Card { index } = self { Some(index) } else { None }
+    }
+
+    /// Tasks that it works on at a time, where every thread has its own.
     pub(super) fn lanes(self) -> usize {
-        if let Kind::Cpu { threads } = self { threads } else { 1 }
+        match self {
+            Kind::Cpu { threads } => threads,
+            Kind::Emul { .. } => 1,
+            Kind::Card { .. } => CARD_LANES,
+        }
     }
 }
 
@@ -79,6 +90,11 @@ impl FromStr for Crew {
             if kinds.len() + count > MOST_BACKENDS {
                 return Err(format!("a job has at most {MOST_BACKENDS} backends"));
             }
+            if let Kind::Card { index } = kind
+                && (count > 1 || kinds.contains(&kind))
+            {
+                return Err(format!("card:{index} is in it twice, expected each card once"));
+            }
             kinds.extend(vec![kind; count]);
         }
         let lanes: usize = kinds.iter().map(|kind: &Kind| kind.lanes()).sum();
@@ -98,7 +114,8 @@ fn copies(text: &str) -> Result<usize, String> {
 }
 
 fn kind(word: &str) -> Result<Kind, String> {
-    let bad = || format!("'{word}': expected backends such as cpu:2, emul:4x or emul:20x*7");
+    let bad =
+        || format!("'{word}': expected backends such as cpu:2, card:0, emul:4x or emul:20x*7");
     let (id, rest) = word.split_once(':').ok_or_else(bad)?;
     match id {
         "cpu" => match rest.parse() {
@@ -163,6 +180,8 @@ mod tests {
             "gpu:0",
             "card:",
             "card:-1",
+            "card:0,card:0",
+            "card:0*2",
             "cpu:1,,cpu:1",
             "cpu:256*5",
             "*3",

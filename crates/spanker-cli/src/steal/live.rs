@@ -1,24 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The job on real threads: backends as the command line describes them, and an interrupt that ends the run with
-//! what was done.
+//! The job on real threads, and an interrupt that ends the run with what was done.
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-use spanker_steal::{
-    Backend, Capabilities, Cpu, Emulated, Failure, Fault, Faulty, Trouble, WorkStealingScheduler,
-};
+use spanker_steal::WorkStealingScheduler;
 use spanker_twin::Signals;
 
-use super::crew::Kind;
+use super::material::Material;
 use super::outcome::Outcome;
-use super::planned::{Pace, ideal};
+use super::planned::ideal;
+use super::prepare::prepare;
 use super::view::View;
-use super::work::{self, BYTES, Work};
-use super::{JobKind, Setup, origin};
-use crate::{Interrupted, output};
+use super::{Setup, origin, work};
 
 /// Whether the user has had enough.
 pub(super) struct Stop {
@@ -40,128 +35,17 @@ impl Stop {
     }
 }
 
-/// A backend under the name and with the properties that it is given.
-struct Station {
-    id: &'static str,
-    capabilities: Capabilities,
-    inner: Arc<dyn Backend>,
-    calls: Arc<AtomicUsize>,
-}
-
-impl Backend for Station {
-    fn id(&self) -> &'static str {
-        self.id
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.capabilities
-    }
-
-    fn run(&self, items: Range<usize>, out: &mut [u8]) -> Result<(), Failure> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        self.inner.run(items, out)
-    }
-}
-
-/// Fresh backends, with their faults. They count the tasks that they begin in `calls`.
-pub(super) fn backends(
-    setup: &Setup,
-    work: &Arc<Work>,
-    pace: Pace,
-    calls: &Arc<AtomicUsize>,
-) -> anyhow::Result<Vec<Arc<dyn Backend>>> {
-    let backend = |(place, kind): (usize, &Kind)| -> anyhow::Result<Arc<dyn Backend>> {
-        let (rate, launch) = (pace.lane(*kind), setup.launch(*kind));
-        let told = setup.told;
-        let station = Station {
-            id: kind.id(),
-            capabilities: Capabilities {
-                in_flight: kind.lanes(),
-                rate: told.then_some(rate),
-                launch: told.then_some(launch),
-                most_items: None,
-                trusted: matches!(kind, Kind::Cpu { .. }),
-            },
-            inner: inner(setup, *kind, work, rate, launch),
-            calls: Arc::clone(calls),
-        };
-        // A task hangs, and a backend does if a task of every lane does.
-        let often = |fault: &Fault| match fault.trouble {
-            Trouble::Hang(_) => vec![*fault; kind.lanes()],
-            _ => vec![*fault],
-        };
-        let faults: Vec<_> = setup.faults[place].iter().flat_map(often).collect();
-        if faults.is_empty() {
-            return Ok(Arc::new(station));
-        }
-        let faulty = Faulty::new(Arc::new(station), faults);
-        let refused = |trouble| anyhow::anyhow!("threads cannot have the trouble {trouble:?}");
-        Ok(Arc::new(faulty.map_err(refused)?))
-    };
-    setup.kinds.iter().enumerate().map(backend).collect()
-}
-
-/// What computes, or pretends to.
-fn inner(
-    setup: &Setup,
-    kind: Kind,
-    work: &Arc<Work>,
-    rate: f64,
-    launch: Duration,
-) -> Arc<dyn Backend> {
-    let work = Arc::clone(work);
-    if let (Kind::Cpu { threads }, JobKind::Hash) = (kind, setup.kind) {
-        return Arc::new(Cpu::new(threads, move |items, out: &mut [u8]| {
-            work.compute(items, out);
-            Ok(())
-        }));
-    }
-    let emulated = Emulated::new(rate, launch, move |items, out: &mut [u8]| {
-        work.recall(items, out);
-        Ok(())
-    });
-    let heat = |emulated: Emulated<_>, (items, factor): &(Range<usize>, f64)| {
-        emulated.hot(items.clone(), *factor)
-    };
-    Arc::new(setup.hot.iter().fold(emulated, heat))
-}
-
-/// What the items are, and how fast who is.
-fn prepare(setup: &Setup, stop: &Stop) -> anyhow::Result<(Arc<Work>, Pace)> {
-    let progress = |text: &str| {
-        if !setup.quiet {
-            output::progress(text)
-        }
-    };
-    let prepared = match setup.kind {
-        JobKind::Sleep => (Work::Sleep, Pace::even(setup.base)),
-        JobKind::Hash => {
-            progress("computing what every output should be ..");
-            let work = Work::hash(setup.job.items(), setup.hot.clone(), &|| stop.asked());
-            let work = work.ok_or(Interrupted)?;
-            progress("measuring how fast a thread is ..");
-            let base = work::hash_rate(1);
-            let thread = if setup.threads > 1 { work::hash_rate(setup.threads) } else { base };
-            (work, Pace { thread, base })
-        }
-    };
-    progress("");
-    if stop.asked() {
-        return Err(Interrupted.into());
-    }
-    Ok((Arc::new(prepared.0), prepared.1))
-}
-
 /// Runs it on real threads, and by the origin's rule.
 pub(super) fn run(setup: &Setup) -> anyhow::Result<Outcome> {
     let stop = Stop::new()?;
-    let (work, pace) = prepare(setup, &stop)?;
-    let scenario = setup.scenario(pace);
+    let prepared = prepare(setup, &stop)?;
+    let work = &prepared.work;
+    let scenario = setup.scenario(&prepared.rates);
     let calls = Arc::default();
-    let scheduler = WorkStealingScheduler::new(backends(setup, &work, pace, &calls)?);
+    let scheduler = WorkStealingScheduler::new(prepared.backends(setup, &calls)?);
     let items = setup.job.items();
     // Touched, so that its pages are there.
-    let mut out = vec![0xff; items * BYTES];
+    let mut out = vec![0xff; items * work.bytes()];
     let cancel = setup.job.canceller();
     let mut view = View::new(setup.quiet);
     let begun = Instant::now();
@@ -177,10 +61,15 @@ pub(super) fn run(setup: &Setup) -> anyhow::Result<Outcome> {
     outcome.seconds = seconds;
     outcome.ideal_seconds = ideal(&scenario);
     outcome.launches = calls.load(Ordering::Relaxed);
-    let expected = |items, out: &mut [u8]| work.recall(items, out);
-    outcome.wrong_bytes = work::wrong_bytes(items, &outcome.missing, &out, expected);
+    outcome.wrong_bytes = work.is_known().then(|| {
+        let expected = |items, out: &mut [u8]| work.recall(items, out);
+        work::wrong_bytes(items, work.bytes(), &outcome.missing, &out, expected)
+    });
+    if let Material::Prompts(questions, _) = &setup.material {
+        outcome.answers = Some(questions.read(&out, &outcome.missing));
+    }
     if setup.origin && !outcome.interrupted && outcome.ideal_seconds.is_finite() {
-        outcome.origin = origin::run(setup, &scenario, &work, pace, &stop)?;
+        outcome.origin = origin::run(setup, &scenario, &prepared, &stop)?;
         outcome.interrupted = stop.asked();
     }
     Ok(outcome)

@@ -11,10 +11,11 @@ use spanker_steal::{Backend, Fault, Scenario, Shard, Trouble, WorkStealingSchedu
 
 use super::Setup;
 use super::crew::Kind;
-use super::live::{Stop, backends};
+use super::live::Stop;
 use super::outcome::ByOrigin;
-use super::planned::{Pace, by_rule};
-use super::work::{BYTES, Work, Wrong};
+use super::planned::by_rule;
+use super::prepare::Prepared;
+use super::work::{Work, Wrong};
 use crate::output;
 
 /// How often the keeper looks up.
@@ -45,7 +46,7 @@ impl Lane {
         let mut out = Vec::new();
         while let Some(shard) = self.shards.get(self.scheduler.claim_next_unit()) {
             let items = shard.work_range.clone();
-            out.resize(items.len() * BYTES, 0);
+            out.resize(items.len() * self.work.bytes(), 0);
             if self.backend.run(items.clone(), &mut out).is_err() {
                 break;
             }
@@ -66,7 +67,7 @@ impl Lane {
 fn hung(setup: &Setup, now: Duration) -> usize {
     let hangs = |(kind, faults): (&Kind, &Vec<Fault>)| {
         let due = |fault: &Fault| fault.trouble == Trouble::Hang(None) && fault.at + LOOK <= now;
-        if faults.iter().any(due) { kind.lanes() } else { 0 }
+        if faults.iter().any(due) { setup.lanes(*kind) } else { 0 }
     };
     setup.kinds.iter().zip(&setup.faults).map(hangs).sum()
 }
@@ -75,27 +76,26 @@ fn hung(setup: &Setup, now: Duration) -> usize {
 pub(super) fn run(
     setup: &Setup,
     scenario: &Scenario,
-    work: &Arc<Work>,
-    pace: Pace,
+    prepared: &Prepared,
     stop: &Stop,
 ) -> anyhow::Result<Option<ByOrigin>> {
     let foreseen = Duration::try_from_secs_f64(by_rule(scenario).seconds).unwrap_or(Duration::MAX);
     if !setup.quiet {
         output::progress(&format!("the same by the origin's rule, about {foreseen:.1?} .."));
     }
-    let backends = backends(setup, work, pace, &Arc::default())?;
+    let backends = prepared.backends(setup, &Arc::default())?;
     let scheduler = Arc::new(WorkStealingScheduler::new(backends.clone()));
     let shards = Arc::new(scheduler.try_partition(setup.job.items())?);
     let (sender, news) = mpsc::channel();
     let begun = Instant::now();
     let mut working = 0;
     for (backend, kind) in backends.into_iter().zip(&setup.kinds) {
-        for _ in 0..kind.lanes() {
+        for _ in 0..setup.lanes(*kind) {
             let lane = Lane {
                 backend: Arc::clone(&backend),
                 scheduler: Arc::clone(&scheduler),
                 shards: Arc::clone(&shards),
-                work: Arc::clone(work),
+                work: Arc::clone(&prepared.work),
                 begun,
                 news: sender.clone(),
             };

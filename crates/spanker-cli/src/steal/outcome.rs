@@ -9,6 +9,7 @@ use spanker_steal::{BackendReport, Incident, IncidentKind, Report, StealError};
 use spanker_topology::Seconds;
 
 use super::Setup;
+use super::questions::Answer;
 use crate::{Interrupted, output};
 
 /// Incidents that a table shows.
@@ -41,7 +42,10 @@ pub(super) struct Outcome {
     pub(super) launches: usize,
     pub(super) lost: usize,
     pub(super) duplicated: usize,
-    pub(super) wrong_bytes: usize,
+    /// Nothing if nobody has compared them.
+    pub(super) wrong_bytes: Option<usize>,
+    /// What prompts were answered, if the items are prompts.
+    pub(super) answers: Option<Vec<Answer>>,
     pub(super) origin: Option<ByOrigin>,
 }
 
@@ -70,7 +74,8 @@ impl Outcome {
             launches: 0,
             lost: items - report.done,
             duplicated: report.duplicated,
-            wrong_bytes: 0,
+            wrong_bytes: Some(0),
+            answers: None,
             origin: None,
             report,
         }
@@ -127,10 +132,13 @@ impl Outcome {
                 "items": backend.items,
                 "chunks": backend.chunks,
                 "rate": backend.rate,
-                "lanes": setup.kinds[place].lanes(),
+                "card": setup.kinds[place].card(),
+                "lanes": setup.lanes(setup.kinds[place]),
                 "benched": backend.benched,
             })
         };
+        let answers = self.answers.as_ref();
+        let answers = answers.map(|all| all.iter().map(Answer::to_json).collect::<Vec<_>>());
         json!({
             "version": 1,
             "simulated": self.simulated,
@@ -156,6 +164,7 @@ impl Outcome {
             "more_failures": report.more_incidents,
             "implausible_timings": report.incidents.len() - self.failures().count(),
             "missing": ranges(&self.missing),
+            "answers": answers,
             "error": self.error,
         })
     }
@@ -174,7 +183,10 @@ impl Outcome {
             "items/s",
             "state",
         ]))?;
-        for backend in &self.report.backends {
+        for (backend, kind) in self.report.backends.iter().zip(&setup.kinds) {
+            // Backends are named by their place, which need not be a card's number.
+            let card = kind.card().filter(|index| backend.name != format!("card{index}"));
+            let card = card.map_or_else(String::new, |index| format!(" (card:{index})"));
             let share = 100.0 * backend.items as f64 / items.max(1) as f64;
             let mean = backend.items.checked_div(backend.chunks).unwrap_or(0);
             output::line(&row([
@@ -183,13 +195,16 @@ impl Outcome {
                 &format!("{share:.1} %"),
                 &backend.chunks.to_string(),
                 &mean.to_string(),
-                &format!("{:.0}", backend.rate),
-                &self.state(backend),
+                &rate(backend.rate),
+                &(self.state(backend) + &card),
             ]))?;
         }
         output::line("")?;
         self.show_incidents()?;
-        self.show_figures()
+        self.show_figures()?;
+        let Some(answers) = &self.answers else { return Ok(()) };
+        output::line("")?;
+        answers.iter().try_for_each(|answer| output::line(&answer.line()))
     }
 
     fn show_incidents(&self) -> anyhow::Result<()> {
@@ -223,9 +238,10 @@ impl Outcome {
             output::line(&format!("{audited} done again to compare, {redone} thrown out"))?;
         }
         let bytes = match self.wrong_bytes {
-            0 if done == items => "every byte as expected".to_owned(),
-            0 => "every byte of them as expected".to_owned(),
-            wrong => format!("{} wrong", count(wrong, "byte")),
+            None => "not compared".to_owned(),
+            Some(0) if done == items => "every byte as expected".to_owned(),
+            Some(0) => "every byte of them as expected".to_owned(),
+            Some(wrong) => format!("{} wrong", count(wrong, "byte")),
         };
         let (lost, duplicated) = (self.lost, self.duplicated);
         output::line(&format!(
@@ -248,6 +264,11 @@ fn origin_line(origin: ByOrigin, items: usize, by_origin: f64, efficiency: Optio
         Some(efficiency) if by_origin > 0.0 => line + &format!(": {:.2}x", efficiency / by_origin),
         _ => line,
     }
+}
+
+/// Items a second, with a fraction where it matters.
+pub(super) fn rate(rate: f64) -> String {
+    if rate < 100.0 && rate > 0.0 { format!("{rate:.2}") } else { format!("{rate:.0}") }
 }
 
 fn row(cells: [&str; 7]) -> String {
@@ -283,15 +304,19 @@ fn nothing(setup: &Setup) -> Report {
 }
 
 /// What the exit code says.
-pub(super) fn end(outcome: Outcome) -> anyhow::Result<()> {
+pub(super) fn end(outcome: Outcome, setup: &Setup) -> anyhow::Result<()> {
     if outcome.interrupted {
         return Err(Interrupted.into());
     }
     if let Some(error) = outcome.error {
-        bail!(error);
+        let mut kinds = outcome.report.backends.iter().zip(&setup.kinds);
+        let lost = kinds.any(|(backend, kind)| backend.benched.is_some() && kind.card().is_some());
+        let hint =
+            if lost { "\nhint: 'spanker cards' shows which answer, and who has them" } else { "" };
+        bail!("{error}{hint}");
     }
-    if outcome.wrong_bytes > 0 {
-        bail!("{} wrong", count(outcome.wrong_bytes, "byte"));
+    if let Some(wrong @ 1..) = outcome.wrong_bytes {
+        bail!("{} wrong", count(wrong, "byte"));
     }
     if outcome.lost > 0 || outcome.duplicated > 0 {
         bail!("{} lost and {} done twice", count(outcome.lost, "item"), outcome.duplicated);

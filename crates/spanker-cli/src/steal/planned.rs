@@ -9,45 +9,30 @@ use super::crew::Kind;
 use super::outcome::{ByOrigin, Outcome};
 use super::{Setup, work};
 
-/// Items a second of what everything else is measured in.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
-    /// One thread of a cpu backend.
-    pub(super) thread: f64,
-    /// An emulated backend of 1x.
-    pub(super) base: f64,
-}
-
-impl Pace {
-    /// Anything of 1x does so many items a second.
-    pub(super) fn even(base: f64) -> Pace {
-        Pace { thread: base, base }
-    }
-
-    /// Items a second of one task of a backend.
-    pub(super) fn lane(self, kind: Kind) -> f64 {
-        match kind {
-            Kind::Cpu { .. } => self.thread,
-            Kind::Emul { speed } => self.base * speed,
-            Kind::Card { .. } => self.base,
-        }
-    }
-}
-
 impl Setup {
+    /// Items a second of one task of each backend, where a thread does so many and an emulated backend of 1x so many.
+    pub(super) fn rates(&self, thread: f64, base: f64) -> Vec<f64> {
+        let rate = |kind: &Kind| match kind {
+            Kind::Cpu { .. } => thread,
+            Kind::Emul { speed } => base * speed,
+            Kind::Card { .. } => base,
+        };
+        self.kinds.iter().map(rate).collect()
+    }
+
     /// What a task of a backend costs beside its items.
     pub(super) fn launch(&self, kind: Kind) -> Duration {
         if matches!(kind, Kind::Emul { .. }) { self.launch } else { Duration::ZERO }
     }
 
-    /// The job and who does it, as virtual time knows them.
-    pub(super) fn scenario(&self, pace: Pace) -> Scenario {
+    /// The job and who does it, at so many items a second of a task, as virtual time knows them.
+    pub(super) fn scenario(&self, rates: &[f64]) -> Scenario {
         let backend = |(place, kind): (usize, &Kind)| SimBackend {
-            lanes: kind.lanes(),
+            lanes: self.lanes(*kind),
             told: self.told,
             trusted: matches!(kind, Kind::Cpu { .. }),
             faults: self.faults[place].clone(),
-            ..SimBackend::new(self.names[place].clone(), pace.lane(*kind), self.launch(*kind))
+            ..SimBackend::new(self.names[place].clone(), rates[place], self.launch(*kind))
         };
         Scenario {
             job: self.job.clone(),
@@ -81,7 +66,7 @@ pub(super) fn by_rule(scenario: &Scenario) -> Origin {
 
 /// Runs it in virtual time.
 pub(super) fn run(setup: &Setup) -> Outcome {
-    let scenario = setup.scenario(Pace::even(setup.base));
+    let scenario = setup.scenario(&setup.rates(setup.base, setup.base));
     let items = setup.job.items();
     let run = simulate(&scenario);
     let by_origin = setup.origin.then(|| {
@@ -102,7 +87,9 @@ pub(super) fn run(setup: &Setup) -> Outcome {
     }
     if !run.out.is_empty() {
         let expected = |items, out: &mut [u8]| scenario.expected(items, out);
-        outcome.wrong_bytes = work::wrong_bytes(items, &outcome.missing, &run.out, expected);
+        let bytes = setup.material.bytes();
+        let wrong = work::wrong_bytes(items, bytes, &outcome.missing, &run.out, expected);
+        outcome.wrong_bytes = Some(wrong);
     }
     outcome
 }

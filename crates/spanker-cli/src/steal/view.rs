@@ -65,7 +65,10 @@ fn line(backend: &BackendReport) -> String {
         None => "starting".to_owned(),
     };
     let state: String = state.chars().take(20).collect();
-    format!("{name:<8}{rate:>14.0}/s  chunk {last_chunk:>9}  {items:>12} items  {state}")
+    format!(
+        "{name:<8}{:>14}/s  chunk {last_chunk:>9}  {items:>12} items  {state}",
+        super::outcome::rate(*rate)
+    )
 }
 
 #[cfg(test)]

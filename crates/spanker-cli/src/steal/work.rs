@@ -3,18 +3,19 @@
 //! not decided here.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use spanker_steal::Spans;
+use spanker_steal::{Failure, Spans};
 
-/// Bytes of one output.
+/// Bytes of one output where nothing else is asked for.
 pub(super) const BYTES: usize = 8;
 /// Rounds of mixing for an item that costs as much as others.
 const ROUNDS: f64 = 500.0;
 /// Items between two looks at whether anyone still wants them.
 const BATCH: usize = 1024;
+/// The same where outputs are large.
+const LEAST: usize = 16;
 /// How long a speed is measured.
 const MEASURE: Duration = Duration::from_millis(300);
 
@@ -24,6 +25,8 @@ pub(super) enum Work {
     Sleep,
     /// Many rounds of mixing, with what comes of them for those who only pretend.
     Hash { hot: Vec<(Range<usize>, f64)>, reference: Vec<u8> },
+    /// What backends of their own kind do, with outputs of so many bytes, and what comes of it if somebody knows.
+    Elsewhere { bytes: usize, reference: Option<Vec<u8>> },
 }
 
 impl Work {
@@ -34,54 +37,93 @@ impl Work {
         hot: Vec<(Range<usize>, f64)>,
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Option<Work> {
-        let mut reference = vec![0; items * BYTES];
-        let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let whole = AtomicUsize::new(0);
-        let share = items.div_ceil(threads);
-        thread::scope(|scope| {
-            for (place, out) in reference.chunks_mut(share * BYTES).enumerate() {
-                let (hot, whole) = (&hot, &whole);
-                scope.spawn(move || {
-                    for (batch, out) in out.chunks_mut(BATCH * BYTES).enumerate() {
-                        if stop() {
-                            return;
-                        }
-                        let start = place * share + batch * BATCH;
-                        hash(start..start + out.len() / BYTES, hot, out);
-                        whole.fetch_add(out.len() / BYTES, Ordering::Relaxed);
-                    }
-                });
-            }
-        });
-        (whole.into_inner() == items).then_some(Work::Hash { hot, reference })
+        let work = |items: Range<usize>, out: &mut [u8]| {
+            hash(items, &hot, out);
+            Ok(())
+        };
+        let reference = all_of(items, BYTES, stop, work).ok().flatten()?;
+        Some(Work::Hash { hot, reference })
+    }
+
+    /// Bytes of one output.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Work::Sleep | Work::Hash { .. } => BYTES,
+            Work::Elsewhere { bytes, .. } => *bytes,
+        }
+    }
+
+    /// Whether there is something to compare outputs with.
+    pub(super) fn is_known(&self) -> bool {
+        !matches!(self, Work::Elsewhere { reference: None, .. })
     }
 
     /// The outputs of some items by the work that it takes.
     pub(super) fn compute(&self, items: Range<usize>, out: &mut [u8]) {
         match self {
-            Work::Sleep => self.recall(items, out),
+            Work::Sleep | Work::Elsewhere { .. } => self.recall(items, out),
             Work::Hash { hot, .. } => hash(items, hot, out),
         }
     }
 
-    /// The outputs of some items as they should be, at no cost.
+    /// The outputs of some items as they should be, at no cost. Where nobody knows, nothing is written.
     pub(super) fn recall(&self, items: Range<usize>, out: &mut [u8]) {
+        let bytes = self.bytes();
         match self {
             Work::Sleep => {
                 for (item, out) in items.zip(out.chunks_exact_mut(BYTES)) {
                     out.copy_from_slice(&mixed(item as u64, 1).to_le_bytes());
                 }
             }
-            Work::Hash { reference, .. } => {
-                out.copy_from_slice(&reference[items.start * BYTES..items.end * BYTES]);
+            Work::Hash { reference, .. } | Work::Elsewhere { reference: Some(reference), .. } => {
+                out.copy_from_slice(&reference[items.start * bytes..items.end * bytes]);
             }
+            Work::Elsewhere { reference: None, .. } => {}
         }
     }
 
     /// Items and bytes of `out`, the outputs of `items`, that are not as they should be.
     pub(super) fn wrong_in(&self, items: Range<usize>, out: &[u8]) -> Wrong {
-        wrong_in(items, out, |items, right| self.recall(items, right))
+        wrong_in(items, self.bytes(), out, |items, right| self.recall(items, right))
     }
+}
+
+/// Items between two looks at whether anyone still wants them, for outputs of so many bytes.
+fn batch(bytes: usize) -> usize {
+    (BATCH * BYTES / bytes.max(1)).clamp(LEAST, BATCH)
+}
+
+/// All outputs of a job, by as many threads as the machine has. Nothing if `stop` says so before they are done.
+pub(super) fn all_of(
+    items: usize,
+    bytes: usize,
+    stop: &(dyn Fn() -> bool + Sync),
+    work: impl Fn(Range<usize>, &mut [u8]) -> Result<(), Failure> + Sync,
+) -> Result<Option<Vec<u8>>, Failure> {
+    let mut all = vec![0; items * bytes];
+    let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let batch = batch(bytes);
+    let share = items.div_ceil(threads).next_multiple_of(batch);
+    let some = &|place: usize, out: &mut [u8]| -> Result<usize, Failure> {
+        let mut done = 0;
+        for out in out.chunks_mut(batch * bytes) {
+            if stop() {
+                break;
+            }
+            let (start, count) = (place * share + done, out.len() / bytes);
+            work(start..start + count, out)?;
+            done += count;
+        }
+        Ok(done)
+    };
+    let done: usize = thread::scope(|scope| {
+        let parts = all.chunks_mut(share * bytes).enumerate();
+        let begin = |(place, out)| scope.spawn(move || some(place, out));
+        let all: Vec<_> = parts.map(begin).collect();
+        let lost = || Err(Failure::lasting("a thread has panicked"));
+        all.into_iter().map(|one| one.join().unwrap_or_else(|_| lost())).sum::<Result<_, _>>()
+    })?;
+    Ok((done == items).then_some(all))
 }
 
 /// How much of some outputs is not as it should be.
@@ -92,17 +134,23 @@ pub(super) struct Wrong {
 }
 
 /// Items and bytes of `out`, the outputs of `items`, that are not those of `expected`.
-fn wrong_in(items: Range<usize>, out: &[u8], expected: impl Fn(Range<usize>, &mut [u8])) -> Wrong {
-    let mut right = [0; BATCH * BYTES];
+fn wrong_in(
+    items: Range<usize>,
+    bytes: usize,
+    out: &[u8],
+    expected: impl Fn(Range<usize>, &mut [u8]),
+) -> Wrong {
+    let batch = batch(bytes);
+    let mut right = vec![0; batch * bytes];
     let mut wrong = Wrong::default();
-    for (batch, out) in out.chunks(BATCH * BYTES).enumerate() {
+    for (place, out) in out.chunks(batch * bytes).enumerate() {
         let right = &mut right[..out.len()];
-        let start = items.start + batch * BATCH;
-        expected(start..start + out.len() / BYTES, right);
+        let start = items.start + place * batch;
+        expected(start..start + out.len() / bytes, right);
         if *out == *right {
             continue;
         }
-        for (is, should) in out.chunks(BYTES).zip(right.chunks(BYTES)) {
+        for (is, should) in out.chunks(bytes).zip(right.chunks(bytes)) {
             wrong.items += usize::from(is != should);
             wrong.bytes += is.iter().zip(should).filter(|(is, should)| is != should).count();
         }
@@ -113,6 +161,7 @@ fn wrong_in(items: Range<usize>, out: &[u8], expected: impl Fn(Range<usize>, &mu
 /// Wrong bytes among all outputs of a job, without those that are missing.
 pub(super) fn wrong_bytes(
     items: usize,
+    bytes: usize,
     missing: &[Range<usize>],
     out: &[u8],
     expected: impl Fn(Range<usize>, &mut [u8]),
@@ -123,7 +172,8 @@ pub(super) fn wrong_bytes(
     }
     let there = gone.gaps(0..items);
     let wrong = |items: Range<usize>| {
-        wrong_in(items.clone(), &out[items.start * BYTES..items.end * BYTES], &expected).bytes
+        let out = &out[items.start * bytes..items.end * bytes];
+        wrong_in(items, bytes, out, &expected).bytes
     };
     there.map(wrong).sum()
 }
@@ -194,7 +244,7 @@ mod tests {
         out[10 * BYTES..20 * BYTES].fill(0xff);
         let expected = |items, out: &mut [u8]| Work::Sleep.recall(items, out);
         let part = std::iter::once(10..20).collect::<Vec<_>>();
-        assert_eq!(wrong_bytes(100, &part, &out, expected), 0);
-        assert!(wrong_bytes(100, &[], &out, expected) > 50);
+        assert_eq!(wrong_bytes(100, BYTES, &part, &out, expected), 0);
+        assert!(wrong_bytes(100, BYTES, &[], &out, expected) > 50);
     }
 }
