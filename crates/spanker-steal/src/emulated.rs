@@ -59,6 +59,17 @@ pub(crate) fn cost(items: &Range<usize>, hot: &[(Range<usize>, f64)]) -> f64 {
     items.len() as f64 + hot.iter().map(more).sum::<f64>()
 }
 
+/// Sleeps as exactly as the system can. By default it puts off wake-ups by 50 us to gather them, which would be as much as
+/// a launch.
+fn sleep(time: Duration) {
+    #[cfg(target_os = "linux")]
+    {
+        // Where that is not granted, sleeps are longer.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+    }
+    std::thread::sleep(time);
+}
+
 impl<F> Backend for Emulated<F>
 where
     F: Fn(Range<usize>, &mut [u8]) -> Result<(), Failure> + Send + Sync,
@@ -76,7 +87,7 @@ where
         let seconds = cost(&items, &self.hot) / self.rate;
         (self.work)(items, out)?;
         let time = self.launch + Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-        std::thread::sleep(time.saturating_sub(begun.elapsed()));
+        sleep(time.saturating_sub(begun.elapsed()));
         Ok(())
     }
 }
