@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Products over unequal backends, threads and emulated cards, healthy and not: always the bits of one thread.
 
+#[path = "support/watched.rs"]
+mod watched;
+
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ggml_spanker::{HostMatmul, MatmulInt4};
@@ -11,12 +14,11 @@ use proptest::prelude::{ProptestConfig, prop_assert_eq, proptest};
 use spanker_fabric::device::Deadline;
 use spanker_jobs::{CardProduct, JobError, Product, on_threads};
 use spanker_runtime::{Landing, Place, SpankerControl, Work};
-use spanker_steal::{
-    Backend, Capabilities, Failure, Incident, IncidentKind, Options, Report, Task,
-    WorkStealingScheduler,
-};
+use spanker_steal::{Backend, Incident, IncidentKind, Options, Report, WorkStealingScheduler};
 use spanker_topology::{Cluster, Profile, Shape};
 use spanker_twin::{Disturbance, Pace, World, specs};
+
+use watched::watched;
 
 /// A card that makes no progress is noticed soon.
 const DEADLINE: Deadline = Deadline { detect: Duration::from_millis(50), ..Deadline::USUAL };
@@ -66,36 +68,6 @@ fn short() -> Options {
     Options { cap: Duration::from_micros(500), ..Options::STANDARD }
 }
 
-/// A backend that lets another do the work, and is told of every task before that: its number, from 0.
-struct Watched {
-    inner: Arc<dyn Backend>,
-    tasks: AtomicUsize,
-    event: Box<dyn Fn(usize) + Send + Sync>,
-}
-
-impl Backend for Watched {
-    fn id(&self) -> &'static str {
-        self.inner.id()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn run(&self, items: Range<usize>, out: &mut [u8]) -> Result<(), Failure> {
-        self.inner.run(items, out)
-    }
-
-    fn submit(&self, task: Task) {
-        (self.event)(self.tasks.fetch_add(1, Ordering::Relaxed));
-        self.inner.submit(task);
-    }
-}
-
-fn watched(inner: CardProduct, event: impl Fn(usize) + Send + Sync + 'static) -> Arc<dyn Backend> {
-    Arc::new(Watched { inner: Arc::new(inner), tasks: AtomicUsize::new(0), event: Box::new(event) })
-}
-
 /// Two cards. Something happens to the second one before its task number `at`, and the first one does nothing until
 /// then.
 fn one_disturbed(
@@ -106,12 +78,12 @@ fn one_disturbed(
 ) -> Vec<Arc<dyn Backend>> {
     let happened = Arc::new(AtomicBool::new(false));
     let (tell, world_of_it) = (Arc::clone(&happened), world.clone());
-    let well = watched(on_card(product, world.control(0)), move |_| {
+    let well = watched(Arc::new(on_card(product, world.control(0))), move |_| {
         while !happened.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
     });
-    let ill = watched(on_card(product, world.control(1)), move |task| {
+    let ill = watched(Arc::new(on_card(product, world.control(1))), move |task| {
         if task == at {
             world_of_it.disturb(what);
             tell.store(true, Ordering::Release);

@@ -3,18 +3,20 @@
 
 #[path = "support/lone.rs"]
 mod lone;
+#[path = "support/watched.rs"]
+mod watched;
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use spanker_fabric::device::Deadline;
 use spanker_jobs::{CardProduct, Product, on_threads};
-use spanker_steal::{Backend, Capabilities, Cpu, Failure, Options, Task, WorkStealingScheduler};
+use spanker_steal::{Backend, Cpu, Options, WorkStealingScheduler};
 use spanker_twin::Pace;
 
 use lone::Lone;
+use watched::watched;
 
 /// Patient: the machine may be busy.
 const DEADLINE: Deadline =
@@ -47,38 +49,6 @@ fn cards_of_every_pace_share_a_product_with_a_thread() {
     }
 }
 
-/// A card that goes before its second task, whatever has become of the first, and says so.
-struct Leaving {
-    inner: Arc<dyn Backend>,
-    lone: Mutex<(Lone, usize)>,
-    gone: Arc<AtomicBool>,
-}
-
-impl Backend for Leaving {
-    fn id(&self) -> &'static str {
-        self.inner.id()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn run(&self, items: Range<usize>, out: &mut [u8]) -> Result<(), Failure> {
-        self.inner.run(items, out)
-    }
-
-    fn submit(&self, task: Task) {
-        let mut lone = self.lone.lock().expect("no panic");
-        lone.1 += 1;
-        if lone.1 == 2 {
-            lone.0.leave();
-            self.gone.store(true, Ordering::Release);
-        }
-        drop(lone);
-        self.inner.submit(task);
-    }
-}
-
 #[test]
 fn card_that_goes_away_with_its_tasks_costs_no_row() {
     let (product, expected) = product();
@@ -92,8 +62,15 @@ fn card_that_goes_away_with_its_tasks_costs_no_row() {
         }
         rows.rows(items, out)
     });
-    let leaving = Leaving { inner, lone: Mutex::new((lone, 0)), gone };
-    let scheduler = WorkStealingScheduler::new(vec![Arc::new(leaving), Arc::new(threads)]);
+    // It goes before its second task, whatever has become of the first, and says so.
+    let lone = Mutex::new(lone);
+    let leaving = watched(inner, move |task| {
+        if task == 1 {
+            lone.lock().expect("no panic").leave();
+            gone.store(true, Ordering::Release);
+        }
+    });
+    let scheduler = WorkStealingScheduler::new(vec![leaving, Arc::new(threads)]);
     let mut out = vec![0; expected.len()];
     let report = scheduler.run(&product.job(), &mut out).expect("a run");
     assert!(out == expected, "{report:?}");
