@@ -10,6 +10,9 @@ use super::{IncidentKind, Ledger};
 use crate::claims::{Piece, Set, Why, only};
 use crate::error::StealError;
 
+/// Pieces that the comparisons of one task are cut into.
+const MOST_PIECES: usize = 64;
+
 /// Items that are done again to compare, and who came to which result.
 pub(super) struct Audit {
     items: Range<usize>,
@@ -95,8 +98,9 @@ impl Ledger {
         let offset =
             if skipped == 0 { 0 } else { (mix(chance, 1) % (skipped as u64 + 1)) as usize };
         self.members[backend].unconfirmed = (offset + count < units).then_some((last, of_last));
-        // Pieces that the slowest does in one short task, so that nobody waits long for a comparison.
-        let step = self.audit_items();
+        // Pieces that the slowest does in one short task, so that nobody waits long for a comparison; but not too many.
+        let few = count.div_ceil(MOST_PIECES) * self.grain;
+        let step = self.audit_items().max(few);
         let start = items.start + offset * self.grain;
         let end = items.end.min(start + count * self.grain);
         for start in (start..end).step_by(step) {
