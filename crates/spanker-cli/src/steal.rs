@@ -123,7 +123,7 @@ pub(crate) struct Args {
     /// The largest part by which a chunk may take longer, at random, with --simulate
     #[arg(long, value_name = "PART", value_parser = part, requires = "simulate")]
     jitter: Option<f64>,
-    /// Do not run the job by the origin's rule as well
+    /// Do not run the job by the origin's rule as well (nor is it run where that would take more than a minute)
     #[arg(long)]
     no_origin: bool,
     /// Print one JSON object

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Capabilities, Failure, panicked};
 use crate::claims::{Claim, Claims};
 use crate::error::StealError;
 use crate::job::Job;
@@ -26,6 +26,10 @@ const IDLE: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(10);
 /// Messages on their way, for each lane. A lane waits when there are more: outputs do not pile up.
 const MESSAGES: usize = 4;
+/// Messages that are heard before anything else is looked after.
+const MOST_TOLD: usize = 256;
+/// Threads of a run.
+const MOST_LANES: usize = 1024;
 /// How long the end of a run waits for its threads to have left, but for those that lost their leases: whoever is
 /// still at work takes no part in a run that follows at once.
 const LEAVE: Duration = Duration::from_millis(100);
@@ -60,28 +64,35 @@ impl Crew {
     pub(crate) fn start(&self, job: &Job, window: usize) -> Result<Run, StealError> {
         job.check(self.backends.len())?;
         let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) as u64 + 1;
+        let share = (MOST_LANES / self.backends.len()).max(1);
         // A backend that is still in a call of an earlier run takes part with the rest of its lanes.
         let member = |(place, backend): (usize, &Arc<dyn Backend>)| {
-            let mut capabilities = backend.capabilities();
+            let told = catch_unwind(AssertUnwindSafe(|| backend.capabilities()));
+            let mut out = told.as_ref().err().map(|panic| panicked(panic.as_ref()));
+            let mut capabilities = told.unwrap_or(Capabilities::PLAIN);
             let inside = self.inside[place].load(Ordering::Acquire);
-            let lanes = capabilities.lanes();
+            let lanes = capabilities.lanes().min(share);
             capabilities.in_flight = lanes.saturating_sub(inside).max(1);
-            (Member { name: self.names[place].clone(), capabilities }, inside >= lanes)
+            if inside >= lanes {
+                out = Some("it is still in a call of an earlier run".to_owned());
+            }
+            (Member { name: self.names[place].clone(), capabilities }, out)
         };
-        let members: Vec<_> = self.backends.iter().enumerate().map(member).collect();
-        let stuck: Vec<bool> = members.iter().map(|(_, stuck)| *stuck).collect();
-        let members = members.into_iter().map(|(member, _)| member).collect();
+        let (members, left_out): (Vec<Member>, Vec<Option<String>>) =
+            self.backends.iter().enumerate().map(member).unzip();
         let (mut ledger, claims) = Ledger::open(epoch, job, members)?;
         claims.set_window(window);
-        for backend in (0..stuck.len()).filter(|backend| stuck[*backend]) {
-            ledger.leave_out(backend, "it is still in a call of an earlier run");
+        for (backend, why) in left_out.iter().enumerate() {
+            if let Some(why) = why {
+                ledger.leave_out(backend, why);
+            }
         }
         let lanes: Vec<usize> = ledger.lanes().collect();
         let (sender, receiver) = sync_channel(MESSAGES * lanes.len());
         let shared = Arc::new(Shared::default());
         let clock = Clock::start();
         for (lane, &backend) in lanes.iter().enumerate() {
-            if stuck[backend] {
+            if left_out[backend].is_some() {
                 continue;
             }
             let lane = LaneThread {
@@ -179,7 +190,14 @@ impl LaneThread {
     }
 
     fn submit(&self, items: Range<usize>) {
-        let out = self.shared.state().stock.pop().unwrap_or_default();
+        let mut out = self.shared.state().stock.pop().unwrap_or_default();
+        let bytes = items.len().saturating_mul(self.line.bytes);
+        if out.try_reserve(bytes.saturating_sub(out.len())).is_err() {
+            let failure = Failure::lasting(format!("no memory for {bytes} bytes of outputs"));
+            let (token, at) = (self.token, self.line.clock.elapsed());
+            self.line.tell(Message::Failed { token, failure, out, at });
+            return;
+        }
         self.inside.fetch_add(1, Ordering::AcqRel);
         let task = self.line.task(self.token, items, out);
         // A panic has dropped the task, which has answered.
@@ -221,14 +239,18 @@ impl Run {
         if begun.saturating_sub(self.looked) >= LOOK {
             self.ledger.resume(begun);
         }
+        // Whoever reads a stream has made room.
+        self.call();
         let due = self.ledger.next_tick().saturating_sub(self.clock.elapsed());
         let mut message = receive(&self.receiver, due.min(LOOK), &self.clock);
+        let mut more = MOST_TOLD;
         while let Some(told) = message {
             self.take(told, accepted);
             for items in self.ledger.drain_thrown_out() {
                 forget(items, accepted);
             }
-            message = self.receiver.try_recv().ok();
+            more -= 1;
+            message = if more > 0 { self.receiver.try_recv().ok() } else { None };
         }
         if self.cancel.is_cancelled() {
             self.ledger.cancel();
@@ -237,12 +259,17 @@ impl Run {
         if now >= self.ledger.next_tick() {
             self.ledger.tick(now);
         }
+        self.call();
+        self.looked = self.clock.elapsed();
+    }
+
+    /// Calls those who wait, if there is something to be had.
+    fn call(&mut self) {
         let stirs = self.claims.stirs();
         if stirs != self.seen {
             self.seen = stirs;
             self.shared.ring();
         }
-        self.looked = self.clock.elapsed();
     }
 
     fn take(&mut self, message: Message, accepted: &mut VecDeque<Accepted>) {

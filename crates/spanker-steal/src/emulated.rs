@@ -86,7 +86,8 @@ where
         let begun = Instant::now();
         let seconds = cost(&items, &self.hot) / self.rate;
         (self.work)(items, out)?;
-        let time = self.launch + Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        let items = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        let time = self.launch.saturating_add(items);
         sleep(time.saturating_sub(begun.elapsed()));
         Ok(())
     }

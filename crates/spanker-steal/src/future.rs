@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A run as a future, for whoever has an executor: a thread that runs the job and wakes whoever waits. It is no executor.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use crate::backend::panicked;
 use crate::error::StealError;
 use crate::job::{Cancel, Job};
 use crate::report::Report;
@@ -16,10 +18,12 @@ pub type Finished = Result<(Vec<u8>, Report), StealError>;
 #[derive(Default)]
 struct Meeting {
     finished: Option<Finished>,
+    /// The result has been taken.
+    over: bool,
     waker: Option<Waker>,
 }
 
-/// A job that runs; see [`WorkStealingScheduler::spawn`]. One that is dropped is cancelled.
+/// A job that runs; see [`WorkStealingScheduler::spawn`]. Dropped before it is done, it cancels the job.
 pub struct Running {
     meeting: Arc<Mutex<Meeting>>,
     cancel: Cancel,
@@ -66,7 +70,10 @@ impl WorkStealingScheduler {
         let running = Running { meeting: Arc::clone(&meeting), cancel: job.canceller() };
         let (scheduler, job) = (Arc::clone(self), job.clone());
         let work = move || {
-            let finished = scheduler.run(&job, &mut out).map(|report| (out, report));
+            // Whoever waits is woken, whatever happens.
+            let ran = catch_unwind(AssertUnwindSafe(|| scheduler.run(&job, &mut out)));
+            let ran = ran.unwrap_or_else(|panic| Err(refused(panicked(panic.as_ref()))));
+            let finished = ran.map(|report| (out, report));
             let mut meeting = meet(&meeting);
             meeting.finished = Some(finished);
             if let Some(waker) = meeting.waker.take() {
@@ -85,6 +92,7 @@ impl Future for Running {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Finished> {
         let mut meeting = meet(&self.meeting);
         if let Some(finished) = meeting.finished.take() {
+            meeting.over = true;
             return Poll::Ready(finished);
         }
         meeting.waker = Some(context.waker().clone());
@@ -94,7 +102,10 @@ impl Future for Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.cancel.cancel();
+        let meeting = meet(&self.meeting);
+        if !meeting.over && meeting.finished.is_none() {
+            self.cancel.cancel();
+        }
     }
 }
 
@@ -140,10 +151,12 @@ mod tests {
 
     #[test]
     fn a_run_that_is_awaited_gives_outputs_and_report() {
-        let (out, report) =
-            block_on(scheduler().spawn(&Job::new(200, 1)).expect("it runs")).expect("done");
-        assert_eq!(out, (0..200).map(|item| item as u8).collect::<Vec<_>>());
-        assert_eq!(report.done, 200);
+        let (scheduler, job) = (scheduler(), Job::new(200, 1));
+        for _ in 0..2 {
+            let (out, report) = block_on(scheduler.spawn(&job).expect("it runs")).expect("done");
+            assert_eq!(out, (0..200).map(|item| item as u8).collect::<Vec<_>>());
+            assert_eq!(report.done, 200);
+        }
     }
 
     #[test]

@@ -188,10 +188,15 @@ impl Job {
         bands.into_iter().map(|(range, _)| range).collect()
     }
 
+    /// Items of a unit, of which there is one at least.
+    pub(crate) fn unit(&self) -> usize {
+        self.grain.clamp(1, self.items.max(1))
+    }
+
     /// The most items of one task, by the bytes of its outputs.
     pub(crate) fn most_items(&self) -> usize {
         let most = self.options.chunk_bytes.checked_div(self.bytes).unwrap_or(MOST_ITEMS);
-        (most / self.grain).max(1).saturating_mul(self.grain)
+        (most / self.unit()).max(1).saturating_mul(self.unit())
     }
 
     /// The items of a stream's window, in whole units.

@@ -172,7 +172,7 @@ impl Ledger {
         job.check(members.len())?;
         let bands = job.bands();
         let cap = job.options.cap.as_secs_f64();
-        let claims = Arc::new(Claims::new(&bands, job.grain, members.len(), cap));
+        let claims = Arc::new(Claims::new(&bands, job.unit(), members.len(), cap));
         let lanes = members.iter().enumerate().flat_map(|(backend, member)| {
             let lane = move |_| Lane { backend, slot: Slot::Idle };
             (0..member.capabilities.lanes()).map(lane)
@@ -181,7 +181,7 @@ impl Ledger {
             epoch,
             items: job.items,
             bytes: job.bytes,
-            grain: job.grain,
+            grain: job.unit(),
             most_items: job.most_items(),
             options: job.options.clone(),
             bands,
@@ -385,7 +385,8 @@ impl Ledger {
             self.claims.call();
         }
         if waited >= self.patience() {
-            // Nobody is there to compare what is left to compare.
+            // Nobody is there to compare what is left to compare, and nobody is asked for more.
+            self.last_round = true;
             while let Some(items) = self.audits.first().map(|audit| audit.items()) {
                 self.give_up_audit(&items);
             }

@@ -83,6 +83,12 @@ impl Rate {
         self.rate
     }
 
+    /// Whether any of it was measured.
+    #[must_use]
+    pub fn is_measured(&self) -> bool {
+        self.seen > 0
+    }
+
     /// Seconds that a task costs beside its items.
     #[must_use]
     pub fn launch(&self) -> f64 {

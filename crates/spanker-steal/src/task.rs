@@ -63,7 +63,7 @@ impl Line {
             claims,
             cancel: job.canceller(),
             bytes: job.bytes,
-            grain: job.grain,
+            grain: job.unit(),
             checksums: job.options.checksums,
             answered: Mutex::new(true),
             bell: Condvar::new(),
@@ -134,7 +134,7 @@ impl Task {
     #[must_use]
     pub fn sums(&self) -> Option<Vec<u32>> {
         self.line.checksums.then(|| {
-            let unit = (self.line.grain * self.line.bytes).max(1);
+            let unit = self.line.grain.saturating_mul(self.line.bytes).max(1);
             let mut sums: Vec<u32> = self.out.chunks(unit).map(unit_sum).collect();
             // Outputs without bytes have sums all the same.
             sums.resize(self.items.len().div_ceil(self.line.grain), unit_sum(&[]));

@@ -223,3 +223,29 @@ fn backend_that_goes_wrong_late_is_found_by_its_last_task_whatever_the_sample() 
     assert_eq!(report.backends[1].items, 1);
     assert!(report.redone > 50_000, "{}", report.redone);
 }
+
+/// Two backends at 1e5 items a second, the second with one fault.
+fn pair(job: Job, fault: Option<Trouble>) -> Scenario {
+    let launch = Duration::from_micros(50);
+    let at = Duration::from_millis(100);
+    let faults = fault.map(|trouble| Fault { at, trouble }).into_iter().collect();
+    let second = SimBackend { faults, ..SimBackend::new("emul1", 1e5, launch) };
+    let backends = vec![SimBackend::new("emul0", 1e5, launch), second];
+    Scenario { job, backends, hot: Vec::new(), jitter: 0.0, seed: 1 }
+}
+
+#[test]
+fn job_that_is_done_ends_well_although_nobody_is_left_to_compare() {
+    let options = Options { sample: 0.02, ..Options::STANDARD };
+    let run = simulate(&pair(Job::new(100_000, 4).options(options), Some(Trouble::Hang(None))));
+    let report = run.outcome.expect("all is done");
+    assert_eq!((report.done, run.lost, run.duplicated), (100_000, 0, 0));
+}
+
+#[test]
+fn unit_that_is_larger_than_the_job_is_the_whole_job() {
+    let options = Options { checksums: true, sample: 1.0, ..Options::STANDARD };
+    let job = Job::new(1000, 8).grain(1 << 48).options(options);
+    let report = simulate(&pair(job, None)).outcome.expect("all is done");
+    assert_eq!((report.done, report.audited), (1000, 1000));
+}

@@ -163,3 +163,56 @@ fn claim_that_is_heard_of_after_its_items_were_given_to_others_holds_nothing() {
     let report = ledger.close().expect("all is done");
     assert_eq!((report.done, report.duplicated), (2, 0));
 }
+
+#[test]
+fn lease_of_a_backend_that_says_it_is_slow_and_hangs_runs_out_all_the_same() {
+    let options = Options { patience: at(1000), ..Options::STANDARD };
+    let (mut ledger, claims) = open(2, &[Some(1e-9), None], options);
+    ledger.claimed(token(0, 1), take(&claims, 0), at(1));
+    for now in [200, 400, 600] {
+        ledger.tick(at(now));
+    }
+    assert_eq!(claims.left(), 2);
+}
+
+#[test]
+fn item_that_always_fails_ends_the_run_however_many_strikes_are_allowed() {
+    let options = Options { strikes: u32::MAX, ..Options::STANDARD };
+    let (mut ledger, claims) = open(1, &[None], options);
+    let mut serial = 0;
+    while !ledger.is_over() {
+        serial += 1;
+        assert!(serial < 10_000, "no end");
+        ledger.claimed(token(0, serial), take(&claims, 0), at(serial));
+        ledger.failed(token(0, serial), &Failure::passing("never"), at(serial));
+    }
+    let error = ledger.close().expect_err("it never worked");
+    assert!(matches!(error, StealError::Refused { .. }), "{error}");
+}
+
+#[test]
+fn vote_of_a_backend_that_is_not_trusted_any_more_decides_nothing() {
+    let options = Options { sample: 1.0, ..Options::STANDARD };
+    let (mut ledger, claims) = open(2, &[None, None, None], options);
+    let answer = |ledger: &mut Ledger, lane, serial, piece: Piece, byte| {
+        let items = piece.items.clone();
+        ledger.claimed(token(lane, serial), piece, at(serial));
+        ledger.completed(token(lane, serial), items, &[byte], None, at(serial + 1))
+    };
+    // The second does both items right; the first is wrong about both.
+    let (one, two) = (take(&claims, 1), take(&claims, 1));
+    assert_eq!(answer(&mut ledger, 1, 1, one, 7), Verdict::Commit);
+    assert_eq!(answer(&mut ledger, 1, 2, two, 7), Verdict::Commit);
+    for serial in [3, 4] {
+        let compared = take(&claims, 0);
+        assert_eq!(answer(&mut ledger, 0, serial, compared, 9), Verdict::Compared);
+    }
+    // The third settles one of them, and is gone.
+    let deciding = take(&claims, 2);
+    assert_eq!(answer(&mut ledger, 2, 5, deciding, 7), Verdict::Compared);
+    let last = take(&claims, 2);
+    ledger.claimed(token(2, 6), last, at(6));
+    ledger.failed(token(2, 6), &Failure::lasting("gone"), at(7));
+    let report = ledger.close().expect("the wrong one has no say");
+    assert_eq!(report.done, 2);
+}

@@ -10,10 +10,13 @@ use spanker_twin::Signals;
 
 use super::material::Material;
 use super::outcome::Outcome;
-use super::planned::ideal;
+use super::planned::{by_rule, ideal};
 use super::prepare::prepare;
 use super::view::View;
 use super::{Setup, origin, work};
+
+/// The origin's rule is not run where it would take more seconds.
+const MOST_ORIGIN: f64 = 60.0;
 
 /// Whether the user has had enough.
 pub(super) struct Stop {
@@ -68,7 +71,9 @@ pub(super) fn run(setup: &Setup) -> anyhow::Result<Outcome> {
     if let Material::Prompts(questions, _) = &setup.material {
         outcome.answers = Some(questions.read(&out, &outcome.missing));
     }
-    if setup.origin && !outcome.interrupted && outcome.ideal_seconds.is_finite() {
+    // Nobody waits for a rule that is known to take for ever.
+    let worth_it = outcome.ideal_seconds.is_finite() && by_rule(&scenario).seconds <= MOST_ORIGIN;
+    if setup.origin && !outcome.interrupted && worth_it {
         outcome.origin = origin::run(setup, &scenario, &prepared, &stop)?;
         outcome.interrupted = stop.asked();
     }

@@ -25,6 +25,11 @@ impl Audit {
         self.votes[0].0
     }
 
+    /// Whoever is not trusted has not voted.
+    pub(super) fn forget(&mut self, backend: usize) {
+        self.votes.retain(|vote| vote.0 != backend);
+    }
+
     pub(super) fn items(&self) -> Range<usize> {
         self.items.clone()
     }
@@ -116,7 +121,7 @@ impl Ledger {
         let slowest = rates.filter(|rate| *rate > 0.0).fold(f64::INFINITY, f64::min);
         let items = slowest * self.options.cap.as_secs_f64() / 4.0;
         let units = if items.is_finite() { items as usize / self.grain } else { 1 };
-        units.max(1) * self.grain
+        units.max(1).saturating_mul(self.grain).min(self.items)
     }
 
     /// Backends that work and are not in `these`.

@@ -16,11 +16,11 @@ impl Ledger {
         let backend = self.lanes[lane].backend;
         let untried = self.working() & !(piece.failed_on | only(backend));
         let often = piece.failures + 1;
+        let enough = self.options.strikes.max(1).saturating_mul(self.members.len() as u32);
         let hopeless = !piece.is_audit()
             && !failure.is_lasting()
             && piece.items.len() <= self.grain
-            && often >= self.options.strikes.max(1).saturating_mul(self.members.len() as u32)
-            && (untried == 0 || often >= MOST_FAILURES);
+            && (often >= enough && untried == 0 || often >= MOST_FAILURES);
         let items = piece.items.clone();
         self.give_back(piece, lane, Why::Again, Fate::Failed);
         if hopeless {
@@ -108,6 +108,7 @@ impl Ledger {
             member.done.remove(range.clone());
         }
         self.audits.retain(|audit| audit.first() != backend);
+        self.audits.iter_mut().for_each(|audit| audit.forget(backend));
         for range in doubtful.iter() {
             self.redone += self.done.remove(range.clone());
             self.thrown_out.push(range.clone());

@@ -64,7 +64,9 @@ impl Ledger {
         let rate = member.rate.items_per_second();
         let patience = self.options.patience.as_secs_f64();
         let expected = if rate > 0.0 {
-            LEASE * (items / rate + member.rate.launch())
+            let expected = LEASE * (items / rate + member.rate.launch());
+            // What a backend says of itself is not known yet.
+            if member.rate.is_measured() { expected } else { expected.min(patience / 2.0) }
         } else {
             let known =
                 || self.members.iter().map(|m| m.rate.items_per_second()).filter(|r| *r > 0.0);

@@ -292,7 +292,7 @@ impl World<'_> {
     fn answer(&mut self, answer: Answer) {
         let Answer { token, mut items, trouble, corrupt } = answer;
         let bytes = self.scenario.job.bytes;
-        let grain = self.scenario.job.grain;
+        let grain = self.scenario.job.unit();
         let mut out = vec![0; items.len() * bytes];
         expected(items.clone(), &mut out);
         if corrupt {
