@@ -197,7 +197,8 @@ impl Claims {
         self.stirs.load(Ordering::Acquire)
     }
 
-    fn stir(&self) {
+    /// Has those who wait try again.
+    pub(crate) fn stir(&self) {
         self.stirs.fetch_add(1, Ordering::Release);
     }
 
@@ -344,11 +345,6 @@ impl Claims {
     /// How far the cursors have come in their bands: everything before was given out.
     pub(crate) fn given_out(&self) -> impl Iterator<Item = usize> + '_ {
         self.cursors.iter().map(|c| c.next.load(Ordering::Acquire).min(c.end))
-    }
-
-    /// Has those who wait try again.
-    pub(crate) fn call(&self) {
-        self.stir();
     }
 
     /// Ends the run: nobody gets anything any more.

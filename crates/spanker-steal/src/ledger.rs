@@ -382,7 +382,7 @@ impl Ledger {
             // Whoever should have taken what is left does not: then it is for anybody.
             self.nobody_waits = true;
             self.settle(now);
-            self.claims.call();
+            self.claims.stir();
         }
         if waited >= self.patience() {
             // Nobody is there to compare what is left to compare, and nobody is asked for more.

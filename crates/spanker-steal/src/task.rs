@@ -10,7 +10,7 @@ use crate::backend::Failure;
 use crate::claims::{Claims, Piece};
 use crate::job::Cancel;
 use crate::ledger::Token;
-use crate::ledger::audit::unit_sum;
+use crate::ledger::audit::unit_sums;
 use crate::sync::run::{Clock, Condvar, Mutex, SyncSender};
 
 /// What lanes and tasks tell whoever keeps the ledger.
@@ -133,13 +133,8 @@ impl Task {
     /// The sums of each unit's bytes, where the job wants them.
     #[must_use]
     pub fn sums(&self) -> Option<Vec<u32>> {
-        self.line.checksums.then(|| {
-            let unit = self.line.grain.saturating_mul(self.line.bytes).max(1);
-            let mut sums: Vec<u32> = self.out.chunks(unit).map(unit_sum).collect();
-            // Outputs without bytes have sums all the same.
-            sums.resize(self.items.len().div_ceil(self.line.grain), unit_sum(&[]));
-            sums
-        })
+        let Line { checksums, grain, bytes, .. } = *self.line;
+        checksums.then(|| unit_sums(&self.out, self.items.len(), grain, bytes))
     }
 
     /// The outputs are there. If the lease is lost by now, they do not count.

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ggml_spanker::{Q4_K_BLOCK_BYTES, QK_K};
 use spanker_jobs::Product;
 use spanker_steal::{Job, Options};
 
@@ -16,10 +17,6 @@ use crate::{Usage, bench};
 
 /// Values that both operands of a product share, and rows of the right one, where nobody says.
 const SIDE: usize = 1024;
-/// Values of a block of weights.
-const BLOCK: usize = 256;
-/// Bytes of such a block.
-const BLOCK_BYTES: usize = 144;
 /// Tokens of an answer where nobody says.
 const TOKENS: usize = 16;
 
@@ -164,15 +161,15 @@ fn suits(args: &Args) -> Result<(), Usage> {
 
 /// A product of such a shape, if there is room for it.
 fn product(args: &Args, items: usize, k: usize, n: usize) -> anyhow::Result<Product> {
-    if k == 0 || !k.is_multiple_of(BLOCK) {
-        let text = format!("--k {k}: expected a positive multiple of {BLOCK}");
+    if k == 0 || !k.is_multiple_of(QK_K) {
+        let text = format!("--k {k}: expected a positive multiple of {QK_K}");
         return Err(Usage(text).into());
     }
     let Some(bytes) = n.checked_mul(4).filter(|bytes| *bytes > 0) else {
         return Err(Usage(format!("--n {n}: expected a number of rows above zero")).into());
     };
-    let blocks = items.saturating_add(n).saturating_mul(k / BLOCK);
-    room(args, Job::new(items, bytes), blocks.saturating_mul(BLOCK_BYTES))?;
+    let blocks = items.saturating_add(n).saturating_mul(k / QK_K);
+    room(args, Job::new(items, bytes), blocks.saturating_mul(Q4_K_BLOCK_BYTES))?;
     Ok(Product::synthetic(items, k, n, args.seed)?)
 }
 

@@ -50,6 +50,18 @@ pub fn unit_sum(out: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, out) as u32
 }
 
+/// The checksums of all units of some outputs; units without bytes have one all the same.
+pub(crate) fn unit_sums(out: &[u8], items: usize, grain: usize, bytes: usize) -> Vec<u32> {
+    let mut sums: Vec<u32> = out.chunks(grain.saturating_mul(bytes).max(1)).map(unit_sum).collect();
+    sums.resize(items.div_ceil(grain), unit_sum(&[]));
+    sums
+}
+
+/// A part from 0 to 1, by the higher bits of a number that looks random.
+pub(crate) fn part_of(chance: u64) -> f64 {
+    (chance >> 11) as f64 / (1u64 << 53) as f64
+}
+
 /// A number that looks random and depends on its arguments alone.
 pub(crate) fn mix(seed: u64, value: u64) -> u64 {
     let mut x = seed ^ value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -92,7 +104,7 @@ impl Ledger {
         let units = items.len().div_ceil(self.grain);
         let chance = mix(self.options.seed ^ self.epoch, items.start as u64);
         let exact = sample * units as f64;
-        let rest = exact.fract() > (chance >> 11) as f64 / (1u64 << 53) as f64;
+        let rest = exact.fract() > part_of(chance);
         let mut count = exact as usize + usize::from(rest);
         if self.members[backend].chunks == 1 {
             count = count.max(1);

@@ -11,7 +11,7 @@ use super::{Scenario, Simulated, expected};
 use crate::backend::{Capabilities, Failure};
 use crate::claims::{Claim, Claims};
 use crate::fault::Trouble;
-use crate::ledger::audit::{mix, unit_sum};
+use crate::ledger::audit::{mix, part_of, unit_sums};
 use crate::ledger::{Ledger, Member, Token, Verdict};
 use crate::spans::Spans;
 
@@ -232,8 +232,8 @@ impl World<'_> {
         let begun = self.now;
         let start = begun + me.launch.as_secs_f64();
         self.chance = mix(self.chance, 1);
-        let noise = (self.chance >> 11) as f64 / (1u64 << 53) as f64;
-        let cost = self.scenario.cost(&items) * (1.0 + self.scenario.jitter * noise);
+        let longer = 1.0 + self.scenario.jitter * part_of(self.chance);
+        let cost = self.scenario.cost(&items) * longer;
         let end = me.done_at(start, cost);
         if !end.is_finite()
             && let Some(at) = me.killed_at()
@@ -244,30 +244,17 @@ impl World<'_> {
             return self.plan(at.max(begun), Event::Answer(Box::new(answer)));
         }
         let trouble = self.trouble(backend, end);
-        let Some(trouble) = trouble else {
-            self.ledger.claimed(token, piece, self.stamp());
-            let answer =
-                Answer { token, items, trouble: None, corrupt: self.corrupts(backend, end) };
-            self.plan(end, Event::Answer(Box::new(answer)));
-            return;
-        };
-        if trouble == Trouble::Vanish {
+        if trouble == Some(Trouble::Vanish) {
             return;
         }
         self.ledger.claimed(token, piece, self.stamp());
-        if trouble == Trouble::Stale {
-            let stale = Token { epoch: EPOCH - 1, ..token };
-            let answer = Answer {
-                token: stale,
-                items: items.clone(),
-                trouble: Some(trouble),
-                corrupt: true,
-            };
+        if trouble == Some(Trouble::Stale) {
+            let token = Token { epoch: EPOCH - 1, ..token };
+            let answer = Answer { token, items: items.clone(), trouble, corrupt: true };
             self.plan(begun + (end - begun) / 2.0, Event::Answer(Box::new(answer)));
         }
-        let answer =
-            Answer { token, items, trouble: Some(trouble), corrupt: self.corrupts(backend, end) };
-        self.plan(end, Event::Answer(Box::new(answer)));
+        let corrupt = self.corrupts(backend, end);
+        self.plan(end, Event::Answer(Box::new(Answer { token, items, trouble, corrupt })));
     }
 
     /// A trouble that happens to the task that ends at `end`, if there is one that has not happened.
@@ -300,13 +287,8 @@ impl World<'_> {
             let wrong = 1 + self.lanes[token.lane].0 as u8;
             out.iter_mut().for_each(|byte| *byte ^= wrong);
         }
-        let sums = self.scenario.job.options.checksums.then(|| {
-            let units = items.len().div_ceil(grain);
-            let sum = |unit: usize| {
-                unit_sum(&out[unit * grain * bytes..out.len().min((unit + 1) * grain * bytes)])
-            };
-            (0..units).map(sum).collect::<Vec<u32>>()
-        });
+        let checksums = self.scenario.job.options.checksums;
+        let sums = checksums.then(|| unit_sums(&out, items.len(), grain, bytes));
         if trouble == Some(Trouble::Garble)
             && let Some(byte) = out.last_mut()
         {
