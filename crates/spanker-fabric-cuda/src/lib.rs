@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+//! NVIDIA's graphics processors as cards. Their libraries are looked for when the program runs, so that it builds
+//! and starts on machines that have none.
+
+mod error;
+mod load;
+
+pub use error::CudaError;
+pub use load::{Part, require};
