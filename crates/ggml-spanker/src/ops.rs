@@ -80,9 +80,13 @@ pub fn exp(x: f32) -> f32 {
     if x.is_nan() { x } else { scaled }
 }
 
+/// Lanes in which [`norm`] adds squares: so many that a graphics processor need not wait for one addition after
+/// the other.
+pub const NORM_LANES: usize = 128;
+
 /// Root-mean-square norm of one row: `out = row / sqrt(mean(row^2) + epsilon) * weight`.
 ///
-/// Squares are added as f64 in 8 lanes.
+/// Squares are added as f64 in [`NORM_LANES`] lanes, like the products of [`dot`] in 16.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -155,19 +159,24 @@ pub struct Look<'a> {
     pub scale: f32,
 }
 
+/// Positions whose values [`attend`] adds up before it adds them to those before.
+pub const RUN: usize = 64;
+
 /// Memory that [`attend`] uses again from call to call.
 #[derive(Debug, Clone, Default)]
 pub struct AttendScratch {
     /// Scores of all positions, head by head.
     scores: Vec<f32>,
     wide: Vec<f32>,
+    /// What a run of positions has added up to.
+    part: Vec<f32>,
 }
 
 /// Attention of some heads of one row that share their keys and values.
 ///
 /// `queries` and `out` are the heads, end to end. For each head: scores are [`dot`] products times the
-/// scale; the largest is taken off; [`exp`] of each; their sum in 16 lanes like `dot`; values times these, added
-/// position by position from the first, and divided by the sum.
+/// scale; the largest is taken off; [`exp`] of each, divided by their sum in 16 lanes like `dot`; values times
+/// these, added position by position in runs of [`RUN`], and the runs from the first.
 ///
 /// # Panics
 /// If lengths do not belong together, no position is seen, or keys or values end before the last that is.

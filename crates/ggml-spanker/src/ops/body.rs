@@ -4,7 +4,7 @@
 
 use half::f16;
 
-use super::{AttendScratch, Look, Pairs, exp};
+use super::{AttendScratch, Look, NORM_LANES, Pairs, RUN, exp};
 use crate::simd::Lanes;
 
 #[inline(always)]
@@ -27,18 +27,20 @@ pub(super) fn dot<L: Lanes>(l: L, a: &[f32], b: &[f32]) -> f32 {
 
 #[inline(always)]
 pub(super) fn norm<L: Lanes>(_: L, row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
-    let mut lanes = [0.0f64; 8];
-    let (wide, rest) = row.as_chunks::<8>();
-    for values in wide {
-        for lane in 0..8 {
-            lanes[lane] += f64::from(values[lane]) * f64::from(values[lane]);
+    let mut lanes = [0.0f64; NORM_LANES];
+    for values in row.chunks(NORM_LANES) {
+        for (lane, value) in lanes.iter_mut().zip(values) {
+            *lane += f64::from(*value) * f64::from(*value);
         }
     }
-    for (lane, value) in lanes.iter_mut().zip(rest) {
-        *lane += f64::from(*value) * f64::from(*value);
+    let mut half = NORM_LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+        half /= 2;
     }
-    let fours: [f64; 4] = std::array::from_fn(|i| lanes[i] + lanes[i + 4]);
-    let sum = (fours[0] + fours[2]) + (fours[1] + fours[3]);
+    let sum = lanes[0];
     let scale = (1.0 / (sum / row.len() as f64 + f64::from(epsilon)).sqrt()) as f32;
     for ((out, value), weight) in out.iter_mut().zip(row).zip(weight) {
         *out = (value * scale) * weight;
@@ -124,13 +126,19 @@ pub(super) fn attend<L: Lanes>(
         soften(l, scores);
     }
     out.fill(0.0);
+    scratch.part.clear();
+    scratch.part.resize(out.len(), 0.0);
     for (at, value) in rows(look.values, look.stride, head_size).take(positions).enumerate() {
         widen(l, value, &mut scratch.wide);
-        for (head, out) in out.chunks_exact_mut(head_size).enumerate() {
+        for (head, part) in scratch.part.chunks_exact_mut(head_size).enumerate() {
             let weight = scratch.scores[head * positions + at];
-            for (out, value) in out.iter_mut().zip(&scratch.wide) {
-                *out += weight * value;
+            for (part, value) in part.iter_mut().zip(&scratch.wide) {
+                *part += weight * value;
             }
+        }
+        if (at + 1).is_multiple_of(RUN) || at + 1 == positions {
+            add(l, out, &scratch.part);
+            scratch.part.fill(0.0);
         }
     }
 }
