@@ -6,8 +6,14 @@ mod card;
 mod compile;
 mod error;
 mod load;
+mod reduce;
 
 pub use card::{Gpu, MemoryInfo, gpu_count};
-pub use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream};
+pub use cudarc::driver::{
+    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, CudaViewMut,
+};
 pub use error::CudaError;
 pub use load::{Part, require};
+pub use reduce::{MOST_BUFFERS, all_reduce, reduce};
+#[doc(hidden)]
+pub use reduce::{Tuning, all_reduce_tuned};
