@@ -20,6 +20,18 @@ pub enum CudaError {
         "the CUDA driver sees no GPU\nhint: 'nvidia-smi' lists those that the driver has; CUDA_VISIBLE_DEVICES may hide them"
     )]
     NoDevice,
+    /// The driver is older than what is used of it.
+    #[error(
+        "the CUDA driver speaks CUDA {}, and {} is needed\nhint: install a newer driver (Ubuntu: nvidia-driver-580 or newer)",
+        version(*found),
+        version(*needed)
+    )]
+    OldDriver {
+        /// The version of CUDA that it speaks, as in 11040 for 11.4.
+        found: u32,
+        /// The version that is needed.
+        needed: u32,
+    },
     /// A library refused a call.
     #[error("{what}: {message}")]
     Call {
@@ -62,4 +74,9 @@ impl CudaError {
     pub(crate) fn call(what: impl Into<String>, error: &dyn std::fmt::Debug) -> CudaError {
         CudaError::Call { what: what.into(), message: format!("{error:?}") }
     }
+}
+
+/// 12040 as people write it: 12.4.
+pub(crate) fn version(number: u32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
 }

@@ -2,8 +2,18 @@
 //! NVIDIA's graphics processors as cards. Their libraries are looked for when the program runs, so that it builds
 //! and starts on machines that have none.
 
+mod card;
+mod compile;
 mod error;
 mod load;
+mod reduce;
 
+pub use card::{Gpu, MemoryInfo, gpu_count};
+pub use cudarc::driver::{
+    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, CudaViewMut,
+};
 pub use error::CudaError;
 pub use load::{Part, require};
+pub use reduce::{MOST_BUFFERS, all_reduce, reduce};
+#[doc(hidden)]
+pub use reduce::{Tuning, all_reduce_tuned};

@@ -144,6 +144,8 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/ggml-spanker/src/simd/avx512.rs", "vector instructions"),
     ("crates/ggml-spanker/src/simd/neon.rs", "vector instructions"),
     ("crates/ggml-spanker/tests/guarded.rs", "a mapped file that ends"),
+    ("crates/spanker-fabric-cuda/src/card.rs", "calls of the driver"),
+    ("crates/spanker-fabric-cuda/src/compile.rs", "calls of the compiler at run time"),
     ("crates/spanker-fabric-cuda/src/load.rs", "libraries that may be missing"),
     ("crates/spanker-reduce/src/kernel.rs", "vector instructions"),
     ("crates/spanker-reduce/src/fused.rs", "pieces of buffers for several threads"),
