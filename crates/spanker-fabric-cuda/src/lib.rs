@@ -6,6 +6,7 @@ mod card;
 mod compile;
 mod error;
 mod load;
+mod model;
 mod reduce;
 
 pub use card::{Gpu, MemoryInfo, gpu_count};
@@ -14,6 +15,7 @@ pub use cudarc::driver::{
 };
 pub use error::CudaError;
 pub use load::{Part, require};
+pub use model::{Processors, Programs};
 pub use reduce::{MOST_BUFFERS, all_reduce, reduce};
 #[doc(hidden)]
 pub use reduce::{Tuning, all_reduce_tuned};

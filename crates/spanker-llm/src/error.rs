@@ -50,6 +50,14 @@ pub enum LlmError {
     /// A card or a link failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A card that goes through programs itself has failed.
+    #[error("card {card}: {what}")]
+    Card {
+        /// The card.
+        card: usize,
+        /// What it said.
+        what: String,
+    },
     /// A thread that plays a card ended in a panic.
     #[error("card {card}: its thread has panicked")]
     Panicked {

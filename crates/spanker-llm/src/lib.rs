@@ -4,7 +4,8 @@
 //! A [`Network`] is a GGUF file's bytes with what it takes to compute with them. A plan says which card holds
 //! what; [`program`] turns it into one list of operators and exchanges for each card, and a [`Runner`] runs
 //! the lists: [`InProcess`] on threads of this process, which read the weights where they lie, and [`OnCards`]
-//! on cards behind the ABI. Both compute the same functions of `ggml-spanker` in the same order, so that
+//! on cards behind the ABI, [`OnMachine`] on whatever has memory of its own and goes through programs itself. All compute
+//! the same functions of `ggml-spanker` in the same order, so that
 //! tokens do not depend on where they are made, and not on the number of cards either, unless the plan asks
 //! for sums of parts (`Split::Reduce`).
 //!
@@ -12,9 +13,11 @@
 #![forbid(unsafe_code)]
 
 mod cards;
+mod cargo;
 mod error;
 mod holding;
 mod inproc;
+mod machine;
 mod network;
 mod op;
 pub mod program;
@@ -27,6 +30,7 @@ pub use cards::{Loading, OnCards};
 pub use error::LlmError;
 pub use holding::{Cut, Piece};
 pub use inproc::InProcess;
+pub use machine::{Machine, OnMachine};
 pub use network::{Network, Rope};
 pub use op::Op;
 pub use recorder::Recorder;

@@ -94,7 +94,11 @@ pub(crate) fn candidates(bytes: &[u8], k: usize) -> Vec<(u32, f32)> {
         (u32::from_le_bytes([a, b, c, d]), f32::from_le_bytes([e, f, g, h]))
     });
     // A card with fewer logits than candidates fills up with a token that is none.
-    let mut all: Vec<(u32, f32)> = pairs.filter(|&(token, _)| token != u32::MAX).collect();
+    merged(pairs.filter(|&(token, _)| token != u32::MAX).collect(), k)
+}
+
+/// The best of candidates of several cards, the best first.
+pub(crate) fn merged(mut all: Vec<(u32, f32)>, k: usize) -> Vec<(u32, f32)> {
     let key = |value: f32| if value.is_nan() { f32::NEG_INFINITY } else { value };
     all.sort_by(|a, b| {
         key(b.1).total_cmp(&key(a.1)).then(a.1.is_nan().cmp(&b.1.is_nan())).then(a.0.cmp(&b.0))

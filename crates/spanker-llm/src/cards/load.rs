@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bringing a network onto cards: what each holds is listed, made room for and written, all cards at once.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use spanker_fabric::device::DeviceGroup;
 use spanker_plan::Plan;
 use spanker_runtime::{BufferId, Place};
 
-use crate::holding::hold;
+use crate::cargo::{ALIGNMENT, Cargo, list};
 use crate::program::{Lowering, Room, Rooms, Space};
 use crate::{LlmError, Network, Piece};
 
@@ -19,37 +18,6 @@ pub struct Loading {
     pub done: u64,
     /// Bytes that they will have.
     pub total: u64,
-}
-
-/// What pieces of weights begin at multiples of.
-const ALIGNMENT: u64 = 64;
-
-/// The weights of one card.
-#[derive(Debug, Default)]
-struct Cargo {
-    pieces: Vec<(Piece, u64)>,
-    places: HashMap<Piece, u64>,
-    bytes: u64,
-}
-
-impl Cargo {
-    fn add<B: AsRef<[u8]>>(
-        &mut self,
-        network: &Network<B>,
-        piece: &Piece,
-    ) -> Result<Place, LlmError> {
-        let offset = match self.places.get(piece) {
-            Some(&offset) => offset,
-            None => {
-                let offset = self.bytes;
-                self.pieces.push((piece.clone(), offset));
-                self.places.insert(piece.clone(), offset);
-                self.bytes += network.piece_bytes(piece)?.next_multiple_of(ALIGNMENT);
-                offset
-            }
-        };
-        Ok(Place { buffer: BufferId(0), offset })
-    }
 }
 
 /// Loads all cards. What was allocated is in `buffers`, also after an error.
@@ -90,21 +58,6 @@ pub(super) fn load<B: AsRef<[u8]> + Sync>(
         group.request(seat, |card| card.write(place.buffer, 0, bytemuck::cast_slice(&table)))?;
     }
     Ok(lowering)
-}
-
-/// What each seat will hold.
-fn list<B: AsRef<[u8]>>(network: &Network<B>, plan: &Plan) -> Result<Vec<Cargo>, LlmError> {
-    let stages = &plan.layout.replicas[0];
-    let mut list = Vec::new();
-    for (index, stage) in stages.iter().enumerate() {
-        let ends = (index == 0, index + 1 == stages.len());
-        for rank in 0..stage.group.cards.len() {
-            let mut cargo = Cargo::default();
-            hold(network, stage, rank, ends, &mut |piece| cargo.add(network, piece))?;
-            list.push(cargo);
-        }
-    }
-    Ok(list)
 }
 
 /// Writes to all cards at once: each has a link of its own to the host.

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A model on graphics processors: programs of `spanker-llm` as lists of lines that one kernel goes through.
+
+mod lines;
+mod machine;
+mod planes;
+mod station;
+
+pub use machine::{Processors, Programs};

@@ -1,0 +1,1194 @@
+// SPDX-License-Identifier: Apache-2.0
+// A card's program as one kernel: every block goes through the same list of lines, and all blocks meet after each.
+//
+// Every number has the bits that ggml-spanker defines on a processor: sums of integers are exact in any order, sums of
+// f32 are folded in the order that is written there, and nothing is fused (compile with -fmad=false).
+//
+// What blocks write for each other is read past the first-level cache, which is not coherent.
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define THREADS 512
+#define WARPS (THREADS / 32)
+// The types of weights that there are, as bits: compiling for all of them takes long.
+#ifndef TYPES
+#define TYPES ~0ull
+#endif
+#define HAS(type) (((TYPES) >> (type) & 1) != 0)
+#define NORM_LANES 128
+#define RUN 64
+// Rows of inputs that weights are unpacked for at once, rows of weights, and units of 32 weights of each.
+#define TILE_T 16
+#define TILE_R 16
+#define TILE_U 32
+// A block waits so long for the others: some seconds.
+#define MOST_SPINS (1u << 27)
+
+enum Kind {
+    EMBED = 1, NORM, QUANTIZE, MATMUL, ROTATE, HALVE, GATE, ADD, ATTEND, FILL, COPY, VECTOR, ROUND_Q4_K
+};
+
+// GGML's numbers of types.
+enum Type { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, Q8_K = 15, BF16 = 30 };
+
+struct Line {
+    u32 kind;
+    u32 n[15];
+    u64 p[8];
+};
+
+// What changes from step to step.
+struct Step {
+    u32 past;
+    u32 token;
+    const u32 *ids;
+    u64 *meet;
+    u64 met;
+    float *scores;
+    u32 scores_each;
+};
+
+// ---------------------------------------------------------------- numbers
+
+__device__ __forceinline__ float half_of(u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+__device__ __forceinline__ u16 to_half(float f) {
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+
+__device__ __forceinline__ float bf16_of(u16 h) { return __uint_as_float((u32)h << 16); }
+
+// e to the power of x, as ggml_spanker::ops::exp.
+__device__ float power_of_e(float x) {
+    const float ROUND = 12582912.0f;
+    float clamped = x > 88.8f ? 88.8f : x;
+    clamped = clamped < -88.0f ? -88.0f : clamped;
+    float whole = (clamped * 1.44269504088896340736f + ROUND) - ROUND;
+    float rest = (clamped - whole * 0.6933594f) - whole * -2.1219444e-4f;
+    float p = 1.9875691e-4f;
+    p = p * rest + 1.3981999e-3f;
+    p = p * rest + 8.333452e-3f;
+    p = p * rest + 4.1665796e-2f;
+    p = p * rest + 1.6666665e-1f;
+    p = p * rest + 0.5f;
+    p = p * (rest * rest) + rest + 1.0f;
+    float half = (whole * 0.5f + ROUND) - ROUND;
+    u32 round_bits = __float_as_uint(ROUND);
+    float one = __uint_as_float((__float_as_uint(half + ROUND) - round_bits + 127u) << 23);
+    float two = __uint_as_float((__float_as_uint((whole - half) + ROUND) - round_bits + 127u) << 23);
+    float scaled = p * one * two;
+    scaled = x > 88.72284f ? __uint_as_float(0x7f800000u) : scaled;
+    scaled = x < -87.33654f ? 0.0f : scaled;
+    return x != x ? x : scaled;
+}
+
+// The byte that a value becomes in a block whose largest magnitude has this inverse.
+__device__ __forceinline__ int round_to_byte(float value, float inverse) {
+    const float ROUND = 12582912.0f;
+    float exact = value * inverse;
+    exact = exact < -127.0f ? -127.0f : exact;
+    exact = exact > 127.0f ? 127.0f : exact;
+    exact = exact != exact ? 0.0f : exact;
+    return (int)(i8)(u8)(__float_as_uint(exact + ROUND) - __float_as_uint(ROUND));
+}
+
+__device__ __forceinline__ float gate_of(float gate, float up) {
+    return gate / (1.0f + power_of_e(-gate)) * up;
+}
+
+__device__ __forceinline__ u32 largest_in_warp(u32 bits) {
+    for (int by = 16; by > 0; by /= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, by));
+    return bits;
+}
+
+__device__ __forceinline__ int sum_in_warp(int value) {
+    for (int by = 16; by > 0; by /= 2) value += __shfl_xor_sync(~0u, value, by);
+    return value;
+}
+
+// A block's scale from the bits of its largest magnitude: what it is multiplied with, and what it is kept as.
+__device__ __forceinline__ void scale_of(u32 largest, float *inverse, float *scale) {
+    float most = __uint_as_float(largest);
+    bool plain = largest != 0 && largest < 0x7f800000u;
+    *inverse = plain ? 127.0f / most : 0.0f;
+    *scale = plain ? most / 127.0f : (largest == 0 ? 0.0f : __uint_as_float(0x7fc00000u));
+}
+
+// ---------------------------------------------------------------- memory
+
+__device__ __forceinline__ float read(const float *p) { return __ldcg(p); }
+__device__ __forceinline__ u16 read(const u16 *p) { return __ldcg(p); }
+__device__ __forceinline__ u32 read(const u32 *p) { return __ldcg(p); }
+
+// Weights are read once.
+__device__ __forceinline__ uint4 stream(const void *p) {
+    uint4 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+__device__ __forceinline__ u16 stream_u16(const void *p) {
+    u16 v;
+    asm("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
+    return v;
+}
+
+__device__ __forceinline__ u32 stream_u32(const void *p) {
+    u32 v;
+    asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
+// All blocks have come here before any goes on.
+__device__ void meet(u64 *counter, u64 target) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        asm volatile("red.release.gpu.global.add.u64 [%0], 1;" :: "l"(counter) : "memory");
+        u32 spins = 0;
+        u64 seen;
+        do {
+            asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(counter) : "memory");
+            if (++spins > MOST_SPINS) __trap();
+        } while (seen < target);
+    }
+    __syncthreads();
+}
+
+// ---------------------------------------------------------------- types of weights
+
+__device__ __forceinline__ u32 units_of(u32 width) { return width / 32; }
+__device__ __forceinline__ bool is_long(u32 type) { return type == Q4_K || type == Q5_K || type == Q6_K; }
+__device__ __forceinline__ bool is_plain(u32 type) { return type == F32 || type == F16 || type == BF16; }
+__device__ __forceinline__ u32 plain_bytes(u32 type) { return type == F32 ? 4 : 2; }
+
+// A piece of weights as it lies here: what is read together lies together, one plane after the other.
+struct Weights {
+    const u8 *base;
+    u64 blocks;
+};
+
+// 32 weights, or an eighth of a block of 256, with the block's numbers.
+struct Unit {
+    uint4 a;
+    uint4 b;
+    u32 x;
+    u32 y;
+};
+
+template <int TYPE> __device__ __forceinline__ Unit load_unit(const Weights &w, u64 unit) {
+    Unit u;
+    if (TYPE == Q4_0) {
+        u.a = stream(w.base + unit * 16);
+        u.x = stream_u16(w.base + w.blocks * 16 + unit * 2);
+    } else if (TYPE == Q4_1) {
+        u.a = stream(w.base + unit * 16);
+        u.x = stream_u32(w.base + w.blocks * 16 + unit * 4);
+    } else if (TYPE == Q5_0) {
+        u.a = stream(w.base + unit * 16);
+        u.y = stream_u32(w.base + w.blocks * 16 + unit * 4);
+        u.x = stream_u16(w.base + w.blocks * 20 + unit * 2);
+    } else if (TYPE == Q5_1) {
+        u.a = stream(w.base + unit * 16);
+        u.y = stream_u32(w.base + w.blocks * 16 + unit * 4);
+        u.x = stream_u32(w.base + w.blocks * 20 + unit * 4);
+    } else if (TYPE == Q8_0) {
+        u.a = stream(w.base + unit * 32);
+        u.b = stream(w.base + unit * 32 + 16);
+        u.x = stream_u16(w.base + w.blocks * 32 + unit * 2);
+    } else if (TYPE == Q4_K) {
+        const u8 *block = w.base + unit / 8 * 144;
+        u.a = stream(block + 16 + unit % 8 * 16);
+        u.b = stream(block);
+    } else if (TYPE == Q5_K) {
+        const u8 *block = w.base + unit / 8 * 176;
+        u.a = stream(block + 48 + unit % 8 * 16);
+        u.b = stream(block);
+    } else if (TYPE == Q6_K) {
+        u64 block = unit / 8;
+        u.x = stream_u16(w.base + w.blocks * 208 + block * 2);
+        // The scales of the unit's two runs of 16.
+        u.y = stream_u16(w.base + w.blocks * 192 + block * 16 + unit % 8 * 2);
+    }
+    return u;
+}
+
+__device__ __forceinline__ int dot16(int4 w, int4 q) {
+    int s = __dp4a(w.x, q.x, 0);
+    s = __dp4a(w.y, q.y, s);
+    s = __dp4a(w.z, q.z, s);
+    return __dp4a(w.w, q.w, s);
+}
+
+__device__ __forceinline__ int sum16(int4 q) {
+    const int ONES = 0x01010101;
+    return dot16(make_int4(ONES, ONES, ONES, ONES), q);
+}
+
+__device__ __forceinline__ int4 low_nibbles(uint4 v) {
+    const u32 M = 0x0f0f0f0fu;
+    return make_int4(v.x & M, v.y & M, v.z & M, v.w & M);
+}
+
+__device__ __forceinline__ int4 high_nibbles(uint4 v) {
+    const u32 M = 0x0f0f0f0fu;
+    return make_int4((v.x >> 4) & M, (v.y >> 4) & M, (v.z >> 4) & M, (v.w >> 4) & M);
+}
+
+// Four bits as the fifth bits of four bytes.
+__device__ __forceinline__ u32 fifths(u32 bits) {
+    bits &= 15;
+    return ((bits & 1) << 4) | ((bits & 2) << 11) | ((bits & 4) << 18) | ((bits & 8) << 25);
+}
+
+__device__ __forceinline__ int4 with_fifths(int4 v, u32 bits) {
+    return make_int4(v.x | fifths(bits), v.y | fifths(bits >> 4), v.z | fifths(bits >> 8), v.w | fifths(bits >> 12));
+}
+
+// Rows of inputs in shared memory: bytes in halves of 32, scales and sums.
+struct Inputs {
+    int4 *low;
+    int4 *high;
+    float *scale;
+    int *sum;
+};
+
+__device__ __forceinline__ int byte_of(u32 word, int at) { return (word >> (8 * at)) & 0xff; }
+
+// Scale and minimum of a sub-block, from the 12 bytes that pack them.
+__device__ __forceinline__ void unpack_scale(uint4 head, int sub, int *scale, int *minimum) {
+    int i = sub & 3;
+    int s = byte_of(head.y, i), m = byte_of(head.z, i), low = byte_of(head.w, i);
+    bool first = sub < 4;
+    *scale = first ? s & 63 : (low & 15) | (s >> 6 << 4);
+    *minimum = first ? m & 63 : (low >> 4) | (m >> 6 << 4);
+}
+
+// Bits of a Q5_K block's high plane as fifth bits: byte i of `v` has those of weight i of each sub-block.
+__device__ __forceinline__ int4 long_fifths(int4 w, uint4 v, int sub) {
+    const u32 M = 0x01010101u;
+    return make_int4(w.x | (((v.x >> sub) & M) << 4), w.y | (((v.y >> sub) & M) << 4),
+                     w.z | (((v.z >> sub) & M) << 4), w.w | (((v.w >> sub) & M) << 4));
+}
+
+// 16 weights of 6 bits less 32, from low halves and two high bits.
+__device__ __forceinline__ int4 sixes(uint4 low, uint4 high, int quarter) {
+    const u32 F = 0x0f0f0f0fu, T = 0x03030303u;
+    int by = 4 * (quarter / 2), bits = 2 * quarter;
+    u32 x = ((low.x >> by) & F) | (((high.x >> bits) & T) << 4);
+    u32 y = ((low.y >> by) & F) | (((high.y >> bits) & T) << 4);
+    u32 z = ((low.z >> by) & F) | (((high.z >> bits) & T) << 4);
+    u32 w = ((low.w >> by) & F) | (((high.w >> bits) & T) << 4);
+    const u32 O = 0x20202020u;
+    return make_int4(__vsub4(x, O), __vsub4(y, O), __vsub4(z, O), __vsub4(w, O));
+}
+
+// What a type's unpacked unit is multiplied with again and again.
+template <int TYPE> struct Unpacked {
+    int4 a, b;
+    int scales[2], minima[2];
+};
+
+template <int TYPE>
+__device__ __forceinline__ Unpacked<TYPE> unpack(const Weights &w, const Unit &u, u64 unit) {
+    Unpacked<TYPE> v;
+    if (TYPE == Q4_0 || TYPE == Q4_1) {
+        v.a = low_nibbles(u.a);
+        v.b = high_nibbles(u.a);
+    } else if (TYPE == Q5_0 || TYPE == Q5_1) {
+        v.a = with_fifths(low_nibbles(u.a), u.y);
+        v.b = with_fifths(high_nibbles(u.a), u.y >> 16);
+    } else if (TYPE == Q8_0) {
+        v.a = make_int4(u.a.x, u.a.y, u.a.z, u.a.w);
+        v.b = make_int4(u.b.x, u.b.y, u.b.z, u.b.w);
+    } else if (TYPE == Q4_K || TYPE == Q5_K) {
+        int chunk = unit % 8 / 2;
+        v.a = low_nibbles(u.a);
+        v.b = high_nibbles(u.a);
+        if (TYPE == Q5_K) {
+            uint4 high = stream(w.base + unit / 8 * 176 + 16 + unit % 2 * 16);
+            v.a = long_fifths(v.a, high, 2 * chunk);
+            v.b = long_fifths(v.b, high, 2 * chunk + 1);
+        }
+        unpack_scale(u.b, 2 * chunk, &v.scales[0], &v.minima[0]);
+        unpack_scale(u.b, 2 * chunk + 1, &v.scales[1], &v.minima[1]);
+    } else if (TYPE == Q6_K) {
+        u64 block = unit / 8;
+        int half = unit % 8 / 4, quarter = unit % 4;
+        const u8 *low = w.base + block * 128 + 64 * half + 32 * (quarter % 2);
+        const u8 *high = w.base + w.blocks * 128 + block * 64 + 32 * half;
+        v.a = sixes(stream(low), stream(high), quarter);
+        v.b = sixes(stream(low + 16), stream(high + 16), quarter);
+        v.scales[0] = (int)(i8)(u.y & 0xff);
+        v.scales[1] = (int)(i8)(u.y >> 8);
+    }
+    return v;
+}
+
+// The term that a block adds. Of a long type, the first of its eight lanes has it. `at` is the unit within the row.
+template <int TYPE>
+__device__ __forceinline__ float term_of(const Unpacked<TYPE> &v, u32 x, const Inputs &in, u32 at) {
+    if (TYPE == Q4_K || TYPE == Q5_K) {
+        u32 group = at / 2 * 2;
+        const int4 *from = at % 2 == 0 ? in.low : in.high;
+        int4 q0 = from[group], q1 = from[group + 1];
+        int products = v.scales[0] * dot16(v.a, q0) + v.scales[1] * dot16(v.b, q1);
+        int minima = v.minima[0] * sum16(q0) + v.minima[1] * sum16(q1);
+        for (int by = 4; by > 0; by /= 2) {
+            products += __shfl_xor_sync(~0u, products, by);
+            minima += __shfl_xor_sync(~0u, minima, by);
+        }
+        float d = half_of(x & 0xffff), least = half_of(x >> 16), a = in.scale[at / 8];
+        return (d * a) * (float)products - (least * a) * (float)minima;
+    }
+    if (TYPE == Q6_K) {
+        int products = v.scales[0] * dot16(v.a, in.low[at]) + v.scales[1] * dot16(v.b, in.high[at]);
+        for (int by = 4; by > 0; by /= 2) products += __shfl_xor_sync(~0u, products, by);
+        return (half_of(x) * in.scale[at / 8]) * (float)products;
+    }
+    int products = dot16(v.a, in.low[at]) + dot16(v.b, in.high[at]);
+    float a = in.scale[at];
+    if (TYPE == Q4_0) products -= 8 * in.sum[at];
+    if (TYPE == Q5_0) products -= 16 * in.sum[at];
+    if (TYPE == Q4_1 || TYPE == Q5_1) {
+        float d = half_of(x & 0xffff), m = half_of(x >> 16);
+        return (d * a) * (float)products + (m * a) * (float)in.sum[at];
+    }
+    return (half_of(x) * a) * (float)products;
+}
+
+// The block's numbers of a loaded unit.
+template <int TYPE> __device__ __forceinline__ u32 numbers_of(const Unit &u) {
+    return TYPE == Q4_K || TYPE == Q5_K ? u.b.x : u.x;
+}
+
+// ---------------------------------------------------------------- inputs of products
+
+// Makes a block's bytes from values that threads of a warp hold: lane i has values i, i + 32, ..
+template <int EACH> __device__ __forceinline__ float round_values(const float *values, int *bytes) {
+    u32 largest = 0;
+    for (int i = 0; i < EACH; i++) largest = max(largest, __float_as_uint(values[i]) & 0x7fffffffu);
+    largest = largest_in_warp(largest);
+    float inverse, scale;
+    scale_of(largest, &inverse, &scale);
+    bool plain = largest != 0 && largest < 0x7f800000u;
+    for (int i = 0; i < EACH; i++) bytes[i] = plain ? round_to_byte(values[i], inverse) : 0;
+    return scale;
+}
+
+// Rows as they lie in the memory of a card become inputs in shared memory: units from `first`, `count` of them.
+__device__ void take_inputs(const u8 *row, u32 type, u32 first, u32 count, const Inputs &in) {
+    if (type == Q8_0) {
+        for (u32 at = threadIdx.x; at < count; at += THREADS) {
+            const u16 *block = (const u16 *)(row + (u64)(first + at) * 34);
+            u32 words[8];
+            for (int i = 0; i < 8; i++)
+                words[i] = (u32)read(block + 1 + 2 * i) | (u32)read(block + 2 + 2 * i) << 16;
+            int4 low = make_int4(words[0], words[1], words[2], words[3]);
+            int4 high = make_int4(words[4], words[5], words[6], words[7]);
+            in.low[at] = low;
+            in.high[at] = high;
+            in.scale[at] = half_of(read(block));
+            in.sum[at] = sum16(low) + sum16(high);
+        }
+    } else {
+        for (u32 at = threadIdx.x; at < count; at += THREADS) {
+            u32 unit = first + at;
+            const u32 *block = (const u32 *)(row + (u64)(unit / 8) * 292);
+            const u32 *q = block + 1 + unit % 8 * 8;
+            in.low[at] = make_int4(read(q), read(q + 1), read(q + 2), read(q + 3));
+            in.high[at] = make_int4(read(q + 4), read(q + 5), read(q + 6), read(q + 7));
+            if (unit % 8 == 0) in.scale[at / 8] = __uint_as_float(read(block));
+        }
+    }
+}
+
+// One over the root of a row's mean square, for a row in shared memory.
+__device__ float norm_of(const float *row, u32 width, float epsilon, double *lanes) {
+    __shared__ float result;
+    if (threadIdx.x < NORM_LANES) {
+        double sum = 0.0;
+        for (u32 i = threadIdx.x; i < width; i += NORM_LANES) sum += (double)row[i] * (double)row[i];
+        lanes[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        u32 l = threadIdx.x;
+        double a = lanes[l] + lanes[l + 64], b = lanes[l + 32] + lanes[l + 96];
+        double sum = a + b;
+        for (int half = 16; half > 0; half /= 2) sum += __shfl_down_sync(~0u, sum, half);
+        if (l == 0) result = (float)(1.0 / sqrt(sum / (double)width + (double)epsilon));
+    }
+    __syncthreads();
+    return result;
+}
+
+// A row is normed and becomes inputs in shared memory, without a way through the card's.
+__device__ void norm_inputs(const float *x, const float *weight, float epsilon, u32 width, u32 type,
+                            float *row, double *lanes, const Inputs &in) {
+    for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read(x + i);
+    __syncthreads();
+    float scale = norm_of(row, width, epsilon, lanes);
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (type == Q8_0) {
+        for (u32 at = warp; at < width / 32; at += WARPS) {
+            float value = (row[at * 32 + lane] * scale) * weight[at * 32 + lane];
+            int byte;
+            float kept = half_of(to_half(round_values<1>(&value, &byte)));
+            int sum = sum_in_warp(byte);
+            ((i8 *)(lane < 16 ? in.low : in.high))[at * 16 + lane % 16] = (i8)byte;
+            if (lane == 0) {
+                in.scale[at] = kept;
+                in.sum[at] = sum;
+            }
+        }
+    } else if (type == Q8_K) {
+        for (u32 at = warp; at < width / 256; at += WARPS) {
+            float values[8];
+            int bytes[8];
+            for (int i = 0; i < 8; i++) {
+                u32 place = at * 256 + i * 32 + lane;
+                values[i] = (row[place] * scale) * weight[place];
+            }
+            float kept = round_values<8>(values, bytes);
+            for (int i = 0; i < 8; i++)
+                ((i8 *)(lane < 16 ? in.low : in.high))[(at * 8 + i) * 16 + lane % 16] = (i8)bytes[i];
+            if (lane == 0) in.scale[at] = kept;
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = (row[i] * scale) * weight[i];
+    }
+    __syncthreads();
+}
+
+// ---------------------------------------------------------------- one row of inputs with many rows of weights
+
+// Up to three matrices that share their inputs.
+struct Matrix {
+    Weights weights;
+    u32 type;
+    u32 rows;
+    float *out;
+};
+
+__device__ __forceinline__ Weights weights_at(u64 base, u32 type, u64 rows, u32 width) {
+    Weights w;
+    w.base = (const u8 *)base;
+    w.blocks = rows * width / (is_long(type) ? 256 : 32);
+    return w;
+}
+
+// The terms of `rows` rows from `first` on go to shared memory, `stride` apart.
+template <int TYPE>
+__device__ __forceinline__ void terms_of(const Weights &w, u32 first, u32 rows, u32 width, const Inputs &in,
+                                         float *terms, u32 stride) {
+    const u32 each = units_of(width);
+    const u32 count = rows * each;
+    const u64 start = (u64)first * each;
+    const bool eighths = TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K;
+    const int AHEAD = TYPE == Q4_0 ? 6 : 4;
+    // Whole warps take part: lanes of a long type's block belong together.
+    const u32 padded = (count + 31) / 32 * 32;
+    for (u32 from = threadIdx.x; from < padded; from += AHEAD * THREADS) {
+        Unit units[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            u32 at = from + i * THREADS;
+            if (at < count) units[i] = load_unit<TYPE>(w, start + at);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            u32 at = from + i * THREADS;
+            if (at < padded) {
+                u32 safe = at < count ? at : count - 1;
+                u32 row = safe / each, unit = safe % each;
+                if (at >= count) units[i] = load_unit<TYPE>(w, start + safe);
+                Unpacked<TYPE> v = unpack<TYPE>(w, units[i], start + safe);
+                float term = term_of<TYPE>(v, numbers_of<TYPE>(units[i]), in, unit);
+                if (at < count) {
+                    if (!eighths) terms[row * stride + unit] = term;
+                    else if (unit % 8 == 0) terms[row * stride + unit / 8] = term;
+                }
+            }
+        }
+    }
+}
+
+__device__ void terms(const Matrix &m, u32 first, u32 rows, u32 width, const Inputs &in, float *to, u32 stride) {
+    switch (m.type) {
+        case Q4_0: if constexpr (HAS(Q4_0)) terms_of<Q4_0>(m.weights, first, rows, width, in, to, stride); break;
+        case Q4_1: if constexpr (HAS(Q4_1)) terms_of<Q4_1>(m.weights, first, rows, width, in, to, stride); break;
+        case Q5_0: if constexpr (HAS(Q5_0)) terms_of<Q5_0>(m.weights, first, rows, width, in, to, stride); break;
+        case Q5_1: if constexpr (HAS(Q5_1)) terms_of<Q5_1>(m.weights, first, rows, width, in, to, stride); break;
+        case Q8_0: if constexpr (HAS(Q8_0)) terms_of<Q8_0>(m.weights, first, rows, width, in, to, stride); break;
+        case Q4_K: if constexpr (HAS(Q4_K)) terms_of<Q4_K>(m.weights, first, rows, width, in, to, stride); break;
+        case Q5_K: if constexpr (HAS(Q5_K)) terms_of<Q5_K>(m.weights, first, rows, width, in, to, stride); break;
+        default: if constexpr (HAS(Q6_K)) terms_of<Q6_K>(m.weights, first, rows, width, in, to, stride); break;
+    }
+}
+
+__device__ __forceinline__ float fold(const float *terms, u32 count) {
+    float sum = 0.0f;
+    u32 i = 0;
+    for (; i + 8 <= count; i += 8) {
+        float t[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) t[j] = terms[i + j];
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum = sum + t[j];
+    }
+    for (; i < count; i++) sum = sum + terms[i];
+    return sum;
+}
+
+// A plain row of weights with the row of inputs in shared memory, by 16 lanes.
+__device__ __forceinline__ float plain_dot(const u8 *weights, u32 type, const float *row, u32 width, u32 lane) {
+    float sum = 0.0f;
+    for (u32 i = lane; i < width; i += 16) {
+        float weight = type == F32 ? __ldg((const float *)weights + i)
+                     : type == F16 ? half_of(stream_u16((const u16 *)weights + i))
+                                   : bf16_of(stream_u16((const u16 *)weights + i));
+        sum = sum + weight * row[i];
+    }
+    for (int half = 8; half > 0; half /= 2) sum += __shfl_down_sync(~0u, sum, half, 16);
+    return sum;
+}
+
+// How a product's results are kept.
+enum Keep { STORE = 0, INTO = 1, GATED = 2 };
+
+// Rounds rows that have all been written to blocks of inputs, once the last of each block is there.
+__device__ void round_when_full(const float *values, u8 *out, u32 type, u32 first, u32 rows, u32 *counters) {
+    __shared__ u32 full[64];
+    __shared__ u32 found;
+    u32 size = type == Q8_0 ? 32 : 256;
+    u32 begin = first / size, end = (first + rows - 1) / size + 1;
+    __threadfence();
+    if (threadIdx.x == 0) found = 0;
+    __syncthreads();
+    for (u32 group = begin + threadIdx.x; group < end; group += THREADS) {
+        u32 from = max(first, group * size), to = min(first + rows, (group + 1) * size);
+        u32 before = atomicAdd(counters + group, to - from);
+        if (before + to - from == size) {
+            counters[group] = 0;
+            full[atomicAdd(&found, 1)] = group;
+        }
+    }
+    __syncthreads();
+    __threadfence();
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (u32 i = warp; i < found; i += WARPS) {
+        u32 group = full[i];
+        if (type == Q8_0) {
+            float value = read(values + group * 32 + lane);
+            int byte;
+            float scale = round_values<1>(&value, &byte);
+            u8 *block = out + (u64)group * 34;
+            block[2 + lane] = (u8)byte;
+            if (lane == 0) *(u16 *)block = to_half(scale);
+        } else {
+            float v[8];
+            int bytes[8];
+            for (int j = 0; j < 8; j++) v[j] = read(values + group * 256 + j * 32 + lane);
+            float scale = round_values<8>(v, bytes);
+            u8 *block = out + (u64)group * 292;
+            for (int j = 0; j < 8; j++) {
+                block[4 + j * 32 + lane] = (u8)bytes[j];
+                int half = bytes[j];
+                for (int by = 8; by > 0; by /= 2) half += __shfl_xor_sync(~0u, half, by);
+                if (lane % 16 == 0) *(u16 *)(block + 260 + (2 * j + lane / 16) * 2) = (u16)(short)half;
+            }
+            if (lane == 0) *(float *)block = scale;
+        }
+    }
+    __syncthreads();
+}
+
+// n: 0 width, 1 input's type, 2 whether it is normed first, 3 epsilon, 4 keep, 5 rows of a tile, 6.. types and rows
+// of up to three matrices, 12 the type of blocks of gated results. p: 0 input, 1 norm's weight, 2, 3, 4 matrices,
+// 5 out, 6 second out or counters, 7 third out or blocks of gated results.
+__device__ void vector_line(const Line &line, u8 *memory) {
+    const u32 width = line.n[0], type = line.n[1], keep = line.n[4], tile = line.n[5];
+    const u32 units = units_of(width);
+    const bool plain = is_plain(line.n[6]);
+    Inputs in;
+    in.low = (int4 *)memory;
+    in.high = in.low + units;
+    in.scale = (float *)(in.high + units);
+    in.sum = (int *)(in.scale + units);
+    float *row = plain ? (float *)memory : (float *)(in.sum + units);
+    double *lanes = (double *)(row + (width + 1) / 2 * 2);
+    float *to = plain ? (float *)(lanes + NORM_LANES) : row;
+    if (line.n[2]) {
+        norm_inputs((const float *)line.p[0], (const float *)line.p[1], __uint_as_float(line.n[3]), width,
+                    plain ? F32 : type, row, lanes, in);
+    } else if (plain) {
+        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)line.p[0] + i);
+        __syncthreads();
+    } else {
+        take_inputs((const u8 *)line.p[0], type, 0, units, in);
+        __syncthreads();
+    }
+    u32 next = blockIdx.x;
+    const u32 pairs = keep == GATED ? 1 : 3;
+    for (u32 at = 0; at < pairs; at++) {
+        u32 rows = line.n[7 + 2 * at];
+        if (rows == 0) break;
+        Matrix m;
+        m.type = line.n[6 + 2 * at];
+        m.rows = rows;
+        m.weights = weights_at(line.p[2 + at], m.type, rows, width);
+        m.out = (float *)line.p[5 + at];
+        u32 tiles = (rows + tile - 1) / tile;
+        for (; next < tiles; next += gridDim.x) {
+            u32 first = next * tile, some = min(tile, rows - first);
+            u32 count = is_long(m.type) ? units / 8 : units;
+            u32 stride = count | 1;
+            if (is_plain(m.type)) {
+                u32 pair = threadIdx.x / 16;
+                for (u32 r = pair; r < (some + 1) / 2 * 2; r += THREADS / 16) {
+                    u32 safe = min(r, some - 1);
+                    const u8 *w = m.weights.base + (u64)(first + safe) * width * plain_bytes(m.type);
+                    float sum = plain_dot(w, m.type, row, width, threadIdx.x % 16);
+                    if (threadIdx.x % 16 == 0 && r < some) to[r] = sum;
+                }
+                count = 1, stride = 1;
+            } else {
+                terms(m, first, some, width, in, to, stride);
+                if (keep == GATED) {
+                    Matrix up = m;
+                    up.type = line.n[8];
+                    up.weights = weights_at(line.p[3], up.type, rows, width);
+                    // Both have the same blocks, so that terms of one follow those of the other.
+                    terms(up, first, some, width, in, to + some * stride, stride);
+                }
+            }
+            __syncthreads();
+            for (u32 r = threadIdx.x; r < some; r += THREADS) {
+                float sum = count == 1 ? to[r * stride] : fold(to + r * stride, count);
+                if (keep == INTO) {
+                    sum = read(m.out + first + r) + sum;
+                } else if (keep == GATED) {
+                    sum = gate_of(sum, fold(to + (some + r) * stride, count));
+                }
+                m.out[first + r] = sum;
+            }
+            __syncthreads();
+            if (keep == GATED && line.n[12]) {
+                round_when_full(m.out, (u8 *)line.p[7], line.n[12], first, some, (u32 *)line.p[6]);
+            }
+        }
+        next -= tiles;
+    }
+}
+
+// Has the first weights that a line needs come closer.
+__device__ void fetch_ahead(const Line *line) {
+    if (line->kind != VECTOR) return;
+    u32 width = line->n[0], tile = line->n[5], next = blockIdx.x;
+    for (u32 at = 0; at < 3; at++) {
+        u32 type = line->n[6 + 2 * at], rows = line->n[7 + 2 * at];
+        if (rows == 0) break;
+        u32 tiles = (rows + tile - 1) / tile;
+        if (next < tiles) {
+            u64 units = units_of(width);
+            u64 each = type == Q4_K ? units * 18 : type == Q5_K ? units * 22 : type == Q8_0 ? units * 32
+                     : is_plain(type) ? (u64)width * plain_bytes(type) : units * 16;
+            u64 start = (u64)next * tile * each, length = min((u64)tile, (u64)rows - next * tile) * each;
+            u64 off = (u64)threadIdx.x * 128;
+            if (off < length) asm volatile("prefetch.global.L2 [%0];" :: "l"(line->p[2 + at] + start + off));
+            return;
+        }
+        next -= tiles;
+    }
+}
+
+// ---------------------------------------------------------------- many rows of inputs
+
+// n: 0 rows of inputs, 1 width, 2 rows of weights, 3 input's type, 4 weights' type. p: 0 inputs, 1 weights, 2 out.
+template <int TYPE> __device__ void many_rows(const Line &line, u8 *memory) {
+    const u32 rows = line.n[0], width = line.n[1], outs = line.n[2], type = line.n[3];
+    const bool eighths = TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K;
+    const u32 units = units_of(width);
+    const u64 row_bytes = type == Q8_0 ? (u64)units * 34 : (u64)units / 8 * 292;
+    Weights w = weights_at(line.p[1], TYPE, outs, width);
+    Inputs in;
+    in.low = (int4 *)memory;
+    in.high = in.low + TILE_T * TILE_U;
+    in.scale = (float *)(in.high + TILE_T * TILE_U);
+    in.sum = (int *)(in.scale + TILE_T * TILE_U);
+    float *to = (float *)(in.sum + TILE_T * TILE_U);
+    const u32 STRIDE = TILE_U + 1;
+    const u32 across = (outs + TILE_R - 1) / TILE_R, down = (rows + TILE_T - 1) / TILE_T;
+    for (u64 tile = blockIdx.x; tile < (u64)across * down; tile += gridDim.x) {
+        // Blocks that work at the same time share weights.
+        u32 t0 = tile % down * TILE_T, r0 = tile / down * TILE_R;
+        u32 ts = min(TILE_T, rows - t0), rs = min(TILE_R, outs - r0);
+        float sum = 0.0f;
+        u32 own_r = threadIdx.x / TILE_T, own_t = threadIdx.x % TILE_T;
+        bool folds = threadIdx.x < TILE_R * TILE_T && own_r < rs && own_t < ts;
+        for (u32 u0 = 0; u0 < units; u0 += TILE_U) {
+            u32 us = min(TILE_U, units - u0);
+            __syncthreads();
+            for (u32 t = 0; t < ts; t++) {
+                Inputs part = in;
+                part.low += t * TILE_U, part.high += t * TILE_U, part.scale += t * TILE_U, part.sum += t * TILE_U;
+                // Rows are shared out over warps, so that no thread waits for another row.
+                if (threadIdx.x / 32 == t % WARPS) {
+                    u32 lane = threadIdx.x % 32;
+                    const u8 *row = (const u8 *)line.p[0] + (u64)(t0 + t) * row_bytes;
+                    if (lane < us) {
+                        u32 unit = u0 + lane;
+                        if (type == Q8_0) {
+                            const u16 *block = (const u16 *)(row + (u64)unit * 34);
+                            u32 words[8];
+                            for (int i = 0; i < 8; i++)
+                                words[i] = (u32)read(block + 1 + 2 * i) | (u32)read(block + 2 + 2 * i) << 16;
+                            part.low[lane] = make_int4(words[0], words[1], words[2], words[3]);
+                            part.high[lane] = make_int4(words[4], words[5], words[6], words[7]);
+                            part.scale[lane] = half_of(read(block));
+                            part.sum[lane] = sum16(part.low[lane]) + sum16(part.high[lane]);
+                        } else {
+                            const u32 *block = (const u32 *)(row + (u64)(unit / 8) * 292);
+                            const u32 *q = block + 1 + unit % 8 * 8;
+                            part.low[lane] = make_int4(read(q), read(q + 1), read(q + 2), read(q + 3));
+                            part.high[lane] = make_int4(read(q + 4), read(q + 5), read(q + 6), read(q + 7));
+                            if (unit % 8 == 0) part.scale[lane / 8] = __uint_as_float(read(block));
+                        }
+                    }
+                }
+            }
+            __syncthreads();
+            u32 r = threadIdx.x / TILE_U, at = threadIdx.x % TILE_U;
+            u32 safe_r = min(r, rs - 1), safe_at = min(at, us - 1);
+            u64 unit = (u64)(r0 + safe_r) * units + u0 + safe_at;
+            Unit loaded = load_unit<TYPE>(w, unit);
+            Unpacked<TYPE> v = unpack<TYPE>(w, loaded, unit);
+            u32 x = numbers_of<TYPE>(loaded);
+            for (u32 t = 0; t < ts; t++) {
+                Inputs part = in;
+                part.low += t * TILE_U, part.high += t * TILE_U, part.scale += t * TILE_U, part.sum += t * TILE_U;
+                float term = term_of<TYPE>(v, x, part, safe_at);
+                if (r < rs && at < us) {
+                    float *place = to + (r * TILE_T + t) * STRIDE;
+                    if (!eighths) place[at] = term;
+                    else if (at % 8 == 0) place[at / 8] = term;
+                }
+            }
+            __syncthreads();
+            if (folds) {
+                const float *from = to + (own_r * TILE_T + own_t) * STRIDE;
+                u32 count = eighths ? us / 8 : us;
+                for (u32 i = 0; i < count; i++) sum = sum + from[i];
+            }
+        }
+        if (folds) ((float *)line.p[2])[(u64)(t0 + own_t) * outs + r0 + own_r] = sum;
+    }
+}
+
+__device__ void plain_rows(const Line &line, u8 *memory) {
+    const u32 rows = line.n[0], width = line.n[1], outs = line.n[2], type = line.n[4];
+    float *row = (float *)memory;
+    for (u32 t = 0; t < rows; t++) {
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)line.p[0] + (u64)t * width + i);
+        __syncthreads();
+        u32 pair = (blockIdx.x * THREADS + threadIdx.x) / 16, pairs = gridDim.x * THREADS / 16;
+        for (u32 r = pair; r < (outs + 1) / 2 * 2; r += pairs) {
+            u32 safe = min(r, outs - 1);
+            const u8 *w = (const u8 *)line.p[1] + (u64)safe * width * plain_bytes(type);
+            float sum = plain_dot(w, type, row, width, threadIdx.x % 16);
+            if (threadIdx.x % 16 == 0 && r < outs) ((float *)line.p[2])[(u64)t * outs + r] = sum;
+        }
+    }
+}
+
+__device__ void matmul_line(const Line &line, u8 *memory) {
+    switch (line.n[4]) {
+        case Q4_0: if constexpr (HAS(Q4_0)) many_rows<Q4_0>(line, memory); break;
+        case Q4_1: if constexpr (HAS(Q4_1)) many_rows<Q4_1>(line, memory); break;
+        case Q5_0: if constexpr (HAS(Q5_0)) many_rows<Q5_0>(line, memory); break;
+        case Q5_1: if constexpr (HAS(Q5_1)) many_rows<Q5_1>(line, memory); break;
+        case Q8_0: if constexpr (HAS(Q8_0)) many_rows<Q8_0>(line, memory); break;
+        case Q4_K: if constexpr (HAS(Q4_K)) many_rows<Q4_K>(line, memory); break;
+        case Q5_K: if constexpr (HAS(Q5_K)) many_rows<Q5_K>(line, memory); break;
+        case Q6_K: if constexpr (HAS(Q6_K)) many_rows<Q6_K>(line, memory); break;
+        default: plain_rows(line, memory); break;
+    }
+}
+
+// ---------------------------------------------------------------- attention
+
+// Turns a pair of numbers of a head by a position.
+__device__ __forceinline__ void turn(float *head, u32 pair, u32 dims, u32 halves, const float *table) {
+    u32 one = halves ? pair : 2 * pair, two = halves ? pair + dims / 2 : 2 * pair + 1;
+    float cos = table[2 * pair], sin = table[2 * pair + 1], a = head[one], b = head[two];
+    head[one] = a * cos - b * sin;
+    head[two] = a * sin + b * cos;
+}
+
+// A query with one position's key.
+__device__ __forceinline__ float score_of(const float *query, const u8 *key, u32 size) {
+    float lanes[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) lanes[i] = 0.0f;
+    for (u32 e = 0; e < size; e += 16) {
+        uint4 a = __ldcg((const uint4 *)(key + e * 2)), b = __ldcg((const uint4 *)(key + e * 2 + 16));
+        u32 words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            lanes[2 * i] = lanes[2 * i] + query[e + 2 * i] * half_of(words[i] & 0xffff);
+            lanes[2 * i + 1] = lanes[2 * i + 1] + query[e + 2 * i + 1] * half_of(words[i] >> 16);
+        }
+    }
+#pragma unroll
+    for (int half = 8; half > 0; half /= 2)
+#pragma unroll
+        for (int i = 0; i < half; i++) lanes[i] = lanes[i] + lanes[i + half];
+    return lanes[0];
+}
+
+// n: 0 rows, 1 heads, 2 heads of keys, 3 head's size, 4 group, 5 offset, 6 scale, 7 whether keys are new and unturned,
+// 8 dims, 9 pairs, 10 the type of blocks of results. p: 0 queries, 1 keys, 2 values, 3 into, 4 table, 5 new keys,
+// 6 new values, 7 blocks of results.
+__device__ void attend_line(const Line &line, const Step &step, u8 *memory) {
+    const u32 rows = line.n[0], heads = line.n[1], kv_heads = line.n[2], size = line.n[3];
+    const u32 group = line.n[4], offset = line.n[5], fresh = line.n[7], dims = line.n[8];
+    const float scale = __uint_as_float(line.n[6]);
+    const u64 stride = (u64)kv_heads * size * 2;
+    float *query = (float *)memory;
+    float *new_key = query + size, *new_value = new_key + size;
+    u16 *key_bits = (u16 *)(new_value + size);
+    float *parts = (float *)(key_bits + size);
+    float *most = parts + THREADS;
+    const u32 groups = THREADS / size;
+    float *scores = most + WARPS;
+    if (step.past + rows > step.scores_each) scores = step.scores + (u64)blockIdx.x * (step.past + rows);
+    for (u32 unit = blockIdx.x; unit < rows * heads; unit += gridDim.x) {
+        u32 row = unit / heads, head = unit % heads;
+        u32 kv = (offset + head) / group, positions = step.past + row + 1;
+        const u8 *keys = (const u8 *)line.p[1] + (u64)kv * size * 2;
+        const u8 *values = (const u8 *)line.p[2] + (u64)kv * size * 2;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < size; i += THREADS) {
+            query[i] = read((const float *)line.p[0] + ((u64)row * heads + head) * size + i);
+            if (fresh) {
+                new_key[i] = read((const float *)line.p[5] + kv * size + i);
+                new_value[i] = half_of(to_half(read((const float *)line.p[6] + kv * size + i)));
+            }
+        }
+        __syncthreads();
+        if (fresh) {
+            const float *table = (const float *)line.p[4] + (u64)step.past * dims;
+            for (u32 i = threadIdx.x; i < dims; i += THREADS)
+                turn(i < dims / 2 ? query : new_key, i % (dims / 2), dims, line.n[9], table);
+            __syncthreads();
+            bool first = head == 0 || (offset + head - 1) / group != kv;
+            for (u32 i = threadIdx.x; i < size; i += THREADS) {
+                u16 bits = to_half(new_key[i]);
+                key_bits[i] = bits;
+                if (first) {
+                    ((u16 *)(keys + step.past * stride))[i] = bits;
+                    ((u16 *)(values + step.past * stride))[i] = to_half(new_value[i]);
+                }
+            }
+            __syncthreads();
+        }
+        float own = -__uint_as_float(0x7f800000u);
+        for (u32 at = threadIdx.x; at < positions; at += THREADS) {
+            float score;
+            if (fresh && at == step.past) {
+                float lanes[16];
+#pragma unroll
+                for (int i = 0; i < 16; i++) lanes[i] = 0.0f;
+                for (u32 e = 0; e < size; e += 16)
+#pragma unroll
+                    for (int i = 0; i < 16; i++) lanes[i] = lanes[i] + query[e + i] * half_of(key_bits[e + i]);
+#pragma unroll
+                for (int half = 8; half > 0; half /= 2)
+#pragma unroll
+                    for (int i = 0; i < half; i++) lanes[i] = lanes[i] + lanes[i + half];
+                score = lanes[0] * scale;
+            } else {
+                score = score_of(query, keys + at * stride, size) * scale;
+            }
+            scores[at] = score;
+            own = score > own ? score : own;
+        }
+        for (int by = 16; by > 0; by /= 2) {
+            float other = __shfl_xor_sync(~0u, own, by);
+            own = other > own ? other : own;
+        }
+        if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = own;
+        __syncthreads();
+        float largest = most[0];
+        for (int i = 1; i < WARPS; i++) largest = most[i] > largest ? most[i] : largest;
+        for (u32 at = threadIdx.x; at < positions; at += THREADS) scores[at] = power_of_e(scores[at] - largest);
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            float sum = 0.0f;
+            if (threadIdx.x < 16)
+                for (u32 at = threadIdx.x; at < positions; at += 16) sum = sum + scores[at];
+            for (int half = 8; half > 0; half /= 2) sum += __shfl_down_sync(~0u, sum, half, 16);
+            if (threadIdx.x == 0) most[0] = sum;
+        }
+        __syncthreads();
+        float sum = most[0];
+        for (u32 at = threadIdx.x; at < positions; at += THREADS) scores[at] = scores[at] / sum;
+        __syncthreads();
+        // Each group of threads takes a run of positions; runs are added from the first.
+        u32 mine = threadIdx.x / size, dim = threadIdx.x % size;
+        float total = 0.0f;
+        for (u32 wave = 0; wave * groups * RUN < positions; wave++) {
+            u32 from = (wave * groups + mine) * RUN, to = min(from + RUN, positions);
+            float part = 0.0f;
+            if (mine < groups && from < positions) {
+#pragma unroll 8
+                for (u32 at = from; at < to; at++) {
+                    float value = fresh && at == step.past
+                        ? new_value[dim]
+                        : half_of(read((const u16 *)(values + at * stride) + dim));
+                    part = part + scores[at] * value;
+                }
+            }
+            if (mine < groups) parts[threadIdx.x] = part;
+            __syncthreads();
+            if (mine == 0)
+                for (u32 i = 0; i < groups && (wave * groups + i) * RUN < positions; i++)
+                    total = total + parts[i * size + dim];
+            __syncthreads();
+        }
+        u64 place = ((u64)row * heads + head) * size;
+        if (mine == 0) {
+            ((float *)line.p[3])[place + dim] = total;
+            query[dim] = total;
+        }
+        __syncthreads();
+        if (line.n[10] == Q8_0) {
+            u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+            for (u32 at = warp; at < size / 32; at += WARPS) {
+                int byte;
+                float rounded = round_values<1>(query + at * 32 + lane, &byte);
+                u8 *block = (u8 *)line.p[7] + (place / 32 + at) * 34;
+                block[2 + lane] = (u8)byte;
+                if (lane == 0) *(u16 *)block = to_half(rounded);
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------- between products
+
+__device__ float decoded(const u8 *base, u32 type, u64 blocks, u64 block, u32 at) {
+    if (type == F32) return ((const float *)base)[block];
+    if (type == F16) return half_of(((const u16 *)base)[block]);
+    if (type == BF16) return bf16_of(((const u16 *)base)[block]);
+    if (type == Q4_K || type == Q5_K) {
+        const u8 *b = base + block * (type == Q4_K ? 144 : 176);
+        uint4 head = *(const uint4 *)b;
+        u32 sub = at / 32;
+        int scale, minimum;
+        unpack_scale(head, sub, &scale, &minimum);
+        const u8 *quants = b + (type == Q4_K ? 16 : 48);
+        int q = quants[32 * (at / 64) + at % 32] >> (4 * (at / 32 % 2)) & 15;
+        if (type == Q5_K) q |= (b[16 + at % 32] >> sub & 1) << 4;
+        float d = half_of(head.x & 0xffff), least = half_of(head.x >> 16);
+        return (d * (float)scale) * (float)q - least * (float)minimum;
+    }
+    if (type == Q6_K) {
+        u32 half = at / 128, quarter = at % 128 / 32, column = at % 32;
+        int low = base[block * 128 + 64 * half + 32 * (quarter % 2) + column] >> (4 * (quarter / 2)) & 15;
+        int high = base[blocks * 128 + block * 64 + 32 * half + column] >> (2 * quarter) & 3;
+        float d = half_of(*(const u16 *)(base + blocks * 208 + block * 2));
+        float scale = (float)(i8)base[blocks * 192 + block * 16 + at / 16];
+        return d * scale * (float)((low | high << 4) - 32);
+    }
+    float d, least = 0.0f;
+    int q;
+    if (type == Q8_0) {
+        q = (i8)base[block * 32 + at];
+        d = half_of(*(const u16 *)(base + blocks * 32 + block * 2));
+    } else {
+        u8 byte = base[block * 16 + at % 16];
+        q = at < 16 ? byte & 15 : byte >> 4;
+        if (type == Q4_0) {
+            q -= 8;
+            d = half_of(*(const u16 *)(base + blocks * 16 + block * 2));
+        } else if (type == Q4_1) {
+            d = half_of(*(const u16 *)(base + blocks * 16 + block * 4));
+            least = half_of(*(const u16 *)(base + blocks * 16 + block * 4 + 2));
+        } else {
+            u32 bits = *(const u32 *)(base + blocks * 16 + block * 4);
+            q |= (bits >> at & 1) << 4;
+            if (type == Q5_0) {
+                q -= 16;
+                d = half_of(*(const u16 *)(base + blocks * 20 + block * 2));
+            } else {
+                d = half_of(*(const u16 *)(base + blocks * 20 + block * 4));
+                least = half_of(*(const u16 *)(base + blocks * 20 + block * 4 + 2));
+            }
+        }
+    }
+    return d * (float)q + least;
+}
+
+// n: 0 rows, 1 width, 2 type, 3 first, 4 count. p: 0 table, 1 into.
+__device__ void embed_line(const Line &line, const Step &step) {
+    const u32 rows = line.n[0], width = line.n[1], type = line.n[2], first = line.n[3], count = line.n[4];
+    const u32 size = is_plain(type) ? 1 : is_long(type) ? 256 : 32;
+    const u64 blocks = (u64)count * width / size;
+    for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
+        u32 id = rows == 1 ? step.token : read(step.ids + row);
+        if (id < first || id - first >= count) continue;
+        u64 start = (u64)(id - first) * width;
+        for (u32 i = threadIdx.x; i < width; i += THREADS)
+            ((float *)line.p[1])[(u64)row * width + i] =
+                decoded((const u8 *)line.p[0], type, blocks, (start + i) / size, (start + i) % size);
+    }
+}
+
+// n: 0 rows, 1 width, 2 epsilon. p: 0 from, 1 weight, 2 into.
+__device__ void norm_line(const Line &line, u8 *memory) {
+    const u32 rows = line.n[0], width = line.n[1];
+    float *row = (float *)memory;
+    double *lanes = (double *)(row + (width + 1) / 2 * 2);
+    const float *weight = (const float *)line.p[1];
+    for (u32 at = blockIdx.x; at < rows; at += gridDim.x) {
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)line.p[0] + (u64)at * width + i);
+        __syncthreads();
+        float scale = norm_of(row, width, __uint_as_float(line.n[2]), lanes);
+        float *out = (float *)line.p[2] + (u64)at * width;
+        for (u32 i = threadIdx.x; i < width; i += THREADS) out[i] = (row[i] * scale) * weight[i];
+    }
+}
+
+// Blocks of Q8_K from values that `value` gives.
+template <class F> __device__ void round_long(u64 blocks, u8 *out, F value) {
+    u32 lane = threadIdx.x % 32;
+    for (u64 at = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32; at < blocks; at += (u64)gridDim.x * WARPS) {
+        float v[8];
+        int bytes[8];
+        for (int j = 0; j < 8; j++) v[j] = value(at, j * 32 + lane);
+        float scale = round_values<8>(v, bytes);
+        u8 *block = out + at * 292;
+        for (int j = 0; j < 8; j++) {
+            block[4 + j * 32 + lane] = (u8)bytes[j];
+            int half = bytes[j];
+            for (int by = 8; by > 0; by /= 2) half += __shfl_xor_sync(~0u, half, by);
+            if (lane % 16 == 0) *(u16 *)(block + 260 + (2 * j + lane / 16) * 2) = (u16)(short)half;
+        }
+        if (lane == 0) *(float *)block = scale;
+    }
+}
+
+// n: 0 rows, 1 width, 2 type. p: 0 from, 1 into.
+__device__ void quantize_line(const Line &line) {
+    const float *from = (const float *)line.p[0];
+    u64 values = (u64)line.n[0] * line.n[1];
+    if (line.n[2] == Q8_K) {
+        round_long(values / 256, (u8 *)line.p[1], [=](u64 block, u32 at) { return read(from + block * 256 + at); });
+        return;
+    }
+    u32 lane = threadIdx.x % 32;
+    for (u64 at = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32; at < values / 32; at += (u64)gridDim.x * WARPS) {
+        float value = read(from + at * 32 + lane);
+        int byte;
+        float scale = round_values<1>(&value, &byte);
+        u8 *block = (u8 *)line.p[1] + at * 34;
+        block[2 + lane] = (u8)byte;
+        if (lane == 0) *(u16 *)block = to_half(scale);
+    }
+}
+
+// Rows of Q4_K become inputs. n: 0 blocks. p: 0 from, 1 into.
+__device__ void round_q4_k_line(const Line &line) {
+    const u8 *from = (const u8 *)line.p[0];
+    u64 blocks = line.n[0];
+    round_long(blocks, (u8 *)line.p[1], [=](u64 block, u32 at) { return decoded(from, Q4_K, blocks, block, at); });
+}
+
+// n: 0 rows, 1 heads, 2 head's size, 3 dims, 4 pairs. p: 0 data, 1 table.
+__device__ void rotate_line(const Line &line, const Step &step) {
+    const u32 heads = line.n[1], size = line.n[2], dims = line.n[3], half = dims / 2;
+    u64 count = (u64)line.n[0] * heads * half;
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (u64)gridDim.x * THREADS) {
+        u32 pair = i % half;
+        u64 head = i / half, row = head / heads;
+        float *data = (float *)line.p[0] + head * size;
+        const float *table = (const float *)line.p[1] + (step.past + row) * dims;
+        u32 one = line.n[4] ? pair : 2 * pair, two = line.n[4] ? pair + half : 2 * pair + 1;
+        float cos = table[2 * pair], sin = table[2 * pair + 1], a = read(data + one), b = read(data + two);
+        data[one] = a * cos - b * sin;
+        data[two] = a * sin + b * cos;
+    }
+}
+
+// n: 0 elements, 1 elements of a row. p: 0 from, 1 into.
+__device__ void halve_line(const Line &line, const Step &step) {
+    u16 *into = (u16 *)line.p[1] + (u64)step.past * line.n[1];
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0]; i += gridDim.x * THREADS)
+        into[i] = to_half(read((const float *)line.p[0] + i));
+}
+
+__device__ void gate_line(const Line &line) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0]; i += gridDim.x * THREADS)
+        ((float *)line.p[2])[i] = gate_of(read((const float *)line.p[0] + i), read((const float *)line.p[1] + i));
+}
+
+__device__ void add_line(const Line &line) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0]; i += gridDim.x * THREADS)
+        ((float *)line.p[0])[i] = read((const float *)line.p[0] + i) + read((const float *)line.p[1] + i);
+}
+
+__device__ void fill_line(const Line &line) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0]; i += gridDim.x * THREADS)
+        ((u32 *)line.p[0])[i] = line.n[1];
+}
+
+// Pairs of bytes: blocks of Q8_0 begin at even ones.
+__device__ void copy_line(const Line &line) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0] / 2; i += gridDim.x * THREADS)
+        ((u16 *)line.p[1])[i] = read((const u16 *)line.p[0] + i);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+spanker_card(const Line *lines, u32 count, Step step) {
+    extern __shared__ __align__(16) u8 memory[];
+    __shared__ Line line;
+    for (u32 at = 0; at < count; at++) {
+        if (threadIdx.x < sizeof(Line) / 4) ((u32 *)&line)[threadIdx.x] = ((const u32 *)(lines + at))[threadIdx.x];
+        __syncthreads();
+        switch (line.kind) {
+            case VECTOR: vector_line(line, memory); break;
+            case ATTEND: attend_line(line, step, memory); break;
+            case MATMUL: matmul_line(line, memory); break;
+            case EMBED: embed_line(line, step); break;
+            case NORM: norm_line(line, memory); break;
+            case QUANTIZE: quantize_line(line); break;
+            case ROTATE: rotate_line(line, step); break;
+            case HALVE: halve_line(line, step); break;
+            case GATE: gate_line(line); break;
+            case ADD: add_line(line); break;
+            case FILL: fill_line(line); break;
+            case COPY: copy_line(line); break;
+            case ROUND_Q4_K: round_q4_k_line(line); break;
+            default: __trap();
+        }
+        if (at + 1 < count) {
+            fetch_ahead(lines + at + 1);
+            if (lines[at + 1].kind != VECTOR && at + 2 < count) fetch_ahead(lines + at + 2);
+            meet(step.meet, step.met + (u64)(at + 1) * gridDim.x);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A network on cards that have memory of their own and go through programs themselves, such as graphics
+//! processors. How they do it is theirs; here it is laid out, loaded and stepped.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use ggml_spanker::ops;
+use spanker_model::Quant;
+use spanker_plan::Plan;
+use spanker_runtime::{BufferId, Place};
+
+use crate::cargo::list;
+use crate::program::{Lowering, Room, Rooms, Space};
+use crate::runner::{Outcome, Runner, Step, Timing, Want, merged};
+use crate::{LlmError, Loading, Network, Op, Piece};
+
+/// Cards that go through programs themselves.
+///
+/// A seat is a card's place in the plan. Whatever computes, its results have the bits that `ggml-spanker` defines.
+pub trait Machine {
+    /// Programs for all seats, as the machine likes them.
+    type Program;
+
+    /// Makes room on a seat's card. `what` is said if there is too little.
+    ///
+    /// # Errors
+    /// What the card says.
+    fn allocate(&mut self, seat: usize, what: &str, bytes: u64) -> Result<BufferId, LlmError>;
+
+    /// Puts weights of a type somewhere, in whatever order suits the card: programs use them as a whole, from
+    /// this place.
+    ///
+    /// # Errors
+    /// What the card says.
+    fn hold(
+        &mut self,
+        seat: usize,
+        place: Place,
+        quant: Quant,
+        bytes: &[u8],
+    ) -> Result<(), LlmError>;
+
+    /// Writes bytes as they are.
+    ///
+    /// # Errors
+    /// What the card says.
+    fn write(&mut self, seat: usize, place: Place, bytes: &[u8]) -> Result<(), LlmError>;
+
+    /// Reads bytes as they are.
+    ///
+    /// # Errors
+    /// What the card says.
+    fn read(&mut self, seat: usize, place: Place, out: &mut [u8]) -> Result<(), LlmError>;
+
+    /// Makes programs ready to be run again and again: one list for each seat, as for a step after no tokens.
+    /// `groups` are the seats that exchange with each other.
+    ///
+    /// # Errors
+    /// [`LlmError::Unsupported`] for something that the machine cannot do.
+    fn prepare(
+        &mut self,
+        programs: &[Vec<Op>],
+        groups: &[Range<usize>],
+    ) -> Result<Self::Program, LlmError>;
+
+    /// Runs programs for these tokens after `past` others: rows of the table of angles, of keys and of values, and
+    /// positions that are seen, are so many further on. Tokens are these, and not those that programs fill in.
+    /// Returns the bytes that cards gave to other cards.
+    ///
+    /// # Errors
+    /// What the card that failed says.
+    fn run(
+        &mut self,
+        program: &Self::Program,
+        tokens: &[u32],
+        past: usize,
+    ) -> Result<u64, LlmError>;
+}
+
+/// A network on a [`Machine`].
+#[derive(Debug)]
+pub struct OnMachine<M: Machine> {
+    lowering: Lowering,
+    machine: M,
+    /// By rows, and whether there is a head.
+    programs: HashMap<(usize, bool), M::Program>,
+}
+
+/// Programs that are kept: decoding, whole batches, and a few last ones of prompts.
+const MOST_PROGRAMS: usize = 16;
+
+impl<M: Machine> OnMachine<M> {
+    /// Loads a network. `loading` is told how far it is.
+    ///
+    /// # Errors
+    /// [`LlmError::Plan`] for a plan of another model or one that cannot be run, and what the machine says.
+    pub fn load<B: AsRef<[u8]>>(
+        network: &Network<B>,
+        plan: &Plan,
+        context: usize,
+        batch: usize,
+        mut machine: M,
+        loading: &dyn Fn(Loading),
+    ) -> Result<Self, LlmError> {
+        crate::program::check_plan(network, plan)?;
+        let cargo = list(network, plan)?;
+        let mut weights = Vec::with_capacity(cargo.len());
+        for (seat, cargo) in cargo.iter().enumerate() {
+            weights.push(machine.allocate(seat, "weights", cargo.bytes)?);
+        }
+        let mut put = |seat: usize, piece: &Piece| {
+            Ok(Place { buffer: weights[seat], offset: cargo[seat].places[piece] })
+        };
+        let mut rooms = |seat: usize, list: &[(Room, u64)]| {
+            let mut pairs = Vec::with_capacity(list.len());
+            for &(room, bytes) in list {
+                let what = if room == Room::Kv { "keys and values" } else { "activations" };
+                pairs.push((room, machine.allocate(seat, what, bytes.max(1))?));
+            }
+            Ok(Rooms::new(pairs))
+        };
+        let space = Space { context, batch };
+        let lowering = Lowering::new(network, plan, space, &mut put, &mut rooms)?;
+        let total = cargo.iter().map(|cargo| cargo.bytes).sum();
+        let (mut done, mut bytes) = (0, Vec::new());
+        for (seat, cargo) in cargo.iter().enumerate() {
+            for (piece, offset) in &cargo.pieces {
+                bytes.clear();
+                network.copy_piece(piece, &mut bytes)?;
+                let (tensor, _) = network.tensor(&piece.tensor)?;
+                let place = Place { buffer: weights[seat], offset: *offset };
+                machine.hold(seat, place, tensor.quant, &bytes)?;
+                done += bytes.len() as u64;
+                loading(Loading { done, total });
+            }
+        }
+        let table = network.rope().table(0..context);
+        for (seat, one) in lowering.seats.iter().enumerate() {
+            machine.write(seat, one.rooms.place(Room::Table), bytemuck::cast_slice(&table))?;
+        }
+        Ok(OnMachine { lowering, machine, programs: HashMap::new() })
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn machine(&self) -> &M {
+        &self.machine
+    }
+
+    fn prepare(&mut self, step: &Step<'_>) -> Result<M::Program, LlmError> {
+        let programs = self.lowering.programs(step, &|from, to| vec![from, to]);
+        self.machine.prepare(&programs, &self.lowering.members)
+    }
+
+    fn run(&mut self, step: &Step<'_>) -> Result<u64, LlmError> {
+        let want = if step.want == Want::Nothing { Want::Nothing } else { Want::Logits };
+        // Which rank has a token's row is part of the program of several.
+        if self.lowering.members[0].len() > 1 {
+            let fresh = Step { past: 0, want, ..*step };
+            let program = self.prepare(&fresh)?;
+            return self.machine.run(&program, step.tokens, step.past);
+        }
+        let key = (step.tokens.len(), want != Want::Nothing);
+        if !self.programs.contains_key(&key) {
+            if self.programs.len() >= MOST_PROGRAMS {
+                self.programs.clear();
+            }
+            let blanks = vec![0; step.tokens.len()];
+            let program = self.prepare(&Step { tokens: &blanks, past: 0, want })?;
+            self.programs.insert(key, program);
+        }
+        self.machine.run(&self.programs[&key], step.tokens, step.past)
+    }
+
+    /// The logits of all cards of the last stage, with the first token of each.
+    fn logits(&mut self) -> Result<Vec<(u32, Vec<f32>)>, LlmError> {
+        let mut all = Vec::new();
+        for seat in self.lowering.last() {
+            let one = &self.lowering.seats[seat];
+            let vocab = &one.shard.vocab;
+            let mut logits = vec![0.0f32; (vocab.end - vocab.start) as usize];
+            let place = one.rooms.place(Room::Logits);
+            self.machine.read(seat, place, bytemuck::cast_slice_mut(&mut logits))?;
+            all.push((vocab.start as u32, logits));
+        }
+        Ok(all)
+    }
+}
+
+impl<M: Machine> Runner for OnMachine<M> {
+    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+        self.lowering.check(step)?;
+        let begun = Instant::now();
+        let sent = self.run(step)?;
+        let mut outcome = Outcome::default();
+        match step.want {
+            Want::Nothing => {}
+            Want::Logits => {
+                let parts = self.logits()?.into_iter().flat_map(|(_, logits)| logits);
+                outcome.logits = Some(parts.collect());
+            }
+            Want::Best(k) => {
+                let parts = self.logits()?;
+                let found = parts.iter().flat_map(|(first, logits)| {
+                    let best = ops::best(logits, k as usize);
+                    best.into_iter().map(move |(token, value)| (token + first, value))
+                });
+                outcome.best = merged(found.collect(), k as usize);
+            }
+        }
+        outcome.timing = Timing { wall: begun.elapsed(), sent, ..Timing::default() };
+        Ok(outcome)
+    }
+
+    fn batch(&self) -> usize {
+        self.lowering.batch
+    }
+}
