@@ -6,6 +6,8 @@ mod card;
 mod compile;
 mod error;
 mod load;
+mod nccl;
+mod nvml;
 mod reduce;
 
 pub use card::{Gpu, MemoryInfo, gpu_count};
@@ -14,6 +16,8 @@ pub use cudarc::driver::{
 };
 pub use error::CudaError;
 pub use load::{Part, require};
+pub use nccl::Nccl;
+pub use nvml::{NvLink, Pcie};
 pub use reduce::{MOST_BUFFERS, all_reduce, reduce};
 #[doc(hidden)]
 pub use reduce::{Tuning, all_reduce_tuned};
