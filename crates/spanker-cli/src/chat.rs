@@ -4,7 +4,7 @@
 use std::io::{BufRead, IsTerminal, Write};
 
 use anyhow::Context as _;
-use spanker_llm::Session;
+use spanker_llm::{Runner, Session};
 use spanker_text::template::{self, Context, Message};
 
 use crate::directory::CardList;
@@ -49,15 +49,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let shares = args.llm.tensor_split.as_deref();
     let request = layout::request(loaded.context, 64.min(loaded.context), 128);
     let cards = match args.llm.fabric {
-        FabricKind::Inproc => None,
+        FabricKind::Inproc | FabricKind::Cuda => None,
         FabricKind::Cards => Some(Cards::open(args.cards.as_ref(), args.llm.deadline)?),
     };
     let Some(cards) = cards else {
         let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-        let cluster = host::cluster(&loaded.network, count, loaded.threads, 64)?;
         let split = args.split.unwrap_or(Split::Gather);
-        let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
-        let mut session = Session::new(Box::new(in_process(&loaded, &plan)?));
+        let plan =
+            |cluster| layout::plan(loaded.network.model(), cluster, request, Some(split), shares);
+        let runner: Box<dyn Runner> = if args.llm.fabric == FabricKind::Cuda {
+            let gpus = llm::gpu::Gpus::open()?;
+            gpus.runner(&loaded, &plan(gpus.cluster(&loaded, count)?)?)?
+        } else {
+            let cluster = host::cluster(&loaded.network, count, loaded.threads, 64)?;
+            Box::new(in_process(&loaded, &plan(cluster)?)?)
+        };
+        let mut session = Session::new(runner);
         return converse(args, &loaded, &mut session, &mut GiveUp);
     };
     let plan = cards.plan(&loaded, request, args.split, shares)?;

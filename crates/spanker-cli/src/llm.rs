@@ -3,6 +3,7 @@
 
 pub(crate) mod cards;
 pub(crate) mod generate;
+pub(crate) mod gpu;
 pub(crate) mod host;
 pub(crate) mod layout;
 pub(crate) mod report;
@@ -30,6 +31,8 @@ pub(crate) enum FabricKind {
     Inproc,
     /// The cards that are there: real ones, or a twin's
     Cards,
+    /// NVIDIA's graphics processors; more cards than there are processors share them
+    Cuda,
 }
 
 /// How a model is split.

@@ -83,6 +83,37 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let request = layout::request(loaded.context, prompt.len(), args.n_predict);
     let mut show = |text: &str| show(args, text);
     match args.llm.fabric {
+        FabricKind::Cuda => {
+            if args.trace.is_some() {
+                return Err(Usage(
+                    "--trace is not there for --fabric cuda: a step is one kernel".into(),
+                )
+                .into());
+            }
+            let gpus = llm::gpu::Gpus::open()?;
+            let plan = match &args.plan {
+                Some(path) => layout::saved(path, request)?,
+                None => {
+                    let count = llm::thread_cards(args.cards.as_ref(), shares)?;
+                    let cluster = gpus.cluster(&loaded, count)?;
+                    let split = args.split.unwrap_or(Split::Gather);
+                    layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
+                }
+            };
+            let mut session = Session::new(gpus.runner(&loaded, &plan)?);
+            show_prompt(args)?;
+            let answer = generate(
+                &loaded,
+                &mut session,
+                &prompt,
+                &mut sampler,
+                limits,
+                &mut GiveUp,
+                &mut show,
+            )?;
+            drop(session);
+            finish(args, &answer, &plan, 0, Vec::new())
+        }
         FabricKind::Inproc => {
             let plan = match &args.plan {
                 Some(path) => layout::saved(path, request)?,

@@ -10,6 +10,7 @@ use spanker_plan::{Layout, Plan};
 use spanker_topology::{Cluster, Profile, Shape};
 
 use crate::llm::cards::Cards;
+use crate::llm::gpu::Gpus;
 use crate::llm::{self, FabricKind, Loaded, Split, layout};
 use crate::run::in_process;
 use crate::{Usage, output};
@@ -69,6 +70,13 @@ impl FromStr for Counts {
     }
 }
 
+/// Where the cards are, if they are not threads.
+#[derive(Clone, Copy)]
+struct Ground<'a> {
+    cards: Option<&'a Cards>,
+    gpus: Option<&'a Gpus>,
+}
+
 /// One way to run the model.
 struct Case {
     split: Split,
@@ -97,11 +105,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let cases = cases(args, &loaded)?;
     let most = cases.iter().map(|case| case.shares.len()).max().unwrap_or(1);
     let cards = match args.llm.fabric {
-        FabricKind::Inproc => None,
+        FabricKind::Inproc | FabricKind::Cuda => None,
         FabricKind::Cards => {
             let list = crate::directory::CardList::Count(most);
             Some(Cards::open(Some(&list), args.llm.deadline)?)
         }
+    };
+    let gpus = match args.llm.fabric {
+        FabricKind::Cuda => Some(Gpus::open()?),
+        _ => None,
     };
     let one = layout::given(loaded.network.model(), Split::Gather, &[1.0])?;
     output::progress("one card ..");
@@ -115,7 +127,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut failed = 0;
     for case in &cases {
         output::progress(&format!("{:?} on {} cards ..", case.split, case.shares.len()));
-        let verdict = examine(args, &loaded, &prompt, &reference, case, cards.as_ref());
+        let ground = Ground { cards: cards.as_ref(), gpus: gpus.as_ref() };
+        let verdict = examine(args, &loaded, &prompt, &reference, case, ground);
         output::progress_done();
         let verdict = verdict?;
         failed += usize::from(!verdict.holds);
@@ -180,16 +193,17 @@ fn examine(
     prompt: &[u32],
     reference: &Trail,
     case: &Case,
-    cards: Option<&Cards>,
+    Ground { cards, gpus }: Ground<'_>,
 ) -> anyhow::Result<Verdict> {
     let go = |fed: Option<&[u32]>| -> anyhow::Result<Trail> {
         let told = |error| match cards {
             Some(cards) => cards.told(error),
             None => anyhow::Error::from(error),
         };
-        let runner: Box<dyn Runner + '_> = match cards {
-            None => Box::new(in_process(loaded, &plan(loaded, case.layout.clone())?)?),
-            Some(cards) => {
+        let runner: Box<dyn Runner + '_> = match (cards, gpus) {
+            (_, Some(gpus)) => gpus.runner(loaded, &plan(loaded, case.layout.clone())?)?,
+            (None, None) => Box::new(in_process(loaded, &plan(loaded, case.layout.clone())?)?),
+            (Some(cards), None) => {
                 let left = &cards.indices[..case.shares.len()];
                 let request = layout::request(loaded.context, prompt.len(), args.n_predict);
                 let plan = cards.plan_as(left, loaded, request, case.layout.clone())?;
@@ -239,6 +253,7 @@ fn tell(args: &Args, case: &Case, verdict: &Verdict) -> anyhow::Result<()> {
     let fabric = match args.llm.fabric {
         FabricKind::Inproc => "in process",
         FabricKind::Cards => "on cards",
+        FabricKind::Cuda => "on GPUs",
     };
     if args.json {
         let line = json!({

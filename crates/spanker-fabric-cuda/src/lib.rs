@@ -4,18 +4,28 @@
 
 mod card;
 mod compile;
+mod discover;
 mod error;
 mod load;
 mod model;
+mod nccl;
+mod nvml;
+mod probe;
+mod profile;
 mod reduce;
 
 pub use card::{Gpu, MemoryInfo, gpu_count};
 pub use cudarc::driver::{
     CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, CudaViewMut,
 };
+pub use discover::{CudaCard, Discovered, Logical, discover, discover_logical};
 pub use error::CudaError;
 pub use load::{Part, require};
-pub use model::{Processors, Programs};
+pub use model::{Processors, Programs, Speeds};
+pub use nccl::Nccl;
+pub use nvml::{NvLink, Pcie};
+pub use probe::{Figure, GpuProbe, PeerProbe, copy_rate, probe, probe_peer};
+pub use profile::measured;
 pub use reduce::{MOST_BUFFERS, all_reduce, reduce};
 #[doc(hidden)]
 pub use reduce::{Tuning, all_reduce_tuned};

@@ -28,7 +28,7 @@ impl Part {
                 "install NVRTC of CUDA 12 or 13 (Debian: libnvrtc12, PyPI: nvidia-cuda-nvrtc) and have its folder in LD_LIBRARY_PATH"
             }
             Part::Nccl => {
-                "install NCCL (libnccl2 and libnccl-dev, or nvidia-nccl-cu13 from PyPI); the bindings look for libnccl.so, a link to libnccl.so.2"
+                "install NCCL 2 (Debian and Ubuntu: libnccl2, PyPI: nvidia-nccl-cu13) and have its folder in LD_LIBRARY_PATH"
             }
         }
     }
@@ -64,7 +64,7 @@ pub fn require(part: Part) -> Result<(), CudaError> {
         match part {
             Part::Driver => (cudarc::driver::sys::is_culib_present(), "libcuda.so.1"),
             Part::Compiler => (cudarc::nvrtc::sys::is_culib_present(), "libnvrtc.so"),
-            Part::Nccl => (cudarc::nccl::sys::is_culib_present(), "libnccl.so"),
+            Part::Nccl => return crate::nccl::library::functions().map(|_| ()),
         }
     };
     match present {

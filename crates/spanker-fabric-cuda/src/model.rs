@@ -4,6 +4,8 @@
 mod lines;
 mod machine;
 mod planes;
+mod speeds;
 mod station;
 
 pub use machine::{Processors, Programs};
+pub use speeds::Speeds;

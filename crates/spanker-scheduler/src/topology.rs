@@ -53,6 +53,30 @@ impl<H> Topology<H> {
         Topology { sails, links, indices, deadline: Deadline::USUAL, turn: Mutex::new(()) }
     }
 
+    /// Cards of any kind with the links between them, as somebody else has found them. Their indices are their
+    /// places.
+    ///
+    /// ```
+    /// use spanker_scheduler::{Link, LinkState, Topology};
+    /// let links = vec![Link::new(0, 1, LinkState::Up), Link::new(1, 0, LinkState::Up)];
+    /// let cards = Topology::of(vec!["left", "right"], links)?;
+    /// assert_eq!((cards.sails()[1], cards.links().len()), ("right", 2));
+    /// # Ok::<(), spanker_scheduler::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::TopologyMismatch`] if a link names a card that is not there.
+    pub fn of(sails: Vec<H>, links: Vec<Link>) -> Result<Self> {
+        let count = sails.len();
+        let last = links.iter().map(|link| link.local_sail.max(link.remote_sail)).max();
+        match last {
+            Some(last) if last >= count => {
+                Err(Error::TopologyMismatch { expected: count, actual: last.saturating_add(1) })
+            }
+            _ => Ok(Topology::assemble(sails, links, (0..count).collect())),
+        }
+    }
+
     /// The index of each card, in order: the number in its device's name. It differs from the card's
     /// place where cards were left out.
     #[must_use]
@@ -124,6 +148,13 @@ impl Topology<MockSail> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_to_cards_that_are_not_there_are_refused() {
+        let link = Link::new(0, 2, spanker_topology::LinkState::Up);
+        let refused = Topology::of(vec![(), ()], vec![link]).unwrap_err();
+        assert!(matches!(refused, Error::TopologyMismatch { expected: 2, actual: 3 }), "{refused}");
+    }
 
     #[test]
     fn mock_cards_carry_their_numbers() {

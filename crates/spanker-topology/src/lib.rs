@@ -21,6 +21,7 @@ mod error;
 mod intercard;
 mod link;
 mod profile;
+mod profile_file;
 mod route;
 mod shape;
 mod units;

@@ -84,10 +84,10 @@ struct Subject<'r> {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    if args.fabric == FabricKind::Cards && !args.threads.is_empty() {
+    if args.fabric != FabricKind::Inproc && !args.threads.is_empty() {
         return Err(Usage("--threads is for --fabric inproc".into()).into());
     }
-    if args.fabric == FabricKind::Inproc && args.deadline.is_some() {
+    if args.fabric != FabricKind::Cards && args.deadline.is_some() {
         return Err(Usage("--deadline is for --fabric cards".into()).into());
     }
     let begun = Instant::now();
@@ -96,6 +96,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let ground = match args.fabric {
         FabricKind::Inproc => Ground::Threads,
         FabricKind::Cards => Ground::Cards,
+        FabricKind::Cuda => Ground::Gpus,
     };
     if !args.json {
         for line in row::header(ground, &loaded, args.repeats) {
@@ -107,6 +108,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             let mut subjects = threads(args, &loaded, opened)?;
             measure(args, &loaded, &mut subjects)?;
             show(args, &loaded, ground, &subjects)?;
+        }
+        FabricKind::Cuda => {
+            let counts = if args.cards.is_empty() { vec![1] } else { args.cards.clone() };
+            let gpus = llm::gpu::Gpus::open()?;
+            for count in counts {
+                on_gpus(args, &loaded, opened, &gpus, count as usize)?;
+            }
         }
         FabricKind::Cards => {
             let counts: Vec<Option<CardList>> = match args.cards[..] {
@@ -195,6 +203,25 @@ fn on_cards(
         }
     })?;
     show(args, loaded, Ground::Cards, &subjects)
+}
+
+fn on_gpus(
+    args: &Args,
+    loaded: &Loaded,
+    opened: Duration,
+    gpus: &llm::gpu::Gpus,
+    cards: usize,
+) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    let cluster = gpus.cluster(loaded, cards)?;
+    let split = Some(args.split.unwrap_or(Split::Gather));
+    let plan = layout::plan(loaded.network.model(), cluster, request(args, loaded), split, None)?;
+    let session = Session::new(gpus.runner(loaded, &plan)?);
+    let load = opened + begun.elapsed();
+    let row = Row { bandwidths: vec![gpus.read_rate()?], ..Row::default() };
+    let mut subjects = [Subject { cards, threads: 0, plan, session, readers: None, load, row }];
+    measure(args, loaded, &mut subjects)?;
+    show(args, loaded, Ground::Gpus, &subjects)
 }
 
 fn request(args: &Args, loaded: &Loaded) -> spanker_plan::Request {

@@ -474,8 +474,7 @@ impl Writer<'_> {
             }
             Work::Matmul { a, b, out, shape: [rows, width, outs], types: [input, weights] } => {
                 let n = vec![*rows, *width, *outs, (*input).into(), (*weights).into()];
-                let plain = bytes_of(*weights)?.block() == 1;
-                let shared = if plain { small(*width)? * 4 } else { MANY_ROWS };
+                let shared = many_rows(bytes_of(*weights)?, small(*width)?);
                 (kind::MATMUL, n, vec![*a, *b, *out], shared)
             }
             Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
@@ -518,6 +517,11 @@ impl Writer<'_> {
         self.push(line, shared);
         Ok(())
     }
+}
+
+/// Shared memory of a product of many rows.
+pub(super) fn many_rows(weights: Quant, width: u32) -> u32 {
+    if weights.block() == 1 { width * 4 } else { MANY_ROWS }
 }
 
 /// Rows of a tile: so that blocks have equally much to do, and terms fit.

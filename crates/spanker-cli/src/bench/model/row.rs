@@ -13,6 +13,7 @@ use crate::output;
 pub(super) enum Ground {
     Threads,
     Cards,
+    Gpus,
 }
 
 /// What each repeat gave. Speeds are tokens per second.
@@ -70,6 +71,10 @@ pub(super) fn header(ground: Ground, loaded: &Loaded, repeats: u64) -> Vec<Strin
             "{:>5} {:>7} {:>11} {:>11} {:>9} {:>11} {:>9} {:>10}",
             "cards", "threads", "pp", "tg", "of limit", "read (GB/s)", "sync (us)", "load (ms)"
         ),
+        Ground::Gpus => format!(
+            "{:>5} {:>11} {:>11} {:>9} {:>11} {:>11} {:>8} {:>10}",
+            "cards", "pp", "tg", "of limit", "read (GB/s)", "predicted", "error", "load (ms)"
+        ),
         Ground::Cards => format!(
             "{:>5} {:>9} {:>10} {:>10} {:>10} {:>8} {:>10} {:>10} {:>10}",
             "cards",
@@ -113,6 +118,18 @@ impl Subject<'_> {
                     figure(&row.prompt_wall, 2),
                     figure(&row.wall, 2),
                     of_limit(row).unwrap_or(0.0),
+                )
+            }
+            Ground::Gpus => {
+                let predicted = self.plan.predict().tokens_per_second;
+                let measured = median(&row.wall).unwrap_or(f64::NAN);
+                let read = median(&row.bandwidths).unwrap_or(0.0) / 1e9;
+                format!(
+                    "{:>5} {:>11} {measured:>11.2} {:>9.2} {read:>11.1} {predicted:>11.2} {:>+6.1} % {load:>10.1}",
+                    self.cards,
+                    figure(&row.prompt_wall, 2),
+                    of_limit(row).unwrap_or(0.0),
+                    (predicted / measured - 1.0) * 100.0,
                 )
             }
             Ground::Cards => {

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Graphics processors as cards of a model.
+
+#[cfg(feature = "cuda")]
+pub(crate) use with::Gpus;
+#[cfg(not(feature = "cuda"))]
+pub(crate) use without::Gpus;
+
+#[cfg(feature = "cuda")]
+mod with {
+    use std::sync::Arc;
+
+    use spanker_fabric_cuda::{Gpu, Processors, Speeds, discover, discover_logical, gpu_count};
+    use spanker_llm::{OnMachine, Runner};
+    use spanker_plan::Plan;
+    use spanker_topology::{Cluster, Profile};
+
+    use crate::llm::{Loaded, loading};
+    use crate::{Usage, output};
+
+    /// The processors that the driver shows.
+    pub(crate) struct Gpus(Vec<Arc<Gpu>>);
+
+    impl Gpus {
+        pub(crate) fn open() -> anyhow::Result<Gpus> {
+            let gpus = (0..gpu_count()?).map(|index| Gpu::open(index).map(Arc::new));
+            Ok(Gpus(gpus.collect::<Result<_, _>>()?))
+        }
+
+        /// Cards that are processors, or logical ones that share the first; with what these do with weights like
+        /// the model's, measured for a moment.
+        pub(crate) fn cluster(&self, loaded: &Loaded, cards: usize) -> anyhow::Result<Cluster> {
+            let found = match cards > self.0.len() {
+                false => discover()?,
+                true => discover_logical(0, cards)?,
+            };
+            let model = loaded.network.model();
+            output::progress("measuring the GPU ..");
+            let speeds = Speeds::measure(&self.0[0], model);
+            output::progress_done();
+            let speeds = speeds?;
+            let published = found.cluster()?;
+            let profiles = (0..cards).map(|card| {
+                let share = if cards > self.0.len() { cards } else { 1 };
+                speeds.profile(published.profile(card), share)
+            });
+            let profiles: Vec<Profile> = profiles.collect();
+            Ok(Cluster::new(profiles, found.shape())?)
+        }
+
+        pub(crate) fn runner(
+            &self,
+            loaded: &Loaded,
+            plan: &Plan,
+        ) -> anyhow::Result<Box<dyn Runner>> {
+            let cards = plan.layout.cards();
+            if cards.len() > 256 {
+                return Err(Usage(format!("{} cards on GPUs: at most 256", cards.len())).into());
+            }
+            let processors = Processors::new(&self.0, &cards, loaded.context, loaded.batch)?;
+            let (context, batch) = (loaded.context, loaded.batch);
+            let runner =
+                OnMachine::load(&loaded.network, plan, context, batch, processors, &loading);
+            output::progress_done();
+            Ok(Box::new(runner?))
+        }
+
+        /// How many bytes the first processor reads in a second, from a stream of them.
+        pub(crate) fn read_rate(&self) -> anyhow::Result<f64> {
+            Ok(spanker_fabric_cuda::probe(&self.0[0])?.read.bytes_per_second as f64)
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod without {
+    use spanker_llm::Runner;
+    use spanker_plan::Plan;
+    use spanker_topology::Cluster;
+
+    use crate::llm::Loaded;
+
+    /// No processors: this build cannot have any.
+    pub(crate) enum Gpus {}
+
+    impl Gpus {
+        pub(crate) fn open() -> anyhow::Result<Gpus> {
+            anyhow::bail!(
+                "this spanker was built without CUDA\nhint: build it with 'cargo build --release --features cuda'"
+            );
+        }
+
+        pub(crate) fn cluster(&self, _: &Loaded, _: usize) -> anyhow::Result<Cluster> {
+            match *self {}
+        }
+
+        pub(crate) fn runner(&self, _: &Loaded, _: &Plan) -> anyhow::Result<Box<dyn Runner>> {
+            match *self {}
+        }
+
+        pub(crate) fn read_rate(&self) -> anyhow::Result<f64> {
+            match *self {}
+        }
+    }
+}

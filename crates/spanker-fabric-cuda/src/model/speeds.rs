@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a processor does with weights like a model's, measured for a moment: as numbers of a card's profile.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ggml_spanker::input_type;
+use spanker_model::{Model, Quant};
+use spanker_plan::OPERATORS_PER_LAYER;
+use spanker_topology::{BytesPerSecond, Confidence, Profile, Provenance, Seconds};
+
+use super::lines::{Line, Part, Setting, kind, translate};
+use super::station::{COUNTERS, Station, address};
+use crate::profile::value;
+use crate::{CudaError, Gpu};
+
+/// Lines of a layer that has one row of inputs: projections, attention, output, gate with up, down.
+const LINES_PER_LAYER: f64 = 5.0;
+/// Bytes of weights that are read: several times what caches hold.
+const BYTES: u64 = 512 << 20;
+/// Looks at each figure, of which the median counts.
+const LOOKS: usize = 9;
+/// Rows of a prompt.
+const ROWS: u64 = 128;
+
+/// What was measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Speeds {
+    /// Bytes of weights that products of one row read in a second, without what a line costs.
+    pub bytes_per_second: f64,
+    /// Multiplications with additions in a second, of products of many rows.
+    pub macs_per_second: f64,
+    /// Seconds that a line of the kernel costs besides.
+    pub line_seconds: f64,
+    /// Seconds to start the kernel, wait for it and read the logits.
+    pub token_seconds: f64,
+}
+
+impl Speeds {
+    /// Measures a processor with weights of the model's type and width.
+    ///
+    /// # Errors
+    /// [`CudaError::Memory`], and whatever goes wrong on the processor.
+    pub fn measure(gpu: &Arc<Gpu>, model: &Model) -> Result<Speeds, CudaError> {
+        let quant = model.layers.first().map_or(Quant::Q4_0, |layer| layer.gate.quant);
+        let mut bench = Bench::new(gpu, quant, model.hidden, model.vocab)?;
+        // The same bytes in many lines and in a quarter as many.
+        let rows = (model.hidden.max(1024)).next_multiple_of(64);
+        let count = (BYTES / (rows * quant.row_bytes(model.hidden))).max(16) / 4 * 4;
+        let many = bench.vectors(rows, count)?;
+        let few = bench.vectors(4 * rows, count / 4)?;
+        let bytes = (rows * count * quant.row_bytes(model.hidden)) as f64;
+        let saved = (count - count / 4) as f64;
+        let line_seconds = ((many - few) / saved).max(1e-8);
+        let streaming = (few - line_seconds * (count / 4) as f64).max(few / 2.0);
+        let macs_per_second = bench.macs()?;
+        let token_seconds = bench.token()?;
+        let bytes_per_second = bytes / streaming;
+        Ok(Speeds { bytes_per_second, macs_per_second, line_seconds, token_seconds })
+    }
+
+    /// A profile with these numbers, for one of `share` cards that share the processor.
+    #[must_use]
+    pub fn profile(&self, of: &Profile, share: usize) -> Profile {
+        let mut profile = of.clone();
+        let source = "the model's kernel, just now";
+        let seconds = |seconds: f64| {
+            value(Seconds(seconds), Provenance::Measured, Confidence::Medium, source)
+        };
+        let share = share.max(1) as f64;
+        let rate = BytesPerSecond(((self.bytes_per_second / share) as u64).max(1));
+        profile.memory.bandwidth = value(rate, Provenance::Measured, Confidence::Medium, source);
+        profile.compute.rate.value.0 = self.macs_per_second / share;
+        profile.compute.rate.provenance = Provenance::Measured;
+        profile.compute.rate.source = source.into();
+        profile.compute.per_operator =
+            seconds(self.line_seconds * LINES_PER_LAYER / f64::from(OPERATORS_PER_LAYER));
+        profile.compute.per_token = seconds(self.token_seconds);
+        profile
+    }
+}
+
+struct Bench {
+    station: Station,
+    quant: Quant,
+    width: u64,
+    /// Weights, inputs and results.
+    buffers: [cudarc::driver::CudaSlice<u8>; 3],
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+impl Bench {
+    fn new(gpu: &Arc<Gpu>, quant: Quant, width: u64, vocab: u64) -> Result<Bench, CudaError> {
+        let mut station = Station::new(Arc::clone(gpu), 16, 1)?;
+        station.knows(quant);
+        let row = quant.row_bytes(width);
+        let weights = BYTES.max(64 * width.max(1024).next_multiple_of(64) * row);
+        let weights = gpu.allocate(weights as usize, "a measurement")?;
+        let inputs = gpu.allocate((ROWS * width * 8) as usize, "a measurement")?;
+        let out = (ROWS * width.max(4096) * 4).max(vocab * 4).max(16 * width * 4);
+        let out = gpu.allocate(out as usize, "a measurement")?;
+        Ok(Bench { station, quant, width, buffers: [weights, inputs, out] })
+    }
+
+    fn place(&self, buffer: usize) -> u64 {
+        address(&self.buffers[buffer], self.station.gpu())
+    }
+
+    /// Seconds for lines, by the processor's clock.
+    fn time(&mut self, lines: &[Line], shared: u32, blocks: u32) -> Result<f64, CudaError> {
+        let loaded = self.station.load(lines, shared, blocks)?;
+        let gpu = Arc::clone(self.station.gpu());
+        let mut times = Vec::with_capacity(LOOKS);
+        for look in 0..=LOOKS {
+            let time = gpu.timed(|_| self.station.run(&loaded, 0, 0))?;
+            if look > 0 {
+                times.push(time);
+            }
+        }
+        Ok(median(times))
+    }
+
+    /// Seconds for products of one normed row with `count` matrices of so many rows.
+    fn vectors(&mut self, rows: u64, count: u64) -> Result<f64, CudaError> {
+        use spanker_llm::Op;
+        use spanker_runtime::{BufferId, Place, Work};
+        let size = rows * self.quant.row_bytes(self.width);
+        let all = self.buffers[0].len() as u64 / size;
+        let id = |quant: Quant| quant.ggml_id().unwrap_or_default();
+        let at = |buffer: u64, offset: u64| Place { buffer: BufferId(buffer), offset };
+        let input = input_type(self.quant);
+        let (normed, rounded) = (at(1, self.width * 4), at(1, self.width * 8));
+        let program: Vec<Op> = (0..count)
+            .flat_map(|line| {
+                let (epsilon, width) = (1e-5f32.to_bits(), self.width);
+                let norm = Work::Norm {
+                    from: at(1, 0),
+                    weight: at(1, 0),
+                    into: normed,
+                    rows: 1,
+                    width,
+                    epsilon,
+                };
+                let (from, quant) = (normed, id(input));
+                let round = Work::Quantize { from, into: rounded, rows: 1, width, quant };
+                let a = if input == Quant::F32 { normed } else { rounded };
+                let (b, shape) = (at(0, line % all * size), [1, width, rows]);
+                let types = [id(input), id(self.quant)];
+                let product = Work::Matmul { a, b, out: at(2, 0), shape, types };
+                let round = (input != Quant::F32).then_some(Op::Work(round));
+                [Some(Op::Work(norm)), round, Some(Op::Work(product))].into_iter().flatten()
+            })
+            .collect();
+        let bases = [0, 1, 2].map(|buffer| self.place(buffer));
+        let address = |place: Place| bases[place.buffer.0 as usize] + place.offset;
+        let blocks = self.station.blocks(0)?;
+        let (counters, scores) = (self.station.counters(), self.station.scores());
+        let setting = Setting { address: &address, blocks, counters, counted: COUNTERS, scores };
+        let parts = translate(&program, true, &setting)?;
+        let blocks = self.station.blocks(parts.shared)?.min(blocks);
+        match &parts.parts[..] {
+            [Part::Lines(lines)] => self.time(lines, parts.shared, blocks),
+            _ => Err(CudaError::Unsupported("a measurement of nothing".into())),
+        }
+    }
+
+    /// Multiplications a second of products of many rows.
+    fn macs(&mut self) -> Result<f64, CudaError> {
+        let outs = 4096.min(self.buffers[0].len() as u64 / self.quant.row_bytes(self.width));
+        let mut line = Line { kind: kind::MATMUL, ..Line::default() };
+        let id = |quant: Quant| quant.ggml_id().unwrap_or_default();
+        line.n[..5].copy_from_slice(&[
+            ROWS as u32,
+            self.width as u32,
+            outs as u32,
+            id(input_type(self.quant)),
+            id(self.quant),
+        ]);
+        line.p[..3].copy_from_slice(&[self.place(1), self.place(0), self.place(2)]);
+        let shared = super::lines::many_rows(self.quant, self.width as u32);
+        let blocks = self.station.blocks(shared)?;
+        let seconds = self.time(&[line], shared, blocks)?;
+        Ok((ROWS * self.width * outs) as f64 / seconds)
+    }
+
+    /// Seconds around a kernel that does nothing.
+    fn token(&mut self) -> Result<f64, CudaError> {
+        let mut line = Line { kind: kind::FILL, ..Line::default() };
+        line.n[0] = 1;
+        line.p[0] = self.place(2);
+        let blocks = self.station.blocks(0)?;
+        let loaded = self.station.load(&[line], 0, blocks)?;
+        let mut logits = vec![0; 128 << 10];
+        let mut times = Vec::with_capacity(LOOKS);
+        for _ in 0..LOOKS {
+            let begun = Instant::now();
+            self.station.run(&loaded, 0, 0)?;
+            self.station.read(&self.buffers[2], 0, &mut logits)?;
+            times.push(begun.elapsed().as_secs_f64());
+        }
+        Ok(median(times))
+    }
+}
