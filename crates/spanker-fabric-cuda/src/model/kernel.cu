@@ -12,7 +12,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-#define THREADS 512
+#define BLOCKS 2
+#define THREADS 256
 #define WARPS (THREADS / 32)
 // The types of weights that there are, as bits: compiling for all of them takes long.
 #ifndef TYPES
@@ -21,10 +22,18 @@ typedef unsigned long long u64;
 #define HAS(type) (((TYPES) >> (type) & 1) != 0)
 #define NORM_LANES 128
 #define RUN 64
+// What is not worth registers and instructions of every place that calls it.
+#define APART __noinline__
+// What is not worth registers and instructions of every place that calls it.
+#define APART __noinline__
+// Positions whose values are on the way at the same time.
+#ifndef BATCH
+#define BATCH 32
+#endif
 // Rows of inputs that weights are unpacked for at once, rows of weights, and units of 32 weights of each.
 #define TILE_T 16
-#define TILE_R 16
 #define TILE_U 32
+#define TILE_R (THREADS / TILE_U)
 // A block waits so long for the others: some seconds.
 #define MOST_SPINS (1u << 27)
 
@@ -37,7 +46,7 @@ enum Type { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, 
 
 struct Line {
     u32 kind;
-    u32 n[15];
+    u32 n[19];
     u64 p[8];
 };
 
@@ -51,6 +60,9 @@ struct Step {
     float *scores;
     u32 scores_each;
 };
+
+// All shared memory that is asked for at the start.
+extern __shared__ __align__(128) u8 shared[];
 
 // ---------------------------------------------------------------- numbers
 
@@ -107,13 +119,21 @@ __device__ __forceinline__ float gate_of(float gate, float up) {
 }
 
 __device__ __forceinline__ u32 largest_in_warp(u32 bits) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(~0u, bits);
+#else
     for (int by = 16; by > 0; by /= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, by));
     return bits;
+#endif
 }
 
 __device__ __forceinline__ int sum_in_warp(int value) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(~0u, value);
+#else
     for (int by = 16; by > 0; by /= 2) value += __shfl_xor_sync(~0u, value, by);
     return value;
+#endif
 }
 
 // A block's scale from the bits of its largest magnitude: what it is multiplied with, and what it is kept as.
@@ -130,39 +150,34 @@ __device__ __forceinline__ float read(const float *p) { return __ldcg(p); }
 __device__ __forceinline__ u16 read(const u16 *p) { return __ldcg(p); }
 __device__ __forceinline__ u32 read(const u32 *p) { return __ldcg(p); }
 
+// A piece of weights as it lies here: what is read together lies together, one plane after the other.
+struct Weights {
+    const u8 *base;
+    u64 blocks;
+};
+
 // Weights are read once.
-__device__ __forceinline__ uint4 stream(const void *p) {
+__device__ __forceinline__ uint4 weights16(const Weights &w, u64 at) {
+    const u8 *p = w.base + at;
+
     uint4 v;
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
 
-__device__ __forceinline__ u16 stream_u16(const void *p) {
+__device__ __forceinline__ u16 weights2(const Weights &w, u64 at) {
+    const u8 *p = w.base + at;
     u16 v;
     asm("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
     return v;
 }
 
-__device__ __forceinline__ u32 stream_u32(const void *p) {
+__device__ __forceinline__ u32 weights4(const Weights &w, u64 at) {
+    const u8 *p = w.base + at;
     u32 v;
     asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
     return v;
-}
-
-// All blocks have come here before any goes on.
-__device__ void meet(u64 *counter, u64 target) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        asm volatile("red.release.gpu.global.add.u64 [%0], 1;" :: "l"(counter) : "memory");
-        u32 spins = 0;
-        u64 seen;
-        do {
-            asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(counter) : "memory");
-            if (++spins > MOST_SPINS) __trap();
-        } while (seen < target);
-    }
-    __syncthreads();
 }
 
 // ---------------------------------------------------------------- types of weights
@@ -171,12 +186,6 @@ __device__ __forceinline__ u32 units_of(u32 width) { return width / 32; }
 __device__ __forceinline__ bool is_long(u32 type) { return type == Q4_K || type == Q5_K || type == Q6_K; }
 __device__ __forceinline__ bool is_plain(u32 type) { return type == F32 || type == F16 || type == BF16; }
 __device__ __forceinline__ u32 plain_bytes(u32 type) { return type == F32 ? 4 : 2; }
-
-// A piece of weights as it lies here: what is read together lies together, one plane after the other.
-struct Weights {
-    const u8 *base;
-    u64 blocks;
-};
 
 // 32 weights, or an eighth of a block of 256, with the block's numbers.
 struct Unit {
@@ -189,36 +198,36 @@ struct Unit {
 template <int TYPE> __device__ __forceinline__ Unit load_unit(const Weights &w, u64 unit) {
     Unit u;
     if (TYPE == Q4_0) {
-        u.a = stream(w.base + unit * 16);
-        u.x = stream_u16(w.base + w.blocks * 16 + unit * 2);
+        u.a = weights16(w, unit * 16);
+        u.x = weights2(w, w.blocks * 16 + unit * 2);
     } else if (TYPE == Q4_1) {
-        u.a = stream(w.base + unit * 16);
-        u.x = stream_u32(w.base + w.blocks * 16 + unit * 4);
+        u.a = weights16(w, unit * 16);
+        u.x = weights4(w, w.blocks * 16 + unit * 4);
     } else if (TYPE == Q5_0) {
-        u.a = stream(w.base + unit * 16);
-        u.y = stream_u32(w.base + w.blocks * 16 + unit * 4);
-        u.x = stream_u16(w.base + w.blocks * 20 + unit * 2);
+        u.a = weights16(w, unit * 16);
+        u.y = weights4(w, w.blocks * 16 + unit * 4);
+        u.x = weights2(w, w.blocks * 20 + unit * 2);
     } else if (TYPE == Q5_1) {
-        u.a = stream(w.base + unit * 16);
-        u.y = stream_u32(w.base + w.blocks * 16 + unit * 4);
-        u.x = stream_u32(w.base + w.blocks * 20 + unit * 4);
+        u.a = weights16(w, unit * 16);
+        u.y = weights4(w, w.blocks * 16 + unit * 4);
+        u.x = weights4(w, w.blocks * 20 + unit * 4);
     } else if (TYPE == Q8_0) {
-        u.a = stream(w.base + unit * 32);
-        u.b = stream(w.base + unit * 32 + 16);
-        u.x = stream_u16(w.base + w.blocks * 32 + unit * 2);
+        u.a = weights16(w, unit * 32);
+        u.b = weights16(w, unit * 32 + 16);
+        u.x = weights2(w, w.blocks * 32 + unit * 2);
     } else if (TYPE == Q4_K) {
-        const u8 *block = w.base + unit / 8 * 144;
-        u.a = stream(block + 16 + unit % 8 * 16);
-        u.b = stream(block);
+        u64 block = unit / 8 * 144;
+        u.a = weights16(w, block + 16 + unit % 8 * 16);
+        u.b = weights16(w, block);
     } else if (TYPE == Q5_K) {
-        const u8 *block = w.base + unit / 8 * 176;
-        u.a = stream(block + 48 + unit % 8 * 16);
-        u.b = stream(block);
+        u64 block = unit / 8 * 176;
+        u.a = weights16(w, block + 48 + unit % 8 * 16);
+        u.b = weights16(w, block);
     } else if (TYPE == Q6_K) {
         u64 block = unit / 8;
-        u.x = stream_u16(w.base + w.blocks * 208 + block * 2);
+        u.x = weights2(w, w.blocks * 208 + block * 2);
         // The scales of the unit's two runs of 16.
-        u.y = stream_u16(w.base + w.blocks * 192 + block * 16 + unit % 8 * 2);
+        u.y = weights2(w, w.blocks * 192 + block * 16 + unit % 8 * 2);
     }
     return u;
 }
@@ -228,6 +237,14 @@ __device__ __forceinline__ int dot16(int4 w, int4 q) {
     s = __dp4a(w.y, q.y, s);
     s = __dp4a(w.z, q.z, s);
     return __dp4a(w.w, q.w, s);
+}
+
+// The same with 16 unsigned bytes.
+__device__ __forceinline__ int dot16u(uint4 w, int4 q) {
+    int s;
+    asm("{ dp4a.u32.s32 %0, %1, %5, 0; dp4a.u32.s32 %0, %2, %6, %0; dp4a.u32.s32 %0, %3, %7, %0; dp4a.u32.s32 %0, %4, %8, %0; }"
+        : "=&r"(s) : "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w));
+    return s;
 }
 
 __device__ __forceinline__ int sum16(int4 q) {
@@ -304,7 +321,8 @@ __device__ __forceinline__ Unpacked<TYPE> unpack(const Weights &w, const Unit &u
     Unpacked<TYPE> v;
     if (TYPE == Q4_0 || TYPE == Q4_1) {
         v.a = low_nibbles(u.a);
-        v.b = high_nibbles(u.a);
+        // 16 times the high halves: what comes out is divided once instead.
+        v.b = make_int4(u.a.x & 0xf0f0f0f0u, u.a.y & 0xf0f0f0f0u, u.a.z & 0xf0f0f0f0u, u.a.w & 0xf0f0f0f0u);
     } else if (TYPE == Q5_0 || TYPE == Q5_1) {
         v.a = with_fifths(low_nibbles(u.a), u.y);
         v.b = with_fifths(high_nibbles(u.a), u.y >> 16);
@@ -316,7 +334,7 @@ __device__ __forceinline__ Unpacked<TYPE> unpack(const Weights &w, const Unit &u
         v.a = low_nibbles(u.a);
         v.b = high_nibbles(u.a);
         if (TYPE == Q5_K) {
-            uint4 high = stream(w.base + unit / 8 * 176 + 16 + unit % 2 * 16);
+            uint4 high = weights16(w, unit / 8 * 176 + 16 + unit % 2 * 16);
             v.a = long_fifths(v.a, high, 2 * chunk);
             v.b = long_fifths(v.b, high, 2 * chunk + 1);
         }
@@ -325,44 +343,70 @@ __device__ __forceinline__ Unpacked<TYPE> unpack(const Weights &w, const Unit &u
     } else if (TYPE == Q6_K) {
         u64 block = unit / 8;
         int half = unit % 8 / 4, quarter = unit % 4;
-        const u8 *low = w.base + block * 128 + 64 * half + 32 * (quarter % 2);
-        const u8 *high = w.base + w.blocks * 128 + block * 64 + 32 * half;
-        v.a = sixes(stream(low), stream(high), quarter);
-        v.b = sixes(stream(low + 16), stream(high + 16), quarter);
+        u64 low = block * 128 + 64 * half + 32 * (quarter % 2), high = w.blocks * 128 + block * 64 + 32 * half;
+        v.a = sixes(weights16(w, low), weights16(w, high), quarter);
+        v.b = sixes(weights16(w, low + 16), weights16(w, high + 16), quarter);
         v.scales[0] = (int)(i8)(u.y & 0xff);
         v.scales[1] = (int)(i8)(u.y >> 8);
     }
     return v;
 }
 
-// The term that a block adds. Of a long type, the first of its eight lanes has it. `at` is the unit within the row.
-template <int TYPE>
-__device__ __forceinline__ float term_of(const Unpacked<TYPE> &v, u32 x, const Inputs &in, u32 at) {
+// The inputs that a unit meets, whatever its row.
+template <int TYPE> struct Met {
+    int4 a, b;
+    float scale;
+    // Of a short type, the inputs' sum; of a long one with minima, the sums of both halves.
+    int sums[2];
+};
+
+// `at` is the unit within the row.
+template <int TYPE> __device__ __forceinline__ Met<TYPE> met_by(const Inputs &in, u32 at) {
+    Met<TYPE> m;
     if (TYPE == Q4_K || TYPE == Q5_K) {
         u32 group = at / 2 * 2;
         const int4 *from = at % 2 == 0 ? in.low : in.high;
-        int4 q0 = from[group], q1 = from[group + 1];
-        int products = v.scales[0] * dot16(v.a, q0) + v.scales[1] * dot16(v.b, q1);
-        int minima = v.minima[0] * sum16(q0) + v.minima[1] * sum16(q1);
+        m.a = from[group], m.b = from[group + 1];
+        m.sums[0] = sum16(m.a), m.sums[1] = sum16(m.b);
+        m.scale = in.scale[at / 8];
+    } else {
+        m.a = in.low[at], m.b = in.high[at];
+        m.scale = in.scale[TYPE == Q6_K ? at / 8 : at];
+        if (TYPE != Q6_K && TYPE != Q8_0) m.sums[0] = in.sum[at];
+    }
+    return m;
+}
+
+// The term that a block adds. Of a long type, the first of its eight lanes has it.
+template <int TYPE>
+__device__ __forceinline__ float term_of(const Unpacked<TYPE> &v, u32 x, const Met<TYPE> &m) {
+    float a = m.scale;
+    if (TYPE == Q4_K || TYPE == Q5_K) {
+        int products = v.scales[0] * dot16(v.a, m.a) + v.scales[1] * dot16(v.b, m.b);
+        int minima = v.minima[0] * m.sums[0] + v.minima[1] * m.sums[1];
         for (int by = 4; by > 0; by /= 2) {
             products += __shfl_xor_sync(~0u, products, by);
             minima += __shfl_xor_sync(~0u, minima, by);
         }
-        float d = half_of(x & 0xffff), least = half_of(x >> 16), a = in.scale[at / 8];
+        float d = half_of(x & 0xffff), least = half_of(x >> 16);
         return (d * a) * (float)products - (least * a) * (float)minima;
     }
     if (TYPE == Q6_K) {
-        int products = v.scales[0] * dot16(v.a, in.low[at]) + v.scales[1] * dot16(v.b, in.high[at]);
+        int products = v.scales[0] * dot16(v.a, m.a) + v.scales[1] * dot16(v.b, m.b);
         for (int by = 4; by > 0; by /= 2) products += __shfl_xor_sync(~0u, products, by);
-        return (half_of(x) * in.scale[at / 8]) * (float)products;
+        return (half_of(x) * a) * (float)products;
     }
-    int products = dot16(v.a, in.low[at]) + dot16(v.b, in.high[at]);
-    float a = in.scale[at];
-    if (TYPE == Q4_0) products -= 8 * in.sum[at];
-    if (TYPE == Q5_0) products -= 16 * in.sum[at];
+    int products;
+    if (TYPE == Q4_0 || TYPE == Q4_1) {
+        products = dot16(v.a, m.a) + (dot16u(make_uint4(v.b.x, v.b.y, v.b.z, v.b.w), m.b) >> 4);
+    } else {
+        products = dot16(v.a, m.a) + dot16(v.b, m.b);
+    }
+    if (TYPE == Q4_0) products -= 8 * m.sums[0];
+    if (TYPE == Q5_0) products -= 16 * m.sums[0];
     if (TYPE == Q4_1 || TYPE == Q5_1) {
-        float d = half_of(x & 0xffff), m = half_of(x >> 16);
-        return (d * a) * (float)products + (m * a) * (float)in.sum[at];
+        float d = half_of(x & 0xffff), least = half_of(x >> 16);
+        return (d * a) * (float)products + (least * a) * (float)m.sums[0];
     }
     return (half_of(x) * a) * (float)products;
 }
@@ -377,40 +421,44 @@ template <int TYPE> __device__ __forceinline__ u32 numbers_of(const Unit &u) {
 // Makes a block's bytes from values that threads of a warp hold: lane i has values i, i + 32, ..
 template <int EACH> __device__ __forceinline__ float round_values(const float *values, int *bytes) {
     u32 largest = 0;
+#pragma unroll
     for (int i = 0; i < EACH; i++) largest = max(largest, __float_as_uint(values[i]) & 0x7fffffffu);
     largest = largest_in_warp(largest);
     float inverse, scale;
     scale_of(largest, &inverse, &scale);
     bool plain = largest != 0 && largest < 0x7f800000u;
+#pragma unroll
     for (int i = 0; i < EACH; i++) bytes[i] = plain ? round_to_byte(values[i], inverse) : 0;
     return scale;
 }
 
-// Rows as they lie in the memory of a card become inputs in shared memory: units from `first`, `count` of them.
-__device__ void take_inputs(const u8 *row, u32 type, u32 first, u32 count, const Inputs &in) {
-    if (type == Q8_0) {
-        for (u32 at = threadIdx.x; at < count; at += THREADS) {
-            const u16 *block = (const u16 *)(row + (u64)(first + at) * 34);
+// A row as it lies in the memory of a card becomes inputs in shared memory, by way of `raw` there.
+__device__ __forceinline__ void take_inputs(const u8 *row, u32 type, u32 units, const Inputs &in, u8 *raw) {
+    u32 bytes = type == Q8_0 ? units * 34 : units / 8 * 292;
+    for (u32 at = threadIdx.x * 16; at < bytes; at += THREADS * 16)
+        *(uint4 *)(raw + at) = __ldcg((const uint4 *)(row + at));
+    __syncthreads();
+    for (u32 at = threadIdx.x; at < units; at += THREADS) {
+        if (type == Q8_0) {
+            const u16 *block = (const u16 *)(raw + at * 34);
             u32 words[8];
-            for (int i = 0; i < 8; i++)
-                words[i] = (u32)read(block + 1 + 2 * i) | (u32)read(block + 2 + 2 * i) << 16;
+#pragma unroll
+            for (int i = 0; i < 8; i++) words[i] = (u32)block[1 + 2 * i] | (u32)block[2 + 2 * i] << 16;
             int4 low = make_int4(words[0], words[1], words[2], words[3]);
             int4 high = make_int4(words[4], words[5], words[6], words[7]);
             in.low[at] = low;
             in.high[at] = high;
-            in.scale[at] = half_of(read(block));
+            in.scale[at] = half_of(block[0]);
             in.sum[at] = sum16(low) + sum16(high);
-        }
-    } else {
-        for (u32 at = threadIdx.x; at < count; at += THREADS) {
-            u32 unit = first + at;
-            const u32 *block = (const u32 *)(row + (u64)(unit / 8) * 292);
-            const u32 *q = block + 1 + unit % 8 * 8;
-            in.low[at] = make_int4(read(q), read(q + 1), read(q + 2), read(q + 3));
-            in.high[at] = make_int4(read(q + 4), read(q + 5), read(q + 6), read(q + 7));
-            if (unit % 8 == 0) in.scale[at / 8] = __uint_as_float(read(block));
+        } else {
+            const u32 *block = (const u32 *)(raw + at / 8 * 292);
+            const u32 *q = block + 1 + at % 8 * 8;
+            in.low[at] = make_int4(q[0], q[1], q[2], q[3]);
+            in.high[at] = make_int4(q[4], q[5], q[6], q[7]);
+            if (at % 8 == 0) in.scale[at / 8] = __uint_as_float(block[0]);
         }
     }
+    __syncthreads();
 }
 
 // One over the root of a row's mean square, for a row in shared memory.
@@ -418,7 +466,9 @@ __device__ float norm_of(const float *row, u32 width, float epsilon, double *lan
     __shared__ float result;
     if (threadIdx.x < NORM_LANES) {
         double sum = 0.0;
-        for (u32 i = threadIdx.x; i < width; i += NORM_LANES) sum += (double)row[i] * (double)row[i];
+        // The product of two f32 is exact in f64, so that fusing it changes nothing.
+#pragma unroll 8
+        for (u32 i = threadIdx.x; i < width; i += NORM_LANES) sum = __fma_rn((double)row[i], (double)row[i], sum);
         lanes[threadIdx.x] = sum;
     }
     __syncthreads();
@@ -433,53 +483,69 @@ __device__ float norm_of(const float *row, u32 width, float epsilon, double *lan
     return result;
 }
 
-// A row is normed and becomes inputs in shared memory, without a way through the card's.
-__device__ void norm_inputs(const float *x, const float *weight, float epsilon, u32 width, u32 type,
+// A row is normed and becomes inputs in shared memory, without a way through the card's. `row` has room for twice the
+// row: the norm's weights follow it.
+__device__ __forceinline__ void norm_inputs(const float *x, const float *weight, float epsilon, u32 width, u32 type,
                             float *row, double *lanes, const Inputs &in) {
-    for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read(x + i);
-    __syncthreads();
-    float scale = norm_of(row, width, epsilon, lanes);
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (type == Q8_0) {
-        for (u32 at = warp; at < width / 32; at += WARPS) {
-            float value = (row[at * 32 + lane] * scale) * weight[at * 32 + lane];
-            int byte;
-            float kept = half_of(to_half(round_values<1>(&value, &byte)));
-            int sum = sum_in_warp(byte);
-            ((i8 *)(lane < 16 ? in.low : in.high))[at * 16 + lane % 16] = (i8)byte;
-            if (lane == 0) {
-                in.scale[at] = kept;
-                in.sum[at] = sum;
-            }
-        }
-    } else if (type == Q8_K) {
-        for (u32 at = warp; at < width / 256; at += WARPS) {
-            float values[8];
-            int bytes[8];
-            for (int i = 0; i < 8; i++) {
-                u32 place = at * 256 + i * 32 + lane;
-                values[i] = (row[place] * scale) * weight[place];
-            }
-            float kept = round_values<8>(values, bytes);
-            for (int i = 0; i < 8; i++)
-                ((i8 *)(lane < 16 ? in.low : in.high))[(at * 8 + i) * 16 + lane % 16] = (i8)bytes[i];
-            if (lane == 0) in.scale[at] = kept;
+    float *weights = row + width;
+    if (width % 4 == 0) {
+        for (u32 i = threadIdx.x; i < width / 4; i += THREADS) {
+            ((float4 *)row)[i] = __ldcg((const float4 *)x + i);
+            ((float4 *)weights)[i] = __ldg((const float4 *)weight + i);
         }
     } else {
-        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = (row[i] * scale) * weight[i];
+        for (u32 i = threadIdx.x; i < width; i += THREADS) {
+            row[i] = read(x + i);
+            weights[i] = weight[i];
+        }
+    }
+    __syncthreads();
+    float scale = norm_of(row, width, epsilon, lanes);
+    if (type == Q8_0 || type == Q8_K) {
+        // Eight values to a thread, so that four threads have a short block and a warp has a long one.
+        for (u32 eight = threadIdx.x; eight / 32 * 32 < width / 8; eight += THREADS) {
+            bool there = eight < width / 8;
+            const float4 *values = (const float4 *)row + (there ? eight : 0) * 2;
+            const float4 *by = (const float4 *)weights + (there ? eight : 0) * 2;
+            float4 a = values[0], b = values[1], c = by[0], d = by[1];
+            float v[8] = {(a.x * scale) * c.x, (a.y * scale) * c.y, (a.z * scale) * c.z, (a.w * scale) * c.w,
+                          (b.x * scale) * d.x, (b.y * scale) * d.y, (b.z * scale) * d.z, (b.w * scale) * d.w};
+            u32 largest = 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+            if (type == Q8_0) {
+                largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+                largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+            } else {
+                largest = largest_in_warp(largest);
+            }
+            float inverse, kept;
+            scale_of(largest, &inverse, &kept);
+            bool plain = largest != 0 && largest < 0x7f800000u;
+            u32 words[2] = {0, 0};
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                words[i / 4] |= (plain ? (u32)round_to_byte(v[i], inverse) & 0xff : 0) << (8 * (i % 4));
+            int sum = __dp4a((int)words[0], 0x01010101, __dp4a((int)words[1], 0x01010101, 0));
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            if (there) {
+                int4 *half = eight % 4 < 2 ? in.low : in.high;
+                ((uint2 *)(half + eight / 4))[eight % 2] = make_uint2(words[0], words[1]);
+                if (type == Q8_0 && eight % 4 == 0) {
+                    in.scale[eight / 4] = half_of(to_half(kept));
+                    in.sum[eight / 4] = sum;
+                }
+                if (type == Q8_K && eight % 32 == 0) in.scale[eight / 32] = kept;
+            }
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = (row[i] * scale) * weights[i];
     }
     __syncthreads();
 }
 
 // ---------------------------------------------------------------- one row of inputs with many rows of weights
-
-// Up to three matrices that share their inputs.
-struct Matrix {
-    Weights weights;
-    u32 type;
-    u32 rows;
-    float *out;
-};
 
 __device__ __forceinline__ Weights weights_at(u64 base, u32 type, u64 rows, u32 width) {
     Weights w;
@@ -488,66 +554,75 @@ __device__ __forceinline__ Weights weights_at(u64 base, u32 type, u64 rows, u32 
     return w;
 }
 
+// Rows that a warp takes together: their weights are on the way at the same time and meet the same inputs.
+#define ABREAST 8
+
 // The terms of `rows` rows from `first` on go to shared memory, `stride` apart.
 template <int TYPE>
 __device__ __forceinline__ void terms_of(const Weights &w, u32 first, u32 rows, u32 width, const Inputs &in,
                                          float *terms, u32 stride) {
-    const u32 each = units_of(width);
-    const u32 count = rows * each;
-    const u64 start = (u64)first * each;
+    const u32 each = units_of(width), lane = threadIdx.x % 32;
+    const u32 runs = (each + 31) / 32, abreast = (rows + ABREAST - 1) / ABREAST;
     const bool eighths = TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K;
-    const int AHEAD = TYPE == Q4_0 ? 6 : 4;
-    // Whole warps take part: lanes of a long type's block belong together.
-    const u32 padded = (count + 31) / 32 * 32;
-    for (u32 from = threadIdx.x; from < padded; from += AHEAD * THREADS) {
-        Unit units[AHEAD];
+    u32 run = threadIdx.x / 32, row = 0;
+    while (true) {
+        while (run >= runs) run -= runs, row += ABREAST;
+        if (row >= abreast * ABREAST) break;
+        // All lanes take part: those of a long type's block belong together.
+        u32 at = run * 32 + lane, unit = min(at, each - 1);
+        Unit units[ABREAST];
+        u32 places[ABREAST];
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            u32 at = from + i * THREADS;
-            if (at < count) units[i] = load_unit<TYPE>(w, start + at);
+        for (int i = 0; i < ABREAST; i++) {
+            places[i] = (first + min(row + i, rows - 1)) * each + unit;
+            units[i] = load_unit<TYPE>(w, places[i]);
         }
+        Met<TYPE> met = met_by<TYPE>(in, unit);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            u32 at = from + i * THREADS;
-            if (at < padded) {
-                u32 safe = at < count ? at : count - 1;
-                u32 row = safe / each, unit = safe % each;
-                if (at >= count) units[i] = load_unit<TYPE>(w, start + safe);
-                Unpacked<TYPE> v = unpack<TYPE>(w, units[i], start + safe);
-                float term = term_of<TYPE>(v, numbers_of<TYPE>(units[i]), in, unit);
-                if (at < count) {
-                    if (!eighths) terms[row * stride + unit] = term;
-                    else if (unit % 8 == 0) terms[row * stride + unit / 8] = term;
-                }
+        for (int i = 0; i < ABREAST; i++) {
+            Unpacked<TYPE> v = unpack<TYPE>(w, units[i], places[i]);
+            float term = term_of<TYPE>(v, numbers_of<TYPE>(units[i]), met);
+            if (at < each && row + i < rows) {
+                if (!eighths) terms[(row + i) * stride + at] = term;
+                else if (at % 8 == 0) terms[(row + i) * stride + at / 8] = term;
             }
         }
+        run += WARPS;
     }
 }
 
-__device__ void terms(const Matrix &m, u32 first, u32 rows, u32 width, const Inputs &in, float *to, u32 stride) {
-    switch (m.type) {
-        case Q4_0: if constexpr (HAS(Q4_0)) terms_of<Q4_0>(m.weights, first, rows, width, in, to, stride); break;
-        case Q4_1: if constexpr (HAS(Q4_1)) terms_of<Q4_1>(m.weights, first, rows, width, in, to, stride); break;
-        case Q5_0: if constexpr (HAS(Q5_0)) terms_of<Q5_0>(m.weights, first, rows, width, in, to, stride); break;
-        case Q5_1: if constexpr (HAS(Q5_1)) terms_of<Q5_1>(m.weights, first, rows, width, in, to, stride); break;
-        case Q8_0: if constexpr (HAS(Q8_0)) terms_of<Q8_0>(m.weights, first, rows, width, in, to, stride); break;
-        case Q4_K: if constexpr (HAS(Q4_K)) terms_of<Q4_K>(m.weights, first, rows, width, in, to, stride); break;
-        case Q5_K: if constexpr (HAS(Q5_K)) terms_of<Q5_K>(m.weights, first, rows, width, in, to, stride); break;
-        default: if constexpr (HAS(Q6_K)) terms_of<Q6_K>(m.weights, first, rows, width, in, to, stride); break;
+__device__ __forceinline__ void terms(u32 type, const Weights &w, u32 first, u32 rows, u32 width, const Inputs &in, float *to,
+                      u32 stride) {
+    switch (type) {
+        case Q4_0: if constexpr (HAS(Q4_0)) terms_of<Q4_0>(w, first, rows, width, in, to, stride); break;
+        case Q4_1: if constexpr (HAS(Q4_1)) terms_of<Q4_1>(w, first, rows, width, in, to, stride); break;
+        case Q5_0: if constexpr (HAS(Q5_0)) terms_of<Q5_0>(w, first, rows, width, in, to, stride); break;
+        case Q5_1: if constexpr (HAS(Q5_1)) terms_of<Q5_1>(w, first, rows, width, in, to, stride); break;
+        case Q8_0: if constexpr (HAS(Q8_0)) terms_of<Q8_0>(w, first, rows, width, in, to, stride); break;
+        case Q4_K: if constexpr (HAS(Q4_K)) terms_of<Q4_K>(w, first, rows, width, in, to, stride); break;
+        case Q5_K: if constexpr (HAS(Q5_K)) terms_of<Q5_K>(w, first, rows, width, in, to, stride); break;
+        default: if constexpr (HAS(Q6_K)) terms_of<Q6_K>(w, first, rows, width, in, to, stride); break;
     }
 }
 
+// Terms of rows lie so far apart that four at a time are read by eight rows at once.
+__device__ __forceinline__ u32 stride_of(u32 count) { return ((count + 3) / 4 | 1) * 4; }
+
+// Adds a row's terms one after the other.
 __device__ __forceinline__ float fold(const float *terms, u32 count) {
+    const float4 *fours = (const float4 *)terms;
     float sum = 0.0f;
-    u32 i = 0;
-    for (; i + 8 <= count; i += 8) {
-        float t[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) t[j] = terms[i + j];
-#pragma unroll
-        for (int j = 0; j < 8; j++) sum = sum + t[j];
+    u32 whole = count / 4;
+    float4 one = fours[0], two = fours[1];
+    for (u32 i = 0; i < whole; i++) {
+        float4 three = fours[min(i + 2, (count + 3) / 4)];
+        sum = sum + one.x;
+        sum = sum + one.y;
+        sum = sum + one.z;
+        sum = sum + one.w;
+        one = two, two = three;
     }
-    for (; i < count; i++) sum = sum + terms[i];
+    for (u32 i = whole * 4; i < count; i++) sum = sum + terms[i];
     return sum;
 }
 
@@ -556,8 +631,8 @@ __device__ __forceinline__ float plain_dot(const u8 *weights, u32 type, const fl
     float sum = 0.0f;
     for (u32 i = lane; i < width; i += 16) {
         float weight = type == F32 ? __ldg((const float *)weights + i)
-                     : type == F16 ? half_of(stream_u16((const u16 *)weights + i))
-                                   : bf16_of(stream_u16((const u16 *)weights + i));
+                     : type == F16 ? half_of(__ldg((const u16 *)weights + i))
+                                   : bf16_of(__ldg((const u16 *)weights + i));
         sum = sum + weight * row[i];
     }
     for (int half = 8; half > 0; half /= 2) sum += __shfl_down_sync(~0u, sum, half, 16);
@@ -568,7 +643,7 @@ __device__ __forceinline__ float plain_dot(const u8 *weights, u32 type, const fl
 enum Keep { STORE = 0, INTO = 1, GATED = 2 };
 
 // Rounds rows that have all been written to blocks of inputs, once the last of each block is there.
-__device__ void round_when_full(const float *values, u8 *out, u32 type, u32 first, u32 rows, u32 *counters) {
+__device__ __forceinline__ void round_when_full(const float *values, u8 *out, u32 type, u32 first, u32 rows, u32 *counters) {
     __shared__ u32 full[64];
     __shared__ u32 found;
     u32 size = type == Q8_0 ? 32 : 256;
@@ -614,11 +689,35 @@ __device__ void round_when_full(const float *values, u8 *out, u32 type, u32 firs
     __syncthreads();
 }
 
+// ---------------------------------------------------------------- one row of inputs: lines
+
+// The matrix and rows of one of a line's tiles: their numbers are those of the first matrix, then those of the second.
+__device__ __forceinline__ void tile_at(const Line &line, u32 index, u32 *matrix, u32 *first, u32 *rows) {
+    u32 tile = line.n[5], at = index < line.n[13] ? 0 : index < line.n[14] ? 1 : 2;
+    index -= at == 0 ? 0 : line.n[12 + at];
+    *matrix = at, *first = index * tile, *rows = min(tile, line.n[7 + 2 * at] - index * tile);
+}
+
+// All blocks have come here before any goes on.
+__device__ __forceinline__ void meet(u64 *counter, u64 target) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        asm volatile("red.release.gpu.global.add.u64 [%0], 1;" :: "l"(counter) : "memory");
+        u32 spins = 0;
+        u64 seen;
+        do {
+            asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(counter) : "memory");
+            if (++spins > MOST_SPINS) __trap();
+        } while (seen < target);
+    }
+    __syncthreads();
+}
+
 // n: 0 width, 1 input's type, 2 whether it is normed first, 3 epsilon, 4 keep, 5 rows of a tile, 6.. types and rows
 // of up to three matrices, 12 the type of blocks of gated results. p: 0 input, 1 norm's weight, 2, 3, 4 matrices,
 // 5 out, 6 second out or counters, 7 third out or blocks of gated results.
-__device__ void vector_line(const Line &line, u8 *memory) {
-    const u32 width = line.n[0], type = line.n[1], keep = line.n[4], tile = line.n[5];
+__device__ __forceinline__ void vector_line(const Line &line, u8 *memory) {
+    const u32 width = line.n[0], type = line.n[1], keep = line.n[4];
     const u32 units = units_of(width);
     const bool plain = is_plain(line.n[6]);
     Inputs in;
@@ -626,8 +725,8 @@ __device__ void vector_line(const Line &line, u8 *memory) {
     in.high = in.low + units;
     in.scale = (float *)(in.high + units);
     in.sum = (int *)(in.scale + units);
-    float *row = plain ? (float *)memory : (float *)(in.sum + units);
-    double *lanes = (double *)(row + (width + 1) / 2 * 2);
+    float *row = plain ? (float *)memory : (float *)(memory + (units * 40 + 15) / 16 * 16);
+    double *lanes = (double *)(row + 2 * width);
     float *to = plain ? (float *)(lanes + NORM_LANES) : row;
     if (line.n[2]) {
         norm_inputs((const float *)line.p[0], (const float *)line.p[1], __uint_as_float(line.n[3]), width,
@@ -636,87 +735,53 @@ __device__ void vector_line(const Line &line, u8 *memory) {
         for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)line.p[0] + i);
         __syncthreads();
     } else {
-        take_inputs((const u8 *)line.p[0], type, 0, units, in);
+        take_inputs((const u8 *)line.p[0], type, units, in, (u8 *)row);
+    }
+    const u32 all = line.n[15];
+    for (u32 index = blockIdx.x; index < all; index += gridDim.x) {
+        u32 at, first, some;
+        tile_at(line, index, &at, &first, &some);
+        const u32 kind = line.n[6 + 2 * at];
+        const Weights weights = weights_at(line.p[2 + at], kind, line.n[7 + 2 * at], width);
+        float *out = (float *)line.p[5 + at];
+        u32 count = is_long(kind) ? units / 8 : units, stride = stride_of(count);
+        // What a result is added to is on its way in the meantime.
+        float there = keep == INTO && threadIdx.x < some ? read(out + first + threadIdx.x) : 0.0f;
+        if (is_plain(kind)) {
+            for (u32 r = threadIdx.x / 16; r < (some + 1) / 2 * 2; r += THREADS / 16) {
+                const u8 *w = weights.base + (u64)(first + min(r, some - 1)) * width * plain_bytes(kind);
+                float sum = plain_dot(w, kind, row, width, threadIdx.x % 16);
+                if (threadIdx.x % 16 == 0 && r < some) to[r] = sum;
+            }
+            count = 1, stride = 1;
+        } else {
+            // Both halves of a gated pair have the same blocks.
+            for (u32 half = 0; half < (keep == GATED ? 2 : 1); half++) {
+                u32 type = line.n[6 + 2 * (at + half)];
+                Weights w = weights_at(line.p[2 + at + half], type, line.n[7 + 2 * (at + half)], width);
+                terms(type, w, first, some, width, in, to + half * some * stride, stride);
+            }
+        }
         __syncthreads();
-    }
-    u32 next = blockIdx.x;
-    const u32 pairs = keep == GATED ? 1 : 3;
-    for (u32 at = 0; at < pairs; at++) {
-        u32 rows = line.n[7 + 2 * at];
-        if (rows == 0) break;
-        Matrix m;
-        m.type = line.n[6 + 2 * at];
-        m.rows = rows;
-        m.weights = weights_at(line.p[2 + at], m.type, rows, width);
-        m.out = (float *)line.p[5 + at];
-        u32 tiles = (rows + tile - 1) / tile;
-        for (; next < tiles; next += gridDim.x) {
-            u32 first = next * tile, some = min(tile, rows - first);
-            u32 count = is_long(m.type) ? units / 8 : units;
-            u32 stride = count | 1;
-            if (is_plain(m.type)) {
-                u32 pair = threadIdx.x / 16;
-                for (u32 r = pair; r < (some + 1) / 2 * 2; r += THREADS / 16) {
-                    u32 safe = min(r, some - 1);
-                    const u8 *w = m.weights.base + (u64)(first + safe) * width * plain_bytes(m.type);
-                    float sum = plain_dot(w, m.type, row, width, threadIdx.x % 16);
-                    if (threadIdx.x % 16 == 0 && r < some) to[r] = sum;
-                }
-                count = 1, stride = 1;
-            } else {
-                terms(m, first, some, width, in, to, stride);
-                if (keep == GATED) {
-                    Matrix up = m;
-                    up.type = line.n[8];
-                    up.weights = weights_at(line.p[3], up.type, rows, width);
-                    // Both have the same blocks, so that terms of one follow those of the other.
-                    terms(up, first, some, width, in, to + some * stride, stride);
-                }
+        for (u32 r = threadIdx.x; r < some; r += THREADS) {
+            float sum = count == 1 ? to[r * stride] : fold(to + r * stride, count);
+            if (keep == INTO) {
+                sum = (r < THREADS ? there : read(out + first + r)) + sum;
+            } else if (keep == GATED) {
+                sum = gate_of(sum, fold(to + (some + r) * stride, count));
             }
-            __syncthreads();
-            for (u32 r = threadIdx.x; r < some; r += THREADS) {
-                float sum = count == 1 ? to[r * stride] : fold(to + r * stride, count);
-                if (keep == INTO) {
-                    sum = read(m.out + first + r) + sum;
-                } else if (keep == GATED) {
-                    sum = gate_of(sum, fold(to + (some + r) * stride, count));
-                }
-                m.out[first + r] = sum;
-            }
-            __syncthreads();
-            if (keep == GATED && line.n[12]) {
-                round_when_full(m.out, (u8 *)line.p[7], line.n[12], first, some, (u32 *)line.p[6]);
-            }
+            out[first + r] = sum;
         }
-        next -= tiles;
-    }
-}
-
-// Has the first weights that a line needs come closer.
-__device__ void fetch_ahead(const Line *line) {
-    if (line->kind != VECTOR) return;
-    u32 width = line->n[0], tile = line->n[5], next = blockIdx.x;
-    for (u32 at = 0; at < 3; at++) {
-        u32 type = line->n[6 + 2 * at], rows = line->n[7 + 2 * at];
-        if (rows == 0) break;
-        u32 tiles = (rows + tile - 1) / tile;
-        if (next < tiles) {
-            u64 units = units_of(width);
-            u64 each = type == Q4_K ? units * 18 : type == Q5_K ? units * 22 : type == Q8_0 ? units * 32
-                     : is_plain(type) ? (u64)width * plain_bytes(type) : units * 16;
-            u64 start = (u64)next * tile * each, length = min((u64)tile, (u64)rows - next * tile) * each;
-            u64 off = (u64)threadIdx.x * 128;
-            if (off < length) asm volatile("prefetch.global.L2 [%0];" :: "l"(line->p[2 + at] + start + off));
-            return;
-        }
-        next -= tiles;
+        __syncthreads();
+        if (keep == GATED && line.n[12])
+            round_when_full(out, (u8 *)line.p[7], line.n[12], first, some, (u32 *)line.p[6]);
     }
 }
 
 // ---------------------------------------------------------------- many rows of inputs
 
 // n: 0 rows of inputs, 1 width, 2 rows of weights, 3 input's type, 4 weights' type. p: 0 inputs, 1 weights, 2 out.
-template <int TYPE> __device__ void many_rows(const Line &line, u8 *memory) {
+template <int TYPE> __device__ APART void many_rows(const Line &line, u8 *memory) {
     const u32 rows = line.n[0], width = line.n[1], outs = line.n[2], type = line.n[3];
     const bool eighths = TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K;
     const u32 units = units_of(width);
@@ -778,7 +843,7 @@ template <int TYPE> __device__ void many_rows(const Line &line, u8 *memory) {
             for (u32 t = 0; t < ts; t++) {
                 Inputs part = in;
                 part.low += t * TILE_U, part.high += t * TILE_U, part.scale += t * TILE_U, part.sum += t * TILE_U;
-                float term = term_of<TYPE>(v, x, part, safe_at);
+                float term = term_of<TYPE>(v, x, met_by<TYPE>(part, safe_at));
                 if (r < rs && at < us) {
                     float *place = to + (r * TILE_T + t) * STRIDE;
                     if (!eighths) place[at] = term;
@@ -796,7 +861,7 @@ template <int TYPE> __device__ void many_rows(const Line &line, u8 *memory) {
     }
 }
 
-__device__ void plain_rows(const Line &line, u8 *memory) {
+__device__ APART void plain_rows(const Line &line, u8 *memory) {
     const u32 rows = line.n[0], width = line.n[1], outs = line.n[2], type = line.n[4];
     float *row = (float *)memory;
     for (u32 t = 0; t < rows; t++) {
@@ -813,7 +878,7 @@ __device__ void plain_rows(const Line &line, u8 *memory) {
     }
 }
 
-__device__ void matmul_line(const Line &line, u8 *memory) {
+__device__ APART void matmul_line(const Line &line, u8 *memory) {
     switch (line.n[4]) {
         case Q4_0: if constexpr (HAS(Q4_0)) many_rows<Q4_0>(line, memory); break;
         case Q4_1: if constexpr (HAS(Q4_1)) many_rows<Q4_1>(line, memory); break;
@@ -830,38 +895,59 @@ __device__ void matmul_line(const Line &line, u8 *memory) {
 // ---------------------------------------------------------------- attention
 
 // Turns a pair of numbers of a head by a position.
-__device__ __forceinline__ void turn(float *head, u32 pair, u32 dims, u32 halves, const float *table) {
+__device__ __forceinline__ void turn(float *head, u32 pair, u32 dims, u32 halves, float2 angle) {
     u32 one = halves ? pair : 2 * pair, two = halves ? pair + dims / 2 : 2 * pair + 1;
-    float cos = table[2 * pair], sin = table[2 * pair + 1], a = head[one], b = head[two];
+    float cos = angle.x, sin = angle.y, a = head[one], b = head[two];
     head[one] = a * cos - b * sin;
     head[two] = a * sin + b * cos;
 }
 
-// A query with one position's key.
-__device__ __forceinline__ float score_of(const float *query, const u8 *key, u32 size) {
-    float lanes[16];
+// A query with one position's key, by four threads: each has four of the sixteen lanes. All four have the sum.
+__device__ __forceinline__ float score_of(const float *query, const uint2 *key, u32 size, u32 quarter) {
+    float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (u32 e = 0; e < size; e += 128) {
+        uint2 words[8];
 #pragma unroll
-    for (int i = 0; i < 16; i++) lanes[i] = 0.0f;
-    for (u32 e = 0; e < size; e += 16) {
-        uint4 a = __ldcg((const uint4 *)(key + e * 2)), b = __ldcg((const uint4 *)(key + e * 2 + 16));
-        u32 words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        for (int i = 0; i < 8; i++)
+            if (e + 16 * i < size) words[i] = key[(e + 16 * i) / 4];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            lanes[2 * i] = lanes[2 * i] + query[e + 2 * i] * half_of(words[i] & 0xffff);
-            lanes[2 * i + 1] = lanes[2 * i + 1] + query[e + 2 * i + 1] * half_of(words[i] >> 16);
-        }
+        for (int i = 0; i < 8; i++)
+            if (e + 16 * i < size) {
+                const float4 q = *(const float4 *)(query + e + 16 * i + 4 * quarter);
+                lanes[0] = lanes[0] + q.x * half_of(words[i].x & 0xffff);
+                lanes[1] = lanes[1] + q.y * half_of(words[i].x >> 16);
+                lanes[2] = lanes[2] + q.z * half_of(words[i].y & 0xffff);
+                lanes[3] = lanes[3] + q.w * half_of(words[i].y >> 16);
+            }
     }
+    // Lanes are added in halves: eight apart, four apart, two apart, one apart.
 #pragma unroll
-    for (int half = 8; half > 0; half /= 2)
+    for (int by = 2; by > 0; by /= 2)
 #pragma unroll
-        for (int i = 0; i < half; i++) lanes[i] = lanes[i] + lanes[i + half];
-    return lanes[0];
+        for (int i = 0; i < 4; i++) {
+            float other = __shfl_xor_sync(~0u, lanes[i], by, 4);
+            lanes[i] = quarter & by ? other + lanes[i] : lanes[i] + other;
+        }
+    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+}
+
+// Positions whose values are near at a time: whole runs.
+#define NEAR 128
+
+// Has values of some positions come into shared memory.
+__device__ __forceinline__ void near_values(const u8 *values, u64 stride, u32 size, u32 first, u32 count, u8 *near) {
+    u32 to = (u32)__cvta_generic_to_shared(near), pieces = size / 8;
+    for (u32 i = threadIdx.x; i < count * pieces; i += THREADS) {
+        u32 at = i / pieces, piece = i % pieces;
+        const u8 *from = values + (first + at) * stride + piece * 16;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to + (at * pieces + piece) * 16), "l"(from) : "memory");
+    }
 }
 
 // n: 0 rows, 1 heads, 2 heads of keys, 3 head's size, 4 group, 5 offset, 6 scale, 7 whether keys are new and unturned,
 // 8 dims, 9 pairs, 10 the type of blocks of results. p: 0 queries, 1 keys, 2 values, 3 into, 4 table, 5 new keys,
 // 6 new values, 7 blocks of results.
-__device__ void attend_line(const Line &line, const Step &step, u8 *memory) {
+__device__ __forceinline__ void attend_line(const Line &line, const Step &step, u8 *memory) {
     const u32 rows = line.n[0], heads = line.n[1], kv_heads = line.n[2], size = line.n[3];
     const u32 group = line.n[4], offset = line.n[5], fresh = line.n[7], dims = line.n[8];
     const float scale = __uint_as_float(line.n[6]);
@@ -869,29 +955,38 @@ __device__ void attend_line(const Line &line, const Step &step, u8 *memory) {
     float *query = (float *)memory;
     float *new_key = query + size, *new_value = new_key + size;
     u16 *key_bits = (u16 *)(new_value + size);
-    float *parts = (float *)(key_bits + size);
-    float *most = parts + THREADS;
-    const u32 groups = THREADS / size;
-    float *scores = most + WARPS;
+    float *most = (float *)(key_bits + size);
+    u8 *near = (u8 *)(most + WARPS);
+    float *scores = (float *)(near + NEAR * size * 2);
     if (step.past + rows > step.scores_each) scores = step.scores + (u64)blockIdx.x * (step.past + rows);
     for (u32 unit = blockIdx.x; unit < rows * heads; unit += gridDim.x) {
         u32 row = unit / heads, head = unit % heads;
         u32 kv = (offset + head) / group, positions = step.past + row + 1;
         const u8 *keys = (const u8 *)line.p[1] + (u64)kv * size * 2;
         const u8 *values = (const u8 *)line.p[2] + (u64)kv * size * 2;
+        // Positions whose keys and values are in the card's memory.
+        const u32 kept = fresh ? step.past : positions;
         __syncthreads();
-        for (u32 i = threadIdx.x; i < size; i += THREADS) {
-            query[i] = read((const float *)line.p[0] + ((u64)row * heads + head) * size + i);
+        near_values(values, stride, size, 0, min((u32)NEAR, kept), near);
+        // A head has no more numbers than a block has threads.
+        u32 own_pair = threadIdx.x % max(dims / 2, 1u);
+        float2 angle = make_float2(0.0f, 0.0f);
+        if (fresh && threadIdx.x < dims)
+            angle = __ldg((const float2 *)line.p[4] + (u64)step.past * (dims / 2) + own_pair);
+        if (threadIdx.x < size) {
+            u32 i = threadIdx.x;
+            float asked = read((const float *)line.p[0] + ((u64)row * heads + head) * size + i), key = 0.0f, value = 0.0f;
             if (fresh) {
-                new_key[i] = read((const float *)line.p[5] + kv * size + i);
-                new_value[i] = half_of(to_half(read((const float *)line.p[6] + kv * size + i)));
+                key = read((const float *)line.p[5] + kv * size + i);
+                value = read((const float *)line.p[6] + kv * size + i);
             }
+            query[i] = asked;
+            new_key[i] = key;
+            new_value[i] = half_of(to_half(value));
         }
         __syncthreads();
         if (fresh) {
-            const float *table = (const float *)line.p[4] + (u64)step.past * dims;
-            for (u32 i = threadIdx.x; i < dims; i += THREADS)
-                turn(i < dims / 2 ? query : new_key, i % (dims / 2), dims, line.n[9], table);
+            if (threadIdx.x < dims) turn(threadIdx.x < dims / 2 ? query : new_key, own_pair, dims, line.n[9], angle);
             __syncthreads();
             bool first = head == 0 || (offset + head - 1) / group != kv;
             for (u32 i = threadIdx.x; i < size; i += THREADS) {
@@ -905,25 +1000,15 @@ __device__ void attend_line(const Line &line, const Step &step, u8 *memory) {
             __syncthreads();
         }
         float own = -__uint_as_float(0x7f800000u);
-        for (u32 at = threadIdx.x; at < positions; at += THREADS) {
-            float score;
-            if (fresh && at == step.past) {
-                float lanes[16];
-#pragma unroll
-                for (int i = 0; i < 16; i++) lanes[i] = 0.0f;
-                for (u32 e = 0; e < size; e += 16)
-#pragma unroll
-                    for (int i = 0; i < 16; i++) lanes[i] = lanes[i] + query[e + i] * half_of(key_bits[e + i]);
-#pragma unroll
-                for (int half = 8; half > 0; half /= 2)
-#pragma unroll
-                    for (int i = 0; i < half; i++) lanes[i] = lanes[i] + lanes[i + half];
-                score = lanes[0] * scale;
-            } else {
-                score = score_of(query, keys + at * stride, size) * scale;
+        u32 quarter = threadIdx.x % 4;
+        for (u32 base = 0; base < positions; base += THREADS / 4) {
+            u32 at = base + threadIdx.x / 4, safe = min(at, positions - 1);
+            const u8 *key = fresh && safe == step.past ? (const u8 *)key_bits : keys + safe * stride;
+            float score = score_of(query, (const uint2 *)key + quarter, size, quarter) * scale;
+            if (at < positions) {
+                if (quarter == 0) scores[at] = score;
+                own = score > own ? score : own;
             }
-            scores[at] = score;
-            own = score > own ? score : own;
         }
         for (int by = 16; by > 0; by /= 2) {
             float other = __shfl_xor_sync(~0u, own, by);
@@ -946,28 +1031,37 @@ __device__ void attend_line(const Line &line, const Step &step, u8 *memory) {
         float sum = most[0];
         for (u32 at = threadIdx.x; at < positions; at += THREADS) scores[at] = scores[at] / sum;
         __syncthreads();
-        // Each group of threads takes a run of positions; runs are added from the first.
-        u32 mine = threadIdx.x / size, dim = threadIdx.x % size;
+        // Values come near in tiles, the first of which is on its way since the beginning. Each thread has a number
+        // of the head, adds up runs, and adds runs from the first.
         float total = 0.0f;
-        for (u32 wave = 0; wave * groups * RUN < positions; wave++) {
-            u32 from = (wave * groups + mine) * RUN, to = min(from + RUN, positions);
-            float part = 0.0f;
-            if (mine < groups && from < positions) {
-#pragma unroll 8
-                for (u32 at = from; at < to; at++) {
-                    float value = fresh && at == step.past
-                        ? new_value[dim]
-                        : half_of(read((const u16 *)(values + at * stride) + dim));
-                    part = part + scores[at] * value;
+        for (u32 tile = 0; tile < positions; tile += NEAR) {
+            u32 count = min(NEAR, positions - tile);
+            if (tile > 0) {
+                __syncthreads();
+                near_values(values, stride, size, tile, min(count, kept > tile ? kept - tile : 0), near);
+            }
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            __syncthreads();
+            if (threadIdx.x < size) {
+                const u16 *value = (const u16 *)near + threadIdx.x;
+                for (u32 from = 0; from < count; from += RUN) {
+                    float part = 0.0f;
+                    u32 to = min(from + RUN, count);
+                    if (to == from + RUN && (!fresh || tile + to <= step.past)) {
+#pragma unroll 16
+                        for (u32 i = 0; i < RUN; i++)
+                            part = part + scores[tile + from + i] * half_of(value[(from + i) * size]);
+                    } else {
+                        for (u32 at = from; at < to; at++) {
+                            float kept_value = fresh && tile + at == step.past ? new_value[threadIdx.x] : half_of(value[at * size]);
+                            part = part + scores[tile + at] * kept_value;
+                        }
+                    }
+                    total = total + part;
                 }
             }
-            if (mine < groups) parts[threadIdx.x] = part;
-            __syncthreads();
-            if (mine == 0)
-                for (u32 i = 0; i < groups && (wave * groups + i) * RUN < positions; i++)
-                    total = total + parts[i * size + dim];
-            __syncthreads();
         }
+        u32 mine = threadIdx.x / size, dim = threadIdx.x % size;
         u64 place = ((u64)row * heads + head) * size;
         if (mine == 0) {
             ((float *)line.p[3])[place + dim] = total;
@@ -985,6 +1079,18 @@ __device__ void attend_line(const Line &line, const Step &step, u8 *memory) {
             }
         }
     }
+}
+
+// Has keys and values that this block will look back on come closer.
+__device__ void fetch_kept(const Line &line, const Step &step) {
+    const u32 size = line.n[3], head = blockIdx.x;
+    if (line.n[0] != 1 || head >= line.n[1]) return;
+    const u64 stride = (u64)line.n[2] * size * 2, start = (u64)((line.n[5] + head) / line.n[4]) * size * 2;
+    for (u32 at = threadIdx.x; at < step.past; at += THREADS)
+        for (u32 off = 0; off < size * 2; off += 128) {
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(line.p[1] + start + at * stride + off));
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(line.p[2] + start + at * stride + off));
+        }
 }
 
 // ---------------------------------------------------------------- between products
@@ -1043,7 +1149,7 @@ __device__ float decoded(const u8 *base, u32 type, u64 blocks, u64 block, u32 at
 }
 
 // n: 0 rows, 1 width, 2 type, 3 first, 4 count. p: 0 table, 1 into.
-__device__ void embed_line(const Line &line, const Step &step) {
+__device__ APART void embed_line(const Line &line, const Step &step) {
     const u32 rows = line.n[0], width = line.n[1], type = line.n[2], first = line.n[3], count = line.n[4];
     const u32 size = is_plain(type) ? 1 : is_long(type) ? 256 : 32;
     const u64 blocks = (u64)count * width / size;
@@ -1058,7 +1164,7 @@ __device__ void embed_line(const Line &line, const Step &step) {
 }
 
 // n: 0 rows, 1 width, 2 epsilon. p: 0 from, 1 weight, 2 into.
-__device__ void norm_line(const Line &line, u8 *memory) {
+__device__ APART void norm_line(const Line &line, u8 *memory) {
     const u32 rows = line.n[0], width = line.n[1];
     float *row = (float *)memory;
     double *lanes = (double *)(row + (width + 1) / 2 * 2);
@@ -1093,9 +1199,14 @@ template <class F> __device__ void round_long(u64 blocks, u8 *out, F value) {
 }
 
 // n: 0 rows, 1 width, 2 type. p: 0 from, 1 into.
-__device__ void quantize_line(const Line &line) {
+__device__ APART void quantize_line(const Line &line) {
     const float *from = (const float *)line.p[0];
     u64 values = (u64)line.n[0] * line.n[1];
+    if (line.n[2] == F32) {
+        for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < values; i += (u64)gridDim.x * THREADS)
+            ((float *)line.p[1])[i] = read(from + i);
+        return;
+    }
     if (line.n[2] == Q8_K) {
         round_long(values / 256, (u8 *)line.p[1], [=](u64 block, u32 at) { return read(from + block * 256 + at); });
         return;
@@ -1112,14 +1223,14 @@ __device__ void quantize_line(const Line &line) {
 }
 
 // Rows of Q4_K become inputs. n: 0 blocks. p: 0 from, 1 into.
-__device__ void round_q4_k_line(const Line &line) {
+__device__ APART void round_q4_k_line(const Line &line) {
     const u8 *from = (const u8 *)line.p[0];
     u64 blocks = line.n[0];
     round_long(blocks, (u8 *)line.p[1], [=](u64 block, u32 at) { return decoded(from, Q4_K, blocks, block, at); });
 }
 
 // n: 0 rows, 1 heads, 2 head's size, 3 dims, 4 pairs. p: 0 data, 1 table.
-__device__ void rotate_line(const Line &line, const Step &step) {
+__device__ APART void rotate_line(const Line &line, const Step &step) {
     const u32 heads = line.n[1], size = line.n[2], dims = line.n[3], half = dims / 2;
     u64 count = (u64)line.n[0] * heads * half;
     for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (u64)gridDim.x * THREADS) {
@@ -1162,13 +1273,18 @@ __device__ void copy_line(const Line &line) {
         ((u16 *)line.p[1])[i] = read((const u16 *)line.p[0] + i);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 spanker_card(const Line *lines, u32 count, Step step) {
-    extern __shared__ __align__(16) u8 memory[];
-    __shared__ Line line;
+    __shared__ Line window[2];
+    const u32 WORDS = sizeof(Line) / 4;
+    if (threadIdx.x < WORDS) ((u32 *)&window[0])[threadIdx.x] = ((const u32 *)lines)[threadIdx.x];
+    __syncthreads();
     for (u32 at = 0; at < count; at++) {
-        if (threadIdx.x < sizeof(Line) / 4) ((u32 *)&line)[threadIdx.x] = ((const u32 *)(lines + at))[threadIdx.x];
-        __syncthreads();
+        const Line &line = window[at % 2];
+        u8 *memory = shared;
+        // The next line is on its way while this one is at work.
+        if (threadIdx.x < WORDS && at + 1 < count)
+            ((u32 *)&window[(at + 1) % 2])[threadIdx.x] = __ldg((const u32 *)(lines + at + 1) + threadIdx.x);
         switch (line.kind) {
             case VECTOR: vector_line(line, memory); break;
             case ATTEND: attend_line(line, step, memory); break;
@@ -1186,8 +1302,8 @@ spanker_card(const Line *lines, u32 count, Step step) {
             default: __trap();
         }
         if (at + 1 < count) {
-            fetch_ahead(lines + at + 1);
-            if (lines[at + 1].kind != VECTOR && at + 2 < count) fetch_ahead(lines + at + 2);
+            __syncthreads();
+            if (window[(at + 1) % 2].kind == ATTEND) fetch_kept(window[(at + 1) % 2], step);
             meet(step.meet, step.met + (u64)(at + 1) * gridDim.x);
         }
     }

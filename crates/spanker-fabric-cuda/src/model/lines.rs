@@ -12,22 +12,24 @@ use spanker_runtime::{Place, Work};
 use crate::CudaError;
 
 /// Threads of a block, as the kernel has it.
-pub(super) const THREADS: u32 = 512;
+pub(super) const THREADS: u32 = 256;
 /// Lanes in which squares are added.
 const NORM_LANES: u32 = 128;
 /// Terms of products that a block keeps at most, where a row has fewer.
-const TERMS: u32 = 6144;
+const TERMS: u32 = 11264;
 /// Rows of a tile at most.
 const MOST_ROWS: u32 = 1024;
 /// Shared memory of products of many rows: inputs and terms of a tile.
-const MANY_ROWS: u32 = 16 * 32 * 40 + 16 * 16 * 33 * 4;
+const MANY_ROWS: u32 = 16 * 32 * 40 + 8 * 16 * 33 * 4;
+/// Positions whose values a block of the kernel has near.
+const NEAR: u32 = 128;
 
 /// A line of the kernel.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct Line {
     pub(super) kind: u32,
-    pub(super) n: [u32; 15],
+    pub(super) n: [u32; 19],
     pub(super) p: [u64; 8],
 }
 
@@ -333,19 +335,26 @@ impl Writer<'_> {
         let rows: u64 = products.iter().map(|product| product.rows).sum();
         let weights = bytes_of(first.types[1])?;
         let units = width / 32;
-        let row = NORM_LANES * 8 + width * 4 + 8;
+        let row = NORM_LANES * 8 + 2 * width * 4;
         let shared = if weights.block() == 1 {
             let tile = small(rows.div_ceil(u64::from(self.setting.blocks)))?.clamp(1, MOST_ROWS);
             line.n[5] = tile;
             row + tile * 4
         } else {
-            let stride = (if weights.block() == 256 { units / 8 } else { units }) | 1;
+            let stride = stride(if weights.block() == 256 { units / 8 } else { units });
             let each = if gated { 2 * stride } else { stride };
             let rows = if gated { small(first.rows)? } else { small(rows)? };
             let tile = tile(rows, each, self.setting.blocks);
             line.n[5] = tile;
-            units * 40 + (tile * each * 4).max(if normed.is_some() { row } else { 0 })
+            units * 40 + 16 + (tile * each * 4).max(if normed.is_some() { row } else { units * 40 })
         };
+        let matrices = if gated { 1 } else { products.len() };
+        let mut tiles = 0;
+        for at in 0..3 {
+            let rows = if at < matrices { line.n[7 + 2 * at] } else { 0 };
+            tiles += rows.div_ceil(line.n[5]);
+            line.n[13 + at] = tiles;
+        }
         self.push(line, shared);
         Ok(())
     }
@@ -422,7 +431,7 @@ impl Writer<'_> {
             *to = self.at(from);
         }
         let size = line.n[3];
-        let shared = size * 14 + THREADS * 4 + THREADS / 32 * 4 + self.setting.scores * 4;
+        let shared = size * (14 + 2 * NEAR) + THREADS / 32 * 4 + self.setting.scores * 4;
         Ok((line, shared))
     }
 
@@ -517,6 +526,11 @@ impl Writer<'_> {
         self.push(line, shared);
         Ok(())
     }
+}
+
+/// How far terms of rows are apart, as the kernel has it.
+fn stride(count: u32) -> u32 {
+    (count.div_ceil(4) | 1) * 4
 }
 
 /// Shared memory of a product of many rows.
