@@ -16,7 +16,7 @@ pub const MOST_BUFFERS: usize = 256;
 /// Numbers of buffers from 2 to this have kernels of their own.
 const MOST_FIXED: usize = 8;
 
-/// How the kernels are laid out. The default is what was fastest on an H200.
+/// How the kernels are laid out. The default follows from bytes under way and registers, not from measurements.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
