@@ -8,6 +8,8 @@
 
 mod cards;
 mod claims;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod data;
 mod fused;
 mod link;
@@ -45,6 +47,7 @@ use row::Row;
   spanker bench all-gather --algorithm ring --json
   spanker bench all-reduce --fabric cards
   spanker bench all-reduce --fabric cards --cards 0,1,3 --sizes 8K,1M --algorithm two-shot
+  spanker bench all-reduce --fabric cuda --cards 8 --sizes 64M,256M
   spanker bench model -m smollm2-135m -t 1,2
   spanker bench planner
   spanker bench link
@@ -57,7 +60,8 @@ pub(crate) struct Args {
     /// link's frames, or claims, which times taking work
     #[arg(required = true)]
     collective: Option<String>,
-    /// Where it runs: host (buffers in host memory) or cards (those that 'spanker cards' shows)
+    /// Where it runs: host (buffers in host memory), cards (those that 'spanker cards' shows) or cuda (logical
+    /// cards that share GPU 0, or with --algorithm native one rank for each GPU)
     #[arg(long, default_value = "host", value_parser = Ground::from_str)]
     fabric: Ground,
     /// How many cards are in the group, or with --fabric cards which (0,1,3) [default: 4, or all]
@@ -81,7 +85,7 @@ pub(crate) struct Args {
     threads: Threads,
     /// auto (fused, or on cards the cheapest by prediction), fused (one address space, no messages),
     /// messages (the message algorithm that suits the size), ring, recursive-doubling,
-    /// halving-doubling, tree, one-shot or two-shot
+    /// halving-doubling, tree, one-shot or two-shot; with --fabric cuda native (NCCL between GPUs)
     #[arg(long, default_value = "auto", value_parser = How::from_str)]
     algorithm: How,
     /// Milliseconds to spend on each figure
@@ -90,6 +94,9 @@ pub(crate) struct Args {
     /// How long no card may get on with its work, with --fabric cards [default: 300ms]
     #[arg(long, value_name = "TIME", value_parser = fault::detect)]
     deadline: Option<Duration>,
+    /// With --fabric cuda, compare every type, operation and odd length with the host's bits instead
+    #[arg(long)]
+    check: bool,
     /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
@@ -113,6 +120,7 @@ impl Args {
 enum Ground {
     Host,
     Cards,
+    Cuda,
 }
 
 impl FromStr for Ground {
@@ -122,7 +130,8 @@ impl FromStr for Ground {
         match text {
             "host" => Ok(Ground::Host),
             "cards" => Ok(Ground::Cards),
-            _ => Err("expected host or cards".into()),
+            "cuda" => Ok(Ground::Cuda),
+            _ => Err("expected host, cards or cuda".into()),
         }
     }
 }
@@ -134,6 +143,8 @@ enum How {
     Fused,
     Suited,
     Messages(Algorithm),
+    /// The library that the cards' maker has for it.
+    Native,
 }
 
 impl FromStr for How {
@@ -144,9 +155,12 @@ impl FromStr for How {
             "auto" => Ok(How::Auto),
             "fused" => Ok(How::Fused),
             "messages" => Ok(How::Suited),
+            "native" => Ok(How::Native),
             _ => text.parse().map(How::Messages).map_err(|_| {
                 let names = Algorithm::ALL.map(Algorithm::name).join(", ");
-                format!("unknown algorithm '{text}' (expected auto, fused, messages, {names})")
+                format!(
+                    "unknown algorithm '{text}' (expected auto, fused, messages, native, {names})"
+                )
             }),
         }
     }
@@ -185,7 +199,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         ("planner", _) => return planner::run(args.json),
         ("link", _) => return link::run(args.json),
         ("claims", _) => return claims::run(args.json),
+        (_, ground) if args.check && ground != Ground::Cuda => {
+            return Err(Usage("--check is for --fabric cuda".into()).into());
+        }
         (_, Ground::Cards) => return cards::run(args),
+        #[cfg(feature = "cuda")]
+        (_, Ground::Cuda) => return cuda::run(args),
+        #[cfg(not(feature = "cuda"))]
+        (_, Ground::Cuda) => anyhow::bail!("--fabric cuda: this program was built without it"),
         _ => {}
     }
     let case = case(args)?;
@@ -265,6 +286,7 @@ fn case(args: &Args) -> anyhow::Result<Case> {
     }
     let how = match (collective, args.algorithm) {
         (Collective::Barrier, How::Auto | How::Fused) => How::Suited,
+        (_, How::Native) => return usage("--algorithm native is for --fabric cuda".into()),
         (_, How::Auto) => How::Fused,
         (_, how) => how,
     };
@@ -316,7 +338,7 @@ fn measure(dtype: DType, case: &Case, team: &Team, size: usize) -> anyhow::Resul
 fn measure_as<T: Sample>(case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {
     let len = size / size_of::<T>();
     match case.how {
-        How::Auto | How::Fused => fused::measure::<T>(case, team, len),
+        How::Auto | How::Fused | How::Native => fused::measure::<T>(case, team, len),
         How::Messages(algorithm) => messages::measure::<T>(case, algorithm, team, len),
         How::Suited => {
             let algorithm = inproc::suited(case.collective, case.cards, size);

@@ -49,6 +49,7 @@ use clap::{Parser, Subcommand};
   spanker twin up --cards 4                         emulated cards to rehearse with
   spanker cards, spanker probe                      the cards, and what their links take
   spanker bench all-reduce --fabric cards           how fast collectives are on them, against the prediction
+  spanker probe --fabric cuda                       what the GPUs of this machine do
   spanker flight                                    what happened last on every card
   spanker steal --backends cpu:2,emul:4x,emul:1x    one job over unequal backends, whoever fails
   spanker fetch smollm2-135m                        a small model that talks

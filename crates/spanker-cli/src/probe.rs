@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `spanker probe`: what the links between cards take, measured, beside what their profiles say.
+//! `spanker probe`: what the links between cards take, measured, beside what their profiles say; with GPUs, what their
+//! memory, launches and ways to the host and each other take.
 
-use std::path::Path;
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -16,19 +20,32 @@ use spanker_topology::{BytesPerSecond, Seconds};
 
 use crate::directory::{self, CardList};
 use crate::sizes::{Sizes, human};
-use crate::{fault, output};
+use crate::{Usage, fault, output};
 
 /// Measure every link between cards
 ///
 /// Messages of several sizes go over every link that is up, in both directions, and a line is fitted:
 /// latency plus bytes over bandwidth. Cards in card time are measured by their own clocks; others by half a
 /// ping-pong, median of five. What comes out is kept beside the cards' devices, and 'spanker cards' shows it.
+///
+/// With --fabric cuda it is GPUs: copies, reads and writes in their memory, copies from and to the host, launches, and
+/// copies between every two of them. --save writes a profile that --profile of the other commands takes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker probe
   spanker probe --cards 0,1 --sizes 64..4M
-  spanker probe --json")]
+  spanker probe --json
+  spanker probe --fabric cuda --save gpu.toml && spanker plan llama-2-7b --profile gpu.toml --cards 1")]
 pub(crate) struct Args {
+    /// What is measured: cards (those that 'spanker cards' shows) or cuda (GPUs)
+    #[arg(long, default_value = "cards", value_parser = ["cards", "cuda"])]
+    fabric: String,
+    /// With --fabric cuda, write the profile of GPU 0 to this file
+    #[arg(long, value_name = "TOML")]
+    save: Option<PathBuf>,
+    /// With --fabric cuda, let this many logical cards share GPU 0: the profile is that of one of them
+    #[arg(long, value_name = "K")]
+    gpus: Option<usize>,
     /// The cards: a list (0,1,3) or how many [default: all that answer]
     #[arg(long, value_name = "LIST|N")]
     cards: Option<CardList>,
@@ -86,6 +103,15 @@ struct Sample {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if args.fabric == "cuda" {
+        #[cfg(feature = "cuda")]
+        return cuda::run(args);
+        #[cfg(not(feature = "cuda"))]
+        anyhow::bail!("--fabric cuda: this program was built without it");
+    }
+    if args.save.is_some() || args.gpus.is_some() {
+        return Err(Usage("--save and --gpus are for --fabric cuda".into()).into());
+    }
     let folder = directory::find();
     let indices = match &args.cards {
         // Without a word about cards, those that are left are measured.

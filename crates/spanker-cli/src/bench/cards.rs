@@ -121,6 +121,7 @@ fn algorithm(args: &Args) -> Result<Option<Algorithm>, Usage> {
         How::Fused | How::Suited => {
             Err(Usage("--algorithm fused and messages are for --fabric host".into()))
         }
+        How::Native => Err(Usage("--algorithm native is for --fabric cuda".into())),
     }
 }
 
