@@ -50,6 +50,16 @@ pub enum MpiError {
         /// The rank.
         rank: usize,
     },
+    /// A place that a window does not have.
+    #[error("{len} at {at} are outside of a window that has {size}")]
+    Outside {
+        /// The first byte or word.
+        at: usize,
+        /// How many.
+        len: usize,
+        /// How many there are.
+        size: usize,
+    },
     /// A fault of the group.
     #[error(transparent)]
     Group(#[from] FabricError),

@@ -4,6 +4,7 @@
 //! * [`World`]: this process as a rank. It starts and ends MPI and knows the others.
 //! * [`MpiFabric`]: one rank's end of a group. It runs the same schedules as every fabric, and passes the same
 //!   conformance suite; [`MpiFabric::native`] runs MPI's own collectives instead.
+//! * [`Window`]: memory of rank 0 that every rank adds to, reads and writes by itself.
 //! * [`launched`]: whether a launcher started this process, without asking MPI.
 //! * [`plain_all_reduce`]: `MPI_Allreduce` in a loop in C, to compare with.
 //!
@@ -32,6 +33,7 @@ mod ulfm;
 mod wait;
 mod watch;
 mod watchdog;
+mod window;
 mod wire;
 mod world;
 
@@ -39,4 +41,5 @@ pub use error::MpiError;
 pub use fabric::MpiFabric;
 pub use plain::plain_all_reduce;
 pub use spanker_fabric::launched;
+pub use window::Window;
 pub use world::World;

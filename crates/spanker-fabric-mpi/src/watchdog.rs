@@ -28,16 +28,18 @@ pub(crate) enum Blocking {
     Finalize,
     Native,
     Plain,
+    Window,
 }
 
 impl Blocking {
-    const ALL: [Blocking; 6] = [
+    const ALL: [Blocking; 7] = [
         Blocking::Start,
         Blocking::Introduction,
         Blocking::Duplicate,
         Blocking::Finalize,
         Blocking::Native,
         Blocking::Plain,
+        Blocking::Window,
     ];
 
     fn words(self) -> &'static str {
@@ -48,6 +50,7 @@ impl Blocking {
             Blocking::Finalize => "MPI_Finalize",
             Blocking::Native => "a collective of MPI's own",
             Blocking::Plain => "the comparison with plain MPI",
+            Blocking::Window => "an operation on rank 0's memory",
         }
     }
 }
@@ -114,8 +117,9 @@ impl Watchdog {
             return;
         }
         let call = Blocking::ALL[usize::from(self.call.load(Ordering::Relaxed))];
-        // Ranks end one after the other when MPI ends.
+        // Ranks end one after the other when MPI ends, and whose memory it is matters to operations on it.
         let dead = match self.watch.get() {
+            Some((_, watch)) if call == Blocking::Window => watch.look().filter(|rank| *rank == 0),
             Some((_, watch)) if call != Blocking::Finalize => watch.look(),
             _ => None,
         };

@@ -252,6 +252,18 @@ impl World {
         self.life.watch.look();
         self.life.watch.is_lowest()
     }
+
+    /// Whether a rank is known to be dead. Ranks of other hosts are not watched.
+    #[must_use]
+    pub fn is_dead(&self, rank: usize) -> bool {
+        self.life.watch.look();
+        rank < self.life.ranks && self.life.watch.is_dead(rank)
+    }
+
+    /// Ends without the others: MPI is not ended when this is dropped, as after a fault.
+    pub fn give_up(&self) {
+        self.life.faulty.set(true);
+    }
 }
 
 impl Life {

@@ -149,6 +149,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/spanker-fabric-mpi/src/plain.rs", "a loop in C"),
     ("crates/spanker-fabric-mpi/src/raw.rs", "MPI's messages"),
     ("crates/spanker-fabric-mpi/src/ulfm.rs", "functions of MPI that may be missing"),
+    ("crates/spanker-fabric-mpi/src/window.rs", "MPI's one-sided operations"),
     ("crates/spanker-reduce/src/kernel.rs", "vector instructions"),
     ("crates/spanker-reduce/src/fused.rs", "pieces of buffers for several threads"),
     ("crates/spanker-reduce/src/team.rs", "work that is borrowed by threads"),

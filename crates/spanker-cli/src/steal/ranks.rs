@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The job over ranks that are processes: each has one backend, claims for it by itself, and writes outputs straight to
+//! rank 0, which looks at them in the end. Nobody gives out work.
+
+mod board;
+mod lanes;
+mod table;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use spanker_fabric_mpi::World;
+use spanker_steal::{Ask, Backend, RankClaims};
+
+use super::live::Stop;
+use super::prepare::{Prepared, prepare};
+use super::work;
+use super::{Args, JobKind, Setup};
+use crate::{Interrupted, Usage, output};
+use board::{Board, DONE, STOPPED, Seen, count};
+use lanes::Lanes;
+use table::{Findings, Table};
+
+/// How long ranks may take to get ready, beside each other's measurements.
+const READY: Duration = Duration::from_secs(120);
+/// How often rank 0 lets MPI get on while it works: on one host, and where others come over a network.
+const POKE: Duration = Duration::from_millis(1);
+const POKE_AFAR: Duration = Duration::from_micros(200);
+/// How often a rank looks whether it is still wanted, and one that waits whether the others are done.
+const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_micros(300);
+
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let world = World::start()?;
+    let shared = || share(&checked(args, &world)?, &world);
+    let outcome = shared();
+    let Err(error) = outcome else { return Ok(()) };
+    if error.is::<Usage>() {
+        // Everybody was given the same flags: one says what is wrong with them, and nobody waits for anybody.
+        if world.rank() == 0 {
+            return Err(error);
+        }
+        drop(world);
+        std::process::exit(2);
+    }
+    world.give_up();
+    if error.is::<Told>() {
+        std::process::exit(1);
+    }
+    // Rank 0 speaks for all.
+    Err(if world.rank() == 0 { error } else { error.context(format!("rank {}", world.rank())) })
+}
+
+/// Rank 0 has said what is wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("rank 0 says why")]
+struct Told;
+
+/// Refuses what makes no sense over ranks. One backend stands for one on each rank.
+fn checked(args: &Args, world: &World) -> Result<Args, Usage> {
+    let (ranks, given) = (world.ranks(), args.backends.0.len());
+    let flags = [
+        ("--simulate", args.simulate),
+        ("--corrupt", !args.corrupt.is_empty()),
+        ("--audit", args.audit.is_some()),
+        ("--checksums", args.checksums),
+        ("--lease", args.lease.is_some()),
+    ];
+    if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
+        return Err(Usage(format!(
+            "{flag} is for one process: over ranks, nobody does again what another has taken"
+        )));
+    }
+    if args.job == JobKind::Prompts {
+        return Err(Usage("--job prompts runs in one process, without --fabric mpi".into()));
+    }
+    let mut args = args.clone();
+    if given == 1 {
+        args.backends.0 = vec![args.backends.0[0]; ranks];
+    } else if given != ranks {
+        return Err(Usage(format!(
+            "--backends lists {given}, and there are {ranks} ranks: expected one for each, or one for all"
+        )));
+    }
+    Ok(args)
+}
+
+/// The job from beginning to end, on every rank.
+fn share(args: &Args, world: &World) -> anyhow::Result<()> {
+    let stop = Stop::new()?;
+    let mut setup = args.setup()?;
+    setup.origin = false;
+    setup.quiet |= world.rank() > 0;
+    let patience = args.options()?.patience;
+    world.agree("the job", fingerprint(args, &setup), Instant::now() + READY)?;
+    let (own, setup) = in_turn(setup, world, &stop)?;
+    let (items, bytes) = (setup.job.items(), setup.material.bytes());
+    let mut board = Board::open(world, items, bytes, patience)?;
+    board.tell_speed(own.prepared.rates[0])?;
+    let outcome = work_and_wait(&setup, &own, world, &mut board, &stop, patience);
+    match outcome {
+        Ok(()) => Ok(board.close()?),
+        Err(error) => {
+            // Whoever waits for the end is told that there is none.
+            if world.rank() == 0 {
+                let _ = board.tell_end(STOPPED);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// A number that ranks have in common if they were given the same job.
+fn fingerprint(args: &Args, setup: &Setup) -> u64 {
+    let text = format!("{args:?} {} {}", setup.job.items(), setup.material.bytes());
+    // FNV-1a.
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// What this rank has: what the items are, how fast it is, and its backend.
+struct Own {
+    prepared: Prepared,
+    backend: Arc<dyn Backend>,
+}
+
+/// Gets this rank's backend ready, one rank after the other, so that each is measured alone.
+fn in_turn(mut setup: Setup, world: &World, stop: &Stop) -> anyhow::Result<(Own, Setup)> {
+    let rank = world.rank();
+    let (kinds, names) = (setup.kinds.clone(), setup.names.clone());
+    let (faults, threads) = (setup.faults.clone(), setup.threads);
+    let mut own = None;
+    // Nobody needs the processor to get ready to sleep.
+    let turns = if setup.kind == JobKind::Sleep { 1 } else { world.ranks() };
+    for turn in 0..turns {
+        if turn == rank || turns == 1 {
+            setup.kinds = vec![kinds[rank]];
+            setup.names = vec![names[rank].clone()];
+            setup.faults = vec![faults[rank].clone()];
+            setup.threads = if kinds[rank].is_cpu() { kinds[rank].lanes() } else { 0 };
+            let prepared = prepare(&setup, stop)?;
+            let backend = prepared.backends(&setup, &Arc::default())?.remove(0);
+            own = Some(Own { prepared, backend });
+        }
+        world.agree("the turn", turn as u64, Instant::now() + READY)?;
+    }
+    setup = Setup { kinds, names, faults, threads, ..setup };
+    Ok((own.context("no turn")?, setup))
+}
+
+/// Works, tells, and waits for the end; rank 0 makes the report of it.
+fn work_and_wait(
+    setup: &Setup,
+    own: &Own,
+    world: &World,
+    board: &mut Board<'_>,
+    stop: &Stop,
+    patience: Duration,
+) -> anyhow::Result<()> {
+    let rank = world.rank();
+    let kind = setup.kinds[rank];
+    let Own { prepared, backend } = own;
+    let capabilities = backend.capabilities();
+    let claims = RankClaims::new(&setup.job, rank, world.ranks(), &capabilities)?;
+    let lanes = Lanes::start(backend, setup.lanes(kind), setup.material.bytes())?;
+    let afar = world.hosts().iter().any(|host| *host != world.hosts()[0]);
+    let pause = match rank {
+        0 if afar => POKE_AFAR,
+        0 => POKE,
+        _ => LOOK,
+    };
+    world.agree("the start", 0, Instant::now() + READY)?;
+    let begun = Instant::now();
+    let mut shift = Shift { board, claims, lanes, begun, pause, pokes: rank == 0, patience };
+    let stopped = shift.work(stop)?;
+    board.settle()?;
+    let state = if stopped.is_none() { DONE } else { STOPPED };
+    board.tell(state, begun.elapsed())?;
+    if let Some(why) = &stopped {
+        eprintln!("rank {rank}: stopped: {why}");
+    }
+    if rank > 0 {
+        return wait_for_end(world, board, stop, patience);
+    }
+    let (seen, silent) = wait_for_all(world, board, stop, patience)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let (missing, marked) = count(&board.marks()?, world.ranks());
+    let wrong_bytes = wrong_bytes(setup, prepared, board, &missing)?;
+    let (seen, marked, silent) = (&seen, &marked, &silent);
+    let findings = Findings { seen, seconds, missing, marked, wrong_bytes, silent };
+    let table = Table::new(setup, world, findings);
+    if setup.quiet {
+        output::line(&table.to_json().to_string())?;
+    } else {
+        table.show()?;
+    }
+    table.end()?;
+    board.tell_end(DONE)?;
+    Ok(())
+}
+
+/// A rank at work.
+struct Shift<'b, 'w> {
+    board: &'b mut Board<'w>,
+    claims: RankClaims,
+    lanes: Lanes,
+    begun: Instant,
+    /// How long to wait for an answer before looking at something else.
+    pause: Duration,
+    pokes: bool,
+    patience: Duration,
+}
+
+impl Shift<'_, '_> {
+    fn now(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64()
+    }
+
+    /// Works until everything is taken and this rank's part of it is done. Returns why it has stopped before, if so.
+    fn work(&mut self, stop: &Stop) -> anyhow::Result<Option<String>> {
+        let mut free: Vec<usize> = (0..self.lanes.count()).collect();
+        let (mut over, mut stopped, mut failures) = (false, None, 0);
+        let mut heard = Instant::now();
+        loop {
+            let mut pause = self.pause;
+            if !over && stopped.is_none() {
+                (over, pause) = self.claim(&mut free)?;
+            }
+            if free.len() == self.lanes.count() && (over || stopped.is_some()) {
+                return Ok(stopped);
+            }
+            let answer = self.lanes.wait(pause);
+            if self.pokes {
+                self.board.poke()?;
+            }
+            let Some(answer) = answer else {
+                if stop.asked() {
+                    return Err(Interrupted.into());
+                }
+                let holds = free.len() < self.lanes.count();
+                if holds && heard.elapsed() > self.patience {
+                    bail!("the backend has not answered for {:?}", self.patience);
+                }
+                continue;
+            };
+            heard = Instant::now();
+            match answer.outcome {
+                Ok(()) => {
+                    failures = 0;
+                    self.board.busy(answer.took);
+                    self.claims.timed(answer.items.len(), answer.took.as_secs_f64());
+                    self.board.deliver(answer.items, answer.out)?;
+                    free.push(answer.lane);
+                }
+                Err(failure) => {
+                    failures += 1;
+                    if failure.is_lasting() || failures >= STRIKES {
+                        let (start, end) = (answer.items.start, answer.items.end);
+                        stopped = Some(format!("items {start}..{end} failed: {failure}"));
+                        free.push(answer.lane);
+                    } else {
+                        self.lanes.give(answer.lane, answer.items);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Claims for every lane that is free. Returns whether everything is taken, and how long to wait otherwise.
+    fn claim(&mut self, free: &mut Vec<usize>) -> anyhow::Result<(bool, Duration)> {
+        let mut rates = Vec::new();
+        while let Some(&lane) = free.last() {
+            let now = self.now();
+            match self.claims.ask(now) {
+                Ask::Over => return Ok((true, self.pause)),
+                Ask::Later(seconds) => {
+                    let later = Duration::try_from_secs_f64(seconds).unwrap_or(self.pause);
+                    return Ok((false, self.pause.min(later)));
+                }
+                Ask::Add(items) => {
+                    let before = self.board.claim(items, self.claims.rate(), &mut rates)?;
+                    let came = self.now();
+                    if let Some(items) = self.claims.answer(items, before, &rates, now, came) {
+                        free.pop();
+                        self.lanes.give(lane, items);
+                    }
+                }
+            }
+        }
+        Ok((false, self.pause))
+    }
+}
+
+/// Failures in a row after which a rank stops.
+const STRIKES: usize = 3;
+
+/// Waits until every rank has told what it did. Returns that, and the ranks that have not, with why.
+fn wait_for_all(
+    world: &World,
+    board: &mut Board<'_>,
+    stop: &Stop,
+    patience: Duration,
+) -> anyhow::Result<(Seen, Vec<(usize, String)>)> {
+    let mut last = board.look()?;
+    let mut heard = Instant::now();
+    loop {
+        let seen = board.look()?;
+        let silent = |rank: &usize| seen.accounts[*rank].state == 0;
+        let mut missing: Vec<usize> = (0..world.ranks()).filter(silent).collect();
+        if missing.is_empty() {
+            return Ok((seen, Vec::new()));
+        }
+        if stop.asked() {
+            return Err(Interrupted.into());
+        }
+        if seen != last {
+            (last, heard) = (seen, Instant::now());
+            continue;
+        }
+        let gone = missing.iter().all(|rank| world.is_dead(*rank));
+        if gone || heard.elapsed() > patience {
+            let why = |rank: usize| match world.is_dead(rank) {
+                true => (rank, "died".to_owned()),
+                false => (rank, format!("has not answered for {patience:?}")),
+            };
+            return Ok((last, missing.drain(..).map(why).collect()));
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Waits until rank 0 says that it is over.
+fn wait_for_end(
+    world: &World,
+    board: &mut Board<'_>,
+    stop: &Stop,
+    patience: Duration,
+) -> anyhow::Result<()> {
+    let mut last = board.look()?;
+    let mut heard = Instant::now();
+    loop {
+        let seen = board.look()?;
+        match seen.end {
+            0 => {}
+            DONE => return Ok(()),
+            _ => return Err(Told.into()),
+        }
+        if stop.asked() {
+            return Err(Interrupted.into());
+        }
+        if world.is_dead(0) {
+            bail!("rank 0 died, and the outputs with it");
+        }
+        // Rank 0 waits for the others as long before it says so.
+        if seen != last {
+            (last, heard) = (seen, Instant::now());
+        } else if heard.elapsed() > 2 * patience {
+            bail!("rank 0 has not said for {:?} that it is over", 2 * patience);
+        }
+        std::thread::sleep(10 * POLL);
+    }
+}
+
+/// Bytes at rank 0 that are not as they should be, without those of items that are missing; nothing if nobody knows.
+fn wrong_bytes(
+    setup: &Setup,
+    prepared: &Prepared,
+    board: &mut Board<'_>,
+    missing: &[Range<usize>],
+) -> anyhow::Result<Option<usize>> {
+    let (work, out) = (&prepared.work, board.outputs()?);
+    let expected = |items, out: &mut [u8]| work.recall(items, out);
+    let (items, bytes) = (setup.job.items(), setup.material.bytes());
+    let wrong = || work::wrong_bytes(items, bytes, missing, &out, expected);
+    Ok(work.is_known().then(wrong))
+}
