@@ -99,6 +99,10 @@ fn share(args: &Args, world: &World) -> anyhow::Result<()> {
     let (items, bytes) = (setup.job.items(), setup.material.bytes());
     let mut board = Board::open(world, items, bytes, patience)?;
     board.tell_speed(own.prepared.rates[0])?;
+    if world.rank() + 1 == world.ranks() {
+        // The others wait for this one at the start.
+        board.measure()?;
+    }
     let outcome = work_and_wait(&setup, &own, world, &mut board, &stop, patience);
     match outcome {
         Ok(()) => Ok(board.close()?),

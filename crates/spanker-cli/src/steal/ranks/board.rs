@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use spanker_fabric_mpi::{MpiError, Window, World};
 
 /// What a rank says of itself, a word each.
-const FIELDS: usize = 8;
+const FIELDS: usize = 9;
+
+/// Round trips that are measured before the start.
+const BARE: usize = 201;
 
 /// What a rank says of itself in the end. Times are in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,6 +28,8 @@ pub(super) struct Account {
     pub(super) shortest: u64,
     /// Until its last output was at rank 0.
     pub(super) took: u64,
+    /// A round trip that carries nothing, before the start; 0 if this rank has not measured it.
+    pub(super) bare: u64,
 }
 
 /// A rank is done.
@@ -34,15 +39,15 @@ pub(super) const STOPPED: u64 = 2;
 
 impl Account {
     fn words(self) -> [u64; FIELDS] {
-        let Account { state, items, chunks, busy, claims, trips, shortest, took } = self;
-        [state, items, chunks, busy, claims, trips, shortest, took]
+        let Account { state, items, chunks, busy, claims, trips, shortest, took, bare } = self;
+        [state, items, chunks, busy, claims, trips, shortest, took, bare]
     }
 
     fn of(words: &[u64]) -> Account {
         let mut fields = [0; FIELDS];
         fields.iter_mut().zip(words).for_each(|(field, word)| *field = *word);
-        let [state, items, chunks, busy, claims, trips, shortest, took] = fields;
-        Account { state, items, chunks, busy, claims, trips, shortest, took }
+        let [state, items, chunks, busy, claims, trips, shortest, took, bare] = fields;
+        Account { state, items, chunks, busy, claims, trips, shortest, took, bare }
     }
 }
 
@@ -118,6 +123,20 @@ impl<'w> Board<'w> {
         *shortest = if *shortest == 0 { took } else { took.min(*shortest) };
         self.arrived.append(&mut self.leaving);
         Ok(before)
+    }
+
+    /// Measures a claim that takes nothing and sends nothing: the median of some.
+    pub(super) fn measure(&mut self) -> Result<(), MpiError> {
+        let mut times = [0; BARE];
+        self.more[..self.ranks].fill(0);
+        for time in &mut times {
+            let begun = Instant::now();
+            self.window.round(0, &self.more[..self.ranks])?;
+            *time = nanoseconds(begun.elapsed());
+        }
+        times.sort_unstable();
+        self.account.bare = times[BARE / 2];
+        Ok(())
     }
 
     /// Sends outputs with the next round.

@@ -125,6 +125,11 @@ impl Table {
         (claims, time as f64 * 1e-3 / claims.max(1) as f64, shortest as f64 * 1e-3)
     }
 
+    /// Microseconds of a claim that carries nothing, as it was measured before the start.
+    fn bare(&self) -> f64 {
+        self.rows.iter().map(|row| row.account.bare).max().unwrap_or(0) as f64 * 1e-3
+    }
+
     pub(super) fn to_json(&self) -> Value {
         let (claims, mean, shortest) = self.trips();
         let ranges = self.missing.iter().take(NAMED_IN_JSON).map(|r| json!([r.start, r.end]));
@@ -160,6 +165,7 @@ impl Table {
             "claims": claims,
             "claim_us": mean,
             "claim_us_min": shortest,
+            "claim_us_bare": self.bare(),
             "ranks": self.rows.iter().map(rank).collect::<Vec<_>>(),
             "missing": ranges.collect::<Vec<_>>(),
         })
@@ -207,8 +213,9 @@ impl Table {
         }
         let (claims, mean, shortest) = self.trips();
         output::line(&format!(
-            "{} of one round trip: {mean:.1} us in the mean, {shortest:.1} us the shortest",
-            count(claims as usize, "claim")
+            "{} of one round trip: {mean:.1} us in the mean with their outputs, {shortest:.1} us the shortest, {:.1} us bare",
+            count(claims as usize, "claim"),
+            self.bare()
         ))?;
         let bytes = match self.wrong_bytes {
             None => "not compared".to_owned(),
