@@ -5,8 +5,9 @@
 //! It has words, which are only ever added to, and bytes. All additions of a round, and everything that was put before
 //! it, are under way together and waited for once.
 //!
-//! On one host this is shared memory. Between hosts, most MPIs get on with one-sided operations only while rank 0 is
-//! in a call of MPI: rank 0 has to [`Window::poke`] now and then while it does something else.
+//! Open MPI has shared memory for it on one host. Else MPIs get on with one-sided operations only while rank 0 is in a
+//! call of MPI, as MPICH 4.0 on UCX does everywhere: rank 0 has to [`Window::poke`] now and then while it does something
+//! else, and the time between two pokes is what a round trip takes.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -24,6 +25,10 @@ const WORD: usize = 8;
 const OWNER: c_int = 0;
 /// The most bytes of one operation: MPI counts in `int`.
 const MOST: usize = 1 << 30;
+
+/// A rank that waits sleeps so long at a time, but not at first.
+const NAP: Duration = Duration::from_micros(20);
+const BRIEF: Duration = Duration::from_micros(20);
 
 /// Memory of rank 0 for all ranks of a world. All of them open it, and all of them close it; one that is dropped
 /// instead stays open until MPI ends.
@@ -106,7 +111,8 @@ impl<'w> Window<'w> {
     pub fn round(&mut self, add: u64, more: &[u64]) -> Result<(u64, &[u64]), MpiError> {
         inside(0, 1 + more.len(), self.words)?;
         let _armed = watchdog().arm(Blocking::Window, Instant::now() + self.patience);
-        let outcome = self.begin(add, more).and_then(|()| self.flush());
+        // What was begun first is complete by the time that the last is, or soon after: the flush waits no second time.
+        let outcome = self.begin(add, more).and_then(wait).and_then(|()| self.flush());
         if let Err(error) = outcome {
             self.give_up();
             return Err(error);
@@ -115,8 +121,8 @@ impl<'w> Window<'w> {
         Ok((self.before[0], &self.before[1..=more.len()]))
     }
 
-    /// Has MPI begin with a round. Its memory stays where it is until `flush`.
-    fn begin(&mut self, add: u64, more: &[u64]) -> Result<(), MpiError> {
+    /// Has MPI begin with a round. Its memory stays where it is until `flush`. Returns the request of what comes last.
+    fn begin(&mut self, add: u64, more: &[u64]) -> Result<ffi::MPI_Request, MpiError> {
         for (at, data) in &self.put {
             for (place, part) in data.chunks(MOST).enumerate() {
                 let there = displacement(self.words * WORD + at + place * MOST);
@@ -136,18 +142,19 @@ impl<'w> Window<'w> {
             let (word, sum) = (ffi::RSMPI_UINT64_T, ffi::RSMPI_SUM);
             ffi::MPI_Fetch_and_op(from.cast(), to.cast(), word, OWNER, 0, sum, self.win)
         })?;
-        if more.is_empty() {
-            return Ok(());
-        }
+        // SAFETY: a constant of the library, which the call overwrites.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         let (count, there) = (int(more.len()), displacement(WORD));
         // SAFETY: as above: both buffers have room for one word more than this, and the window has as many.
-        check("MPI_Get_accumulate", unsafe {
+        check("MPI_Rget_accumulate", unsafe {
             let (word, sum) = (ffi::RSMPI_UINT64_T, ffi::RSMPI_SUM);
-            let (from, to) = (from.add(1).cast(), to.add(1).cast());
-            ffi::MPI_Get_accumulate(
+            let (from, to, request) = (from.add(1).cast(), to.add(1).cast(), &raw mut request);
+            ffi::MPI_Rget_accumulate(
                 from, count, word, to, count, word, OWNER, there, count, word, sum, self.win,
+                request,
             )
-        })
+        })?;
+        Ok(request)
     }
 
     /// Waits until everything that was begun is complete here and at rank 0.
@@ -216,6 +223,23 @@ impl<'w> Window<'w> {
         check("MPI_Win_unlock_all", unsafe { ffi::MPI_Win_unlock_all(self.win) })?;
         // SAFETY: nobody uses the window after this.
         check("MPI_Win_free", unsafe { ffi::MPI_Win_free(&raw mut self.win) })
+    }
+}
+
+/// Waits for a request and gives up its core meanwhile: where MPI needs rank 0 for it, and ranks are more than cores,
+/// rank 0 needs that core.
+fn wait(mut request: ffi::MPI_Request) -> Result<(), MpiError> {
+    let begun = Instant::now();
+    loop {
+        let mut done = 0;
+        // SAFETY: the request was just made by MPI, and is tested until it is complete.
+        check("MPI_Test", unsafe {
+            ffi::MPI_Test(&raw mut request, &raw mut done, ffi::RSMPI_STATUS_IGNORE)
+        })?;
+        if done != 0 {
+            return Ok(());
+        }
+        if begun.elapsed() < BRIEF { std::thread::yield_now() } else { std::thread::sleep(NAP) }
     }
 }
 

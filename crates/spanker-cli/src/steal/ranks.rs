@@ -25,9 +25,8 @@ use table::{Findings, Table};
 
 /// How long ranks may take to get ready, beside each other's measurements.
 const READY: Duration = Duration::from_secs(120);
-/// How often rank 0 lets MPI get on while it works: on one host, and where others come over a network.
-const POKE: Duration = Duration::from_millis(1);
-const POKE_AFAR: Duration = Duration::from_micros(200);
+/// How often rank 0 lets MPI get on while it works: some MPIs need it for what others want of its memory.
+const POKE: Duration = Duration::from_micros(100);
 /// How often a rank looks whether it is still wanted, and one that waits whether the others are done.
 const LOOK: Duration = Duration::from_millis(20);
 const POLL: Duration = Duration::from_micros(300);
@@ -170,17 +169,11 @@ fn work_and_wait(
     let capabilities = backend.capabilities();
     let claims = RankClaims::new(&setup.job, rank, world.ranks(), &capabilities)?;
     let lanes = Lanes::start(backend, setup.lanes(kind), setup.material.bytes())?;
-    let afar = world.hosts().iter().any(|host| *host != world.hosts()[0]);
-    let pause = match rank {
-        0 if afar => POKE_AFAR,
-        0 => POKE,
-        _ => LOOK,
-    };
+    let pause = if rank == 0 { POKE } else { LOOK };
     world.agree("the start", 0, Instant::now() + READY)?;
     let begun = Instant::now();
     let mut shift = Shift { board, claims, lanes, begun, pause, pokes: rank == 0, patience };
     let stopped = shift.work(stop)?;
-    board.settle()?;
     let state = if stopped.is_none() { DONE } else { STOPPED };
     board.tell(state, begun.elapsed())?;
     if let Some(why) = &stopped {
@@ -226,13 +219,18 @@ impl Shift<'_, '_> {
     /// Works until everything is taken and this rank's part of it is done. Returns why it has stopped before, if so.
     fn work(&mut self, stop: &Stop) -> anyhow::Result<Option<String>> {
         let mut free: Vec<usize> = (0..self.lanes.count()).collect();
-        let (mut over, mut stopped, mut failures) = (false, None, 0);
+        let (mut over, mut stopped, mut failures, mut done) = (false, None, 0, Vec::new());
         let mut heard = Instant::now();
         loop {
             let mut pause = self.pause;
             if !over && stopped.is_none() {
                 (over, pause) = self.claim(&mut free)?;
             }
+            // Outputs travel while the next task is under way.
+            for (items, out) in done.drain(..) {
+                self.board.deliver(items, out)?;
+            }
+            self.board.settle()?;
             if free.len() == self.lanes.count() && (over || stopped.is_some()) {
                 return Ok(stopped);
             }
@@ -256,7 +254,7 @@ impl Shift<'_, '_> {
                     failures = 0;
                     self.board.busy(answer.took);
                     self.claims.timed(answer.items.len(), answer.took.as_secs_f64());
-                    self.board.deliver(answer.items, answer.out)?;
+                    done.push((answer.items, answer.out));
                     free.push(answer.lane);
                 }
                 Err(failure) => {

@@ -74,9 +74,8 @@ pub(super) struct Board<'w> {
     bytes: usize,
     /// The bits of the rate that this rank told last.
     told: u64,
-    /// Items whose outputs go with the next round, and those whose outputs are there but whose marks are not.
+    /// Items whose outputs go with the next round.
     leaving: Vec<Range<usize>>,
-    arrived: Vec<Range<usize>>,
     /// What is added to the words after the cursor.
     more: Vec<u64>,
     account: Account,
@@ -94,9 +93,8 @@ impl<'w> Board<'w> {
         // Of each rank its rate, its speed and its account, and the end.
         let words = ranks * (2 + FIELDS) + 1;
         let window = Window::open(world, 1 + words, items * (bytes + 1), patience)?;
-        let (leaving, arrived) = (Vec::new(), Vec::new());
-        let (more, account) = (vec![0; words], Account::default());
-        Ok(Board { window, rank, ranks, items, bytes, told: 0, leaving, arrived, more, account })
+        let (leaving, more, account) = (Vec::new(), vec![0; words], Account::default());
+        Ok(Board { window, rank, ranks, items, bytes, told: 0, leaving, more, account })
     }
 
     /// One round trip: takes `items` of the cursor and tells this rank's rate. Returns the cursor before, and
@@ -107,7 +105,6 @@ impl<'w> Board<'w> {
         rate: f64,
         rates: &mut Vec<f64>,
     ) -> Result<u64, MpiError> {
-        self.mark()?;
         self.more[..self.ranks].fill(0);
         // A rate is the bits of a number, and nobody else adds to this word: the difference makes it the new one.
         self.more[self.rank] = rate.to_bits().wrapping_sub(self.told);
@@ -121,7 +118,6 @@ impl<'w> Board<'w> {
         self.account.trips += took;
         let shortest = &mut self.account.shortest;
         *shortest = if *shortest == 0 { took } else { took.min(*shortest) };
-        self.arrived.append(&mut self.leaving);
         Ok(before)
     }
 
@@ -153,22 +149,18 @@ impl<'w> Board<'w> {
         self.account.busy += nanoseconds(time);
     }
 
-    /// Marks the items whose outputs have arrived.
-    fn mark(&mut self) -> Result<(), MpiError> {
-        for items in self.arrived.drain(..) {
+    /// Waits until the outputs that were sent are at rank 0, and then marks them: a mark is never there before its output.
+    pub(super) fn settle(&mut self) -> Result<(), MpiError> {
+        if self.leaving.is_empty() {
+            return Ok(());
+        }
+        self.more.fill(0);
+        self.window.round(0, &self.more[..self.ranks])?;
+        for items in self.leaving.drain(..) {
             let mark = u8::try_from(self.rank + 1).unwrap_or(u8::MAX);
             self.window.put(self.items * self.bytes + items.start, vec![mark; items.len()])?;
         }
-        Ok(())
-    }
-
-    /// Waits until all outputs are at rank 0, and then all marks.
-    pub(super) fn settle(&mut self) -> Result<(), MpiError> {
-        for _ in 0..2 {
-            self.mark()?;
-            self.window.round(0, &[])?;
-            self.arrived.append(&mut self.leaving);
-        }
+        self.window.round(0, &self.more[..self.ranks])?;
         Ok(())
     }
 

@@ -213,7 +213,7 @@ impl Table {
         }
         let (claims, mean, shortest) = self.trips();
         output::line(&format!(
-            "{} of one round trip: {mean:.1} us in the mean with their outputs, {shortest:.1} us the shortest, {:.1} us bare",
+            "{} of one round trip: {mean:.1} us in the mean, {shortest:.1} us the shortest, {:.1} us before the start",
             count(claims as usize, "claim"),
             self.bare()
         ))?;
