@@ -124,6 +124,13 @@ impl RankClaims {
         self.trip
     }
 
+    /// Seconds that a task of so many items will take, as far as that is known.
+    #[must_use]
+    pub fn expected(&self, items: usize) -> Option<f64> {
+        let rate = self.rate.items_per_second();
+        (rate > 0.0).then(|| self.rate.launch() + items as f64 / rate)
+    }
+
     /// What this rank should do at `now`, in seconds since the start, where one of its tasks could begin.
     #[must_use]
     pub fn ask(&self, now: f64) -> Ask {

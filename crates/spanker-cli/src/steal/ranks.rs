@@ -20,7 +20,7 @@ use super::work;
 use super::{Args, JobKind, Setup};
 use crate::{Interrupted, Usage, output};
 use board::{Board, DONE, STOPPED, Seen, count};
-use lanes::Lanes;
+use lanes::{Answer, Lanes};
 use table::{Findings, Table};
 
 /// How long ranks may take to get ready, beside each other's measurements.
@@ -173,7 +173,8 @@ fn work_and_wait(
     wake_exactly();
     world.agree("the start", 0, Instant::now() + READY)?;
     let begun = Instant::now();
-    let mut shift = Shift { board, claims, lanes, begun, pause, pokes: rank == 0, patience };
+    let (hands, pokes) = (vec![Hands::default(); lanes.count()], rank == 0);
+    let mut shift = Shift { board, claims, lanes, hands, begun, pause, pokes, patience };
     let stopped = shift.work(stop)?;
     let state = if stopped.is_none() { DONE } else { STOPPED };
     board.tell(state, begun.elapsed())?;
@@ -206,11 +207,25 @@ fn wake_exactly() {
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
 }
 
+/// Claims for a task's successor begin so many round trips before its end, but not before the last part of it.
+const AHEAD: f64 = 2.0;
+const LAST_PART: f64 = 0.25;
+
+/// What a lane has.
+#[derive(Debug, Clone, Copy, Default)]
+struct Hands {
+    /// Tasks: none, the one that is under way, and the one that follows.
+    tasks: usize,
+    /// When to claim the next one, in seconds since the start.
+    claim_at: f64,
+}
+
 /// A rank at work.
 struct Shift<'b, 'w> {
     board: &'b mut Board<'w>,
     claims: RankClaims,
     lanes: Lanes,
+    hands: Vec<Hands>,
     begun: Instant,
     /// How long to wait for an answer before looking at something else.
     pause: Duration,
@@ -225,20 +240,17 @@ impl Shift<'_, '_> {
 
     /// Works until everything is taken and this rank's part of it is done. Returns why it has stopped before, if so.
     fn work(&mut self, stop: &Stop) -> anyhow::Result<Option<String>> {
-        let mut free: Vec<usize> = (0..self.lanes.count()).collect();
-        let (mut over, mut stopped, mut failures, mut done) = (false, None, 0, Vec::new());
+        let (mut over, mut stopped, mut failures) = (false, None, 0);
         let mut heard = Instant::now();
         loop {
             let mut pause = self.pause;
             if !over && stopped.is_none() {
-                (over, pause) = self.claim(&mut free)?;
+                (over, pause) = self.claim()?;
             }
             // Outputs travel while the next task is under way.
-            for (items, out) in done.drain(..) {
-                self.board.deliver(items, out)?;
-            }
             self.board.settle()?;
-            if free.len() == self.lanes.count() && (over || stopped.is_some()) {
+            let idle = self.hands.iter().all(|hands| hands.tasks == 0);
+            if idle && (over || stopped.is_some()) {
                 return Ok(stopped);
             }
             let answer = self.lanes.wait(pause);
@@ -249,57 +261,80 @@ impl Shift<'_, '_> {
                 if stop.asked() {
                     return Err(Interrupted.into());
                 }
-                let holds = free.len() < self.lanes.count();
-                if holds && heard.elapsed() > self.patience {
+                if !idle && heard.elapsed() > self.patience {
                     bail!("the backend has not answered for {:?}", self.patience);
                 }
                 continue;
             };
             heard = Instant::now();
-            match answer.outcome {
-                Ok(()) => {
-                    failures = 0;
-                    self.board.busy(answer.took);
-                    self.claims.timed(answer.items.len(), answer.took.as_secs_f64());
-                    done.push((answer.items, answer.out));
-                    free.push(answer.lane);
-                }
-                Err(failure) => {
-                    failures += 1;
-                    if failure.is_lasting() || failures >= STRIKES {
-                        let (start, end) = (answer.items.start, answer.items.end);
-                        stopped = Some(format!("items {start}..{end} failed: {failure}"));
-                        free.push(answer.lane);
-                    } else {
-                        self.lanes.give(answer.lane, answer.items);
-                    }
-                }
+            failures = if answer.outcome.is_ok() { 0 } else { failures + 1 };
+            if let Some(why) = self.take(answer, failures)? {
+                stopped.get_or_insert(why);
             }
         }
     }
 
-    /// Claims for every lane that is free. Returns whether everything is taken, and how long to wait otherwise.
-    fn claim(&mut self, free: &mut Vec<usize>) -> anyhow::Result<(bool, Duration)> {
-        let mut rates = Vec::new();
-        while let Some(&lane) = free.last() {
-            let now = self.now();
-            match self.claims.ask(now) {
-                Ask::Over => return Ok((true, self.pause)),
-                Ask::Later(seconds) => {
-                    let later = Duration::try_from_secs_f64(seconds).unwrap_or(self.pause);
-                    return Ok((false, self.pause.min(later)));
+    /// Takes an answer. Returns why this rank stops, if it does.
+    fn take(&mut self, answer: Answer, failures: usize) -> anyhow::Result<Option<String>> {
+        let Answer { lane, items, out, took, outcome } = answer;
+        if let Err(failure) = outcome {
+            if failure.is_lasting() || failures >= STRIKES {
+                self.hands[lane].tasks -= 1;
+                return Ok(Some(format!("items {}..{} failed: {failure}", items.start, items.end)));
+            }
+            self.lanes.give(lane, items);
+            return Ok(None);
+        }
+        self.hands[lane].tasks -= 1;
+        self.board.busy(took);
+        self.claims.timed(items.len(), took.as_secs_f64());
+        self.board.deliver(items, out)?;
+        Ok(None)
+    }
+
+    /// Claims for every lane that has nothing to do, or soon will. Returns whether everything is taken, and how long to
+    /// wait otherwise.
+    fn claim(&mut self) -> anyhow::Result<(bool, Duration)> {
+        let (mut rates, mut pause) = (Vec::new(), self.pause);
+        for lane in 0..self.hands.len() {
+            loop {
+                let (now, Hands { tasks, claim_at }) = (self.now(), self.hands[lane]);
+                if tasks > 1 || (tasks == 1 && now < claim_at) {
+                    let due = if tasks > 1 { f64::INFINITY } else { claim_at - now };
+                    pause = pause.min(Duration::try_from_secs_f64(due).unwrap_or(pause));
+                    break;
                 }
-                Ask::Add(items) => {
-                    let before = self.board.claim(items, self.claims.rate(), &mut rates)?;
-                    let came = self.now();
-                    if let Some(items) = self.claims.answer(items, before, &rates, now, came) {
-                        free.pop();
-                        self.lanes.give(lane, items);
+                match self.claims.ask(now) {
+                    Ask::Over => return Ok((true, self.pause)),
+                    Ask::Later(seconds) => {
+                        let later = Duration::try_from_secs_f64(seconds).unwrap_or(pause);
+                        return Ok((false, pause.min(later)));
+                    }
+                    Ask::Add(items) => {
+                        let before = self.board.claim(items, self.claims.rate(), &mut rates)?;
+                        let came = self.now();
+                        if let Some(items) = self.claims.answer(items, before, &rates, now, came) {
+                            self.give(lane, items, came);
+                        }
                     }
                 }
             }
         }
-        Ok((false, self.pause))
+        Ok((false, pause))
+    }
+
+    /// Gives a lane a task, and says when to claim the one after it.
+    fn give(&mut self, lane: usize, items: Range<usize>, now: f64) {
+        let ahead = AHEAD * self.claims.trip();
+        let long = self.claims.expected(items.len());
+        self.lanes.give(lane, items);
+        let hands = &mut self.hands[lane];
+        // The one that is under way ends when the next should have been claimed, or a little later.
+        let start = if hands.tasks == 0 { now } else { now.max(hands.claim_at + ahead) };
+        hands.tasks += 1;
+        // Where nobody knows how long it takes, its end is awaited.
+        let last = |long: f64| start + long - ahead.min(LAST_PART * long);
+        hands.claim_at = long.map_or(f64::INFINITY, last);
     }
 }
 
