@@ -39,4 +39,4 @@ pub use error::MpiError;
 pub use fabric::MpiFabric;
 pub use plain::plain_all_reduce;
 pub use spanker_fabric::launched;
-pub use world::World;
+pub use world::{World, library};
