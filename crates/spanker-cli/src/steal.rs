@@ -212,6 +212,11 @@ fn within(flag: &str, time: Duration, least: Duration, most: Duration) -> Result
 }
 
 impl Args {
+    /// Whether this is the work of all ranks together.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.fabric == Ground::Mpi
+    }
+
     /// How the run deals with time, trouble and trust, if that makes sense.
     fn options(&self) -> Result<Options, Usage> {
         const HOUR: Duration = Duration::from_secs(3600);
@@ -313,14 +318,14 @@ impl Setup {
 /// Runs it over ranks.
 #[cfg(not(feature = "mpi"))]
 fn over_ranks(_: &Args) -> anyhow::Result<()> {
-    anyhow::bail!("this spanker was built without MPI\nhint: 'scripts/with-mpi' builds one with it")
+    Err(crate::ranks::without_mpi().into())
 }
 
 #[cfg(feature = "mpi")]
 use ranks::run as over_ranks;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    if args.fabric == Ground::Mpi {
+    if args.takes_ranks() {
         return over_ranks(args);
     }
     let setup = args.setup()?;

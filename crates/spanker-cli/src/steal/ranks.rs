@@ -18,7 +18,7 @@ use super::live::Stop;
 use super::prepare::{Prepared, prepare};
 use super::work;
 use super::{Args, JobKind, Setup};
-use crate::{Interrupted, Usage, output};
+use crate::{Interrupted, Unspoken, Usage, output, ranks};
 use board::{Board, DONE, STOPPED, Seen, count};
 use lanes::{Answer, Lanes};
 use table::{Findings, Table};
@@ -32,30 +32,17 @@ const LOOK: Duration = Duration::from_millis(20);
 const POLL: Duration = Duration::from_micros(100);
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let world = World::start()?;
+    let world = ranks::world()?;
     let shared = || share(&checked(args, &world)?, &world);
-    let outcome = shared();
-    let Err(error) = outcome else { return Ok(()) };
-    if error.is::<Usage>() {
-        // Everybody was given the same flags: one says what is wrong with them, and nobody waits for anybody.
-        if world.rank() == 0 {
-            return Err(error);
+    shared().map_err(|error| {
+        // All ranks find the same wrong with flags, and leave together. Other errors are one rank's.
+        if !error.is::<Usage>() {
+            world.give_up();
         }
-        drop(world);
-        std::process::exit(2);
-    }
-    world.give_up();
-    if error.is::<Told>() {
-        std::process::exit(1);
-    }
-    // Rank 0 speaks for all.
-    Err(if world.rank() == 0 { error } else { error.context(format!("rank {}", world.rank())) })
+        let own = world.rank() > 0 && !error.is::<Usage>() && !error.is::<Unspoken>();
+        if own { error.context(format!("rank {}", world.rank())) } else { error }
+    })
 }
-
-/// Rank 0 has said what is wrong.
-#[derive(Debug, thiserror::Error)]
-#[error("rank 0 says why")]
-struct Told;
 
 /// Refuses what makes no sense over ranks. One backend stands for one on each rank.
 fn checked(args: &Args, world: &World) -> Result<Args, Usage> {
@@ -390,7 +377,7 @@ fn wait_for_end(
         match seen.end {
             0 => {}
             DONE => return Ok(()),
-            _ => return Err(Told.into()),
+            _ => return Err(Unspoken.into()),
         }
         if stop.asked() {
             return Err(Interrupted.into());
