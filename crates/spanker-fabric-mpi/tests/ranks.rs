@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use spanker_fabric::conformance::{Case, Outcome, judge, play};
 use spanker_fabric::{Fabric, FabricError};
-use spanker_fabric_mpi::{MpiFabric, World, launched, library, plain_all_reduce};
+use spanker_fabric_mpi::{MpiFabric, Window, World, launched, library, plain_all_reduce};
 use spanker_plan::{Algorithm, Collective, ReduceOp, chunk};
 
 /// Where ranks write what came of it. Set for ranks only.
@@ -51,6 +51,10 @@ fn main() -> ExitCode {
     run("own_collectives_of_mpi_give_what_a_plain_loop_gives", &|| native(4));
     run("own_collectives_of_mpi_with_three_ranks_and_odd_lengths", &|| native(3));
     run("a_process_that_exits_ends_a_blocking_collective", &native_death);
+    for ranks in [1, 4] {
+        let name = format!("what_{ranks}_processes_take_of_a_window_is_taken_once");
+        run(&name, &|| windows(ranks));
+    }
     run("values_that_differ_between_ranks_are_named", &agreement);
     run("a_launcher_of_another_mpi_is_named_with_the_right_one", &other_launcher);
     println!("\n{} on {}", if failed == 0 { "all passed" } else { "some failed" }, mpi());
@@ -175,6 +179,14 @@ fn native_death() -> Result<(), String> {
     }
 }
 
+fn windows(ranks: usize) -> Result<(), String> {
+    let (said, printed) = launch(usual(ranks), ranks, "window")?;
+    match said.iter().all(|text| text == "right") {
+        true => Ok(()),
+        false => Err(format!("{said:?}\n{printed}")),
+    }
+}
+
 fn agreement() -> Result<(), String> {
     let (said, printed) = launch(usual(3), 3, "agree")?;
     let expected = "rank 0 and rank 2 disagree on the plan: 0000000000000007 and 0000000000000009";
@@ -244,6 +256,9 @@ fn rank(folder: &Path, part: &str) -> ExitCode {
             }
             said = play(case, fabric, &|| {}).to_string();
         }
+        _ if part == "window" => {
+            said = take_all(&world).err().unwrap_or_else(|| "right".to_owned());
+        }
         _ if part == "native" => said = check_native(&world),
         _ if part == "native-death" => said = die_in_native(&world),
         _ if part == "agree" => {
@@ -257,6 +272,40 @@ fn rank(folder: &Path, part: &str) -> ExitCode {
     let last = Meeting { folder, rank, ranks, number: usize::MAX };
     last.wait_without(victim);
     ExitCode::SUCCESS
+}
+
+/// Takes items of a shared cursor, leaves a mark for each, and looks in the end whether all have one.
+fn take_all(world: &World) -> Result<(), String> {
+    const ITEMS: usize = 3000;
+    let words = |error: spanker_fabric_mpi::MpiError| error.to_string();
+    let (rank, ranks) = (world.rank(), world.ranks());
+    let mut window = Window::open(world, 1 + ranks, ITEMS, PATIENCE).map_err(words)?;
+    let mut own = vec![0; ranks];
+    let mut taken = 0;
+    for round in 0.. {
+        let take = 1 + (round + rank) % 7;
+        own[rank] = take as u64;
+        let (before, _) = window.round(take as u64, &own).map_err(words)?;
+        let start = before as usize;
+        if start >= ITEMS {
+            break;
+        }
+        let end = ITEMS.min(start + take);
+        taken += end - start;
+        window.put(start, vec![rank as u8 + 1; end - start]).map_err(words)?;
+        window.poke().map_err(words)?;
+    }
+    window.round(0, &vec![0; ranks]).map_err(words)?;
+    world.agree("end", 0, soon()).map_err(|error| error.to_string())?;
+    let marks = window.read(0, ITEMS).map_err(words)?;
+    let mine = marks.iter().filter(|mark| usize::from(**mark) == rank + 1).count();
+    let (cursor, sums) = window.round(0, &vec![0; ranks]).map_err(words)?;
+    let sum = sums.iter().sum::<u64>();
+    let outside = window.put(ITEMS - 1, vec![0; 2]).is_err() && window.read(0, ITEMS + 1).is_err();
+    world.agree("look", 0, soon()).map_err(|error| error.to_string())?;
+    window.close().map_err(words)?;
+    let right = mine == taken && !marks.contains(&0) && cursor == sum && outside;
+    if right { Ok(()) } else { Err(format!("{mine} of {taken}, {cursor} and {sum}, {outside}")) }
 }
 
 fn fabric(world: &World) -> MpiFabric {
