@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -68,9 +68,6 @@ impl Lanes {
 
     /// The next answer, if there is one before so much time has passed.
     pub(super) fn wait(&self, time: Duration) -> Option<Answer> {
-        match self.answers.recv_timeout(time) {
-            Ok(answer) => Some(answer),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.answers.recv_timeout(time).ok()
     }
 }
