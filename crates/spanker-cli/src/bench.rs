@@ -15,6 +15,8 @@ mod fused;
 mod link;
 mod messages;
 mod model;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod origin;
 mod planner;
 mod row;
@@ -28,7 +30,7 @@ use spanker_scheduler::{
 
 use crate::directory::CardList;
 use crate::sizes::{Sizes, human};
-use crate::{Usage, fault, output};
+use crate::{Usage, fault, output, ranks};
 use data::Sample;
 use row::Row;
 
@@ -48,6 +50,7 @@ use row::Row;
   spanker bench all-reduce --fabric cards
   spanker bench all-reduce --fabric cards --cards 0,1,3 --sizes 8K,1M --algorithm two-shot
   spanker bench all-reduce --fabric cuda --cards 8 --sizes 64M,256M
+  mpirun -n 4 spanker bench all-reduce --fabric mpi --algorithm native
   spanker bench model -m smollm2-135m -t 1,2
   spanker bench planner
   spanker bench link
@@ -60,10 +63,11 @@ pub(crate) struct Args {
     /// link's frames, or claims, which times taking work
     #[arg(required = true)]
     collective: Option<String>,
-    /// Where it runs: host (buffers in host memory), cards (those that 'spanker cards' shows) or cuda (logical
-    /// cards that share GPU 0, or with --algorithm native one rank for each GPU)
-    #[arg(long, default_value = "host", value_parser = Ground::from_str)]
-    fabric: Ground,
+    /// Where it runs: host (buffers in host memory), cards (those that 'spanker cards' shows), cuda (logical
+    /// cards that share GPU 0, or with --algorithm native one rank for each GPU) or mpi (the processes that
+    /// mpirun has started, each of them one card) [default: host, or under mpirun mpi]
+    #[arg(long, value_parser = Ground::from_str)]
+    fabric: Option<Ground>,
     /// How many cards are in the group, or with --fabric cards which (0,1,3) [default: 4, or all]
     #[arg(long, value_name = "N|LIST")]
     cards: Option<CardList>,
@@ -85,13 +89,15 @@ pub(crate) struct Args {
     threads: Threads,
     /// auto (fused, or on cards the cheapest by prediction), fused (one address space, no messages),
     /// messages (the message algorithm that suits the size), ring, recursive-doubling,
-    /// halving-doubling, tree, one-shot or two-shot; with --fabric cuda native (NCCL between GPUs)
+    /// halving-doubling, tree, one-shot or two-shot; with --fabric cuda native (NCCL between GPUs), with
+    /// --fabric mpi native (MPI's own)
     #[arg(long, default_value = "auto", value_parser = How::from_str)]
     algorithm: How,
     /// Milliseconds to spend on each figure
     #[arg(long, default_value_t = 400, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     budget: u64,
-    /// How long no card may get on with its work, with --fabric cards [default: 300ms]
+    /// How long no card may get on with its work, with --fabric cards [default: 300ms], or one call may take,
+    /// with --fabric mpi [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = fault::detect)]
     deadline: Option<Duration>,
     /// With --fabric cuda, compare every type, operation and odd length with the host's bits instead
@@ -113,6 +119,18 @@ impl Args {
     fn name(&self) -> &str {
         self.collective.as_deref().unwrap_or_default()
     }
+
+    /// Where collectives run.
+    fn ground(&self) -> Ground {
+        let usual = if ranks::launched().is_some() { Ground::Mpi } else { Ground::Host };
+        self.fabric.unwrap_or(usual)
+    }
+
+    /// Whether this is work for the ranks that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        let alone = ["planner", "link", "claims"].contains(&self.name());
+        self.kind.is_none() && !alone && self.ground() == Ground::Mpi
+    }
 }
 
 /// Where collectives run.
@@ -121,6 +139,7 @@ enum Ground {
     Host,
     Cards,
     Cuda,
+    Mpi,
 }
 
 impl FromStr for Ground {
@@ -131,7 +150,8 @@ impl FromStr for Ground {
             "host" => Ok(Ground::Host),
             "cards" => Ok(Ground::Cards),
             "cuda" => Ok(Ground::Cuda),
-            _ => Err("expected host, cards or cuda".into()),
+            "mpi" => Ok(Ground::Mpi),
+            _ => Err("expected host, cards, cuda or mpi".into()),
         }
     }
 }
@@ -143,7 +163,7 @@ enum How {
     Fused,
     Suited,
     Messages(Algorithm),
-    /// The library that the cards' maker has for it.
+    /// What the fabric has for it by itself.
     Native,
 }
 
@@ -195,7 +215,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(Kind::Model(model)) = &args.kind {
         return model::run(model);
     }
-    match (args.name(), args.fabric) {
+    match (args.name(), args.ground()) {
         ("planner", _) => return planner::run(args.json),
         ("link", _) => return link::run(args.json),
         ("claims", _) => return claims::run(args.json),
@@ -207,6 +227,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         (_, Ground::Cuda) => return cuda::run(args),
         #[cfg(not(feature = "cuda"))]
         (_, Ground::Cuda) => anyhow::bail!("--fabric cuda: this program was built without it"),
+        #[cfg(feature = "mpi")]
+        (_, Ground::Mpi) => return mpi::run(args),
+        #[cfg(not(feature = "mpi"))]
+        (_, Ground::Mpi) => return Err(ranks::without_mpi().into()),
         _ => {}
     }
     let case = case(args)?;
@@ -273,7 +297,7 @@ fn case(args: &Args) -> anyhow::Result<Case> {
         }
     };
     if args.deadline.is_some() {
-        return usage("--deadline is for --fabric cards".into());
+        return usage("--deadline is for --fabric cards and mpi".into());
     }
     if cards == 0 || cards > MAX_RANKS {
         return usage(format!("--cards {cards}: a group has 1 to {MAX_RANKS} cards"));
@@ -286,7 +310,7 @@ fn case(args: &Args) -> anyhow::Result<Case> {
     }
     let how = match (collective, args.algorithm) {
         (Collective::Barrier, How::Auto | How::Fused) => How::Suited,
-        (_, How::Native) => return usage("--algorithm native is for --fabric cuda".into()),
+        (_, How::Native) => return usage("--algorithm native is for --fabric mpi and --fabric cuda".into()),
         (_, How::Auto) => How::Fused,
         (_, how) => how,
     };
@@ -338,9 +362,9 @@ fn measure(dtype: DType, case: &Case, team: &Team, size: usize) -> anyhow::Resul
 fn measure_as<T: Sample>(case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {
     let len = size / size_of::<T>();
     match case.how {
-        How::Auto | How::Fused | How::Native => fused::measure::<T>(case, team, len),
+        How::Auto | How::Fused => fused::measure::<T>(case, team, len),
         How::Messages(algorithm) => messages::measure::<T>(case, algorithm, team, len),
-        How::Suited => {
+        How::Suited | How::Native => {
             let algorithm = inproc::suited(case.collective, case.cards, size);
             messages::measure::<T>(case, algorithm, team, len)
         }

@@ -12,6 +12,8 @@ mod outcome;
 mod planned;
 mod prepare;
 mod questions;
+#[cfg(feature = "mpi")]
+mod ranks;
 mod speed;
 mod view;
 mod work;
@@ -47,7 +49,7 @@ const AUDIT: f64 = 0.02;
 /// card that 'spanker cards' lists, and its speed is measured beforehand, alone, too. In 'prompts' an item is a prompt
 /// for a model, cpu:N a copy of it on N threads and card:0 one on a card; how fast a copy is, is what one prompt takes
 /// beforehand. Answers are compared only with --check, and nothing is run by the origin's rule.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
   spanker steal --backends emul:1x,emul:2x,emul:4x,emul:8x              1 : 2 : 4 : 8, nobody waits
   spanker steal --backends emul:1x,emul:20x*7 --simulate                in virtual time: no waiting at all
@@ -58,6 +60,7 @@ const AUDIT: f64 = 0.02;
   spanker steal --backends emul:1x*8 --hot 0.9..1.0*10                  the last tenth costs ten times as much
   spanker twin up --cards 2 && spanker steal --job matmul --backends cpu:1,card:0,card:1 --kill card1@0.1s
   spanker steal --job prompts -m smollm2-135m --backends cpu:1,cpu:1 --check
+  mpirun -n 4 spanker steal --fabric mpi --backends emul:1x,emul:1x,emul:2x,emul:4x   a process for each
 
 Backends are named by kind and place: cpu0, emul0, emul1; card0 is the first card given. Ctrl-C ends the run and tells what was done.")]
 pub(crate) struct Args {
@@ -65,6 +68,9 @@ pub(crate) struct Args {
     /// card:0 (a card, for matmul and prompts)
     #[arg(long, value_name = "LIST")]
     backends: Crew,
+    /// Where the backends are: threads of this process, or the ranks that mpirun started, one backend each
+    #[arg(long, default_value = "threads", value_enum)]
+    fabric: Ground,
     /// Items of the job, as in 1000000 or 1M; for matmul rows of the left operand [default: 1000000, or 4096 rows]
     #[arg(long, value_name = "N", value_parser = items)]
     items: Option<usize>,
@@ -129,6 +135,15 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// Where backends are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Ground {
+    /// Threads of this process
+    Threads,
+    /// Processes, on one host or several
+    Mpi,
 }
 
 /// What can be asked for.
@@ -197,6 +212,11 @@ fn within(flag: &str, time: Duration, least: Duration, most: Duration) -> Result
 }
 
 impl Args {
+    /// Whether this is the work of all ranks together.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.fabric == Ground::Mpi
+    }
+
     /// How the run deals with time, trouble and trust, if that makes sense.
     fn options(&self) -> Result<Options, Usage> {
         const HOUR: Duration = Duration::from_secs(3600);
@@ -295,7 +315,19 @@ impl Setup {
     }
 }
 
+/// Runs it over ranks.
+#[cfg(not(feature = "mpi"))]
+fn over_ranks(_: &Args) -> anyhow::Result<()> {
+    Err(crate::ranks::without_mpi().into())
+}
+
+#[cfg(feature = "mpi")]
+use ranks::run as over_ranks;
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if args.takes_ranks() {
+        return over_ranks(args);
+    }
     let setup = args.setup()?;
     let outcome: Outcome = if args.simulate { planned::run(&setup) } else { live::run(&setup)? };
     if args.json {

@@ -249,14 +249,15 @@ impl Claims {
         let left = self.left();
         let share = left.min(self.window.load(Ordering::Relaxed));
         let part = share as f64 * load(&self.part);
-        let seconds = part.min(load(&pace.cap)).max(load(&pace.floor));
-        let grains = (rate * seconds + 0.5) as usize;
-        if grains == 0 {
-            // Somebody must not decline, and the fastest does not.
-            let alone = 1.0 / rate + load(&pace.launch);
-            let too_slow = alone * (load(&self.rates) - rate) * self.grain as f64 > left as f64;
-            return (!too_slow || rate >= 0.5 * load(&self.fastest)).then_some(self.grain);
-        }
+        let known = rule::Pace {
+            rate,
+            launch: load(&pace.launch),
+            floor: load(&pace.floor),
+            cap: load(&pace.cap),
+        };
+        let units = left as f64 / self.grain as f64;
+        let (rates, fastest) = (load(&self.rates), load(&self.fastest));
+        let grains = rule::units(&known, part, units, rates, fastest)?;
         Some(grains.saturating_mul(self.grain).min(most))
     }
 

@@ -24,7 +24,8 @@
 //! | have one | [`Cpu`], [`Emulated`] |
 //! | know what happened | [`Report`], [`Incident`], [`StealError`] |
 //! | rehearse troubles | [`Faulty`] on threads, [`simulate`] in virtual time, [`Fault`] |
-//! | write another loop, over hosts for example | [`Claims`] and [`Ledger`], the kernel without clock and threads |
+//! | write another loop | [`Claims`] and [`Ledger`], the kernel without clock and threads |
+//! | share a job among processes | [`RankClaims`] in each, over words that all can add to; [`simulate_ranks`] |
 //!
 //! `docs/stealing.md` in the repository says how much is taken, how it is sure, and how it is tested.
 #![forbid(unsafe_code)]
@@ -46,6 +47,7 @@ mod faulty;
 mod future;
 mod job;
 mod ledger;
+mod ranks;
 mod rate;
 mod report;
 mod rule;
@@ -68,11 +70,15 @@ pub use future::{Finished, Running};
 pub use job::{Cancel, Job, Options};
 pub use ledger::audit::unit_sum;
 pub use ledger::{Ledger, Member, Token, Verdict};
+pub use ranks::{Ask, RankClaims};
 pub use rate::{Implausible, Rate};
 pub use report::{BackendReport, Incident, IncidentKind, Report};
 pub use rule::efficiency_bound;
 pub use scheduler::{Shard, WorkStealingScheduler};
-pub use sim::{Origin, Scenario, SimBackend, Simulated, ideal_seconds, origin, simulate};
+pub use sim::{
+    Origin, Scenario, SimBackend, Simulated, SimulatedRanks, ideal_seconds, origin, simulate,
+    simulate_ranks,
+};
 pub use spans::Spans;
 pub use stream::{Block, Stream};
 pub use task::Task;

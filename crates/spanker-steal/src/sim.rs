@@ -3,6 +3,7 @@
 //! faults one likes. The same scenario gives the same run.
 
 mod ideal;
+mod ranks;
 mod world;
 
 use std::ops::Range;
@@ -14,6 +15,7 @@ use crate::job::Job;
 use crate::ledger::audit::mix;
 use crate::report::Report;
 pub use ideal::{ideal_seconds, origin};
+pub use ranks::{SimulatedRanks, simulate_ranks};
 
 /// A backend that only takes time.
 #[derive(Debug, Clone, PartialEq)]

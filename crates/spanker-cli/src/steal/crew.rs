@@ -39,6 +39,12 @@ impl Kind {
         if let Kind::Card { index } = self { Some(index) } else { None }
     }
 
+    /// Whether it is threads of this processor.
+    #[cfg(feature = "mpi")]
+    pub(super) fn is_cpu(self) -> bool {
+        matches!(self, Kind::Cpu { .. })
+    }
+
     /// Tasks that it works on at a time, where every thread has its own.
     pub(super) fn lanes(self) -> usize {
         match self {

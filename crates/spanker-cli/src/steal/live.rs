@@ -26,7 +26,7 @@ pub(super) struct Stop {
 
 impl Stop {
     /// Threads that are started later leave interrupts to this, so it comes first.
-    fn new() -> anyhow::Result<Stop> {
+    pub(super) fn new() -> anyhow::Result<Stop> {
         Ok(Stop { signals: Signals::take()?, asked: AtomicBool::new(false) })
     }
 

@@ -21,7 +21,7 @@ const SIDE: usize = 1024;
 const TOKENS: usize = 16;
 
 /// Flags for one job each.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[group(skip)]
 pub(super) struct Flags {
     /// Values of a row, for matmul: a multiple of 256 [default: 1024]

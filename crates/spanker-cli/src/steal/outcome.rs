@@ -276,7 +276,7 @@ fn row(cells: [&str; 7]) -> String {
     format!("{name:<8} {items:>12} {share:>8} {chunks:>8} {mean:>11} {rate:>12}  {state}")
 }
 
-fn count(number: usize, thing: &str) -> String {
+pub(super) fn count(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 

@@ -6,14 +6,10 @@ use std::time::Duration;
 use super::{IncidentKind, Lease, Ledger, Slot};
 use crate::rule;
 
-/// A task may be so many times larger than the largest that its backend has completed.
-const GROWTH: usize = 8;
 /// A lease is so many times as long as the task is expected to take.
 const LEASE: f64 = 3.0;
 /// The same where a backend's own speed is not known, by the mean speed of the others.
 const LEASE_UNKNOWN: f64 = 100.0;
-/// Launches cost this much at least, in seconds: a claim and a message.
-const LEAST_LAUNCH: f64 = 1e-6;
 /// Leases are doubled for items that ran out of them, this often at most.
 const MOST_DOUBLINGS: u32 = 10;
 
@@ -42,12 +38,8 @@ impl Ledger {
         let ideal = if rates > 0.0 { at.as_secs_f64() + left / rates } else { 0.0 };
         for (backend, member) in self.members.iter().enumerate() {
             let rate = member.rate.items_per_second();
-            let launch = member.rate.launch().max(LEAST_LAUNCH);
-            let grown = match member.largest {
-                0 if rate > 0.0 => usize::MAX,
-                0 => self.grain,
-                largest => largest.saturating_mul(GROWTH),
-            };
+            let launch = member.rate.launch().max(rule::LEAST_LAUNCH);
+            let grown = rule::most(member.largest, rate > 0.0, self.grain);
             let most = member.capabilities.most_items.unwrap_or(usize::MAX);
             let most = grown.min(most).min(self.most_items) / self.grain * self.grain;
             let floor = rule::floor_seconds(launch, ideal);
