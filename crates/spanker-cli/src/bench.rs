@@ -310,7 +310,9 @@ fn case(args: &Args) -> anyhow::Result<Case> {
     }
     let how = match (collective, args.algorithm) {
         (Collective::Barrier, How::Auto | How::Fused) => How::Suited,
-        (_, How::Native) => return usage("--algorithm native is for --fabric mpi and --fabric cuda".into()),
+        (_, How::Native) => {
+            return usage("--algorithm native is for --fabric mpi and --fabric cuda".into());
+        }
         (_, How::Auto) => How::Fused,
         (_, how) => how,
     };

@@ -5,6 +5,7 @@
 mod cards;
 mod crew;
 mod faults;
+mod gpu;
 mod live;
 mod material;
 mod origin;

@@ -11,6 +11,7 @@ mod model;
 mod nccl;
 mod nvml;
 mod probe;
+mod product;
 mod profile;
 mod reduce;
 
@@ -25,6 +26,7 @@ pub use model::{Processors, Programs, Speeds};
 pub use nccl::Nccl;
 pub use nvml::{NvLink, Pcie};
 pub use probe::{Figure, GpuProbe, PeerProbe, copy_rate, probe, probe_peer};
+pub use product::GpuProduct;
 pub use profile::measured;
 pub use reduce::{MOST_BUFFERS, all_reduce, reduce};
 #[doc(hidden)]

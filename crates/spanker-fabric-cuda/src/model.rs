@@ -9,3 +9,6 @@ mod station;
 
 pub use machine::{Processors, Programs};
 pub use speeds::Speeds;
+
+pub(crate) use lines::{Line, kind, many_rows};
+pub(crate) use station::{Station, address};

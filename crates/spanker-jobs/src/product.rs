@@ -103,7 +103,10 @@ impl Product {
     }
 
     /// The blocks of some rows of the left operand, for outputs of so many bytes.
-    pub(crate) fn left(&self, items: &Range<usize>, out: usize) -> Result<&[u8], Failure> {
+    ///
+    /// # Errors
+    /// As [`rows`](Self::rows).
+    pub fn left(&self, items: &Range<usize>, out: usize) -> Result<&[u8], Failure> {
         let row = self.row_bytes();
         let wanted = items.len().checked_mul(self.output_bytes());
         if items.start > items.end || items.end > self.m || wanted != Some(out) {
@@ -117,12 +120,14 @@ impl Product {
     }
 
     /// The blocks of the right operand.
-    pub(crate) fn right(&self) -> &[u8] {
+    #[must_use]
+    pub fn right(&self) -> &[u8] {
         &self.b
     }
 
     /// Bytes of a row of either operand.
-    pub(crate) fn row_bytes(&self) -> usize {
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
         self.k / QK_K * Q4_K_BLOCK_BYTES
     }
 

@@ -118,7 +118,9 @@ fn algorithm(args: &Args) -> Result<Option<Algorithm>, Usage> {
     match args.algorithm {
         How::Auto => Ok(None),
         How::Messages(algorithm) => Ok(Some(algorithm)),
-        How::Native => Err(Usage("--algorithm native is for --fabric mpi and --fabric cuda".into())),
+        How::Native => {
+            Err(Usage("--algorithm native is for --fabric mpi and --fabric cuda".into()))
+        }
         How::Fused | How::Suited => {
             Err(Usage("--algorithm fused and messages are for --fabric host".into()))
         }

@@ -22,6 +22,8 @@ pub(super) enum Kind {
     Emul { speed: f64 },
     /// A card.
     Card { index: usize },
+    /// A graphics processor.
+    Gpu { index: usize },
 }
 
 impl Kind {
@@ -31,6 +33,7 @@ impl Kind {
             Kind::Cpu { .. } => "cpu",
             Kind::Emul { .. } => "emul",
             Kind::Card { .. } => "card",
+            Kind::Gpu { .. } => "gpu",
         }
     }
 
@@ -50,7 +53,7 @@ impl Kind {
         match self {
             Kind::Cpu { threads } => threads,
             Kind::Emul { .. } => 1,
-            Kind::Card { .. } => CARD_LANES,
+            Kind::Card { .. } | Kind::Gpu { .. } => CARD_LANES,
         }
     }
 }
@@ -96,10 +99,11 @@ impl FromStr for Crew {
             if kinds.len() + count > MOST_BACKENDS {
                 return Err(format!("a job has at most {MOST_BACKENDS} backends"));
             }
-            if let Kind::Card { index } = kind
+            if let Kind::Card { index } | Kind::Gpu { index } = kind
                 && (count > 1 || kinds.contains(&kind))
             {
-                return Err(format!("card:{index} is in it twice, expected each card once"));
+                let id = kind.id();
+                return Err(format!("{id}:{index} is in it twice, expected each {id} once"));
             }
             kinds.extend(vec![kind; count]);
         }
@@ -120,8 +124,9 @@ fn copies(text: &str) -> Result<usize, String> {
 }
 
 fn kind(word: &str) -> Result<Kind, String> {
-    let bad =
-        || format!("'{word}': expected backends such as cpu:2, card:0, emul:4x or emul:20x*7");
+    let bad = || {
+        format!("'{word}': expected backends such as cpu:2, card:0, gpu:0, emul:4x or emul:20x*7")
+    };
     let (id, rest) = word.split_once(':').ok_or_else(bad)?;
     match id {
         "cpu" => match rest.parse() {
@@ -138,6 +143,10 @@ fn kind(word: &str) -> Result<Kind, String> {
         "card" => match rest.parse() {
             Ok(index) => Ok(Kind::Card { index }),
             Err(_) => Err(format!("'{word}': expected a card's number, as in card:0")),
+        },
+        "gpu" => match rest.parse() {
+            Ok(index) => Ok(Kind::Gpu { index }),
+            Err(_) => Err(format!("'{word}': expected a GPU's number, as in gpu:0")),
         },
         _ => Err(bad()),
     }
@@ -183,7 +192,9 @@ mod tests {
             "emul:1x*-2",
             "emul:1x*129",
             "emul:1x*99999999999999999999",
-            "gpu:0",
+            "gpu:",
+            "gpu:0,gpu:0",
+            "tpu:0",
             "card:",
             "card:-1",
             "card:0,card:0",

@@ -136,6 +136,11 @@ fn suits(args: &Args) -> Result<(), Usage> {
                     "card:{index}: a card has no virtual time, use emul with --simulate"
                 )));
             }
+            Kind::Gpu { index } if args.job != JobKind::Matmul || args.simulate => {
+                return Err(Usage(format!(
+                    "gpu:{index}: GPUs do --job matmul, on real threads only"
+                )));
+            }
             Kind::Emul { speed } if args.job == JobKind::Prompts => {
                 return Err(Usage(format!(
                     "emul:{speed}x: nobody knows an answer without a model: --job prompts runs on \

@@ -15,7 +15,7 @@ impl Setup {
         let rate = |kind: &Kind| match kind {
             Kind::Cpu { .. } => thread,
             Kind::Emul { speed } => base * speed,
-            Kind::Card { .. } => base,
+            Kind::Card { .. } | Kind::Gpu { .. } => base,
         };
         self.kinds.iter().map(rate).collect()
     }

@@ -13,7 +13,7 @@ use super::live::Stop;
 use super::material::Material;
 use super::questions::Questions;
 use super::work::{self, Work};
-use super::{Setup, cards, speed};
+use super::{Setup, cards, gpu, speed};
 use crate::{Interrupted, output};
 
 /// A backend under the name and with the properties that it is given.
@@ -63,7 +63,7 @@ impl Prepared {
         let backend = |(place, kind): (usize, &Kind)| -> anyhow::Result<Arc<dyn Backend>> {
             let inner = Arc::clone(&self.inner[place]);
             let (lanes, launch) = (setup.lanes(*kind), setup.launch(*kind));
-            let is_card = matches!(kind, Kind::Card { .. });
+            let is_card = matches!(kind, Kind::Card { .. } | Kind::Gpu { .. });
             let capabilities = Capabilities {
                 in_flight: lanes,
                 rate: setup.told.then_some(self.rates[place]),
@@ -138,6 +138,7 @@ fn multiply(setup: &Setup, product: &Arc<Product>, stop: &Stop) -> anyhow::Resul
     // Whoever is not there is told so at once.
     let card = |kind: &Kind| match kind {
         Kind::Card { index } => cards::product(product, *index).map(Some),
+        Kind::Gpu { index } => gpu::product(product, *index).map(Some),
         _ => Ok(None),
     };
     let found: Vec<Option<_>> = setup.kinds.iter().map(card).collect::<anyhow::Result<_>>()?;

@@ -28,26 +28,26 @@ const NEAR: u32 = 128;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct Line {
-    pub(super) kind: u32,
-    pub(super) n: [u32; 19],
-    pub(super) p: [u64; 8],
+    pub(crate) kind: u32,
+    pub(crate) n: [u32; 19],
+    pub(crate) p: [u64; 8],
 }
 
 /// Kinds of lines, as the kernel numbers them.
-pub(super) mod kind {
-    pub(in crate::model) const EMBED: u32 = 1;
-    pub(in crate::model) const NORM: u32 = 2;
-    pub(in crate::model) const QUANTIZE: u32 = 3;
-    pub(in crate::model) const MATMUL: u32 = 4;
-    pub(in crate::model) const ROTATE: u32 = 5;
-    pub(in crate::model) const HALVE: u32 = 6;
-    pub(in crate::model) const GATE: u32 = 7;
-    pub(in crate::model) const ADD: u32 = 8;
-    pub(in crate::model) const ATTEND: u32 = 9;
-    pub(in crate::model) const FILL: u32 = 10;
-    pub(in crate::model) const COPY: u32 = 11;
-    pub(in crate::model) const VECTOR: u32 = 12;
-    pub(in crate::model) const ROUND_Q4_K: u32 = 13;
+pub(crate) mod kind {
+    pub(crate) const EMBED: u32 = 1;
+    pub(crate) const NORM: u32 = 2;
+    pub(crate) const QUANTIZE: u32 = 3;
+    pub(crate) const MATMUL: u32 = 4;
+    pub(crate) const ROTATE: u32 = 5;
+    pub(crate) const HALVE: u32 = 6;
+    pub(crate) const GATE: u32 = 7;
+    pub(crate) const ADD: u32 = 8;
+    pub(crate) const ATTEND: u32 = 9;
+    pub(crate) const FILL: u32 = 10;
+    pub(crate) const COPY: u32 = 11;
+    pub(crate) const VECTOR: u32 = 12;
+    pub(crate) const ROUND_Q4_K: u32 = 13;
 }
 
 /// How a product's results are kept.
@@ -534,7 +534,7 @@ fn stride(count: u32) -> u32 {
 }
 
 /// Shared memory of a product of many rows.
-pub(super) fn many_rows(weights: Quant, width: u32) -> u32 {
+pub(crate) fn many_rows(weights: Quant, width: u32) -> u32 {
     if weights.block() == 1 { width * 4 } else { MANY_ROWS }
 }
 

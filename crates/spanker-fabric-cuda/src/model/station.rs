@@ -126,7 +126,7 @@ impl Station {
     }
 
     /// How many blocks run at once if each has so much shared memory.
-    pub(super) fn blocks(&mut self, shared: u32) -> Result<u32, CudaError> {
+    pub(crate) fn blocks(&mut self, shared: u32) -> Result<u32, CudaError> {
         let kernel = self.kernel()?;
         if shared > self.allowed {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
