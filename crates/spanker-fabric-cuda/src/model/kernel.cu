@@ -33,7 +33,7 @@ typedef unsigned long long u64;
 // Rows of inputs that weights are unpacked for at once, rows of weights, and units of 32 weights of each.
 #define TILE_T 16
 #define TILE_U 32
-#define TILE_R (THREADS / TILE_U)
+#define TILE_R 32
 // A block waits so long for the others: some seconds.
 #define MOST_SPINS (1u << 27)
 
@@ -784,7 +784,9 @@ __device__ __forceinline__ void vector_line(const Line &line, u8 *memory) {
 template <int TYPE> __device__ APART void many_rows(const Line &line, u8 *memory) {
     const u32 rows = line.n[0], width = line.n[1], outs = line.n[2], type = line.n[3];
     const bool eighths = TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K;
-    const u32 units = units_of(width);
+    const u32 units = units_of(width), STRIDE = TILE_U + 1;
+    // Rows of weights of a thread, and sums that it folds.
+    const u32 OWN = TILE_R * TILE_U / THREADS, FOLDS = TILE_R * TILE_T / THREADS;
     const u64 row_bytes = type == Q8_0 ? (u64)units * 34 : (u64)units / 8 * 292;
     Weights w = weights_at(line.p[1], TYPE, outs, width);
     Inputs in;
@@ -793,71 +795,76 @@ template <int TYPE> __device__ APART void many_rows(const Line &line, u8 *memory
     in.scale = (float *)(in.high + TILE_T * TILE_U);
     in.sum = (int *)(in.scale + TILE_T * TILE_U);
     float *to = (float *)(in.sum + TILE_T * TILE_U);
-    const u32 STRIDE = TILE_U + 1;
+    u16 *raw = (u16 *)(to + TILE_R * TILE_T * STRIDE);
     const u32 across = (outs + TILE_R - 1) / TILE_R, down = (rows + TILE_T - 1) / TILE_T;
-    for (u64 tile = blockIdx.x; tile < (u64)across * down; tile += gridDim.x) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (u32 tile = blockIdx.x; tile < across * down; tile += gridDim.x) {
         // Blocks that work at the same time share weights.
         u32 t0 = tile % down * TILE_T, r0 = tile / down * TILE_R;
         u32 ts = min(TILE_T, rows - t0), rs = min(TILE_R, outs - r0);
-        float sum = 0.0f;
-        u32 own_r = threadIdx.x / TILE_T, own_t = threadIdx.x % TILE_T;
-        bool folds = threadIdx.x < TILE_R * TILE_T && own_r < rs && own_t < ts;
+        float sums[FOLDS] = {};
         for (u32 u0 = 0; u0 < units; u0 += TILE_U) {
-            u32 us = min(TILE_U, units - u0);
+            u32 us = min(TILE_U, units - u0), at = min(lane, us - 1);
+            Unit loaded[OWN];
+#pragma unroll
+            for (u32 i = 0; i < OWN; i++)
+                loaded[i] = load_unit<TYPE>(w, (u64)(r0 + min(warp + i * WARPS, rs - 1)) * units + u0 + at);
+            // Inputs as they lie, and then as products take them.
+            u32 first = type == Q8_0 ? u0 * 34 : u0 / 8 * 292, halves = (type == Q8_0 ? us * 34 : us / 8 * 292) / 2;
+            for (u32 t = warp; t < ts; t += WARPS) {
+                const u16 *from = (const u16 *)((const u8 *)line.p[0] + (t0 + t) * row_bytes + first);
+                for (u32 i = lane; i < halves; i += 32) raw[t * TILE_U * 20 + i] = read(from + i);
+            }
             __syncthreads();
-            for (u32 t = 0; t < ts; t++) {
-                Inputs part = in;
-                part.low += t * TILE_U, part.high += t * TILE_U, part.scale += t * TILE_U, part.sum += t * TILE_U;
-                // Rows are shared out over warps, so that no thread waits for another row.
-                if (threadIdx.x / 32 == t % WARPS) {
-                    u32 lane = threadIdx.x % 32;
-                    const u8 *row = (const u8 *)line.p[0] + (u64)(t0 + t) * row_bytes;
-                    if (lane < us) {
-                        u32 unit = u0 + lane;
-                        if (type == Q8_0) {
-                            const u16 *block = (const u16 *)(row + (u64)unit * 34);
-                            u32 words[8];
-                            for (int i = 0; i < 8; i++)
-                                words[i] = (u32)read(block + 1 + 2 * i) | (u32)read(block + 2 + 2 * i) << 16;
-                            part.low[lane] = make_int4(words[0], words[1], words[2], words[3]);
-                            part.high[lane] = make_int4(words[4], words[5], words[6], words[7]);
-                            part.scale[lane] = half_of(read(block));
-                            part.sum[lane] = sum16(part.low[lane]) + sum16(part.high[lane]);
-                        } else {
-                            const u32 *block = (const u32 *)(row + (u64)(unit / 8) * 292);
-                            const u32 *q = block + 1 + unit % 8 * 8;
-                            part.low[lane] = make_int4(read(q), read(q + 1), read(q + 2), read(q + 3));
-                            part.high[lane] = make_int4(read(q + 4), read(q + 5), read(q + 6), read(q + 7));
-                            if (unit % 8 == 0) part.scale[lane / 8] = __uint_as_float(read(block));
-                        }
-                    }
+            for (u32 i = threadIdx.x; i < ts * TILE_U; i += THREADS) {
+                u32 t = i / TILE_U, unit = i % TILE_U;
+                if (unit >= us) continue;
+                const u16 *row = raw + t * TILE_U * 20;
+                const u16 *q = type == Q8_0 ? row + unit * 17 + 1 : row + unit / 8 * 146 + 2 + unit % 8 * 16;
+                u32 words[8];
+#pragma unroll
+                for (int j = 0; j < 8; j++) words[j] = (u32)q[2 * j] | (u32)q[2 * j + 1] << 16;
+                int4 low = make_int4(words[0], words[1], words[2], words[3]);
+                int4 high = make_int4(words[4], words[5], words[6], words[7]);
+                in.low[i] = low, in.high[i] = high;
+                if (type == Q8_0) {
+                    in.scale[i] = half_of(q[-1]);
+                    in.sum[i] = sum16(low) + sum16(high);
+                } else if (unit % 8 == 0) {
+                    in.scale[t * TILE_U + unit / 8] = __uint_as_float((u32)q[-2] | (u32)q[-1] << 16);
                 }
             }
             __syncthreads();
-            u32 r = threadIdx.x / TILE_U, at = threadIdx.x % TILE_U;
-            u32 safe_r = min(r, rs - 1), safe_at = min(at, us - 1);
-            u64 unit = (u64)(r0 + safe_r) * units + u0 + safe_at;
-            Unit loaded = load_unit<TYPE>(w, unit);
-            Unpacked<TYPE> v = unpack<TYPE>(w, loaded, unit);
-            u32 x = numbers_of<TYPE>(loaded);
-            for (u32 t = 0; t < ts; t++) {
-                Inputs part = in;
-                part.low += t * TILE_U, part.high += t * TILE_U, part.scale += t * TILE_U, part.sum += t * TILE_U;
-                float term = term_of<TYPE>(v, x, met_by<TYPE>(part, safe_at));
-                if (r < rs && at < us) {
+#pragma unroll
+            for (u32 i = 0; i < OWN; i++) {
+                u32 r = warp + i * WARPS;
+                u64 unit = (u64)(r0 + min(r, rs - 1)) * units + u0 + at;
+                Unpacked<TYPE> v = unpack<TYPE>(w, loaded[i], unit);
+                u32 x = numbers_of<TYPE>(loaded[i]);
+                for (u32 t = 0; t < ts; t++) {
+                    Inputs part = in;
+                    part.low += t * TILE_U, part.high += t * TILE_U, part.scale += t * TILE_U, part.sum += t * TILE_U;
+                    float term = term_of<TYPE>(v, x, met_by<TYPE>(part, at));
                     float *place = to + (r * TILE_T + t) * STRIDE;
-                    if (!eighths) place[at] = term;
-                    else if (at % 8 == 0) place[at / 8] = term;
+                    if (!eighths) place[lane] = term;
+                    else if (lane % 8 == 0) place[lane / 8] = term;
                 }
             }
             __syncthreads();
-            if (folds) {
-                const float *from = to + (own_r * TILE_T + own_t) * STRIDE;
-                u32 count = eighths ? us / 8 : us;
-                for (u32 i = 0; i < count; i++) sum = sum + from[i];
+            u32 count = eighths ? us / 8 : us;
+#pragma unroll
+            for (u32 f = 0; f < FOLDS; f++) {
+                u32 pair = threadIdx.x + f * THREADS;
+                if (pair / TILE_T < rs && pair % TILE_T < ts)
+                    for (u32 i = 0; i < count; i++) sums[f] = sums[f] + to[pair * STRIDE + i];
             }
         }
-        if (folds) ((float *)line.p[2])[(u64)(t0 + own_t) * outs + r0 + own_r] = sum;
+#pragma unroll
+        for (u32 f = 0; f < FOLDS; f++) {
+            u32 pair = threadIdx.x + f * THREADS, r = pair / TILE_T, t = pair % TILE_T;
+            if (r < rs && t < ts) ((float *)line.p[2])[(u64)(t0 + t) * outs + r0 + r] = sums[f];
+        }
+        __syncthreads();
     }
 }
 

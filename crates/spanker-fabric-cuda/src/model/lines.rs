@@ -20,7 +20,7 @@ const TERMS: u32 = 11264;
 /// Rows of a tile at most.
 const MOST_ROWS: u32 = 1024;
 /// Shared memory of products of many rows: inputs and terms of a tile.
-const MANY_ROWS: u32 = 16 * 32 * 40 + 8 * 16 * 33 * 4;
+const MANY_ROWS: u32 = 16 * 32 * 40 + 32 * 16 * 33 * 4 + 16 * 32 * 40;
 /// Positions whose values a block of the kernel has near.
 const NEAR: u32 = 128;
 

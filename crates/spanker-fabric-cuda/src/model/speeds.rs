@@ -2,7 +2,7 @@
 //! What a processor does with weights like a model's, measured for a moment: as numbers of a card's profile.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ggml_spanker::input_type;
 use spanker_model::{Model, Quant};
@@ -20,6 +20,8 @@ const LINES_PER_LAYER: f64 = 5.0;
 const BYTES: u64 = 512 << 20;
 /// Looks at each figure, of which the median counts.
 const LOOKS: usize = 9;
+/// How long work goes on before it is timed.
+const WARM_UP: Duration = Duration::from_millis(150);
 /// Rows of a prompt.
 const ROWS: u64 = 128;
 
@@ -114,14 +116,13 @@ impl Bench {
     fn time(&mut self, lines: &[Line], shared: u32, blocks: u32) -> Result<f64, CudaError> {
         let loaded = self.station.load(lines, shared, blocks)?;
         let gpu = Arc::clone(self.station.gpu());
-        let mut times = Vec::with_capacity(LOOKS);
-        for look in 0..=LOOKS {
-            let time = gpu.timed(|_| self.station.run(&loaded, 0, 0))?;
-            if look > 0 {
-                times.push(time);
-            }
+        // A processor that had nothing to do takes a while to be fast.
+        let begun = Instant::now();
+        while begun.elapsed() < WARM_UP {
+            gpu.timed(|_| self.station.run(&loaded, 0, 0))?;
         }
-        Ok(median(times))
+        let times = (0..LOOKS).map(|_| gpu.timed(|_| self.station.run(&loaded, 0, 0)));
+        Ok(median(times.collect::<Result<_, _>>()?))
     }
 
     /// Seconds for products of one normed row with `count` matrices of so many rows.
