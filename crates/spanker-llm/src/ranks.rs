@@ -69,7 +69,25 @@ impl<'f> Front<'f> {
     /// # Errors
     /// [`LlmError::Fabric`] if one is not.
     pub fn beat(&mut self) -> Result<(), LlmError> {
-        self.order(&Order::Beat)
+        self.ping(0).map(|_| ())
+    }
+
+    /// Sends so many bytes to each of the others, and says how long it took until all had answered.
+    ///
+    /// # Errors
+    /// [`LlmError::Fabric`] if one does not.
+    pub fn ping(&mut self, bytes: usize) -> Result<Duration, LlmError> {
+        let begun = Instant::now();
+        self.order(&Order::Beat { zeros: bytes })?;
+        Ok(begun.elapsed())
+    }
+
+    /// Gives the group up because of something that only this rank knows: the others end with these words.
+    pub fn give_up(&mut self, reason: impl Into<String>) {
+        if !self.faulty {
+            self.wire.refuse(reason.into());
+            self.faulty = true;
+        }
     }
 
     /// Lays a network out over the ranks, as a plan says. This rank's part is shared by `threads`. Ranks that are no
@@ -100,10 +118,7 @@ impl<'f> Front<'f> {
         let (context, batch) = (context as u64, batch as u64);
         self.order(&Order::Plan { network: network.fingerprint(), context, batch, json })?;
         let seated = Seated::new(network, plan, space, FRONT, threads);
-        let seated = seated.inspect_err(|error| {
-            self.wire.refuse(error.to_string());
-            self.faulty = true;
-        })?;
+        let seated = seated.inspect_err(|error| self.give_up(error.to_string()))?;
         self.heard(|wire| wire.settle(stamp))?;
         Ok(OnRanks { front: self, seated, trace: None })
     }

@@ -313,6 +313,21 @@ fn silent_front_is_given_up_and_one_that_beats_is_not() {
 }
 
 #[test]
+fn front_that_gives_up_ends_all_others_with_its_words() {
+    let network = Arc::new(small().network());
+    let errors = on_all(group(3), |mut fabric| {
+        if fabric.rank() > 0 {
+            return follower(&mut fabric, &network).expect_err("it gives up").to_string();
+        }
+        let mut front = Front::new(&mut fabric, PATIENCE).expect("rank 0");
+        front.ping(100_000).expect("all are there");
+        front.give_up("no such file");
+        front.beat().expect_err("it gave up").to_string()
+    });
+    assert_eq!(errors, ["rank 0: no such file"; 3]);
+}
+
+#[test]
 fn front_that_is_not_rank_0_is_refused() {
     let mut ends = group(2);
     let error = Front::new(&mut ends[1], PATIENCE).expect_err("rank 1");

@@ -44,7 +44,7 @@ pub fn follow<B: AsRef<[u8]> + Send + Sync>(
     loop {
         match wire.next()? {
             Order::Over => return Ok(()),
-            Order::Beat => {}
+            Order::Beat { .. } => {}
             Order::Plan { network, context, batch, json } => {
                 // The last one's memory is free for this one.
                 drop(seated.take());

@@ -7,7 +7,10 @@ use crate::runner::{Step, Want};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Order {
     /// Nothing, but there is more to come: answer.
-    Beat,
+    Beat {
+        /// Bytes of zeros that come with it, to see how long they take.
+        zeros: usize,
+    },
     /// There is nothing more to come.
     Over,
     /// Lay a plan out.
@@ -51,7 +54,7 @@ impl Order {
             std::iter::once(kind).chain(words).collect::<Vec<u8>>()
         };
         match self {
-            Order::Beat => vec![BEAT],
+            Order::Beat { zeros } => vec![BEAT; 1 + zeros],
             Order::Over => vec![OVER],
             Order::Plan { network, context, batch, json } => {
                 let mut bytes = words(PLAN, &[*network, *context, *batch]);
@@ -75,7 +78,7 @@ impl Order {
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Order> {
         let (&kind, rest) = bytes.split_first()?;
         match kind {
-            BEAT => rest.is_empty().then_some(Order::Beat),
+            BEAT => rest.iter().all(|&byte| byte == 0).then_some(Order::Beat { zeros: rest.len() }),
             OVER => rest.is_empty().then_some(Order::Over),
             PLAN => {
                 let (network, rest) = word(rest)?;
@@ -118,7 +121,7 @@ mod tests {
             (1..=1024u32).prop_map(Want::Best)
         ];
         prop_oneof![
-            Just(Order::Beat),
+            (0..40usize).prop_map(|zeros| Order::Beat { zeros }),
             Just(Order::Over),
             (any::<u64>(), any::<u64>(), any::<u64>(), ".*").prop_map(
                 |(network, context, batch, json)| Order::Plan { network, context, batch, json }

@@ -111,7 +111,7 @@ impl<'f> Wire<'f> {
         let letter = self.letter(&order.to_bytes());
         let others = self.others();
         let sends: Vec<_> = others.iter().map(|&rank| (rank, letter.clone())).collect();
-        let receives = if *order == Order::Beat { &others[..] } else { &[] };
+        let receives = if let Order::Beat { .. } = order { &others[..] } else { &[] };
         self.exchange(&call, &sends, receives).map(|_| ())
     }
 
@@ -122,7 +122,7 @@ impl<'f> Wire<'f> {
             let letters = self.exchange(&call, &[], &[FRONT])?;
             match letters.first().and_then(|letter| Order::from_bytes(letter.bytes())) {
                 None => return Err(self.refuse("an order of rank 0 makes no sense".into())),
-                Some(Order::Beat) => {
+                Some(Order::Beat { .. }) => {
                     let answer = self.letter(&[1]);
                     self.exchange(&call, &[(FRONT, answer)], &[])?;
                 }
