@@ -90,25 +90,29 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if args.fabric == FabricKind::Inproc && args.deadline.is_some() {
         return Err(Usage("--deadline is for --fabric cards".into()).into());
     }
-    let begun = Instant::now();
-    let loaded = open(args)?;
-    let opened = begun.elapsed();
     let ground = match args.fabric {
         FabricKind::Inproc => Ground::Threads,
         FabricKind::Cards => Ground::Cards,
+        FabricKind::Mpi => {
+            let text = "--fabric mpi: models are measured there by 'mpirun .. spanker run'";
+            return Err(Usage(text.into()).into());
+        }
     };
+    let begun = Instant::now();
+    let loaded = open(args)?;
+    let opened = begun.elapsed();
     if !args.json {
         for line in row::header(ground, &loaded, args.repeats) {
             output::line(&line)?;
         }
     }
-    match args.fabric {
-        FabricKind::Inproc => {
+    match ground {
+        Ground::Threads => {
             let mut subjects = threads(args, &loaded, opened)?;
             measure(args, &loaded, &mut subjects)?;
             show(args, &loaded, ground, &subjects)?;
         }
-        FabricKind::Cards => {
+        Ground::Cards => {
             let counts: Vec<Option<CardList>> = match args.cards[..] {
                 [] => vec![None],
                 _ => {
@@ -130,7 +134,7 @@ fn open(args: &Args) -> anyhow::Result<Loaded> {
         ctx_size: Some(wanted as usize),
         threads: None,
         batch_size: args.batch_size as usize,
-        fabric: args.fabric,
+        fabric: Some(args.fabric),
         tensor_split: None,
         deadline: args.deadline,
     })
