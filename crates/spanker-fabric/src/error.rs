@@ -65,6 +65,14 @@ pub enum FabricError {
         /// The sender.
         peer: Rank,
     },
+    /// What carries the messages failed.
+    #[error("rank {rank}: {reason}")]
+    Failed {
+        /// The rank that it told so.
+        rank: Rank,
+        /// What it said.
+        reason: String,
+    },
     /// A rank was asked for something that it cannot do.
     #[error("rank {rank}: {reason}")]
     Refused {

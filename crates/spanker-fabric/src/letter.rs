@@ -68,6 +68,13 @@ pub struct Pool {
 impl Pool {
     /// A letter of `len` bytes that `fill` writes. What `fill` finds there means nothing.
     pub fn write(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Letter {
+        let mut draft = self.draft(len);
+        fill(draft.bytes_mut());
+        self.seal(draft)
+    }
+
+    /// Memory for a letter of `len` bytes, for whoever writes it later. What is there means nothing.
+    pub fn draft(&mut self, len: usize) -> Draft {
         let free = self.pages.iter_mut().position(|page| Arc::get_mut(page).is_some());
         let mut page = free.map_or_else(Arc::default, |index| self.pages.swap_remove(index));
         let fresh = Arc::get_mut(&mut page).expect("nobody else holds a free page");
@@ -75,9 +82,27 @@ impl Pool {
         if fresh.words.len() < words {
             fresh.words.resize(words, 0);
         }
-        fill(fresh.bytes_mut(len));
-        self.pages.push(Arc::clone(&page));
-        Letter { page, range: 0..len }
+        Draft { page, len }
+    }
+
+    /// The letter that a draft has become. From here on nobody writes to it.
+    pub fn seal(&mut self, draft: Draft) -> Letter {
+        self.pages.push(Arc::clone(&draft.page));
+        Letter { page: draft.page, range: 0..draft.len }
+    }
+}
+
+/// A letter that is not written yet: a fabric receives into it, and [`Pool::seal`] makes it a letter.
+#[derive(Debug)]
+pub struct Draft {
+    page: Arc<Page>,
+    len: usize,
+}
+
+impl Draft {
+    /// The bytes, to be written. They stay where they are in memory when the draft is moved.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        Arc::get_mut(&mut self.page).expect("nobody else holds a draft").bytes_mut(self.len)
     }
 }
 

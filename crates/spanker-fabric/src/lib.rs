@@ -28,6 +28,7 @@ mod execute;
 mod fabric;
 mod fault;
 pub mod inproc;
+mod launch;
 mod letter;
 mod rope;
 
@@ -35,4 +36,5 @@ pub use error::FabricError;
 pub use execute::{Workspace, execute, execute_registered};
 pub use fabric::{Call, Fabric};
 pub use fault::{Faults, Faulty};
-pub use letter::{Letter, Pool, Registered};
+pub use launch::{Launcher, launched, launcher};
+pub use letter::{Draft, Letter, Pool, Registered};
