@@ -91,7 +91,16 @@ enum Ground<'a, 'f> {
     Ranks(&'a mut Front<'f>, &'a Place),
 }
 
-impl Ground<'_, '_> {
+impl<'a, 'f> Ground<'a, 'f> {
+    fn on_ranks(front: &'a mut Front<'f>, place: &'a Place, most: usize) -> anyhow::Result<Self> {
+        let ranks = front.ranks();
+        if most > ranks {
+            let text = format!("{most} cards: mpirun has started {ranks} ranks");
+            return Err(Usage(text).into());
+        }
+        Ok(Ground::Ranks(front, place))
+    }
+
     fn name(&self) -> &'static str {
         match self {
             Ground::Threads => "in process",
@@ -132,20 +141,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         FabricKind::Mpi => ranks::join(&args.llm, &|_| Ok(None), |loaded, front, place| {
             let ranks = front.ranks();
-            let open = |most: usize| {
-                if most > ranks {
-                    let text = format!("{most} cards: mpirun has started {ranks} ranks");
-                    return Err(Usage(text).into());
-                }
-                Ok(Ground::Ranks(front, place))
-            };
-            check(args, loaded, open, ranks..=ranks)
+            check(args, loaded, |most| Ground::on_ranks(front, place, most), ranks..=ranks)
         }),
     }
 }
 
 /// Every case against one card. `open` is told the most cards that a case has.
-fn check<'a, 'f>(
+fn check<'a, 'f: 'a>(
     args: &Args,
     loaded: &Loaded,
     open: impl FnOnce(usize) -> anyhow::Result<Ground<'a, 'f>>,
