@@ -67,8 +67,8 @@ pub struct MpiFabric {
 #[derive(Debug, Clone, Copy)]
 enum Role {
     Send(Rank),
-    /// The head of the step's receive of this index.
-    Head(usize),
+    /// The head of the step's receive of this index, which is the message of this number from its rank.
+    Head(usize, u64),
     Body(usize),
 }
 
@@ -121,7 +121,9 @@ impl MpiFabric {
         for (index, &from) in receives.iter().enumerate() {
             let draft = self.pool.draft(HEAD + INLINE);
             self.flight.receive(self.comm, from, HEADS, draft)?;
-            self.roles.push(Role::Head(index));
+            // MPI matches in order, and need not say so in order that they are complete.
+            self.roles.push(Role::Head(index, self.received[from]));
+            self.received[from] += 1;
         }
         for (to, letter) in sends {
             let (bytes, number) = (letter.bytes(), self.sent[*to]);
@@ -149,7 +151,7 @@ impl MpiFabric {
         &mut self,
         call: &Call,
         mine: &[u8; CALL],
-        peer: Rank,
+        (peer, expected): (Rank, u64),
         head: Landed,
         index: usize,
     ) -> Result<Option<Letter>, FabricError> {
@@ -167,10 +169,9 @@ impl MpiFabric {
             return Err(call.mismatch(&theirs, rank, peer).unwrap_or(corrupt));
         }
         let (number, len) = (long(CALL), usize::try_from(long(CALL + 8)).unwrap_or(usize::MAX));
-        if number != self.received[peer] {
+        if number != expected {
             return Err(FabricError::Lost { rank, peer });
         }
-        self.received[peer] += 1;
         match len {
             _ if len == inline.len() => Ok(Some(letter.part(HEAD..HEAD + len))),
             INLINE..=LONGEST => {
@@ -197,13 +198,11 @@ impl MpiFabric {
         let polled = self.flight.poll(&mut landed);
         let news = !landed.is_empty();
         let mut outcome = Ok(());
-        // Heads of one rank are read in the order in which they were asked for.
-        landed.sort_unstable_by_key(|&(place, ..)| place);
         for message in landed.drain(..) {
             match self.roles[message.0] {
                 Role::Send(_) => {}
-                Role::Head(index) if outcome.is_ok() => {
-                    match self.open(call, mine, receives[index], message, index) {
+                Role::Head(index, number) if outcome.is_ok() => {
+                    match self.open(call, mine, (receives[index], number), message, index) {
                         Ok(letter) => letters[index] = letter,
                         Err(fault) => outcome = Err(fault),
                     }
@@ -218,7 +217,7 @@ impl MpiFabric {
                         outcome = Err(FabricError::Length { rank, peer, expected, actual: count });
                     }
                 }
-                Role::Head(_) => {}
+                Role::Head(..) => {}
             }
         }
         self.landed = landed;

@@ -15,8 +15,8 @@
 //! deadline ends the wait, and names the rank.
 //!
 //! That is, if they get to say so. `mpirun` of Open MPI 4 kills all ranks when one ends without having ended MPI,
-//! unless it was started with `--enable-recovery`; MPICH's does so unless it was started with
-//! `-disable-auto-cleanup`. Errors that MPI returns for messages to the dead are
+//! unless it was started with `--enable-recovery`. That of MPICH 4.0 does so within milliseconds, with
+//! `-disable-auto-cleanup` as well. Errors that MPI returns for messages to the dead are
 //! [`FabricError::Failed`](spanker_fabric::FabricError::Failed), in MPI's words.
 //!
 //! MPI's own collectives do not come back when a rank is missing, and cannot be made to. A thread watches over
@@ -39,4 +39,4 @@ pub use error::MpiError;
 pub use fabric::MpiFabric;
 pub use plain::plain_all_reduce;
 pub use spanker_fabric::launched;
-pub use world::World;
+pub use world::{World, library};

@@ -172,7 +172,7 @@ impl MpiFabric {
     ) -> Result<(), (&'static str, c_int)> {
         let (Some(dtype), Some(op)) = (datatype(T::DTYPE), operation(op)) else { return Ok(()) };
         let (rank, comm) = (self.life.rank, self.comm.0);
-        let (count, pointer) = (int(data.len()), data.as_mut_ptr().cast());
+        let (count, pointer) = (int(data.len()), data.as_mut_ptr().cast::<c_void>());
         let done =
             |name: &'static str, code: c_int| if code == 0 { Ok(()) } else { Err((name, code)) };
         match collective {
@@ -187,13 +187,15 @@ impl MpiFabric {
                 done("MPI_Bcast", unsafe { ffi::MPI_Bcast(pointer, count, dtype, int(root), comm) })
             }
             Collective::Reduce { root } => {
-                let (from, into) = match root == rank {
-                    true => (in_place(), pointer),
-                    false => (pointer.cast_const(), std::ptr::null_mut()),
-                };
-                // SAFETY: as above; only the root's buffer is written.
+                // Not in place: MPICH 4.0 crashes on that at roots other than rank 0.
+                let spare = self.scratch::<T>(data.len());
+                spare.copy_from_slice(data);
+                let spare = spare.as_mut_ptr().cast::<c_void>();
+                let into = if root == rank { pointer } else { spare };
+                let from = if root == rank { spare } else { pointer };
+                // SAFETY: as above; `spare` has as many elements of the fabric's own, apart from `data`.
                 done("MPI_Reduce", unsafe {
-                    ffi::MPI_Reduce(from, into, count, dtype, op, int(root), comm)
+                    ffi::MPI_Reduce(from.cast_const(), into, count, dtype, op, int(root), comm)
                 })
             }
             // SAFETY: a barrier has no buffer.

@@ -150,6 +150,14 @@ fn introductions(all: &[u8]) -> Result<Vec<Card>, MpiError> {
     Ok(cards)
 }
 
+/// The MPI that this program was built for, as in `Open MPI 4.1.4`. MPI need not be started for it.
+///
+/// # Errors
+/// What MPI says.
+pub fn library() -> Result<String, MpiError> {
+    Ok(short(&raw::library_version()?))
+}
+
 impl World {
     /// Starts MPI and learns who the other ranks are.
     ///
@@ -161,7 +169,7 @@ impl World {
         raw::start()?;
         drop(guard);
         let all = Comm::world();
-        let (rank, ranks, library) = (all.rank()?, all.size()?, short(&raw::library_version()?));
+        let (rank, ranks, library) = (all.rank()?, all.size()?, library()?);
         check_launcher(&library, ranks)?;
         let guard = watchdog().arm(Blocking::Introduction, Instant::now() + STARTING);
         let own = Card::own();

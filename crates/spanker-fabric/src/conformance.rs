@@ -4,7 +4,12 @@
 //! A fabric passes if every collective gives the right result by every algorithm, if messages keep
 //! their order, if ranks that disagree find out, and if a rank that dies or is silent ends the call for
 //! everyone, with the same error, in time.
+//!
+//! A [`Case`] is played by each rank on its own with [`play`], and [`judge`] looks at all outcomes. Ranks that
+//! are threads do both in [`check`]; ranks that are processes write their outcomes down for whoever judges.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp, Schedule, Step, chunk, schedule};
@@ -17,11 +22,23 @@ use crate::{Call, Fabric, FabricError, Pool, Registered, Workspace, execute, exe
 /// # Panics
 /// If the fabric does not conform.
 pub fn check<F: Fabric + Send>(group: impl Fn(usize) -> Vec<F>) {
-    collectives_match_a_plain_loop(&group);
-    messages_between_two_ranks_keep_their_order(&group);
-    ranks_that_disagree_find_out(&group);
-    a_rank_that_dies_is_named_to_all_others(&group);
-    a_silent_rank_ends_the_call_at_the_deadline(&group);
+    for ranks in [1, 2, 3, 4, 5, 7, 8] {
+        let cases = match ranks {
+            4 => Case::all(ranks),
+            _ => vec![Case::Collectives, Case::Order],
+        };
+        for case in cases {
+            let settled = std::sync::Barrier::new(ranks);
+            let outcomes = on_all(group(ranks), |fabric| {
+                play(case, fabric, &|| {
+                    settled.wait();
+                })
+            });
+            if let Err(wrong) = judge(case, &outcomes) {
+                panic!("{case:?} over {ranks} ranks: {wrong}");
+            }
+        }
+    }
 }
 
 /// Runs `work` on a thread for each rank and returns what they return, in rank order.
@@ -37,8 +54,245 @@ pub fn on_all<F: Fabric + Send, R: Send>(group: Vec<F>, work: impl Fn(F) -> R + 
     })
 }
 
+/// One thing that a fabric must do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Case {
+    /// Every collective by every algorithm gives what a plain loop gives.
+    Collectives,
+    /// Messages between two ranks arrive in the order in which they were sent.
+    Order,
+    /// Ranks that do not mean the same call find out. Three ranks or more.
+    Disagreement(Odd),
+    /// A rank that dies is named to all others, long before the deadline. Three ranks or more.
+    Death(Algorithm),
+    /// A rank that is there and says nothing ends the call at the deadline. Three ranks or more.
+    Silence,
+}
+
+/// What rank 1 means that the others do not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Odd {
+    /// Another root. No message passes between ranks that each think they are the root.
+    Root,
+    /// Some elements where the others mean none.
+    SomeElements,
+    /// Another number of elements.
+    Elements,
+    /// Another schedule of the same call.
+    Schedule,
+    /// Another operation.
+    Operation,
+    /// Another algorithm.
+    Algorithm,
+    /// An operation that is not defined, which it is refused.
+    Undefined,
+}
+
+impl Odd {
+    /// Every one.
+    pub const ALL: [Odd; 7] = [
+        Odd::Root,
+        Odd::SomeElements,
+        Odd::Elements,
+        Odd::Schedule,
+        Odd::Operation,
+        Odd::Algorithm,
+        Odd::Undefined,
+    ];
+
+    /// The error that everyone must report, up to who noticed.
+    const fn expected(self) -> &'static str {
+        match self {
+            Odd::Root => "field: \"collective\"",
+            Odd::SomeElements | Odd::Elements => "field: \"number of elements\"",
+            Odd::Schedule => "field: \"schedule\"",
+            Odd::Operation => "field: \"operation\"",
+            Odd::Algorithm => "field: \"algorithm\"",
+            Odd::Undefined => "Refused { rank: 1,",
+        }
+    }
+
+    /// What the others run, and what rank 1 runs.
+    fn calls(self, ranks: usize) -> [(Schedule, ReduceOp); 2] {
+        let plan =
+            |algorithm, len| schedule(Collective::AllReduce, algorithm, ranks, len).expect("legal");
+        let rooted = |root| {
+            schedule(Collective::Broadcast { root }, Algorithm::OneShot, ranks, 0).expect("legal")
+        };
+        let (ring, sum) = (Algorithm::Ring, ReduceOp::Sum);
+        let usual = (plan(ring, 9), sum);
+        match self {
+            Odd::Root => [(rooted(0), sum), (rooted(1), sum)],
+            Odd::SomeElements => [(plan(ring, 0), sum), (plan(ring, 4), sum)],
+            Odd::Elements => [usual, (plan(ring, 12), sum)],
+            Odd::Schedule => {
+                let program = |rank| plan(ring, 9).program(rank).to_vec();
+                let mut steps: Vec<_> = (0..ranks).map(program).collect();
+                steps[1].push(Step::default());
+                let other = Schedule::from_parts(Collective::AllReduce, ring, 9, 9, 0, steps);
+                [usual, (other, sum)]
+            }
+            Odd::Operation => [usual, (plan(ring, 9), ReduceOp::Max)],
+            Odd::Algorithm => [usual, (plan(Algorithm::TwoShot, 9), sum)],
+            Odd::Undefined => [usual, (plan(ring, 9), ReduceOp::BitwiseOr)],
+        }
+    }
+}
+
+impl Case {
+    /// Every case that this many ranks can play.
+    #[must_use]
+    pub fn all(ranks: usize) -> Vec<Case> {
+        let mut all = vec![Case::Collectives, Case::Order];
+        if ranks >= 3 {
+            all.extend(Odd::ALL.map(Case::Disagreement));
+            all.extend(Algorithm::ALL.map(Case::Death));
+            all.push(Case::Silence);
+        }
+        all
+    }
+
+    /// The rank that dies or is silent.
+    #[must_use]
+    pub fn victim(self, ranks: usize) -> Option<Rank> {
+        match self {
+            Case::Death(_) => Some(ranks / 2),
+            Case::Silence => Some(1),
+            _ => None,
+        }
+    }
+}
+
+/// What came of a case on one rank. Its text can be read again by whoever judges.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything was as it must be.
+    Fine,
+    /// Something was not.
+    Wrong(String),
+    /// The fabric reported this fault, as `{:?}` prints it.
+    Fault(String),
+    /// The rank was to die or be silent.
+    Absent,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Fine => f.write_str("fine"),
+            Outcome::Wrong(what) => write!(f, "wrong {what}"),
+            Outcome::Fault(fault) => write!(f, "fault {fault}"),
+            Outcome::Absent => f.write_str("absent"),
+        }
+    }
+}
+
+impl FromStr for Outcome {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(' ').unwrap_or((text, "")) {
+            ("fine", _) => Ok(Outcome::Fine),
+            ("wrong", what) => Ok(Outcome::Wrong(what.to_owned())),
+            ("fault", fault) => Ok(Outcome::Fault(fault.to_owned())),
+            ("absent", _) => Ok(Outcome::Absent),
+            _ => Err(format!("'{text}' is no outcome")),
+        }
+    }
+}
+
+/// Plays one rank's part of a case. Every rank calls `settled` once when it has its outcome; `settled` returns
+/// when all have, so that a silent rank is there until then.
+pub fn play<F: Fabric>(case: Case, mut fabric: F, settled: &dyn Fn()) -> Outcome {
+    let (rank, ranks) = (fabric.rank(), fabric.ranks());
+    if case.victim(ranks) == Some(rank) {
+        let silent = matches!(case, Case::Silence).then_some(fabric);
+        settled();
+        drop(silent);
+        return Outcome::Absent;
+    }
+    let outcome = match case {
+        Case::Collectives => every_collective(&mut fabric),
+        Case::Order => messages_in_order(&mut fabric),
+        Case::Disagreement(odd) => {
+            let [usual, other] = odd.calls(ranks);
+            let (schedule, op) = if rank == 1 { other } else { usual };
+            unchanged(&mut fabric, &schedule, op, soon())
+        }
+        Case::Death(algorithm) => {
+            let plan = schedule(Collective::AllReduce, algorithm, ranks, 100).expect("legal");
+            let begun = Instant::now();
+            let outcome = unchanged(&mut fabric, &plan, ReduceOp::Sum, soon());
+            match begun.elapsed() < Duration::from_secs(30) {
+                true => outcome,
+                false => Outcome::Wrong("a death took until the deadline".into()),
+            }
+        }
+        Case::Silence => {
+            let ring = schedule(Collective::AllReduce, Algorithm::Ring, ranks, 100).expect("legal");
+            let patience = Duration::from_millis(100);
+            unchanged(&mut fabric, &ring, ReduceOp::Sum, Instant::now() + patience)
+        }
+    };
+    settled();
+    outcome
+}
+
+/// Whether the outcomes of all ranks, in rank order, are what the case demands.
+///
+/// # Errors
+/// What is wrong, in words.
+pub fn judge(case: Case, outcomes: &[Outcome]) -> Result<(), String> {
+    let victim = case.victim(outcomes.len());
+    let died = format!("{:?}", FabricError::Died { rank: victim.unwrap_or(0) });
+    let mut first: Option<&str> = None;
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        let fault = match (outcome, case) {
+            (Outcome::Wrong(what), _) => return Err(format!("rank {rank}: {what}")),
+            (Outcome::Fine, Case::Collectives | Case::Order) => continue,
+            (Outcome::Absent, _) if victim == Some(rank) => continue,
+            (Outcome::Fault(fault), Case::Disagreement(_) | Case::Death(_) | Case::Silence) => {
+                fault.as_str()
+            }
+            _ => return Err(format!("rank {rank}: {outcome}")),
+        };
+        let expected = match case {
+            Case::Disagreement(odd) => odd.expected(),
+            Case::Death(_) => died.as_str(),
+            _ => "Deadline {",
+        };
+        if !fault.contains(expected) {
+            return Err(format!("rank {rank}: {fault}, expected {expected}"));
+        }
+        let first = *first.get_or_insert(fault);
+        if first != fault {
+            return Err(format!("ranks report different faults: {first} and rank {rank}: {fault}"));
+        }
+    }
+    Ok(())
+}
+
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
+}
+
+/// Runs a call that must fail, and must leave the buffer as it was.
+fn unchanged<F: Fabric>(
+    fabric: &mut F,
+    schedule: &Schedule,
+    op: ReduceOp,
+    deadline: Instant,
+) -> Outcome {
+    let mut data = vec![1.0f32; schedule.data_len()];
+    let before = data.clone();
+    let outcome = execute(fabric, schedule, &mut Workspace::new(), &mut data, op, deadline);
+    match outcome {
+        Ok(()) => Outcome::Wrong("a call that cannot succeed did".into()),
+        Err(_) if data != before => Outcome::Wrong("a failed call changed its buffer".into()),
+        Err(fault) => Outcome::Fault(format!("{fault:?}")),
+    }
 }
 
 /// A small number that depends on rank and element: sums of these are exact in every type.
@@ -46,28 +300,23 @@ fn value(rank: Rank, element: usize) -> u8 {
     ((rank * 7 + element * 3) % 5) as u8
 }
 
-fn collectives_match_a_plain_loop<F: Fabric + Send>(group: &impl Fn(usize) -> Vec<F>) {
-    for ranks in [1, 2, 3, 4, 5, 7, 8] {
-        for collective in Collective::ALL {
-            for algorithm in Algorithm::ALL {
-                let lens = [0, 1, ranks - 1, 3 * ranks + 1, 200];
-                let schedules: Vec<Schedule> = lens
-                    .iter()
-                    .map(|&len| schedule(collective, algorithm, ranks, len).expect("legal"))
-                    .collect();
-                on_all(group(ranks), |mut fabric| {
-                    let mut workspace = Workspace::new();
-                    for schedule in &schedules {
-                        check_rank::<i32>(&mut fabric, schedule, &mut workspace, i32::from);
-                    }
-                    let mut workspace = Workspace::new();
-                    for schedule in &schedules {
-                        check_rank::<f32>(&mut fabric, schedule, &mut workspace, f32::from);
-                    }
-                });
+fn every_collective<F: Fabric>(fabric: &mut F) -> Outcome {
+    let ranks = fabric.ranks();
+    let (mut whole, mut real) = (Workspace::<i32>::new(), Workspace::<f32>::new());
+    for collective in Collective::ALL {
+        for algorithm in Algorithm::ALL {
+            // Long ones do not fit where fabrics keep short messages.
+            for len in [0, 1, ranks - 1, 3 * ranks + 1, 200, 5000] {
+                let plan = schedule(collective, algorithm, ranks, len).expect("legal");
+                let checked = check_rank::<i32>(fabric, &plan, &mut whole, i32::from)
+                    .and_then(|()| check_rank::<f32>(fabric, &plan, &mut real, f32::from));
+                if let Err(wrong) = checked {
+                    return Outcome::Wrong(wrong);
+                }
             }
         }
     }
+    Outcome::Fine
 }
 
 /// Runs one rank's part and compares what it gets with what the collective promises.
@@ -76,7 +325,7 @@ fn check_rank<T: Element>(
     schedule: &Schedule,
     workspace: &mut Workspace<T>,
     number: impl Fn(u8) -> T,
-) {
+) -> Result<(), String> {
     let (rank, n, len) = (fabric.rank(), schedule.ranks(), schedule.elements());
     let collective = schedule.collective();
     let mut data: Vec<T> = (0..schedule.data_len()).map(|i| number(value(rank, i))).collect();
@@ -92,7 +341,7 @@ fn check_rank<T: Element>(
     } else {
         execute(fabric, schedule, workspace, &mut data, ReduceOp::Sum, soon())
     };
-    outcome.unwrap_or_else(|error| panic!("{} {collective}: {error}", schedule.algorithm()));
+    outcome.map_err(|error| format!("{} {collective}: {error}", schedule.algorithm()))?;
     let sum = |i: usize| number((0..n).map(|r| value(r, i)).sum());
     let owner = |i: usize| (0..n).find(|&r| chunk(len, n, r).contains(&i)).expect("an owner");
     for (i, &found) in data.iter().enumerate() {
@@ -111,9 +360,12 @@ fn check_rank<T: Element>(
             }
             _ => before[i],
         };
-        let what = (schedule.algorithm(), collective, n, len, rank, i);
-        assert!(found == expected, "{what:?}: found {found:?}, expected {expected:?}");
+        if found != expected {
+            let what = (schedule.algorithm(), collective, n, len, i);
+            return Err(format!("{what:?}: found {found:?}, expected {expected:?}"));
+        }
     }
+    Ok(())
 }
 
 /// A call that no schedule belongs to, for tests of bare messages.
@@ -128,105 +380,33 @@ fn bare_call() -> Call {
     }
 }
 
-fn messages_between_two_ranks_keep_their_order<F: Fabric + Send>(group: &impl Fn(usize) -> Vec<F>) {
-    on_all(group(2), |mut fabric| {
-        let (peer, call, mut pool) = (1 - fabric.rank(), bare_call(), Pool::default());
-        for round in 0..50u8 {
-            let sends: Vec<_> = (0..20)
-                .map(|i| (peer, pool.write(2, |out| out.copy_from_slice(&[round, i]))))
-                .collect();
-            let letters = fabric.exchange(&call, &sends, &[peer; 20], soon()).expect("no fault");
-            for (i, letter) in letters.iter().enumerate() {
-                assert_eq!(letter.bytes(), [round, i as u8], "messages out of order");
+/// Ranks exchange messages in pairs. Short ones and long ones take turns: they may not overtake each other.
+fn messages_in_order<F: Fabric>(fabric: &mut F) -> Outcome {
+    let (peer, call, mut pool) = (fabric.rank() ^ 1, bare_call(), Pool::default());
+    let rounds = if peer < fabric.ranks() { 50 } else { 0 };
+    for round in 0..rounds {
+        let sends: Vec<_> = (0..20u8)
+            .map(|i| {
+                let len = if i % 3 == 0 { 9000 } else { 2 };
+                let letter = pool.write(len, |out| {
+                    out.fill(i);
+                    out[0] = round;
+                });
+                (peer, letter)
+            })
+            .collect();
+        let letters = match fabric.exchange(&call, &sends, &[peer; 20], soon()) {
+            Ok(letters) => letters,
+            Err(fault) => return Outcome::Wrong(fault.to_string()),
+        };
+        for ((_, sent), letter) in sends.iter().zip(&letters) {
+            if letter.bytes() != sent.bytes() {
+                return Outcome::Wrong("messages out of order".into());
             }
         }
-        fabric.commit(&call, soon()).expect("no fault");
-    });
-}
-
-fn ranks_that_disagree_find_out<F: Fabric + Send>(group: &impl Fn(usize) -> Vec<F>) {
-    let odd_one_out = |ring: Schedule, odd: Schedule, odd_op: ReduceOp| {
-        let outcomes = on_all(group(3), |mut fabric| {
-            let (schedule, op) =
-                if fabric.rank() == 1 { (&odd, odd_op) } else { (&ring, ReduceOp::Sum) };
-            let mut data = vec![1.0f32; schedule.data_len()];
-            let before = data.clone();
-            let outcome =
-                execute(&mut fabric, schedule, &mut Workspace::new(), &mut data, op, soon());
-            assert_eq!(data, before, "a failed call changed its buffer");
-            outcome
-        });
-        let first = outcomes[0].clone().expect_err("a mismatch went unnoticed");
-        assert!(outcomes.iter().all(|other| *other == Err(first.clone())), "{outcomes:?}");
-        first
-    };
-    let plan = |algorithm, len| schedule(Collective::AllReduce, algorithm, 3, len).expect("legal");
-    let field = |error| match error {
-        FabricError::Mismatch { field, .. } => field,
-        other => panic!("expected a mismatch, got {other}"),
-    };
-    let (ring, sum) = (Algorithm::Ring, ReduceOp::Sum);
-    // No message passes between ranks that each think they are the root.
-    let rooted =
-        |root| schedule(Collective::Broadcast { root }, Algorithm::OneShot, 3, 0).expect("legal");
-    assert_eq!(field(odd_one_out(rooted(0), rooted(1), sum)), "collective");
-    assert_eq!(field(odd_one_out(plan(ring, 0), plan(ring, 4), sum)), "number of elements");
-    let mut steps: Vec<_> = (0..3).map(|rank| plan(ring, 9).program(rank).to_vec()).collect();
-    steps[1].push(Step::default());
-    let other = Schedule::from_parts(Collective::AllReduce, ring, 9, 9, 0, steps);
-    assert_eq!(field(odd_one_out(plan(ring, 9), other, sum)), "schedule");
-    assert_eq!(field(odd_one_out(plan(ring, 9), plan(ring, 12), sum)), "number of elements");
-    assert_eq!(field(odd_one_out(plan(ring, 9), plan(ring, 9), ReduceOp::Max)), "operation");
-    let two_shot = plan(Algorithm::TwoShot, 9);
-    assert_eq!(field(odd_one_out(plan(ring, 9), two_shot, sum)), "algorithm");
-    let refused = odd_one_out(plan(ring, 9), plan(ring, 9), ReduceOp::BitwiseOr);
-    assert!(matches!(refused, FabricError::Refused { rank: 1, .. }), "{refused}");
-}
-
-fn a_rank_that_dies_is_named_to_all_others<F: Fabric + Send>(group: &impl Fn(usize) -> Vec<F>) {
-    for algorithm in Algorithm::ALL {
-        let plan = schedule(Collective::AllReduce, algorithm, 4, 100).expect("legal");
-        let begun = Instant::now();
-        let outcomes = on_all(group(4), |mut fabric| {
-            if fabric.rank() == 2 {
-                return None;
-            }
-            let mut data = vec![1i64; 100];
-            let outcome = execute(
-                &mut fabric,
-                &plan,
-                &mut Workspace::new(),
-                &mut data,
-                ReduceOp::Sum,
-                soon(),
-            );
-            assert_eq!(data, [1; 100], "a failed call changed its buffer");
-            Some(outcome)
-        });
-        let died = FabricError::Died { rank: 2 };
-        for outcome in outcomes.into_iter().flatten() {
-            assert_eq!(outcome, Err(died.clone()), "{algorithm}");
-        }
-        assert!(begun.elapsed() < Duration::from_secs(30), "a death took until the deadline");
     }
-}
-
-fn a_silent_rank_ends_the_call_at_the_deadline<F: Fabric + Send>(group: &impl Fn(usize) -> Vec<F>) {
-    let plan = schedule(Collective::AllReduce, Algorithm::Ring, 3, 100).expect("legal");
-    let patience = Duration::from_millis(100);
-    let everyone_done = std::sync::Barrier::new(3);
-    let outcomes = on_all(group(3), |mut fabric| {
-        let mut data = vec![1u8; 100];
-        let deadline = Instant::now() + patience;
-        let outcome = (fabric.rank() != 1).then(|| {
-            execute(&mut fabric, &plan, &mut Workspace::new(), &mut data, ReduceOp::Sum, deadline)
-        });
-        // The silent rank is there all the time; it only never says anything.
-        everyone_done.wait();
-        outcome
-    });
-    let errors: Vec<FabricError> =
-        outcomes.into_iter().flatten().map(|outcome| outcome.expect_err("no answer")).collect();
-    assert_eq!(errors[0], errors[1]);
-    assert!(matches!(errors[0], FabricError::Deadline { .. }), "{}", errors[0]);
+    match fabric.commit(&call, soon()) {
+        Ok(()) => Outcome::Fine,
+        Err(fault) => Outcome::Wrong(fault.to_string()),
+    }
 }

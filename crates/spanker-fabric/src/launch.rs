@@ -38,6 +38,18 @@ pub fn launched() -> Option<usize> {
     launcher().map(|(_, ranks)| ranks)
 }
 
+/// The rank that a launcher says this process is.
+#[must_use]
+pub fn launched_rank() -> Option<usize> {
+    let (launcher, _) = launcher()?;
+    let name = match launcher {
+        Launcher::OpenMpi => "OMPI_COMM_WORLD_RANK",
+        Launcher::Pmi => "PMI_RANK",
+        Launcher::Slurm => "PMIX_RANK",
+    };
+    std::env::var(name).ok()?.parse().ok()
+}
+
 fn find(variable: impl Fn(&str) -> Option<String>) -> Option<(Launcher, usize)> {
     Launcher::ALL.into_iter().find_map(|launcher| {
         let names = launcher.variables();

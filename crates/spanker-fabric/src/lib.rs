@@ -36,5 +36,5 @@ pub use error::FabricError;
 pub use execute::{Workspace, execute, execute_registered};
 pub use fabric::{Call, Fabric};
 pub use fault::{Faults, Faulty};
-pub use launch::{Launcher, launched, launcher};
+pub use launch::{Launcher, launched, launched_rank, launcher};
 pub use letter::{Draft, Letter, Pool, Registered};

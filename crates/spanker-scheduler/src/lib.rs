@@ -128,7 +128,7 @@ pub use probed::{LinkEnd, ProbedLink, load_links, save_links};
 pub use spanker_fabric::device::{Deadline, DeviceError, DeviceErrorKind, DeviceGroup};
 pub use spanker_fabric::{
     Fabric, FabricError, Faults, Faulty, Registered, Workspace, conformance, device, execute,
-    execute_registered, inproc,
+    execute_registered, inproc, launched, launched_rank,
 };
 pub use spanker_plan::{
     Algorithm, Collective, DType, MAX_RANKS, PlanError, Proof, Rank, ReduceOp, Schedule, chunk,
