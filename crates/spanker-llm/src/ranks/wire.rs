@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A rank's end of the fabric, with what its messages are stamped with: the plan, the step, the exchange. Ranks that
 //! are not at the same one find out from the first message between them.
+//!
+//! To the fabric all of it is one call, from the first order to the last: its ranks are in different exchanges of
+//! it most of the time, and a fabric may take that for a mistake if they are different calls.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -17,8 +20,21 @@ pub(super) const FRONT: Rank = 0;
 /// How long a rank may take to lay a plan out: it may have to read its part of the file from a disk.
 const LOADING: Duration = Duration::from_secs(600);
 
+/// Bytes of a stamp, behind those of a message.
+const STAMP: usize = 8;
+
+/// What every message and every commit belongs to.
+const CALL: Call = Call {
+    collective: Collective::Barrier,
+    algorithm: Algorithm::OneShot,
+    elements: 0,
+    dtype: DType::U8,
+    op: ReduceOp::Sum,
+    plan: u64::from_le_bytes(*b"on ranks"),
+};
+
 /// FNV-1a of words.
-pub(super) fn stamp(words: &[u64]) -> u64 {
+fn stamp(words: &[u64]) -> u64 {
     fingerprint(words.iter().flat_map(|word| word.to_le_bytes()))
 }
 
@@ -66,26 +82,48 @@ impl<'f> Wire<'f> {
         self.fabric.abort(FabricError::Mismatch { rank, peer: FRONT, field, ours, theirs })
     }
 
-    fn letter(&mut self, bytes: &[u8]) -> Letter {
-        self.pool.write(bytes.len(), |out| out.copy_from_slice(bytes))
+    fn letter(&mut self, bytes: &[u8], stamp: u64) -> Letter {
+        self.pool.write(bytes.len() + STAMP, |out| {
+            let (text, end) = out.split_at_mut(bytes.len());
+            text.copy_from_slice(bytes);
+            end.copy_from_slice(&stamp.to_le_bytes());
+        })
     }
 
     fn exchange(
         &mut self,
-        call: &Call,
         sends: &[(Rank, Letter)],
         receives: &[Rank],
     ) -> Result<Vec<Letter>, FabricError> {
-        self.fabric.exchange(call, sends, receives, Instant::now() + self.patience)
+        self.fabric.exchange(&CALL, sends, receives, Instant::now() + self.patience)
     }
 
-    /// The letter that `peer` was to send, if it is as long as it must be.
+    /// What a letter of `peer` says, if it is meant for this place of the run.
+    fn open(&mut self, peer: Rank, letter: &Letter, stamp: u64) -> Result<Letter, FabricError> {
+        let (rank, actual) = (self.rank(), letter.bytes().len());
+        let Some((text, end)) = letter.bytes().split_last_chunk::<STAMP>() else {
+            let short = FabricError::Length { rank, peer, expected: STAMP, actual };
+            return Err(self.fabric.abort(short));
+        };
+        let (length, found) = (text.len(), u64::from_le_bytes(*end));
+        if found != stamp {
+            let (ours, theirs) = (format!("{stamp:016x}"), format!("{found:016x}"));
+            let field = "place in the run";
+            let other = FabricError::Mismatch { rank, peer, field, ours, theirs };
+            return Err(self.fabric.abort(other));
+        }
+        Ok(letter.part(0..length))
+    }
+
+    /// The same, if it is as long as it must be.
     fn checked(
         &mut self,
         peer: Rank,
-        letter: Letter,
+        letter: &Letter,
         expected: u64,
+        stamp: u64,
     ) -> Result<Letter, FabricError> {
+        let letter = self.open(peer, letter, stamp)?;
         let (actual, expected) = (letter.bytes().len(), expected as usize);
         if actual == expected {
             return Ok(letter);
@@ -98,55 +136,55 @@ impl<'f> Wire<'f> {
         (0..self.ranks()).filter(|&rank| rank != FRONT).collect()
     }
 
-    /// The call of the next order. Its length is the order's own business.
-    fn next_order(&mut self) -> Call {
+    /// What the next order is stamped with.
+    fn next_order(&mut self) -> u64 {
         self.orders += 1;
-        let plan = stamp(&[self.plan, self.orders]);
-        call(Collective::Broadcast { root: FRONT }, 0, DType::U8, plan)
+        stamp(&[self.plan, self.orders])
     }
 
     /// Gives an order to all other ranks. A beat is answered.
     pub(super) fn order(&mut self, order: &Order) -> Result<(), FabricError> {
-        let call = self.next_order();
-        let letter = self.letter(&order.to_bytes());
+        let stamp = self.next_order();
+        let letter = self.letter(&order.to_bytes(), stamp);
         let others = self.others();
         let sends: Vec<_> = others.iter().map(|&rank| (rank, letter.clone())).collect();
         let receives = if let Order::Beat { .. } = order { &others[..] } else { &[] };
-        self.exchange(&call, &sends, receives).map(|_| ())
+        let answers = self.exchange(&sends, receives)?;
+        for (answer, &peer) in answers.iter().zip(receives) {
+            self.checked(peer, answer, 0, stamp)?;
+        }
+        Ok(())
     }
 
     /// Waits for an order, and answers beats.
     pub(super) fn next(&mut self) -> Result<Order, FabricError> {
         loop {
-            let call = self.next_order();
-            let letters = self.exchange(&call, &[], &[FRONT])?;
-            match letters.first().and_then(|letter| Order::from_bytes(letter.bytes())) {
+            let stamp = self.next_order();
+            let mut order = None;
+            for letter in self.exchange(&[], &[FRONT])? {
+                order = Order::from_bytes(self.open(FRONT, &letter, stamp)?.bytes());
+            }
+            match order {
                 None => return Err(self.refuse("an order of rank 0 makes no sense".into())),
                 Some(Order::Beat { .. }) => {
-                    let answer = self.letter(&[1]);
-                    self.exchange(&call, &[(FRONT, answer)], &[])?;
+                    let answer = self.letter(&[], stamp);
+                    self.exchange(&[(FRONT, answer)], &[])?;
                 }
                 Some(order) => return Ok(order),
             }
         }
     }
 
-    /// Agrees with all ranks that a plan is laid out, and that it is this one.
+    /// Agrees with all ranks that a plan is laid out, and stamps messages with it from here on.
     pub(super) fn settle(&mut self, plan: u64) -> Result<(), FabricError> {
         self.plan = plan;
-        let call = call(Collective::Barrier, 0, DType::U8, plan);
-        self.fabric.commit(&call, Instant::now() + self.patience.max(LOADING))
-    }
-
-    fn report_call(&self, step: u64) -> Call {
-        call(Collective::Gather { root: FRONT }, 0, DType::U8, stamp(&[self.plan, step]))
+        self.fabric.commit(&CALL, Instant::now() + self.patience.max(LOADING))
     }
 
     /// Tells the front what came of a step.
     pub(super) fn report(&mut self, step: u64, bytes: &[u8]) -> Result<(), FabricError> {
-        let letter = self.letter(bytes);
-        let call = self.report_call(step);
-        self.exchange(&call, &[(FRONT, letter)], &[]).map(|_| ())
+        let letter = self.letter(bytes, stamp(&[self.plan, step]));
+        self.exchange(&[(FRONT, letter)], &[]).map(|_| ())
     }
 
     /// What came of a step on each of these ranks, so many bytes each.
@@ -156,16 +194,11 @@ impl<'f> Wire<'f> {
         from: &[(Rank, u64)],
     ) -> Result<Vec<Letter>, FabricError> {
         let ranks: Vec<Rank> = from.iter().map(|&(rank, _)| rank).collect();
-        let call = self.report_call(step);
-        let letters = self.exchange(&call, &[], &ranks)?;
-        let checked = letters.into_iter().zip(from);
-        checked.map(|(letter, &(rank, length))| self.checked(rank, letter, length)).collect()
+        let stamp = stamp(&[self.plan, step]);
+        let letters = self.exchange(&[], &ranks)?;
+        let checked = letters.iter().zip(from);
+        checked.map(|(letter, &(rank, length))| self.checked(rank, letter, length, stamp)).collect()
     }
-}
-
-fn call(collective: Collective, elements: usize, dtype: DType, plan: u64) -> Call {
-    let (algorithm, op) = (Algorithm::OneShot, ReduceOp::Sum);
-    Call { collective, algorithm, elements, dtype, op, plan }
 }
 
 /// A card's way to the others, which are other ranks.
@@ -201,16 +234,24 @@ impl<'w, 'f> Neighbours<'w, 'f> {
         self.seats[self.members.start + member]
     }
 
-    fn next_call(&mut self, collective: Collective, bytes: u64) -> Call {
+    /// What the next exchange of the group is stamped with.
+    fn next_exchange(&mut self) -> u64 {
         self.exchanges += 1;
-        let plan = stamp(&[self.wire.plan, self.step, self.exchanges]);
-        call(collective, bytes as usize, DType::U8, plan)
+        stamp(&[self.wire.plan, self.step, self.exchanges])
     }
 
-    /// The call of a message from one stage to the next.
-    fn passing(&self, from: Rank, step: u64, bytes: usize) -> Call {
-        let plan = stamp(&[self.wire.plan, step]);
-        call(Collective::Scatter { root: from }, bytes, DType::U8, plan)
+    /// What messages from one stage to the next are stamped with.
+    fn passing(&self, step: u64) -> u64 {
+        stamp(&[self.wire.plan, step, u64::MAX])
+    }
+
+    /// Takes the bytes of one rank.
+    fn fetch(&mut self, from: Rank, into: &mut [u8], stamp: u64) -> Result<(), FabricError> {
+        for letter in self.wire.exchange(&[], &[from])? {
+            let letter = self.wire.checked(from, &letter, into.len() as u64, stamp)?;
+            into.copy_from_slice(letter.bytes());
+        }
+        Ok(())
     }
 }
 
@@ -231,23 +272,22 @@ impl Peers for Neighbours<'_, '_> {
         bytes: impl Fn(usize) -> u64,
         mut read: impl FnMut(usize, &[u8]),
     ) -> Result<(), FabricError> {
-        let total = (0..self.ranks()).map(&bytes).sum();
-        let call = self.next_call(Collective::AllGather, total);
+        let stamp = self.next_exchange();
         // Who has nothing to give sends nothing.
         let others: Vec<usize> = (0..self.ranks()).filter(|&other| other != self.rank).collect();
         let givers: Vec<usize> = others.iter().copied().filter(|&one| bytes(one) > 0).collect();
-        let letter = self.wire.letter(own);
+        let letter = self.wire.letter(own, stamp);
         let takers = if own.is_empty() { &[] } else { &others[..] };
         let sends: Vec<_> = takers.iter().map(|&one| (self.at(one), letter.clone())).collect();
         let receives: Vec<Rank> = givers.iter().map(|&one| self.at(one)).collect();
-        let mut letters = self.wire.exchange(&call, &sends, &receives)?.into_iter().zip(givers);
+        let mut letters = self.wire.exchange(&sends, &receives)?.into_iter().zip(givers);
         for rank in 0..self.ranks() {
             if rank == self.rank {
                 read(rank, own);
             } else if bytes(rank) > 0
                 && let Some((letter, giver)) = letters.next()
             {
-                let letter = self.wire.checked(self.at(giver), letter, bytes(giver))?;
+                let letter = self.wire.checked(self.at(giver), &letter, bytes(giver), stamp)?;
                 read(giver, letter.bytes());
             }
         }
@@ -255,36 +295,22 @@ impl Peers for Neighbours<'_, '_> {
     }
 
     fn spread(&mut self, root: usize, data: &mut [u8]) -> Result<(), FabricError> {
-        let from = self.at(root);
-        let call = self.next_call(Collective::Broadcast { root: from }, data.len() as u64);
-        if root == self.rank {
-            let letter = self.wire.letter(data);
-            let others = (0..self.ranks()).filter(|&other| other != root);
-            let sends: Vec<_> = others.map(|one| (self.at(one), letter.clone())).collect();
-            return self.wire.exchange(&call, &sends, &[]).map(|_| ());
+        let stamp = self.next_exchange();
+        if root != self.rank {
+            return self.fetch(self.at(root), data, stamp);
         }
-        let letters = self.wire.exchange(&call, &[], &[from])?;
-        for letter in letters {
-            let letter = self.wire.checked(from, letter, data.len() as u64)?;
-            data.copy_from_slice(letter.bytes());
-        }
-        Ok(())
+        let letter = self.wire.letter(data, stamp);
+        let others = (0..self.ranks()).filter(|&other| other != root);
+        let sends: Vec<_> = others.map(|one| (self.at(one), letter.clone())).collect();
+        self.wire.exchange(&sends, &[]).map(|_| ())
     }
 
     fn hand(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), FabricError> {
-        let call = self.passing(self.wire.rank(), step, bytes.len());
-        let letter = self.wire.letter(bytes);
-        self.wire.exchange(&call, &[(self.seats[to], letter)], &[]).map(|_| ())
+        let letter = self.wire.letter(bytes, self.passing(step));
+        self.wire.exchange(&[(self.seats[to], letter)], &[]).map(|_| ())
     }
 
     fn take(&mut self, from: usize, step: u64, into: &mut [u8]) -> Result<(), FabricError> {
-        let from = self.seats[from];
-        let call = self.passing(from, step, into.len());
-        let letters = self.wire.exchange(&call, &[], &[from])?;
-        for letter in letters {
-            let letter = self.wire.checked(from, letter, into.len() as u64)?;
-            into.copy_from_slice(letter.bytes());
-        }
-        Ok(())
+        self.fetch(self.seats[from], into, self.passing(step))
     }
 }
