@@ -13,6 +13,8 @@ mod fused;
 mod link;
 mod messages;
 mod model;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod origin;
 mod planner;
 mod row;
@@ -26,7 +28,7 @@ use spanker_scheduler::{
 
 use crate::directory::CardList;
 use crate::sizes::{Sizes, human};
-use crate::{Usage, fault, output};
+use crate::{Usage, fault, output, ranks};
 use data::Sample;
 use row::Row;
 
@@ -45,6 +47,7 @@ use row::Row;
   spanker bench all-gather --algorithm ring --json
   spanker bench all-reduce --fabric cards
   spanker bench all-reduce --fabric cards --cards 0,1,3 --sizes 8K,1M --algorithm two-shot
+  mpirun -n 4 spanker bench all-reduce --fabric mpi --algorithm native
   spanker bench model -m smollm2-135m -t 1,2
   spanker bench planner
   spanker bench link
@@ -57,9 +60,10 @@ pub(crate) struct Args {
     /// link's frames, or claims, which times taking work
     #[arg(required = true)]
     collective: Option<String>,
-    /// Where it runs: host (buffers in host memory) or cards (those that 'spanker cards' shows)
-    #[arg(long, default_value = "host", value_parser = Ground::from_str)]
-    fabric: Ground,
+    /// Where it runs: host (buffers in host memory), cards (those that 'spanker cards' shows) or mpi (the
+    /// processes that mpirun has started, each of them one card) [default: host, or under mpirun mpi]
+    #[arg(long, value_parser = Ground::from_str)]
+    fabric: Option<Ground>,
     /// How many cards are in the group, or with --fabric cards which (0,1,3) [default: 4, or all]
     #[arg(long, value_name = "N|LIST")]
     cards: Option<CardList>,
@@ -81,13 +85,14 @@ pub(crate) struct Args {
     threads: Threads,
     /// auto (fused, or on cards the cheapest by prediction), fused (one address space, no messages),
     /// messages (the message algorithm that suits the size), ring, recursive-doubling,
-    /// halving-doubling, tree, one-shot or two-shot
+    /// halving-doubling, tree, one-shot or two-shot; with --fabric mpi also native (MPI's own)
     #[arg(long, default_value = "auto", value_parser = How::from_str)]
     algorithm: How,
     /// Milliseconds to spend on each figure
     #[arg(long, default_value_t = 400, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     budget: u64,
-    /// How long no card may get on with its work, with --fabric cards [default: 300ms]
+    /// How long no card may get on with its work, with --fabric cards [default: 300ms], or one call may take,
+    /// with --fabric mpi [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = fault::detect)]
     deadline: Option<Duration>,
     /// Print one JSON object per line instead of a table
@@ -106,6 +111,18 @@ impl Args {
     fn name(&self) -> &str {
         self.collective.as_deref().unwrap_or_default()
     }
+
+    /// Where collectives run.
+    fn ground(&self) -> Ground {
+        let usual = if ranks::launched().is_some() { Ground::Mpi } else { Ground::Host };
+        self.fabric.unwrap_or(usual)
+    }
+
+    /// Whether this is work for the ranks that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        let alone = ["planner", "link", "claims"].contains(&self.name());
+        self.kind.is_none() && !alone && self.ground() == Ground::Mpi
+    }
 }
 
 /// Where collectives run.
@@ -113,6 +130,7 @@ impl Args {
 enum Ground {
     Host,
     Cards,
+    Mpi,
 }
 
 impl FromStr for Ground {
@@ -122,7 +140,8 @@ impl FromStr for Ground {
         match text {
             "host" => Ok(Ground::Host),
             "cards" => Ok(Ground::Cards),
-            _ => Err("expected host or cards".into()),
+            "mpi" => Ok(Ground::Mpi),
+            _ => Err("expected host, cards or mpi".into()),
         }
     }
 }
@@ -133,6 +152,7 @@ enum How {
     Auto,
     Fused,
     Suited,
+    Native,
     Messages(Algorithm),
 }
 
@@ -144,9 +164,12 @@ impl FromStr for How {
             "auto" => Ok(How::Auto),
             "fused" => Ok(How::Fused),
             "messages" => Ok(How::Suited),
+            "native" => Ok(How::Native),
             _ => text.parse().map(How::Messages).map_err(|_| {
                 let names = Algorithm::ALL.map(Algorithm::name).join(", ");
-                format!("unknown algorithm '{text}' (expected auto, fused, messages, {names})")
+                format!(
+                    "unknown algorithm '{text}' (expected auto, fused, messages, native, {names})"
+                )
             }),
         }
     }
@@ -181,11 +204,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(Kind::Model(model)) = &args.kind {
         return model::run(model);
     }
-    match (args.name(), args.fabric) {
+    match (args.name(), args.ground()) {
         ("planner", _) => return planner::run(args.json),
         ("link", _) => return link::run(args.json),
         ("claims", _) => return claims::run(args.json),
         (_, Ground::Cards) => return cards::run(args),
+        #[cfg(feature = "mpi")]
+        (_, Ground::Mpi) => return mpi::run(args),
+        #[cfg(not(feature = "mpi"))]
+        (_, Ground::Mpi) => return Err(ranks::without_mpi().into()),
         _ => {}
     }
     let case = case(args)?;
@@ -252,7 +279,7 @@ fn case(args: &Args) -> anyhow::Result<Case> {
         }
     };
     if args.deadline.is_some() {
-        return usage("--deadline is for --fabric cards".into());
+        return usage("--deadline is for --fabric cards and mpi".into());
     }
     if cards == 0 || cards > MAX_RANKS {
         return usage(format!("--cards {cards}: a group has 1 to {MAX_RANKS} cards"));
@@ -264,6 +291,7 @@ fn case(args: &Args) -> anyhow::Result<Case> {
         return usage(format!("--root {root}: there are cards 0 to {}", cards - 1));
     }
     let how = match (collective, args.algorithm) {
+        (_, How::Native) => return usage("--algorithm native is for --fabric mpi".into()),
         (Collective::Barrier, How::Auto | How::Fused) => How::Suited,
         (_, How::Auto) => How::Fused,
         (_, how) => how,
@@ -318,7 +346,7 @@ fn measure_as<T: Sample>(case: &Case, team: &Team, size: usize) -> anyhow::Resul
     match case.how {
         How::Auto | How::Fused => fused::measure::<T>(case, team, len),
         How::Messages(algorithm) => messages::measure::<T>(case, algorithm, team, len),
-        How::Suited => {
+        How::Suited | How::Native => {
             let algorithm = inproc::suited(case.collective, case.cards, size);
             messages::measure::<T>(case, algorithm, team, len)
         }

@@ -22,6 +22,7 @@ mod plan;
 mod predict;
 mod probe;
 mod profiles;
+mod ranks;
 mod run;
 mod simulate;
 mod sizes;
@@ -49,6 +50,7 @@ use clap::{Parser, Subcommand};
   spanker twin up --cards 4                         emulated cards to rehearse with
   spanker cards, spanker probe                      the cards, and what their links take
   spanker bench all-reduce --fabric cards           how fast collectives are on them, against the prediction
+  mpirun -n 4 spanker bench all-reduce --fabric mpi how fast they are between processes and hosts
   spanker flight                                    what happened last on every card
   spanker steal --backends cpu:2,emul:4x,emul:1x    one job over unequal backends, whoever fails
   spanker fetch smollm2-135m                        a small model that talks
@@ -96,8 +98,34 @@ fn spelled_out(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item 
     arguments.map(|argument| if argument == "-ts" { "--tensor-split".into() } else { argument })
 }
 
+/// Another rank has told people what went wrong: exit code 1, and not a word.
+#[derive(Debug, thiserror::Error)]
+#[error("another rank has said why")]
+struct Unspoken;
+
 fn main() -> ExitCode {
-    let outcome = match Cli::parse_from(spelled_out(std::env::args_os())).command {
+    let command = Cli::parse_from(spelled_out(std::env::args_os())).command;
+    let outcome = ranks::check(&command).and_then(|()| execute(command));
+    let Err(error) = outcome else { return ExitCode::SUCCESS };
+    if output::is_closed_pipe(&error) {
+        return ExitCode::SUCCESS;
+    }
+    output::progress_done();
+    if error.is::<Unspoken>() || (error.is::<Usage>() && !ranks::is_first()) {
+        // Launchers end all ranks when one fails: the rank that speaks goes first.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        return ExitCode::FAILURE;
+    }
+    eprintln!("error: {error:#}");
+    if error.is::<Usage>() {
+        eprintln!("\nFor more information, try '--help'.");
+        return ExitCode::from(2);
+    }
+    if error.is::<Interrupted>() { ExitCode::from(130) } else { ExitCode::FAILURE }
+}
+
+fn execute(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Verify(args) => verify::run(&args),
@@ -114,16 +142,5 @@ fn main() -> ExitCode {
         Command::Twin(args) => twin::run(&args),
         Command::Fetch(args) => fetch::run(&args),
         Command::Synth(args) => synth::run(&args),
-    };
-    let Err(error) = outcome else { return ExitCode::SUCCESS };
-    if output::is_closed_pipe(&error) {
-        return ExitCode::SUCCESS;
     }
-    output::progress_done();
-    eprintln!("error: {error:#}");
-    if error.is::<Usage>() {
-        eprintln!("\nFor more information, try '--help'.");
-        return ExitCode::from(2);
-    }
-    if error.is::<Interrupted>() { ExitCode::from(130) } else { ExitCode::FAILURE }
 }

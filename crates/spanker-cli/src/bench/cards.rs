@@ -118,6 +118,7 @@ fn algorithm(args: &Args) -> Result<Option<Algorithm>, Usage> {
     match args.algorithm {
         How::Auto => Ok(None),
         How::Messages(algorithm) => Ok(Some(algorithm)),
+        How::Native => Err(Usage("--algorithm native is for --fabric mpi".into())),
         How::Fused | How::Suited => {
             Err(Usage("--algorithm fused and messages are for --fabric host".into()))
         }

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker bench COLLECTIVE --fabric mpi`: collectives between the processes that a launcher has started, beside
+//! the prediction and beside `MPI_Allreduce` called from C in the same run.
+//!
+//! Every rank measures, rank 0's clock counts, and rank 0 prints.
+
+mod forecast;
+mod row;
+
+use std::time::{Duration, Instant};
+
+use spanker_fabric_mpi::{MpiFabric, World, plain_all_reduce};
+use spanker_scheduler::{
+    Collective, DType, Fabric, FabricError, ReduceOp, Registered, Threads, Workspace, bf16,
+    execute_registered, f16, schedule,
+};
+
+use super::data::{Sample, count_wrong};
+use super::row::{Subject, in_turns};
+use super::{Args, How, PATIENCE, collective, sizes};
+use crate::directory::CardList;
+use crate::sizes::human;
+use crate::{Unspoken, Usage, output, ranks};
+use forecast::{Forecast, Way};
+use row::{Measured, Row};
+
+/// Sizes of the rows unless others are wanted.
+const SIZES: &str = "4,64,1K,8K,64K,1M,4M,16M";
+
+/// What is measured, apart from the size.
+pub(super) struct Case {
+    collective: Collective,
+    op: ReduceOp,
+    ranks: usize,
+    patience: Duration,
+    budget: Duration,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let (plain, way) = (collective(args, 0, &[])?, way(args)?);
+    let sizes = sizes(args, plain, SIZES);
+    collective(args, 0, &sizes)?;
+    if args.threads != Threads::Auto {
+        return Err(Usage("--threads is for --fabric host".into()).into());
+    }
+    let world = ranks::world()?;
+    let outcome = on_ranks(args, &world, way, &sizes);
+    match outcome {
+        Err(error) if !world.speaks() && !error.is::<Usage>() => Err(Unspoken.into()),
+        other => other,
+    }
+}
+
+/// The way that is asked for; nothing for the cheapest.
+fn way(args: &Args) -> Result<Option<Way>, Usage> {
+    match args.algorithm {
+        How::Auto => Ok(None),
+        How::Native => Ok(Some(Way::Native)),
+        How::Messages(algorithm) => Ok(Some(Way::Schedule(algorithm))),
+        How::Fused | How::Suited => {
+            Err(Usage("--algorithm fused and messages are for --fabric host".into()))
+        }
+    }
+}
+
+fn on_ranks(args: &Args, world: &World, way: Option<Way>, sizes: &[usize]) -> anyhow::Result<()> {
+    let ranks = world.ranks();
+    match &args.cards {
+        Some(CardList::Count(count)) if *count != ranks => {
+            let text = format!("--cards {count}: there are {ranks} ranks, each of them one card");
+            return Err(Usage(text).into());
+        }
+        Some(CardList::Indices(_)) => {
+            return Err(Usage("--cards: a list of cards is for --fabric cards".into()).into());
+        }
+        _ => {}
+    }
+    let root = args.root.unwrap_or(0);
+    if root >= ranks {
+        return Err(Usage(format!("--root {root}: there are ranks 0 to {}", ranks - 1)).into());
+    }
+    let case = Case {
+        collective: collective(args, root, sizes)?,
+        op: args.op,
+        ranks,
+        patience: args.deadline.unwrap_or(PATIENCE),
+        budget: Duration::from_millis(args.budget),
+    };
+    let mut fabric = world.fabric(PATIENCE)?;
+    let outcome = rows(args, world, &case, way, sizes, &mut fabric);
+    // A rank that fails on its own tells the others, so that all end with the same words.
+    outcome.map_err(|error| match error.downcast::<FabricError>() {
+        Ok(fault) => fault.into(),
+        Err(error) => {
+            let reason = format!("{error:#}");
+            fabric.abort(FabricError::Refused { rank: world.rank(), reason });
+            error
+        }
+    })
+}
+
+fn rows(
+    args: &Args,
+    world: &World,
+    case: &Case,
+    way: Option<Way>,
+    sizes: &[usize],
+    fabric: &mut MpiFabric,
+) -> anyhow::Result<()> {
+    let speaks = world.rank() == 0;
+    if speaks {
+        output::progress("probing the messages between ranks");
+    }
+    let forecast = Forecast::measure(case, args.dtype, fabric)?;
+    if speaks {
+        output::progress_done();
+        if !args.json {
+            header(args, world, case, &forecast)?;
+        }
+    }
+    let mut wrong = 0;
+    for (at, &size) in sizes.iter().enumerate() {
+        if speaks {
+            output::progress(&format!("measuring {} ({}/{})", human(size), at + 1, sizes.len()));
+        }
+        let row = measure(args.dtype, case, way, &forecast, size, fabric)?;
+        wrong += row.wrong;
+        if speaks {
+            output::progress_done();
+            output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
+        }
+    }
+    anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
+    Ok(())
+}
+
+fn measure(
+    dtype: DType,
+    case: &Case,
+    way: Option<Way>,
+    forecast: &Forecast,
+    size: usize,
+    fabric: &mut MpiFabric,
+) -> anyhow::Result<Row> {
+    match dtype {
+        DType::F64 => measure_as::<f64>(case, way, forecast, size, fabric),
+        DType::F16 => measure_as::<f16>(case, way, forecast, size, fabric),
+        DType::Bf16 => measure_as::<bf16>(case, way, forecast, size, fabric),
+        DType::I32 => measure_as::<i32>(case, way, forecast, size, fabric),
+        DType::I64 => measure_as::<i64>(case, way, forecast, size, fabric),
+        DType::U8 => measure_as::<u8>(case, way, forecast, size, fabric),
+        DType::U32 => measure_as::<u32>(case, way, forecast, size, fabric),
+        _ => measure_as::<f32>(case, way, forecast, size, fabric),
+    }
+}
+
+/// Rank 0's value, on every rank.
+pub(super) fn of_first(fabric: &mut MpiFabric, value: f64) -> Result<f64, FabricError> {
+    let mut shared = [value];
+    let deadline = Instant::now() + PATIENCE;
+    fabric.native(Collective::Broadcast { root: 0 }, &mut shared, ReduceOp::Sum, deadline)?;
+    Ok(shared[0])
+}
+
+/// One rank's buffers for a way of running the collective.
+pub(super) struct Runner<T> {
+    way: Way,
+    plan: Option<spanker_scheduler::Schedule>,
+    registered: Registered<T>,
+    plain: Vec<T>,
+    workspace: Workspace<T>,
+}
+
+impl<T: Sample> Runner<T> {
+    fn new(case: &Case, way: Way, elements: usize) -> anyhow::Result<Self> {
+        let plan = match way {
+            Way::Native => None,
+            Way::Schedule(algorithm) => {
+                Some(schedule(case.collective, algorithm, case.ranks, elements)?)
+            }
+        };
+        let elements = case.collective.data_len(case.ranks, elements).unwrap_or(elements);
+        let (registered, plain) = match plan {
+            Some(_) => (elements, 0),
+            None => (0, elements),
+        };
+        Ok(Runner {
+            way,
+            plan,
+            registered: Registered::new(registered),
+            plain: vec![T::default(); plain],
+            workspace: Workspace::new(),
+        })
+    }
+
+    fn data(&mut self) -> &mut [T] {
+        match self.way {
+            Way::Native => &mut self.plain,
+            Way::Schedule(_) => self.registered.as_mut_slice(),
+        }
+    }
+
+    pub(super) fn call(
+        &mut self,
+        case: &Case,
+        fabric: &mut MpiFabric,
+        deadline: Instant,
+    ) -> Result<(), FabricError> {
+        match &self.plan {
+            None => fabric.native(case.collective, &mut self.plain, case.op, deadline),
+            Some(plan) => {
+                let (space, buffer) = (&mut self.workspace, &mut self.registered);
+                execute_registered(fabric, plan, space, buffer, case.op, deadline)
+            }
+        }
+    }
+
+    /// How long `count` calls take by rank 0's clock, after one that brings the ranks together.
+    pub(super) fn timed(
+        &mut self,
+        case: &Case,
+        fabric: &mut MpiFabric,
+        count: usize,
+    ) -> Result<Duration, FabricError> {
+        let mut deadline = Instant::now() + case.patience;
+        self.call(case, fabric, deadline)?;
+        let begun = Instant::now();
+        for call in 0..count {
+            // A deadline is of one call; looking at the clock for each would cost more than some.
+            if call % 64 == 63 {
+                deadline = Instant::now() + case.patience;
+            }
+            self.call(case, fabric, deadline)?;
+        }
+        let took = begun.elapsed().as_secs_f64();
+        Ok(Duration::from_secs_f64(of_first(fabric, took)?))
+    }
+}
+
+fn measure_as<T: Sample>(
+    case: &Case,
+    way: Option<Way>,
+    forecast: &Forecast,
+    size: usize,
+    fabric: &mut MpiFabric,
+) -> anyhow::Result<Row> {
+    let elements = size / size_of::<T>();
+    let way = match way {
+        Some(way) => way,
+        // Every rank goes by what rank 0 has measured.
+        None => forecast.cheapest(case, elements, size_of::<T>()),
+    };
+    let predicted = forecast.of(case, way, elements, size_of::<T>());
+    let mut runner = Runner::<T>::new(case, way, elements)?;
+    let wrong = checked(case, &mut runner, elements, fabric)?;
+    runner.data().fill(T::default());
+    let compared = case.collective == Collective::AllReduce
+        && T::DTYPE == DType::F32
+        && case.op == ReduceOp::Sum;
+    let mut plain = vec![0.0f32; if compared { elements } else { 0 }];
+    let shared = std::cell::RefCell::new(fabric);
+    let mut ours = |count: usize| Ok(runner.timed(case, &mut shared.borrow_mut(), count)?);
+    let mut theirs = |count: usize| {
+        let fabric = &mut *shared.borrow_mut();
+        let deadline = Instant::now() + case.patience;
+        let took = plain_all_reduce(fabric, &mut plain, count, deadline)?;
+        Ok(Duration::from_secs_f64(of_first(fabric, took.as_secs_f64())?))
+    };
+    let mut subjects: Vec<&mut Subject<'_>> = vec![&mut ours];
+    if compared {
+        subjects.push(&mut theirs);
+    }
+    let (times, repeats) = in_turns(case.budget, &mut subjects)?;
+    let plain = times.get(1).copied();
+    let measured = Measured { way, elements, seconds: times[0], plain, predicted, wrong, repeats };
+    Ok(Row::new(case, T::DTYPE, &measured))
+}
+
+/// Runs once on known inputs, and counts the wrong elements over all ranks.
+fn checked<T: Sample>(
+    case: &Case,
+    runner: &mut Runner<T>,
+    elements: usize,
+    fabric: &mut MpiFabric,
+) -> Result<usize, FabricError> {
+    let rank = fabric.rank();
+    for (i, value) in runner.data().iter_mut().enumerate() {
+        *value = T::input(case.op, case.ranks, rank, i);
+    }
+    runner.call(case, fabric, Instant::now() + case.patience)?;
+    let found = count_wrong(case.collective, case.op, case.ranks, elements, rank, runner.data());
+    let mut wrong = [found as i64];
+    let deadline = Instant::now() + PATIENCE;
+    fabric.native(Collective::AllReduce, &mut wrong, ReduceOp::Sum, deadline)?;
+    Ok(usize::try_from(wrong[0]).unwrap_or(0))
+}
+
+fn header(args: &Args, world: &World, case: &Case, forecast: &Forecast) -> anyhow::Result<()> {
+    let mut hosts: Vec<&String> = world.hosts().iter().collect();
+    hosts.sort();
+    hosts.dedup();
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    output::line(&format!(
+        "# {} over {} ranks on {} (hosts: {}; {cores} cores here); medians; #wrong counts elements over all ranks",
+        args.name(),
+        case.ranks,
+        world.library(),
+        hosts.len(),
+    ))?;
+    output::line(&format!("# {}", forecast.text()))?;
+    output::line(&Row::header())
+}

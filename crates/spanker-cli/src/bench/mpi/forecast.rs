@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a collective between processes will take, from a short probe of the same processes.
+//!
+//! A round in which every rank sends to the next one gives the line of a message while all ranks are busy; folds,
+//! copies and commits are timed while all ranks do them. MPI's own collectives are no schedules: a few sizes are
+//! timed, and others lie between.
+
+use std::time::{Duration, Instant};
+
+use spanker_fabric_mpi::MpiFabric;
+use spanker_plan::Line;
+use spanker_plan::{Local, Schedule, Step, Transfer};
+use spanker_scheduler::{
+    Algorithm, Collective, DType, Fabric, FabricError, ReduceOp, Registered, Team, Threads,
+    Workspace, execute_registered, host, schedule,
+};
+
+use super::{Case, Runner, of_first};
+
+/// How a collective is run between processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Native,
+    Schedule(Algorithm),
+}
+
+impl Way {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Way::Native => "native",
+            Way::Schedule(algorithm) => algorithm.name(),
+        }
+    }
+}
+
+/// Bytes of the messages that are timed.
+const MESSAGES: [usize; 5] = [64, 2048, 16 << 10, 128 << 10, 1 << 20];
+/// Bytes of MPI's own collectives that are timed.
+const NATIVE: [usize; 6] = [64, 4 << 10, 64 << 10, 512 << 10, 2 << 20, 8 << 20];
+/// Bytes of the folds and copies that are timed.
+const LOCAL: usize = 256 << 10;
+/// How often each is timed; the median counts.
+const TIMES: usize = 9;
+
+/// What the probe found.
+#[derive(Debug)]
+pub(super) struct Forecast {
+    /// A round of messages: its latency has the commit of a call in it once.
+    message: Option<Line>,
+    commit: f64,
+    /// Seconds for each byte of a result.
+    fold: f64,
+    copy: f64,
+    native: Vec<(f64, f64)>,
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+/// The median time of a call by rank 0's clock.
+fn time(
+    fabric: &mut MpiFabric,
+    calls: usize,
+    mut call: impl FnMut(&mut MpiFabric) -> Result<(), FabricError>,
+) -> Result<f64, FabricError> {
+    let mut samples = Vec::with_capacity(TIMES);
+    for _ in 0..TIMES {
+        call(fabric)?;
+        let begun = Instant::now();
+        for _ in 0..calls {
+            call(fabric)?;
+        }
+        samples.push(begun.elapsed().as_secs_f64() / calls as f64);
+    }
+    of_first(fabric, median(samples))
+}
+
+/// A schedule in which every rank sends `elements` to the next one.
+fn shift(ranks: usize, elements: usize) -> Schedule {
+    use spanker_plan::Span;
+    let step = |rank: usize| Step {
+        transfers: vec![
+            Transfer::Send { to: (rank + 1) % ranks, span: Span::data(0..elements) },
+            Transfer::Recv {
+                from: (rank + ranks - 1) % ranks,
+                span: Span::data(elements..2 * elements),
+                fold: None,
+            },
+        ],
+        locals: Vec::new(),
+    };
+    let steps = (0..ranks).map(|rank| if ranks > 1 { vec![step(rank)] } else { Vec::new() });
+    let (kind, how) = (Collective::ReduceScatter, Algorithm::Ring);
+    Schedule::from_parts(kind, how, 2 * elements, 2 * elements, 0, steps.collect())
+}
+
+impl Forecast {
+    /// Probes the ranks. All of them must call it.
+    pub(super) fn measure(
+        case: &Case,
+        dtype: DType,
+        fabric: &mut MpiFabric,
+    ) -> anyhow::Result<Forecast> {
+        let soon = || Instant::now() + case.patience.max(Duration::from_secs(1));
+        let (ranks, sum) = (case.ranks, ReduceOp::Sum);
+        let empty = schedule(Collective::AllReduce, Algorithm::Ring, ranks, 0)?;
+        let (mut space, mut none) = (Workspace::<f32>::new(), Registered::new(0));
+        let commit = time(fabric, 20, |fabric| {
+            execute_registered(fabric, &empty, &mut space, &mut none, sum, soon())
+        })?;
+        let mut samples = Vec::new();
+        for bytes in MESSAGES {
+            let plan = shift(ranks, bytes / 4);
+            let mut buffer = Registered::<f32>::new(plan.data_len());
+            let calls = if bytes > 100_000 { 3 } else { 20 };
+            // What the call copies in the end is measured with it: the probe wants messages.
+            let took = time(fabric, calls, |fabric| {
+                execute_registered(fabric, &plan, &mut space, &mut buffer, sum, soon())
+            })?;
+            samples.push((bytes as u64, (took - commit).max(1e-9)));
+        }
+        let (fold, copy) = local(fabric)?;
+        let native = if Self::has_native(case, dtype) { native(case, fabric)? } else { Vec::new() };
+        Ok(Forecast { message: Line::fit(&samples), commit, fold, copy, native })
+    }
+
+    /// Whether MPI has such elements and such an operation.
+    fn has_native(case: &Case, dtype: DType) -> bool {
+        let op = !case.collective.reduces() || case.op != ReduceOp::LogSumExp;
+        op && !matches!(dtype, DType::F16 | DType::Bf16)
+    }
+
+    /// The probe's findings in words.
+    pub(super) fn text(&self) -> String {
+        let line = match &self.message {
+            Some(line) => format!(
+                "{:.1} us and {:.2} GB/s for a round of messages",
+                line.latency.micros(),
+                line.bandwidth.0 as f64 / 1e9
+            ),
+            None => "no messages".into(),
+        };
+        format!(
+            "probe: {line}, {:.1} us to end a call, folds at {:.2} GB/s, copies at {:.2} GB/s",
+            self.commit * 1e6,
+            1e-9 / self.fold,
+            1e-9 / self.copy
+        )
+    }
+
+    /// What a way will take, in seconds.
+    pub(super) fn of(&self, case: &Case, way: Way, elements: usize, size: usize) -> Option<f64> {
+        match way {
+            Way::Native => self.native_time((elements * size) as f64),
+            Way::Schedule(algorithm) => {
+                let plan = schedule(case.collective, algorithm, case.ranks, elements).ok()?;
+                Some(self.schedule_time(&plan, size))
+            }
+        }
+    }
+
+    /// The way that takes the least.
+    pub(super) fn cheapest(&self, case: &Case, elements: usize, size: usize) -> Way {
+        let uneven =
+            case.collective == Collective::AllToAll && !elements.is_multiple_of(case.ranks);
+        let ways = Algorithm::ALL.map(Way::Schedule).into_iter();
+        let native = (!uneven && !self.native.is_empty()).then_some(Way::Native);
+        let times = native
+            .into_iter()
+            .chain(ways)
+            .filter_map(|way| Some((way, self.of(case, way, elements, size)?)));
+        let best = times.min_by(|a, b| a.1.total_cmp(&b.1));
+        best.map_or(Way::Schedule(Algorithm::Ring), |(way, _)| way)
+    }
+
+    fn native_time(&self, bytes: f64) -> Option<f64> {
+        let after = self.native.iter().position(|&(size, _)| size >= bytes);
+        let last = self.native.len().checked_sub(1)?;
+        let after = after.unwrap_or(last);
+        let (large, long) = self.native[after];
+        if after == 0 {
+            return Some(long);
+        }
+        let (small, short) = self.native[after - 1];
+        Some(short + (long - short) * (bytes - small) / (large - small))
+    }
+
+    fn schedule_time(&self, plan: &Schedule, size: usize) -> f64 {
+        let ranks = plan.ranks();
+        let steps = (0..ranks).map(|rank| plan.program(rank).len()).max().unwrap_or(0);
+        let mut total = self.commit;
+        for at in 0..steps {
+            let on =
+                |rank: usize| plan.program(rank).get(at).map_or(0.0, |s| self.step_time(s, size));
+            total += (0..ranks).map(on).fold(0.0, f64::max);
+        }
+        // The result goes to the caller's buffer.
+        total + (plan.elements() * size) as f64 * self.copy
+    }
+
+    fn step_time(&self, step: &Step, size: usize) -> f64 {
+        let (mut messages, mut received, mut folded) = (0usize, 0usize, 0usize);
+        for transfer in &step.transfers {
+            if let Transfer::Recv { span, fold, .. } = transfer {
+                messages += 1;
+                received += span.len * size;
+                folded += if fold.is_some() { span.len * size } else { 0 };
+            }
+        }
+        for local in &step.locals {
+            match local {
+                // A fold of two reads as much as a message's: more operands cost more.
+                Local::Fold { sources, into } => {
+                    folded += into.len * size * (sources.len() + 1) / 3;
+                }
+                Local::Copy { .. } => {}
+            }
+        }
+        let (latency, rate) = match &self.message {
+            Some(line) => (line.latency.0, line.bandwidth.0 as f64),
+            None => (0.0, f64::INFINITY),
+        };
+        // Messages of one round are under way together; each further one costs some of the latency.
+        let rounds = if messages > 0 { 1.0 + 0.3 * (messages as f64 - 1.0) } else { 0.0 };
+        rounds * latency + received as f64 / rate + folded as f64 * self.fold
+    }
+}
+
+/// Seconds for each byte of a fold of two and of a copy, while all ranks do the same.
+fn local(fabric: &mut MpiFabric) -> anyhow::Result<(f64, f64)> {
+    let len = LOCAL / size_of::<f32>();
+    let (one, other, mut out) = (vec![1.0f32; len], vec![2.0f32; len], vec![0.0f32; len]);
+    let team = Team::new(1);
+    // Everyone begins at the same time.
+    of_first(fabric, 0.0)?;
+    let fold = time(fabric, 8, |_| {
+        let sources: [&[f32]; 2] = [&one, &other];
+        let _ = host::reduce(&team, Threads::Exactly(1), &sources, &mut out, ReduceOp::Sum);
+        Ok(())
+    })?;
+    of_first(fabric, 0.0)?;
+    let copy = time(fabric, 8, |_| {
+        std::hint::black_box(&mut out).copy_from_slice(std::hint::black_box(&one));
+        Ok(())
+    })?;
+    anyhow::ensure!(fabric.ranks() > 0 && out[0] == 1.0, "a copy is not a copy");
+    Ok((fold / LOCAL as f64, copy / LOCAL as f64))
+}
+
+/// Times of MPI's own collective.
+fn native(case: &Case, fabric: &mut MpiFabric) -> anyhow::Result<Vec<(f64, f64)>> {
+    let mut samples = Vec::new();
+    let own = Case { op: ReduceOp::Sum, ..*case };
+    for bytes in NATIVE {
+        // Every number of ranks divides it, for all-to-all.
+        let elements = (bytes / 4).div_ceil(case.ranks) * case.ranks;
+        let mut runner = Runner::<f32>::new(&own, Way::Native, elements)?;
+        let calls = (20_000_000 / bytes.max(100_000)).clamp(1, 50);
+        let mut times = Vec::new();
+        for _ in 0..5 {
+            times.push(runner.timed(&own, fabric, calls)?.as_secs_f64() / calls as f64);
+        }
+        samples.push(((elements * 4) as f64, median(times)));
+    }
+    Ok(samples)
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command as one of several processes that a launcher such as `mpirun` started.
+
+use crate::{Command, Usage};
+
+/// How many processes a launcher has started of this command; nothing if it is alone.
+pub(crate) fn launched() -> Option<usize> {
+    spanker_scheduler::launched().filter(|&ranks| ranks > 1)
+}
+
+/// Whether this is the process that speaks for all where all say the same.
+pub(crate) fn is_first() -> bool {
+    launched().is_none() || spanker_scheduler::launched_rank().unwrap_or(0) == 0
+}
+
+/// Why there is no MPI in this command.
+#[cfg(not(feature = "mpi"))]
+pub(crate) fn without_mpi() -> Usage {
+    Usage(
+        "this spanker was built without MPI\nhint: 'scripts/with-mpi openmpi' (or mpich) builds \
+         target/mpi/spanker-openmpi, which has it"
+            .into(),
+    )
+}
+
+/// This process as a rank.
+#[cfg(feature = "mpi")]
+pub(crate) fn world() -> anyhow::Result<spanker_fabric_mpi::World> {
+    use spanker_fabric_mpi::{MpiError, World};
+    World::start().map_err(|error| match error {
+        // Every rank finds the same, and one says so.
+        MpiError::Launcher { .. } | MpiError::Version { .. } | MpiError::Stranger { .. }
+            if !is_first() =>
+        {
+            crate::Unspoken.into()
+        }
+        other => other.into(),
+    })
+}
+
+/// Refuses to run many copies of what is one process's work.
+pub(crate) fn check(command: &Command) -> anyhow::Result<()> {
+    let Some(ranks) = launched() else { return Ok(()) };
+    match command {
+        #[cfg(feature = "mpi")]
+        Command::Bench(args) if args.takes_ranks() => Ok(()),
+        #[cfg(not(feature = "mpi"))]
+        Command::Bench(args) if args.takes_ranks() => Err(without_mpi().into()),
+        _ => Err(Usage(format!(
+            "a launcher started {ranks} of these, and this is one process's work\nhint: without mpirun"
+        ))
+        .into()),
+    }
+}
