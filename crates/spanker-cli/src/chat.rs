@@ -47,6 +47,13 @@ pub(crate) struct Args {
     split: Option<Split>,
 }
 
+impl Args {
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.llm.fabric() == FabricKind::Mpi
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match args.llm.fabric() {
         FabricKind::Inproc => in_threads(args),

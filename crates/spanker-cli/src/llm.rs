@@ -81,8 +81,9 @@ pub(crate) struct Args {
 impl Args {
     /// Where the cards are, by flag or by who started this process.
     pub(crate) fn fabric(&self) -> FabricKind {
-        let started = spanker_fabric::launched().is_some_and(|ranks| ranks > 1);
-        self.fabric.unwrap_or(if started { FabricKind::Mpi } else { FabricKind::Inproc })
+        let usual =
+            if crate::ranks::launched().is_some() { FabricKind::Mpi } else { FabricKind::Inproc };
+        self.fabric.unwrap_or(usual)
     }
 }
 

@@ -112,9 +112,7 @@ pub(crate) fn join(
     _: &dyn Fn(&Loaded) -> anyhow::Result<Option<Plan>>,
     _: impl FnOnce(&Loaded, &mut Front<'_>, &Place) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    anyhow::bail!(
-        "this spanker was built without MPI\nhint: 'scripts/with-mpi cargo build --release -p spanker-cli --features mpi' builds one with it"
-    )
+    Err(crate::ranks::without_mpi().into())
 }
 
 #[cfg(feature = "mpi")]
@@ -143,7 +141,7 @@ mod with_mpi {
         expected: &dyn Fn(&Loaded) -> anyhow::Result<Option<Plan>>,
         lead: impl FnOnce(&Loaded, &mut Front<'_>, &Place) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let world = World::start()?;
+        let world = crate::ranks::world()?;
         let hosts = world.hosts().to_vec();
         let here = hosts.iter().filter(|&host| *host == hosts[world.rank()]).count();
         let (library, patience) = (world.library().to_owned(), args.deadline.unwrap_or(PATIENCE));
