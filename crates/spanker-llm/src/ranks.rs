@@ -142,7 +142,7 @@ impl Drop for Front<'_> {
     fn drop(&mut self) {
         if !self.faulty {
             // Who is gone need not be told.
-            let _ = self.wire.order(&Order::Over);
+            let _ = self.wire.order(&Order::Over).and_then(|()| self.wire.part());
         }
     }
 }

@@ -43,7 +43,7 @@ pub fn follow<B: AsRef<[u8]> + Send + Sync>(
     let mut untold = (Duration::ZERO, 0);
     loop {
         match wire.next()? {
-            Order::Over => return Ok(()),
+            Order::Over => return Ok(wire.part()?),
             Order::Beat { .. } => {}
             Order::Plan { network, context, batch, json } => {
                 // The last one's memory is free for this one.

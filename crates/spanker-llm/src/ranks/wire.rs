@@ -181,6 +181,11 @@ impl<'f> Wire<'f> {
         self.fabric.commit(&CALL, Instant::now() + self.patience.max(LOADING))
     }
 
+    /// Waits until all ranks know that it is over: who left before would look dead to those that do not.
+    pub(super) fn part(&mut self) -> Result<(), FabricError> {
+        self.fabric.commit(&CALL, Instant::now() + self.patience)
+    }
+
     /// Tells the front what came of a step.
     pub(super) fn report(&mut self, step: u64, bytes: &[u8]) -> Result<(), FabricError> {
         let letter = self.letter(bytes, stamp(&[self.plan, step]));
