@@ -51,7 +51,10 @@ const SETTLING: Duration = Duration::from_millis(100);
 pub struct MpiFabric {
     pub(crate) life: Rc<Life>,
     pub(crate) comm: Comm,
+    /// Heads and notices.
     pub(crate) pool: Pool,
+    /// Long payloads: apart, so that their memory is used again while it is in the caches.
+    bodies: Pool,
     /// What the step that is under way receives.
     pub(crate) flight: Flight,
     /// What was sent and may not have been read yet.
@@ -86,6 +89,7 @@ impl MpiFabric {
             life: Rc::clone(life),
             comm,
             pool: Pool::default(),
+            bodies: Pool::default(),
             flight: Flight::default(),
             sending: Flight::default(),
             landed: Vec::new(),
@@ -183,7 +187,7 @@ impl MpiFabric {
         match len {
             _ if len == inline.len() => Ok(Some(letter.part(HEAD..HEAD + len))),
             INLINE..=LONGEST => {
-                let draft = self.pool.draft(len);
+                let draft = self.bodies.draft(len);
                 let tag = BODY + (number % BODIES) as c_int;
                 let posted = self.flight.receive(self.comm, peer, tag, draft);
                 posted.map_err(|error| self.failed(&error))?;
@@ -219,7 +223,7 @@ impl MpiFabric {
                     let Cargo::Received(mut draft) = cargo else { continue };
                     let (rank, peer, expected) =
                         (self.life.rank, receives[index], draft.bytes_mut().len());
-                    letters[index] = Some(self.pool.seal(draft));
+                    letters[index] = Some(self.bodies.seal(draft));
                     if count != expected {
                         outcome = Err(FabricError::Length { rank, peer, expected, actual: count });
                     }

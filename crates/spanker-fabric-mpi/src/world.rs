@@ -47,6 +47,8 @@ pub(crate) struct Life {
     pub(crate) watch: Arc<Watch>,
     /// More ranks on this host than cores: a rank that waits gives up its core at once.
     pub(crate) crowded: bool,
+    /// How often it asks MPI before it does so: Open MPI gives up the core by itself when ranks are many.
+    pub(crate) polls_per_yield: u32,
     pub(crate) faulty: Cell<bool>,
     /// Communicators of fabrics that are gone, and how many ranks have not said good-bye there yet.
     pub(crate) ended: RefCell<Vec<(Comm, usize)>>,
@@ -188,7 +190,9 @@ impl World {
         let here = pids.iter().flatten().count();
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let (crowded, faulty, ended) = (here > cores, Cell::new(false), RefCell::default());
-        let life = Rc::new(Life { rank, ranks, watch, crowded, faulty, ended, comm });
+        let polls_per_yield = if library.starts_with("Open MPI") { 8 } else { 1 };
+        let life =
+            Rc::new(Life { rank, ranks, watch, crowded, polls_per_yield, faulty, ended, comm });
         let own = RefCell::new(MpiFabric::new(&life, group));
         let hosts = cards.into_iter().map(|card| card.host).collect();
         Ok(World { hosts, library, own, life, one_thread: PhantomData })
