@@ -2,17 +2,22 @@
 //! `spanker chat`: a conversation with a model that is split over cards.
 
 use std::io::{BufRead, IsTerminal, Write};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 
 use anyhow::Context as _;
-use spanker_llm::{Runner, Session};
+use spanker_llm::{Front, Session};
 use spanker_text::template::{self, Context, Message};
 
 use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
 use crate::llm::generate::{GiveUp, Limits, Mend, generate};
+use crate::llm::ranks::{self, Place};
 use crate::llm::{self, FabricKind, Loaded, SampleArgs, Split, host, layout};
 use crate::run::in_process;
 use crate::{Usage, output};
+
+/// Tokens of a turn that a plan is priced for.
+const TURN: usize = 64;
 
 /// Talk with a model that is split over cards
 ///
@@ -21,7 +26,8 @@ use crate::{Usage, output};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker chat -m smollm2-135m --cards 3
-  echo 'What is a sail?' | spanker chat -m smollm2-135m --temp 0")]
+  echo 'What is a sail?' | spanker chat -m smollm2-135m --temp 0
+  mpirun -n 3 spanker chat -m smollm2-135m")]
 pub(crate) struct Args {
     #[command(flatten)]
     llm: llm::Args,
@@ -41,37 +47,100 @@ pub(crate) struct Args {
     split: Option<Split>,
 }
 
+impl Args {
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.llm.fabric() == FabricKind::Mpi
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    match args.llm.fabric() {
+        FabricKind::Inproc => in_threads(args),
+        FabricKind::Cards => on_cards(args),
+        FabricKind::Cuda => on_gpus(args),
+        FabricKind::Mpi => ranks::join(&args.llm, &|_| Ok(None), |loaded, front, place| {
+            on_ranks(args, loaded, front, place)
+        }),
+    }
+}
+
+/// What is asked of a conversation.
+fn request(args: &Args, loaded: &Loaded) -> anyhow::Result<spanker_plan::Request> {
     if args.n_predict == 0 {
         return Err(Usage("--n-predict 0: at least one token is generated".into()).into());
     }
+    Ok(layout::request(loaded.context, TURN.min(loaded.context), 128))
+}
+
+fn in_threads(args: &Args) -> anyhow::Result<()> {
     let loaded = Loaded::open(&args.llm)?;
-    let shares = args.llm.tensor_split.as_deref();
-    let request = layout::request(loaded.context, 64.min(loaded.context), 128);
-    let cards = match args.llm.fabric {
-        FabricKind::Inproc | FabricKind::Cuda => None,
-        FabricKind::Cards => Some(Cards::open(args.cards.as_ref(), args.llm.deadline)?),
-    };
-    let Some(cards) = cards else {
-        let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-        let split = args.split.unwrap_or(Split::Gather);
-        let plan =
-            |cluster| layout::plan(loaded.network.model(), cluster, request, Some(split), shares);
-        let runner: Box<dyn Runner> = if args.llm.fabric == FabricKind::Cuda {
-            let gpus = llm::gpu::Gpus::open()?;
-            gpus.runner(&loaded, &plan(gpus.cluster(&loaded, count)?)?)?
-        } else {
-            let cluster = host::cluster(&loaded.network, count, loaded.threads, 64)?;
-            Box::new(in_process(&loaded, &plan(cluster)?)?)
-        };
-        let mut session = Session::new(runner);
-        return converse(args, &loaded, &mut session, &mut GiveUp);
-    };
+    let (request, shares) = (request(args, &loaded)?, args.llm.tensor_split.as_deref());
+    let count = llm::thread_cards(args.cards.as_ref(), shares)?;
+    let cluster = host::cluster(&loaded.network, count, loaded.threads, TURN)?;
+    let split = args.split.unwrap_or(Split::Gather);
+    let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
+    let mut session = Session::new(Box::new(in_process(&loaded, &plan)?));
+    converse(args, &loaded, &mut session, &mut GiveUp, &mut |_| read_line())
+}
+
+fn on_gpus(args: &Args) -> anyhow::Result<()> {
+    let loaded = Loaded::open(&args.llm)?;
+    let (request, shares) = (request(args, &loaded)?, args.llm.tensor_split.as_deref());
+    let count = llm::thread_cards(args.cards.as_ref(), shares)?;
+    let gpus = llm::gpu::Gpus::open()?;
+    let cluster = gpus.cluster(&loaded, count)?;
+    let split = args.split.unwrap_or(Split::Gather);
+    let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
+    let mut session = Session::new(gpus.runner(&loaded, &plan)?);
+    converse(args, &loaded, &mut session, &mut GiveUp, &mut |_| read_line())
+}
+
+fn on_cards(args: &Args) -> anyhow::Result<()> {
+    let loaded = Loaded::open(&args.llm)?;
+    let (request, shares) = (request(args, &loaded)?, args.llm.tensor_split.as_deref());
+    let cards = Cards::open(args.cards.as_ref(), args.llm.deadline)?;
     let plan = cards.plan(&loaded, request, args.split, shares)?;
     let runner = cards.load(&loaded, &plan).map_err(|error| cards.told(error))?;
     let left = cards.indices.clone();
     let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder: None };
-    converse(args, &loaded, &mut Session::new(Box::new(runner)), &mut ongoing)
+    let mut session = Session::new(Box::new(runner));
+    converse(args, &loaded, &mut session, &mut ongoing, &mut |_| read_line())
+}
+
+/// The front of a conversation whose cards are processes.
+fn on_ranks(
+    args: &Args,
+    loaded: &Loaded,
+    front: &mut Front<'_>,
+    place: &Place,
+) -> anyhow::Result<()> {
+    let (request, shares) = (request(args, loaded)?, args.llm.tensor_split.as_deref());
+    let count = ranks::cards(args.cards.as_ref(), shares, place)?;
+    let cluster = ranks::cluster(loaded, front, place, count, TURN)?;
+    let split = args.split.unwrap_or(Split::Gather);
+    let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
+    let (context, batch) = (loaded.context, loaded.batch);
+    let runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
+    let mut session = Session::new(Box::new(runner));
+    // Ranks lose patience; whoever types need not hurry.
+    let (sender, lines) = channel();
+    std::thread::spawn(move || while sender.send(read_line()).is_ok() {});
+    let mut next = |session: &mut Session<'_>| loop {
+        match lines.recv_timeout(place.patience / 4) {
+            Ok(line) => return line,
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => session.beat()?,
+        }
+    };
+    converse(args, loaded, &mut session, &mut GiveUp, &mut next)
+}
+
+/// The next line, or nothing at the end of input.
+fn read_line() -> anyhow::Result<Option<String>> {
+    let mut line = String::new();
+    let read = std::io::stdin().lock().read_line(&mut line);
+    Ok((read.context("cannot read standard input")? > 0).then_some(line))
 }
 
 /// Turn after turn.
@@ -80,20 +149,20 @@ fn converse<'r>(
     loaded: &Loaded,
     session: &mut Session<'r>,
     mend: &mut dyn Mend<'r>,
+    next: &mut dyn FnMut(&mut Session<'r>) -> anyhow::Result<Option<String>>,
 ) -> anyhow::Result<()> {
     let mut sampler = args.sampling.sampler()?;
     let source = template::of(loaded.network.header(), loaded.network.bytes())?;
     let system = args.system.as_ref().map(|text| Message::new("system", text.clone()));
     let mut turns: Vec<Message> = Vec::new();
-    let (input, watched) = (std::io::stdin(), std::io::stdin().is_terminal());
+    let watched = std::io::stdin().is_terminal();
     let limits = Limits { tokens: args.n_predict, ignore_end: false, keep_logits: false };
     loop {
         if watched {
             eprint!("> ");
         }
-        let mut line = String::new();
-        let read = input.lock().read_line(&mut line).context("cannot read standard input")?;
-        if read == 0 || line.trim().is_empty() {
+        let line = next(session)?.unwrap_or_default();
+        if line.trim().is_empty() {
             return Ok(());
         }
         turns.push(Message::new("user", line.trim()));

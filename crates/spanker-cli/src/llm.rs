@@ -6,6 +6,7 @@ pub(crate) mod generate;
 pub(crate) mod gpu;
 pub(crate) mod host;
 pub(crate) mod layout;
+pub(crate) mod ranks;
 pub(crate) mod report;
 
 use std::path::PathBuf;
@@ -33,6 +34,8 @@ pub(crate) enum FabricKind {
     Cards,
     /// NVIDIA's graphics processors; more cards than there are processors share them
     Cuda,
+    /// Processes that mpirun has started, on one host or several: each is a card
+    Mpi,
 }
 
 /// How a model is split.
@@ -59,21 +62,32 @@ pub(crate) struct Args {
     /// Tokens that there is room for, prompt and answer together [default: 2048, or what the model has]
     #[arg(short, long, value_name = "TOKENS")]
     pub(crate) ctx_size: Option<usize>,
-    /// Threads in all, shared out over in-process cards [default: as many as there are cores]
+    /// Threads in all, shared out over in-process cards; for --fabric mpi those of each process [default: as many
+    /// as there are cores, shared out over the processes of a host]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Tokens of a prompt that are run together
     #[arg(short, long, default_value_t = 128, value_name = "TOKENS")]
     pub(crate) batch_size: usize,
-    /// Where the cards are
-    #[arg(long, value_enum, default_value = "inproc")]
-    pub(crate) fabric: FabricKind,
+    /// Where the cards are [default: mpi if mpirun has started several, else inproc]
+    #[arg(long, value_enum)]
+    pub(crate) fabric: Option<FabricKind>,
     /// How much each card gets, as in 2,2,1
     #[arg(long, value_name = "SHARES", value_delimiter = ',', visible_alias = "ts")]
     pub(crate) tensor_split: Option<Vec<f64>>,
-    /// How long cards may show no progress before they are given up, for --fabric cards
+    /// How long cards may show no progress before they are given up, for --fabric cards and mpi; for mpi more than a
+    /// step takes [default for mpi: 60s]
     #[arg(long, value_name = "TIME", value_parser = crate::fault::detect)]
     pub(crate) deadline: Option<std::time::Duration>,
+}
+
+impl Args {
+    /// Where the cards are, by flag or by who started this process.
+    pub(crate) fn fabric(&self) -> FabricKind {
+        let usual =
+            if crate::ranks::launched().is_some() { FabricKind::Mpi } else { FabricKind::Inproc };
+        self.fabric.unwrap_or(usual)
+    }
 }
 
 /// How tokens are chosen, with the names and values that llama.cpp has.

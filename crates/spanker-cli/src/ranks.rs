@@ -48,6 +48,9 @@ pub(crate) fn check(command: &Command) -> anyhow::Result<()> {
         Command::Steal(args) if args.takes_ranks() => Ok(()),
         #[cfg(not(feature = "mpi"))]
         Command::Bench(args) if args.takes_ranks() => Err(without_mpi().into()),
+        Command::Run(args) if args.takes_ranks() => Ok(()),
+        Command::Chat(args) if args.takes_ranks() => Ok(()),
+        Command::Verify(args) if args.takes_ranks() => Ok(()),
         _ => Err(Usage(format!(
             "a launcher started {ranks} of these, and this is one process's work\nhint: without mpirun"
         ))

@@ -4,12 +4,13 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use spanker_llm::{InProcess, Network, Recorder, Session};
+use spanker_llm::{Front, InProcess, Network, Recorder, Session};
 use spanker_plan::{Plan, Trace};
 
 use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
 use crate::llm::generate::{Answer, GiveUp, Limits, generate};
+use crate::llm::ranks::{self, Place};
 use crate::llm::report::Report;
 use crate::llm::{self, FabricKind, Loaded, SampleArgs, Split, host, layout};
 use crate::{Usage, files, output};
@@ -27,6 +28,8 @@ use crate::{Usage, files, output};
   spanker twin up --cards 4 --profile rev-a && spanker run -m smollm2-135m -p 'Hello' --fabric cards
   spanker run -m model.gguf -p 'Hello' --cards 2 -ts 3,1
   spanker plan model.gguf --cards 4 --out plan.json && spanker run -m model.gguf -p 'Hello' --plan plan.json
+  mpirun -n 3 spanker run -m model.gguf -p 'Hello'             three processes, a card each
+  mpirun -n 2 --host one,two spanker run -m model.gguf -p 'Hello' --split pipeline
 
 Without --split the split is one that gives the tokens of one card. 'spanker verify' proves it.")]
 pub(crate) struct Args {
@@ -67,87 +70,140 @@ pub(crate) struct Args {
     json: bool,
 }
 
+impl Args {
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.llm.fabric() == FabricKind::Mpi
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let mut sampler = args.sampling.sampler()?;
-    if args.n_predict == 0 {
-        return Err(Usage("--n-predict 0: at least one token is generated".into()).into());
+    match args.llm.fabric() {
+        FabricKind::Inproc => in_threads(args),
+        FabricKind::Cards => on_cards(args),
+        FabricKind::Cuda => on_gpus(args),
+        FabricKind::Mpi => {
+            let expected = |loaded: &Loaded| match &args.plan {
+                Some(path) => layout::saved(path, Ready::new(args, loaded)?.request).map(Some),
+                None => Ok(None),
+            };
+            ranks::join(&args.llm, &expected, |loaded, front, place| {
+                on_ranks(args, loaded, front, place)
+            })
+        }
+    }
+}
+
+/// What a run begins with, wherever the cards are.
+struct Ready {
+    sampler: spanker_text::Sampler,
+    prompt: Vec<u32>,
+    limits: Limits,
+    request: spanker_plan::Request,
+}
+
+impl Ready {
+    fn new(args: &Args, loaded: &Loaded) -> anyhow::Result<Ready> {
+        let sampler = args.sampling.sampler()?;
+        if args.n_predict == 0 {
+            return Err(Usage("--n-predict 0: at least one token is generated".into()).into());
+        }
+        let prompt = loaded.encode(&args.prompt, true)?;
+        let limits = Limits {
+            tokens: args.n_predict,
+            ignore_end: args.ignore_eos,
+            keep_logits: args.logits.is_some(),
+        };
+        let request = layout::request(loaded.context, prompt.len(), args.n_predict);
+        Ok(Ready { sampler, prompt, limits, request })
+    }
+}
+
+fn in_threads(args: &Args) -> anyhow::Result<()> {
+    let loaded = Loaded::open(&args.llm)?;
+    let Ready { mut sampler, prompt, limits, request } = Ready::new(args, &loaded)?;
+    let shares = args.llm.tensor_split.as_deref();
+    let plan = match &args.plan {
+        Some(path) => layout::saved(path, request)?,
+        None => {
+            let count = llm::thread_cards(args.cards.as_ref(), shares)?;
+            let cluster = host::cluster(&loaded.network, count, loaded.threads, prompt.len())?;
+            let split = args.split.unwrap_or(Split::Gather);
+            layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
+        }
+    };
+    let mut runner = in_process(&loaded, &plan)?;
+    let recorder = Recorder::new();
+    if args.trace.is_some() {
+        runner.record(&recorder);
+    }
+    let mut session = Session::new(Box::new(runner));
+    show_prompt(args)?;
+    let mut show = |text: &str| show(args, text);
+    let answer =
+        generate(&loaded, &mut session, &prompt, &mut sampler, limits, &mut GiveUp, &mut show)?;
+    drop(session);
+    finish(args, &answer, &Ran { plan, lost: 0, marks: recorder.marks(), place: None })
+}
+
+fn on_gpus(args: &Args) -> anyhow::Result<()> {
+    if args.trace.is_some() {
+        let text = "--trace is not there for --fabric cuda: a step is one kernel";
+        return Err(Usage(text.into()).into());
     }
     let loaded = Loaded::open(&args.llm)?;
-    let prompt = loaded.encode(&args.prompt, true)?;
-    let limits = Limits {
-        tokens: args.n_predict,
-        ignore_end: args.ignore_eos,
-        keep_logits: args.logits.is_some(),
-    };
+    let Ready { mut sampler, prompt, limits, request } = Ready::new(args, &loaded)?;
     let shares = args.llm.tensor_split.as_deref();
-    let request = layout::request(loaded.context, prompt.len(), args.n_predict);
+    let gpus = llm::gpu::Gpus::open()?;
+    let plan = match &args.plan {
+        Some(path) => layout::saved(path, request)?,
+        None => {
+            let count = llm::thread_cards(args.cards.as_ref(), shares)?;
+            let cluster = gpus.cluster(&loaded, count)?;
+            let split = args.split.unwrap_or(Split::Gather);
+            layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
+        }
+    };
+    let mut session = Session::new(gpus.runner(&loaded, &plan)?);
+    show_prompt(args)?;
     let mut show = |text: &str| show(args, text);
-    match args.llm.fabric {
-        FabricKind::Cuda => {
-            if args.trace.is_some() {
-                return Err(Usage(
-                    "--trace is not there for --fabric cuda: a step is one kernel".into(),
-                )
-                .into());
-            }
-            let gpus = llm::gpu::Gpus::open()?;
-            let plan = match &args.plan {
-                Some(path) => layout::saved(path, request)?,
-                None => {
-                    let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-                    let cluster = gpus.cluster(&loaded, count)?;
-                    let split = args.split.unwrap_or(Split::Gather);
-                    layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
-                }
-            };
-            let mut session = Session::new(gpus.runner(&loaded, &plan)?);
-            show_prompt(args)?;
-            let answer = generate(
-                &loaded,
-                &mut session,
-                &prompt,
-                &mut sampler,
-                limits,
-                &mut GiveUp,
-                &mut show,
-            )?;
-            drop(session);
-            finish(args, &answer, &plan, 0, Vec::new())
+    let answer =
+        generate(&loaded, &mut session, &prompt, &mut sampler, limits, &mut GiveUp, &mut show)?;
+    drop(session);
+    finish(args, &answer, &Ran { plan, lost: 0, marks: Vec::new(), place: None })
+}
+
+/// The front of a run whose cards are processes.
+fn on_ranks(
+    args: &Args,
+    loaded: &Loaded,
+    front: &mut Front<'_>,
+    place: &Place,
+) -> anyhow::Result<()> {
+    let Ready { mut sampler, prompt, limits, request } = Ready::new(args, loaded)?;
+    let plan = match &args.plan {
+        Some(path) => layout::saved(path, request)?,
+        None => {
+            let shares = args.llm.tensor_split.as_deref();
+            let count = ranks::cards(args.cards.as_ref(), shares, place)?;
+            let cluster = ranks::cluster(loaded, front, place, count, prompt.len())?;
+            let split = args.split.unwrap_or(Split::Gather);
+            layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
         }
-        FabricKind::Inproc => {
-            let plan = match &args.plan {
-                Some(path) => layout::saved(path, request)?,
-                None => {
-                    let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-                    let cluster =
-                        host::cluster(&loaded.network, count, loaded.threads, prompt.len())?;
-                    let split = args.split.unwrap_or(Split::Gather);
-                    layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
-                }
-            };
-            let mut runner = in_process(&loaded, &plan)?;
-            let recorder = Recorder::new();
-            if args.trace.is_some() {
-                runner.record(&recorder);
-            }
-            let mut session = Session::new(Box::new(runner));
-            show_prompt(args)?;
-            let answer = generate(
-                &loaded,
-                &mut session,
-                &prompt,
-                &mut sampler,
-                limits,
-                &mut GiveUp,
-                &mut show,
-            )?;
-            drop(session);
-            finish(args, &answer, &plan, 0, recorder.marks())
-        }
-        FabricKind::Cards => {
-            on_cards(args, &loaded, &prompt, &mut sampler, limits, request, &mut show)
-        }
+    };
+    let (context, batch) = (loaded.context, loaded.batch);
+    let mut runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
+    let recorder = Recorder::new();
+    if args.trace.is_some() {
+        runner.record(&recorder);
     }
+    let mut session = Session::new(Box::new(runner));
+    show_prompt(args)?;
+    let mut show = |text: &str| show(args, text);
+    let answer =
+        generate(loaded, &mut session, &prompt, &mut sampler, limits, &mut GiveUp, &mut show)?;
+    drop(session);
+    finish(args, &answer, &Ran { plan, lost: 0, marks: recorder.marks(), place: Some(place) })
 }
 
 /// The cards as threads.
@@ -159,22 +215,16 @@ pub(crate) fn in_process(
     Ok(InProcess::new(network, plan, loaded.context, loaded.batch, loaded.threads)?)
 }
 
-fn on_cards(
-    args: &Args,
-    loaded: &Loaded,
-    prompt: &[u32],
-    sampler: &mut spanker_text::Sampler,
-    limits: Limits,
-    request: spanker_plan::Request,
-    show: &mut dyn FnMut(&str) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
+fn on_cards(args: &Args) -> anyhow::Result<()> {
+    let loaded = Loaded::open(&args.llm)?;
+    let Ready { mut sampler, prompt, limits, request } = Ready::new(args, &loaded)?;
     let cards = Cards::open(args.cards.as_ref(), args.llm.deadline)?;
     let shares = args.llm.tensor_split.as_deref();
     let plan = match &args.plan {
         Some(path) => layout::saved(path, request)?,
-        None => cards.plan(loaded, request, args.split, shares)?,
+        None => cards.plan(&loaded, request, args.split, shares)?,
     };
-    let mut runner = cards.load(loaded, &plan).map_err(|error| cards.told(error))?;
+    let mut runner = cards.load(&loaded, &plan).map_err(|error| cards.told(error))?;
     let recorder = args.trace.is_some().then(Recorder::new);
     if let Some(recorder) = &recorder {
         runner.record(recorder)?;
@@ -183,10 +233,13 @@ fn on_cards(
     let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder };
     let mut session = Session::new(Box::new(runner));
     show_prompt(args)?;
-    let answer = generate(loaded, &mut session, prompt, sampler, limits, &mut ongoing, show)?;
+    let mut show = |text: &str| show(args, text);
+    let answer =
+        generate(&loaded, &mut session, &prompt, &mut sampler, limits, &mut ongoing, &mut show)?;
     drop(session);
     let Ongoing { plan, lost, recorder, .. } = ongoing;
-    finish(args, &answer, &plan, lost, recorder.unwrap_or_default().marks())
+    let marks = recorder.unwrap_or_default().marks();
+    finish(args, &answer, &Ran { plan, lost, marks, place: None })
 }
 
 /// The prompt, once everything is ready to go on from it.
@@ -205,13 +258,18 @@ fn show(args: &Args, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn finish(
-    args: &Args,
-    answer: &Answer,
-    plan: &Plan,
+/// How an answer came about.
+struct Ran<'a> {
+    plan: Plan,
+    /// Cards that were lost on the way.
     lost: usize,
+    /// What cards did when, if that was asked for.
     marks: Vec<spanker_plan::Mark>,
-) -> anyhow::Result<()> {
+    place: Option<&'a Place>,
+}
+
+fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
+    let Ran { plan, lost, marks, place } = ran;
     if let (Some(path), Some(logits)) = (&args.logits, &answer.logits) {
         let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
         let mut draft = files::Draft::new(path)?;
@@ -223,7 +281,7 @@ fn finish(
         layout::request(plan.request.context as usize, answer.prompt_tokens, args.n_predict);
     let priced = Plan::new(plan.model.clone(), plan.cluster.clone(), asked, plan.layout.clone())?;
     let prediction = priced.predict();
-    let report = Report { answer, plan, prediction, lost };
+    let report = Report { answer, plan, prediction, lost: *lost, place: *place };
     if args.json {
         output::line(&report.to_json().to_string())?;
     } else {
@@ -237,16 +295,18 @@ fn finish(
         let cards = plan.layout.cards().last().map_or(0, |card| card + 1);
         let events = marks.len() as u64;
         let mut tokens: Vec<f64> = Vec::new();
-        for mark in &marks {
+        for mark in marks {
             let token = mark.label.token as usize;
             tokens.resize(tokens.len().max(token + 1), 0.0);
             tokens[token] = tokens[token].max(mark.end);
         }
         tokens.retain(|end| *end > 0.0);
-        let trace = Trace { cards, tokens, marks, incidents: Vec::new(), events };
+        let trace = Trace { cards, tokens, marks: marks.clone(), incidents: Vec::new(), events };
         files::write(path, &trace.to_perfetto())?;
         if !args.json {
-            output::line(&format!("saved {}: open it at https://ui.perfetto.dev", path.display()))?;
+            let whose = if place.is_some() { " (rank 0's card alone)" } else { "" };
+            let shown = path.display();
+            output::line(&format!("saved {shown}{whose}: open it at https://ui.perfetto.dev"))?;
         }
     }
     Ok(())

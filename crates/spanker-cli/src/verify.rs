@@ -5,12 +5,13 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde_json::json;
-use spanker_llm::{Runner, Trail, trail};
+use spanker_llm::{Front, LlmError, Outcome, Runner, Step, Trail, trail};
 use spanker_plan::{Layout, Plan};
 use spanker_topology::{Cluster, Profile, Shape};
 
 use crate::llm::cards::Cards;
 use crate::llm::gpu::Gpus;
+use crate::llm::ranks::{self, Place};
 use crate::llm::{self, FabricKind, Loaded, Split, layout};
 use crate::run::in_process;
 use crate::{Usage, output};
@@ -27,12 +28,13 @@ use crate::{Usage, output};
   spanker verify -m smollm2-135m --cards 1..5
   spanker verify -m smollm2-135m -ts 3,1
   spanker twin up --cards 3 && spanker verify -m smollm2-135m --cards 1..3 --fabric cards
+  mpirun -n 3 spanker verify -m smollm2-135m        three processes against one card
 
 The exit code is 0 if everything is as it must be, and 1 if not.")]
 pub(crate) struct Args {
     #[command(flatten)]
     llm: llm::Args,
-    /// How many cards: a number or a range as in 1..5, both ends included [default: 1..3]
+    /// How many cards: a number or a range as in 1..5, both ends included [default: 1..3, all of mpirun]
     #[arg(long, value_name = "RANGE")]
     cards: Option<Counts>,
     /// The text to go on from
@@ -70,13 +72,6 @@ impl FromStr for Counts {
     }
 }
 
-/// Where the cards are, if they are not threads.
-#[derive(Clone, Copy)]
-struct Ground<'a> {
-    cards: Option<&'a Cards>,
-    gpus: Option<&'a Gpus>,
-}
-
 /// One way to run the model.
 struct Case {
     split: Split,
@@ -90,11 +85,90 @@ struct Verdict {
     words: String,
 }
 
+/// Where cases run.
+enum Ground<'a, 'f> {
+    Threads,
+    Cards(Cards),
+    Gpus(Gpus),
+    Ranks(&'a mut Front<'f>, &'a Place),
+}
+
+impl<'a, 'f> Ground<'a, 'f> {
+    fn on_ranks(front: &'a mut Front<'f>, place: &'a Place, most: usize) -> anyhow::Result<Self> {
+        let ranks = front.ranks();
+        if most > ranks {
+            let text = format!("{most} cards: mpirun has started {ranks} ranks");
+            return Err(Usage(text).into());
+        }
+        Ok(Ground::Ranks(front, place))
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Ground::Threads => "in process",
+            Ground::Cards(_) => "on cards",
+            Ground::Gpus(_) => "on GPUs",
+            Ground::Ranks(..) => "on ranks",
+        }
+    }
+}
+
+/// A runner of this process, between whose steps the ranks hear that there is more to come.
+struct Beating<'a, 'f, R> {
+    inner: R,
+    front: &'a mut Front<'f>,
+}
+
+impl<R: Runner> Runner for Beating<'_, '_, R> {
+    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+        self.front.beat()?;
+        self.inner.step(step)
+    }
+
+    fn batch(&self) -> usize {
+        self.inner.batch()
+    }
+}
+
+impl Args {
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.llm.fabric() == FabricKind::Mpi
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    match args.llm.fabric() {
+        FabricKind::Inproc => {
+            check(args, &Loaded::open(&args.llm)?, |_| Ok(Ground::Threads), 1..=3)
+        }
+        FabricKind::Cuda => {
+            check(args, &Loaded::open(&args.llm)?, |_| Ok(Ground::Gpus(Gpus::open()?)), 1..=3)
+        }
+        FabricKind::Cards => {
+            let open = |most| {
+                let list = crate::directory::CardList::Count(most);
+                Ok(Ground::Cards(Cards::open(Some(&list), args.llm.deadline)?))
+            };
+            check(args, &Loaded::open(&args.llm)?, open, 1..=3)
+        }
+        FabricKind::Mpi => ranks::join(&args.llm, &|_| Ok(None), |loaded, front, place| {
+            let ranks = front.ranks();
+            check(args, loaded, |most| Ground::on_ranks(front, place, most), ranks..=ranks)
+        }),
+    }
+}
+
+/// Every case against one card. `open` is told the most cards that a case has.
+fn check<'a, 'f: 'a>(
+    args: &Args,
+    loaded: &Loaded,
+    open: impl FnOnce(usize) -> anyhow::Result<Ground<'a, 'f>>,
+    usual: RangeInclusive<usize>,
+) -> anyhow::Result<()> {
     if args.n_predict == 0 {
         return Err(Usage("--n-predict 0: at least one token is compared".into()).into());
     }
-    let loaded = Loaded::open(&args.llm)?;
     let prompt = loaded.encode(&args.prompt, true)?;
     if prompt.len() + args.n_predict > loaded.context {
         let (all, context) = (prompt.len() + args.n_predict, loaded.context);
@@ -102,37 +176,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             "{all} tokens do not fit a context of {context}\nhint: give more room with --ctx-size"
         );
     }
-    let cases = cases(args, &loaded)?;
+    let cases = cases(args, loaded, usual)?;
     let most = cases.iter().map(|case| case.shares.len()).max().unwrap_or(1);
-    let cards = match args.llm.fabric {
-        FabricKind::Inproc | FabricKind::Cuda => None,
-        FabricKind::Cards => {
-            let list = crate::directory::CardList::Count(most);
-            Some(Cards::open(Some(&list), args.llm.deadline)?)
-        }
-    };
-    let gpus = match args.llm.fabric {
-        FabricKind::Cuda => Some(Gpus::open()?),
-        _ => None,
-    };
+    let mut ground = open(most)?;
     let one = layout::given(loaded.network.model(), Split::Gather, &[1.0])?;
     output::progress("one card ..");
-    let reference =
-        trail(Box::new(in_process(&loaded, &plan(&loaded, one)?)?), &prompt, args.n_predict, None)?;
+    let one = in_process(loaded, &plan(loaded, one)?)?;
+    let one: Box<dyn Runner + '_> = match &mut ground {
+        Ground::Ranks(front, _) => Box::new(Beating { inner: one, front }),
+        _ => Box::new(one),
+    };
+    let reference = trail(one, &prompt, args.n_predict, None)?;
     output::progress_done();
     if !args.json {
         let text = loaded.tokenizer.decode(&reference.tokens);
         output::line(&format!("one card, in process: {:016x}  {text:?}", reference.fingerprint()))?;
+        if let Ground::Ranks(_, place) = &ground {
+            output::line(&place.words())?;
+        }
     }
     let mut failed = 0;
     for case in &cases {
         output::progress(&format!("{:?} on {} cards ..", case.split, case.shares.len()));
-        let ground = Ground { cards: cards.as_ref(), gpus: gpus.as_ref() };
-        let verdict = examine(args, &loaded, &prompt, &reference, case, ground);
+        let verdict = examine(args, loaded, &prompt, &reference, case, &mut ground);
         output::progress_done();
         let verdict = verdict?;
         failed += usize::from(!verdict.holds);
-        tell(args, case, &verdict)?;
+        tell(args, case, &verdict, ground.name())?;
     }
     if failed > 0 {
         anyhow::bail!("{failed} of {} cases differ", cases.len());
@@ -144,13 +214,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Every split on every number of cards that can have it.
-fn cases(args: &Args, loaded: &Loaded) -> anyhow::Result<Vec<Case>> {
+fn cases(args: &Args, loaded: &Loaded, usual: RangeInclusive<usize>) -> anyhow::Result<Vec<Case>> {
     let model = loaded.network.model();
     let layers = model.layers.len();
     let all = match (&args.cards, &args.llm.tensor_split) {
         (None, Some(shares)) => vec![shares.clone()],
         (Some(Counts(range)), None) => range.clone().map(|count| vec![1.0; count]).collect(),
-        (None, None) => (1..=3).map(|count| vec![1.0; count]).collect(),
+        (None, None) => usual.map(|count| vec![1.0; count]).collect(),
         (Some(Counts(range)), Some(shares)) if *range == (shares.len()..=shares.len()) => {
             vec![shares.clone()]
         }
@@ -193,24 +263,30 @@ fn examine(
     prompt: &[u32],
     reference: &Trail,
     case: &Case,
-    Ground { cards, gpus }: Ground<'_>,
+    ground: &mut Ground<'_, '_>,
 ) -> anyhow::Result<Verdict> {
-    let go = |fed: Option<&[u32]>| -> anyhow::Result<Trail> {
-        let told = |error| match cards {
-            Some(cards) => cards.told(error),
-            None => anyhow::Error::from(error),
-        };
-        let runner: Box<dyn Runner + '_> = match (cards, gpus) {
-            (_, Some(gpus)) => gpus.runner(loaded, &plan(loaded, case.layout.clone())?)?,
-            (None, None) => Box::new(in_process(loaded, &plan(loaded, case.layout.clone())?)?),
-            (Some(cards), None) => {
+    let mut go = |fed: Option<&[u32]>| -> anyhow::Result<Trail> {
+        let runner: Box<dyn Runner + '_> = match ground {
+            Ground::Threads => Box::new(in_process(loaded, &plan(loaded, case.layout.clone())?)?),
+            Ground::Gpus(gpus) => gpus.runner(loaded, &plan(loaded, case.layout.clone())?)?,
+            Ground::Ranks(front, _) => {
+                let plan = plan(loaded, case.layout.clone())?;
+                let (context, batch) = (loaded.context, loaded.batch);
+                Box::new(front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?)
+            }
+            Ground::Cards(cards) => {
                 let left = &cards.indices[..case.shares.len()];
                 let request = layout::request(loaded.context, prompt.len(), args.n_predict);
                 let plan = cards.plan_as(left, loaded, request, case.layout.clone())?;
-                Box::new(cards.load_on(left, loaded, &plan).map_err(told)?)
+                let runner = cards.load_on(left, loaded, &plan);
+                Box::new(runner.map_err(|error| cards.told(error))?)
             }
         };
-        trail(runner, prompt, args.n_predict, fed).map_err(told)
+        let found = trail(runner, prompt, args.n_predict, fed);
+        found.map_err(|error| match ground {
+            Ground::Cards(cards) => cards.told(error),
+            _ => error.into(),
+        })
     };
     if case.split != Split::Reduce || case.shares.len() == 1 {
         let found = go(None)?;
@@ -248,13 +324,8 @@ fn examine(
     Ok(Verdict { holds: distance.beyond_rounding == 0, words })
 }
 
-fn tell(args: &Args, case: &Case, verdict: &Verdict) -> anyhow::Result<()> {
+fn tell(args: &Args, case: &Case, verdict: &Verdict, fabric: &str) -> anyhow::Result<()> {
     let name = format!("{:?}", case.split).to_lowercase();
-    let fabric = match args.llm.fabric {
-        FabricKind::Inproc => "in process",
-        FabricKind::Cards => "on cards",
-        FabricKind::Cuda => "on GPUs",
-    };
     if args.json {
         let line = json!({
             "cards": case.shares.len(), "shares": case.shares, "split": name, "fabric": fabric,

@@ -2,8 +2,10 @@
 //! The fabric whose ranks are processes: messages, and the end of a call.
 //!
 //! A message is its head (the call, the message's number and length) with the payload behind it if that is short;
-//! long payloads follow as messages of their own, straight from the sender's letter into the receiver's. How
-//! ranks wait is in `wait.rs`, and how they agree on a fault in `fault.rs`.
+//! long payloads follow as messages of their own, straight from the sender's letter into the receiver's. A step
+//! waits for what it receives. What it sends is complete when the call is: letters do not change, so nobody needs
+//! to wait until a peer has got round to reading them. How ranks wait is in `wait.rs`, and how they agree on a
+//! fault in `fault.rs`.
 //!
 //! A call is complete when rank 0 says so. It hears from everyone first; so either nobody is told that the call is
 //! complete, or all parts of it are. Only if rank 0 dies between telling one rank and telling the next, which is
@@ -12,7 +14,7 @@
 use std::collections::HashSet;
 use std::ffi::c_int;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spanker_fabric::{Call, Fabric, FabricError, Letter, Pool};
 use spanker_plan::Rank;
@@ -37,6 +39,11 @@ const BODIES: u64 = 16384;
 /// Payloads up to this travel with their head: both fit what MPIs send without asking the receiver first.
 const INLINE: usize = 4000 - HEAD;
 
+/// Messages that may not have been read before their sender waits.
+const UNREAD: usize = 256;
+/// How long a rank waits to be told that what it sent has been read.
+const SETTLING: Duration = Duration::from_millis(100);
+
 /// One rank's end of a group of processes.
 ///
 /// Dropping an end tells the others that this rank has left: whoever still needs it gets [`FabricError::Died`].
@@ -44,9 +51,14 @@ const INLINE: usize = 4000 - HEAD;
 pub struct MpiFabric {
     pub(crate) life: Rc<Life>,
     pub(crate) comm: Comm,
+    /// Heads and notices.
     pub(crate) pool: Pool,
-    /// The messages of the step that is under way.
+    /// Long payloads: apart, so that their memory is used again while it is in the caches.
+    bodies: Pool,
+    /// What the step that is under way receives.
     pub(crate) flight: Flight,
+    /// What was sent and may not have been read yet.
+    sending: Flight,
     pub(crate) landed: Vec<Landed>,
     /// What the message at each place of the flight is.
     roles: Vec<Role>,
@@ -63,10 +75,9 @@ pub struct MpiFabric {
     pub(crate) scratch: Vec<u64>,
 }
 
-/// What a message of a step is for.
+/// What a message that is received is for.
 #[derive(Debug, Clone, Copy)]
 enum Role {
-    Send(Rank),
     /// The head of the step's receive of this index, which is the message of this number from its rank.
     Head(usize, u64),
     Body(usize),
@@ -78,7 +89,9 @@ impl MpiFabric {
             life: Rc::clone(life),
             comm,
             pool: Pool::default(),
+            bodies: Pool::default(),
             flight: Flight::default(),
+            sending: Flight::default(),
             landed: Vec::new(),
             roles: Vec::new(),
             outgoing: Flight::default(),
@@ -106,6 +119,7 @@ impl MpiFabric {
     fn give_up(&mut self, fault: FabricError) -> FabricError {
         let fault = self.fail(fault, None);
         self.flight.abandon();
+        self.sending.abandon();
         fault
     }
 
@@ -135,12 +149,10 @@ impl MpiFabric {
                 out[CALL + 8..HEAD].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
                 out[HEAD..].copy_from_slice(inline);
             });
-            self.flight.send(self.comm, *to, HEADS, head)?;
-            self.roles.push(Role::Send(*to));
+            self.sending.send(self.comm, *to, HEADS, head)?;
             if bytes.len() > INLINE {
                 let tag = BODY + (number % BODIES) as c_int;
-                self.flight.send(self.comm, *to, tag, letter.clone())?;
-                self.roles.push(Role::Send(*to));
+                self.sending.send(self.comm, *to, tag, letter.clone())?;
             }
         }
         Ok(())
@@ -175,7 +187,7 @@ impl MpiFabric {
         match len {
             _ if len == inline.len() => Ok(Some(letter.part(HEAD..HEAD + len))),
             INLINE..=LONGEST => {
-                let draft = self.pool.draft(len);
+                let draft = self.bodies.draft(len);
                 let tag = BODY + (number % BODIES) as c_int;
                 let posted = self.flight.receive(self.comm, peer, tag, draft);
                 posted.map_err(|error| self.failed(&error))?;
@@ -200,7 +212,6 @@ impl MpiFabric {
         let mut outcome = Ok(());
         for message in landed.drain(..) {
             match self.roles[message.0] {
-                Role::Send(_) => {}
                 Role::Head(index, number) if outcome.is_ok() => {
                     match self.open(call, mine, (receives[index], number), message, index) {
                         Ok(letter) => letters[index] = letter,
@@ -212,7 +223,7 @@ impl MpiFabric {
                     let Cargo::Received(mut draft) = cargo else { continue };
                     let (rank, peer, expected) =
                         (self.life.rank, receives[index], draft.bytes_mut().len());
-                    letters[index] = Some(self.pool.seal(draft));
+                    letters[index] = Some(self.bodies.seal(draft));
                     if count != expected {
                         outcome = Err(FabricError::Length { rank, peer, expected, actual: count });
                     }
@@ -225,16 +236,36 @@ impl MpiFabric {
         outcome.map(|()| news)
     }
 
+    /// Lets go of what has been read. Returns whether something has.
+    fn push_sending(&mut self) -> Result<bool, FabricError> {
+        let mut landed = std::mem::take(&mut self.landed);
+        let polled = self.sending.poll(&mut landed);
+        let news = !landed.is_empty();
+        landed.clear();
+        self.landed = landed;
+        if self.sending.left() == 0 {
+            self.sending.clear();
+        }
+        polled.map_err(|error| self.failed(&error))?;
+        Ok(news)
+    }
+
+    /// What this rank sent in a call that is complete has been read: only this rank has to notice.
+    fn notice_what_was_read(&mut self) {
+        let begun = Instant::now();
+        while self.sending.left() > 0 && begun.elapsed() < SETTLING {
+            // An error here is one of the next call.
+            if !matches!(self.push_sending(), Ok(true)) {
+                std::thread::yield_now();
+            }
+        }
+    }
+
     /// Whom the step waits for, and how.
     fn missing(&self, receives: &[Rank], letters: &[Option<Letter>]) -> (Rank, &'static str) {
-        let receive = letters.iter().position(Option::is_none).map(|index| receives[index]);
-        let unsent = self.roles.iter().enumerate().find_map(|(place, role)| match role {
-            Role::Send(to) if !self.flight.has_landed(place) => Some(*to),
-            _ => None,
-        });
-        match (receive, unsent) {
-            (Some(peer), _) => (peer, "to receive from"),
-            (None, peer) => (peer.unwrap_or(self.life.rank), "to send to"),
+        match letters.iter().position(Option::is_none) {
+            Some(index) => (receives[index], "to receive from"),
+            None => (self.sending.first_left().unwrap_or(self.life.rank), "to send to"),
         }
     }
 
@@ -377,8 +408,12 @@ impl Fabric for MpiFabric {
         }
         let mut letters: Vec<Option<Letter>> = vec![None; receives.len()];
         let mut wait = Wait::until(deadline);
-        while self.flight.left() > 0 {
-            let outcome = match self.take(call, &mine, receives, &mut letters) {
+        // Whoever sends much without ever receiving waits for its readers, and reads meanwhile.
+        let is_ahead = self.sending.places() > UNREAD;
+        while self.flight.left() > 0 || (is_ahead && self.sending.left() > 0) {
+            let taken = self.take(call, &mine, receives, &mut letters);
+            let outcome = match taken.and_then(|news| Ok(news | (is_ahead && self.push_sending()?)))
+            {
                 Ok(false) => self.idle(&mut wait, &mine),
                 other => other,
             };
@@ -409,8 +444,14 @@ impl Fabric for MpiFabric {
             Err(fault) => self.fail_or_complete(fault),
         };
         match outcome {
-            Ok(()) => self.number += 1,
-            Err(_) => self.flight.abandon(),
+            Ok(()) => {
+                self.number += 1;
+                self.notice_what_was_read();
+            }
+            Err(_) => {
+                self.flight.abandon();
+                self.sending.abandon();
+            }
         }
         outcome
     }

@@ -200,6 +200,9 @@ impl MpiFabric {
             for rank in self.others() {
                 self.tell(rank, &Notice::Left);
             }
+            let here = self.notices.left.iter().filter(|&&left| left).count();
+            let expected = self.life.ranks - 1 - here;
+            self.life.ended.borrow_mut().push((self.comm, expected));
         }
         self.see_off();
     }

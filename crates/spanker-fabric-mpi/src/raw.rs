@@ -187,6 +187,7 @@ pub(crate) const LONGEST: usize = c_int::MAX as usize;
 pub(crate) enum Cargo {
     /// Held, and never looked at.
     Sent {
+        to: usize,
         _letter: Letter,
     },
     Received(Draft),
@@ -217,6 +218,19 @@ impl Flight {
     /// How many are not complete.
     pub(crate) fn left(&self) -> usize {
         self.left
+    }
+
+    /// How many places are in use, by messages that are complete as well.
+    pub(crate) fn places(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// The rank that the first message is for that is sent and not complete.
+    pub(crate) fn first_left(&self) -> Option<usize> {
+        self.cargo.iter().flatten().find_map(|cargo| match cargo {
+            Cargo::Sent { to, .. } => Some(*to),
+            _ => None,
+        })
     }
 
     /// Whether the message at `place` is complete.
@@ -263,7 +277,7 @@ impl Flight {
                 &raw mut request,
             )
         })?;
-        Ok(self.begin(Cargo::Sent { _letter: letter }, request))
+        Ok(self.begin(Cargo::Sent { to, _letter: letter }, request))
     }
 
     /// Receives into a draft. Returns its place.
@@ -305,6 +319,9 @@ impl Flight {
     /// Lets MPI get on, and moves what is complete to `landed`.
     pub(crate) fn poll(&mut self, landed: &mut Vec<Landed>) -> Result<(), MpiError> {
         let count = self.requests.len();
+        if self.left == 0 {
+            return Ok(());
+        }
         if self.indices.len() < count {
             self.indices.resize(count, 0);
             // SAFETY: a status is plain data, and all zeros is a value of it.

@@ -65,7 +65,8 @@ impl MpiFabric {
     /// Nothing has come. Returns false when the deadline has passed.
     pub(crate) fn idle(&mut self, wait: &mut Wait, call: &[u8; CALL]) -> Result<bool, FabricError> {
         wait.polls = wait.polls.wrapping_add(1);
-        if self.life.crowded || wait.polls > SPINS {
+        let is_turn = wait.polls.is_multiple_of(self.life.polls_per_yield);
+        if is_turn && (self.life.crowded || wait.polls > SPINS) {
             std::thread::yield_now();
         }
         if !wait.polls.is_multiple_of(BETWEEN) {

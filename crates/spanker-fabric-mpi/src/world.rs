@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use spanker_fabric::{Call, Fabric, FabricError, Launcher, launcher};
 use spanker_plan::{Algorithm, Collective, DType, ReduceOp};
 
-use crate::fabric::MpiFabric;
+use crate::fabric::{MpiFabric, NOTICES};
 use crate::raw::{Comm, Flight};
 use crate::watch::Watch;
 use crate::watchdog::{Blocking, watchdog};
+use crate::wire::Notice;
 use crate::{MpiError, raw};
 
 /// How long starting MPI may take.
@@ -46,7 +47,11 @@ pub(crate) struct Life {
     pub(crate) watch: Arc<Watch>,
     /// More ranks on this host than cores: a rank that waits gives up its core at once.
     pub(crate) crowded: bool,
+    /// How often it asks MPI before it does so: Open MPI gives up the core by itself when ranks are many.
+    pub(crate) polls_per_yield: u32,
     pub(crate) faulty: Cell<bool>,
+    /// Communicators of fabrics that are gone, and how many ranks have not said good-bye there yet.
+    pub(crate) ended: RefCell<Vec<(Comm, usize)>>,
     comm: Comm,
 }
 
@@ -184,8 +189,10 @@ impl World {
         watchdog().introduce(rank, &watch);
         let here = pids.iter().flatten().count();
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let (crowded, faulty) = (here > cores, Cell::new(false));
-        let life = Rc::new(Life { rank, ranks, watch, crowded, faulty, comm });
+        let (crowded, faulty, ended) = (here > cores, Cell::new(false), RefCell::default());
+        let polls_per_yield = if library.starts_with("Open MPI") { 8 } else { 1 };
+        let life =
+            Rc::new(Life { rank, ranks, watch, crowded, polls_per_yield, faulty, ended, comm });
         let own = RefCell::new(MpiFabric::new(&life, group));
         let hosts = cards.into_iter().map(|card| card.host).collect();
         Ok(World { hosts, library, own, life, one_thread: PhantomData })
@@ -297,6 +304,25 @@ impl Life {
     }
 }
 
+impl Life {
+    /// Reads the notices that nobody has waited for, up to everyone's last: MPI wants no message left over.
+    fn read_leftovers(&self) -> Result<(), MpiError> {
+        let begun = Instant::now();
+        for (comm, mut expected) in self.ended.borrow_mut().drain(..) {
+            while expected > 0 && begun.elapsed() < Duration::from_secs(1) {
+                match comm.probe(NOTICES)? {
+                    None => std::thread::yield_now(),
+                    Some((from, len)) => {
+                        let notice = Notice::of(&comm.take(from, NOTICES, len)?);
+                        expected -= usize::from(notice == Some(Notice::Left));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Drop for Life {
     fn drop(&mut self) {
         if self.faulty.get() || std::thread::panicking() {
@@ -304,6 +330,7 @@ impl Drop for Life {
         }
         if matches!(self.everyone_leaves(), Ok(true)) {
             let _guard = watchdog().arm(Blocking::Finalize, Instant::now() + LEAVING);
+            let _ = self.read_leftovers();
             // The work is done, and nobody is left to whom an error would matter.
             let _ = raw::finalize();
         }

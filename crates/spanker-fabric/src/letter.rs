@@ -75,7 +75,8 @@ impl Pool {
 
     /// Memory for a letter of `len` bytes, for whoever writes it later. What is there means nothing.
     pub fn draft(&mut self, len: usize) -> Draft {
-        let free = self.pages.iter_mut().position(|page| Arc::get_mut(page).is_some());
+        // What was used last is likely to be in the caches.
+        let free = self.pages.iter_mut().rposition(|page| Arc::get_mut(page).is_some());
         let mut page = free.map_or_else(Arc::default, |index| self.pages.swap_remove(index));
         let fresh = Arc::get_mut(&mut page).expect("nobody else holds a free page");
         let words = len.div_ceil(size_of::<u64>());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What can go wrong between a model's file and its next token.
 
+use spanker_fabric::FabricError;
 use spanker_fabric::device::DeviceError;
 use spanker_model::{ModelError, Quant};
 
@@ -58,6 +59,9 @@ pub enum LlmError {
         /// What it said.
         what: String,
     },
+    /// A rank failed, or ranks do not mean the same thing.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
     /// A thread that plays a card ended in a panic.
     #[error("card {card}: its thread has panicked")]
     Panicked {

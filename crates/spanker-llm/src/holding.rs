@@ -9,6 +9,7 @@ use spanker_model::gguf::Tensor;
 use spanker_plan::{Shard, Split, Stage};
 use spanker_runtime::Place;
 
+use crate::card::memory::FILE;
 use crate::{LlmError, Network};
 
 /// Which part of a tensor.
@@ -62,6 +63,21 @@ pub(crate) struct Holding {
     pub(crate) embedding: Option<Held>,
     /// On the last stage: the final norm and the head.
     pub(crate) head: Option<(Place, Held)>,
+}
+
+impl Holding {
+    /// Reads a byte of every page of the matrices that lie in the file, which brings them into memory.
+    pub(crate) fn touch<B: AsRef<[u8]>>(&self, network: &Network<B>) {
+        let layers = self.layers.iter();
+        let matrices = layers.flat_map(|l| [l.q, l.k, l.v, l.o, l.gate, l.up, l.down]);
+        let ends = self.embedding.into_iter().chain(self.head.map(|(_, head)| head));
+        for held in matrices.chain(ends).filter(|held| held.place.buffer == FILE) {
+            let start = held.place.offset as usize;
+            let end = start + (held.rows * held.quant.row_bytes(held.cols)) as usize;
+            let pages = network.bytes()[start..end].iter().step_by(4096);
+            std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
+        }
+    }
 }
 
 /// Lists what a rank of a stage holds. `put` says where a piece is.

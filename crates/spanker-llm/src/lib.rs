@@ -3,15 +3,17 @@
 //!
 //! A [`Network`] is a GGUF file's bytes with what it takes to compute with them. A plan says which card holds
 //! what; [`program`] turns it into one list of operators and exchanges for each card, and a [`Runner`] runs
-//! the lists: [`InProcess`] on threads of this process, which read the weights where they lie, and [`OnCards`]
-//! on cards behind the ABI, [`OnMachine`] on whatever has memory of its own and goes through programs itself. All compute
-//! the same functions of `ggml-spanker` in the same order, so that
-//! tokens do not depend on where they are made, and not on the number of cards either, unless the plan asks
+//! the lists: [`InProcess`] on threads of this process, which read the weights where they lie, [`OnRanks`] on
+//! the ranks of a fabric, which are processes on one host or several, [`OnCards`] on cards behind the ABI, and
+//! [`OnMachine`] on whatever has memory of its own and goes through programs itself. All compute the same functions of
+//! `ggml-spanker` in the same order, so that tokens do not depend on where they are made, and not on the number of
+//! cards either, unless the plan asks
 //! for sums of parts (`Split::Reduce`).
 //!
 //! Nothing here reads files, text or the command line.
 #![forbid(unsafe_code)]
 
+mod card;
 mod cards;
 mod cargo;
 mod error;
@@ -21,6 +23,7 @@ mod machine;
 mod network;
 mod op;
 pub mod program;
+mod ranks;
 mod recorder;
 mod runner;
 mod session;
@@ -33,6 +36,7 @@ pub use inproc::InProcess;
 pub use machine::{Machine, OnMachine};
 pub use network::{Network, Rope};
 pub use op::Op;
+pub use ranks::{Follower, Front, OnRanks, follow};
 pub use recorder::Recorder;
 pub use runner::{Outcome, Runner, Step, Timing, Want};
 pub use session::Session;

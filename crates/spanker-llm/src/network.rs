@@ -109,6 +109,15 @@ impl<B: AsRef<[u8]>> Network<B> {
         self.bytes.as_ref()
     }
 
+    /// A number that is the same for the same length and header: files of ranks that work together are compared by
+    /// it, weights are not looked at.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        let header = self.header.data_offset().min(self.bytes().len() as u64) as usize;
+        let length = (self.bytes().len() as u64).to_le_bytes();
+        crate::ranks::fingerprint(length.into_iter().chain(self.bytes()[..header].iter().copied()))
+    }
+
     /// How positions turn queries and keys.
     #[must_use]
     pub fn rope(&self) -> &Rope {

@@ -188,6 +188,24 @@ impl Lowering {
         writer.programs
     }
 
+    /// What a seat reads out for the host after a step.
+    pub(crate) fn wanted(&self, seat: usize, want: Want) -> Option<(Place, u64)> {
+        let last = self.last();
+        let rooms = &self.seats[seat].rooms;
+        match want {
+            Want::Best(k) if seat == last.start => {
+                let (room, cards) =
+                    if last.len() == 1 { (Room::Best, 1) } else { (Room::AllBest, last.len()) };
+                Some((rooms.place(room), u64::from(k) * 8 * cards as u64))
+            }
+            Want::Logits if last.contains(&seat) => {
+                let vocab = &self.seats[seat].shard.vocab;
+                Some((rooms.place(Room::Logits), (vocab.end - vocab.start) * 4))
+            }
+            _ => None,
+        }
+    }
+
     /// Seats of the last stage.
     pub(crate) fn last(&self) -> Range<usize> {
         self.members.last().cloned().unwrap_or(0..0)

@@ -81,11 +81,19 @@ pub trait Runner {
     /// # Errors
     /// [`LlmError::Context`], [`LlmError::Token`], [`LlmError::Plan`] and [`LlmError::Unsupported`] for a step
     /// that cannot be; [`LlmError::Device`] for a
-    /// card that failed, after which this runner is of no more use.
+    /// card and [`LlmError::Fabric`] for a rank that failed, after which this runner is of no more use.
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError>;
 
     /// Tokens that a step takes at most.
     fn batch(&self) -> usize;
+
+    /// Lets cards that would lose patience know that there is more to come. Most have nobody to tell.
+    ///
+    /// # Errors
+    /// [`LlmError::Fabric`] if a rank does not answer.
+    fn beat(&mut self) -> Result<(), LlmError> {
+        Ok(())
+    }
 }
 
 /// Reads candidates of several cards, the best first: at most `k`.

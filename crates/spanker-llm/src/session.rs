@@ -43,6 +43,14 @@ impl<'r> Session<'r> {
         self.run(want)
     }
 
+    /// Lets the runner's cards know that there is more to come: see [`Runner::beat`].
+    ///
+    /// # Errors
+    /// What [`Runner::beat`] fails with.
+    pub fn beat(&mut self) -> Result<(), LlmError> {
+        self.runner.as_mut().map_or(Ok(()), |runner| runner.beat())
+    }
+
     /// Forgets all but the first `length` tokens.
     pub fn cut(&mut self, length: usize) {
         self.tokens.truncate(length);

@@ -90,33 +90,37 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if args.fabric != FabricKind::Cards && args.deadline.is_some() {
         return Err(Usage("--deadline is for --fabric cards".into()).into());
     }
-    let begun = Instant::now();
-    let loaded = open(args)?;
-    let opened = begun.elapsed();
     let ground = match args.fabric {
         FabricKind::Inproc => Ground::Threads,
         FabricKind::Cards => Ground::Cards,
         FabricKind::Cuda => Ground::Gpus,
+        FabricKind::Mpi => {
+            let text = "--fabric mpi: models are measured there by 'mpirun .. spanker run'";
+            return Err(Usage(text.into()).into());
+        }
     };
+    let begun = Instant::now();
+    let loaded = open(args)?;
+    let opened = begun.elapsed();
     if !args.json {
         for line in row::header(ground, &loaded, args.repeats) {
             output::line(&line)?;
         }
     }
-    match args.fabric {
-        FabricKind::Inproc => {
+    match ground {
+        Ground::Threads => {
             let mut subjects = threads(args, &loaded, opened)?;
             measure(args, &loaded, &mut subjects)?;
             show(args, &loaded, ground, &subjects)?;
         }
-        FabricKind::Cuda => {
+        Ground::Gpus => {
             let counts = if args.cards.is_empty() { vec![1] } else { args.cards.clone() };
             let gpus = llm::gpu::Gpus::open()?;
             for count in counts {
                 on_gpus(args, &loaded, opened, &gpus, count as usize)?;
             }
         }
-        FabricKind::Cards => {
+        Ground::Cards => {
             let counts: Vec<Option<CardList>> = match args.cards[..] {
                 [] => vec![None],
                 _ => {
@@ -138,7 +142,7 @@ fn open(args: &Args) -> anyhow::Result<Loaded> {
         ctx_size: Some(wanted as usize),
         threads: None,
         batch_size: args.batch_size as usize,
-        fabric: args.fabric,
+        fabric: Some(args.fabric),
         tensor_split: None,
         deadline: args.deadline,
     })

@@ -7,6 +7,7 @@ use spanker_llm::Timing;
 use spanker_plan::{Plan, Prediction};
 
 use super::generate::Answer;
+use super::ranks::Place;
 
 /// A run beside its prediction.
 pub(crate) struct Report<'a> {
@@ -15,6 +16,8 @@ pub(crate) struct Report<'a> {
     pub(crate) prediction: Prediction,
     /// Whether a card was lost on the way: then the plan changed, and times are of two plans.
     pub(crate) lost: usize,
+    /// Where the cards are, if they are processes.
+    pub(crate) place: Option<&'a Place>,
 }
 
 /// The step in the middle: steps differ by noise and by what was mended.
@@ -74,6 +77,8 @@ impl Report<'_> {
             "strategy": self.plan.layout.strategy().name(),
             "cards": self.plan.layout.cards().len(),
             "cards_lost": self.lost,
+            "hosts": self.place.map(|place| &place.hosts),
+            "mpi": self.place.map(|place| &place.library),
             "predicted_for": self.profiles(),
             "prompt": { "tokens": prompt, "us": micros(time), "tokens_per_second": rate(prompt, time),
                 "predicted_us": self.prediction.ttft.0 * 1e6 },
@@ -91,10 +96,11 @@ impl Report<'_> {
         let clock = if self.cards() { "card time" } else { "wall time" };
         let layout = &self.plan.layout;
         let mut lines = vec![format!(
-            "{} on {} card{}, {clock}",
+            "{} on {} card{}, {clock}{}",
             layout.strategy(),
             layout.cards().len(),
-            if layout.cards().len() == 1 { "" } else { "s" }
+            if layout.cards().len() == 1 { "" } else { "s" },
+            self.place.map(|place| format!("; {}", place.words())).unwrap_or_default(),
         )];
         let (prompt, time) = (self.answer.prompt_tokens, self.answer.prompt.time());
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;

@@ -62,7 +62,7 @@ impl Questions {
             ctx_size: None,
             threads: None,
             batch_size: 128,
-            fabric: FabricKind::Inproc,
+            fabric: Some(FabricKind::Inproc),
             tensor_split: None,
             deadline: None,
         })?;

@@ -7,8 +7,9 @@
 //! For this, every rank takes part in every exchange of its group, if only with nothing.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock};
 
+use crate::card::Peers;
 use crate::program::Lowering;
 
 /// Nobody has failed.
@@ -58,8 +59,8 @@ impl Boards {
         let _ = self.failed.compare_exchange(NOBODY, seat, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Waits until a slot is for an exchange; false if somebody has failed.
-    fn wait(&self, slot: &Slot, number: u64) -> bool {
+    /// Waits until a slot is for an exchange.
+    fn wait(&self, slot: &Slot, number: u64) -> Result<(), GivenUp> {
         let mut looks = 0;
         while slot.number.load(Ordering::Acquire) < number {
             looks += 1;
@@ -68,11 +69,11 @@ impl Boards {
                 continue;
             }
             if self.culprit().is_some() {
-                return false;
+                return Err(GivenUp);
             }
             std::thread::yield_now();
         }
-        true
+        Ok(())
     }
 }
 
@@ -84,53 +85,84 @@ fn fill(slot: &Slot, number: u64, bytes: &[u8]) {
     slot.number.store(number, Ordering::Release);
 }
 
+/// Somebody has failed, and the step cannot be completed.
+#[derive(Debug)]
+pub(super) struct GivenUp;
+
 /// A card's way to the others.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) boards: Arc<Boards>,
-    pub(super) seat: usize,
-    pub(super) stage: usize,
-    pub(super) rank: usize,
+    boards: Arc<Boards>,
+    seat: usize,
+    stage: usize,
+    rank: usize,
+    /// Exchanges of the group so far.
+    exchanges: u64,
 }
 
 impl Link {
-    /// Ranks in the card's group.
-    pub(super) fn ranks(&self) -> usize {
+    pub(super) fn new(boards: &Arc<Boards>, lowering: &Lowering, seat: usize) -> Link {
+        let (stage, rank) = (lowering.seats[seat].stage, lowering.seats[seat].rank);
+        Link { boards: Arc::clone(boards), seat, stage, rank, exchanges: 0 }
+    }
+
+    /// Lets everybody know that this card has failed.
+    pub(super) fn fail(&self) {
+        self.boards.fail(self.seat);
+    }
+
+    /// Leaves bytes for an exchange of the group, and calls `read` with what each rank has left.
+    fn share(&mut self, own: &[u8], mut read: impl FnMut(usize, &[u8])) -> Result<(), GivenUp> {
+        self.exchanges += 1;
+        let slots = &self.boards.slots[self.stage];
+        let turn = (self.exchanges % 2) as usize;
+        fill(&slots[self.rank][turn], self.exchanges, own);
+        for (rank, slot) in slots.iter().enumerate() {
+            self.boards.wait(&slot[turn], self.exchanges)?;
+            read(rank, &slot[turn].bytes.read().unwrap_or_else(PoisonError::into_inner));
+        }
+        Ok(())
+    }
+}
+
+impl Peers for Link {
+    type Fault = GivenUp;
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
         self.boards.slots[self.stage].len()
     }
 
-    /// Leaves bytes for an exchange of the group, and calls `read` with what each rank has left, in the
-    /// order of ranks. False if somebody has failed.
-    pub(super) fn meet(
-        &self,
-        number: u64,
-        bytes: &[u8],
-        mut read: impl FnMut(usize, RwLockReadGuard<'_, Vec<u8>>),
-    ) -> bool {
-        let slots = &self.boards.slots[self.stage];
-        let turn = (number % 2) as usize;
-        fill(&slots[self.rank][turn], number, bytes);
-        for (rank, slot) in slots.iter().enumerate() {
-            if !self.boards.wait(&slot[turn], number) {
-                return false;
+    fn meet(
+        &mut self,
+        own: &[u8],
+        _: impl Fn(usize) -> u64,
+        read: impl FnMut(usize, &[u8]),
+    ) -> Result<(), GivenUp> {
+        self.share(own, read)
+    }
+
+    fn spread(&mut self, root: usize, data: &mut [u8]) -> Result<(), GivenUp> {
+        let own = if root == self.rank { data.to_vec() } else { Vec::new() };
+        self.share(&own, |rank, given| {
+            if rank == root {
+                data.copy_from_slice(given);
             }
-            read(rank, slot[turn].bytes.read().unwrap_or_else(PoisonError::into_inner));
-        }
-        true
+        })
     }
 
-    /// Hands bytes to a seat of the next stage.
-    pub(super) fn hand(&self, to: usize, number: u64, bytes: &[u8]) {
-        fill(&self.boards.hands[to], number, bytes);
+    fn hand(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), GivenUp> {
+        fill(&self.boards.hands[to], step, bytes);
+        Ok(())
     }
 
-    /// Calls `read` with what the stage before has handed over. False if somebody has failed.
-    pub(super) fn take(&self, number: u64, read: impl FnOnce(&[u8])) -> bool {
+    fn take(&mut self, _: usize, step: u64, into: &mut [u8]) -> Result<(), GivenUp> {
         let slot = &self.boards.hands[self.seat];
-        if !self.boards.wait(slot, number) {
-            return false;
-        }
-        read(&slot.bytes.read().unwrap_or_else(PoisonError::into_inner));
-        true
+        self.boards.wait(slot, step)?;
+        into.copy_from_slice(&slot.bytes.read().unwrap_or_else(PoisonError::into_inner));
+        Ok(())
     }
 }

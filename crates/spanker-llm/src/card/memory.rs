@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The memory of a card that is a thread: the model's file, shared and never written, and buffers of its own.
+//! The memory of a card that this process plays: the file, shared and never written, and buffers of its own.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,26 +10,26 @@ use spanker_runtime::{BufferId, Place};
 use crate::{LlmError, Network};
 
 /// The file.
-pub(super) const FILE: BufferId = BufferId(0);
+pub(crate) const FILE: BufferId = BufferId(0);
 /// Pieces of weights that lie nowhere in the file in one run.
-pub(super) const COPIES: BufferId = BufferId(1);
+pub(crate) const COPIES: BufferId = BufferId(1);
 
 /// All that a card can see.
-pub(super) struct Memory<B> {
+pub(crate) struct Memory<B> {
     network: Arc<Network<B>>,
     /// Whole words, so that numbers of every type are aligned, and lengths in bytes.
     buffers: Vec<(Vec<u64>, usize)>,
 }
 
 impl<B: AsRef<[u8]>> Memory<B> {
-    pub(super) fn new(network: Arc<Network<B>>) -> Self {
+    pub(crate) fn new(network: Arc<Network<B>>) -> Self {
         // The file's own number.
         Memory { network, buffers: vec![(Vec::new(), 0)] }
     }
 
     /// A buffer of zeros, with the next number. The system's memory is taken when it is first touched; what
     /// the system would never give is refused here.
-    pub(super) fn add(&mut self, bytes: u64) -> Result<(), LlmError> {
+    pub(crate) fn add(&mut self, bytes: u64) -> Result<(), LlmError> {
         let refused =
             || LlmError::unsupported(format!("a card needs {bytes} bytes more than there are"));
         let bytes = usize::try_from(bytes).map_err(|_| refused())?;
@@ -41,7 +41,7 @@ impl<B: AsRef<[u8]>> Memory<B> {
     }
 
     /// Bytes from a place on.
-    pub(super) fn get(&self, place: Place, length: u64) -> &[u8] {
+    pub(crate) fn get(&self, place: Place, length: u64) -> &[u8] {
         let start = place.offset as usize;
         let end = start + length as usize;
         match place.buffer {
@@ -51,7 +51,7 @@ impl<B: AsRef<[u8]>> Memory<B> {
     }
 
     /// Numbers from a place on; copied where a file keeps them at an odd place.
-    pub(super) fn floats(&self, place: Place, count: u64) -> Cow<'_, [f32]> {
+    pub(crate) fn floats(&self, place: Place, count: u64) -> Cow<'_, [f32]> {
         let bytes = self.get(place, count * 4);
         match bytemuck::try_cast_slice(bytes) {
             Ok(floats) => Cow::Borrowed(floats),
@@ -60,24 +60,24 @@ impl<B: AsRef<[u8]>> Memory<B> {
     }
 
     /// Calls `work` with a buffer's bytes.
-    pub(super) fn bytes_mut(&mut self, buffer: BufferId, work: impl FnOnce(&mut [u8])) {
+    pub(crate) fn bytes_mut(&mut self, buffer: BufferId, work: impl FnOnce(&mut [u8])) {
         let (words, length) = &mut self.buffers[buffer.0 as usize];
         work(&mut cast_slice_mut(words)[..*length]);
     }
 
     /// Takes a buffer out, so that it can be written while others are read.
-    pub(super) fn take(&mut self, buffer: BufferId) -> Vec<u64> {
+    pub(crate) fn take(&mut self, buffer: BufferId) -> Vec<u64> {
         std::mem::take(&mut self.buffers[buffer.0 as usize].0)
     }
 
     /// Puts a buffer back.
-    pub(super) fn put(&mut self, buffer: BufferId, words: Vec<u64>) {
+    pub(crate) fn put(&mut self, buffer: BufferId, words: Vec<u64>) {
         self.buffers[buffer.0 as usize].0 = words;
     }
 }
 
 /// The bytes of a taken buffer from a place on.
-pub(super) fn part(words: &mut [u64], place: Place, length: u64) -> &mut [u8] {
+pub(crate) fn part(words: &mut [u64], place: Place, length: u64) -> &mut [u8] {
     let start = place.offset as usize;
     &mut cast_slice_mut(words)[start..start + length as usize]
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Operators between products, on a card that is a thread. Those of many rows are shared out over the team.
+//! Operators between products, on a card that this process plays. Those of many rows are shared out over the team.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use ggml_spanker::{Quant, decode, quantize};
 use spanker_runtime::{Place, Work};
 
 use super::Card;
-use crate::inproc::memory::part;
+use super::memory::part;
 
 /// Bytes of results below which a team costs more than it saves.
 const SMALL: usize = 64 << 10;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One card that is a thread: it goes through its program, shares large operators with its team, and notes
-//! where the time went.
+//! One card that this process plays: it goes through its program, shares large operators with its team, and
+//! notes where the time went. How it reaches other cards is not its business.
 
 mod crew;
+mod furnish;
+pub(crate) mod memory;
 mod operate;
+mod peers;
 mod product;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,44 +20,60 @@ use spanker_reduce::Team;
 use spanker_runtime::{Place, Work};
 
 use self::crew::Crew;
-use super::board::Link;
-use super::memory::{Memory, part};
-use crate::Op;
+pub(crate) use self::furnish::furnish;
+use self::memory::{Memory, part};
+pub(crate) use self::peers::Peers;
+use crate::runner::{Outcome, Timing, Want, candidates};
+use crate::{Op, Recorder};
 
 /// What a card says after a step.
-pub(super) struct Report {
+pub(crate) struct Report {
     /// Time on exchanges and waiting.
-    pub(super) sync: Duration,
+    pub(crate) sync: Duration,
     /// Bytes for other cards.
-    pub(super) sent: u64,
+    pub(crate) sent: u64,
     /// What it did when, in seconds since the step began here.
-    pub(super) marks: Vec<Mark>,
+    pub(crate) marks: Vec<Mark>,
     /// What the host asked for.
-    pub(super) read: Option<Vec<u8>>,
+    pub(crate) read: Option<Vec<u8>>,
 }
 
 /// A card.
-pub(super) struct Card<B> {
+pub(crate) struct Card<B> {
     memory: Memory<B>,
-    link: Link,
     team: Team,
     crew: Crew,
     inputs: Inputs,
     scratch: Mutex<Vec<AttendScratch>>,
     /// Products of several rows, before they are put in order.
     tiles: Vec<f32>,
-    /// Exchanges of the group so far.
-    exchanges: u64,
 }
 
-/// Somebody has failed, and the step cannot be completed.
-struct GivenUp;
+/// What a card's thread is told to do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Task {
+    /// The step's number.
+    pub(crate) step: u64,
+    /// Whether it says what it does when.
+    pub(crate) traced: bool,
+    /// What the host wants to read afterwards.
+    pub(crate) read: Option<(Place, u64)>,
+}
+
+/// Why a card did not get through its program.
+#[derive(Debug)]
+pub(crate) enum Stopped<F> {
+    /// Its own work has panicked.
+    Panicked,
+    /// Another card cannot be reached.
+    Fault(F),
+}
 
 impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
-    pub(super) fn new(memory: Memory<B>, link: Link, threads: usize) -> Self {
+    pub(crate) fn new(memory: Memory<B>, threads: usize) -> Self {
         let team = Team::new(threads);
         let (inputs, scratch, tiles) = (Inputs::new(), Mutex::default(), Vec::new());
-        Card { memory, link, team, crew: Crew::new(), inputs, scratch, tiles, exchanges: 0 }
+        Card { memory, team, crew: Crew::new(), inputs, scratch, tiles }
     }
 
     /// Threads that share an operator.
@@ -62,40 +81,35 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         if self.crew.alone() { 1 } else { self.team.threads() }
     }
 
-    /// Runs a program and reads what the host wants from a room. Nothing if this card or another has failed.
-    pub(super) fn run(
+    /// Runs a program and reads what the host wants from a room.
+    pub(crate) fn run<P: Peers>(
         &mut self,
         program: &[Op],
-        step: u64,
-        traced: bool,
-        read: Option<(Place, u64)>,
-    ) -> Option<Report> {
+        peers: &mut P,
+        task: Task,
+    ) -> Result<Report, Stopped<P::Fault>> {
         let mut report = Report { sync: Duration::ZERO, sent: 0, marks: Vec::new(), read: None };
         let work = || {
-            self.go_through(program, step, traced, &mut report)?;
-            report.read = read.map(|(place, length)| self.memory.get(place, length).to_vec());
-            Ok::<(), GivenUp>(())
+            self.go_through(program, peers, task, &mut report)?;
+            report.read = task.read.map(|(place, length)| self.memory.get(place, length).to_vec());
+            Ok::<(), P::Fault>(())
         };
         match catch_unwind(AssertUnwindSafe(work)) {
-            Ok(Ok(())) => {}
-            Ok(Err(GivenUp)) => return None,
-            Err(_) => {
-                self.link.boards.fail(self.link.seat);
-                return None;
-            }
+            Ok(Ok(())) => Ok(report),
+            Ok(Err(fault)) => Err(Stopped::Fault(fault)),
+            Err(_) => Err(Stopped::Panicked),
         }
-        Some(report)
     }
 
-    fn go_through(
+    fn go_through<P: Peers>(
         &mut self,
         program: &[Op],
-        step: u64,
-        traced: bool,
+        peers: &mut P,
+        task: Task,
         report: &mut Report,
-    ) -> Result<(), GivenUp> {
+    ) -> Result<(), P::Fault> {
         let begun = Instant::now();
-        let mut log = Log { begun, traced, open: None };
+        let mut log = Log { begun, traced: task.traced, open: None };
         let mut at = 0;
         while let Some(op) = program.get(at) {
             match op {
@@ -111,7 +125,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 Op::Mark { activity, layer } => log.mark(report, *activity, *layer),
                 exchange => {
                     let before = Instant::now();
-                    self.exchange(exchange, step, report)?;
+                    self.exchange(exchange, peers, task.step, report)?;
                     let after = Instant::now();
                     report.sync += after - before;
                     log.exchanged(report, before, after);
@@ -123,18 +137,23 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         Ok(())
     }
 
-    fn exchange(&mut self, op: &Op, step: u64, report: &mut Report) -> Result<(), GivenUp> {
-        let others = self.link.ranks() as u64 - 1;
-        let went_well = match *op {
+    fn exchange<P: Peers>(
+        &mut self,
+        op: &Op,
+        peers: &mut P,
+        step: u64,
+        report: &mut Report,
+    ) -> Result<(), P::Fault> {
+        let (rank, others) = (peers.rank(), peers.ranks() as u64 - 1);
+        match *op {
             Op::Gather { ref parts, rows, from, into } => {
-                let own = &parts[self.link.rank];
-                let length = rows * (own.end - own.start);
-                report.sent += length * others;
+                let bytes = |rank: usize| rows * (parts[rank].end - parts[rank].start);
+                report.sent += bytes(rank) * others;
                 let row = parts.last().map_or(0, |part| part.end);
-                let number = self.next_exchange();
                 let mut words = self.memory.take(into.buffer);
                 let out = part(&mut words, into, rows * row);
-                let met = self.link.meet(number, self.memory.get(from, length), |rank, bytes| {
+                let own = self.memory.get(from, bytes(rank));
+                let met = peers.meet(own, bytes, |rank, bytes| {
                     let range = parts[rank].start as usize..parts[rank].end as usize;
                     let pieces = bytes.chunks_exact(range.len().max(1));
                     for (out, piece) in out.chunks_exact_mut(row as usize).zip(pieces) {
@@ -146,55 +165,91 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             }
             Op::Sum { data, elements } => {
                 report.sent += elements * 4 * others;
-                let number = self.next_exchange();
                 let mut words = self.memory.take(data.buffer);
                 let own = part(&mut words, data, elements * 4).to_vec();
                 let sum: &mut [f32] =
                     bytemuck::cast_slice_mut(part(&mut words, data, elements * 4));
-                let met = self.link.meet(number, &own, |rank, bytes| {
-                    let numbers = bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word));
-                    match rank {
-                        0 => sum.iter_mut().zip(numbers).for_each(|(sum, value)| *sum = value),
-                        _ => sum.iter_mut().zip(numbers).for_each(|(sum, value)| *sum += value),
-                    }
-                });
+                let met = peers.meet(
+                    &own,
+                    |_| elements * 4,
+                    |rank, bytes| {
+                        let numbers =
+                            bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word));
+                        match rank {
+                            0 => sum.iter_mut().zip(numbers).for_each(|(sum, value)| *sum = value),
+                            _ => sum.iter_mut().zip(numbers).for_each(|(sum, value)| *sum += value),
+                        }
+                    },
+                );
                 self.memory.put(data.buffer, words);
                 met
             }
             Op::Spread { root, data, length } => {
-                let number = self.next_exchange();
+                report.sent += if root == rank { length * others } else { 0 };
                 let mut words = self.memory.take(data.buffer);
-                let bytes = part(&mut words, data, length);
-                let own = if root == self.link.rank { bytes.to_vec() } else { Vec::new() };
-                report.sent += own.len() as u64 * others;
-                let met = self.link.meet(number, &own, |rank, given| {
-                    if rank == root {
-                        bytes.copy_from_slice(&given);
-                    }
-                });
+                let met = peers.spread(root, part(&mut words, data, length));
                 self.memory.put(data.buffer, words);
                 met
             }
             Op::Hand { to, from, length } => {
                 report.sent += length;
-                self.link.hand(to, step, self.memory.get(from, length));
-                true
+                peers.hand(to, step, self.memory.get(from, length))
             }
-            Op::Take { into, length, .. } => {
+            Op::Take { from, into, length } => {
                 let mut words = self.memory.take(into.buffer);
-                let bytes = part(&mut words, into, length);
-                let met = self.link.take(step, |given| bytes.copy_from_slice(given));
+                let met = peers.take(from, step, part(&mut words, into, length));
                 self.memory.put(into.buffer, words);
                 met
             }
-            Op::Work(_) | Op::Mark { .. } => true,
-        };
-        if went_well { Ok(()) } else { Err(GivenUp) }
+            Op::Work(_) | Op::Mark { .. } => Ok(()),
+        }
+    }
+}
+
+/// Puts together what the cards of a step say, in the order of their seats.
+pub(crate) fn outcome(want: Want, wall: Duration, reports: &[Report]) -> Outcome {
+    let cards = reports.len() as u32;
+    let sync = reports.iter().map(|report| report.sync).sum::<Duration>() / cards.max(1);
+    let sent = reports.iter().map(|report| report.sent).sum();
+    let timing = Timing { wall, card: None, sync, sent };
+    let mut outcome = Outcome { timing, ..Outcome::default() };
+    match want {
+        Want::Best(k) => {
+            let read = reports.iter().find_map(|report| report.read.as_deref());
+            outcome.best = candidates(read.unwrap_or(&[]), k as usize);
+        }
+        Want::Logits => {
+            let parts = reports.iter().filter_map(|report| report.read.as_deref());
+            let words = parts.flat_map(|part| part.as_chunks().0.iter());
+            outcome.logits = Some(words.map(|&word| f32::from_le_bytes(word)).collect());
+        }
+        Want::Nothing => {}
+    }
+    outcome
+}
+
+/// A trace of a run, and when that began.
+#[derive(Debug)]
+pub(crate) struct Tracing {
+    origin: Instant,
+    recorder: Recorder,
+}
+
+impl Tracing {
+    pub(crate) fn new(recorder: &Recorder) -> Tracing {
+        Tracing { origin: Instant::now(), recorder: recorder.clone() }
     }
 
-    fn next_exchange(&mut self) -> u64 {
-        self.exchanges += 1;
-        self.exchanges
+    /// Adds what a card did in a step that began at `begun`.
+    pub(crate) fn keep(&self, card: usize, report: &Report, begun: Instant, token: usize) {
+        let shift = begun.duration_since(self.origin).as_secs_f64();
+        self.recorder.add(report.marks.iter().map(|&(mut mark)| {
+            mark.card = card as u32;
+            mark.label.token = token as u32;
+            mark.start += shift;
+            mark.end += shift;
+            mark
+        }));
     }
 }
 

@@ -9,8 +9,8 @@ use ggml_spanker::{Quant, multiply};
 use spanker_runtime::{BufferId, Place, Work};
 
 use super::Card;
+use super::memory::part;
 use crate::Op;
-use crate::inproc::memory::part;
 
 /// Rows of weights that kernels take together.
 const STRIDE: usize = 16;

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A model on processes that mpirun has started: each opens its own copy of the file and plays one card. Rank 0
+//! plans, reads, prints; the others follow it. What they do together is in `spanker-llm`.
+
+use std::time::Duration;
+
+use spanker_llm::Front;
+use spanker_plan::Plan;
+use spanker_topology::{Cluster, Shape};
+
+use super::{Args, Loaded, host};
+use crate::Usage;
+use crate::directory::CardList;
+
+/// Times that short messages are sent to see how long they take, and long ones.
+const PINGS: [usize; 2] = [21, 7];
+/// Bytes of a long message.
+const LONG: usize = 256 << 10;
+
+/// Where the ranks are.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "without MPI nobody makes one"))]
+pub(crate) struct Place {
+    /// The host of each rank.
+    pub(crate) hosts: Vec<String>,
+    /// The MPI.
+    pub(crate) library: String,
+    /// Ranks on this rank's host.
+    pub(crate) here: usize,
+    /// How long ranks wait for each other.
+    pub(crate) patience: Duration,
+}
+
+impl Place {
+    /// In words.
+    pub(crate) fn words(&self) -> String {
+        let mut hosts = self.hosts.clone();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let (ranks, library) = (self.hosts.len(), &self.library);
+        let many = |count: usize| if count == 1 { "" } else { "s" };
+        let on = match &hosts[..] {
+            [one] => format!("host {one}"),
+            several => format!("{} hosts ({})", several.len(), several.join(", ")),
+        };
+        format!("{ranks} rank{} on {on}, {library}", many(ranks))
+    }
+}
+
+/// How many cards flags ask for where each is a rank. Ranks that are too many wait.
+pub(crate) fn cards(
+    list: Option<&CardList>,
+    shares: Option<&[f64]>,
+    place: &Place,
+) -> anyhow::Result<usize> {
+    let ranks = place.hosts.len();
+    let count = match (list, shares) {
+        (None, None) => ranks,
+        (None, Some(shares)) => shares.len(),
+        (Some(CardList::Count(count)), _) => *count,
+        (Some(CardList::Indices(_)), _) => {
+            let text = "--cards takes a number for --fabric mpi, a list is for --fabric cards";
+            return Err(Usage(text.into()).into());
+        }
+    };
+    if count == 0 || count > ranks {
+        let text = format!("{count} cards: mpirun has started {ranks} ranks, and each is one card");
+        return Err(Usage(text).into());
+    }
+    Ok(count)
+}
+
+/// The first `cards` ranks, all taken to be as fast as this one: it is measured here and now, as one of the ranks
+/// of this host, and so is what messages to all others take.
+pub(crate) fn cluster(
+    loaded: &Loaded,
+    front: &mut Front<'_>,
+    place: &Place,
+    cards: usize,
+    rows: usize,
+) -> anyhow::Result<Cluster> {
+    let wires = wires(front)?;
+    let threads = loaded.threads * place.here;
+    let profile = host::profile(&loaded.network, place.here, threads, rows, &wires)?;
+    front.beat()?;
+    Ok(Cluster::uniform(profile, cards, Shape::Switch)?)
+}
+
+/// What messages from this rank to the others take.
+fn wires(front: &mut Front<'_>) -> anyhow::Result<host::Wires> {
+    let mut times = [Duration::ZERO; 2];
+    for ((time, bytes), count) in times.iter_mut().zip([0, LONG]).zip(PINGS) {
+        let mut all = (0..count).map(|_| front.ping(bytes)).collect::<Result<Vec<_>, _>>()?;
+        all.sort_unstable();
+        *time = all[count / 2];
+    }
+    let [short, long] = times;
+    let others = (front.ranks() - 1).max(1);
+    let more = long.saturating_sub(short).max(Duration::from_nanos(100));
+    let bandwidth = (others * LONG) as f64 / more.as_secs_f64();
+    // The answer comes back the same way.
+    Ok(host::Wires::measured(bandwidth, short.as_secs_f64() / 2.0))
+}
+
+/// Joins the other ranks. On rank 0 `lead` is called, with the model and the others at its command; all others follow
+/// until it is done. `expected` is the plan that a rank has been given itself, if it has.
+///
+/// A process that cannot go on does not come back from this: it says why, unless another rank does, and ends.
+#[cfg(not(feature = "mpi"))]
+pub(crate) fn join(
+    _: &Args,
+    _: &dyn Fn(&Loaded) -> anyhow::Result<Option<Plan>>,
+    _: impl FnOnce(&Loaded, &mut Front<'_>, &Place) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    Err(crate::ranks::without_mpi().into())
+}
+
+#[cfg(feature = "mpi")]
+pub(crate) use with_mpi::join;
+
+#[cfg(feature = "mpi")]
+mod with_mpi {
+    use std::time::Instant;
+
+    use spanker_fabric::{Call, Fabric, FabricError};
+    use spanker_fabric_mpi::World;
+    use spanker_llm::{Follower, LlmError, follow};
+    use spanker_plan::{Algorithm, Collective, DType, ReduceOp};
+
+    use super::{Args, Duration, Front, Loaded, Place, Plan};
+    use crate::output;
+
+    /// How long a rank waits for another where no flag says so.
+    const PATIENCE: Duration = Duration::from_secs(60);
+    /// How long all may take to open their files.
+    const OPENING: Duration = Duration::from_secs(300);
+
+    /// The same with MPI.
+    pub(crate) fn join(
+        args: &Args,
+        expected: &dyn Fn(&Loaded) -> anyhow::Result<Option<Plan>>,
+        lead: impl FnOnce(&Loaded, &mut Front<'_>, &Place) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let world = crate::ranks::world()?;
+        let hosts = world.hosts().to_vec();
+        let here = hosts.iter().filter(|&host| *host == hosts[world.rank()]).count();
+        let (library, patience) = (world.library().to_owned(), args.deadline.unwrap_or(PATIENCE));
+        let place = Place { hosts, library, here, patience };
+        let mut fabric = world.fabric(OPENING)?;
+        let outcome = match world.rank() {
+            0 => first(&mut fabric, args, &place, lead),
+            _ => other(&mut fabric, args, &place, expected),
+        };
+        match outcome {
+            Ok(()) => Ok(()),
+            // Ending MPI could wait for ranks that never come.
+            Err(error) => leave(world.rank(), &world, &place, &error),
+        }
+    }
+
+    /// The model, with the threads that this rank may have.
+    fn open(args: &Args, place: &Place) -> anyhow::Result<Loaded> {
+        let mut loaded = Loaded::open(args)?;
+        if args.threads.is_none() {
+            loaded.threads = (loaded.threads / place.here).max(1);
+        }
+        Ok(loaded)
+    }
+
+    /// All ranks are here. Rank 0 has opened its file before it says so, so that what is wrong everywhere is
+    /// said once.
+    fn meet(fabric: &mut dyn Fabric) -> Result<(), FabricError> {
+        let call = Call {
+            collective: Collective::Barrier,
+            algorithm: Algorithm::OneShot,
+            elements: 0,
+            dtype: DType::U8,
+            op: ReduceOp::Sum,
+            plan: 0,
+        };
+        fabric.commit(&call, Instant::now() + OPENING)
+    }
+
+    /// Tells the others why this rank cannot go on.
+    fn refuse(fabric: &mut dyn Fabric, error: &anyhow::Error) {
+        let (rank, reason) = (fabric.rank(), format!("{error:#}"));
+        fabric.abort(FabricError::Refused { rank, reason });
+    }
+
+    fn first(
+        fabric: &mut dyn Fabric,
+        args: &Args,
+        place: &Place,
+        lead: impl FnOnce(&Loaded, &mut Front<'_>, &Place) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let loaded = open(args, place).inspect_err(|error| refuse(fabric, error))?;
+        meet(fabric).map_err(LlmError::from)?;
+        let mut front = Front::new(fabric, place.patience)?;
+        let outcome = lead(&loaded, &mut front, place);
+        outcome.inspect_err(|error| front.give_up(format!("{error:#}")))
+    }
+
+    fn other(
+        fabric: &mut dyn Fabric,
+        args: &Args,
+        place: &Place,
+        expected: &dyn Fn(&Loaded) -> anyhow::Result<Option<Plan>>,
+    ) -> anyhow::Result<()> {
+        meet(fabric).map_err(LlmError::from)?;
+        let ready = open(args, place).and_then(|loaded| Ok((expected(&loaded)?, loaded)));
+        let (plan, loaded) = ready.inspect_err(|error| refuse(fabric, error))?;
+        let follower = Follower {
+            network: &loaded.network,
+            plan: plan.as_ref(),
+            threads: loaded.threads,
+            // The front opens and measures before its first word.
+            patience: place.patience,
+        };
+        Ok(follow(fabric, &follower)?)
+    }
+
+    /// Whether this rank is the one that tells of an error: the one that found it.
+    fn tells(rank: usize, world: &World, error: &anyhow::Error) -> bool {
+        let Some(LlmError::Fabric(fault)) = error.downcast_ref() else { return true };
+        match fault {
+            FabricError::Died { rank: dead } => rank == usize::from(*dead == 0) || world.speaks(),
+            FabricError::Deadline { rank: found, .. }
+            | FabricError::Mismatch { rank: found, .. }
+            | FabricError::Length { rank: found, .. }
+            | FabricError::Corrupt { rank: found, .. }
+            | FabricError::Lost { rank: found, .. }
+            | FabricError::Failed { rank: found, .. }
+            | FabricError::Refused { rank: found, .. } => *found == rank,
+            _ => world.speaks(),
+        }
+    }
+
+    /// Ends the process after an error.
+    fn leave(rank: usize, world: &World, place: &Place, error: &anyhow::Error) -> ! {
+        let closed = output::is_closed_pipe(error);
+        if tells(rank, world, error) && !closed {
+            output::progress_done();
+            let own = error.downcast_ref::<LlmError>().is_none();
+            match own && rank > 0 {
+                true => eprintln!("error: rank {rank} on {}: {error:#}", place.hosts[rank]),
+                false => eprintln!("error: {error:#}"),
+            }
+        }
+        let code = if error.is::<crate::Usage>() { 2 } else { i32::from(!closed) };
+        std::process::exit(code)
+    }
+}

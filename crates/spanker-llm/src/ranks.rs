@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cards that are ranks of a fabric: processes, on one host or several, or threads in tests. Rank `r` plays the
+//! plan's card `r`, and holds that card's part of the model alone.
+//!
+//! Rank 0 is the front. It gives orders ([`Front`]): lay this plan out, run this step, it is over. The others
+//! [`follow`]. A step is one order; its exchanges are messages among the ranks of a stage, and at its end every
+//! card tells the front what came of it.
+//!
+//! Every wait ends with what it waits for, with the group's fault, or when `patience` is over. So the front must
+//! be heard of within that time: whoever lets the front wait for something else calls [`Front::beat`] (or
+//! [`Runner::beat`]) several times as often, to which all ranks answer.
+
+mod follow;
+mod order;
+mod seated;
+mod wire;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spanker_fabric::{Fabric, FabricError};
+use spanker_plan::Plan;
+
+use crate::card::{self, Report, Tracing};
+use crate::program::Space;
+use crate::runner::{Outcome, Runner, Step, Timing, Want};
+use crate::{LlmError, Network, Recorder};
+pub use follow::{Follower, follow};
+use order::Order;
+use seated::Seated;
+pub(crate) use wire::fingerprint;
+use wire::{FRONT, Wire};
+
+/// Rank 0's hold on the others. When it is dropped, they are told that it is over.
+pub struct Front<'f> {
+    wire: Wire<'f>,
+    /// The group has a fault: nobody listens any more.
+    faulty: bool,
+}
+
+impl std::fmt::Debug for Front<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Front").field("ranks", &self.wire.ranks()).finish_non_exhaustive()
+    }
+}
+
+impl<'f> Front<'f> {
+    /// The front of a group whose other ranks [`follow`]. No rank is waited for longer than `patience`, which
+    /// has to be more than a step takes.
+    ///
+    /// # Errors
+    /// [`LlmError::Unsupported`] for an end that is not rank 0's.
+    pub fn new(fabric: &'f mut dyn Fabric, patience: Duration) -> Result<Self, LlmError> {
+        if fabric.rank() != FRONT {
+            let what = format!("rank {} cannot be the front, which is rank 0", fabric.rank());
+            return Err(LlmError::unsupported(what));
+        }
+        Ok(Front { wire: Wire::new(fabric, patience), faulty: false })
+    }
+
+    /// Ranks in the group.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.wire.ranks()
+    }
+
+    /// Lets the others know that there is more to come, and sees that they are all there.
+    ///
+    /// # Errors
+    /// [`LlmError::Fabric`] if one is not.
+    pub fn beat(&mut self) -> Result<(), LlmError> {
+        self.ping(0).map(|_| ())
+    }
+
+    /// Sends so many bytes to each of the others, and says how long it took until all had answered.
+    ///
+    /// # Errors
+    /// [`LlmError::Fabric`] if one does not.
+    pub fn ping(&mut self, bytes: usize) -> Result<Duration, LlmError> {
+        let begun = Instant::now();
+        self.order(&Order::Beat { zeros: bytes })?;
+        Ok(begun.elapsed())
+    }
+
+    /// Gives the group up because of something that only this rank knows: the others end with these words.
+    pub fn give_up(&mut self, reason: impl Into<String>) {
+        if !self.faulty {
+            self.wire.refuse(reason.into());
+            self.faulty = true;
+        }
+    }
+
+    /// Lays a network out over the ranks, as a plan says. This rank's part is shared by `threads`. Ranks that are no
+    /// card of the plan wait until it is over.
+    ///
+    /// # Errors
+    /// [`LlmError::Plan`] for a plan of another model, for more ranks than there are, or one that cannot be run;
+    /// [`LlmError::Unsupported`] if this rank has not the memory; [`LlmError::Fabric`] if another rank has not,
+    /// has another model or plan, or is gone.
+    pub fn lay_out<B: AsRef<[u8]> + Send + Sync>(
+        &mut self,
+        network: &Arc<Network<B>>,
+        plan: &Plan,
+        context: usize,
+        batch: usize,
+        threads: usize,
+    ) -> Result<OnRanks<'_, 'f, B>, LlmError> {
+        crate::program::check_plan(network, plan)?;
+        let ranks = self.ranks();
+        if let Some(card) = plan.layout.cards().into_iter().find(|&card| card >= ranks) {
+            return Err(LlmError::plan(format!(
+                "it uses card {card}, and there are {ranks} ranks"
+            )));
+        }
+        let json = plan.to_json();
+        let stamp = fingerprint(json.bytes());
+        let space = Space { context, batch };
+        let (context, batch) = (context as u64, batch as u64);
+        self.order(&Order::Plan { network: network.fingerprint(), context, batch, json })?;
+        let seated = Seated::new(network, plan, space, FRONT, threads);
+        let seated = seated.inspect_err(|error| self.give_up(error.to_string()))?;
+        self.heard(|wire| wire.settle(stamp))?;
+        Ok(OnRanks { front: self, seated, trace: None })
+    }
+
+    fn order(&mut self, order: &Order) -> Result<(), LlmError> {
+        self.heard(|wire| wire.order(order))
+    }
+
+    /// Remembers that the group has a fault.
+    fn heard<R>(
+        &mut self,
+        what: impl FnOnce(&mut Wire<'f>) -> Result<R, FabricError>,
+    ) -> Result<R, LlmError> {
+        let outcome = what(&mut self.wire);
+        self.faulty |= outcome.is_err();
+        Ok(outcome?)
+    }
+}
+
+impl Drop for Front<'_> {
+    fn drop(&mut self) {
+        if !self.faulty {
+            // Who is gone need not be told.
+            let _ = self.wire.order(&Order::Over).and_then(|()| self.wire.part());
+        }
+    }
+}
+
+/// A network on ranks, as rank 0 sees it.
+pub struct OnRanks<'a, 'f, B> {
+    front: &'a mut Front<'f>,
+    seated: Seated<B>,
+    trace: Option<Tracing>,
+}
+
+impl<B> std::fmt::Debug for OnRanks<'_, '_, B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OnRanks")
+            .field("cards", &self.seated.lowering.seats.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B> OnRanks<'_, '_, B> {
+    /// Records from now on what this rank's card does when. Other ranks have clocks of their own.
+    pub fn record(&mut self, recorder: &Recorder) {
+        self.trace = Some(Tracing::new(recorder));
+    }
+}
+
+impl<B: AsRef<[u8]> + Send + Sync> OnRanks<'_, '_, B> {
+    /// The reports of all cards, in the order of their seats.
+    fn collect(&mut self, own: Option<Report>, want: Want) -> Result<Vec<Report>, LlmError> {
+        let (from, step) = (self.seated.expected(want), self.seated.steps);
+        let letters = self.front.heard(|wire| wire.reports(step, &from))?;
+        let mut letters = letters.into_iter();
+        let mut own = own;
+        let seats = self.seated.ranks.iter();
+        let reports = seats.filter_map(|&rank| match rank {
+            FRONT => own.take(),
+            _ => letters.next().map(|letter| seated::read(letter.bytes())),
+        });
+        Ok(reports.collect())
+    }
+}
+
+impl<B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<'_, '_, B> {
+    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+        self.seated.lowering.check(step)?;
+        let begun = Instant::now();
+        self.front.order(&Order::step(step))?;
+        let (seated, traced) = (&mut self.seated, self.trace.is_some());
+        let own = self.front.heard(|wire| seated.step(wire, step, traced))?;
+        if let (Some(trace), Some(report)) = (&self.trace, &own) {
+            trace.keep(FRONT, report, begun, step.past);
+        }
+        let cards = self.seated.ranks.len() as u32;
+        if step.want == Want::Nothing {
+            // The others tell what they have done with the step that is asked for something.
+            let (sync, sent) = own.map_or_else(Default::default, |own| (own.sync, own.sent));
+            let timing = Timing { wall: begun.elapsed(), card: None, sync: sync / cards, sent };
+            return Ok(Outcome { timing, ..Outcome::default() });
+        }
+        let reports = self.collect(own, step.want)?;
+        Ok(card::outcome(step.want, begun.elapsed(), &reports))
+    }
+
+    fn batch(&self) -> usize {
+        self.seated.lowering.batch
+    }
+
+    fn beat(&mut self) -> Result<(), LlmError> {
+        self.front.beat()
+    }
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What every rank but the front does: wait for an order, carry it out, wait for the next.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use spanker_fabric::{Fabric, FabricError};
+use spanker_plan::Plan;
+
+use super::order::Order;
+use super::seated::{self, Seated};
+use super::wire::{Wire, fingerprint};
+use crate::card::Report;
+use crate::program::Space;
+use crate::runner::{Step, Want};
+use crate::{LlmError, Network};
+
+/// What a rank brings along.
+#[derive(Debug)]
+pub struct Follower<'n, B> {
+    /// Its own copy of the model's file.
+    pub network: &'n Arc<Network<B>>,
+    /// The plan that it expects, if it knows one; another is refused.
+    pub plan: Option<&'n Plan>,
+    /// Threads that share its part.
+    pub threads: usize,
+    /// How long it waits for another rank, the front included.
+    pub patience: Duration,
+}
+
+/// Does what the front says until that says that it is over.
+///
+/// # Errors
+/// [`LlmError::Fabric`] with the group's fault, which names a rank: this one, if it has another model or plan
+/// than the front, or not the memory.
+pub fn follow<B: AsRef<[u8]> + Send + Sync>(
+    fabric: &mut dyn Fabric,
+    follower: &Follower<'_, B>,
+) -> Result<(), LlmError> {
+    let mut wire = Wire::new(fabric, follower.patience);
+    let mut seated: Option<Seated<B>> = None;
+    // What was done in steps that were asked for nothing is told with the next that is.
+    let mut untold = (Duration::ZERO, 0);
+    loop {
+        match wire.next()? {
+            Order::Over => return Ok(wire.part()?),
+            Order::Beat { .. } => {}
+            Order::Plan { network, context, batch, json } => {
+                // The last one's memory is free for this one.
+                drop(seated.take());
+                untold = (Duration::ZERO, 0);
+                let space = Space { context: context as usize, batch: batch as usize };
+                seated = Some(take_seat(&mut wire, follower, network, space, &json)?);
+            }
+            Order::Step { past, want, tokens } => {
+                let step = Step { tokens: &tokens, past: past as usize, want };
+                let Some(seated) = &mut seated else {
+                    return Err(wire.refuse("there is no plan to run a step of".into()).into());
+                };
+                if let Err(error) = seated.lowering.check(&step) {
+                    return Err(wire.refuse(error.to_string()).into());
+                }
+                let Some(report) = seated.step(&mut wire, &step, false)? else { continue };
+                untold = (untold.0 + report.sync, untold.1 + report.sent);
+                if want != Want::Nothing {
+                    let (sync, sent) = std::mem::take(&mut untold);
+                    let report = Report { sync, sent, ..report };
+                    wire.report(seated.steps, &seated::write(&report))?;
+                }
+            }
+        }
+    }
+}
+
+/// Lays out this rank's part of the front's plan, if it agrees to it.
+fn take_seat<B: AsRef<[u8]> + Send + Sync>(
+    wire: &mut Wire<'_>,
+    follower: &Follower<'_, B>,
+    network: u64,
+    space: Space,
+    json: &str,
+) -> Result<Seated<B>, FabricError> {
+    let own = follower.network.fingerprint();
+    if own != network {
+        return Err(wire.disagree("model", own, network));
+    }
+    let stamp = fingerprint(json.bytes());
+    if let Some(plan) = follower.plan {
+        let own = fingerprint(plan.to_json().bytes());
+        if own != stamp {
+            return Err(wire.disagree("plan", own, stamp));
+        }
+    }
+    let rank = wire.rank();
+    let plan = Plan::from_json(json).map_err(|error| error.to_string());
+    let seated = plan.and_then(|plan| {
+        let seated = Seated::new(follower.network, &plan, space, rank, follower.threads);
+        seated.map_err(|error: LlmError| error.to_string())
+    });
+    let seated = seated.map_err(|reason| wire.refuse(reason))?;
+    wire.settle(stamp)?;
+    Ok(seated)
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a rank has of a plan that is laid out: its seat, if it has one, and what its card says after a step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use spanker_fabric::FabricError;
+use spanker_plan::{Plan, Rank};
+
+use super::wire::{FRONT, Neighbours, Wire};
+use crate::card::{Card, Report, Stopped, Task, furnish};
+use crate::program::{Lowering, Space};
+use crate::runner::{Step, Want};
+use crate::{LlmError, Network};
+
+/// A rank's part of a plan.
+pub(super) struct Seated<B> {
+    pub(super) lowering: Lowering,
+    /// The rank of every seat.
+    pub(super) ranks: Vec<Rank>,
+    /// This rank's seat and card.
+    card: Option<(usize, Card<B>)>,
+    /// Steps so far.
+    pub(super) steps: u64,
+}
+
+impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
+    /// Lays out this rank's part of a plan, and reads it once, so that steps do not wait for a disk.
+    pub(super) fn new(
+        network: &Arc<Network<B>>,
+        plan: &Plan,
+        space: Space,
+        rank: Rank,
+        threads: usize,
+    ) -> Result<Self, LlmError> {
+        let (lowering, memories) = furnish(network, plan, space, &|card| card == rank)?;
+        let ranks: Vec<Rank> = lowering.seats.iter().map(|seat| seat.card).collect();
+        let seat = ranks.iter().position(|&one| one == rank);
+        let card = seat.zip(memories.into_iter().next()).map(|(seat, memory)| {
+            lowering.seats[seat].holding.touch(network);
+            (seat, Card::new(memory, threads))
+        });
+        Ok(Seated { lowering, ranks, card, steps: 0 })
+    }
+
+    /// Runs this rank's program for a step; without a card there is no report.
+    pub(super) fn step(
+        &mut self,
+        wire: &mut Wire<'_>,
+        step: &Step<'_>,
+        traced: bool,
+    ) -> Result<Option<Report>, FabricError> {
+        self.steps += 1;
+        let Some((seat, card)) = &mut self.card else { return Ok(None) };
+        let programs = self.lowering.programs(step, &|from, to| vec![from, to]);
+        let read = self.lowering.wanted(*seat, step.want);
+        let task = Task { step: self.steps, traced, read };
+        let place = &self.lowering.seats[*seat];
+        let members = self.lowering.members[place.stage].clone();
+        let mut peers = Neighbours::new(wire, &self.ranks, members, place.rank, self.steps);
+        match card.run(&programs[*seat], &mut peers, task) {
+            Ok(report) => Ok(Some(report)),
+            Err(Stopped::Fault(fault)) => Err(fault),
+            Err(Stopped::Panicked) => Err(wire.refuse("its card has panicked".into())),
+        }
+    }
+
+    /// The ranks whose reports the front waits for, with their bytes.
+    pub(super) fn expected(&self, want: Want) -> Vec<(Rank, u64)> {
+        let read = |seat: usize| self.lowering.wanted(seat, want).map_or(0, |(_, bytes)| bytes);
+        let seats = self.ranks.iter().enumerate().filter(|&(_, &rank)| rank != FRONT);
+        seats.map(|(seat, &rank)| (rank, HEAD + read(seat))).collect()
+    }
+}
+
+/// Bytes of a report before what was asked for.
+const HEAD: u64 = 16;
+
+/// A report as bytes.
+pub(super) fn write(report: &Report) -> Vec<u8> {
+    let nanos = u64::try_from(report.sync.as_nanos()).unwrap_or(u64::MAX);
+    let mut bytes = [nanos.to_le_bytes(), report.sent.to_le_bytes()].concat();
+    bytes.extend_from_slice(report.read.as_deref().unwrap_or(&[]));
+    bytes
+}
+
+/// A report from bytes, of which there are as many as a report has at least.
+pub(super) fn read(bytes: &[u8]) -> Report {
+    let (head, rest) = bytes.split_at(HEAD as usize);
+    let word = |at: usize| head.as_chunks().0.get(at).map_or(0, |&word| u64::from_le_bytes(word));
+    let asked = (!rest.is_empty()).then(|| rest.to_vec());
+    Report { sync: Duration::from_nanos(word(0)), sent: word(1), marks: Vec::new(), read: asked }
+}

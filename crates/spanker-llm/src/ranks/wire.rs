@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A rank's end of the fabric, with what its messages are stamped with: the plan, the step, the exchange. Ranks that
+//! are not at the same one find out from the first message between them.
+//!
+//! To the fabric all of it is one call, from the first order to the last: its ranks are in different exchanges of
+//! it most of the time, and a fabric may take that for a mistake if they are different calls.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use spanker_fabric::{Call, Fabric, FabricError, Letter, Pool};
+use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp};
+
+use super::order::Order;
+use crate::card::Peers;
+
+/// The rank that gives orders.
+pub(super) const FRONT: Rank = 0;
+
+/// How long a rank may take to lay a plan out: it may have to read its part of the file from a disk.
+const LOADING: Duration = Duration::from_secs(600);
+
+/// Bytes of a stamp, behind those of a message.
+const STAMP: usize = 8;
+
+/// What every message and every commit belongs to.
+const CALL: Call = Call {
+    collective: Collective::Barrier,
+    algorithm: Algorithm::OneShot,
+    elements: 0,
+    dtype: DType::U8,
+    op: ReduceOp::Sum,
+    plan: u64::from_le_bytes(*b"on ranks"),
+};
+
+/// FNV-1a of words.
+fn stamp(words: &[u64]) -> u64 {
+    fingerprint(words.iter().flat_map(|word| word.to_le_bytes()))
+}
+
+/// FNV-1a of bytes.
+pub(crate) fn fingerprint(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// A rank's end of the fabric.
+pub(super) struct Wire<'f> {
+    fabric: &'f mut dyn Fabric,
+    pool: Pool,
+    patience: Duration,
+    /// Orders so far.
+    orders: u64,
+    /// What the plan in use is stamped with.
+    plan: u64,
+}
+
+impl<'f> Wire<'f> {
+    pub(super) fn new(fabric: &'f mut dyn Fabric, patience: Duration) -> Self {
+        Wire { fabric, pool: Pool::default(), patience, orders: 0, plan: 0 }
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        self.fabric.rank()
+    }
+
+    pub(super) fn ranks(&self) -> usize {
+        self.fabric.ranks()
+    }
+
+    /// Gives the group up, with words that the others hear.
+    pub(super) fn refuse(&mut self, reason: String) -> FabricError {
+        let rank = self.rank();
+        self.fabric.abort(FabricError::Refused { rank, reason })
+    }
+
+    /// Gives the group up because this rank and the front mean different things.
+    pub(super) fn disagree(&mut self, field: &'static str, ours: u64, theirs: u64) -> FabricError {
+        let (ours, theirs) = (format!("{ours:016x}"), format!("{theirs:016x}"));
+        let rank = self.rank();
+        self.fabric.abort(FabricError::Mismatch { rank, peer: FRONT, field, ours, theirs })
+    }
+
+    fn letter(&mut self, bytes: &[u8], stamp: u64) -> Letter {
+        self.pool.write(bytes.len() + STAMP, |out| {
+            let (text, end) = out.split_at_mut(bytes.len());
+            text.copy_from_slice(bytes);
+            end.copy_from_slice(&stamp.to_le_bytes());
+        })
+    }
+
+    fn exchange(
+        &mut self,
+        sends: &[(Rank, Letter)],
+        receives: &[Rank],
+    ) -> Result<Vec<Letter>, FabricError> {
+        self.fabric.exchange(&CALL, sends, receives, Instant::now() + self.patience)
+    }
+
+    /// What a letter of `peer` says, if it is meant for this place of the run.
+    fn open(&mut self, peer: Rank, letter: &Letter, stamp: u64) -> Result<Letter, FabricError> {
+        let (rank, actual) = (self.rank(), letter.bytes().len());
+        let Some((text, end)) = letter.bytes().split_last_chunk::<STAMP>() else {
+            let short = FabricError::Length { rank, peer, expected: STAMP, actual };
+            return Err(self.fabric.abort(short));
+        };
+        let (length, found) = (text.len(), u64::from_le_bytes(*end));
+        if found != stamp {
+            let (ours, theirs) = (format!("{stamp:016x}"), format!("{found:016x}"));
+            let field = "place in the run";
+            let other = FabricError::Mismatch { rank, peer, field, ours, theirs };
+            return Err(self.fabric.abort(other));
+        }
+        Ok(letter.part(0..length))
+    }
+
+    /// The same, if it is as long as it must be.
+    fn checked(
+        &mut self,
+        peer: Rank,
+        letter: &Letter,
+        expected: u64,
+        stamp: u64,
+    ) -> Result<Letter, FabricError> {
+        let letter = self.open(peer, letter, stamp)?;
+        let (actual, expected) = (letter.bytes().len(), expected as usize);
+        if actual == expected {
+            return Ok(letter);
+        }
+        let rank = self.rank();
+        Err(self.fabric.abort(FabricError::Length { rank, peer, expected, actual }))
+    }
+
+    fn others(&self) -> Vec<Rank> {
+        (0..self.ranks()).filter(|&rank| rank != FRONT).collect()
+    }
+
+    /// What the next order is stamped with.
+    fn next_order(&mut self) -> u64 {
+        self.orders += 1;
+        stamp(&[self.plan, self.orders])
+    }
+
+    /// Gives an order to all other ranks. A beat is answered.
+    pub(super) fn order(&mut self, order: &Order) -> Result<(), FabricError> {
+        let stamp = self.next_order();
+        let letter = self.letter(&order.to_bytes(), stamp);
+        let others = self.others();
+        let sends: Vec<_> = others.iter().map(|&rank| (rank, letter.clone())).collect();
+        let receives = if let Order::Beat { .. } = order { &others[..] } else { &[] };
+        let answers = self.exchange(&sends, receives)?;
+        for (answer, &peer) in answers.iter().zip(receives) {
+            self.checked(peer, answer, 0, stamp)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for an order, and answers beats.
+    pub(super) fn next(&mut self) -> Result<Order, FabricError> {
+        loop {
+            let stamp = self.next_order();
+            let mut order = None;
+            for letter in self.exchange(&[], &[FRONT])? {
+                order = Order::from_bytes(self.open(FRONT, &letter, stamp)?.bytes());
+            }
+            match order {
+                None => return Err(self.refuse("an order of rank 0 makes no sense".into())),
+                Some(Order::Beat { .. }) => {
+                    let answer = self.letter(&[], stamp);
+                    self.exchange(&[(FRONT, answer)], &[])?;
+                }
+                Some(order) => return Ok(order),
+            }
+        }
+    }
+
+    /// Agrees with all ranks that a plan is laid out, and stamps messages with it from here on.
+    pub(super) fn settle(&mut self, plan: u64) -> Result<(), FabricError> {
+        self.plan = plan;
+        self.fabric.commit(&CALL, Instant::now() + self.patience.max(LOADING))
+    }
+
+    /// Waits until all ranks know that it is over: who left before would look dead to those that do not.
+    pub(super) fn part(&mut self) -> Result<(), FabricError> {
+        self.fabric.commit(&CALL, Instant::now() + self.patience)
+    }
+
+    /// Tells the front what came of a step.
+    pub(super) fn report(&mut self, step: u64, bytes: &[u8]) -> Result<(), FabricError> {
+        let letter = self.letter(bytes, stamp(&[self.plan, step]));
+        self.exchange(&[(FRONT, letter)], &[]).map(|_| ())
+    }
+
+    /// What came of a step on each of these ranks, so many bytes each.
+    pub(super) fn reports(
+        &mut self,
+        step: u64,
+        from: &[(Rank, u64)],
+    ) -> Result<Vec<Letter>, FabricError> {
+        let ranks: Vec<Rank> = from.iter().map(|&(rank, _)| rank).collect();
+        let stamp = stamp(&[self.plan, step]);
+        let letters = self.exchange(&[], &ranks)?;
+        let checked = letters.iter().zip(from);
+        checked.map(|(letter, &(rank, length))| self.checked(rank, letter, length, stamp)).collect()
+    }
+}
+
+/// A card's way to the others, which are other ranks.
+///
+/// Nothing is committed here: what a step gives back leaves rank 0 only when all of its reports have come, and
+/// after a fault nobody's memory is used again.
+pub(super) struct Neighbours<'w, 'f> {
+    wire: &'w mut Wire<'f>,
+    /// The rank of every seat.
+    seats: &'w [Rank],
+    /// The seats of the card's group.
+    members: Range<usize>,
+    /// The card's rank there.
+    rank: usize,
+    step: u64,
+    /// Exchanges of the group in this step.
+    exchanges: u64,
+}
+
+impl<'w, 'f> Neighbours<'w, 'f> {
+    pub(super) fn new(
+        wire: &'w mut Wire<'f>,
+        seats: &'w [Rank],
+        members: Range<usize>,
+        rank: usize,
+        step: u64,
+    ) -> Self {
+        Neighbours { wire, seats, members, rank, step, exchanges: 0 }
+    }
+
+    /// The rank, in the fabric, of a rank of the group.
+    fn at(&self, member: usize) -> Rank {
+        self.seats[self.members.start + member]
+    }
+
+    /// What the next exchange of the group is stamped with.
+    fn next_exchange(&mut self) -> u64 {
+        self.exchanges += 1;
+        stamp(&[self.wire.plan, self.step, self.exchanges])
+    }
+
+    /// What messages from one stage to the next are stamped with.
+    fn passing(&self, step: u64) -> u64 {
+        stamp(&[self.wire.plan, step, u64::MAX])
+    }
+
+    /// Takes the bytes of one rank.
+    fn fetch(&mut self, from: Rank, into: &mut [u8], stamp: u64) -> Result<(), FabricError> {
+        for letter in self.wire.exchange(&[], &[from])? {
+            let letter = self.wire.checked(from, &letter, into.len() as u64, stamp)?;
+            into.copy_from_slice(letter.bytes());
+        }
+        Ok(())
+    }
+}
+
+impl Peers for Neighbours<'_, '_> {
+    type Fault = FabricError;
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.members.len()
+    }
+
+    fn meet(
+        &mut self,
+        own: &[u8],
+        bytes: impl Fn(usize) -> u64,
+        mut read: impl FnMut(usize, &[u8]),
+    ) -> Result<(), FabricError> {
+        let stamp = self.next_exchange();
+        // Who has nothing to give sends nothing.
+        let others: Vec<usize> = (0..self.ranks()).filter(|&other| other != self.rank).collect();
+        let givers: Vec<usize> = others.iter().copied().filter(|&one| bytes(one) > 0).collect();
+        let letter = self.wire.letter(own, stamp);
+        let takers = if own.is_empty() { &[] } else { &others[..] };
+        let sends: Vec<_> = takers.iter().map(|&one| (self.at(one), letter.clone())).collect();
+        let receives: Vec<Rank> = givers.iter().map(|&one| self.at(one)).collect();
+        let mut letters = self.wire.exchange(&sends, &receives)?.into_iter().zip(givers);
+        for rank in 0..self.ranks() {
+            if rank == self.rank {
+                read(rank, own);
+            } else if bytes(rank) > 0
+                && let Some((letter, giver)) = letters.next()
+            {
+                let letter = self.wire.checked(self.at(giver), &letter, bytes(giver), stamp)?;
+                read(giver, letter.bytes());
+            }
+        }
+        Ok(())
+    }
+
+    fn spread(&mut self, root: usize, data: &mut [u8]) -> Result<(), FabricError> {
+        let stamp = self.next_exchange();
+        if root != self.rank {
+            return self.fetch(self.at(root), data, stamp);
+        }
+        let letter = self.wire.letter(data, stamp);
+        let others = (0..self.ranks()).filter(|&other| other != root);
+        let sends: Vec<_> = others.map(|one| (self.at(one), letter.clone())).collect();
+        self.wire.exchange(&sends, &[]).map(|_| ())
+    }
+
+    fn hand(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), FabricError> {
+        let letter = self.wire.letter(bytes, self.passing(step));
+        self.wire.exchange(&[(self.seats[to], letter)], &[]).map(|_| ())
+    }
+
+    fn take(&mut self, from: usize, step: u64, into: &mut [u8]) -> Result<(), FabricError> {
+        self.fetch(self.seats[from], into, self.passing(step))
+    }
+}
