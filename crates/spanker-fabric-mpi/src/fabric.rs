@@ -72,6 +72,8 @@ pub struct MpiFabric {
     /// Calls of MPI's own collectives that all ranks have agreed on.
     pub(crate) agreed: HashSet<[u8; CALL]>,
     pub(crate) last_native: Option<Native>,
+    /// The deadline of the last of them, as the watchdog counts.
+    pub(crate) last_deadline: Option<(Instant, u64)>,
     pub(crate) scratch: Vec<u64>,
 }
 
@@ -101,6 +103,7 @@ impl MpiFabric {
             notices: Notices::new(life.ranks),
             agreed: HashSet::new(),
             last_native: None,
+            last_deadline: None,
             scratch: Vec::new(),
         }
     }
@@ -284,10 +287,8 @@ impl MpiFabric {
             posted.map_err(|error| self.failed(&error))?;
         }
         while self.flight.left() > 0 {
-            let mut landed = std::mem::take(&mut self.landed);
-            let polled = self.flight.poll(&mut landed);
-            let arrived: Vec<Landed> = landed.drain(..).collect();
-            self.landed = landed;
+            let mut arrived = Vec::new();
+            let polled = self.flight.poll(&mut arrived);
             polled.map_err(|error| self.failed(&error))?;
             if arrived.is_empty() && !self.idle(wait, mine)? {
                 let peer = (1..ranks).find(|peer| !self.flight.has_landed(peer - 1)).unwrap_or(0);

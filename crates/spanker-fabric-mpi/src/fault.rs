@@ -91,10 +91,9 @@ impl MpiFabric {
             return Err(verdict);
         }
         let rank = self.life.rank;
-        if self.notices.lower(rank, &self.life.watch) == 0 {
-            if let Some(heard) = &self.notices.heard {
-                return Err(heard.clone());
-            }
+        let decides = self.notices.lower(rank, &self.life.watch) == 0;
+        if let Some(heard) = self.notices.heard.as_ref().filter(|_| decides) {
+            return Err(heard.clone());
         }
         // Others may be in another call that has no message for this rank.
         let number = self.number;
@@ -103,10 +102,10 @@ impl MpiFabric {
         };
         if let Some(peer) = self.notices.at.iter().position(differs) {
             let theirs = self.notices.at[peer].and_then(|(_, bytes)| call_of(&bytes));
-            if let (Some(ours), Some(theirs)) = (call_of(call), theirs) {
-                if let Some(fault) = ours.mismatch(&theirs, rank, peer) {
-                    return Err(fault);
-                }
+            let fault = call_of(call).zip(theirs);
+            if let Some(fault) = fault.and_then(|(ours, theirs)| ours.mismatch(&theirs, rank, peer))
+            {
+                return Err(fault);
             }
         }
         Ok(())
@@ -139,11 +138,11 @@ impl MpiFabric {
             self.push_outgoing();
             self.read_notices();
             // What rank 0 said before its verdict counts.
-            if let Some(complete) = &mut complete {
-                if matches!(self.decided(), Ok(true)) {
-                    **complete = true;
-                    return fault;
-                }
+            if let Some(complete) = &mut complete
+                && matches!(self.decided(), Ok(true))
+            {
+                **complete = true;
+                return fault;
             }
             if let Some(verdict) = self.notices.verdict() {
                 return verdict;

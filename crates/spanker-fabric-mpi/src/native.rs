@@ -15,7 +15,7 @@ use spanker_reduce::{Element, divide};
 use crate::fabric::MpiFabric;
 use crate::plain::in_place;
 use crate::raw::{LONGEST, check, int};
-use crate::watchdog::{Blocking, watchdog};
+use crate::watchdog::{Armed, Blocking, watchdog};
 use crate::wire::call_bytes;
 
 /// Stands for the schedule, which MPI's collectives do not have.
@@ -97,7 +97,7 @@ impl MpiFabric {
         } else if let Some(verdict) = self.notices.verdict() {
             return Err(verdict);
         }
-        let guard = watchdog().arm(Blocking::Native, deadline);
+        let guard = self.guard(deadline);
         let outcome = self.run_native(collective, data, op);
         drop(guard);
         if let Err((name, code)) = outcome {
@@ -117,6 +117,17 @@ impl MpiFabric {
             }
         }
         Ok(())
+    }
+
+    /// Arms the watchdog. Many calls have the same deadline, which is worked out once.
+    fn guard(&mut self, deadline: Instant) -> Armed {
+        let dog = watchdog();
+        let nanos = match self.last_deadline {
+            Some((same, nanos)) if same == deadline => nanos,
+            _ => dog.nanos(deadline),
+        };
+        self.last_deadline = Some((deadline, nanos));
+        dog.arm_at(Blocking::Native, nanos)
     }
 
     /// Whether MPI has what is wanted, and everyone wants it.
@@ -182,9 +193,10 @@ impl MpiFabric {
             Collective::AllReduce => done("MPI_Allreduce", unsafe {
                 ffi::MPI_Allreduce(in_place(), pointer, count, dtype, op, comm)
             }),
-            // SAFETY: as above.
             Collective::Broadcast { root } => {
-                done("MPI_Bcast", unsafe { ffi::MPI_Bcast(pointer, count, dtype, int(root), comm) })
+                // SAFETY: as above.
+                let code = unsafe { ffi::MPI_Bcast(pointer, count, dtype, int(root), comm) };
+                done("MPI_Bcast", code)
             }
             Collective::Reduce { root } => {
                 // Not in place: MPICH 4.0 crashes on that at roots other than rank 0.

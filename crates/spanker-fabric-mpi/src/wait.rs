@@ -80,10 +80,9 @@ impl MpiFabric {
         }
         self.push_outgoing();
         self.look_at_notices(call)?;
-        if wait.last_look {
-            if let Some(rank) = self.notices.dead(&self.life.watch) {
-                return Err(FabricError::Died { rank });
-            }
+        let dead = self.notices.dead(&self.life.watch).filter(|_| wait.last_look);
+        if let Some(rank) = dead {
+            return Err(FabricError::Died { rank });
         }
         if is_due(&mut wait.next_processes, now, PROCESSES) || is_over {
             if is_due(&mut wait.next_elsewhere, now, ELSEWHERE) || is_over {

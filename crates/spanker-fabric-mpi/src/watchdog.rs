@@ -105,9 +105,19 @@ impl Watchdog {
 
     /// Guards a call that is about to block.
     pub(crate) fn arm(&'static self, call: Blocking, deadline: Instant) -> Armed {
-        self.call.store(call as u8, Ordering::Relaxed);
+        self.arm_at(call, self.nanos(deadline))
+    }
+
+    /// A deadline as it is stored.
+    pub(crate) fn nanos(&self, deadline: Instant) -> u64 {
         let after = deadline.saturating_duration_since(self.epoch).as_nanos();
-        self.deadline.store(u64::try_from(after).unwrap_or(u64::MAX).max(1), Ordering::Release);
+        u64::try_from(after).unwrap_or(u64::MAX).max(1)
+    }
+
+    /// As [`Watchdog::arm`], with a deadline as it is stored.
+    pub(crate) fn arm_at(&'static self, call: Blocking, nanos: u64) -> Armed {
+        self.call.store(call as u8, Ordering::Relaxed);
+        self.deadline.store(nanos, Ordering::Release);
         Armed(self)
     }
 

@@ -2,7 +2,8 @@
 //! What a collective between processes will take, from a short probe of the same processes.
 //!
 //! A round in which every rank sends to the next one gives the line of a message while all ranks are busy; folds,
-//! copies and commits are timed while all ranks do them. MPI's own collectives are no schedules: a few sizes are
+//! copies and commits are timed while all ranks do them. What that leaves out (caches, cores that ranks share) is a
+//! factor from one schedule that is run at a few sizes. MPI's own collectives are no schedules: a few sizes are
 //! timed, and others lie between.
 
 use std::time::{Duration, Instant};
@@ -37,6 +38,8 @@ impl Way {
 const MESSAGES: [usize; 5] = [64, 2048, 16 << 10, 128 << 10, 1 << 20];
 /// Bytes of MPI's own collectives that are timed.
 const NATIVE: [usize; 6] = [64, 4 << 10, 64 << 10, 512 << 10, 2 << 20, 8 << 20];
+/// Bytes of the schedule that is run to compare.
+const SCHEDULES: [usize; 5] = [1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20];
 /// Bytes of the folds and copies that are timed.
 const LOCAL: usize = 256 << 10;
 /// How often each is timed; the median counts.
@@ -51,6 +54,8 @@ pub(super) struct Forecast {
     /// Seconds for each byte of a result.
     fold: f64,
     copy: f64,
+    /// How many times longer a schedule over so many bytes takes than its parts say.
+    factors: Vec<(f64, f64)>,
     native: Vec<(f64, f64)>,
 }
 
@@ -123,7 +128,24 @@ impl Forecast {
         }
         let (fold, copy) = local(fabric)?;
         let native = if Self::has_native(case, dtype) { native(case, fabric)? } else { Vec::new() };
-        Ok(Forecast { message: Line::fit(&samples), commit, fold, copy, native })
+        let (message, factors) = (Line::fit(&samples), Vec::new());
+        let mut forecast = Forecast { message, commit, fold, copy, factors, native };
+        forecast.factors = forecast.calibrate(case, fabric)?;
+        Ok(forecast)
+    }
+
+    /// Runs one schedule, and compares.
+    fn calibrate(&self, case: &Case, fabric: &mut MpiFabric) -> anyhow::Result<Vec<(f64, f64)>> {
+        let own = Case { op: ReduceOp::Sum, ..*case };
+        let way = Way::Schedule(Algorithm::TwoShot);
+        let mut factors = Vec::new();
+        for bytes in SCHEDULES {
+            let mut runner = Runner::<f32>::new(&own, way, bytes / 4)?;
+            let took = typical(&own, &mut runner, bytes, fabric)?;
+            let expected = self.of(&own, way, bytes / 4, 4).filter(|&time| time > 0.0);
+            factors.push((bytes as f64, expected.map_or(1.0, |expected| took / expected)));
+        }
+        Ok(factors)
     }
 
     /// Whether MPI has such elements and such an operation.
@@ -153,10 +175,11 @@ impl Forecast {
     /// What a way will take, in seconds.
     pub(super) fn of(&self, case: &Case, way: Way, elements: usize, size: usize) -> Option<f64> {
         match way {
-            Way::Native => self.native_time((elements * size) as f64),
+            Way::Native => between(&self.native, (elements * size) as f64),
             Way::Schedule(algorithm) => {
                 let plan = schedule(case.collective, algorithm, case.ranks, elements).ok()?;
-                Some(self.schedule_time(&plan, size))
+                let factor = between(&self.factors, (elements * size) as f64).unwrap_or(1.0);
+                Some(self.schedule_time(&plan, size) * factor)
             }
         }
     }
@@ -173,18 +196,6 @@ impl Forecast {
             .filter_map(|way| Some((way, self.of(case, way, elements, size)?)));
         let best = times.min_by(|a, b| a.1.total_cmp(&b.1));
         best.map_or(Way::Schedule(Algorithm::Ring), |(way, _)| way)
-    }
-
-    fn native_time(&self, bytes: f64) -> Option<f64> {
-        let after = self.native.iter().position(|&(size, _)| size >= bytes);
-        let last = self.native.len().checked_sub(1)?;
-        let after = after.unwrap_or(last);
-        let (large, long) = self.native[after];
-        if after == 0 {
-            return Some(long);
-        }
-        let (small, short) = self.native[after - 1];
-        Some(short + (long - short) * (bytes - small) / (large - small))
     }
 
     fn schedule_time(&self, plan: &Schedule, size: usize) -> f64 {
@@ -228,6 +239,33 @@ impl Forecast {
     }
 }
 
+/// The value at `bytes`, between samples on a line, and beyond them in proportion to the last.
+fn between(samples: &[(f64, f64)], bytes: f64) -> Option<f64> {
+    let last = samples.len().checked_sub(1)?;
+    let after = samples.iter().position(|&(size, _)| size >= bytes).unwrap_or(last);
+    let (large, there) = samples[after];
+    if after == 0 {
+        return Some(there);
+    }
+    let (small, here) = samples[after - 1];
+    Some((here + (there - here) * (bytes - small) / (large - small)).max(0.0))
+}
+
+/// The median seconds of a call of so many bytes.
+fn typical(
+    case: &Case,
+    runner: &mut Runner<f32>,
+    bytes: usize,
+    fabric: &mut MpiFabric,
+) -> anyhow::Result<f64> {
+    let calls = (20_000_000 / bytes.max(100_000)).clamp(1, 50);
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        times.push(runner.timed(case, fabric, calls)?.as_secs_f64() / calls as f64);
+    }
+    Ok(median(times))
+}
+
 /// Seconds for each byte of a fold of two and of a copy, while all ranks do the same.
 fn local(fabric: &mut MpiFabric) -> anyhow::Result<(f64, f64)> {
     let len = LOCAL / size_of::<f32>();
@@ -257,12 +295,22 @@ fn native(case: &Case, fabric: &mut MpiFabric) -> anyhow::Result<Vec<(f64, f64)>
         // Every number of ranks divides it, for all-to-all.
         let elements = (bytes / 4).div_ceil(case.ranks) * case.ranks;
         let mut runner = Runner::<f32>::new(&own, Way::Native, elements)?;
-        let calls = (20_000_000 / bytes.max(100_000)).clamp(1, 50);
-        let mut times = Vec::new();
-        for _ in 0..5 {
-            times.push(runner.timed(&own, fabric, calls)?.as_secs_f64() / calls as f64);
-        }
-        samples.push(((elements * 4) as f64, median(times)));
+        let took = typical(&own, &mut runner, bytes, fabric)?;
+        samples.push(((elements * 4) as f64, took));
     }
     Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_between_samples_lie_on_lines() {
+        let samples = [(100.0, 1.0), (200.0, 3.0), (400.0, 3.0)];
+        let at = |bytes| between(&samples, bytes).unwrap();
+        assert_eq!([at(4.0), at(100.0), at(150.0), at(300.0)], [1.0, 1.0, 2.0, 3.0]);
+        assert_eq!(at(800.0), 3.0);
+        assert_eq!(between(&[], 5.0), None);
+    }
 }
