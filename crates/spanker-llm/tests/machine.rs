@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A machine that does what programs say, one operator after the other and as plainly as can be, gives the bits of
+//! cards that are threads: so that whoever writes another machine knows what it is asked for.
+
+#[allow(dead_code, reason = "every program of tests uses a part of it")]
+#[path = "support/recipe.rs"]
+mod recipe;
+#[allow(dead_code, reason = "every program of tests uses a part of it")]
+#[path = "support/splits.rs"]
+mod splits;
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
+use ggml_spanker::{Inputs, decode, multiply, quantize};
+use spanker_llm::{LlmError, Machine, Network, OnMachine, Op, Runner, Step, Want, trail};
+use spanker_model::Quant;
+use spanker_plan::{Plan, Split};
+use spanker_runtime::{BufferId, Place, Work};
+
+use recipe::Recipe;
+use splits::{CONTEXT, STEPS};
+use splits::{assert_same, mixed, one_by_one, plan, prompt, run, threads, together};
+
+/// Cards that are byte vectors.
+#[derive(Default)]
+struct Plain {
+    seats: Vec<Vec<Vec<u8>>>,
+    /// How often programs were made ready.
+    prepared: usize,
+}
+
+/// Programs of all seats, and who is in a group.
+type Programs = (Vec<Vec<Op>>, Vec<Range<usize>>);
+
+fn quant(id: u32) -> Quant {
+    Quant::from_ggml_id(id).expect("a type")
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+impl Plain {
+    fn get(&self, seat: usize, place: Place, length: u64) -> Vec<u8> {
+        let start = place.offset as usize;
+        self.seats[seat][place.buffer.0 as usize][start..start + length as usize].to_vec()
+    }
+
+    fn put(&mut self, seat: usize, place: Place, bytes: &[u8]) {
+        let start = place.offset as usize;
+        self.seats[seat][place.buffer.0 as usize][start..start + bytes.len()]
+            .copy_from_slice(bytes);
+    }
+
+    fn numbers(&self, seat: usize, place: Place, count: u64) -> Vec<f32> {
+        floats(&self.get(seat, place, count * 4))
+    }
+
+    fn work(&mut self, seat: usize, work: &Work, tokens: &[u32], past: u64) {
+        match *work {
+            Work::Fill { length: 4, .. } => {}
+            Work::Fill { into, length, pattern } => {
+                self.put(seat, into, &pattern.to_le_bytes().repeat(length as usize / 4));
+            }
+            Work::Embed { table, into, rows, width, quant: id, first, count, .. } => {
+                let row = quant(id).row_bytes(width);
+                for at in 0..rows {
+                    let Some(token) = tokens[at as usize].checked_sub(first) else { continue };
+                    if token >= count {
+                        continue;
+                    }
+                    let from = Place { offset: table.offset + u64::from(token) * row, ..table };
+                    let mut out = vec![0.0; width as usize];
+                    decode(quant(id), &self.get(seat, from, row), &mut out).expect("a row");
+                    let into = Place { offset: into.offset + at * width * 4, ..into };
+                    self.put(seat, into, &bytes(&out));
+                }
+            }
+            Work::Norm { from, weight, into, rows, width, epsilon } => {
+                let weight = self.numbers(seat, weight, width);
+                let mut all = self.numbers(seat, from, rows * width);
+                for row in all.chunks_exact_mut(width as usize) {
+                    let before = row.to_vec();
+                    ops::norm(&before, &weight, f32::from_bits(epsilon), row);
+                }
+                self.put(seat, into, &bytes(&all));
+            }
+            Work::Quantize { from, into, rows, width, quant: id } => {
+                let mut out = vec![0; (rows * quant(id).row_bytes(width)) as usize];
+                let values = self.numbers(seat, from, rows * width);
+                quantize(quant(id), &values, &mut out).expect("whole blocks");
+                self.put(seat, into, &out);
+            }
+            Work::Matmul { a, b, out, shape: [rows, width, outs], types: [input, weights] } => {
+                let mut inputs = Inputs::new();
+                let from = self.get(seat, a, rows * quant(input).row_bytes(width));
+                inputs.load(quant(input), &from, rows as usize, width as usize).expect("rows");
+                let weights_bytes = self.get(seat, b, outs * quant(weights).row_bytes(width));
+                let mut product = vec![0.0; (rows * outs) as usize];
+                multiply(quant(weights), &weights_bytes, outs as usize, &inputs, &mut product)
+                    .expect("a product");
+                self.put(seat, out, &bytes(&product));
+            }
+            Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
+                let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
+                let width = heads * head_size;
+                let mut all = self.numbers(seat, data, rows * width);
+                for (at, row) in all.chunks_exact_mut(width as usize).enumerate() {
+                    let offset = table.offset + (past + at as u64) * dims * 4;
+                    let turns = self.numbers(seat, Place { offset, ..table }, dims);
+                    ops::rotate(row, head_size as usize, &turns, pairs);
+                }
+                self.put(seat, data, &bytes(&all));
+            }
+            Work::Halve { from, into, elements } => {
+                let rows = tokens.len() as u64;
+                let mut out = vec![0; elements as usize * 2];
+                ops::to_half(&self.numbers(seat, from, elements), &mut out);
+                let offset = into.offset + past * (elements / rows) * 2;
+                self.put(seat, Place { offset, ..into }, &out);
+            }
+            Work::Gate { gate, up, into, elements } => {
+                let mut out = vec![0.0; elements as usize];
+                let (gate, up) =
+                    (self.numbers(seat, gate, elements), self.numbers(seat, up, elements));
+                ops::gate(&gate, &up, &mut out);
+                self.put(seat, into, &bytes(&out));
+            }
+            Work::Reduce { into, ref sources, elements, .. } => {
+                let mut sum = self.numbers(seat, sources[0], elements);
+                ops::add(&mut sum, &self.numbers(seat, sources[1], elements));
+                self.put(seat, into, &bytes(&sum));
+            }
+            Work::Attend { .. } => self.attend(seat, work, past),
+            ref other => panic!("programs do not have {other:?}"),
+        }
+    }
+
+    fn attend(&mut self, seat: usize, work: &Work, past: u64) {
+        let Work::Attend {
+            queries,
+            keys,
+            values,
+            into,
+            rows,
+            heads,
+            kv_heads,
+            head_size: size,
+            group,
+            offset,
+            scale,
+            ..
+        } = *work
+        else {
+            return;
+        };
+        let stride = kv_heads * size * 2;
+        let cached = (past + rows) * stride;
+        let (keys, values) = (self.get(seat, keys, cached), self.get(seat, values, cached));
+        let asked = self.numbers(seat, queries, rows * heads * size);
+        let mut out = vec![0.0; asked.len()];
+        let units = asked.chunks_exact(size as usize).zip(out.chunks_exact_mut(size as usize));
+        for (unit, (query, out)) in units.enumerate() {
+            let (row, head) = (unit as u64 / heads, unit as u64 % heads);
+            let skip = ((offset + head) / group * size * 2) as usize;
+            let look = Look {
+                keys: &keys[skip..],
+                values: &values[skip..],
+                stride: stride as usize,
+                positions: (past + row + 1) as usize,
+                scale: f32::from_bits(scale),
+            };
+            ops::attend(query, size as usize, look, &mut AttendScratch::default(), out);
+        }
+        self.put(seat, into, &bytes(&out));
+    }
+
+    /// What the ranks of a group give each other.
+    fn exchange(&mut self, group: &Range<usize>, ops: &[Op]) {
+        match &ops[0] {
+            Op::Gather { parts, rows, .. } => {
+                let row = parts.last().map_or(0, |part| part.end) as usize;
+                let mut whole = vec![0; row * *rows as usize];
+                for ((seat, op), part) in group.clone().zip(ops).zip(parts.iter()) {
+                    let Op::Gather { from, .. } = op else { panic!("{op:?}") };
+                    let width = part.end - part.start;
+                    let own = self.get(seat, *from, width * rows);
+                    for (at, whole) in whole.chunks_exact_mut(row).enumerate() {
+                        whole[part.start as usize..part.end as usize]
+                            .copy_from_slice(&own[at * width as usize..][..width as usize]);
+                    }
+                }
+                for (seat, op) in group.clone().zip(ops) {
+                    let Op::Gather { into, .. } = op else { panic!("{op:?}") };
+                    self.put(seat, *into, &whole);
+                }
+            }
+            Op::Sum { data, elements } => {
+                let mut sum = self.numbers(group.start, *data, *elements);
+                for (seat, op) in group.clone().zip(ops).skip(1) {
+                    let Op::Sum { data, .. } = op else { panic!("{op:?}") };
+                    ops::add(&mut sum, &self.numbers(seat, *data, *elements));
+                }
+                for (seat, op) in group.clone().zip(ops) {
+                    let Op::Sum { data, .. } = op else { panic!("{op:?}") };
+                    self.put(seat, *data, &bytes(&sum));
+                }
+            }
+            Op::Spread { root, length, .. } => {
+                let Op::Spread { data, .. } = ops[*root] else { panic!("{:?}", ops[*root]) };
+                let given = self.get(group.start + root, data, *length);
+                for (seat, op) in group.clone().zip(ops) {
+                    let Op::Spread { data, .. } = op else { panic!("{op:?}") };
+                    self.put(seat, *data, &given);
+                }
+            }
+            other => panic!("no exchange of a group: {other:?}"),
+        }
+    }
+}
+
+impl Machine for Plain {
+    type Program = Programs;
+
+    fn allocate(&mut self, seat: usize, _: &str, bytes: u64) -> Result<BufferId, LlmError> {
+        let count = self.seats.len().max(seat + 1);
+        self.seats.resize_with(count, Vec::new);
+        self.seats[seat].push(vec![0; bytes as usize]);
+        Ok(BufferId(self.seats[seat].len() as u64 - 1))
+    }
+
+    fn hold(&mut self, seat: usize, place: Place, _: Quant, bytes: &[u8]) -> Result<(), LlmError> {
+        self.write(seat, place, bytes)
+    }
+
+    fn write(&mut self, seat: usize, place: Place, bytes: &[u8]) -> Result<(), LlmError> {
+        self.put(seat, place, bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, seat: usize, place: Place, out: &mut [u8]) -> Result<(), LlmError> {
+        out.copy_from_slice(&self.get(seat, place, out.len() as u64));
+        Ok(())
+    }
+
+    fn prepare(
+        &mut self,
+        programs: &[Vec<Op>],
+        groups: &[Range<usize>],
+    ) -> Result<Programs, LlmError> {
+        self.prepared += 1;
+        Ok((programs.to_vec(), groups.to_vec()))
+    }
+
+    fn run(&mut self, program: &Programs, tokens: &[u32], past: usize) -> Result<u64, LlmError> {
+        let (programs, groups) = program;
+        let mut at = vec![0; programs.len()];
+        let mut handed: HashMap<(usize, usize), VecDeque<Vec<u8>>> = HashMap::new();
+        while (0..programs.len()).any(|seat| at[seat] < programs[seat].len()) {
+            for seat in 0..programs.len() {
+                while let Some(op) = programs[seat].get(at[seat]) {
+                    match op {
+                        Op::Work(work) => self.work(seat, work, tokens, past as u64),
+                        Op::Mark { .. } => {}
+                        Op::Hand { to, from, length } => {
+                            let given = self.get(seat, *from, *length);
+                            handed.entry((seat, *to)).or_default().push_back(given);
+                        }
+                        Op::Take { from, into, .. } => {
+                            let waiting = handed.get_mut(&(*from, seat));
+                            let Some(given) = waiting.and_then(VecDeque::pop_front) else { break };
+                            self.put(seat, *into, &given);
+                        }
+                        _ => break,
+                    }
+                    at[seat] += 1;
+                }
+            }
+            for group in groups {
+                let next: Option<Vec<Op>> =
+                    group.clone().map(|seat| programs[seat].get(at[seat]).cloned()).collect();
+                let meets =
+                    |op: &Op| matches!(op, Op::Gather { .. } | Op::Sum { .. } | Op::Spread { .. });
+                if let Some(next) = next.filter(|next| next.iter().all(meets)) {
+                    self.exchange(group, &next);
+                    group.clone().for_each(|seat| at[seat] += 1);
+                }
+            }
+        }
+        Ok(0)
+    }
+}
+
+fn assert_like_threads(what: &str, recipe: &Recipe, network: &Arc<Network<Vec<u8>>>, plan: &Plan) {
+    let tokens = prompt(7, recipe.vocab);
+    let machine = OnMachine::load(network, plan, CONTEXT, 3, Plain::default(), &|_| ()).unwrap();
+    let found = trail(Box::new(machine), &tokens, STEPS, None).unwrap();
+    assert_same(what, &found, &run(network, plan, &tokens));
+}
+
+#[test]
+fn a_machine_has_the_bits_of_threads_for_every_split_and_number() {
+    let recipe = Recipe { layers: 5, ..Recipe::llama(Quant::Q4_0, [5, 5, 32], 160, 352) };
+    let network = Arc::new(recipe.network());
+    for cards in 1..=4 {
+        let mut layouts = vec![
+            (Split::Gather, together(&vec![1.0; cards])),
+            (Split::Reduce, together(&vec![1.0; cards])),
+            (Split::Gather, one_by_one(cards)),
+        ];
+        if cards > 2 {
+            layouts.push((Split::Gather, mixed(cards)));
+        }
+        for (split, groups) in layouts {
+            let what = format!("{cards} cards, {split:?} {groups:?}");
+            assert_like_threads(&what, &recipe, &network, &plan(&network, split, &groups));
+        }
+    }
+}
+
+#[test]
+fn programs_of_one_card_are_made_ready_once_for_each_number_of_rows() {
+    let recipe = Recipe::llama(Quant::Q8_0, [4, 2, 32], 128, 256);
+    let network = Arc::new(recipe.network());
+    let plan = plan(&network, Split::Gather, &together(&[1.0]));
+    let machine = Plain::default();
+    let mut runner = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
+    let mut expected = threads(&network, &plan, 3, 1);
+    let steps: [(&[u32], Want); 5] = [
+        (&[1, 2, 3], Want::Nothing),
+        (&[4, 5], Want::Best(4)),
+        (&[6], Want::Best(4)),
+        (&[7], Want::Best(2)),
+        (&[8], Want::Logits),
+    ];
+    let mut past = 0;
+    for (tokens, want) in steps {
+        let step = Step { tokens, past, want };
+        let (found, expected) = (runner.step(&step).unwrap(), expected.step(&step).unwrap());
+        assert_eq!((&found.best, &found.logits), (&expected.best, &expected.logits), "{tokens:?}");
+        past += tokens.len();
+    }
+    assert_eq!(runner.machine().prepared, 3, "three rows without a head, two rows, one row");
+}
