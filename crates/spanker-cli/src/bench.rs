@@ -226,7 +226,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         #[cfg(feature = "cuda")]
         (_, Ground::Cuda) => return cuda::run(args),
         #[cfg(not(feature = "cuda"))]
-        (_, Ground::Cuda) => anyhow::bail!("--fabric cuda: this program was built without it"),
+        (_, Ground::Cuda) => anyhow::bail!(
+            "this spanker was built without CUDA\nhint: build it with 'cargo build --release --features cuda'"
+        ),
         #[cfg(feature = "mpi")]
         (_, Ground::Mpi) => return mpi::run(args),
         #[cfg(not(feature = "mpi"))]

@@ -2,7 +2,7 @@
 //! `spanker chat`: a conversation with a model that is split over cards.
 
 use std::io::{BufRead, IsTerminal, Write};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
 use anyhow::Context as _;
 use spanker_llm::{Front, Session};
@@ -27,6 +27,7 @@ const TURN: usize = 64;
 #[command(after_help = "Examples:
   spanker chat -m smollm2-135m --cards 3
   echo 'What is a sail?' | spanker chat -m smollm2-135m --temp 0
+  spanker chat -m smollm2-135m --fabric cuda
   mpirun -n 3 spanker chat -m smollm2-135m")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -88,7 +89,7 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
     let loaded = Loaded::open(&args.llm)?;
     let (request, shares) = (request(args, &loaded)?, args.llm.tensor_split.as_deref());
     let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-    let gpus = llm::gpu::Gpus::open()?;
+    let gpus = llm::gpu::Gpus::open(count)?;
     let cluster = gpus.cluster(&loaded, count)?;
     let split = args.split.unwrap_or(Split::Gather);
     let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
@@ -124,8 +125,16 @@ fn on_ranks(
     let runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
     let mut session = Session::new(Box::new(runner));
     // Ranks lose patience; whoever types need not hurry.
-    let (sender, lines) = channel();
-    std::thread::spawn(move || while sender.send(read_line()).is_ok() {});
+    let (sender, lines) = sync_channel(1);
+    std::thread::spawn(move || {
+        loop {
+            let line = read_line();
+            let last = !matches!(line, Ok(Some(_)));
+            if sender.send(line).is_err() || last {
+                return;
+            }
+        }
+    });
     let mut next = |session: &mut Session<'_>| loop {
         match lines.recv_timeout(place.patience / 4) {
             Ok(line) => return line,

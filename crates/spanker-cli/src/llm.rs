@@ -142,6 +142,11 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Opens the model that flags name.
     pub(crate) fn open(args: &Args) -> anyhow::Result<Loaded> {
+        if args.fabric() == FabricKind::Cuda && (args.threads.is_some() || args.deadline.is_some())
+        {
+            let text = "--threads and --deadline are not there for --fabric cuda";
+            return Err(Usage(text.into()).into());
+        }
         let path = models::find(&args.model)?;
         let named = || path.display().to_string();
         let file = GgufFile::open(&path).with_context(named)?;

@@ -27,6 +27,7 @@ use crate::{Usage, files, output};
   spanker run -m smollm2-135m -p 'Once upon a time' --cards 3 --seed 7
   spanker twin up --cards 4 --profile rev-a && spanker run -m smollm2-135m -p 'Hello' --fabric cards
   spanker run -m model.gguf -p 'Hello' --cards 2 -ts 3,1
+  spanker run -m model.gguf -p 'Hello' --fabric cuda
   spanker plan model.gguf --cards 4 --out plan.json && spanker run -m model.gguf -p 'Hello' --plan plan.json
   mpirun -n 3 spanker run -m model.gguf -p 'Hello'             three processes, a card each
   mpirun -n 2 --host one,two spanker run -m model.gguf -p 'Hello' --split pipeline
@@ -154,14 +155,18 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
     let loaded = Loaded::open(&args.llm)?;
     let Ready { mut sampler, prompt, limits, request } = Ready::new(args, &loaded)?;
     let shares = args.llm.tensor_split.as_deref();
-    let gpus = llm::gpu::Gpus::open()?;
-    let plan = match &args.plan {
-        Some(path) => layout::saved(path, request)?,
+    let (gpus, plan) = match &args.plan {
+        Some(path) => {
+            let plan = layout::saved(path, request)?;
+            (llm::gpu::Gpus::open(plan.layout.cards().len())?, plan)
+        }
         None => {
             let count = llm::thread_cards(args.cards.as_ref(), shares)?;
+            let gpus = llm::gpu::Gpus::open(count)?;
             let cluster = gpus.cluster(&loaded, count)?;
             let split = args.split.unwrap_or(Split::Gather);
-            layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
+            let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
+            (gpus, plan)
         }
     };
     let mut session = Session::new(gpus.runner(&loaded, &plan)?);

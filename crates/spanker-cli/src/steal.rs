@@ -61,12 +61,13 @@ const AUDIT: f64 = 0.02;
   spanker steal --backends emul:1x*8 --hot 0.9..1.0*10                  the last tenth costs ten times as much
   spanker twin up --cards 2 && spanker steal --job matmul --backends cpu:1,card:0,card:1 --kill card1@0.1s
   spanker steal --job prompts -m smollm2-135m --backends cpu:1,cpu:1 --check
+  spanker steal --job matmul --k 16384 --backends cpu:8,gpu:0           the processor and a GPU on one product
   mpirun -n 4 spanker steal --fabric mpi --backends emul:1x,emul:1x,emul:2x,emul:4x   a process for each
 
 Backends are named by kind and place: cpu0, emul0, emul1; card0 is the first card given. Ctrl-C ends the run and tells what was done.")]
 pub(crate) struct Args {
     /// Who does it, up to 128: cpu:N (N threads), emul:4x (4 times the base speed), emul:20x*7 (seven of them),
-    /// card:0 (a card, for matmul and prompts)
+    /// card:0 (a card, for matmul and prompts), gpu:0 (a GPU, for matmul)
     #[arg(long, value_name = "LIST")]
     backends: Crew,
     /// Where the backends are: threads of this process, or the ranks that mpirun started, one backend each

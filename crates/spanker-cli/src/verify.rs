@@ -28,6 +28,7 @@ use crate::{Usage, output};
   spanker verify -m smollm2-135m --cards 1..5
   spanker verify -m smollm2-135m -ts 3,1
   spanker twin up --cards 3 && spanker verify -m smollm2-135m --cards 1..3 --fabric cards
+  spanker verify -m smollm2-135m --fabric cuda       a GPU against the processor, bit for bit
   mpirun -n 3 spanker verify -m smollm2-135m        three processes against one card
 
 The exit code is 0 if everything is as it must be, and 1 if not.")]
@@ -142,9 +143,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         FabricKind::Inproc => {
             check(args, &Loaded::open(&args.llm)?, |_| Ok(Ground::Threads), 1..=3)
         }
-        FabricKind::Cuda => {
-            check(args, &Loaded::open(&args.llm)?, |_| Ok(Ground::Gpus(Gpus::open()?)), 1..=3)
-        }
+        FabricKind::Cuda => check(
+            args,
+            &Loaded::open(&args.llm)?,
+            |most| Ok(Ground::Gpus(Gpus::open(most)?)),
+            1..=3,
+        ),
         FabricKind::Cards => {
             let open = |most| {
                 let list = crate::directory::CardList::Count(most);

@@ -58,7 +58,10 @@ fn flags_that_gpus_have_not_are_usage_errors() {
         (&["bench", "broadcast", "--fabric", "cuda"][..], "all-reduce and reduce"),
         (&["bench", "gather", "--fabric", "cuda", "--algorithm", "native"], "NCCL is used for"),
         (&["bench", "all-reduce", "--check"], "--check is for --fabric cuda"),
-        (&["bench", "all-reduce", "--algorithm", "native"], "native is for --fabric cuda"),
+        (
+            &["bench", "all-reduce", "--algorithm", "native"],
+            "native is for --fabric mpi and --fabric cuda",
+        ),
         (&["probe", "--gpus", "2"], "are for --fabric cuda"),
         (&["probe", "--fabric", "cuda", "--cards", "2"], "--cards is for"),
     ] {

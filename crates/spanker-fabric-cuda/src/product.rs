@@ -110,7 +110,7 @@ impl Lane {
         let n = [small(rows)?, small(width)?, small(outs)?, id(Quant::Q8K), id(Quant::Q4K)];
         product.n[..5].copy_from_slice(&n);
         product.p[..3].copy_from_slice(&[at(&self.inputs), at(&self.right), at(&self.out)]);
-        let shared = many_rows(Quant::Q4K, small(width)?);
+        let shared = many_rows(Quant::Q4K, small(width)?, self.station.tile_rows());
         let blocks = self.station.blocks(shared)?;
         let loaded = self.station.load(&[round, product], shared, blocks)?;
         self.station.run(&loaded, 0, 0)?;

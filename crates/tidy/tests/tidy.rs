@@ -40,7 +40,7 @@ fn files() -> Vec<(String, String)> {
 fn sources() -> Vec<(String, String)> {
     let is_source = |name: &str| {
         let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-        ["rs", "c", "h", "py"].contains(&ending)
+        ["rs", "c", "cu", "h", "py"].contains(&ending)
             || ((name.starts_with("scripts/") || name.starts_with(".ci/")) && ending != "md")
     };
     files().into_iter().filter(|(name, _)| is_source(name)).collect()

@@ -24,13 +24,14 @@ use row::{Ground, Row};
 ///
 /// Tokens are generated after the prompt, the best one every time. Each figure is the median of the repeats,
 /// which take turns between rows after one to warm up. "of limit" is the speed of tg over the speed at which
-/// the same threads can read the weights of a token and add them up, measured in the same turns. With --fabric cards, "card" is by the clocks of the cards and "wall" by
+/// the same threads can read the weights of a token and add them up, measured in the same turns; on GPUs it is the bandwidth of reads. With --fabric cards, "card" is by the clocks of the cards and "wall" by
 /// this host's.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker bench model -m smollm2-135m -t 1,2
   spanker bench model -m smollm2-135m -t 2 --cards 1,2 --split gather
-  spanker twin up --cards 4 --profile rev-a && spanker bench model -m smollm2-135m --fabric cards --cards 1,2,4")]
+  spanker twin up --cards 4 --profile rev-a && spanker bench model -m smollm2-135m --fabric cards --cards 1,2,4
+  spanker bench model -m model.gguf --fabric cuda")]
 pub(super) struct Args {
     /// A .gguf file, or the name of a fetched model
     #[arg(short, long, value_name = "MODEL")]
@@ -115,7 +116,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         }
         Ground::Gpus => {
             let counts = if args.cards.is_empty() { vec![1] } else { args.cards.clone() };
-            let gpus = llm::gpu::Gpus::open()?;
+            let most = counts.iter().max().copied().unwrap_or(1);
+            let gpus = llm::gpu::Gpus::open(most as usize)?;
             for count in counts {
                 on_gpus(args, &loaded, opened, &gpus, count as usize)?;
             }

@@ -171,6 +171,9 @@ pub(super) struct Runner<T> {
     workspace: Workspace<T>,
 }
 
+/// Calls that share a look at the clock: their deadline is so many times that of one.
+const CALLS: usize = 64;
+
 impl<T: Sample> Runner<T> {
     fn new(case: &Case, way: Way, elements: usize) -> anyhow::Result<Self> {
         let plan = match way {
@@ -226,9 +229,9 @@ impl<T: Sample> Runner<T> {
         self.call(case, fabric, deadline)?;
         let begun = Instant::now();
         for call in 0..count {
-            // A deadline is of one call; looking at the clock for each would cost more than some.
-            if call % 64 == 63 {
-                deadline = Instant::now() + case.patience;
+            // Looking at the clock for each would cost more than some calls take.
+            if call % CALLS == 0 {
+                deadline = Instant::now() + case.patience * CALLS as u32;
             }
             self.call(case, fabric, deadline)?;
         }
@@ -262,7 +265,7 @@ fn measure_as<T: Sample>(
     let mut ours = |count: usize| Ok(runner.timed(case, &mut shared.borrow_mut(), count)?);
     let mut theirs = |count: usize| {
         let fabric = &mut *shared.borrow_mut();
-        let deadline = Instant::now() + case.patience;
+        let deadline = Instant::now() + case.patience * u32::try_from(count).unwrap_or(u32::MAX);
         let took = plain_all_reduce(fabric, &mut plain, count, deadline)?;
         Ok(Duration::from_secs_f64(of_first(fabric, took.as_secs_f64())?))
     };

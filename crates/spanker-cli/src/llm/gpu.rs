@@ -22,8 +22,10 @@ mod with {
     pub(crate) struct Gpus(Vec<Arc<Gpu>>);
 
     impl Gpus {
-        pub(crate) fn open() -> anyhow::Result<Gpus> {
-            let gpus = (0..gpu_count()?).map(|index| Gpu::open(index).map(Arc::new));
+        /// As many as there are cards, or all.
+        pub(crate) fn open(cards: usize) -> anyhow::Result<Gpus> {
+            let gpus =
+                (0..gpu_count()?.min(cards.max(1))).map(|index| Gpu::open(index).map(Arc::new));
             Ok(Gpus(gpus.collect::<Result<_, _>>()?))
         }
 
@@ -84,7 +86,7 @@ mod without {
     pub(crate) enum Gpus {}
 
     impl Gpus {
-        pub(crate) fn open() -> anyhow::Result<Gpus> {
+        pub(crate) fn open(_: usize) -> anyhow::Result<Gpus> {
             anyhow::bail!(
                 "this spanker was built without CUDA\nhint: build it with 'cargo build --release --features cuda'"
             );

@@ -19,8 +19,8 @@ const NORM_LANES: u32 = 128;
 const TERMS: u32 = 11264;
 /// Rows of a tile at most.
 const MOST_ROWS: u32 = 1024;
-/// Shared memory of products of many rows: inputs and terms of a tile.
-const MANY_ROWS: u32 = 16 * 32 * 40 + 32 * 16 * 33 * 4 + 16 * 32 * 40;
+/// Rows of weights of a tile that meets many rows of inputs, and where a block has less shared memory.
+pub(crate) const TILE_ROWS: [u32; 2] = [32, 16];
 /// Positions whose values a block of the kernel has near.
 const NEAR: u32 = 128;
 
@@ -67,6 +67,8 @@ pub(super) struct Setting<'a> {
     pub(super) counted: u32,
     /// Positions whose scores fit into shared memory.
     pub(super) scores: u32,
+    /// Rows of weights of a tile that meets many rows of inputs.
+    pub(super) tile_rows: u32,
 }
 
 /// A part of a card's program.
@@ -346,7 +348,7 @@ impl Writer<'_> {
             let rows = if gated { small(first.rows)? } else { small(rows)? };
             let tile = tile(rows, each, self.setting.blocks);
             line.n[5] = tile;
-            units * 40 + 16 + (tile * each * 4).max(if normed.is_some() { row } else { units * 40 })
+            units * 40 + 48 + (tile * each * 4).max(if normed.is_some() { row } else { units * 40 })
         };
         let matrices = if gated { 1 } else { products.len() };
         let mut tiles = 0;
@@ -483,7 +485,7 @@ impl Writer<'_> {
             }
             Work::Matmul { a, b, out, shape: [rows, width, outs], types: [input, weights] } => {
                 let n = vec![*rows, *width, *outs, (*input).into(), (*weights).into()];
-                let shared = many_rows(bytes_of(*weights)?, small(*width)?);
+                let shared = many_rows(bytes_of(*weights)?, small(*width)?, self.setting.tile_rows);
                 (kind::MATMUL, n, vec![*a, *b, *out], shared)
             }
             Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
@@ -506,10 +508,13 @@ impl Writer<'_> {
             Work::Attend { rows, kv_heads, head_size, .. } => {
                 // Keys and values were kept just before: so many to a row.
                 let row = small(kv_heads * head_size)?;
-                let kept = |line: &&mut Line| {
-                    line.kind == kind::HALVE && u64::from(line.n[0]) == u64::from(row) * rows
-                };
-                self.lines.iter_mut().rev().take(2).filter(kept).for_each(|line| line.n[1] = row);
+                for line in self.lines.iter_mut().filter(|line| line.kind == kind::HALVE) {
+                    if line.n[1] == 0 && u64::from(line.n[0]) != u64::from(row) * rows {
+                        let what = "keys that are kept in other rows than they are looked back on";
+                        return Err(CudaError::Unsupported(what.into()));
+                    }
+                    line.n[1] = row;
+                }
                 let (line, shared) = self.attention(work)?;
                 self.push(line, shared);
                 return Ok(());
@@ -533,9 +538,9 @@ fn stride(count: u32) -> u32 {
     (count.div_ceil(4) | 1) * 4
 }
 
-/// Shared memory of a product of many rows.
-pub(crate) fn many_rows(weights: Quant, width: u32) -> u32 {
-    if weights.block() == 1 { width * 4 } else { MANY_ROWS }
+/// Shared memory of a product of many rows by tiles of so many rows: inputs twice, and terms.
+pub(crate) fn many_rows(weights: Quant, width: u32, tile: u32) -> u32 {
+    if weights.block() == 1 { width * 4 } else { 2 * 16 * 32 * 40 + tile * 16 * 33 * 4 }
 }
 
 /// Rows of a tile: so that blocks have equally much to do, and terms fit.
@@ -560,8 +565,14 @@ mod tests {
 
     fn translated(program: &[Op]) -> Result<Parts, CudaError> {
         let address = |place: Place| place.buffer.0 << 32 | place.offset;
-        let setting =
-            Setting { address: &address, blocks: 264, counters: 1, counted: 8192, scores: 64 };
+        let setting = Setting {
+            address: &address,
+            blocks: 264,
+            counters: 1,
+            counted: 8192,
+            scores: 64,
+            tile_rows: 32,
+        };
         translate(program, true, &setting)
     }
 

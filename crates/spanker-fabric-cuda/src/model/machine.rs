@@ -118,6 +118,7 @@ impl Processors {
                 counters: station.counters(),
                 counted: COUNTERS,
                 scores: station.scores(),
+                tile_rows: station.tile_rows(),
             };
             let parts = translate(program, alone, &setting)?;
             let fit = station.blocks(parts.shared)?;

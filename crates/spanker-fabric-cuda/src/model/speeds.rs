@@ -45,10 +45,12 @@ impl Speeds {
     /// [`CudaError::Memory`], and whatever goes wrong on the processor.
     pub fn measure(gpu: &Arc<Gpu>, model: &Model) -> Result<Speeds, CudaError> {
         let quant = model.layers.first().map_or(Quant::Q4_0, |layer| layer.gate.quant);
-        let mut bench = Bench::new(gpu, quant, model.hidden, model.vocab)?;
+        // Where little is free, less is read.
+        let bytes = BYTES.min(gpu.memory()?.free / 8);
+        let mut bench = Bench::new(gpu, quant, bytes, model.hidden, model.vocab)?;
         // The same bytes in many lines and in a quarter as many.
         let rows = (model.hidden.max(1024)).next_multiple_of(64);
-        let count = (BYTES / (rows * quant.row_bytes(model.hidden))).max(16) / 4 * 4;
+        let count = (bytes / (rows * quant.row_bytes(model.hidden))).max(16) / 4 * 4;
         let many = bench.vectors(rows, count)?;
         let few = bench.vectors(4 * rows, count / 4)?;
         let bytes = (rows * count * quant.row_bytes(model.hidden)) as f64;
@@ -96,11 +98,17 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 impl Bench {
-    fn new(gpu: &Arc<Gpu>, quant: Quant, width: u64, vocab: u64) -> Result<Bench, CudaError> {
+    fn new(
+        gpu: &Arc<Gpu>,
+        quant: Quant,
+        bytes: u64,
+        width: u64,
+        vocab: u64,
+    ) -> Result<Bench, CudaError> {
         let mut station = Station::new(Arc::clone(gpu), 16, 1)?;
         station.knows(quant);
         let row = quant.row_bytes(width);
-        let weights = BYTES.max(64 * width.max(1024).next_multiple_of(64) * row);
+        let weights = bytes.max(4 * width.max(1024).next_multiple_of(64) * row);
         let weights = gpu.allocate(weights as usize, "a measurement")?;
         let inputs = gpu.allocate((ROWS * width * 8) as usize, "a measurement")?;
         let out = (ROWS * width.max(4096) * 4).max(vocab * 4).max(16 * width * 4);
@@ -160,7 +168,9 @@ impl Bench {
         let address = |place: Place| bases[place.buffer.0 as usize] + place.offset;
         let blocks = self.station.blocks(0)?;
         let (counters, scores) = (self.station.counters(), self.station.scores());
-        let setting = Setting { address: &address, blocks, counters, counted: COUNTERS, scores };
+        let tile_rows = self.station.tile_rows();
+        let setting =
+            Setting { address: &address, blocks, counters, counted: COUNTERS, scores, tile_rows };
         let parts = translate(&program, true, &setting)?;
         let blocks = self.station.blocks(parts.shared)?.min(blocks);
         match &parts.parts[..] {
@@ -182,7 +192,8 @@ impl Bench {
             id(self.quant),
         ]);
         line.p[..3].copy_from_slice(&[self.place(1), self.place(0), self.place(2)]);
-        let shared = super::lines::many_rows(self.quant, self.width as u32);
+        let shared =
+            super::lines::many_rows(self.quant, self.width as u32, self.station.tile_rows());
         let blocks = self.station.blocks(shared)?;
         let seconds = self.time(&[line], shared, blocks)?;
         Ok((ROWS * self.width * outs) as f64 / seconds)

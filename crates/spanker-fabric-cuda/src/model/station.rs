@@ -9,16 +9,25 @@ use cudarc::driver::{
 };
 use spanker_model::Quant;
 
-use super::lines::{Line, THREADS};
+use super::lines::{Line, THREADS, TILE_ROWS, many_rows};
 use crate::{CudaError, Gpu};
 
-const KERNEL: &str = include_str!("kernel.cu");
+const KERNEL: &str = concat!(
+    include_str!("numbers.cu"),
+    include_str!("weights.cu"),
+    include_str!("vector.cu"),
+    include_str!("rows.cu"),
+    include_str!("attend.cu"),
+    include_str!("kernel.cu"),
+);
 /// Blocks of the kernel on each multiprocessor, if their memory allows it.
 const MOST_BLOCKS: u32 = 2;
 /// Positions whose scores are kept in shared memory.
 const SCORES: usize = 8192;
 /// Blocks of inputs that several blocks of the kernel put together: enough for 256 Ki values.
 pub(super) const COUNTERS: u32 = 8192;
+/// The oldest processors that copy into shared memory by themselves.
+const OLDEST: (u32, u32) = (8, 0);
 /// Shared memory from which on a kernel has to ask for it.
 const USUAL_SHARED: u32 = 48 << 10;
 
@@ -35,6 +44,7 @@ pub(crate) struct Station {
     ids: CudaSlice<u8>,
     scores: CudaSlice<u8>,
     scores_each: u32,
+    tile_rows: u32,
     staging: PinnedHostSlice<u8>,
 }
 
@@ -66,6 +76,20 @@ unsafe impl DeviceRepr for StepArgument {}
 impl Station {
     /// A processor for steps of so many tokens, after as many as the context has.
     pub(crate) fn new(gpu: Arc<Gpu>, context: usize, batch: usize) -> Result<Station, CudaError> {
+        if gpu.capability() < OLDEST {
+            let ((major, minor), (least, _)) = (gpu.capability(), OLDEST);
+            return Err(CudaError::Unsupported(format!(
+                "GPU {} has compute capability {major}.{minor}: models and products need {least}.0 or newer",
+                gpu.index()
+            )));
+        }
+        let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let most = gpu
+            .context()
+            .attribute(most)
+            .map_err(|error| CudaError::call("ask for the shared memory of a block", &error))?;
+        let fits = |rows: &&u32| many_rows(Quant::Q4_0, 0, **rows) as i32 <= most;
+        let tile_rows = TILE_ROWS.iter().find(fits).copied().unwrap_or(TILE_ROWS[1]);
         let words = |count: usize, what: &str| gpu.allocate(count.max(1) * 4, what);
         let beyond = if context > SCORES { Self::most_blocks(&gpu) as usize * context } else { 0 };
         let (meet, counters) =
@@ -84,6 +108,7 @@ impl Station {
             ids,
             scores,
             scores_each,
+            tile_rows,
             staging,
         })
     }
@@ -106,6 +131,11 @@ impl Station {
         self.scores_each
     }
 
+    /// Rows of weights of a tile that meets many rows of inputs.
+    pub(crate) fn tile_rows(&self) -> u32 {
+        self.tile_rows
+    }
+
     /// Has the kernel know a type of weights.
     pub(crate) fn knows(&mut self, quant: Quant) {
         let bit = quant.ggml_id().filter(|&id| id < 64).map_or(0, |id| 1 << id);
@@ -117,8 +147,7 @@ impl Station {
 
     fn kernel(&mut self) -> Result<CudaFunction, CudaError> {
         if self.kernel.is_none() {
-            let options = ["-fmad=false", "--std=c++17", &format!("-DTYPES={:#x}ull", self.types)];
-            let options = options.map(str::to_owned);
+            let options = options(self.types, self.tile_rows);
             self.kernel = Some(self.gpu.kernel("card", KERNEL, &options, "spanker_card")?);
             self.allowed = USUAL_SHARED;
         }
@@ -233,6 +262,13 @@ impl Station {
     }
 }
 
+/// How the kernel is compiled for some types of weights.
+fn options(types: u64, tile_rows: u32) -> Vec<String> {
+    let own = [format!("-DTYPES={types:#x}ull"), format!("-DTILE_R={tile_rows}")];
+    let always = ["-fmad=false", "--std=c++17"].map(str::to_owned);
+    always.into_iter().chain(own).collect()
+}
+
 /// Host's memory that the processor can reach by itself.
 fn pinned(gpu: &Gpu, bytes: usize) -> Result<PinnedHostSlice<u8>, CudaError> {
     // SAFETY: it is written before it is read.
@@ -243,4 +279,23 @@ fn pinned(gpu: &Gpu, bytes: usize) -> Result<PinnedHostSlice<u8>, CudaError> {
 /// Where memory of a processor begins.
 pub(crate) fn address(memory: &CudaSlice<u8>, gpu: &Gpu) -> u64 {
     memory.device_ptr(gpu.stream()).0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::assert_compiles;
+
+    #[test]
+    fn the_kernel_compiles_for_every_type_of_weights_and_size_of_tile() {
+        let bit = |quant: &Quant| 1 << quant.ggml_id().expect("types of files have numbers");
+        for rows in TILE_ROWS {
+            for quant in &ggml_spanker::WEIGHT_TYPES {
+                let name = format!("card-{quant}-{rows}");
+                assert_compiles(&name, KERNEL, &options(bit(quant), rows));
+            }
+        }
+        let all = ggml_spanker::WEIGHT_TYPES.iter().map(bit).fold(0, |all, one| all | one);
+        assert_compiles("card", KERNEL, &options(all, TILE_ROWS[0]));
+    }
 }

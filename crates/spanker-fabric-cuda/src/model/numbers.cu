@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// A card's program as one kernel: every block goes through the same list of lines, and all blocks meet after each.
+//
+// Every number has the bits that ggml-spanker defines on a processor: sums of integers are exact in any order, sums of
+// f32 are folded in the order that is written there, and nothing is fused (compile with -fmad=false).
+//
+// What blocks write for each other is read past the first-level cache, which is not coherent.
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define BLOCKS 2
+#define THREADS 256
+#define WARPS (THREADS / 32)
+// The types of weights that there are, as bits: compiling for all of them takes long.
+#ifndef TYPES
+#define TYPES ~0ull
+#endif
+#define HAS(type) (((TYPES) >> (type) & 1) != 0)
+#define NORM_LANES 128
+#define RUN 64
+// What is not worth registers and instructions of every place that calls it.
+#define APART __noinline__
+// Rows of inputs that weights are unpacked for at once, rows of weights, and units of 32 weights of each.
+#define TILE_T 16
+#define TILE_U 32
+#ifndef TILE_R
+#define TILE_R 32
+#endif
+// A block looks so often whether the others have come: for some seconds.
+#define MOST_SPINS (1u << 24)
+
+enum Kind {
+    EMBED = 1, NORM, QUANTIZE, MATMUL, ROTATE, HALVE, GATE, ADD, ATTEND, FILL, COPY, VECTOR, ROUND_Q4_K
+};
+
+// GGML's numbers of types.
+enum Type { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, Q8_K = 15, BF16 = 30 };
+
+struct Line {
+    u32 kind;
+    u32 n[19];
+    u64 p[8];
+};
+
+// What changes from step to step.
+struct Step {
+    u32 past;
+    u32 token;
+    const u32 *ids;
+    u64 *meet;
+    u64 met;
+    float *scores;
+    u32 scores_each;
+};
+
+// All shared memory that is asked for at the start.
+extern __shared__ __align__(128) u8 shared[];
+
+// ---------------------------------------------------------------- numbers
+
+__device__ __forceinline__ float half_of(u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+__device__ __forceinline__ u16 to_half(float f) {
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+
+__device__ __forceinline__ float bf16_of(u16 h) { return __uint_as_float((u32)h << 16); }
+
+// e to the power of x, as ggml_spanker::ops::exp.
+__device__ float power_of_e(float x) {
+    const float ROUND = 12582912.0f;
+    float clamped = x > 88.8f ? 88.8f : x;
+    clamped = clamped < -88.0f ? -88.0f : clamped;
+    float whole = (clamped * 1.44269504088896340736f + ROUND) - ROUND;
+    float rest = (clamped - whole * 0.6933594f) - whole * -2.1219444e-4f;
+    float p = 1.9875691e-4f;
+    p = p * rest + 1.3981999e-3f;
+    p = p * rest + 8.333452e-3f;
+    p = p * rest + 4.1665796e-2f;
+    p = p * rest + 1.6666665e-1f;
+    p = p * rest + 0.5f;
+    p = p * (rest * rest) + rest + 1.0f;
+    float half = (whole * 0.5f + ROUND) - ROUND;
+    u32 round_bits = __float_as_uint(ROUND);
+    float one = __uint_as_float((__float_as_uint(half + ROUND) - round_bits + 127u) << 23);
+    float two = __uint_as_float((__float_as_uint((whole - half) + ROUND) - round_bits + 127u) << 23);
+    float scaled = p * one * two;
+    scaled = x > 88.72284f ? __uint_as_float(0x7f800000u) : scaled;
+    scaled = x < -87.33654f ? 0.0f : scaled;
+    return x != x ? x : scaled;
+}
+
+// The byte that a value becomes in a block whose largest magnitude has this inverse.
+__device__ __forceinline__ int round_to_byte(float value, float inverse) {
+    const float ROUND = 12582912.0f;
+    float exact = value * inverse;
+    exact = exact < -127.0f ? -127.0f : exact;
+    exact = exact > 127.0f ? 127.0f : exact;
+    exact = exact != exact ? 0.0f : exact;
+    return (int)(i8)(u8)(__float_as_uint(exact + ROUND) - __float_as_uint(ROUND));
+}
+
+__device__ __forceinline__ float gate_of(float gate, float up) {
+    return gate / (1.0f + power_of_e(-gate)) * up;
+}
+
+__device__ __forceinline__ u32 largest_in_warp(u32 bits) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(~0u, bits);
+#else
+    for (int by = 16; by > 0; by /= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, by));
+    return bits;
+#endif
+}
+
+__device__ __forceinline__ int sum_in_warp(int value) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(~0u, value);
+#else
+    for (int by = 16; by > 0; by /= 2) value += __shfl_xor_sync(~0u, value, by);
+    return value;
+#endif
+}
+
+// A block's scale from the bits of its largest magnitude: what it is multiplied with, and what it is kept as.
+__device__ __forceinline__ void scale_of(u32 largest, float *inverse, float *scale) {
+    float most = __uint_as_float(largest);
+    bool plain = largest != 0 && largest < 0x7f800000u;
+    *inverse = plain ? 127.0f / most : 0.0f;
+    *scale = plain ? most / 127.0f : (largest == 0 ? 0.0f : __uint_as_float(0x7fc00000u));
+}
+
+// ---------------------------------------------------------------- memory
+
+__device__ __forceinline__ float read(const float *p) { return __ldcg(p); }
+__device__ __forceinline__ u16 read(const u16 *p) { return __ldcg(p); }
+__device__ __forceinline__ u32 read(const u32 *p) { return __ldcg(p); }
+
+// A piece of weights as it lies here: what is read together lies together, one plane after the other.
+struct Weights {
+    const u8 *base;
+    u64 blocks;
+};
+
+// Weights are read once.
+__device__ __forceinline__ uint4 weights16(const Weights &w, u64 at) {
+    const u8 *p = w.base + at;
+
+    uint4 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+__device__ __forceinline__ u16 weights2(const Weights &w, u64 at) {
+    const u8 *p = w.base + at;
+    u16 v;
+    asm("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
+    return v;
+}
+
+__device__ __forceinline__ u32 weights4(const Weights &w, u64 at) {
+    const u8 *p = w.base + at;
+    u32 v;
+    asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
