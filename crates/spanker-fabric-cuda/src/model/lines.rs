@@ -552,7 +552,6 @@ fn tile(rows: u32, each: u32, blocks: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use spanker_plan::{DType, ReduceOp};
     use spanker_runtime::{BufferId, Fold};
@@ -603,7 +602,7 @@ mod tests {
     }
 
     fn copy(from: u64, into: u64, bytes: u64) -> Op {
-        let parts: Arc<[std::ops::Range<u64>]> = Arc::new([0..bytes]);
+        let parts = std::iter::once(0..bytes).collect();
         Op::Gather { parts, rows: 1, from: at(from), into: at(into) }
     }
 
