@@ -2,7 +2,7 @@
 //! `spanker bench COLLECTIVE --fabric mpi`: collectives between the processes that a launcher has started, beside
 //! the prediction and beside `MPI_Allreduce` called from C in the same run.
 //!
-//! Every rank measures, rank 0's clock counts, and rank 0 prints.
+//! Every rank measures, the slowest counts, and rank 0 prints.
 
 mod forecast;
 mod row;
@@ -154,11 +154,11 @@ fn measure(
     }
 }
 
-/// Rank 0's value, on every rank.
-pub(super) fn of_first(fabric: &mut MpiFabric, value: f64) -> Result<f64, FabricError> {
+/// The largest of all ranks' values, on every rank: a collective takes as long as on its slowest rank.
+pub(super) fn slowest(fabric: &mut MpiFabric, value: f64) -> Result<f64, FabricError> {
     let mut shared = [value];
     let deadline = Instant::now() + PATIENCE;
-    fabric.native(Collective::Broadcast { root: 0 }, &mut shared, ReduceOp::Sum, deadline)?;
+    fabric.native(Collective::AllReduce, &mut shared, ReduceOp::Max, deadline)?;
     Ok(shared[0])
 }
 
@@ -218,7 +218,7 @@ impl<T: Sample> Runner<T> {
         }
     }
 
-    /// How long `count` calls take by rank 0's clock, after one that brings the ranks together.
+    /// How long `count` calls take on the slowest rank, after one that brings the ranks together.
     pub(super) fn timed(
         &mut self,
         case: &Case,
@@ -236,7 +236,7 @@ impl<T: Sample> Runner<T> {
             self.call(case, fabric, deadline)?;
         }
         let took = begun.elapsed().as_secs_f64();
-        Ok(Duration::from_secs_f64(of_first(fabric, took)?))
+        Ok(Duration::from_secs_f64(slowest(fabric, took)?))
     }
 }
 
@@ -250,7 +250,7 @@ fn measure_as<T: Sample>(
     let elements = size / size_of::<T>();
     let way = match way {
         Some(way) => way,
-        // Every rank goes by what rank 0 has measured.
+        // All ranks have the same figures, so they choose the same.
         None => forecast.cheapest(case, elements, size_of::<T>()),
     };
     let predicted = forecast.of(case, way, elements, size_of::<T>());
@@ -267,7 +267,7 @@ fn measure_as<T: Sample>(
         let fabric = &mut *shared.borrow_mut();
         let deadline = Instant::now() + case.patience * u32::try_from(count).unwrap_or(u32::MAX);
         let took = plain_all_reduce(fabric, &mut plain, count, deadline)?;
-        Ok(Duration::from_secs_f64(of_first(fabric, took.as_secs_f64())?))
+        Ok(Duration::from_secs_f64(slowest(fabric, took.as_secs_f64())?))
     };
     let mut subjects: Vec<&mut Subject<'_>> = vec![&mut ours];
     if compared {

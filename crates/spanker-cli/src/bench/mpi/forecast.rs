@@ -16,7 +16,7 @@ use spanker_scheduler::{
     Workspace, execute_registered, host, schedule,
 };
 
-use super::{Case, Runner, of_first};
+use super::{Case, Runner, slowest};
 
 /// How a collective is run between processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +64,7 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// The median time of a call by rank 0's clock.
+/// The median time of a call, on the slowest rank.
 fn time(
     fabric: &mut MpiFabric,
     calls: usize,
@@ -79,7 +79,7 @@ fn time(
         }
         samples.push(begun.elapsed().as_secs_f64() / calls as f64);
     }
-    of_first(fabric, median(samples))
+    slowest(fabric, median(samples))
 }
 
 /// A schedule in which every rank sends `elements` to the next one.
@@ -272,13 +272,13 @@ fn local(fabric: &mut MpiFabric) -> anyhow::Result<(f64, f64)> {
     let (one, other, mut out) = (vec![1.0f32; len], vec![2.0f32; len], vec![0.0f32; len]);
     let team = Team::new(1);
     // Everyone begins at the same time.
-    of_first(fabric, 0.0)?;
+    slowest(fabric, 0.0)?;
     let fold = time(fabric, 8, |_| {
         let sources: [&[f32]; 2] = [&one, &other];
         let _ = host::reduce(&team, Threads::Exactly(1), &sources, &mut out, ReduceOp::Sum);
         Ok(())
     })?;
-    of_first(fabric, 0.0)?;
+    slowest(fabric, 0.0)?;
     let copy = time(fabric, 8, |_| {
         std::hint::black_box(&mut out).copy_from_slice(std::hint::black_box(&one));
         Ok(())
