@@ -69,20 +69,7 @@ impl Plain {
             Work::Fill { into, length, pattern } => {
                 self.put(seat, into, &pattern.to_le_bytes().repeat(length as usize / 4));
             }
-            Work::Embed { table, into, rows, width, quant: id, first, count, .. } => {
-                let row = quant(id).row_bytes(width);
-                for at in 0..rows {
-                    let Some(token) = tokens[at as usize].checked_sub(first) else { continue };
-                    if token >= count {
-                        continue;
-                    }
-                    let from = Place { offset: table.offset + u64::from(token) * row, ..table };
-                    let mut out = vec![0.0; width as usize];
-                    decode(quant(id), &self.get(seat, from, row), &mut out).expect("a row");
-                    let into = Place { offset: into.offset + at * width * 4, ..into };
-                    self.put(seat, into, &bytes(&out));
-                }
-            }
+            Work::Embed { .. } => self.embed(seat, work, tokens),
             Work::Norm { from, weight, into, rows, width, epsilon } => {
                 let weight = self.numbers(seat, weight, width);
                 let mut all = self.numbers(seat, from, rows * width);
@@ -140,6 +127,21 @@ impl Plain {
             }
             Work::Attend { .. } => self.attend(seat, work, past),
             ref other => panic!("programs do not have {other:?}"),
+        }
+    }
+
+    fn embed(&mut self, seat: usize, work: &Work, tokens: &[u32]) {
+        let Work::Embed { table, into, width, quant: id, first, count, .. } = *work else { return };
+        let row = quant(id).row_bytes(width);
+        for (at, token) in tokens.iter().enumerate() {
+            let Some(token) = token.checked_sub(first).filter(|token| *token < count) else {
+                continue;
+            };
+            let from = Place { offset: table.offset + u64::from(token) * row, ..table };
+            let mut out = vec![0.0; width as usize];
+            decode(quant(id), &self.get(seat, from, row), &mut out).expect("a row");
+            let into = Place { offset: into.offset + at as u64 * width * 4, ..into };
+            self.put(seat, into, &bytes(&out));
         }
     }
 
