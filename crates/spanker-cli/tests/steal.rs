@@ -372,7 +372,7 @@ fn requests_that_make_no_sense_are_refused_with_their_value() {
         ("--backends emul:1e300x", "'emul:1e300x'"),
         ("--backends emul:1x*129", "at most 128"),
         ("--backends emul:1x*64,emul:1x*65", "at most 128"),
-        ("--backends gpu:1", "'gpu:1'"),
+        ("--backends gpu:1", "GPUs do --job matmul"),
         ("--backends card:0", "card:0"),
         ("--items 0", "'0'"),
         ("--items=-1", "'-1'"),
