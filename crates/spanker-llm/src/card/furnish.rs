@@ -47,7 +47,8 @@ pub(crate) fn furnish<B: AsRef<[u8]>>(
         Ok(Rooms::new(numbered.map(|(&(room, _), id)| (room, BufferId(id)))))
     };
     let lowering = Lowering::new(network, plan, space, &mut put, &mut rooms)?;
-    let table = network.rope().table(0..space.context);
+    // Made when there is room for it: a context may be too long for that.
+    let mut table = Vec::new();
     let mut memories = Vec::new();
     for (seat, sizes) in sizes.iter().enumerate().filter(|(seat, _)| ours[*seat]) {
         let mut memory = Memory::new(Arc::clone(network));
@@ -55,6 +56,9 @@ pub(crate) fn furnish<B: AsRef<[u8]>>(
         memory.add(copy.len() as u64)?;
         memory.bytes_mut(memory::COPIES, |bytes| bytes.copy_from_slice(&copy));
         sizes.iter().try_for_each(|&(_, bytes)| memory.add(bytes))?;
+        if memories.is_empty() {
+            table = network.rope().table(0..space.context);
+        }
         let place = lowering.seats[seat].rooms.place(Room::Table);
         memory.bytes_mut(place.buffer, |bytes| {
             bytes.copy_from_slice(bytemuck::cast_slice(&table));
