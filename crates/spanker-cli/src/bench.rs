@@ -6,6 +6,22 @@
 //! Everything that a row compares was measured in the same run, taking turns, and each figure is a
 //! median.
 
+/// Calls a function for the type that a [`DType`] names.
+macro_rules! for_type {
+    ($dtype:expr, $call:ident($($argument:expr),*)) => {
+        match $dtype {
+            DType::F64 => $call::<f64>($($argument),*),
+            DType::F16 => $call::<f16>($($argument),*),
+            DType::Bf16 => $call::<bf16>($($argument),*),
+            DType::I32 => $call::<i32>($($argument),*),
+            DType::I64 => $call::<i64>($($argument),*),
+            DType::U8 => $call::<u8>($($argument),*),
+            DType::U32 => $call::<u32>($($argument),*),
+            _ => $call::<f32>($($argument),*),
+        }
+    };
+}
+
 mod cards;
 mod claims;
 #[cfg(feature = "cuda")]
@@ -351,16 +367,7 @@ pub(crate) fn available_memory() -> Option<usize> {
 }
 
 fn measure(dtype: DType, case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {
-    match dtype {
-        DType::F64 => measure_as::<f64>(case, team, size),
-        DType::F16 => measure_as::<f16>(case, team, size),
-        DType::Bf16 => measure_as::<bf16>(case, team, size),
-        DType::I32 => measure_as::<i32>(case, team, size),
-        DType::I64 => measure_as::<i64>(case, team, size),
-        DType::U8 => measure_as::<u8>(case, team, size),
-        DType::U32 => measure_as::<u32>(case, team, size),
-        _ => measure_as::<f32>(case, team, size),
-    }
+    for_type!(dtype, measure_as(case, team, size))
 }
 
 fn measure_as<T: Sample>(case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {

@@ -9,7 +9,7 @@ use spanker_plan::{Plan, Trace};
 
 use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
-use crate::llm::generate::{Answer, GiveUp, Limits, generate};
+use crate::llm::generate::{Answer, GiveUp, Limits, Mend, generate};
 use crate::llm::ranks::{self, Place};
 use crate::llm::report::Report;
 use crate::llm::{self, FabricKind, Loaded, SampleArgs, Split, host, layout};
@@ -118,17 +118,33 @@ impl Ready {
         let request = layout::request(loaded.context, prompt.len(), args.n_predict);
         Ok(Ready { sampler, prompt, limits, request })
     }
+
+    /// Shows the prompt and what follows from it. The cards are given back before the report.
+    fn answer<'r>(
+        mut self,
+        args: &Args,
+        loaded: &Loaded,
+        mut session: Session<'r>,
+        mend: &mut dyn Mend<'r>,
+    ) -> anyhow::Result<Answer> {
+        show_prompt(args)?;
+        let mut show = |text: &str| show(args, text);
+        let Ready { sampler, prompt, limits, .. } = &mut self;
+        generate(loaded, &mut session, prompt, sampler, *limits, mend, &mut show)
+    }
 }
 
 fn in_threads(args: &Args) -> anyhow::Result<()> {
     let loaded = Loaded::open(&args.llm)?;
-    let Ready { mut sampler, prompt, limits, request } = Ready::new(args, &loaded)?;
+    let ready = Ready::new(args, &loaded)?;
+    let request = ready.request.clone();
     let shares = args.llm.tensor_split.as_deref();
     let plan = match &args.plan {
         Some(path) => layout::saved(path, request)?,
         None => {
             let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-            let cluster = host::cluster(&loaded.network, count, loaded.threads, prompt.len())?;
+            let cluster =
+                host::cluster(&loaded.network, count, loaded.threads, ready.prompt.len())?;
             let split = args.split.unwrap_or(Split::Gather);
             layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
         }
@@ -138,12 +154,8 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
     if args.trace.is_some() {
         runner.record(&recorder);
     }
-    let mut session = Session::new(Box::new(runner));
-    show_prompt(args)?;
-    let mut show = |text: &str| show(args, text);
-    let answer =
-        generate(&loaded, &mut session, &prompt, &mut sampler, limits, &mut GiveUp, &mut show)?;
-    drop(session);
+    let session = Session::new(Box::new(runner));
+    let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
     finish(args, &answer, &Ran { plan, lost: 0, marks: recorder.marks(), place: None })
 }
 
@@ -153,7 +165,8 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
         return Err(Usage(text.into()).into());
     }
     let loaded = Loaded::open(&args.llm)?;
-    let Ready { mut sampler, prompt, limits, request } = Ready::new(args, &loaded)?;
+    let ready = Ready::new(args, &loaded)?;
+    let request = ready.request.clone();
     let shares = args.llm.tensor_split.as_deref();
     let (gpus, plan) = match &args.plan {
         Some(path) => {
@@ -169,12 +182,8 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
             (gpus, plan)
         }
     };
-    let mut session = Session::new(gpus.runner(&loaded, &plan)?);
-    show_prompt(args)?;
-    let mut show = |text: &str| show(args, text);
-    let answer =
-        generate(&loaded, &mut session, &prompt, &mut sampler, limits, &mut GiveUp, &mut show)?;
-    drop(session);
+    let session = Session::new(gpus.runner(&loaded, &plan)?);
+    let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
     finish(args, &answer, &Ran { plan, lost: 0, marks: Vec::new(), place: None })
 }
 
@@ -185,13 +194,14 @@ fn on_ranks(
     front: &mut Front<'_>,
     place: &Place,
 ) -> anyhow::Result<()> {
-    let Ready { mut sampler, prompt, limits, request } = Ready::new(args, loaded)?;
+    let ready = Ready::new(args, loaded)?;
+    let request = ready.request.clone();
     let plan = match &args.plan {
         Some(path) => layout::saved(path, request)?,
         None => {
             let shares = args.llm.tensor_split.as_deref();
             let count = ranks::cards(args.cards.as_ref(), shares, place)?;
-            let cluster = ranks::cluster(loaded, front, place, count, prompt.len())?;
+            let cluster = ranks::cluster(loaded, front, place, count, ready.prompt.len())?;
             let split = args.split.unwrap_or(Split::Gather);
             layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
         }
@@ -202,12 +212,8 @@ fn on_ranks(
     if args.trace.is_some() {
         runner.record(&recorder);
     }
-    let mut session = Session::new(Box::new(runner));
-    show_prompt(args)?;
-    let mut show = |text: &str| show(args, text);
-    let answer =
-        generate(loaded, &mut session, &prompt, &mut sampler, limits, &mut GiveUp, &mut show)?;
-    drop(session);
+    let session = Session::new(Box::new(runner));
+    let answer = ready.answer(args, loaded, session, &mut GiveUp)?;
     finish(args, &answer, &Ran { plan, lost: 0, marks: recorder.marks(), place: Some(place) })
 }
 
@@ -222,7 +228,8 @@ pub(crate) fn in_process(
 
 fn on_cards(args: &Args) -> anyhow::Result<()> {
     let loaded = Loaded::open(&args.llm)?;
-    let Ready { mut sampler, prompt, limits, request } = Ready::new(args, &loaded)?;
+    let ready = Ready::new(args, &loaded)?;
+    let request = ready.request.clone();
     let cards = Cards::open(args.cards.as_ref(), args.llm.deadline)?;
     let shares = args.llm.tensor_split.as_deref();
     let plan = match &args.plan {
@@ -236,12 +243,8 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
     }
     let left = cards.indices.clone();
     let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder };
-    let mut session = Session::new(Box::new(runner));
-    show_prompt(args)?;
-    let mut show = |text: &str| show(args, text);
-    let answer =
-        generate(&loaded, &mut session, &prompt, &mut sampler, limits, &mut ongoing, &mut show)?;
-    drop(session);
+    let session = Session::new(Box::new(runner));
+    let answer = ready.answer(args, &loaded, session, &mut ongoing)?;
     let Ongoing { plan, lost, recorder, .. } = ongoing;
     let marks = recorder.unwrap_or_default().marks();
     finish(args, &answer, &Ran { plan, lost, marks, place: None })

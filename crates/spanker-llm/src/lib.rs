@@ -17,6 +17,7 @@ mod card;
 mod cards;
 mod cargo;
 mod error;
+mod fingerprint;
 mod holding;
 mod inproc;
 mod machine;
@@ -31,6 +32,7 @@ mod verify;
 
 pub use cards::{Loading, OnCards};
 pub use error::LlmError;
+pub use fingerprint::fingerprint;
 pub use holding::{Cut, Piece};
 pub use inproc::InProcess;
 pub use machine::{Machine, OnMachine};

@@ -115,7 +115,7 @@ impl<B: AsRef<[u8]>> Network<B> {
     pub fn fingerprint(&self) -> u64 {
         let header = self.header.data_offset().min(self.bytes().len() as u64) as usize;
         let length = (self.bytes().len() as u64).to_le_bytes();
-        crate::ranks::fingerprint(length.into_iter().chain(self.bytes()[..header].iter().copied()))
+        crate::fingerprint(length.into_iter().chain(self.bytes()[..header].iter().copied()))
     }
 
     /// How positions turn queries and keys.

@@ -28,7 +28,6 @@ use crate::{LlmError, Network, Recorder};
 pub use follow::{Follower, follow};
 use order::Order;
 use seated::Seated;
-pub(crate) use wire::fingerprint;
 use wire::{FRONT, Wire};
 
 /// Rank 0's hold on the others. When it is dropped, they are told that it is over.
@@ -113,7 +112,7 @@ impl<'f> Front<'f> {
             )));
         }
         let json = plan.to_json();
-        let stamp = fingerprint(json.bytes());
+        let stamp = crate::fingerprint(json.bytes());
         let space = Space { context, batch };
         let (context, batch) = (context as u64, batch as u64);
         self.order(&Order::Plan { network: network.fingerprint(), context, batch, json })?;

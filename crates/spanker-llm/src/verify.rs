@@ -42,10 +42,7 @@ impl Trail {
     /// A number that is the same for the same bits: FNV-1a over all logits of a step.
     #[must_use]
     pub fn hash(&self, step: usize) -> u64 {
-        let words = self.logits[step].iter().flat_map(|logit| logit.to_bits().to_le_bytes());
-        words.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+        crate::fingerprint(self.logits[step].iter().flat_map(|logit| logit.to_bits().to_le_bytes()))
     }
 
     /// A hash of all steps.

@@ -138,16 +138,7 @@ fn pace(cards: &Topology<SpankerControl>) -> anyhow::Result<Pace> {
 }
 
 fn measure(dtype: DType, case: &Case<'_>, size: usize) -> Result<Row, DeviceError> {
-    match dtype {
-        DType::F64 => measure_as::<f64>(case, size),
-        DType::F16 => measure_as::<f16>(case, size),
-        DType::Bf16 => measure_as::<bf16>(case, size),
-        DType::I32 => measure_as::<i32>(case, size),
-        DType::I64 => measure_as::<i64>(case, size),
-        DType::U8 => measure_as::<u8>(case, size),
-        DType::U32 => measure_as::<u32>(case, size),
-        _ => measure_as::<f32>(case, size),
-    }
+    for_type!(dtype, measure_as(case, size))
 }
 
 fn measure_as<T: Sample>(case: &Case<'_>, size: usize) -> Result<Row, DeviceError> {

@@ -142,16 +142,7 @@ fn measure(
     size: usize,
     fabric: &mut MpiFabric,
 ) -> anyhow::Result<Row> {
-    match dtype {
-        DType::F64 => measure_as::<f64>(case, way, forecast, size, fabric),
-        DType::F16 => measure_as::<f16>(case, way, forecast, size, fabric),
-        DType::Bf16 => measure_as::<bf16>(case, way, forecast, size, fabric),
-        DType::I32 => measure_as::<i32>(case, way, forecast, size, fabric),
-        DType::I64 => measure_as::<i64>(case, way, forecast, size, fabric),
-        DType::U8 => measure_as::<u8>(case, way, forecast, size, fabric),
-        DType::U32 => measure_as::<u32>(case, way, forecast, size, fabric),
-        _ => measure_as::<f32>(case, way, forecast, size, fabric),
-    }
+    for_type!(dtype, measure_as(case, way, forecast, size, fabric))
 }
 
 /// The largest of all ranks' values, on every rank: a collective takes as long as on its slowest rank.

@@ -105,10 +105,7 @@ fn share(args: &Args, world: &World) -> anyhow::Result<()> {
 /// A number that ranks have in common if they were given the same job.
 fn fingerprint(args: &Args, setup: &Setup) -> u64 {
     let text = format!("{args:?} {} {}", setup.job.items(), setup.material.bytes());
-    // FNV-1a.
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
-        (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    spanker_llm::fingerprint(text.bytes())
 }
 
 /// What this rank has: what the items are, how fast it is, and its backend.

@@ -9,8 +9,9 @@ use spanker_plan::Plan;
 
 use super::order::Order;
 use super::seated::{self, Seated};
-use super::wire::{Wire, fingerprint};
+use super::wire::Wire;
 use crate::card::Report;
+use crate::fingerprint;
 use crate::program::Space;
 use crate::runner::{Step, Want};
 use crate::{LlmError, Network};

@@ -35,14 +35,7 @@ const CALL: Call = Call {
 
 /// FNV-1a of words.
 fn stamp(words: &[u64]) -> u64 {
-    fingerprint(words.iter().flat_map(|word| word.to_le_bytes()))
-}
-
-/// FNV-1a of bytes.
-pub(crate) fn fingerprint(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    crate::fingerprint(words.iter().flat_map(|word| word.to_le_bytes()))
 }
 
 /// A rank's end of the fabric.

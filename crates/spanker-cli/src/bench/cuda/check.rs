@@ -138,16 +138,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn check(gpu: &Gpu, dtype: DType, op: ReduceOp) -> anyhow::Result<(usize, usize)> {
-    match dtype {
-        DType::F64 => check_as::<f64>(gpu, op),
-        DType::F16 => check_as::<f16>(gpu, op),
-        DType::Bf16 => check_as::<bf16>(gpu, op),
-        DType::I32 => check_as::<i32>(gpu, op),
-        DType::I64 => check_as::<i64>(gpu, op),
-        DType::U8 => check_as::<u8>(gpu, op),
-        DType::U32 => check_as::<u32>(gpu, op),
-        _ => check_as::<f32>(gpu, op),
-    }
+    for_type!(dtype, check_as(gpu, op))
 }
 
 /// Elements that were compared, and those that were wrong.

@@ -103,16 +103,7 @@ fn measure(
     size: usize,
     library: &str,
 ) -> anyhow::Result<Row> {
-    let (elements, seconds, wrong) = match dtype {
-        DType::F64 => measure_as::<f64>(group, collective, op, size),
-        DType::F16 => measure_as::<f16>(group, collective, op, size),
-        DType::Bf16 => measure_as::<bf16>(group, collective, op, size),
-        DType::I32 => measure_as::<i32>(group, collective, op, size),
-        DType::I64 => measure_as::<i64>(group, collective, op, size),
-        DType::U8 => measure_as::<u8>(group, collective, op, size),
-        DType::U32 => measure_as::<u32>(group, collective, op, size),
-        _ => measure_as::<f32>(group, collective, op, size),
-    }?;
+    let (elements, seconds, wrong) = for_type!(dtype, measure_as(group, collective, op, size))?;
     let ranks = group.gpus().len();
     let bytes = elements * dtype.size();
     let algbw = bytes as f64 / seconds / 1e9;
