@@ -6,6 +6,7 @@ mod machine;
 mod planes;
 mod speeds;
 mod station;
+mod streams;
 
 pub use machine::{Processors, Programs};
 pub use speeds::Speeds;

@@ -189,7 +189,7 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
 }
 
 // Has keys and values that this block will look back on come closer.
-__device__ void fetch_kept(const Line &line, const Step &step) {
+__device__ __forceinline__ void fetch_kept(const Line &line, const Step &step) {
     const u32 size = line.n[3], head = blockIdx.x;
     if (line.n[0] != 1 || head >= line.n[1]) return;
     const u64 stride = (u64)line.n[2] * size * 2, start = (u64)((line.n[5] + head) / line.n[4]) * size * 2;

@@ -55,12 +55,12 @@ __device__ float decoded(const u8 *base, u32 type, u64 blocks, u64 block, u32 at
 }
 
 // n: 0 rows, 1 width, 2 type, 3 first, 4 count. p: 0 table, 1 into.
-__device__ APART void embed_line(const Line &line, const Step &step) {
+__device__ APART void embed_line(const Line &line, u32 token, const u32 *ids) {
     const u32 rows = line.n[0], width = line.n[1], type = line.n[2], first = line.n[3], count = line.n[4];
     const u32 size = is_plain(type) ? 1 : is_long(type) ? 256 : 32;
     const u64 blocks = (u64)count * width / size;
     for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
-        u32 id = rows == 1 ? step.token : read(step.ids + row);
+        u32 id = rows == 1 ? token : read(ids + row);
         if (id < first || id - first >= count) continue;
         u64 start = (u64)(id - first) * width;
         for (u32 i = threadIdx.x; i < width; i += THREADS)
@@ -136,14 +136,14 @@ __device__ APART void round_q4_k_line(const Line &line) {
 }
 
 // n: 0 rows, 1 heads, 2 head's size, 3 dims, 4 pairs. p: 0 data, 1 table.
-__device__ APART void rotate_line(const Line &line, const Step &step) {
+__device__ APART void rotate_line(const Line &line, u32 past) {
     const u32 heads = line.n[1], size = line.n[2], dims = line.n[3], half = dims / 2;
     u64 count = (u64)line.n[0] * heads * half;
     for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (u64)gridDim.x * THREADS) {
         u32 pair = i % half;
         u64 head = i / half, row = head / heads;
         float *data = (float *)line.p[0] + head * size;
-        const float *table = (const float *)line.p[1] + (step.past + row) * dims;
+        const float *table = (const float *)line.p[1] + (past + row) * dims;
         u32 one = line.n[4] ? pair : 2 * pair, two = line.n[4] ? pair + half : 2 * pair + 1;
         float cos = table[2 * pair], sin = table[2 * pair + 1], a = read(data + one), b = read(data + two);
         data[one] = a * cos - b * sin;
@@ -152,8 +152,8 @@ __device__ APART void rotate_line(const Line &line, const Step &step) {
 }
 
 // n: 0 elements, 1 elements of a row. p: 0 from, 1 into.
-__device__ void halve_line(const Line &line, const Step &step) {
-    u16 *into = (u16 *)line.p[1] + (u64)step.past * line.n[1];
+__device__ void halve_line(const Line &line, u32 past) {
+    u16 *into = (u16 *)line.p[1] + (u64)past * line.n[1];
     for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0]; i += gridDim.x * THREADS)
         into[i] = to_half(read((const float *)line.p[0] + i));
 }
@@ -181,36 +181,58 @@ __device__ void copy_line(const Line &line) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 spanker_card(const Line *lines, u32 count, Step step) {
-    __shared__ Line window[2];
+    __shared__ Line window[NEAR_LINES];
     const u32 WORDS = sizeof(Line) / 4;
-    if (threadIdx.x < WORDS) ((u32 *)&window[0])[threadIdx.x] = ((const u32 *)lines)[threadIdx.x];
+    for (u32 i = threadIdx.x; i < min(count, (u32)NEAR_LINES) * WORDS; i += THREADS)
+        ((u32 *)window)[i] = __ldg((const u32 *)lines + i);
     __syncthreads();
+#ifdef STREAM
+    const u8 *ring = shared + step.ring + threadIdx.x / 32 * SLOTS * SLOT_BYTES;
+    From from = {(u32)__cvta_generic_to_shared(ring), window, lines, 0};
+    Ahead ahead;
+    u32 slot = 0;
+    ahead.slot = 0;
+    find_line(ahead, window, lines, step.streamed, 0);
+    for (u32 i = 0; i < SLOTS; i++) send_for(ahead, from);
+#endif
     for (u32 at = 0; at < count; at++) {
-        const Line &line = window[at % 2];
+        const Line &line = window[at % NEAR_LINES];
         u8 *memory = shared;
-        // The next line is on its way while this one is at work.
-        if (threadIdx.x < WORDS && at + 1 < count)
-            ((u32 *)&window[(at + 1) % 2])[threadIdx.x] = __ldg((const u32 *)(lines + at + 1) + threadIdx.x);
+#ifdef STREAM
+        from.now = at;
+#endif
         switch (line.kind) {
-            case VECTOR: vector_line(line, memory); break;
+            case EMBED: embed_line(line, step.token, step.ids); break;
             case ATTEND: attend_line(line, step, memory); break;
+#ifdef STREAM
+            case STREAMED: stream_line(line, memory, ring, ahead, slot, from); break;
+#else
+            case VECTOR: vector_line(line, memory); break;
             case MATMUL: matmul_line(line, memory); break;
-            case EMBED: embed_line(line, step); break;
             case NORM: norm_line(line, memory); break;
             case QUANTIZE: quantize_line(line); break;
-            case ROTATE: rotate_line(line, step); break;
-            case HALVE: halve_line(line, step); break;
+            case ROTATE: rotate_line(line, step.past); break;
+            case HALVE: halve_line(line, step.past); break;
             case GATE: gate_line(line); break;
             case ADD: add_line(line); break;
             case FILL: fill_line(line); break;
             case COPY: copy_line(line); break;
             case ROUND_Q4_K: round_q4_k_line(line); break;
+#endif
             default: __trap();
         }
         if (at + 1 < count) {
-            __syncthreads();
-            if (window[(at + 1) % 2].kind == ATTEND) fetch_kept(window[(at + 1) % 2], step);
-            meet(step.meet, step.met + (u64)(at + 1) * gridDim.x);
+            const Line &next = window[(at + 1) % NEAR_LINES];
+            // Another line is on its way while blocks meet.
+            bool more = threadIdx.x < WORDS && at + NEAR_LINES < count;
+            u32 word = more ? __ldg((const u32 *)(lines + at + NEAR_LINES) + threadIdx.x) : 0;
+            arrive(step.meet);
+#ifdef STREAM
+            fetch_norm(next);
+#endif
+            if (next.kind == ATTEND) fetch_kept(next, step);
+            await(step.meet, step.met + (u64)(at + 1) * gridDim.x);
+            if (more) ((u32 *)&window[at % NEAR_LINES])[threadIdx.x] = word;
         }
     }
 }

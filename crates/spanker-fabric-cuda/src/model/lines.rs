@@ -9,6 +9,7 @@ use spanker_llm::Op;
 use spanker_model::Quant;
 use spanker_runtime::{Place, Work};
 
+use super::streams::{self, Rounding, Source};
 use crate::CudaError;
 
 /// Threads of a block, as the kernel has it.
@@ -48,12 +49,13 @@ pub(crate) mod kind {
     pub(crate) const COPY: u32 = 11;
     pub(crate) const VECTOR: u32 = 12;
     pub(crate) const ROUND_Q4_K: u32 = 13;
+    pub(crate) const STREAMED: u32 = 14;
 }
 
 /// How a product's results are kept.
 const STORE: u32 = 0;
 const INTO: u32 = 1;
-const GATED: u32 = 2;
+pub(super) const GATED: u32 = 2;
 
 /// What lines are made for.
 pub(super) struct Setting<'a> {
@@ -69,6 +71,8 @@ pub(super) struct Setting<'a> {
     pub(super) scores: u32,
     /// Rows of weights of a tile that meets many rows of inputs.
     pub(super) tile_rows: u32,
+    /// Blocks of the kernel whose weights come ahead of time, or 0 where it cannot be had.
+    pub(super) streams: u32,
 }
 
 /// A part of a card's program.
@@ -76,15 +80,19 @@ pub(super) struct Setting<'a> {
 pub(super) enum Part {
     /// Lines for the kernel.
     Lines(Vec<Line>),
+    /// Lines for the kernel whose weights come ahead of time.
+    Streamed(Vec<Line>),
     /// Something between cards.
     Exchange(Op),
 }
 
-/// A program as the kernel runs it, with the shared memory that it needs.
+/// A program as kernels run it, with the shared memory that each needs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Parts {
     pub(super) parts: Vec<Part>,
     pub(super) shared: u32,
+    /// Besides the weights that are on their way.
+    pub(super) streamed: u32,
 }
 
 /// Turns a card's program into lines. `alone` if no other card is in its group.
@@ -94,7 +102,16 @@ pub(super) fn translate(
     setting: &Setting<'_>,
 ) -> Result<Parts, CudaError> {
     let ops: Vec<&Op> = program.iter().filter(|op| !matches!(op, Op::Mark { .. })).collect();
-    let mut writer = Writer { setting, parts: Parts::default(), lines: Vec::new(), alone };
+    let worth = |op: &&Op| vector(Some(op)).is_some_and(|product| streams::is_streamed(&product));
+    let streams = if alone && ops.iter().any(worth) { setting.streams } else { 0 };
+    let mut writer = Writer {
+        setting,
+        parts: Parts::default(),
+        lines: Vec::new(),
+        alone,
+        streams,
+        roundings: Vec::new(),
+    };
     let mut rest = &ops[..];
     while let Some(first) = rest.first() {
         let taken = match writer.fused(rest)? {
@@ -116,9 +133,13 @@ struct Writer<'a> {
     lines: Vec<Line>,
     /// Whether what is exchanged within the group stays where it is.
     alone: bool,
+    /// Blocks of the kernel whose weights come ahead of time, or 0.
+    streams: u32,
+    /// What is rounded where it is used.
+    roundings: Vec<Rounding>,
 }
 
-fn small(number: u64) -> Result<u32, CudaError> {
+pub(super) fn small(number: u64) -> Result<u32, CudaError> {
     u32::try_from(number)
         .map_err(|_| CudaError::Unsupported(format!("{number} elements in one operator")))
 }
@@ -129,14 +150,14 @@ fn bytes_of(type_id: u32) -> Result<Quant, CudaError> {
 }
 
 /// A product of one row of inputs.
-#[derive(Clone, Copy)]
-struct Vector {
-    a: Place,
-    b: Place,
-    out: Place,
-    width: u64,
-    rows: u64,
-    types: [u32; 2],
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Vector {
+    pub(super) a: Place,
+    pub(super) b: Place,
+    pub(super) out: Place,
+    pub(super) width: u64,
+    pub(super) rows: u64,
+    pub(super) types: [u32; 2],
 }
 
 fn vector(op: Option<&&Op>) -> Option<Vector> {
@@ -170,10 +191,10 @@ fn quantized(op: Option<&&Op>, at: Place) -> Option<(Place, u64, u32)> {
 
 /// What the inputs of a product are made of.
 #[derive(Clone, Copy)]
-struct Normed {
-    from: Place,
-    weight: Place,
-    epsilon: u32,
+pub(super) struct Normed {
+    pub(super) from: Place,
+    pub(super) weight: Place,
+    pub(super) epsilon: u32,
 }
 
 impl Writer<'_> {
@@ -182,14 +203,67 @@ impl Writer<'_> {
     }
 
     fn push(&mut self, line: Line, shared: u32) {
-        self.parts.shared = self.parts.shared.max(shared);
+        // Either kernel may come to lines that both know.
+        let (plain, streamed) = match line.kind {
+            kind::STREAMED => (0, shared),
+            kind::ATTEND => (shared, shared),
+            _ => (shared, 0),
+        };
+        self.parts.shared = self.parts.shared.max(plain);
+        self.parts.streamed = self.parts.streamed.max(streamed);
         self.lines.push(line);
     }
 
     fn close(&mut self) {
-        if !self.lines.is_empty() {
-            self.parts.parts.push(Part::Lines(std::mem::take(&mut self.lines)));
+        let runs = streams::runs(std::mem::take(&mut self.lines));
+        self.parts.parts.extend(runs.into_iter().map(|(streamed, run)| match streamed {
+            true => Part::Streamed(run),
+            false => Part::Lines(run),
+        }));
+    }
+
+    /// Leaves rounding to what uses the blocks, if that is likely to be a product whose weights come ahead of time.
+    fn rounded_later(&mut self, rounding: Rounding) -> bool {
+        let later = self.streams > 0 && Some(rounding.quant) == Quant::Q8_0.ggml_id();
+        if later {
+            self.roundings.retain(|other| other.blocks != rounding.blocks);
+            self.roundings.push(rounding);
         }
+        later
+    }
+
+    /// Writes the line of products whose weights come ahead of time. Says whether they can.
+    fn streamed(
+        &mut self,
+        products: &[Vector],
+        normed: Option<Normed>,
+        keep: u32,
+    ) -> Result<bool, CudaError> {
+        if self.streams == 0 || !products.iter().all(streams::is_streamed) {
+            return Ok(false);
+        }
+        let rounding = self.roundings.iter().find(|one| one.blocks == products[0].a);
+        let source = match (normed, rounding) {
+            (Some(normed), _) => Source::Normed(normed),
+            (None, Some(rounding)) if rounding.width == products[0].width => {
+                Source::Rounded(rounding.numbers)
+            }
+            _ => return Ok(false),
+        };
+        let line = streams::line(products, &source, keep, self.streams, self.setting.address)?;
+        let Some((line, shared)) = line else { return Ok(false) };
+        self.push(line, shared);
+        Ok(true)
+    }
+
+    /// Rounds now what was left for later: something else uses it.
+    fn round_now(&mut self, blocks: Place) -> Result<(), CudaError> {
+        if let Some(at) = self.roundings.iter().position(|one| one.blocks == blocks) {
+            let Rounding { numbers, width, quant, .. } = self.roundings.swap_remove(at);
+            let round = Work::Quantize { from: numbers, into: blocks, rows: 1, width, quant };
+            self.work(&round)?;
+        }
+        Ok(())
     }
 
     /// Writes one line for several operators. Returns how many these are.
@@ -273,7 +347,12 @@ impl Writer<'_> {
             taken += 1;
             let moved = gathered(rest.get(taken), place);
             taken += usize::from(moved.is_some());
-            blocks = Some((moved.unwrap_or(place), quant));
+            let rounding =
+                Rounding { blocks: moved.unwrap_or(place), numbers: one.out, width, quant };
+            let streamed = [one, two].iter().all(streams::is_streamed);
+            if !(streamed && self.rounded_later(rounding)) {
+                blocks = Some((rounding.blocks, quant));
+            }
         }
         self.vectors(&[one, two], Some(normed), GATED, blocks)?;
         Ok(Some(taken))
@@ -306,6 +385,12 @@ impl Writer<'_> {
         blocks: Option<(Place, u32)>,
     ) -> Result<(), CudaError> {
         let Some(&first) = products.first() else { return Ok(()) };
+        if blocks.is_none() && self.streamed(products, normed, keep)? {
+            return Ok(());
+        }
+        if normed.is_none() {
+            self.round_now(first.a)?;
+        }
         let width = small(first.width)?;
         let mut line = Line { kind: kind::VECTOR, ..Line::default() };
         line.n[0] = width;
@@ -387,14 +472,17 @@ impl Writer<'_> {
         line.p[5] = self.at(*new_keys);
         line.p[6] = self.at(*new_values);
         let mut taken = 5;
-        if let Some((place, _, quant)) = quantized(ops.get(5), *into)
+        if let Some((place, width, quant)) = quantized(ops.get(5), *into)
             && quant == Quant::Q8_0.ggml_id().unwrap_or_default()
             && head_size.is_multiple_of(32)
         {
             let moved = gathered(ops.get(6), place);
             taken += 1 + usize::from(moved.is_some());
-            line.n[10] = quant;
-            line.p[7] = self.at(moved.unwrap_or(place));
+            let blocks = moved.unwrap_or(place);
+            if !self.rounded_later(Rounding { blocks, numbers: *into, width, quant }) {
+                line.n[10] = quant;
+                line.p[7] = self.at(blocks);
+            }
         }
         self.push(line, shared);
         Ok(taken)
@@ -433,7 +521,8 @@ impl Writer<'_> {
             *to = self.at(from);
         }
         let size = line.n[3];
-        let shared = size * (14 + 2 * NEAR) + THREADS / 32 * 4 + self.setting.scores * 4;
+        let warps = streams::THREADS.max(THREADS) / 32;
+        let shared = size * (14 + 2 * NEAR) + warps * 4 + self.setting.scores * 4;
         Ok((line, shared))
     }
 
@@ -551,162 +640,4 @@ fn tile(rows: u32, each: u32, blocks: u32) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-
-    use spanker_plan::{DType, ReduceOp};
-    use spanker_runtime::{BufferId, Fold};
-
-    use super::*;
-
-    fn at(buffer: u64) -> Place {
-        Place { buffer: BufferId(buffer), offset: 0 }
-    }
-
-    fn translated(program: &[Op]) -> Result<Parts, CudaError> {
-        let address = |place: Place| place.buffer.0 << 32 | place.offset;
-        let setting = Setting {
-            address: &address,
-            blocks: 264,
-            counters: 1,
-            counted: 8192,
-            scores: 64,
-            tile_rows: 32,
-        };
-        translate(program, true, &setting)
-    }
-
-    fn lines(program: &[Op]) -> Vec<Line> {
-        match &translated(program).unwrap().parts[..] {
-            [Part::Lines(lines)] => lines.clone(),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn id(quant: Quant) -> u32 {
-        quant.ggml_id().unwrap()
-    }
-
-    fn norm(rows: u64) -> Op {
-        let (from, weight, into) = (at(1), at(2), at(3));
-        Op::Work(Work::Norm { from, weight, into, rows, width: 4096, epsilon: 7 })
-    }
-
-    fn round(from: u64, into: u64, rows: u64, width: u64) -> Op {
-        let quant = id(Quant::Q8_0);
-        Op::Work(Work::Quantize { from: at(from), into: at(into), rows, width, quant })
-    }
-
-    fn product(a: u64, out: u64, shape: [u64; 3]) -> Op {
-        let types = [id(Quant::Q8_0), id(Quant::Q4_0)];
-        Op::Work(Work::Matmul { a: at(a), b: at(10 + out), out: at(out), shape, types })
-    }
-
-    fn copy(from: u64, into: u64, bytes: u64) -> Op {
-        let parts = std::iter::once(0..bytes).collect();
-        Op::Gather { parts, rows: 1, from: at(from), into: at(into) }
-    }
-
-    fn add(into: u64, more: u64, elements: u64) -> Op {
-        let fold = Fold { dtype: DType::F32.code(), op: ReduceOp::Sum.code().unwrap_or_default() };
-        let sources = vec![at(into), at(more)];
-        Op::Work(Work::Reduce { into: at(into), sources, elements, fold, divisor: 0 })
-    }
-
-    #[test]
-    fn projections_of_one_row_are_one_line_whose_tiles_cover_every_row() {
-        let shape = |rows| [1, 4096, rows];
-        let program = [
-            norm(1),
-            round(3, 4, 1, 4096),
-            product(4, 5, shape(4096)),
-            product(4, 6, shape(1024)),
-            product(4, 7, shape(1024)),
-        ];
-        let lines = lines(&program);
-        assert_eq!(lines.len(), 1);
-        let line = lines[0];
-        assert_eq!((line.kind, line.n[2], line.n[3], line.n[4]), (kind::VECTOR, 1, 7, STORE));
-        assert_eq!((line.n[7], line.n[9], line.n[11]), (4096, 1024, 1024));
-        let tiles = [4096u32, 1024, 1024].map(|rows| rows.div_ceil(line.n[5]));
-        assert_eq!(line.n[13..16], [tiles[0], tiles[0] + tiles[1], tiles.iter().sum()]);
-        assert_eq!(line.p[..2], [1 << 32, 2 << 32]);
-    }
-
-    #[test]
-    fn a_gated_pair_and_its_blocks_are_one_line() {
-        let shape = [1, 4096, 11008];
-        let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
-        let program = [
-            norm(1),
-            round(3, 4, 1, 4096),
-            product(4, 5, shape),
-            product(4, 6, shape),
-            Op::Work(gate),
-            round(5, 8, 1, 11008),
-            copy(8, 9, 11008 / 32 * 34),
-        ];
-        let lines = lines(&program);
-        assert_eq!(lines.len(), 1);
-        let line = lines[0];
-        assert_eq!((line.n[4], line.n[12]), (GATED, id(Quant::Q8_0)));
-        // Blocks go where the copy would have brought them; counters are where they were said to be.
-        assert_eq!((line.p[6], line.p[7]), (1, 9 << 32));
-        assert_eq!(line.n[13..16], [11008u32.div_ceil(line.n[5]); 3]);
-    }
-
-    #[test]
-    fn a_product_is_added_where_it_belongs_without_a_stop_on_the_way() {
-        let program = [product(4, 5, [1, 11008, 4096]), copy(5, 6, 4096 * 4), add(1, 6, 4096)];
-        let lines = lines(&program);
-        assert_eq!(lines.len(), 1);
-        assert_eq!((lines[0].n[4], lines[0].p[0], lines[0].p[5]), (INTO, 4 << 32, 1 << 32));
-        // A sum of something else stays what it is.
-        let other = [product(4, 5, [1, 11008, 4096]), add(1, 7, 4096)];
-        assert_eq!(self::lines(&other).len(), 2);
-    }
-
-    #[test]
-    fn many_rows_have_a_line_for_each_operator() {
-        let program = [norm(3), round(3, 4, 3, 4096), product(4, 5, [3, 4096, 64])];
-        let kinds: Vec<u32> = lines(&program).iter().map(|line| line.kind).collect();
-        assert_eq!(kinds, [kind::NORM, kind::QUANTIZE, kind::MATMUL]);
-    }
-
-    #[test]
-    fn tiles_fit_the_terms_that_a_block_keeps() {
-        for (rows, each) in
-            [(1, 132), (4096, 132), (12288, 132), (11008, 264), (32000, 132), (7, 20000)]
-        {
-            let tile = tile(rows, each, 264);
-            assert!(
-                tile >= 1 && (tile == 1 || tile * each <= TERMS),
-                "{rows} rows of {each}: {tile}"
-            );
-        }
-    }
-
-    #[test]
-    fn heads_that_no_block_can_have_are_refused_with_their_size() {
-        let attend = |head_size| {
-            Op::Work(Work::Attend {
-                queries: at(1),
-                keys: at(2),
-                values: at(3),
-                into: at(4),
-                rows: 1,
-                heads: 2,
-                kv_heads: 1,
-                head_size,
-                group: 2,
-                offset: 0,
-                past: 0,
-                scale: 0,
-            })
-        };
-        assert!(translated(&[attend(64)]).is_ok());
-        for size in [20, 272] {
-            let said = translated(&[attend(size)]).unwrap_err().to_string();
-            assert!(said.contains(&size.to_string()), "{said}");
-        }
-    }
-}
+mod tests;

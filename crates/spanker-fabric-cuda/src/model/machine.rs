@@ -111,7 +111,8 @@ impl Processors {
         let bases: Vec<u64> = buffers.iter().map(|buffer| address(buffer, &gpu)).collect();
         let place = |place: Place| bases[place.buffer.0 as usize] + place.offset;
         let mut blocks = station.blocks(0)?;
-        let Parts { parts, shared } = loop {
+        let mut streams = station.streams(0)?;
+        let Parts { parts, shared, streamed } = loop {
             let setting = Setting {
                 address: &place,
                 blocks,
@@ -119,16 +120,22 @@ impl Processors {
                 counted: COUNTERS,
                 scores: station.scores(),
                 tile_rows: station.tile_rows(),
+                streams,
             };
             let parts = translate(program, alone, &setting)?;
             let fit = station.blocks(parts.shared)?;
-            if fit >= blocks {
+            let streamed = parts.parts.iter().any(|part| matches!(part, Part::Streamed(_)));
+            if streamed && station.streams(parts.streamed)? < streams {
+                streams = 0;
+            } else if fit >= blocks {
                 break parts;
+            } else {
+                blocks = fit;
             }
-            blocks = fit;
         };
         let ready = parts.into_iter().map(|part| match part {
             Part::Lines(lines) => station.load(&lines, shared, blocks).map(Ready::Lines),
+            Part::Streamed(lines) => station.load_streamed(&lines, streamed).map(Ready::Lines),
             Part::Exchange(op) => Ok(Ready::Exchange(op)),
         });
         ready.collect()

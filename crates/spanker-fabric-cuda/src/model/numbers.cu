@@ -12,8 +12,14 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// Where weights come ahead of time, one block has all of a multiprocessor.
+#ifdef STREAM
+#define BLOCKS 1
+#define THREADS 512
+#else
 #define BLOCKS 2
 #define THREADS 256
+#endif
 #define WARPS (THREADS / 32)
 // The types of weights that there are, as bits: compiling for all of them takes long.
 #ifndef TYPES
@@ -30,11 +36,13 @@ typedef unsigned long long u64;
 #ifndef TILE_R
 #define TILE_R 32
 #endif
+// Lines of which a block has copies: the one at work and those that follow.
+#define NEAR_LINES 8
 // A block looks so often whether the others have come: for some seconds.
 #define MOST_SPINS (1u << 24)
 
 enum Kind {
-    EMBED = 1, NORM, QUANTIZE, MATMUL, ROTATE, HALVE, GATE, ADD, ATTEND, FILL, COPY, VECTOR, ROUND_Q4_K
+    EMBED = 1, NORM, QUANTIZE, MATMUL, ROTATE, HALVE, GATE, ADD, ATTEND, FILL, COPY, VECTOR, ROUND_Q4_K, STREAMED
 };
 
 // GGML's numbers of types.
@@ -55,6 +63,10 @@ struct Step {
     u64 met;
     float *scores;
     u32 scores_each;
+    // The first line whose weights come ahead of time: its number and one, or 0. And the bytes of shared memory that
+    // they come to, after those of lines.
+    u32 streamed;
+    u32 ring;
 };
 
 // All shared memory that is asked for at the start.

@@ -10,7 +10,7 @@ use spanker_plan::OPERATORS_PER_LAYER;
 use spanker_topology::{BytesPerSecond, Confidence, Profile, Provenance, Seconds};
 
 use super::lines::{Line, Part, Setting, kind, translate};
-use super::station::{COUNTERS, Station, address};
+use super::station::{COUNTERS, Loaded, Station, address};
 use crate::profile::value;
 use crate::{CudaError, Gpu};
 
@@ -121,15 +121,14 @@ impl Bench {
     }
 
     /// Seconds for lines, by the processor's clock.
-    fn time(&mut self, lines: &[Line], shared: u32, blocks: u32) -> Result<f64, CudaError> {
-        let loaded = self.station.load(lines, shared, blocks)?;
+    fn time(&mut self, loaded: &Loaded) -> Result<f64, CudaError> {
         let gpu = Arc::clone(self.station.gpu());
         // A processor that had nothing to do takes a while to be fast.
         let begun = Instant::now();
         while begun.elapsed() < WARM_UP {
-            gpu.timed(|_| self.station.run(&loaded, 0, 0))?;
+            gpu.timed(|_| self.station.run(loaded, 0, 0))?;
         }
-        let times = (0..LOOKS).map(|_| gpu.timed(|_| self.station.run(&loaded, 0, 0)));
+        let times = (0..LOOKS).map(|_| gpu.timed(|_| self.station.run(loaded, 0, 0)));
         Ok(median(times.collect::<Result<_, _>>()?))
     }
 
@@ -169,12 +168,27 @@ impl Bench {
         let blocks = self.station.blocks(0)?;
         let (counters, scores) = (self.station.counters(), self.station.scores());
         let tile_rows = self.station.tile_rows();
-        let setting =
-            Setting { address: &address, blocks, counters, counted: COUNTERS, scores, tile_rows };
+        let streams = self.station.streams(0)?;
+        let setting = Setting {
+            address: &address,
+            blocks,
+            counters,
+            counted: COUNTERS,
+            scores,
+            tile_rows,
+            streams,
+        };
         let parts = translate(&program, true, &setting)?;
         let blocks = self.station.blocks(parts.shared)?.min(blocks);
         match &parts.parts[..] {
-            [Part::Lines(lines)] => self.time(lines, parts.shared, blocks),
+            [Part::Lines(lines)] => {
+                let loaded = self.station.load(lines, parts.shared, blocks)?;
+                self.time(&loaded)
+            }
+            [Part::Streamed(lines)] => {
+                let loaded = self.station.load_streamed(lines, parts.streamed)?;
+                self.time(&loaded)
+            }
             _ => Err(CudaError::Unsupported("a measurement of nothing".into())),
         }
     }
@@ -195,7 +209,8 @@ impl Bench {
         let shared =
             super::lines::many_rows(self.quant, self.width as u32, self.station.tile_rows());
         let blocks = self.station.blocks(shared)?;
-        let seconds = self.time(&[line], shared, blocks)?;
+        let loaded = self.station.load(&[line], shared, blocks)?;
+        let seconds = self.time(&loaded)?;
         Ok((ROWS * self.width * outs) as f64 / seconds)
     }
 

@@ -9,7 +9,8 @@ use cudarc::driver::{
 };
 use spanker_model::Quant;
 
-use super::lines::{Line, THREADS, TILE_ROWS, many_rows};
+use super::lines::{Line, THREADS, TILE_ROWS, kind, many_rows};
+use super::streams;
 use crate::{CudaError, Gpu};
 
 const KERNEL: &str = concat!(
@@ -18,6 +19,7 @@ const KERNEL: &str = concat!(
     include_str!("vector.cu"),
     include_str!("rows.cu"),
     include_str!("attend.cu"),
+    include_str!("stream.cu"),
     include_str!("kernel.cu"),
 );
 /// Blocks of the kernel on each multiprocessor, if their memory allows it.
@@ -30,14 +32,22 @@ pub(super) const COUNTERS: u32 = 8192;
 const OLDEST: (u32, u32) = (8, 0);
 /// Shared memory from which on a kernel has to ask for it.
 const USUAL_SHARED: u32 = 48 << 10;
+/// Shared memory that a kernel has besides what it is given.
+const OWN_SHARED: u32 = 4 << 10;
+/// Where weights that come ahead of time may begin.
+const RING_ALIGNMENT: u32 = 128;
+/// The type of weights that may come ahead of time, as a bit.
+const Q4_0: u64 = 1 << 2;
 
 /// A processor, ready for lines.
 pub(crate) struct Station {
     gpu: Arc<Gpu>,
     /// The types of weights that its kernel knows, as bits.
     types: u64,
-    kernel: Option<CudaFunction>,
-    allowed: u32,
+    /// The kernel, and the one whose weights come ahead of time.
+    kernels: [Compiled; 2],
+    /// Shared memory of a block at most.
+    most_shared: u32,
     meet: CudaSlice<u8>,
     met: u64,
     counters: CudaSlice<u8>,
@@ -48,12 +58,39 @@ pub(crate) struct Station {
     staging: PinnedHostSlice<u8>,
 }
 
+/// A kernel, and the shared memory that it may have so far.
+#[derive(Default)]
+struct Compiled {
+    function: Option<CudaFunction>,
+    allowed: u32,
+}
+
+/// Which kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    Streamed,
+}
+
+impl Kind {
+    fn threads(self) -> u32 {
+        match self {
+            Kind::Plain => THREADS,
+            Kind::Streamed => streams::THREADS,
+        }
+    }
+}
+
 /// Lines in the processor's memory.
 pub(crate) struct Loaded {
     lines: CudaSlice<u8>,
     count: u32,
+    kind: Kind,
     shared: u32,
     blocks: u32,
+    /// The first line whose weights come ahead of time: its number and one, or 0. And where they come to.
+    first: u32,
+    ring: u32,
 }
 
 /// What the kernel is told besides its lines, as it declares it.
@@ -67,6 +104,8 @@ struct StepArgument {
     met: u64,
     scores: u64,
     scores_each: u32,
+    streamed: u32,
+    ring: u32,
     reserved: u32,
 }
 
@@ -88,7 +127,8 @@ impl Station {
             .context()
             .attribute(most)
             .map_err(|error| CudaError::call("ask for the shared memory of a block", &error))?;
-        let fits = |rows: &&u32| many_rows(Quant::Q4_0, 0, **rows) as i32 <= most;
+        let most_shared = u32::try_from(most).unwrap_or(USUAL_SHARED);
+        let fits = |rows: &&u32| many_rows(Quant::Q4_0, 0, **rows) <= most_shared;
         let tile_rows = TILE_ROWS.iter().find(fits).copied().unwrap_or(TILE_ROWS[1]);
         let words = |count: usize, what: &str| gpu.allocate(count.max(1) * 4, what);
         let beyond = if context > SCORES { Self::most_blocks(&gpu) as usize * context } else { 0 };
@@ -100,8 +140,8 @@ impl Station {
         Ok(Station {
             gpu,
             types: 0,
-            kernel: None,
-            allowed: USUAL_SHARED,
+            kernels: [Compiled::default(), Compiled::default()],
+            most_shared,
             meet,
             met: 0,
             counters,
@@ -141,39 +181,55 @@ impl Station {
         let bit = quant.ggml_id().filter(|&id| id < 64).map_or(0, |id| 1 << id);
         if self.types & bit == 0 {
             self.types |= bit;
-            self.kernel = None;
+            self.kernels = [Compiled::default(), Compiled::default()];
         }
     }
 
-    fn kernel(&mut self) -> Result<CudaFunction, CudaError> {
-        if self.kernel.is_none() {
-            let options = options(self.types, self.tile_rows);
-            self.kernel = Some(self.gpu.kernel("card", KERNEL, &options, "spanker_card")?);
-            self.allowed = USUAL_SHARED;
+    fn kernel(&mut self, kind: Kind) -> Result<CudaFunction, CudaError> {
+        let compiled = &mut self.kernels[kind as usize];
+        if compiled.function.is_none() {
+            let options = options(self.types, self.tile_rows, kind);
+            let name = if kind == Kind::Plain { "card" } else { "stream" };
+            let function = self.gpu.kernel(name, KERNEL, &options, "spanker_card")?;
+            *compiled = Compiled { function: Some(function), allowed: USUAL_SHARED };
         }
-        self.kernel.clone().ok_or(CudaError::NoDevice)
+        compiled.function.clone().ok_or(CudaError::NoDevice)
     }
 
-    /// How many blocks run at once if each has so much shared memory.
-    pub(crate) fn blocks(&mut self, shared: u32) -> Result<u32, CudaError> {
-        let kernel = self.kernel()?;
-        if shared > self.allowed {
+    /// How many blocks of a kernel a multiprocessor has at once if each has so much shared memory.
+    fn fit(&mut self, kind: Kind, shared: u32) -> Result<u32, CudaError> {
+        let kernel = self.kernel(kind)?;
+        let compiled = &mut self.kernels[kind as usize];
+        if shared > compiled.allowed {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             kernel.set_attribute(most, shared as i32).map_err(|error| {
                 let what = format!("a kernel with {shared} bytes of shared memory");
                 CudaError::call(what, &error)
             })?;
-            self.allowed = shared;
+            compiled.allowed = shared;
         }
-        let fit = kernel
-            .occupancy_max_active_blocks_per_multiprocessor(THREADS, shared as usize, None)
-            .map_err(|error| CudaError::call("ask how many blocks fit", &error))?;
-        match fit.min(MOST_BLOCKS) {
+        kernel
+            .occupancy_max_active_blocks_per_multiprocessor(kind.threads(), shared as usize, None)
+            .map_err(|error| CudaError::call("ask how many blocks fit", &error))
+    }
+
+    /// How many blocks run at once if each has so much shared memory.
+    pub(crate) fn blocks(&mut self, shared: u32) -> Result<u32, CudaError> {
+        match self.fit(Kind::Plain, shared)?.min(MOST_BLOCKS) {
             0 => Err(CudaError::Unsupported(format!(
                 "a kernel with {shared} bytes of shared memory does not fit this GPU"
             ))),
             fit => Ok(fit * self.gpu.multiprocessors()),
         }
+    }
+
+    /// The same of the kernel whose weights come ahead of time, or 0 where it does not fit.
+    pub(crate) fn streams(&mut self, shared: u32) -> Result<u32, CudaError> {
+        let shared = shared.next_multiple_of(RING_ALIGNMENT) + streams::RING;
+        if self.types & Q4_0 == 0 || shared + OWN_SHARED > self.most_shared {
+            return Ok(0);
+        }
+        Ok(self.fit(Kind::Streamed, shared)?.min(1) * self.gpu.multiprocessors())
     }
 
     /// Puts lines into the processor's memory. `blocks` is what they were made for.
@@ -183,10 +239,29 @@ impl Station {
         shared: u32,
         blocks: u32,
     ) -> Result<Loaded, CudaError> {
-        let bytes: &[u8] = bytemuck::cast_slice(lines);
-        let copied = self.gpu.stream().clone_htod(bytes);
-        let copied = copied.map_err(|error| CudaError::call("copy a program", &error))?;
-        Ok(Loaded { lines: copied, count: lines.len() as u32, shared, blocks })
+        let (count, kind) = (lines.len() as u32, Kind::Plain);
+        let lines = self.copied(lines)?;
+        Ok(Loaded { lines, count, kind, shared, blocks, first: 0, ring: 0 })
+    }
+
+    /// The same for the kernel whose weights come ahead of time.
+    pub(crate) fn load_streamed(
+        &mut self,
+        lines: &[Line],
+        shared: u32,
+    ) -> Result<Loaded, CudaError> {
+        let blocks = self.streams(shared)?;
+        let ring = shared.next_multiple_of(RING_ALIGNMENT);
+        let first = lines.iter().position(|line| line.kind == kind::STREAMED);
+        let first = first.map_or(0, |at| at as u32 + 1);
+        let (count, kind, shared) = (lines.len() as u32, Kind::Streamed, ring + streams::RING);
+        let lines = self.copied(lines)?;
+        Ok(Loaded { lines, count, kind, shared, blocks, first, ring })
+    }
+
+    fn copied(&self, lines: &[Line]) -> Result<CudaSlice<u8>, CudaError> {
+        let copied = self.gpu.stream().clone_htod(bytemuck::cast_slice::<Line, u8>(lines));
+        copied.map_err(|error| CudaError::call("copy a program", &error))
     }
 
     /// Gives tokens for steps of more than one.
@@ -199,7 +274,7 @@ impl Station {
 
     /// Has the processor go through lines, some time.
     pub(crate) fn run(&mut self, loaded: &Loaded, token: u32, past: u32) -> Result<(), CudaError> {
-        let kernel = self.kernel()?;
+        let kernel = self.kernel(loaded.kind)?;
         let argument = StepArgument {
             past,
             token,
@@ -208,11 +283,13 @@ impl Station {
             met: self.met,
             scores: address(&self.scores, &self.gpu),
             scores_each: self.scores_each,
+            streamed: loaded.first,
+            ring: loaded.ring,
             reserved: 0,
         };
         let config = LaunchConfig {
             grid_dim: (loaded.blocks, 1, 1),
-            block_dim: (THREADS, 1, 1),
+            block_dim: (loaded.kind.threads(), 1, 1),
             shared_mem_bytes: loaded.shared,
         };
         let mut launch = self.gpu.stream().launch_builder(&kernel);
@@ -262,11 +339,12 @@ impl Station {
     }
 }
 
-/// How the kernel is compiled for some types of weights.
-fn options(types: u64, tile_rows: u32) -> Vec<String> {
+/// How a kernel is compiled for some types of weights.
+fn options(types: u64, tile_rows: u32, kind: Kind) -> Vec<String> {
     let own = [format!("-DTYPES={types:#x}ull"), format!("-DTILE_R={tile_rows}")];
     let always = ["-fmad=false", "--std=c++17"].map(str::to_owned);
-    always.into_iter().chain(own).collect()
+    let streamed = (kind == Kind::Streamed).then(|| "-DSTREAM".to_owned());
+    always.into_iter().chain(own).chain(streamed).collect()
 }
 
 /// Host's memory that the processor can reach by itself.
@@ -292,10 +370,11 @@ mod tests {
         for rows in TILE_ROWS {
             for quant in &ggml_spanker::WEIGHT_TYPES {
                 let name = format!("card-{quant}-{rows}");
-                assert_compiles(&name, KERNEL, &options(bit(quant), rows));
+                assert_compiles(&name, KERNEL, &options(bit(quant), rows, Kind::Plain));
             }
         }
         let all = ggml_spanker::WEIGHT_TYPES.iter().map(bit).fold(0, |all, one| all | one);
-        assert_compiles("card", KERNEL, &options(all, TILE_ROWS[0]));
+        assert_compiles("card", KERNEL, &options(all, TILE_ROWS[0], Kind::Plain));
+        assert_compiles("stream", KERNEL, &options(all, TILE_ROWS[0], Kind::Streamed));
     }
 }

@@ -153,15 +153,19 @@ __device__ __forceinline__ void tile_at(const Line &line, u32 index, u32 *matrix
     *matrix = at, *first = index * tile, *rows = min(tile, line.n[7 + 2 * at] - index * tile);
 }
 
-// All blocks have come here before any goes on.
-__device__ __forceinline__ void meet(u64 *counter, u64 target) {
+// All blocks have come here before any goes on: each tells the others, and then waits for them. What others wrote is read
+// past the first-level cache, so that nothing in it has to be given up here.
+__device__ __forceinline__ void arrive(u64 *counter) {
     __syncthreads();
+    if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u64 [%0], 1;" :: "l"(counter) : "memory");
+}
+
+__device__ __forceinline__ void await(u64 *counter, u64 target) {
     if (threadIdx.x == 0) {
-        asm volatile("red.release.gpu.global.add.u64 [%0], 1;" :: "l"(counter) : "memory");
         u32 spins = 0;
         u64 seen;
         do {
-            asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(counter) : "memory");
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(counter) : "memory");
             if (++spins > MOST_SPINS) __trap();
         } while (seen < target);
     }

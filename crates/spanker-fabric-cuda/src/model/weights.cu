@@ -280,26 +280,88 @@ __device__ __forceinline__ void take_inputs(const u8 *row, u32 type, u32 units, 
     __syncthreads();
 }
 
-// One over the root of a row's mean square, for a row in shared memory.
-__device__ float norm_of(const float *row, u32 width, float epsilon, double *lanes) {
-    __shared__ float result;
+// One over the root of a mean square, rounded to f32. What is found by approximation is right where everything that it
+// might be rounds to the same; where not, it is computed as it is defined.
+__device__ __forceinline__ float root_scale(double sum, u32 width, float epsilon) {
+    bool even = (width & (width - 1)) == 0;
+    double mean = even ? sum * __longlong_as_double((long long)(1024 - __ffs(width)) << 52) : sum / (double)width;
+    double y = mean + (double)epsilon, r;
+    asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(y));
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        double off = __fma_rn(-(y * r), r, 1.0);
+        r = __fma_rn(r * off, 0.5, r);
+    }
+    float low = (float)(r * (1.0 - 0x1p-48)), high = (float)(r * (1.0 + 0x1p-48));
+    return low == high ? low : (float)(1.0 / sqrt(y));
+}
+
+// The same for a row in shared memory.
+__device__ __forceinline__ float norm_of(const float *row, u32 width, float epsilon, double *lanes) {
     if (threadIdx.x < NORM_LANES) {
         double sum = 0.0;
+        u32 i = threadIdx.x;
         // The product of two f32 is exact in f64, so that fusing it changes nothing.
-#pragma unroll 8
-        for (u32 i = threadIdx.x; i < width; i += NORM_LANES) sum = __fma_rn((double)row[i], (double)row[i], sum);
+        for (; i + 7 * NORM_LANES < width; i += 8 * NORM_LANES) {
+            float v[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = row[i + j * NORM_LANES];
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum = __fma_rn((double)v[j], (double)v[j], sum);
+        }
+        for (; i < width; i += NORM_LANES) sum = __fma_rn((double)row[i], (double)row[i], sum);
         lanes[threadIdx.x] = sum;
     }
     __syncthreads();
-    if (threadIdx.x < 32) {
-        u32 l = threadIdx.x;
-        double a = lanes[l] + lanes[l + 64], b = lanes[l + 32] + lanes[l + 96];
-        double sum = a + b;
-        for (int half = 16; half > 0; half /= 2) sum += __shfl_down_sync(~0u, sum, half);
-        if (l == 0) result = (float)(1.0 / sqrt(sum / (double)width + (double)epsilon));
+    // Every warp adds lanes up for itself.
+    u32 l = threadIdx.x % 32;
+    double a = lanes[l] + lanes[l + 64], b = lanes[l + 32] + lanes[l + 96];
+    double sum = a + b;
+    for (int half = 16; half > 0; half /= 2) sum += __shfl_down_sync(~0u, sum, half);
+    return root_scale(__shfl_sync(~0u, sum, 0), width, epsilon);
+}
+
+// Eight values become bytes of inputs in shared memory. Four threads have a short block and a warp has a long one: all
+// of them come here, and those that are not `there` leave nothing.
+__device__ __forceinline__ void round_eight(const float v[8], u32 eight, bool there, u32 type, const Inputs &in) {
+    u32 largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+    if (type == Q8_0) {
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+    } else {
+        largest = largest_in_warp(largest);
     }
-    __syncthreads();
-    return result;
+    float inverse, kept;
+    scale_of(largest, &inverse, &kept);
+    bool plain = largest != 0 && largest < 0x7f800000u;
+    u32 words[2] = {0, 0};
+    if (__all_sync(~0u, plain && inverse < __uint_as_float(0x7f800000u))) {
+        // Nothing is beyond 127, and nothing is no number.
+#pragma unroll
+        for (int i = 0; i < 8; i += 4) {
+            u32 bits[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) bits[j] = __float_as_uint(v[i + j] * inverse + 12582912.0f);
+            words[i / 4] = __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            words[i / 4] |= (plain ? (u32)round_to_byte(v[i], inverse) & 0xff : 0) << (8 * (i % 4));
+    }
+    int sum = __dp4a((int)words[0], 0x01010101, __dp4a((int)words[1], 0x01010101, 0));
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (!there) return;
+    int4 *half = eight % 4 < 2 ? in.low : in.high;
+    ((uint2 *)(half + eight / 4))[eight % 2] = make_uint2(words[0], words[1]);
+    if (type == Q8_0 && eight % 4 == 0) {
+        in.scale[eight / 4] = half_of(to_half(kept));
+        in.sum[eight / 4] = sum;
+    }
+    if (type == Q8_K && eight % 32 == 0) in.scale[eight / 32] = kept;
 }
 
 // A row is normed and becomes inputs in shared memory, without a way through the card's. `row` has room for twice the
@@ -321,7 +383,6 @@ __device__ __forceinline__ void norm_inputs(const float *x, const float *weight,
     __syncthreads();
     float scale = norm_of(row, width, epsilon, lanes);
     if (type == Q8_0 || type == Q8_K) {
-        // Eight values to a thread, so that four threads have a short block and a warp has a long one.
         for (u32 eight = threadIdx.x; eight / 32 * 32 < width / 8; eight += THREADS) {
             bool there = eight < width / 8;
             const float4 *values = (const float4 *)row + (there ? eight : 0) * 2;
@@ -329,34 +390,7 @@ __device__ __forceinline__ void norm_inputs(const float *x, const float *weight,
             float4 a = values[0], b = values[1], c = by[0], d = by[1];
             float v[8] = {(a.x * scale) * c.x, (a.y * scale) * c.y, (a.z * scale) * c.z, (a.w * scale) * c.w,
                           (b.x * scale) * d.x, (b.y * scale) * d.y, (b.z * scale) * d.z, (b.w * scale) * d.w};
-            u32 largest = 0;
-#pragma unroll
-            for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
-            if (type == Q8_0) {
-                largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
-                largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
-            } else {
-                largest = largest_in_warp(largest);
-            }
-            float inverse, kept;
-            scale_of(largest, &inverse, &kept);
-            bool plain = largest != 0 && largest < 0x7f800000u;
-            u32 words[2] = {0, 0};
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                words[i / 4] |= (plain ? (u32)round_to_byte(v[i], inverse) & 0xff : 0) << (8 * (i % 4));
-            int sum = __dp4a((int)words[0], 0x01010101, __dp4a((int)words[1], 0x01010101, 0));
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            if (there) {
-                int4 *half = eight % 4 < 2 ? in.low : in.high;
-                ((uint2 *)(half + eight / 4))[eight % 2] = make_uint2(words[0], words[1]);
-                if (type == Q8_0 && eight % 4 == 0) {
-                    in.scale[eight / 4] = half_of(to_half(kept));
-                    in.sum[eight / 4] = sum;
-                }
-                if (type == Q8_K && eight % 32 == 0) in.scale[eight / 32] = kept;
-            }
+            round_eight(v, eight, there, type, in);
         }
     } else {
         for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = (row[i] * scale) * weights[i];

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Programs and the lines that come of them.
+
+use spanker_plan::{DType, ReduceOp};
+use spanker_runtime::{BufferId, Fold};
+
+use super::*;
+
+fn at(buffer: u64) -> Place {
+    Place { buffer: BufferId(buffer), offset: 0 }
+}
+
+fn translated(program: &[Op]) -> Result<Parts, CudaError> {
+    on(program, 0)
+}
+
+fn on(program: &[Op], streams: u32) -> Result<Parts, CudaError> {
+    let address = |place: Place| place.buffer.0 << 32 | place.offset;
+    let setting = Setting {
+        address: &address,
+        blocks: 264,
+        counters: 1,
+        counted: 8192,
+        scores: 64,
+        tile_rows: 32,
+        streams,
+    };
+    translate(program, true, &setting)
+}
+
+fn lines(program: &[Op]) -> Vec<Line> {
+    match &translated(program).unwrap().parts[..] {
+        [Part::Lines(lines)] => lines.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn id(quant: Quant) -> u32 {
+    quant.ggml_id().unwrap()
+}
+
+fn norm(rows: u64) -> Op {
+    let (from, weight, into) = (at(1), at(2), at(3));
+    Op::Work(Work::Norm { from, weight, into, rows, width: 4096, epsilon: 7 })
+}
+
+fn round(from: u64, into: u64, rows: u64, width: u64) -> Op {
+    let quant = id(Quant::Q8_0);
+    Op::Work(Work::Quantize { from: at(from), into: at(into), rows, width, quant })
+}
+
+fn product(a: u64, out: u64, shape: [u64; 3]) -> Op {
+    let types = [id(Quant::Q8_0), id(Quant::Q4_0)];
+    Op::Work(Work::Matmul { a: at(a), b: at(10 + out), out: at(out), shape, types })
+}
+
+fn copy(from: u64, into: u64, bytes: u64) -> Op {
+    let parts = std::iter::once(0..bytes).collect();
+    Op::Gather { parts, rows: 1, from: at(from), into: at(into) }
+}
+
+fn add(into: u64, more: u64, elements: u64) -> Op {
+    let fold = Fold { dtype: DType::F32.code(), op: ReduceOp::Sum.code().unwrap_or_default() };
+    let sources = vec![at(into), at(more)];
+    Op::Work(Work::Reduce { into: at(into), sources, elements, fold, divisor: 0 })
+}
+
+#[test]
+fn projections_of_one_row_are_one_line_whose_tiles_cover_every_row() {
+    let shape = |rows| [1, 4096, rows];
+    let program = [
+        norm(1),
+        round(3, 4, 1, 4096),
+        product(4, 5, shape(4096)),
+        product(4, 6, shape(1024)),
+        product(4, 7, shape(1024)),
+    ];
+    let lines = lines(&program);
+    assert_eq!(lines.len(), 1);
+    let line = lines[0];
+    assert_eq!((line.kind, line.n[2], line.n[3], line.n[4]), (kind::VECTOR, 1, 7, STORE));
+    assert_eq!((line.n[7], line.n[9], line.n[11]), (4096, 1024, 1024));
+    let tiles = [4096u32, 1024, 1024].map(|rows| rows.div_ceil(line.n[5]));
+    assert_eq!(line.n[13..16], [tiles[0], tiles[0] + tiles[1], tiles.iter().sum()]);
+    assert_eq!(line.p[..2], [1 << 32, 2 << 32]);
+}
+
+#[test]
+fn a_gated_pair_and_its_blocks_are_one_line() {
+    let shape = [1, 4096, 11008];
+    let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
+    let program = [
+        norm(1),
+        round(3, 4, 1, 4096),
+        product(4, 5, shape),
+        product(4, 6, shape),
+        Op::Work(gate),
+        round(5, 8, 1, 11008),
+        copy(8, 9, 11008 / 32 * 34),
+    ];
+    let lines = lines(&program);
+    assert_eq!(lines.len(), 1);
+    let line = lines[0];
+    assert_eq!((line.n[4], line.n[12]), (GATED, id(Quant::Q8_0)));
+    // Blocks go where the copy would have brought them; counters are where they were said to be.
+    assert_eq!((line.p[6], line.p[7]), (1, 9 << 32));
+    assert_eq!(line.n[13..16], [11008u32.div_ceil(line.n[5]); 3]);
+}
+
+#[test]
+fn a_product_is_added_where_it_belongs_without_a_stop_on_the_way() {
+    let program = [product(4, 5, [1, 11008, 4096]), copy(5, 6, 4096 * 4), add(1, 6, 4096)];
+    let lines = lines(&program);
+    assert_eq!(lines.len(), 1);
+    assert_eq!((lines[0].n[4], lines[0].p[0], lines[0].p[5]), (INTO, 4 << 32, 1 << 32));
+    // A sum of something else stays what it is.
+    let other = [product(4, 5, [1, 11008, 4096]), add(1, 7, 4096)];
+    assert_eq!(self::lines(&other).len(), 2);
+}
+
+#[test]
+fn weights_that_can_come_ahead_of_time_do_and_numbers_are_rounded_where_they_are_used() {
+    let shape = [1, 4096, 11008];
+    let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
+    let layer = [
+        norm(1),
+        round(3, 4, 1, 4096),
+        product(4, 5, shape),
+        product(4, 6, shape),
+        Op::Work(gate),
+        round(5, 8, 1, 11008),
+        copy(8, 9, 11008 / 32 * 34),
+    ];
+    let down = [product(9, 7, [1, 11008, 4096]), add(1, 7, 4096)];
+    let parts = on(&[&layer[..], &down[..]].concat(), 132).unwrap().parts;
+    let [Part::Streamed(lines)] = &parts[..] else { panic!("{parts:?}") };
+    assert_eq!(lines.iter().map(|line| line.kind).collect::<Vec<_>>(), [kind::STREAMED; 2]);
+    assert_eq!((lines[0].n[18], lines[1].n[18]), (2, 0));
+    // Down takes what gate and up have made, not its blocks.
+    assert_eq!((lines[1].p[0], lines[1].n[4]), (5 << 32, INTO));
+    // A product of another type has its blocks, by the other kernel.
+    let types = [id(Quant::Q8_0), id(Quant::Q8_0)];
+    let (a, b, out) = (at(9), at(17), at(7));
+    let other = Op::Work(Work::Matmul { a, b, out, shape: [1, 11008, 4096], types });
+    let parts = on(&[&layer[..], &[other]].concat(), 132).unwrap().parts;
+    let [Part::Streamed(_), Part::Lines(lines)] = &parts[..] else { panic!("{parts:?}") };
+    let kinds: Vec<u32> = lines.iter().map(|line| line.kind).collect();
+    assert_eq!(kinds, [kind::QUANTIZE, kind::VECTOR]);
+    assert_eq!((lines[0].p[0], lines[0].p[1]), (5 << 32, 9 << 32));
+}
+
+#[test]
+fn many_rows_have_a_line_for_each_operator() {
+    let program = [norm(3), round(3, 4, 3, 4096), product(4, 5, [3, 4096, 64])];
+    let kinds: Vec<u32> = lines(&program).iter().map(|line| line.kind).collect();
+    assert_eq!(kinds, [kind::NORM, kind::QUANTIZE, kind::MATMUL]);
+}
+
+#[test]
+fn tiles_fit_the_terms_that_a_block_keeps() {
+    for (rows, each) in
+        [(1, 132), (4096, 132), (12288, 132), (11008, 264), (32000, 132), (7, 20000)]
+    {
+        let tile = tile(rows, each, 264);
+        assert!(tile >= 1 && (tile == 1 || tile * each <= TERMS), "{rows} rows of {each}: {tile}");
+    }
+}
+
+#[test]
+fn heads_that_no_block_can_have_are_refused_with_their_size() {
+    let attend = |head_size| {
+        Op::Work(Work::Attend {
+            queries: at(1),
+            keys: at(2),
+            values: at(3),
+            into: at(4),
+            rows: 1,
+            heads: 2,
+            kv_heads: 1,
+            head_size,
+            group: 2,
+            offset: 0,
+            past: 0,
+            scale: 0,
+        })
+    };
+    assert!(translated(&[attend(64)]).is_ok());
+    for size in [20, 272] {
+        let said = translated(&[attend(size)]).unwrap_err().to_string();
+        assert!(said.contains(&size.to_string()), "{said}");
+    }
+}
