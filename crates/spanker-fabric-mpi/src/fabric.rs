@@ -2,7 +2,8 @@
 //! The fabric whose ranks are processes: messages, and the end of a call.
 //!
 //! A message is its head (the call, the message's number and length) with the payload behind it if that is short;
-//! long payloads follow as messages of their own, straight from the sender's letter into the receiver's. A step
+//! long payloads follow as messages of their own, straight from the sender's letter into the receiver's, or to where
+//! the receiver's result will be. A step
 //! waits for what it receives. What it sends is complete when the call is: letters do not change, so nobody needs
 //! to wait until a peer has got round to reading them. How ranks wait is in `wait.rs`, and how they agree on a
 //! fault in `fault.rs`.
@@ -13,15 +14,16 @@
 
 use std::collections::HashSet;
 use std::ffi::c_int;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use spanker_fabric::{Call, Fabric, FabricError, Letter, Pool};
+use spanker_fabric::{Call, Draft, Fabric, FabricError, Letter, Pool, exchange_by_copy};
 use spanker_plan::Rank;
 
 use crate::MpiError;
 use crate::fault::Notices;
-use crate::native::Native;
+use crate::native::Ready;
 use crate::raw::{Cargo, Comm, Flight, LONGEST, Landed};
 use crate::wait::Wait;
 use crate::wire::{CALL, HEAD, call_bytes, call_of};
@@ -71,10 +73,50 @@ pub struct MpiFabric {
     pub(crate) notices: Notices,
     /// Calls of MPI's own collectives that all ranks have agreed on.
     pub(crate) agreed: HashSet<[u8; CALL]>,
-    pub(crate) last_native: Option<Native>,
-    /// The deadline of the last of them, as the watchdog counts.
-    pub(crate) last_deadline: Option<(Instant, u64)>,
+    /// The last of them.
+    pub(crate) ready: Option<Ready>,
     pub(crate) scratch: Vec<u64>,
+}
+
+/// What a step receives.
+#[derive(Clone, Copy)]
+enum Receives<'a> {
+    /// A letter from each.
+    Letters(&'a [Rank]),
+    /// Long messages, written where they belong in the flight's landing.
+    Placed(&'a [(Rank, Range<usize>)]),
+}
+
+impl Receives<'_> {
+    fn len(self) -> usize {
+        match self {
+            Receives::Letters(from) => from.len(),
+            Receives::Placed(receives) => receives.len(),
+        }
+    }
+
+    fn from(self, index: usize) -> Rank {
+        match self {
+            Receives::Letters(from) => from[index],
+            Receives::Placed(receives) => receives[index].0,
+        }
+    }
+
+    fn place(self, index: usize) -> Option<Range<usize>> {
+        match self {
+            Receives::Letters(_) => None,
+            Receives::Placed(receives) => Some(receives[index].1.clone()),
+        }
+    }
+}
+
+/// What has come of a receive.
+#[derive(Debug, Clone)]
+enum Arrival {
+    Missing,
+    Letter(Letter),
+    /// It is in its place.
+    Placed,
 }
 
 /// What a message that is received is for.
@@ -82,7 +124,8 @@ pub struct MpiFabric {
 enum Role {
     /// The head of the step's receive of this index, which is the message of this number from its rank.
     Head(usize, u64),
-    Body(usize),
+    /// Its payload, of so many bytes.
+    Body(usize, usize),
 }
 
 impl MpiFabric {
@@ -102,8 +145,7 @@ impl MpiFabric {
             number: 0,
             notices: Notices::new(life.ranks),
             agreed: HashSet::new(),
-            last_native: None,
-            last_deadline: None,
+            ready: None,
             scratch: Vec::new(),
         }
     }
@@ -130,13 +172,13 @@ impl MpiFabric {
         &mut self,
         call: &[u8; CALL],
         sends: &[(Rank, Letter)],
-        receives: &[Rank],
+        receives: Receives<'_>,
     ) -> Result<(), MpiError> {
         self.flight.clear();
         self.roles.clear();
         // What is received first can be written where it belongs at once.
-        for (index, &from) in receives.iter().enumerate() {
-            let draft = self.pool.draft(HEAD + INLINE);
+        for index in 0..receives.len() {
+            let (from, draft) = (receives.from(index), self.pool.draft(HEAD + INLINE));
             self.flight.receive(self.comm, from, HEADS, draft)?;
             // MPI matches in order, and need not say so in order that they are complete.
             self.roles.push(Role::Head(index, self.received[from]));
@@ -161,17 +203,17 @@ impl MpiFabric {
         Ok(())
     }
 
-    /// Reads the head of a message. Returns the letter if it came along, or else asks for it.
+    /// Reads the head of a message. Returns the letter if it came along, or else asks for the rest.
     fn open(
         &mut self,
         call: &Call,
         mine: &[u8; CALL],
-        (peer, expected): (Rank, u64),
+        receives: Receives<'_>,
+        (index, expected): (usize, u64),
         head: Landed,
-        index: usize,
-    ) -> Result<Option<Letter>, FabricError> {
-        let rank = self.life.rank;
-        let (_, Cargo::Received(draft), count) = head else { return Ok(None) };
+    ) -> Result<Arrival, FabricError> {
+        let (rank, peer) = (self.life.rank, receives.from(index));
+        let (_, Cargo::Received(draft), count) = head else { return Ok(Arrival::Missing) };
         let letter = self.pool.seal(draft);
         let corrupt = FabricError::Corrupt { rank, peer };
         let Some((head, inline)) = letter.bytes()[..count].split_at_checked(HEAD) else {
@@ -187,15 +229,24 @@ impl MpiFabric {
         if number != expected {
             return Err(FabricError::Lost { rank, peer });
         }
+        let place = receives.place(index);
+        if let Some(expected) = place.as_ref().map(Range::len).filter(|&expected| expected != len) {
+            return Err(FabricError::Length { rank, peer, expected, actual: len });
+        }
         match len {
-            _ if len == inline.len() => Ok(Some(letter.part(HEAD..HEAD + len))),
+            _ if len == inline.len() => Ok(Arrival::Letter(letter.part(HEAD..HEAD + len))),
             INLINE..=LONGEST => {
-                let draft = self.bodies.draft(len);
                 let tag = BODY + (number % BODIES) as c_int;
-                let posted = self.flight.receive(self.comm, peer, tag, draft);
+                let posted = match place {
+                    Some(place) => self.flight.receive_at(self.comm, peer, tag, place),
+                    None => {
+                        let draft = self.bodies.draft(len);
+                        self.flight.receive(self.comm, peer, tag, draft)
+                    }
+                };
                 posted.map_err(|error| self.failed(&error))?;
-                self.roles.push(Role::Body(index));
-                Ok(None)
+                self.roles.push(Role::Body(index, len));
+                Ok(Arrival::Missing)
             }
             _ => Err(corrupt),
         }
@@ -206,8 +257,8 @@ impl MpiFabric {
         &mut self,
         call: &Call,
         mine: &[u8; CALL],
-        receives: &[Rank],
-        letters: &mut [Option<Letter>],
+        receives: Receives<'_>,
+        arrivals: &mut [Arrival],
     ) -> Result<bool, FabricError> {
         let mut landed = std::mem::take(&mut self.landed);
         let polled = self.flight.poll(&mut landed);
@@ -216,19 +267,20 @@ impl MpiFabric {
         for message in landed.drain(..) {
             match self.roles[message.0] {
                 Role::Head(index, number) if outcome.is_ok() => {
-                    match self.open(call, mine, (receives[index], number), message, index) {
-                        Ok(letter) => letters[index] = letter,
+                    match self.open(call, mine, receives, (index, number), message) {
+                        Ok(arrival) => arrivals[index] = arrival,
                         Err(fault) => outcome = Err(fault),
                     }
                 }
-                Role::Body(index) => {
-                    let (_, cargo, count) = message;
-                    let Cargo::Received(mut draft) = cargo else { continue };
-                    let (rank, peer, expected) =
-                        (self.life.rank, receives[index], draft.bytes_mut().len());
-                    letters[index] = Some(self.bodies.seal(draft));
-                    if count != expected {
-                        outcome = Err(FabricError::Length { rank, peer, expected, actual: count });
+                Role::Body(index, expected) => {
+                    let (_, cargo, actual) = message;
+                    arrivals[index] = match cargo {
+                        Cargo::Received(draft) => Arrival::Letter(self.bodies.seal(draft)),
+                        _ => Arrival::Placed,
+                    };
+                    if actual != expected {
+                        let (rank, peer) = (self.life.rank, receives.from(index));
+                        outcome = Err(FabricError::Length { rank, peer, expected, actual });
                     }
                 }
                 Role::Head(..) => {}
@@ -265,11 +317,57 @@ impl MpiFabric {
     }
 
     /// Whom the step waits for, and how.
-    fn missing(&self, receives: &[Rank], letters: &[Option<Letter>]) -> (Rank, &'static str) {
-        match letters.iter().position(Option::is_none) {
-            Some(index) => (receives[index], "to receive from"),
+    fn missing(&self, receives: Receives<'_>, arrivals: &[Arrival]) -> (Rank, &'static str) {
+        match arrivals.iter().position(|arrival| matches!(arrival, Arrival::Missing)) {
+            Some(index) => (receives.from(index), "to receive from"),
             None => (self.sending.first_left().unwrap_or(self.life.rank), "to send to"),
         }
+    }
+
+    /// Sends and receives, and returns what has come.
+    fn step(
+        &mut self,
+        call: &Call,
+        sends: &[(Rank, Letter)],
+        receives: Receives<'_>,
+        deadline: Instant,
+    ) -> Result<Vec<Arrival>, FabricError> {
+        if let Some(verdict) = self.notices.verdict() {
+            return Err(verdict);
+        }
+        let mine = call_bytes(call);
+        if let Some((to, letter)) = sends.iter().find(|(_, letter)| letter.bytes().len() > LONGEST)
+        {
+            let len = letter.bytes().len();
+            let reason = format!("a message of {len} bytes to rank {to}: MPI counts to {LONGEST}");
+            return Err(self.fail(FabricError::Refused { rank: self.life.rank, reason }, None));
+        }
+        if let Err(error) = self.begin(&mine, sends, receives) {
+            let fault = self.failed(&error);
+            return Err(self.give_up(fault));
+        }
+        let mut arrivals = vec![Arrival::Missing; receives.len()];
+        let mut wait = Wait::until(deadline);
+        // Whoever sends much without ever receiving waits for its readers, and reads meanwhile.
+        let is_ahead = self.sending.places() > UNREAD;
+        while self.flight.left() > 0 || (is_ahead && self.sending.left() > 0) {
+            let taken = self.take(call, &mine, receives, &mut arrivals);
+            let outcome = match taken.and_then(|news| Ok(news | (is_ahead && self.push_sending()?)))
+            {
+                Ok(false) => self.idle(&mut wait, &mine),
+                other => other,
+            };
+            match outcome {
+                Ok(true) => {}
+                Ok(false) => {
+                    let (peer, what) = self.missing(receives, &arrivals);
+                    let fault = FabricError::Deadline { rank: self.life.rank, peer, what };
+                    return Err(self.give_up(fault));
+                }
+                Err(fault) => return Err(self.give_up(fault)),
+            }
+        }
+        Ok(arrivals)
     }
 
     /// Rank 0 hears from everyone, then tells everyone.
@@ -393,42 +491,33 @@ impl Fabric for MpiFabric {
         receives: &[Rank],
         deadline: Instant,
     ) -> Result<Vec<Letter>, FabricError> {
-        if let Some(verdict) = self.notices.verdict() {
-            return Err(verdict);
+        let arrivals = self.step(call, sends, Receives::Letters(receives), deadline)?;
+        let letter = |arrival| match arrival {
+            Arrival::Letter(letter) => Some(letter),
+            Arrival::Missing | Arrival::Placed => None,
+        };
+        Ok(arrivals.into_iter().filter_map(letter).collect())
+    }
+
+    fn lands(&self, bytes: usize) -> bool {
+        (INLINE + 1..=LONGEST).contains(&bytes)
+    }
+
+    fn exchange_into(
+        &mut self,
+        call: &Call,
+        sends: &[(Rank, Letter)],
+        receives: &[(Rank, Range<usize>)],
+        draft: Draft,
+        deadline: Instant,
+    ) -> Result<Draft, FabricError> {
+        if !receives.iter().all(|(_, place)| self.lands(place.len())) {
+            return exchange_by_copy(self, call, sends, receives, draft, deadline);
         }
-        let mine = call_bytes(call);
-        if let Some((to, letter)) = sends.iter().find(|(_, letter)| letter.bytes().len() > LONGEST)
-        {
-            let len = letter.bytes().len();
-            let reason = format!("a message of {len} bytes to rank {to}: MPI counts to {LONGEST}");
-            return Err(self.fail(FabricError::Refused { rank: self.life.rank, reason }, None));
-        }
-        if let Err(error) = self.begin(&mine, sends, receives) {
-            let fault = self.failed(&error);
-            return Err(self.give_up(fault));
-        }
-        let mut letters: Vec<Option<Letter>> = vec![None; receives.len()];
-        let mut wait = Wait::until(deadline);
-        // Whoever sends much without ever receiving waits for its readers, and reads meanwhile.
-        let is_ahead = self.sending.places() > UNREAD;
-        while self.flight.left() > 0 || (is_ahead && self.sending.left() > 0) {
-            let taken = self.take(call, &mine, receives, &mut letters);
-            let outcome = match taken.and_then(|news| Ok(news | (is_ahead && self.push_sending()?)))
-            {
-                Ok(false) => self.idle(&mut wait, &mine),
-                other => other,
-            };
-            match outcome {
-                Ok(true) => {}
-                Ok(false) => {
-                    let (peer, what) = self.missing(receives, &letters);
-                    let fault = FabricError::Deadline { rank: self.life.rank, peer, what };
-                    return Err(self.give_up(fault));
-                }
-                Err(fault) => return Err(self.give_up(fault)),
-            }
-        }
-        Ok(letters.into_iter().flatten().collect())
+        self.flight.clear();
+        self.flight.prepare(draft);
+        self.step(call, sends, Receives::Placed(receives), deadline)?;
+        Ok(self.flight.landing().expect("it was prepared, and everything has come"))
     }
 
     fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError> {

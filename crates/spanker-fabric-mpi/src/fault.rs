@@ -35,6 +35,11 @@ impl Notices {
         Notices { at: vec![None; ranks], left: vec![false; ranks], heard: None, verdict: None }
     }
 
+    /// Whether the group has a fault.
+    pub(crate) fn has_verdict(&self) -> bool {
+        self.verdict.is_some()
+    }
+
     /// The group's fault.
     pub(crate) fn verdict(&self) -> Option<FabricError> {
         self.verdict.clone()

@@ -11,7 +11,7 @@ use spanker_plan::{
 use spanker_reduce::{Element, Team, Threads, divide, reduce};
 
 use crate::rope::Rope;
-use crate::{Call, Fabric, FabricError, Letter, Pool, Registered};
+use crate::{Call, Draft, Fabric, FabricError, Letter, Pool, Registered};
 
 /// A rank's place to work in. Kept between calls, it saves them the allocation of messages.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ pub fn execute<T: Element>(
     deadline: Instant,
 ) -> Result<(), FabricError> {
     let base = Base { elements: data, letter: None };
-    let result = run(fabric, schedule, workspace, base, op, deadline)?;
+    let result = run(fabric, schedule, workspace, base, op, deadline, None)?;
     for (range, values) in workspace.data.changes(&result) {
         data[range].copy_from_slice(values);
     }
@@ -99,7 +99,8 @@ pub fn execute<T: Element>(
     Ok(())
 }
 
-/// As [`execute`], on a buffer that peers can read where it lies: what is sent is not copied first.
+/// As [`execute`], on a buffer that peers can read where it lies: what is sent is not copied first. What comes last
+/// is received where the result will be, if the fabric can do so.
 ///
 /// # Errors
 /// As [`execute`].
@@ -114,11 +115,21 @@ pub fn execute_registered<T: Element>(
     op: ReduceOp,
     deadline: Instant,
 ) -> Result<(), FabricError> {
+    let places = landing::<T>(fabric, schedule);
+    let mut landing = places.map(|places| Landing { draft: Some(buffer.other_side()), places });
     let letter = buffer.letter();
     let base = Base { elements: bytemuck::cast_slice(letter.bytes()), letter: Some(&letter) };
-    let result = run(fabric, schedule, workspace, base, op, deadline)?;
+    let result = run(fabric, schedule, workspace, base, op, deadline, landing.as_mut())?;
     drop(letter);
-    buffer.update(&workspace.data, &result);
+    match landing {
+        Some(Landing { draft: Some(draft), places }) => {
+            let mut landed: Vec<Range<usize>> =
+                places.into_iter().map(|(_, place)| place).collect();
+            landed.sort_by_key(|place| place.start);
+            buffer.turn(draft, &workspace.data, &landed);
+        }
+        _ => buffer.update(&workspace.data, &result),
+    }
     if op == ReduceOp::Avg {
         finish(schedule, workspace, &mut buffer.as_mut_slice()[result], op);
     } else {
@@ -150,6 +161,7 @@ fn run<T: Element>(
     base: Base<'_, T>,
     op: ReduceOp,
     deadline: Instant,
+    mut landing: Option<&mut Landing>,
 ) -> Result<Range<usize>, FabricError> {
     let rank = fabric.rank();
     // Collectives that only move elements have no operation to disagree on.
@@ -170,8 +182,12 @@ fn run<T: Element>(
     workspace.scratch.clear();
     let step_op = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
     let mut memory = Memory { base, workspace, op: step_op };
-    for step in schedule.program(rank) {
-        run_step(fabric, step, &call, &mut memory, deadline)?;
+    let program = schedule.program(rank);
+    for (at, step) in program.iter().enumerate() {
+        match landing.take_if(|_| at + 1 == program.len()) {
+            Some(landing) => land(fabric, step, &call, &mut memory, deadline, landing)?,
+            None => run_step(fabric, step, &call, &mut memory, deadline)?,
+        }
     }
     // Peers may write to their buffers once the call is committed, and do so in place if nobody holds
     // letters of them any more.
@@ -201,6 +217,63 @@ fn objection<T: Element>(
     None
 }
 
+/// The last step's messages, which are the result where they land.
+struct Landing {
+    /// The other side of the caller's buffer; gone if the step was not reached.
+    draft: Option<Draft>,
+    /// From whom which elements come, in the order of the step.
+    places: Vec<(Rank, Range<usize>)>,
+}
+
+/// What this rank's last step receives, if nothing remains to be done with it and the result is the whole buffer.
+fn landing<T: Element>(
+    fabric: &dyn Fabric,
+    schedule: &Schedule,
+) -> Option<Vec<(Rank, Range<usize>)>> {
+    let rank = fabric.rank();
+    if rank >= schedule.ranks() || result_range(schedule, rank) != (0..schedule.data_len()) {
+        return None;
+    }
+    let step = schedule.program(rank).last().filter(|step| step.locals.is_empty())?;
+    let mut places = Vec::with_capacity(step.transfers.len());
+    for transfer in &step.transfers {
+        let Transfer::Recv { from, span, fold } = *transfer else { continue };
+        let place = span.start..span.start + span.len;
+        let lands = fold.is_none()
+            && span.buffer == Buffer::Data
+            && fabric.lands(span.len * size_of::<T>())
+            && places.iter().all(|(_, other): &(Rank, Range<usize>)| {
+                place.end <= other.start || other.end <= place.start
+            });
+        if !lands {
+            return None;
+        }
+        places.push((from, place));
+    }
+    (!places.is_empty()).then_some(places)
+}
+
+/// The last step, with what it receives written where the result will be.
+fn land<T: Element>(
+    fabric: &mut dyn Fabric,
+    step: &Step,
+    call: &Call,
+    memory: &mut Memory<'_, T>,
+    deadline: Instant,
+    landing: &mut Landing,
+) -> Result<(), FabricError> {
+    let size = size_of::<T>();
+    let Some(draft) = landing.draft.take() else {
+        return run_step(fabric, step, call, memory, deadline);
+    };
+    let bytes = |place: &Range<usize>| place.start * size..place.end * size;
+    let receives: Vec<(Rank, Range<usize>)> =
+        landing.places.iter().map(|(from, place)| (*from, bytes(place))).collect();
+    let sends = memory.sends(step);
+    landing.draft = Some(fabric.exchange_into(call, &sends, &receives, draft, deadline)?);
+    Ok(())
+}
+
 fn run_step<T: Element>(
     fabric: &mut dyn Fabric,
     step: &Step,
@@ -209,23 +282,15 @@ fn run_step<T: Element>(
     deadline: Instant,
 ) -> Result<(), FabricError> {
     if !step.transfers.is_empty() {
-        let mut sends: Vec<(Rank, Letter)> = Vec::with_capacity(step.transfers.len());
-        let mut receives = Vec::with_capacity(step.transfers.len());
-        let mut last: Option<(Span, Letter)> = None;
-        for transfer in &step.transfers {
-            match *transfer {
-                Transfer::Recv { from, .. } => receives.push(from),
-                Transfer::Send { to, span } => {
-                    // Several sends of the same elements share one letter.
-                    let letter = match last.take() {
-                        Some((same, letter)) if same == span => letter,
-                        _ => memory.letter(span),
-                    };
-                    sends.push((to, letter.clone()));
-                    last = Some((span, letter));
-                }
-            }
-        }
+        let sends = memory.sends(step);
+        let receives: Vec<Rank> = step
+            .transfers
+            .iter()
+            .filter_map(|transfer| match *transfer {
+                Transfer::Recv { from, .. } => Some(from),
+                Transfer::Send { .. } => None,
+            })
+            .collect();
         let letters = fabric.exchange(call, &sends, &receives, deadline)?;
         let places = step.transfers.iter().filter_map(|transfer| match *transfer {
             Transfer::Recv { from, span, fold } => Some((from, span, fold)),
@@ -304,6 +369,22 @@ impl<T: Element> Memory<'_, T> {
                 rope.read(base.elements, range, bytemuck::cast_slice_mut(out));
             }),
         }
+    }
+
+    /// What a step sends. Several sends of the same elements share one letter.
+    fn sends(&mut self, step: &Step) -> Vec<(Rank, Letter)> {
+        let mut sends: Vec<(Rank, Letter)> = Vec::with_capacity(step.transfers.len());
+        let mut last: Option<Span> = None;
+        for transfer in &step.transfers {
+            let Transfer::Send { to, span } = *transfer else { continue };
+            let letter = match sends.last().filter(|_| last == Some(span)) {
+                Some((_, same)) => same.clone(),
+                None => self.letter(span),
+            };
+            sends.push((to, letter));
+            last = Some(span);
+        }
+        sends
     }
 
     /// Takes in what was received or computed for `span`.

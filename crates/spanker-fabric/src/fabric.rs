@@ -4,11 +4,12 @@
 //! A fabric knows ranks, messages, deadlines and faults. It knows nothing about collectives: [`Call`]
 //! is carried along so that ranks notice when they do not mean the same thing, and compared as a whole.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp};
 
-use crate::{FabricError, Letter};
+use crate::{Draft, FabricError, Letter};
 
 /// One rank's end of a group.
 ///
@@ -34,6 +35,29 @@ pub trait Fabric {
         deadline: Instant,
     ) -> Result<Vec<Letter>, FabricError>;
 
+    /// Whether [`Fabric::exchange_into`] writes messages of `bytes` where they belong without a copy. Where it does
+    /// not, whoever has a choice receives letters.
+    fn lands(&self, _bytes: usize) -> bool {
+        false
+    }
+
+    /// As [`Fabric::exchange`], but what comes is written to `draft`: from each rank of `receives` to its range of
+    /// bytes. The ranges are within the draft and apart. Everything else in the draft stays as it is; after an
+    /// error the draft is gone.
+    ///
+    /// # Errors
+    /// As [`Fabric::exchange`], and [`FabricError::Length`] for a message that does not fill its range.
+    fn exchange_into(
+        &mut self,
+        call: &Call,
+        sends: &[(Rank, Letter)],
+        receives: &[(Rank, Range<usize>)],
+        draft: Draft,
+        deadline: Instant,
+    ) -> Result<Draft, FabricError> {
+        exchange_by_copy(self, call, sends, receives, draft, deadline)
+    }
+
     /// Agrees that `call` is complete: either every rank gets `Ok`, or every rank that is left gets
     /// the same error. Ranks that committed different calls get [`FabricError::Mismatch`], also where
     /// no message passed between them.
@@ -45,6 +69,31 @@ pub trait Fabric {
     /// Gives the group up because of `error`, and returns the group's first fault, which every rank
     /// will report.
     fn abort(&mut self, error: FabricError) -> FabricError;
+}
+
+/// [`Fabric::exchange_into`] by way of letters, for fabrics that have nothing better.
+///
+/// # Errors
+/// As [`Fabric::exchange_into`].
+pub fn exchange_by_copy<F: Fabric + ?Sized>(
+    fabric: &mut F,
+    call: &Call,
+    sends: &[(Rank, Letter)],
+    receives: &[(Rank, Range<usize>)],
+    mut draft: Draft,
+    deadline: Instant,
+) -> Result<Draft, FabricError> {
+    let from: Vec<Rank> = receives.iter().map(|(from, _)| *from).collect();
+    let letters = fabric.exchange(call, sends, &from, deadline)?;
+    for ((peer, place), letter) in receives.iter().zip(letters) {
+        let (rank, peer) = (fabric.rank(), *peer);
+        let (expected, actual) = (place.len(), letter.bytes().len());
+        if expected != actual {
+            return Err(fabric.abort(FabricError::Length { rank, peer, expected, actual }));
+        }
+        draft.bytes_mut()[place.clone()].copy_from_slice(letter.bytes());
+    }
+    Ok(draft)
 }
 
 /// What a rank takes part in. Every message carries it.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use spanker_reduce::Element;
 
+use crate::block::Block;
 use crate::rope::Rope;
 
 /// A message's bytes, aligned for every element type. Cloning shares them.
@@ -19,12 +20,12 @@ pub struct Letter {
 /// Memory that letters point into.
 #[derive(Debug, Default, Clone)]
 struct Page {
-    words: Vec<u64>,
+    words: Block,
 }
 
 impl Page {
     fn new(bytes: usize) -> Self {
-        Page { words: vec![0; bytes.div_ceil(size_of::<u64>())] }
+        Page { words: Block::new(bytes.div_ceil(size_of::<u64>())) }
     }
 
     fn bytes_mut(&mut self, len: usize) -> &mut [u8] {
@@ -81,7 +82,7 @@ impl Pool {
         let fresh = Arc::get_mut(&mut page).expect("nobody else holds a free page");
         let words = len.div_ceil(size_of::<u64>());
         if fresh.words.len() < words {
-            fresh.words.resize(words, 0);
+            fresh.words = Block::new(words);
         }
         Draft { page, len }
     }
@@ -152,6 +153,31 @@ impl<T: Element> Registered<T> {
     /// All elements as a letter.
     pub(crate) fn letter(&self) -> Letter {
         Letter { page: Arc::clone(&self.front), range: 0..self.bytes() }
+    }
+
+    /// The other side, for a result that is received while peers read this one.
+    pub(crate) fn other_side(&mut self) -> Draft {
+        let (bytes, mut page) = (self.bytes(), std::mem::take(&mut self.back));
+        if Arc::get_mut(&mut page).is_none_or(|page| page.words.is_empty()) {
+            page = Arc::new(Page::new(bytes));
+        }
+        Draft { page, len: bytes }
+    }
+
+    /// Makes the other side the buffer. Elements `landed`, which are in order and apart, are there; all others are
+    /// as `rope` has them.
+    pub(crate) fn turn(&mut self, other: Draft, rope: &Rope, landed: &[Range<usize>]) {
+        let bytes = self.bytes();
+        let old = bytemuck::cast_slice::<u64, u8>(&self.front.words);
+        let old: &[T] = bytemuck::cast_slice(&old[..bytes]);
+        let mut other = other;
+        let new: &mut [T] = bytemuck::cast_slice_mut(other.bytes_mut());
+        let mut at = 0;
+        for next in landed.iter().cloned().chain([self.len..self.len]) {
+            rope.read(old, at..next.start, &mut new[at..next.start]);
+            at = next.end;
+        }
+        self.back = std::mem::replace(&mut self.front, other.page);
     }
 
     /// Takes over what `rope` changes within `range`: in place, or on the other side if a peer is still

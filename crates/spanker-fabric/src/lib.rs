@@ -19,8 +19,9 @@
 //! Ranks that do not mean the same thing (another collective, length, type, operation, algorithm or
 //! schedule) find out from the first message between them, because every message says what it belongs
 //! to, and at the latest when they commit.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod block;
 pub mod conformance;
 pub mod device;
 mod error;
@@ -34,7 +35,7 @@ mod rope;
 
 pub use error::FabricError;
 pub use execute::{Workspace, execute, execute_registered};
-pub use fabric::{Call, Fabric};
+pub use fabric::{Call, Fabric, exchange_by_copy};
 pub use fault::{Faults, Faulty};
 pub use launch::{Launcher, launched, launched_rank, launcher};
 pub use letter::{Draft, Letter, Pool, Registered};
