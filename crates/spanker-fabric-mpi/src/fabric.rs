@@ -14,11 +14,10 @@
 
 use std::collections::HashSet;
 use std::ffi::c_int;
-use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use spanker_fabric::{Call, Draft, Fabric, FabricError, Letter, Pool, exchange_by_copy};
+use spanker_fabric::{Call, Draft, Fabric, FabricError, Letter, Pool};
 use spanker_plan::Rank;
 
 use crate::MpiError;
@@ -64,6 +63,8 @@ pub struct MpiFabric {
     pub(crate) landed: Vec<Landed>,
     /// What the message at each place of the flight is.
     roles: Vec<Role>,
+    /// Where the step's receives are to be written, for those that say so and have not begun.
+    places: Vec<Option<Draft>>,
     /// Short messages that nobody waits for.
     pub(crate) outgoing: Flight,
     sent: Vec<u64>,
@@ -78,54 +79,13 @@ pub struct MpiFabric {
     pub(crate) scratch: Vec<u64>,
 }
 
-/// What a step receives.
-#[derive(Clone, Copy)]
-enum Receives<'a> {
-    /// A letter from each.
-    Letters(&'a [Rank]),
-    /// Long messages, written where they belong in the flight's landing.
-    Placed(&'a [(Rank, Range<usize>)]),
-}
-
-impl Receives<'_> {
-    fn len(self) -> usize {
-        match self {
-            Receives::Letters(from) => from.len(),
-            Receives::Placed(receives) => receives.len(),
-        }
-    }
-
-    fn from(self, index: usize) -> Rank {
-        match self {
-            Receives::Letters(from) => from[index],
-            Receives::Placed(receives) => receives[index].0,
-        }
-    }
-
-    fn place(self, index: usize) -> Option<Range<usize>> {
-        match self {
-            Receives::Letters(_) => None,
-            Receives::Placed(receives) => Some(receives[index].1.clone()),
-        }
-    }
-}
-
-/// What has come of a receive.
-#[derive(Debug, Clone)]
-enum Arrival {
-    Missing,
-    Letter(Letter),
-    /// It is in its place.
-    Placed,
-}
-
 /// What a message that is received is for.
 #[derive(Debug, Clone, Copy)]
 enum Role {
     /// The head of the step's receive of this index, which is the message of this number from its rank.
     Head(usize, u64),
-    /// Its payload, of so many bytes.
-    Body(usize, usize),
+    /// Its payload, and whether that is in its place.
+    Body(usize, bool),
 }
 
 impl MpiFabric {
@@ -139,6 +99,7 @@ impl MpiFabric {
             sending: Flight::default(),
             landed: Vec::new(),
             roles: Vec::new(),
+            places: Vec::new(),
             outgoing: Flight::default(),
             sent: vec![0; life.ranks],
             received: vec![0; life.ranks],
@@ -172,13 +133,13 @@ impl MpiFabric {
         &mut self,
         call: &[u8; CALL],
         sends: &[(Rank, Letter)],
-        receives: Receives<'_>,
+        receives: &[Rank],
     ) -> Result<(), MpiError> {
         self.flight.clear();
         self.roles.clear();
         // What is received first can be written where it belongs at once.
-        for index in 0..receives.len() {
-            let (from, draft) = (receives.from(index), self.pool.draft(HEAD + INLINE));
+        for (index, &from) in receives.iter().enumerate() {
+            let draft = self.pool.draft(HEAD + INLINE);
             self.flight.receive(self.comm, from, HEADS, draft)?;
             // MPI matches in order, and need not say so in order that they are complete.
             self.roles.push(Role::Head(index, self.received[from]));
@@ -203,17 +164,17 @@ impl MpiFabric {
         Ok(())
     }
 
-    /// Reads the head of a message. Returns the letter if it came along, or else asks for the rest.
+    /// Reads the head of a message. Returns the letter if it came along, or else asks for it.
     fn open(
         &mut self,
         call: &Call,
         mine: &[u8; CALL],
-        receives: Receives<'_>,
-        (index, expected): (usize, u64),
+        (peer, expected): (Rank, u64),
         head: Landed,
-    ) -> Result<Arrival, FabricError> {
-        let (rank, peer) = (self.life.rank, receives.from(index));
-        let (_, Cargo::Received(draft), count) = head else { return Ok(Arrival::Missing) };
+        index: usize,
+    ) -> Result<Option<Letter>, FabricError> {
+        let rank = self.life.rank;
+        let (_, Cargo::Received(draft), count) = head else { return Ok(None) };
         let letter = self.pool.seal(draft);
         let corrupt = FabricError::Corrupt { rank, peer };
         let Some((head, inline)) = letter.bytes()[..count].split_at_checked(HEAD) else {
@@ -229,24 +190,24 @@ impl MpiFabric {
         if number != expected {
             return Err(FabricError::Lost { rank, peer });
         }
-        let place = receives.place(index);
-        if let Some(expected) = place.as_ref().map(Range::len).filter(|&expected| expected != len) {
+        let place = self.places.get_mut(index).and_then(Option::take);
+        if let Some(expected) = place.as_ref().map(Draft::bytes).filter(|&bytes| bytes != len) {
             return Err(FabricError::Length { rank, peer, expected, actual: len });
         }
-        match len {
-            _ if len == inline.len() => Ok(Arrival::Letter(letter.part(HEAD..HEAD + len))),
-            INLINE..=LONGEST => {
+        match (len, place) {
+            (_, Some(mut place)) if len == inline.len() => {
+                place.bytes_mut().copy_from_slice(inline);
+                Ok(Some(place.seal()))
+            }
+            (_, None) if len == inline.len() => Ok(Some(letter.part(HEAD..HEAD + len))),
+            (INLINE..=LONGEST, place) => {
+                let is_placed = place.is_some();
+                let draft = place.unwrap_or_else(|| self.bodies.draft(len));
                 let tag = BODY + (number % BODIES) as c_int;
-                let posted = match place {
-                    Some(place) => self.flight.receive_at(self.comm, peer, tag, place),
-                    None => {
-                        let draft = self.bodies.draft(len);
-                        self.flight.receive(self.comm, peer, tag, draft)
-                    }
-                };
+                let posted = self.flight.receive(self.comm, peer, tag, draft);
                 posted.map_err(|error| self.failed(&error))?;
-                self.roles.push(Role::Body(index, len));
-                Ok(Arrival::Missing)
+                self.roles.push(Role::Body(index, is_placed));
+                Ok(None)
             }
             _ => Err(corrupt),
         }
@@ -257,8 +218,8 @@ impl MpiFabric {
         &mut self,
         call: &Call,
         mine: &[u8; CALL],
-        receives: Receives<'_>,
-        arrivals: &mut [Arrival],
+        receives: &[Rank],
+        letters: &mut [Option<Letter>],
     ) -> Result<bool, FabricError> {
         let mut landed = std::mem::take(&mut self.landed);
         let polled = self.flight.poll(&mut landed);
@@ -267,20 +228,20 @@ impl MpiFabric {
         for message in landed.drain(..) {
             match self.roles[message.0] {
                 Role::Head(index, number) if outcome.is_ok() => {
-                    match self.open(call, mine, receives, (index, number), message) {
-                        Ok(arrival) => arrivals[index] = arrival,
+                    match self.open(call, mine, (receives[index], number), message, index) {
+                        Ok(letter) => letters[index] = letter,
                         Err(fault) => outcome = Err(fault),
                     }
                 }
-                Role::Body(index, expected) => {
-                    let (_, cargo, actual) = message;
-                    arrivals[index] = match cargo {
-                        Cargo::Received(draft) => Arrival::Letter(self.bodies.seal(draft)),
-                        _ => Arrival::Placed,
-                    };
-                    if actual != expected {
-                        let (rank, peer) = (self.life.rank, receives.from(index));
-                        outcome = Err(FabricError::Length { rank, peer, expected, actual });
+                Role::Body(index, is_placed) => {
+                    let (_, cargo, count) = message;
+                    let Cargo::Received(mut draft) = cargo else { continue };
+                    let (rank, peer, expected) =
+                        (self.life.rank, receives[index], draft.bytes_mut().len());
+                    let letter = if is_placed { draft.seal() } else { self.bodies.seal(draft) };
+                    letters[index] = Some(letter);
+                    if count != expected {
+                        outcome = Err(FabricError::Length { rank, peer, expected, actual: count });
                     }
                 }
                 Role::Head(..) => {}
@@ -317,21 +278,21 @@ impl MpiFabric {
     }
 
     /// Whom the step waits for, and how.
-    fn missing(&self, receives: Receives<'_>, arrivals: &[Arrival]) -> (Rank, &'static str) {
-        match arrivals.iter().position(|arrival| matches!(arrival, Arrival::Missing)) {
-            Some(index) => (receives.from(index), "to receive from"),
+    fn missing(&self, receives: &[Rank], letters: &[Option<Letter>]) -> (Rank, &'static str) {
+        match letters.iter().position(Option::is_none) {
+            Some(index) => (receives[index], "to receive from"),
             None => (self.sending.first_left().unwrap_or(self.life.rank), "to send to"),
         }
     }
 
-    /// Sends and receives, and returns what has come.
+    /// Sends and receives; what has a place is written there.
     fn step(
         &mut self,
         call: &Call,
         sends: &[(Rank, Letter)],
-        receives: Receives<'_>,
+        receives: &[Rank],
         deadline: Instant,
-    ) -> Result<Vec<Arrival>, FabricError> {
+    ) -> Result<Vec<Letter>, FabricError> {
         if let Some(verdict) = self.notices.verdict() {
             return Err(verdict);
         }
@@ -346,12 +307,12 @@ impl MpiFabric {
             let fault = self.failed(&error);
             return Err(self.give_up(fault));
         }
-        let mut arrivals = vec![Arrival::Missing; receives.len()];
+        let mut letters: Vec<Option<Letter>> = vec![None; receives.len()];
         let mut wait = Wait::until(deadline);
         // Whoever sends much without ever receiving waits for its readers, and reads meanwhile.
         let is_ahead = self.sending.places() > UNREAD;
         while self.flight.left() > 0 || (is_ahead && self.sending.left() > 0) {
-            let taken = self.take(call, &mine, receives, &mut arrivals);
+            let taken = self.take(call, &mine, receives, &mut letters);
             let outcome = match taken.and_then(|news| Ok(news | (is_ahead && self.push_sending()?)))
             {
                 Ok(false) => self.idle(&mut wait, &mine),
@@ -360,14 +321,14 @@ impl MpiFabric {
             match outcome {
                 Ok(true) => {}
                 Ok(false) => {
-                    let (peer, what) = self.missing(receives, &arrivals);
+                    let (peer, what) = self.missing(receives, &letters);
                     let fault = FabricError::Deadline { rank: self.life.rank, peer, what };
                     return Err(self.give_up(fault));
                 }
                 Err(fault) => return Err(self.give_up(fault)),
             }
         }
-        Ok(arrivals)
+        Ok(letters.into_iter().flatten().collect())
     }
 
     /// Rank 0 hears from everyone, then tells everyone.
@@ -491,33 +452,25 @@ impl Fabric for MpiFabric {
         receives: &[Rank],
         deadline: Instant,
     ) -> Result<Vec<Letter>, FabricError> {
-        let arrivals = self.step(call, sends, Receives::Letters(receives), deadline)?;
-        let letter = |arrival| match arrival {
-            Arrival::Letter(letter) => Some(letter),
-            Arrival::Missing | Arrival::Placed => None,
-        };
-        Ok(arrivals.into_iter().filter_map(letter).collect())
+        self.places.clear();
+        self.step(call, sends, receives, deadline)
     }
 
     fn lands(&self, bytes: usize) -> bool {
-        (INLINE + 1..=LONGEST).contains(&bytes)
+        bytes > INLINE
     }
 
     fn exchange_into(
         &mut self,
         call: &Call,
         sends: &[(Rank, Letter)],
-        receives: &[(Rank, Range<usize>)],
-        draft: Draft,
+        receives: Vec<(Rank, Option<Draft>)>,
         deadline: Instant,
-    ) -> Result<Draft, FabricError> {
-        if !receives.iter().all(|(_, place)| self.lands(place.len())) {
-            return exchange_by_copy(self, call, sends, receives, draft, deadline);
-        }
-        self.flight.clear();
-        self.flight.prepare(draft);
-        self.step(call, sends, Receives::Placed(receives), deadline)?;
-        Ok(self.flight.landing().expect("it was prepared, and everything has come"))
+    ) -> Result<Vec<Letter>, FabricError> {
+        let from: Vec<Rank> = receives.iter().map(|(from, _)| *from).collect();
+        self.places.clear();
+        self.places.extend(receives.into_iter().map(|(_, place)| place));
+        self.step(call, sends, &from, deadline)
     }
 
     fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError> {

@@ -191,8 +191,6 @@ pub(crate) enum Cargo {
         _letter: Letter,
     },
     Received(Draft),
-    /// A part of the flight's landing.
-    Placed,
     /// A barrier has none.
     Nothing,
 }
@@ -205,15 +203,6 @@ pub(crate) struct Flight {
     indices: Vec<c_int>,
     statuses: Vec<ffi::MPI_Status>,
     left: usize,
-    landing: Option<Landing>,
-}
-
-/// Memory that several messages are received into, each in its place.
-struct Landing {
-    /// Held, and not looked at while a message may be written.
-    draft: Draft,
-    first: *mut u8,
-    len: usize,
 }
 
 impl std::fmt::Debug for Flight {
@@ -318,52 +307,6 @@ impl Flight {
         Ok(self.begin(Cargo::Received(draft), request))
     }
 
-    /// Makes `draft` the memory that messages are received into by [`Flight::receive_at`].
-    pub(crate) fn prepare(&mut self, mut draft: Draft) {
-        debug_assert_eq!(self.left, 0);
-        let bytes = draft.bytes_mut();
-        // The bytes do not move with the draft.
-        let (first, len) = (bytes.as_mut_ptr(), bytes.len());
-        self.landing = Some(Landing { draft, first, len });
-    }
-
-    /// What was received into, when all messages are complete.
-    pub(crate) fn landing(&mut self) -> Option<Draft> {
-        debug_assert_eq!(self.left, 0);
-        if self.left > 0 { None } else { self.landing.take().map(|landing| landing.draft) }
-    }
-
-    /// Receives into `range` of the landing, which no other message is received into. Returns its place.
-    ///
-    /// # Panics
-    /// If there is no landing, or the range is not within it.
-    pub(crate) fn receive_at(
-        &mut self,
-        comm: Comm,
-        from: usize,
-        tag: c_int,
-        range: std::ops::Range<usize>,
-    ) -> Result<usize, MpiError> {
-        let landing = self.landing.as_ref().expect("a landing was prepared");
-        assert!(range.start <= range.end && range.end <= landing.len, "{range:?} is outside");
-        // SAFETY: a constant of the library.
-        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
-        // SAFETY: the range is within the draft, as was just seen. Nobody else holds the draft; the flight holds
-        // it, unread, until MPI has written all messages, and for good if it is given up before that.
-        check("MPI_Irecv", unsafe {
-            ffi::MPI_Irecv(
-                landing.first.add(range.start).cast::<c_void>(),
-                int(range.len()),
-                ffi::RSMPI_UINT8_T,
-                int(from),
-                tag,
-                comm.0,
-                &raw mut request,
-            )
-        })?;
-        Ok(self.begin(Cargo::Placed, request))
-    }
-
     /// Takes part in a barrier that does not block. Returns its place.
     pub(crate) fn barrier(&mut self, comm: Comm) -> Result<usize, MpiError> {
         // SAFETY: a constant of the library.
@@ -410,7 +353,7 @@ impl Flight {
                 outcome = outcome.and(check("MPI_Testsome", status.MPI_ERROR));
             }
             let mut bytes = 0;
-            if matches!(cargo, Cargo::Received(_) | Cargo::Placed) {
+            if matches!(cargo, Cargo::Received(_)) {
                 // SAFETY: the status is of a message that was received.
                 check("MPI_Get_count", unsafe {
                     ffi::MPI_Get_count(status, ffi::RSMPI_UINT8_T, &raw mut bytes)
@@ -424,7 +367,7 @@ impl Flight {
     /// Gives up what is not complete. What MPI does not let go of at once, it keeps for good.
     pub(crate) fn abandon(&mut self) {
         for place in 0..self.requests.len() {
-            if let Some(Cargo::Received(_) | Cargo::Placed) = self.cargo[place] {
+            if let Some(Cargo::Received(_)) = self.cargo[place] {
                 // SAFETY: the request is active: its cargo is still here.
                 let _ = unsafe { ffi::MPI_Cancel(&raw mut self.requests[place]) };
             }
@@ -437,10 +380,6 @@ impl Flight {
         }
         // MPI may still read or write this memory. It is never given back.
         self.cargo.drain(..).flatten().for_each(std::mem::forget);
-        let landing = self.landing.take();
-        if self.left > 0 {
-            std::mem::forget(landing);
-        }
         self.requests.clear();
         self.left = 0;
     }

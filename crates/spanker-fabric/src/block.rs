@@ -20,22 +20,22 @@ const HUGE: usize = 2 << 20;
 /// Long blocks begin and end with pages of the usual size.
 const PAGE: usize = 4 << 10;
 
-/// Words of memory, zero at first.
+/// Bytes of memory, zero at first, aligned for every element type.
 #[derive(Debug)]
 pub(crate) struct Block(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    Short(Vec<u64>),
+    Short { words: Vec<u64>, len: usize },
     Long(Part),
 }
 
 /// A part of a region that nobody else has.
 #[derive(Debug)]
 struct Part {
-    first: NonNull<u64>,
-    words: usize,
-    _region: Arc<Region>,
+    first: NonNull<u8>,
+    len: usize,
+    region: Arc<Region>,
 }
 
 /// Memory from the system.
@@ -95,8 +95,8 @@ unsafe impl Send for Rest {}
 static REST: Mutex<Option<Rest>> = Mutex::new(None);
 
 impl Part {
-    fn new(words: usize) -> Option<Part> {
-        let bytes = words.checked_mul(size_of::<u64>())?.checked_next_multiple_of(PAGE)?;
+    fn new(len: usize) -> Option<Part> {
+        let bytes = len.checked_next_multiple_of(PAGE)?;
         let mut rest = REST.lock().unwrap_or_else(PoisonError::into_inner);
         if rest.as_ref().is_none_or(|rest| rest.left < bytes) {
             let left = bytes.checked_next_multiple_of(HUGE)?;
@@ -104,7 +104,7 @@ impl Part {
             *rest = Some(Rest { region: Arc::new(region), first, left });
         }
         let Rest { region, first, left } = rest.as_mut()?;
-        let part = Part { first: first.cast(), words, _region: Arc::clone(region) };
+        let part = Part { first: *first, len, region: Arc::clone(region) };
         // SAFETY: so many bytes are left there.
         *first = unsafe { first.add(bytes) };
         *left -= bytes;
@@ -116,16 +116,59 @@ impl Part {
 }
 
 impl Block {
-    /// So many words, all zero.
-    pub(crate) fn new(words: usize) -> Block {
-        let long = if words >= LONG / size_of::<u64>() { Part::new(words) } else { None };
-        Block(long.map_or_else(|| Kind::Short(vec![0; words]), Kind::Long))
+    /// So many bytes, all zero.
+    pub(crate) fn new(len: usize) -> Block {
+        let long = if len >= LONG { Part::new(len) } else { None };
+        Block(long.map_or_else(
+            || Kind::Short { words: vec![0; len.div_ceil(size_of::<u64>())], len },
+            Kind::Long,
+        ))
+    }
+
+    /// Cuts a long block into blocks that end at `ends`, which rise to its length. Each is as good as any other, but
+    /// only as aligned as its first byte. A short block stays whole.
+    pub(crate) fn split(self, ends: &[usize]) -> Result<Vec<Block>, Block> {
+        let Kind::Long(whole) = &self.0 else { return Err(self) };
+        if !ends.is_sorted() || ends.last() != Some(&whole.len) {
+            return Err(self);
+        }
+        let mut start = 0;
+        let cut = |&end: &usize| {
+            // SAFETY: the ends rise to the length of the block, so the parts are within it and apart, and the
+            // block itself is used no more.
+            let first = unsafe { whole.first.add(start) };
+            let part = Part { first, len: end - start, region: Arc::clone(&whole.region) };
+            start = end;
+            Block(Kind::Long(part))
+        };
+        Ok(ends.iter().map(cut).collect())
+    }
+
+    /// What [`Block::split`] has cut, whole again. `None` if the blocks are others or in another order.
+    pub(crate) fn join(blocks: Vec<Block>) -> Option<Block> {
+        let mut whole: Option<Part> = None;
+        for block in blocks {
+            let Kind::Long(next) = block.0 else { return None };
+            whole = Some(match whole {
+                None => next,
+                Some(mut before) => {
+                    // SAFETY: the end of a part is within its region, or where that ends.
+                    let end = unsafe { before.first.add(before.len) };
+                    if end != next.first || !Arc::ptr_eq(&before.region, &next.region) {
+                        return None;
+                    }
+                    before.len += next.len;
+                    before
+                }
+            });
+        }
+        whole.map(|whole| Block(Kind::Long(whole)))
     }
 }
 
 impl Default for Block {
     fn default() -> Self {
-        Block(Kind::Short(Vec::new()))
+        Block(Kind::Short { words: Vec::new(), len: 0 })
     }
 }
 
@@ -138,27 +181,27 @@ impl Clone for Block {
 }
 
 impl Deref for Block {
-    type Target = [u64];
+    type Target = [u8];
 
-    fn deref(&self) -> &[u64] {
+    fn deref(&self) -> &[u8] {
         match &self.0 {
-            Kind::Short(words) => words,
-            // SAFETY: the part has so many words, aligned to pages, of a region that it holds; the system has
-            // made them zero, and nobody else has them.
+            Kind::Short { words, len } => &bytemuck::cast_slice(words)[..*len],
+            // SAFETY: the part has so many bytes of a region that it holds; the system has made them zero, and
+            // nobody else has them.
             Kind::Long(part) => unsafe {
-                std::slice::from_raw_parts(part.first.as_ptr(), part.words)
+                std::slice::from_raw_parts(part.first.as_ptr(), part.len)
             },
         }
     }
 }
 
 impl DerefMut for Block {
-    fn deref_mut(&mut self) -> &mut [u64] {
+    fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
-            Kind::Short(words) => words,
+            Kind::Short { words, len } => &mut bytemuck::cast_slice_mut(words)[..*len],
             // SAFETY: as above.
             Kind::Long(part) => unsafe {
-                std::slice::from_raw_parts_mut(part.first.as_ptr(), part.words)
+                std::slice::from_raw_parts_mut(part.first.as_ptr(), part.len)
             },
         }
     }
@@ -170,36 +213,57 @@ mod tests {
 
     #[test]
     fn blocks_of_any_length_are_zero_and_apart() {
-        let lengths = [0, 1, 8191, 8192, 8193, 100_000, 262_144, 300_001, 9000, 20_000];
-        let mut blocks: Vec<Block> = lengths.iter().map(|&words| Block::new(words)).collect();
-        for (block, &words) in blocks.iter().zip(&lengths) {
-            assert_eq!(block.len(), words);
-            assert!(block.iter().all(|&word| word == 0), "{words}");
+        let lengths = [0, 1, 7, 65_535, 65_536, 65_537, 800_001, 2 << 20, 2_400_007, 70_000];
+        let mut blocks: Vec<Block> = lengths.iter().map(|&len| Block::new(len)).collect();
+        for (block, &len) in blocks.iter().zip(&lengths) {
+            assert_eq!(block.len(), len);
+            assert!(block.iter().all(|&byte| byte == 0), "{len}");
         }
         for (index, block) in blocks.iter_mut().enumerate() {
-            block.fill(index as u64 + 1);
+            block.fill(index as u8 + 1);
         }
         for (index, block) in blocks.iter().enumerate() {
-            assert!(block.iter().all(|&word| word == index as u64 + 1), "{index}");
+            assert!(block.iter().all(|&byte| byte == index as u8 + 1), "{index}");
         }
     }
 
     #[test]
     fn a_block_stays_while_its_neighbours_go() {
-        let mut kept = Block::new(10_000);
+        let mut kept = Block::new(80_000);
         for round in 0..100 {
-            let mut other = Block::new(10_000 + round);
+            let mut other = Block::new(80_000 + round);
             other.fill(7);
         }
         kept.fill(5);
         let copy = kept.clone();
         drop(kept);
-        assert!(copy.iter().all(|&word| word == 5));
+        assert!(copy.iter().all(|&byte| byte == 5));
     }
 
     #[test]
     fn long_blocks_begin_with_a_page() {
-        let block = Block::new(50_000);
+        let block = Block::new(400_000);
         assert_eq!(block.as_ptr().align_offset(PAGE), 0);
+    }
+
+    #[test]
+    fn a_long_block_is_cut_and_joined_and_others_are_not() {
+        let mut block = Block::new(100_000);
+        for (index, byte) in block.iter_mut().enumerate() {
+            *byte = (index % 251) as u8;
+        }
+        let before = block.to_vec();
+        let parts = block.split(&[1, 1, 30_003, 100_000]).unwrap();
+        let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+        assert_eq!(lengths, [1, 0, 30_002, 69_997]);
+        let whole = Block::join(parts).unwrap();
+        assert_eq!(*whole, before);
+        let whole = whole.split(&[5, 4, 100_000]).unwrap_err();
+        let whole = whole.split(&[5, 99_999]).unwrap_err();
+        let mut parts = whole.split(&[50_000, 100_000]).unwrap();
+        parts.swap(0, 1);
+        assert!(Block::join(parts).is_none());
+        assert!(Block::new(100).split(&[50, 100]).is_err());
+        assert!(Block::join(vec![Block::new(70_000), Block::new(10)]).is_none());
     }
 }

@@ -4,7 +4,6 @@
 //! A fabric knows ranks, messages, deadlines and faults. It knows nothing about collectives: [`Call`]
 //! is carried along so that ranks notice when they do not mean the same thing, and compared as a whole.
 
-use std::ops::Range;
 use std::time::Instant;
 
 use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp};
@@ -36,26 +35,35 @@ pub trait Fabric {
     ) -> Result<Vec<Letter>, FabricError>;
 
     /// Whether [`Fabric::exchange_into`] writes messages of `bytes` where they belong without a copy. Where it does
-    /// not, whoever has a choice receives letters.
+    /// not, whoever has a choice receives letters of the fabric's own.
     fn lands(&self, _bytes: usize) -> bool {
         false
     }
 
-    /// As [`Fabric::exchange`], but what comes is written to `draft`: from each rank of `receives` to its range of
-    /// bytes. The ranges are within the draft and apart. Everything else in the draft stays as it is; after an
-    /// error the draft is gone.
+    /// As [`Fabric::exchange`], but what comes from a rank is written to the draft beside it, where there is one. The
+    /// letter is then that draft, sealed. After an error the drafts are gone.
     ///
     /// # Errors
-    /// As [`Fabric::exchange`], and [`FabricError::Length`] for a message that does not fill its range.
+    /// As [`Fabric::exchange`], and [`FabricError::Length`] for a message that is not as long as its draft.
     fn exchange_into(
         &mut self,
         call: &Call,
         sends: &[(Rank, Letter)],
-        receives: &[(Rank, Range<usize>)],
-        draft: Draft,
+        receives: Vec<(Rank, Option<Draft>)>,
         deadline: Instant,
-    ) -> Result<Draft, FabricError> {
-        exchange_by_copy(self, call, sends, receives, draft, deadline)
+    ) -> Result<Vec<Letter>, FabricError> {
+        let from: Vec<Rank> = receives.iter().map(|(from, _)| *from).collect();
+        let mut letters = self.exchange(call, sends, &from, deadline)?;
+        for (letter, (peer, draft)) in letters.iter_mut().zip(receives) {
+            let Some(mut draft) = draft else { continue };
+            let (rank, expected, actual) = (self.rank(), draft.bytes(), letter.bytes().len());
+            if expected != actual {
+                return Err(self.abort(FabricError::Length { rank, peer, expected, actual }));
+            }
+            draft.bytes_mut().copy_from_slice(letter.bytes());
+            *letter = draft.seal();
+        }
+        Ok(letters)
     }
 
     /// Agrees that `call` is complete: either every rank gets `Ok`, or every rank that is left gets
@@ -69,31 +77,6 @@ pub trait Fabric {
     /// Gives the group up because of `error`, and returns the group's first fault, which every rank
     /// will report.
     fn abort(&mut self, error: FabricError) -> FabricError;
-}
-
-/// [`Fabric::exchange_into`] by way of letters, for fabrics that have nothing better.
-///
-/// # Errors
-/// As [`Fabric::exchange_into`].
-pub fn exchange_by_copy<F: Fabric + ?Sized>(
-    fabric: &mut F,
-    call: &Call,
-    sends: &[(Rank, Letter)],
-    receives: &[(Rank, Range<usize>)],
-    mut draft: Draft,
-    deadline: Instant,
-) -> Result<Draft, FabricError> {
-    let from: Vec<Rank> = receives.iter().map(|(from, _)| *from).collect();
-    let letters = fabric.exchange(call, sends, &from, deadline)?;
-    for ((peer, place), letter) in receives.iter().zip(letters) {
-        let (rank, peer) = (fabric.rank(), *peer);
-        let (expected, actual) = (place.len(), letter.bytes().len());
-        if expected != actual {
-            return Err(fabric.abort(FabricError::Length { rank, peer, expected, actual }));
-        }
-        draft.bytes_mut()[place.clone()].copy_from_slice(letter.bytes());
-    }
-    Ok(draft)
 }
 
 /// What a rank takes part in. Every message carries it.

@@ -35,7 +35,7 @@ mod rope;
 
 pub use error::FabricError;
 pub use execute::{Workspace, execute, execute_registered};
-pub use fabric::{Call, Fabric, exchange_by_copy};
+pub use fabric::{Call, Fabric};
 pub use fault::{Faults, Faulty};
 pub use launch::{Launcher, launched, launched_rank, launcher};
 pub use letter::{Draft, Letter, Pool, Registered};
