@@ -77,6 +77,8 @@ pub(crate) struct Ready {
     /// The deadline as the watchdog counts.
     nanos: u64,
     dog: &'static Watchdog,
+    comm: ffi::MPI_Comm,
+    in_place: *const c_void,
     dtype: ffi::MPI_Datatype,
     op: ffi::MPI_Op,
 }
@@ -95,6 +97,10 @@ impl MpiFabric {
     /// an all-to-all whose length the ranks do not divide and for more elements than MPI counts; the group's
     /// fault; and what MPI returns. After an error `data` is in any state. Past `deadline`, or when a rank of
     /// this host dies, the process ends with code 1: MPI cannot be asked to come back.
+    // Where ranks share cores, every page and every branch that is touched between two calls of MPI costs what it
+    // takes after a switch between processes. So what is common is part of the caller, and everything else is apart.
+    #[inline(always)]
+    #[allow(clippy::inline_always)]
     pub fn native<T: Element>(
         &mut self,
         collective: Collective,
@@ -104,32 +110,36 @@ impl MpiFabric {
     ) -> Result<(), FabricError> {
         let op = if collective.reduces() { op } else { ReduceOp::Sum };
         let wanted = Native { collective, elements: data.len(), dtype: T::DTYPE, op };
-        // Calls that are made again and again cost a comparison, a look for a fault and three stores: some take
-        // less than a microsecond.
-        let ready = match self.ready {
-            Some(ready)
-                if ready.native == wanted
-                    && ready.deadline == deadline
-                    && !self.notices.has_verdict() =>
-            {
-                ready
-            }
-            _ => self.make_ready(wanted, deadline)?,
+        // Calls that are made again and again cost a comparison and three stores: a fault of the group makes what
+        // is ready unready.
+        let is_ready = |ready: &&Ready| ready.native == wanted && ready.deadline == deadline;
+        let ready = match self.ready.as_ref().filter(is_ready) {
+            Some(ready) if collective == Collective::AllReduce && op != ReduceOp::Avg => ready,
+            _ => return self.native_apart(collective, data, op, wanted, deadline),
         };
+        let (count, pointer) = (data.len() as c_int, data.as_mut_ptr().cast::<c_void>());
+        let Ready { dog, nanos, in_place, dtype, op, comm, .. } = *ready;
+        let guard = dog.arm_at(Blocking::Native, nanos);
+        // SAFETY: MPI reads and writes `count` elements of this type at `pointer`, which are those of `data`, and
+        // does not keep the pointer: the call blocks. The ranks have agreed on it, and MPI counts so far.
+        let code = unsafe { ffi::MPI_Allreduce(in_place, pointer, count, dtype, op, comm) };
+        drop(guard);
+        if code == 0 { Ok(()) } else { self.native_failed("MPI_Allreduce", code) }
+    }
+
+    /// Calls that are not like the one before, or not of the most common kind.
+    #[inline(never)]
+    fn native_apart<T: Element>(
+        &mut self,
+        collective: Collective,
+        data: &mut [T],
+        op: ReduceOp,
+        wanted: Native,
+        deadline: Instant,
+    ) -> Result<(), FabricError> {
+        let ready = self.make_ready(wanted, deadline)?;
         let guard = ready.dog.arm_at(Blocking::Native, ready.nanos);
-        let outcome = match collective {
-            Collective::AllReduce => {
-                let (count, pointer) = (int(data.len()), data.as_mut_ptr().cast::<c_void>());
-                let comm = self.comm.0;
-                // SAFETY: MPI reads and writes `count` elements of this type at `pointer`, which are those of
-                // `data`, and does not keep the pointer: the call blocks. The ranks have agreed on it.
-                let code = unsafe {
-                    ffi::MPI_Allreduce(in_place(), pointer, count, ready.dtype, ready.op, comm)
-                };
-                if code == 0 { Ok(()) } else { Err(("MPI_Allreduce", code)) }
-            }
-            _ => self.run_native(collective, data, ready.dtype, ready.op),
-        };
+        let outcome = self.run_native(collective, data, ready.dtype, ready.op);
         drop(guard);
         match outcome {
             Ok(()) if op == ReduceOp::Avg => self.average(collective, data),
@@ -161,7 +171,6 @@ impl MpiFabric {
     }
 
     /// What is not as it was in the call before: who wants what, and until when.
-    #[cold]
     fn make_ready(&mut self, wanted: Native, deadline: Instant) -> Result<Ready, FabricError> {
         if let Some(verdict) = self.notices.verdict() {
             return Err(verdict);
@@ -177,7 +186,8 @@ impl MpiFabric {
                     let (rank, reason) = (self.rank(), format!("MPI has no {wanted:?}"));
                     return Err(self.abort(FabricError::Refused { rank, reason }));
                 };
-                Ready { native: wanted, deadline, nanos, dog, dtype, op }
+                let (comm, in_place) = (self.comm.0, in_place());
+                Ready { native: wanted, deadline, nanos, dog, comm, in_place, dtype, op }
             }
         };
         self.ready = Some(ready);
@@ -224,8 +234,7 @@ impl MpiFabric {
         uneven.then(|| format!("MPI's all-to-all: {ranks} ranks do not divide {elements} elements"))
     }
 
-    /// MPI's calls other than an all-reduce. The error is the call's name and its code.
-    #[inline(never)]
+    /// MPI's call. The error is its name and its code.
     fn run_native<T: Element>(
         &mut self,
         collective: Collective,
@@ -238,10 +247,14 @@ impl MpiFabric {
         let done =
             |name: &'static str, code: c_int| if code == 0 { Ok(()) } else { Err((name, code)) };
         match collective {
+            // SAFETY: here and below, MPI reads and writes `count` elements of `dtype` at `pointer`, which are
+            // those of `data`, and does not keep the pointer: the calls block. The ranks have agreed on the
+            // collective, the count, the type and the root.
+            Collective::AllReduce => done("MPI_Allreduce", unsafe {
+                ffi::MPI_Allreduce(in_place(), pointer, count, dtype, op, comm)
+            }),
             Collective::Broadcast { root } => {
-                // SAFETY: here and below, MPI reads and writes `count` elements of `dtype` at `pointer`, which are
-                // those of `data`, and does not keep the pointer: the calls block. The ranks have agreed on the
-                // collective, the count, the type and the root.
+                // SAFETY: as above.
                 let code = unsafe { ffi::MPI_Bcast(pointer, count, dtype, int(root), comm) };
                 done("MPI_Bcast", code)
             }
