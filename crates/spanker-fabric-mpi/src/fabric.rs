@@ -191,7 +191,7 @@ impl MpiFabric {
             return Err(FabricError::Lost { rank, peer });
         }
         let place = self.places.get_mut(index).and_then(Option::take);
-        if let Some(expected) = place.as_ref().map(Draft::bytes).filter(|&bytes| bytes != len) {
+        if let Some(expected) = place.as_ref().map(Draft::size).filter(|&size| size != len) {
             return Err(FabricError::Length { rank, peer, expected, actual: len });
         }
         match (len, place) {

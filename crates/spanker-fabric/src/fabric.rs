@@ -56,7 +56,7 @@ pub trait Fabric {
         let mut letters = self.exchange(call, sends, &from, deadline)?;
         for (letter, (peer, draft)) in letters.iter_mut().zip(receives) {
             let Some(mut draft) = draft else { continue };
-            let (rank, expected, actual) = (self.rank(), draft.bytes(), letter.bytes().len());
+            let (rank, expected, actual) = (self.rank(), draft.size(), letter.bytes().len());
             if expected != actual {
                 return Err(self.abort(FabricError::Length { rank, peer, expected, actual }));
             }

@@ -109,7 +109,7 @@ impl Draft {
 
     /// How many bytes the letter will have.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.len
     }
 
@@ -176,10 +176,7 @@ impl<T: Element> Registered<T> {
         let page = back.unwrap_or_else(|| Page::new(bytes));
         let ends: Vec<usize> = ends.iter().map(|end| end * size_of::<T>()).collect();
         match page.block.split(&ends) {
-            Ok(blocks) => {
-                let page = |block| Some(Arc::new(Page { block }));
-                Some(Pieces { pages: blocks.into_iter().map(page).collect(), ends })
-            }
+            Ok(blocks) => Some(Pieces::new(blocks, ends)),
             Err(block) => {
                 self.back = Arc::new(Page { block });
                 None
@@ -234,9 +231,18 @@ pub(crate) struct Pieces {
     /// Where each piece ends, in bytes.
     ends: Vec<usize>,
     pages: Vec<Option<Arc<Page>>>,
+    /// Where each piece is in memory.
+    homes: Vec<*const u8>,
 }
 
 impl Pieces {
+    fn new(blocks: Vec<Block>, ends: Vec<usize>) -> Pieces {
+        let pages: Vec<Arc<Page>> =
+            blocks.into_iter().map(|block| Arc::new(Page { block })).collect();
+        let homes = pages.iter().map(|page| page.block.as_ptr()).collect();
+        Pieces { ends, pages: pages.into_iter().map(Some).collect(), homes }
+    }
+
     fn range(&self, index: usize) -> Range<usize> {
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[index]
@@ -255,9 +261,12 @@ impl Pieces {
         page.take().map(|page| Draft { page, len })
     }
 
-    /// Takes a piece back, as the letter that it has become.
+    /// Takes a piece back, as the letter that it has become. A letter that is somewhere else is left alone.
     pub(crate) fn put(&mut self, index: usize, letter: &Letter) {
-        self.pages[index] = Some(Arc::clone(&letter.page));
+        let block = &letter.page.block;
+        if block.as_ptr() == self.homes[index] && block.len() == self.range(index).len() {
+            self.pages[index] = Some(Arc::clone(&letter.page));
+        }
     }
 
     /// All pieces as one block with the elements that `rope` has over `old`. If that can be, `rope` is cleared.
