@@ -28,8 +28,7 @@ pub(crate) fn in_place() -> *const c_void {
     unsafe { spanker_in_place }
 }
 
-/// Runs `calls` sums of `data` over all ranks, in place, in a loop that is all C, and returns how long they took. One
-/// more comes before, and a barrier after that: the clock is started when all ranks are there.
+/// Runs `calls` sums of `data` over all ranks, in place, in a loop that is all C, and returns how long they took.
 /// Every rank must call it, with as many elements and calls. It does not agree on that first.
 ///
 /// # Errors

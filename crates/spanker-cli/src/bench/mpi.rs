@@ -3,7 +3,7 @@
 //! the prediction and beside `MPI_Allreduce` called from C in the same run.
 //!
 //! Every rank measures, the slowest counts, and rank 0 prints. What is compared takes turns (`pairs.rs`), on the same
-//! buffer: as many calls, after as many that warm up, after a barrier.
+//! buffer: as many calls, after one that warms up and after all ranks have met.
 
 mod forecast;
 mod pairs;
@@ -11,10 +11,11 @@ mod row;
 
 use std::time::{Duration, Instant};
 
+use spanker_fabric::Call;
 use spanker_fabric_mpi::{MpiFabric, World, plain_all_reduce};
 use spanker_scheduler::{
-    Collective, DType, Fabric, FabricError, ReduceOp, Registered, Threads, Workspace, bf16,
-    execute_registered, f16, schedule,
+    Algorithm, Collective, DType, Fabric, FabricError, ReduceOp, Registered, Threads, Workspace,
+    bf16, execute_registered, f16, schedule,
 };
 
 use super::data::{Sample, count_wrong};
@@ -164,6 +165,14 @@ pub(super) fn slowest(fabric: &mut MpiFabric, value: f64) -> Result<f64, FabricE
     Ok(shared[0])
 }
 
+/// Waits for all ranks, which go on within microseconds of each other. Ranks that wait for MPI's own barrier may
+/// keep others from their cores, for whole time slices where it does not give them up.
+fn meet(fabric: &mut MpiFabric, deadline: Instant) -> Result<(), FabricError> {
+    let (collective, algorithm) = (Collective::Barrier, Algorithm::OneShot);
+    let (dtype, op) = (DType::U8, ReduceOp::Sum);
+    fabric.commit(&Call { collective, algorithm, elements: 0, dtype, op, plan: 0 }, deadline)
+}
+
 /// One rank's buffers for a way of running the collective.
 pub(super) struct Runner<T> {
     way: Way,
@@ -221,7 +230,7 @@ impl<T: Sample> Runner<T> {
         }
     }
 
-    /// How long `count` calls take on the slowest rank, after one that warms up and a barrier.
+    /// How long `count` calls take on the slowest rank, after one that warms up.
     pub(super) fn timed(
         &mut self,
         case: &Case,
@@ -230,7 +239,7 @@ impl<T: Sample> Runner<T> {
     ) -> Result<Duration, FabricError> {
         let deadline = Instant::now() + case.patience;
         self.call(case, fabric, deadline)?;
-        fabric.native::<u8>(Collective::Barrier, &mut [], ReduceOp::Sum, deadline)?;
+        meet(fabric, deadline)?;
         let begun = Instant::now();
         let mut left = count;
         while left > 0 {
@@ -277,6 +286,8 @@ fn measure_as<T: Sample>(
             let data = bytemuck::cast_slice_mut(runner.data());
             let deadline =
                 Instant::now() + case.patience * u32::try_from(count).unwrap_or(u32::MAX);
+            plain_all_reduce(fabric, data, 1, deadline)?;
+            meet(fabric, deadline)?;
             let took = plain_all_reduce(fabric, data, count, deadline)?;
             Ok(Duration::from_secs_f64(slowest(fabric, took.as_secs_f64())?))
         };

@@ -12,7 +12,7 @@ use super::super::row::Subject;
 /// How long a batch lasts at least.
 const BATCH: Duration = Duration::from_millis(1);
 /// How many fours there are.
-const FOURS: std::ops::RangeInclusive<u128> = 11..=250;
+const FOURS: std::ops::RangeInclusive<u128> = 15..=250;
 /// The part of the budget that each subject runs before it is timed.
 const WARM_UP: u32 = 8;
 
@@ -38,9 +38,11 @@ pub(super) fn in_pairs(
     ours: &mut Subject<'_>,
     theirs: &mut Subject<'_>,
 ) -> anyhow::Result<Pairs> {
-    let once = warm_up(budget, ours)?.max(warm_up(budget, theirs)?);
+    let (one, other) = (warm_up(budget, ours)?, warm_up(budget, theirs)?);
+    // The batches of the faster one are short, and those of the slower one fill the budget.
+    let (once, slower) = (one.min(other), one.max(other));
     let calls = BATCH.as_nanos().div_ceil(once.as_nanos()).clamp(1, 100_000) as usize;
-    let four = once.as_nanos() * calls as u128 * 4;
+    let four = slower.as_nanos() * calls as u128 * 4;
     let fours = (2 * budget.as_nanos() / four).clamp(*FOURS.start(), *FOURS.end()) as usize;
     let (mut own, mut other, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for turn in 0..fours {
@@ -106,11 +108,11 @@ mod tests {
             Ok(Duration::from_micros(50) * n as u32)
         };
         let found = in_pairs(Duration::from_millis(20), &mut ours, &mut theirs).unwrap();
-        assert!((found.ratio - 0.5).abs() < 1e-9 && found.repeats == 11, "{found:?}");
+        assert!((found.ratio - 0.5).abs() < 1e-9 && found.repeats == 15, "{found:?}");
         assert!((found.ours - 1e-4).abs() < 1e-9 && (found.theirs - 5e-5).abs() < 1e-9);
         let order = order.into_inner();
         let timed = &order[order.len() - 4 * found.repeats..];
-        assert!(timed.iter().all(|&(_, calls)| calls == 10), "{timed:?}");
+        assert!(timed.iter().all(|&(_, calls)| calls == 20), "{timed:?}");
         let names: String = timed.iter().map(|&(name, _)| name).collect();
         assert!(names.starts_with("abbabaababba"), "{names}");
     }
@@ -122,7 +124,7 @@ mod tests {
             let mut clock = clock.borrow_mut();
             *clock += 1;
             // Everything takes longer and longer, and every ninth batch ten times as long.
-            let stumble = if *clock % 9 == 0 { 10 } else { 1 };
+            let stumble = if clock.is_multiple_of(9) { 10 } else { 1 };
             Ok(Duration::from_nanos(u64::from(cost * (1000 + *clock)) * n as u64) * stumble)
         };
         let mut ours = |n: usize| at(n, 20);
