@@ -2,7 +2,8 @@
 //! The fabric whose ranks are processes: messages, and the end of a call.
 //!
 //! A message is its head (the call, the message's number and length) with the payload behind it if that is short;
-//! long payloads follow as messages of their own, straight from the sender's letter into the receiver's. A step
+//! long payloads follow as messages of their own, straight from the sender's letter into the receiver's, or to where
+//! the receiver's result will be. A step
 //! waits for what it receives. What it sends is complete when the call is: letters do not change, so nobody needs
 //! to wait until a peer has got round to reading them. How ranks wait is in `wait.rs`, and how they agree on a
 //! fault in `fault.rs`.
@@ -16,12 +17,12 @@ use std::ffi::c_int;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use spanker_fabric::{Call, Fabric, FabricError, Letter, Pool};
+use spanker_fabric::{Call, Draft, Fabric, FabricError, Letter, Pool};
 use spanker_plan::Rank;
 
 use crate::MpiError;
 use crate::fault::Notices;
-use crate::native::Native;
+use crate::native::Ready;
 use crate::raw::{Cargo, Comm, Flight, LONGEST, Landed};
 use crate::wait::Wait;
 use crate::wire::{CALL, HEAD, call_bytes, call_of};
@@ -62,6 +63,8 @@ pub struct MpiFabric {
     pub(crate) landed: Vec<Landed>,
     /// What the message at each place of the flight is.
     roles: Vec<Role>,
+    /// Where the step's receives are to be written, for those that say so and have not begun.
+    places: Vec<Option<Draft>>,
     /// Short messages that nobody waits for.
     pub(crate) outgoing: Flight,
     sent: Vec<u64>,
@@ -71,9 +74,8 @@ pub struct MpiFabric {
     pub(crate) notices: Notices,
     /// Calls of MPI's own collectives that all ranks have agreed on.
     pub(crate) agreed: HashSet<[u8; CALL]>,
-    pub(crate) last_native: Option<Native>,
-    /// The deadline of the last of them, as the watchdog counts.
-    pub(crate) last_deadline: Option<(Instant, u64)>,
+    /// The last of them.
+    pub(crate) ready: Option<Ready>,
     pub(crate) scratch: Vec<u64>,
 }
 
@@ -82,7 +84,8 @@ pub struct MpiFabric {
 enum Role {
     /// The head of the step's receive of this index, which is the message of this number from its rank.
     Head(usize, u64),
-    Body(usize),
+    /// Its payload, and whether that is in its place.
+    Body(usize, bool),
 }
 
 impl MpiFabric {
@@ -96,14 +99,14 @@ impl MpiFabric {
             sending: Flight::default(),
             landed: Vec::new(),
             roles: Vec::new(),
+            places: Vec::new(),
             outgoing: Flight::default(),
             sent: vec![0; life.ranks],
             received: vec![0; life.ranks],
             number: 0,
             notices: Notices::new(life.ranks),
             agreed: HashSet::new(),
-            last_native: None,
-            last_deadline: None,
+            ready: None,
             scratch: Vec::new(),
         }
     }
@@ -187,14 +190,23 @@ impl MpiFabric {
         if number != expected {
             return Err(FabricError::Lost { rank, peer });
         }
-        match len {
-            _ if len == inline.len() => Ok(Some(letter.part(HEAD..HEAD + len))),
-            INLINE..=LONGEST => {
-                let draft = self.bodies.draft(len);
+        let place = self.places.get_mut(index).and_then(Option::take);
+        if let Some(expected) = place.as_ref().map(Draft::size).filter(|&size| size != len) {
+            return Err(FabricError::Length { rank, peer, expected, actual: len });
+        }
+        match (len, place) {
+            (_, Some(mut place)) if len == inline.len() => {
+                place.bytes_mut().copy_from_slice(inline);
+                Ok(Some(place.seal()))
+            }
+            (_, None) if len == inline.len() => Ok(Some(letter.part(HEAD..HEAD + len))),
+            (INLINE..=LONGEST, place) => {
+                let is_placed = place.is_some();
+                let draft = place.unwrap_or_else(|| self.bodies.draft(len));
                 let tag = BODY + (number % BODIES) as c_int;
                 let posted = self.flight.receive(self.comm, peer, tag, draft);
                 posted.map_err(|error| self.failed(&error))?;
-                self.roles.push(Role::Body(index));
+                self.roles.push(Role::Body(index, is_placed));
                 Ok(None)
             }
             _ => Err(corrupt),
@@ -221,12 +233,13 @@ impl MpiFabric {
                         Err(fault) => outcome = Err(fault),
                     }
                 }
-                Role::Body(index) => {
+                Role::Body(index, is_placed) => {
                     let (_, cargo, count) = message;
                     let Cargo::Received(mut draft) = cargo else { continue };
                     let (rank, peer, expected) =
                         (self.life.rank, receives[index], draft.bytes_mut().len());
-                    letters[index] = Some(self.bodies.seal(draft));
+                    let letter = if is_placed { draft.seal() } else { self.bodies.seal(draft) };
+                    letters[index] = Some(letter);
                     if count != expected {
                         outcome = Err(FabricError::Length { rank, peer, expected, actual: count });
                     }
@@ -270,6 +283,52 @@ impl MpiFabric {
             Some(index) => (receives[index], "to receive from"),
             None => (self.sending.first_left().unwrap_or(self.life.rank), "to send to"),
         }
+    }
+
+    /// Sends and receives; what has a place is written there.
+    fn step(
+        &mut self,
+        call: &Call,
+        sends: &[(Rank, Letter)],
+        receives: &[Rank],
+        deadline: Instant,
+    ) -> Result<Vec<Letter>, FabricError> {
+        if let Some(verdict) = self.notices.verdict() {
+            return Err(verdict);
+        }
+        let mine = call_bytes(call);
+        if let Some((to, letter)) = sends.iter().find(|(_, letter)| letter.bytes().len() > LONGEST)
+        {
+            let len = letter.bytes().len();
+            let reason = format!("a message of {len} bytes to rank {to}: MPI counts to {LONGEST}");
+            return Err(self.fail(FabricError::Refused { rank: self.life.rank, reason }, None));
+        }
+        if let Err(error) = self.begin(&mine, sends, receives) {
+            let fault = self.failed(&error);
+            return Err(self.give_up(fault));
+        }
+        let mut letters: Vec<Option<Letter>> = vec![None; receives.len()];
+        let mut wait = Wait::until(deadline);
+        // Whoever sends much without ever receiving waits for its readers, and reads meanwhile.
+        let is_ahead = self.sending.places() > UNREAD;
+        while self.flight.left() > 0 || (is_ahead && self.sending.left() > 0) {
+            let taken = self.take(call, &mine, receives, &mut letters);
+            let outcome = match taken.and_then(|news| Ok(news | (is_ahead && self.push_sending()?)))
+            {
+                Ok(false) => self.idle(&mut wait, &mine),
+                other => other,
+            };
+            match outcome {
+                Ok(true) => {}
+                Ok(false) => {
+                    let (peer, what) = self.missing(receives, &letters);
+                    let fault = FabricError::Deadline { rank: self.life.rank, peer, what };
+                    return Err(self.give_up(fault));
+                }
+                Err(fault) => return Err(self.give_up(fault)),
+            }
+        }
+        Ok(letters.into_iter().flatten().collect())
     }
 
     /// Rank 0 hears from everyone, then tells everyone.
@@ -393,42 +452,25 @@ impl Fabric for MpiFabric {
         receives: &[Rank],
         deadline: Instant,
     ) -> Result<Vec<Letter>, FabricError> {
-        if let Some(verdict) = self.notices.verdict() {
-            return Err(verdict);
-        }
-        let mine = call_bytes(call);
-        if let Some((to, letter)) = sends.iter().find(|(_, letter)| letter.bytes().len() > LONGEST)
-        {
-            let len = letter.bytes().len();
-            let reason = format!("a message of {len} bytes to rank {to}: MPI counts to {LONGEST}");
-            return Err(self.fail(FabricError::Refused { rank: self.life.rank, reason }, None));
-        }
-        if let Err(error) = self.begin(&mine, sends, receives) {
-            let fault = self.failed(&error);
-            return Err(self.give_up(fault));
-        }
-        let mut letters: Vec<Option<Letter>> = vec![None; receives.len()];
-        let mut wait = Wait::until(deadline);
-        // Whoever sends much without ever receiving waits for its readers, and reads meanwhile.
-        let is_ahead = self.sending.places() > UNREAD;
-        while self.flight.left() > 0 || (is_ahead && self.sending.left() > 0) {
-            let taken = self.take(call, &mine, receives, &mut letters);
-            let outcome = match taken.and_then(|news| Ok(news | (is_ahead && self.push_sending()?)))
-            {
-                Ok(false) => self.idle(&mut wait, &mine),
-                other => other,
-            };
-            match outcome {
-                Ok(true) => {}
-                Ok(false) => {
-                    let (peer, what) = self.missing(receives, &letters);
-                    let fault = FabricError::Deadline { rank: self.life.rank, peer, what };
-                    return Err(self.give_up(fault));
-                }
-                Err(fault) => return Err(self.give_up(fault)),
-            }
-        }
-        Ok(letters.into_iter().flatten().collect())
+        self.places.clear();
+        self.step(call, sends, receives, deadline)
+    }
+
+    fn lands(&self, bytes: usize) -> bool {
+        bytes > INLINE
+    }
+
+    fn exchange_into(
+        &mut self,
+        call: &Call,
+        sends: &[(Rank, Letter)],
+        receives: Vec<(Rank, Option<Draft>)>,
+        deadline: Instant,
+    ) -> Result<Vec<Letter>, FabricError> {
+        let from: Vec<Rank> = receives.iter().map(|(from, _)| *from).collect();
+        self.places.clear();
+        self.places.extend(receives.into_iter().map(|(_, place)| place));
+        self.step(call, sends, &from, deadline)
     }
 
     fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError> {

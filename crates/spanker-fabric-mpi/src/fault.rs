@@ -70,6 +70,8 @@ impl MpiFabric {
                 Some(Notice::Left) => self.notices.left[from] = true,
                 Some(Notice::Verdict(fault)) => {
                     self.notices.verdict.get_or_insert(fault);
+                    // The next call of MPI's own has to look.
+                    self.ready = None;
                     self.life.faulty.set(true);
                 }
                 Some(Notice::Fault { number, committing, fault }) => {
@@ -169,6 +171,7 @@ impl MpiFabric {
     /// Decides, and tells everyone.
     fn judge(&mut self, fault: FabricError) -> FabricError {
         self.notices.verdict = Some(fault.clone());
+        self.ready = None;
         self.life.faulty.set(true);
         let verdict = Notice::Verdict(fault.clone());
         for rank in self.others() {

@@ -15,7 +15,7 @@ use spanker_reduce::{Element, divide};
 use crate::fabric::MpiFabric;
 use crate::plain::in_place;
 use crate::raw::{LONGEST, check, int};
-use crate::watchdog::{Armed, Blocking, watchdog};
+use crate::watchdog::{Blocking, Watchdog, watchdog};
 use crate::wire::call_bytes;
 
 /// Stands for the schedule, which MPI's collectives do not have.
@@ -69,6 +69,20 @@ pub(crate) struct Native {
     op: ReduceOp,
 }
 
+/// What a call needs that is like the one before: everything that can be found out once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ready {
+    native: Native,
+    deadline: Instant,
+    /// The deadline as the watchdog counts.
+    nanos: u64,
+    dog: &'static Watchdog,
+    comm: ffi::MPI_Comm,
+    in_place: *const c_void,
+    dtype: ffi::MPI_Datatype,
+    op: ffi::MPI_Op,
+}
+
 impl MpiFabric {
     /// Runs MPI's own collective on `data`, which is laid out as for [`spanker_fabric::execute`], and in which it
     /// works. The first call of each kind is agreed on between the ranks; after that it costs what MPI costs.
@@ -83,6 +97,10 @@ impl MpiFabric {
     /// an all-to-all whose length the ranks do not divide and for more elements than MPI counts; the group's
     /// fault; and what MPI returns. After an error `data` is in any state. Past `deadline`, or when a rank of
     /// this host dies, the process ends with code 1: MPI cannot be asked to come back.
+    // Where ranks share cores, every page and every branch that is touched between two calls of MPI costs what it
+    // takes after a switch between processes. So what is common is part of the caller, and everything else is apart.
+    #[inline(always)]
+    #[allow(clippy::inline_always)]
     pub fn native<T: Element>(
         &mut self,
         collective: Collective,
@@ -92,49 +110,92 @@ impl MpiFabric {
     ) -> Result<(), FabricError> {
         let op = if collective.reduces() { op } else { ReduceOp::Sum };
         let wanted = Native { collective, elements: data.len(), dtype: T::DTYPE, op };
-        if self.last_native != Some(wanted) {
-            self.agree_on(wanted, deadline)?;
-        } else if let Some(verdict) = self.notices.verdict() {
-            return Err(verdict);
-        }
-        let guard = self.guard(deadline);
-        let outcome = self.run_native(collective, data, op);
+        // Calls that are made again and again cost a comparison and three stores: a fault of the group makes what
+        // is ready unready.
+        let is_ready = |ready: &&Ready| ready.native == wanted && ready.deadline == deadline;
+        let ready = match self.ready.as_ref().filter(is_ready) {
+            Some(ready) if collective == Collective::AllReduce && op != ReduceOp::Avg => ready,
+            _ => return self.native_apart(collective, data, op, wanted, deadline),
+        };
+        let (count, pointer) = (data.len() as c_int, data.as_mut_ptr().cast::<c_void>());
+        let Ready { dog, nanos, in_place, dtype, op, comm, .. } = *ready;
+        let guard = dog.arm_at(Blocking::Native, nanos);
+        // SAFETY: MPI reads and writes `count` elements of this type at `pointer`, which are those of `data`, and
+        // does not keep the pointer: the call blocks. The ranks have agreed on it, and MPI counts so far.
+        let code = unsafe { ffi::MPI_Allreduce(in_place, pointer, count, dtype, op, comm) };
         drop(guard);
-        if let Err((name, code)) = outcome {
-            let error = check(name, code).err();
-            let fault = error.map(|error| self.failed(&error));
-            return fault.map_or(Ok(()), |fault| Err(self.fail(fault, None)));
-        }
-        if op == ReduceOp::Avg {
-            let (rank, ranks) = (self.rank(), self.ranks());
-            match collective {
-                Collective::ReduceScatter => {
-                    let mine = chunk(data.len(), ranks, rank);
-                    divide(&mut data[mine], ranks);
-                }
-                Collective::Reduce { root } if root != rank => {}
-                _ => divide(data, ranks),
-            }
+        if code == 0 { Ok(()) } else { self.native_failed("MPI_Allreduce", code) }
+    }
+
+    /// Calls that are not like the one before, or not of the most common kind.
+    #[inline(never)]
+    fn native_apart<T: Element>(
+        &mut self,
+        collective: Collective,
+        data: &mut [T],
+        op: ReduceOp,
+        wanted: Native,
+        deadline: Instant,
+    ) -> Result<(), FabricError> {
+        let ready = self.make_ready(wanted, deadline)?;
+        let guard = ready.dog.arm_at(Blocking::Native, ready.nanos);
+        let outcome = self.run_native(collective, data, ready.dtype, ready.op);
+        drop(guard);
+        match outcome {
+            Ok(()) if op == ReduceOp::Avg => self.average(collective, data),
+            Ok(()) => {}
+            Err((name, code)) => return self.native_failed(name, code),
         }
         Ok(())
     }
 
-    /// Arms the watchdog. Many calls have the same deadline, which is worked out once.
-    fn guard(&mut self, deadline: Instant) -> Armed {
+    /// Turns sums into averages, where this rank has some.
+    fn average<T: Element>(&self, collective: Collective, data: &mut [T]) {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        match collective {
+            Collective::ReduceScatter => {
+                let mine = chunk(data.len(), ranks, rank);
+                divide(&mut data[mine], ranks);
+            }
+            Collective::Reduce { root } if root != rank => {}
+            _ => divide(data, ranks),
+        }
+    }
+
+    /// Makes what MPI returned the group's fault.
+    #[cold]
+    fn native_failed(&mut self, name: &'static str, code: c_int) -> Result<(), FabricError> {
+        let error = check(name, code).err();
+        let fault = error.map(|error| self.failed(&error));
+        fault.map_or(Ok(()), |fault| Err(self.fail(fault, None)))
+    }
+
+    /// What is not as it was in the call before: who wants what, and until when.
+    fn make_ready(&mut self, wanted: Native, deadline: Instant) -> Result<Ready, FabricError> {
+        if let Some(verdict) = self.notices.verdict() {
+            return Err(verdict);
+        }
         let dog = watchdog();
-        let nanos = match self.last_deadline {
-            Some((same, nanos)) if same == deadline => nanos,
-            _ => dog.nanos(deadline),
+        let nanos = dog.nanos(deadline);
+        let ready = match self.ready.filter(|ready| ready.native == wanted) {
+            Some(ready) => Ready { deadline, nanos, ..ready },
+            None => {
+                self.agree_on(wanted, deadline)?;
+                let (dtype, op) = (datatype(wanted.dtype), operation(wanted.op));
+                let Some((dtype, op)) = dtype.zip(op) else {
+                    let (rank, reason) = (self.rank(), format!("MPI has no {wanted:?}"));
+                    return Err(self.abort(FabricError::Refused { rank, reason }));
+                };
+                let (comm, in_place) = (self.comm.0, in_place());
+                Ready { native: wanted, deadline, nanos, dog, comm, in_place, dtype, op }
+            }
         };
-        self.last_deadline = Some((deadline, nanos));
-        dog.arm_at(Blocking::Native, nanos)
+        self.ready = Some(ready);
+        Ok(ready)
     }
 
     /// Whether MPI has what is wanted, and everyone wants it.
     fn agree_on(&mut self, wanted: Native, deadline: Instant) -> Result<(), FabricError> {
-        if let Some(verdict) = self.notices.verdict() {
-            return Err(verdict);
-        }
         let rank = self.rank();
         if let Some(reason) = self.objection(wanted) {
             return Err(self.abort(FabricError::Refused { rank, reason }));
@@ -147,7 +208,6 @@ impl MpiFabric {
             self.commit(&call, deadline)?;
             self.agreed.insert(bytes);
         }
-        self.last_native = Some(wanted);
         Ok(())
     }
 
@@ -179,9 +239,9 @@ impl MpiFabric {
         &mut self,
         collective: Collective,
         data: &mut [T],
-        op: ReduceOp,
+        dtype: ffi::MPI_Datatype,
+        op: ffi::MPI_Op,
     ) -> Result<(), (&'static str, c_int)> {
-        let (Some(dtype), Some(op)) = (datatype(T::DTYPE), operation(op)) else { return Ok(()) };
         let (rank, comm) = (self.life.rank, self.comm.0);
         let (count, pointer) = (int(data.len()), data.as_mut_ptr().cast::<c_void>());
         let done =

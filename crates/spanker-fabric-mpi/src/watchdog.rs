@@ -71,6 +71,7 @@ static WATCHDOG: OnceLock<Watchdog> = OnceLock::new();
 pub(crate) struct Armed(&'static Watchdog);
 
 impl Drop for Armed {
+    #[inline]
     fn drop(&mut self) {
         self.0.deadline.store(0, Ordering::Release);
     }
@@ -115,6 +116,7 @@ impl Watchdog {
     }
 
     /// As [`Watchdog::arm`], with a deadline as it is stored.
+    #[inline]
     pub(crate) fn arm_at(&'static self, call: Blocking, nanos: u64) -> Armed {
         self.call.store(call as u8, Ordering::Relaxed);
         self.deadline.store(nanos, Ordering::Release);

@@ -222,9 +222,14 @@ pub fn play<F: Fabric>(case: Case, mut fabric: F, settled: &dyn Fn()) -> Outcome
             unchanged(&mut fabric, &schedule, op, soon())
         }
         Case::Death(algorithm) => {
-            let plan = schedule(Collective::AllReduce, algorithm, ranks, 100).expect("legal");
             let begun = Instant::now();
-            let outcome = unchanged(&mut fabric, &plan, ReduceOp::Sum, soon());
+            // Long registered buffers are written to before the call is complete, on their other side.
+            let len = if algorithm == Algorithm::TwoShot { LONG } else { 100 };
+            let plan = schedule(Collective::AllReduce, algorithm, ranks, len).expect("legal");
+            let outcome = match algorithm {
+                Algorithm::TwoShot => unchanged_registered(&mut fabric, &plan),
+                _ => unchanged(&mut fabric, &plan, ReduceOp::Sum, soon()),
+            };
             match begun.elapsed() < Duration::from_secs(30) {
                 true => outcome,
                 false => Outcome::Wrong("a death took until the deadline".into()),
@@ -274,6 +279,10 @@ pub fn judge(case: Case, outcomes: &[Outcome]) -> Result<(), String> {
     Ok(())
 }
 
+/// Elements of a buffer whose result takes shape in its place, in a fabric that can do so. No number of ranks
+/// divides it.
+const LONG: usize = 37_399;
+
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
@@ -295,6 +304,21 @@ fn unchanged<F: Fabric>(
     }
 }
 
+/// As [`unchanged`], with a registered buffer.
+fn unchanged_registered<F: Fabric>(fabric: &mut F, schedule: &Schedule) -> Outcome {
+    let mut buffer = Registered::new(schedule.data_len());
+    buffer.as_mut_slice().fill(1.0f32);
+    let mut workspace = Workspace::new();
+    let sum = ReduceOp::Sum;
+    match execute_registered(fabric, schedule, &mut workspace, &mut buffer, sum, soon()) {
+        Ok(()) => Outcome::Wrong("a call that cannot succeed did".into()),
+        Err(_) if buffer.as_slice().iter().any(|&value| value != 1.0) => {
+            Outcome::Wrong("a failed call changed its buffer".into())
+        }
+        Err(fault) => Outcome::Fault(format!("{fault:?}")),
+    }
+}
+
 /// A small number that depends on rank and element: sums of these are exact in every type.
 fn value(rank: Rank, element: usize) -> u8 {
     ((rank * 7 + element * 3) % 5) as u8
@@ -306,7 +330,7 @@ fn every_collective<F: Fabric>(fabric: &mut F) -> Outcome {
     for collective in Collective::ALL {
         for algorithm in Algorithm::ALL {
             // Long ones do not fit where fabrics keep short messages.
-            for len in [0, 1, ranks - 1, 3 * ranks + 1, 200, 5000] {
+            for len in [0, 1, ranks - 1, 3 * ranks + 1, 200, 5000, LONG] {
                 let plan = schedule(collective, algorithm, ranks, len).expect("legal");
                 let checked = check_rank::<i32>(fabric, &plan, &mut whole, i32::from)
                     .and_then(|()| check_rank::<f32>(fabric, &plan, &mut real, f32::from));
@@ -333,9 +357,15 @@ fn check_rank<T: Element>(
     // Plain and registered buffers take turns.
     let outcome = if T::DTYPE.is_float() {
         let mut buffer = Registered::new(data.len());
-        buffer.as_mut_slice().copy_from_slice(&data);
-        let outcome =
-            execute_registered(fabric, schedule, workspace, &mut buffer, ReduceOp::Sum, soon());
+        let mut outcome = Ok(());
+        // Each side of the buffer has its turn.
+        for _ in 0..2 {
+            buffer.as_mut_slice().copy_from_slice(&data);
+            let sum = ReduceOp::Sum;
+            outcome = outcome.and_then(|()| {
+                execute_registered(fabric, schedule, workspace, &mut buffer, sum, soon())
+            });
+        }
         data.copy_from_slice(buffer.as_slice());
         outcome
     } else {
@@ -395,7 +425,17 @@ fn messages_in_order<F: Fabric>(fabric: &mut F) -> Outcome {
                 (peer, letter)
             })
             .collect();
-        let letters = match fabric.exchange(&call, &sends, &[peer; 20], soon()) {
+        // Every other round, some letters are drafts of this rank.
+        let draft =
+            |i: usize, pool: &mut Pool| (i % 4 < 2).then(|| pool.draft(sends[i].1.bytes().len()));
+        let exchanged = match round % 2 {
+            0 => fabric.exchange(&call, &sends, &[peer; 20], soon()),
+            _ => {
+                let receives = (0..20).map(|i| (peer, draft(i, &mut pool))).collect();
+                fabric.exchange_into(&call, &sends, receives, soon())
+            }
+        };
+        let letters = match exchanged {
             Ok(letters) => letters,
             Err(fault) => return Outcome::Wrong(fault.to_string()),
         };

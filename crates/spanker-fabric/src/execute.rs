@@ -10,8 +10,9 @@ use spanker_plan::{
 };
 use spanker_reduce::{Element, Team, Threads, divide, reduce};
 
+use crate::letter::Pieces;
 use crate::rope::Rope;
-use crate::{Call, Fabric, FabricError, Letter, Pool, Registered};
+use crate::{Call, Draft, Fabric, FabricError, Letter, Pool, Registered};
 
 /// A rank's place to work in. Kept between calls, it saves them the allocation of messages.
 #[derive(Debug)]
@@ -91,7 +92,7 @@ pub fn execute<T: Element>(
     deadline: Instant,
 ) -> Result<(), FabricError> {
     let base = Base { elements: data, letter: None };
-    let result = run(fabric, schedule, workspace, base, op, deadline)?;
+    let result = run(fabric, schedule, workspace, base, op, deadline, None)?;
     for (range, values) in workspace.data.changes(&result) {
         data[range].copy_from_slice(values);
     }
@@ -99,7 +100,8 @@ pub fn execute<T: Element>(
     Ok(())
 }
 
-/// As [`execute`], on a buffer that peers can read where it lies: what is sent is not copied first.
+/// As [`execute`], on a buffer that peers can read where it lies: what is sent is not copied first. What comes last
+/// is received where the result will be, if the fabric can do so.
 ///
 /// # Errors
 /// As [`execute`].
@@ -114,11 +116,15 @@ pub fn execute_registered<T: Element>(
     op: ReduceOp,
     deadline: Instant,
 ) -> Result<(), FabricError> {
+    let mut landing = Landing::new(fabric, schedule, buffer);
     let letter = buffer.letter();
     let base = Base { elements: bytemuck::cast_slice(letter.bytes()), letter: Some(&letter) };
-    let result = run(fabric, schedule, workspace, base, op, deadline)?;
+    let result = run(fabric, schedule, workspace, base, op, deadline, landing.as_mut())?;
     drop(letter);
-    buffer.update(&workspace.data, &result);
+    match landing {
+        Some(landing) => buffer.turn(landing.pieces, &mut workspace.data),
+        None => buffer.update(&workspace.data, &result),
+    }
     if op == ReduceOp::Avg {
         finish(schedule, workspace, &mut buffer.as_mut_slice()[result], op);
     } else {
@@ -150,6 +156,7 @@ fn run<T: Element>(
     base: Base<'_, T>,
     op: ReduceOp,
     deadline: Instant,
+    mut landing: Option<&mut Landing>,
 ) -> Result<Range<usize>, FabricError> {
     let rank = fabric.rank();
     // Collectives that only move elements have no operation to disagree on.
@@ -170,8 +177,12 @@ fn run<T: Element>(
     workspace.scratch.clear();
     let step_op = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
     let mut memory = Memory { base, workspace, op: step_op };
-    for step in schedule.program(rank) {
-        run_step(fabric, step, &call, &mut memory, deadline)?;
+    let program = schedule.program(rank);
+    for (at, step) in program.iter().enumerate() {
+        if let Some(landing) = landing.as_deref_mut() {
+            landing.is_last = at + 1 == program.len();
+        }
+        run_step(fabric, step, &call, &mut memory, deadline, landing.as_deref_mut())?;
     }
     // Peers may write to their buffers once the call is committed, and do so in place if nobody holds
     // letters of them any more.
@@ -201,45 +212,93 @@ fn objection<T: Element>(
     None
 }
 
+/// The other side of the caller's buffer while the result takes shape in it. What the last step receives is written
+/// where it belongs, and before that its place holds what steps receive to fold. What this rank folds for itself
+/// is written where it belongs too.
+struct Landing {
+    pieces: Pieces,
+    /// The pieces that the last step receives, in its order.
+    places: Vec<usize>,
+    is_last: bool,
+}
+
+impl Landing {
+    /// Nothing where there is nothing to be gained, or where more remains to be done with what comes last.
+    fn new<T: Element>(
+        fabric: &dyn Fabric,
+        schedule: &Schedule,
+        buffer: &mut Registered<T>,
+    ) -> Option<Landing> {
+        let (rank, len, size) = (fabric.rank(), schedule.data_len(), size_of::<T>());
+        let fits = rank < schedule.ranks() && buffer.as_slice().len() == len;
+        if !fits || result_range(schedule, rank) != (0..len) {
+            return None;
+        }
+        let step = schedule.program(rank).last().filter(|step| step.locals.is_empty())?;
+        let mut places = Vec::with_capacity(step.transfers.len());
+        for transfer in &step.transfers {
+            let Transfer::Recv { span, fold, .. } = *transfer else { continue };
+            let is_final = fold.is_none() && span.buffer == Buffer::Data;
+            if !is_final || span.start + span.len > len || !fabric.lands(span.len * size) {
+                return None;
+            }
+            places.push(span.start..span.start + span.len);
+        }
+        let mut ends: Vec<usize> =
+            places.iter().flat_map(|place| [place.start, place.end]).collect();
+        ends.push(len);
+        ends.sort_unstable();
+        ends.dedup();
+        let ends = ends.strip_prefix(&[0]).unwrap_or(&ends);
+        if places.is_empty() {
+            return None;
+        }
+        let pieces = buffer.pieces(ends)?;
+        // Places that overlap have no pieces of their own.
+        let piece = |place: &Range<usize>| pieces.of(&(place.start * size..place.end * size));
+        let places = places.iter().map(piece).collect::<Option<Vec<usize>>>()?;
+        Some(Landing { pieces, places, is_last: false })
+    }
+
+    /// A draft for `span`, which is the receive of this index of its step, and the piece that it is in.
+    fn receive<T: Element>(
+        &mut self,
+        fabric: &dyn Fabric,
+        index: usize,
+        span: Span,
+        fold: Option<Incoming>,
+    ) -> Option<(usize, Draft)> {
+        let bytes = span.len * size_of::<T>();
+        if self.is_last {
+            let piece = *self.places.get(index)?;
+            return self.pieces.take(piece, bytes).map(|draft| (piece, draft));
+        }
+        if fold.is_some() || span.buffer != Buffer::Scratch || !fabric.lands(bytes) {
+            return None;
+        }
+        let Landing { pieces, places, .. } = self;
+        places.iter().find_map(|&piece| Some((piece, pieces.take(piece, bytes)?)))
+    }
+
+    /// A draft for the fold into `span`, if that is a piece, and which.
+    fn fold<T: Element>(&mut self, span: Span) -> Option<(usize, Draft)> {
+        let (start, bytes) = (span.start * size_of::<T>(), span.len * size_of::<T>());
+        let piece =
+            self.pieces.of(&(start..start + bytes)).filter(|_| span.buffer == Buffer::Data)?;
+        self.pieces.take(piece, bytes).map(|draft| (piece, draft))
+    }
+}
+
 fn run_step<T: Element>(
     fabric: &mut dyn Fabric,
     step: &Step,
     call: &Call,
     memory: &mut Memory<'_, T>,
     deadline: Instant,
+    mut landing: Option<&mut Landing>,
 ) -> Result<(), FabricError> {
     if !step.transfers.is_empty() {
-        let mut sends: Vec<(Rank, Letter)> = Vec::with_capacity(step.transfers.len());
-        let mut receives = Vec::with_capacity(step.transfers.len());
-        let mut last: Option<(Span, Letter)> = None;
-        for transfer in &step.transfers {
-            match *transfer {
-                Transfer::Recv { from, .. } => receives.push(from),
-                Transfer::Send { to, span } => {
-                    // Several sends of the same elements share one letter.
-                    let letter = match last.take() {
-                        Some((same, letter)) if same == span => letter,
-                        _ => memory.letter(span),
-                    };
-                    sends.push((to, letter.clone()));
-                    last = Some((span, letter));
-                }
-            }
-        }
-        let letters = fabric.exchange(call, &sends, &receives, deadline)?;
-        let places = step.transfers.iter().filter_map(|transfer| match *transfer {
-            Transfer::Recv { from, span, fold } => Some((from, span, fold)),
-            Transfer::Send { .. } => None,
-        });
-        for ((peer, span, fold), letter) in places.zip(letters) {
-            let (expected, actual) = (span.len * size_of::<T>(), letter.bytes().len());
-            if expected != actual {
-                let rank = fabric.rank();
-                let fault = FabricError::Length { rank, peer, expected, actual };
-                return Err(fabric.abort(fault));
-            }
-            memory.store(span, letter, fold);
-        }
+        exchange(fabric, step, call, memory, deadline, landing.as_deref_mut())?;
     }
     for local in &step.locals {
         match local {
@@ -250,10 +309,60 @@ fn run_step<T: Element>(
             Local::Fold { sources, into } => {
                 let operands: Vec<Operand<'_>> =
                     sources.iter().map(|&span| Operand::Local(span)).collect();
-                let letter = memory.folded(&operands, into.len);
+                let place = landing.as_deref_mut().and_then(|landing| landing.fold::<T>(*into));
+                let (piece, draft) = place.unzip();
+                let letter = memory.folded(&operands, into.len, draft);
+                if let Some((landing, piece)) = landing.as_deref_mut().zip(piece) {
+                    landing.pieces.put(piece, &letter);
+                }
                 memory.store(*into, letter, None);
             }
         }
+    }
+    Ok(())
+}
+
+/// The messages of a step.
+fn exchange<T: Element>(
+    fabric: &mut dyn Fabric,
+    step: &Step,
+    call: &Call,
+    memory: &mut Memory<'_, T>,
+    deadline: Instant,
+    mut landing: Option<&mut Landing>,
+) -> Result<(), FabricError> {
+    let sends = memory.sends(step);
+    if landing.as_ref().is_some_and(|landing| landing.is_last) {
+        // What lies here has been folded, and its memory is where the result belongs.
+        memory.workspace.scratch.clear();
+    }
+    let mut receives = Vec::with_capacity(step.transfers.len());
+    let mut places = Vec::with_capacity(step.transfers.len());
+    for transfer in &step.transfers {
+        let Transfer::Recv { from, span, fold } = *transfer else { continue };
+        let place = landing
+            .as_deref_mut()
+            .and_then(|landing| landing.receive::<T>(fabric, places.len(), span, fold));
+        let (piece, draft) = place.unzip();
+        receives.push((from, draft));
+        places.push((from, span, fold, piece));
+    }
+    let letters = if places.iter().any(|(.., piece)| piece.is_some()) {
+        fabric.exchange_into(call, &sends, receives, deadline)?
+    } else {
+        let from: Vec<Rank> = receives.iter().map(|(from, _)| *from).collect();
+        fabric.exchange(call, &sends, &from, deadline)?
+    };
+    for ((peer, span, fold, piece), letter) in places.into_iter().zip(letters) {
+        let (expected, actual) = (span.len * size_of::<T>(), letter.bytes().len());
+        if expected != actual {
+            let rank = fabric.rank();
+            return Err(fabric.abort(FabricError::Length { rank, peer, expected, actual }));
+        }
+        if let Some((landing, piece)) = landing.as_deref_mut().zip(piece) {
+            landing.pieces.put(piece, &letter);
+        }
+        memory.store(span, letter, fold);
     }
     Ok(())
 }
@@ -306,6 +415,22 @@ impl<T: Element> Memory<'_, T> {
         }
     }
 
+    /// What a step sends. Several sends of the same elements share one letter.
+    fn sends(&mut self, step: &Step) -> Vec<(Rank, Letter)> {
+        let mut sends: Vec<(Rank, Letter)> = Vec::with_capacity(step.transfers.len());
+        let mut last: Option<Span> = None;
+        for transfer in &step.transfers {
+            let Transfer::Send { to, span } = *transfer else { continue };
+            let letter = match sends.last().filter(|_| last == Some(span)) {
+                Some((_, same)) => same.clone(),
+                None => self.letter(span),
+            };
+            sends.push((to, letter));
+            last = Some(span);
+        }
+        sends
+    }
+
     /// Takes in what was received or computed for `span`.
     fn store(&mut self, span: Span, letter: Letter, fold: Option<Incoming>) {
         let letter = match fold {
@@ -313,8 +438,8 @@ impl<T: Element> Memory<'_, T> {
             Some(order) => {
                 let (local, incoming) = (Operand::Local(span), Operand::Incoming(&letter));
                 match order {
-                    Incoming::First => self.folded(&[incoming, local], span.len),
-                    Incoming::Second => self.folded(&[local, incoming], span.len),
+                    Incoming::First => self.folded(&[incoming, local], span.len, None),
+                    Incoming::Second => self.folded(&[local, incoming], span.len, None),
                 }
             }
         };
@@ -325,8 +450,8 @@ impl<T: Element> Memory<'_, T> {
         }
     }
 
-    /// The fold of `operands`, in order.
-    fn folded(&mut self, operands: &[Operand<'_>], len: usize) -> Letter {
+    /// The fold of `operands`, in order, written to `draft` if there is one.
+    fn folded(&mut self, operands: &[Operand<'_>], len: usize, draft: Option<Draft>) -> Letter {
         // Operands that lie in several pieces are joined first.
         let joined: Vec<Option<Letter>> = operands
             .iter()
@@ -347,11 +472,18 @@ impl<T: Element> Memory<'_, T> {
             })
             .collect();
         let op = self.op;
-        pool.write(len * size_of::<T>(), |out| {
+        let fill = |out: &mut [u8]| {
             let out = bytemuck::cast_slice_mut(out);
             reduce(solo, Threads::Exactly(1), &slices, out, op)
                 .expect("operation and lengths were checked");
-        })
+        };
+        match draft {
+            None => pool.write(len * size_of::<T>(), fill),
+            Some(mut draft) => {
+                fill(draft.bytes_mut());
+                draft.seal()
+            }
+        }
     }
 
     fn slice(&self, span: Span) -> Option<&[T]> {

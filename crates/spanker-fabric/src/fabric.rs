@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp};
 
-use crate::{FabricError, Letter};
+use crate::{Draft, FabricError, Letter};
 
 /// One rank's end of a group.
 ///
@@ -33,6 +33,38 @@ pub trait Fabric {
         receives: &[Rank],
         deadline: Instant,
     ) -> Result<Vec<Letter>, FabricError>;
+
+    /// Whether [`Fabric::exchange_into`] writes messages of `bytes` where they belong without a copy. Where it does
+    /// not, whoever has a choice receives letters of the fabric's own.
+    fn lands(&self, _bytes: usize) -> bool {
+        false
+    }
+
+    /// As [`Fabric::exchange`], but what comes from a rank is written to the draft beside it, where there is one. The
+    /// letter is then that draft, sealed. After an error the drafts are gone.
+    ///
+    /// # Errors
+    /// As [`Fabric::exchange`], and [`FabricError::Length`] for a message that is not as long as its draft.
+    fn exchange_into(
+        &mut self,
+        call: &Call,
+        sends: &[(Rank, Letter)],
+        receives: Vec<(Rank, Option<Draft>)>,
+        deadline: Instant,
+    ) -> Result<Vec<Letter>, FabricError> {
+        let from: Vec<Rank> = receives.iter().map(|(from, _)| *from).collect();
+        let mut letters = self.exchange(call, sends, &from, deadline)?;
+        for (letter, (peer, draft)) in letters.iter_mut().zip(receives) {
+            let Some(mut draft) = draft else { continue };
+            let (rank, expected, actual) = (self.rank(), draft.size(), letter.bytes().len());
+            if expected != actual {
+                return Err(self.abort(FabricError::Length { rank, peer, expected, actual }));
+            }
+            draft.bytes_mut().copy_from_slice(letter.bytes());
+            *letter = draft.seal();
+        }
+        Ok(letters)
+    }
 
     /// Agrees that `call` is complete: either every rank gets `Ok`, or every rank that is left gets
     /// the same error. Ranks that committed different calls get [`FabricError::Mismatch`], also where

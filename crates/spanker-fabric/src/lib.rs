@@ -19,8 +19,9 @@
 //! Ranks that do not mean the same thing (another collective, length, type, operation, algorithm or
 //! schedule) find out from the first message between them, because every message says what it belongs
 //! to, and at the latest when they commit.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod block;
 pub mod conformance;
 pub mod device;
 mod error;

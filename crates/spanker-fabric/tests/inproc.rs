@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use spanker_fabric::conformance::on_all;
 use spanker_fabric::{
-    FabricError, Faults, Faulty, Registered, Workspace, conformance, execute, execute_registered,
-    inproc,
+    Call, Fabric, FabricError, Faults, Faulty, Letter, Registered, Workspace, conformance, execute,
+    execute_registered, inproc,
 };
 use spanker_plan::{Algorithm, Collective, ReduceOp, schedule};
 
@@ -20,6 +20,82 @@ fn the_in_process_fabric_conforms() {
 fn a_fabric_wrapped_without_faults_conforms() {
     let wrap = |end| Faulty::new(end, Faults::NONE, 1);
     conformance::check(|ranks| inproc::group(ranks).into_iter().map(wrap).collect());
+}
+
+/// A fabric that would rather write messages where they belong.
+struct Landing(inproc::Inproc);
+
+impl Fabric for Landing {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.0.ranks()
+    }
+
+    fn lands(&self, bytes: usize) -> bool {
+        bytes > 1000
+    }
+
+    fn exchange(
+        &mut self,
+        call: &Call,
+        sends: &[(usize, Letter)],
+        receives: &[usize],
+        deadline: Instant,
+    ) -> Result<Vec<Letter>, FabricError> {
+        self.0.exchange(call, sends, receives, deadline)
+    }
+
+    fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError> {
+        self.0.commit(call, deadline)
+    }
+
+    fn abort(&mut self, error: FabricError) -> FabricError {
+        self.0.abort(error)
+    }
+}
+
+#[test]
+fn a_fabric_that_writes_messages_in_their_place_conforms() {
+    conformance::check(|ranks| inproc::group(ranks).into_iter().map(Landing).collect());
+}
+
+proptest! {
+    /// The same calls with and without messages in their place give the same bits, again and again.
+    #[test]
+    fn results_in_their_place_have_the_bits_of_results_that_are_copied(
+        ranks in 1usize..6,
+        elements in 16_000usize..40_000,
+        algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
+        op in prop::sample::select(vec![ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max]),
+        seed in any::<u32>(),
+    ) {
+        let plan = schedule(Collective::AllReduce, algorithm, ranks, elements).unwrap();
+        let value = |rank: usize, i: usize| {
+            let mixed = (seed ^ (rank * 7919 + i) as u32).wrapping_mul(2_654_435_761);
+            (mixed >> 8) as f32 / 1e4 - 700.0
+        };
+        let bits = |fabric: &mut dyn Fabric| {
+            let (rank, mut space) = (fabric.rank(), Workspace::new());
+            let mut buffer = Registered::<f32>::new(elements);
+            for (i, slot) in buffer.as_mut_slice().iter_mut().enumerate() {
+                *slot = value(rank, i);
+            }
+            for _ in 0..3 {
+                let soon = Instant::now() + Duration::from_secs(60);
+                execute_registered(fabric, &plan, &mut space, &mut buffer, op, soon).unwrap();
+            }
+            buffer.as_slice().iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
+        };
+        let copied = on_all(inproc::group(ranks), |mut end| bits(&mut end));
+        let landed = on_all(
+            inproc::group(ranks).into_iter().map(Landing).collect(),
+            |mut end| bits(&mut end),
+        );
+        prop_assert!(copied == landed, "{algorithm} over {ranks} ranks of {elements}");
+    }
 }
 
 /// What every rank got, its buffer, and how long it took.
@@ -218,7 +294,7 @@ proptest! {
         let op = if avg { ReduceOp::Avg } else { ReduceOp::Sum };
         let plan = schedule(Collective::AllReduce, algorithm, ranks, len).unwrap();
         let results = on_all(inproc::group(ranks), |mut fabric| {
-            let mut data = inputs[spanker_fabric::Fabric::rank(&fabric) * len..][..len].to_vec();
+            let mut data = inputs[Fabric::rank(&fabric) * len..][..len].to_vec();
             let deadline = Instant::now() + Duration::from_secs(30);
             let mut workspace = Workspace::new();
             execute(&mut fabric, &plan, &mut workspace, &mut data, op, deadline).unwrap();

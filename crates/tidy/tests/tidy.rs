@@ -144,6 +144,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/ggml-spanker/src/simd/avx512.rs", "vector instructions"),
     ("crates/ggml-spanker/src/simd/neon.rs", "vector instructions"),
     ("crates/ggml-spanker/tests/guarded.rs", "a mapped file that ends"),
+    ("crates/spanker-fabric/src/block.rs", "memory in huge pages"),
     ("crates/spanker-fabric-cuda/src/card.rs", "calls of the driver"),
     ("crates/spanker-fabric-cuda/src/compile.rs", "calls of the compiler at run time"),
     ("crates/spanker-fabric-cuda/src/discover.rs", "calls of the driver"),

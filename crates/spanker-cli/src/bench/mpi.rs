@@ -2,26 +2,30 @@
 //! `spanker bench COLLECTIVE --fabric mpi`: collectives between the processes that a launcher has started, beside
 //! the prediction and beside `MPI_Allreduce` called from C in the same run.
 //!
-//! Every rank measures, the slowest counts, and rank 0 prints.
+//! Every rank measures, the slowest counts, and rank 0 prints. What is compared takes turns (`pairs.rs`), on the same
+//! buffer: as many calls, after one that warms up and after all ranks have met.
 
 mod forecast;
+mod pairs;
 mod row;
 
 use std::time::{Duration, Instant};
 
+use spanker_fabric::Call;
 use spanker_fabric_mpi::{MpiFabric, World, plain_all_reduce};
 use spanker_scheduler::{
-    Collective, DType, Fabric, FabricError, ReduceOp, Registered, Threads, Workspace, bf16,
-    execute_registered, f16, schedule,
+    Algorithm, Collective, DType, Fabric, FabricError, ReduceOp, Registered, Threads, Workspace,
+    bf16, execute_registered, f16, schedule,
 };
 
 use super::data::{Sample, count_wrong};
-use super::row::{Subject, in_turns};
+use super::row::in_turns;
 use super::{Args, How, PATIENCE, collective, sizes};
 use crate::directory::CardList;
 use crate::sizes::human;
 use crate::{Unspoken, Usage, output, ranks};
 use forecast::{Forecast, Way};
+use pairs::in_pairs;
 use row::{Measured, Row};
 
 /// Sizes of the rows unless others are wanted.
@@ -37,33 +41,41 @@ pub(super) struct Case {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let (plain, way) = (collective(args, 0, &[])?, way(args)?);
+    let (plain, choice) = (collective(args, 0, &[])?, choice(args)?);
     let sizes = sizes(args, plain, SIZES);
     collective(args, 0, &sizes)?;
     if args.threads != Threads::Auto {
         return Err(Usage("--threads is for --fabric host".into()).into());
     }
     let world = ranks::world()?;
-    let outcome = on_ranks(args, &world, way, &sizes);
+    let outcome = on_ranks(args, &world, choice, &sizes);
     match outcome {
         Err(error) if !world.speaks() && !error.is::<Usage>() => Err(Unspoken.into()),
         other => other,
     }
 }
 
-/// The way that is asked for; nothing for the cheapest.
-fn way(args: &Args) -> Result<Option<Way>, Usage> {
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    /// The cheapest, with MPI's own or among the schedules alone.
+    Cheapest {
+        native: bool,
+    },
+    Given(Way),
+}
+
+fn choice(args: &Args) -> Result<Choice, Usage> {
     match args.algorithm {
-        How::Auto => Ok(None),
-        How::Native => Ok(Some(Way::Native)),
-        How::Messages(algorithm) => Ok(Some(Way::Schedule(algorithm))),
-        How::Fused | How::Suited => {
-            Err(Usage("--algorithm fused and messages are for --fabric host".into()))
-        }
+        How::Auto => Ok(Choice::Cheapest { native: true }),
+        How::Suited => Ok(Choice::Cheapest { native: false }),
+        How::Native => Ok(Choice::Given(Way::Native)),
+        How::Messages(algorithm) => Ok(Choice::Given(Way::Schedule(algorithm))),
+        How::Fused => Err(Usage("--algorithm fused is for --fabric host".into())),
     }
 }
 
-fn on_ranks(args: &Args, world: &World, way: Option<Way>, sizes: &[usize]) -> anyhow::Result<()> {
+fn on_ranks(args: &Args, world: &World, choice: Choice, sizes: &[usize]) -> anyhow::Result<()> {
     let ranks = world.ranks();
     match &args.cards {
         Some(CardList::Count(count)) if *count != ranks => {
@@ -87,7 +99,7 @@ fn on_ranks(args: &Args, world: &World, way: Option<Way>, sizes: &[usize]) -> an
         budget: Duration::from_millis(args.budget),
     };
     let mut fabric = world.fabric(PATIENCE)?;
-    let outcome = rows(args, world, &case, way, sizes, &mut fabric);
+    let outcome = rows(args, world, &case, choice, sizes, &mut fabric);
     // A rank that fails on its own tells the others, so that all end with the same words.
     outcome.map_err(|error| match error.downcast::<FabricError>() {
         Ok(fault) => fault.into(),
@@ -103,7 +115,7 @@ fn rows(
     args: &Args,
     world: &World,
     case: &Case,
-    way: Option<Way>,
+    choice: Choice,
     sizes: &[usize],
     fabric: &mut MpiFabric,
 ) -> anyhow::Result<()> {
@@ -123,7 +135,7 @@ fn rows(
         if speaks {
             output::progress(&format!("measuring {} ({}/{})", human(size), at + 1, sizes.len()));
         }
-        let row = measure(args.dtype, case, way, &forecast, size, fabric)?;
+        let row = measure(args.dtype, case, choice, &forecast, size, fabric)?;
         wrong += row.wrong;
         if speaks {
             output::progress_done();
@@ -137,12 +149,12 @@ fn rows(
 fn measure(
     dtype: DType,
     case: &Case,
-    way: Option<Way>,
+    choice: Choice,
     forecast: &Forecast,
     size: usize,
     fabric: &mut MpiFabric,
 ) -> anyhow::Result<Row> {
-    for_type!(dtype, measure_as(case, way, forecast, size, fabric))
+    for_type!(dtype, measure_as(case, choice, forecast, size, fabric))
 }
 
 /// The largest of all ranks' values, on every rank: a collective takes as long as on its slowest rank.
@@ -151,6 +163,14 @@ pub(super) fn slowest(fabric: &mut MpiFabric, value: f64) -> Result<f64, FabricE
     let deadline = Instant::now() + PATIENCE;
     fabric.native(Collective::AllReduce, &mut shared, ReduceOp::Max, deadline)?;
     Ok(shared[0])
+}
+
+/// Waits for all ranks, which go on within microseconds of each other. Ranks that wait for MPI's own barrier may
+/// keep others from their cores, for whole time slices where it does not give them up.
+fn meet(fabric: &mut MpiFabric, deadline: Instant) -> Result<(), FabricError> {
+    let (collective, algorithm) = (Collective::Barrier, Algorithm::OneShot);
+    let (dtype, op) = (DType::U8, ReduceOp::Sum);
+    fabric.commit(&Call { collective, algorithm, elements: 0, dtype, op, plan: 0 }, deadline)
 }
 
 /// One rank's buffers for a way of running the collective.
@@ -194,6 +214,7 @@ impl<T: Sample> Runner<T> {
         }
     }
 
+    #[inline]
     pub(super) fn call(
         &mut self,
         case: &Case,
@@ -209,22 +230,25 @@ impl<T: Sample> Runner<T> {
         }
     }
 
-    /// How long `count` calls take on the slowest rank, after one that brings the ranks together.
+    /// How long `count` calls take on the slowest rank, after one that warms up.
     pub(super) fn timed(
         &mut self,
         case: &Case,
         fabric: &mut MpiFabric,
         count: usize,
     ) -> Result<Duration, FabricError> {
-        let mut deadline = Instant::now() + case.patience;
+        let deadline = Instant::now() + case.patience;
         self.call(case, fabric, deadline)?;
+        meet(fabric, deadline)?;
         let begun = Instant::now();
-        for call in 0..count {
+        let mut left = count;
+        while left > 0 {
             // Looking at the clock for each would cost more than some calls take.
-            if call % CALLS == 0 {
-                deadline = Instant::now() + case.patience * CALLS as u32;
+            let deadline = Instant::now() + case.patience * CALLS as u32;
+            for _ in 0..left.min(CALLS) {
+                self.call(case, fabric, deadline)?;
             }
-            self.call(case, fabric, deadline)?;
+            left = left.saturating_sub(CALLS);
         }
         let took = begun.elapsed().as_secs_f64();
         Ok(Duration::from_secs_f64(slowest(fabric, took)?))
@@ -233,16 +257,16 @@ impl<T: Sample> Runner<T> {
 
 fn measure_as<T: Sample>(
     case: &Case,
-    way: Option<Way>,
+    choice: Choice,
     forecast: &Forecast,
     size: usize,
     fabric: &mut MpiFabric,
 ) -> anyhow::Result<Row> {
     let elements = size / size_of::<T>();
-    let way = match way {
-        Some(way) => way,
+    let way = match choice {
+        Choice::Given(way) => way,
         // All ranks have the same figures, so they choose the same.
-        None => forecast.cheapest(case, elements, size_of::<T>()),
+        Choice::Cheapest { native } => forecast.cheapest(case, elements, size_of::<T>(), native),
     };
     let predicted = forecast.of(case, way, elements, size_of::<T>());
     let mut runner = Runner::<T>::new(case, way, elements)?;
@@ -251,22 +275,29 @@ fn measure_as<T: Sample>(
     let compared = case.collective == Collective::AllReduce
         && T::DTYPE == DType::F32
         && case.op == ReduceOp::Sum;
-    let mut plain = vec![0.0f32; if compared { elements } else { 0 }];
-    let shared = std::cell::RefCell::new(fabric);
-    let mut ours = |count: usize| Ok(runner.timed(case, &mut shared.borrow_mut(), count)?);
-    let mut theirs = |count: usize| {
-        let fabric = &mut *shared.borrow_mut();
-        let deadline = Instant::now() + case.patience * u32::try_from(count).unwrap_or(u32::MAX);
-        let took = plain_all_reduce(fabric, &mut plain, count, deadline)?;
-        Ok(Duration::from_secs_f64(slowest(fabric, took.as_secs_f64())?))
+    let shared = std::cell::RefCell::new((runner, fabric));
+    let mut ours = |count: usize| {
+        let (runner, fabric) = &mut *shared.borrow_mut();
+        Ok(runner.timed(case, fabric, count)?)
     };
-    let mut subjects: Vec<&mut Subject<'_>> = vec![&mut ours];
-    if compared {
-        subjects.push(&mut theirs);
-    }
-    let (times, repeats) = in_turns(case.budget, &mut subjects)?;
-    let plain = times.get(1).copied();
-    let measured = Measured { way, elements, seconds: times[0], plain, predicted, wrong, repeats };
+    let (seconds, versus, repeats) = if compared {
+        let mut theirs = |count: usize| {
+            let (runner, fabric) = &mut *shared.borrow_mut();
+            let data = bytemuck::cast_slice_mut(runner.data());
+            let deadline =
+                Instant::now() + case.patience * u32::try_from(count).unwrap_or(u32::MAX);
+            plain_all_reduce(fabric, data, 1, deadline)?;
+            meet(fabric, deadline)?;
+            let took = plain_all_reduce(fabric, data, count, deadline)?;
+            Ok(Duration::from_secs_f64(slowest(fabric, took.as_secs_f64())?))
+        };
+        let pairs = in_pairs(case.budget, &mut ours, &mut theirs)?;
+        (pairs.ours, Some(pairs), pairs.repeats)
+    } else {
+        let (times, repeats) = in_turns(case.budget, &mut [&mut ours])?;
+        (times[0], None, repeats)
+    };
+    let measured = Measured { way, elements, seconds, versus, predicted, wrong, repeats };
     Ok(Row::new(case, T::DTYPE, &measured))
 }
 

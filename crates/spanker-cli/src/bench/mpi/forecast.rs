@@ -184,12 +184,12 @@ impl Forecast {
         }
     }
 
-    /// The way that takes the least.
-    pub(super) fn cheapest(&self, case: &Case, elements: usize, size: usize) -> Way {
+    /// The way that takes the least, MPI's own among them if `native` is.
+    pub(super) fn cheapest(&self, case: &Case, elements: usize, size: usize, native: bool) -> Way {
         let uneven =
             case.collective == Collective::AllToAll && !elements.is_multiple_of(case.ranks);
         let ways = Algorithm::ALL.map(Way::Schedule).into_iter();
-        let native = (!uneven && !self.native.is_empty()).then_some(Way::Native);
+        let native = (native && !uneven && !self.native.is_empty()).then_some(Way::Native);
         let times = native
             .into_iter()
             .chain(ways)

@@ -6,6 +6,7 @@ use spanker_scheduler::DType;
 
 use super::Case;
 use super::forecast::Way;
+use super::pairs::Pairs;
 use crate::sizes::human;
 
 /// A line of the table, and the schema of `--json`.
@@ -28,8 +29,10 @@ pub(super) struct Row {
     error_percent: Option<f64>,
     /// The time of `MPI_Allreduce` from C in the same run; `None` where there is no such comparison.
     plain_us: Option<f64>,
-    /// That over the time.
+    /// How many times as fast as that: the median of comparisons that were made one right after the other.
     vs_mpi: Option<f64>,
+    /// Between which values that median lies, with a confidence of 95 %.
+    vs_mpi_range: Option<[f64; 2]>,
     repeats: usize,
 }
 
@@ -38,7 +41,7 @@ pub(super) struct Measured {
     pub(super) way: Way,
     pub(super) elements: usize,
     pub(super) seconds: f64,
-    pub(super) plain: Option<f64>,
+    pub(super) versus: Option<Pairs>,
     pub(super) predicted: Option<f64>,
     pub(super) wrong: usize,
     pub(super) repeats: usize,
@@ -46,7 +49,7 @@ pub(super) struct Measured {
 
 impl Row {
     pub(super) fn new(case: &Case, dtype: DType, measured: &Measured) -> Row {
-        let Measured { elements, seconds, plain, predicted, .. } = *measured;
+        let Measured { elements, seconds, versus, predicted, .. } = *measured;
         let bytes = elements * dtype.size();
         let algbw = bytes as f64 / seconds / 1e9;
         Row {
@@ -64,8 +67,9 @@ impl Row {
             wrong: measured.wrong,
             predicted_us: predicted.map(|time| time * 1e6),
             error_percent: predicted.map(|time| (time / seconds - 1.0) * 100.0),
-            plain_us: plain.map(|time| time * 1e6),
-            vs_mpi: plain.map(|time| time / seconds),
+            plain_us: versus.map(|pairs| pairs.theirs * 1e6),
+            vs_mpi: versus.map(|pairs| pairs.ratio),
+            vs_mpi_range: versus.map(|pairs| pairs.range),
             repeats: measured.repeats,
         }
     }
