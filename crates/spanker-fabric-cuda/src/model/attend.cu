@@ -38,9 +38,6 @@ __device__ __forceinline__ float score_of(const float *query, const uint2 *key, 
     return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
 }
 
-// Positions whose values are near at a time: whole runs.
-#define NEAR 128
-
 // Has values of some positions come into shared memory.
 __device__ __forceinline__ void near_values(const u8 *values, u64 stride, u32 size, u32 first, u32 count, u8 *near) {
     u32 to = (u32)__cvta_generic_to_shared(near), pieces = size / 8;
@@ -52,18 +49,19 @@ __device__ __forceinline__ void near_values(const u8 *values, u64 stride, u32 si
 }
 
 // n: 0 rows, 1 heads, 2 heads of keys, 3 head's size, 4 group, 5 offset, 6 scale, 7 whether keys are new and unturned,
-// 8 dims, 9 pairs, 10 the type of blocks of results. p: 0 queries, 1 keys, 2 values, 3 into, 4 table, 5 new keys,
+// 8 dims, 9 pairs, 10 the type of blocks of results, 11 positions whose values are near at a time: whole runs. p: 0 queries, 1 keys, 2 values, 3 into, 4 table, 5 new keys,
 // 6 new values, 7 blocks of results.
 __device__ __forceinline__ void attend_line(const Line &line, const Step &step, u8 *memory) {
     const u32 rows = line.n[0], heads = line.n[1], kv_heads = line.n[2], size = line.n[3];
-    const u32 group = line.n[4], offset = line.n[5], fresh = line.n[7], dims = line.n[8];
+    const u32 group = line.n[4], offset = line.n[5], fresh = line.n[7], dims = line.n[8], NEAR = line.n[11];
     const float scale = __uint_as_float(line.n[6]);
     const u64 stride = (u64)kv_heads * size * 2;
     float *query = (float *)memory;
     float *new_key = query + size, *new_value = new_key + size;
     u16 *key_bits = (u16 *)(new_value + size);
     float *most = (float *)(key_bits + size);
-    u8 *near = (u8 *)(most + WARPS);
+    float *parts = most + WARPS;
+    u8 *near = (u8 *)(parts + NEAR / RUN * size);
     float *scores = (float *)(near + NEAR * size * 2);
     if (step.past + rows > step.scores_each) scores = step.scores + (u64)blockIdx.x * (step.past + rows);
     for (u32 unit = blockIdx.x; unit < rows * heads; unit += gridDim.x) {
@@ -74,7 +72,7 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
         // Positions whose keys and values are in the card's memory.
         const u32 kept = fresh ? step.past : positions;
         __syncthreads();
-        near_values(values, stride, size, 0, min((u32)NEAR, kept), near);
+        near_values(values, stride, size, 0, min(NEAR, kept), near);
         // A head has no more numbers than a block has threads.
         u32 own_pair = threadIdx.x % max(dims / 2, 1u);
         float2 angle = make_float2(0.0f, 0.0f);
@@ -139,7 +137,8 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
         for (u32 at = threadIdx.x; at < positions; at += THREADS) scores[at] = scores[at] / sum;
         __syncthreads();
         // Values come near in tiles, the first of which is on its way since the beginning. Each thread has a number
-        // of the head, adds up runs, and adds runs from the first.
+        // of the head and adds up runs. Runs are added from the first.
+        const u32 groups = THREADS / size, mine = threadIdx.x / size, dim = threadIdx.x % size;
         float total = 0.0f;
         for (u32 tile = 0; tile < positions; tile += NEAR) {
             u32 count = min(NEAR, positions - tile);
@@ -149,26 +148,26 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
             }
             asm volatile("cp.async.wait_all;" ::: "memory");
             __syncthreads();
-            if (threadIdx.x < size) {
-                const u16 *value = (const u16 *)near + threadIdx.x;
-                for (u32 from = 0; from < count; from += RUN) {
-                    float part = 0.0f;
-                    u32 to = min(from + RUN, count);
-                    if (to == from + RUN && (!fresh || tile + to <= step.past)) {
+            const u16 *value = (const u16 *)near + dim;
+            for (u32 from = mine * RUN; mine < groups && from < count; from += groups * RUN) {
+                float part = 0.0f;
+                u32 to = min(from + RUN, count);
+                if (to == from + RUN && (!fresh || tile + to <= step.past)) {
 #pragma unroll 16
-                        for (u32 i = 0; i < RUN; i++)
-                            part = part + scores[tile + from + i] * half_of(value[(from + i) * size]);
-                    } else {
-                        for (u32 at = from; at < to; at++) {
-                            float kept_value = fresh && tile + at == step.past ? new_value[threadIdx.x] : half_of(value[at * size]);
-                            part = part + scores[tile + at] * kept_value;
-                        }
+                    for (u32 i = 0; i < RUN; i++)
+                        part = part + scores[tile + from + i] * half_of(value[(from + i) * size]);
+                } else {
+                    for (u32 at = from; at < to; at++) {
+                        float kept_value = fresh && tile + at == step.past ? new_value[dim] : half_of(value[at * size]);
+                        part = part + scores[tile + at] * kept_value;
                     }
-                    total = total + part;
                 }
+                parts[from / RUN * size + dim] = part;
             }
+            __syncthreads();
+            if (mine == 0)
+                for (u32 run = 0; run * RUN < count; run++) total = total + parts[run * size + dim];
         }
-        u32 mine = threadIdx.x / size, dim = threadIdx.x % size;
         u64 place = ((u64)row * heads + head) * size;
         if (mine == 0) {
             ((float *)line.p[3])[place + dim] = total;

@@ -22,8 +22,11 @@ const TERMS: u32 = 11264;
 const MOST_ROWS: u32 = 1024;
 /// Rows of weights of a tile that meets many rows of inputs, and where a block has less shared memory.
 pub(crate) const TILE_ROWS: [u32; 2] = [32, 16];
-/// Positions whose values a block of the kernel has near.
-const NEAR: u32 = 128;
+/// Positions whose values a block of the kernel has near: whole runs. Where it has a multiprocessor for itself, and heads
+/// are not large, it has more.
+const NEAR: [u32; 2] = [128, 256];
+/// Positions whose values are added up by themselves.
+const RUN: u32 = 64;
 
 /// A line of the kernel.
 #[repr(C)]
@@ -522,7 +525,10 @@ impl Writer<'_> {
         }
         let size = line.n[3];
         let warps = streams::THREADS.max(THREADS) / 32;
-        let shared = size * (14 + 2 * NEAR) + warps * 4 + self.setting.scores * 4;
+        let near = NEAR[usize::from(self.streams > 0 && size <= 128)];
+        line.n[11] = near;
+        let each = 14 + 2 * near + near / RUN * 4;
+        let shared = size * each + warps * 4 + self.setting.scores * 4;
         Ok((line, shared))
     }
 
