@@ -126,6 +126,7 @@ impl MpiFabric {
         let fault = self.fail(fault, None);
         self.flight.abandon();
         self.sending.abandon();
+        self.places.clear();
         fault
     }
 

@@ -7,11 +7,12 @@
 //! what is given back is not used again before that.
 #![allow(unsafe_code)]
 
+use std::alloc::{Layout, alloc, dealloc};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, madvise};
 
 /// Bytes from which on a block is long.
 const LONG: usize = 64 << 10;
@@ -38,11 +39,12 @@ struct Part {
     region: Arc<Region>,
 }
 
-/// Memory from the system.
+/// Whole huge pages. They come from the allocator and go back to it: libraries that remember which memory they have made
+/// known to a network card learn from it what is gone.
 #[derive(Debug)]
 struct Region {
-    mapped: NonNull<u8>,
-    len: usize,
+    first: NonNull<u8>,
+    layout: Layout,
 }
 
 // SAFETY: a part is memory that nobody else has, as a vector's is.
@@ -55,34 +57,29 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// At least `len` bytes from the system, zero, and where the first huge page in them begins.
-    fn map(len: usize) -> Option<(Region, NonNull<u8>)> {
-        let len = len.checked_add(HUGE)?;
-        let (read_write, own) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: the system chooses a place where nothing is.
-        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, read_write, own) }.ok()?;
-        let region = Region { mapped: NonNull::new(mapped.cast())?, len };
-        let skipped = region.mapped.as_ptr().align_offset(HUGE);
-        if skipped >= HUGE {
-            return None;
-        }
-        // SAFETY: less than what was mapped beyond `len`.
-        let first = unsafe { region.mapped.add(skipped) };
+    /// So many bytes, a multiple of a huge page and not none, all zero.
+    fn new(len: usize) -> Option<Region> {
+        let layout = Layout::from_size_align(len, HUGE).ok().filter(|layout| layout.size() > 0)?;
+        // SAFETY: the layout has a size.
+        let region = Region { first: NonNull::new(unsafe { alloc(layout) })?, layout };
+        let first = region.first.as_ptr();
         // Where the system has no huge pages, others do.
-        // SAFETY: within what was mapped; the contents stay.
-        let _ = unsafe { madvise(first.as_ptr().cast(), len - HUGE, Advice::LinuxHugepage) };
-        Some((region, first))
+        // SAFETY: all of what was allocated; there is nothing in it yet.
+        let _ = unsafe { madvise(first.cast(), len, Advice::LinuxHugepage) };
+        // SAFETY: so many bytes were allocated.
+        unsafe { first.write_bytes(0, len) };
+        Some(region)
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: mapped by `Region::map`, and no part of it is left.
-        let _ = unsafe { munmap(self.mapped.as_ptr().cast(), self.len) };
+        // SAFETY: allocated by `Region::new` with this layout, and no part of it is left.
+        unsafe { dealloc(self.first.as_ptr(), self.layout) };
     }
 }
 
-/// What is left of the region that was mapped last.
+/// What is left of the region that was allocated last.
 struct Rest {
     region: Arc<Region>,
     first: NonNull<u8>,
@@ -100,8 +97,8 @@ impl Part {
         let mut rest = REST.lock().unwrap_or_else(PoisonError::into_inner);
         if rest.as_ref().is_none_or(|rest| rest.left < bytes) {
             let left = bytes.checked_next_multiple_of(HUGE)?;
-            let (region, first) = Region::map(left)?;
-            *rest = Some(Rest { region: Arc::new(region), first, left });
+            let region = Region::new(left)?;
+            *rest = Some(Rest { first: region.first, region: Arc::new(region), left });
         }
         let Rest { region, first, left } = rest.as_mut()?;
         let part = Part { first: *first, len, region: Arc::clone(region) };

@@ -9,7 +9,8 @@ __device__ __forceinline__ void turn(float *head, u32 pair, u32 dims, u32 halves
     head[two] = a * sin + b * cos;
 }
 
-// A query with one position's key, by four threads: each has four of the sixteen lanes. All four have the sum.
+// A query with one position's key, by four threads: each has four of the sixteen lanes. All four have the sum. Keys of a
+// layer are read after they were written and not before, so that the first-level cache has none that are out of date.
 __device__ __forceinline__ float score_of(const float *query, const uint2 *key, u32 size, u32 quarter) {
     float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (u32 e = 0; e < size; e += 128) {

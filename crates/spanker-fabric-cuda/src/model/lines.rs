@@ -22,9 +22,6 @@ const TERMS: u32 = 11264;
 const MOST_ROWS: u32 = 1024;
 /// Rows of weights of a tile that meets many rows of inputs, and where a block has less shared memory.
 pub(crate) const TILE_ROWS: [u32; 2] = [32, 16];
-/// Positions whose values a block of the kernel has near: whole runs. Where it has a multiprocessor for itself, and heads
-/// are not large, it has more.
-const NEAR: [u32; 2] = [128, 256];
 /// Positions whose values are added up by themselves.
 const RUN: u32 = 64;
 
@@ -98,6 +95,9 @@ pub(super) struct Parts {
     pub(super) streamed: u32,
 }
 
+/// Parts at most of a program with lines whose weights come ahead of time: starting a kernel takes longer than that saves.
+const MOST_PARTS: usize = 4;
+
 /// Turns a card's program into lines. `alone` if no other card is in its group.
 pub(super) fn translate(
     program: &[Op],
@@ -106,16 +106,25 @@ pub(super) fn translate(
 ) -> Result<Parts, CudaError> {
     let ops: Vec<&Op> = program.iter().filter(|op| !matches!(op, Op::Mark { .. })).collect();
     let worth = |op: &&Op| vector(Some(op)).is_some_and(|product| streams::is_streamed(&product));
-    let streams = if alone && ops.iter().any(worth) { setting.streams } else { 0 };
-    let mut writer = Writer {
-        setting,
-        parts: Parts::default(),
-        lines: Vec::new(),
-        alone,
-        streams,
-        roundings: Vec::new(),
-    };
-    let mut rest = &ops[..];
+    if alone && setting.streams > 0 && ops.iter().any(worth) {
+        let parts = written(&ops, alone, setting, setting.streams)?;
+        if parts.parts.len() <= MOST_PARTS {
+            return Ok(parts);
+        }
+    }
+    written(&ops, alone, setting, 0)
+}
+
+/// A program as lines, with weights ahead of time in so many blocks.
+fn written(
+    ops: &[&Op],
+    alone: bool,
+    setting: &Setting<'_>,
+    streams: u32,
+) -> Result<Parts, CudaError> {
+    let parts = Parts::default();
+    let mut writer = Writer { setting, parts, lines: Vec::new(), alone, streams, rounding: None };
+    let mut rest = ops;
     while let Some(first) = rest.first() {
         let taken = match writer.fused(rest)? {
             0 => {
@@ -138,8 +147,8 @@ struct Writer<'a> {
     alone: bool,
     /// Blocks of the kernel whose weights come ahead of time, or 0.
     streams: u32,
-    /// What is rounded where it is used.
-    roundings: Vec<Rounding>,
+    /// What the next operator, a product, rounds by itself.
+    rounding: Option<Rounding>,
 }
 
 pub(super) fn small(number: u64) -> Result<u32, CudaError> {
@@ -225,14 +234,16 @@ impl Writer<'_> {
         }));
     }
 
-    /// Leaves rounding to what uses the blocks, if that is likely to be a product whose weights come ahead of time.
-    fn rounded_later(&mut self, rounding: Rounding) -> bool {
-        let later = self.streams > 0 && Some(rounding.quant) == Quant::Q8_0.ggml_id();
-        if later {
-            self.roundings.retain(|other| other.blocks != rounding.blocks);
-            self.roundings.push(rounding);
-        }
-        later
+    /// Whether rounding is left to the product that uses the blocks: if it comes next, alone, and with weights that come
+    /// ahead of time. `rest` is what follows.
+    fn is_rounded_later(&self, rounding: &Rounding, rest: &[&Op]) -> bool {
+        let uses = |op: Option<&&Op>| vector(op).filter(|product| product.a == rounding.blocks);
+        self.streams > 0
+            && Some(rounding.quant) == Quant::Q8_0.ggml_id()
+            && uses(rest.first()).is_some_and(|product| {
+                streams::is_streamed(&product) && product.width == rounding.width
+            })
+            && uses(rest.get(1)).is_none()
     }
 
     /// Writes the line of products whose weights come ahead of time. Says whether they can.
@@ -245,24 +256,24 @@ impl Writer<'_> {
         if self.streams == 0 || !products.iter().all(streams::is_streamed) {
             return Ok(false);
         }
-        let rounding = self.roundings.iter().find(|one| one.blocks == products[0].a);
+        let rounding = self.rounding.filter(|rounding| rounding.blocks == products[0].a);
         let source = match (normed, rounding) {
             (Some(normed), _) => Source::Normed(normed),
-            (None, Some(rounding)) if rounding.width == products[0].width => {
-                Source::Rounded(rounding.numbers)
-            }
-            _ => return Ok(false),
+            (None, Some(rounding)) => Source::Rounded(rounding.numbers),
+            (None, None) => return Ok(false),
         };
         let line = streams::line(products, &source, keep, self.streams, self.setting.address)?;
         let Some((line, shared)) = line else { return Ok(false) };
+        if normed.is_none() {
+            self.rounding = None;
+        }
         self.push(line, shared);
         Ok(true)
     }
 
-    /// Rounds now what was left for later: something else uses it.
-    fn round_now(&mut self, blocks: Place) -> Result<(), CudaError> {
-        if let Some(at) = self.roundings.iter().position(|one| one.blocks == blocks) {
-            let Rounding { numbers, width, quant, .. } = self.roundings.swap_remove(at);
+    /// Rounds now what was left to a product whose weights cannot come ahead of time after all.
+    fn round_now(&mut self) -> Result<(), CudaError> {
+        if let Some(Rounding { blocks, numbers, width, quant }) = self.rounding.take() {
             let round = Work::Quantize { from: numbers, into: blocks, rows: 1, width, quant };
             self.work(&round)?;
         }
@@ -342,9 +353,10 @@ impl Writer<'_> {
             _ => return Ok(None),
         }
         let mut taken = 1;
-        let mut blocks = None;
+        let (mut blocks, mut later) = (None, None);
         if let Some((place, width, quant)) = quantized(rest.get(taken), one.out)
             && width == one.rows
+            && bytes_of(quant)?.block() > 1
             && width / 32 <= u64::from(self.setting.counted)
         {
             taken += 1;
@@ -353,11 +365,13 @@ impl Writer<'_> {
             let rounding =
                 Rounding { blocks: moved.unwrap_or(place), numbers: one.out, width, quant };
             let streamed = [one, two].iter().all(streams::is_streamed);
-            if !(streamed && self.rounded_later(rounding)) {
-                blocks = Some((rounding.blocks, quant));
+            match streamed && self.is_rounded_later(&rounding, &rest[taken..]) {
+                true => later = Some(rounding),
+                false => blocks = Some((rounding.blocks, quant)),
             }
         }
         self.vectors(&[one, two], Some(normed), GATED, blocks)?;
+        self.rounding = later;
         Ok(Some(taken))
     }
 
@@ -391,9 +405,7 @@ impl Writer<'_> {
         if blocks.is_none() && self.streamed(products, normed, keep)? {
             return Ok(());
         }
-        if normed.is_none() {
-            self.round_now(first.a)?;
-        }
+        self.round_now()?;
         let width = small(first.width)?;
         let mut line = Line { kind: kind::VECTOR, ..Line::default() };
         line.n[0] = width;
@@ -482,9 +494,13 @@ impl Writer<'_> {
             let moved = gathered(ops.get(6), place);
             taken += 1 + usize::from(moved.is_some());
             let blocks = moved.unwrap_or(place);
-            if !self.rounded_later(Rounding { blocks, numbers: *into, width, quant }) {
-                line.n[10] = quant;
-                line.p[7] = self.at(blocks);
+            let rounding = Rounding { blocks, numbers: *into, width, quant };
+            match self.is_rounded_later(&rounding, &ops[taken..]) {
+                true => self.rounding = Some(rounding),
+                false => {
+                    line.n[10] = quant;
+                    line.p[7] = self.at(blocks);
+                }
             }
         }
         self.push(line, shared);
@@ -525,7 +541,15 @@ impl Writer<'_> {
         }
         let size = line.n[3];
         let warps = streams::THREADS.max(THREADS) / 32;
-        let near = NEAR[usize::from(self.streams > 0 && size <= 128)];
+        // Runs whose values a block has near: more where it has a multiprocessor for itself, fewer of large heads.
+        let near = RUN
+            * if size > 128 {
+                1
+            } else if self.streams > 0 {
+                4
+            } else {
+                2
+            };
         line.n[11] = near;
         let each = 14 + 2 * near + near / RUN * 4;
         let shared = size * each + warps * 4 + self.setting.scores * 4;

@@ -168,17 +168,17 @@ impl Bench {
         let blocks = self.station.blocks(0)?;
         let (counters, scores) = (self.station.counters(), self.station.scores());
         let tile_rows = self.station.tile_rows();
-        let streams = self.station.streams(0)?;
-        let setting = Setting {
-            address: &address,
-            blocks,
-            counters,
-            counted: COUNTERS,
-            scores,
-            tile_rows,
-            streams,
+        let on = |streams| {
+            let (address, counted) = (&address as &dyn Fn(Place) -> u64, COUNTERS);
+            let setting =
+                Setting { address, blocks, counters, counted, scores, tile_rows, streams };
+            translate(&program, true, &setting)
         };
-        let parts = translate(&program, true, &setting)?;
+        let streams = self.station.streams(0)?;
+        let mut parts = on(streams)?;
+        if self.station.streams(parts.streamed)? < streams {
+            parts = on(0)?;
+        }
         let blocks = self.station.blocks(parts.shared)?.min(blocks);
         match &parts.parts[..] {
             [Part::Lines(lines)] => {

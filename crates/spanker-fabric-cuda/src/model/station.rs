@@ -251,6 +251,11 @@ impl Station {
         shared: u32,
     ) -> Result<Loaded, CudaError> {
         let blocks = self.streams(shared)?;
+        if blocks == 0 {
+            return Err(CudaError::Unsupported(format!(
+                "a kernel with {shared} bytes of shared memory besides weights does not fit this GPU"
+            )));
+        }
         let ring = shared.next_multiple_of(RING_ALIGNMENT);
         let first = lines.iter().position(|line| line.kind == kind::STREAMED);
         let first = first.map_or(0, |at| at as u32 + 1);

@@ -138,15 +138,108 @@ fn weights_that_can_come_ahead_of_time_do_and_numbers_are_rounded_where_they_are
     assert_eq!((lines[0].n[18], lines[1].n[18]), (2, 0));
     // Down takes what gate and up have made, not its blocks.
     assert_eq!((lines[1].p[0], lines[1].n[4]), (5 << 32, INTO));
-    // A product of another type has its blocks, by the other kernel.
+    // A product of another type has its blocks, and all is left to the other kernel.
     let types = [id(Quant::Q8_0), id(Quant::Q8_0)];
     let (a, b, out) = (at(9), at(17), at(7));
     let other = Op::Work(Work::Matmul { a, b, out, shape: [1, 11008, 4096], types });
     let parts = on(&[&layer[..], &[other]].concat(), 132).unwrap().parts;
+    let [Part::Lines(lines)] = &parts[..] else { panic!("{parts:?}") };
+    assert_eq!(lines.iter().map(|line| line.kind).collect::<Vec<_>>(), [kind::VECTOR; 2]);
+    assert_eq!((lines[0].p[7], lines[1].p[0]), (9 << 32, 9 << 32));
+    // Blocks that somebody else has written to the same place are what a later product takes.
+    let later = [round(2, 9, 1, 4096), product(9, 5, [1, 4096, 64])];
+    let parts = on(&[&layer[..], &down[..], &later[..]].concat(), 132).unwrap().parts;
     let [Part::Streamed(_), Part::Lines(lines)] = &parts[..] else { panic!("{parts:?}") };
     let kinds: Vec<u32> = lines.iter().map(|line| line.kind).collect();
     assert_eq!(kinds, [kind::QUANTIZE, kind::VECTOR]);
-    assert_eq!((lines[0].p[0], lines[0].p[1]), (5 << 32, 9 << 32));
+    assert_eq!((lines[0].p[0], lines[1].p[0]), (2 << 32, 9 << 32));
+}
+
+#[test]
+fn a_layer_is_five_lines_of_one_run() {
+    let rotate = |data| {
+        let (table, rows, pairs) = (at(40), 1, 0);
+        let data = at(data);
+        Op::Work(Work::Rotate { data, table, rows, heads: 32, head_size: 128, dims: 128, pairs })
+    };
+    let halve =
+        |from, into| Op::Work(Work::Halve { from: at(from), into: at(into), elements: 4096 });
+    let attend = Op::Work(Work::Attend {
+        queries: at(5),
+        keys: at(41),
+        values: at(42),
+        into: at(43),
+        rows: 1,
+        heads: 32,
+        kv_heads: 32,
+        head_size: 128,
+        group: 1,
+        offset: 0,
+        past: 0,
+        scale: 0,
+    });
+    let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
+    let square = [1, 4096, 4096];
+    let mut layer = vec![norm(1), round(3, 4, 1, 4096)];
+    layer.extend([5, 6, 7].map(|out| product(4, out, square)));
+    layer.extend([rotate(5), rotate(6), halve(6, 41), halve(7, 42), attend]);
+    layer.extend([round(43, 44, 1, 4096), copy(44, 9, 4096 / 32 * 34)]);
+    layer.extend([product(9, 45, square), copy(45, 46, 4096 * 4), add(1, 46, 4096)]);
+    layer.extend([norm(1), round(3, 4, 1, 4096)]);
+    layer.extend([5, 6].map(|out| product(4, out, [1, 4096, 11008])));
+    layer.extend([Op::Work(gate), round(5, 44, 1, 11008), copy(44, 9, 11008 / 32 * 34)]);
+    layer.extend([product(9, 45, [1, 11008, 4096]), copy(45, 46, 4096 * 4), add(1, 46, 4096)]);
+    let two: Vec<Op> = std::iter::repeat_n(layer, 2).flatten().collect();
+    let parts = on(&two, 132).unwrap().parts;
+    let [Part::Streamed(lines)] = &parts[..] else { panic!("{parts:?}") };
+    let kinds: Vec<u32> = lines.iter().map(|line| line.kind).collect();
+    let (s, a) = (kind::STREAMED, kind::ATTEND);
+    assert_eq!(kinds, [s, a, s, s, s].repeat(2));
+    // Products take numbers, not blocks, in both layers.
+    let inputs: Vec<u64> = lines.iter().map(|line| line.p[0] >> 32).collect();
+    assert_eq!(inputs, [1, 5, 43, 1, 5].repeat(2));
+    assert_eq!(
+        lines.iter().map(|line| line.n[18]).collect::<Vec<_>>(),
+        [3, 0, 4, 5, 6, 8, 0, 9, 10, 0]
+    );
+    // The other kernel has the same lines, by blocks.
+    let [Part::Lines(lines)] = &on(&two, 0).unwrap().parts[..] else { panic!("one run") };
+    let inputs: Vec<u64> = lines.iter().map(|line| line.p[0] >> 32).collect();
+    assert_eq!(inputs, [1, 5, 9, 1, 9].repeat(2));
+}
+
+#[test]
+fn a_program_that_would_be_cut_into_many_runs_is_left_to_one_kernel() {
+    let other = |out| {
+        let types = [id(Quant::Q8_0), id(Quant::Q8_0)];
+        let shape = [1, 4096, 64];
+        Op::Work(Work::Matmul { a: at(4), b: at(10 + out), out: at(out), shape, types })
+    };
+    let one = [norm(1), round(3, 4, 1, 4096), product(4, 5, [1, 4096, 64]), norm(1), other(6)];
+    let [Part::Streamed(_), Part::Lines(_)] = &on(&one, 132).unwrap().parts[..] else {
+        panic!("two runs")
+    };
+    let many: Vec<Op> = std::iter::repeat_n(one, 3).flatten().collect();
+    let [Part::Lines(lines)] = &on(&many, 132).unwrap().parts[..] else { panic!("one run") };
+    assert!(lines.iter().all(|line| line.kind != kind::STREAMED));
+}
+
+#[test]
+fn numbers_that_are_not_rounded_have_no_blocks() {
+    let shape = [1, 4096, 11008];
+    let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
+    let (from, into, quant) = (at(5), at(8), id(Quant::F32));
+    let plain = Work::Quantize { from, into, rows: 1, width: 11008, quant };
+    let program = [
+        norm(1),
+        round(3, 4, 1, 4096),
+        product(4, 5, shape),
+        product(4, 6, shape),
+        Op::Work(gate),
+        Op::Work(plain),
+    ];
+    let kinds: Vec<u32> = lines(&program).iter().map(|line| line.kind).collect();
+    assert_eq!(kinds, [kind::VECTOR, kind::QUANTIZE]);
 }
 
 #[test]
