@@ -65,6 +65,18 @@ fn add(into: u64, more: u64, elements: u64) -> Op {
     Op::Work(Work::Reduce { into: at(into), sources, elements, fold, divisor: 0 })
 }
 
+/// A normed row, gate and up, and what they make together.
+fn gate_and_up() -> Vec<Op> {
+    let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
+    let [one, two] = [5, 6].map(|out| product(4, out, [1, 4096, 11008]));
+    vec![norm(1), round(3, 4, 1, 4096), one, two, Op::Work(gate)]
+}
+
+/// Its blocks, and where they are copied to.
+fn blocks_of_gate() -> Vec<Op> {
+    vec![round(5, 8, 1, 11008), copy(8, 9, 11008 / 32 * 34)]
+}
+
 #[test]
 fn projections_of_one_row_are_one_line_whose_tiles_cover_every_row() {
     let shape = |rows| [1, 4096, rows];
@@ -87,17 +99,7 @@ fn projections_of_one_row_are_one_line_whose_tiles_cover_every_row() {
 
 #[test]
 fn a_gated_pair_and_its_blocks_are_one_line() {
-    let shape = [1, 4096, 11008];
-    let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
-    let program = [
-        norm(1),
-        round(3, 4, 1, 4096),
-        product(4, 5, shape),
-        product(4, 6, shape),
-        Op::Work(gate),
-        round(5, 8, 1, 11008),
-        copy(8, 9, 11008 / 32 * 34),
-    ];
+    let program = [gate_and_up(), blocks_of_gate()].concat();
     let lines = lines(&program);
     assert_eq!(lines.len(), 1);
     let line = lines[0];
@@ -120,17 +122,7 @@ fn a_product_is_added_where_it_belongs_without_a_stop_on_the_way() {
 
 #[test]
 fn weights_that_can_come_ahead_of_time_do_and_numbers_are_rounded_where_they_are_used() {
-    let shape = [1, 4096, 11008];
-    let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
-    let layer = [
-        norm(1),
-        round(3, 4, 1, 4096),
-        product(4, 5, shape),
-        product(4, 6, shape),
-        Op::Work(gate),
-        round(5, 8, 1, 11008),
-        copy(8, 9, 11008 / 32 * 34),
-    ];
+    let layer = [gate_and_up(), blocks_of_gate()].concat();
     let down = [product(9, 7, [1, 11008, 4096]), add(1, 7, 4096)];
     let parts = on(&[&layer[..], &down[..]].concat(), 132).unwrap().parts;
     let [Part::Streamed(lines)] = &parts[..] else { panic!("{parts:?}") };
@@ -178,16 +170,13 @@ fn a_layer_is_five_lines_of_one_run() {
         past: 0,
         scale: 0,
     });
-    let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
     let square = [1, 4096, 4096];
     let mut layer = vec![norm(1), round(3, 4, 1, 4096)];
     layer.extend([5, 6, 7].map(|out| product(4, out, square)));
     layer.extend([rotate(5), rotate(6), halve(6, 41), halve(7, 42), attend]);
     layer.extend([round(43, 44, 1, 4096), copy(44, 9, 4096 / 32 * 34)]);
     layer.extend([product(9, 45, square), copy(45, 46, 4096 * 4), add(1, 46, 4096)]);
-    layer.extend([norm(1), round(3, 4, 1, 4096)]);
-    layer.extend([5, 6].map(|out| product(4, out, [1, 4096, 11008])));
-    layer.extend([Op::Work(gate), round(5, 44, 1, 11008), copy(44, 9, 11008 / 32 * 34)]);
+    layer.extend([gate_and_up(), blocks_of_gate()].concat());
     layer.extend([product(9, 45, [1, 11008, 4096]), copy(45, 46, 4096 * 4), add(1, 46, 4096)]);
     let two: Vec<Op> = std::iter::repeat_n(layer, 2).flatten().collect();
     let parts = on(&two, 132).unwrap().parts;
@@ -226,18 +215,9 @@ fn a_program_that_would_be_cut_into_many_runs_is_left_to_one_kernel() {
 
 #[test]
 fn numbers_that_are_not_rounded_have_no_blocks() {
-    let shape = [1, 4096, 11008];
-    let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
     let (from, into, quant) = (at(5), at(8), id(Quant::F32));
     let plain = Work::Quantize { from, into, rows: 1, width: 11008, quant };
-    let program = [
-        norm(1),
-        round(3, 4, 1, 4096),
-        product(4, 5, shape),
-        product(4, 6, shape),
-        Op::Work(gate),
-        Op::Work(plain),
-    ];
+    let program = [gate_and_up(), vec![Op::Work(plain)]].concat();
     let kinds: Vec<u32> = lines(&program).iter().map(|line| line.kind).collect();
     assert_eq!(kinds, [kind::VECTOR, kind::QUANTIZE]);
 }
