@@ -105,17 +105,22 @@ fn spelled_out(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item 
 struct Unspoken;
 
 fn main() -> ExitCode {
-    let command = Cli::parse_from(spelled_out(std::env::args_os())).command;
+    let command = match Cli::try_parse_from(spelled_out(std::env::args_os())) {
+        Ok(cli) => cli.command,
+        Err(error) if ranks::is_first() => error.exit(),
+        Err(error) => return unspoken(u8::try_from(error.exit_code()).unwrap_or(2)),
+    };
     let outcome = ranks::check(&command).and_then(|()| execute(command));
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     if output::is_closed_pipe(&error) {
         return ExitCode::SUCCESS;
     }
     output::progress_done();
-    if error.is::<Unspoken>() || (error.is::<Usage>() && !ranks::is_first()) {
-        // Launchers end all ranks when one fails: the rank that speaks goes first.
-        std::thread::sleep(std::time::Duration::from_millis(300));
-        return ExitCode::FAILURE;
+    if error.is::<Unspoken>() {
+        return unspoken(1);
+    }
+    if error.is::<Usage>() && !ranks::is_first() {
+        return unspoken(2);
     }
     eprintln!("error: {error:#}");
     if error.is::<Usage>() {
@@ -123,6 +128,12 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     if error.is::<Interrupted>() { ExitCode::from(130) } else { ExitCode::FAILURE }
+}
+
+/// Ends a rank for which another speaks. Launchers end all ranks when one fails: the rank that speaks goes first.
+fn unspoken(code: u8) -> ExitCode {
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    ExitCode::from(code)
 }
 
 fn execute(command: Command) -> anyhow::Result<()> {

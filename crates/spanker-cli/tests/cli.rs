@@ -35,6 +35,24 @@ fn usage_error(args: &[&str]) -> String {
 }
 
 #[test]
+fn one_of_the_ranks_says_what_is_wrong_with_the_flags() {
+    for (arguments, said) in [
+        (&["bench", "--nonsense"][..], "--nonsense"),
+        (&["plan", "tinyllama-1.1b"], "one process's work"),
+    ] {
+        for rank in ["0", "1"] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+            command.env("OMPI_COMM_WORLD_SIZE", "2").env("OMPI_COMM_WORLD_RANK", rank);
+            let output = command.args(arguments).output().expect("the command starts");
+            assert_eq!(output.status.code(), Some(2), "{arguments:?} of rank {rank}");
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(told.contains(said), rank == "0", "{told}");
+            assert!(rank == "0" || told.is_empty(), "{told}");
+        }
+    }
+}
+
+#[test]
 fn every_collective_is_right_by_every_way_of_running_it() {
     let collectives = [
         "all-reduce",
