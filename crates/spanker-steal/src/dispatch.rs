@@ -276,7 +276,11 @@ impl Run {
         match message {
             Message::Claimed { token, piece, at } => self.ledger.claimed(token, piece, at),
             Message::Failed { token, failure, out, at } => {
-                self.ledger.failed(token, &failure, at);
+                // Backends that notice that nobody waits any more are not to blame.
+                match self.cancel.is_cancelled() {
+                    true => self.ledger.cancel(),
+                    false => self.ledger.failed(token, &failure, at),
+                }
                 self.recycle(out);
             }
             Message::Completed { token, items, out, sums, at } => {
