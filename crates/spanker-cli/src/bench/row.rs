@@ -147,6 +147,19 @@ const REPEATS: std::ops::RangeInclusive<usize> = 7..=31;
 /// Something to time: runs itself `n` times and says how long that took.
 pub(crate) type Subject<'a> = dyn FnMut(usize) -> anyhow::Result<Duration> + 'a;
 
+/// Runs a subject for a part of the budget. Returns how long one call takes.
+pub(crate) fn warm_up(budget: Duration, subject: &mut Subject<'_>) -> anyhow::Result<Duration> {
+    let mut once = subject(1)?;
+    let (mut calls, mut spent) = (1, once);
+    while spent < budget / WARM_UP && calls < 1_000_000 {
+        let more = calls;
+        once = subject(more)? / more as u32;
+        calls += more;
+        spent += once * more as u32;
+    }
+    Ok(once.max(Duration::from_nanos(20)))
+}
+
 /// Times every subject in turn, again and again, and returns the median seconds per call of each.
 pub(crate) fn in_turns(
     budget: Duration,
@@ -155,15 +168,7 @@ pub(crate) fn in_turns(
     let mut calls = Vec::new();
     let mut longest = Duration::from_nanos(1);
     for subject in subjects.iter_mut() {
-        let mut once = subject(1)?;
-        let (mut calls_made, mut spent) = (1, once);
-        while spent < budget / WARM_UP && calls_made < 1_000_000 {
-            let more = calls_made;
-            once = subject(more)? / more as u32;
-            calls_made += more;
-            spent += once * more as u32;
-        }
-        let once = once.max(Duration::from_nanos(20));
+        let once = warm_up(budget, subject)?;
         let fill =
             |span: Duration| span.as_nanos().div_ceil(once.as_nanos()).clamp(1, 100_000) as usize;
         let count = fill(RUN);

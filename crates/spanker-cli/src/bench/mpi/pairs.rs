@@ -7,14 +7,12 @@
 
 use std::time::Duration;
 
-use super::super::row::Subject;
+use super::super::row::{Subject, warm_up};
 
 /// How long a batch lasts at least.
 const BATCH: Duration = Duration::from_millis(1);
 /// How many fours there are.
 const FOURS: std::ops::RangeInclusive<u128> = 15..=250;
-/// The part of the budget that each subject runs before it is timed.
-const WARM_UP: u32 = 8;
 
 /// What a comparison found.
 #[derive(Debug, Clone, Copy)]
@@ -65,19 +63,6 @@ pub(super) fn in_pairs(
     let ([_, ours, _], [_, theirs, _]) = (middle(own), middle(other));
     let [low, ratio, high] = middle(ratios);
     Ok(Pairs { ours, theirs, ratio, range: [low, high], repeats: fours })
-}
-
-/// Runs a subject for a part of the budget. Returns how long one call takes.
-fn warm_up(budget: Duration, subject: &mut Subject<'_>) -> anyhow::Result<Duration> {
-    let mut once = subject(1)?;
-    let (mut calls, mut spent) = (1, once);
-    while spent < budget / WARM_UP && calls < 1_000_000 {
-        let more = calls;
-        once = subject(more)? / more as u32;
-        calls += more;
-        spent += once * more as u32;
-    }
-    Ok(once.max(Duration::from_nanos(20)))
 }
 
 /// The median, with the values on either side that it lies between with a confidence of 95 %.
