@@ -7,6 +7,7 @@ mod planes;
 mod speeds;
 mod station;
 mod streams;
+mod told;
 
 pub use machine::{Processors, Programs};
 pub use speeds::Speeds;

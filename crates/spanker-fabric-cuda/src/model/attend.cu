@@ -9,23 +9,35 @@ __device__ __forceinline__ void turn(float *head, u32 pair, u32 dims, u32 halves
     head[two] = a * sin + b * cos;
 }
 
-// A query with one position's key, by four threads: each has four of the sixteen lanes. All four have the sum. Keys of a
-// layer are read after they were written and not before, so that the first-level cache has none that are out of date.
-__device__ __forceinline__ float score_of(const float *query, const uint2 *key, u32 size, u32 quarter) {
+// A part of a key: 128 numbers by four threads, each of which has four of every sixteen.
+struct Key {
+    uint2 words[8];
+};
+
+// Keys of a layer are read after they were written and not before, so that the first-level cache has none that are out of
+// date.
+__device__ __forceinline__ Key key_of(const u8 *key, u32 begin, u32 size, u32 quarter) {
+    Key k;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (begin + 16 * i < size) k.words[i] = ((const uint2 *)key)[(begin + 16 * i) / 4 + quarter];
+    return k;
+}
+
+// A query with one position's key, by four threads: each has four of the sixteen lanes. All four have the sum. The first
+// part of the key has come before.
+__device__ __forceinline__ float score_of(const float *query, const u8 *key, Key k, u32 size, u32 quarter) {
     float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (u32 e = 0; e < size; e += 128) {
-        uint2 words[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (e + 16 * i < size) words[i] = key[(e + 16 * i) / 4];
+        if (e > 0) k = key_of(key, e, size, quarter);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if (e + 16 * i < size) {
                 const float4 q = *(const float4 *)(query + e + 16 * i + 4 * quarter);
-                lanes[0] = lanes[0] + q.x * half_of(words[i].x & 0xffff);
-                lanes[1] = lanes[1] + q.y * half_of(words[i].x >> 16);
-                lanes[2] = lanes[2] + q.z * half_of(words[i].y & 0xffff);
-                lanes[3] = lanes[3] + q.w * half_of(words[i].y >> 16);
+                lanes[0] = lanes[0] + q.x * half_of(k.words[i].x & 0xffff);
+                lanes[1] = lanes[1] + q.y * half_of(k.words[i].x >> 16);
+                lanes[2] = lanes[2] + q.z * half_of(k.words[i].y & 0xffff);
+                lanes[3] = lanes[3] + q.w * half_of(k.words[i].y >> 16);
             }
     }
     // Lanes are added in halves: eight apart, four apart, two apart, one apart.
@@ -50,8 +62,9 @@ __device__ __forceinline__ void near_values(const u8 *values, u64 stride, u32 si
 }
 
 // n: 0 rows, 1 heads, 2 heads of keys, 3 head's size, 4 group, 5 offset, 6 scale, 7 whether keys are new and unturned,
-// 8 dims, 9 pairs, 10 the type of blocks of results, 11 positions whose values are near at a time: whole runs. p: 0 queries, 1 keys, 2 values, 3 into, 4 table, 5 new keys,
-// 6 new values, 7 blocks of results.
+// 8 dims, 9 pairs, 10 the type of blocks of results, 11 positions whose values are near at a time: whole runs,
+// 12 whether others tell queries, new keys and new values. p: 0 queries, 1 keys, 2 values, 3 into, 4 table, 5 new keys,
+// 6 new values, 7 blocks of results, 8 more into or 0.
 __device__ __forceinline__ void attend_line(const Line &line, const Step &step, u8 *memory) {
     const u32 rows = line.n[0], heads = line.n[1], kv_heads = line.n[2], size = line.n[3];
     const u32 group = line.n[4], offset = line.n[5], fresh = line.n[7], dims = line.n[8], NEAR = line.n[11];
@@ -64,7 +77,7 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
     float *parts = most + WARPS;
     u8 *near = (u8 *)(parts + NEAR / RUN * size);
     float *scores = (float *)(near + NEAR * size * 2);
-    if (step.past + rows > step.scores_each) scores = step.scores + (u64)blockIdx.x * (step.past + rows);
+    if (step.past + rows > step.scores_each) scores = step.scores + (u64)blockIdx.x * ((step.past + rows + 3) / 4 * 4);
     for (u32 unit = blockIdx.x; unit < rows * heads; unit += gridDim.x) {
         u32 row = unit / heads, head = unit % heads;
         u32 kv = (offset + head) / group, positions = step.past + row + 1;
@@ -74,43 +87,60 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
         const u32 kept = fresh ? step.past : positions;
         __syncthreads();
         near_values(values, stride, size, 0, min(NEAR, kept), near);
+        // The first keys come while others still tell the query.
+        const u32 quarter = threadIdx.x % 4;
+        Key first_key = {};
+        if (kept > 0) first_key = key_of(keys + min(threadIdx.x / 4, kept - 1) * stride, 0, size, quarter);
         // A head has no more numbers than a block has threads.
         u32 own_pair = threadIdx.x % max(dims / 2, 1u);
         float2 angle = make_float2(0.0f, 0.0f);
         if (fresh && threadIdx.x < dims)
             angle = __ldg((const float2 *)line.p[4] + (u64)step.past * (dims / 2) + own_pair);
+        // Of heads that share keys, the first keeps them.
+        const bool first = fresh && (head == 0 || (offset + head - 1) / group != kv);
         if (threadIdx.x < size) {
             u32 i = threadIdx.x;
-            float asked = read((const float *)line.p[0] + ((u64)row * heads + head) * size + i), key = 0.0f, value = 0.0f;
-            if (fresh) {
-                key = read((const float *)line.p[5] + kv * size + i);
-                value = read((const float *)line.p[6] + kv * size + i);
-            }
+            float asked, key = 0.0f, value = 0.0f;
+            u32 spins = 0;
+            do {
+                asked = look((const float *)line.p[0] + ((u64)row * heads + head) * size + i);
+                if (fresh) {
+                    key = look((const float *)line.p[5] + kv * size + i);
+                    value = look((const float *)line.p[6] + kv * size + i);
+                }
+                if (++spins > MOST_SPINS) __trap();
+            } while (line.n[12] && !(is_written(asked) && is_written(key) && is_written(value)));
             query[i] = asked;
             new_key[i] = key;
             new_value[i] = half_of(to_half(value));
+            if (first) ((u16 *)(values + step.past * stride))[i] = to_half(value);
         }
         __syncthreads();
         if (fresh) {
-            if (threadIdx.x < dims) turn(threadIdx.x < dims / 2 ? query : new_key, own_pair, dims, line.n[9], angle);
-            __syncthreads();
-            bool first = head == 0 || (offset + head - 1) / group != kv;
-            for (u32 i = threadIdx.x; i < size; i += THREADS) {
-                u16 bits = to_half(new_key[i]);
-                key_bits[i] = bits;
-                if (first) {
-                    ((u16 *)(keys + step.past * stride))[i] = bits;
-                    ((u16 *)(values + step.past * stride))[i] = to_half(new_value[i]);
-                }
+            const u32 i = threadIdx.x;
+            auto keep = [&](u32 at) {
+                u16 bits = to_half(new_key[at]);
+                key_bits[at] = bits;
+                if (first) ((u16 *)(keys + step.past * stride))[at] = bits;
+            };
+            if (i < dims / 2) {
+                turn(query, own_pair, dims, line.n[9], angle);
+            } else if (i < dims) {
+                turn(new_key, own_pair, dims, line.n[9], angle);
+                keep(line.n[9] ? own_pair : 2 * own_pair);
+                keep(line.n[9] ? own_pair + dims / 2 : 2 * own_pair + 1);
+            } else if (i < size) {
+                keep(i);
             }
             __syncthreads();
         }
         float own = -__uint_as_float(0x7f800000u);
-        u32 quarter = threadIdx.x % 4;
         for (u32 base = 0; base < positions; base += THREADS / 4) {
             u32 at = base + threadIdx.x / 4, safe = min(at, positions - 1);
-            const u8 *key = fresh && safe == step.past ? (const u8 *)key_bits : keys + safe * stride;
-            float score = score_of(query, (const uint2 *)key + quarter, size, quarter) * scale;
+            bool is_new = fresh && safe == step.past;
+            const u8 *key = is_new ? (const u8 *)key_bits : keys + safe * stride;
+            Key k = base == 0 && !is_new ? first_key : key_of(key, 0, size, quarter);
+            float score = score_of(query, key, k, size, quarter) * scale;
             if (at < positions) {
                 if (quarter == 0) scores[at] = score;
                 own = score > own ? score : own;
@@ -126,15 +156,13 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
         for (int i = 1; i < WARPS; i++) largest = most[i] > largest ? most[i] : largest;
         for (u32 at = threadIdx.x; at < positions; at += THREADS) scores[at] = power_of_e(scores[at] - largest);
         __syncthreads();
-        if (threadIdx.x < 32) {
-            float sum = 0.0f;
-            if (threadIdx.x < 16)
-                for (u32 at = threadIdx.x; at < positions; at += 16) sum = sum + scores[at];
-            for (int half = 8; half > 0; half /= 2) sum += __shfl_down_sync(~0u, sum, half, 16);
-            if (threadIdx.x == 0) most[0] = sum;
-        }
+        // Every warp adds for itself: half of it has the sixteen lanes, and the other half the same.
+        float sum = 0.0f;
+#pragma unroll 4
+        for (u32 at = threadIdx.x % 16; at < positions; at += 16) sum = sum + scores[at];
+        for (int half = 8; half > 0; half /= 2) sum += __shfl_down_sync(~0u, sum, half, 16);
+        sum = __shfl_sync(~0u, sum, 0);
         __syncthreads();
-        float sum = most[0];
         for (u32 at = threadIdx.x; at < positions; at += THREADS) scores[at] = scores[at] / sum;
         __syncthreads();
         // Values come near in tiles, the first of which is on its way since the beginning. Each thread has a number
@@ -154,9 +182,15 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
                 float part = 0.0f;
                 u32 to = min(from + RUN, count);
                 if (to == from + RUN && (!fresh || tile + to <= step.past)) {
-#pragma unroll 16
-                    for (u32 i = 0; i < RUN; i++)
-                        part = part + scores[tile + from + i] * half_of(value[(from + i) * size]);
+#pragma unroll
+                    for (u32 i = 0; i < RUN; i += 4) {
+                        const float4 by = *(const float4 *)(scores + tile + from + i);
+                        const u16 *some = value + (from + i) * size;
+                        part = part + by.x * half_of(some[0]);
+                        part = part + by.y * half_of(some[size]);
+                        part = part + by.z * half_of(some[2 * size]);
+                        part = part + by.w * half_of(some[3 * size]);
+                    }
                 } else {
                     for (u32 at = from; at < to; at++) {
                         float kept_value = fresh && tile + at == step.past ? new_value[dim] : half_of(value[at * size]);
@@ -171,7 +205,8 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
         }
         u64 place = ((u64)row * heads + head) * size;
         if (mine == 0) {
-            ((float *)line.p[3])[place + dim] = total;
+            tell((float *)line.p[3] + place + dim, total);
+            if (line.p[8]) ((float *)line.p[8])[place + dim] = total;
             query[dim] = total;
         }
         __syncthreads();

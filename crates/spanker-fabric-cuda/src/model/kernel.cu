@@ -54,18 +54,21 @@ __device__ float decoded(const u8 *base, u32 type, u64 blocks, u64 block, u32 at
     return d * (float)q + least;
 }
 
-// n: 0 rows, 1 width, 2 type, 3 first, 4 count. p: 0 table, 1 into.
+// n: 0 rows, 1 width, 2 type, 3 first, 4 count. p: 0 table, 1 into, 8 where others are told, or 0.
 __device__ APART void embed_line(const Line &line, u32 token, const u32 *ids) {
     const u32 rows = line.n[0], width = line.n[1], type = line.n[2], first = line.n[3], count = line.n[4];
     const u32 size = is_plain(type) ? 1 : is_long(type) ? 256 : 32;
     const u64 blocks = (u64)count * width / size;
     for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
         u32 id = rows == 1 ? token : read(ids + row);
-        if (id < first || id - first >= count) continue;
-        u64 start = (u64)(id - first) * width;
-        for (u32 i = threadIdx.x; i < width; i += THREADS)
-            ((float *)line.p[1])[(u64)row * width + i] =
-                decoded((const u8 *)line.p[0], type, blocks, (start + i) / size, (start + i) % size);
+        bool here = id >= first && id - first < count;
+        u64 start = here ? (u64)(id - first) * width : 0;
+        float *into = (float *)line.p[1] + (u64)row * width;
+        for (u32 i = threadIdx.x; i < width; i += THREADS) {
+            u64 at = start + i;
+            if (here) into[i] = decoded((const u8 *)line.p[0], type, blocks, at / size, at % size);
+            if (line.p[8]) tell((float *)line.p[8] + i, is_written(into[i]) ? into[i] : __uint_as_float(0x7fffffffu));
+        }
     }
 }
 
@@ -188,25 +191,44 @@ spanker_card(const Line *lines, u32 count, Step step) {
     __syncthreads();
 #ifdef STREAM
     const u8 *ring = shared + step.ring + threadIdx.x / 32 * SLOTS * SLOT_BYTES;
+    __shared__ Ahead aheads[WARPS];
     From from = {(u32)__cvta_generic_to_shared(ring), window, lines, 0};
     Ahead ahead;
     u32 slot = 0;
     ahead.slot = 0;
     find_line(ahead, window, lines, step.streamed, 0);
     for (u32 i = 0; i < SLOTS; i++) send_for(ahead, from);
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < step.pieces; i += (u64)gridDim.x * THREADS)
+        step.unwritten[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
 #endif
     for (u32 at = 0; at < count; at++) {
         const Line &line = window[at % NEAR_LINES];
         u8 *memory = shared;
+        // Keys and values come closer a line before they are needed.
+        const Line &after = window[(at + 1) % NEAR_LINES];
+        if (at + 1 < count && after.kind == ATTEND) fetch_kept(after, step);
+        // Another line is on its way in the meantime.
+        bool more = threadIdx.x < WORDS && at + NEAR_LINES < count;
+        u32 word = more ? __ldg((const u32 *)(lines + at + NEAR_LINES) + threadIdx.x) : 0;
 #ifdef STREAM
         from.now = at;
 #endif
         switch (line.kind) {
             case EMBED: embed_line(line, step.token, step.ids); break;
-            case ATTEND: attend_line(line, step, memory); break;
 #ifdef STREAM
+            case ATTEND:
+                // What is not needed in the meantime leaves its registers.
+                if (threadIdx.x % 32 == 0) aheads[threadIdx.x / 32] = ahead;
+                attend_line(line, step, memory);
+                __syncwarp();
+                ahead = aheads[threadIdx.x / 32];
+                if (at + 1 < count && blockIdx.x >= line.n[1] && after.kind == STREAMED && after.n[18] != 0 &&
+                    after.n[18] <= at + NEAR_LINES)
+                    fetch_meanwhile(after, window[(after.n[18] - 1) % NEAR_LINES], line.n[1]);
+                break;
             case STREAMED: stream_line(line, memory, ring, ahead, slot, from); break;
 #else
+            case ATTEND: attend_line(line, step, memory); break;
             case VECTOR: vector_line(line, memory); break;
             case MATMUL: matmul_line(line, memory); break;
             case NORM: norm_line(line, memory); break;
@@ -222,16 +244,12 @@ spanker_card(const Line *lines, u32 count, Step step) {
             default: __trap();
         }
         if (at + 1 < count) {
-            const Line &next = window[(at + 1) % NEAR_LINES];
-            // Another line is on its way while blocks meet.
-            bool more = threadIdx.x < WORDS && at + NEAR_LINES < count;
-            u32 word = more ? __ldg((const u32 *)(lines + at + NEAR_LINES) + threadIdx.x) : 0;
-            arrive(step.meet);
 #ifdef STREAM
-            fetch_norm(next);
-#endif
-            if (next.kind == ATTEND) fetch_kept(next, step);
+            __syncthreads();
+#else
+            arrive(step.meet);
             await(step.meet, step.met + (u64)(at + 1) * gridDim.x);
+#endif
             if (more) ((u32 *)&window[at % NEAR_LINES])[threadIdx.x] = word;
         }
     }

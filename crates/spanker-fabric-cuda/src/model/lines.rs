@@ -31,7 +31,7 @@ const RUN: u32 = 64;
 pub(crate) struct Line {
     pub(crate) kind: u32,
     pub(crate) n: [u32; 19],
-    pub(crate) p: [u64; 8],
+    pub(crate) p: [u64; 12],
 }
 
 /// Kinds of lines, as the kernel numbers them.
@@ -54,7 +54,7 @@ pub(crate) mod kind {
 
 /// How a product's results are kept.
 const STORE: u32 = 0;
-const INTO: u32 = 1;
+pub(super) const INTO: u32 = 1;
 pub(super) const GATED: u32 = 2;
 
 /// What lines are made for.

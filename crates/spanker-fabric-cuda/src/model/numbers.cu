@@ -51,7 +51,7 @@ enum Type { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, 
 struct Line {
     u32 kind;
     u32 n[19];
-    u64 p[8];
+    u64 p[12];
 };
 
 // What changes from step to step.
@@ -67,6 +67,9 @@ struct Step {
     // they come to, after those of lines.
     u32 streamed;
     u32 ring;
+    // Numbers that the next step's blocks tell each other, as pieces of 16 bytes: nobody has written them.
+    uint4 *unwritten;
+    u64 pieces;
 };
 
 // All shared memory that is asked for at the start.
@@ -157,6 +160,39 @@ __device__ __forceinline__ void scale_of(u32 largest, float *inverse, float *sca
 __device__ __forceinline__ float read(const float *p) { return __ldcg(p); }
 __device__ __forceinline__ u16 read(const u16 *p) { return __ldcg(p); }
 __device__ __forceinline__ u32 read(const u32 *p) { return __ldcg(p); }
+
+// Where weights come ahead of time, blocks do not meet: they tell each other numbers, at places that begin as UNWRITTEN
+// and are written once in a step. Who needs a number looks until it is there. Sums and products have other bits where
+// they are not numbers.
+#define UNWRITTEN 0xffffffffu
+
+__device__ __forceinline__ void tell(float *p, float value) {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(p), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ bool is_written(float value) { return __float_as_uint(value) != UNWRITTEN; }
+
+__device__ __forceinline__ float4 look(const float4 *p) {
+    float4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float look(const float *p) {
+    float v;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float hear(const float *p, bool told) {
+    float value = look(p);
+    for (u32 spins = 0; told && !is_written(value); spins++) {
+        value = look(p);
+        if (spins > MOST_SPINS) __trap();
+    }
+    return value;
+}
 
 // A piece of weights as it lies here: what is read together lies together, one plane after the other.
 struct Weights {

@@ -111,7 +111,7 @@ impl Bench {
         let weights = bytes.max(4 * width.max(1024).next_multiple_of(64) * row);
         let weights = gpu.allocate(weights as usize, "a measurement")?;
         let inputs = gpu.allocate((ROWS * width * 8) as usize, "a measurement")?;
-        let out = (ROWS * width.max(4096) * 4).max(vocab * 4).max(16 * width * 4);
+        let out = (ROWS * width.max(4096) * 4).max(vocab * 4).max(32 * width.max(1024) * 4);
         let out = gpu.allocate(out as usize, "a measurement")?;
         Ok(Bench { station, quant, width, buffers: [weights, inputs, out] })
     }
@@ -142,11 +142,13 @@ impl Bench {
         let at = |buffer: u64, offset: u64| Place { buffer: BufferId(buffer), offset };
         let input = input_type(self.quant);
         let (normed, rounded) = (at(1, self.width * 4), at(1, self.width * 8));
+        // Each takes what the one before has made, as in a model. Two places take turns.
+        let turn = |line: u64| at(2, line % 2 * rows * 4);
         let program: Vec<Op> = (0..count)
             .flat_map(|line| {
                 let (epsilon, width) = (1e-5f32.to_bits(), self.width);
                 let norm = Work::Norm {
-                    from: at(1, 0),
+                    from: if line == 0 { at(1, 0) } else { turn(line - 1) },
                     weight: at(1, 0),
                     into: normed,
                     rows: 1,
@@ -158,7 +160,7 @@ impl Bench {
                 let a = if input == Quant::F32 { normed } else { rounded };
                 let (b, shape) = (at(0, line % all * size), [1, width, rows]);
                 let types = [id(input), id(self.quant)];
-                let product = Work::Matmul { a, b, out: at(2, 0), shape, types };
+                let product = Work::Matmul { a, b, out: turn(line), shape, types };
                 let round = (input != Quant::F32).then_some(Op::Work(round));
                 [Some(Op::Work(norm)), round, Some(Op::Work(product))].into_iter().flatten()
             })

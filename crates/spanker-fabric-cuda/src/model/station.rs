@@ -2,6 +2,7 @@
 //! One processor that goes through lines: the kernel, and what it needs besides them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{
     CudaFunction, CudaSlice, DevicePtr, DeviceRepr, DriverError, LaunchConfig, PinnedHostSlice,
@@ -10,7 +11,7 @@ use cudarc::driver::{
 use spanker_model::Quant;
 
 use super::lines::{Line, THREADS, TILE_ROWS, kind, many_rows};
-use super::streams;
+use super::{streams, told};
 use crate::{CudaError, Gpu};
 
 const KERNEL: &str = concat!(
@@ -91,6 +92,18 @@ pub(crate) struct Loaded {
     /// The first line whose weights come ahead of time: its number and one, or 0. And where they come to.
     first: u32,
     ring: u32,
+    told: Option<Told>,
+}
+
+/// What blocks tell each other: numbers of one step and of the next, which take turns. In a step, those of the next become
+/// unwritten again.
+struct Told {
+    numbers: CudaSlice<u8>,
+    /// Bytes of a step's.
+    each: u64,
+    /// The same lines with the second half of the numbers.
+    other: CudaSlice<u8>,
+    is_other: AtomicBool,
 }
 
 /// What the kernel is told besides its lines, as it declares it.
@@ -107,6 +120,8 @@ struct StepArgument {
     streamed: u32,
     ring: u32,
     reserved: u32,
+    unwritten: u64,
+    pieces: u64,
 }
 
 // SAFETY: numbers in C's order; there is nothing between them that has no value.
@@ -131,7 +146,8 @@ impl Station {
         let fits = |rows: &&u32| many_rows(Quant::Q4_0, 0, **rows) <= most_shared;
         let tile_rows = TILE_ROWS.iter().find(fits).copied().unwrap_or(TILE_ROWS[1]);
         let words = |count: usize, what: &str| gpu.allocate(count.max(1) * 4, what);
-        let beyond = if context > SCORES { Self::most_blocks(&gpu) as usize * context } else { 0 };
+        let each = context.next_multiple_of(4);
+        let beyond = if context > SCORES { Self::most_blocks(&gpu) as usize * each } else { 0 };
         let (meet, counters) =
             (gpu.allocate(8, "a counter")?, words(COUNTERS as usize, "counters")?);
         let (ids, scores) = (words(batch, "tokens")?, words(beyond, "scores of attention")?);
@@ -241,7 +257,7 @@ impl Station {
     ) -> Result<Loaded, CudaError> {
         let (count, kind) = (lines.len() as u32, Kind::Plain);
         let lines = self.copied(lines)?;
-        Ok(Loaded { lines, count, kind, shared, blocks, first: 0, ring: 0 })
+        Ok(Loaded { lines, count, kind, shared, blocks, first: 0, ring: 0, told: None })
     }
 
     /// The same for the kernel whose weights come ahead of time.
@@ -260,8 +276,17 @@ impl Station {
         let first = lines.iter().position(|line| line.kind == kind::STREAMED);
         let first = first.map_or(0, |at| at as u32 + 1);
         let (count, kind, shared) = (lines.len() as u32, Kind::Streamed, ring + streams::RING);
-        let lines = self.copied(lines)?;
-        Ok(Loaded { lines, count, kind, shared, blocks, first, ring })
+        let (_, each) = told::told(lines, 0);
+        let mut numbers =
+            self.gpu.allocate((2 * each).max(1) as usize, "what blocks tell each other")?;
+        let unwritten = vec![0xff; numbers.len()];
+        let copied = self.gpu.stream().memcpy_htod(&unwritten, &mut numbers);
+        copied.map_err(|error| CudaError::call("write what nobody has told", &error))?;
+        let at = address(&numbers, &self.gpu);
+        let other = self.copied(&told::told(lines, at + each).0)?;
+        let lines = self.copied(&told::told(lines, at).0)?;
+        let told = Some(Told { numbers, each, other, is_other: AtomicBool::new(false) });
+        Ok(Loaded { lines, count, kind, shared, blocks, first, ring, told })
     }
 
     fn copied(&self, lines: &[Line]) -> Result<CudaSlice<u8>, CudaError> {
@@ -280,6 +305,16 @@ impl Station {
     /// Has the processor go through lines, some time.
     pub(crate) fn run(&mut self, loaded: &Loaded, token: u32, past: u32) -> Result<(), CudaError> {
         let kernel = self.kernel(loaded.kind)?;
+        let (mut lines, mut unwritten, mut pieces) = (&loaded.lines, 0, 0);
+        if let Some(told) = &loaded.told {
+            unwritten = address(&told.numbers, &self.gpu);
+            pieces = told.each / 16;
+            if told.is_other.load(Ordering::Relaxed) {
+                lines = &told.other;
+            } else {
+                unwritten += told.each;
+            }
+        }
         let argument = StepArgument {
             past,
             token,
@@ -291,6 +326,8 @@ impl Station {
             streamed: loaded.first,
             ring: loaded.ring,
             reserved: 0,
+            unwritten,
+            pieces,
         };
         let config = LaunchConfig {
             grid_dim: (loaded.blocks, 1, 1),
@@ -298,12 +335,19 @@ impl Station {
             shared_mem_bytes: loaded.shared,
         };
         let mut launch = self.gpu.stream().launch_builder(&kernel);
-        launch.arg(&loaded.lines).arg(&loaded.count).arg(&argument);
+        launch.arg(lines).arg(&loaded.count).arg(&argument);
         // SAFETY: the kernel takes these arguments. Lines come from programs whose places are in buffers of this
         // processor, and all blocks run at once, as `blocks` has found.
         let launched = unsafe { launch.launch_cooperative(config) };
         launched.map_err(|error| CudaError::call("start the kernel", &error))?;
-        self.met += u64::from(loaded.count.saturating_sub(1)) * u64::from(loaded.blocks);
+        match &loaded.told {
+            Some(told) => {
+                told.is_other.fetch_xor(true, Ordering::Relaxed);
+            }
+            None => {
+                self.met += u64::from(loaded.count.saturating_sub(1)) * u64::from(loaded.blocks)
+            }
+        }
         Ok(())
     }
 

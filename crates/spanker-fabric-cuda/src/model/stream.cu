@@ -17,14 +17,20 @@
 #define PAIRS 3
 #define TERM_FLOATS (PAIRS * PAIR * APART_TERMS)
 #define RING_BYTES (WARPS * SLOTS * SLOT_BYTES)
+// Pairs of a warp that come closer while others look back, and when: ticks of the clock, a microsecond has about 2000.
+#define FAR 3
+#define FIRST_FAR 1500
+#define BETWEEN_FAR 2000
 // How a line's inputs get ready.
 enum Ready { NORMED = 1, ROUNDED = 2 };
+// What others tell: a line's inputs, and what its results are added to.
+enum Told { HEARD = 1, ADDED = 2 };
 
-// A line's pairs of rows of this warp: the first, and what comes after the last. n: 16 pairs of every block, 17 blocks
-// that have one more.
-__device__ __forceinline__ void own_pairs(const Line &line, u32 *first, u32 *end) {
-    u32 every = line.n[16], more = line.n[17], begin = blockIdx.x * every + min(blockIdx.x, more);
-    *first = begin + threadIdx.x / 32, *end = begin + every + (blockIdx.x < more ? 1 : 0);
+// A line's pairs of rows of a block's warp: the first, and what comes after the last. n: 16 pairs of every block, 17
+// blocks that have one more.
+__device__ __forceinline__ void own_pairs(const Line &line, u32 block, u32 *first, u32 *end) {
+    u32 every = line.n[16], more = line.n[17], begin = block * every + min(block, more);
+    *first = begin + threadIdx.x / 32, *end = begin + every + (block < more ? 1 : 0);
 }
 
 // The matrix and the first row of a pair that is not gated, and the first pair of the next matrix.
@@ -63,7 +69,7 @@ __device__ __forceinline__ void find_line(Ahead &a, const Line *window, const Li
     a.line = nullptr;
     while (next != 0) {
         const Line *line = next <= at + NEAR_LINES ? window + (next - 1) % NEAR_LINES : lines + next - 1;
-        own_pairs(*line, &a.pair, &a.end);
+        own_pairs(*line, blockIdx.x, &a.pair, &a.end);
         if (a.pair < a.end) {
             a.line = line, a.unit = 0, a.each = units_of(line->n[0]);
             find_rows(a);
@@ -86,6 +92,40 @@ struct From {
     const Line *window, *lines;
     u32 now;
 };
+
+// Has a pair of a block's warp come closer: four lanes each a row, or its scales.
+__device__ __forceinline__ void fetch_pair(const Line &line, u32 block, u32 which) {
+#if __CUDA_ARCH__ >= 900
+    const u32 part = threadIdx.x % 4, each = units_of(line.n[0]);
+    u32 pair, end, matrix = 0, last;
+    own_pairs(line, block, &pair, &end);
+    pair += which * WARPS;
+    if (pair >= end) return;
+    const bool gated = line.n[4] == GATED, scales = part % 2;
+    u32 row = pair;
+    if (!gated) rows_of(line, pair, &matrix, &row, &last);
+    const u64 at = (u64)(part < 2 || gated ? row : row + 1) * each, blocks = (u64)line.n[8 + matrix] * each;
+    const u64 base = part < 2 || !gated ? line.p[2 + matrix] : line.p[3];
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
+                 :: "l"(base + (scales ? blocks * 16 + at * 2 : at * 16)), "r"(each * (scales ? 2 : 16)) : "memory");
+#endif
+}
+
+// While some blocks look back, the others have weights of the line after next come closer: for themselves, and for those.
+// Neither at once nor all: what blocks tell each other would wait behind them. `next` is the line that waits.
+__device__ __forceinline__ void fetch_meanwhile(const Line &next, const Line &far, u32 heads) {
+    const u32 lane = threadIdx.x % 32, start = clock();
+    const float *sign = (const float *)next.p[0] + threadIdx.x / 32;
+    for (u32 which = 0; which < FAR; which++) {
+        while ((u32)clock() - start < FIRST_FAR + which * BETWEEN_FAR) {
+            if (!(next.n[1] & HEARD) || __shfl_sync(~0u, is_written(look(sign)), 0)) return;
+            __nanosleep(100);
+        }
+        if (lane < 4) fetch_pair(far, blockIdx.x, which);
+        else if (lane < 8 && blockIdx.x - heads < heads) fetch_pair(far, blockIdx.x - heads, which);
+        __syncwarp();
+    }
+}
 
 // Sends for the next slot, if there is one.
 __device__ __forceinline__ void send_for(Ahead &a, const From &from) {
@@ -115,13 +155,6 @@ __device__ __forceinline__ void send_for(Ahead &a, const From &from) {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Has a norm's weights come closer: each block some.
-__device__ __forceinline__ void fetch_norm(const Line &line) {
-    if (line.kind != STREAMED || line.n[2] != NORMED || threadIdx.x != 0) return;
-    for (u32 at = blockIdx.x * 32; at < line.n[0]; at += gridDim.x * 32)
-        asm volatile("prefetch.global.L2 [%0];" :: "l"(line.p[1] + at * 4));
-}
-
 // Eight numbers.
 struct Eight {
     float4 a, b;
@@ -129,20 +162,36 @@ struct Eight {
 
 __device__ __forceinline__ Eight eight_of(const float *from, u32 eight) {
     const float4 *at = (const float4 *)from + 2 * eight;
-    return {__ldcg(at), __ldcg(at + 1)};
+    return {look(at), look(at + 1)};
+}
+
+__device__ __forceinline__ bool is_written(const Eight &v) {
+    return is_written(v.a.x) && is_written(v.a.y) && is_written(v.a.z) && is_written(v.a.w) && is_written(v.b.x) &&
+           is_written(v.b.y) && is_written(v.b.z) && is_written(v.b.w);
+}
+
+// Looks again until all of them are there.
+__device__ __forceinline__ void hear_eight(Eight &v, const float *from, u32 eight, bool told) {
+    for (u32 spins = 0; told && !is_written(v); spins++) {
+        __nanosleep(40);
+        v = eight_of(from, eight);
+        if (spins > MOST_SPINS) __trap();
+    }
 }
 
 // A row of numbers becomes inputs in shared memory.
 __device__ __forceinline__ void stream_inputs(const Line &line, const Inputs &in, float *row, double *lanes) {
     const u32 eights = line.n[0] / 8;
     const float *x = (const float *)line.p[0], *weight = (const float *)line.p[1];
-    const bool normed = line.n[2] == NORMED;
+    const bool normed = line.n[2] == NORMED, told = line.n[1] & HEARD;
     if (normed) {
         // All but the first eights of a thread are read again: rows are seldom that long.
         const u32 first = min(threadIdx.x, eights - 1);
-        Eight own = eight_of(x, first), by = eight_of(weight, first);
+        Eight by = eight_of(weight, first), own = eight_of(x, first);
+        hear_eight(own, x, first, told);
         for (u32 eight = threadIdx.x; eight < eights; eight += THREADS) {
-            Eight more = eight == threadIdx.x ? own : eight_of(x, eight);
+            Eight more = own;
+            if (eight != threadIdx.x) more = eight_of(x, eight), hear_eight(more, x, eight, told);
             ((float4 *)row)[2 * eight] = more.a, ((float4 *)row)[2 * eight + 1] = more.b;
         }
         __syncthreads();
@@ -158,116 +207,154 @@ __device__ __forceinline__ void stream_inputs(const Line &line, const Inputs &in
             round_eight(v, eight, eight < eights, Q8_0, in);
         }
     } else {
-        for (u32 begin = threadIdx.x; begin / 32 * 32 < eights; begin += 3 * THREADS) {
-            // What a thread rounds comes at once.
-            Eight some[3];
-#pragma unroll
-            for (int i = 0; i < 3; i++)
-                if (begin + i * THREADS < eights) some[i] = eight_of(x, begin + i * THREADS);
-#pragma unroll
-            for (int i = 0; i < 3; i++) {
-                u32 eight = begin + i * THREADS;
-                float4 a = some[i].a, b = some[i].b;
-                float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-                if (eight / 32 * 32 < eights) round_eight(v, eight, eight < eights, Q8_0, in);
-            }
+        // The next are on their way while some are rounded.
+        Eight one = eight_of(x, min(threadIdx.x, eights - 1)), two = eight_of(x, min(threadIdx.x + THREADS, eights - 1));
+        for (u32 eight = threadIdx.x; eight / 32 * 32 < eights; eight += THREADS) {
+            hear_eight(one, x, min(eight, eights - 1), told);
+            float4 a = one.a, b = one.b;
+            float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            round_eight(v, eight, eight < eights, Q8_0, in);
+            one = two, two = eight_of(x, min(eight + 2 * THREADS, eights - 1));
         }
     }
     __syncthreads();
 }
 
-// Adds terms of a row to what came before, one after the other.
-__device__ __forceinline__ float fold_on(float sum, const float *terms, u32 count) {
-    const float4 *fours = (const float4 *)terms;
-    u32 at = 0;
-    for (; at + 8 <= count / 4; at += 8) {
-        float4 v[8];
+// Adds COUNT terms of a row to what came before, one after the other. Those that follow are on their way.
+template <u32 COUNT> __device__ __forceinline__ float fold_some(float sum, const float4 *terms) {
+    float4 v[COUNT / 4];
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = fours[at + i];
+    for (u32 i = 0; i < COUNT / 4; i++) v[i] = terms[i];
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum = (((sum + v[i].x) + v[i].y) + v[i].z) + v[i].w;
-    }
-    for (; at < count / 4; at++) {
-        float4 v = fours[at];
-        sum = (((sum + v.x) + v.y) + v.z) + v.w;
-    }
+    for (u32 i = 0; i < COUNT / 4; i++) sum = (((sum + v[i].x) + v[i].y) + v[i].z) + v[i].w;
     return sum;
 }
 
-// The terms of a slot's units.
-__device__ __forceinline__ void slot_terms(const u8 *slot, const Inputs &in, u32 first, u32 each, float *to) {
+// The same with so many terms: a multiple of eight, and CHUNK at most.
+__device__ __forceinline__ float fold_on(float sum, const float *terms, u32 count) {
+    const float4 *fours = (const float4 *)terms;
+    if (count == CHUNK) return fold_some<CHUNK>(sum, fours);
+    for (u32 at = 0; at < count; at += 8) sum = fold_some<8>(sum, fours + at / 4);
+    return sum;
+}
+
+// Inputs of one unit as weights meet them.
+struct Meets {
+    int4 low, high;
+    float scale;
+    int start;
+};
+
+__device__ __forceinline__ Meets meets(const Inputs &in, u32 unit) {
+    return {in.low[unit], in.high[unit], in.scale[unit], -8 * in.sum[unit]};
+}
+
+// A lane's units of a slot, out of it.
+struct Taken {
+    uint4 quants[2][PAIR];
+    u16 scales[2][PAIR];
+};
+
+__device__ __forceinline__ Taken take(const u8 *slot) {
     const u32 lane = threadIdx.x % 32;
-    const Weights none = {nullptr, 0};
+    Taken t;
 #pragma unroll
-    for (int half = 0; half < SPAN / 32; half++) {
-        u32 place = half * 32 + lane, unit = first + place;
-        Met<Q4_0> met = met_by<Q4_0>(in, min(unit, each - 1));
+    for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int i = 0; i < PAIR; i++) {
-            Unit loaded;
-            loaded.a = *(const uint4 *)(slot + (i * SPAN + place) * 16);
-            u32 x = *(const u16 *)(slot + SLOT_SCALES + (i * SPAN + place) * 2);
-            float term = term_of<Q4_0>(unpack<Q4_0>(none, loaded, 0), x, met);
-            if (unit < each) to[i * APART_TERMS + place] = term;
+            const u32 place = i * SPAN + half * 32 + lane;
+            t.quants[half][i] = *(const uint4 *)(slot + place * 16);
+            t.scales[half][i] = *(const u16 *)(slot + SLOT_SCALES + place * 2);
         }
-    }
+    return t;
 }
 
-// Where a lane keeps the sum of its row: lane 2 i has the first of the pair i, and lane 2 i + 1 the second. Of a gated
-// pair, the first has what both make together.
-__device__ __forceinline__ float *place_of(const Line &line, u32 pair) {
+// Their terms. What is beyond a row's end is nobody's.
+__device__ __forceinline__ void give_terms(const Taken &t, const Meets m[2], float *to) {
     const u32 lane = threadIdx.x % 32;
-    u32 own = pair + lane / PAIR * WARPS, matrix = 0, row, last;
-    if (line.n[4] == GATED) return (float *)line.p[5] + own;
-    rows_of(line, own, &matrix, &row, &last);
-    return (float *)line.p[5 + matrix] + row + lane % PAIR;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int i = 0; i < PAIR; i++) {
+            const u32 L = 0x0f0f0f0fu, H = 0xf0f0f0f0u;
+            const uint4 w = t.quants[half][i];
+            int low = __dp4a((int)(w.x & L), m[half].low.x, m[half].start);
+            low = __dp4a((int)(w.y & L), m[half].low.y, low);
+            low = __dp4a((int)(w.z & L), m[half].low.z, low);
+            low = __dp4a((int)(w.w & L), m[half].low.w, low);
+            const uint4 high = make_uint4(w.x & H, w.y & H, w.z & H, w.w & H);
+            const float scale = half_of(t.scales[half][i]) * m[half].scale;
+            to[i * APART_TERMS + half * 32 + lane] = scale * (float)(low + (dot16u(high, m[half].high) >> 4));
+        }
 }
 
-// n: 0 width, 2 how inputs get ready, 3 epsilon, 4 keep, 6 pairs of rows of the first matrix, 7 of the first two,
+// The matrix and row whose sum a lane keeps: lane 2 i has the first of the pair i, and lane 2 i + 1 the second. Of a
+// gated pair, the first has what both make together.
+__device__ __forceinline__ u32 place_of(const Line &line, u32 pair, u32 *matrix) {
+    const u32 lane = threadIdx.x % 32;
+    u32 own = pair + lane / PAIR * WARPS, row, last;
+    *matrix = 0;
+    if (line.n[4] == GATED) return own;
+    rows_of(line, own, matrix, &row, &last);
+    return row + lane % PAIR;
+}
+
+// n: 0 width, 1 what others tell, 2 how inputs get ready, 3 epsilon, 4 keep, 6 pairs of rows of the first matrix, 7 of the first two,
 // 8.. rows of up to three matrices, 16 and 17 see `own_pairs`, 18 the next such line's number and one, or 0. p: 0 input,
-// 1 norm's weight, 2, 3, 4 matrices, 5, 6, 7 outs. A gated pair is a row of each of two matrices.
+// 1 norm's weight, 2, 3, 4 matrices, 5, 6, 7 outs, 8 what results are added to, 9, 10, 11 more outs or 0. A gated pair is a row of each of two matrices.
 __device__ __forceinline__ void stream_line(const Line &line, u8 *memory, const u8 *ring, Ahead &ahead, u32 &slot,
                                             const From &from) {
     const u32 width = line.n[0], each = units_of(width), keep = line.n[4];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // Who has no rows needs no inputs.
+    if (line.n[16] == 0 && blockIdx.x >= line.n[17]) return;
     Inputs in;
     in.low = (int4 *)memory;
     in.high = in.low + each;
     in.scale = (float *)(in.high + each);
     in.sum = (int *)(in.scale + each);
-    float *row = (float *)(memory + (each * 40 + 15) / 16 * 16);
-    double *lanes = (double *)(row + width);
-    stream_inputs(line, in, row, lanes);
+    float *numbers = (float *)(memory + (each * 40 + 15) / 16 * 16);
+    double *lanes = (double *)(numbers + width);
+    stream_inputs(line, in, numbers, lanes);
     // Terms lie where the row was.
-    float *to = row + warp * TERM_FLOATS;
+    float *to = numbers + warp * TERM_FLOATS;
     u32 pair, end;
-    own_pairs(line, &pair, &end);
+    own_pairs(line, blockIdx.x, &pair, &end);
     const u32 most = each <= CHUNK ? PAIRS : 1;
     while (pair < end) {
         const u32 pairs = min(most, (end - pair + WARPS - 1) / WARPS);
         const bool own = lane < pairs * PAIR;
-        float *out = place_of(line, own ? pair : pair - lane / PAIR * WARPS);
+        u32 matrix, row = place_of(line, own ? pair : pair - lane / PAIR * WARPS, &matrix);
+        float *out = (float *)line.p[5 + matrix] + row, *kept = (float *)line.p[9 + matrix];
         // What a result is added to is on its way in the meantime.
-        float sum = 0.0f, there = own && keep == INTO ? read(out) : 0.0f;
+        const float *added = (const float *)line.p[8] + row;
+        float sum = 0.0f, there = own && keep == INTO ? look(added) : 0.0f;
         for (u32 begin = 0; begin < each; begin += CHUNK) {
             u32 count = min((u32)CHUNK, each - begin);
             for (u32 i = 0; i < pairs; i++)
                 for (u32 at = 0; at < count; at += SPAN) {
+                    const Meets m[2] = {meets(in, begin + at + lane), meets(in, begin + at + 32 + lane)};
                     asm volatile("cp.async.wait_group %0;" :: "n"(SLOTS - 1) : "memory");
                     __syncwarp();
-                    slot_terms(ring + slot * SLOT_BYTES, in, begin + at, each, to + i * PAIR * APART_TERMS + at);
+                    const Taken taken = take(ring + slot * SLOT_BYTES);
                     __syncwarp();
                     slot = slot + 1 == SLOTS ? 0 : slot + 1;
                     send_for(ahead, from);
+                    give_terms(taken, m, to + i * PAIR * APART_TERMS + at);
                 }
+            __syncwarp();
             if (own) sum = fold_on(sum, to + lane * APART_TERMS, count);
             __syncwarp();
         }
         if (keep == GATED) {
-            float up = __shfl_down_sync(~0u, sum, 1);
-            if (own && lane % PAIR == 0) *out = gate_of(sum, up);
-        } else if (own) {
-            *out = keep == INTO ? there + sum : sum;
+            sum = gate_of(sum, __shfl_down_sync(~0u, sum, 1));
+        } else if (keep == INTO) {
+            if (own && !is_written(there)) there = hear(added, line.n[1] & ADDED);
+            sum = there + sum;
+        }
+        if (own && (keep != GATED || lane % PAIR == 0)) {
+            tell(out, sum);
+            if (kept) kept[row] = sum;
         }
         pair += pairs * WARPS;
     }

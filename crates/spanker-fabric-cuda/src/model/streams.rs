@@ -8,7 +8,8 @@
 use spanker_model::Quant;
 use spanker_runtime::Place;
 
-use super::lines::{GATED, Line, Normed, Vector, kind, small};
+use super::lines::{GATED, INTO, Line, Normed, Vector, kind, small};
+use super::told;
 use crate::CudaError;
 
 /// Threads of a block, as the kernel has it.
@@ -93,6 +94,9 @@ pub(super) fn line(
         pairs += line.n[8 + i] / if gated { 1 } else { 2 };
         line.n[6 + i..8].fill(pairs);
     }
+    if keep == INTO {
+        line.p[8] = line.p[5];
+    }
     line.n[16] = pairs / blocks;
     line.n[17] = pairs % blocks;
     let aligned = line.p[..5].iter().all(|address| address.is_multiple_of(16));
@@ -104,18 +108,26 @@ pub(super) fn line(
 /// weights come ahead of time are written into them.
 pub(super) fn runs(lines: Vec<Line>) -> Vec<(bool, Vec<Line>)> {
     let mut runs: Vec<(Option<bool>, Vec<Line>)> = Vec::new();
+    let mut told = told::Run::default();
     for line in lines {
         let need = match line.kind {
             kind::STREAMED => Some(true),
-            kind::EMBED | kind::ATTEND => None,
+            kind::EMBED | kind::ATTEND if line.n[0] == 1 => None,
             _ => Some(false),
         };
         match runs.last_mut() {
-            Some((of, run)) if need.is_none() || of.is_none() || *of == need => {
+            Some((of, run))
+                if (need.is_none() || of.is_none() || *of == need)
+                    && (of.or(need) == Some(false) || told.take(&line)) =>
+            {
                 *of = of.or(need);
                 run.push(line);
             }
-            _ => runs.push((need, vec![line])),
+            _ => {
+                told = told::Run::default();
+                told.take(&line);
+                runs.push((need, vec![line]));
+            }
         }
     }
     let linked = |(of, mut run): (Option<bool>, Vec<Line>)| {
@@ -173,7 +185,14 @@ mod tests {
 
     #[test]
     fn runs_change_where_a_kernel_does_not_know_a_line() {
-        let of = |kind| Line { kind, ..Line::default() };
+        // One row each.
+        let mut place = 0;
+        let mut of = |kind| {
+            let mut line = Line { kind, ..Line::default() };
+            place += 1;
+            (line.n[0], line.p[0]) = (1, place << 32);
+            line
+        };
         let kinds = [
             kind::EMBED,
             kind::STREAMED,
@@ -183,7 +202,7 @@ mod tests {
             kind::ATTEND,
             kind::STREAMED,
         ];
-        let runs = runs(kinds.map(of).to_vec());
+        let runs = runs(kinds.map(&mut of).to_vec());
         let shape: Vec<(bool, usize)> = runs.iter().map(|(of, run)| (*of, run.len())).collect();
         assert_eq!(shape, [(true, 4), (false, 2), (true, 1)]);
         let next: Vec<u32> = runs[0].1.iter().map(|line| line.n[18]).collect();

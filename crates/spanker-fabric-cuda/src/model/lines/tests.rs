@@ -157,7 +157,7 @@ fn a_layer_is_five_lines_of_one_run() {
     let halve =
         |from, into| Op::Work(Work::Halve { from: at(from), into: at(into), elements: 4096 });
     let attend = Op::Work(Work::Attend {
-        queries: at(5),
+        queries: at(50),
         keys: at(41),
         values: at(42),
         into: at(43),
@@ -172,8 +172,8 @@ fn a_layer_is_five_lines_of_one_run() {
     });
     let square = [1, 4096, 4096];
     let mut layer = vec![norm(1), round(3, 4, 1, 4096)];
-    layer.extend([5, 6, 7].map(|out| product(4, out, square)));
-    layer.extend([rotate(5), rotate(6), halve(6, 41), halve(7, 42), attend]);
+    layer.extend([50, 51, 52].map(|out| product(4, out, square)));
+    layer.extend([rotate(50), rotate(51), halve(51, 41), halve(52, 42), attend]);
     layer.extend([round(43, 44, 1, 4096), copy(44, 9, 4096 / 32 * 34)]);
     layer.extend([product(9, 45, square), copy(45, 46, 4096 * 4), add(1, 46, 4096)]);
     layer.extend([gate_and_up(), blocks_of_gate()].concat());
@@ -186,7 +186,7 @@ fn a_layer_is_five_lines_of_one_run() {
     assert_eq!(kinds, [s, a, s, s, s].repeat(2));
     // Products take numbers, not blocks, in both layers.
     let inputs: Vec<u64> = lines.iter().map(|line| line.p[0] >> 32).collect();
-    assert_eq!(inputs, [1, 5, 43, 1, 5].repeat(2));
+    assert_eq!(inputs, [1, 50, 43, 1, 5].repeat(2));
     assert_eq!(
         lines.iter().map(|line| line.n[18]).collect::<Vec<_>>(),
         [3, 0, 4, 5, 6, 8, 0, 9, 10, 0]
@@ -194,7 +194,7 @@ fn a_layer_is_five_lines_of_one_run() {
     // The other kernel has the same lines, by blocks.
     let [Part::Lines(lines)] = &on(&two, 0).unwrap().parts[..] else { panic!("one run") };
     let inputs: Vec<u64> = lines.iter().map(|line| line.p[0] >> 32).collect();
-    assert_eq!(inputs, [1, 5, 9, 1, 9].repeat(2));
+    assert_eq!(inputs, [1, 50, 9, 1, 9].repeat(2));
 }
 
 #[test]
