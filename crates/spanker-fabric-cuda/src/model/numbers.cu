@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A card's program as one kernel: every block goes through the same list of lines, and all blocks meet after each.
+// A card's program as one kernel: every block goes through the same list of lines. All blocks meet after each, or, where
+// weights come ahead of time, wait for the numbers that they need.
 //
 // Every number has the bits that ggml-spanker defines on a processor: sums of integers are exact in any order, sums of
 // f32 are folded in the order that is written there, and nothing is fused (compile with -fmad=false).

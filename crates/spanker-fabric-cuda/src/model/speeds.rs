@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::CudaSlice;
 use ggml_spanker::input_type;
 use spanker_model::{Model, Quant};
 use spanker_plan::OPERATORS_PER_LAYER;
@@ -24,6 +25,8 @@ const LOOKS: usize = 9;
 const WARM_UP: Duration = Duration::from_millis(150);
 /// Rows of a prompt.
 const ROWS: u64 = 128;
+/// A byte that weights of any type may consist of: none of their numbers is zero or very large.
+const SOME_WEIGHTS: u8 = 0x11;
 
 /// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -89,7 +92,7 @@ struct Bench {
     quant: Quant,
     width: u64,
     /// Weights, inputs and results.
-    buffers: [cudarc::driver::CudaSlice<u8>; 3],
+    buffers: [CudaSlice<u8>; 3],
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -109,8 +112,20 @@ impl Bench {
         station.knows(quant);
         let row = quant.row_bytes(width);
         let weights = bytes.max(4 * width.max(1024).next_multiple_of(64) * row);
-        let weights = gpu.allocate(weights as usize, "a measurement")?;
-        let inputs = gpu.allocate((ROWS * width * 8) as usize, "a measurement")?;
+        let mut weights = gpu.allocate(weights as usize, "a measurement")?;
+        let mut inputs = gpu.allocate((ROWS * width * 8) as usize, "a measurement")?;
+        // Zeros are a rare case, which is slower.
+        let filled = |to: &mut CudaSlice<u8>, with: &[u8]| {
+            for at in (0..to.len()).step_by(with.len()) {
+                let end = to.len().min(at + with.len());
+                let copied =
+                    gpu.stream().memcpy_htod(&with[..end - at], &mut to.slice_mut(at..end));
+                copied.map_err(|error| CudaError::call("write what is measured with", &error))?;
+            }
+            Ok::<(), CudaError>(())
+        };
+        filled(&mut weights, &vec![SOME_WEIGHTS; 16 << 20])?;
+        filled(&mut inputs, bytemuck::cast_slice(&vec![1.0f32; width as usize]))?;
         let out = (ROWS * width.max(4096) * 4).max(vocab * 4).max(32 * width.max(1024) * 4);
         let out = gpu.allocate(out as usize, "a measurement")?;
         Ok(Bench { station, quant, width, buffers: [weights, inputs, out] })
