@@ -54,7 +54,8 @@ __device__ float decoded(const u8 *base, u32 type, u64 blocks, u64 block, u32 at
     return d * (float)q + least;
 }
 
-// n: 0 rows, 1 width, 2 type, 3 first, 4 count. p: 0 table, 1 into, 8 where others are told, or 0.
+// n: 0 rows, 1 width, 2 type, 3 first, 4 count, 5 whether a later line writes `into`. p: 0 table, 1 into, 8 where others
+// are told, or 0.
 __device__ APART void embed_line(const Line &line, u32 token, const u32 *ids) {
     const u32 rows = line.n[0], width = line.n[1], type = line.n[2], first = line.n[3], count = line.n[4];
     const u32 size = is_plain(type) ? 1 : is_long(type) ? 256 : 32;
@@ -66,8 +67,9 @@ __device__ APART void embed_line(const Line &line, u32 token, const u32 *ids) {
         float *into = (float *)line.p[1] + (u64)row * width;
         for (u32 i = threadIdx.x; i < width; i += THREADS) {
             u64 at = start + i;
-            if (here) into[i] = decoded((const u8 *)line.p[0], type, blocks, at / size, at % size);
-            if (line.p[8]) tell((float *)line.p[8] + i, is_written(into[i]) ? into[i] : __uint_as_float(0x7fffffffu));
+            float value = here ? decoded((const u8 *)line.p[0], type, blocks, at / size, at % size) : into[i];
+            if (here && !line.n[5]) into[i] = value;
+            if (line.p[8]) tell((float *)line.p[8] + i, is_written(value) ? value : __uint_as_float(0x7fffffffu));
         }
     }
 }
@@ -223,7 +225,7 @@ spanker_card(const Line *lines, u32 count, Step step) {
                 __syncwarp();
                 ahead = aheads[threadIdx.x / 32];
                 if (at + 1 < count && blockIdx.x >= line.n[1] && after.kind == STREAMED && after.n[18] != 0 &&
-                    after.n[18] <= at + NEAR_LINES)
+                    after.n[18] < at + NEAR_LINES)
                     fetch_meanwhile(after, window[(after.n[18] - 1) % NEAR_LINES], line.n[1]);
                 break;
             case STREAMED: stream_line(line, memory, ring, ahead, slot, from); break;

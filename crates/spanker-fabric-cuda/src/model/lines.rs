@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From a card's program to the lines of the kernel. Pure: nothing is launched here.
 //!
-//! Every operator has a line of its own. Of one row of inputs, operators that follow each other become one line:
-//! blocks of the kernel wait for each other after a line, and that takes about as long as a small matrix. The results have the
+//! Every operator has a line of its own. Of one row of inputs, operators that follow each other become one line: blocks
+//! of the kernel wait for each other after a line, and that takes about as long as a small matrix. The results have the
 //! same bits either way.
 
 use spanker_llm::Op;

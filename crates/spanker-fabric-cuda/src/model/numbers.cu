@@ -39,7 +39,7 @@ typedef unsigned long long u64;
 #endif
 // Lines of which a block has copies: the one at work and those that follow.
 #define NEAR_LINES 8
-// A block looks so often whether the others have come: for some seconds.
+// A block looks so often whether the others have come, or have told a number: for some seconds.
 #define MOST_SPINS (1u << 24)
 
 enum Kind {

@@ -126,7 +126,7 @@ impl Bench {
         };
         filled(&mut weights, &vec![SOME_WEIGHTS; 16 << 20])?;
         filled(&mut inputs, bytemuck::cast_slice(&vec![1.0f32; width as usize]))?;
-        let out = (ROWS * width.max(4096) * 4).max(vocab * 4).max(32 * width.max(1024) * 4);
+        let out = (ROWS * width.max(4096) * 4).max(vocab * 4);
         let out = gpu.allocate(out as usize, "a measurement")?;
         Ok(Bench { station, quant, width, buffers: [weights, inputs, out] })
     }

@@ -114,11 +114,13 @@ __device__ __forceinline__ void fetch_pair(const Line &line, u32 block, u32 whic
 // While some blocks look back, the others have weights of the line after next come closer: for themselves, and for those.
 // Neither at once nor all: what blocks tell each other would wait behind them. `next` is the line that waits.
 __device__ __forceinline__ void fetch_meanwhile(const Line &next, const Line &far, u32 heads) {
+    if (!(next.n[1] & HEARD)) return;
     const u32 lane = threadIdx.x % 32, start = clock();
     const float *sign = (const float *)next.p[0] + threadIdx.x / 32;
     for (u32 which = 0; which < FAR; which++) {
-        while ((u32)clock() - start < FIRST_FAR + which * BETWEEN_FAR) {
-            if (!(next.n[1] & HEARD) || __shfl_sync(~0u, is_written(look(sign)), 0)) return;
+        // All lanes go by the clock of the first.
+        while (__shfl_sync(~0u, (u32)clock() - start, 0) < FIRST_FAR + which * BETWEEN_FAR) {
+            if (__shfl_sync(~0u, is_written(look(sign)), 0)) return;
             __nanosleep(100);
         }
         if (lane < 4) fetch_pair(far, blockIdx.x, which);
@@ -299,9 +301,10 @@ __device__ __forceinline__ u32 place_of(const Line &line, u32 pair, u32 *matrix)
     return row + lane % PAIR;
 }
 
-// n: 0 width, 1 what others tell, 2 how inputs get ready, 3 epsilon, 4 keep, 6 pairs of rows of the first matrix, 7 of the first two,
-// 8.. rows of up to three matrices, 16 and 17 see `own_pairs`, 18 the next such line's number and one, or 0. p: 0 input,
-// 1 norm's weight, 2, 3, 4 matrices, 5, 6, 7 outs, 8 what results are added to, 9, 10, 11 more outs or 0. A gated pair is a row of each of two matrices.
+// n: 0 width, 1 what others tell, 2 how inputs get ready, 3 epsilon, 4 keep, 6 pairs of rows of the first matrix, 7 of the
+// first two, 8.. rows of up to three matrices, 16 and 17 see `own_pairs`, 18 the next such line's number and one, or 0.
+// p: 0 input, 1 norm's weight, 2, 3, 4 matrices, 5, 6, 7 outs, 8 what results are added to, 9, 10, 11 more outs or 0.
+// A gated pair is a row of each of two matrices.
 __device__ __forceinline__ void stream_line(const Line &line, u8 *memory, const u8 *ring, Ahead &ahead, u32 &slot,
                                             const From &from) {
     const u32 width = line.n[0], each = units_of(width), keep = line.n[4];

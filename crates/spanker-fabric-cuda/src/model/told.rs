@@ -32,7 +32,8 @@ impl Numbers {
     }
 }
 
-/// Numbers that a line reads and that may have been written by a line before it.
+/// Numbers that a line reads and that may have been written by a line before it. Keys and values that are kept belong to a
+/// layer, and blocks of results are for the other kernel: neither is read by a later line of the same one.
 fn read(line: &Line) -> Vec<Numbers> {
     let n = |at: usize| u64::from(line.n[at]);
     let new = |place, count| Numbers::new(line, place, count);
@@ -93,6 +94,11 @@ impl Run {
         let is_told = |at: &Range<u64>| teller(at).is_some();
         let is_apart = |at: &Range<u64>| !self.told.iter().any(|(told, _)| overlap(told, at));
         let reads = read(line);
+        // Inputs of products are read 16 bytes at a time.
+        let is_even = |numbers: &Numbers| {
+            let off = teller(&numbers.at).map_or(0, |(told, _)| numbers.at.start - told.start);
+            numbers.place == 8 || line.kind == kind::ATTEND || off.is_multiple_of(16)
+        };
         let together = match line.kind {
             kind::ATTEND => {
                 reads.iter().all(|numbers| is_told(&numbers.at))
@@ -105,20 +111,24 @@ impl Run {
         let heard = reads.iter().filter(|numbers| numbers.place != 8);
         let heard: Vec<(&Range<u64>, usize)> =
             heard.filter_map(|n| teller(&n.at).map(|(_, by)| (&n.at, *by))).collect();
-        let mut done = BTreeSet::new();
+        let (mut done, mut before) = (BTreeSet::new(), BTreeSet::new());
         for (_, by) in &heard {
             let mut tells = self.told.iter().filter(|(_, teller)| teller == by);
             if tells.all(|(told, _)| heard.iter().any(|(at, _)| *at == told)) {
                 done.insert(*by);
-                done.extend(&self.done[*by]);
+                before.extend(&self.done[*by]);
             }
         }
+        // Heads have heard all of it together, and each a part.
+        let known = if line.kind == kind::ATTEND { BTreeSet::new() } else { done.clone() };
+        let known: BTreeSet<usize> = &known | &before;
+        done.extend(before);
         let writes: Vec<Range<u64>> = written(line).into_iter().map(|numbers| numbers.at).collect();
         let is_free = |at: &Range<u64>| {
             self.told.iter().all(|(told, _)| told == at || !overlap(told, at))
-                && self.plain.iter().all(|(plain, by)| done.contains(by) || !overlap(plain, at))
+                && self.plain.iter().all(|(plain, by)| known.contains(by) || !overlap(plain, at))
         };
-        if !together || !writes.iter().all(is_free) {
+        if !together || !reads.iter().all(is_even) || !writes.iter().all(is_free) {
             return false;
         }
         let own = self.done.len();
@@ -164,6 +174,7 @@ pub(super) fn told(lines: &[Line], base: u64) -> (Vec<Line>, u64) {
             next += (of.end - of.start).next_multiple_of(ALIGNMENT);
             if line.kind == kind::EMBED {
                 line.p[8] = to;
+                line.n[5] = u32::from(again.is_some());
             } else {
                 line.p[place] = to;
                 line.p[kept(&line, place)] = if again.is_none() { of.start } else { 0 };
