@@ -240,21 +240,9 @@ __device__ __forceinline__ float fold_on(float sum, const float *terms, u32 coun
     return sum;
 }
 
-// Inputs of one unit as weights meet them.
-struct Meets {
-    int4 low, high;
-    float scale;
-    int start;
-};
-
-__device__ __forceinline__ Meets meets(const Inputs &in, u32 unit) {
-    return {in.low[unit], in.high[unit], in.scale[unit], -8 * in.sum[unit]};
-}
-
 // A lane's units of a slot, out of it.
 struct Taken {
-    uint4 quants[2][PAIR];
-    u16 scales[2][PAIR];
+    Unit units[2][PAIR];
 };
 
 __device__ __forceinline__ Taken take(const u8 *slot) {
@@ -265,28 +253,23 @@ __device__ __forceinline__ Taken take(const u8 *slot) {
 #pragma unroll
         for (int i = 0; i < PAIR; i++) {
             const u32 place = i * SPAN + half * 32 + lane;
-            t.quants[half][i] = *(const uint4 *)(slot + place * 16);
-            t.scales[half][i] = *(const u16 *)(slot + SLOT_SCALES + place * 2);
+            t.units[half][i].a = *(const uint4 *)(slot + place * 16);
+            t.units[half][i].x = *(const u16 *)(slot + SLOT_SCALES + place * 2);
         }
     return t;
 }
 
 // Their terms. What is beyond a row's end is nobody's.
-__device__ __forceinline__ void give_terms(const Taken &t, const Meets m[2], float *to) {
+__device__ __forceinline__ void give_terms(const Taken &t, const Met<Q4_0> met[2], float *to) {
     const u32 lane = threadIdx.x % 32;
+    const Weights none = {nullptr, 0};
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int i = 0; i < PAIR; i++) {
-            const u32 L = 0x0f0f0f0fu, H = 0xf0f0f0f0u;
-            const uint4 w = t.quants[half][i];
-            int low = __dp4a((int)(w.x & L), m[half].low.x, m[half].start);
-            low = __dp4a((int)(w.y & L), m[half].low.y, low);
-            low = __dp4a((int)(w.z & L), m[half].low.z, low);
-            low = __dp4a((int)(w.w & L), m[half].low.w, low);
-            const uint4 high = make_uint4(w.x & H, w.y & H, w.z & H, w.w & H);
-            const float scale = half_of(t.scales[half][i]) * m[half].scale;
-            to[i * APART_TERMS + half * 32 + lane] = scale * (float)(low + (dot16u(high, m[half].high) >> 4));
+            const Unit &unit = t.units[half][i];
+            float term = term_of<Q4_0>(unpack<Q4_0>(none, unit, 0), numbers_of<Q4_0>(unit), met[half]);
+            to[i * APART_TERMS + half * 32 + lane] = term;
         }
 }
 
@@ -336,14 +319,15 @@ __device__ __forceinline__ void stream_line(const Line &line, u8 *memory, const 
             u32 count = min((u32)CHUNK, each - begin);
             for (u32 i = 0; i < pairs; i++)
                 for (u32 at = 0; at < count; at += SPAN) {
-                    const Meets m[2] = {meets(in, begin + at + lane), meets(in, begin + at + 32 + lane)};
+                    const u32 unit = begin + at + lane;
+                    const Met<Q4_0> met[2] = {met_by<Q4_0>(in, unit), met_by<Q4_0>(in, unit + 32)};
                     asm volatile("cp.async.wait_group %0;" :: "n"(SLOTS - 1) : "memory");
                     __syncwarp();
                     const Taken taken = take(ring + slot * SLOT_BYTES);
                     __syncwarp();
                     slot = slot + 1 == SLOTS ? 0 : slot + 1;
                     send_for(ahead, from);
-                    give_terms(taken, m, to + i * PAIR * APART_TERMS + at);
+                    give_terms(taken, met, to + i * PAIR * APART_TERMS + at);
                 }
             __syncwarp();
             if (own) sum = fold_on(sum, to + lane * APART_TERMS, count);
