@@ -61,6 +61,26 @@ __device__ __forceinline__ void near_values(const u8 *values, u64 stride, u32 si
     }
 }
 
+// Adds COUNT values, each times its score, one after the other.
+template <u32 COUNT>
+__device__ __forceinline__ float add_values(float sum, const float *scores, const u16 *values, u32 size) {
+    float4 by[COUNT / 4];
+    u16 some[COUNT];
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) {
+        if (i % 4 == 0) by[i / 4] = ((const float4 *)scores)[i / 4];
+        some[i] = values[i * size];
+    }
+#pragma unroll
+    for (u32 i = 0; i < COUNT / 4; i++) {
+        sum = sum + by[i].x * half_of(some[4 * i]);
+        sum = sum + by[i].y * half_of(some[4 * i + 1]);
+        sum = sum + by[i].z * half_of(some[4 * i + 2]);
+        sum = sum + by[i].w * half_of(some[4 * i + 3]);
+    }
+    return sum;
+}
+
 // n: 0 rows, 1 heads, 2 heads of keys, 3 head's size, 4 group, 5 offset, 6 scale, 7 whether keys are new and unturned,
 // 8 dims, 9 pairs, 10 the type of blocks of results, 11 positions whose values are near at a time: whole runs,
 // 12 whether others tell queries, new keys and new values. p: 0 queries, 1 keys, 2 values, 3 into, 4 table, 5 new keys,
@@ -71,8 +91,8 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
     const float scale = __uint_as_float(line.n[6]);
     const u64 stride = (u64)kv_heads * size * 2;
     float *query = (float *)memory;
-    float *new_key = query + size, *new_value = new_key + size;
-    u16 *key_bits = (u16 *)(new_value + size);
+    float *new_key = query + size;
+    u16 *key_bits = (u16 *)(new_key + size);
     float *most = (float *)(key_bits + size);
     float *parts = most + WARPS;
     u8 *near = (u8 *)(parts + NEAR / RUN * size);
@@ -98,6 +118,7 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
             angle = __ldg((const float2 *)line.p[4] + (u64)step.past * (dims / 2) + own_pair);
         // Of heads that share keys, the first keeps them.
         const bool first = fresh && (head == 0 || (offset + head - 1) / group != kv);
+        u16 new_value = 0;
         if (threadIdx.x < size) {
             u32 i = threadIdx.x;
             float asked, key = 0.0f, value = 0.0f;
@@ -112,8 +133,8 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
             } while (line.n[12] && !(is_written(asked) && is_written(key) && is_written(value)));
             query[i] = asked;
             new_key[i] = key;
-            new_value[i] = half_of(to_half(value));
-            if (first) ((u16 *)(values + step.past * stride))[i] = to_half(value);
+            new_value = to_half(value);
+            if (first) ((u16 *)(values + step.past * stride))[i] = new_value;
         }
         __syncthreads();
         if (fresh) {
@@ -135,7 +156,8 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
             __syncthreads();
         }
         float own = -__uint_as_float(0x7f800000u);
-        for (u32 base = 0; base < positions; base += THREADS / 4) {
+        // A warp has eight positions at a time, if there are any for it.
+        for (u32 base = 0; base + threadIdx.x / 32 * 8 < positions; base += THREADS / 4) {
             u32 at = base + threadIdx.x / 4, safe = min(at, positions - 1);
             bool is_new = fresh && safe == step.past;
             const u8 *key = is_new ? (const u8 *)key_bits : keys + safe * stride;
@@ -164,7 +186,6 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
         sum = __shfl_sync(~0u, sum, 0);
         __syncthreads();
         for (u32 at = threadIdx.x; at < positions; at += THREADS) scores[at] = scores[at] / sum;
-        __syncthreads();
         // Values come near in tiles, the first of which is on its way since the beginning. Each thread has a number
         // of the head and adds up runs. Runs are added from the first.
         const u32 groups = THREADS / size, mine = threadIdx.x / size, dim = threadIdx.x % size;
@@ -175,28 +196,20 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
                 __syncthreads();
                 near_values(values, stride, size, tile, min(count, kept > tile ? kept - tile : 0), near);
             }
+            // The new one goes to its place among them.
+            if (fresh && step.past - tile < count && threadIdx.x < size)
+                ((u16 *)near)[(step.past - tile) * size + threadIdx.x] = new_value;
             asm volatile("cp.async.wait_all;" ::: "memory");
             __syncthreads();
             const u16 *value = (const u16 *)near + dim;
             for (u32 from = mine * RUN; mine < groups && from < count; from += groups * RUN) {
                 float part = 0.0f;
-                u32 to = min(from + RUN, count);
-                if (to == from + RUN && (!fresh || tile + to <= step.past)) {
-#pragma unroll
-                    for (u32 i = 0; i < RUN; i += 4) {
-                        const float4 by = *(const float4 *)(scores + tile + from + i);
-                        const u16 *some = value + (from + i) * size;
-                        part = part + by.x * half_of(some[0]);
-                        part = part + by.y * half_of(some[size]);
-                        part = part + by.z * half_of(some[2 * size]);
-                        part = part + by.w * half_of(some[3 * size]);
-                    }
-                } else {
-                    for (u32 at = from; at < to; at++) {
-                        float kept_value = fresh && tile + at == step.past ? new_value[dim] : half_of(value[at * size]);
-                        part = part + scores[tile + at] * kept_value;
-                    }
-                }
+                const u32 to = min(from + RUN, count);
+                const u16 *some = value + from * size;
+                u32 at = from;
+                for (; at + 16 <= to; at += 16, some += 16 * size) part = add_values<16>(part, scores + tile + at, some, size);
+                for (; at + 4 <= to; at += 4, some += 4 * size) part = add_values<4>(part, scores + tile + at, some, size);
+                for (; at < to; at++, some += size) part = part + scores[tile + at] * half_of(*some);
                 parts[from / RUN * size + dim] = part;
             }
             __syncthreads();

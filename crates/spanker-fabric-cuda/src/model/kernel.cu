@@ -60,17 +60,19 @@ __device__ APART void embed_line(const Line &line, u32 token, const u32 *ids) {
     const u32 rows = line.n[0], width = line.n[1], type = line.n[2], first = line.n[3], count = line.n[4];
     const u32 size = is_plain(type) ? 1 : is_long(type) ? 256 : 32;
     const u64 blocks = (u64)count * width / size;
-    for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
+    // A block has as many numbers at a time as it has threads.
+    const u32 pieces = (width + THREADS - 1) / THREADS;
+    for (u32 piece = blockIdx.x; piece < rows * pieces; piece += gridDim.x) {
+        const u32 row = piece / pieces, i = piece % pieces * THREADS + threadIdx.x;
+        if (i >= width) continue;
         u32 id = rows == 1 ? token : read(ids + row);
         bool here = id >= first && id - first < count;
         u64 start = here ? (u64)(id - first) * width : 0;
         float *into = (float *)line.p[1] + (u64)row * width;
-        for (u32 i = threadIdx.x; i < width; i += THREADS) {
-            u64 at = start + i;
-            float value = here ? decoded((const u8 *)line.p[0], type, blocks, at / size, at % size) : into[i];
-            if (here && !line.n[5]) into[i] = value;
-            if (line.p[8]) tell((float *)line.p[8] + i, is_written(value) ? value : __uint_as_float(0x7fffffffu));
-        }
+        u64 at = start + i;
+        float value = here ? decoded((const u8 *)line.p[0], type, blocks, at / size, at % size) : into[i];
+        if (here && !line.n[5]) into[i] = value;
+        if (line.p[8]) tell((float *)line.p[8] + i, is_written(value) ? value : __uint_as_float(0x7fffffffu));
     }
 }
 
@@ -192,14 +194,17 @@ spanker_card(const Line *lines, u32 count, Step step) {
         ((u32 *)window)[i] = __ldg((const u32 *)lines + i);
     __syncthreads();
 #ifdef STREAM
+    // What everyone waits for goes first: a run has it at its beginning or not at all.
+    if (window[0].kind == EMBED) embed_line(window[0], step.token, step.ids);
     const u8 *ring = shared + step.ring + threadIdx.x / 32 * SLOTS * SLOT_BYTES;
     __shared__ Ahead aheads[WARPS];
-    From from = {(u32)__cvta_generic_to_shared(ring), window, lines, 0};
+    __shared__ Rows rows[WARPS][PAIRS];
+    const u32 own_rows = (u32)__cvta_generic_to_shared(rows[threadIdx.x / 32]);
+    From from = {(u32)__cvta_generic_to_shared(ring), own_rows, window, lines, 0};
     Ahead ahead;
     u32 slot = 0;
-    ahead.slot = 0;
-    find_line(ahead, window, lines, step.streamed, 0);
-    for (u32 i = 0; i < SLOTS; i++) send_for(ahead, from);
+    find_line(ahead, from, step.streamed);
+    for (u32 i = 0; i < SLOTS; i++) send_for(ahead, from, i * SLOT_BYTES);
     for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < step.pieces; i += (u64)gridDim.x * THREADS)
         step.unwritten[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
 #endif
@@ -216,8 +221,8 @@ spanker_card(const Line *lines, u32 count, Step step) {
         from.now = at;
 #endif
         switch (line.kind) {
-            case EMBED: embed_line(line, step.token, step.ids); break;
 #ifdef STREAM
+            case EMBED: break;
             case ATTEND:
                 // What is not needed in the meantime leaves its registers.
                 if (threadIdx.x % 32 == 0) aheads[threadIdx.x / 32] = ahead;
@@ -230,6 +235,7 @@ spanker_card(const Line *lines, u32 count, Step step) {
                 break;
             case STREAMED: stream_line(line, memory, ring, ahead, slot, from); break;
 #else
+            case EMBED: embed_line(line, step.token, step.ids); break;
             case ATTEND: attend_line(line, step, memory); break;
             case VECTOR: vector_line(line, memory); break;
             case MATMUL: matmul_line(line, memory); break;

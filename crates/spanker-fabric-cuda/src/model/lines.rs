@@ -292,6 +292,15 @@ impl Writer<'_> {
                 let normed = Normed { from: *from, weight: *weight, epsilon: *epsilon };
                 self.normed_products(ops, normed, *into)
             }
+            Some(Op::Work(Work::Quantize { from, into, rows: 1, width, quant })) => {
+                let (blocks, numbers, width, quant) = (*into, *from, *width, *quant);
+                let rounding = Rounding { blocks, numbers, width, quant };
+                if !self.is_rounded_later(&rounding, &ops[1..]) {
+                    return Ok(0);
+                }
+                self.rounding = Some(rounding);
+                Ok(1)
+            }
             Some(Op::Work(Work::Matmul { shape: [1, ..], .. })) => self.added_product(ops),
             Some(Op::Work(Work::Rotate { rows: 1, .. })) => self.turned_attention(ops),
             _ => Ok(0),
@@ -551,7 +560,7 @@ impl Writer<'_> {
                 2
             };
         line.n[11] = near;
-        let each = 14 + 2 * near + near / RUN * 4;
+        let each = 10 + 2 * near + near / RUN * 4;
         let shared = size * each + warps * 4 + self.setting.scores * 4;
         Ok((line, shared))
     }

@@ -148,12 +148,27 @@ __device__ __forceinline__ int sum_in_warp(int value) {
 #endif
 }
 
-// A block's scale from the bits of its largest magnitude: what it is multiplied with, and what it is kept as.
-__device__ __forceinline__ void scale_of(u32 largest, float *inverse, float *scale) {
+// The larger of two numbers; no number if one of them is none.
+__device__ __forceinline__ float larger(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
+// A 127th, as a division has it: so for every number from 2^-100 on. What is less is nothing as an f16 either way.
+__device__ __forceinline__ float part_of(float most) {
+    const float by = 1.0f / 127.0f, near = most * by;
+    return __fmaf_rn(__fmaf_rn(-near, 127.0f, most), by, near);
+}
+
+// A block's scale from the bits of its largest magnitude: what it is multiplied with, and what it is kept as. Some become
+// f16 after this, which is quicker.
+__device__ __forceinline__ void scale_of(u32 largest, float *inverse, float *scale, bool to_f16 = false) {
     float most = __uint_as_float(largest);
     bool plain = largest != 0 && largest < 0x7f800000u;
     *inverse = plain ? 127.0f / most : 0.0f;
-    *scale = plain ? most / 127.0f : (largest == 0 ? 0.0f : __uint_as_float(0x7fc00000u));
+    float kept = to_f16 ? part_of(most) : most / 127.0f;
+    *scale = plain ? kept : (largest == 0 ? 0.0f : __uint_as_float(0x7fc00000u));
 }
 
 // ---------------------------------------------------------------- memory

@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaSlice;
 use ggml_spanker::input_type;
+use spanker_llm::Op;
 use spanker_model::{Model, Quant};
 use spanker_plan::OPERATORS_PER_LAYER;
+use spanker_runtime::{BufferId, Place, Work};
 use spanker_topology::{BytesPerSecond, Confidence, Profile, Provenance, Seconds};
 
 use super::lines::{Line, Part, Setting, kind, translate};
@@ -87,6 +89,48 @@ impl Speeds {
     }
 }
 
+/// Products of one row with `count` matrices of so many rows, in places of three buffers: weights, inputs and results.
+#[derive(Clone, Copy)]
+struct Chain {
+    quant: Quant,
+    width: u64,
+    rows: u64,
+    count: u64,
+    /// Matrices that there are.
+    matrices: u64,
+}
+
+impl Chain {
+    /// Each product takes what the one before has made, as in a model, and norms it: all of them, or every second.
+    fn program(self, all_normed: bool) -> Vec<Op> {
+        let Chain { quant, width, rows, count, matrices } = self;
+        let size = rows * quant.row_bytes(width);
+        let id = |quant: Quant| quant.ggml_id().unwrap_or_default();
+        let at = |buffer: u64, offset: u64| Place { buffer: BufferId(buffer), offset };
+        let input = input_type(quant);
+        let (normed, rounded) = (at(1, width * 4), at(1, width * 8));
+        // Two places take turns.
+        let turn = |line: u64| at(2, line % 2 * rows * 4);
+        let link = |line: u64| {
+            let epsilon = 1e-5f32.to_bits();
+            let before = if line == 0 { at(1, 0) } else { turn(line - 1) };
+            let is_normed = all_normed || line.is_multiple_of(2);
+            let (from, weight, into) = (before, at(1, 0), normed);
+            let norm = Work::Norm { from, weight, into, rows: 1, width, epsilon };
+            let from = if is_normed { normed } else { before };
+            let round = Work::Quantize { from, into: rounded, rows: 1, width, quant: id(input) };
+            let a = if input == Quant::F32 { from } else { rounded };
+            let (b, shape) = (at(0, line % matrices * size), [1, width, rows]);
+            let types = [id(input), id(quant)];
+            let product = Work::Matmul { a, b, out: turn(line), shape, types };
+            let works =
+                [is_normed.then_some(norm), (input != Quant::F32).then_some(round), Some(product)];
+            works.into_iter().flatten().map(Op::Work)
+        };
+        (0..count).flat_map(link).collect()
+    }
+}
+
 struct Bench {
     station: Station,
     quant: Quant,
@@ -147,54 +191,29 @@ impl Bench {
         Ok(median(times.collect::<Result<_, _>>()?))
     }
 
-    /// Seconds for products of one normed row with `count` matrices of so many rows.
+    /// Seconds for products of one row with `count` matrices of so many rows.
     fn vectors(&mut self, rows: u64, count: u64) -> Result<f64, CudaError> {
-        use spanker_llm::Op;
-        use spanker_runtime::{BufferId, Place, Work};
-        let size = rows * self.quant.row_bytes(self.width);
-        let all = self.buffers[0].len() as u64 / size;
-        let id = |quant: Quant| quant.ggml_id().unwrap_or_default();
-        let at = |buffer: u64, offset: u64| Place { buffer: BufferId(buffer), offset };
-        let input = input_type(self.quant);
-        let (normed, rounded) = (at(1, self.width * 4), at(1, self.width * 8));
-        // Each takes what the one before has made, as in a model. Two places take turns.
-        let turn = |line: u64| at(2, line % 2 * rows * 4);
-        let program: Vec<Op> = (0..count)
-            .flat_map(|line| {
-                let (epsilon, width) = (1e-5f32.to_bits(), self.width);
-                let norm = Work::Norm {
-                    from: if line == 0 { at(1, 0) } else { turn(line - 1) },
-                    weight: at(1, 0),
-                    into: normed,
-                    rows: 1,
-                    width,
-                    epsilon,
-                };
-                let (from, quant) = (normed, id(input));
-                let round = Work::Quantize { from, into: rounded, rows: 1, width, quant };
-                let a = if input == Quant::F32 { normed } else { rounded };
-                let (b, shape) = (at(0, line % all * size), [1, width, rows]);
-                let types = [id(input), id(self.quant)];
-                let product = Work::Matmul { a, b, out: turn(line), shape, types };
-                let round = (input != Quant::F32).then_some(Op::Work(round));
-                [Some(Op::Work(norm)), round, Some(Op::Work(product))].into_iter().flatten()
-            })
-            .collect();
+        let (quant, width) = (self.quant, self.width);
+        let matrices = self.buffers[0].len() as u64 / (rows * quant.row_bytes(width));
+        let chain = Chain { quant, width, rows, count, matrices };
         let bases = [0, 1, 2].map(|buffer| self.place(buffer));
         let address = |place: Place| bases[place.buffer.0 as usize] + place.offset;
         let blocks = self.station.blocks(0)?;
         let (counters, scores) = (self.station.counters(), self.station.scores());
         let tile_rows = self.station.tile_rows();
-        let on = |streams| {
+        let on = |program: &[Op], streams| {
             let (address, counted) = (&address as &dyn Fn(Place) -> u64, COUNTERS);
             let setting =
                 Setting { address, blocks, counters, counted, scores, tile_rows, streams };
-            translate(&program, true, &setting)
+            translate(program, true, &setting)
         };
+        // Where weights come ahead of time, a line norms its inputs or rounds them: in a model as often the one as the
+        // other. Elsewhere the line before has rounded them.
         let streams = self.station.streams(0)?;
-        let mut parts = on(streams)?;
-        if self.station.streams(parts.streamed)? < streams {
-            parts = on(0)?;
+        let mut parts = on(&chain.program(streams == 0), streams)?;
+        let is_streamed = matches!(&parts.parts[..], [Part::Streamed(_)]);
+        if !is_streamed || self.station.streams(parts.streamed)? < streams {
+            parts = on(&chain.program(true), 0)?;
         }
         let blocks = self.station.blocks(parts.shared)?.min(blocks);
         match &parts.parts[..] {
@@ -247,5 +266,30 @@ impl Bench {
             times.push(begun.elapsed().as_secs_f64());
         }
         Ok(median(times))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_second_line_of_a_chain_is_normed_where_weights_come_ahead_of_time() {
+        let chain = Chain { quant: Quant::Q4_0, width: 4096, rows: 4096, count: 16, matrices: 4 };
+        let address = |place: Place| (place.buffer.0 + 1) << 32 | place.offset;
+        let setting = Setting {
+            address: &address,
+            blocks: 264,
+            counters: 0,
+            counted: COUNTERS,
+            scores: 16,
+            tile_rows: 32,
+            streams: 132,
+        };
+        let parts = translate(&chain.program(false), true, &setting).unwrap().parts;
+        let [Part::Streamed(lines)] = &parts[..] else { panic!("other parts") };
+        assert!(lines.iter().all(|line| line.kind == kind::STREAMED));
+        let ready: Vec<u32> = lines.iter().map(|line| line.n[2]).collect();
+        assert_eq!(ready, [1, 2].repeat(8));
     }
 }

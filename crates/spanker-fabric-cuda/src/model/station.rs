@@ -245,7 +245,14 @@ impl Station {
         if self.types & Q4_0 == 0 || shared + OWN_SHARED > self.most_shared {
             return Ok(0);
         }
-        Ok(self.fit(Kind::Streamed, shared)?.min(1) * self.gpu.multiprocessors())
+        let all = self.all_shared();
+        Ok(self.fit(Kind::Streamed, all)?.min(1) * self.gpu.multiprocessors())
+    }
+
+    /// Shared memory of a block that has a multiprocessor for itself. It takes more than it needs: what it leaves
+    /// becomes first-level cache, with which it is slower.
+    fn all_shared(&self) -> u32 {
+        self.most_shared.saturating_sub(OWN_SHARED)
     }
 
     /// Puts lines into the processor's memory. `blocks` is what they were made for.
@@ -275,7 +282,7 @@ impl Station {
         let ring = shared.next_multiple_of(RING_ALIGNMENT);
         let first = lines.iter().position(|line| line.kind == kind::STREAMED);
         let first = first.map_or(0, |at| at as u32 + 1);
-        let (count, kind, shared) = (lines.len() as u32, Kind::Streamed, ring + streams::RING);
+        let (count, kind, shared) = (lines.len() as u32, Kind::Streamed, self.all_shared());
         let (_, each) = told::told(lines, 0);
         let mut numbers =
             self.gpu.allocate((2 * each).max(1) as usize, "what blocks tell each other")?;

@@ -3,6 +3,9 @@
 //
 // Each warp has a ring of slots in shared memory. It has them filled in the order in which it will meet them, over the
 // ends of lines: while blocks wait for each other and inputs get ready, the next weights are on their way.
+//
+// What counts is the number of instructions. So a warp's pairs of rows meet the same inputs while these are in registers,
+// and one warp of four folds the terms of all four, with a row in each of 24 lanes.
 
 #ifdef STREAM
 #define SLOTS 3
@@ -11,103 +14,137 @@
 #define PAIR 2
 #define SLOT_SCALES (PAIR * SPAN * 16)
 #define SLOT_BYTES (SLOT_SCALES + PAIR * SPAN * 2)
-// Terms of a row that are folded at a time, how far apart those of rows are, and pairs of rows that are folded together.
-#define CHUNK 128
-#define APART_TERMS 132
+// Pairs of rows of a warp that meet the same inputs one after the other: a pass.
 #define PAIRS 3
-#define TERM_FLOATS (PAIRS * PAIR * APART_TERMS)
+// Warps whose terms one of them folds, a row in each lane, and how far apart terms of rows are.
+#define TEAM 4
+#define TEAMS (WARPS / TEAM)
+#define APART_TERMS (SPAN + 4)
 #define RING_BYTES (WARPS * SLOTS * SLOT_BYTES)
 // Pairs of a warp that come closer while others look back, and when: ticks of the clock, a microsecond has about 2000.
-#define FAR 3
-#define FIRST_FAR 1500
+#define FAR 2
+#define FIRST_FAR 500
 #define BETWEEN_FAR 2000
 // How a line's inputs get ready.
 enum Ready { NORMED = 1, ROUNDED = 2 };
 // What others tell: a line's inputs, and what its results are added to.
 enum Told { HEARD = 1, ADDED = 2 };
 
-// A line's pairs of rows of a block's warp: the first, and what comes after the last. n: 16 pairs of every block, 17
-// blocks that have one more.
+// The number of a warp's first pair: those that fold have the last ones, and so not more than others.
+__device__ __forceinline__ u32 rank_of(u32 warp) { return WARPS - 1 - warp; }
+
+// A block's pairs of rows of a line: the first, and what comes after the last. n: 16 pairs of every block, 17 blocks that
+// have one more. A warp has every sixteenth of them.
 __device__ __forceinline__ void own_pairs(const Line &line, u32 block, u32 *first, u32 *end) {
-    u32 every = line.n[16], more = line.n[17], begin = block * every + min(block, more);
-    *first = begin + threadIdx.x / 32, *end = begin + every + (block < more ? 1 : 0);
+    u32 every = line.n[16], more = line.n[17];
+    *first = block * every + min(block, more), *end = *first + every + (block < more ? 1 : 0);
 }
 
-// The matrix and the first row of a pair that is not gated, and the first pair of the next matrix.
-__device__ __forceinline__ void rows_of(const Line &line, u32 pair, u32 *matrix, u32 *row, u32 *last) {
+// The matrix and the first row of a pair.
+__device__ __forceinline__ void rows_of(const Line &line, u32 pair, u32 *matrix, u32 *row) {
+    *matrix = 0, *row = pair;
+    if (line.n[4] == GATED) return;
     u32 first = line.n[6], second = line.n[7];
     *matrix = pair < first ? 0 : pair < second ? 1 : 2;
     *row = (pair - (*matrix == 0 ? 0 : *matrix == 1 ? first : second)) * PAIR;
-    *last = *matrix == 0 ? first : *matrix == 1 ? second : ~0u;
+}
+
+// Two rows, and their scales.
+struct __align__(16) Rows {
+    const u8 *one, *two, *one_scales, *two_scales;
+};
+
+__device__ __forceinline__ Rows rows_at(const Line &line, u32 pair) {
+    u32 matrix, row;
+    rows_of(line, pair, &matrix, &row);
+    const u64 each = units_of(line.n[0]), scales = line.n[8 + matrix] * each * 16;
+    const u8 *one = (const u8 *)line.p[2 + matrix] + row * each * 16;
+    const u8 *one_scales = (const u8 *)line.p[2 + matrix] + scales + row * each * 2;
+    if (line.n[4] != GATED) return {one, one + each * 16, one_scales, one_scales + each * 2};
+    const u8 *two = (const u8 *)line.p[3];
+    return {one, two + row * each * 16, one_scales, two + scales + row * each * 2};
 }
 
 // Where a warp's next slot comes from.
 struct Ahead {
-    const Line *line;
-    u32 pair, last, end, unit, each, step, slot;
-    // Two rows, and their scales.
-    const u8 *one, *two, *one_scales, *two_scales;
+    // The line's number and one, or 0.
+    u32 line;
+    // The first pair of a pass and what comes after the line's last, the pass's pairs and the one at hand, the unit in
+    // their rows, and units of a row.
+    u32 pair, end, pairs, at, unit, each;
 };
 
-__device__ __forceinline__ void find_rows(Ahead &a) {
-    const Line &line = *a.line;
-    const bool gated = line.n[4] == GATED;
-    u32 matrix = 0, row = a.pair;
-    a.last = ~0u;
-    if (!gated) rows_of(line, a.pair, &matrix, &row, &a.last);
-    a.last = min(a.last, a.end);
-    u64 blocks = (u64)line.n[8 + matrix] * a.each, at = (u64)row * a.each;
-    const u8 *one = (const u8 *)line.p[2 + matrix], *two = gated ? (const u8 *)line.p[3] : one + a.each * 16;
-    a.one = one + at * 16, a.two = two + at * 16;
-    a.one_scales = one + blocks * 16 + at * 2;
-    a.two_scales = gated ? two + blocks * 16 + at * 2 : a.one_scales + a.each * 2;
-    a.step = WARPS * (gated ? 1 : PAIR) * a.each;
-}
-
-// Goes to the first line with rows for this warp. `next` is its number and one, or 0; `at` is the line at work.
-__device__ __forceinline__ void find_line(Ahead &a, const Line *window, const Line *lines, u32 next, u32 at) {
-    a.line = nullptr;
-    while (next != 0) {
-        const Line *line = next <= at + NEAR_LINES ? window + (next - 1) % NEAR_LINES : lines + next - 1;
-        own_pairs(*line, blockIdx.x, &a.pair, &a.end);
-        if (a.pair < a.end) {
-            a.line = line, a.unit = 0, a.each = units_of(line->n[0]);
-            find_rows(a);
-            return;
-        }
-        next = line->n[18];
-    }
-}
-
-// Weights are read once: what is read again stays in the second-level cache.
-__device__ __forceinline__ void copy16(u32 to, const u8 *from) {
-    u64 once;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "l"(once) : "memory");
-}
-
-// What a warp needs to send for slots: its ring, lines that are near and all lines, and the number of the one at work.
+// What a warp needs to send for slots: its ring, rows of its pass, lines that are near and all lines, and the number of
+// the one at work.
 struct From {
     u32 ring;
+    u32 rows;
     const Line *window, *lines;
     u32 now;
+
+    __device__ __forceinline__ const Line *at(u32 line) const {
+        return line <= now + NEAR_LINES ? window + (line - 1) % NEAR_LINES : lines + line - 1;
+    }
 };
+
+// Begins a pass.
+__device__ __forceinline__ void find_rows(Ahead &a, const From &from, const Line &line) {
+    const u32 lane = threadIdx.x % 32;
+    a.pairs = min((u32)PAIRS, (a.end - a.pair + WARPS - 1) / WARPS);
+    a.at = 0, a.unit = 0;
+    __syncwarp();
+    if (lane < a.pairs) {
+        const Rows rows = rows_at(line, a.pair + lane * WARPS);
+        const u32 to = from.rows + lane * (u32)sizeof(Rows);
+        asm volatile("st.shared.v2.u64 [%0], {%1, %2};" :: "r"(to), "l"(rows.one), "l"(rows.two) : "memory");
+        asm volatile("st.shared.v2.u64 [%0], {%1, %2};" :: "r"(to + 16), "l"(rows.one_scales), "l"(rows.two_scales) : "memory");
+    }
+    __syncwarp();
+}
+
+// Goes to the first line from `next` on with rows for this warp. If there is none, rows have no units.
+__device__ __forceinline__ void find_line(Ahead &a, const From &from, u32 next) {
+    for (a.line = next; a.line != 0;) {
+        const Line *line = from.at(a.line);
+        own_pairs(*line, blockIdx.x, &a.pair, &a.end);
+        a.pair += rank_of(threadIdx.x / 32);
+        if (a.pair < a.end) {
+            a.each = units_of(line->n[0]);
+            return find_rows(a, from, *line);
+        }
+        a.line = line->n[18];
+    }
+    a.at = 0, a.pairs = 1, a.unit = 0, a.each = 0;
+}
+
+// Weights are read once: what is read again stays in the second-level cache. Where it is known what `createpolicy` makes
+// of that, it is a constant, which needs fewer instructions.
+#if __CUDA_ARCH__ == 900
+__constant__ u64 READ_ONCE = 0x12f0000000000000ull;
+#endif
+
+__device__ __forceinline__ void copy16(u32 to, u64 from, bool there) {
+#if __CUDA_ARCH__ == 900
+    const u64 once = READ_ONCE;
+#else
+    u64 once;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+#endif
+    if (there)
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "l"(once) : "memory");
+}
 
 // Has a pair of a block's warp come closer: four lanes each a row, or its scales.
 __device__ __forceinline__ void fetch_pair(const Line &line, u32 block, u32 which) {
 #if __CUDA_ARCH__ >= 900
     const u32 part = threadIdx.x % 4, each = units_of(line.n[0]);
-    u32 pair, end, matrix = 0, last;
+    u32 pair, end;
     own_pairs(line, block, &pair, &end);
-    pair += which * WARPS;
+    pair += rank_of(threadIdx.x / 32) + which * WARPS;
     if (pair >= end) return;
-    const bool gated = line.n[4] == GATED, scales = part % 2;
-    u32 row = pair;
-    if (!gated) rows_of(line, pair, &matrix, &row, &last);
-    const u64 at = (u64)(part < 2 || gated ? row : row + 1) * each, blocks = (u64)line.n[8 + matrix] * each;
-    const u64 base = part < 2 || !gated ? line.p[2 + matrix] : line.p[3];
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
-                 :: "l"(base + (scales ? blocks * 16 + at * 2 : at * 16)), "r"(each * (scales ? 2 : 16)) : "memory");
+    const Rows rows = rows_at(line, pair);
+    const u8 *from = part == 0 ? rows.one : part == 1 ? rows.two : part == 2 ? rows.one_scales : rows.two_scales;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(each * (part < 2 ? 16 : 2)) : "memory");
 #endif
 }
 
@@ -129,32 +166,27 @@ __device__ __forceinline__ void fetch_meanwhile(const Line &next, const Line &fa
     }
 }
 
-// Sends for the next slot, if there is one.
-__device__ __forceinline__ void send_for(Ahead &a, const From &from) {
-    const u32 lane = threadIdx.x % 32;
-    if (a.line) {
-        u32 to = from.ring + a.slot * SLOT_BYTES + lane * 16, unit = a.unit + lane, each = a.each;
-        const u8 *one = a.one + unit * 16, *two = a.two + unit * 16;
-        if (unit < each) copy16(to, one), copy16(to + SPAN * 16, two);
-        if (unit + 32 < each) copy16(to + 512, one + 512), copy16(to + SPAN * 16 + 512, two + 512);
-        u32 piece = a.unit + lane % 8 * 8;
-        if (lane < 16 && piece < each) copy16(to + SLOT_SCALES, (lane < 8 ? a.one_scales : a.two_scales) + piece * 2);
-        a.slot = a.slot + 1 == SLOTS ? 0 : a.slot + 1;
-        a.unit += SPAN;
-        if (a.unit >= each) {
-            a.unit = 0, a.pair += WARPS;
-            if (a.pair < a.last) {
-                a.one += (u64)a.step * 16, a.two += (u64)a.step * 16;
-                a.one_scales += a.step * 2, a.two_scales += a.step * 2;
-            } else if (a.pair < a.end) {
-                find_rows(a);
-            } else {
-                find_line(a, from.window, from.lines, a.line->n[18], from.now);
-            }
-        }
-    }
+// Has a slot filled with what is next, if there is anything. `slot` is where it begins in the ring.
+__device__ __forceinline__ void send_for(Ahead &a, const From &from, u32 slot) {
+    const u32 lane = threadIdx.x % 32, unit = a.unit + lane, piece = a.unit + lane % 8 * 8;
+    const u32 to = from.ring + slot + lane * 16, rows = from.rows + a.at * (u32)sizeof(Rows);
+    u64 one, two, scales;
+    asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(one), "=l"(two) : "r"(rows) : "memory");
+    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(scales) : "r"(rows + 16 + lane / 8 % 2 * 8) : "memory");
+    one += (u64)unit * 16, two += (u64)unit * 16;
+    // In this order they need no branch.
+    copy16(to + SLOT_SCALES, scales + (u64)piece * 2, lane < 16 && piece < a.each);
+    copy16(to, one, unit < a.each), copy16(to + SPAN * 16, two, unit < a.each);
+    copy16(to + 512, one + 512, unit + 32 < a.each), copy16(to + SPAN * 16 + 512, two + 512, unit + 32 < a.each);
     // One group for each slot, whether there is anything in it or not: that is how they are counted.
     asm volatile("cp.async.commit_group;" ::: "memory");
+    if (++a.at < a.pairs) return;
+    a.at = 0, a.unit += SPAN;
+    if (a.unit < a.each || a.line == 0) return;
+    const Line *line = from.at(a.line);
+    a.pair += a.pairs * WARPS;
+    if (a.pair < a.end) find_rows(a, from, *line);
+    else find_line(a, from, line->n[18]);
 }
 
 // Eight numbers.
@@ -181,8 +213,30 @@ __device__ __forceinline__ void hear_eight(Eight &v, const float *from, u32 eigh
     }
 }
 
+// Inputs of units in shared memory: bytes in halves of 32, and scales as f16 with sums above them, -8 times.
+struct Near {
+    int4 *low, *high;
+    u32 *numbers;
+};
+
+__device__ __forceinline__ void keep_eight(const float v[8], u32 eight, bool there, const Near &in) {
+    const Rounded rounded = round_eight(v, Q8_0);
+    if (!there) return;
+    ((uint2 *)((eight % 4 < 2 ? in.low : in.high) + eight / 4))[eight % 2] = rounded.bytes;
+    if (eight % 4 == 0) in.numbers[eight / 4] = to_half(rounded.scale) | (u32)(-8 * rounded.sum) << 16;
+}
+
+// The inputs that a unit meets, whatever its row.
+__device__ __forceinline__ Met<Q4_0> meet(const Near &in, u32 unit) {
+    Met<Q4_0> m;
+    const u32 numbers = in.numbers[unit];
+    m.a = in.low[unit], m.b = in.high[unit];
+    m.scale = half_of(numbers & 0xffff), m.sums[0] = (int)numbers >> 16;
+    return m;
+}
+
 // A row of numbers becomes inputs in shared memory.
-__device__ __forceinline__ void stream_inputs(const Line &line, const Inputs &in, float *row, double *lanes) {
+__device__ __forceinline__ void stream_inputs(const Line &line, const Near &in, float *row, double *lanes) {
     const u32 eights = line.n[0] / 8;
     const float *x = (const float *)line.p[0], *weight = (const float *)line.p[1];
     const bool normed = line.n[2] == NORMED, told = line.n[1] & HEARD;
@@ -206,7 +260,7 @@ __device__ __forceinline__ void stream_inputs(const Line &line, const Inputs &in
             float4 a = own.a, b = own.b, c = by.a, d = by.b;
             float v[8] = {(a.x * scale) * c.x, (a.y * scale) * c.y, (a.z * scale) * c.z, (a.w * scale) * c.w,
                           (b.x * scale) * d.x, (b.y * scale) * d.y, (b.z * scale) * d.z, (b.w * scale) * d.w};
-            round_eight(v, eight, eight < eights, Q8_0, in);
+            keep_eight(v, eight, eight < eights, in);
         }
     } else {
         // The next are on their way while some are rounded.
@@ -215,11 +269,22 @@ __device__ __forceinline__ void stream_inputs(const Line &line, const Inputs &in
             hear_eight(one, x, min(eight, eights - 1), told);
             float4 a = one.a, b = one.b;
             float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-            round_eight(v, eight, eight < eights, Q8_0, in);
+            keep_eight(v, eight, eight < eights, in);
             one = two, two = eight_of(x, min(eight + 2 * THREADS, eights - 1));
         }
     }
     __syncthreads();
+}
+
+// Barriers of teams: terms are there, and terms have been folded.
+enum Barrier { FULL = 1, EMPTY = FULL + TEAMS };
+
+__device__ __forceinline__ void come_to(u32 barrier) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "n"(TEAM * 32) : "memory");
+}
+
+__device__ __forceinline__ void wait_for(u32 barrier) {
+    asm volatile("bar.sync %0, %1;" :: "r"(barrier), "n"(TEAM * 32) : "memory");
 }
 
 // Adds COUNT terms of a row to what came before, one after the other. Those that follow are on their way.
@@ -232,29 +297,29 @@ template <u32 COUNT> __device__ __forceinline__ float fold_some(float sum, const
     return sum;
 }
 
-// The same with so many terms: a multiple of eight, and CHUNK at most.
+// The same with so many terms: a multiple of eight, and SPAN at most.
 __device__ __forceinline__ float fold_on(float sum, const float *terms, u32 count) {
     const float4 *fours = (const float4 *)terms;
-    if (count == CHUNK) return fold_some<CHUNK>(sum, fours);
+    if (count >= SPAN) return fold_some<SPAN>(sum, fours);
     for (u32 at = 0; at < count; at += 8) sum = fold_some<8>(sum, fours + at / 4);
     return sum;
 }
 
-// A lane's units of a slot, out of it.
+// A lane's two units of each of a slot's rows, out of it.
 struct Taken {
-    Unit units[2][PAIR];
+    Unit units[PAIR][2];
 };
 
 __device__ __forceinline__ Taken take(const u8 *slot) {
     const u32 lane = threadIdx.x % 32;
     Taken t;
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int i = 0; i < PAIR; i++)
 #pragma unroll
-        for (int i = 0; i < PAIR; i++) {
+        for (int half = 0; half < 2; half++) {
             const u32 place = i * SPAN + half * 32 + lane;
-            t.units[half][i].a = *(const uint4 *)(slot + place * 16);
-            t.units[half][i].x = *(const u16 *)(slot + SLOT_SCALES + place * 2);
+            t.units[i][half].a = *(const uint4 *)(slot + place * 16);
+            t.units[i][half].x = *(const u16 *)(slot + SLOT_SCALES + place * 2);
         }
     return t;
 }
@@ -264,24 +329,13 @@ __device__ __forceinline__ void give_terms(const Taken &t, const Met<Q4_0> met[2
     const u32 lane = threadIdx.x % 32;
     const Weights none = {nullptr, 0};
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int i = 0; i < PAIR; i++)
 #pragma unroll
-        for (int i = 0; i < PAIR; i++) {
-            const Unit &unit = t.units[half][i];
+        for (int half = 0; half < 2; half++) {
+            const Unit &unit = t.units[i][half];
             float term = term_of<Q4_0>(unpack<Q4_0>(none, unit, 0), numbers_of<Q4_0>(unit), met[half]);
             to[i * APART_TERMS + half * 32 + lane] = term;
         }
-}
-
-// The matrix and row whose sum a lane keeps: lane 2 i has the first of the pair i, and lane 2 i + 1 the second. Of a
-// gated pair, the first has what both make together.
-__device__ __forceinline__ u32 place_of(const Line &line, u32 pair, u32 *matrix) {
-    const u32 lane = threadIdx.x % 32;
-    u32 own = pair + lane / PAIR * WARPS, row, last;
-    *matrix = 0;
-    if (line.n[4] == GATED) return own;
-    rows_of(line, own, matrix, &row, &last);
-    return row + lane % PAIR;
 }
 
 // n: 0 width, 1 what others tell, 2 how inputs get ready, 3 epsilon, 4 keep, 6 pairs of rows of the first matrix, 7 of the
@@ -294,56 +348,82 @@ __device__ __forceinline__ void stream_line(const Line &line, u8 *memory, const 
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // Who has no rows needs no inputs.
     if (line.n[16] == 0 && blockIdx.x >= line.n[17]) return;
-    Inputs in;
+    const u32 places = (each + SPAN - 1) / SPAN * SPAN;
+    Near in;
     in.low = (int4 *)memory;
-    in.high = in.low + each;
-    in.scale = (float *)(in.high + each);
-    in.sum = (int *)(in.scale + each);
-    float *numbers = (float *)(memory + (each * 40 + 15) / 16 * 16);
-    double *lanes = (double *)(numbers + width);
-    stream_inputs(line, in, numbers, lanes);
-    // Terms lie where the row was.
-    float *to = numbers + warp * TERM_FLOATS;
-    u32 pair, end;
-    own_pairs(line, blockIdx.x, &pair, &end);
-    const u32 most = each <= CHUNK ? PAIRS : 1;
-    while (pair < end) {
-        const u32 pairs = min(most, (end - pair + WARPS - 1) / WARPS);
-        const bool own = lane < pairs * PAIR;
-        u32 matrix, row = place_of(line, own ? pair : pair - lane / PAIR * WARPS, &matrix);
-        float *out = (float *)line.p[5 + matrix] + row, *kept = (float *)line.p[9 + matrix];
+    in.high = in.low + places;
+    in.numbers = (u32 *)(in.high + places);
+    // A row that is normed, and then terms.
+    float *numbers = (float *)(in.numbers + places);
+    const bool gated = keep == GATED;
+    u32 begin, end;
+    own_pairs(line, blockIdx.x, &begin, &end);
+    // The first warp of a team folds the terms of all: a lane has a row of a warp's pass.
+    const u32 team = warp % TEAMS, mate = warp / TEAMS, place = lane % (PAIRS * PAIR);
+    const u32 folded = begin + rank_of(lane / (PAIRS * PAIR) * TEAMS + team) + place / PAIR * WARPS;
+    float *terms = numbers + team * TEAM * PAIRS * PAIR * APART_TERMS;
+    float *out = nullptr, *kept = nullptr, there = 0.0f;
+    const float *added = nullptr;
+    bool own = false;
+    auto begin_pass = [&](u32 pass) {
+        own = mate == 0 && lane < TEAM * PAIRS * PAIR && folded + pass * WARPS < end;
+        if (!own) return;
+        u32 matrix, row;
+        rows_of(line, folded + pass * WARPS, &matrix, &row);
+        if (!gated) row += place % PAIR;
+        out = (float *)line.p[5 + matrix] + row;
+        kept = line.p[9 + matrix] ? (float *)line.p[9 + matrix] + row : nullptr;
         // What a result is added to is on its way in the meantime.
-        const float *added = (const float *)line.p[8] + row;
-        float sum = 0.0f, there = own && keep == INTO ? look(added) : 0.0f;
-        for (u32 begin = 0; begin < each; begin += CHUNK) {
-            u32 count = min((u32)CHUNK, each - begin);
-            for (u32 i = 0; i < pairs; i++)
-                for (u32 at = 0; at < count; at += SPAN) {
-                    const u32 unit = begin + at + lane;
-                    const Met<Q4_0> met[2] = {met_by<Q4_0>(in, unit), met_by<Q4_0>(in, unit + 32)};
-                    asm volatile("cp.async.wait_group %0;" :: "n"(SLOTS - 1) : "memory");
-                    __syncwarp();
-                    const Taken taken = take(ring + slot * SLOT_BYTES);
-                    __syncwarp();
-                    slot = slot + 1 == SLOTS ? 0 : slot + 1;
-                    send_for(ahead, from);
-                    give_terms(taken, met, to + i * PAIR * APART_TERMS + at);
-                }
-            __syncwarp();
-            if (own) sum = fold_on(sum, to + lane * APART_TERMS, count);
-            __syncwarp();
+        added = (const float *)line.p[8] + row;
+        if (keep == INTO) there = look(added);
+    };
+    // Nothing of it waits for inputs.
+    begin_pass(0);
+    stream_inputs(line, in, numbers, (double *)(numbers + width));
+    float *to = terms + mate * PAIRS * PAIR * APART_TERMS;
+    u32 pair = begin + rank_of(warp);
+    const u32 passes = (end - begin + WARPS - 1) / WARPS;
+    for (u32 pass = 0; pass < passes; pass += PAIRS) {
+        const u32 pairs = pair < end ? min((u32)PAIRS, (end - pair + WARPS - 1) / WARPS) : 0;
+        float sum = 0.0f;
+        for (u32 unit = 0; unit < each; unit += SPAN) {
+            const Met<Q4_0> met[2] = {meet(in, unit + lane), meet(in, unit + 32 + lane)};
+            const bool first = pass == 0 && unit == 0;
+            if (pairs == 0 && mate != 0 && !first) wait_for(EMPTY + team);
+            for (u32 i = 0; i < pairs; i++) {
+                asm volatile("cp.async.wait_group %0;" :: "n"(SLOTS - 1) : "memory");
+                __syncwarp();
+                const Taken taken = take(ring + slot);
+                __syncwarp();
+                send_for(ahead, from, slot);
+                slot = slot == (SLOTS - 1) * SLOT_BYTES ? 0 : slot + SLOT_BYTES;
+                // Terms of before have been folded.
+                if (i == 0 && mate != 0 && !first) wait_for(EMPTY + team);
+                give_terms(taken, met, to + i * PAIR * APART_TERMS);
+            }
+            if (mate != 0) {
+                come_to(FULL + team);
+            } else {
+                wait_for(FULL + team);
+                if (own) sum = fold_on(sum, terms + lane * APART_TERMS, each - unit);
+                __syncwarp();
+                if (unit + SPAN < each || pass + PAIRS < passes) come_to(EMPTY + team);
+            }
         }
-        if (keep == GATED) {
-            sum = gate_of(sum, __shfl_down_sync(~0u, sum, 1));
-        } else if (keep == INTO) {
-            if (own && !is_written(there)) there = hear(added, line.n[1] & ADDED);
-            sum = there + sum;
+        if (mate == 0) {
+            if (gated) {
+                sum = gate_of(sum, __shfl_down_sync(~0u, sum, 1));
+            } else if (keep == INTO) {
+                if (own && !is_written(there)) there = hear(added, line.n[1] & ADDED);
+                sum = there + sum;
+            }
+            if (own && (!gated || place % PAIR == 0)) {
+                tell(out, sum);
+                if (kept) *kept = sum;
+            }
+            if (pass + PAIRS < passes) begin_pass(pass + PAIRS);
         }
-        if (own && (keep != GATED || lane % PAIR == 0)) {
-            tell(out, sum);
-            if (kept) kept[row] = sum;
-        }
-        pair += pairs * WARPS;
+        pair += PAIRS * WARPS;
     }
 }
 #endif

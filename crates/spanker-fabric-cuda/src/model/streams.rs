@@ -16,9 +16,13 @@ use crate::CudaError;
 pub(super) const THREADS: u32 = 512;
 const WARPS: u32 = THREADS / 32;
 /// Bytes of slots, as the kernel has them: three of each warp, with 64 units of two rows and their scales.
-pub(super) const RING: u32 = WARPS * 3 * (2 * 64 * 18);
-/// Bytes of terms: those of three pairs of rows of each warp.
-const TERMS: u32 = WARPS * 3 * 2 * 132 * 4;
+pub(super) const RING: u32 = WARPS * 3 * (2 * SPAN * 18);
+/// Units of a slot's rows.
+const SPAN: u32 = 64;
+/// Bytes of terms: those of three pairs of rows of each warp, a little apart.
+const TERMS: u32 = WARPS * 3 * 2 * (SPAN + 4) * 4;
+/// Bytes of a unit's inputs: 32, a scale and a sum.
+const INPUTS: u32 = 36;
 /// Units of a line are multiples of this, so that each row's scales begin at a multiple of 16 bytes.
 const UNITS: u64 = 8;
 const LANES_BYTES: u32 = 128 * 8;
@@ -100,7 +104,7 @@ pub(super) fn line(
     line.n[16] = pairs / blocks;
     line.n[17] = pairs % blocks;
     let aligned = line.p[..5].iter().all(|address| address.is_multiple_of(16));
-    let shared = width / 32 * 40 + 16 + scratch;
+    let shared = (width / 32).next_multiple_of(SPAN) * INPUTS + scratch;
     Ok(aligned.then_some((line, shared)))
 }
 
@@ -112,7 +116,9 @@ pub(super) fn runs(lines: Vec<Line>) -> Vec<(bool, Vec<Line>)> {
     for line in lines {
         let need = match line.kind {
             kind::STREAMED => Some(true),
-            kind::EMBED | kind::ATTEND if line.n[0] == 1 => None,
+            kind::ATTEND if line.n[0] == 1 => None,
+            // The kernel does it at its start.
+            kind::EMBED if line.n[0] == 1 && runs.is_empty() => None,
             _ => Some(false),
         };
         match runs.last_mut() {
@@ -208,6 +214,18 @@ mod tests {
         let next: Vec<u32> = runs[0].1.iter().map(|line| line.n[18]).collect();
         assert_eq!(next, [0, 4, 0, 0]);
         assert_eq!(runs[2].1[0].n[18], 0);
+    }
+
+    #[test]
+    fn only_the_first_line_of_all_may_bring_a_token_into_a_run() {
+        let of = |kind, place: u64| {
+            let mut line = Line { kind, ..Line::default() };
+            (line.n[0], line.p[0]) = (1, place << 32);
+            line
+        };
+        let lines = [of(kind::EMBED, 1), of(kind::STREAMED, 2), of(kind::EMBED, 3)];
+        let shape: Vec<bool> = runs(lines.to_vec()).iter().map(|(of, _)| *of).collect();
+        assert_eq!(shape, [true, false]);
     }
 
     proptest! {

@@ -51,8 +51,8 @@ template <int TYPE> __device__ __forceinline__ Unit load_unit(const Weights &w, 
     return u;
 }
 
-__device__ __forceinline__ int dot16(int4 w, int4 q) {
-    int s = __dp4a(w.x, q.x, 0);
+__device__ __forceinline__ int dot16(int4 w, int4 q, int from = 0) {
+    int s = __dp4a(w.x, q.x, from);
     s = __dp4a(w.y, q.y, s);
     s = __dp4a(w.z, q.z, s);
     return __dp4a(w.w, q.w, s);
@@ -175,7 +175,8 @@ __device__ __forceinline__ Unpacked<TYPE> unpack(const Weights &w, const Unit &u
 template <int TYPE> struct Met {
     int4 a, b;
     float scale;
-    // Of a short type, the inputs' sum; of a long one with minima, the sums of both halves.
+    // Of a short type, the inputs' sum, of Q4_0 as often as its weights have too much; of a long one with minima, the sums
+    // of both halves.
     int sums[2];
 };
 
@@ -191,7 +192,7 @@ template <int TYPE> __device__ __forceinline__ Met<TYPE> met_by(const Inputs &in
     } else {
         m.a = in.low[at], m.b = in.high[at];
         m.scale = in.scale[TYPE == Q6_K ? at / 8 : at];
-        if (TYPE != Q6_K && TYPE != Q8_0) m.sums[0] = in.sum[at];
+        if (TYPE != Q6_K && TYPE != Q8_0) m.sums[0] = in.sum[at] * (TYPE == Q4_0 ? -8 : 1);
     }
     return m;
 }
@@ -217,11 +218,10 @@ __device__ __forceinline__ float term_of(const Unpacked<TYPE> &v, u32 x, const M
     }
     int products;
     if (TYPE == Q4_0 || TYPE == Q4_1) {
-        products = dot16(v.a, m.a) + (dot16u(make_uint4(v.b.x, v.b.y, v.b.z, v.b.w), m.b) >> 4);
+        products = dot16(v.a, m.a, TYPE == Q4_0 ? m.sums[0] : 0) + (dot16u(make_uint4(v.b.x, v.b.y, v.b.z, v.b.w), m.b) >> 4);
     } else {
         products = dot16(v.a, m.a) + dot16(v.b, m.b);
     }
-    if (TYPE == Q4_0) products -= 8 * m.sums[0];
     if (TYPE == Q5_0) products -= 16 * m.sums[0];
     if (TYPE == Q4_1 || TYPE == Q5_1) {
         float d = half_of(x & 0xffff), least = half_of(x >> 16);
@@ -321,12 +321,19 @@ __device__ __forceinline__ float norm_of(const float *row, u32 width, float epsi
     return root_scale(__shfl_sync(~0u, sum, 0), width, epsilon);
 }
 
-// Eight values become bytes of inputs in shared memory. Four threads have a short block and a warp has a long one: all
-// of them come here, and those that are not `there` leave nothing.
-__device__ __forceinline__ void round_eight(const float v[8], u32 eight, bool there, u32 type, const Inputs &in) {
-    u32 largest = 0;
+// Eight values as bytes, the sum of their block's, and its scale.
+struct Rounded {
+    uint2 bytes;
+    int sum;
+    float scale;
+};
+
+// Four threads have a short block and a warp has a long one: all of them come here.
+__device__ __forceinline__ Rounded round_eight(const float v[8], u32 type) {
+    float most = fabsf(v[0]);
 #pragma unroll
-    for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+    for (int i = 1; i < 8; i++) most = larger(most, fabsf(v[i]));
+    u32 largest = __float_as_uint(most);
     if (type == Q8_0) {
         largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
@@ -334,7 +341,7 @@ __device__ __forceinline__ void round_eight(const float v[8], u32 eight, bool th
         largest = largest_in_warp(largest);
     }
     float inverse, kept;
-    scale_of(largest, &inverse, &kept);
+    scale_of(largest, &inverse, &kept, type == Q8_0);
     bool plain = largest != 0 && largest < 0x7f800000u;
     u32 words[2] = {0, 0};
     if (__all_sync(~0u, plain && inverse < __uint_as_float(0x7f800000u))) {
@@ -354,14 +361,7 @@ __device__ __forceinline__ void round_eight(const float v[8], u32 eight, bool th
     int sum = __dp4a((int)words[0], 0x01010101, __dp4a((int)words[1], 0x01010101, 0));
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    if (!there) return;
-    int4 *half = eight % 4 < 2 ? in.low : in.high;
-    ((uint2 *)(half + eight / 4))[eight % 2] = make_uint2(words[0], words[1]);
-    if (type == Q8_0 && eight % 4 == 0) {
-        in.scale[eight / 4] = half_of(to_half(kept));
-        in.sum[eight / 4] = sum;
-    }
-    if (type == Q8_K && eight % 32 == 0) in.scale[eight / 32] = kept;
+    return {make_uint2(words[0], words[1]), sum, kept};
 }
 
 // A row is normed and becomes inputs in shared memory, without a way through the card's. `row` has room for twice the
@@ -390,7 +390,14 @@ __device__ __forceinline__ void norm_inputs(const float *x, const float *weight,
             float4 a = values[0], b = values[1], c = by[0], d = by[1];
             float v[8] = {(a.x * scale) * c.x, (a.y * scale) * c.y, (a.z * scale) * c.z, (a.w * scale) * c.w,
                           (b.x * scale) * d.x, (b.y * scale) * d.y, (b.z * scale) * d.z, (b.w * scale) * d.w};
-            round_eight(v, eight, there, type, in);
+            const Rounded rounded = round_eight(v, type);
+            if (!there) continue;
+            ((uint2 *)((eight % 4 < 2 ? in.low : in.high) + eight / 4))[eight % 2] = rounded.bytes;
+            if (type == Q8_0 && eight % 4 == 0) {
+                in.scale[eight / 4] = half_of(to_half(rounded.scale));
+                in.sum[eight / 4] = rounded.sum;
+            }
+            if (type == Q8_K && eight % 32 == 0) in.scale[eight / 32] = rounded.scale;
         }
     } else {
         for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = (row[i] * scale) * weights[i];

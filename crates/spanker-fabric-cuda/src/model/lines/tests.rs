@@ -138,12 +138,17 @@ fn weights_that_can_come_ahead_of_time_do_and_numbers_are_rounded_where_they_are
     let [Part::Lines(lines)] = &parts[..] else { panic!("{parts:?}") };
     assert_eq!(lines.iter().map(|line| line.kind).collect::<Vec<_>>(), [kind::VECTOR; 2]);
     assert_eq!((lines[0].p[7], lines[1].p[0]), (9 << 32, 9 << 32));
-    // Blocks that somebody else has written to the same place are what a later product takes.
+    // A later product takes what was rounded to the same place in between, and rounds it itself.
     let later = [round(2, 9, 1, 4096), product(9, 5, [1, 4096, 64])];
+    let parts = on(&[&layer[..], &down[..], &later[..]].concat(), 132).unwrap().parts;
+    let [Part::Streamed(_), Part::Streamed(lines)] = &parts[..] else { panic!("{parts:?}") };
+    assert_eq!((lines.len(), lines[0].n[2], lines[0].p[0]), (1, 2, 2 << 32));
+    // Two products of the same blocks have them rounded before.
+    let later = [&later[..], &[product(9, 7, [1, 4096, 64])]].concat();
     let parts = on(&[&layer[..], &down[..], &later[..]].concat(), 132).unwrap().parts;
     let [Part::Streamed(_), Part::Lines(lines)] = &parts[..] else { panic!("{parts:?}") };
     let kinds: Vec<u32> = lines.iter().map(|line| line.kind).collect();
-    assert_eq!(kinds, [kind::QUANTIZE, kind::VECTOR]);
+    assert_eq!(kinds, [kind::QUANTIZE, kind::VECTOR, kind::VECTOR]);
     assert_eq!((lines[0].p[0], lines[1].p[0]), (2 << 32, 9 << 32));
 }
 
