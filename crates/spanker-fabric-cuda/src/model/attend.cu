@@ -15,24 +15,25 @@ struct Key {
 };
 
 // Keys of a layer are read after they were written and not before, so that the first-level cache has none that are out of
-// date.
-__device__ __forceinline__ Key key_of(const u8 *key, u32 begin, u32 size, u32 quarter) {
+// date. WHOLE: there are 128 numbers.
+template <bool WHOLE> __device__ __forceinline__ Key key_of(const u8 *key, u32 begin, u32 size, u32 quarter) {
     Key k;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        if (begin + 16 * i < size) k.words[i] = ((const uint2 *)key)[(begin + 16 * i) / 4 + quarter];
+        if (WHOLE || begin + 16 * i < size) k.words[i] = ((const uint2 *)key)[(begin + 16 * i) / 4 + quarter];
     return k;
 }
 
 // A query with one position's key, by four threads: each has four of the sixteen lanes. All four have the sum. The first
 // part of the key has come before.
+template <bool WHOLE>
 __device__ __forceinline__ float score_of(const float *query, const u8 *key, Key k, u32 size, u32 quarter) {
     float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (u32 e = 0; e < size; e += 128) {
-        if (e > 0) k = key_of(key, e, size, quarter);
+    for (u32 e = 0; e < (WHOLE ? 128 : size); e += 128) {
+        if (e > 0) k = key_of<false>(key, e, size, quarter);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            if (e + 16 * i < size) {
+            if (WHOLE || e + 16 * i < size) {
                 const float4 q = *(const float4 *)(query + e + 16 * i + 4 * quarter);
                 lanes[0] = lanes[0] + q.x * half_of(k.words[i].x & 0xffff);
                 lanes[1] = lanes[1] + q.y * half_of(k.words[i].x >> 16);
@@ -44,11 +45,36 @@ __device__ __forceinline__ float score_of(const float *query, const u8 *key, Key
 #pragma unroll
     for (int by = 2; by > 0; by /= 2)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float other = __shfl_xor_sync(~0u, lanes[i], by, 4);
-            lanes[i] = quarter & by ? other + lanes[i] : lanes[i] + other;
-        }
+        for (int i = 0; i < 4; i++) lanes[i] = lanes[i] + __shfl_xor_sync(~0u, lanes[i], by, 4);
     return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+}
+
+// A query, and what it looks back on: keys in the card's memory, and the last one in shared memory if it is new.
+struct Back {
+    const float *query;
+    const u8 *keys, *new_key;
+    u64 stride;
+    u32 positions, size;
+    float scale;
+};
+
+// Scores of positions, a warp eight at a time, if there are any for it. Returns the largest that a thread has seen. The
+// first keys have come before.
+template <bool WHOLE> __device__ __forceinline__ float scores_of(const Back &back, Key k, float *scores) {
+    const u32 quarter = threadIdx.x % 4, last = back.positions - 1, size = back.size;
+    float own = -__uint_as_float(0x7f800000u);
+    for (u32 base = 0; base + threadIdx.x / 32 * 8 < back.positions; base += THREADS / 4) {
+        const u32 at = base + threadIdx.x / 4;
+        const bool is_new = back.new_key && at >= last;
+        const u8 *key = is_new ? back.new_key : back.keys + min(at, last) * back.stride;
+        if (base > 0 || is_new) k = key_of<WHOLE>(key, 0, size, quarter);
+        float score = score_of<WHOLE>(back.query, key, k, size, quarter) * back.scale;
+        if (at <= last) {
+            if (quarter == 0) scores[at] = score;
+            own = score > own ? score : own;
+        }
+    }
+    return own;
 }
 
 // Has values of some positions come into shared memory.
@@ -110,7 +136,7 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
         // The first keys come while others still tell the query.
         const u32 quarter = threadIdx.x % 4;
         Key first_key = {};
-        if (kept > 0) first_key = key_of(keys + min(threadIdx.x / 4, kept - 1) * stride, 0, size, quarter);
+        if (kept > 0) first_key = key_of<false>(keys + min(threadIdx.x / 4, kept - 1) * stride, 0, size, quarter);
         // A head has no more numbers than a block has threads.
         u32 own_pair = threadIdx.x % max(dims / 2, 1u);
         float2 angle = make_float2(0.0f, 0.0f);
@@ -155,20 +181,10 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
             }
             __syncthreads();
         }
-        float own = -__uint_as_float(0x7f800000u);
-        // A warp has eight positions at a time, if there are any for it.
-        for (u32 base = 0; base + threadIdx.x / 32 * 8 < positions; base += THREADS / 4) {
-            u32 at = base + threadIdx.x / 4, safe = min(at, positions - 1);
-            bool is_new = fresh && safe == step.past;
-            const u8 *key = is_new ? (const u8 *)key_bits : keys + safe * stride;
-            Key k = base == 0 && !is_new ? first_key : key_of(key, 0, size, quarter);
-            float score = score_of(query, key, k, size, quarter) * scale;
-            if (at < positions) {
-                if (quarter == 0) scores[at] = score;
-                own = score > own ? score : own;
-            }
-        }
-        for (int by = 16; by > 0; by /= 2) {
+        const Back back = {query, keys, fresh ? (const u8 *)key_bits : nullptr, stride, positions, size, scale};
+        float own = size == 128 ? scores_of<true>(back, first_key, scores) : scores_of<false>(back, first_key, scores);
+        // Four lanes have the same.
+        for (int by = 16; by > 2; by /= 2) {
             float other = __shfl_xor_sync(~0u, own, by);
             own = other > own ? other : own;
         }

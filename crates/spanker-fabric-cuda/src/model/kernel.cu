@@ -222,7 +222,7 @@ spanker_card(const Line *lines, u32 count, Step step) {
 #endif
         switch (line.kind) {
 #ifdef STREAM
-            case EMBED: break;
+            case EMBED: if (at > 0) __trap(); break;
             case ATTEND:
                 // What is not needed in the meantime leaves its registers.
                 if (threadIdx.x % 32 == 0) aheads[threadIdx.x / 32] = ahead;

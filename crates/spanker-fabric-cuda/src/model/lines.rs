@@ -201,6 +201,26 @@ fn quantized(op: Option<&&Op>, at: Place) -> Option<(Place, u64, u32)> {
     }
 }
 
+/// Whether nobody reads blocks before something else is written there.
+fn is_unread(blocks: Place, rest: &[&Op]) -> bool {
+    for op in rest {
+        let (read, written) = match op {
+            Op::Work(Work::Matmul { a, out, .. }) => (Some(*a), Some(*out)),
+            Op::Work(Work::Copy { from, into, .. } | Work::Quantize { from, into, .. })
+            | Op::Gather { from, into, .. } => (Some(*from), Some(*into)),
+            Op::Hand { from, .. } => (Some(*from), None),
+            _ => (None, None),
+        };
+        if read == Some(blocks) {
+            return false;
+        }
+        if written == Some(blocks) {
+            return true;
+        }
+    }
+    true
+}
+
 /// What the inputs of a product are made of.
 #[derive(Clone, Copy)]
 pub(super) struct Normed {
@@ -234,8 +254,8 @@ impl Writer<'_> {
         }));
     }
 
-    /// Whether rounding is left to the product that uses the blocks: if it comes next, alone, and with weights that come
-    /// ahead of time. `rest` is what follows.
+    /// Whether rounding is left to the product that uses the blocks: if it comes next, with weights that come ahead of
+    /// time, and nobody else reads them. `rest` is what follows.
     fn is_rounded_later(&self, rounding: &Rounding, rest: &[&Op]) -> bool {
         let uses = |op: Option<&&Op>| vector(op).filter(|product| product.a == rounding.blocks);
         self.streams > 0
@@ -243,7 +263,7 @@ impl Writer<'_> {
             && uses(rest.first()).is_some_and(|product| {
                 streams::is_streamed(&product) && product.width == rounding.width
             })
-            && uses(rest.get(1)).is_none()
+            && rest.get(1..).is_none_or(|rest| is_unread(rounding.blocks, rest))
     }
 
     /// Writes the line of products whose weights come ahead of time. Says whether they can.

@@ -155,20 +155,18 @@ __device__ __forceinline__ float larger(float a, float b) {
     return c;
 }
 
-// A 127th, as a division has it: so for every number from 2^-100 on. What is less is nothing as an f16 either way.
+// A 127th, as a division has it, for every number that is finite and not negative: all of them were tried.
 __device__ __forceinline__ float part_of(float most) {
     const float by = 1.0f / 127.0f, near = most * by;
     return __fmaf_rn(__fmaf_rn(-near, 127.0f, most), by, near);
 }
 
-// A block's scale from the bits of its largest magnitude: what it is multiplied with, and what it is kept as. Some become
-// f16 after this, which is quicker.
-__device__ __forceinline__ void scale_of(u32 largest, float *inverse, float *scale, bool to_f16 = false) {
+// A block's scale from the bits of its largest magnitude: what it is multiplied with, and what it is kept as.
+__device__ __forceinline__ void scale_of(u32 largest, float *inverse, float *scale) {
     float most = __uint_as_float(largest);
     bool plain = largest != 0 && largest < 0x7f800000u;
     *inverse = plain ? 127.0f / most : 0.0f;
-    float kept = to_f16 ? part_of(most) : most / 127.0f;
-    *scale = plain ? kept : (largest == 0 ? 0.0f : __uint_as_float(0x7fc00000u));
+    *scale = plain ? part_of(most) : (largest == 0 ? 0.0f : __uint_as_float(0x7fc00000u));
 }
 
 // ---------------------------------------------------------------- memory

@@ -208,9 +208,9 @@ impl Bench {
             translate(program, true, &setting)
         };
         // Where weights come ahead of time, a line norms its inputs or rounds them: in a model as often the one as the
-        // other. Elsewhere the line before has rounded them.
+        // other. The other kernel's lines find blocks that were rounded by the line before, or norm.
         let streams = self.station.streams(0)?;
-        let mut parts = on(&chain.program(streams == 0), streams)?;
+        let mut parts = on(&chain.program(false), streams)?;
         let is_streamed = matches!(&parts.parts[..], [Part::Streamed(_)]);
         if !is_streamed || self.station.streams(parts.streamed)? < streams {
             parts = on(&chain.program(true), 0)?;

@@ -399,7 +399,7 @@ impl Station {
 fn options(types: u64, tile_rows: u32, kind: Kind) -> Vec<String> {
     let own = [format!("-DTYPES={types:#x}ull"), format!("-DTILE_R={tile_rows}")];
     let always = ["-fmad=false", "--std=c++17"].map(str::to_owned);
-    let streamed = (kind == Kind::Streamed).then(|| "-DSTREAM".to_owned());
+    let streamed = (kind == Kind::Streamed).then(streams::options).into_iter().flatten();
     always.into_iter().chain(own).chain(streamed).collect()
 }
 

@@ -8,14 +8,11 @@
 // and one warp of four folds the terms of all four, with a row in each of 24 lanes.
 
 #ifdef STREAM
-#define SLOTS 3
-// A slot has so many units of two rows, and then their scales.
-#define SPAN 64
+// Compiled with SLOTS of a ring; SPAN units of two rows in each, and then their scales; and PAIRS of rows of a warp that meet
+// the same inputs one after the other, which is a pass.
 #define PAIR 2
 #define SLOT_SCALES (PAIR * SPAN * 16)
 #define SLOT_BYTES (SLOT_SCALES + PAIR * SPAN * 2)
-// Pairs of rows of a warp that meet the same inputs one after the other: a pass.
-#define PAIRS 3
 // Warps whose terms one of them folds, a row in each lane, and how far apart terms of rows are.
 #define TEAM 4
 #define TEAMS (WARPS / TEAM)
@@ -25,8 +22,8 @@
 #define FAR 2
 #define FIRST_FAR 500
 #define BETWEEN_FAR 2000
-// How a line's inputs get ready.
-enum Ready { NORMED = 1, ROUNDED = 2 };
+// How a line's inputs get ready: they are normed first, or only rounded.
+enum Ready { NORMED = 1 };
 // What others tell: a line's inputs, and what its results are added to.
 enum Told { HEARD = 1, ADDED = 2 };
 
@@ -174,7 +171,7 @@ __device__ __forceinline__ void send_for(Ahead &a, const From &from, u32 slot) {
     asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(one), "=l"(two) : "r"(rows) : "memory");
     asm volatile("ld.shared.u64 %0, [%1];" : "=l"(scales) : "r"(rows + 16 + lane / 8 % 2 * 8) : "memory");
     one += (u64)unit * 16, two += (u64)unit * 16;
-    // In this order they need no branch.
+    // Scales first: then the compiler needs no branch for them.
     copy16(to + SLOT_SCALES, scales + (u64)piece * 2, lane < 16 && piece < a.each);
     copy16(to, one, unit < a.each), copy16(to + SPAN * 16, two, unit < a.each);
     copy16(to + 512, one + 512, unit + 32 < a.each), copy16(to + SPAN * 16 + 512, two + 512, unit + 32 < a.each);
@@ -422,6 +419,7 @@ __device__ __forceinline__ void stream_line(const Line &line, u8 *memory, const 
                 if (kept) *kept = sum;
             }
             if (pass + PAIRS < passes) begin_pass(pass + PAIRS);
+            __syncwarp();
         }
         pair += PAIRS * WARPS;
     }

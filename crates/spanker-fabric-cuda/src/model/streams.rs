@@ -15,12 +15,14 @@ use crate::CudaError;
 /// Threads of a block, as the kernel has it.
 pub(super) const THREADS: u32 = 512;
 const WARPS: u32 = THREADS / 32;
-/// Bytes of slots, as the kernel has them: three of each warp, with 64 units of two rows and their scales.
-pub(super) const RING: u32 = WARPS * 3 * (2 * SPAN * 18);
-/// Units of a slot's rows.
+/// Slots of a warp, units of a slot's two rows, and pairs of rows that meet the same inputs one after the other.
+const SLOTS: u32 = 3;
 const SPAN: u32 = 64;
-/// Bytes of terms: those of three pairs of rows of each warp, a little apart.
-const TERMS: u32 = WARPS * 3 * 2 * (SPAN + 4) * 4;
+const PAIRS: u32 = 3;
+/// Bytes of slots: units and their scales.
+pub(super) const RING: u32 = WARPS * SLOTS * (2 * SPAN * 18);
+/// Bytes of terms: those of a warp's pairs of rows, a little apart.
+const TERMS: u32 = WARPS * PAIRS * 2 * (SPAN + 4) * 4;
 /// Bytes of a unit's inputs: 32, a scale and a sum.
 const INPUTS: u32 = 36;
 /// Units of a line are multiples of this, so that each row's scales begin at a multiple of 16 bytes.
@@ -29,6 +31,13 @@ const LANES_BYTES: u32 = 128 * 8;
 
 const NORMED: u32 = 1;
 const ROUNDED: u32 = 2;
+
+/// What the kernel is told of these when it is compiled.
+pub(super) fn options() -> [String; 4] {
+    let numbers = [("SLOTS", SLOTS), ("SPAN", SPAN), ("PAIRS", PAIRS)];
+    let [slots, span, pairs] = numbers.map(|(name, number)| format!("-D{name}={number}"));
+    ["-DSTREAM".to_owned(), slots, span, pairs]
+}
 
 /// Numbers that are rounded where they are used, instead of a line of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,9 +112,15 @@ pub(super) fn line(
     }
     line.n[16] = pairs / blocks;
     line.n[17] = pairs % blocks;
+    // While some blocks write results, others may still read inputs.
+    let inputs = line.p[0]..line.p[0] + u64::from(width) * 4;
+    let is_apart = (0..kept.len()).all(|i| {
+        let out = line.p[5 + i]..line.p[5 + i] + u64::from(line.n[8 + i]) * 4;
+        out.end <= inputs.start || inputs.end <= out.start
+    });
     let aligned = line.p[..5].iter().all(|address| address.is_multiple_of(16));
     let shared = (width / 32).next_multiple_of(SPAN) * INPUTS + scratch;
-    Ok(aligned.then_some((line, shared)))
+    Ok((aligned && is_apart).then_some((line, shared)))
 }
 
 /// Lines in runs that one kernel can go through: whether that is this one, and the lines. Numbers of the next line whose

@@ -341,7 +341,7 @@ __device__ __forceinline__ Rounded round_eight(const float v[8], u32 type) {
         largest = largest_in_warp(largest);
     }
     float inverse, kept;
-    scale_of(largest, &inverse, &kept, type == Q8_0);
+    scale_of(largest, &inverse, &kept);
     bool plain = largest != 0 && largest < 0x7f800000u;
     u32 words[2] = {0, 0};
     if (__all_sync(~0u, plain && inverse < __uint_as_float(0x7f800000u))) {

@@ -143,13 +143,18 @@ fn weights_that_can_come_ahead_of_time_do_and_numbers_are_rounded_where_they_are
     let parts = on(&[&layer[..], &down[..], &later[..]].concat(), 132).unwrap().parts;
     let [Part::Streamed(_), Part::Streamed(lines)] = &parts[..] else { panic!("{parts:?}") };
     assert_eq!((lines.len(), lines[0].n[2], lines[0].p[0]), (1, 2, 2 << 32));
-    // Two products of the same blocks have them rounded before.
-    let later = [&later[..], &[product(9, 7, [1, 4096, 64])]].concat();
+    // Two products of the same blocks have them rounded before, whatever comes between.
+    let later = [&later[..], &[add(1, 5, 64), product(9, 7, [1, 4096, 64])]].concat();
     let parts = on(&[&layer[..], &down[..], &later[..]].concat(), 132).unwrap().parts;
     let [Part::Streamed(_), Part::Lines(lines)] = &parts[..] else { panic!("{parts:?}") };
     let kinds: Vec<u32> = lines.iter().map(|line| line.kind).collect();
     assert_eq!(kinds, [kind::QUANTIZE, kind::VECTOR, kind::VECTOR]);
     assert_eq!((lines[0].p[0], lines[1].p[0]), (2 << 32, 9 << 32));
+    // So has one that writes what it is made of: other blocks may still read it.
+    let onto_itself = [round(2, 9, 1, 4096), product(9, 2, [1, 4096, 4096])];
+    let parts = on(&onto_itself, 132).unwrap().parts;
+    let [Part::Lines(lines)] = &parts[..] else { panic!("{parts:?}") };
+    assert_eq!(lines[0].kind, kind::QUANTIZE);
 }
 
 #[test]
