@@ -175,8 +175,7 @@ __device__ __forceinline__ Unpacked<TYPE> unpack(const Weights &w, const Unit &u
 template <int TYPE> struct Met {
     int4 a, b;
     float scale;
-    // Of a short type, the inputs' sum, of Q4_0 as often as its weights have too much; of a long one with minima, the sums
-    // of both halves.
+    // Of a short type, the inputs' sum, of Q4_0 -8 times; of a long one with minima, the sums of both halves.
     int sums[2];
 };
 
