@@ -201,6 +201,14 @@ fn quantized(op: Option<&&Op>, at: Place) -> Option<(Place, u64, u32)> {
     }
 }
 
+/// A quantisation of one row of numbers, with the gather that moves its blocks: what it is, and how many operators.
+fn rounding_of(ops: &[&Op], numbers: Place) -> Option<(Rounding, usize)> {
+    let (place, width, quant) = quantized(ops.first(), numbers)?;
+    let moved = gathered(ops.get(1), place);
+    let blocks = moved.unwrap_or(place);
+    Some((Rounding { blocks, numbers, width, quant }, 1 + usize::from(moved.is_some())))
+}
+
 /// Whether nobody reads blocks before something else is written there.
 fn is_unread(blocks: Place, rest: &[&Op]) -> bool {
     for op in rest {
@@ -312,14 +320,12 @@ impl Writer<'_> {
                 let normed = Normed { from: *from, weight: *weight, epsilon: *epsilon };
                 self.normed_products(ops, normed, *into)
             }
-            Some(Op::Work(Work::Quantize { from, into, rows: 1, width, quant })) => {
-                let (blocks, numbers, width, quant) = (*into, *from, *width, *quant);
-                let rounding = Rounding { blocks, numbers, width, quant };
-                if !self.is_rounded_later(&rounding, &ops[1..]) {
-                    return Ok(0);
-                }
+            Some(Op::Work(Work::Quantize { from, rows: 1, .. })) => {
+                let later = rounding_of(ops, *from)
+                    .filter(|(rounding, taken)| self.is_rounded_later(rounding, &ops[*taken..]));
+                let Some((rounding, taken)) = later else { return Ok(0) };
                 self.rounding = Some(rounding);
-                Ok(1)
+                Ok(taken)
             }
             Some(Op::Work(Work::Matmul { shape: [1, ..], .. })) => self.added_product(ops),
             Some(Op::Work(Work::Rotate { rows: 1, .. })) => self.turned_attention(ops),
@@ -383,20 +389,16 @@ impl Writer<'_> {
         }
         let mut taken = 1;
         let (mut blocks, mut later) = (None, None);
-        if let Some((place, width, quant)) = quantized(rest.get(taken), one.out)
-            && width == one.rows
-            && bytes_of(quant)?.block() > 1
-            && width / 32 <= u64::from(self.setting.counted)
+        if let Some((rounding, more)) = rounding_of(&rest[taken..], one.out)
+            && rounding.width == one.rows
+            && bytes_of(rounding.quant)?.block() > 1
+            && rounding.width / 32 <= u64::from(self.setting.counted)
         {
-            taken += 1;
-            let moved = gathered(rest.get(taken), place);
-            taken += usize::from(moved.is_some());
-            let rounding =
-                Rounding { blocks: moved.unwrap_or(place), numbers: one.out, width, quant };
+            taken += more;
             let streamed = [one, two].iter().all(streams::is_streamed);
             match streamed && self.is_rounded_later(&rounding, &rest[taken..]) {
                 true => later = Some(rounding),
-                false => blocks = Some((rounding.blocks, quant)),
+                false => blocks = Some((rounding.blocks, rounding.quant)),
             }
         }
         self.vectors(&[one, two], Some(normed), GATED, blocks)?;
@@ -516,19 +518,16 @@ impl Writer<'_> {
         line.p[5] = self.at(*new_keys);
         line.p[6] = self.at(*new_values);
         let mut taken = 5;
-        if let Some((place, width, quant)) = quantized(ops.get(5), *into)
-            && quant == Quant::Q8_0.ggml_id().unwrap_or_default()
+        if let Some((rounding, more)) = rounding_of(&ops[taken..], *into)
+            && rounding.quant == Quant::Q8_0.ggml_id().unwrap_or_default()
             && head_size.is_multiple_of(32)
         {
-            let moved = gathered(ops.get(6), place);
-            taken += 1 + usize::from(moved.is_some());
-            let blocks = moved.unwrap_or(place);
-            let rounding = Rounding { blocks, numbers: *into, width, quant };
+            taken += more;
             match self.is_rounded_later(&rounding, &ops[taken..]) {
                 true => self.rounding = Some(rounding),
                 false => {
-                    line.n[10] = quant;
-                    line.p[7] = self.at(blocks);
+                    line.n[10] = rounding.quant;
+                    line.p[7] = self.at(rounding.blocks);
                 }
             }
         }

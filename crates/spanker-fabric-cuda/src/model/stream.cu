@@ -17,7 +17,6 @@
 #define TEAM 4
 #define TEAMS (WARPS / TEAM)
 #define APART_TERMS (SPAN + 4)
-#define RING_BYTES (WARPS * SLOTS * SLOT_BYTES)
 // Pairs of a warp that come closer while others look back, and when: ticks of the clock, a microsecond has about 2000.
 #define FAR 2
 #define FIRST_FAR 500

@@ -142,13 +142,14 @@ struct Part {
 }
 
 /// The parts of a line for so many blocks, as the kernel shares it: rows of a product in equal parts, of which some may be
-/// empty; heads in turn; the first block has tokens.
+/// empty; heads in turn, and a token's numbers too.
 fn parts(line: &Line, blocks: usize) -> Vec<Vec<Part>> {
     let n = |at: usize| line.n[at] as usize;
     (0..blocks)
         .map(|block| match line.kind {
-            kind::EMBED if block == 0 => {
-                vec![Part { reads: Vec::new(), writes: (0..n(1)).map(|i| (1, i)).collect() }]
+            kind::EMBED => {
+                let writes = (block..n(1)).step_by(blocks).map(|i| (1, i)).collect();
+                vec![Part { reads: Vec::new(), writes }]
             }
             kind::ATTEND => (block..n(1))
                 .step_by(blocks)
