@@ -276,24 +276,19 @@ impl Log {
     fn exchanged(&mut self, report: &mut Report, before: Instant, after: Instant) {
         let Some((label, start)) = self.open else { return };
         let (from, to) = (self.seconds(before), self.seconds(after));
-        report.marks.push(Mark { card: 0, label, start, end: from });
+        report.marks.push(Mark::outside(0, label, start, from));
         let activity = match label.activity {
             Activity::Handoff => Activity::Handoff,
             _ => Activity::Exchange,
         };
-        report.marks.push(Mark {
-            card: 0,
-            label: Label { activity, ..label },
-            start: from,
-            end: to,
-        });
+        report.marks.push(Mark::outside(0, Label { activity, ..label }, from, to));
         self.open = Some((label, to));
     }
 
     fn close(&mut self, report: &mut Report) {
         if let Some((label, start)) = self.open.take() {
             let end = self.seconds(Instant::now());
-            report.marks.push(Mark { card: 0, label, start, end });
+            report.marks.push(Mark::outside(0, label, start, end));
         }
     }
 }

@@ -65,7 +65,7 @@ pub use plan::{
 };
 pub use request::{Objective, Request};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, Slow, simulate};
-pub use trace::{Activity, Incident, Label, Mark, Trace};
+pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};
 
 pub use collective::{Algorithm, Collective, chunk};
 pub use element::DType;

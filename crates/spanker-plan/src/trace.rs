@@ -80,6 +80,31 @@ pub struct Label {
     pub token: u32,
 }
 
+/// What a predicted span of time consists of, in seconds. The parts add up to it.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Parts {
+    /// Local memory.
+    pub memory: f64,
+    /// Arithmetic, as far as it takes longer than the memory traffic that it overlaps.
+    pub compute: f64,
+    /// Fixed costs of operators and steps, and the way to the host.
+    pub fixed: f64,
+    /// Latencies of links.
+    pub latency: f64,
+    /// Bytes on links.
+    pub bandwidth: f64,
+    /// Waiting for cards that are not yet there.
+    pub waiting: f64,
+}
+
+impl Parts {
+    /// The whole time.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.memory + self.compute + self.fixed + self.latency + self.bandwidth + self.waiting
+    }
+}
+
 /// One card, one activity, from when to when, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Mark {
@@ -87,10 +112,24 @@ pub struct Mark {
     pub card: u32,
     /// The activity.
     pub label: Label,
+    /// The number, in the card's program of the step, of the first operator that it covers.
+    pub op: u32,
+    /// How many operators it covers, one after the other; 0 for what is not in the program.
+    pub ops: u32,
     /// When it began.
     pub start: f64,
     /// When it was over.
     pub end: f64,
+    /// What the time consists of, where somebody predicted it.
+    pub parts: Option<Parts>,
+}
+
+impl Mark {
+    /// A span of time that belongs to no operator of a program.
+    #[must_use]
+    pub fn outside(card: u32, label: Label, start: f64, end: f64) -> Mark {
+        Mark { card, label, op: 0, ops: 0, start, end, parts: None }
+    }
 }
 
 /// Something that happened to the run.

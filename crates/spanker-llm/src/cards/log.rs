@@ -86,7 +86,7 @@ impl Log {
                     Some(last) if last.label == label => last.end = seconds(end),
                     _ => {
                         let card = lowering.seats[seat].card as u32;
-                        marks.push(Mark { card, label, start: seconds(start), end: seconds(end) });
+                        marks.push(Mark::outside(card, label, seconds(start), seconds(end)));
                     }
                 }
             }

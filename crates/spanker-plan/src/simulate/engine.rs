@@ -280,7 +280,7 @@ impl<'a> Engine<'a> {
 
     fn mark(&mut self, card: usize, label: Label, start: f64, end: f64) {
         if let Some(marks) = self.marks.as_deref_mut() {
-            marks.push(Mark { card: card as u32, label, start, end });
+            marks.push(Mark::outside(card as u32, label, start, end));
         }
     }
 

@@ -84,7 +84,7 @@ impl Run<'_> {
     fn mark(&mut self, card: usize, activity: Activity, start: f64, end: f64) {
         if self.conditions.record && end > start {
             let label = Label { activity, layer: 0, token: self.trace.tokens.len() as u32 };
-            self.trace.marks.push(Mark { card: card as u32, label, start, end });
+            self.trace.marks.push(Mark::outside(card as u32, label, start, end));
         }
     }
 
