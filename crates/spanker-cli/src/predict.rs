@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::Serialize;
+use spanker_collective::MAX_RANKS;
 use spanker_model::{Model, Quant};
-use spanker_plan::{Band, CardModel, LinkModel, MAX_RANKS, PlanError};
+use spanker_plan::{Band, CardModel, LinkModel, PlanError};
 
 use crate::sizes::{bytes, human};
 use crate::{Usage, files, model, output};

@@ -7,7 +7,7 @@ pub(crate) mod library;
 use std::ffi::{c_int, c_void};
 
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice};
-use spanker_plan::{DType, ReduceOp};
+use spanker_collective::{DType, ReduceOp};
 
 use crate::{CudaError, Gpu};
 use library::{Comm, Functions, functions};
@@ -18,7 +18,7 @@ use library::{Comm, Functions, functions};
 ///
 /// ```no_run
 /// use spanker_fabric_cuda::{Gpu, Nccl};
-/// use spanker_plan::{DType, ReduceOp};
+/// use spanker_collective::{DType, ReduceOp};
 ///
 /// let mut group = Nccl::new(vec![Gpu::open(0)?])?;
 /// let mut data = group.gpus()[0].allocate(4096, "an example")?;

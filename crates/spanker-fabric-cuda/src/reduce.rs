@@ -4,7 +4,7 @@
 //! `reduce.cu`. Not here: buffers on several processors (`nccl.rs`).
 
 use cudarc::driver::{CudaViewMut, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg};
-use spanker_plan::{DType, ReduceOp};
+use spanker_collective::{DType, ReduceOp};
 
 use crate::{CudaError, Gpu};
 

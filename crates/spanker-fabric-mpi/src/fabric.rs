@@ -17,8 +17,8 @@ use std::ffi::c_int;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use spanker_collective::Rank;
 use spanker_fabric::{Call, Draft, Fabric, FabricError, Letter, Pool};
-use spanker_plan::Rank;
 
 use crate::MpiError;
 use crate::fault::Notices;

@@ -8,8 +8,8 @@ use std::ffi::{c_int, c_void};
 use std::time::Instant;
 
 use mpi::ffi;
+use spanker_collective::{Algorithm, Collective, DType, Rank, ReduceOp, chunk};
 use spanker_fabric::{Call, Fabric, FabricError};
-use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp, chunk};
 use spanker_reduce::{Element, divide};
 
 use crate::fabric::MpiFabric;

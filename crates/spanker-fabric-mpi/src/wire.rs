@@ -4,8 +4,8 @@
 //! Ranks of one group run the same version, so there is no other version to read. What cannot be read all the
 //! same gives `None`, never a panic.
 
+use spanker_collective::{Algorithm, Collective, DType, ReduceOp};
 use spanker_fabric::{Call, FabricError};
-use spanker_plan::{Algorithm, Collective, DType, ReduceOp};
 
 /// Bytes of a call.
 pub(crate) const CALL: usize = 24;

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use spanker_collective::{Algorithm, Collective, DType, ReduceOp};
 use spanker_fabric::{Call, Fabric, FabricError, Launcher, launcher};
-use spanker_plan::{Algorithm, Collective, DType, ReduceOp};
 
 use crate::fabric::{MpiFabric, NOTICES};
 use crate::raw::{Comm, Flight};

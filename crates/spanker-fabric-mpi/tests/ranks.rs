@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use spanker_collective::{Algorithm, Collective, ReduceOp, chunk};
 use spanker_fabric::conformance::{Case, Outcome, judge, play};
 use spanker_fabric::{Fabric, FabricError};
 use spanker_fabric_mpi::{MpiFabric, Window, World, launched, library, plain_all_reduce};
-use spanker_plan::{Algorithm, Collective, ReduceOp, chunk};
 
 /// Where ranks write what came of it. Set for ranks only.
 const FOLDER: &str = "SPANKER_TEST_FOLDER";

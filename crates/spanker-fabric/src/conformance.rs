@@ -12,7 +12,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp, Schedule, Step, chunk, schedule};
+use spanker_collective::{
+    Algorithm, Collective, DType, Rank, ReduceOp, Schedule, Step, chunk, schedule,
+};
 use spanker_reduce::Element;
 
 use crate::{Call, Fabric, FabricError, Pool, Registered, Workspace, execute, execute_registered};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What can go wrong between ranks. The first fault of a group is the one that every rank reports.
 
-use spanker_plan::Rank;
+use spanker_collective::Rank;
 
 /// A fault of a group. After one, the group is of no more use: every later call reports the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::time::Instant;
 
-use spanker_plan::{
+use spanker_collective::{
     Buffer, Collective, Incoming, Local, Rank, ReduceOp, Schedule, Span, Step, Transfer, chunk,
 };
 use spanker_reduce::{Element, Team, Threads, divide, reduce};
@@ -50,7 +50,7 @@ impl<T: Element> Workspace<T> {
 /// ```
 /// use std::time::{Duration, Instant};
 /// use spanker_fabric::{Workspace, execute, inproc};
-/// use spanker_plan::{Algorithm, Collective, ReduceOp, schedule};
+/// use spanker_collective::{Algorithm, Collective, ReduceOp, schedule};
 ///
 /// let ring = schedule(Collective::AllReduce, Algorithm::Ring, 3, 2)?;
 /// let sums: Vec<[f32; 2]> = std::thread::scope(|scope| {
@@ -71,7 +71,7 @@ impl<T: Element> Workspace<T> {
 ///     ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
 /// });
 /// assert_eq!(sums, [[3.0, 3.0]; 3]);
-/// # Ok::<(), spanker_plan::PlanError>(())
+/// # Ok::<(), spanker_collective::CollectiveError>(())
 /// ```
 ///
 /// Elements of `data` outside the rank's result keep their value.
@@ -82,7 +82,7 @@ impl<T: Element> Workspace<T> {
 ///
 /// # Panics
 /// If a step reaches outside the schedule's buffers: schedules from elsewhere go through
-/// [`spanker_plan::verify`] first.
+/// [`spanker_collective::verify`] first.
 pub fn execute<T: Element>(
     fabric: &mut dyn Fabric,
     schedule: &Schedule,

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp};
+use spanker_collective::{Algorithm, Collective, DType, Rank, ReduceOp};
 
 use crate::{Draft, FabricError, Letter};
 

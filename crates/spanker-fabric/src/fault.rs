@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rand::{Rng, RngCore, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use spanker_plan::Rank;
+use spanker_collective::Rank;
 
 use crate::{Call, Fabric, FabricError, Letter, Pool};
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use spanker_plan::{Algorithm, Collective, Rank};
+use spanker_collective::{Algorithm, Collective, Rank};
 
 use crate::{Call, Fabric, FabricError, Letter};
 

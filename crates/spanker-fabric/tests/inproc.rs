@@ -4,12 +4,12 @@
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use spanker_collective::{Algorithm, Collective, ReduceOp, schedule};
 use spanker_fabric::conformance::on_all;
 use spanker_fabric::{
     Call, Fabric, FabricError, Faults, Faulty, Letter, Registered, Workspace, conformance, execute,
     execute_registered, inproc,
 };
-use spanker_plan::{Algorithm, Collective, ReduceOp, schedule};
 
 #[test]
 fn the_in_process_fabric_conforms() {

@@ -3,8 +3,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use spanker_collective::{Collective, DType, ReduceOp, schedule};
 use spanker_fabric::device::{Lowered, Wiring, lower};
-use spanker_plan::{Collective, DType, ReduceOp, prices, schedule};
+use spanker_plan::prices;
 use spanker_runtime::Work;
 use spanker_topology::{Cluster, Profile, Shape};
 

@@ -13,8 +13,9 @@ use std::sync::Arc;
 
 use ggml_spanker::input_type;
 use ggml_spanker::ops::Pairs;
+use spanker_collective::{DType, ReduceOp};
 use spanker_model::{Model, Quant};
-use spanker_plan::{Activity, DType, Plan, ReduceOp, Shard, Split, Stage};
+use spanker_plan::{Activity, Plan, Shard, Split, Stage};
 use spanker_runtime::{Fold, Place, Work};
 
 use crate::holding::{Held, HeldLayer, Holding, hold};

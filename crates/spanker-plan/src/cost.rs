@@ -14,10 +14,11 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
+use spanker_collective::{Algorithm, Collective};
 use spanker_model::Model;
 use spanker_topology::{Bytes, Cluster, Seconds};
 
-use crate::{Algorithm, Collective, Request};
+use crate::Request;
 use exchange::{PriceList, cheapest, rank_order};
 use memory::{Footprint, Place};
 use shard::{Shard, Split, Units, input_type, len, shards};

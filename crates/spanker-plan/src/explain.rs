@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use spanker_collective::Algorithm;
 use spanker_model::{Model, Quant};
 use spanker_topology::{Bytes, Cluster, MAX_CARDS, Profile, Seconds, Shape, Value, Wire};
 
@@ -11,7 +12,7 @@ use crate::cost::Pricer;
 use crate::cost::exchange::PriceList;
 use crate::plan::{Candidate, CardMemory, Layout, Strategy};
 use crate::predict::predict;
-use crate::{Algorithm, Choice, Objective, Request};
+use crate::{Choice, Objective, Request};
 
 /// A resource of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,52 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Collectives as data: what a group of ranks sends, receives, folds and copies, step by step.
+//! From profiles of cards and links to a plan, what it costs, and its run in virtual time.
 //!
-//! An algorithm is a function from (ranks, elements) to a [`Schedule`]. One verifier proves that a
-//! schedule is right, whoever wrote it; executors run it over any fabric. This crate has no I/O, no
-//! clock, no threads and no unsafe code: it runs the same under simulation.
-//!
-//! ```
-//! use spanker_plan::{Algorithm, Collective, schedule, verify};
-//!
-//! // Five ranks, a thousand elements, everyone ends with the reduction.
-//! let plan = schedule(Collective::AllReduce, Algorithm::HalvingDoubling, 5, 1000)?;
-//! let proof = verify(&plan)?;
-//! assert_eq!(proof.rounds, 6); // 2 ceil(log2 5)
-//! assert_eq!(proof.sent_most, 2 * 800); // 2 (n - 1) / n of the buffer
-//! assert!(proof.uniform); // every rank computes the same bits
-//! # Ok::<(), spanker_plan::PlanError>(())
-//! ```
-//!
-//! # Levels of determinism
-//!
-//! 1. *Serial*: the bits of the serial fold in rank order, whatever the length and the number of
-//!    ranks. [`Algorithm::OneShot`] and [`Algorithm::TwoShot`] give it ([`Proof::serial`]), and so do
-//!    collectives over buffers in one address space (crate `spanker-reduce`).
-//!    An average is a sum that is divided when it is complete.
-//! 2. *Repeatable*: the same schedule gives the same bits on every run and on every rank
-//!    ([`Proof::uniform`]). Every algorithm here gives it: the order of a fold is written in the
-//!    schedule and never depends on which message came first.
-//! 3. *Any order*: a vendor's own collective may promise less than this.
+//! In go a model's shape, a cluster of profiled cards and a request; a fit puts measured links and
+//! cards in the place of a profile's values. [`choose`] finds layouts and prices them: a collective by
+//! timing its schedule (crate `spanker-collective`) on the links, the rest by what each card reads,
+//! computes and holds. Out come a [`Plan`] with its [`Prediction`], the reasons for it ([`explain`]),
+//! and from [`simulate`] a [`Trace`]. This crate has no I/O, no clock, no threads and no unsafe code.
 #![forbid(unsafe_code)]
 
-mod algorithm;
 mod choose;
-mod collective;
 mod cost;
-mod element;
 mod error;
 mod explain;
 mod fit;
 pub mod formula;
 mod given;
-mod op;
 mod plan;
 mod predict;
 mod request;
-mod schedule;
 mod simulate;
 mod trace;
-mod verify;
 
 pub use choose::{Choice, EXACT_CARDS, choose};
 pub use cost::Group;
@@ -55,6 +28,7 @@ pub use cost::local::local_work;
 pub use cost::memory::{ALIGNMENT, Allocation, Arena, Footprint};
 pub use cost::shard::{Shard, Split};
 pub use cost::work::{OPERATORS_PER_LAYER, Terms};
+pub use error::PlanError;
 pub use explain::{BreakEven, Explanation, Remedies, Resource, explain, remedies};
 pub use fit::{
     Band, CardModel, CardSample, CardSamples, CardTime, Line, LinkModel, LinkSample, LinkSamples,
@@ -66,13 +40,3 @@ pub use plan::{
 pub use request::{Objective, Request};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, Slow, simulate};
 pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};
-
-pub use collective::{Algorithm, Collective, chunk};
-pub use element::DType;
-pub use error::PlanError;
-pub use op::ReduceOp;
-pub use schedule::{Buffer, Incoming, Local, Rank, Schedule, Span, Step, Transfer, schedule};
-pub use verify::{Flaw, Proof, verify};
-
-/// The largest group. The bound keeps schedules, which hold steps for every rank, a sane size.
-pub const MAX_RANKS: usize = 1024;

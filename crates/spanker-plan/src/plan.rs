@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use spanker_collective::{Algorithm, Collective};
 use spanker_model::Model;
 use spanker_topology::{Bytes, Cluster, Seconds};
 
@@ -12,7 +13,7 @@ use crate::cost::memory::{Allocation, Footprint, Place, allocations};
 use crate::cost::shard::Split;
 use crate::cost::work::Terms;
 use crate::cost::{Group, Pricer};
-use crate::{Algorithm, Collective, PlanError, Request};
+use crate::{PlanError, Request};
 
 /// The version of saved plans and of `--json`.
 pub const PLAN_VERSION: u32 = 1;

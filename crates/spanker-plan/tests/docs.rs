@@ -6,8 +6,9 @@ mod tables;
 
 use std::fmt::Display;
 
+use spanker_collective::{Algorithm, Collective};
 use spanker_plan::formula::{Link, all_reduce, framed_ring_all_reduce};
-use spanker_plan::{Algorithm, Collective, cheapest, prices};
+use spanker_plan::{cheapest, prices};
 use spanker_topology::{
     BytesPerSecond, Cluster, Framing, LinkProfile, Profile, Saturation, Seconds, Shape, Value,
 };

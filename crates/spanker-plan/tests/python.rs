@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use spanker_plan::Algorithm;
+use spanker_collective::Algorithm;
 use spanker_plan::formula::{
     Decode, Link, all_reduce, break_even_alpha, framed_bytes, framed_ring_all_reduce,
     layer_split_stage, layer_split_streams, layer_split_token, pipeline_bubble, pipeline_prefill,

@@ -6,7 +6,7 @@
 //! in `spanker-plan`.
 
 use half::{bf16, f16};
-use spanker_plan::{DType, ReduceOp};
+use spanker_collective::{DType, ReduceOp};
 
 use crate::kernel::{self, Kernel};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What can be wrong with a call. On every error no buffer has changed.
 
-use spanker_plan::{DType, ReduceOp};
+use spanker_collective::{DType, ReduceOp};
 
 /// An error of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

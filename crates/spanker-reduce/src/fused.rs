@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use spanker_plan::{DType, ReduceOp, chunk};
+use spanker_collective::{DType, ReduceOp, chunk};
 
 use crate::kernel::{Kernel, read_modify_write};
 use crate::{Element, ReduceError, Team, Threads};
@@ -28,7 +28,7 @@ const INLINE_CARDS: usize = 64;
 /// nothing is allocated.
 ///
 /// ```
-/// use spanker_plan::ReduceOp;
+/// use spanker_collective::ReduceOp;
 /// use spanker_reduce::{Team, Threads, all_reduce};
 ///
 /// let (mut a, mut b) = ([1.0f32, 2.0], [10.0, 20.0]);
@@ -76,7 +76,7 @@ pub fn reduce<T: Element, A: AsRef<[T]>>(
 /// Folds `other` into `into`: `into = into op other`, or `into = other op into` if `other_first`.
 ///
 /// ```
-/// use spanker_plan::ReduceOp;
+/// use spanker_collective::ReduceOp;
 /// use spanker_reduce::fold;
 /// let mut into = [1u32, 7];
 /// fold(&mut into, &[4, 1], ReduceOp::Max, false)?;

@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use half::f16;
-use spanker_plan::ReduceOp;
+use spanker_collective::ReduceOp;
 
 use crate::element::{
     Acc, And, Avg, Bits, Float, Fold, LogSumExp, Max, Min, Or, Product, Sum, Wide, Xor,

@@ -13,7 +13,7 @@
 //! The element types are those of [`Element`]; an operation that a type does not have is a typed error:
 //!
 //! ```
-//! use spanker_plan::{DType, ReduceOp};
+//! use spanker_collective::{DType, ReduceOp};
 //! use spanker_reduce::{ReduceError, Team, Threads, all_reduce};
 //!
 //! let mut cards = [vec![0b001u32, 7], vec![0b100, 7], vec![0b010, 7]];

@@ -257,7 +257,7 @@ impl Shared {
     /// Deals `units` to `participants` in contiguous shares.
     fn deal(&self, participants: usize, units: usize) {
         for (place, share) in self.shares[..participants].iter().enumerate() {
-            let range = spanker_plan::chunk(units, participants, place);
+            let range = spanker_collective::chunk(units, participants, place);
             share.at_work.store(false, Ordering::Relaxed);
             share.next.store(range.start, Ordering::Relaxed);
             share.end.store(range.end, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use spanker_plan::{DType, ReduceOp, chunk};
+use spanker_collective::{DType, ReduceOp, chunk};
 use spanker_reduce::{
     Element, ReduceError, Team, Threads, all_gather, all_reduce, all_to_all, broadcast, gather,
     reduce, reduce_scatter, scatter,

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use spanker_plan::ReduceOp;
+use spanker_collective::ReduceOp;
 use spanker_reduce::{Team, Threads, all_reduce};
 
 /// Counts what the current thread allocates.

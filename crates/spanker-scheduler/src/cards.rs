@@ -7,8 +7,8 @@
 
 use std::sync::PoisonError;
 
+use spanker_collective::{Algorithm, Collective, ReduceOp, chunk};
 use spanker_fabric::device::{DeviceError, examine};
-use spanker_plan::{Algorithm, Collective, ReduceOp, chunk};
 use spanker_reduce::{self as fused, Element, Team, Threads, divide};
 use spanker_runtime::SpankerControl;
 

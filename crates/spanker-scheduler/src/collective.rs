@@ -6,7 +6,7 @@ use spanker_reduce::{self as fused, Element, Team, Threads};
 
 use crate::{MockSail, Result, Topology};
 
-pub use spanker_plan::ReduceOp;
+pub use spanker_collective::ReduceOp;
 
 /// Reduces over all cards; each gets the result.
 ///

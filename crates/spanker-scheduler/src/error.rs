@@ -3,9 +3,10 @@
 
 use std::path::PathBuf;
 
+use spanker_collective::{CollectiveError, DType, ReduceOp};
 use spanker_fabric::FabricError;
 use spanker_fabric::device::DeviceError;
-use spanker_plan::{DType, PlanError, ReduceOp};
+use spanker_plan::PlanError;
 use spanker_reduce::ReduceError;
 use spanker_topology::TopologyError;
 
@@ -98,6 +99,12 @@ pub enum Error {
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
+impl From<CollectiveError> for Error {
+    fn from(error: CollectiveError) -> Self {
+        Error::Plan(error.into())
+    }
+}
+
 impl From<ReduceError> for Error {
     fn from(error: ReduceError) -> Self {
         match error {
@@ -110,5 +117,21 @@ impl From<ReduceError> for Error {
             ReduceError::Undefined { op, dtype } => Error::UndefinedOperation { op, dtype },
             other => Error::Reduce(other),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_of_a_schedule_that_cannot_be_made_says_why_as_a_plan_error() {
+        let none = || -> Result<_> {
+            let (collective, ring) = (crate::Collective::AllReduce, crate::Algorithm::Ring);
+            Ok(crate::schedule(collective, ring, 0, 1)?)
+        };
+        let error = none().unwrap_err();
+        assert!(matches!(error, Error::Plan(PlanError::Collective(_))), "{error:?}");
+        assert!(error.to_string().starts_with("all-reduce over 0 ranks"), "{error}");
     }
 }

@@ -125,15 +125,16 @@ pub use discover::{
 pub use error::{Error, Result};
 pub use intercard::{INTERCARD_BUS_WIDTH, INTERCARD_LANE_WIDTH, INTERCARD_LANES, Link, LinkState};
 pub use probed::{LinkEnd, ProbedLink, load_links, save_links};
+pub use spanker_collective::{
+    Algorithm, Collective, CollectiveError, DType, MAX_RANKS, Proof, Rank, ReduceOp, Schedule,
+    chunk, schedule, verify,
+};
 pub use spanker_fabric::device::{Deadline, DeviceError, DeviceErrorKind, DeviceGroup};
 pub use spanker_fabric::{
     Fabric, FabricError, Faults, Faulty, Registered, Workspace, conformance, device, execute,
     execute_registered, inproc, launched, launched_rank,
 };
-pub use spanker_plan::{
-    Algorithm, Collective, DType, MAX_RANKS, PlanError, Proof, Rank, ReduceOp, Schedule, chunk,
-    schedule, verify,
-};
+pub use spanker_plan::PlanError;
 pub use spanker_reduce::{Element, Team, Threads, bf16, f16};
 pub use spanker_runtime::SpankerControl;
 pub use spanker_steal::{Backend, Shard, WorkStealingScheduler};

@@ -7,7 +7,8 @@ mod cards;
 
 use cards::{Cards, Health};
 use proptest::prelude::*;
-use spanker_plan::{Collective, cheapest, prices};
+use spanker_collective::Collective;
+use spanker_plan::{cheapest, prices};
 use spanker_scheduler::planner::{Cluster, Profile, Shape};
 use spanker_scheduler::{
     AllGather, AllReduce, BytesPerSecond, DeviceErrorKind, Error, LinkEnd, LinkState, MockSail,

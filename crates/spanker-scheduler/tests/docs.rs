@@ -4,8 +4,8 @@
 #[path = "../../spanker-plan/tests/support/tables.rs"]
 mod tables;
 
+use spanker_collective::Algorithm;
 use spanker_model::{Matrix, Model, Quant, builtin};
-use spanker_plan::Algorithm;
 use spanker_plan::formula::{
     ACTIVATION, Decode, Link, all_reduce, break_even_alpha, layer_split_streams, layer_split_token,
     tensor_parallel_token,

@@ -2,8 +2,9 @@
 //! Collectives on emulated cards in virtual time, against the bits of the serial fold and against what the
 //! planner predicts.
 
+use spanker_collective::{Algorithm, Collective, DType, ReduceOp};
 use spanker_fabric::device::{Deadline, DeviceGroup};
-use spanker_plan::{Algorithm, Collective, DType, ReduceOp, prices};
+use spanker_plan::prices;
 use spanker_runtime::SpankerControl;
 use spanker_topology::{Cluster, Profile, Shape};
 use spanker_twin::{Pace, World, specs};

@@ -122,10 +122,10 @@ pub(crate) use with_mpi::join;
 mod with_mpi {
     use std::time::Instant;
 
+    use spanker_collective::{Algorithm, Collective, DType, ReduceOp};
     use spanker_fabric::{Call, Fabric, FabricError};
     use spanker_fabric_mpi::World;
     use spanker_llm::{Follower, LlmError, follow};
-    use spanker_plan::{Algorithm, Collective, DType, ReduceOp};
 
     use super::{Args, Duration, Front, Loaded, Place, Plan};
     use crate::output;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use spanker_plan::{DType, ReduceOp};
+use spanker_collective::{DType, ReduceOp};
 use spanker_runtime::{BufferId, Error, Fold, Place, Result, SpankerControl, Work};
 
 use super::job_number;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp, Schedule, schedule};
+use spanker_collective::{Algorithm, Collective, DType, Rank, ReduceOp, Schedule, schedule};
 use spanker_runtime::{BufferId, CardTime, Descriptor, Error, Pace, SpankerControl, Ticket, Work};
 
 use super::error::{DeviceError, DeviceErrorKind};

@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use spanker_plan::{Incoming, Rank, Schedule, Span, Step, Transfer};
+use spanker_collective::{Incoming, Rank, Schedule, Span, Step, Transfer};
 
 use super::error::DeviceError;
 

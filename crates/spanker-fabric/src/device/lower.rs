@@ -23,7 +23,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use spanker_plan::{Buffer, DType, Incoming, Local, Rank, ReduceOp, Schedule, Span};
+use spanker_collective::{Buffer, DType, Incoming, Local, Rank, ReduceOp, Schedule, Span};
 use spanker_runtime::{BufferId, Descriptor, Fold, Landing, MAX_SOURCES, Place, Work};
 
 use super::error::DeviceError;
@@ -134,7 +134,7 @@ impl Lowered {
 ///
 /// ```
 /// use spanker_fabric::device::{Wiring, lower};
-/// use spanker_plan::{Algorithm, Collective, DType, ReduceOp, schedule};
+/// use spanker_collective::{Algorithm, Collective, DType, ReduceOp, schedule};
 /// let pair = Wiring::from_links(2, &[(0, 0, 1, 0)])?;
 /// let two = schedule(Collective::AllReduce, Algorithm::TwoShot, 2, 1000).unwrap();
 /// let programs = lower(&two, &pair, DType::F32, ReduceOp::Sum)?;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use spanker_plan::Rank;
+use spanker_collective::Rank;
 use spanker_runtime::{BufferId, Descriptor, Landing, Pace, Place, Ticket, Work};
 
 use super::error::DeviceError;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use spanker_plan::Rank;
+use spanker_collective::Rank;
 use spanker_runtime::{
     Activity, CardState, CardTime, Error, Fault, FaultKind, PortState, SpankerControl, Ticket,
 };

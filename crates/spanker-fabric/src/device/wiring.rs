@@ -2,7 +2,7 @@
 //! Which port of which card leads to which other card of a group, and how messages get to cards that are
 //! not neighbours. It does not choose an order of the cards: ranks are what the caller says.
 
-use spanker_plan::Rank;
+use spanker_collective::Rank;
 use spanker_runtime::{CardInfo, Peer, PortInfo, PortState, SpankerControl};
 
 use super::error::{DeviceError, DeviceErrorKind};

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytemuck::{Pod, bytes_of, pod_collect_to_vec, pod_read_unaligned};
 use nix::errno::Errno;
-use spanker_plan::{DType, ReduceOp};
+use spanker_collective::{DType, ReduceOp};
 use spanker_reduce::{Element, Team, Threads, bf16, divide, f16, reduce};
 use spanker_runtime::abi::{
     ACTIVITY_IDLE, ACTIVITY_RECEIVING, ACTIVITY_SENDING, ACTIVITY_WORKING, CARD_EMULATED, Counters,

@@ -5,10 +5,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
+use spanker_collective::{Algorithm, Collective, CollectiveError, DType, ReduceOp, schedule};
 use spanker_fabric::device::{DeviceGroup, Lowered, Wiring, lower};
-use spanker_plan::{
-    Algorithm, Collective, DType, Plan, Price, ReduceOp, cheapest, prices, schedule,
-};
+use spanker_plan::{Plan, Price, cheapest, prices};
 use spanker_runtime::{BufferId, Descriptor, Place, SpankerControl, Work};
 
 use crate::program::Lowering;
@@ -105,7 +104,7 @@ impl Exchanges {
         });
         let (algorithm, _) = cheapest(list, (elements * dtype.size()) as f64);
         let ranks = links.wiring.ranks();
-        let refused = |error: spanker_plan::PlanError| LlmError::plan(error.to_string());
+        let refused = |error: CollectiveError| LlmError::plan(error.to_string());
         let schedule = schedule(collective, algorithm, ranks, elements).map_err(refused)?;
         let lowered = Rc::new(lower(&schedule, &links.wiring, dtype, ReduceOp::Sum)?);
         self.lowered.insert(key, Rc::clone(&lowered));

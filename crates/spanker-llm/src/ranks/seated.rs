@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use spanker_collective::Rank;
 use spanker_fabric::FabricError;
-use spanker_plan::{Plan, Rank};
+use spanker_plan::Plan;
 
 use super::wire::{FRONT, Neighbours, Wire};
 use crate::card::{Card, Report, Stopped, Task, furnish};

@@ -8,8 +8,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use spanker_collective::{Algorithm, Collective, DType, Rank, ReduceOp};
 use spanker_fabric::{Call, Fabric, FabricError, Letter, Pool};
-use spanker_plan::{Algorithm, Collective, DType, Rank, ReduceOp};
 
 use super::order::Order;
 use crate::card::Peers;

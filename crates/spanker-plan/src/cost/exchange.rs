@@ -19,12 +19,12 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use spanker_collective::{Algorithm, Collective};
 use spanker_topology::{Cluster, Seconds, Shape};
 
 use crate::simulate::engine::{Engine, Item};
 use crate::simulate::flow::Flow;
 use crate::trace::{Activity, Label};
-use crate::{Algorithm, Collective};
 
 /// One algorithm's time over the bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -89,7 +89,8 @@ fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
 /// Every algorithm of a collective on these cards, in this order of ranks.
 ///
 /// ```
-/// use spanker_plan::{Collective, cheapest, prices};
+/// use spanker_collective::Collective;
+/// use spanker_plan::{cheapest, prices};
 /// use spanker_topology::{Cluster, Profile, Shape};
 /// let ring = Cluster::uniform(Profile::builtin("rev-a")?, 4, Shape::Ring)?;
 /// let all = prices(&ring, Collective::AllReduce, &[0, 1, 2, 3]);
@@ -276,6 +277,7 @@ mod tests {
                         Algorithm::OneShot => alpha + (ranks - 1.0) * bytes / beta,
                         Algorithm::TwoShot => 2.0 * alpha + share,
                         Algorithm::Tree => continue,
+                        other => panic!("no formula for {other}"),
                     };
                     let actual = price.at(bytes).0;
                     assert!(

@@ -3,9 +3,8 @@
 //! schedule keeps contributions apart and folds them later, that comes on top, and where the memory is slower
 //! than the links that it serves, what it lags behind.
 
+use spanker_collective::{Local, Schedule, Step, Transfer};
 use spanker_topology::{Cluster, Profile, Seconds};
-
-use crate::schedule::{Local, Schedule, Step, Transfer};
 
 /// The time that a schedule takes on the memory of these cards, which have their ranks in this order, on top
 /// of the price of its messages.
@@ -16,7 +15,8 @@ use crate::schedule::{Local, Schedule, Step, Transfer};
 /// folds, twice, while the messages are under way: only what that takes longer than the messages counts.
 ///
 /// ```
-/// use spanker_plan::{Algorithm, Collective, local_work, schedule};
+/// use spanker_collective::{Algorithm, Collective, schedule};
+/// use spanker_plan::local_work;
 /// use spanker_topology::{Cluster, Profile, Shape};
 /// let ring = Cluster::uniform(Profile::builtin("rev-a")?, 4, Shape::Ring)?;
 /// let by = |algorithm| {
@@ -95,7 +95,7 @@ fn of_step(step: &Step, bytes_per_element: usize, profile: &Profile) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Algorithm, Collective, schedule};
+    use spanker_collective::{Algorithm, Collective, schedule};
     use spanker_topology::{BytesPerSecond, Shape};
 
     fn profile() -> Profile {

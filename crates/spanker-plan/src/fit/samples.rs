@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
 
+use spanker_collective::MAX_RANKS;
 use spanker_model::{Model, Quant, builtin};
 
 use super::file::{bad, printable};
-use crate::{MAX_RANKS, PlanError};
+use crate::PlanError;
 
 /// The most samples in a table.
 const MAX_SAMPLES: usize = 1_000_000;

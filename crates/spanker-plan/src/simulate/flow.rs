@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A schedule reduced to what takes time: who sends how much to whom, and in which step it is awaited.
 
-use crate::schedule::{Schedule, Transfer, schedule};
-use crate::{Algorithm, Collective};
+use spanker_collective::{Algorithm, Collective, Schedule, Transfer, schedule};
 
 /// Elements for each rank in the schedules that are timed: chunks are then equal, whatever the algorithm.
 const GRAIN: usize = 60;

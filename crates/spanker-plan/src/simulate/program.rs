@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use rand::Rng;
 use rand_pcg::Pcg32;
+use spanker_collective::{Algorithm, Collective};
 
 use super::engine::Item;
 use super::flow::Flow;
@@ -13,7 +14,6 @@ use crate::cost::work::Pass;
 use crate::cost::{Exchange, Group, Pricer};
 use crate::plan::{Layout, Stage, in_flight, served};
 use crate::trace::{Activity, Label};
-use crate::{Algorithm, Collective};
 
 /// Programs for all cards, with the collectives and groups that they refer to.
 pub(crate) struct Programs {

@@ -5,7 +5,7 @@
 mod model;
 
 use nix::errno::Errno;
-use spanker_plan::{DType, ReduceOp};
+use spanker_collective::{DType, ReduceOp};
 use spanker_runtime::{Descriptor, Fold, Landing, Place, Work};
 
 use super::ClientId;

@@ -18,7 +18,7 @@ pub(crate) use attend::shared_heads;
 use bytemuck::{cast_slice, cast_slice_mut};
 use ggml_spanker::Inputs;
 use ggml_spanker::ops::AttendScratch;
-use spanker_plan::{DType, ReduceOp};
+use spanker_collective::{DType, ReduceOp};
 use spanker_reduce::{Element, Team, Threads, bf16, divide, f16, fold, reduce};
 use spanker_runtime::{Place, Work};
 

@@ -3,7 +3,7 @@
 //! said by the costs.
 
 use ggml_spanker::Quant;
-use spanker_plan::DType;
+use spanker_collective::DType;
 use spanker_runtime::{Place, Work, abi};
 
 use super::compute::shared_heads;

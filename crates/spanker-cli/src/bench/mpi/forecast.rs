@@ -8,9 +8,9 @@
 
 use std::time::{Duration, Instant};
 
+use spanker_collective::{Local, Schedule, Step, Transfer};
 use spanker_fabric_mpi::MpiFabric;
 use spanker_plan::Line;
-use spanker_plan::{Local, Schedule, Step, Transfer};
 use spanker_scheduler::{
     Algorithm, Collective, DType, Fabric, FabricError, ReduceOp, Registered, Team, Threads,
     Workspace, execute_registered, host, schedule,
@@ -84,7 +84,7 @@ fn time(
 
 /// A schedule in which every rank sends `elements` to the next one.
 fn shift(ranks: usize, elements: usize) -> Schedule {
-    use spanker_plan::Span;
+    use spanker_collective::Span;
     let step = |rank: usize| Step {
         transfers: vec![
             Transfer::Send { to: (rank + 1) % ranks, span: Span::data(0..elements) },

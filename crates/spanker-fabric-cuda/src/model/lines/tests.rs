@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Programs and the lines that come of them.
 
-use spanker_plan::{DType, ReduceOp};
+use spanker_collective::{DType, ReduceOp};
 use spanker_runtime::{BufferId, Fold};
 
 use super::*;

@@ -2,12 +2,13 @@
 //! The file of a card model.
 
 use serde::Deserialize;
+use spanker_collective::MAX_RANKS;
 use spanker_model::Quant;
 use spanker_topology::Provenance;
 
 use super::CardModel;
+use crate::PlanError;
 use crate::fit::file::{VERSION, amount, bad, parse, range, within};
-use crate::{MAX_RANKS, PlanError};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -7,13 +7,14 @@
 use std::fmt::Write;
 
 use serde::Deserialize;
+use spanker_collective::MAX_RANKS;
 use spanker_topology::Provenance;
 
 use super::LinkModel;
 use super::forms::{Algorithm, BLENDED, Form, Known, Small};
+use crate::PlanError;
 use crate::fit::LinkSample;
 use crate::fit::file::{VERSION, amount, bad, parse, printable, range, within};
-use crate::{MAX_RANKS, PlanError};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

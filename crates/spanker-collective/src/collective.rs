@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use crate::{PlanError, Rank};
+use crate::{CollectiveError, Rank};
 
 /// What a group of ranks does together.
 ///
@@ -97,7 +97,7 @@ impl Collective {
     /// The same collective at another root. Collectives without a root stay as they are.
     ///
     /// ```
-    /// use spanker_plan::Collective;
+    /// use spanker_collective::Collective;
     /// let reduce = Collective::Reduce { root: 0 };
     /// assert_eq!(reduce.with_root(2), Collective::Reduce { root: 2 });
     /// assert_eq!(Collective::Barrier.with_root(2), Collective::Barrier);
@@ -137,7 +137,7 @@ impl Collective {
     /// the share of the buffer that must cross each rank's link.
     ///
     /// ```
-    /// use spanker_plan::Collective;
+    /// use spanker_collective::Collective;
     /// assert_eq!(Collective::AllReduce.bus_factor(4), 1.5);
     /// assert_eq!(Collective::AllGather.bus_factor(4), 0.75);
     /// ```
@@ -163,11 +163,11 @@ impl fmt::Display for Collective {
 }
 
 impl FromStr for Collective {
-    type Err = PlanError;
+    type Err = CollectiveError;
 
-    fn from_str(text: &str) -> Result<Self, PlanError> {
+    fn from_str(text: &str) -> Result<Self, CollectiveError> {
         Collective::ALL.into_iter().find(|collective| collective.name() == text).ok_or_else(|| {
-            PlanError::unknown("collective", text, Collective::ALL.map(Collective::name))
+            CollectiveError::unknown("collective", text, Collective::ALL.map(Collective::name))
         })
     }
 }
@@ -222,11 +222,11 @@ impl fmt::Display for Algorithm {
 }
 
 impl FromStr for Algorithm {
-    type Err = PlanError;
+    type Err = CollectiveError;
 
-    fn from_str(text: &str) -> Result<Self, PlanError> {
+    fn from_str(text: &str) -> Result<Self, CollectiveError> {
         Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == text).ok_or_else(|| {
-            PlanError::unknown("algorithm", text, Algorithm::ALL.map(Algorithm::name))
+            CollectiveError::unknown("algorithm", text, Algorithm::ALL.map(Algorithm::name))
         })
     }
 }
@@ -234,7 +234,7 @@ impl FromStr for Algorithm {
 /// The elements of chunk `index` when `len` elements are dealt to `count` ranks.
 ///
 /// ```
-/// use spanker_plan::chunk;
+/// use spanker_collective::chunk;
 /// assert_eq!([chunk(7, 3, 0), chunk(7, 3, 1), chunk(7, 3, 2)], [0..3, 3..5, 5..7]);
 /// ```
 ///

@@ -13,7 +13,7 @@ mod symbols;
 use std::fmt;
 
 use crate::schedule::{Buffer, Incoming, Local, Rank, Schedule, Span, Step, Transfer};
-use crate::{Collective, MAX_RANKS, PlanError, chunk};
+use crate::{Collective, CollectiveError, MAX_RANKS, chunk};
 use symbols::{Symbols, UNDEFINED, Value};
 
 /// What is true of a schedule that passed.
@@ -179,9 +179,9 @@ impl fmt::Display for Flaw {
 /// touches the same element.
 ///
 /// # Errors
-/// [`PlanError::Refused`] with the first [`Flaw`] found.
-pub fn verify(schedule: &Schedule) -> Result<Proof, PlanError> {
-    let refuse = |flaw| PlanError::Refused {
+/// [`CollectiveError::Refused`] with the first [`Flaw`] found.
+pub fn verify(schedule: &Schedule) -> Result<Proof, CollectiveError> {
+    let refuse = |flaw| CollectiveError::Refused {
         collective: schedule.collective(),
         algorithm: schedule.algorithm(),
         flaw,

@@ -4,14 +4,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{DType, PlanError};
+use crate::{CollectiveError, DType};
 
 /// How the contributions of the cards become one value.
 ///
 /// The enum grows, so a `match` in another crate needs a `_` arm:
 ///
 /// ```compile_fail,E0004
-/// use spanker_plan::ReduceOp;
+/// use spanker_collective::ReduceOp;
 /// fn name(op: ReduceOp) -> &'static str {
 ///     match op {
 ///         ReduceOp::Sum => "sum",
@@ -67,7 +67,7 @@ impl ReduceOp {
     /// Whether the operation is defined for elements of `dtype`.
     ///
     /// ```
-    /// use spanker_plan::{DType, ReduceOp};
+    /// use spanker_collective::{DType, ReduceOp};
     /// assert!(ReduceOp::BitwiseOr.is_defined_for(DType::U32));
     /// assert!(!ReduceOp::BitwiseOr.is_defined_for(DType::F32));
     /// ```
@@ -85,7 +85,7 @@ impl ReduceOp {
     /// The number that descriptors for cards use. An average has none: it is a sum that is divided.
     ///
     /// ```
-    /// use spanker_plan::ReduceOp;
+    /// use spanker_collective::ReduceOp;
     /// assert_eq!(ReduceOp::Avg.code(), None);
     /// assert_eq!(ReduceOp::from_code(2), Some(ReduceOp::Max));
     /// ```
@@ -134,12 +134,11 @@ impl fmt::Display for ReduceOp {
 }
 
 impl FromStr for ReduceOp {
-    type Err = PlanError;
+    type Err = CollectiveError;
 
-    fn from_str(text: &str) -> Result<Self, PlanError> {
-        ReduceOp::ALL
-            .into_iter()
-            .find(|op| op.name() == text)
-            .ok_or_else(|| PlanError::unknown("operation", text, ReduceOp::ALL.map(ReduceOp::name)))
+    fn from_str(text: &str) -> Result<Self, CollectiveError> {
+        ReduceOp::ALL.into_iter().find(|op| op.name() == text).ok_or_else(|| {
+            CollectiveError::unknown("operation", text, ReduceOp::ALL.map(ReduceOp::name))
+        })
     }
 }

@@ -7,15 +7,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::PlanError;
+use crate::CollectiveError;
 
 /// The type of one element of a buffer.
 ///
 /// ```
-/// use spanker_plan::DType;
+/// use spanker_collective::DType;
 /// assert_eq!(DType::Bf16.size(), 2);
 /// assert_eq!("f32".parse::<DType>()?, DType::F32);
-/// # Ok::<(), spanker_plan::PlanError>(())
+/// # Ok::<(), spanker_collective::CollectiveError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -65,7 +65,7 @@ impl DType {
     /// The number that descriptors for cards use.
     ///
     /// ```
-    /// use spanker_plan::DType;
+    /// use spanker_collective::DType;
     /// assert_eq!(DType::from_code(DType::Bf16.code()), Some(DType::Bf16));
     /// assert_eq!(DType::from_code(99), None);
     /// ```
@@ -118,12 +118,11 @@ impl fmt::Display for DType {
 }
 
 impl FromStr for DType {
-    type Err = PlanError;
+    type Err = CollectiveError;
 
-    fn from_str(text: &str) -> Result<Self, PlanError> {
-        DType::ALL
-            .into_iter()
-            .find(|dtype| dtype.name() == text)
-            .ok_or_else(|| PlanError::unknown("element type", text, DType::ALL.map(DType::name)))
+    fn from_str(text: &str) -> Result<Self, CollectiveError> {
+        DType::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| {
+            CollectiveError::unknown("element type", text, DType::ALL.map(DType::name))
+        })
     }
 }

@@ -7,7 +7,7 @@
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
-use crate::{Algorithm, Collective, MAX_RANKS, PlanError, algorithm};
+use crate::{Algorithm, Collective, CollectiveError, MAX_RANKS, algorithm};
 
 /// A participant's place in its group, from 0.
 pub type Rank = usize;
@@ -145,11 +145,11 @@ pub struct Step {
 /// A collective of a given length over a given number of ranks, as steps for each rank.
 ///
 /// ```
-/// use spanker_plan::{Algorithm, Collective, schedule, verify};
+/// use spanker_collective::{Algorithm, Collective, schedule, verify};
 /// let ring = schedule(Collective::AllReduce, Algorithm::Ring, 3, 1000)?;
 /// let proof = verify(&ring)?;
 /// assert_eq!(proof.rounds, 4); // 2 (n - 1)
-/// # Ok::<(), spanker_plan::PlanError>(())
+/// # Ok::<(), spanker_collective::CollectiveError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Schedule {
@@ -249,19 +249,19 @@ impl Schedule {
 /// All work for any number of ranks from 1 and any length from 0.
 ///
 /// # Errors
-/// [`PlanError::Ranks`] for no ranks or too many, [`PlanError::Root`] for a root outside the group,
-/// [`PlanError::TooLarge`] where a buffer of the schedule could not be addressed.
+/// [`CollectiveError::Ranks`] for no ranks or too many, [`CollectiveError::Root`] for a root outside the group,
+/// [`CollectiveError::TooLarge`] where a buffer of the schedule could not be addressed.
 pub fn schedule(
     collective: Collective,
     algorithm: Algorithm,
     ranks: usize,
     elements: usize,
-) -> Result<Schedule, PlanError> {
+) -> Result<Schedule, CollectiveError> {
     if ranks == 0 || ranks > MAX_RANKS {
-        return Err(PlanError::Ranks { collective, ranks });
+        return Err(CollectiveError::Ranks { collective, ranks });
     }
     if let Some(root) = collective.root().filter(|&root| root >= ranks) {
-        return Err(PlanError::Root { collective, root, ranks });
+        return Err(CollectiveError::Root { collective, root, ranks });
     }
     // The largest scratch is one-shot's: a slot of the whole length for each peer.
     let addressable = elements
@@ -269,7 +269,7 @@ pub fn schedule(
         .and_then(|padded| padded.checked_mul(ranks + 1))
         .is_some_and(|most| most <= isize::MAX as usize);
     if !addressable {
-        return Err(PlanError::TooLarge { collective, elements, ranks });
+        return Err(CollectiveError::TooLarge { collective, elements, ranks });
     }
     Ok(algorithm::build(collective, algorithm, ranks, elements))
 }

@@ -2,9 +2,9 @@
 //! Every algorithm of every collective, proved for many numbers of ranks and lengths.
 
 use proptest::prelude::*;
-use spanker_plan::{
-    Algorithm, Collective, Flaw, Local, PlanError, Proof, ReduceOp, Schedule, Span, Step, Transfer,
-    schedule, verify,
+use spanker_collective::{
+    Algorithm, Collective, CollectiveError, Flaw, Local, Proof, ReduceOp, Schedule, Span, Step,
+    Transfer, schedule, verify,
 };
 
 fn prove(collective: Collective, algorithm: Algorithm, ranks: usize, len: usize) -> Proof {
@@ -93,7 +93,7 @@ fn a_request_outside_the_bounds_names_what_is_wrong() {
     let error = schedule(root, Algorithm::Tree, 4, 4).unwrap_err();
     assert_eq!(error.to_string(), "broadcast: root 4 is not one of 4 ranks");
     let error = schedule(Collective::AllToAll, Algorithm::Ring, 64, usize::MAX).unwrap_err();
-    assert!(matches!(error, PlanError::TooLarge { ranks: 64, .. }));
+    assert!(matches!(error, CollectiveError::TooLarge { ranks: 64, .. }));
     let error = "rong".parse::<Algorithm>().unwrap_err().to_string();
     assert!(error.starts_with("unknown algorithm 'rong' (expected one of: ring,"), "{error}");
     assert!("bogus".parse::<ReduceOp>().is_err());
@@ -124,14 +124,14 @@ fn flaw_of(change: impl FnOnce(&mut Vec<Vec<Step>>)) -> Option<Flaw> {
     let built = Schedule::from_parts(all_reduce, Algorithm::OneShot, 4, 4, 4, programs);
     match verify(&built) {
         Ok(_) => None,
-        Err(PlanError::Refused { flaw, .. }) => Some(flaw),
+        Err(CollectiveError::Refused { flaw, .. }) => Some(flaw),
         Err(other) => panic!("unexpected {other}"),
     }
 }
 
 #[test]
 fn verifier_refuses_each_kind_of_broken_schedule() {
-    use spanker_plan::Incoming;
+    use spanker_collective::Incoming;
     assert_eq!(flaw_of(|_| ()), None);
     let span = Span::data(1..5);
     let flaw = flaw_of(|p| p[0][0].transfers[0] = Transfer::Send { to: 1, span });
