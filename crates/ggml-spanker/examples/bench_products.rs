@@ -10,7 +10,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use ggml_spanker::{Inputs, Path, Quant, Result, WEIGHT_TYPES, input_type, multiply_on, quantize};
+use ggml_spanker::{Inputs, Path, Quant, Result, WEIGHT_TYPES, multiply_on, quantize};
 
 const REPEATS: usize = 9;
 /// Bytes of weights that one row of inputs meets.
@@ -103,7 +103,7 @@ fn sum<const STREAMS: usize>(memory: &[u8]) -> u64 {
 }
 
 fn inputs(quant: Quant, rows: usize) -> Result<Inputs> {
-    let input = input_type(quant);
+    let input = quant.input();
     let values: Vec<f32> =
         (0..rows * WIDTH).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
     let mut bytes = vec![0; rows * input.row_bytes(WIDTH as u64) as usize];

@@ -9,17 +9,6 @@ use crate::error::{Error, Result};
 use crate::path::Path;
 use crate::simd::{Lanes, Work, run_on};
 
-/// The type in which activations meet weights of the type `weights`: [`Quant::Q8_0`] for blocks of 32,
-/// [`Quant::Q8K`] for blocks of 256, [`Quant::F32`] for plain numbers.
-#[must_use]
-pub fn input_type(weights: Quant) -> Quant {
-    match weights.block() {
-        1 => Quant::F32,
-        256 => Quant::Q8K,
-        _ => Quant::Q8_0,
-    }
-}
-
 /// Turns rows of f32 into blocks of `input`, end to end: [`Quant::Q8_0`], [`Quant::Q8K`] or, unchanged,
 /// [`Quant::F32`].
 ///

@@ -52,7 +52,7 @@ pub use decode::{WEIGHT_TYPES, decode};
 pub use error::{Error, Result};
 pub use file::{GgufFile, TensorView};
 pub use host::HostMatmul;
-pub use input::{Inputs, input_type, quantize};
+pub use input::{Inputs, quantize};
 pub use matmul::{MatmulInt4, OUTPUT_ELEM_BYTES};
 pub use mock::{MockSail, Transaction};
 pub use path::Path;

@@ -27,7 +27,7 @@ use spanker_model::Quant;
 
 use crate::decode::{WEIGHT_TYPES, half_at, integers};
 use crate::error::{Error, Result};
-use crate::input::{Inputs, input_type};
+use crate::input::Inputs;
 use crate::path::Path;
 use crate::q4_k::unpack_scales;
 use crate::simd::{self, Lanes, Rows, Scalar};
@@ -113,7 +113,7 @@ fn check(quant: Quant, weights: &[u8], n: usize, inputs: &Inputs, out: &[f32]) -
     }
     let (m, k, qk) = (inputs.rows, inputs.width, quant.block() as usize);
     match inputs.input {
-        Some(input) if input == input_type(quant) => {}
+        Some(input) if input == quant.input() => {}
         other => return Err(Error::Type { quant: other.unwrap_or(quant) }),
     }
     let bytes =

@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use ggml_spanker::{Inputs, Path, Quant, WEIGHT_TYPES, decode, input_type, multiply_on, quantize};
+use ggml_spanker::{Inputs, Path, Quant, WEIGHT_TYPES, decode, multiply_on, quantize};
 use memmap2::MmapOptions;
 
 /// More than any page.
@@ -30,7 +30,7 @@ fn weights(quant: Quant, rows: usize, width: usize) -> Vec<u8> {
 #[test]
 fn products_of_weights_at_the_end_of_memory_are_those_of_the_same_weights_elsewhere() {
     for quant in WEIGHT_TYPES {
-        let input = input_type(quant);
+        let input = quant.input();
         for (rows, width) in [(1, 256), (3, 512)] {
             let values: Vec<f32> = (0..rows * width).map(|at| (at as f32).sin()).collect();
             let mut blocks = vec![0; rows * input.row_bytes(width as u64) as usize];

@@ -2,9 +2,7 @@
 //! Every path against the portable one, bit for bit, and products in pieces against whole ones. How close
 //! products are to exact ones is tested elsewhere.
 
-use ggml_spanker::{
-    Inputs, Path, Quant, WEIGHT_TYPES, input_type, multiply, multiply_on, quantize,
-};
+use ggml_spanker::{Inputs, Path, Quant, WEIGHT_TYPES, multiply, multiply_on, quantize};
 use proptest::prelude::*;
 
 /// Reproducible bytes.
@@ -31,7 +29,7 @@ fn weights(quant: Quant, rows: usize, k: usize, seed: &mut Seeded) -> Vec<u8> {
 
 /// Inputs with any bytes for activations, -128 among them, and scales that are numbers.
 fn inputs(quant: Quant, rows: usize, k: usize, seed: &mut Seeded) -> Vec<u8> {
-    let input = input_type(quant);
+    let input = quant.input();
     let size = input.block_bytes() as usize;
     let mut bytes = seed.bytes(rows * input.row_bytes(k as u64) as usize);
     for block in bytes.chunks_exact_mut(size) {
@@ -46,7 +44,7 @@ fn inputs(quant: Quant, rows: usize, k: usize, seed: &mut Seeded) -> Vec<u8> {
 
 fn load(quant: Quant, bytes: &[u8], rows: usize, k: usize) -> Inputs {
     let mut inputs = Inputs::new();
-    inputs.load(input_type(quant), bytes, rows, k).expect("whole rows");
+    inputs.load(quant.input(), bytes, rows, k).expect("whole rows");
     inputs
 }
 
@@ -139,7 +137,7 @@ fn product_of_extremes_has_the_bits_of_the_portable_one() {
             }
             let mut bytes = inputs(quant, m, k, &mut Seeded(3));
             for (index, byte) in bytes.iter_mut().enumerate() {
-                let input = input_type(quant).block_bytes() as usize;
+                let input = quant.input().block_bytes() as usize;
                 if input > 4 && index % input >= 4 {
                     *byte = if index < k { 0x80 } else { 0x7F };
                 }

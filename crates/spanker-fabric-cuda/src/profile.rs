@@ -2,8 +2,8 @@
 //! A graphics processor's profile for the planner: by what is published of it, and with what a probe has measured.
 
 use spanker_topology::{
-    Bytes, BytesPerSecond, Compute, Confidence, HostProfile, LinkProfile, MacsPerSecond, Memory,
-    Profile, Provenance, Seconds, Shape, Value,
+    Bytes, BytesPerSecond, Compute, Confidence, ExchangeKind, HostProfile, LinkProfile,
+    MacsPerSecond, Memory, Profile, Provenance, Seconds, Shape, Value,
 };
 
 use crate::discover::CudaCard;
@@ -62,6 +62,8 @@ pub(crate) fn published(card: &CudaCard, shape: Shape) -> Profile {
             ),
             per_operator: assumed(Seconds::from_micros(3.0), "one kernel, its ramp and its tail"),
             per_token: assumed(Seconds::from_micros(30.0), "sampling and a launch"),
+            first_use: None,
+            operators: Vec::new(),
         },
         link: link(card),
         host: HostProfile {
@@ -145,6 +147,7 @@ fn link(card: &CudaCard) -> Option<LinkProfile> {
         base: assumed(Seconds::from_micros(8.0), "a collective of nothing"),
         round_trip: assumed(Seconds::from_micros(3.0), "twice the latency"),
         training: assumed(Seconds(1.0), "at boot"),
+        exchange: ExchangeKind::default(),
     })
 }
 

@@ -2,7 +2,6 @@
 //! Collectives on cards: the host gives each card a program of descriptors and waits; the data stays in the
 //! cards' memory and travels over the links between them.
 //!
-//! * [`Wiring`]: which port of which card leads where, and routes through the group.
 //! * [`lower`]: a schedule as one program for each card, without a way to deadlock.
 //! * [`DeviceGroup`] and [`DeviceCall`]: buffers on the cards, the run, its [`Timing`].
 //! * [`Deadline`] and [`DeviceError`]: how long cards may be silent, and who is named if something fails.
@@ -30,7 +29,6 @@ pub use examine::examine;
 pub use group::{DeviceCall, DeviceGroup, Timing};
 pub use lower::{DATA, Lowered, RELAY, SCRATCH, lower};
 pub use watch::Deadline;
-pub use wiring::{RankLink, Wiring};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;

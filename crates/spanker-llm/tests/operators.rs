@@ -7,7 +7,7 @@
 mod stored;
 
 use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
-use ggml_spanker::{Inputs, Quant, WEIGHT_TYPES, decode, input_type, multiply, quantize};
+use ggml_spanker::{Inputs, Quant, WEIGHT_TYPES, decode, multiply, quantize};
 use serde_json::Value;
 
 use stored::{bytes, doubles, floats, list, size};
@@ -195,7 +195,7 @@ fn products_of_every_type_are_those_of_numpy() {
     let (rows, cols) = (size(&stored, "rows"), size(&stored, "cols"));
     for case in list(&stored["types"]) {
         let Weights { quant, blocks, values } = weights(case, rows * cols);
-        let input = input_type(quant);
+        let input = quant.input();
         let expected = doubles(&case["products"]);
         for (which, activations) in list(&stored["activations"]).iter().enumerate() {
             let activations = floats(activations);

@@ -64,6 +64,12 @@ pub struct Model {
     pub head: Matrix,
     /// Whether the head is the embedding table, which is then stored once.
     pub tied: bool,
+    /// Whether queries, keys and values have biases.
+    pub biases: bool,
+    /// Whether each head of queries and keys is normed.
+    pub head_norms: bool,
+    /// Numbers of a head that rotary embeddings turn.
+    pub rope_dims: u64,
     /// Bytes of the final norm and of tables for positions.
     pub other_bytes: u64,
 }
@@ -168,6 +174,7 @@ impl Model {
             ("heads", self.heads, MAX_WIDTH),
             ("kv_heads", self.kv_heads, MAX_WIDTH),
             ("head_size", self.head_size, MAX_WIDTH),
+            ("rope_dims", self.rope_dims, self.head_size),
             ("heads x head_size", self.heads.saturating_mul(self.head_size), MAX_WIDTH),
             ("ffn", self.ffn, MAX_WIDTH),
             ("vocab", self.vocab, MAX_VOCAB),

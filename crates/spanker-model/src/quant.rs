@@ -209,6 +209,17 @@ impl Quant {
         self.line().2
     }
 
+    /// The type in which activations meet weights of this type: [`Quant::Q8_0`] for blocks of 32,
+    /// [`Quant::Q8K`] for blocks of 256, [`Quant::F32`] for plain numbers.
+    #[must_use]
+    pub const fn input(self) -> Quant {
+        match self.block() {
+            1 => Quant::F32,
+            256 => Quant::Q8K,
+            _ => Quant::Q8_0,
+        }
+    }
+
     /// Bytes of a block.
     #[must_use]
     pub const fn block_bytes(self) -> u64 {

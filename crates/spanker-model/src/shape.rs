@@ -74,6 +74,9 @@ impl Shape {
             embedding: table.with_quant(quant),
             head: table.with_quant(quant),
             tied: self.tied,
+            biases: self.extras.qkv_bias,
+            head_norms: self.extras.qk_norm,
+            rope_dims: self.head_size,
             other_bytes: self.hidden * OTHER_ELEMENT,
         };
         model.validate()?;

@@ -29,6 +29,13 @@ pub(crate) struct Wire {
     embedding: Matrix,
     head: Matrix,
     tied: bool,
+    #[serde(default)]
+    biases: bool,
+    #[serde(default)]
+    head_norms: bool,
+    /// All numbers of a head where absent.
+    #[serde(default)]
+    rope_dims: Option<u64>,
     other_bytes: u64,
 }
 
@@ -51,6 +58,9 @@ impl From<Model> for Wire {
             embedding: model.embedding,
             head: model.head,
             tied: model.tied,
+            biases: model.biases,
+            head_norms: model.head_norms,
+            rope_dims: Some(model.rope_dims),
             other_bytes: model.other_bytes,
         }
     }
@@ -82,6 +92,9 @@ impl TryFrom<Wire> for Model {
             embedding: wire.embedding,
             head: wire.head,
             tied: wire.tied,
+            biases: wire.biases,
+            head_norms: wire.head_norms,
+            rope_dims: wire.rope_dims.unwrap_or(wire.head_size),
             other_bytes: wire.other_bytes,
         };
         model.validate()?;

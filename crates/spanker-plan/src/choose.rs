@@ -24,11 +24,10 @@ use std::rc::Rc;
 use spanker_model::Model;
 use spanker_topology::Cluster;
 
-use crate::cost::work::Pass;
+use crate::cost::pass::{Pass, Passes};
 use crate::cost::{Group, Pricer};
 use crate::plan::{Candidate, Layout, Prediction, Stage, Strategy, in_flight};
 use crate::predict::predict;
-use crate::request::MAX_PREFILL;
 use crate::{Objective, PlanError, Request};
 use pool::{Classes, Entry};
 use search::{Goal, Limits, Search};
@@ -123,7 +122,7 @@ pub fn choose(
     // Alike groups share prices while searching, and alike is not always equal to the last bit. What is
     // reported is what anyone gets who reads the plan.
     for candidate in &mut found {
-        let fresh = Pricer::new(model, cluster, request);
+        let fresh = Pricer::new(model, cluster, request).exactly();
         candidate.prediction = predict(&fresh, &candidate.layout);
     }
     let rank = |candidate: &Candidate| score(request.objective, &candidate.prediction);
@@ -215,7 +214,7 @@ struct Chooser<'a> {
 }
 
 /// Pools that differ: the pass as bits, the sequences, whether memory counts.
-type PoolKey = ([u64; 3], u64, bool);
+type PoolKey = (Vec<[u64; 4]>, u64, bool);
 
 /// Which of the cards a copy of the model may use: how many of each class, after how many others.
 struct Share {
@@ -224,11 +223,9 @@ struct Share {
 }
 
 /// One search: what goes through the pipeline at once, and what the stages' times mean.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Setting {
-    pass: Pass,
-    /// Tokens that the host sends for it.
-    host_rows: f64,
+    passes: Passes,
     score: Score,
     head_in_turn: bool,
     /// How many stages this setting is for, if it is for a certain number.
@@ -261,8 +258,8 @@ impl Chooser<'_> {
                 Objective::Throughput => Score::Turns(batches as f64),
                 _ => Score::Sum,
             };
-            let host_rows = pass.rows();
-            Setting { pass, host_rows, score, head_in_turn: true, stages, sequences }
+            let passes = Passes::from([(pass, 1.0)]);
+            Setting { passes, score, head_in_turn: true, stages, sequences }
         };
         match request.objective {
             Objective::Latency => vec![decode(1, sequences as f64, None)],
@@ -275,17 +272,9 @@ impl Chooser<'_> {
                 lengths.map(setting).collect()
             }
             Objective::Ttft => {
-                let least = request.prompt.div_ceil(MAX_PREFILL);
-                let pieces = (0..6).map(|d| least << d).take_while(|&p| p <= request.prompt);
-                let setting = |pieces: u64| Setting {
-                    pass: Pass::prefill(sequences, request.prompt, pieces),
-                    host_rows: (request.prompt * sequences) as f64,
-                    score: Score::Pieces((pieces - 1) as f64),
-                    head_in_turn: false,
-                    stages: None,
-                    sequences,
-                };
-                pieces.map(setting).collect()
+                let passes = Pass::prefill(sequences, request.prompt, request.batch).into();
+                let (score, stages) = (Score::Sum, None);
+                vec![Setting { passes, score, head_in_turn: false, stages, sequences }]
             }
         }
     }
@@ -305,16 +294,19 @@ impl Chooser<'_> {
         Limits { nodes: self.nodes_left.get().max(FEW_NODES), width }
     }
 
-    fn pool(&self, setting: Setting, memory: bool) -> Rc<Vec<Entry>> {
-        let Pass { sequences, tokens, past } = setting.pass;
-        let key = ([sequences, tokens, past].map(f64::to_bits), setting.sequences, memory);
+    fn pool(&self, setting: &Setting, memory: bool) -> Rc<Vec<Entry>> {
+        let bits = |&(pass, count): &(Pass, f64)| {
+            [pass.sequences.to_bits(), pass.tokens, pass.past, count.to_bits()]
+        };
+        let key = (setting.passes.iter().map(bits).collect(), setting.sequences, memory);
         if let Some(pool) = self.pools.borrow().get(&key) {
             return Rc::clone(pool);
         }
-        let terms = pool::Terms { pass: setting.pass, sequences: setting.sequences, memory };
+        let passes = Rc::clone(&setting.passes);
+        let terms = pool::Terms { passes, sequences: setting.sequences, memory };
         let pool = Rc::new(match self.every_set() {
-            true => pool::all(self.pricer, &self.classes, terms),
-            false => pool::runs(self.pricer, &self.classes, terms),
+            true => pool::all(self.pricer, &self.classes, &terms),
+            false => pool::runs(self.pricer, &self.classes, &terms),
         });
         self.pools.borrow_mut().insert(key, Rc::clone(&pool));
         pool
@@ -329,7 +321,7 @@ impl Chooser<'_> {
     fn search(
         &self,
         family: Strategy,
-        setting: Setting,
+        setting: &Setting,
         memory: bool,
         share: &Share,
     ) -> (Option<Vec<Stage>>, bool) {
@@ -351,8 +343,7 @@ impl Chooser<'_> {
         let pool = self.pool(setting, memory);
         let goal = Goal {
             score: setting.score,
-            pass: setting.pass,
-            host_rows: setting.host_rows,
+            passes: Rc::clone(&setting.passes),
             head_in_turn: setting.head_in_turn,
             stages,
             allow: &|group| allows(family, group),
@@ -380,7 +371,7 @@ impl Chooser<'_> {
     fn best_of(&self, family: Strategy, memory: bool, exact: &mut bool) -> Option<Candidate> {
         let mut best: Option<Candidate> = None;
         for setting in self.settings(self.pricer.request.sequences) {
-            let (stages, sure) = self.search(family, setting, memory, &self.all_cards());
+            let (stages, sure) = self.search(family, &setting, memory, &self.all_cards());
             *exact &= sure;
             let Some(stages) = stages else { continue };
             let candidate = self.candidate(search::layout(stages));
@@ -412,7 +403,7 @@ impl Chooser<'_> {
                 continue;
             }
             for family in FAMILIES {
-                let (stages, sure) = self.search(family, setting, true, share);
+                let (stages, sure) = self.search(family, &setting, true, share);
                 *exact &= sure;
                 let Some(stages) = stages else { continue };
                 let layout = search::layout(stages);

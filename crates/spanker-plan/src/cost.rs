@@ -1,28 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a stage of a plan costs in time and memory on given cards.
 //!
-//! A *stage* is a run of layers on a group of cards. Everything here is a formula over a model's matrices and
-//! the cards' profiles; nothing is searched.
+//! A *stage* is a run of layers on a group of cards. Its time is a fold over the program of one layer of each
+//! kind, its memory the program's list of buffers; nothing is searched here, and no layer is described.
 
 pub(crate) mod exchange;
-pub(crate) mod local;
 pub(crate) mod memory;
+pub(crate) mod pass;
 pub(crate) mod shard;
-pub(crate) mod work;
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 use spanker_collective::{Algorithm, Collective};
 use spanker_model::Model;
-use spanker_topology::{Bytes, Cluster, Seconds};
+use spanker_topology::{Bytes, Cluster, ExchangeKind, Seconds};
 
 use crate::Request;
-use exchange::{PriceList, cheapest, rank_order};
+use crate::plan::{Exchanged, name_of};
+use crate::program::{
+    BufferIds, Context, Cost, Exchanging, Holder, Holding, Member, Numerics, Op, Part, Piece,
+    Space, Step, Terms, Want, Writer, load,
+};
+use crate::simulate::direct;
+use crate::work::{BufferId, Work};
+use exchange::{PriceList, rank_order, serial};
 use memory::{Footprint, Place};
-use shard::{Shard, Split, Units, input_type, len, shards};
-use work::{Pass, Speed, Terms};
+use pass::Pass;
+use shard::{Shard, Split, Units, shards};
 
 /// Cards that hold the same layers together, and which part of them each has.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,18 +63,26 @@ pub(crate) struct Pricer<'a> {
     /// Layers that differ, and how many there are of each.
     kinds: Vec<(usize, usize)>,
     kind_of: Vec<usize>,
-    speeds: Vec<Speed>,
+    /// By kind of card.
+    costs: Vec<Cost>,
     /// Shares come in units that depend on the split.
     units: [Units; 3],
     prices: Rc<PriceList>,
+    /// Whether collectives are timed for the very bytes that they carry.
+    exact: bool,
+    /// Hand-offs that were asked for before.
+    hops: RefCell<HashMap<(Vec<usize>, Vec<usize>, u64), Seconds>>,
 }
 
-/// What follows a phase of a layer.
+/// What all ranks of a group do together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Exchange {
     pub(crate) collective: Collective,
     pub(crate) bytes: f64,
 }
+
+/// A part of a step: what goes through it, and the op lists of a group's ranks.
+pub(crate) type Lists = Vec<Vec<Op>>;
 
 impl<'a> Pricer<'a> {
     pub(crate) fn new(model: &'a Model, cluster: &'a Cluster, request: &'a Request) -> Self {
@@ -81,11 +97,23 @@ impl<'a> Pricer<'a> {
             kinds[kind].1 += 1;
             kind_of.push(kind);
         }
-        let speeds = (0..cluster.cards()).map(|card| Speed::of(cluster.profile(card))).collect();
+        let most = (0..cluster.cards()).map(|card| cluster.kind(card) + 1).max().unwrap_or(0);
+        let first = |kind| (0..cluster.cards()).find(|&card| cluster.kind(card) == kind);
+        let cost = |kind| Cost::of(cluster.profile(first(kind).unwrap_or(0)));
         let units =
             [Split::Whole, Split::Gather, Split::Reduce].map(|split| Units::of(model, split));
-        let prices = Rc::default();
-        Pricer { model, cluster, request, kinds, kind_of, speeds, units, prices }
+        Pricer {
+            model,
+            cluster,
+            request,
+            kinds,
+            kind_of,
+            costs: (0..most).map(cost).collect(),
+            units,
+            prices: Rc::default(),
+            exact: false,
+            hops: RefCell::default(),
+        }
     }
 
     /// The same with prices of collectives from elsewhere: of one algorithm, or known from a cluster with
@@ -93,6 +121,22 @@ impl<'a> Pricer<'a> {
     pub(crate) fn with_prices(mut self, prices: Rc<PriceList>) -> Self {
         self.prices = prices;
         self
+    }
+
+    /// The same with every collective timed for the very bytes that it carries.
+    pub(crate) fn exactly(mut self) -> Self {
+        self.exact = true;
+        self
+    }
+
+    pub(crate) fn cost_of(&self, card: usize) -> &Cost {
+        &self.costs[self.cluster.kind(card)]
+    }
+
+    /// What a card has to have room for, by the request.
+    pub(crate) fn space(&self, sequences: u64) -> Space {
+        let Request { context, batch, .. } = *self.request;
+        Space { context, batch: batch.min(context).max(sequences), sequences }
     }
 
     /// The groups that these cards can form with a split: shares by speed, and where that would overfill a
@@ -121,123 +165,245 @@ impl<'a> Pricer<'a> {
     /// Puts a group together, or says that these cards cannot hold the model's layers by this aim.
     fn group(&self, cards: &[usize], split: Split, aim: Aim, pass: Pass) -> Option<Group> {
         let cards = rank_order(self.cluster, cards);
-        let weights = self.weights(&cards, split, aim, pass)?;
+        let weights = self.weights(&cards, aim, pass)?;
         let units = self.units[split as usize];
         let shards = shards(self.model, split, units, &weights);
         Some(Group { cards, split, shards })
     }
 
-    fn whole(&self) -> Shard {
+    /// A group of one card that has everything.
+    fn alone(&self, card: usize) -> Group {
         let units = self.units[Split::Whole as usize];
-        shards(self.model, Split::Whole, units, &[1.0]).swap_remove(0)
+        let shards = shards(self.model, Split::Whole, units, &[1.0]);
+        Group { cards: vec![card], split: Split::Whole, shards }
     }
 
-    fn weights(&self, cards: &[usize], split: Split, aim: Aim, pass: Pass) -> Option<Vec<f64>> {
+    fn weights(&self, cards: &[usize], aim: Aim, pass: Pass) -> Option<Vec<f64>> {
         let usable = |&card: &usize| self.cluster.profile(card).usable().0 as f64;
         if aim == Aim::Memory {
             return Some(cards.iter().map(usable).collect());
         }
-        let whole = self.whole();
         let time = |&card: &usize| {
-            let phases = self.phases(self.kinds[0].0, Split::Whole, &whole, card, pass);
-            phases.iter().map(|terms| (terms.memory + terms.compute).0).sum::<f64>()
+            let terms = self.layer_work(self.kinds[0].0, &self.alone(card), pass);
+            (terms.memory + terms.compute).0
         };
         let rates: Vec<f64> = cards.iter().map(|card| 1.0 / time(card)).collect();
         if aim == Aim::Speed {
             return Some(rates);
         }
         let place = Place { first: true, last: true, sequences: self.request.sequences };
-        let fixed = memory::fixed(self.model, self.request, split, &whole, place);
-        let layers = self.model.layers.iter().map(|layer| {
-            let sequences = self.request.sequences;
-            memory::per_layer(self.model, layer, self.request, Split::Whole, &whole, sequences)
-        });
-        let all = fixed.weights + layers.map(Footprint::total).sum();
-        let room = |card| (usable(card) - fixed.buffers.0 as f64).max(0.0) / all.0 as f64;
+        let alone = self.alone(cards[0]);
+        let all = self.footprint(0..self.model.layers.len(), &alone, 0, place);
+        let shared = (all.weights + all.kv).0 as f64;
+        let room = |card| (usable(card) - all.buffers.0 as f64).max(0.0) / shared;
         // A little less than there is, because shares come in whole units.
         let caps: Vec<f64> = cards.iter().map(|card| 0.995 * room(card)).collect();
         fill(&rates, &caps)
     }
 
-    /// The four phases of a layer on one card.
-    pub(crate) fn phases(
-        &self,
-        layer: usize,
-        split: Split,
-        shard: &Shard,
-        card: usize,
-        pass: Pass,
-    ) -> [Terms; 4] {
-        let content = &self.model.layers[layer];
-        work::layer(self.model, content, split, shard, self.speeds[card], self.request, pass)
+    /// How a group exchanges activations.
+    pub(crate) fn exchange_kind(&self, group: &Group) -> ExchangeKind {
+        self.exchanging(group).kind
     }
 
-    /// What the ranks exchange after each phase of a layer.
-    pub(crate) fn exchanges(
+    fn exchanging(&self, group: &Group) -> Exchanging {
+        self.prices.exchanging(self.cluster, group)
+    }
+
+    /// The programs of a group's ranks for a part of a step, which `write` writes.
+    fn lists(
         &self,
-        layer: usize,
         group: &Group,
-        rows: f64,
-    ) -> [Option<Exchange>; 4] {
-        let (model, content) = (self.model, &self.model.layers[layer]);
-        let ranks = group.cards.len() as f64;
-        let most = |part: fn(&Shard) -> &Range<u64>| {
-            group.shards.iter().map(|shard| len(part(shard))).max().unwrap_or(0) as f64
+        layers: &[usize],
+        ends: (bool, bool),
+        step: &Step<'_>,
+        write: impl Fn(&mut Writer<'_>),
+    ) -> Lists {
+        let mut put = |_: &Piece, _: u64| crate::work::Place { buffer: BufferId(0), offset: 0 };
+        let member = |rank: usize| {
+            let (shard, split) = (&group.shards[rank], group.split);
+            let mut holder = Holder { model: self.model, shard, split, put: &mut put };
+            let holding = Holding {
+                layers: layers.iter().map(|&layer| holder.layer(layer)).collect(),
+                embedding: ends.0.then(|| holder.embedding()),
+                head: ends.1.then(|| holder.head()),
+            };
+            let (card, shard) = (group.cards[rank], shard.clone());
+            Member { card, stage: 0, rank, shard, buffers: BufferIds::symbols(), holding }
         };
-        match group.split {
-            Split::Whole => [None; 4],
-            Split::Gather => {
-                // A collective's chunks are equal: unequal shares are padded to the largest.
-                let gather = |elements: f64, each: f64| {
-                    let bytes = rows * ranks * elements * each;
-                    Some(Exchange { collective: Collective::AllGather, bytes })
-                };
-                let head_size = model.head_size as f64;
-                [
-                    gather(most(|s| &s.heads) * head_size, input_type(content.o.quant).0),
-                    gather(most(|s| &s.output), 4.0),
-                    gather(most(|s| &s.ffn), input_type(content.down.quant).0),
-                    gather(most(|s| &s.down), 4.0),
-                ]
+        let members: Vec<Member> = (0..group.cards.len()).map(member).collect();
+        let of = Context {
+            model: self.model,
+            numerics: Numerics::default(),
+            space: self.space(step.parts.len() as u64),
+            stages: &[(group.split, self.exchanging(group).kind)],
+            members: &members,
+        };
+        let mut writer = Writer::new(of, step);
+        write(&mut writer);
+        writer.programs
+    }
+
+    /// One layer on a group.
+    pub(crate) fn layer_lists(&self, layer: usize, group: &Group, step: &Step<'_>) -> Lists {
+        let members = 0..group.cards.len();
+        self.lists(group, &[layer], (false, false), step, |writer| {
+            writer.layer(0, members.clone(), 0, layer);
+        })
+    }
+
+    /// The embedding on the first group.
+    pub(crate) fn embed_lists(&self, group: &Group, step: &Step<'_>) -> Lists {
+        let members = 0..group.cards.len();
+        self.lists(group, &[], (true, false), step, |writer| writer.embed(members.clone()))
+    }
+
+    /// The head on the last group.
+    pub(crate) fn head_lists(&self, group: &Group, step: &Step<'_>) -> Lists {
+        let members = 0..group.cards.len();
+        self.lists(group, &[], (false, true), step, |writer| writer.head(0, members.clone()))
+    }
+
+    /// What a part of a step takes on a group: the work phase after phase, each as long as its slowest card,
+    /// and apart from that the exchanges between the phases.
+    fn fold(&self, group: &Group, lists: &Lists) -> (Terms, Seconds) {
+        let mut phases: Vec<Terms> = Vec::new();
+        let mut exchanged = Seconds::ZERO;
+        for (rank, list) in lists.iter().enumerate() {
+            let cost = self.cost_of(group.cards[rank]);
+            let (mut sum, mut phase) = (Terms::default(), 0);
+            let mut before: Option<&Work> = None;
+            let mut close = |sum: Terms, phase: usize| match phases.get_mut(phase) {
+                Some(slowest) => *slowest = slowest.later(sum),
+                None => phases.push(sum),
+            };
+            for op in list {
+                match op {
+                    Op::Work(work) => {
+                        if let Some(load) = load(work, before) {
+                            sum = sum.plus(cost.operator(&load));
+                        }
+                        before = Some(work);
+                    }
+                    Op::Mark { .. } => {}
+                    exchange => {
+                        before = None;
+                        close(std::mem::take(&mut sum), phase);
+                        phase += 1;
+                        if rank == 0 {
+                            exchanged += self.exchange_time(group, exchange);
+                        }
+                    }
+                }
             }
-            Split::Reduce => {
-                let bytes = rows * model.hidden as f64 * 4.0;
-                let sum = Some(Exchange { collective: Collective::AllReduce, bytes });
-                [None, sum, None, sum]
+            close(sum, phase);
+        }
+        (phases.into_iter().fold(Terms::default(), Terms::plus), exchanged)
+    }
+
+    /// What an exchange of a group takes.
+    pub(crate) fn exchange_time(&self, group: &Group, op: &Op) -> Seconds {
+        if let Op::Collective { collective, dtype, elements, .. } = op {
+            let bytes = *elements as f64 * dtype.size() as f64;
+            return self.best(group, Exchange { collective: *collective, bytes }).1;
+        }
+        if !op.is_exchange() {
+            return Seconds::ZERO;
+        }
+        let (collective, bytes) = direct(op, group.cards.len());
+        if self.exchange_kind(group) == ExchangeKind::SharedMemory {
+            let Some(link) = &self.cluster.profile(group.cards[0]).link else {
+                return Seconds::ZERO;
+            };
+            let reading = Seconds(bytes / link.bandwidth.value.0 as f64);
+            return link.base.value + link.latency.value + reading;
+        }
+        let prices = self.prices.get(self.cluster, collective, &group.cards);
+        let direct = prices.iter().find(|price| price.algorithm == Algorithm::OneShot);
+        direct.or(prices.first()).map_or(Seconds::ZERO, |price| price.at(bytes))
+    }
+
+    /// An exchange in words and numbers.
+    pub(crate) fn describe(&self, group: &Group, op: &Op, after: &'static str) -> Exchanged {
+        let (collective, algorithm, bytes) = match op {
+            Op::Collective { collective, dtype, elements, .. } => {
+                let bytes = *elements as f64 * dtype.size() as f64;
+                let best = self.best(group, Exchange { collective: *collective, bytes });
+                (*collective, best.0.name(), bytes)
             }
+            other => {
+                let (collective, bytes) = direct(other, group.cards.len());
+                (collective, self.exchange_kind(group).name(), bytes)
+            }
+        };
+        let time = self.exchange_time(group, op);
+        Exchanged { after, collective: name_of(collective), bytes, algorithm, time }
+    }
+
+    /// The cheapest way to do a collective within a group. Sums are added in rank order, which two algorithms
+    /// do.
+    pub(crate) fn best(&self, group: &Group, exchange: Exchange) -> (Algorithm, Seconds) {
+        let Exchange { collective, bytes } = exchange;
+        let prices = self.prices.get(self.cluster, collective, &group.cards);
+        let usable = prices.iter().filter(|price| serial(collective, price.algorithm));
+        let timed = usable.map(|price| (price.algorithm, price.at(bytes)));
+        let (algorithm, time) =
+            timed.min_by(|a, b| a.1.0.total_cmp(&b.1.0)).expect("a collective has an algorithm");
+        match self.exact {
+            true => {
+                let prices = &self.prices;
+                let time = prices.exact(self.cluster, collective, algorithm, &group.cards, bytes);
+                (algorithm, time)
+            }
+            false => (algorithm, time),
         }
     }
 
-    /// The cheapest way to do an exchange within a group.
-    pub(crate) fn best(&self, group: &Group, exchange: Exchange) -> (Algorithm, Seconds) {
-        let prices = self.prices.get(self.cluster, exchange.collective, &group.cards);
-        cheapest(&prices, exchange.bytes)
+    /// What a pass takes, by what it takes for whole numbers of sequences.
+    fn by_sequences(&self, pass: Pass, terms: impl Fn(&Step<'_>) -> Terms) -> Terms {
+        let tokens = self.tokens(pass.tokens);
+        let at = |sequences: u64| {
+            let part = |sequence: u64| Part {
+                sequence,
+                tokens: &tokens,
+                past: pass.past,
+                want: Want::Best(1),
+            };
+            let parts: Vec<Part<'_>> = (0..sequences).map(part).collect();
+            terms(&Step { parts: &parts })
+        };
+        let (most, half) = (MANY_SEQUENCES, MANY_SEQUENCES / 2);
+        if pass.sequences > most as f64 {
+            // Time is a line over sequences long before that.
+            let part = (pass.sequences - half as f64) / half as f64;
+            return at(half).towards(at(most), part);
+        }
+        let least = pass.sequences.floor().max(1.0);
+        let part = pass.sequences - least;
+        let first = at(least as u64);
+        if part > 1e-9 { first.towards(at(least as u64 + 1), part) } else { first }
     }
 
-    /// One layer on a group without its exchanges: phase after phase, each as long as its slowest card.
+    /// Tokens that stand for any: spread over the vocabulary.
+    pub(crate) fn tokens(&self, count: u64) -> Vec<u32> {
+        (0..count).map(|at| (at.wrapping_mul(0x9E37_79B1) % self.model.vocab) as u32).collect()
+    }
+
     fn layer_work(&self, layer: usize, group: &Group, pass: Pass) -> Terms {
-        let mut ranks = group.shards.iter().zip(&group.cards).map(|(shard, &card)| {
-            let [a, b, c, d] = self.phases(layer, group.split, shard, card, pass);
-            match group.split {
-                Split::Gather => [a, b, c, d],
-                // Nobody waits for anybody inside a half.
-                _ => [a.plus(b), c.plus(d), Terms::default(), Terms::default()],
-            }
-        });
-        let first = ranks.next().unwrap_or_default();
-        let slowest = ranks.fold(first, |slowest, phases| {
-            std::array::from_fn(|phase| slowest[phase].later(phases[phase]))
-        });
-        slowest.into_iter().fold(Terms::default(), Terms::plus)
+        self.by_sequences(pass, |step| self.fold(group, &self.layer_lists(layer, group, step)).0)
+    }
+
+    fn both(&self, group: &Group, pass: Pass, lists: impl Fn(&Step<'_>) -> Lists) -> Terms {
+        self.by_sequences(pass, |step| {
+            let (mut terms, exchanged) = self.fold(group, &lists(step));
+            terms.communication += exchanged;
+            terms
+        })
     }
 
     /// One layer on a group.
     pub(crate) fn layer(&self, layer: usize, group: &Group, pass: Pass) -> Terms {
-        let mut sum = self.layer_work(layer, group, pass);
-        for exchange in self.exchanges(layer, group, pass.rows()).into_iter().flatten() {
-            sum.communication += self.best(group, exchange).1;
-        }
-        sum
+        self.both(group, pass, |step| self.layer_lists(layer, group, step))
     }
 
     /// The mean layer on a group.
@@ -267,62 +433,44 @@ impl<'a> Pricer<'a> {
         })
     }
 
-    /// The head, and the exchange of each rank's candidates: value and index.
+    /// The head for the last token of every sequence, and the exchange of the ranks' candidates.
     pub(crate) fn head(&self, group: &Group, sequences: f64) -> Terms {
-        let mut terms = self.head_work(group, sequences);
-        if let Some(exchange) = self.candidates(group, sequences) {
-            terms.communication += self.best(group, exchange).1;
-        }
-        terms
-    }
-
-    fn head_work(&self, group: &Group, sequences: f64) -> Terms {
-        let ranks = group.shards.iter().zip(&group.cards);
-        let parts = ranks.map(|(shard, &card)| self.head_part(shard, card, sequences));
-        parts.reduce(Terms::later).unwrap_or_default()
+        let pass = Pass { sequences, tokens: 1, past: 0 };
+        self.both(group, pass, |step| self.head_lists(group, step))
     }
 
     /// The head on a group if exchanges were free.
     pub(crate) fn least_head(&self, group: &Group, sequences: f64) -> f64 {
-        self.head_work(group, sequences).total().0
+        let pass = Pass { sequences, tokens: 1, past: 0 };
+        let work = |step: &Step<'_>| self.fold(group, &self.head_lists(group, step)).0;
+        self.by_sequences(pass, work).total().0
     }
 
-    pub(crate) fn head_part(&self, shard: &Shard, card: usize, sequences: f64) -> Terms {
-        work::head(self.model, shard, self.speeds[card], sequences)
+    /// Rows of the embedding table, which the card that has a row gives to the others.
+    pub(crate) fn embed(&self, group: &Group, pass: Pass) -> Terms {
+        self.both(group, pass, |step| self.embed_lists(group, step))
     }
 
-    pub(crate) fn candidates(&self, group: &Group, sequences: f64) -> Option<Exchange> {
-        let bytes = 8.0 * sequences * group.cards.len() as f64;
-        let exchange = Exchange { collective: Collective::AllGather, bytes };
-        (group.cards.len() > 1).then_some(exchange)
-    }
-
-    /// The card that has the token's row of the embedding table tells the others.
-    pub(crate) fn embedding(&self, group: &Group, rows: f64) -> Option<Exchange> {
-        let bytes = rows * self.model.hidden as f64 * 4.0;
-        let exchange = Exchange { collective: Collective::Broadcast { root: 0 }, bytes };
-        (group.cards.len() > 1).then_some(exchange)
-    }
-
-    pub(crate) fn embed(&self, group: &Group, rows: f64) -> Terms {
-        let exchange = self.embedding(group, rows);
-        let communication = exchange.map_or(Seconds::ZERO, |e| self.best(group, e).1);
-        Terms { communication, ..Terms::default() }
-    }
-
-    /// Tokens from the host, the result back to it, and what a token costs the card besides.
-    pub(crate) fn host(&self, first: &Group, last: &Group, rows: f64) -> Terms {
-        let ids = Bytes((rows * 4.0) as u64);
-        let up = first.cards.iter().map(|&card| self.cluster.upload(card, ids));
-        let back = self.cluster.profile(last.cards[0]);
-        let up = up.fold(Seconds::ZERO, Seconds::max);
-        let fixed = up + back.host.latency.value + back.compute.per_token.value;
-        Terms { fixed, ..Terms::default() }
+    /// A step from the host to the cards, and if somebody reads it, its result back.
+    pub(crate) fn host(&self, first: &Group, last: &Group, read: bool) -> Terms {
+        let latency = |card: usize| self.cluster.profile(card).host.latency.value;
+        let down = first.cards.iter().map(|&card| latency(card)).fold(Seconds::ZERO, Seconds::max);
+        let back = match read {
+            true => self.cluster.upload(last.cards[0], Bytes(8 * last.cards.len() as u64)),
+            false => Seconds::ZERO,
+        };
+        Terms { fixed: down + back, ..Terms::default() }
     }
 
     /// From one stage to the next: every rank of the next gets the activations from one of this.
     pub(crate) fn hop(&self, from: &Group, to: &Group, rows: f64) -> Seconds {
-        self.cluster.round(&self.hop_messages(from, to, rows))
+        let key = (from.cards.clone(), to.cards.clone(), rows.to_bits());
+        if let Some(&known) = self.hops.borrow().get(&key) {
+            return known;
+        }
+        let time = exchange::hop(self.cluster, &self.hop_messages(from, to, rows));
+        self.hops.borrow_mut().insert(key, time);
+        time
     }
 
     pub(crate) fn hop_messages(
@@ -344,17 +492,9 @@ impl<'a> Pricer<'a> {
         rank: usize,
         place: Place,
     ) -> Footprint {
-        let shard = &group.shards[rank];
-        let mut sum = memory::fixed(self.model, self.request, group.split, shard, place);
-        for layer in layers {
-            let content = &self.model.layers[layer];
-            let sequences = place.sequences;
-            let each =
-                memory::per_layer(self.model, content, self.request, group.split, shard, sequences);
-            sum.weights = sum.weights + each.weights;
-            sum.kv = sum.kv + each.kv;
-        }
-        sum
+        let exchanging = self.exchanging(group);
+        let space = self.space(place.sequences);
+        memory::footprint(self.model, layers, group, rank, space, place, exchanging)
     }
 
     /// How many layers a group can hold, whichever they are.
@@ -364,24 +504,26 @@ impl<'a> Pricer<'a> {
 
     /// The same in several places.
     pub(crate) fn capacities<const N: usize>(&self, group: &Group, places: [Place; N]) -> [u32; N] {
-        let mut least = [self.model.layers.len() as u64; N];
-        for (shard, &card) in group.shards.iter().zip(&group.cards) {
-            let usable = self.cluster.profile(card).usable().0;
-            let sequences = places[0].sequences;
-            let each = self.kinds.iter().map(|&(layer, _)| {
-                let (content, split) = (&self.model.layers[layer], group.split);
-                memory::per_layer(self.model, content, self.request, split, shard, sequences)
-                    .total()
+        let exchanging = self.exchanging(group);
+        places.map(|place| {
+            let space = self.space(place.sequences);
+            let ranks = group.cards.iter().enumerate().map(|(rank, &card)| {
+                let usable = self.cluster.profile(card).usable().0;
+                let each = self
+                    .kinds
+                    .iter()
+                    .map(|&(layer, _)| memory::per_layer(self.model, layer, group, rank, space));
+                let each = each.max_by_key(|each| each.total());
+                let fixed = memory::fixed(self.model, group, rank, space, place, exchanging);
+                memory::most_layers(fixed, each.unwrap_or_default(), usable)
             });
-            let each = each.max().map_or(1, |bytes| bytes.0.max(1));
-            for (least, place) in least.iter_mut().zip(places) {
-                let fixed = memory::fixed(self.model, self.request, group.split, shard, place);
-                *least = (*least).min(usable.saturating_sub(fixed.total().0) / each);
-            }
-        }
-        least.map(|layers| layers as u32)
+            ranks.min().unwrap_or(0).min(self.model.layers.len() as u64) as u32
+        })
     }
 }
+
+/// Sequences beyond which time is taken as a line over them.
+const MANY_SEQUENCES: u64 = 64;
 
 /// The card of `from` that sends to a rank of the next stage: the nearest, and of equals the one
 /// with the same place.

@@ -17,17 +17,17 @@ pub mod formula;
 mod given;
 mod plan;
 mod predict;
+mod program;
 mod request;
 mod simulate;
 mod trace;
+mod work;
 
 pub use choose::{Choice, EXACT_CARDS, choose};
 pub use cost::Group;
-pub use cost::exchange::{Price, cheapest, price, prices};
-pub use cost::local::local_work;
+pub use cost::exchange::{Price, cheapest, collective_time, price, prices};
 pub use cost::memory::{ALIGNMENT, Allocation, Arena, Footprint};
 pub use cost::shard::{Shard, Split};
-pub use cost::work::{OPERATORS_PER_LAYER, Terms};
 pub use error::PlanError;
 pub use explain::{BreakEven, Explanation, Remedies, Resource, explain, remedies};
 pub use fit::{
@@ -37,6 +37,12 @@ pub use fit::{
 pub use plan::{
     Candidate, CardMemory, Exchanged, Layout, PLAN_VERSION, Plan, Prediction, Stage, Strategy,
 };
-pub use request::{Objective, Request};
+pub use program::{
+    Apart, Buffer, CardLayout, Cost, Cut, Load, MAX_CANDIDATES, Member, Numerics,
+    OPERATORS_PER_LAYER, Op, Part, Piece, Programs, Projection, RankLink, Space, Step, Tensor,
+    Terms, WEIGHT_ALIGNMENT, Want, WeightLayout, Wiring, card_layouts, load,
+};
+pub use request::{Objective, Request, USUAL_BATCH};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, Slow, simulate};
 pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};
+pub use work::{BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Place, Work};

@@ -5,14 +5,15 @@ use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-use spanker_collective::{Algorithm, Collective};
+use spanker_collective::Collective;
 use spanker_model::Model;
 use spanker_topology::{Bytes, Cluster, Seconds};
 
-use crate::cost::memory::{Allocation, Footprint, Place, allocations};
+use crate::cost::memory::{Allocation, Footprint, Place};
 use crate::cost::shard::Split;
-use crate::cost::work::Terms;
 use crate::cost::{Group, Pricer};
+use crate::program::{Buffer, CardLayout, Op, Part, Step, Terms, Want, card_layouts};
+use crate::trace::Activity;
 use crate::{PlanError, Request};
 
 /// The version of saved plans and of `--json`.
@@ -252,7 +253,7 @@ pub struct Prediction {
     pub tokens_per_second: f64,
     /// From the prompt to the first token.
     pub ttft: Seconds,
-    /// Where that time goes, for one piece of the prompt through all stages.
+    /// Where that time goes.
     pub ttft_terms: Terms,
     /// Pieces in which the prompt goes through.
     pub prefill_pieces: u64,
@@ -348,24 +349,27 @@ impl Plan {
     /// What the plan is predicted to do.
     #[must_use]
     pub fn predict(&self) -> Prediction {
-        let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
+        let pricer = Pricer::new(&self.model, &self.cluster, &self.request).exactly();
         crate::predict::predict(&pricer, &self.layout)
     }
 
-    /// What each card allocates, in order: card, then pieces.
+    /// What each card allocates, in order: card, then buffers.
     #[must_use]
     pub fn allocations(&self) -> Vec<(usize, Vec<Allocation>)> {
-        let mut lists = Vec::new();
-        for stages in &self.layout.replicas {
-            for (index, stage) in stages.iter().enumerate() {
-                let place = place(&self.request, &self.layout, index, stages.len());
-                for (shard, &card) in stage.group.shards.iter().zip(&stage.group.cards) {
-                    let (split, layers) = (stage.group.split, stage.layers.clone());
-                    let list = allocations(&self.model, layers, &self.request, split, shard, place);
-                    lists.push((card, list));
-                }
-            }
-        }
+        let sequences = sequences_per_replica(&self.request, &self.layout);
+        let space = Pricer::new(&self.model, &self.cluster, &self.request).space(sequences);
+        let copies = self.layout.replicas.iter();
+        let cards =
+            copies.flat_map(|stages| card_layouts(&self.model, &self.cluster, stages, space));
+        let list = |card: &CardLayout| {
+            let allocation = |(buffer, bytes): (Buffer, u64)| Allocation {
+                name: buffer.name().into(),
+                bytes: Bytes(bytes),
+            };
+            card.allocations().map(allocation).collect()
+        };
+        let mut lists: Vec<(usize, Vec<Allocation>)> =
+            cards.map(|card| (card.card, list(&card))).collect();
         lists.sort_by_key(|(card, _)| *card);
         lists
     }
@@ -375,30 +379,32 @@ impl Plan {
     #[must_use]
     pub fn exchanges(&self) -> Vec<Vec<Exchanged>> {
         let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
-        let rows = sequences_at_once(&self.request, &self.layout);
+        let sequences = sequences_at_once(&self.request, &self.layout).ceil() as u64;
+        let part = |sequence| Part { sequence, tokens: &[0], past: 0, want: Want::Best(1) };
+        let parts: Vec<Part<'_>> = (0..sequences.max(1)).map(part).collect();
+        let step = Step { parts: &parts };
         let describe = |stage: &Stage| {
             let group = &stage.group;
-            let phases = ["attention", "output", "up", "down"];
-            let in_layer = pricer.exchanges(stage.layers.start, group, rows);
-            let list = phases.into_iter().zip(in_layer);
-            let ends = [
-                ("embedding", pricer.embedding(group, rows)),
-                ("head", pricer.candidates(group, rows)),
-            ];
-            let described = list.chain(ends).filter_map(|(after, exchange)| {
-                let exchange = exchange?;
-                let (algorithm, time): (Algorithm, Seconds) = pricer.best(group, exchange);
-                let collective = name_of(exchange.collective);
-                let algorithm = algorithm.name();
-                Some(Exchanged { after, collective, bytes: exchange.bytes, algorithm, time })
-            });
-            described.collect()
+            let mut ops = pricer.layer_lists(stage.layers.start, group, &step).swap_remove(0);
+            ops.extend(pricer.embed_lists(group, &step).swap_remove(0));
+            ops.extend(pricer.head_lists(group, &step).swap_remove(0));
+            let mut after = "";
+            let mut described = Vec::new();
+            for op in &ops {
+                match op {
+                    Op::Mark { activity: Activity::Embed, .. } => after = "embedding",
+                    Op::Mark { activity, .. } => after = activity.name(),
+                    op if op.is_exchange() => described.push(pricer.describe(group, op, after)),
+                    _ => {}
+                }
+            }
+            described
         };
         self.layout.stages().map(describe).collect()
     }
 }
 
-fn name_of(collective: Collective) -> &'static str {
+pub(crate) fn name_of(collective: Collective) -> &'static str {
     match collective {
         Collective::AllReduce => "all-reduce",
         Collective::AllGather => "all-gather",

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a layout to its prediction, in closed form.
+//! From a layout to its prediction: prices of the programs of one layer of each kind, multiplied.
 
 use spanker_topology::{Seconds, Shape};
 
 use crate::Objective;
 use crate::cost::Pricer;
-use crate::cost::work::{Pass, Terms};
+use crate::cost::pass::Pass;
 use crate::plan::{CardMemory, Layout, Prediction, Stage, in_flight, place, served};
-use crate::request::MAX_PREFILL;
+use crate::program::Terms;
 
 /// One pass through a pipeline: all stages one after the other, and the longest one.
 pub(crate) struct Passed {
@@ -27,7 +27,7 @@ pub(crate) fn pass_through(
     for (index, stage) in stages.iter().enumerate() {
         let mut terms = pricer.layers(stage.layers.clone(), &stage.group, pass);
         match index.checked_sub(1) {
-            None => terms = terms.plus(pricer.embed(&stage.group, pass.rows())),
+            None => terms = terms.plus(pricer.embed(&stage.group, pass)),
             Some(before) => {
                 let from = &stages[before].group;
                 terms.communication += pricer.hop(from, &stage.group, pass.rows());
@@ -53,29 +53,25 @@ fn decode(
     let pass = Pass::decode(sequences, position);
     let passed = pass_through(pricer, stages, pass, true);
     let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
-    let sum = passed.sum.plus(pricer.host(first, last, pass.rows()));
+    let sum = passed.sum.plus(pricer.host(first, last, true));
     let turn = passed.longest * batches as f64;
     (sum, (turn - sum.total()).max(Seconds::ZERO))
 }
 
-/// The time to the first token, in the number of pieces that makes it shortest.
+/// The time to the first token and where it goes: the pieces of the prompt one after the other, as runs do it.
 fn first_token(pricer: &Pricer<'_>, stages: &[Stage], sequences: u64) -> (Seconds, Terms, u64) {
-    let prompt = pricer.request.prompt;
-    let least = prompt.div_ceil(MAX_PREFILL);
+    let request = pricer.request;
     let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
-    let host = pricer.host(first, last, (prompt * sequences) as f64).total();
-    let head = pricer.head(last, sequences as f64).total();
-    let options = (0..6).map(|doublings| least << doublings).take_while(|&pieces| pieces <= prompt);
-    let time = |pieces: u64| {
-        let pass = Pass::prefill(sequences, prompt, pieces);
-        let passed = pass_through(pricer, stages, pass, false);
-        let prefill = passed.sum.total() + passed.longest * (pieces - 1) as f64;
-        (host + prefill + head, passed.sum, pieces)
-    };
-    let by_time = |a: &(Seconds, Terms, u64), b: &(Seconds, Terms, u64)| a.0.0.total_cmp(&b.0.0);
-    options.map(time).min_by(by_time).expect("a prompt has at least one piece")
+    let passes = Pass::prefill(sequences, request.prompt, request.batch);
+    let pieces: f64 = passes.iter().map(|(_, count)| count).sum();
+    let mut sum = pricer.head(last, sequences as f64);
+    for (pass, count) in passes {
+        sum = sum.plus(pass_through(pricer, stages, pass, false).sum.times(count));
+    }
+    let between = pricer.host(first, last, false).times(pieces - 1.0);
+    sum = sum.plus(between).plus(pricer.host(first, last, true));
+    (sum.total(), sum, pieces as u64)
 }
-
 fn memory(pricer: &Pricer<'_>, layout: &Layout) -> Vec<CardMemory> {
     let mut list = Vec::new();
     for stages in &layout.replicas {

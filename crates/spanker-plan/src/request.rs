@@ -56,19 +56,24 @@ pub struct Request {
     pub position: u64,
     /// How keys and values are stored.
     pub kv: Quant,
+    /// Rows that a card works on at a time: longer prompts go through in pieces.
+    #[serde(default = "usual_batch")]
+    pub batch: u64,
+}
+
+/// Rows of a step where nobody asks for another number.
+pub const USUAL_BATCH: u64 = 128;
+
+fn usual_batch() -> u64 {
+    USUAL_BATCH
 }
 
 impl Request {
     /// One sequence of 2,048 tokens with 16-bit keys and values, priced at its first token.
     #[must_use]
     pub fn new(objective: Objective) -> Request {
-        Request { objective, sequences: 1, context: 2048, prompt: 512, position: 0, kv: Quant::F16 }
-    }
-
-    /// Tokens of a prompt that a card works on at a time.
-    #[must_use]
-    pub fn prefill_tokens(&self) -> u64 {
-        self.prompt.clamp(1, MAX_PREFILL)
+        let (kv, batch) = (Quant::F16, USUAL_BATCH);
+        Request { objective, sequences: 1, context: 2048, prompt: 512, position: 0, kv, batch }
     }
 
     /// What is wrong with the request, if anything.
@@ -82,6 +87,7 @@ impl Request {
         };
         bound("a batch of", self.sequences, 1, 1 << 16)?;
         bound("a context of", self.context, 1, 1 << 25)?;
+        bound("steps of", self.batch, 1, 1 << 16)?;
         bound("a prompt of", self.prompt, 1, 1 << 25)?;
         if self.prompt > self.context {
             let (prompt, context) = (self.prompt, self.context);
@@ -92,13 +98,8 @@ impl Request {
             return Err(format!("position {position} is not inside the context of {context}"));
         }
         match self.kv {
-            Quant::F32 | Quant::F16 | Quant::Bf16 | Quant::Q8_0 => Ok(()),
-            other => {
-                Err(format!("keys and values as {other}: f32, f16, bf16 and q8_0 are possible"))
-            }
+            Quant::F16 => Ok(()),
+            other => Err(format!("keys and values as {other}: f16 is what runs")),
         }
     }
 }
-
-/// The most tokens of a prompt that a card works on at a time: longer prompts go through in pieces.
-pub(crate) const MAX_PREFILL: u64 = 512;

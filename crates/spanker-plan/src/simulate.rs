@@ -11,16 +11,20 @@ pub(crate) mod flow;
 mod program;
 mod recover;
 
+use std::collections::HashMap;
+
 use rand::SeedableRng;
 use rand_pcg::Pcg32;
 use spanker_topology::{Cluster, Seconds};
 
 use crate::cost::Pricer;
+use crate::cost::exchange::collective_time;
 use crate::plan::{Layout, in_flight, sequences_per_replica};
-use crate::trace::{Incident, Trace};
+use crate::trace::{Incident, Mark, Parts, Trace};
 use crate::{Plan, PlanError};
 use engine::{Disturbance, Ended, Engine, Errors};
-use program::{What, Writer};
+pub(crate) use program::direct;
+use program::{Items, What, Writer};
 
 /// The most tokens that one simulation may have.
 pub const MAX_TOKENS: u32 = 100_000;
@@ -220,11 +224,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn go(&mut self) {
         if self.conditions.prompt {
-            let pieces = {
-                let pricer = Pricer::new(&self.plan.model, &self.cluster, &self.plan.request);
-                crate::predict::predict(&pricer, &self.layout).prefill_pieces
-            };
-            if !self.until_done(What::Prompt { pieces }, 0) {
+            if !self.until_done(What::Prompt, 0) {
                 return;
             }
             self.trace.incidents.push(Incident {
@@ -294,17 +294,19 @@ impl Run<'_> {
     fn piece(&mut self, what: What) -> (Ended, Vec<usize>) {
         let pricer = Pricer::new(&self.plan.model, &self.cluster, &self.plan.request);
         let dice = Pcg32::from_rng(&mut self.dice);
-        let programs = Writer::new(&pricer, self.conditions.jitter, dice).write(&self.layout, what);
+        let record = self.conditions.record;
+        let items =
+            Writer::new(&pricer, self.conditions.jitter, dice, record).write(&self.layout, what);
         let disturbance = self.disturbance();
         let mut marks = std::mem::take(&mut self.trace.marks);
-        let mut engine =
-            Engine::new(&self.cluster, &programs.flows, &programs.groups, &programs.items)
-                .disturbed(disturbance);
-        if self.conditions.record {
+        let mut engine = Engine::new(&self.cluster, &items.flows, &items.groups, &items.items)
+            .disturbed(disturbance);
+        if record {
             engine = engine.recording(&mut marks);
         }
         let starts: Vec<f64> = self.busy.iter().map(|busy| busy.max(self.clock)).collect();
         let ended = engine.run(&starts);
+        explain_exchanges(&self.cluster, &items, &ended, &mut marks);
         self.trace.marks = marks;
         (ended, self.layout.cards())
     }
@@ -360,5 +362,30 @@ impl Run<'_> {
             chance: framing.frame_error_rate(rate),
             penalty: window * frame,
         })
+    }
+}
+
+/// Says what recorded exchanges consist of: waiting for the last to come, what the collective takes without
+/// bytes, and what its bytes take.
+fn explain_exchanges(cluster: &Cluster, items: &Items, ended: &Ended, marks: &mut [Mark]) {
+    let mut latest: HashMap<(u32, u64), f64> = HashMap::new();
+    for met in &ended.collectives {
+        let begun = latest.entry((met.group, met.number)).or_insert(f64::NEG_INFINITY);
+        *begun = begun.max(marks[met.mark].start);
+    }
+    let mut without_bytes: HashMap<(u32, u32), f64> = HashMap::new();
+    for met in &ended.collectives {
+        let latency = *without_bytes.entry((met.group, met.flow)).or_insert_with(|| {
+            let (collective, algorithm) = items.collectives[met.flow as usize];
+            let cards = &items.groups[met.group as usize];
+            let base = cluster.base(cards);
+            (collective_time(cluster, collective, algorithm, cards, 0) - base).0
+        });
+        let mark = &mut marks[met.mark];
+        let whole = mark.end - mark.start;
+        let waiting = (latest[&(met.group, met.number)] - mark.start).clamp(0.0, whole);
+        let latency = latency.min(whole - waiting);
+        let bandwidth = whole - waiting - latency;
+        mark.parts = Some(Parts { latency, bandwidth, waiting, ..Parts::default() });
     }
 }

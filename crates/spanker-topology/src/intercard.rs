@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{BytesPerSecond, Seconds};
 
+/// Bytes that a message between cards begins with: its job, tag and length.
+pub const MESSAGE_HEAD: u64 = 24;
+
 /// How bytes travel on the wire: what each frame adds to its payload.
 ///
 /// ```

@@ -20,6 +20,7 @@ mod cluster_file;
 mod error;
 mod intercard;
 mod link;
+mod operators;
 mod profile;
 mod profile_file;
 mod route;
@@ -31,11 +32,12 @@ pub use bandwidth::{
 };
 pub use cluster::{Cluster, MAX_CARDS, Shape, Shared, Wire};
 pub use error::TopologyError;
-pub use intercard::{Framing, Saturation};
+pub use intercard::{Framing, MESSAGE_HEAD, Saturation};
 pub use link::{
     INTERCARD_BUS_WIDTH, INTERCARD_LANE_WIDTH, INTERCARD_LANES, Link, LinkState, find, mesh,
 };
+pub use operators::{OperatorKind, OperatorRate, operator_time};
 pub use profile::{
-    Compute, Confidence, HostProfile, LinkProfile, Memory, Profile, Provenance, Value,
+    Compute, Confidence, ExchangeKind, HostProfile, LinkProfile, Memory, Profile, Provenance, Value,
 };
 pub use units::{Bytes, BytesPerSecond, MacsPerSecond, Seconds, UnitError};

@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, BytesPerSecond, Framing, MacsPerSecond, Seconds};
+use crate::{Bytes, BytesPerSecond, Framing, MacsPerSecond, OperatorRate, Seconds};
 
 /// How far a number can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +117,27 @@ pub struct Compute {
     pub per_operator: Value<Seconds>,
     /// The fixed cost of one token: sampling and control on the card's side.
     pub per_token: Value<Seconds>,
+    /// What the first step takes besides: code that is compiled or loaded when it is first used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_use: Option<Value<Seconds>>,
+    /// What was measured kind by kind, in ascending order of rows. For a kind that is listed, these count
+    /// instead of rate, fixed cost and memory bandwidth.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub operators: Vec<OperatorRate>,
+}
+
+/// How cards of a kind exchange a model's activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum ExchangeKind {
+    /// As collectives, by the cheapest schedule, on buffers whose parts are padded to the longest.
+    #[default]
+    Schedules,
+    /// Everybody sends to everybody, each part as long as it is.
+    Direct,
+    /// In one memory: everybody leaves a part there and reads all others'.
+    SharedMemory,
 }
 
 /// The link between cards.
@@ -146,6 +167,25 @@ pub struct LinkProfile {
     pub round_trip: Value<Seconds>,
     /// From power-up or a fault to UP.
     pub training: Value<Seconds>,
+    /// How a model's activations are exchanged.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub exchange: ExchangeKind,
+}
+
+impl ExchangeKind {
+    /// The name that files use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            ExchangeKind::Schedules => "schedules",
+            ExchangeKind::Direct => "direct",
+            ExchangeKind::SharedMemory => "shared-memory",
+        }
+    }
+}
+
+fn is_usual(kind: &ExchangeKind) -> bool {
+    *kind == ExchangeKind::default()
 }
 
 impl LinkProfile {
@@ -261,6 +301,15 @@ impl Profile {
             && !(power.value.is_finite() && power.value >= 0.0)
         {
             return Err(format!("power_watts: {} is not a power", power.value));
+        }
+        let key = |entry: &OperatorRate| (entry.kind, entry.weights.clone());
+        for (at, entry) in self.compute.operators.iter().enumerate() {
+            entry.check()?;
+            let before = self.compute.operators[..at].iter().rfind(|one| key(one) == key(entry));
+            if before.is_some_and(|before| before.rows >= entry.rows) {
+                let (kind, rows) = (entry.kind.name(), entry.rows);
+                return Err(format!("compute.operators: {kind}: {rows} rows out of order"));
+            }
         }
         let Some(link) = &self.link else { return Ok(()) };
         if !(0.0..0.5).contains(&link.bit_error_rate.value) {

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::{Bytes, BytesPerSecond, MacsPerSecond, Profile, Seconds, Value};
+use crate::{Bytes, BytesPerSecond, ExchangeKind, MacsPerSecond, Profile, Seconds, Value};
 
 /// A number as a file has it.
 trait Number {
@@ -81,6 +81,22 @@ impl Profile {
         section(&mut file, "compute.rate", &compute.rate);
         section(&mut file, "compute.per_operator", &compute.per_operator);
         section(&mut file, "compute.per_token", &compute.per_token);
+        if let Some(first_use) = &compute.first_use {
+            section(&mut file, "compute.first_use", first_use);
+        }
+        for entry in &compute.operators {
+            let _ = writeln!(
+                file,
+                "\n[[compute.operators]]\nkind = \"{}\"\nrows = {}\noverhead = {}\nrate = {:?}",
+                entry.kind.name(),
+                entry.rows,
+                entry.overhead.written(),
+                entry.rate
+            );
+            if let Some(weights) = &entry.weights {
+                let _ = writeln!(file, "weights = {}", quoted(weights));
+            }
+        }
         if let Some(link) = &self.link {
             section(&mut file, "link.bandwidth", &link.bandwidth);
             if let Some(framing) = &link.framing {
@@ -104,6 +120,9 @@ impl Profile {
             section(&mut file, "link.base", &link.base);
             section(&mut file, "link.round_trip", &link.round_trip);
             section(&mut file, "link.training", &link.training);
+            if link.exchange != ExchangeKind::default() {
+                let _ = writeln!(file, "\n[link]\nexchange = \"{}\"", link.exchange.name());
+            }
         }
         section(&mut file, "host.bandwidth", &host.bandwidth);
         section(&mut file, "host.latency", &host.latency);
@@ -124,6 +143,29 @@ mod tests {
             let profile = Profile::builtin(name).unwrap();
             assert_eq!(Profile::from_toml(&profile.to_toml()), Ok(profile), "{name}");
         }
+    }
+
+    #[test]
+    fn measured_operators_and_exchanges_survive_and_bad_ones_are_named() {
+        let mut profile = Profile::builtin("rev-a").unwrap();
+        profile.link.as_mut().unwrap().exchange = ExchangeKind::SharedMemory;
+        profile.compute.first_use = Some(profile.compute.per_token.clone());
+        for (at, kind) in crate::OperatorKind::ALL.into_iter().enumerate() {
+            for rows in [1, 16] {
+                let weights = (kind == crate::OperatorKind::Product).then(|| "q4_0".to_owned());
+                let (overhead, rate) = (Seconds(1.3e-6), 1e9 / (at as f64 + 3.0));
+                let entry = crate::OperatorRate { kind, weights, rows, overhead, rate };
+                profile.compute.operators.push(entry);
+            }
+        }
+        assert_eq!(Profile::from_toml(&profile.to_toml()), Ok(profile.clone()));
+        profile.compute.operators.swap(0, 1);
+        let error = Profile::from_toml(&profile.to_toml()).unwrap_err().to_string();
+        assert!(error.contains("product: 1 rows out of order"), "{error}");
+        profile.compute.operators.truncate(1);
+        profile.compute.operators[0].rate = 0.0;
+        let error = Profile::from_toml(&profile.to_toml()).unwrap_err().to_string();
+        assert!(error.contains("0 is not a rate"), "{error}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 mod support;
 
 use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
-use ggml_spanker::{Inputs, Quant, WEIGHT_TYPES, decode, input_type, multiply, quantize};
+use ggml_spanker::{Inputs, Quant, WEIGHT_TYPES, decode, multiply, quantize};
 use spanker_runtime::{BufferId, Descriptor, SpankerControl, Work};
 use spanker_twin::World;
 
@@ -97,7 +97,7 @@ fn products_of_every_type_of_weights_have_the_bits_of_the_host() {
         let bench = Bench::new();
         // Several runs of inputs, and several of weights for each.
         let [m, k, n] = [130, 4096, 10];
-        let input = input_type(quant);
+        let input = quant.input();
         let given = blocks(input, &numbers(m * k, 3));
         let rows = weights(quant, n * k, 5);
         let mut inputs = Inputs::new();

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use ggml_spanker::{GgufFile, Inputs, input_type, multiply};
+use ggml_spanker::{GgufFile, Inputs, multiply};
 use spanker_llm::Network;
 use spanker_reduce::Team;
 use spanker_topology::{Cluster, Profile, Shape};
@@ -117,7 +117,7 @@ fn speed(network: &Network<GgufFile>, team: &Team, rows: usize) -> (f64, f64) {
         let (width, height) = (tensor.dims[0] as usize, tensor.dims[1] as usize);
         let start = (network.header().data_offset() + tensor.offset) as usize;
         let row = tensor.quant.row_bytes(width as u64) as usize;
-        let input = input_type(tensor.quant);
+        let input = tensor.quant.input();
         let kept = kinds.iter().position(|known| *known == (input, width));
         let input = kept.unwrap_or_else(|| {
             let bytes = vec![1u8; rows * input.row_bytes(width as u64) as usize];

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaSlice;
-use ggml_spanker::input_type;
 use spanker_llm::Op;
 use spanker_model::{Model, Quant};
 use spanker_plan::OPERATORS_PER_LAYER;
@@ -107,7 +106,7 @@ impl Chain {
         let size = rows * quant.row_bytes(width);
         let id = |quant: Quant| quant.ggml_id().unwrap_or_default();
         let at = |buffer: u64, offset: u64| Place { buffer: BufferId(buffer), offset };
-        let input = input_type(quant);
+        let input = quant.input();
         let (normed, rounded) = (at(1, width * 4), at(1, width * 8));
         // Two places take turns.
         let turn = |line: u64| at(2, line % 2 * rows * 4);
@@ -238,7 +237,7 @@ impl Bench {
             ROWS as u32,
             self.width as u32,
             outs as u32,
-            id(input_type(self.quant)),
+            id(self.quant.input()),
             id(self.quant),
         ]);
         line.p[..3].copy_from_slice(&[self.place(1), self.place(0), self.place(2)]);

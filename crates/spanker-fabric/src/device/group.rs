@@ -13,7 +13,7 @@ use super::feed::Feed;
 use super::job_number;
 use super::lower::{Lowered, lower};
 use super::watch::{Deadline, Job, amiss, ask};
-use super::wiring::{Ends, Wiring};
+use super::wiring::{Ends, between};
 use crate::execute::result_range;
 
 /// Card time between the latest clock of a group and the start of its work, so that all cards have the work
@@ -61,7 +61,7 @@ impl<'a> DeviceGroup<'a> {
             ends.push(said);
             members.push(Member { control, index, serial, pace: info.pace });
         }
-        Ok(DeviceGroup { members, wiring: Wiring::between(&ends)? })
+        Ok(DeviceGroup { members, wiring: between(&ends)? })
     }
 
     /// Cards in the group.

@@ -24,11 +24,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use spanker_collective::{Buffer, DType, Incoming, Local, Rank, ReduceOp, Schedule, Span};
+use spanker_plan::Wiring;
 use spanker_runtime::{BufferId, Descriptor, Fold, Landing, MAX_SOURCES, Place, Work};
 
 use super::error::DeviceError;
 use super::level::{Message, levels};
-use super::wiring::Wiring;
 use crate::execute::result_range;
 
 /// What stands for a card's buffer of data until [`Lowered::bind`].
@@ -133,8 +133,9 @@ impl Lowered {
 /// its hops overlap. Only the last hop folds.
 ///
 /// ```
-/// use spanker_fabric::device::{Wiring, lower};
+/// use spanker_fabric::device::lower;
 /// use spanker_collective::{Algorithm, Collective, DType, ReduceOp, schedule};
+/// use spanker_plan::Wiring;
 /// let pair = Wiring::from_links(2, &[(0, 0, 1, 0)])?;
 /// let two = schedule(Collective::AllReduce, Algorithm::TwoShot, 2, 1000).unwrap();
 /// let programs = lower(&two, &pair, DType::F32, ReduceOp::Sum)?;

@@ -3,7 +3,7 @@
 //! second product of a pair is split by columns, the parts are added in the order of the shards.
 
 use ggml_spanker::ops::{self, AttendScratch, Look};
-use ggml_spanker::{Inputs, decode, input_type, multiply, quantize};
+use ggml_spanker::{Inputs, decode, multiply, quantize};
 use spanker_llm::{Cut, Network, Piece};
 use spanker_plan::Shard;
 
@@ -129,7 +129,7 @@ impl<'a> Serial<'a> {
 
     fn product(&self, name: &str, cut: Option<Cut>, x: &[f32]) -> Vec<f32> {
         let tensor = &self.network.header().tensors()[name];
-        let (rows, input) = (tensor.dims[1], input_type(tensor.quant));
+        let (rows, input) = (tensor.dims[1], tensor.quant.input());
         let mut weights = Vec::new();
         let cut = cut.unwrap_or(Cut::Rows(0..rows));
         let piece = Piece { tensor: name.to_owned(), cut };

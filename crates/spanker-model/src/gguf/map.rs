@@ -78,6 +78,9 @@ impl Header {
             embedding,
             head: if tied { embedding } else { self.matrix(HEAD)? },
             tied,
+            biases: self.tensors.contains_key("blk.0.attn_q.bias"),
+            head_norms: self.tensors.contains_key("blk.0.attn_q_norm.weight"),
+            rope_dims: size("rope.dimension_count", MAX_WIDTH)?.unwrap_or(head_size),
             other_bytes: others.model,
         };
         model.validate()?;

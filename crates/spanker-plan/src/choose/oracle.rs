@@ -9,12 +9,11 @@ use spanker_topology::{
 };
 
 use super::{choose, score};
+use crate::cost::pass::Pass;
 use crate::cost::shard::Split;
-use crate::cost::work::Pass;
 use crate::cost::{Group, Pricer};
 use crate::plan::{Layout, Stage, in_flight};
 use crate::predict::predict;
-use crate::request::MAX_PREFILL;
 use crate::{Objective, Request, Strategy};
 
 /// A model that is small enough to enumerate.
@@ -60,9 +59,8 @@ fn divisions(stages: usize, layers: usize) -> Vec<Vec<usize>> {
 fn passes(request: &Request, stages: usize) -> Vec<Pass> {
     match request.objective {
         Objective::Ttft => {
-            let least = request.prompt.div_ceil(MAX_PREFILL);
-            let pieces = (0..6).map(|d| least << d).take_while(|&p| p <= request.prompt);
-            pieces.map(|p| Pass::prefill(request.sequences, request.prompt, p)).collect()
+            let pieces = Pass::prefill(request.sequences, request.prompt, request.batch);
+            vec![pieces[0].0]
         }
         _ => {
             let together = in_flight(request, request.sequences, stages).1;

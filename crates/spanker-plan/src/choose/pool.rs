@@ -10,8 +10,8 @@ use std::cell::OnceCell;
 use spanker_topology::{Cluster, Shape};
 
 use crate::cost::memory::Place;
+use crate::cost::pass::{Pass, Passes};
 use crate::cost::shard::Split;
-use crate::cost::work::Pass;
 use crate::cost::{Group, Pricer};
 
 /// The most equal cards in a ring whose places are told apart.
@@ -78,12 +78,17 @@ pub(crate) struct Costs {
     pub(crate) embed: f64,
 }
 
+/// What passes take together.
+pub(crate) fn sum(passes: &Passes, each: impl Fn(Pass) -> f64) -> f64 {
+    passes.iter().map(|&(pass, count)| count * each(pass)).sum()
+}
+
 impl Entry {
-    pub(crate) fn costs(&self, pricer: &Pricer<'_>, pass: Pass) -> Costs {
+    pub(crate) fn costs(&self, pricer: &Pricer<'_>, passes: &Passes) -> Costs {
         *self.costs.get_or_init(|| Costs {
-            layer: pricer.mean_layer(&self.group, pass).total().0,
-            head: pricer.head(&self.group, pass.sequences).total().0,
-            embed: pricer.embed(&self.group, pass.rows()).total().0,
+            layer: sum(passes, |pass| pricer.mean_layer(&self.group, pass).total().0),
+            head: pricer.head(&self.group, passes[0].0.sequences).total().0,
+            embed: sum(passes, |pass| pricer.embed(&self.group, pass).total().0),
         })
     }
 
@@ -93,9 +98,9 @@ impl Entry {
 }
 
 /// What a pool is made for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Terms {
-    pub(crate) pass: Pass,
+    pub(crate) passes: Passes,
     /// Sequences whose keys and values are kept.
     pub(crate) sequences: u64,
     /// Whether memory counts; without, every group holds every layer.
@@ -107,7 +112,7 @@ fn entries(
     pricer: &Pricer<'_>,
     cards: &[usize],
     takes: &[u16],
-    terms: Terms,
+    terms: &Terms,
     out: &mut Vec<Entry>,
 ) {
     let layers = pricer.model.layers.len() as u32;
@@ -116,15 +121,15 @@ fn entries(
         _ => &[Split::Gather, Split::Reduce],
     };
     for &split in splits {
-        for group in pricer.groups(cards, split, terms.pass, terms.sequences) {
+        for group in pricer.groups(cards, split, terms.passes[0].0, terms.sequences) {
             let place = |first, last| Place { first, last, sequences: terms.sequences };
             let places = [(false, false), (false, true), (true, false), (true, true)];
             let most = match terms.memory {
                 true => pricer.capacities(&group, places.map(|(first, last)| place(first, last))),
                 false => [layers; 4],
             };
-            let at_least = pricer.least_layer(&group, terms.pass);
-            let head_at_least = pricer.least_head(&group, terms.pass.sequences);
+            let at_least = sum(&terms.passes, |pass| pricer.least_layer(&group, pass));
+            let head_at_least = pricer.least_head(&group, terms.passes[0].0.sequences);
             let (takes, costs) = (takes.to_vec(), OnceCell::new());
             out.push(Entry { group, takes, at_least, head_at_least, most, costs });
         }
@@ -132,7 +137,7 @@ fn entries(
 }
 
 /// Every set of cards, sorted by what a layer costs at least.
-pub(crate) fn all(pricer: &Pricer<'_>, classes: &Classes, terms: Terms) -> Vec<Entry> {
+pub(crate) fn all(pricer: &Pricer<'_>, classes: &Classes, terms: &Terms) -> Vec<Entry> {
     let counts = classes.counts();
     let mut takes = vec![0u16; counts.len()];
     let mut pool = Vec::new();
@@ -143,7 +148,7 @@ pub(crate) fn all(pricer: &Pricer<'_>, classes: &Classes, terms: Terms) -> Vec<E
 }
 
 /// Runs of neighbours of some lengths, in the order of the cards and in the order of their classes.
-pub(crate) fn runs(pricer: &Pricer<'_>, classes: &Classes, terms: Terms) -> Vec<Entry> {
+pub(crate) fn runs(pricer: &Pricer<'_>, classes: &Classes, terms: &Terms) -> Vec<Entry> {
     let by_class: Vec<usize> = classes.members.concat();
     let mut by_index = by_class.clone();
     by_index.sort_unstable();

@@ -8,19 +8,18 @@
 
 use std::collections::HashMap;
 
-use crate::cost::work::Pass;
+use crate::cost::pass::{Pass, Passes};
 use crate::cost::{Group, Pricer};
 use crate::plan::{Layout, Stage};
 
-use super::pool::{Classes, Entry, advance};
+use super::pool::{self, Classes, Entry, advance};
 use super::split::{Score, StageCost, divide};
 
 /// What is searched for.
 pub(crate) struct Goal<'a> {
     pub(crate) score: Score,
-    pub(crate) pass: Pass,
+    pub(crate) passes: Passes,
     /// Tokens that the host sends for one pass.
-    pub(crate) host_rows: f64,
     /// Whether the head is part of the last stage's turn, or comes once after all.
     pub(crate) head_in_turn: bool,
     /// How many stages a pipeline may have.
@@ -93,14 +92,15 @@ impl<'a> Search<'a> {
             speeds.reduce(f64::max).unwrap_or(f64::INFINITY)
         };
         let speeds = (0..goal.available.len()).map(per_class).collect();
-        let hop = least_hop(pricer, classes, goal.pass.rows());
+        let hop = pool::sum(&goal.passes, |pass| least_hop(pricer, classes, pass.rows()));
+        let steps: f64 = goal.passes.iter().map(|(_, count)| count).sum();
         let heads = pool.iter().map(|entry| entry.head_at_least);
         let hosts = pool
             .iter()
             .filter(|entry| entry.cards() == 1)
-            .map(|entry| pricer.host(&entry.group, &entry.group, goal.host_rows).total().0);
+            .map(|entry| pricer.host(&entry.group, &entry.group, false).total().0);
         // Without single cards in the pool nothing is known about the host's part.
-        let host = hosts.reduce(f64::min).unwrap_or(0.0);
+        let host = steps * hosts.reduce(f64::min).unwrap_or(0.0);
         let least_ends = heads.fold(f64::INFINITY, f64::min) + host;
         let mut by_set: HashMap<Vec<u16>, Vec<usize>> = HashMap::new();
         for (index, entry) in pool.iter().enumerate() {
@@ -143,7 +143,7 @@ impl<'a> Search<'a> {
         let cost = |&index: &usize| {
             let entry = self.pool[index];
             let most = entry.most.iter().copied().max().unwrap_or(0);
-            (entry.costs(self.pricer, self.goal.pass).layer, most)
+            (entry.costs(self.pricer, &self.goal.passes).layer, most)
         };
         let further = next.map(|least| (least, u32::MAX));
         let groups = node.chosen.len() + usize::from(next.is_some());
@@ -275,7 +275,7 @@ impl<'a> Search<'a> {
     fn optimistic(&self, node: &Node) -> Option<f64> {
         let cost = |&index: &usize| {
             let entry = self.pool[index];
-            let layer = entry.costs(self.pricer, self.goal.pass).layer;
+            let layer = entry.costs(self.pricer, &self.goal.passes).layer;
             let most = entry.most.iter().copied().max().unwrap_or(0);
             StageCost { layer, besides: 0.0, most }
         };
@@ -323,15 +323,20 @@ impl<'a> Search<'a> {
     fn evaluate(&self, order: &[usize]) -> Option<Found> {
         let groups = self.place(order);
         let last = order.len() - 1;
-        let mut apart = self.pricer.host(&groups[0], &groups[last], self.goal.host_rows).total().0;
+        let (first, end) = (&groups[0], &groups[last]);
+        let steps: f64 = self.goal.passes.iter().map(|(_, count)| count).sum();
+        let host = |read: bool| self.pricer.host(first, end, read).total().0;
+        let mut apart = (steps - 1.0) * host(false) + host(true);
         let cost = |(index, &entry): (usize, &usize)| {
             let entry = self.pool[entry];
-            let costs = entry.costs(self.pricer, self.goal.pass);
+            let costs = entry.costs(self.pricer, &self.goal.passes);
             let mut besides = match index.checked_sub(1) {
                 None => costs.embed,
                 Some(before) => {
-                    let rows = self.goal.pass.rows();
-                    self.pricer.hop(&groups[before], &groups[index], rows).0
+                    let hop = |pass: Pass| {
+                        self.pricer.hop(&groups[before], &groups[index], pass.rows()).0
+                    };
+                    pool::sum(&self.goal.passes, hop)
                 }
             };
             if index == last {
@@ -400,7 +405,8 @@ fn least_hop(pricer: &Pricer<'_>, classes: &Classes, rows: f64) -> f64 {
     for &from in &cards {
         for &to in &cards {
             if from != to && pricer.cluster.reaches(from, to) {
-                least = least.min(pricer.cluster.round(&[(from, to, bytes)]).0);
+                least =
+                    least.min(crate::cost::exchange::hop(pricer.cluster, &[(from, to, bytes)]).0);
             }
         }
     }

@@ -8,8 +8,6 @@ pub(crate) enum Score {
     Sum,
     /// So many micro-batches in turn: a turn takes as long as the longest stage.
     Turns(f64),
-    /// One pass, and so many more pieces behind it, each as late as the longest stage.
-    Pieces(f64),
 }
 
 impl Score {
@@ -17,7 +15,6 @@ impl Score {
         match self {
             Score::Sum => sum,
             Score::Turns(batches) => sum.max(batches * longest),
-            Score::Pieces(behind) => sum + behind * longest,
         }
     }
 }
@@ -80,16 +77,6 @@ pub(crate) fn divide(
             let below = crossed * (1.0 - 1e-9);
             let value = |under: Option<(f64, f64, f64)>| under.map_or(f64::INFINITY, |u| u.0);
             if value(under(below)) < value(under(crossed)) { below } else { crossed }
-        }
-        // Only times that some number of layers takes on some stage can be the longest.
-        Score::Pieces(_) => {
-            let candidates = stages.iter().flat_map(|stage| {
-                let times = 1..=stage.most.min(layers);
-                times.map(|count| stage.besides + stage.layer * f64::from(count))
-            });
-            let tried = candidates.filter_map(|limit| Some((under(limit)?.0, limit)));
-            let best = tried.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
-            best.map_or(high, |(_, limit)| limit)
         }
     };
     let (value, _, _) = under(limit)?;
@@ -162,7 +149,7 @@ mod tests {
         fn no_division_of_layers_scores_better(
             costs in prop::collection::vec((0.1f64..5.0, 0.0f64..3.0, 1u32..9), 1..5),
             layers in 1u32..10,
-            score in prop::sample::select(vec![Score::Sum, Score::Turns(2.0), Score::Turns(4.0), Score::Pieces(3.0)]),
+            score in prop::sample::select(vec![Score::Sum, Score::Turns(2.0), Score::Turns(4.0)]),
         ) {
             let stages: Vec<StageCost> = costs
                 .iter()

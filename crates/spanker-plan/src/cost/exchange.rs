@@ -19,10 +19,12 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use spanker_collective::{Algorithm, Collective};
-use spanker_topology::{Cluster, Seconds, Shape};
+use spanker_collective::{Algorithm, Collective, Transfer, schedule};
+use spanker_topology::{Cluster, ExchangeKind, Seconds, Shape};
 
-use crate::simulate::engine::{Engine, Item};
+use super::Group;
+use crate::program::{Exchanging, Overheads, Wiring};
+use crate::simulate::engine::{Engine, Item, OUTSIDE};
 use crate::simulate::flow::Flow;
 use crate::trace::{Activity, Label};
 
@@ -64,11 +66,114 @@ fn algorithms(collective: Collective) -> &'static [Algorithm] {
     }
 }
 
+/// Whether an algorithm gives the bits that a model's exchanges promise: sums in rank order.
+pub(crate) fn serial(collective: Collective, algorithm: Algorithm) -> bool {
+    !collective.reduces() || matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot)
+}
+
+/// How a group exchanges activations: as the profile of its cards says.
+pub(crate) fn exchanging(cluster: &Cluster, group: &Group) -> Exchanging {
+    let link = cluster.profile(group.cards[0]).link.as_ref();
+    let kind = link.map(|link| link.exchange).unwrap_or_default();
+    let overheads = match kind {
+        ExchangeKind::Schedules if group.cards.len() > 1 => overheads(cluster, &group.cards),
+        _ => Overheads::default(),
+    };
+    Exchanging { kind, overheads }
+}
+
+/// Elements of each rank in the schedules that memory is counted in.
+const COUNTED: usize = 16;
+/// What messages that are passed on begin at a multiple of.
+const PASSED_ON: u64 = 64;
+
+/// The most that any schedule of a model's exchanges needs besides the data, on any card of a group.
+fn overheads(cluster: &Cluster, cards: &[usize]) -> Overheads {
+    let ranks = cards.len();
+    let wiring = Wiring::of(cluster, cards).ok();
+    let mut most = Overheads::default();
+    for collective in
+        [Collective::AllGather, Collective::AllReduce, Collective::Broadcast { root: 0 }]
+    {
+        for &algorithm in algorithms(collective).iter().filter(|&&a| serial(collective, a)) {
+            let Ok(schedule) = schedule(collective, algorithm, ranks, ranks * COUNTED) else {
+                continue;
+            };
+            let whole = schedule.data_len().max(1) as f64;
+            most.working = most.working.max(schedule.scratch_len() as f64 / whole);
+            let Some(wiring) = &wiring else { continue };
+            let mut passed = vec![(0usize, 0u64); ranks];
+            for from in 0..ranks {
+                for step in schedule.program(from) {
+                    for transfer in &step.transfers {
+                        let Transfer::Send { to, span } = *transfer else { continue };
+                        let route = wiring.route(from, to);
+                        for &rank in &route[1..route.len() - 1] {
+                            passed[rank].0 += span.len;
+                            passed[rank].1 += 1;
+                        }
+                    }
+                }
+            }
+            for (elements, messages) in passed {
+                most.passed_on = most.passed_on.max(elements as f64 / whole);
+                most.slack = most.slack.max(PASSED_ON * (messages + 1));
+            }
+        }
+    }
+    // Chunks of a buffer that does not divide evenly are an element longer.
+    most.slack += 8 * (ranks * ranks) as u64;
+    most
+}
+
+/// What it takes until every rank of a stage has its message: `(from, to, bytes)` for each. Cards in between
+/// pass a message on when they have all of it.
+pub(crate) fn hop(cluster: &Cluster, messages: &[(usize, usize, f64)]) -> Seconds {
+    let label = Label { activity: Activity::Handoff, layer: 0, token: 0 };
+    let hub = matches!(cluster.shape(), Shape::Star | Shape::Switch);
+    let link = cluster.profile(0).link.as_ref();
+    let passed_on = link.map(|link| link.exchange).unwrap_or_default() == ExchangeKind::Schedules;
+    let mut programs = vec![Vec::new(); cluster.cards()];
+    for &(from, to, bytes) in messages {
+        let wires = cluster.route(from, to).iter().map(|&wire| &cluster.wires()[wire as usize]);
+        let stops: Vec<usize> = match hub || !passed_on {
+            true => vec![from, to],
+            false => std::iter::once(from).chain(wires.map(|wire| wire.to)).collect(),
+        };
+        for pair in stops.windows(2) {
+            let (here, there, op) = (pair[0], pair[1], OUTSIDE);
+            programs[here].push(Item::Send { to: there as u32, bytes, label, op });
+            programs[there].push(Item::Recv { from: here as u32, label, op });
+        }
+    }
+    let ended = Engine::new(cluster, &[], &[], &programs).run(&[]);
+    match ended.complete {
+        true => Seconds(ended.clocks.into_iter().fold(0.0, f64::max)),
+        false => Seconds(f64::INFINITY),
+    }
+}
+
+/// What one collective takes on these cards, in this order of ranks, from a standing start.
+#[must_use]
+pub fn collective_time(
+    cluster: &Cluster,
+    collective: Collective,
+    algorithm: Algorithm,
+    cards: &[usize],
+    bytes: u64,
+) -> Seconds {
+    let flow = Flow::new(collective, algorithm, cards.len());
+    cluster.base(cards) + Seconds(timed(cluster, &flow, cards, bytes as f64))
+}
+
 /// Bytes that stand for "many" when the slope is measured.
 const MANY: f64 = 1e9;
 
 /// Bytes that are timed where time is no line.
 const BETWEEN: [f64; 7] = [1e3, 4e3, 1.6e4, 6.4e4, 2.56e5, 1e6, 1.6e7];
+
+/// How far time may be from a line over the bytes that is taken for one.
+const LINE: f64 = 0.005;
 
 /// How long one collective takes from a standing start.
 fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
@@ -76,7 +181,8 @@ fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
     let mut programs = vec![Vec::new(); cluster.cards()];
     for (rank, &card) in cards.iter().enumerate() {
         let rank = rank as u32;
-        programs[card].push(Item::Collective { flow: 0, rank, group: 0, bytes, label });
+        let op = OUTSIDE;
+        programs[card].push(Item::Collective { flow: 0, rank, group: 0, bytes, label, op });
     }
     let groups = [cards.to_vec()];
     let ended = Engine::new(cluster, std::slice::from_ref(flow), &groups, &programs).run(&[]);
@@ -144,7 +250,7 @@ fn prices_of(
             continue;
         }
         let (bytes, middle) = time(BETWEEN[2]);
-        if (price.at(bytes).0 - middle).abs() > middle * 1e-4 {
+        if (price.at(bytes).0 - middle).abs() > middle * LINE {
             let between = BETWEEN.map(time);
             price.points.splice(1..1, between);
         }
@@ -158,6 +264,8 @@ pub(crate) struct PriceList {
     known: RefCell<HashMap<Key, Rc<Vec<Price>>>>,
     /// The only algorithm, where not the best one is wanted.
     only: Option<Algorithm>,
+    overheads: RefCell<HashMap<Vec<u32>, Overheads>>,
+    exact: RefCell<HashMap<(Key, Algorithm, u64), Seconds>>,
 }
 
 type Key = (Collective, Vec<u32>);
@@ -166,6 +274,40 @@ impl PriceList {
     /// Prices of one algorithm.
     pub(crate) fn only(algorithm: Algorithm) -> PriceList {
         PriceList { only: Some(algorithm), ..PriceList::default() }
+    }
+
+    /// How a group exchanges.
+    pub(crate) fn exchanging(&self, cluster: &Cluster, group: &Group) -> Exchanging {
+        let link = cluster.profile(group.cards[0]).link.as_ref();
+        let kind = link.map(|link| link.exchange).unwrap_or_default();
+        if kind != ExchangeKind::Schedules || group.cards.len() < 2 {
+            return Exchanging { kind, overheads: Overheads::default() };
+        }
+        let looks = looks(cluster, &group.cards);
+        if let Some(&overheads) = self.overheads.borrow().get(&looks) {
+            return Exchanging { kind, overheads };
+        }
+        let fresh = exchanging(cluster, group);
+        self.overheads.borrow_mut().insert(looks, fresh.overheads);
+        fresh
+    }
+
+    /// What an algorithm takes for the very bytes that it carries.
+    pub(crate) fn exact(
+        &self,
+        cluster: &Cluster,
+        collective: Collective,
+        algorithm: Algorithm,
+        cards: &[usize],
+        bytes: f64,
+    ) -> Seconds {
+        let key = ((collective, looks(cluster, cards)), algorithm, bytes as u64);
+        if let Some(&known) = self.exact.borrow().get(&key) {
+            return known;
+        }
+        let time = collective_time(cluster, collective, algorithm, cards, bytes as u64);
+        self.exact.borrow_mut().insert(key, time);
+        time
     }
 
     pub(crate) fn get(

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a card has to hold: a list of allocations, which an allocator can replay.
+//! What a card has to hold: the buffers of its program, as an allocator of whole pages has them.
+
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-use spanker_model::{Layer, Matrix, Model};
+use spanker_model::Model;
 use spanker_topology::Bytes;
 
-use super::shard::{Shard, Split, input_type, len};
-use crate::request::{MAX_PREFILL, Request};
+use super::Group;
+use super::shard::len;
+use crate::plan::Stage;
+use crate::program::{Buffer, Exchanging, Holder, Piece, Space, WeightLayout, padded, sizes};
+use crate::work::BufferId;
 
 /// Allocations begin and end on multiples of this.
 pub const ALIGNMENT: u64 = 4096;
@@ -48,6 +53,12 @@ pub(crate) struct Place {
     pub(crate) sequences: u64,
 }
 
+impl Place {
+    fn ends(self) -> (bool, bool) {
+        (self.first, self.last)
+    }
+}
+
 /// Keeps memory for a list of allocations, first come, first placed: what an emulated card does.
 ///
 /// ```
@@ -83,139 +94,94 @@ impl Arena {
 }
 
 fn rounded(bytes: u64) -> u64 {
-    bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
+    bytes.max(1).checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
 }
 
-/// Bytes of the part of a matrix that a rank holds.
-fn part(matrix: &Matrix, rows: u64, cols: u64) -> u64 {
-    rows.saturating_mul(matrix.quant.row_bytes(cols))
-}
-
-/// The matrices of a layer that a rank holds, in bytes, in the order of [`Layer::matrices`].
-pub(crate) fn parts(model: &Model, layer: &Layer, split: Split, shard: &Shard) -> [u64; 7] {
-    let heads = len(&shard.heads) * model.head_size;
-    let kv = len(&shard.kv_heads) * model.head_size;
-    let ffn = len(&shard.ffn);
-    let (o_cols, down_cols) = match split {
-        Split::Reduce => (heads, ffn),
-        _ => (layer.o.cols, layer.down.cols),
-    };
-    [
-        part(&layer.q, heads, layer.q.cols),
-        part(&layer.k, kv, layer.k.cols),
-        part(&layer.v, kv, layer.v.cols),
-        part(&layer.o, len(&shard.output), o_cols),
-        part(&layer.gate, ffn, layer.gate.cols),
-        part(&layer.up, ffn, layer.up.cols),
-        part(&layer.down, len(&shard.down), down_cols),
-    ]
-}
-
-/// Bytes of one of the two caches of a layer.
-fn cache(model: &Model, request: &Request, shard: &Shard, sequences: u64) -> u64 {
-    let row = request.kv.row_bytes(len(&shard.kv_heads) * model.head_size);
-    row.saturating_mul(request.context).saturating_mul(sequences)
-}
-
-/// Activations and message buffers: independent of the number of layers.
-fn buffers(model: &Model, request: &Request, split: Split, shard: &Shard) -> [u64; 3] {
-    let rows =
-        request.prefill_tokens().max(request.sequences).min(MAX_PREFILL.max(request.sequences));
-    let heads = (len(&shard.heads) + 2 * len(&shard.kv_heads)) * model.head_size;
-    let narrow = model.heads * model.head_size;
-    let (input, _) = model.layers.first().map_or((4.0, 1), |layer| input_type(layer.down.quant));
-    let quantised = (input * model.ffn.max(narrow).max(model.hidden) as f64).ceil() as u64;
-    let wide = 4 * (2 * model.hidden + heads + 2 * len(&shard.ffn)) + quantised;
-    let logits = 4 * len(&shard.vocab) * request.sequences;
-    // One message comes in while another goes out.
-    let message = match split {
-        Split::Whole => 4 * model.hidden,
-        _ => (4 * model.hidden).max(quantised),
-    };
-    [rows.saturating_mul(wide), logits, 2 * rows.saturating_mul(message)]
-}
-
-/// The embedding table and the head, where this stage has them. A tied head is the table.
-fn ends(model: &Model, shard: &Shard, place: Place) -> [u64; 2] {
-    let rows = len(&shard.vocab);
-    let table = if place.first { part(&model.embedding, rows, model.embedding.cols) } else { 0 };
-    let head = match place.last {
-        true if model.tied && place.first => 0,
-        true => part(&model.head, rows, model.head.cols),
-        false => 0,
-    };
-    [table, head]
-}
-
-/// What does not depend on the number of layers, rounded.
-pub(crate) fn fixed(
-    model: &Model,
-    request: &Request,
-    split: Split,
-    shard: &Shard,
-    place: Place,
-) -> Footprint {
-    let weights = ends(model, shard, place).map(rounded);
-    let buffers = buffers(model, request, split, shard).map(rounded);
-    Footprint {
-        weights: Bytes(weights.iter().sum::<u64>().saturating_add(rounded(model.other_bytes))),
-        kv: Bytes(0),
-        buffers: Bytes(buffers.iter().fold(0, |sum: u64, &piece| sum.saturating_add(piece))),
+impl Footprint {
+    /// What a list of buffers takes in whole pages.
+    pub(crate) fn of(buffers: impl IntoIterator<Item = (Buffer, u64)>) -> Footprint {
+        let mut sum = Footprint::default();
+        for (buffer, bytes) in buffers {
+            let part = match buffer {
+                Buffer::Weights => &mut sum.weights,
+                Buffer::Kv => &mut sum.kv,
+                _ => &mut sum.buffers,
+            };
+            *part = Bytes(part.0.saturating_add(rounded(bytes)));
+        }
+        sum
     }
 }
 
-/// What one layer adds, rounded.
+/// What a rank of a group holds in `layers`.
+pub(crate) fn footprint(
+    model: &Model,
+    layers: Range<usize>,
+    group: &Group,
+    rank: usize,
+    space: Space,
+    place: Place,
+    exchanging: Exchanging,
+) -> Footprint {
+    let stage = Stage { group: group.clone(), layers };
+    let weights = WeightLayout::of(model, &stage, rank, place.ends()).bytes;
+    let buffers = sizes(model, &stage, rank, space, place.ends(), exchanging);
+    Footprint::of(buffers.into_iter().chain([(Buffer::Weights, weights)]))
+}
+
+/// What does not depend on the number of layers; nothing is rounded but the buffers.
+pub(crate) fn fixed(
+    model: &Model,
+    group: &Group,
+    rank: usize,
+    space: Space,
+    place: Place,
+    exchanging: Exchanging,
+) -> Footprint {
+    // No layers: the weights of the ends alone.
+    let ends = Stage { group: group.clone(), layers: 0..0 };
+    let weights = WeightLayout::of(model, &ends, rank, place.ends()).bytes;
+    let stage = Stage { group: group.clone(), layers: 0..model.layers.len() };
+    let list = sizes(model, &stage, rank, space, place.ends(), exchanging);
+    let buffers = Footprint::of(list.into_iter().filter(|(buffer, _)| *buffer != Buffer::Kv));
+    Footprint { weights: Bytes(weights), kv: Bytes(0), buffers: buffers.buffers }
+}
+
+/// What one layer adds; nothing is rounded.
 pub(crate) fn per_layer(
     model: &Model,
-    layer: &Layer,
-    request: &Request,
-    split: Split,
-    shard: &Shard,
-    sequences: u64,
+    layer: usize,
+    group: &Group,
+    rank: usize,
+    space: Space,
 ) -> Footprint {
-    let weights = parts(model, layer, split, shard).map(rounded).iter().sum::<u64>();
-    let cache = rounded(cache(model, request, shard, sequences));
+    let mut weights = 0u64;
+    let mut put = |_: &Piece, bytes: u64| {
+        weights = weights.saturating_add(padded(bytes));
+        crate::work::Place { buffer: BufferId(0), offset: 0 }
+    };
+    let (shard, split) = (&group.shards[rank], group.split);
+    Holder { model, shard, split, put: &mut put }.layer(layer);
+    let row = len(&shard.kv_heads) * model.head_size * 2;
+    let tokens = space.context.saturating_mul(space.sequences);
     Footprint {
-        weights: Bytes(weights.saturating_add(rounded(layer.other_bytes))),
-        kv: Bytes(cache.saturating_mul(2)),
+        weights: Bytes(weights),
+        kv: Bytes(row.saturating_mul(2).saturating_mul(tokens)),
         buffers: Bytes(0),
     }
 }
 
-/// Everything that a card allocates, in order.
-pub(crate) fn allocations(
-    model: &Model,
-    layers: std::ops::Range<usize>,
-    request: &Request,
-    split: Split,
-    shard: &Shard,
-    place: Place,
-) -> Vec<Allocation> {
-    let mut list = Vec::new();
-    let mut add = |name: String, bytes: u64| {
-        if bytes > 0 {
-            list.push(Allocation { name, bytes: Bytes(bytes) });
-        }
+/// How many layers fit into `usable` bytes.
+pub(crate) fn most_layers(fixed: Footprint, each: Footprint, usable: u64) -> u64 {
+    let taken = |layers: u64| {
+        let sum = |fixed: Bytes, each: Bytes| {
+            rounded(fixed.0.saturating_add(each.0.saturating_mul(layers)))
+        };
+        let weights = sum(fixed.weights, each.weights);
+        weights.saturating_add(sum(fixed.kv, each.kv)).saturating_add(fixed.buffers.0)
     };
-    let [table, head] = ends(model, shard, place);
-    add("embedding".into(), table);
-    add("head".into(), head);
-    add("norms".into(), model.other_bytes);
-    for index in layers {
-        let layer = &model.layers[index];
-        let sizes = parts(model, layer, split, shard);
-        for ((name, _), bytes) in layer.matrices().iter().zip(sizes) {
-            add(format!("layer {index} {name}"), bytes);
-        }
-        add(format!("layer {index} norms"), layer.other_bytes);
-        for name in ["keys", "values"] {
-            let bytes = cache(model, request, shard, place.sequences);
-            add(format!("layer {index} {name}"), bytes);
-        }
-    }
-    let names = ["activations", "logits", "messages"];
-    for (name, bytes) in names.iter().zip(buffers(model, request, split, shard)) {
-        add((*name).into(), bytes);
-    }
-    list
+    let rest = usable.saturating_sub(fixed.weights.0.saturating_add(fixed.buffers.0));
+    let most = rest / each.total().0.max(1);
+    // Rounding takes at most two pages.
+    (0..=most).rev().take(4).find(|&layers| taken(layers) <= usable).unwrap_or(0)
 }

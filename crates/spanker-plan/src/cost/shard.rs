@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-use spanker_model::{Layer, Model, Quant};
+use spanker_model::{Layer, Model};
 
 /// How the matrices of a stage are split over its cards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -50,16 +50,6 @@ pub(crate) struct Units {
     ffn: u64,
 }
 
-/// Bytes of one element of an input as it is exchanged: the 8-bit blocks that the kernels of this weight
-/// type consume, or plain numbers for plain weights; and how many elements such a block has.
-pub(crate) fn input_type(weights: Quant) -> (f64, u64) {
-    match weights.block() {
-        1 => ((weights.block_bytes() as f64).min(4.0), 1),
-        block if block % 256 == 0 => (Quant::Q8K.bytes_per_weight(), 256),
-        _ => (Quant::Q8_0.bytes_per_weight(), 32),
-    }
-}
-
 fn lcm(a: u64, b: u64) -> u64 {
     let gcd = |mut a: u64, mut b: u64| {
         while b != 0 {
@@ -74,7 +64,7 @@ impl Units {
     pub(crate) fn of(model: &Model, split: Split) -> Units {
         let blocks = |layer: &Layer| match split {
             Split::Reduce => (layer.o.quant.block(), layer.down.quant.block()),
-            _ => (1, input_type(layer.down.quant).1),
+            _ => (1, layer.down.quant.input().block()),
         };
         let each = model.layers.iter().map(blocks);
         let (output, down) = each.fold((1, 1), |(a, b), (c, d)| (lcm(a, c), lcm(b, d)));
@@ -148,7 +138,7 @@ pub(crate) fn len(run: &Range<u64>) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use spanker_model::builtin;
+    use spanker_model::{Quant, builtin};
 
     #[test]
     fn weights_of_any_size_count_by_their_relations() {

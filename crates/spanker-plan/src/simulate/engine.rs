@@ -3,8 +3,10 @@
 //!
 //! Each card follows a program: work that takes its time, steps of collectives, single messages. A message
 //! starts when its sender and every wire and shared resource on its route are free, in the order in
-//! which senders ask; it occupies each for its bytes over that resource's rate, and arrives after
-//! the latencies of the route and its bytes over the slowest. The only queue holds one entry for each card
+//! which senders ask; it occupies each for its bytes and frames over that resource's rate, and arrives after
+//! the latencies of the route and its bytes over the slowest. Where cards pass messages on, each hop of each
+//! segment takes its own time. A step of a collective ends when its messages have come and gone and the card's
+//! memory has had the time for all that went through it since the step before; then copies and folds follow. The only queue holds one entry for each card
 //! that can go on, so the order of events, and with it every figure, is the same on every run.
 
 use std::cmp::Reverse;
@@ -12,27 +14,31 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use rand::Rng;
 use rand_pcg::Pcg32;
-use spanker_topology::Cluster;
+use spanker_topology::{Cluster, ExchangeKind, MESSAGE_HEAD};
 
 use super::flow::Flow;
-use crate::trace::{Label, Mark};
+use crate::program::Cost;
+use crate::trace::{Label, Mark, Parts};
 
 /// One thing that a card does.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Item {
-    /// Busy for so many seconds.
-    Work { seconds: f64, label: Label },
+    /// Busy for so many seconds, in which so many bytes go through the card's memory.
+    Work { seconds: f64, bytes: f64, label: Label, op: u32, parts: Parts },
     /// This rank's part of a collective that carries `bytes` in total.
-    Collective { flow: u32, rank: u32, group: u32, bytes: f64, label: Label },
-    /// A message, which the sender does not wait for.
-    Send { to: u32, bytes: f64 },
+    Collective { flow: u32, rank: u32, group: u32, bytes: f64, label: Label, op: u32 },
+    /// A message, which the sender waits for until it has left.
+    Send { to: u32, bytes: f64, label: Label, op: u32 },
     /// Waits for the next message from a card.
-    Recv { from: u32, label: Label },
+    Recv { from: u32, label: Label, op: u32 },
     /// Tells a card something by way of the host, which takes so long and no wire.
     Tell { to: u32, seconds: f64 },
     /// Notes that a token is complete.
     Done { token: u32 },
 }
+
+/// The number of an item that is no operator of a program.
+pub(crate) const OUTSIDE: u32 = u32::MAX;
 
 /// What happens besides the plan. Times are absolute.
 #[derive(Debug, Clone, Default)]
@@ -79,21 +85,78 @@ impl Errors {
     }
 }
 
+/// What messages take on a wire.
+#[derive(Debug, Clone, Copy)]
+struct WireTime {
+    per_byte: f64,
+    /// Bytes of data in a frame, and what a frame takes besides them.
+    payload: f64,
+    per_frame: f64,
+    /// What a message's own head takes.
+    head: f64,
+}
+
+impl WireTime {
+    fn plain(rate: f64) -> WireTime {
+        WireTime { per_byte: 1.0 / rate, payload: f64::INFINITY, per_frame: 0.0, head: 0.0 }
+    }
+
+    fn of(cluster: &Cluster, wire: &spanker_topology::Wire) -> WireTime {
+        let rate = wire.bandwidth.0 as f64;
+        let ends = [wire.from, wire.to].into_iter().filter(|&node| node < cluster.cards());
+        let links: Vec<_> = ends.filter_map(|card| cluster.profile(card).link.as_ref()).collect();
+        let framed = links.iter().filter_map(|link| link.framing).next();
+        match framed.filter(|_| links.len() == 2) {
+            None => WireTime::plain(rate),
+            Some(framing) => {
+                let payload = framing.payload as f64;
+                let more =
+                    framing.overhead as f64 + framing.ack_bytes as f64 / framing.ack_every as f64;
+                let per_byte = payload / (payload + more) / rate;
+                let head = MESSAGE_HEAD as f64 * per_byte;
+                WireTime { per_byte, payload, per_frame: more * per_byte, head }
+            }
+        }
+    }
+
+    fn time(&self, bytes: f64) -> f64 {
+        let frames = (bytes / self.payload).ceil().max(1.0);
+        bytes * self.per_byte + frames * self.per_frame + self.head
+    }
+}
+
 /// Which wires and shared resources are busy until when.
 struct Network<'a> {
     cluster: &'a Cluster,
     free: Vec<f64>,
-    /// Seconds per byte of each wire, then of each shared resource.
-    inverse: Vec<f64>,
+    /// What each wire takes, then each shared resource.
+    times: Vec<WireTime>,
+    /// Whether cards pass messages on themselves.
+    relays: bool,
     errors: Option<Errors>,
 }
 
+/// The least bytes that a relayed message is cut into, the most segments, and what they begin at a multiple of.
+const SEGMENT: f64 = 8192.0;
+const SEGMENTS: f64 = 64.0;
+const SEGMENT_ALIGNMENT: f64 = 64.0;
+
 impl<'a> Network<'a> {
     fn new(cluster: &'a Cluster, start: f64) -> Self {
-        let wires = cluster.wires().iter().map(|wire| wire.bandwidth);
-        let shared = cluster.shared().iter().map(|shared| shared.bandwidth);
-        let inverse: Vec<f64> = wires.chain(shared).map(|rate| 1.0 / rate.0 as f64).collect();
-        Network { cluster, free: vec![start; inverse.len()], inverse, errors: None }
+        let wires = cluster.wires().iter().map(|wire| WireTime::of(cluster, wire));
+        let shared = cluster.shared().iter().enumerate().map(|(index, shared)| {
+            let plain = WireTime::plain(shared.bandwidth.0 as f64);
+            // The lanes of a card carry the frames of its wires.
+            let wire = cluster.wires().iter().find(|wire| wire.shared == Some(index));
+            let framed = wire
+                .map(|wire| WireTime::of(cluster, wire))
+                .filter(|_| wire.is_some_and(|wire| wire.bandwidth == shared.bandwidth));
+            framed.unwrap_or(plain)
+        });
+        let times: Vec<WireTime> = wires.chain(shared).collect();
+        let kind = cluster.profile(0).link.as_ref().map(|link| link.exchange);
+        let relays = kind.unwrap_or_default() == ExchangeKind::Schedules;
+        Network { cluster, free: vec![start; times.len()], times, relays, errors: None }
     }
 
     /// When the wire is free that a message from one card to another leaves by.
@@ -101,8 +164,55 @@ impl<'a> Network<'a> {
         self.cluster.route(from, to).first().map_or(0.0, |&wire| self.free[wire as usize])
     }
 
-    /// When a message that is ready at `at` arrives, or nothing if a wire has died on it.
-    fn send(&mut self, from: u32, to: u32, bytes: f64, at: f64, cut: &[f64]) -> Option<f64> {
+    /// Whether cards between two others pass their messages on.
+    fn relayed(&self, route: &[u32]) -> bool {
+        let card = |&wire: &u32| self.cluster.wires()[wire as usize].to < self.cluster.cards();
+        self.relays && route.len() > 1 && route[..route.len() - 1].iter().all(card)
+    }
+
+    /// One segment over one wire: when it has left and when it is there.
+    fn hop(&mut self, index: usize, bytes: f64, ready: f64) -> (f64, f64) {
+        let wire = &self.cluster.wires()[index];
+        let shared = wire.shared.map(|shared| self.cluster.wires().len() + shared);
+        let free = shared.map_or(0.0, |shared| self.free[shared]).max(self.free[index]);
+        let start = ready.max(free);
+        let slower = shared.map_or(0.0, |shared| self.times[shared].time(bytes));
+        let left = start + self.times[index].time(bytes).max(slower);
+        self.free[index] = left;
+        if let Some(shared) = shared {
+            self.free[shared] = left;
+        }
+        (left, left + wire.latency.0)
+    }
+
+    /// A message that cards pass on, segment by segment.
+    fn relay(&mut self, route: &[u32], bytes: f64, at: f64) -> (f64, f64) {
+        let size = match bytes <= SEGMENT {
+            true => bytes,
+            false => {
+                let part = (bytes / SEGMENTS / SEGMENT_ALIGNMENT).ceil() * SEGMENT_ALIGNMENT;
+                part.max(SEGMENT)
+            }
+        };
+        let count = if bytes > 0.0 { (bytes / size).ceil() as usize } else { 1 };
+        let (mut left, mut arrival) = (at, at);
+        for segment in 0..count {
+            let part = size.min(bytes - size * segment as f64);
+            let mut ready = at;
+            for (hop, &wire) in route.iter().enumerate() {
+                let (gone, there) = self.hop(wire as usize, part, ready);
+                ready = there;
+                if hop == 0 {
+                    left = gone;
+                }
+            }
+            arrival = ready;
+        }
+        (left, arrival)
+    }
+
+    /// When a message that is ready at `at` has left and when it arrives, or nothing if a wire has died on it.
+    fn send(&mut self, from: u32, to: u32, bytes: f64, at: f64, cut: &[f64]) -> Option<(f64, f64)> {
         let wires = self.cluster.wires();
         let mut start = at;
         let mut slowest = 0.0f64;
@@ -111,29 +221,36 @@ impl<'a> Network<'a> {
         if route.is_empty() && from != to {
             return None;
         }
+        if self.relayed(route) {
+            let route = route.to_vec();
+            let (left, arrival) = self.relay(&route, bytes, at);
+            let lost = !cut.is_empty() && route.iter().any(|&wire| cut[wire as usize] <= arrival);
+            return (!lost).then_some((left, arrival));
+        }
         for &index in route {
             let index = index as usize;
             let wire = &wires[index];
             start = start.max(self.free[index]);
-            slowest = slowest.max(self.inverse[index]);
+            slowest = slowest.max(self.times[index].time(bytes));
             latency += wire.latency.0;
             if let Some(shared) = wire.shared {
                 start = start.max(self.free[wires.len() + shared]);
-                slowest = slowest.max(self.inverse[wires.len() + shared]);
+                slowest = slowest.max(self.times[wires.len() + shared].time(bytes));
             }
         }
         let delay = self.errors.as_mut().map_or(0.0, |errors| errors.delay(bytes));
         for &index in route {
             let index = index as usize;
-            self.free[index] = start + delay + bytes * self.inverse[index];
+            self.free[index] = start + delay + self.times[index].time(bytes);
             if let Some(shared) = wires[index].shared {
                 let shared = wires.len() + shared;
-                self.free[shared] = start + bytes * self.inverse[shared];
+                self.free[shared] = start + self.times[shared].time(bytes);
             }
         }
-        let arrival = start + latency + delay + bytes * slowest;
+        let left = route.first().map_or(at, |&wire| self.free[wire as usize]);
+        let arrival = start + latency + delay + slowest;
         let lost = !cut.is_empty() && route.iter().any(|&wire| cut[wire as usize] <= arrival);
-        (!lost).then_some(arrival)
+        (!lost).then_some((left, arrival))
     }
 }
 
@@ -159,6 +276,11 @@ struct CardState {
     /// Single messages, by sender.
     inbox: Vec<(u32, VecDeque<f64>)>,
     dead: bool,
+    /// When the memory had last caught up, and the bytes that went through it since.
+    caught_up: f64,
+    touched: f64,
+    /// When what was sent since has left.
+    left: f64,
 }
 
 impl CardState {
@@ -174,7 +296,7 @@ impl CardState {
         list
     }
 
-    fn letters(&mut self, from: u32) -> &mut VecDeque<f64> {
+    fn messages(&mut self, from: u32) -> &mut VecDeque<f64> {
         let known = self.inbox.iter().position(|(sender, _)| *sender == from);
         let index = known.unwrap_or_else(|| {
             self.inbox.push((from, VecDeque::new()));
@@ -192,10 +314,13 @@ pub(crate) struct Engine<'a> {
     groups: &'a [Vec<usize>],
     programs: &'a [Vec<Item>],
     cards: Vec<CardState>,
+    /// For each card, what its memory takes for a byte of an exchange, and what a copy or fold costs to begin.
+    memories: Vec<(f64, f64)>,
     /// Cards that can go on: the time as the bits of a float that is never negative, which sort alike.
     ready: BinaryHeap<Reverse<(u64, u32)>>,
     disturbance: Disturbance,
     marks: Option<&'a mut Vec<Mark>>,
+    collectives: Vec<Met>,
     done: Vec<(u32, f64)>,
     events: u64,
 }
@@ -211,6 +336,20 @@ pub(crate) struct Ended {
     pub(crate) done: Vec<(u32, f64)>,
     /// Steps, messages and pieces of work.
     pub(crate) events: u64,
+    /// The collectives of a recorded run.
+    pub(crate) collectives: Vec<Met>,
+}
+
+/// One rank's part of a collective, for which a mark was made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Met {
+    /// The place of the mark.
+    pub(crate) mark: usize,
+    pub(crate) group: u32,
+    /// The card's collectives before it.
+    pub(crate) number: u64,
+    pub(crate) flow: u32,
+    pub(crate) bytes: f64,
 }
 
 impl<'a> Engine<'a> {
@@ -221,7 +360,20 @@ impl<'a> Engine<'a> {
         programs: &'a [Vec<Item>],
     ) -> Self {
         let cards = (0..programs.len()).map(|_| CardState::default()).collect();
+        let memory = |card: usize| {
+            let profile = cluster.profile(card);
+            let kind = profile.link.as_ref().map(|link| link.exchange).unwrap_or_default();
+            match kind {
+                ExchangeKind::Schedules => {
+                    let cost = Cost::of(profile);
+                    (cost.memory(1.0), cost.fixed())
+                }
+                // What was measured has it all.
+                _ => (0.0, 0.0),
+            }
+        };
         Engine {
+            memories: (0..programs.len()).map(memory).collect(),
             network: Network::new(cluster, 0.0),
             flows,
             groups,
@@ -230,6 +382,7 @@ impl<'a> Engine<'a> {
             ready: BinaryHeap::new(),
             disturbance: Disturbance::default(),
             marks: None,
+            collectives: Vec::new(),
             done: Vec::new(),
             events: 0,
         }
@@ -249,7 +402,9 @@ impl<'a> Engine<'a> {
     /// Runs all programs; each card begins at its own time.
     pub(crate) fn run(mut self, starts: &[f64]) -> Ended {
         for card in 0..self.cards.len() {
-            self.cards[card].clock = starts.get(card).copied().unwrap_or(0.0);
+            let start = starts.get(card).copied().unwrap_or(0.0);
+            self.cards[card].clock = start;
+            self.cards[card].caught_up = start;
             if !self.programs[card].is_empty() {
                 self.wake(card);
             }
@@ -263,6 +418,7 @@ impl<'a> Engine<'a> {
             clocks: self.cards.iter().map(|card| card.clock).collect(),
             done: self.done,
             events: self.events,
+            collectives: self.collectives,
         }
     }
 
@@ -278,9 +434,11 @@ impl<'a> Engine<'a> {
         self.disturbance.death.get(card).copied().unwrap_or(f64::INFINITY)
     }
 
-    fn mark(&mut self, card: usize, label: Label, start: f64, end: f64) {
+    fn mark(&mut self, card: usize, label: Label, op: u32, start: f64, end: f64, parts: Parts) {
         if let Some(marks) = self.marks.as_deref_mut() {
-            marks.push(Mark::outside(card as u32, label, start, end));
+            let (card, ops) = (card as u32, u32::from(op != OUTSIDE));
+            let op = if op == OUTSIDE { 0 } else { op };
+            marks.push(Mark { card, label, op, ops, start, end, parts: Some(parts) });
         }
     }
 
@@ -298,8 +456,11 @@ impl<'a> Engine<'a> {
             }
             self.events += 1;
             let went_on = match item {
-                Item::Work { seconds, label } => self.work(card, seconds, label),
-                Item::Send { to, bytes } => self.post(card, to, bytes),
+                Item::Work { seconds, bytes, label, op, parts } => {
+                    self.cards[card].touched += bytes;
+                    self.work(card, seconds, label, op, parts)
+                }
+                Item::Send { to, bytes, label, op } => self.post(card, to, bytes, label, op),
                 Item::Tell { to, seconds } => {
                     let arrival = self.cards[card].clock + seconds;
                     self.cards[card].at += 1;
@@ -311,9 +472,9 @@ impl<'a> Engine<'a> {
                     self.cards[card].at += 1;
                     true
                 }
-                Item::Recv { from, label } => self.receive(card, from, label),
-                Item::Collective { flow, rank, group, bytes, label } => {
-                    self.step(card, now, (flow, rank, group), bytes, label)
+                Item::Recv { from, label, op } => self.receive(card, from, label, op),
+                Item::Collective { flow, rank, group, bytes, label, op } => {
+                    self.step(card, now, (flow, rank, group), bytes, (label, op))
                 }
             };
             if !went_on {
@@ -322,31 +483,49 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn work(&mut self, card: usize, seconds: f64, label: Label) -> bool {
+    fn work(&mut self, card: usize, seconds: f64, label: Label, op: u32, parts: Parts) -> bool {
         let begun = self.cards[card].clock;
         let slow = self.disturbance.slow.get(card).copied();
         let factor = slow.filter(|&(_, from)| begun >= from).map_or(1.0, |(factor, _)| factor);
         let end = (begun + seconds * factor).min(self.dies_at(card));
         self.cards[card].clock = end;
         self.cards[card].at += 1;
-        self.mark(card, label, begun, end);
+        self.mark(card, label, op, begun, end, parts);
         true
     }
 
-    fn post(&mut self, card: usize, to: u32, bytes: f64) -> bool {
+    fn post(&mut self, card: usize, to: u32, bytes: f64, label: Label, op: u32) -> bool {
         let clock = self.cards[card].clock;
         let sent = self.network.send(card as u32, to, bytes, clock, &self.disturbance.cut);
         self.cards[card].at += 1;
-        if let Some(arrival) = sent {
+        if let Some((left, arrival)) = sent {
+            self.cards[card].clock = clock.max(left);
+            self.mark(
+                card,
+                label,
+                op,
+                clock,
+                clock.max(left),
+                Parts { bandwidth: left - clock, ..Parts::default() },
+            );
             self.deliver(card, to, arrival);
         }
+        self.catch_up(card);
         true
+    }
+
+    /// The card's memory has gone through all that it had to, and begins anew.
+    fn catch_up(&mut self, card: usize) {
+        let (per_byte, _) = self.memories[card];
+        let state = &mut self.cards[card];
+        state.clock = state.clock.max(state.left).max(state.caught_up + state.touched * per_byte);
+        (state.caught_up, state.touched, state.left) = (state.clock, 0.0, 0.0);
     }
 
     /// Puts a message into a card's inbox, and wakes the card if it waits for it.
     fn deliver(&mut self, from: usize, to: u32, arrival: f64) {
         let to = to as usize;
-        self.cards[to].letters(from as u32).push_back(arrival);
+        self.cards[to].messages(from as u32).push_back(arrival);
         let awaited = matches!(self.item(to), Some(Item::Recv { from: sender, .. }) if sender as usize == from);
         if awaited && self.cards[to].issued {
             self.cards[to].issued = false;
@@ -359,10 +538,10 @@ impl<'a> Engine<'a> {
         self.programs[card].get(self.cards[card].at).copied()
     }
 
-    fn receive(&mut self, card: usize, from: u32, label: Label) -> bool {
+    fn receive(&mut self, card: usize, from: u32, label: Label, op: u32) -> bool {
         let state = &mut self.cards[card];
         state.begun.get_or_insert(state.clock);
-        match state.letters(from).front().copied() {
+        match state.messages(from).front().copied() {
             None => {
                 state.issued = true;
                 false
@@ -373,11 +552,14 @@ impl<'a> Engine<'a> {
                 false
             }
             Some(_) => {
-                state.letters(from).pop_front();
+                state.messages(from).pop_front();
                 state.issued = false;
                 state.at += 1;
                 let (begun, end) = (state.begun.take(), state.clock);
-                self.mark(card, label, begun.unwrap_or(end), end);
+                let begun = begun.unwrap_or(end);
+                let parts = Parts { waiting: end - begun, ..Parts::default() };
+                self.catch_up(card);
+                self.mark(card, label, op, begun, end, parts);
                 true
             }
         }
@@ -391,14 +573,15 @@ impl<'a> Engine<'a> {
         now: f64,
         (flow, rank, group): (u32, u32, u32),
         bytes: f64,
-        label: Label,
+        (label, op): (Label, u32),
     ) -> bool {
         let flows = self.flows;
+        let number = flow;
         let flow = &flows[flow as usize];
         let program = flow.program(rank as usize);
         let state = &mut self.cards[card];
         if program.is_empty() {
-            return self.collective_done(card, label);
+            return self.collective_done(card, (number, group), bytes, (label, op));
         }
         state.begun.get_or_insert(state.clock);
         let (step, collective) = (state.step, state.completed);
@@ -417,7 +600,8 @@ impl<'a> Engine<'a> {
             let cut = &self.disturbance.cut;
             let arrival = self.network.send(card as u32, to as u32, carried, now, cut);
             self.events += 1;
-            if let Some(arrival) = arrival {
+            if let Some((left, arrival)) = arrival {
+                self.cards[card].left = self.cards[card].left.max(left);
                 self.arrive(to, flow, send.to, send.at_step, collective, arrival);
             }
         }
@@ -432,20 +616,41 @@ impl<'a> Engine<'a> {
         state.issued = false;
         state.sent = 0;
         state.step += 1;
-        if state.step == program.len() {
-            return self.collective_done(card, label);
+        state.touched += program[step].touched * bytes;
+        let last = state.step == program.len();
+        self.catch_up(card);
+        let (per_byte, start) = self.memories[card];
+        for part in &program[step].locals {
+            let state = &mut self.cards[card];
+            state.clock += start + part * bytes * per_byte;
+            state.touched += part * bytes;
+        }
+        if last {
+            return self.collective_done(card, (number, group), bytes, (label, op));
         }
         true
     }
 
-    fn collective_done(&mut self, card: usize, label: Label) -> bool {
+    fn collective_done(
+        &mut self,
+        card: usize,
+        (flow, group): (u32, u32),
+        bytes: f64,
+        (label, op): (Label, u32),
+    ) -> bool {
         let state = &mut self.cards[card];
         state.arrivals.pop_front();
         state.completed += 1;
         state.step = 0;
         state.at += 1;
         let (begun, end) = (state.begun.take(), state.clock);
-        self.mark(card, label, begun.unwrap_or(end), end);
+        let begun = begun.unwrap_or(end);
+        let number = state.completed;
+        if let Some(marks) = &self.marks {
+            let mark = marks.len();
+            self.collectives.push(Met { mark, group, number, flow, bytes });
+        }
+        self.mark(card, label, op, begun, end, Parts::default());
         true
     }
 

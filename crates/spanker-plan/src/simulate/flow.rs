@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A schedule reduced to what takes time: who sends how much to whom, and in which step it is awaited.
+//! A schedule reduced to what takes time: who sends how much to whom, in which step it is awaited, and what
+//! each step does in the card's own memory.
 
-use spanker_collective::{Algorithm, Collective, Schedule, Transfer, schedule};
+use spanker_collective::{Algorithm, Collective, Local, Schedule, Transfer, schedule};
 
 /// Elements for each rank in the schedules that are timed: chunks are then equal, whatever the algorithm.
 const GRAIN: usize = 60;
@@ -21,6 +22,11 @@ pub(crate) struct Sent {
 pub(crate) struct FlowStep {
     pub(crate) sends: Vec<Sent>,
     pub(crate) receives: u32,
+    /// Parts of the collective's bytes that its messages touch in the card's memory: a send its span once, a
+    /// receive once or, if it folds, twice.
+    pub(crate) touched: f64,
+    /// Copies and folds after the messages: the part of the collective's bytes that each touches.
+    pub(crate) locals: Vec<f64>,
 }
 
 /// The messages of a schedule, for each rank.
@@ -62,16 +68,23 @@ impl Flow {
                 let mut flow = FlowStep::default();
                 for transfer in &step.transfers {
                     match *transfer {
-                        Transfer::Recv { .. } => flow.receives += 1,
+                        Transfer::Recv { span, fold, .. } => {
+                            flow.receives += 1;
+                            let times = if fold.is_some() { 2.0 } else { 1.0 };
+                            flow.touched += times * span.len as f64 / whole;
+                        }
                         Transfer::Send { to, span } => {
                             let pair = rank * ranks + to;
                             let at_step = awaited[pair][sent[pair]];
                             sent[pair] += 1;
                             let fraction = span.len as f64 / whole;
+                            flow.touched += fraction;
                             flow.sends.push(Sent { to: to as u32, at_step, fraction });
                         }
                     }
                 }
+                flow.locals =
+                    step.locals.iter().filter_map(|local| of_local(local, whole)).collect();
                 // Messages of a step are concurrent: each rank begins with its next neighbour, so that
                 // not everyone sends to the same one first.
                 flow.sends.sort_by_key(|sent| (sent.to as usize + ranks - rank) % ranks);
@@ -81,4 +94,13 @@ impl Flow {
         });
         Flow { programs: programs.collect() }
     }
+}
+
+/// The part of a collective's bytes that a copy or a fold touches. Cards are not given work on nothing.
+fn of_local(local: &Local, whole: f64) -> Option<f64> {
+    let (spans, elements) = match local {
+        Local::Copy { into, .. } => (2, into.len),
+        Local::Fold { sources, into } => (sources.len() + 1, into.len),
+    };
+    (elements > 0).then(|| (spans * elements) as f64 / whole)
 }

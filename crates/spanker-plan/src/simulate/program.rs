@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a layout to what each card does: work, collectives, hand-offs.
+//! From the programs of a layout's cards to what the engine runs: each operator with its price, each exchange
+//! with its schedule. What a layer does is said by the programs alone.
 
 use std::collections::HashMap;
 
 use rand::Rng;
 use rand_pcg::Pcg32;
 use spanker_collective::{Algorithm, Collective};
+use spanker_topology::{ExchangeKind, Shape};
 
-use super::engine::Item;
+use super::engine::{Item, OUTSIDE};
 use super::flow::Flow;
-use crate::cost::shard::Split;
-use crate::cost::work::Pass;
+use crate::cost::pass::Pass;
 use crate::cost::{Exchange, Group, Pricer};
-use crate::plan::{Layout, Stage, in_flight, served};
-use crate::trace::{Activity, Label};
+use crate::plan::{Layout, Stage, in_flight, sequences_per_replica, served};
+use crate::program::{Op, Part, Programs, Step, Terms, Want, Wiring, load};
+use crate::trace::{Activity, Label, Parts};
+use crate::work::Work;
 
 /// Programs for all cards, with the collectives and groups that they refer to.
-pub(crate) struct Programs {
+pub(crate) struct Items {
     pub(crate) items: Vec<Vec<Item>>,
     pub(crate) flows: Vec<Flow>,
     pub(crate) groups: Vec<Vec<usize>>,
+    /// What each collective is, by the number of its flow.
+    pub(crate) collectives: Vec<(Collective, Algorithm)>,
 }
 
 /// What to write programs for.
@@ -28,213 +33,284 @@ pub(crate) enum What {
     /// So many tokens of every sequence, the first of which has this number and position.
     Decode { tokens: u32, number: u32, position: u64 },
     /// The prompt of every sequence in pieces, and the first token.
-    Prompt { pieces: u64 },
+    Prompt,
 }
 
 /// Writes programs.
 pub(crate) struct Writer<'a> {
     pricer: &'a Pricer<'a>,
     known: HashMap<(Collective, Algorithm, usize), u32>,
-    programs: Programs,
+    items: Items,
     /// The largest part by which a piece of work may take longer, at random.
     jitter: f64,
     dice: Pcg32,
+    /// Whether every operator is an item of its own.
+    apart: bool,
 }
 
-/// One pass of one micro-batch.
-struct Wave {
-    pass: Pass,
+/// One step of one micro-batch.
+struct Wave<'w> {
+    parts: &'w [Part<'w>],
     token: u32,
+    /// Whether the host tells the first stage by itself; else the card that had the last result does.
     first: bool,
     last: bool,
+    completes: bool,
+}
+
+/// One copy of the model as the simulation runs it.
+struct Copy<'c> {
+    stages: &'c [Stage],
+    programs: Programs,
+    wiring: Option<Wiring>,
 }
 
 impl<'a> Writer<'a> {
-    pub(crate) fn new(pricer: &'a Pricer<'a>, jitter: f64, dice: Pcg32) -> Self {
+    pub(crate) fn new(pricer: &'a Pricer<'a>, jitter: f64, dice: Pcg32, apart: bool) -> Self {
         let items = vec![Vec::new(); pricer.cluster.cards()];
-        let programs = Programs { items, flows: Vec::new(), groups: Vec::new() };
-        Writer { pricer, known: HashMap::new(), programs, jitter, dice }
+        let items = Items { items, flows: Vec::new(), groups: Vec::new(), collectives: Vec::new() };
+        Writer { pricer, known: HashMap::new(), items, jitter, dice, apart }
     }
 
-    pub(crate) fn write(mut self, layout: &Layout, what: What) -> Programs {
+    pub(crate) fn write(mut self, layout: &Layout, what: What) -> Items {
         let request = self.pricer.request;
         for (copy, stages) in layout.replicas.iter().enumerate() {
             // As the prediction has it: the last copies may serve fewer, or none.
             let served = served(request, layout, copy);
-            let (batches, together) = in_flight(request, served.max(1), stages.len());
+            let (batches, _) = in_flight(request, served.max(1), stages.len());
+            let copy = self.copy(stages, sequences_per_replica(request, layout).max(1));
             match what {
                 What::Decode { tokens, number, position } if served > 0 => {
                     for token in 0..tokens {
+                        let mut sequence = 0;
                         for batch in 0..batches {
-                            let pass = Pass::decode(together, position + u64::from(token));
-                            let (first, last) = (token == 0, token + 1 == tokens);
-                            let wave = Wave { pass, token: number + token, first, last };
-                            self.wave(stages, &wave, batch + 1 == batches);
+                            let together = served / batches + u64::from(batch < served % batches);
+                            let past = position + u64::from(token);
+                            let parts: Vec<Part<'_>> = (sequence..sequence + together)
+                                .map(|at| Part {
+                                    sequence: at,
+                                    tokens: &[0],
+                                    past,
+                                    want: Want::Best(1),
+                                })
+                                .collect();
+                            sequence += together;
+                            let wave = Wave {
+                                parts: &parts,
+                                token: number + token,
+                                first: token == 0,
+                                last: token + 1 == tokens,
+                                completes: batch + 1 == batches,
+                            };
+                            self.wave(&copy, &wave);
                         }
                     }
                 }
                 What::Decode { .. } => {}
-                What::Prompt { pieces } => self.prompt(stages, pieces),
+                What::Prompt => self.prompt(&copy),
             }
         }
-        self.programs
+        self.items
     }
 
-    fn prompt(&mut self, stages: &[Stage], pieces: u64) {
+    fn copy<'c>(&self, stages: &'c [Stage], sequences: u64) -> Copy<'c> {
+        let Pricer { model, cluster, .. } = *self.pricer;
+        let programs = Programs::symbolic(model, cluster, stages, self.pricer.space(sequences));
+        let cards: Vec<usize> = programs.members().iter().map(|member| member.card).collect();
+        let link = cluster.profile(cards[0]).link.as_ref();
+        let kind = link.map(|link| link.exchange).unwrap_or_default();
+        let hub = matches!(cluster.shape(), Shape::Star | Shape::Switch);
+        let neighbours = stages.len() > 1 && kind == ExchangeKind::Schedules && !hub;
+        let wiring = neighbours.then(|| Wiring::of(cluster, &cards).ok()).flatten();
+        Copy { stages, programs, wiring }
+    }
+
+    fn prompt(&mut self, copy: &Copy<'_>) {
         let request = self.pricer.request;
         let sequences = match request.objective {
             crate::Objective::Throughput => 1,
             _ => request.sequences,
         };
-        let pass = Pass::prefill(sequences, request.prompt, pieces);
-        let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
-        let host = self.pricer.host(first, last, (request.prompt * sequences) as f64).total().0;
-        let label = label(Activity::Host, 0, 0);
-        for &card in &first.cards {
-            self.programs.items[card].push(Item::Work { seconds: host, label });
-        }
-        for piece in 0..pieces {
-            let end = piece + 1 == pieces;
-            for index in 0..stages.len() {
-                self.enter(stages, index, pass, 0);
-                self.layers(&stages[index], pass, 0);
-                if end && index + 1 == stages.len() {
-                    let group = self.group(&stages[index].group);
-                    self.head(&stages[index].group, group, pass.sequences, 0);
-                    self.push(last.cards[0], Item::Done { token: 0 });
-                }
-                self.leave(stages, index, pass);
-            }
+        let pieces = Pass::pieces(sequences, request.prompt, request.batch);
+        let count = pieces.len();
+        for (piece, pass) in pieces.into_iter().enumerate() {
+            let end = piece + 1 == count;
+            let tokens = self.pricer.tokens(pass.tokens);
+            let want = if end { Want::Best(1) } else { Want::Nothing };
+            let parts: Vec<Part<'_>> = (0..sequences)
+                .map(|sequence| Part { sequence, tokens: &tokens, past: pass.past, want })
+                .collect();
+            let wave =
+                Wave { parts: &parts, token: 0, first: piece == 0, last: end, completes: end };
+            self.wave(copy, &wave);
         }
     }
 
     fn push(&mut self, card: usize, item: Item) {
-        self.programs.items[card].push(item);
+        self.items.items[card].push(item);
     }
 
     /// One micro-batch through all stages, and back to the host.
-    fn wave(&mut self, stages: &[Stage], wave: &Wave, completes: bool) {
+    fn wave(&mut self, copy: &Copy<'_>, wave: &Wave<'_>) {
+        let stages = copy.stages;
         let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
-        let host = self.pricer.host(first, last, wave.pass.rows()).total().0;
-        let (back, token) = (last.cards[0], wave.token);
+        let read = wave.parts.iter().any(|part| part.want != Want::Nothing);
+        let down = self.pricer.host(first, last, false).total().0;
+        let back = self.pricer.host(first, last, read).total().0 - down;
+        let (home, token, op) = (last.cards[0], wave.token, OUTSIDE);
         let in_place = stages.len() == 1;
+        let label = Label { activity: Activity::Host, layer: 0, token };
         for &card in &first.cards {
-            let label = label(Activity::Host, 0, token);
-            let wait = Item::Recv { from: back as u32, label };
-            let item =
-                if wave.first || in_place { Item::Work { seconds: host, label } } else { wait };
-            self.push(card, item);
-        }
-        for index in 0..stages.len() {
-            self.enter(stages, index, wave.pass, token);
-            self.layers(&stages[index], wave.pass, token);
-            if index + 1 == stages.len() {
-                let group = self.group(&stages[index].group);
-                self.head(&stages[index].group, group, wave.pass.sequences, token);
+            if wave.first || in_place {
+                self.outside(card, down, label);
+            } else {
+                self.push(card, Item::Recv { from: home as u32, label, op });
             }
-            self.leave(stages, index, wave.pass);
         }
-        if completes {
-            self.push(back, Item::Done { token });
+        let direct = |from: usize, to: usize| vec![from, to];
+        let routed = |from: usize, to: usize| match &copy.wiring {
+            Some(wiring) => wiring.route(from, to),
+            None => direct(from, to),
+        };
+        let step = Step { parts: wave.parts };
+        let lists = copy.programs.step(&step, &routed);
+        for (member, list) in lists.iter().enumerate() {
+            self.member(copy, member, list, token);
+        }
+        if back > 0.0 {
+            self.outside(home, back, label);
+        }
+        if wave.completes {
+            self.push(home, Item::Done { token });
         }
         if !wave.last && !in_place {
             for &card in &first.cards {
-                self.push(back, Item::Tell { to: card as u32, seconds: host });
+                self.push(home, Item::Tell { to: card as u32, seconds: down });
             }
         }
     }
 
-    /// The embedding, or what the stage before hands over.
-    fn enter(&mut self, stages: &[Stage], index: usize, pass: Pass, token: u32) {
-        let group = &stages[index].group;
-        let Some(before) = index.checked_sub(1) else {
-            if let Some(exchange) = self.pricer.embedding(group, pass.rows()) {
-                let number = self.group(group);
-                self.exchange(group, number, exchange, label(Activity::Exchange, 0, token));
+    /// Time on a card that is no operator's.
+    fn outside(&mut self, card: usize, seconds: f64, label: Label) {
+        let parts = Parts { fixed: seconds, ..Parts::default() };
+        self.push(card, Item::Work { seconds, bytes: 0.0, label, op: OUTSIDE, parts });
+    }
+
+    /// The program of one member.
+    fn member(&mut self, copy: &Copy<'_>, member: usize, list: &[Op], token: u32) {
+        let members = copy.programs.members();
+        let (card, stage, rank) =
+            (members[member].card, members[member].stage, members[member].rank);
+        let group = &copy.stages[stage].group;
+        let mut label = Label { activity: Activity::Host, layer: 0, token };
+        let mut before: Option<&Work> = None;
+        for (op, content) in list.iter().enumerate() {
+            let op = op as u32;
+            match content {
+                Op::Mark { activity, layer } => {
+                    label = Label { activity: *activity, layer: *layer, token };
+                }
+                Op::Work(work) => {
+                    if let Some(load) = load(work, before) {
+                        let terms = self.pricer.cost_of(card).operator(&load);
+                        self.work(card, terms, load.bytes as f64, label, op);
+                    }
+                    before = Some(work);
+                }
+                Op::Send { to, length, .. } => {
+                    before = None;
+                    let (to, bytes) = (members[*to].card as u32, *length as f64);
+                    let label = Label { activity: Activity::Handoff, ..label };
+                    self.push(card, Item::Send { to, bytes, label, op });
+                }
+                Op::Receive { from, .. } => {
+                    before = None;
+                    let from = members[*from].card as u32;
+                    let label = Label { activity: Activity::Handoff, ..label };
+                    self.push(card, Item::Recv { from, label, op });
+                }
+                exchange => {
+                    before = None;
+                    let label = Label { activity: Activity::Exchange, ..label };
+                    self.exchange(group, rank, exchange, label, op);
+                }
             }
-            return;
-        };
-        let layer = stages[index].layers.start as u32;
-        let messages = self.pricer.hop_messages(&stages[before].group, group, pass.rows());
-        for (from, to, _) in messages {
-            let label = label(Activity::Handoff, layer, token);
-            self.push(to, Item::Recv { from: from as u32, label });
         }
     }
 
-    fn leave(&mut self, stages: &[Stage], index: usize, pass: Pass) {
-        let Some(next) = stages.get(index + 1) else { return };
-        let messages = self.pricer.hop_messages(&stages[index].group, &next.group, pass.rows());
-        for (from, to, bytes) in messages {
-            self.push(from, Item::Send { to: to as u32, bytes });
-        }
-    }
-
-    fn work(&mut self, card: usize, seconds: f64, label: Label) {
+    fn work(&mut self, card: usize, terms: Terms, bytes: f64, label: Label, op: u32) {
         let late = if self.jitter > 0.0 { self.jitter * self.dice.random::<f64>() } else { 0.0 };
-        self.push(card, Item::Work { seconds: seconds * (1.0 + late), label });
+        let terms = terms.times(1.0 + late);
+        let seconds = terms.total().0;
+        let parts = Parts {
+            memory: terms.memory.0,
+            compute: terms.compute.0,
+            fixed: terms.fixed.0,
+            ..Parts::default()
+        };
+        if !self.apart
+            && let Some(Item::Work { seconds: so_far, bytes: touched, op: known, .. }) =
+                self.items.items[card].last_mut()
+            && *known != OUTSIDE
+        {
+            *so_far += seconds;
+            *touched += bytes;
+            return;
+        }
+        self.push(card, Item::Work { seconds, bytes, label, op, parts });
     }
 
-    fn layers(&mut self, stage: &Stage, pass: Pass, token: u32) {
-        let group = &stage.group;
-        let number = if group.split == Split::Whole { 0 } else { self.group(group) };
-        let kinds = [Activity::Attention, Activity::Output, Activity::Up, Activity::Down];
-        for layer in stage.layers.clone() {
-            let phases: Vec<[f64; 4]> = (0..group.cards.len())
-                .map(|rank| {
-                    let (shard, card) = (&group.shards[rank], group.cards[rank]);
-                    let phases = self.pricer.phases(layer, group.split, shard, card, pass);
-                    phases.map(|terms| terms.total().0)
-                })
-                .collect();
-            let exchanges = self.pricer.exchanges(layer, group, pass.rows());
-            for (phase, exchange) in exchanges.into_iter().enumerate() {
-                for (rank, &card) in group.cards.iter().enumerate() {
-                    let label = label(kinds[phase], layer as u32, token);
-                    self.work(card, phases[rank][phase], label);
-                }
-                if let Some(exchange) = exchange {
-                    let label = label(Activity::Exchange, layer as u32, token);
-                    self.exchange(group, number, exchange, label);
+    fn exchange(&mut self, group: &Group, rank: usize, op: &Op, label: Label, number: u32) {
+        let ranks = group.cards.len();
+        let (collective, algorithm, bytes, after) = match op {
+            Op::Collective { collective, dtype, elements, .. } => {
+                let bytes = *elements as f64 * dtype.size() as f64;
+                let exchange = Exchange { collective: *collective, bytes };
+                (*collective, self.pricer.best(group, exchange).0, bytes, 0.0)
+            }
+            other => {
+                let whole = self.pricer.exchange_time(group, other).0;
+                let (collective, bytes) = direct(other, ranks);
+                match self.pricer.exchange_kind(group) {
+                    // Everybody is there, and then reads.
+                    ExchangeKind::SharedMemory => {
+                        let latency = self.pricer.cluster.latency(group.cards[0], group.cards[1]);
+                        let after = (whole - latency.0).max(0.0);
+                        (collective, Algorithm::OneShot, 0.0, after)
+                    }
+                    _ => (collective, Algorithm::OneShot, bytes, 0.0),
                 }
             }
+        };
+        let flow = self.flow(collective, algorithm, ranks);
+        let index = self.group(group);
+        let card = group.cards[rank];
+        let shared = after > 0.0;
+        let base = if shared { 0.0 } else { self.pricer.cluster.base(&group.cards).0 };
+        let rank = rank as u32;
+        if base > 0.0 {
+            let parts = Parts { latency: base, ..Parts::default() };
+            self.push(card, Item::Work { seconds: base, bytes: 0.0, label, op: number, parts });
         }
-    }
-
-    fn head(&mut self, group: &Group, number: u32, sequences: f64, token: u32) {
-        let layers = self.pricer.model.layers.len() as u32;
-        for (rank, &card) in group.cards.iter().enumerate() {
-            let terms = self.pricer.head_part(&group.shards[rank], card, sequences);
-            self.work(card, terms.total().0, label(Activity::Head, layers, token));
-        }
-        if let Some(exchange) = self.pricer.candidates(group, sequences) {
-            self.exchange(group, number, exchange, label(Activity::Exchange, layers, token));
-        }
-    }
-
-    fn exchange(&mut self, group: &Group, number: u32, exchange: Exchange, label: Label) {
-        let (algorithm, _) = self.pricer.best(group, exchange);
-        let flow = self.flow(exchange.collective, algorithm, group.cards.len());
-        let base = self.pricer.cluster.base(&group.cards).0;
-        for (rank, &card) in group.cards.iter().enumerate() {
-            if base > 0.0 {
-                self.push(card, Item::Work { seconds: base, label });
-            }
-            let (rank, bytes) = (rank as u32, exchange.bytes);
-            self.push(card, Item::Collective { flow, rank, group: number, bytes, label });
+        let collective = Item::Collective { flow, rank, group: index, bytes, label, op: number };
+        self.push(card, collective);
+        if shared {
+            let parts = Parts { bandwidth: after, ..Parts::default() };
+            self.push(card, Item::Work { seconds: after, bytes: 0.0, label, op: number, parts });
         }
     }
 
     fn flow(&mut self, collective: Collective, algorithm: Algorithm, ranks: usize) -> u32 {
-        let flows = &mut self.programs.flows;
+        let items = &mut self.items;
         *self.known.entry((collective, algorithm, ranks)).or_insert_with(|| {
-            flows.push(Flow::new(collective, algorithm, ranks));
-            flows.len() as u32 - 1
+            items.flows.push(Flow::new(collective, algorithm, ranks));
+            items.collectives.push((collective, algorithm));
+            items.flows.len() as u32 - 1
         })
     }
 
     fn group(&mut self, group: &Group) -> u32 {
-        let groups = &mut self.programs.groups;
+        let groups = &mut self.items.groups;
         let known = groups.iter().position(|cards| *cards == group.cards);
         known.unwrap_or_else(|| {
             groups.push(group.cards.clone());
@@ -243,6 +319,17 @@ impl<'a> Writer<'a> {
     }
 }
 
-fn label(activity: Activity, layer: u32, token: u32) -> Label {
-    Label { activity, layer, token }
+/// The collective that stands for an exchange without a schedule, and the bytes that it carries.
+pub(crate) fn direct(op: &Op, ranks: usize) -> (Collective, f64) {
+    match op {
+        Op::Gather { parts, rows, .. } => {
+            let longest = parts.iter().map(crate::cost::shard::len).max().unwrap_or(0);
+            (Collective::AllGather, (*rows * longest) as f64 * ranks as f64)
+        }
+        Op::Sum { elements, .. } => (Collective::AllGather, *elements as f64 * 4.0 * ranks as f64),
+        Op::Broadcast { root, length, .. } => {
+            (Collective::Broadcast { root: *root }, *length as f64)
+        }
+        _ => (Collective::AllGather, 0.0),
+    }
 }

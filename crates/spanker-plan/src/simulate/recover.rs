@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Going on after a loss: notice it, plan anew, fetch what is missing, rebuild what is lost.
 
-use std::ops::Range;
-
 use spanker_topology::{Bytes, Seconds};
 
 use super::engine::Ended;
 use super::{Fault, Run};
 use crate::choose::choose;
 use crate::cost::Pricer;
-use crate::cost::memory::parts;
-use crate::cost::shard::{Shard, Split};
 use crate::plan::{Layout, Stage};
 use crate::predict::predict;
+use crate::program::WeightLayout;
 use crate::trace::{Activity, Incident, Label, Mark};
 use crate::{Request, Strategy};
 
@@ -92,13 +89,15 @@ impl Run<'_> {
     fn reload(&mut self, to: &Layout) -> f64 {
         let begun = self.clock;
         let mut latest = begun;
-        for stage in to.stages() {
-            for (rank, &card) in stage.group.cards.iter().enumerate() {
-                let bytes = self.missing(stage, rank, card);
-                if bytes > 0 {
-                    let end = begun + self.cluster.upload(card, Bytes(bytes)).0;
-                    self.mark(card, Activity::Reload, begun, end);
-                    latest = latest.max(end);
+        for stages in &to.replicas {
+            for (index, stage) in stages.iter().enumerate() {
+                for (rank, &card) in stage.group.cards.iter().enumerate() {
+                    let bytes = self.missing(stages, index, rank, card);
+                    if bytes > 0 {
+                        let end = begun + self.cluster.upload(card, Bytes(bytes)).0;
+                        self.mark(card, Activity::Reload, begun, end);
+                        latest = latest.max(end);
+                    }
                 }
             }
         }
@@ -110,32 +109,17 @@ impl Run<'_> {
     }
 
     /// Bytes of a rank's weights that its card does not have from the layout before.
-    fn missing(&self, stage: &Stage, rank: usize, card: usize) -> u64 {
+    fn missing(&self, to: &[Stage], index: usize, rank: usize, card: usize) -> u64 {
         let model = &self.plan.model;
-        let (split, shard) = (stage.group.split, &stage.group.shards[rank]);
-        let held = self.layout.stages().find_map(|old| {
-            let rank = old.group.cards.iter().position(|&c| c == card)?;
-            Some((old, &old.group.shards[rank]))
+        let place = |stages: &[Stage], index: usize| (index == 0, index + 1 == stages.len());
+        let wanted = WeightLayout::of(model, &to[index], rank, place(to, index));
+        let held = self.layout.replicas.iter().find_map(|stages| {
+            stages.iter().enumerate().find_map(|(index, stage)| {
+                let rank = stage.group.cards.iter().position(|&c| c == card)?;
+                Some(WeightLayout::of(model, stage, rank, place(stages, index)))
+            })
         });
-        let mut missing = 0u64;
-        for layer in stage.layers.clone() {
-            let content = &model.layers[layer];
-            let wanted: u64 = parts(model, content, split, shard).iter().sum();
-            let kept: u64 = match held {
-                Some((old, had)) if old.layers.contains(&layer) => {
-                    // Columns that one layout cut are of no use to one that cuts rows.
-                    let alike = (old.group.split == Split::Reduce) == (split == Split::Reduce);
-                    let both = common(shard, had);
-                    let sizes = parts(model, content, split, &both);
-                    let cut = [3, 6];
-                    let usable = |index: &usize| alike || !cut.contains(index);
-                    (0..sizes.len()).filter(usable).map(|index| sizes[index]).sum()
-                }
-                _ => 0,
-            };
-            missing += wanted.saturating_sub(kept);
-        }
-        missing
+        held.map_or(wanted.bytes, |held| wanted.missing_in(&held))
     }
 
     /// The time to compute the keys and values anew that went with the dead.
@@ -148,21 +132,5 @@ impl Run<'_> {
         let time = predict(&pricer, &self.layout).ttft;
         self.note(format!("keys and values of {position} tokens are computed anew: {time}"));
         time
-    }
-}
-
-/// What two shards have in common.
-fn common(a: &Shard, b: &Shard) -> Shard {
-    let both = |a: &Range<u64>, b: &Range<u64>| {
-        let start = a.start.max(b.start);
-        start..a.end.min(b.end).max(start)
-    };
-    Shard {
-        heads: both(&a.heads, &b.heads),
-        kv_heads: both(&a.kv_heads, &b.kv_heads),
-        output: both(&a.output, &b.output),
-        ffn: both(&a.ffn, &b.ffn),
-        down: both(&a.down, &b.down),
-        vocab: both(&a.vocab, &b.vocab),
     }
 }

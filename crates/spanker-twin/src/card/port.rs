@@ -16,7 +16,7 @@ use super::costs::Frames;
 use crate::spec::{Pace, PortSpec};
 
 /// Bytes of a message's head.
-pub(crate) const HEAD: usize = 24;
+pub(crate) const HEAD: usize = spanker_topology::MESSAGE_HEAD as usize;
 /// The smallest frame that carries a piece of a message behind its head.
 pub(crate) const SMALLEST: usize = HEAD + 64;
 /// Bytes of a notice.

@@ -2,7 +2,7 @@
 //! Whether the operators of a model may run. Results lie apart from operands, or just where one is that is read
 //! as it is written, so that what comes out does not depend on how work is cut.
 
-use ggml_spanker::{Quant, WEIGHT_TYPES, input_type};
+use ggml_spanker::{Quant, WEIGHT_TYPES};
 use nix::errno::Errno;
 use spanker_runtime::{MAX_BEST, Place, Work};
 
@@ -130,7 +130,7 @@ fn matmul(
     let weights = weights(b_type)?;
     let inputs = quant(a_type).ok_or(Errno::EOPNOTSUPP)?;
     let both = inputs == Quant::Q4K && weights == Quant::Q4K;
-    if !both && inputs != input_type(weights) {
+    if !both && inputs != weights.input() {
         return Err(Errno::EOPNOTSUPP);
     }
     require(both || k <= WIDEST)?;

@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From a layout and a step to one program for each card. Pure: nothing is computed here.
+//!
+//! This is the one place that says what a layer is. A program is a list of operators and exchanges on named,
+//! sized buffers; its entries are numbered by their place in the list. Prices, memory, simulation and every run
+//! are folds over it.
+//!
+//! A layer is four phases, and the ranks of a group exchange after each: attention, output, up, down. Every
+//! rank of a *gather* split has whole rows of its matrices, so what it computes are elements of the one card's
+//! result; the parts are put together and nothing is added. A *reduce* split has columns of the second
+//! matrix of each pair and adds partial sums in rank order.
+
+mod buffers;
+mod price;
+mod weights;
+mod wiring;
+mod write;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use spanker_collective::{Collective, DType};
+use spanker_model::Model;
+use spanker_topology::{Cluster, ExchangeKind};
+
+use crate::cost::shard::{Shard, Split};
+use crate::plan::Stage;
+use crate::work::{BufferId, Place, Work};
+use crate::{Activity, PlanError};
+pub use buffers::{Buffer, MAX_CANDIDATES, Space};
+pub(crate) use buffers::{BufferIds, Exchanging, Overheads, sizes};
+pub use price::{Cost, Load, OPERATORS_PER_LAYER, Terms, load};
+pub use weights::{Cut, Piece, Projection, Tensor, WEIGHT_ALIGNMENT, WeightLayout};
+pub(crate) use weights::{Held, HeldLayer, Holder, Holding, padded};
+pub use wiring::{Apart, RankLink, Wiring};
+pub(crate) use write::{Context, Writer};
+
+/// What a step gives back for a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// Nothing: more of the prompt follows.
+    Nothing,
+    /// The best candidates for the next token, at most so many: from 1 to 1024.
+    Best(u32),
+    /// All logits.
+    Logits,
+}
+
+/// Tokens of one sequence that go through the model in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part<'a> {
+    /// Which sequence, from 0: where its KV cache is.
+    pub sequence: u64,
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// Tokens before them.
+    pub past: u64,
+    /// What is asked for after the last of them.
+    pub want: Want,
+}
+
+/// What goes through the model at once: tokens of any number of sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step<'a> {
+    /// The sequences' parts, in the order of their rows.
+    pub parts: &'a [Part<'a>],
+}
+
+impl Step<'_> {
+    /// Rows of all parts together.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.parts.iter().map(|part| part.tokens.len() as u64).sum()
+    }
+}
+
+/// One entry of a card's program. Members are cards in the order of their stages and ranks.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Op {
+    /// Work on the card's own memory.
+    Work(Work),
+    /// Every rank of the card's group has a part of each of `rows` rows; afterwards each has all of them.
+    Gather {
+        /// The bytes of a row that each rank has.
+        parts: Arc<[Range<u64>]>,
+        /// Rows.
+        rows: u64,
+        /// This rank's part of every row, end to end.
+        from: Place,
+        /// Whole rows.
+        into: Place,
+    },
+    /// Adds the f32s of all ranks of the group, in the order of their ranks.
+    Sum {
+        /// Where they are, and where the sum will be.
+        data: Place,
+        /// How many.
+        elements: u64,
+    },
+    /// One rank of the group gives bytes to all others.
+    Broadcast {
+        /// The rank that has them.
+        root: usize,
+        /// Where they are and will be.
+        data: Place,
+        /// How many.
+        length: u64,
+    },
+    /// A collective of the group, in place, by a schedule.
+    Collective {
+        /// Which.
+        collective: Collective,
+        /// The elements' type. Sums are added in rank order.
+        dtype: DType,
+        /// Elements of the whole.
+        elements: u64,
+        /// Where they are and will be.
+        data: Place,
+    },
+    /// Sends bytes to a member that is a neighbour: of the next stage, or one that passes them on.
+    Send {
+        /// The member.
+        to: usize,
+        /// Where they are.
+        from: Place,
+        /// How many.
+        length: u64,
+    },
+    /// Receives bytes from a member that is a neighbour.
+    Receive {
+        /// The member.
+        from: usize,
+        /// Where they go.
+        into: Place,
+        /// How many.
+        length: u64,
+    },
+    /// What follows belongs to this part of a step.
+    Mark {
+        /// The part.
+        activity: Activity,
+        /// The layer.
+        layer: u32,
+    },
+}
+
+impl Op {
+    /// Whether all ranks of a group take part in it together.
+    #[must_use]
+    pub fn is_exchange(&self) -> bool {
+        matches!(
+            self,
+            Op::Gather { .. } | Op::Sum { .. } | Op::Broadcast { .. } | Op::Collective { .. }
+        )
+    }
+}
+
+/// Numbers of a model that its operators need and its shape does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Numerics {
+    /// What norms add to the mean of the squares: the bits of an f32.
+    pub epsilon: u32,
+    /// Which numbers of a head rotary embeddings pair (`PAIRS_*` of the ABI).
+    pub pairs: u32,
+}
+
+/// What one card holds and allocates.
+#[derive(Debug, Clone)]
+pub struct CardLayout {
+    /// The card's index.
+    pub card: usize,
+    /// The stage.
+    pub stage: usize,
+    /// The rank in the stage's group.
+    pub rank: usize,
+    /// The weights: the card's first buffer.
+    pub weights: WeightLayout,
+    /// All other buffers, with their bytes, in the order in which they are allocated.
+    pub buffers: Vec<(Buffer, u64)>,
+}
+
+impl CardLayout {
+    /// Every buffer with its bytes. No buffer is empty.
+    pub fn allocations(&self) -> impl Iterator<Item = (Buffer, u64)> + '_ {
+        let weights = std::iter::once((Buffer::Weights, self.weights.bytes));
+        weights.chain(self.buffers.iter().copied()).map(|(buffer, bytes)| (buffer, bytes.max(1)))
+    }
+}
+
+/// What every card of one copy of a model holds and allocates, stage by stage and rank by rank.
+///
+/// # Panics
+/// If a stage names cards that the cluster has not.
+#[must_use]
+pub fn card_layouts(
+    model: &Model,
+    cluster: &Cluster,
+    stages: &[Stage],
+    space: Space,
+) -> Vec<CardLayout> {
+    let mut list = Vec::new();
+    for (index, stage) in stages.iter().enumerate() {
+        let ends = (index == 0, index + 1 == stages.len());
+        let exchanging = crate::cost::exchange::exchanging(cluster, &stage.group);
+        for (rank, &card) in stage.group.cards.iter().enumerate() {
+            let weights = WeightLayout::of(model, stage, rank, ends);
+            let buffers = sizes(model, stage, rank, space, ends, exchanging);
+            list.push(CardLayout { card, stage: index, rank, weights, buffers });
+        }
+    }
+    list
+}
+
+/// A card's place in a layout.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// The card's index.
+    pub card: usize,
+    /// The stage.
+    pub stage: usize,
+    /// The rank in the stage's group.
+    pub rank: usize,
+    /// What it holds of each layer.
+    pub shard: Shard,
+    pub(crate) buffers: BufferIds,
+    pub(crate) holding: Holding,
+}
+
+impl Member {
+    /// Where a buffer begins.
+    #[must_use]
+    pub fn place(&self, buffer: Buffer) -> Place {
+        self.buffers.place(buffer)
+    }
+
+    /// Where the card's matrices begin, and their bytes.
+    pub fn matrices(&self) -> impl Iterator<Item = (Place, u64)> + '_ {
+        let layers = self.holding.layers.iter();
+        let matrices = layers.flat_map(|l| [l.q, l.k, l.v, l.o, l.gate, l.up, l.down]);
+        let ends = self.holding.embedding.into_iter().chain(self.holding.head.map(|(_, h)| h));
+        matrices.chain(ends).map(|held| (held.place, held.rows * held.quant.row_bytes(held.cols)))
+    }
+}
+
+/// Writes programs for one copy of a model that is laid out over cards.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    model: Model,
+    numerics: Numerics,
+    stages: Vec<Stage>,
+    members: Vec<Member>,
+    /// The members of each stage.
+    groups: Vec<Range<usize>>,
+    /// How each stage splits its matrices and exchanges.
+    kinds: Vec<(Split, ExchangeKind)>,
+    space: Space,
+}
+
+impl Programs {
+    /// Programs on buffers that have been allocated: `weight` says where a piece of a member's weights is,
+    /// `buffer` which buffer of a member is for what.
+    #[must_use]
+    pub fn bound(
+        model: &Model,
+        cluster: &Cluster,
+        stages: &[Stage],
+        space: Space,
+        numerics: Numerics,
+        weight: &mut dyn FnMut(usize, &Piece) -> Place,
+        buffer: &mut dyn FnMut(usize, Buffer) -> BufferId,
+    ) -> Programs {
+        let (mut members, mut groups, mut kinds) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, stage) in stages.iter().enumerate() {
+            let ends = (index == 0, index + 1 == stages.len());
+            let exchanging = crate::cost::exchange::exchanging(cluster, &stage.group);
+            let first = members.len();
+            for (rank, &card) in stage.group.cards.iter().enumerate() {
+                let at = members.len();
+                let (shard, split) = (&stage.group.shards[rank], stage.group.split);
+                let mut put = |piece: &Piece, _: u64| weight(at, piece);
+                let holding =
+                    Holder { model, shard, split, put: &mut put }.all(stage.layers.clone(), ends);
+                let list = sizes(model, stage, rank, space, ends, exchanging);
+                let buffers = BufferIds::new(list.iter().map(|&(of, _)| (of, buffer(at, of))));
+                let shard = shard.clone();
+                members.push(Member { card, stage: index, rank, shard, buffers, holding });
+            }
+            groups.push(first..members.len());
+            kinds.push((stage.group.split, exchanging.kind));
+        }
+        let (model, stages) = (model.clone(), stages.to_vec());
+        Programs { model, numerics, stages, members, groups, kinds, space }
+    }
+
+    /// Programs on symbols: buffers by [`Buffer::symbol`], weights by where they lie in the card's buffer of
+    /// weights.
+    #[must_use]
+    pub fn symbolic(model: &Model, cluster: &Cluster, stages: &[Stage], space: Space) -> Programs {
+        let layouts = card_layouts(model, cluster, stages, space);
+        let places: Vec<std::collections::HashMap<&Piece, u64>> = layouts
+            .iter()
+            .map(|layout| layout.weights.pieces.iter().map(|(piece, at)| (piece, *at)).collect())
+            .collect();
+        let mut weight = |member: usize, piece: &Piece| {
+            let offset = places[member].get(piece).copied().unwrap_or(0);
+            Place { buffer: Buffer::Weights.symbol(), offset }
+        };
+        let mut buffer = |_: usize, of: Buffer| of.symbol();
+        let numerics = Numerics::default();
+        Programs::bound(model, cluster, stages, space, numerics, &mut weight, &mut buffer)
+    }
+
+    /// The cards, in the order of stages and ranks.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The members of each stage.
+    #[must_use]
+    pub fn groups(&self) -> &[Range<usize>] {
+        &self.groups
+    }
+
+    /// What there is room for.
+    #[must_use]
+    pub fn space(&self) -> Space {
+        self.space
+    }
+
+    /// Members of the last stage.
+    #[must_use]
+    pub fn last(&self) -> Range<usize> {
+        self.groups.last().cloned().unwrap_or(0..0)
+    }
+
+    /// Refuses a step that cannot be.
+    ///
+    /// # Errors
+    /// [`PlanError::Request`] that names what is too much.
+    pub fn check(&self, step: &Step<'_>) -> Result<(), PlanError> {
+        let refused = |what: String| Err(PlanError::Request { what });
+        let (rows, most) = (step.rows(), self.space.batch);
+        if rows == 0 || rows > most || step.parts.iter().any(|part| part.tokens.is_empty()) {
+            return refused(format!("a step of {rows} tokens, from 1 to {most} are possible"));
+        }
+        for part in step.parts {
+            let (sequence, sequences) = (part.sequence, self.space.sequences);
+            if sequence >= sequences {
+                return refused(format!("sequence {sequence} of {sequences}"));
+            }
+            let (end, context) = (part.past + part.tokens.len() as u64, self.space.context);
+            if end > context {
+                return refused(format!("{end} tokens in a context of {context}"));
+            }
+            if let Want::Best(k) = part.want
+                && !(1..=MAX_CANDIDATES).contains(&u64::from(k))
+            {
+                let what = format!("{k} candidates, from 1 to {MAX_CANDIDATES} are possible");
+                return refused(what);
+            }
+            let vocab = self.model.vocab;
+            if let Some(token) = part.tokens.iter().find(|&&token| u64::from(token) >= vocab) {
+                return refused(format!("token {token} of a vocabulary of {vocab}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The programs of all members for a step. `route` lists the members that a message from one to another
+    /// passes, both included.
+    #[must_use]
+    pub fn step(
+        &self,
+        step: &Step<'_>,
+        route: &dyn Fn(usize, usize) -> Vec<usize>,
+    ) -> Vec<Vec<Op>> {
+        let of = Context {
+            model: &self.model,
+            numerics: self.numerics,
+            space: self.space,
+            stages: &self.kinds,
+            members: &self.members,
+        };
+        let mut writer = Writer::new(of, step);
+        writer.embed(self.groups[0].clone());
+        for (index, stage) in self.stages.iter().enumerate() {
+            let members = self.groups[index].clone();
+            if index > 0 {
+                let before = self.groups[index - 1].clone();
+                writer.hand_over(before, members.clone(), stage.layers.start, route);
+            }
+            for layer in 0..stage.layers.len() {
+                writer.layer(index, members.clone(), layer, stage.layers.start + layer);
+            }
+        }
+        if step.parts.iter().any(|part| part.want != Want::Nothing) {
+            writer.head(self.stages.len() - 1, self.last());
+        }
+        writer.programs
+    }
+
+    /// What a member reads out for the host after a step, for the output at this place among those that were
+    /// asked for.
+    #[must_use]
+    pub fn wanted(&self, member: usize, want: Want, output: u64) -> Option<(Place, u64)> {
+        let last = self.last();
+        let one = &self.members[member];
+        let shifted = |buffer: Buffer, bytes: u64| {
+            let place = one.place(buffer);
+            (Place { offset: output * bytes, ..place }, bytes)
+        };
+        match want {
+            Want::Best(k) if member == last.start => {
+                let (buffer, cards) = match last.len() {
+                    1 => (Buffer::Best, 1),
+                    cards => (Buffer::AllBest, cards),
+                };
+                Some(shifted(buffer, u64::from(k) * 8 * cards as u64))
+            }
+            Want::Logits if last.contains(&member) => {
+                let vocab = &one.shard.vocab;
+                Some(shifted(Buffer::Logits, (vocab.end - vocab.start) * 4))
+            }
+            _ => None,
+        }
+    }
+}

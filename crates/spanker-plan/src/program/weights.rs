@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What each card holds of a model: pieces of tensors, and where they are once somebody has put them there.
+//! Nothing is read here.
+
+use std::ops::Range;
+
+use spanker_model::{Matrix, Model, Quant};
+
+use crate::cost::shard::{Shard, Split};
+use crate::plan::Stage;
+use crate::work::{BufferId, Place};
+
+/// What pieces of weights begin at multiples of.
+pub const WEIGHT_ALIGNMENT: u64 = 64;
+
+/// Which tensor of a layer, or of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Tensor {
+    /// The norm before attention.
+    AttentionNorm,
+    /// Queries.
+    Q,
+    /// Keys.
+    K,
+    /// Values.
+    V,
+    /// The biases of queries, keys and values.
+    Bias(Projection),
+    /// The norms of the heads of queries and keys.
+    HeadNorm(Projection),
+    /// The product after attention.
+    Output,
+    /// The norm before the feed-forward network.
+    FfnNorm,
+    /// The gate.
+    Gate,
+    /// The way up.
+    Up,
+    /// The way down.
+    Down,
+    /// The embedding table, which is the head of a model with tied weights.
+    Embedding,
+    /// The norm before the head.
+    FinalNorm,
+    /// The head.
+    Head,
+}
+
+/// Queries, keys or values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Projection {
+    /// Queries.
+    Q,
+    /// Keys.
+    K,
+    /// Values.
+    V,
+}
+
+impl Projection {
+    const fn letter(self) -> char {
+        match self {
+            Projection::Q => 'q',
+            Projection::K => 'k',
+            Projection::V => 'v',
+        }
+    }
+}
+
+/// Which part of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Cut {
+    /// These rows. Of a vector, these elements.
+    Rows(Range<u64>),
+    /// These columns of every row.
+    Columns(Range<u64>),
+}
+
+/// A part of a tensor that a card holds.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// The tensor.
+    pub tensor: Tensor,
+    /// The layer; nothing means for tensors of the model itself.
+    pub layer: usize,
+    /// Its part.
+    pub cut: Cut,
+}
+
+impl Piece {
+    /// The tensor's name in a GGUF file.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let layer = self.layer;
+        let rest = match self.tensor {
+            Tensor::Embedding => return "token_embd.weight".into(),
+            Tensor::FinalNorm => return "output_norm.weight".into(),
+            Tensor::Head => return "output.weight".into(),
+            Tensor::Bias(of) => return format!("blk.{layer}.attn_{}.bias", of.letter()),
+            Tensor::HeadNorm(of) => return format!("blk.{layer}.attn_{}_norm.weight", of.letter()),
+            Tensor::AttentionNorm => "attn_norm",
+            Tensor::Q => "attn_q",
+            Tensor::K => "attn_k",
+            Tensor::V => "attn_v",
+            Tensor::Output => "attn_output",
+            Tensor::FfnNorm => "ffn_norm",
+            Tensor::Gate => "ffn_gate",
+            Tensor::Up => "ffn_up",
+            Tensor::Down => "ffn_down",
+        };
+        format!("blk.{layer}.{rest}.weight")
+    }
+}
+
+/// A piece of a matrix on a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) place: Place,
+    pub(crate) rows: u64,
+    pub(crate) cols: u64,
+    pub(crate) quant: Quant,
+}
+
+/// What a card holds of one layer.
+#[derive(Debug, Clone)]
+pub(crate) struct HeldLayer {
+    pub(crate) attention_norm: Place,
+    pub(crate) q: Held,
+    pub(crate) k: Held,
+    pub(crate) v: Held,
+    pub(crate) biases: Option<[Place; 3]>,
+    pub(crate) head_norms: Option<[Place; 2]>,
+    pub(crate) o: Held,
+    pub(crate) ffn_norm: Place,
+    pub(crate) gate: Held,
+    pub(crate) up: Held,
+    pub(crate) down: Held,
+}
+
+/// What a card holds of a model.
+#[derive(Debug, Clone)]
+pub(crate) struct Holding {
+    pub(crate) layers: Vec<HeldLayer>,
+    /// On the first stage.
+    pub(crate) embedding: Option<Held>,
+    /// On the last stage: the final norm and the head.
+    pub(crate) head: Option<(Place, Held)>,
+}
+
+/// Says where a piece is; `bytes` are its bytes as stored.
+pub(crate) type Put<'p> = dyn FnMut(&Piece, u64) -> Place + 'p;
+
+/// Lists what a rank holds of a model.
+pub(crate) struct Holder<'a, 'p> {
+    pub(crate) model: &'a Model,
+    pub(crate) shard: &'a Shard,
+    pub(crate) split: Split,
+    pub(crate) put: &'a mut Put<'p>,
+}
+
+impl Holder<'_, '_> {
+    fn rows(&mut self, tensor: Tensor, layer: usize, matrix: Matrix, rows: Range<u64>) -> Held {
+        let count = rows.end - rows.start;
+        let bytes = count * matrix.row_bytes();
+        let place = (self.put)(&Piece { tensor, layer, cut: Cut::Rows(rows) }, bytes);
+        Held { place, rows: count, cols: matrix.cols, quant: matrix.quant }
+    }
+
+    fn columns(&mut self, tensor: Tensor, layer: usize, matrix: Matrix, cut: Range<u64>) -> Held {
+        let cols = cut.end - cut.start;
+        let bytes = matrix.rows * matrix.quant.row_bytes(cols);
+        let place = (self.put)(&Piece { tensor, layer, cut: Cut::Columns(cut) }, bytes);
+        Held { place, rows: matrix.rows, cols, quant: matrix.quant }
+    }
+
+    fn vector(&mut self, tensor: Tensor, layer: usize, elements: Range<u64>) -> Place {
+        let bytes = (elements.end - elements.start) * 4;
+        (self.put)(&Piece { tensor, layer, cut: Cut::Rows(elements) }, bytes)
+    }
+
+    pub(crate) fn layer(&mut self, at: usize) -> HeldLayer {
+        let (model, shard) = (self.model, self.shard);
+        let content = model.layers[at];
+        let (hidden, size) = (model.hidden, model.head_size);
+        let heads = shard.heads.start * size..shard.heads.end * size;
+        let kv = shard.kv_heads.start * size..shard.kv_heads.end * size;
+        let reduce = self.split == Split::Reduce;
+        let attention_norm = self.vector(Tensor::AttentionNorm, at, 0..hidden);
+        let q = self.rows(Tensor::Q, at, content.q, heads.clone());
+        let k = self.rows(Tensor::K, at, content.k, kv.clone());
+        let v = self.rows(Tensor::V, at, content.v, kv.clone());
+        let biases = model.biases.then(|| {
+            let parts = [(Projection::Q, &heads), (Projection::K, &kv), (Projection::V, &kv)];
+            parts.map(|(of, part)| self.vector(Tensor::Bias(of), at, part.clone()))
+        });
+        let head_norms = model.head_norms.then(|| {
+            [Projection::Q, Projection::K].map(|of| self.vector(Tensor::HeadNorm(of), at, 0..size))
+        });
+        let o = match reduce {
+            true => self.columns(Tensor::Output, at, content.o, heads),
+            false => self.rows(Tensor::Output, at, content.o, shard.output.clone()),
+        };
+        let ffn_norm = self.vector(Tensor::FfnNorm, at, 0..hidden);
+        let gate = self.rows(Tensor::Gate, at, content.gate, shard.ffn.clone());
+        let up = self.rows(Tensor::Up, at, content.up, shard.ffn.clone());
+        let down = match reduce {
+            true => self.columns(Tensor::Down, at, content.down, shard.ffn.clone()),
+            false => self.rows(Tensor::Down, at, content.down, shard.down.clone()),
+        };
+        HeldLayer { attention_norm, q, k, v, biases, head_norms, o, ffn_norm, gate, up, down }
+    }
+
+    pub(crate) fn embedding(&mut self) -> Held {
+        self.rows(Tensor::Embedding, 0, self.model.embedding, self.shard.vocab.clone())
+    }
+
+    pub(crate) fn head(&mut self) -> (Place, Held) {
+        let norm = self.vector(Tensor::FinalNorm, 0, 0..self.model.hidden);
+        let tensor = if self.model.tied { Tensor::Embedding } else { Tensor::Head };
+        (norm, self.rows(tensor, 0, self.model.head, self.shard.vocab.clone()))
+    }
+
+    /// Everything that a rank of a stage holds.
+    pub(crate) fn all(&mut self, layers: Range<usize>, (first, last): (bool, bool)) -> Holding {
+        let layers = layers.map(|at| self.layer(at)).collect();
+        let embedding = first.then(|| self.embedding());
+        let head = last.then(|| self.head());
+        Holding { layers, embedding, head }
+    }
+}
+
+/// The weights of one card, end to end in one buffer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WeightLayout {
+    /// The pieces, each once, and where each begins.
+    pub pieces: Vec<(Piece, u64)>,
+    /// Bytes of all, with what lies between them.
+    pub bytes: u64,
+}
+
+impl WeightLayout {
+    /// What a rank of a stage holds, in the order of the model.
+    pub(crate) fn of(model: &Model, stage: &Stage, rank: usize, ends: (bool, bool)) -> Self {
+        let mut layout = WeightLayout::default();
+        let mut put = |piece: &Piece, bytes: u64| {
+            layout.add(piece, bytes);
+            Place { buffer: BufferId(0), offset: 0 }
+        };
+        let (shard, split) = (&stage.group.shards[rank], stage.group.split);
+        Holder { model, shard, split, put: &mut put }.all(stage.layers.clone(), ends);
+        layout
+    }
+
+    /// Every piece and the bytes that it takes.
+    fn sized(&self) -> impl Iterator<Item = (&Piece, u64)> {
+        let ends = self.pieces.iter().skip(1).map(|(_, offset)| *offset);
+        let pieces = self.pieces.iter().zip(ends.chain([self.bytes]));
+        pieces.map(|((piece, start), end)| (piece, end - start))
+    }
+
+    /// Bytes of this that somebody who holds `other` lacks. Columns are of no use to who needs rows.
+    pub(crate) fn missing_in(&self, other: &WeightLayout) -> u64 {
+        let lacks = |(piece, bytes): (&Piece, u64)| {
+            let same = |known: &&(Piece, u64)| {
+                known.0.tensor == piece.tensor && known.0.layer == piece.layer
+            };
+            let had = other.pieces.iter().find(same).map(|(piece, _)| &piece.cut);
+            let (wanted, had) = match (&piece.cut, had) {
+                (Cut::Rows(wanted), Some(Cut::Rows(had)))
+                | (Cut::Columns(wanted), Some(Cut::Columns(had))) => (wanted, had),
+                _ => return bytes,
+            };
+            let all = wanted.end - wanted.start;
+            let both = wanted.end.min(had.end).saturating_sub(wanted.start.max(had.start));
+            (bytes as f64 * (all - both.min(all)) as f64 / all.max(1) as f64).round() as u64
+        };
+        self.sized().map(lacks).sum()
+    }
+
+    fn add(&mut self, piece: &Piece, bytes: u64) {
+        // Only a tied head is named twice.
+        let twice = piece.tensor == Tensor::Embedding
+            && self.pieces.iter().any(|(known, _)| known.tensor == Tensor::Embedding);
+        if !twice {
+            self.pieces.push((piece.clone(), self.bytes));
+            self.bytes += padded(bytes);
+        }
+    }
+}
+
+/// Bytes that a piece takes in a card's buffer of weights.
+pub(crate) fn padded(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(WEIGHT_ALIGNMENT).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,580 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The operators and exchanges of a step, part by part: embedding, layers, hand-offs, head.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use spanker_collective::{Collective, DType, ReduceOp};
+use spanker_model::{Model, Quant};
+use spanker_topology::ExchangeKind;
+
+use super::{Buffer, Held, HeldLayer, Member, Numerics, Op, Space, Step, Want};
+use crate::Activity;
+use crate::cost::shard::{Shard, Split, len};
+use crate::work::{Fold, Place, Work};
+
+const F32: u64 = 4;
+
+/// What programs of a model are written from.
+#[derive(Clone, Copy)]
+pub(crate) struct Context<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) numerics: Numerics,
+    pub(crate) space: Space,
+    /// For each stage, how matrices are split and how ranks exchange.
+    pub(crate) stages: &'a [(Split, ExchangeKind)],
+    pub(crate) members: &'a [Member],
+}
+
+/// Writes the programs of members side by side.
+pub(crate) struct Writer<'a> {
+    of: Context<'a>,
+    members: &'a [Member],
+    step: &'a Step<'a>,
+    rows: u64,
+    pub(crate) programs: Vec<Vec<Op>>,
+}
+
+impl<'a> Writer<'a> {
+    pub(crate) fn new(of: Context<'a>, step: &'a Step<'a>) -> Self {
+        let programs = vec![Vec::new(); of.members.len()];
+        Writer { of, members: of.members, step, rows: step.rows(), programs }
+    }
+
+    fn place(&self, member: usize, buffer: Buffer) -> Place {
+        self.members[member].buffers.place(buffer)
+    }
+
+    fn work(&mut self, member: usize, work: Work) {
+        self.programs[member].push(Op::Work(work));
+    }
+
+    fn mark(&mut self, members: Range<usize>, activity: Activity, layer: usize) {
+        for member in members {
+            self.programs[member].push(Op::Mark { activity, layer: layer as u32 });
+        }
+    }
+
+    fn schedules(&self, stage: usize) -> bool {
+        self.of.stages[stage].1 == ExchangeKind::Schedules
+    }
+
+    /// Each token's row comes from the rank that has it.
+    pub(crate) fn embed(&mut self, members: Range<usize>) {
+        self.mark(members.clone(), Activity::Embed, 0);
+        let width = self.of.model.hidden;
+        let tokens: Vec<u32> =
+            self.step.parts.iter().flat_map(|part| part.tokens).copied().collect();
+        for member in members.clone() {
+            let Some(table) = self.members[member].holding.embedding else { continue };
+            if table.rows == 0 {
+                continue;
+            }
+            let ids = self.place(member, Buffer::Ids);
+            for (at, &token) in tokens.iter().enumerate() {
+                let into = after(ids, at as u64 * 4);
+                self.work(member, Work::Fill { into, length: 4, pattern: token });
+            }
+            let first = self.members[member].shard.vocab.start as u32;
+            let embed = Work::Embed {
+                table: table.place,
+                ids,
+                into: self.place(member, Buffer::X),
+                rows: self.rows,
+                width,
+                quant: ggml_id(table.quant),
+                first,
+                count: table.rows as u32,
+            };
+            self.work(member, embed);
+        }
+        if members.len() == 1 {
+            return;
+        }
+        let owner = |token: u32| {
+            let holds =
+                |member: usize| self.members[member].shard.vocab.contains(&u64::from(token));
+            members.clone().position(holds).unwrap_or(0)
+        };
+        let owners: Vec<usize> = tokens.iter().map(|&token| owner(token)).collect();
+        let mut start = 0;
+        for run in owners.chunk_by(|a, b| a == b) {
+            let elements = run.len() as u64 * width;
+            for member in members.clone() {
+                let data = after(self.place(member, Buffer::X), start * width * F32);
+                let (root, length) = (run[0], elements * F32);
+                let op = match self.schedules(0) {
+                    true => {
+                        let collective = Collective::Broadcast { root };
+                        Op::Collective { collective, dtype: DType::F32, elements, data }
+                    }
+                    false => Op::Broadcast { root, data, length },
+                };
+                self.programs[member].push(op);
+            }
+            start += run.len() as u64;
+        }
+    }
+
+    /// Every rank of a stage gets the rows of one rank of the stage before.
+    pub(crate) fn hand_over(
+        &mut self,
+        before: Range<usize>,
+        members: Range<usize>,
+        layer: usize,
+        route: &dyn Fn(usize, usize) -> Vec<usize>,
+    ) {
+        self.mark(members.clone(), Activity::Handoff, layer);
+        let length = self.rows * self.of.model.hidden * F32;
+        for member in members {
+            let start = member % before.len();
+            let candidates =
+                (0..before.len()).map(|step| before.start + (start + step) % before.len());
+            let nearest = candidates.min_by_key(|&from| route(from, member).len());
+            let path = route(nearest.expect("stages have cards"), member);
+            for (hop, pair) in path.windows(2).enumerate() {
+                let (here, there) = (pair[0], pair[1]);
+                let from = self.place(here, if hop == 0 { Buffer::X } else { Buffer::Relay });
+                let into =
+                    self.place(there, if there == member { Buffer::X } else { Buffer::Relay });
+                self.programs[here].push(Op::Send { to: there, from, length });
+                self.programs[there].push(Op::Receive { from: here, into, length });
+            }
+        }
+    }
+
+    /// A layer of a stage: the `layer`th that its members hold, which is the model's `number`th.
+    pub(crate) fn layer(
+        &mut self,
+        stage: usize,
+        members: Range<usize>,
+        layer: usize,
+        number: usize,
+    ) {
+        self.mark(members.clone(), Activity::Attention, number);
+        for member in members.clone() {
+            self.attention(member, layer);
+        }
+        self.join_heads(stage, members.clone(), layer);
+        self.mark(members.clone(), Activity::Output, number);
+        self.narrow(stage, members.clone(), layer, |held| held.o, |shard| &shard.output);
+        self.mark(members.clone(), Activity::Up, number);
+        for member in members.clone() {
+            self.widen(member, layer);
+        }
+        self.join_ffn(stage, members.clone(), layer);
+        self.mark(members.clone(), Activity::Down, number);
+        self.narrow(stage, members, layer, |held| held.down, |shard| &shard.down);
+    }
+
+    fn held(&self, member: usize, layer: usize) -> &'a HeldLayer {
+        &self.members[member].holding.layers[layer]
+    }
+
+    /// Norm, queries, keys, values, and attention of the rank's own heads.
+    fn attention(&mut self, member: usize, layer: usize) {
+        let held = self.held(member, layer);
+        let shard = &self.members[member].shard;
+        let (heads, kv) = (len(&shard.heads), len(&shard.kv_heads));
+        if heads == 0 {
+            return;
+        }
+        let (size, rows) = (self.of.model.head_size, self.rows);
+        self.norm(member, held.attention_norm);
+        let buffers = [Buffer::Queries, Buffer::Keys, Buffer::Values];
+        for held in [held.q, held.k, held.v] {
+            self.input(member, held.quant);
+        }
+        for (held, buffer) in [held.q, held.k, held.v].into_iter().zip(buffers) {
+            let a = self.input_place(member, held.quant);
+            self.product(member, held, a, self.place(member, buffer), rows);
+        }
+        if let Some(biases) = held.biases {
+            let widths = [heads * size, kv * size, kv * size];
+            for ((bias, buffer), width) in biases.into_iter().zip(buffers).zip(widths) {
+                for row in 0..rows {
+                    let into = after(self.place(member, buffer), row * width * F32);
+                    self.add(member, into, bias, width);
+                }
+            }
+        }
+        if let Some(norms) = held.head_norms {
+            for ((weight, buffer), count) in norms.into_iter().zip(buffers).zip([heads, kv]) {
+                let data = self.place(member, buffer);
+                let (epsilon, rows) = (self.of.numerics.epsilon, rows * count);
+                let norm =
+                    Work::Norm { from: data, weight, into: data, rows, width: size, epsilon };
+                self.work(member, norm);
+            }
+        }
+        self.attend(member, layer, heads, kv);
+    }
+
+    /// Rotary embedding, the KV cache and attention, sequence by sequence.
+    fn attend(&mut self, member: usize, layer: usize, heads: u64, kv: u64) {
+        let (model, space) = (self.of.model, self.of.space);
+        let size = model.head_size;
+        let (dims, pairs) = (model.rope_dims, self.of.numerics.pairs);
+        let row = kv * size * 2;
+        let cache = space.context * row;
+        let group = model.heads / model.kv_heads;
+        let offset = self.members[member].shard.heads.start % group;
+        let scale = (1.0 / (size as f32).sqrt()).to_bits();
+        let mut first = 0;
+        for part in self.step.parts {
+            let (rows, past) = (part.tokens.len() as u64, part.past);
+            let at = |buffer: Buffer, width: u64| {
+                after(self.place(member, buffer), first * width * size * F32)
+            };
+            let (queries, keys, values) =
+                (at(Buffer::Queries, heads), at(Buffer::Keys, kv), at(Buffer::Values, kv));
+            let into = at(Buffer::Heads, heads);
+            let table = after(self.place(member, Buffer::Table), past * dims * F32);
+            let base = self.place(member, Buffer::Kv);
+            let cached = |which: u64| {
+                let slot = (2 * layer as u64 + which) * space.sequences + part.sequence;
+                after(base, slot * cache)
+            };
+            let (key_cache, value_cache) = (cached(0), cached(1));
+            for (data, heads) in [(queries, heads), (keys, kv)] {
+                let head_size = size;
+                self.work(
+                    member,
+                    Work::Rotate { data, table, rows, heads, head_size, dims, pairs },
+                );
+            }
+            for (from, cache) in [(keys, key_cache), (values, value_cache)] {
+                let into = after(cache, past * row);
+                self.work(member, Work::Halve { from, into, elements: rows * kv * size });
+            }
+            let attend = Work::Attend {
+                queries,
+                keys: key_cache,
+                values: value_cache,
+                into,
+                rows,
+                heads,
+                kv_heads: kv,
+                head_size: size,
+                group,
+                offset,
+                past,
+                scale,
+            };
+            self.work(member, attend);
+            first += rows;
+        }
+    }
+
+    /// Puts the results of the heads together, as the next product consumes them.
+    fn join_heads(&mut self, stage: usize, members: Range<usize>, layer: usize) {
+        let size = self.of.model.head_size;
+        let width = self.of.model.heads * size;
+        let part = |shard: &Shard| shard.heads.start * size..shard.heads.end * size;
+        let weights = self.held(members.start, layer).o.quant;
+        self.join(stage, members, Buffer::Heads, width, part, weights);
+    }
+
+    fn join_ffn(&mut self, stage: usize, members: Range<usize>, layer: usize) {
+        let width = self.of.model.ffn;
+        let weights = self.held(members.start, layer).down.quant;
+        self.join(stage, members, Buffer::Gate, width, |shard| shard.ffn.clone(), weights);
+    }
+
+    /// Turns each rank's part of rows of `width` f32s into the inputs of a product: blocks of all parts, or
+    /// of the rank's own part where columns are split.
+    fn join(
+        &mut self,
+        stage: usize,
+        members: Range<usize>,
+        buffer: Buffer,
+        width: u64,
+        part: impl Fn(&Shard) -> Range<u64>,
+        weights: Quant,
+    ) {
+        let quant = weights.input();
+        let shares: Vec<Range<u64>> =
+            members.clone().map(|member| part(&self.members[member].shard)).collect();
+        let block = quant.block();
+        let whole = |share: &Range<u64>| {
+            share.start.is_multiple_of(block) && share.end.is_multiple_of(block)
+        };
+        let gathers = self.of.stages[stage].0 == Split::Gather;
+        // Blocks that no part cuts travel as they are, others as f32.
+        let early = !gathers || shares.iter().all(whole);
+        if early {
+            for (member, share) in members.clone().zip(&shares) {
+                let into = if gathers { Buffer::Part } else { Buffer::Whole };
+                self.quantize(member, buffer, into, len(share), quant);
+            }
+        }
+        if !gathers {
+            return;
+        }
+        let (unit, from, into) = match early {
+            true => (quant.block_bytes(), Buffer::Part, Buffer::Whole),
+            false => (F32 * block, buffer, Buffer::Wide),
+        };
+        let bytes = |share: &Range<u64>| match early {
+            true => share.start / block * unit..share.end / block * unit,
+            false => share.start * F32..share.end * F32,
+        };
+        self.gather(stage, members.clone(), from, into, shares.iter().map(bytes).collect());
+        if !early {
+            for member in members {
+                self.quantize(member, Buffer::Wide, Buffer::Whole, width, quant);
+            }
+        }
+    }
+
+    /// The second product of a pair, and its result added to the residual stream.
+    fn narrow(
+        &mut self,
+        stage: usize,
+        members: Range<usize>,
+        layer: usize,
+        held: impl Fn(&HeldLayer) -> Held,
+        part: impl Fn(&Shard) -> &Range<u64>,
+    ) {
+        let (split, rows) = (self.of.stages[stage].0, self.rows);
+        let elements = rows * self.of.model.hidden;
+        for member in members.clone() {
+            let held = held(self.held(member, layer));
+            let a = self.place(member, Buffer::Whole);
+            let gathers = split == Split::Gather;
+            let out = self.place(member, if gathers { Buffer::Part } else { Buffer::Y });
+            if held.cols == 0 {
+                self.work(member, Work::Fill { into: out, length: elements * F32, pattern: 0 });
+            } else {
+                self.product(member, held, a, out, rows);
+            }
+        }
+        match split {
+            Split::Gather => {
+                let bytes = |member: usize| {
+                    let share = part(&self.members[member].shard);
+                    share.start * F32..share.end * F32
+                };
+                let parts = members.clone().map(bytes).collect();
+                self.gather(stage, members.clone(), Buffer::Part, Buffer::Y, parts);
+            }
+            Split::Reduce => {
+                for member in members.clone() {
+                    let data = self.place(member, Buffer::Y);
+                    let op = match self.schedules(stage) {
+                        true => {
+                            let collective = Collective::AllReduce;
+                            Op::Collective { collective, dtype: DType::F32, elements, data }
+                        }
+                        false => Op::Sum { data, elements },
+                    };
+                    self.programs[member].push(op);
+                }
+            }
+            Split::Whole => {}
+        }
+        for member in members {
+            let (x, y) = (self.place(member, Buffer::X), self.place(member, Buffer::Y));
+            self.add(member, x, y, elements);
+        }
+    }
+
+    /// Norm, gate and up.
+    fn widen(&mut self, member: usize, layer: usize) {
+        let held = self.held(member, layer);
+        if held.gate.rows == 0 {
+            return;
+        }
+        self.norm(member, held.ffn_norm);
+        for held in [held.gate, held.up] {
+            self.input(member, held.quant);
+        }
+        for (held, buffer) in [(held.gate, Buffer::Gate), (held.up, Buffer::Up)] {
+            let a = self.input_place(member, held.quant);
+            self.product(member, held, a, self.place(member, buffer), self.rows);
+        }
+        let (gate, up) = (self.place(member, Buffer::Gate), self.place(member, Buffer::Up));
+        let elements = self.rows * held.gate.rows;
+        self.work(member, Work::Gate { gate, up, into: gate, elements });
+    }
+
+    /// The head for the last token of every part that asks for something, and what it asks for.
+    pub(crate) fn head(&mut self, stage: usize, members: Range<usize>) {
+        self.mark(members.clone(), Activity::Head, self.of.model.layers.len());
+        let width = self.of.model.hidden;
+        // The rows that outputs are asked for, and what is asked.
+        let mut end = 0;
+        let ends = self.step.parts.iter().map(|part| {
+            end += part.tokens.len() as u64;
+            (end - 1, part.want)
+        });
+        let outputs: Vec<(u64, Want)> = ends.filter(|(_, want)| *want != Want::Nothing).collect();
+        let rows = outputs.len() as u64;
+        for member in members.clone() {
+            let Some((weight, held)) = self.members[member].holding.head else { continue };
+            let (x, h) = (self.place(member, Buffer::X), self.place(member, Buffer::H));
+            let epsilon = self.of.numerics.epsilon;
+            for (at, &(row, _)) in outputs.iter().enumerate() {
+                let from = after(x, row * width * F32);
+                let into = after(h, at as u64 * width * F32);
+                self.work(member, Work::Norm { from, weight, into, rows: 1, width, epsilon });
+            }
+            let quant = held.quant.input();
+            if quant != Quant::F32 {
+                let (from, into) = (h, self.input_place(member, held.quant));
+                let quant = ggml_id(quant);
+                self.work(member, Work::Quantize { from, into, rows, width, quant });
+            }
+            let a = self.input_place(member, held.quant);
+            self.product(member, held, a, self.place(member, Buffer::Logits), rows);
+            let first = self.members[member].shard.vocab.start as u32;
+            for (at, &(_, want)) in outputs.iter().enumerate() {
+                let Want::Best(k) = want else { continue };
+                let from = after(self.place(member, Buffer::Logits), at as u64 * held.rows * F32);
+                let into = after(self.place(member, Buffer::Best), at as u64 * u64::from(k) * 8);
+                self.work(member, Work::Best { from, into, count: held.rows, k, first });
+            }
+        }
+        // Candidates of all sequences travel together, if all ask for the same number of them.
+        let Some(&(_, Want::Best(k))) = outputs.first() else { return };
+        if members.len() > 1 {
+            let each = u64::from(k) * 8;
+            let ranks = members.len() as u64;
+            let parts = (0..ranks).map(|rank| rank * each..(rank + 1) * each).collect();
+            self.gather_rows(stage, members, Buffer::Best, Buffer::AllBest, parts, rows);
+        }
+    }
+
+    fn norm(&mut self, member: usize, weight: Place) {
+        let (from, into) = (self.place(member, Buffer::X), self.place(member, Buffer::H));
+        let (rows, width) = (self.rows, self.of.model.hidden);
+        let epsilon = self.of.numerics.epsilon;
+        self.work(member, Work::Norm { from, weight, into, rows, width, epsilon });
+    }
+
+    /// Makes the normed rows ready for weights of a type, once.
+    fn input(&mut self, member: usize, weights: Quant) {
+        let quant = weights.input();
+        if quant == Quant::F32 {
+            return;
+        }
+        let (from, into) = (self.place(member, Buffer::H), self.input_place(member, weights));
+        let (rows, width) = (self.rows, self.of.model.hidden);
+        let op = Op::Work(Work::Quantize { from, into, rows, width, quant: ggml_id(quant) });
+        let normed =
+            self.programs[member].iter().rposition(|op| matches!(op, Op::Work(Work::Norm { .. })));
+        let fresh = &self.programs[member][normed.unwrap_or(0)..];
+        if !fresh.contains(&op) {
+            self.programs[member].push(op);
+        }
+    }
+
+    fn input_place(&self, member: usize, weights: Quant) -> Place {
+        let buffer = match weights.input() {
+            Quant::F32 => Buffer::H,
+            Quant::Q8K => Buffer::InputK,
+            _ => Buffer::Input,
+        };
+        self.place(member, buffer)
+    }
+
+    fn quantize(&mut self, member: usize, from: Buffer, into: Buffer, width: u64, quant: Quant) {
+        let (from, into, rows) = (self.place(member, from), self.place(member, into), self.rows);
+        if width > 0 {
+            self.work(member, Work::Quantize { from, into, rows, width, quant: ggml_id(quant) });
+        }
+    }
+
+    fn product(&mut self, member: usize, held: Held, a: Place, out: Place, rows: u64) {
+        if held.rows == 0 {
+            return;
+        }
+        let types = [ggml_id(held.quant.input()), ggml_id(held.quant)];
+        let shape = [rows, held.cols, held.rows];
+        self.work(member, Work::Matmul { a, b: held.place, out, shape, types });
+    }
+
+    fn add(&mut self, member: usize, into: Place, more: Place, elements: u64) {
+        let fold = Fold { dtype: DType::F32.code(), op: ReduceOp::Sum.code().unwrap_or_default() };
+        let sources = vec![into, more];
+        self.work(member, Work::Reduce { into, sources, elements, fold, divisor: 0 });
+    }
+
+    fn gather(
+        &mut self,
+        stage: usize,
+        members: Range<usize>,
+        from: Buffer,
+        into: Buffer,
+        parts: Vec<Range<u64>>,
+    ) {
+        self.gather_rows(stage, members, from, into, parts, self.rows);
+    }
+
+    fn gather_rows(
+        &mut self,
+        stage: usize,
+        members: Range<usize>,
+        from: Buffer,
+        into: Buffer,
+        parts: Vec<Range<u64>>,
+        rows: u64,
+    ) {
+        if self.schedules(stage) {
+            for (rank, member) in members.enumerate() {
+                let (from, into) = (self.place(member, from), self.place(member, into));
+                self.gather_padded(member, rank, &parts, rows, from, into);
+            }
+            return;
+        }
+        let parts: Arc<[Range<u64>]> = parts.into();
+        for member in members {
+            let (from, into) = (self.place(member, from), self.place(member, into));
+            let parts = Arc::clone(&parts);
+            self.programs[member].push(Op::Gather { parts, rows, from, into });
+        }
+    }
+
+    /// An all-gather of parts that need not be equal: they travel padded to the longest.
+    fn gather_padded(
+        &mut self,
+        member: usize,
+        rank: usize,
+        parts: &[Range<u64>],
+        rows: u64,
+        from: Place,
+        into: Place,
+    ) {
+        let longest = parts.iter().map(len).max().unwrap_or(0);
+        let chunk = rows * longest;
+        let own = len(&parts[rank]);
+        // Equal parts of one row lie in the result as they do in the schedule.
+        let in_place = rows == 1 && parts.iter().all(|part| len(part) == longest);
+        let data = if in_place { into } else { self.place(member, Buffer::Padded) };
+        if own > 0 {
+            let slot = after(data, rank as u64 * chunk);
+            self.work(member, Work::Copy { from, into: slot, length: rows * own });
+        }
+        let (collective, elements) = (Collective::AllGather, chunk * parts.len() as u64);
+        self.programs[member].push(Op::Collective { collective, dtype: DType::U8, elements, data });
+        if in_place {
+            return;
+        }
+        let row = parts.last().map_or(0, |part| part.end);
+        for (rank, part) in parts.iter().enumerate().filter(|(_, part)| len(part) > 0) {
+            let from = after(data, rank as u64 * chunk);
+            let into = after(into, part.start);
+            let (length, from_stride, into_stride) = (len(part), len(part), row);
+            self.work(member, Work::Rows { from, into, rows, length, from_stride, into_stride });
+        }
+    }
+}
+
+fn after(place: Place, bytes: u64) -> Place {
+    Place { offset: place.offset + bytes, ..place }
+}
+
+/// GGML's number of a type that weights or activations have.
+fn ggml_id(quant: Quant) -> u32 {
+    quant.ggml_id().expect("types of files have numbers")
+}

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a card does, operator by operator: the words in which programs are written, priced and run. How work
+//! becomes bytes for a device is `spanker-runtime`'s; whether a place lies inside a buffer is the card's to know.
+
+/// A buffer in a card's memory. Handles are numbers that the card gives out once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u64);
+
+/// A byte of a buffer, from which something begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+/// An element type and an operation, in the ABI's numbers (`TYPE_*` and `OP_*` of its header).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fold {
+    /// The type.
+    pub dtype: u16,
+    /// The operation.
+    pub op: u16,
+}
+
+/// What a receive does with what comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Landing {
+    /// Stores it.
+    Store,
+    /// `local = incoming op local`.
+    FoldFirst(Fold),
+    /// `local = local op incoming`.
+    FoldSecond(Fold),
+}
+
+/// The most sources that one reduction takes.
+pub const MAX_SOURCES: usize = 256;
+
+/// The most numbers that [`Work::Best`] picks.
+pub const MAX_BEST: u32 = 4096;
+
+/// One thing that a card does.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Work {
+    /// Copies bytes within the card's memory.
+    Copy {
+        /// The source.
+        from: Place,
+        /// The destination, which does not overlap the source.
+        into: Place,
+        /// Bytes.
+        length: u64,
+    },
+    /// Repeats four bytes.
+    Fill {
+        /// The destination.
+        into: Place,
+        /// Bytes, a multiple of 4.
+        length: u64,
+        /// What is repeated.
+        pattern: u32,
+    },
+    /// `into = sources[0] op sources[1] op ..`, in that order.
+    Reduce {
+        /// The destination; it may be one of the sources.
+        into: Place,
+        /// The operands.
+        sources: Vec<Place>,
+        /// Elements of each.
+        elements: u64,
+        /// Type and operation.
+        fold: Fold,
+        /// What the result is divided by, if more than 1.
+        divisor: u32,
+    },
+    /// `out (m x n, f32) = a (m rows of k) times the transpose of b (n rows of k)`.
+    Matmul {
+        /// The rows of a.
+        a: Place,
+        /// The rows of b.
+        b: Place,
+        /// The product.
+        out: Place,
+        /// Rows of a, columns of both, rows of b.
+        shape: [u64; 3],
+        /// GGML's numbers of the types of a and b. Every card knows Q4_K for both, and weights b with inputs
+        /// a as GGML's kernels take them: Q8_0 for blocks of 32, Q8_K for blocks of 256, f32 for plain ones.
+        types: [u32; 2],
+    },
+    /// Rows of a table of weights as f32: for each id from `first` to `first + count - 1`, its row of the
+    /// table. Rows of other ids are left alone.
+    Embed {
+        /// `count` rows of weights.
+        table: Place,
+        /// The ids, u32.
+        ids: Place,
+        /// One row for each id.
+        into: Place,
+        /// Ids.
+        rows: u64,
+        /// Numbers of a row.
+        width: u64,
+        /// GGML's number of the table's type.
+        quant: u32,
+        /// The id of the table's first row.
+        first: u32,
+        /// Rows of the table.
+        count: u32,
+    },
+    /// Root-mean-square norm of rows of f32.
+    Norm {
+        /// The rows.
+        from: Place,
+        /// One row, which every result is multiplied with.
+        weight: Place,
+        /// The result; it may be `from`.
+        into: Place,
+        /// Rows.
+        rows: u64,
+        /// Numbers of a row.
+        width: u64,
+        /// What is added to the mean of the squares: the bits of an f32.
+        epsilon: u32,
+    },
+    /// Rows of f32 as what weights are multiplied with.
+    Quantize {
+        /// The rows.
+        from: Place,
+        /// Their blocks.
+        into: Place,
+        /// Rows.
+        rows: u64,
+        /// Numbers of a row, whole blocks.
+        width: u64,
+        /// GGML's number of the blocks' type: Q8_0, Q8_K or, unchanged, F32.
+        quant: u32,
+    },
+    /// Rotates the heads of rows of f32 by the rows' positions, in place.
+    Rotate {
+        /// The rows.
+        data: Place,
+        /// `dims` f32 for each row: cosine and sine of each pair.
+        table: Place,
+        /// Rows.
+        rows: u64,
+        /// Heads of a row.
+        heads: u64,
+        /// Numbers of a head.
+        head_size: u64,
+        /// Of these, the first that are rotated; an even number.
+        dims: u64,
+        /// Which numbers are pairs (`PAIRS_*` of the ABI's header).
+        pairs: u32,
+    },
+    /// Rounds f32 to f16.
+    Halve {
+        /// The f32s.
+        from: Place,
+        /// The f16s.
+        into: Place,
+        /// How many.
+        elements: u64,
+    },
+    /// Attention of rows of queries over the positions up to each.
+    Attend {
+        /// Rows of `heads` heads of f32.
+        queries: Place,
+        /// A row of `kv_heads` heads of f16 for each of `past + rows` positions.
+        keys: Place,
+        /// Likewise.
+        values: Place,
+        /// Rows as those of the queries; it may be `queries`.
+        into: Place,
+        /// Rows of queries. Row `i` sees positions 0 to `past + i`.
+        rows: u64,
+        /// Heads of a row.
+        heads: u64,
+        /// Heads of a position.
+        kv_heads: u64,
+        /// Numbers of a head.
+        head_size: u64,
+        /// Head `h` uses head `(offset + h) / group` of keys and values.
+        group: u64,
+        /// See `group`.
+        offset: u64,
+        /// Positions before the first row.
+        past: u64,
+        /// What products of queries and keys are multiplied with: the bits of an f32.
+        scale: u32,
+    },
+    /// `into = gate / (1 + exp(-gate)) * up`, of f32.
+    Gate {
+        /// What opens.
+        gate: Place,
+        /// What passes.
+        up: Place,
+        /// The result; it may be `gate` or `up`.
+        into: Place,
+        /// How many.
+        elements: u64,
+    },
+    /// Copies pieces at a stride.
+    Rows {
+        /// The first piece of the source.
+        from: Place,
+        /// The first piece of the destination. From their first byte to their last, source and destination
+        /// do not overlap.
+        into: Place,
+        /// Pieces.
+        rows: u64,
+        /// Bytes of a piece.
+        length: u64,
+        /// Bytes from a piece of the source to the next, at least `length`.
+        from_stride: u64,
+        /// The same for the destination.
+        into_stride: u64,
+    },
+    /// The largest of some f32, each as its place (u32) and itself, the largest first.
+    Best {
+        /// The numbers.
+        from: Place,
+        /// 8 bytes for each of `k`. If there are not so many, the rest is place `u32::MAX` with minus
+        /// infinity.
+        into: Place,
+        /// How many there are.
+        count: u64,
+        /// How many are wanted, from 1 to [`MAX_BEST`].
+        k: u32,
+        /// What is added to places.
+        first: u32,
+    },
+    /// Sends bytes to the card at a port.
+    Send {
+        /// The source.
+        from: Place,
+        /// Bytes.
+        length: u64,
+        /// The port.
+        port: u32,
+        /// What the receiver must expect.
+        tag: u32,
+    },
+    /// Receives bytes from the card at a port.
+    Receive {
+        /// The destination.
+        into: Place,
+        /// Bytes.
+        length: u64,
+        /// The port.
+        port: u32,
+        /// What the sender must say.
+        tag: u32,
+        /// What becomes of the bytes.
+        landing: Landing,
+    },
+    /// Waits for everything before it.
+    Fence {
+        /// And for this card time, in picoseconds, at most 2^63; 0 is any.
+        not_before_ps: u64,
+    },
+}
+
+/// Work and what it waits for.
+///
+/// Descriptors start in order. All are complete before the next one starts, except sends and receives: these
+/// run beside what follows, until a fence.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Descriptor {
+    /// The place, from 0, of an earlier send or receive of the same submission that must be complete
+    /// first.
+    pub after: Option<u32>,
+    /// The work.
+    pub work: Work,
+}
+
+impl From<Work> for Descriptor {
+    fn from(work: Work) -> Self {
+        Descriptor { after: None, work }
+    }
+}
+
+impl Work {
+    /// Every place that the work names.
+    pub fn places_mut(&mut self) -> Vec<&mut Place> {
+        match self {
+            Work::Copy { from, into, .. }
+            | Work::Quantize { from, into, .. }
+            | Work::Halve { from, into, .. }
+            | Work::Rows { from, into, .. }
+            | Work::Best { from, into, .. } => vec![from, into],
+            Work::Fill { into, .. } | Work::Receive { into, .. } => vec![into],
+            Work::Reduce { into, sources, .. } => {
+                sources.iter_mut().chain(std::iter::once(into)).collect()
+            }
+            Work::Matmul { a, b, out, .. } => vec![a, b, out],
+            Work::Send { from, .. } => vec![from],
+            Work::Embed { table, ids, into, .. } => vec![table, ids, into],
+            Work::Norm { from, weight, into, .. } => vec![from, weight, into],
+            Work::Rotate { data, table, .. } => vec![data, table],
+            Work::Attend { queries, keys, values, into, .. } => vec![queries, keys, values, into],
+            Work::Gate { gate, up, into, .. } => vec![gate, up, into],
+            Work::Fence { .. } => Vec::new(),
+        }
+    }
+}
