@@ -4,7 +4,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use spanker_collective::{Collective, DType, ReduceOp, schedule};
-use spanker_fabric::device::{Lowered, Wiring, lower};
+use spanker_fabric::device::{Lowered, lower};
+use spanker_plan::Wiring;
 use spanker_plan::prices;
 use spanker_runtime::Work;
 use spanker_topology::{Cluster, Profile, Shape};

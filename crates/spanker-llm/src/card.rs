@@ -2,8 +2,8 @@
 //! One card that this process plays: it goes through its program, shares large operators with its team, and
 //! notes where the time went. How it reaches other cards is not its business.
 
+mod allocate;
 mod crew;
-mod furnish;
 pub(crate) mod memory;
 mod operate;
 mod peers;
@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 
 use ggml_spanker::Inputs;
 use ggml_spanker::ops::AttendScratch;
-use spanker_plan::{Activity, Label, Mark};
+use spanker_plan::{Activity, Label, Mark, Op, Want};
 use spanker_reduce::Team;
 use spanker_runtime::{Place, Work};
 
+pub(crate) use self::allocate::allocate;
 use self::crew::Crew;
-pub(crate) use self::furnish::furnish;
 use self::memory::{Memory, part};
 pub(crate) use self::peers::Peers;
-use crate::runner::{Outcome, Timing, Want, candidates};
-use crate::{Op, Recorder};
+use crate::Recorder;
+use crate::runner::{Outcome, Timing, candidates};
 
 /// What a card says after a step.
 pub(crate) struct Report {
@@ -109,7 +109,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         report: &mut Report,
     ) -> Result<(), P::Fault> {
         let begun = Instant::now();
-        let mut log = Log { begun, traced: task.traced, open: None };
+        let mut log = Log::new(begun, task.traced);
         let mut at = 0;
         while let Some(op) = program.get(at) {
             match op {
@@ -118,22 +118,25 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                         |op: &&Op| matches!(op, Op::Work(Work::Matmul { a: b, .. }) if a == b);
                     let run = program[at..].iter().take_while(shares).count();
                     self.products(&program[at..at + run]);
+                    log.worked(report, at, run);
                     at += run;
                     continue;
                 }
-                Op::Work(work) => self.operate(work),
-                Op::Mark { activity, layer } => log.mark(report, *activity, *layer),
+                Op::Work(work) => {
+                    self.operate(work);
+                    log.worked(report, at, 1);
+                }
+                Op::Mark { activity, layer } => log.mark(*activity, *layer),
                 exchange => {
                     let before = Instant::now();
                     self.exchange(exchange, peers, task.step, report)?;
                     let after = Instant::now();
                     report.sync += after - before;
-                    log.exchanged(report, before, after);
+                    log.exchanged(report, at, after);
                 }
             }
             at += 1;
         }
-        log.close(report);
         Ok(())
     }
 
@@ -184,24 +187,28 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 self.memory.put(data.buffer, words);
                 met
             }
-            Op::Spread { root, data, length } => {
+            Op::Broadcast { root, data, length } => {
                 report.sent += if root == rank { length * others } else { 0 };
                 let mut words = self.memory.take(data.buffer);
                 let met = peers.spread(root, part(&mut words, data, length));
                 self.memory.put(data.buffer, words);
                 met
             }
-            Op::Hand { to, from, length } => {
+            Op::Send { to, from, length } => {
                 report.sent += length;
                 peers.hand(to, step, self.memory.get(from, length))
             }
-            Op::Take { from, into, length } => {
+            Op::Receive { from, into, length } => {
                 let mut words = self.memory.take(into.buffer);
                 let met = peers.take(from, step, part(&mut words, into, length));
                 self.memory.put(into.buffer, words);
                 met
             }
+            Op::Collective { .. } => {
+                unreachable!("cards of this process exchange without schedules")
+            }
             Op::Work(_) | Op::Mark { .. } => Ok(()),
+            _ => unreachable!("an exchange that nobody has taught this card"),
         }
     }
 }
@@ -253,42 +260,46 @@ impl Tracing {
     }
 }
 
-/// Marks of a trace as they grow.
+/// Marks of a trace as they grow: one for each operator or run of products, end to end.
 struct Log {
     begun: Instant,
     traced: bool,
-    open: Option<(Label, f64)>,
+    label: Label,
+    /// Where the last mark ended.
+    end: f64,
 }
 
 impl Log {
-    fn seconds(&self, at: Instant) -> f64 {
-        at.duration_since(self.begun).as_secs_f64()
+    fn new(begun: Instant, traced: bool) -> Log {
+        let label = Label { activity: Activity::Host, layer: 0, token: 0 };
+        Log { begun, traced, label, end: 0.0 }
     }
 
-    fn mark(&mut self, report: &mut Report, activity: Activity, layer: u32) {
+    fn mark(&mut self, activity: Activity, layer: u32) {
+        self.label = Label { activity, layer, token: 0 };
+    }
+
+    /// Operators from number `op` on are done.
+    fn worked(&mut self, report: &mut Report, op: usize, ops: usize) {
         if self.traced {
-            self.close(report);
-            self.open = Some((Label { activity, layer, token: 0 }, self.seconds(Instant::now())));
+            self.add(report, self.label, (op, ops), Instant::now());
         }
     }
 
-    /// An exchange interrupts what it is part of.
-    fn exchanged(&mut self, report: &mut Report, before: Instant, after: Instant) {
-        let Some((label, start)) = self.open else { return };
-        let (from, to) = (self.seconds(before), self.seconds(after));
-        report.marks.push(Mark::outside(0, label, start, from));
-        let activity = match label.activity {
-            Activity::Handoff => Activity::Handoff,
-            _ => Activity::Exchange,
-        };
-        report.marks.push(Mark::outside(0, Label { activity, ..label }, from, to));
-        self.open = Some((label, to));
+    fn exchanged(&mut self, report: &mut Report, op: usize, at: Instant) {
+        if self.traced {
+            let activity = match self.label.activity {
+                Activity::Handoff => Activity::Handoff,
+                _ => Activity::Exchange,
+            };
+            self.add(report, Label { activity, ..self.label }, (op, 1), at);
+        }
     }
 
-    fn close(&mut self, report: &mut Report) {
-        if let Some((label, start)) = self.open.take() {
-            let end = self.seconds(Instant::now());
-            report.marks.push(Mark::outside(0, label, start, end));
-        }
+    fn add(&mut self, report: &mut Report, label: Label, (op, ops): (usize, usize), at: Instant) {
+        let end = at.duration_since(self.begun).as_secs_f64();
+        let (op, ops, start) = (op as u32, ops as u32, self.end);
+        report.marks.push(Mark { card: 0, label, op, ops, start, end, parts: None });
+        self.end = end;
     }
 }

@@ -6,18 +6,21 @@ mod exchange;
 mod load;
 mod log;
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use spanker_fabric::device::{Deadline, DeviceGroup};
-use spanker_plan::Plan;
+use spanker_plan::{Buffer, CardLayout, Op, Plan, Programs, Want};
 use spanker_runtime::abi::Counters;
-use spanker_runtime::{BufferId, Descriptor, Pace, SpankerControl, Work};
+use spanker_runtime::{Descriptor, Pace, SpankerControl, Work};
+use spanker_topology::ExchangeKind;
 
-use crate::program::{Lowering, Room, Space};
-use crate::runner::{Outcome, Runner, Step, Timing, Want, candidates};
-use crate::{LlmError, Network, Op, Recorder};
+use crate::layout::{self, Planned};
+use crate::runner::{Outcome, Runner, Step, Timing, candidates};
+use crate::{LlmError, Network, Recorder};
 use exchange::Exchanges;
+use load::Buffers;
 pub use load::Loading;
 use log::Log;
 
@@ -26,12 +29,14 @@ use log::Log;
 /// Buffers on the cards are freed when it is dropped.
 #[derive(Debug)]
 pub struct OnCards<'a> {
-    lowering: Lowering,
+    programs: Programs,
+    vocab: u64,
+    layouts: Vec<CardLayout>,
     group: DeviceGroup<'a>,
     exchanges: Exchanges,
     deadline: Deadline,
-    /// Every buffer on every seat.
-    buffers: Vec<Vec<BufferId>>,
+    /// The buffers of every card.
+    buffers: Vec<Buffers>,
     /// Whether all clocks show what work costs.
     shaped: bool,
     /// The latest clock after the last step, in picoseconds.
@@ -55,22 +60,22 @@ impl<'a> OnCards<'a> {
         card: &dyn Fn(usize) -> Option<&'a SpankerControl>,
         loading: &(dyn Fn(Loading) + Sync),
     ) -> Result<Self, LlmError> {
-        crate::program::check_plan(network, plan)?;
-        let stages = &plan.layout.replicas[0];
+        let planned = Planned::new(network, plan, context, batch, ExchangeKind::Schedules)?;
         let mut controls = Vec::new();
-        for &index in stages.iter().flat_map(|stage| &stage.group.cards) {
+        for &index in planned.stages().iter().flat_map(|stage| &stage.group.cards) {
             let missing = || LlmError::plan(format!("it uses card {index}, which is not there"));
             controls.push(card(index).ok_or_else(missing)?);
         }
         let group = DeviceGroup::new(&controls)?;
-        let mut buffers = vec![Vec::new(); controls.len()];
-        let space = Space { context, batch };
-        let loaded = load::load(network, plan, space, &group, &mut buffers, loading);
-        let exchanges = loaded.and_then(|lowering| {
-            let exchanges = Exchanges::new(&lowering, plan, &controls)?;
-            Ok((lowering, exchanges))
+        let layouts = planned.cards();
+        let mut buffers = vec![HashMap::new(); controls.len()];
+        let loaded = load::load(network, &planned, &layouts, &group, &mut buffers, loading);
+        let exchanges = loaded.and_then(|programs| {
+            let rooms = layouts.iter().map(|layout| layout.allocations().collect()).collect();
+            let exchanges = Exchanges::new(&programs, plan, &controls, rooms)?;
+            Ok((programs, exchanges))
         });
-        let (lowering, exchanges) = match exchanges {
+        let (programs, exchanges) = match exchanges {
             Ok(both) => both,
             Err(error) => {
                 free(&group, &buffers);
@@ -80,7 +85,9 @@ impl<'a> OnCards<'a> {
         let deadline = Deadline { total: Duration::from_secs(3600), ..Deadline::USUAL };
         // From here on, dropping it frees the buffers.
         let mut loaded = OnCards {
-            lowering,
+            programs,
+            vocab: network.model().vocab,
+            layouts,
             group,
             exchanges,
             deadline,
@@ -113,33 +120,46 @@ impl<'a> OnCards<'a> {
         Ok(())
     }
 
-    /// The descriptors of every seat for a step.
+    /// Bytes that each card has allocated for the model: card, then bytes.
+    #[must_use]
+    pub fn allocated(&self) -> Vec<(usize, u64)> {
+        let bytes = |layout: &CardLayout| layout.allocations().map(|(_, bytes)| bytes).sum();
+        self.layouts.iter().map(|layout| (layout.card, bytes(layout))).collect()
+    }
+
+    /// The descriptors of every member for a step.
     fn lower(&mut self, programs: &[Vec<Op>]) -> Result<Vec<Vec<Descriptor>>, LlmError> {
         let mut out = Vec::with_capacity(programs.len());
-        for (seat, program) in programs.iter().enumerate() {
+        for (member, program) in programs.iter().enumerate() {
             let mut work: Vec<Descriptor> = Vec::with_capacity(2 * program.len());
-            for op in program {
+            let (stage, rank) = {
+                let place = &self.programs.members()[member];
+                (place.stage, place.rank)
+            };
+            for (number, op) in program.iter().enumerate() {
+                if let Some(log) = &mut self.log {
+                    log.op(member, work.len(), number, op);
+                }
                 match *op {
                     Op::Work(ref one) => work.push(one.clone().into()),
-                    Op::Mark { activity, layer } => {
-                        let log = self.log.as_mut();
-                        log.into_iter().for_each(|log| log.mark(seat, work.len(), activity, layer));
-                    }
-                    Op::Hand { to, from, length } => {
-                        let port = self.port(seat, to);
+                    Op::Send { to, from, length } => {
+                        let port = self.port(member, to);
                         work.push(Work::Send { from, length, port, tag: 0 }.into());
                         work.push(Work::Fence { not_before_ps: 0 }.into());
                     }
-                    Op::Take { from, into, length } => {
-                        let port = self.port(seat, from);
+                    Op::Receive { from, into, length } => {
+                        let port = self.port(member, from);
                         let landing = spanker_runtime::Landing::Store;
                         work.push(Work::Receive { into, length, port, tag: 0, landing }.into());
                         work.push(Work::Fence { not_before_ps: 0 }.into());
                     }
-                    ref exchange => {
-                        let buffers = &mut self.buffers[seat];
-                        self.exchanges.lower(&self.group, seat, exchange, buffers, &mut work)?;
+                    Op::Collective { collective, dtype, elements, data } => {
+                        let (key, buffers) = ((stage, collective, elements), &self.buffers[member]);
+                        let place = (member, rank);
+                        self.exchanges.lower(place, key, dtype, data, buffers, &mut work)?;
                     }
+                    Op::Mark { .. } => {}
+                    ref other => unreachable!("cards exchange by schedules, not by {other:?}"),
                 }
             }
             out.push(work);
@@ -151,27 +171,27 @@ impl<'a> OnCards<'a> {
         self.group.wiring().port(seat, neighbour).expect("routes follow links")
     }
 
-    fn read(&self, seat: usize, room: Room, bytes: u64) -> Result<Vec<u8>, LlmError> {
+    fn read(&self, member: usize, buffer: Buffer, bytes: u64) -> Result<Vec<u8>, LlmError> {
         let mut out = vec![0; bytes as usize];
-        let place = self.lowering.seats[seat].rooms.place(room);
-        self.group.request(seat, |card| card.read(place.buffer, place.offset, &mut out))?;
+        let place = self.programs.members()[member].place(buffer);
+        self.group.request(member, |card| card.read(place.buffer, place.offset, &mut out))?;
         Ok(out)
     }
 
     fn collect(&self, want: Want, outcome: &mut Outcome) -> Result<(), LlmError> {
-        let last: Range<usize> = self.lowering.last();
+        let last: Range<usize> = self.programs.last();
         match want {
             Want::Nothing => {}
             Want::Best(k) => {
-                let room = if last.len() == 1 { Room::Best } else { Room::AllBest };
-                let bytes = self.read(last.start, room, last.len() as u64 * u64::from(k) * 8)?;
+                let buffer = if last.len() == 1 { Buffer::Best } else { Buffer::AllBest };
+                let bytes = self.read(last.start, buffer, last.len() as u64 * u64::from(k) * 8)?;
                 outcome.best = candidates(&bytes, k as usize);
             }
             Want::Logits => {
                 let mut logits = Vec::new();
                 for seat in last {
-                    let vocab = &self.lowering.seats[seat].shard.vocab;
-                    let bytes = self.read(seat, Room::Logits, (vocab.end - vocab.start) * 4)?;
+                    let vocab = &self.programs.members()[seat].shard.vocab;
+                    let bytes = self.read(seat, Buffer::Logits, (vocab.end - vocab.start) * 4)?;
                     logits.extend(bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)));
                 }
                 outcome.logits = Some(logits);
@@ -190,7 +210,7 @@ impl<'a> OnCards<'a> {
             busy += now.busy_ps.saturating_sub(before.busy_ps);
             sent += now.sent.saturating_sub(before.sent);
         }
-        for seat in self.lowering.last() {
+        for seat in self.programs.last() {
             latest = latest.max(self.group.request(seat, SpankerControl::info)?.clock.0);
         }
         let took = latest.saturating_sub(self.clock);
@@ -205,24 +225,26 @@ impl<'a> OnCards<'a> {
 
 impl Runner for OnCards<'_> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        self.lowering.check(step)?;
+        layout::check(&self.programs, self.vocab, step)?;
         let begun = Instant::now();
         let wiring = self.group.wiring();
-        let programs = self.lowering.programs(step, &|from, to| wiring.route(from, to));
+        let parts = [layout::part(step)];
+        let whole = spanker_plan::Step { parts: &parts };
+        let programs = self.programs.step(&whole, &|from, to| wiring.route(from, to));
         let programs = self.lower(&programs)?;
         let finished = self.group.run(&programs, &self.deadline)?;
         let mut outcome = Outcome::default();
         self.collect(step.want, &mut outcome)?;
         let finished = finished.into_iter().map(|time| time.0).max().unwrap_or(0);
         if let Some(log) = &mut self.log {
-            log.keep(&self.group, &self.lowering, &programs, step.past)?;
+            log.keep(&self.group, &self.programs, &programs, step.past)?;
         }
         outcome.timing = Timing { wall: begun.elapsed(), ..self.measure(finished)? };
         Ok(outcome)
     }
 
     fn batch(&self) -> usize {
-        self.lowering.batch
+        self.programs.space().batch as usize
     }
 }
 
@@ -233,9 +255,9 @@ impl Drop for OnCards<'_> {
 }
 
 /// Gives buffers back. A card that does not answer any more takes its buffers with it.
-fn free(group: &DeviceGroup<'_>, buffers: &[Vec<BufferId>]) {
+fn free(group: &DeviceGroup<'_>, buffers: &[Buffers]) {
     for (rank, buffers) in buffers.iter().enumerate() {
-        for &buffer in buffers {
+        for &buffer in buffers.values() {
             if group.request(rank, |card| card.free(buffer)).is_err() {
                 break;
             }

@@ -10,13 +10,14 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spanker_plan::Plan;
+use spanker_plan::{Op, Plan, Programs};
+use spanker_topology::ExchangeKind;
 
 use crate::card::memory::Memory;
 use crate::card::{self, Card, Report, Stopped, Task, Tracing};
-use crate::program::{Lowering, Space};
+use crate::layout::{self, Planned};
 use crate::runner::{Outcome, Runner, Step};
-use crate::{LlmError, Network, Op, Recorder};
+use crate::{LlmError, Network, Recorder};
 use board::{Boards, Link};
 
 /// How long a card's thread looks for the next step before it sleeps: longer than sampling a token takes.
@@ -39,7 +40,7 @@ struct Done {
 /// The first card works on the thread that calls [`Runner::step`].
 pub struct InProcess<B> {
     network: Arc<Network<B>>,
-    lowering: Lowering,
+    programs: Programs,
     boards: Arc<Boards>,
     first: (Card<B>, Link),
     jobs: Vec<Sender<Job>>,
@@ -52,7 +53,7 @@ pub struct InProcess<B> {
 impl<B> std::fmt::Debug for InProcess<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("InProcess")
-            .field("cards", &self.lowering.seats.len())
+            .field("cards", &self.programs.members().len())
             .finish_non_exhaustive()
     }
 }
@@ -70,24 +71,25 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         batch: usize,
         threads: usize,
     ) -> Result<Self, LlmError> {
-        let space = Space { context, batch };
-        let (lowering, memories) = card::furnish(&network, plan, space, &|_| true)?;
-        Self::start(network, lowering, memories, threads)
+        let planned = Planned::new(&network, plan, context, batch, ExchangeKind::SharedMemory)?;
+        let (programs, memories) = card::allocate(&network, &planned, &|_| true)?;
+        Self::start(network, programs, memories, threads)
     }
 
     fn start(
         network: Arc<Network<B>>,
-        lowering: Lowering,
+        programs: Programs,
         memories: Vec<Memory<B>>,
         threads: usize,
     ) -> Result<Self, LlmError> {
-        let seats = lowering.seats.len();
+        let members = programs.members().len();
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let patient = seats.max(threads) <= cores;
-        let boards = Arc::new(Boards::new(&lowering, patient));
-        let share = |seat: usize| (threads / seats + usize::from(seat < threads % seats)).max(1);
-        let mut cards = memories.into_iter().enumerate().map(|(seat, memory)| {
-            (Card::new(memory, share(seat)), Link::new(&boards, &lowering, seat))
+        let patient = members.max(threads) <= cores;
+        let boards = Arc::new(Boards::new(&programs, patient));
+        let share =
+            |member: usize| (threads / members + usize::from(member < threads % members)).max(1);
+        let mut cards = memories.into_iter().enumerate().map(|(member, memory)| {
+            (Card::new(memory, share(member)), Link::new(&boards, &programs, member))
         });
         let first = cards.next().expect("a plan has cards");
         let (answer, done) = channel();
@@ -105,7 +107,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         }
         Ok(InProcess {
             network,
-            lowering,
+            programs,
             boards,
             first,
             jobs,
@@ -172,22 +174,24 @@ fn next(jobs: &Receiver<Job>) -> Option<Job> {
 
 impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        self.lowering.check(step)?;
+        layout::check(&self.programs, self.network.model().vocab, step)?;
         let begun = Instant::now();
         self.steps += 1;
-        let programs = Arc::new(self.lowering.programs(step, &|from, to| vec![from, to]));
+        let parts = [layout::part(step)];
+        let whole = spanker_plan::Step { parts: &parts };
+        let programs = Arc::new(self.programs.step(&whole, &|from, to| vec![from, to]));
         let traced = self.trace.is_some();
         for (index, jobs) in self.jobs.iter().enumerate() {
-            let read = self.lowering.wanted(index + 1, step.want);
+            let read = self.programs.wanted(index + 1, step.want, 0);
             let task = Task { step: self.steps, traced, read };
             let job = Job { programs: Arc::clone(&programs), task };
             if jobs.send(job).is_err() {
-                return Err(LlmError::Panicked { card: self.lowering.seats[index + 1].card });
+                return Err(LlmError::Panicked { card: self.programs.members()[index + 1].card });
             }
         }
-        let task = Task { step: self.steps, traced, read: self.lowering.wanted(0, step.want) };
+        let task = Task { step: self.steps, traced, read: self.programs.wanted(0, step.want, 0) };
         let mut reports: Vec<Option<Report>> =
-            (0..self.lowering.seats.len()).map(|_| None).collect();
+            (0..self.programs.members().len()).map(|_| None).collect();
         let (first, link) = &mut self.first;
         reports[0] = play(first, link, &programs[0], task);
         for _ in 0..self.jobs.len() {
@@ -196,11 +200,11 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
         }
         let culprit = self.boards.culprit();
         if let Some(seat) = culprit.or_else(|| reports.iter().position(Option::is_none)) {
-            return Err(LlmError::Panicked { card: self.lowering.seats[seat].card });
+            return Err(LlmError::Panicked { card: self.programs.members()[seat].card });
         }
         let reports: Vec<Report> = reports.into_iter().flatten().collect();
         if let Some(trace) = &self.trace {
-            for (seat, report) in self.lowering.seats.iter().zip(&reports) {
+            for (seat, report) in self.programs.members().iter().zip(&reports) {
                 trace.keep(seat.card, report, begun, step.past);
             }
         }
@@ -208,7 +212,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
     }
 
     fn batch(&self) -> usize {
-        self.lowering.batch
+        self.programs.space().batch as usize
     }
 }
 

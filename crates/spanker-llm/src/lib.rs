@@ -2,7 +2,7 @@
 //! A Llama-family model, split over cards.
 //!
 //! A [`Network`] is a GGUF file's bytes with what it takes to compute with them. A plan says which card holds
-//! what; [`program`] turns it into one list of operators and exchanges for each card, and a [`Runner`] runs
+//! what; `spanker-plan` turns it into one list of operators and exchanges for each card, and a [`Runner`] runs
 //! the lists: [`InProcess`] on threads of this process, which read the weights where they lie, [`OnRanks`] on
 //! the ranks of a fabric, which are processes on one host or several, [`OnCards`] on cards behind the ABI, and
 //! [`OnMachine`] on whatever has memory of its own and goes through programs itself. All compute the same functions of
@@ -15,15 +15,13 @@
 
 mod card;
 mod cards;
-mod cargo;
 mod error;
 mod fingerprint;
-mod holding;
 mod inproc;
+mod layout;
 mod machine;
 mod network;
-mod op;
-pub mod program;
+mod pieces;
 mod ranks;
 mod recorder;
 mod runner;
@@ -33,13 +31,12 @@ mod verify;
 pub use cards::{Loading, OnCards};
 pub use error::LlmError;
 pub use fingerprint::fingerprint;
-pub use holding::{Cut, Piece};
 pub use inproc::InProcess;
 pub use machine::{Machine, OnMachine};
 pub use network::{Network, Rope};
-pub use op::Op;
 pub use ranks::{Follower, Front, OnRanks, follow};
 pub use recorder::Recorder;
-pub use runner::{Outcome, Runner, Step, Timing, Want};
+pub use runner::{Outcome, Runner, Step, Timing};
 pub use session::Session;
+pub use spanker_plan::Want;
 pub use verify::{Difference, Distance, Trail, trail};

@@ -8,13 +8,12 @@ use std::time::Instant;
 
 use ggml_spanker::ops;
 use spanker_model::Quant;
-use spanker_plan::Plan;
-use spanker_runtime::{BufferId, Place};
+use spanker_plan::{Buffer, BufferId, Op, Piece, Place, Plan, Programs, Want};
+use spanker_topology::ExchangeKind;
 
-use crate::cargo::list;
-use crate::program::{Lowering, Room, Rooms, Space};
-use crate::runner::{Outcome, Runner, Step, Timing, Want, merged};
-use crate::{LlmError, Loading, Network, Op, Piece};
+use crate::layout::{self, Planned};
+use crate::runner::{Outcome, Runner, Step, Timing, merged};
+use crate::{LlmError, Loading, Network};
 
 /// Cards that go through programs themselves.
 ///
@@ -82,7 +81,8 @@ pub trait Machine {
 /// A network on a [`Machine`].
 #[derive(Debug)]
 pub struct OnMachine<M: Machine> {
-    lowering: Lowering,
+    layout: Programs,
+    vocab: u64,
     machine: M,
     /// By rows, and whether there is a head.
     programs: HashMap<(usize, bool), M::Program>,
@@ -104,43 +104,44 @@ impl<M: Machine> OnMachine<M> {
         mut machine: M,
         loading: &dyn Fn(Loading),
     ) -> Result<Self, LlmError> {
-        crate::program::check_plan(network, plan)?;
-        let cargo = list(network, plan)?;
-        let mut weights = Vec::with_capacity(cargo.len());
-        for (seat, cargo) in cargo.iter().enumerate() {
-            weights.push(machine.allocate(seat, "weights", cargo.bytes)?);
-        }
-        let mut put = |seat: usize, piece: &Piece| {
-            Ok(Place { buffer: weights[seat], offset: cargo[seat].places[piece] })
-        };
-        let mut rooms = |seat: usize, list: &[(Room, u64)]| {
-            let mut pairs = Vec::with_capacity(list.len());
-            for &(room, bytes) in list {
-                let what = if room == Room::Kv { "keys and values" } else { "activations" };
-                pairs.push((room, machine.allocate(seat, what, bytes.max(1))?));
+        let planned = Planned::new(network, plan, context, batch, ExchangeKind::Direct)?;
+        let layouts = planned.cards();
+        let mut buffers: Vec<HashMap<Buffer, BufferId>> = Vec::with_capacity(layouts.len());
+        for (member, layout) in layouts.iter().enumerate() {
+            let mut own = HashMap::new();
+            for (buffer, bytes) in layout.allocations() {
+                own.insert(buffer, machine.allocate(member, buffer.name(), bytes)?);
             }
-            Ok(Rooms::new(pairs))
-        };
-        let space = Space { context, batch };
-        let lowering = Lowering::new(network, plan, space, &mut put, &mut rooms)?;
-        let total = cargo.iter().map(|cargo| cargo.bytes).sum();
+            buffers.push(own);
+        }
+        let total = layouts.iter().map(|layout| layout.weights.bytes).sum();
         let (mut done, mut bytes) = (0, Vec::new());
-        for (seat, cargo) in cargo.iter().enumerate() {
-            for (piece, offset) in &cargo.pieces {
+        let mut places: Vec<HashMap<&Piece, u64>> = vec![HashMap::new(); layouts.len()];
+        for (member, layout) in layouts.iter().enumerate() {
+            for (piece, offset) in &layout.weights.pieces {
                 bytes.clear();
-                network.copy_piece(piece, &mut bytes)?;
-                let (tensor, _) = network.tensor(&piece.tensor)?;
-                let place = Place { buffer: weights[seat], offset: *offset };
-                machine.hold(seat, place, tensor.quant, &bytes)?;
+                let name = piece.name();
+                network.copy_part(&name, &piece.cut, &mut bytes)?;
+                let (tensor, _) = network.tensor(&name)?;
+                let place = Place { buffer: buffers[member][&Buffer::Weights], offset: *offset };
+                machine.hold(member, place, tensor.quant, &bytes)?;
+                places[member].insert(piece, *offset);
                 done += bytes.len() as u64;
                 loading(Loading { done, total });
             }
         }
+        let mut weight = |member: usize, piece: &Piece| Place {
+            buffer: buffers[member][&Buffer::Weights],
+            offset: places[member].get(piece).copied().unwrap_or(0),
+        };
+        let mut buffer = |member: usize, of: Buffer| buffers[member][&of];
+        let layout = planned.programs(network, &mut weight, &mut buffer);
         let table = network.rope().table(0..context);
-        for (seat, one) in lowering.seats.iter().enumerate() {
-            machine.write(seat, one.rooms.place(Room::Table), bytemuck::cast_slice(&table))?;
+        for (member, one) in layout.members().iter().enumerate() {
+            machine.write(member, one.place(Buffer::Table), bytemuck::cast_slice(&table))?;
         }
-        Ok(OnMachine { lowering, machine, programs: HashMap::new() })
+        let vocab = network.model().vocab;
+        Ok(OnMachine { layout, vocab, machine, programs: HashMap::new() })
     }
 
     /// The machine.
@@ -150,14 +151,16 @@ impl<M: Machine> OnMachine<M> {
     }
 
     fn prepare(&mut self, step: &Step<'_>) -> Result<M::Program, LlmError> {
-        let programs = self.lowering.programs(step, &|from, to| vec![from, to]);
-        self.machine.prepare(&programs, &self.lowering.members)
+        let parts = [layout::part(step)];
+        let whole = spanker_plan::Step { parts: &parts };
+        let programs = self.layout.step(&whole, &|from, to| vec![from, to]);
+        self.machine.prepare(&programs, self.layout.groups())
     }
 
     fn run(&mut self, step: &Step<'_>) -> Result<u64, LlmError> {
         let want = if step.want == Want::Nothing { Want::Nothing } else { Want::Logits };
         // Which rank has a token's row is part of the program of several.
-        if self.lowering.members[0].len() > 1 {
+        if self.layout.groups()[0].len() > 1 {
             let fresh = Step { past: 0, want, ..*step };
             let program = self.prepare(&fresh)?;
             return self.machine.run(&program, step.tokens, step.past);
@@ -177,11 +180,11 @@ impl<M: Machine> OnMachine<M> {
     /// The logits of all cards of the last stage, with the first token of each.
     fn logits(&mut self) -> Result<Vec<(u32, Vec<f32>)>, LlmError> {
         let mut all = Vec::new();
-        for seat in self.lowering.last() {
-            let one = &self.lowering.seats[seat];
+        for seat in self.layout.last() {
+            let one = &self.layout.members()[seat];
             let vocab = &one.shard.vocab;
             let mut logits = vec![0.0f32; (vocab.end - vocab.start) as usize];
-            let place = one.rooms.place(Room::Logits);
+            let place = one.place(Buffer::Logits);
             self.machine.read(seat, place, bytemuck::cast_slice_mut(&mut logits))?;
             all.push((vocab.start as u32, logits));
         }
@@ -191,7 +194,7 @@ impl<M: Machine> OnMachine<M> {
 
 impl<M: Machine> Runner for OnMachine<M> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        self.lowering.check(step)?;
+        layout::check(&self.layout, self.vocab, step)?;
         let begun = Instant::now();
         let sent = self.run(step)?;
         let mut outcome = Outcome::default();
@@ -215,6 +218,6 @@ impl<M: Machine> Runner for OnMachine<M> {
     }
 
     fn batch(&self) -> usize {
-        self.lowering.batch
+        self.layout.space().batch as usize
     }
 }

@@ -46,10 +46,6 @@ pub struct Network<B> {
     /// The small number in norms.
     pub(crate) epsilon: f32,
     pub(crate) rope: Rope,
-    /// Whether queries, keys and values have biases.
-    pub(crate) biases: bool,
-    /// Whether each head of queries and keys is normed.
-    pub(crate) head_norms: bool,
 }
 
 impl<B: AsRef<[u8]>> Network<B> {
@@ -84,9 +80,7 @@ impl<B: AsRef<[u8]>> Network<B> {
             return Err(LlmError::unsupported(format!("norms with an epsilon of {epsilon}")));
         }
         let rope = rope(&header, file, &model, number)?;
-        let has = |name: &str| header.tensors().contains_key(&format!("blk.0.{name}"));
-        let (biases, head_norms) = (has("attn_q.bias"), has("attn_q_norm.weight"));
-        let network = Network { header, model, epsilon, rope, biases, head_norms, bytes };
+        let network = Network { header, model, epsilon, rope, bytes };
         network.check_vectors()?;
         Ok(network)
     }
@@ -140,12 +134,12 @@ impl<B: AsRef<[u8]>> Network<B> {
             let mut add = |name: &str, length| used.push((format!("blk.{at}.{name}"), length));
             add("attn_norm.weight", model.hidden);
             add("ffn_norm.weight", model.hidden);
-            if self.biases {
+            if model.biases {
                 add("attn_q.bias", q);
                 add("attn_k.bias", kv);
                 add("attn_v.bias", kv);
             }
-            if self.head_norms {
+            if model.head_norms {
                 add("attn_q_norm.weight", model.head_size);
                 add("attn_k_norm.weight", model.head_size);
             }

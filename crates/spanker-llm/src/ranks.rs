@@ -19,11 +19,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric, FabricError};
-use spanker_plan::Plan;
+use spanker_plan::{Plan, Want};
+use spanker_topology::ExchangeKind;
 
 use crate::card::{self, Report, Tracing};
-use crate::program::Space;
-use crate::runner::{Outcome, Runner, Step, Timing, Want};
+use crate::layout::{self, Planned};
+use crate::runner::{Outcome, Runner, Step, Timing};
 use crate::{LlmError, Network, Recorder};
 pub use follow::{Follower, follow};
 use order::Order;
@@ -104,7 +105,7 @@ impl<'f> Front<'f> {
         batch: usize,
         threads: usize,
     ) -> Result<OnRanks<'_, 'f, B>, LlmError> {
-        crate::program::check_plan(network, plan)?;
+        let planned = Planned::new(network, plan, context, batch, ExchangeKind::Direct)?;
         let ranks = self.ranks();
         if let Some(card) = plan.layout.cards().into_iter().find(|&card| card >= ranks) {
             return Err(LlmError::plan(format!(
@@ -113,10 +114,9 @@ impl<'f> Front<'f> {
         }
         let json = plan.to_json();
         let stamp = crate::fingerprint(json.bytes());
-        let space = Space { context, batch };
         let (context, batch) = (context as u64, batch as u64);
         self.order(&Order::Plan { network: network.fingerprint(), context, batch, json })?;
-        let seated = Seated::new(network, plan, space, FRONT, threads);
+        let seated = Seated::new(network, &planned, FRONT, threads);
         let seated = seated.inspect_err(|error| self.give_up(error.to_string()))?;
         self.heard(|wire| wire.settle(stamp))?;
         Ok(OnRanks { front: self, seated, trace: None })
@@ -156,7 +156,7 @@ pub struct OnRanks<'a, 'f, B> {
 impl<B> std::fmt::Debug for OnRanks<'_, '_, B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OnRanks")
-            .field("cards", &self.seated.lowering.seats.len())
+            .field("cards", &self.seated.programs.members().len())
             .finish_non_exhaustive()
     }
 }
@@ -186,7 +186,7 @@ impl<B: AsRef<[u8]> + Send + Sync> OnRanks<'_, '_, B> {
 
 impl<B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<'_, '_, B> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        self.seated.lowering.check(step)?;
+        layout::check(&self.seated.programs, self.seated.vocab, step)?;
         let begun = Instant::now();
         self.front.order(&Order::step(step))?;
         let (seated, traced) = (&mut self.seated, self.trace.is_some());
@@ -206,7 +206,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<'_, '_, B> {
     }
 
     fn batch(&self) -> usize {
-        self.seated.lowering.batch
+        self.seated.programs.space().batch as usize
     }
 
     fn beat(&mut self) -> Result<(), LlmError> {

@@ -3,18 +3,9 @@
 
 use std::time::Duration;
 
-use crate::LlmError;
+use spanker_plan::Want;
 
-/// What a step should give back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
-    /// Nothing: more of the prompt follows.
-    Nothing,
-    /// The best candidates for the next token, at most so many: from 1 to 1024.
-    Best(u32),
-    /// All logits.
-    Logits,
-}
+use crate::LlmError;
 
 /// Tokens that go through the model together.
 #[derive(Debug, Clone, Copy)]

@@ -2,8 +2,10 @@
 //! One sequence on a runner: what was fed stays known, so that it can be fed again to another runner when
 //! this one is lost.
 
+use spanker_plan::Want;
+
 use crate::LlmError;
-use crate::runner::{Outcome, Runner, Step, Timing, Want};
+use crate::runner::{Outcome, Runner, Step, Timing};
 
 /// A sequence and the cards that work on it.
 pub struct Session<'r> {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether two ways to run a model give the same tokens and the same logits, and where not.
 
-use crate::runner::{Runner, Want};
+use spanker_plan::Want;
+
+use crate::runner::Runner;
 use crate::{LlmError, Session};
 
 /// Logits after each token, and the token that has the greatest.

@@ -360,7 +360,7 @@ impl Plan {
         let space = Pricer::new(&self.model, &self.cluster, &self.request).space(sequences);
         let copies = self.layout.replicas.iter();
         let cards =
-            copies.flat_map(|stages| card_layouts(&self.model, &self.cluster, stages, space));
+            copies.flat_map(|stages| card_layouts(&self.model, &self.cluster, stages, space, None));
         let list = |card: &CardLayout| {
             let allocation = |(buffer, bytes): (Buffer, u64)| Allocation {
                 name: buffer.name().into(),

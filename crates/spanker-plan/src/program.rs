@@ -23,6 +23,7 @@ use spanker_collective::{Collective, DType};
 use spanker_model::Model;
 use spanker_topology::{Cluster, ExchangeKind};
 
+use crate::cost::exchange;
 use crate::cost::shard::{Shard, Split};
 use crate::plan::Stage;
 use crate::work::{BufferId, Place, Work};
@@ -188,7 +189,8 @@ impl CardLayout {
     }
 }
 
-/// What every card of one copy of a model holds and allocates, stage by stage and rank by rank.
+/// What every card of one copy of a model holds and allocates, stage by stage and rank by rank. Where `kind` is
+/// nothing, cards exchange as their profiles say.
 ///
 /// # Panics
 /// If a stage names cards that the cluster has not.
@@ -198,11 +200,12 @@ pub fn card_layouts(
     cluster: &Cluster,
     stages: &[Stage],
     space: Space,
+    kind: Option<ExchangeKind>,
 ) -> Vec<CardLayout> {
     let mut list = Vec::new();
     for (index, stage) in stages.iter().enumerate() {
         let ends = (index == 0, index + 1 == stages.len());
-        let exchanging = crate::cost::exchange::exchanging(cluster, &stage.group);
+        let exchanging = exchanging(cluster, stage, kind);
         for (rank, &card) in stage.group.cards.iter().enumerate() {
             let weights = WeightLayout::of(model, stage, rank, ends);
             let buffers = sizes(model, stage, rank, space, ends, exchanging);
@@ -210,6 +213,11 @@ pub fn card_layouts(
         }
     }
     list
+}
+
+fn exchanging(cluster: &Cluster, stage: &Stage, kind: Option<ExchangeKind>) -> Exchanging {
+    let kind = kind.unwrap_or_else(|| exchange::kind_of(cluster, &stage.group));
+    exchange::exchanging(cluster, &stage.group, kind)
 }
 
 /// A card's place in a layout.
@@ -259,21 +267,23 @@ pub struct Programs {
 
 impl Programs {
     /// Programs on buffers that have been allocated: `weight` says where a piece of a member's weights is,
-    /// `buffer` which buffer of a member is for what.
+    /// `buffer` which buffer of a member is for what, `kind` how cards exchange if not as their profiles say.
     #[must_use]
+    #[allow(clippy::too_many_arguments, reason = "a layout, and where its parts are")]
     pub fn bound(
         model: &Model,
         cluster: &Cluster,
         stages: &[Stage],
         space: Space,
         numerics: Numerics,
+        kind: Option<ExchangeKind>,
         weight: &mut dyn FnMut(usize, &Piece) -> Place,
         buffer: &mut dyn FnMut(usize, Buffer) -> BufferId,
     ) -> Programs {
         let (mut members, mut groups, mut kinds) = (Vec::new(), Vec::new(), Vec::new());
         for (index, stage) in stages.iter().enumerate() {
             let ends = (index == 0, index + 1 == stages.len());
-            let exchanging = crate::cost::exchange::exchanging(cluster, &stage.group);
+            let exchanging = exchanging(cluster, stage, kind);
             let first = members.len();
             for (rank, &card) in stage.group.cards.iter().enumerate() {
                 let at = members.len();
@@ -297,7 +307,7 @@ impl Programs {
     /// weights.
     #[must_use]
     pub fn symbolic(model: &Model, cluster: &Cluster, stages: &[Stage], space: Space) -> Programs {
-        let layouts = card_layouts(model, cluster, stages, space);
+        let layouts = card_layouts(model, cluster, stages, space, None);
         let places: Vec<std::collections::HashMap<&Piece, u64>> = layouts
             .iter()
             .map(|layout| layout.weights.pieces.iter().map(|(piece, at)| (piece, *at)).collect())
@@ -308,7 +318,7 @@ impl Programs {
         };
         let mut buffer = |_: usize, of: Buffer| of.symbol();
         let numerics = Numerics::default();
-        Programs::bound(model, cluster, stages, space, numerics, &mut weight, &mut buffer)
+        Programs::bound(model, cluster, stages, space, numerics, None, &mut weight, &mut buffer)
     }
 
     /// The cards, in the order of stages and ranks.

@@ -10,7 +10,7 @@ use spanker_runtime::{BufferId, Place, Work};
 
 use super::Card;
 use super::memory::part;
-use crate::Op;
+use spanker_plan::Op;
 
 /// Rows of weights that kernels take together.
 const STRIDE: usize = 16;

@@ -3,10 +3,9 @@
 //! order of the program.
 
 use spanker_fabric::device::DeviceGroup;
-use spanker_plan::{Activity, Label, Mark};
+use spanker_plan::{Activity, Label, Mark, Op, Programs};
 use spanker_runtime::{Descriptor, SpankerControl, Work, abi};
 
-use crate::program::Lowering;
 use crate::{LlmError, Recorder};
 
 /// Marks of a trace as they grow.
@@ -17,8 +16,18 @@ pub(super) struct Log {
     origin: u64,
     /// The last entry that was read from each seat.
     seen: Vec<u64>,
-    /// For each seat of the step in hand: from which descriptor on it does what.
-    phases: Vec<Vec<(usize, Activity, u32)>>,
+    /// For each member of the step in hand: from which descriptor on it is at which operator.
+    ops: Vec<Vec<At>>,
+}
+
+/// An operator of the step in hand.
+#[derive(Debug, Clone, Copy)]
+struct At {
+    /// Its first descriptor.
+    descriptor: usize,
+    op: u32,
+    activity: Activity,
+    layer: u32,
 }
 
 impl Log {
@@ -32,13 +41,20 @@ impl Log {
             Ok(records.last().map_or(0, |record| record.sequence))
         };
         let seen = (0..group.ranks()).map(last).collect::<Result<Vec<u64>, LlmError>>()?;
-        let phases = vec![Vec::new(); seen.len()];
-        Ok(Log { recorder: recorder.clone(), origin, seen, phases })
+        let ops = vec![Vec::new(); seen.len()];
+        Ok(Log { recorder: recorder.clone(), origin, seen, ops })
     }
 
-    /// From descriptor `at` on, a seat does this.
-    pub(super) fn mark(&mut self, seat: usize, at: usize, activity: Activity, layer: u32) {
-        self.phases[seat].push((at, activity, layer));
+    /// From a descriptor on, a member is at this operator of its program.
+    pub(super) fn op(&mut self, member: usize, descriptor: usize, number: usize, op: &Op) {
+        let list = &mut self.ops[member];
+        let before = list.last().copied();
+        let (activity, layer) = match (op, before) {
+            (Op::Mark { activity, layer }, _) => (*activity, *layer),
+            (_, Some(before)) => (before.activity, before.layer),
+            (_, None) => (Activity::Host, 0),
+        };
+        list.push(At { descriptor, op: number as u32, activity, layer });
     }
 
     /// Adds a step that is over. Where a card's recorder no longer has all of it, nothing is added for that
@@ -46,47 +62,57 @@ impl Log {
     pub(super) fn keep(
         &mut self,
         group: &DeviceGroup<'_>,
-        lowering: &Lowering,
+        layout: &Programs,
         programs: &[Vec<Descriptor>],
         token: usize,
     ) -> Result<(), LlmError> {
-        for (seat, program) in programs.iter().enumerate() {
-            let phases = std::mem::take(&mut self.phases[seat]);
-            let records = group.request(seat, SpankerControl::records)?;
-            let done: Vec<u64> = records
-                .iter()
-                .filter(|record| {
-                    record.sequence > self.seen[seat] && record.kind == abi::RECORD_DONE
-                })
+        for (member, program) in programs.iter().enumerate() {
+            let ops = std::mem::take(&mut self.ops[member]);
+            let records = group.request(member, SpankerControl::records)?;
+            let fresh = records.iter().filter(|record| record.sequence > self.seen[member]);
+            let done: Vec<u64> = fresh
+                .clone()
+                .filter(|record| record.kind == abi::RECORD_DONE)
                 .map(|record| record.card_time_ps)
                 .collect();
-            self.seen[seat] = records.last().map_or(0, |record| record.sequence);
-            let noted = |one: &&(usize, &Descriptor)| {
-                !matches!(one.1.work, Work::Send { .. } | Work::Receive { .. })
-            };
-            let steps: Vec<(usize, &Descriptor)> = program.iter().enumerate().collect();
-            let steps: Vec<_> = steps.iter().filter(noted).collect();
-            if steps.len() != done.len() {
+            let begun = fresh.clone().find(|record| record.kind == abi::RECORD_SUBMITTED);
+            let begun = begun.map(|record| record.card_time_ps);
+            self.seen[member] = records.last().map_or(0, |record| record.sequence);
+            let noted = program
+                .iter()
+                .enumerate()
+                .filter(|(_, one)| !matches!(one.work, Work::Send { .. } | Work::Receive { .. }));
+            let noted: Vec<(usize, &Descriptor)> = noted.collect();
+            if noted.len() != done.len() {
                 continue;
             }
             let seconds = |ps: u64| ps.saturating_sub(self.origin) as f64 * 1e-12;
+            let card = layout.members()[member].card as u32;
             let mut marks: Vec<Mark> = Vec::new();
-            let mut before = None;
-            for (&&(at, descriptor), end) in steps.iter().zip(&done) {
-                let phase = phases.iter().rfind(|(from, _, _)| *from <= at);
-                let (activity, layer) = phase.map_or((Activity::Host, 0), |&(_, a, l)| (a, l));
-                let activity = match descriptor.work {
-                    Work::Fence { .. } if activity != Activity::Handoff => Activity::Exchange,
-                    _ => activity,
+            let mut before = begun.unwrap_or_else(|| done.first().copied().unwrap_or(0));
+            for (&(at, descriptor), &ended) in noted.iter().zip(&done) {
+                let index = ops.partition_point(|op| op.descriptor <= at);
+                let Some(op) = index.checked_sub(1).map(|index| ops[index]) else { continue };
+                let fence = matches!(descriptor.work, Work::Fence { .. });
+                let exchange = fence
+                    || marks.last().is_some_and(|last| {
+                        last.op == op.op && last.label.activity == Activity::Exchange
+                    });
+                let activity = match op.activity {
+                    Activity::Handoff => Activity::Handoff,
+                    _ if exchange => Activity::Exchange,
+                    activity => activity,
                 };
-                let label = Label { activity, layer, token: token as u32 };
-                let (start, end) = (before.unwrap_or(*end), *end);
-                before = Some(end);
+                let label = Label { activity, layer: op.layer, token: token as u32 };
+                let (start, end) = (seconds(before), seconds(ended));
+                before = ended;
                 match marks.last_mut() {
-                    Some(last) if last.label == label => last.end = seconds(end),
+                    Some(last) if last.op == op.op => {
+                        last.end = end;
+                        last.label = label;
+                    }
                     _ => {
-                        let card = lowering.seats[seat].card as u32;
-                        marks.push(Mark::outside(card, label, seconds(start), seconds(end)));
+                        marks.push(Mark { card, label, op: op.op, ops: 1, start, end, parts: None })
                     }
                 }
             }

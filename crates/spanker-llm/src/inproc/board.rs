@@ -9,8 +9,9 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use spanker_plan::Programs;
+
 use crate::card::Peers;
-use crate::program::Lowering;
 
 /// Nobody has failed.
 const NOBODY: usize = usize::MAX;
@@ -37,13 +38,13 @@ pub(super) struct Boards {
 }
 
 impl Boards {
-    pub(super) fn new(lowering: &Lowering, patient: bool) -> Boards {
+    pub(super) fn new(programs: &Programs, patient: bool) -> Boards {
         let slots = |members: &std::ops::Range<usize>| {
             members.clone().map(|_| Default::default()).collect()
         };
         Boards {
-            slots: lowering.members.iter().map(slots).collect(),
-            hands: lowering.seats.iter().map(|_| Slot::default()).collect(),
+            slots: programs.groups().iter().map(slots).collect(),
+            hands: programs.members().iter().map(|_| Slot::default()).collect(),
             failed: AtomicUsize::new(NOBODY),
             looks: if patient { 2000 } else { 20 },
         }
@@ -101,8 +102,9 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(boards: &Arc<Boards>, lowering: &Lowering, seat: usize) -> Link {
-        let (stage, rank) = (lowering.seats[seat].stage, lowering.seats[seat].rank);
+    pub(super) fn new(boards: &Arc<Boards>, programs: &Programs, seat: usize) -> Link {
+        let member = &programs.members()[seat];
+        let (stage, rank) = (member.stage, member.rank);
         Link { boards: Arc::clone(boards), seat, stage, rank, exchanges: 0 }
     }
 

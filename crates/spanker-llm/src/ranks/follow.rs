@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spanker_fabric::{Fabric, FabricError};
-use spanker_plan::Plan;
+use spanker_plan::{Plan, Want};
+use spanker_topology::ExchangeKind;
 
 use super::order::Order;
 use super::seated::{self, Seated};
 use super::wire::Wire;
 use crate::card::Report;
 use crate::fingerprint;
-use crate::program::Space;
-use crate::runner::{Step, Want};
+use crate::layout::{self, Planned};
+use crate::runner::Step;
 use crate::{LlmError, Network};
 
 /// What a rank brings along.
@@ -50,7 +51,7 @@ pub fn follow<B: AsRef<[u8]> + Send + Sync>(
                 // The last one's memory is free for this one.
                 drop(seated.take());
                 untold = (Duration::ZERO, 0);
-                let space = Space { context: context as usize, batch: batch as usize };
+                let space = (context as usize, batch as usize);
                 seated = Some(take_seat(&mut wire, follower, network, space, &json)?);
             }
             Order::Step { past, want, tokens } => {
@@ -58,7 +59,7 @@ pub fn follow<B: AsRef<[u8]> + Send + Sync>(
                 let Some(seated) = &mut seated else {
                     return Err(wire.refuse("there is no plan to run a step of".into()).into());
                 };
-                if let Err(error) = seated.lowering.check(&step) {
+                if let Err(error) = layout::check(&seated.programs, seated.vocab, &step) {
                     return Err(wire.refuse(error.to_string()).into());
                 }
                 let Some(report) = seated.step(&mut wire, &step, false)? else { continue };
@@ -78,7 +79,7 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
     wire: &mut Wire<'_>,
     follower: &Follower<'_, B>,
     network: u64,
-    space: Space,
+    (context, batch): (usize, usize),
     json: &str,
 ) -> Result<Seated<B>, FabricError> {
     let own = follower.network.fingerprint();
@@ -95,7 +96,9 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
     let rank = wire.rank();
     let plan = Plan::from_json(json).map_err(|error| error.to_string());
     let seated = plan.and_then(|plan| {
-        let seated = Seated::new(follower.network, &plan, space, rank, follower.threads);
+        let planned = Planned::new(follower.network, &plan, context, batch, ExchangeKind::Direct);
+        let seated = planned
+            .and_then(|planned| Seated::new(follower.network, &planned, rank, follower.threads));
         seated.map_err(|error: LlmError| error.to_string())
     });
     let seated = seated.map_err(|reason| wire.refuse(reason))?;

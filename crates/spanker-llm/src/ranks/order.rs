@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What rank 0 tells the others to do, as bytes. Whoever reads an order believes nothing of it unseen.
 
-use crate::runner::{Step, Want};
+use spanker_plan::Want;
+
+use crate::runner::Step;
 
 /// An order of rank 0.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,17 +6,19 @@ use std::time::Duration;
 
 use spanker_collective::Rank;
 use spanker_fabric::FabricError;
-use spanker_plan::Plan;
+use spanker_plan::{Programs, Want};
 
 use super::wire::{FRONT, Neighbours, Wire};
-use crate::card::{Card, Report, Stopped, Task, furnish};
-use crate::program::{Lowering, Space};
-use crate::runner::{Step, Want};
+use crate::card::memory::FILE;
+use crate::card::{Card, Report, Stopped, Task, allocate};
+use crate::layout::{self, Planned};
+use crate::runner::Step;
 use crate::{LlmError, Network};
 
 /// A rank's part of a plan.
 pub(super) struct Seated<B> {
-    pub(super) lowering: Lowering,
+    pub(super) programs: Programs,
+    pub(super) vocab: u64,
     /// The rank of every seat.
     pub(super) ranks: Vec<Rank>,
     /// This rank's seat and card.
@@ -29,19 +31,18 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
     /// Lays out this rank's part of a plan, and reads it once, so that steps do not wait for a disk.
     pub(super) fn new(
         network: &Arc<Network<B>>,
-        plan: &Plan,
-        space: Space,
+        planned: &Planned<'_>,
         rank: Rank,
         threads: usize,
     ) -> Result<Self, LlmError> {
-        let (lowering, memories) = furnish(network, plan, space, &|card| card == rank)?;
-        let ranks: Vec<Rank> = lowering.seats.iter().map(|seat| seat.card).collect();
+        let (programs, memories) = allocate(network, planned, &|card| card == rank)?;
+        let ranks: Vec<Rank> = programs.members().iter().map(|member| member.card).collect();
         let seat = ranks.iter().position(|&one| one == rank);
         let card = seat.zip(memories.into_iter().next()).map(|(seat, memory)| {
-            lowering.seats[seat].holding.touch(network);
+            touch(network, &programs, seat);
             (seat, Card::new(memory, threads))
         });
-        Ok(Seated { lowering, ranks, card, steps: 0 })
+        Ok(Seated { programs, vocab: network.model().vocab, ranks, card, steps: 0 })
     }
 
     /// Runs this rank's program for a step; without a card there is no report.
@@ -53,11 +54,13 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
     ) -> Result<Option<Report>, FabricError> {
         self.steps += 1;
         let Some((seat, card)) = &mut self.card else { return Ok(None) };
-        let programs = self.lowering.programs(step, &|from, to| vec![from, to]);
-        let read = self.lowering.wanted(*seat, step.want);
+        let parts = [layout::part(step)];
+        let whole = spanker_plan::Step { parts: &parts };
+        let programs = self.programs.step(&whole, &|from, to| vec![from, to]);
+        let read = self.programs.wanted(*seat, step.want, 0);
         let task = Task { step: self.steps, traced, read };
-        let place = &self.lowering.seats[*seat];
-        let members = self.lowering.members[place.stage].clone();
+        let place = &self.programs.members()[*seat];
+        let members = self.programs.groups()[place.stage].clone();
         let mut peers = Neighbours::new(wire, &self.ranks, members, place.rank, self.steps);
         match card.run(&programs[*seat], &mut peers, task) {
             Ok(report) => Ok(Some(report)),
@@ -68,13 +71,23 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
 
     /// The ranks whose reports the front waits for, with their bytes.
     pub(super) fn expected(&self, want: Want) -> Vec<(Rank, u64)> {
-        let read = |seat: usize| self.lowering.wanted(seat, want).map_or(0, |(_, bytes)| bytes);
+        let read = |seat: usize| self.programs.wanted(seat, want, 0).map_or(0, |(_, bytes)| bytes);
         let seats = self.ranks.iter().enumerate().filter(|&(_, &rank)| rank != FRONT);
         seats.map(|(seat, &rank)| (rank, HEAD + read(seat))).collect()
     }
 }
 
 /// Bytes of a report before what was asked for.
+/// Reads a byte of every page of the matrices that lie in the file, which brings them into memory.
+fn touch<B: AsRef<[u8]>>(network: &Network<B>, programs: &Programs, member: usize) {
+    let matrices = programs.members()[member].matrices();
+    for (place, bytes) in matrices.filter(|(place, _)| place.buffer == FILE) {
+        let start = place.offset as usize;
+        let pages = network.bytes()[start..start + bytes as usize].iter().step_by(4096);
+        std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
+    }
+}
+
 const HEAD: u64 = 16;
 
 /// A report as bytes.

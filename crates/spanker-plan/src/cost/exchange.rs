@@ -71,10 +71,14 @@ pub(crate) fn serial(collective: Collective, algorithm: Algorithm) -> bool {
     !collective.reduces() || matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot)
 }
 
-/// How a group exchanges activations: as the profile of its cards says.
-pub(crate) fn exchanging(cluster: &Cluster, group: &Group) -> Exchanging {
+/// How the cards of a group exchange activations, as their profile says.
+pub(crate) fn kind_of(cluster: &Cluster, group: &Group) -> ExchangeKind {
     let link = cluster.profile(group.cards[0]).link.as_ref();
-    let kind = link.map(|link| link.exchange).unwrap_or_default();
+    link.map(|link| link.exchange).unwrap_or_default()
+}
+
+/// What a group needs to exchange activations in this way.
+pub(crate) fn exchanging(cluster: &Cluster, group: &Group, kind: ExchangeKind) -> Exchanging {
     let overheads = match kind {
         ExchangeKind::Schedules if group.cards.len() > 1 => overheads(cluster, &group.cards),
         _ => Overheads::default(),
@@ -278,8 +282,7 @@ impl PriceList {
 
     /// How a group exchanges.
     pub(crate) fn exchanging(&self, cluster: &Cluster, group: &Group) -> Exchanging {
-        let link = cluster.profile(group.cards[0]).link.as_ref();
-        let kind = link.map(|link| link.exchange).unwrap_or_default();
+        let kind = kind_of(cluster, group);
         if kind != ExchangeKind::Schedules || group.cards.len() < 2 {
             return Exchanging { kind, overheads: Overheads::default() };
         }
@@ -287,7 +290,7 @@ impl PriceList {
         if let Some(&overheads) = self.overheads.borrow().get(&looks) {
             return Exchanging { kind, overheads };
         }
-        let fresh = exchanging(cluster, group);
+        let fresh = exchanging(cluster, group, kind);
         self.overheads.borrow_mut().insert(looks, fresh.overheads);
         fresh
     }

@@ -169,6 +169,8 @@ pub struct Cost {
     per_byte: f64,
     per_mac: f64,
     operator: f64,
+    /// What a token takes besides, where its candidates are picked.
+    per_token: f64,
     /// What was measured, by kind and type of weights.
     measured: Vec<((OperatorKind, Option<Quant>), Vec<OperatorRate>)>,
 }
@@ -190,6 +192,7 @@ impl Cost {
             per_byte: 1.0 / profile.memory.bandwidth.value.0 as f64,
             per_mac: 1.0 / profile.compute.rate.value.0,
             operator: profile.compute.per_operator.value.0,
+            per_token: profile.compute.per_token.value.0,
             measured,
         }
     }
@@ -197,9 +200,14 @@ impl Cost {
     /// What an operator takes.
     #[must_use]
     pub fn operator(&self, load: &Load) -> Terms {
-        if let Some(terms) = self.by_measurement(load) {
-            return terms;
+        let mut terms = self.by_measurement(load).unwrap_or_else(|| self.by_rates(load));
+        if load.kind == OperatorKind::Best {
+            terms.fixed += Seconds(self.per_token);
         }
+        terms
+    }
+
+    fn by_rates(&self, load: &Load) -> Terms {
         let memory = load.bytes as f64 * self.per_byte;
         let compute = (load.macs as f64 * self.per_mac - memory).max(0.0);
         let fixed = if load.starts { self.operator } else { 0.0 };

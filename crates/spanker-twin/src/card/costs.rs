@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What work costs on the card's clock, in picoseconds.
 //!
-//! An operator takes the longer of its memory traffic and its arithmetic, and a fixed cost, as in the planner.
+//! An operator takes what the planner says that it takes.
 //! A frame takes its bytes on the wire, its part of an acknowledgement, and for each time that it breaks the
 //! frames that go-back-N sends again.
 
 use rand::Rng;
 use rand_pcg::Pcg32;
+use spanker_plan::{Cost, Load};
 use spanker_topology::{Framing, Profile, Saturation};
 
 use crate::spec::{Pace, PortSpec};
@@ -23,11 +24,9 @@ pub(crate) fn later(at: u64, by: u64) -> u64 {
 pub(crate) const SECOND: f64 = 1e12;
 
 /// What a card's work costs.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Costs {
-    per_byte: f64,
-    per_mac: f64,
-    operator: f64,
+    cost: Cost,
     host_latency: f64,
     host_per_byte: f64,
     /// The factor of a card that someone has slowed down.
@@ -37,25 +36,21 @@ pub(crate) struct Costs {
 impl Costs {
     pub(crate) fn of(profile: &Profile) -> Costs {
         Costs {
-            per_byte: SECOND / profile.memory.bandwidth.value.0 as f64,
-            per_mac: SECOND / profile.compute.rate.value.0,
-            operator: profile.compute.per_operator.value.0 * SECOND,
+            cost: Cost::of(profile),
             host_latency: profile.host.latency.value.0 * SECOND,
             host_per_byte: SECOND / profile.host.bandwidth.value.0 as f64,
             slow: 1.0,
         }
     }
 
-    /// Work on the card itself; an operator that starts takes a fixed time besides.
-    pub(crate) fn work(&self, bytes: u64, macs: u64, starts: bool) -> u64 {
-        let streamed = (bytes as f64 * self.per_byte).max(macs as f64 * self.per_mac);
-        let fixed = if starts { self.operator } else { 0.0 };
-        ((streamed + fixed) * self.slow).round() as u64
+    /// Work on the card itself, as the planner prices it.
+    pub(crate) fn work(&self, load: &Load) -> u64 {
+        (self.cost.operator(load).total().0 * SECOND * self.slow).round() as u64
     }
 
     /// Memory traffic alone.
     pub(crate) fn memory(&self, bytes: u64) -> u64 {
-        (bytes as f64 * self.per_byte * self.slow).round() as u64
+        (self.cost.memory(bytes as f64) * SECOND * self.slow).round() as u64
     }
 
     /// A message from or to the host.

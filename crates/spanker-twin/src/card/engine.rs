@@ -8,12 +8,13 @@
 
 use std::collections::VecDeque;
 
+use spanker_plan::load;
 use spanker_runtime::{Descriptor, Fault, Place, Work, abi};
 
 use super::compute::SLICE;
 use super::costs::later;
 use super::port::{Receive, TransferId};
-use super::traffic::{Traffic, kind, traffic, uses};
+use super::traffic::{kind, uses};
 use super::{Card, ClientId};
 use crate::spec::Pace;
 
@@ -293,9 +294,11 @@ impl Card {
         }
         *budget = budget.saturating_sub(START);
         let before = submission.next.checked_sub(1).map(|at| &submission.work[at].work);
-        let Traffic { bytes, macs, starts } = traffic(work, before);
         let kind = kind(work);
-        let cost = self.costs.work(bytes, macs, starts);
+        let (bytes, macs, cost) = match load(work, before) {
+            Some(load) => (load.bytes, load.macs, self.costs.work(&load)),
+            None => (0, 0, 0),
+        };
         self.clock = self.ends(later(self.clock.max(waited), cost));
         self.count_traffic(bytes);
         self.counters.multiplications = self.counters.multiplications.saturating_add(macs);

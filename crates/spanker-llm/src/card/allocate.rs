@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The memory of the cards that this process plays, as a plan lays them out. Weights whose rows a card has
+//! stay in the file; of those whose columns it has, it gets a copy.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use spanker_plan::{Buffer, BufferId, Cut, Piece, Place, Programs};
+
+use super::memory::{self, Memory};
+use crate::layout::Planned;
+use crate::{LlmError, Network};
+
+/// Lays a network out. The members of the cards for which `ours` says so get memory, in the order of members; of the
+/// others, nothing but their place in the plan is known.
+pub(crate) fn allocate<B: AsRef<[u8]>>(
+    network: &Arc<Network<B>>,
+    planned: &Planned<'_>,
+    ours: &dyn Fn(usize) -> bool,
+) -> Result<(Programs, Vec<Memory<B>>), LlmError> {
+    let layouts = planned.cards();
+    let mut places: Vec<HashMap<Piece, Place>> = Vec::with_capacity(layouts.len());
+    let mut memories = Vec::new();
+    // Made when there is room for it: a context may be too long for that.
+    let mut table = Vec::new();
+    for layout in &layouts {
+        let mut copies = Vec::new();
+        let mut held = HashMap::new();
+        for (piece, _) in &layout.weights.pieces {
+            let name = piece.name();
+            let place = match &piece.cut {
+                Cut::Rows(rows) => {
+                    let offset = network.rows_at(&name, rows)?.start as u64;
+                    Place { buffer: memory::FILE, offset }
+                }
+                Cut::Columns(_) => {
+                    let offset = copies.len() as u64;
+                    if ours(layout.card) {
+                        network.copy_part(&name, &piece.cut, &mut copies)?;
+                        copies.resize(copies.len().next_multiple_of(64), 0);
+                    }
+                    Place { buffer: memory::COPIES, offset }
+                }
+            };
+            held.insert(piece.clone(), place);
+        }
+        places.push(held);
+        if !ours(layout.card) {
+            continue;
+        }
+        let mut memory = Memory::new(Arc::clone(network));
+        memory.add(copies.len() as u64)?;
+        memory.bytes_mut(memory::COPIES, |bytes| bytes.copy_from_slice(&copies));
+        layout.buffers.iter().try_for_each(|&(_, bytes)| memory.add(bytes.max(1)))?;
+        if memories.is_empty() {
+            table = network.rope().table(0..planned.space.context as usize);
+        }
+        let at = layout.buffers.iter().position(|(buffer, _)| *buffer == Buffer::Table);
+        if let Some(at) = at {
+            memory.bytes_mut(number(at), |bytes| {
+                bytes[..table.len() * 4].copy_from_slice(bytemuck::cast_slice(&table));
+            });
+        }
+        memories.push(memory);
+    }
+    let mut weight = |member: usize, piece: &Piece| {
+        let nowhere = Place { buffer: memory::FILE, offset: 0 };
+        places[member].get(piece).copied().unwrap_or(nowhere)
+    };
+    let mut buffer = |member: usize, of: Buffer| {
+        let at = layouts[member].buffers.iter().position(|(buffer, _)| *buffer == of);
+        at.map_or(memory::FILE, number)
+    };
+    let programs = planned.programs(network, &mut weight, &mut buffer);
+    Ok((programs, memories))
+}
+
+/// The buffers of a plan come behind the file and the copies.
+fn number(at: usize) -> BufferId {
+    BufferId(memory::COPIES.0 + 1 + at as u64)
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Parts of a network's tensors, by the names that its file has for them.
+
+use std::ops::Range;
+
+use ggml_spanker::Shape;
+use ggml_spanker::ops::Pairs;
+use spanker_model::gguf::Tensor;
+use spanker_plan::{Cut, Numerics};
+
+use crate::{LlmError, Network};
+
+impl<B: AsRef<[u8]>> Network<B> {
+    /// Where a run of rows of a tensor lies in the file.
+    pub(crate) fn rows_at(&self, name: &str, rows: &Range<u64>) -> Result<Range<usize>, LlmError> {
+        let (tensor, range) = self.tensor(name)?;
+        let rows = shape(tensor).and_then(|shape| shape.row_range(usizes(rows)));
+        let rows = rows.map_err(|error| refused(name, &error))?;
+        Ok(range.start + rows.start..range.start + rows.end)
+    }
+
+    /// Appends the bytes of a part of a tensor.
+    ///
+    /// # Errors
+    /// [`LlmError::Unsupported`] for a tensor that is not there, [`LlmError::Plan`] for a part that it has
+    /// not, or a cut through a block.
+    pub fn copy_part(&self, name: &str, cut: &Cut, out: &mut Vec<u8>) -> Result<(), LlmError> {
+        match cut {
+            Cut::Rows(rows) => out.extend_from_slice(&self.bytes()[self.rows_at(name, rows)?]),
+            Cut::Columns(columns) => {
+                let (tensor, range) = self.tensor(name)?;
+                let matrix = &self.bytes()[range];
+                let part =
+                    shape(tensor).and_then(|shape| shape.take_columns(matrix, usizes(columns)));
+                out.extend_from_slice(&part.map_err(|error| refused(name, &error))?.1);
+            }
+        }
+        Ok(())
+    }
+
+    /// What programs need to know of the network besides its shape.
+    pub(crate) fn numerics(&self) -> Numerics {
+        let pairs = u32::from(self.rope().pairs == Pairs::Halves);
+        Numerics { epsilon: self.epsilon.to_bits(), pairs }
+    }
+}
+
+fn usizes(run: &Range<u64>) -> Range<usize> {
+    run.start as usize..run.end as usize
+}
+
+fn refused(name: &str, error: &ggml_spanker::Error) -> LlmError {
+    LlmError::plan(format!("tensor {name}: {error}"))
+}
+
+/// A tensor as a matrix; an element of a vector is a row, and so is a number without dimensions.
+fn shape(tensor: &Tensor) -> Result<Shape, ggml_spanker::Error> {
+    match tensor.dims[..] {
+        [] => Shape::new(tensor.quant, 1, 1),
+        [length] => Shape::new(tensor.quant, length as usize, 1),
+        _ => Shape::new(tensor.quant, tensor.dims[1] as usize, tensor.dims[0] as usize),
+    }
+}
