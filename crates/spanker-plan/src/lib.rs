@@ -32,6 +32,7 @@
 mod algorithm;
 mod choose;
 mod collective;
+mod compare;
 mod cost;
 mod element;
 mod error;
@@ -49,6 +50,9 @@ mod trace;
 mod verify;
 
 pub use choose::{Choice, EXACT_CARDS, choose};
+pub use compare::{
+    CardGap, Causes, CompareError, Comparison, Gap, LeftOut, StepGap, compare, compare_pieces,
+};
 pub use cost::Group;
 pub use cost::exchange::{Price, cheapest, price, prices};
 pub use cost::local::local_work;
@@ -65,6 +69,7 @@ pub use plan::{
 };
 pub use request::{Objective, Request};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, Slow, simulate};
+pub use trace::perfetto::{Origin, TraceError, perfetto_of_both, read_perfetto};
 pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};
 
 pub use collective::{Algorithm, Collective, chunk};
