@@ -455,8 +455,11 @@ fn pieces_after_a_loss_are_compared_each_with_its_own_prediction() {
     assert!(error.starts_with("piece 1: ") && error.contains("cards 0..2"), "{error}");
 }
 
-/// A card's marks of a step: how long before it, how long, which operators, what, which parts.
-fn any_marks() -> impl Strategy<Value = Vec<(f64, f64, u32, Activity, [f64; 6])>> {
+/// A mark to be: how long after the one before, how long, how many operators, what, which parts.
+type AnyMark = (f64, f64, u32, Activity, [f64; 6]);
+
+/// A card's marks of a step.
+fn any_marks() -> impl Strategy<Value = Vec<AnyMark>> {
     use Activity::{Attention, Exchange, Handoff, Head, Host, Stall, Up};
     let what = prop::sample::select(vec![Attention, Up, Exchange, Handoff, Head, Host, Stall]);
     let gap = prop_oneof![Just(0.0), 0.0f64..1e-4];
@@ -465,7 +468,7 @@ fn any_marks() -> impl Strategy<Value = Vec<(f64, f64, u32, Activity, [f64; 6])>
     prop::collection::vec((gap, length, 0u32..4, what, parts), 1..24)
 }
 
-fn any_trace(steps: &[Vec<Vec<(f64, f64, u32, Activity, [f64; 6])>>], predicted: bool) -> Trace {
+fn any_trace(steps: &[Vec<Vec<AnyMark>>], predicted: bool) -> Trace {
     let cards = steps[0].len();
     let (mut clock, mut marks) = (0.0, Vec::new());
     for (token, step) in steps.iter().enumerate() {
