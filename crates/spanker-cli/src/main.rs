@@ -8,6 +8,7 @@ mod bench;
 mod cards;
 mod chat;
 mod cluster;
+mod compare;
 mod directory;
 mod fault;
 mod fetch;
@@ -43,6 +44,7 @@ use clap::{Parser, Subcommand};
   spanker plan tinyllama-1.1b --cards 4 --explain   the best split, how fast, and why
   spanker plan llama-2-70b --cards 8                whether it fits, and what would do
   spanker simulate plan.json --fail card2@50ms      a plan in virtual time, with a loss
+  spanker compare predicted.json measured.json      where a run was slower than predicted, and why
   spanker profiles rev-a                            a card's numbers and their sources
   spanker fit --help                                models of links and cards from measurements
   spanker predict --help                            how long an all-reduce or a token takes by them
@@ -71,6 +73,7 @@ enum Command {
     Verify(Box<verify::Args>),
     Plan(plan::Args),
     Simulate(simulate::Args),
+    Compare(compare::Args),
     Profiles(profiles::Args),
     Fit(fit::Args),
     Predict(predict::Args),
@@ -143,6 +146,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Profiles(args) => profiles::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Predict(args) => predict::run(&args),

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use spanker_llm::{Front, InProcess, Network, Recorder, Session};
-use spanker_plan::{Plan, Trace};
+use spanker_plan::{Origin, Plan, Trace};
 
 use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
@@ -310,7 +310,7 @@ fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
         }
         tokens.retain(|end| *end > 0.0);
         let trace = Trace { cards, tokens, marks: marks.clone(), incidents: Vec::new(), events };
-        files::write(path, &trace.to_perfetto())?;
+        files::write(path, &trace.to_perfetto(Origin::Measured))?;
         if !args.json {
             let whose = if place.is_some() { " (rank 0's card alone)" } else { "" };
             let shown = path.display();

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::json;
-use spanker_plan::{Conditions, Fault, Plan, PlanError, Slow, Trace, simulate};
+use spanker_plan::{Conditions, Fault, Origin, Plan, PlanError, Slow, Trace, simulate};
 use spanker_topology::Seconds;
 
 use crate::{Usage, files, output};
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let wall = begun.elapsed().as_secs_f64();
     output::progress_done();
     if let Some(path) = &args.trace {
-        files::write(path, &trace.to_perfetto())?;
+        files::write(path, &trace.to_perfetto(Origin::Predicted))?;
     }
     let summary = Summary::of(&plan, &conditions, &trace);
     if args.json {

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod choose;
+mod compare;
 mod cost;
 mod error;
 mod explain;
@@ -24,6 +25,9 @@ mod trace;
 mod work;
 
 pub use choose::{Choice, EXACT_CARDS, choose};
+pub use compare::{
+    CardGap, Causes, CompareError, Comparison, Gap, LeftOut, StepGap, compare, compare_pieces,
+};
 pub use cost::Group;
 pub use cost::exchange::{Price, cheapest, collective_time, price, prices};
 pub use cost::memory::{ALIGNMENT, Allocation, Arena, Footprint};
@@ -44,5 +48,6 @@ pub use program::{
 };
 pub use request::{Objective, Request, USUAL_BATCH};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, Slow, simulate};
+pub use trace::perfetto::{Origin, TraceError, perfetto_of_both, read_perfetto};
 pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};
 pub use work::{BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Place, Work};

@@ -4,9 +4,21 @@
 //! The simulator makes traces from plans; a run on cards makes the same kind of trace, so that the two
 //! can be compared step by step.
 
+pub(crate) mod perfetto;
+
+use std::cmp::Ordering;
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
+
+/// Half of the grid of times in files. Times that were computed on two ways may differ by less.
+pub(crate) const HALF_NANOSECOND: f64 = 0.5e-9;
+
+/// By card, then in the order of time.
+pub(crate) fn in_order(a: &Mark, b: &Mark) -> Ordering {
+    let times = || a.start.total_cmp(&b.start).then(a.end.total_cmp(&b.end));
+    a.card.cmp(&b.card).then_with(times).then(a.op.cmp(&b.op))
+}
 
 /// What a card was doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -38,6 +50,21 @@ pub enum Activity {
 }
 
 impl Activity {
+    /// Every activity.
+    const ALL: [Activity; 11] = [
+        Activity::Host,
+        Activity::Embed,
+        Activity::Attention,
+        Activity::Output,
+        Activity::Up,
+        Activity::Down,
+        Activity::Head,
+        Activity::Exchange,
+        Activity::Handoff,
+        Activity::Stall,
+        Activity::Reload,
+    ];
+
     /// The name that traces show.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -164,41 +191,16 @@ impl Trace {
         marks.chain(self.tokens.iter().copied()).fold(0.0, f64::max)
     }
 
-    /// The trace in the JSON form that Perfetto and Chrome open. Times are microseconds there.
+    /// The first two marks of a card that overlap by half a nanosecond or more. Cards do one thing at a time,
+    /// so a trace that has such marks is wrong.
     #[must_use]
-    pub fn to_perfetto(&self) -> String {
-        let mut out = String::from("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
-        let meta =
-            "{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"spanker\"}}";
-        out.push_str(meta);
-        for card in 0..self.cards {
-            let _ = write!(
-                out,
-                ",\n{{\"ph\":\"M\",\"pid\":1,\"tid\":{card},\"name\":\"thread_name\",\"args\":{{\"name\":\"card {card}\"}}}}"
-            );
-        }
-        for mark in self.marks.iter().filter(|mark| mark.end > mark.start) {
-            let Label { activity, layer, token } = mark.label;
-            let _ = write!(
-                out,
-                ",\n{{\"ph\":\"X\",\"pid\":1,\"tid\":{},\"name\":\"{}\",\"cat\":\"{}\",\"ts\":{:.3},\"dur\":{:.3},\"args\":{{\"layer\":{layer},\"token\":{token}}}}}",
-                mark.card,
-                activity.name(),
-                if activity == Activity::Exchange { "link" } else { "card" },
-                mark.start * 1e6,
-                (mark.end - mark.start) * 1e6,
-            );
-        }
-        for incident in &self.incidents {
-            let name = serde_json::to_string(&incident.what).expect("text is JSON");
-            let ts = incident.at * 1e6;
-            let _ = write!(
-                out,
-                ",\n{{\"ph\":\"i\",\"pid\":1,\"tid\":0,\"s\":\"g\",\"name\":{name},\"ts\":{ts:.3}}}"
-            );
-        }
-        out.push_str("\n]}\n");
-        out
+    pub fn overlap(&self) -> Option<(Mark, Mark)> {
+        let mut marks: Vec<&Mark> = self.marks.iter().collect();
+        marks.sort_by(|a, b| in_order(a, b));
+        let clash = |pair: &&[&Mark]| {
+            pair[0].card == pair[1].card && pair[0].end - pair[1].start >= HALF_NANOSECOND
+        };
+        marks.windows(2).find(clash).map(|pair| (*pair[0], *pair[1]))
     }
 
     /// A chart for the terminal: a line for each card, `width` columns for the whole run. A column shows

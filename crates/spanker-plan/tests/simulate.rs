@@ -5,7 +5,8 @@
 use proptest::prelude::*;
 use spanker_model::{Model, Quant, builtin};
 use spanker_plan::{
-    Activity, Candidate, Conditions, Fault, Objective, Plan, Request, Slow, Trace, choose, simulate,
+    Activity, Candidate, Conditions, Fault, Objective, Origin, Plan, Request, Slow, Trace, choose,
+    simulate,
 };
 use spanker_topology::{BytesPerSecond, Cluster, Profile, Seconds, Shape};
 
@@ -226,7 +227,8 @@ fn traces_open_in_perfetto_and_in_a_terminal() {
     let fault = Fault::Card { card: 1, at: Seconds(0.020) };
     let conditions = Conditions { faults: vec![fault], ..Conditions::calm(2) };
     let trace = simulate(&plan, &conditions).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&trace.to_perfetto()).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&trace.to_perfetto(Origin::Predicted)).unwrap();
     let events = json["traceEvents"].as_array().unwrap();
     assert!(events.iter().any(|event| event["ph"] == "X" && event["name"] == "exchange"));
     assert!(events.iter().any(|event| event["ph"] == "i" && event["name"] == "card 1 dies"));
