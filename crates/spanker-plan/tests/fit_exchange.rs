@@ -138,6 +138,16 @@ fn falling_times_on_two_numbers_of_cards_leave_the_term_out_and_the_band_open() 
 }
 
 #[test]
+fn three_numbers_of_cards_tell_where_more_stop_to_help() {
+    let model = fit(&[(1, 100.0), (2, 60.0), (4, 75.0)]);
+    assert_eq!(growth(&model).as_deref(), Some("pairs"));
+    let at = |cards| model.predict(&seven(), cards).time;
+    assert!(at(8).low > 2.0 * at(4).value, "{:?}", at(8));
+    // Another account of the same growth is no other growth.
+    assert_eq!(model.caveats(), Vec::<String>::new());
+}
+
+#[test]
 fn samples_of_one_card_say_that_more_may_be_slower() {
     let table = "model,quant,cards,milliseconds\nllama-2-7b,q4_0,1,100\nllama-2-13b,q4_0,1,190\n";
     let model = CardModel::fit(&CardSamples::from_csv(table).expect("a table")).expect("a fit");

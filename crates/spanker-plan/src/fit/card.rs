@@ -272,8 +272,9 @@ impl CardModel {
             });
         }
         let name = |terms: &Terms| terms.exchange.map_or("none", |exchange| exchange.growth.name());
-        let names: BTreeSet<&str> = self.rivals.iter().map(name).collect();
-        let chosen = growth.map_or("none", growth::Growth::name);
+        let chosen = name(&self.terms);
+        let names: BTreeSet<&str> =
+            self.rivals.iter().map(name).filter(|name| *name != chosen).collect();
         (!names.is_empty()).then(|| {
             format!(
                 "the samples fit exchanges that grow in other ways ({}) as well as the chosen one \
