@@ -96,17 +96,15 @@ impl ClusterArgs {
     fn calibrated(&self, mut cluster: Cluster) -> anyhow::Result<Cluster> {
         if let Some(path) = &self.card {
             let fit = read_fit(path, CardModel::from_toml)?;
-            let rate = fit.memory_bandwidth();
             anyhow::ensure!(
-                rate.0 < 10u64.pow(17),
+                fit.memory_bandwidth().0 < 10u64.pow(17),
                 "{}: the fit has no memory term, so it says nothing about other card counts",
                 path.display()
             );
-            cluster = cluster.with_profiles(|card| {
-                fitted(&mut card.memory.bandwidth, rate);
-                fitted(&mut card.compute.per_operator, fit.per_operator());
-                fitted(&mut card.compute.per_token, Seconds::ZERO);
-            });
+            let (calibrated, assumed) = fit.calibrate_cluster(&cluster, self.link.is_some());
+            cluster = calibrated;
+            let name = path.display();
+            assumed.iter().for_each(|text| eprintln!("note: not fitted by {name}: {text}"));
         }
         if let Some(path) = &self.link {
             let fit = read_fit(path, LinkModel::from_toml)?;

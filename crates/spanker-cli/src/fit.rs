@@ -49,10 +49,12 @@ struct LinkArgs {
     common: Common,
 }
 
-/// Fit the time that a card works on a token
+/// Fit the time that cards take for a token
 ///
-/// Samples are a CSV table of decoding times without communication, better on two numbers of cards
-/// that share every matrix. A model is a built-in name, a .gguf file or a config.json.
+/// Samples are a CSV table of decoding times at short context, better on two numbers of cards that share
+/// every matrix. On three or more the fit can tell whether more cards are slower, and how that grows. Times
+/// are without communication if 'spanker fit link' is to add it; a fifth column, transfer, has communication
+/// apart. A model is a built-in name, a .gguf file or a config.json.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example, decode.csv:
   model,quant,cards,milliseconds
@@ -211,7 +213,8 @@ fn card(args: &Common) -> anyhow::Result<()> {
     let row = |sample: &spanker_plan::CardSample| {
         let predicted = fitted.predict(&sample.shape, sample.cards).time.value;
         let (model, quant) = (sample.model.clone(), sample.quant.to_string());
-        Row::new(Card { model, quant, cards: sample.cards }, sample.milliseconds, predicted)
+        let measured = sample.milliseconds + sample.transfer_ms.unwrap_or(0.0);
+        Row::new(Card { model, quant, cards: sample.cards }, measured, predicted)
     };
     let report = Report {
         kind: "card",

@@ -55,7 +55,7 @@ struct AllReduceArgs {
 /// Predict the time of one token, tensor parallel
 ///
 /// All cards share every matrix. With --link each layer has two all-reduces of its activations in
-/// f32; without it communication is not in the prediction.
+/// f32; without it communication is in the prediction if the samples of the card's fit show it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker predict decode llama-2-70b --card card.toml --quant q4_0 --cards 4
@@ -107,6 +107,7 @@ struct Decode {
     quant: String,
     cards: usize,
     provenance: String,
+    notes: Vec<String>,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -148,33 +149,39 @@ fn all_reduce(args: &AllReduceArgs) -> anyhow::Result<()> {
 fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
     check_group("--cards", args.cards)?;
     let shape = model::load(&args.model, args.quant)?;
-    let card = read(&args.card, CardModel::from_toml)?;
+    let fitted = read(&args.card, CardModel::from_toml)?;
     let link = args.link.as_deref().map(|path| read(path, LinkModel::from_toml)).transpose()?;
+    // A model of the links stands for what a card's fit knows about exchanges.
+    let card = if link.is_some() { fitted.without_exchange() } else { fitted.clone() };
     let work = card.predict(&shape, args.cards);
     let talk = link.as_ref().map_or(Band::ZERO, |link| communication(link, &shape, args.cards));
     let Band { value, low, high } = work.time + talk;
     // Where weights are stored in several types, the file says more than one name can.
     let stored = || shape.layers.first().map(|layer| layer.gate.quant.to_string());
     let quant = args.quant.map(|quant| quant.to_string()).or_else(stored).unwrap_or_default();
+    let mut caveats = card.caveats();
+    if link.is_some() && fitted.exchange_per_layer(args.cards).is_some() {
+        caveats.push("the card's fit has exchanges, too: --link takes their place".to_owned());
+    }
+    caveats.extend(link.iter().flat_map(LinkModel::caveats));
     let report = Decode {
         milliseconds: value,
         low,
         high,
         memory_ms: work.memory_ms,
         fixed_ms: work.fixed_ms,
-        communication_ms: talk.value,
+        communication_ms: talk.value + work.exchange_ms,
         model: shape.name.clone(),
         quant,
         cards: args.cards,
         provenance: card.provenance().to_string(),
+        notes: caveats,
     };
     if args.json {
         return output::line(&serde_json::to_string(&report)?);
     }
     show(&report, &card, link.is_some())?;
-    let mut caveats = card.caveats();
-    caveats.extend(link.iter().flat_map(LinkModel::caveats));
-    notes(&caveats)
+    notes(&report.notes)
 }
 
 /// Two all-reduces in each layer, of one token's activations in f32, in milliseconds.
@@ -196,10 +203,12 @@ fn show(report: &Decode, card: &CardModel, linked: bool) -> anyhow::Result<()> {
     let rate = format!("weights at {}", card.memory_bandwidth());
     term("memory", report.memory_ms, &rate)?;
     term("fixed", report.fixed_ms, "does not shrink with more cards")?;
-    let calls = match (linked, *cards) {
-        (_, 1) => "one card has nobody to talk to",
-        (true, _) => "two all-reduces in each layer",
-        (false, _) => "not included: --link link.toml adds it",
+    let fitted = card.exchange_per_layer(*cards).is_some();
+    let calls = match (linked, fitted, *cards) {
+        (_, _, 1) => "one card has nobody to talk to",
+        (true, _, _) => "two all-reduces in each layer",
+        (false, true, _) => "fitted to the samples; grows with the cards",
+        (false, false, _) => "not included: --link link.toml adds it",
     };
     term("communication", report.communication_ms, calls)
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Models of links and cards, fitted to measurements, and what they predict.
 //!
-//! A [`LinkModel`] tells how long an all-reduce takes, a [`CardModel`] how long a card works on a
-//! token. Both are fitted to a table of samples, predict a [`Band`] rather than a number, and are
+//! A [`LinkModel`] tells how long an all-reduce takes, a [`CardModel`] how long cards work on a
+//! token, and what they exchange for it if the samples show that. Both are fitted to a table of samples, predict a [`Band`] rather than a number, and are
 //! kept as TOML that a person can read. Nothing here measures, and nothing here opens a file.
 //!
 //! ```
@@ -37,11 +37,11 @@
 //! twice where links contend; a size below the smallest one counts a quarter, because it is all
 //! latency.
 //!
-//! Where several algorithms fit the samples of a link equally well, the band is that of all of them
-//! together.
+//! Where several algorithms fit the samples of a link equally well, or several ways in which exchanges
+//! grow those of cards, the band is that of all of them together.
 //!
 //! Where all samples agree in what the prediction varies (one rank count, one size, one share of one
-//! model), the fit knows nothing about it: *s* is not less than 25 % outside, and
+//! model, one number of cards), the fit knows nothing about it: *s* is not less than 25 % outside, and
 //! [`LinkModel::caveats`] or [`CardModel::caveats`] say so. No band is wider than a factor of 1000
 //! each way.
 //!

@@ -65,6 +65,8 @@ const NINE_OF_TEN: f64 = 1.645;
 const WIDEST: f64 = 1000.0;
 /// How far published measurements of the same thing differ.
 pub(super) const LEAST_SCALE: f64 = 0.05;
+/// The largest scale: bands are as wide as they get long before.
+pub(super) const LARGEST_SCALE: f64 = 10.0;
 /// The least scale in a direction in which the samples do not differ.
 pub(super) const UNKNOWN_SCALE: f64 = 0.25;
 
@@ -90,5 +92,6 @@ pub(super) fn robust_scale(residuals: &[(f64, f64)], parameters: usize, unknown:
         below >= total / 2.0
     });
     let corrected = (sorted.len() as f64 / spare).sqrt();
-    (1.4826 * corrected * median.map_or(0.0, |(residual, _)| *residual)).max(LEAST_SCALE)
+    let scale = 1.4826 * corrected * median.map_or(0.0, |(residual, _)| *residual);
+    scale.clamp(LEAST_SCALE, LARGEST_SCALE)
 }

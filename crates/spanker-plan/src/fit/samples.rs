@@ -64,7 +64,7 @@ impl LinkSamples {
     }
 }
 
-/// How long a card worked on a token, without communication.
+/// How long cards worked on a token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CardSample {
     /// The model as the table names it.
@@ -73,8 +73,10 @@ pub struct CardSample {
     pub quant: Quant,
     /// Cards that share every matrix.
     pub cards: usize,
-    /// The time per token.
+    /// The time per token, without communication where that is in a column of its own.
     pub milliseconds: f64,
+    /// What the cards exchanged took besides, where it was measured apart.
+    pub transfer_ms: Option<f64>,
     /// The model's sizes.
     pub shape: Arc<Model>,
 }
@@ -85,7 +87,8 @@ pub struct CardSamples(Vec<CardSample>);
 
 impl CardSamples {
     /// Reads a table with the header `model,quant,cards,milliseconds`, where models are
-    /// [built in](spanker_model::builtin_names).
+    /// [built in](spanker_model::builtin_names). With a fifth column, `transfer`, milliseconds are those of the
+    /// work alone and transfer those of communication.
     ///
     /// # Errors
     /// [`PlanError::File`] that names the line, the column and the value.
@@ -103,8 +106,8 @@ impl CardSamples {
     ) -> Result<CardSamples, PlanError> {
         let mut known: BTreeMap<(&str, Quant), Arc<Model>> = BTreeMap::new();
         let mut samples = Vec::new();
-        for line in Lines::new(text, ["model", "quant", "cards", "milliseconds"])? {
-            let line = line?;
+        for line in card_lines(text)? {
+            let (line, transfer_ms) = line?;
             let (name, cards, milliseconds) =
                 (line.cells[0], line.whole(2, 1, MAX_RANKS as u64)? as usize, line.time(3)?);
             let quant: Quant = line.cells[1].parse().map_err(|error| line.refuse(1, error))?;
@@ -117,7 +120,8 @@ impl CardSamples {
                     shape
                 }
             };
-            samples.push(CardSample { model: name.to_owned(), quant, cards, milliseconds, shape });
+            let model = name.to_owned();
+            samples.push(CardSample { model, quant, cards, milliseconds, transfer_ms, shape });
         }
         match samples.len() {
             1.. => Ok(CardSamples(samples)),
@@ -130,6 +134,30 @@ impl CardSamples {
     pub fn samples(&self) -> &[CardSample] {
         &self.0
     }
+}
+
+/// The columns of a table of decoding times.
+const CARD_COLUMNS: [&str; 4] = ["model", "quant", "cards", "milliseconds"];
+/// The same with communication apart.
+const CARD_COLUMNS_APART: [&str; 5] = ["model", "quant", "cards", "milliseconds", "transfer"];
+
+/// A line of a table of decoding times, and its transfer where there is such a column.
+type CardLine<'a> = Result<(Line<'a, 4>, Option<f64>), PlanError>;
+
+/// The lines of a table of decoding times, with or without transfers.
+fn card_lines<'a>(text: &'a str) -> Result<Box<dyn Iterator<Item = CardLine<'a>> + 'a>, PlanError> {
+    if let Ok(lines) = Lines::new(text, CARD_COLUMNS_APART) {
+        let apart = |line: Result<Line<'a, 5>, PlanError>| {
+            let line = line?;
+            let transfer = line.time_or_none(4)?;
+            let [model, quant, cards, milliseconds, _] = line.cells;
+            let cells = [model, quant, cards, milliseconds];
+            Ok((Line { number: line.number, names: CARD_COLUMNS, cells }, Some(transfer)))
+        };
+        return Ok(Box::new(lines.map(apart)));
+    }
+    let lines = Lines::new(text, CARD_COLUMNS)?;
+    Ok(Box::new(lines.map(|line| line.map(|line| (line, None)))))
 }
 
 /// The lines of a table that hold samples.
@@ -203,5 +231,13 @@ impl<const N: usize> Line<'_, N> {
         value.ok_or_else(|| {
             self.refuse(column, format!("not a positive time, {least:e} to {most:e}"))
         })
+    }
+
+    /// A time that may be 0.
+    fn time_or_none(&self, column: usize) -> Result<f64, PlanError> {
+        match self.cells[column].parse::<f64>() {
+            Ok(0.0) => Ok(0.0),
+            _ => self.time(column),
+        }
     }
 }
