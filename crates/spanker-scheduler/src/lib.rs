@@ -120,7 +120,8 @@ pub use bandwidth::{
 pub use collective::{AllGather, AllReduce, ModelParallel, TensorParallel};
 pub use decision::{Strategy, TileShape, pick_strategy};
 pub use discover::{
-    DEVICE_DIRECTORY_VARIABLE, Surveyed, SurveyedCard, device_directory, survey, surveyed_links,
+    DEVICE_DIRECTORY_VARIABLE, Surveyed, SurveyedCard, device_directory, is_without_discovery,
+    survey, surveyed_links,
 };
 pub use error::{Error, Result};
 pub use intercard::{INTERCARD_BUS_WIDTH, INTERCARD_LANE_WIDTH, INTERCARD_LANES, Link, LinkState};
