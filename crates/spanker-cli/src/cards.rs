@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde::Serialize;
 use spanker_runtime::{Error as CardError, PortInfo, PortState, SpankerControl};
 use spanker_scheduler::{
-    BytesPerSecond, Link, LinkState, MAX_RANKS, MockSail, Surveyed, Topology, load_links, survey,
-    surveyed_links,
+    BytesPerSecond, Link, LinkState, MAX_RANKS, MockSail, Surveyed, Topology, is_without_discovery,
+    load_links, survey, surveyed_links,
 };
 
 use crate::{Usage, directory, output};
@@ -175,13 +175,21 @@ fn card(surveyed: &Surveyed) -> Card {
             Card { kind: Some(directory::kind(info)), abi, more: Some(more), ..plain }
         }
         // The first version of the ABI has no more to say than that it is there.
-        Err(CardError::Ioctl { .. } | CardError::Version { .. }) => {
+        Err(error) if is_without_discovery(error) => {
             match SpankerControl::open_path(&surveyed.path).and_then(|card| card.version()) {
                 Ok(abi) => Card { kind: Some("sail"), abi: Some(abi.to_string()), ..plain },
                 Err(error) => Card { state: "down", reason: Some(error.to_string()), ..plain },
             }
         }
-        Err(_) => Card { state: "down", reason: Some(directory::reason(surveyed)), ..plain },
+        Err(error) => {
+            let abi = match error {
+                CardError::Version { theirs } => Some(theirs.to_string()),
+                _ => None,
+            };
+            let kind = abi.as_ref().map(|_| "sail");
+            let reason = Some(directory::reason(surveyed));
+            Card { state: "down", kind, abi, reason, ..plain }
+        }
     }
 }
 

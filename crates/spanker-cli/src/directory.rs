@@ -117,6 +117,7 @@ pub(crate) fn reason(card: &Surveyed) -> String {
             std::io::ErrorKind::ConnectionRefused => "nobody answers, its process is gone".into(),
             _ => format!("it cannot be opened ({source})"),
         },
+        spanker_runtime::Error::Ioctl { op, source } => format!("{op} refused ({source})"),
         error => error.to_string(),
     }
 }

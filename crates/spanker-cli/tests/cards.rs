@@ -5,12 +5,15 @@
 #[path = "support/place.rs"]
 mod place;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use spanker_runtime::abi;
+use spanker_runtime::message::{Parsed, head, parse};
 
 use place::{Place, SOON, pid, signal, within};
 
@@ -306,4 +309,61 @@ fn mistakes_are_named_and_end_with_2() {
         let none = error(&place, 1, line);
         assert!(none.contains("no cards") && none.contains("\nhint: "), "{line}: {none}");
     }
+}
+
+/// A socket on which a card answers the question for its version, and every other with this status.
+fn refusing(place: &Place, status: i32) {
+    std::fs::create_dir_all(&place.dir).expect("a directory");
+    let listener = UnixListener::bind(place.dir.join("spanker0")).expect("a socket");
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut bytes = Vec::new();
+            while let Some(message) = next_request(&mut stream, &mut bytes) {
+                let answer = match abi::request(message.0) {
+                    Some(("GET_VERSION", size, _)) => {
+                        let head = head(message.0, 0, message.1, size, 0);
+                        [&head[..], &vec![0; size]].concat()
+                    }
+                    _ => head(message.0, status, message.1, 0, 0).to_vec(),
+                };
+                if stream.write_all(&answer).is_err() {
+                    break;
+                }
+            }
+        }
+    });
+}
+
+/// The number and the sequence of the next request of a program.
+fn next_request(stream: &mut UnixStream, bytes: &mut Vec<u8>) -> Option<(u32, u64)> {
+    loop {
+        match parse(bytes) {
+            Parsed::Request(message) => {
+                let (found, used) = ((message.number, message.sequence), message.used);
+                bytes.drain(..used);
+                return Some(found);
+            }
+            Parsed::Incomplete(needed) => {
+                let known = bytes.len();
+                bytes.resize(needed, 0);
+                stream.read_exact(&mut bytes[known..]).ok()?;
+            }
+            Parsed::Refused { .. } => return None,
+        }
+    }
+}
+
+#[test]
+fn card_that_does_not_know_discovery_is_up_and_one_that_fails_it_is_down_with_the_reason() {
+    let unknown = Place::new();
+    refusing(&unknown, 25); // ENOTTY
+    let card = &json(&unknown, "cards --json")["cards"][0];
+    assert_eq!((&card["state"], &card["abi"]), (&"up".into(), &"0.0.0".into()), "{card}");
+
+    let failing = Place::new();
+    refusing(&failing, 5); // EIO
+    let card = &json(&failing, "cards --json")["cards"][0];
+    let reason = card["reason"].as_str().unwrap_or_default();
+    assert_eq!(card["state"], "down", "{card}");
+    assert!(reason.starts_with("CARD_INFO refused (EIO"), "{card}");
 }

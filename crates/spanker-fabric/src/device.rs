@@ -6,7 +6,8 @@
 //! * [`DeviceGroup`] and [`DeviceCall`]: buffers on the cards, the run, its [`Timing`].
 //! * [`Deadline`] and [`DeviceError`]: how long cards may be silent, and who is named if something fails.
 //! * [`DeviceGroup::message_time`]: what one message takes from a card to its neighbour.
-//! * [`examine`]: whether one card copies and adds as it should.
+//! * [`examine`] and [`examine_pair`]: whether one card copies and adds as it should, and whether what two
+//!   neighbours send each other arrives as it was.
 //!
 //! Nothing here reads a clock to decide anything: waiting is counted in the slices that cards were given. So
 //! the same code runs with cards in virtual time.
@@ -25,7 +26,7 @@ mod watch;
 mod wiring;
 
 pub use error::{DeviceError, DeviceErrorKind};
-pub use examine::examine;
+pub use examine::{examine, examine_pair};
 pub use group::{DeviceCall, DeviceGroup, Timing};
 pub use lower::{DATA, Lowered, RELAY, SCRATCH, lower};
 pub use watch::Deadline;

@@ -2,21 +2,26 @@
 //! Collectives over the cards of a topology, from and to buffers of the host.
 //!
 //! The host writes each card's input to the card, the cards do the collective between them, and the host
-//! reads the results and compares them with what it computes itself, bit for bit, before anything reaches a
-//! buffer of the caller. The algorithm is the one whose folds are those of the serial fold in card order.
+//! reads the results and compares a random sample of every card's result with what it computes itself, bit for
+//! bit, before anything reaches a buffer of the caller ([`crate::ResultCheck`] says how much, and asks for all
+//! of it). The schedule is the cheapest that gives the promised bits: for folds of floats, where the order
+//! shows, one whose folds are those of the serial fold in card order, and else any.
 
+use std::error::Error as _;
 use std::sync::PoisonError;
 
-use spanker_collective::{Algorithm, Collective, ReduceOp, chunk};
-use spanker_fabric::device::{DeviceError, examine};
-use spanker_reduce::{self as fused, Element, Team, Threads, divide};
+use nix::errno::Errno;
+use spanker_collective::{Algorithm, Collective, DType, Rank, ReduceOp, chunk};
+use spanker_fabric::device::{DeviceCall, DeviceError, DeviceGroup, examine, examine_pair};
+use spanker_plan::Wiring;
+use spanker_reduce::Element;
 use spanker_runtime::SpankerControl;
 
+use crate::blame::suspects;
+use crate::choice::{Prices, Wanted, linked};
 use crate::collective::{AllGather, AllReduce};
+use crate::expected::{Expected, Seen};
 use crate::{Error, Result, Topology};
-
-/// What every collective on cards uses: contributions are kept apart and folded in card order.
-const ALGORITHM: Algorithm = Algorithm::TwoShot;
 
 impl AllReduce for Topology<SpankerControl> {
     fn all_reduce_f32(&self, per_card: &mut [Vec<f32>], op: ReduceOp) -> Result<()> {
@@ -27,7 +32,7 @@ impl AllReduce for Topology<SpankerControl> {
 impl AllGather for Topology<SpankerControl> {
     fn all_gather_f32(&self, per_card: &[Vec<f32>]) -> Result<Vec<f32>> {
         self.check_count(per_card.len())?;
-        check_equal(per_card)?;
+        check_lengths(per_card, |_| per_card.first().map_or(0, Vec::len))?;
         let mut outputs = vec![vec![0.0; per_card.iter().map(Vec::len).sum()]; per_card.len()];
         self.all_gather(per_card, &mut outputs)?;
         Ok(outputs.into_iter().next().unwrap_or_default())
@@ -36,7 +41,7 @@ impl AllGather for Topology<SpankerControl> {
 
 /// Collectives on cards. Buffers are the host's: they travel to the cards and back. Errors are those of the
 /// methods of the same names for mock cards, and [`Error::Device`] if a card or a link fails or a result is
-/// wrong. On error no buffer has changed.
+/// wrong: then the cards are tested one by one, and the one at fault is named. On error no buffer has changed.
 ///
 /// Programs whose data lives on the cards use [`Topology::group`] instead.
 impl Topology<SpankerControl> {
@@ -51,17 +56,12 @@ impl Topology<SpankerControl> {
         op: ReduceOp,
     ) -> Result<()> {
         self.check_count(per_card.len())?;
-        let inputs: Vec<Vec<T>> = per_card.iter_mut().map(|card| card.as_mut().to_vec()).collect();
-        check_equal(&inputs)?;
-        let Some(first) = inputs.first() else { return Ok(()) };
-        let elements = first.len();
-        let mut sum = vec![T::zeroed(); elements];
-        fused::reduce(Team::global(), Threads::Auto, &inputs, &mut sum, as_sum(op))?;
-        if op == ReduceOp::Avg {
-            divide(&mut sum, inputs.len());
-        }
-        let expected = vec![sum; inputs.len()];
-        let found = self.run(Collective::AllReduce, elements, op, &inputs, &expected)?;
+        let inputs: Vec<&[T]> = per_card.iter_mut().map(|card| &*card.as_mut()).collect();
+        let elements = inputs.first().map_or(0, |first| first.len());
+        check_lengths(&inputs, |_| elements)?;
+        check_defined::<T>(op)?;
+        let collective = Collective::AllReduce;
+        let found = self.run(&Expected { collective, elements, op, inputs: &inputs })?;
         store(per_card, &found);
         Ok(())
     }
@@ -77,14 +77,14 @@ impl Topology<SpankerControl> {
         op: ReduceOp,
     ) -> Result<()> {
         self.check_count(inputs.len())?;
-        let mut expected = alike(outputs);
-        fused::reduce_scatter(Team::global(), Threads::Auto, inputs, &mut expected, as_sum(op))?;
-        if op == ReduceOp::Avg {
-            expected.iter_mut().for_each(|chunk| divide(chunk, inputs.len()));
-        }
-        let inputs: Vec<Vec<T>> = inputs.iter().map(|input| input.as_ref().to_vec()).collect();
-        let elements = inputs.first().map_or(0, Vec::len);
-        let found = self.run(Collective::ReduceScatter, elements, op, &inputs, &expected)?;
+        check_defined::<T>(op)?;
+        let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
+        let elements = inputs.first().map_or(0, |first| first.len());
+        check_lengths(&inputs, |_| elements)?;
+        self.check_count(outputs.len())?;
+        check_lengths(&shared(outputs), |card| chunk(elements, inputs.len(), card).len())?;
+        let collective = Collective::ReduceScatter;
+        let found = self.run(&Expected { collective, elements, op, inputs: &inputs })?;
         store(outputs, &found);
         Ok(())
     }
@@ -101,24 +101,25 @@ impl Topology<SpankerControl> {
     ) -> Result<()> {
         self.check_count(inputs.len())?;
         self.check_count(outputs.len())?;
-        let mut gathered = alike(outputs);
-        fused::all_gather(Team::global(), Threads::Auto, inputs, &mut gathered)?;
+        let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
+        let lengths = inputs.iter().map(|input| input.len());
+        let total = lengths.clone().fold(0, usize::saturating_add);
+        check_lengths(&shared(outputs), |_| total)?;
         // On the cards all chunks are as long as the longest.
-        let count = inputs.len();
-        let longest = inputs.iter().map(|input| input.as_ref().len()).max().unwrap_or(0);
-        let elements = longest.saturating_mul(count);
-        let mut whole = vec![T::zeroed(); elements];
-        let mut padded = vec![whole.clone(); count];
-        for (card, input) in inputs.iter().map(AsRef::as_ref).enumerate() {
-            let range = card * longest..card * longest + input.len();
-            whole[range.clone()].copy_from_slice(input);
-            padded[card][range].copy_from_slice(input);
-        }
-        let expected = vec![whole; count];
-        let found = self.run(Collective::AllGather, elements, ReduceOp::Sum, &padded, &expected)?;
+        let longest = lengths.max().unwrap_or(0);
+        let elements = longest.saturating_mul(inputs.len());
+        let pad = |input: &&[T]| {
+            let mut padded = vec![T::zeroed(); longest];
+            padded[..input.len()].copy_from_slice(input);
+            padded
+        };
+        let padded: Vec<Vec<T>> = inputs.iter().map(pad).collect();
+        let padded: Vec<&[T]> = padded.iter().map(Vec::as_slice).collect();
+        let (collective, op) = (Collective::AllGather, ReduceOp::Sum);
+        let found = self.run(&Expected { collective, elements, op, inputs: &padded })?;
         let cut = |whole: &Vec<T>| -> Vec<T> {
             let parts = inputs.iter().zip(whole.chunks(longest.max(1)));
-            parts.flat_map(|(input, part)| &part[..input.as_ref().len()]).copied().collect()
+            parts.flat_map(|(input, part)| &part[..input.len()]).copied().collect()
         };
         store(outputs, &found.iter().map(cut).collect::<Vec<_>>());
         Ok(())
@@ -134,14 +135,14 @@ impl Topology<SpankerControl> {
         outputs: &mut [B],
     ) -> Result<()> {
         self.check_count(outputs.len())?;
-        let mut expected = alike(outputs);
-        fused::broadcast(Team::global(), Threads::Auto, source, &mut expected)?;
-        let mut inputs = vec![Vec::new(); outputs.len()];
+        check_lengths(&shared(outputs), |_| source.len())?;
+        let mut inputs = vec![&[][..]; outputs.len()];
         if let Some(root) = inputs.first_mut() {
-            *root = source.to_vec();
+            *root = source;
         }
-        let broadcast = Collective::Broadcast { root: 0 };
-        let found = self.run(broadcast, source.len(), ReduceOp::Sum, &inputs, &expected)?;
+        let (collective, op) = (Collective::Broadcast { root: 0 }, ReduceOp::Sum);
+        let elements = source.len();
+        let found = self.run(&Expected { collective, elements, op, inputs: &inputs })?;
         store(outputs, &found);
         Ok(())
     }
@@ -156,99 +157,165 @@ impl Topology<SpankerControl> {
         outputs: &mut [B],
     ) -> Result<()> {
         self.check_count(inputs.len())?;
-        let mut expected = alike(outputs);
-        fused::all_to_all(Team::global(), Threads::Auto, inputs, &mut expected)?;
-        let inputs: Vec<Vec<T>> = inputs.iter().map(|input| input.as_ref().to_vec()).collect();
-        let elements = inputs.first().map_or(0, Vec::len);
-        let found = self.run(Collective::AllToAll, elements, ReduceOp::Sum, &inputs, &expected)?;
+        self.check_count(outputs.len())?;
+        let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
+        let (count, elements) = (inputs.len(), inputs.first().map_or(0, |first| first.len()));
+        check_lengths(&inputs, |_| elements)?;
+        check_lengths(&shared(outputs), |card| chunk(elements, count, card).len() * count)?;
+        let (collective, op) = (Collective::AllToAll, ReduceOp::Sum);
+        let found = self.run(&Expected { collective, elements, op, inputs: &inputs })?;
         store(outputs, &found);
         Ok(())
     }
 
-    /// Runs a collective on the cards and returns each card's result, which is as expected.
-    fn run<T: Element>(
+    /// The algorithm that a collective of this topology takes for so many elements of a type: the cheapest that
+    /// gives the promised bits, by the planner's prices for [`Topology::cluster`]. Cards whose profiles have
+    /// no prices take two-shot.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the links leave cards apart, or a card does not answer.
+    pub fn algorithm(
         &self,
         collective: Collective,
         elements: usize,
-        op: ReduceOp,
-        inputs: &[Vec<T>],
-        expected: &[Vec<T>],
-    ) -> Result<Vec<Vec<T>>> {
-        if inputs.is_empty() {
+        dtype: DType,
+    ) -> Result<Algorithm> {
+        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = Wanted { collective, elements, dtype };
+        let ranked = turn.prices.ranked(self, self.group()?.wiring(), wanted)?;
+        Ok(ranked[0])
+    }
+
+    /// Runs a collective on the cards and returns each card's result, a sample of which is as expected.
+    fn run<T: Element>(&self, expected: &Expected<'_, T>) -> Result<Vec<Vec<T>>> {
+        if expected.inputs.is_empty() {
             return Ok(Vec::new());
         }
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let group = self.group()?;
-        let mut call = group.prepare(collective, ALGORITHM, elements, T::DTYPE, op, 1)?;
-        for (rank, input) in inputs.iter().enumerate() {
-            call.write(rank, bytemuck::cast_slice(input))?;
+        let mut call = self.prepare(&group, &mut turn.prices, expected)?;
+        for (rank, &input) in expected.inputs.iter().enumerate() {
+            let first = match expected.collective {
+                Collective::AllGather => rank * input.len(),
+                _ => 0,
+            };
+            let offset = (first * size_of::<T>()) as u64;
+            call.write_at(rank, offset, bytemuck::cast_slice(input))?;
         }
         call.run(&self.deadline)?;
-        let mut results = Vec::with_capacity(inputs.len());
-        for rank in 0..inputs.len() {
+        let mut results = Vec::with_capacity(expected.ranks());
+        for rank in 0..expected.ranks() {
             let mut whole = vec![T::zeroed(); call.schedule().data_len()];
             call.read(rank, bytemuck::cast_slice_mut(&mut whole))?;
-            results.push(whole[call.result(rank)].to_vec());
+            let result = call.result(rank);
+            whole.truncate(result.end);
+            whole.drain(..result.start);
+            results.push(whole);
         }
+        let algorithm = call.schedule().algorithm();
+        // The memory is free again for the test of the cards.
         drop(call);
-        self.audit(collective, elements, &results, expected)?;
-        Ok(results)
-    }
-
-    /// Compares results with what they must be. If one differs, the culprit is a card that fails a test on
-    /// its own; else the card that had to compute or send what is wrong, or, if others have it right from
-    /// there, the card that has it wrong.
-    fn audit<T: Element>(
-        &self,
-        collective: Collective,
-        elements: usize,
-        found: &[Vec<T>],
-        expected: &[Vec<T>],
-    ) -> Result<()> {
-        let wrong = |card: usize| {
-            let mut pairs = found[card].iter().zip(&expected[card]);
-            pairs.position(|(found, expected)| !same(found, expected))
-        };
-        let first = (0..found.len()).find_map(|card| Some((card, wrong(card)?)));
-        let Some((holder, element)) = first else { return Ok(()) };
-        let owner = match collective {
-            Collective::AllReduce | Collective::AllGather => {
-                let owns = |&card: &usize| chunk(elements, found.len(), card).contains(&element);
-                (0..found.len()).find(owns).unwrap_or(holder)
+        let seen = expected.compare(&results, &mut turn.sampler)?;
+        match seen.iter().find_map(|seen| Some((seen.holder, seen.wrong?))) {
+            None => Ok(results),
+            Some(first) => {
+                Err(self.blame(&group, (expected.collective, algorithm), &seen, first)?.into())
             }
-            Collective::Broadcast { root } => root,
-            _ => holder,
+        }
+    }
+
+    /// Makes the cheapest schedule ready for whose buffers every card has the memory.
+    fn prepare<'g, T: Element>(
+        &self,
+        group: &'g DeviceGroup<'g>,
+        prices: &mut Prices,
+        expected: &Expected<'_, T>,
+    ) -> Result<DeviceCall<'g>> {
+        let &Expected { collective, elements, op, .. } = expected;
+        let wanted = Wanted { collective, elements, dtype: T::DTYPE };
+        let ranked = prices.ranked(self, group.wiring(), wanted)?;
+        let mut ranked = ranked.into_iter().peekable();
+        loop {
+            let algorithm = ranked.next().unwrap_or(Algorithm::TwoShot);
+            match group.prepare(collective, algorithm, elements, T::DTYPE, op, 1) {
+                Err(error) if ranked.peek().is_some() && is_out_of_memory(&error) => {}
+                outcome => return Ok(outcome?),
+            }
+        }
+    }
+
+    /// The error for a wrong result. To blame is a card that fails a test on its own; or else one whose messages
+    /// do not arrive at its neighbours as they were; or else the card through whose hands everything has gone
+    /// that is wrong, and the least that is right.
+    fn blame(
+        &self,
+        group: &DeviceGroup<'_>,
+        (collective, algorithm): (Collective, Algorithm),
+        seen: &[Seen],
+        (holder, element): (Rank, usize),
+    ) -> Result<DeviceError> {
+        let fails = |card: &SpankerControl| match examine(card) {
+            Ok(sound) => !sound,
+            // It has no memory or no time for the test, which says nothing about its answers.
+            Err(spanker_runtime::Error::Ioctl { .. }) => false,
+            Err(_) => true,
         };
-        // Where another card got it right from the owner, the one that has it wrong is to blame.
-        let right = |&card: &usize| {
-            let both = (found[card].get(element), expected[card].get(element));
-            matches!(both, (Some(found), Some(expected)) if same(found, expected))
-        };
-        let others = (0..found.len()).filter(|&card| card != owner).any(|card| right(&card));
-        let suspect = if right(&owner) && others { holder } else { owner };
-        let broken = (0..found.len()).find(|&card| !examine(&self.sails[card]).unwrap_or(false));
-        let detail =
-            format!("element {element} of card {} is not what it must be", self.indices[holder]);
-        let culprit = self.indices[broken.unwrap_or(suspect)];
-        Err(Error::Device(DeviceError::wrong(culprit, detail)))
+        let mut named: Vec<Rank> = self.sails.iter().position(fails).into_iter().collect();
+        if named.is_empty() {
+            named = garblers(&self.garbled(group.wiring()));
+        }
+        if named.is_empty() {
+            named = suspects(collective, algorithm, group.wiring(), seen)?;
+        }
+        let card = |rank: &Rank| self.indices[*rank];
+        let mut detail =
+            format!("element {element} of card {} is not what it must be", card(&holder));
+        let culprit = named.first().unwrap_or(&holder);
+        if named.len() > 1 {
+            let others: Vec<String> = named[1..].iter().map(|r| card(r).to_string()).collect();
+            detail += &format!(" (it may as well be card {})", others.join(" or "));
+        }
+        Ok(DeviceError::wrong(card(culprit), detail))
+    }
+
+    /// Pairs of a sender and a receiver between which a test message was changed. Pairs that cannot be tested
+    /// are left out: the wrong result is what has to be reported, and other evidence names the card.
+    fn garbled(&self, wiring: &Wiring) -> Vec<(Rank, Rank)> {
+        let mut garbled = Vec::new();
+        for (a, b) in linked(wiring) {
+            let pair = [&self.sails[a], &self.sails[b]];
+            let senders = examine_pair(pair, &self.deadline).unwrap_or_default();
+            garbled.extend(senders.into_iter().map(|from| if from == 0 { (a, b) } else { (b, a) }));
+        }
+        garbled
     }
 }
 
-/// Whether two results are the same bits. Which of many NaNs one is depends on the order of the operands of
-/// an addition, which no one promises.
-#[allow(clippy::eq_op)]
-fn same<T: Element>(one: &T, other: &T) -> bool {
-    bytemuck::bytes_of(one) == bytemuck::bytes_of(other) || (one != one && other != other)
+/// The ranks that most of the garbled messages have in common, the first senders first: a card that changes what
+/// it sends does so to all its neighbours.
+fn garblers(garbled: &[(Rank, Rank)]) -> Vec<Rank> {
+    let ends = garbled.iter().map(|pair| pair.0).chain(garbled.iter().map(|pair| pair.1));
+    let ends: Vec<Rank> = ends.collect();
+    let count = |rank: Rank| ends.iter().filter(|&&end| end == rank).count();
+    let most = ends.iter().map(|&rank| count(rank)).max();
+    let mut named = Vec::new();
+    for &rank in ends.iter().filter(|&&rank| Some(count(rank)) == most) {
+        if !named.contains(&rank) {
+            named.push(rank);
+        }
+    }
+    named
 }
 
-/// What steps fold by: an average is a sum that is divided at the end.
-fn as_sum(op: ReduceOp) -> ReduceOp {
-    if op == ReduceOp::Avg { ReduceOp::Sum } else { op }
+/// Whether a card has refused a buffer because it has no memory for it.
+fn is_out_of_memory(error: &DeviceError) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref());
+    matches!(source, Some(spanker_runtime::Error::Ioctl { source: Errno::ENOMEM, .. }))
 }
 
-/// Buffers as long as the outputs.
-fn alike<T: Element, B: AsMut<[T]>>(outputs: &mut [B]) -> Vec<Vec<T>> {
-    outputs.iter_mut().map(|output| vec![T::zeroed(); output.as_mut().len()]).collect()
+/// Buffers of the caller, to be looked at.
+fn shared<T: Element, B: AsMut<[T]>>(buffers: &mut [B]) -> Vec<&[T]> {
+    buffers.iter_mut().map(|buffer| &*buffer.as_mut()).collect()
 }
 
 fn store<T: Element, B: AsMut<[T]>>(outputs: &mut [B], found: &[Vec<T>]) {
@@ -257,11 +324,32 @@ fn store<T: Element, B: AsMut<[T]>>(outputs: &mut [B], found: &[Vec<T>]) {
     }
 }
 
-fn check_equal<T>(buffers: &[Vec<T>]) -> Result<()> {
-    let expected = buffers.first().map_or(0, Vec::len);
-    let differs = buffers.iter().map(Vec::len).enumerate().find(|&(_, actual)| actual != expected);
-    match differs {
-        Some((sail, actual)) => Err(Error::ShapeMismatch { sail, expected, actual }),
-        None => Ok(()),
+/// Fails unless every buffer is as long as it must be.
+fn check_lengths<T, B: AsRef<[T]>>(buffers: &[B], expected: impl Fn(usize) -> usize) -> Result<()> {
+    for (sail, buffer) in buffers.iter().enumerate() {
+        let (expected, actual) = (expected(sail), buffer.as_ref().len());
+        if actual != expected {
+            return Err(Error::ShapeMismatch { sail, expected, actual });
+        }
+    }
+    Ok(())
+}
+
+fn check_defined<T: Element>(op: ReduceOp) -> Result<()> {
+    let dtype = T::DTYPE;
+    if op.is_defined_for(dtype) { Ok(()) } else { Err(Error::UndefinedOperation { op, dtype }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn garbler_is_the_end_that_most_changed_messages_share_and_else_the_sender() {
+        assert_eq!(garblers(&[]), [0usize; 0]);
+        assert_eq!(garblers(&[(2, 3)]), [2, 3]);
+        assert_eq!(garblers(&[(2, 1), (2, 3)]), [2]);
+        // All that arrives at 3 is wrong, and what others send each other is not.
+        assert_eq!(garblers(&[(2, 3), (0, 3)]), [3]);
     }
 }

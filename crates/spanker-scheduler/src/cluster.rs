@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cards as the planner sees them: their profiles, and the wires between them.
 
-use spanker_runtime::{PortState, SpankerControl};
+use spanker_fabric::device::DeviceError;
+use spanker_runtime::{PortInfo, PortState, SpankerControl};
 use spanker_topology::{
     BytesPerSecond, Cluster, LinkProfile, LinkState, Profile, Seconds, Shape, Shared,
     TopologyError, Wire,
 };
 
-use crate::{Error, Result, Topology};
+use crate::{Result, Topology};
 
 impl Topology<SpankerControl> {
     /// The cluster that these cards form, card by card in the order of the topology: built-in profiles by the
@@ -19,19 +20,33 @@ impl Topology<SpankerControl> {
     /// [`Topology::links`], not here.
     ///
     /// # Errors
-    /// [`Error::Topology`] for a profile that is not built in, a card without links to
-    /// others in its profile, or cards that links leave apart; [`Error::Runtime`] if a
+    /// [`Error::Topology`](crate::Error::Topology) for a profile that is not built in, a card without links to
+    /// others in its profile, or cards that links leave apart; [`Error::Device`](crate::Error::Device) if a
     /// card does not answer.
     pub fn cluster(&self) -> Result<Cluster> {
+        self.cluster_of(&self.pairs())
+    }
+
+    /// The cluster that these cards form if these pairs of places are linked, the lower one of each first and
+    /// in order.
+    pub(crate) fn cluster_of(&self, pairs: &[(usize, usize)]) -> Result<Cluster> {
         let mut profiles = Vec::with_capacity(self.n_sails());
-        for sail in self.sails() {
-            profiles.push(named(&sail.info()?.profile)?);
+        let mut serials = Vec::with_capacity(self.n_sails());
+        for place in 0..self.n_sails() {
+            let info = self.ask(place, SpankerControl::info)?;
+            profiles.push(named(&info.profile)?);
+            serials.push(info.serial);
         }
-        let said = self.said()?;
-        let shape = self.shape(&profiles)?;
+        let ports = self.ports()?;
+        let lanes = |from: usize, to: usize| {
+            let leads = |port: &&PortInfo| port.peer.is_some_and(|p| p.serial == serials[to]);
+            ports[from].iter().find(leads).map_or(0, |port| port.lanes)
+        };
+        let said = said(&ports, &serials);
+        let shape = shape(&profiles, pairs, &lanes);
         // Where everybody is linked to everybody, only rates and latencies tell a mesh from a hub.
         let count = profiles.len();
-        let meshed = self.pairs().len() == count * (count - 1) / 2;
+        let meshed = pairs.len() == count * (count - 1) / 2;
         let hubs = [Shape::Star, Shape::Switch].into_iter().filter(|_| meshed);
         let regular = [shape].into_iter().filter(|&shape| shape != Shape::Links);
         for shape in regular.chain(hubs) {
@@ -40,35 +55,33 @@ impl Topology<SpankerControl> {
                 _ => {}
             }
         }
-        self.listed(profiles, &said).map_err(|error| match error {
+        listed(profiles, &said, pairs, &lanes).map_err(|error| match error {
             // Places in a cluster are not what people call the cards.
-            Error::Topology(TopologyError::Disconnected { from, to }) => {
+            TopologyError::Disconnected { from, to } => {
                 let [from, to] = [from, to].map(|place| self.indices()[place]);
                 TopologyError::Disconnected { from, to }.into()
             }
-            other => other,
+            other => other.into(),
         })
     }
 
-    /// What the ports of links that are up say of them.
-    fn said(&self) -> Result<Vec<Said>> {
-        let mut serials = Vec::with_capacity(self.n_sails());
-        for sail in self.sails() {
-            serials.push(sail.info()?.serial);
-        }
-        let mut all = Vec::new();
-        for (from, card) in self.sails().iter().enumerate() {
-            for port in 0..card.info()?.ports {
-                let port = card.port(port)?;
-                let to = serials.iter().position(|&s| port.peer.is_some_and(|p| p.serial == s));
-                let (Some(to), Some(rate)) = (to, port.bandwidth) else { continue };
-                if port.state == PortState::Up {
-                    let latency = Seconds(port.latency.as_secs_f64());
-                    all.push(Said { from, to, bandwidth: BytesPerSecond(rate), latency });
-                }
-            }
-        }
-        Ok(all)
+    /// Asks a card something; the error names the card.
+    fn ask<T>(
+        &self,
+        place: usize,
+        ask: impl FnOnce(&SpankerControl) -> spanker_runtime::Result<T>,
+    ) -> Result<T> {
+        let card = &self.sails()[place];
+        ask(card).map_err(|error| DeviceError::request(self.indices()[place], error).into())
+    }
+
+    /// The ports of all cards.
+    fn ports(&self) -> Result<Vec<Vec<PortInfo>>> {
+        let of = |place: usize| {
+            let count = self.ask(place, SpankerControl::info)?.ports;
+            (0..count).map(|port| self.ask(place, |card| card.port(port))).collect()
+        };
+        (0..self.n_sails()).map(of).collect()
     }
 
     /// Pairs of places with a link that is up both ways, the lower one first.
@@ -80,76 +93,87 @@ impl Topology<SpankerControl> {
         let all = (0..self.n_sails()).flat_map(|a| (a + 1..self.n_sails()).map(move |b| (a, b)));
         all.filter(|&(a, b)| up(a, b) && up(b, a)).collect()
     }
+}
 
-    /// The regular shape that the links form, or a list.
-    fn shape(&self, profiles: &[Profile]) -> Result<Shape> {
-        let (count, pairs) = (profiles.len(), self.pairs());
-        if count <= 2 && pairs.len() + 1 == count {
-            let usual = profiles[0].topology;
-            let fits = matches!(usual, Shape::Ring | Shape::Mesh | Shape::PointToPoint);
-            return Ok(if fits { usual } else { Shape::PointToPoint });
+/// What the ports of links that are up say of them.
+fn said(ports: &[Vec<PortInfo>], serials: &[u64]) -> Vec<Said> {
+    let mut all = Vec::new();
+    for (from, port) in
+        ports.iter().enumerate().flat_map(|(from, p)| p.iter().map(move |p| (from, p)))
+    {
+        let to = serials.iter().position(|&s| port.peer.is_some_and(|p| p.serial == s));
+        let (Some(to), Some(rate)) = (to, port.bandwidth) else { continue };
+        if port.state == PortState::Up {
+            let latency = Seconds(port.latency.as_secs_f64());
+            all.push(Said { from, to, bandwidth: BytesPerSecond(rate), latency });
         }
-        let mut around: Vec<(usize, usize)> = (0..count)
-            .map(|card| (card, (card + 1) % count))
-            .map(|(a, b)| (a.min(b), a.max(b)))
-            .collect();
-        around.sort_unstable();
-        let ring = pairs == around;
-        let mesh = pairs.len() == count * (count - 1) / 2;
-        Ok(match (ring, mesh) {
-            // Three cards are both: in a mesh the lanes are divided.
-            (true, true) if self.lanes(0, 1)? == whole(&profiles[0]) => Shape::Ring,
-            (_, true) => Shape::Mesh,
-            (true, false) => Shape::Ring,
-            (false, false) => Shape::Links,
-        })
     }
+    all
+}
 
-    /// Lanes of the link from one place to another, as the card says.
-    fn lanes(&self, from: usize, to: usize) -> Result<u32> {
-        let peer = self.sails()[to].info()?.serial;
-        let card = &self.sails()[from];
-        for port in 0..card.info()?.ports {
-            let port = card.port(port)?;
-            if port.peer.is_some_and(|there| there.serial == peer) {
-                return Ok(port.lanes);
-            }
-        }
-        Ok(0)
+/// The regular shape that links form, or a list.
+fn shape(
+    profiles: &[Profile],
+    pairs: &[(usize, usize)],
+    lanes: &impl Fn(usize, usize) -> u32,
+) -> Shape {
+    let count = profiles.len();
+    if count <= 2 && pairs.len() + 1 == count {
+        let usual = profiles[0].topology;
+        let fits = matches!(usual, Shape::Ring | Shape::Mesh | Shape::PointToPoint);
+        return if fits { usual } else { Shape::PointToPoint };
     }
+    let mut around: Vec<(usize, usize)> = (0..count)
+        .map(|card| (card, (card + 1) % count))
+        .map(|(a, b)| (a.min(b), a.max(b)))
+        .collect();
+    around.sort_unstable();
+    let ring = pairs == around;
+    let mesh = pairs.len() == count * (count - 1) / 2;
+    match (ring, mesh) {
+        // Three cards are both: in a mesh the lanes are divided.
+        (true, true) if lanes(0, 1) == whole(&profiles[0]) => Shape::Ring,
+        (_, true) => Shape::Mesh,
+        (true, false) => Shape::Ring,
+        (false, false) => Shape::Links,
+    }
+}
 
-    /// The cluster of a list of links.
-    fn listed(&self, profiles: Vec<Profile>, said: &[Said]) -> Result<Cluster> {
-        let mut used = vec![0; profiles.len()];
-        let mut wires = Vec::new();
-        for (a, b) in self.pairs() {
-            let lanes = (self.lanes(a, b)?, self.lanes(b, a)?);
-            used[a] += lanes.0;
-            used[b] += lanes.1;
-            let ends = [(&profiles[a], lanes.0), (&profiles[b], lanes.1)];
-            let rate = |(profile, lanes): (&Profile, u32)| rate(profile, lanes);
-            let latency =
-                |(profile, _): (&Profile, u32)| link(profile).map(|link| link.latency.value);
-            let bandwidth = ends.into_iter().filter_map(rate).min();
-            let latency = ends.into_iter().filter_map(latency).fold(Seconds::ZERO, Seconds::max);
-            let Some(bandwidth) = bandwidth else { continue };
-            for (from, to) in [(a, b), (b, a)] {
-                let said = said.iter().find(|said| (said.from, said.to) == (from, to));
-                let (bandwidth, latency) =
-                    said.map_or((bandwidth, latency), |said| (said.bandwidth, said.latency));
-                wires.push(Wire { from, to, bandwidth, latency, shared: None });
-            }
+/// The cluster of a list of links; `lanes` says how many a link has, by the card that sends.
+fn listed(
+    profiles: Vec<Profile>,
+    said: &[Said],
+    pairs: &[(usize, usize)],
+    lanes: &impl Fn(usize, usize) -> u32,
+) -> std::result::Result<Cluster, TopologyError> {
+    let mut used = vec![0; profiles.len()];
+    let mut wires = Vec::new();
+    for &(a, b) in pairs {
+        let lanes = (lanes(a, b), lanes(b, a));
+        used[a] += lanes.0;
+        used[b] += lanes.1;
+        let ends = [(&profiles[a], lanes.0), (&profiles[b], lanes.1)];
+        let rate = |(profile, lanes): (&Profile, u32)| rate(profile, lanes);
+        let latency = |(profile, _): (&Profile, u32)| link(profile).map(|link| link.latency.value);
+        let bandwidth = ends.into_iter().filter_map(rate).min();
+        let latency = ends.into_iter().filter_map(latency).fold(Seconds::ZERO, Seconds::max);
+        let Some(bandwidth) = bandwidth else { continue };
+        for (from, to) in [(a, b), (b, a)] {
+            let said = said.iter().find(|said| (said.from, said.to) == (from, to));
+            let (bandwidth, latency) =
+                said.map_or((bandwidth, latency), |said| (said.bandwidth, said.latency));
+            wires.push(Wire { from, to, bandwidth, latency, shared: None });
         }
-        // A card whose links use more lanes than it has sends on the same lanes to all of them.
-        let mut shared = Vec::new();
-        for (card, profile) in profiles.iter().enumerate().filter(|&(c, p)| used[c] > whole(p)) {
-            let Some(bandwidth) = rate(profile, whole(profile)) else { continue };
-            let leaving = wires.iter_mut().filter(|wire| wire.from == card);
-            leaving.for_each(|wire| wire.shared = Some(shared.len()));
-            shared.push(Shared { name: format!("the lanes of card {card}"), bandwidth });
-        }
-        Ok(Cluster::with_wires(profiles, wires, shared)?)
     }
+    // A card whose links use more lanes than it has sends on the same lanes to all of them.
+    let mut shared = Vec::new();
+    for (card, profile) in profiles.iter().enumerate().filter(|&(c, p)| used[c] > whole(p)) {
+        let Some(bandwidth) = rate(profile, whole(profile)) else { continue };
+        let leaving = wires.iter_mut().filter(|wire| wire.from == card);
+        leaving.for_each(|wire| wire.shared = Some(shared.len()));
+        shared.push(Shared { name: format!("the lanes of card {card}"), bandwidth });
+    }
+    Cluster::with_wires(profiles, wires, shared)
 }
 
 /// The profile that a card names: a built-in one, perhaps with another memory, as in `rev-a@1GB/s`.

@@ -4,12 +4,17 @@
 //! Cards are the files `spanker0`, `spanker1` and so on of `/dev`, or of the folder that the variable
 //! `SPANKER_DEV_DIR` names, up to the first that does not exist. A link exists if the cards at both of its
 //! ends name each other.
+//!
+//! A card that answers `ENOTTY` to a question about itself or its ports does not know the question: it is taken
+//! for a card without link discovery. Any other failure is an error, because a card that could not answer once
+//! may have links.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use spanker_fabric::device::{DeviceError, DeviceErrorKind, DeviceGroup};
 use spanker_runtime::{CardInfo, PortInfo, PortState, SpankerControl};
 use spanker_topology::{Link, LinkState};
@@ -94,28 +99,44 @@ pub fn surveyed_links(cards: &[Surveyed], probed: &[ProbedLink]) -> Vec<Link> {
 
 /// What a card is, and its ports.
 fn ask(control: &SpankerControl) -> spanker_runtime::Result<(CardInfo, Vec<PortInfo>)> {
+    let nonsense = |op, what| Err(spanker_runtime::Error::Nonsense { op, what });
     let info = control.info()?;
-    let ports = (0..info.ports.min(PORTS))
-        .map(|port| control.port(port))
-        .collect::<std::result::Result<_, _>>()?;
+    if info.ports > PORTS {
+        return nonsense("CARD_INFO", format!("{} ports, at most {PORTS}", info.ports));
+    }
+    let mut ports = Vec::with_capacity(info.ports as usize);
+    for number in 0..info.ports {
+        let port = control.port(number)?;
+        if port.port != number {
+            return nonsense("PORT_INFO", format!("port {}, expected {number}", port.port));
+        }
+        ports.push(port);
+    }
     Ok((info, ports))
 }
 
-/// What a card has said about itself; nothing if it speaks a version of the ABI without such questions.
+/// Whether a card that answered with this error has no link discovery: `ENOTTY` says that it does not know the
+/// request, over an ioctl as over a socket. No other error says so.
+#[must_use]
+pub fn is_without_discovery(error: &spanker_runtime::Error) -> bool {
+    matches!(error, spanker_runtime::Error::Ioctl { source: Errno::ENOTTY, .. })
+}
+
+/// What a card has said about itself; nothing if it does not know such questions.
 type Said = Option<(CardInfo, Vec<PortInfo>)>;
 
-/// Asks cards all at once; one that does not answer is named by its index.
+/// Asks cards all at once; an error names the card by its index and path, and the request.
 fn ask_all(sails: &[SpankerControl], indices: &[usize]) -> Result<Vec<Said>> {
-    use spanker_runtime::Error::{Ioctl, Version};
     let answers: Vec<_> = std::thread::scope(|scope| {
         let asked: Vec<_> = sails.iter().map(|sail| scope.spawn(|| ask(sail))).collect();
         let gone = || Err(spanker_runtime::Error::Gone { op: "CARD_INFO" });
         asked.into_iter().map(|asked| asked.join().unwrap_or_else(|_| gone())).collect()
     });
-    let known = answers.into_iter().zip(indices).map(|(answer, &index)| match answer {
+    let asked = answers.into_iter().zip(sails.iter().zip(indices));
+    let known = asked.map(|(answer, (sail, &index))| match answer {
         Ok(said) => Ok(Some(said)),
-        Err(Ioctl { .. } | Version { .. }) => Ok(None),
-        Err(error) => Err(Error::Device(DeviceError::request(index, error))),
+        Err(error) if is_without_discovery(&error) => Ok(None),
+        Err(error) => Err(Error::Device(DeviceError::discovery(index, sail.path(), error))),
     });
     known.collect()
 }
@@ -124,7 +145,8 @@ impl Topology<SpankerControl> {
     /// The cards at `/dev/spanker0`, `/dev/spanker1` and so on, up to the first that does not exist, or those
     /// of the folder that `SPANKER_DEV_DIR` names; and the links that their ports tell of.
     ///
-    /// A card that knows no more than the first version of the ABI has no links.
+    /// A card that answers `ENOTTY`, as one does that knows no more than the first version of the ABI, has no
+    /// links. Any other answer that is none is an error.
     ///
     /// ```no_run
     /// use spanker_scheduler::{AllReduce, ReduceOp, Topology};

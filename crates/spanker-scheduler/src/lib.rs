@@ -56,6 +56,7 @@
 //! |---|---|
 //! | find cards, or make some up | [`Topology`], [`survey`], [`MockSail`] |
 //! | reduce and gather over a topology | [`AllReduce`], [`AllGather`], the methods of [`Topology`] |
+//! | say how much of a result on cards is checked | [`ResultCheck`], [`Topology::with_result_check`] |
 //! | do so with a chosen number of threads | [`host`], [`Team`], [`Threads`] |
 //! | build and prove schedules | [`schedule`], [`verify`], [`Collective`], [`Algorithm`] |
 //! | run them on cards, with deadlines | [`device`], [`Topology::group`] |
@@ -75,14 +76,18 @@
 #![forbid(unsafe_code)]
 
 pub mod bandwidth;
+mod blame;
 mod cards;
+mod choice;
 mod cluster;
 pub mod collective;
 pub mod decision;
 pub mod discover;
 mod error;
+mod expected;
 pub mod intercard;
 pub mod probed;
+mod sample;
 pub mod topology;
 
 /// Collectives over buffers in host memory, with a chosen team and number of threads.
@@ -120,11 +125,13 @@ pub use bandwidth::{
 pub use collective::{AllGather, AllReduce, ModelParallel, TensorParallel};
 pub use decision::{Strategy, TileShape, pick_strategy};
 pub use discover::{
-    DEVICE_DIRECTORY_VARIABLE, Surveyed, SurveyedCard, device_directory, survey, surveyed_links,
+    DEVICE_DIRECTORY_VARIABLE, Surveyed, SurveyedCard, device_directory, is_without_discovery,
+    survey, surveyed_links,
 };
 pub use error::{Error, Result};
 pub use intercard::{INTERCARD_BUS_WIDTH, INTERCARD_LANE_WIDTH, INTERCARD_LANES, Link, LinkState};
 pub use probed::{LinkEnd, ProbedLink, load_links, save_links};
+pub use sample::ResultCheck;
 pub use spanker_collective::{
     Algorithm, Collective, CollectiveError, DType, MAX_RANKS, Proof, Rank, ReduceOp, Schedule,
     chunk, schedule, verify,

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A group of cards with the links between them. How one is found is in [`crate::discover`].
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use spanker_fabric::device::Deadline;
 use spanker_runtime::SpankerControl;
 use spanker_topology::{Link, mesh};
 
+use crate::choice::Prices;
+use crate::sample::{ResultCheck, Sampler};
 use crate::{Error, Result};
 
 /// Cards in order, each behind a handle `H`, and the directed links between them.
@@ -25,7 +27,14 @@ pub struct Topology<H = SpankerControl> {
     pub(crate) deadline: Deadline,
     /// Held by a collective on cards: two at once could come to the cards in different orders, and wait
     /// for each other.
-    pub(crate) turn: Mutex<()>,
+    pub(crate) turn: Box<Mutex<Turn>>,
+}
+
+/// What one collective on cards leaves for the next.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub(crate) prices: Prices,
+    pub(crate) sampler: Sampler,
 }
 
 /// A card that exists only as a number. Its buffers are in host memory.
@@ -50,7 +59,9 @@ impl MockSail {
 
 impl<H> Topology<H> {
     pub(crate) fn assemble(sails: Vec<H>, links: Vec<Link>, indices: Vec<usize>) -> Self {
-        Topology { sails, links, indices, deadline: Deadline::USUAL, turn: Mutex::new(()) }
+        let sampler = Sampler::new(ResultCheck::Sample);
+        let turn = Box::new(Mutex::new(Turn { prices: Prices::default(), sampler }));
+        Topology { sails, links, indices, deadline: Deadline::USUAL, turn }
     }
 
     /// Cards of any kind with the links between them, as somebody else has found them. Their indices are their
@@ -88,6 +99,23 @@ impl<H> Topology<H> {
     #[must_use]
     pub fn with_deadline(mut self, deadline: Deadline) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// The same cards, with another check of what their collectives give; [`ResultCheck::Sample`] unless
+    /// somebody says otherwise. Mock cards need none.
+    ///
+    /// ```no_run
+    /// use spanker_scheduler::{AllReduce, ReduceOp, ResultCheck, Topology};
+    /// let cards = Topology::enumerate()?.with_result_check(ResultCheck::Whole);
+    /// let mut buffers = vec![vec![1.0; 1_000_000]; cards.n_sails()];
+    /// cards.all_reduce_f32(&mut buffers, ReduceOp::Sum)?;
+    /// # Ok::<(), spanker_scheduler::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_result_check(mut self, check: ResultCheck) -> Self {
+        let turn = self.turn.get_mut().unwrap_or_else(PoisonError::into_inner);
+        turn.sampler = Sampler::new(check);
         self
     }
 

@@ -147,7 +147,9 @@ fn cards_behind_sockets_are_found_work_and_are_named_when_they_fail() {
     let alive: Vec<bool> = survey(folder.path()).iter().map(|card| card.card.is_ok()).collect();
     assert_eq!(alive, [true, false, true, true]);
     let error = Topology::enumerate_in(folder.path()).unwrap_err();
-    assert_eq!(error.to_string(), "card 1 is gone");
+    let path = folder.path().join("spanker1");
+    let text = format!("card 1 is gone: no answer to GET_VERSION at {}", path.display());
+    assert_eq!(error.to_string(), text);
 
     let rest = Topology::open_cards(folder.path(), &[0, 2, 3]).unwrap();
     buffers.pop();

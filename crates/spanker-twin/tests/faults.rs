@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use spanker_fabric::device::{Deadline, DeviceErrorKind};
 use spanker_runtime::SpankerControl;
-use spanker_scheduler::{Error, ReduceOp, Topology};
+use spanker_scheduler::{Error, ReduceOp, ResultCheck, Topology};
 use spanker_topology::{Cluster, Profile, Shape};
 use spanker_twin::{CardSpec, Disturbance, Pace, World, specs};
 
@@ -230,4 +230,26 @@ fn one_seed_gives_the_same_run_twice() {
     let first = run(seed);
     assert_eq!(first, run(seed));
     assert!(first.is_ok(), "seed {seed}: {first:?}");
+}
+
+#[test]
+fn garbling_card_is_found_by_a_sample_of_a_large_result_and_named() {
+    for seed in 0..60 {
+        let mut dice = Pcg64Mcg::seed_from_u64(seed);
+        let cards = dice.random_range(2..=5);
+        let profile = Profile::builtin("rev-a").unwrap();
+        let cluster = Cluster::uniform(profile, cards, Shape::Ring).unwrap();
+        let world = World::new(specs(&cluster, Pace::Card, dice.random()).unwrap(), seed);
+        let topology = Topology::of_cards((0..cards).map(|card| world.control(card)).collect())
+            .unwrap()
+            .with_deadline(DEADLINE)
+            .with_result_check(ResultCheck::SeededSample(seed));
+        let culprit = dice.random_range(0..cards);
+        world.disturb(Disturbance::Garble(culprit));
+        let given = inputs(cards, dice.random_range(8_000..60_000));
+        let mut buffers = given.clone();
+        let error = topology.all_reduce(&mut buffers, ReduceOp::Sum).unwrap_err();
+        assert!(blames(&error, Some(Disturbance::Garble(culprit)), &[]), "seed {seed}: {error}");
+        assert!(buffers == given, "seed {seed}");
+    }
 }

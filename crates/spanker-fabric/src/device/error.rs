@@ -3,6 +3,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -92,6 +93,21 @@ impl DeviceError {
         };
         let source = Some(Arc::new(error));
         DeviceError { source, ..DeviceError::new(kind, Some(card), detail) }
+    }
+
+    /// A question about the card at `path` or about its links that card `card` did not answer. The error names
+    /// the question and the path, whatever its kind.
+    #[must_use]
+    pub fn discovery(card: usize, path: Option<&Path>, error: Error) -> Self {
+        let place = path.map_or_else(String::new, |path| format!(" at {}", path.display()));
+        let gone = match &error {
+            Error::Gone { op } => Some(format!("no answer to {op}")),
+            Error::Ioctl { op, source: Errno::EBUSY } => Some(format!("{op} refused")),
+            _ => None,
+        };
+        let error = DeviceError::request(card, error);
+        let detail = gone.unwrap_or_else(|| error.detail.clone()) + &place;
+        DeviceError { detail, ..error }
     }
 
     pub(super) fn with_peer(mut self, peer: Option<usize>) -> Self {

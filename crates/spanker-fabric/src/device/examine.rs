@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether one card, on its own, copies and adds as it should.
+//! Whether one card, on its own, copies and adds as it should, and whether what two neighbours send each other
+//! arrives as it was.
 
 use std::time::Duration;
 
-use spanker_collective::{DType, ReduceOp};
+use spanker_collective::{Algorithm, Collective, DType, Rank, ReduceOp};
 use spanker_runtime::{BufferId, Error, Fold, Place, Result, SpankerControl, Work};
 
+use super::error::DeviceError;
+use super::group::DeviceGroup;
 use super::job_number;
+use super::watch::Deadline;
 
 /// Elements of each test buffer: several blocks of every width a card may work in, and a rest.
 const ELEMENTS: usize = 4099;
@@ -34,14 +38,44 @@ pub fn examine(card: &SpankerControl) -> Result<bool> {
     outcome
 }
 
+/// Lets two neighbours send each other known numbers. Returns the ranks in the pair whose message did not arrive
+/// as it was; the test cannot tell the sender from the receiver, which [`examine`] and other pairs can.
+///
+/// # Errors
+/// As for any collective of the two.
+pub fn examine_pair(
+    pair: [&SpankerControl; 2],
+    deadline: &Deadline,
+) -> std::result::Result<Vec<Rank>, DeviceError> {
+    let group = DeviceGroup::new(&pair)?;
+    let (gather, op) = (Collective::AllGather, ReduceOp::Sum);
+    let mut call = group.prepare(gather, Algorithm::OneShot, 2 * ELEMENTS, DType::F32, op, 1)?;
+    let sent = [numbers(0x9e37_79b1), numbers(0x85eb_ca6b)];
+    let bytes = sent.each_ref().map(|numbers| bytemuck::cast_slice::<f32, u8>(numbers));
+    for (rank, bytes) in bytes.iter().enumerate() {
+        call.write_at(rank, (rank * bytes.len()) as u64, bytes)?;
+    }
+    call.run(deadline)?;
+    let mut garbled = Vec::new();
+    for (from, to) in [(0, 1), (1, 0)] {
+        let mut found = vec![0u8; 2 * bytes[from].len()];
+        call.read(to, &mut found)?;
+        if found[from * bytes[from].len()..][..bytes[from].len()] != *bytes[from] {
+            garbled.push(from);
+        }
+    }
+    Ok(garbled)
+}
+
+/// Numbers whose sums are not round, as they are not themselves, so that a flipped bit anywhere shows.
+fn numbers(seed: u32) -> Vec<f32> {
+    let number = |i: u32| f32::from_bits(0x3f80_0000 | (i.wrapping_mul(seed) & 0x007f_ffff));
+    (0..ELEMENTS as u32).map(number).collect()
+}
+
 fn try_out(card: &SpankerControl, buffers: &[BufferId]) -> Result<bool> {
     let at = |index: usize| Place { buffer: buffers[index], offset: 0 };
-    // Neither sums nor single numbers are round, so a flipped bit anywhere shows.
-    let number = |seed: u32| {
-        move |i: u32| f32::from_bits(0x3f80_0000 | (i.wrapping_mul(seed) & 0x007f_ffff))
-    };
-    let a: Vec<f32> = (0..ELEMENTS as u32).map(number(0x9e37_79b1)).collect();
-    let b: Vec<f32> = (0..ELEMENTS as u32).map(number(0x85eb_ca6b)).collect();
+    let (a, b) = (numbers(0x9e37_79b1), numbers(0x85eb_ca6b));
     let sums: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
     card.write(buffers[0], 0, bytemuck::cast_slice(&a))?;
     card.write(buffers[1], 0, bytemuck::cast_slice(&b))?;

@@ -300,7 +300,18 @@ impl DeviceCall<'_> {
     /// # Panics
     /// If `rank` is not in the group.
     pub fn write(&self, rank: Rank, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.group.request(rank, |card| card.write(self.data(rank), 0, bytes))
+        self.write_at(rank, 0, bytes)
+    }
+
+    /// Writes a rank's data from `offset` bytes on.
+    ///
+    /// # Errors
+    /// What requests can fail with.
+    ///
+    /// # Panics
+    /// If `rank` is not in the group.
+    pub fn write_at(&self, rank: Rank, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.group.request(rank, |card| card.write(self.data(rank), offset, bytes))
     }
 
     /// Reads a rank's data, from its start.

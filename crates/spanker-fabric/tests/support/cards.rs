@@ -41,6 +41,12 @@ pub enum Health {
     Corrupt,
     /// Changes what it passes on to others, and computes well.
     Garbling,
+    /// Leaves the last operand out of every sum.
+    Dropping,
+    /// Sends the two halves of every message in each other's place.
+    Swapping,
+    /// Gets these bytes of every sum wrong that has them.
+    Blemished(usize, usize),
 }
 
 #[derive(Debug)]
@@ -77,6 +83,10 @@ struct World {
     cards: Vec<Card>,
     strict: bool,
     room: usize,
+    /// The most bytes that a card allocates at once.
+    memory: u64,
+    /// A request that a card refuses, and with what.
+    refusal: Option<(usize, &'static str, Errno)>,
 }
 
 /// A handful of cards.
@@ -116,7 +126,8 @@ impl Cards {
             }
         };
         let cards = (0..count).map(card).collect();
-        Cards(Arc::new(Mutex::new(World { cards, strict: true, room: usize::MAX })))
+        let (strict, room, memory) = (true, usize::MAX, 1 << 32);
+        Cards(Arc::new(Mutex::new(World { cards, strict, room, memory, refusal: None })))
     }
 
     pub fn ring(count: usize) -> Cards {
@@ -152,6 +163,16 @@ impl Cards {
     /// Descriptors that a card's queue takes.
     pub fn room(&self, room: usize) {
         self.world().room = room;
+    }
+
+    /// Bytes that a card allocates at once.
+    pub fn memory(&self, most: u64) {
+        self.world().memory = most;
+    }
+
+    /// From now on a card refuses a request.
+    pub fn refuse(&self, card: usize, op: &'static str, errno: Errno) {
+        self.world().refusal = Some((card, op, errno));
     }
 
     /// A card comes down with something after so many more descriptors.
@@ -310,8 +331,11 @@ impl World {
             return;
         }
         let mut bytes = card.bytes(from, length).to_vec();
-        if card.health == Health::Garbling && !bytes.is_empty() {
-            bytes[0] ^= 1;
+        let half = bytes.len() / 2;
+        match card.health {
+            Health::Garbling if !bytes.is_empty() => bytes[0] ^= 1,
+            Health::Swapping => bytes.rotate_left(half),
+            _ => {}
         }
         let sent = card.clock + card.cost;
         let peer = &mut self.cards[there];
@@ -376,11 +400,18 @@ impl Card {
             }
             Work::Reduce { into, sources, elements, fold, divisor } => {
                 let size = DType::from_code(fold.dtype).expect("a type").size() as u64;
-                let operands: Vec<&[u8]> =
+                let mut operands: Vec<&[u8]> =
                     sources.iter().map(|&source| self.bytes(source, elements * size)).collect();
+                if self.health == Health::Dropping && operands.len() > 1 {
+                    operands.pop();
+                }
                 let mut result = folded(*fold, &operands, *divisor);
-                if self.health == Health::Corrupt && !result.is_empty() {
-                    result[0] ^= 1;
+                match self.health {
+                    Health::Corrupt if !result.is_empty() => result[0] ^= 1,
+                    Health::Blemished(from, to) if to <= result.len() => {
+                        result[from..to].iter_mut().for_each(|byte| *byte ^= 1);
+                    }
+                    _ => {}
                 }
                 self.store(*into, &result);
             }
@@ -453,6 +484,11 @@ impl Transport for Way {
             _ => {}
         }
         let refused = |source| Err(Error::Ioctl { op, source });
+        if let Some((card, known, errno)) = world.refusal
+            && (card, known) == (self.card, op)
+        {
+            return refused(errno);
+        }
         match answer(&mut world, self.card, call) {
             Ok(()) => Ok(()),
             Err(errno) => refused(errno),
@@ -523,7 +559,7 @@ fn answer(world: &mut World, number: usize, call: &mut Call<'_>) -> Result<(), E
     if call.name == "WAIT" {
         world.run();
     }
-    let room = world.room;
+    let (room, memory) = (world.room, world.memory);
     let card = &mut world.cards[number];
     match call.name {
         "GET_VERSION" => put(call, RawVersion { major: 0, minor: 3, patch: 0, reserved: 0 }),
@@ -537,7 +573,7 @@ fn answer(world: &mut World, number: usize, call: &mut Call<'_>) -> Result<(), E
         }
         "ALLOCATE" => {
             let mut raw: RawAllocate = get(call);
-            if raw.length == 0 || raw.length > 1 << 32 {
+            if raw.length == 0 || raw.length > memory {
                 return Err(if raw.length == 0 { Errno::EINVAL } else { Errno::ENOMEM });
             }
             card.given += 1;

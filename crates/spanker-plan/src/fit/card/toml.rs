@@ -13,7 +13,7 @@ use super::CardModel;
 use super::growth::{Exchange, Growth, Terms};
 use crate::fit::band::LARGEST_SCALE;
 use crate::fit::file::{VERSION, amount, bad, parse, printable, range, within};
-use crate::{MAX_RANKS, PlanError};
+use crate::PlanError;
 
 /// The most rivals: each way to grow with each choice of terms.
 const MOST_RIVALS: usize = 16;
