@@ -17,6 +17,7 @@ mod card;
 mod cards;
 mod cargo;
 mod error;
+mod evaluator;
 mod fingerprint;
 mod holding;
 mod inproc;
@@ -32,6 +33,7 @@ mod verify;
 
 pub use cards::{Loading, OnCards};
 pub use error::LlmError;
+pub use evaluator::{Evaluator, Rounding};
 pub use fingerprint::fingerprint;
 pub use holding::{Cut, Piece};
 pub use inproc::InProcess;
