@@ -44,4 +44,4 @@ pub use ranks::{Follower, Front, OnRanks, follow};
 pub use recorder::Recorder;
 pub use runner::{Outcome, Runner, Step, Timing, Want};
 pub use session::Session;
-pub use verify::{Difference, Distance, Trail, trail};
+pub use verify::{Bound, Difference, Distance, Fault, Side, Trail, examine_reduce, trail};
