@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker verify`: every split on every number of cards against one card, bit by bit.
 
+mod verdict;
+
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde_json::json;
-use spanker_llm::{Front, LlmError, Outcome, Runner, Step, Trail, trail};
+use spanker_llm::{
+    Bound, Difference, Evaluator, Front, LlmError, Outcome, Rounding, Runner, Step, Trail,
+    examine_reduce, trail,
+};
 use spanker_plan::{Layout, Plan};
 use spanker_topology::{Cluster, Profile, Shape};
 
@@ -15,14 +20,16 @@ use crate::llm::ranks::{self, Place};
 use crate::llm::{self, FabricKind, Loaded, Split, layout};
 use crate::run::in_process;
 use crate::{Usage, output};
+use verdict::Verdict;
 
 /// Prove that a model gives the same tokens on any number of cards
 ///
 /// One card runs a prompt and greedily generates tokens; then every split does the same on every number of
 /// cards, and all logits are compared bit by bit at every step. Gather, pipeline and mixed splits must give
 /// the same bits. A reduce split adds parts in card order, so its logits may differ in the last bits: it is
-/// fed the same tokens, must repeat its own bits, and may prefer another token only where one card's two best
-/// are closer than the difference.
+/// fed the same tokens, must repeat its own bits, must have the bits that its parts give when the host adds them in
+/// card order, and may be no further from one card, in logits and in the tokens that win, than rounding explains.
+/// Logits that are missing or not finite fail every split.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker verify -m smollm2-135m --cards 1..5
@@ -80,10 +87,11 @@ struct Case {
     layout: Layout,
 }
 
-/// What came of a case.
-struct Verdict {
-    holds: bool,
-    words: String,
+impl Case {
+    /// Whether partial sums are added.
+    fn adds(&self) -> bool {
+        self.split == Split::Reduce && self.shares.len() > 1
+    }
 }
 
 /// Where cases run.
@@ -112,6 +120,30 @@ impl<'a, 'f> Ground<'a, 'f> {
             Ground::Ranks(..) => "on ranks",
         }
     }
+
+    /// Runs something of this process while cards elsewhere wait.
+    fn on_host<R: Runner>(
+        &mut self,
+        runner: R,
+        prompt: &[u32],
+        count: usize,
+        fed: Option<&[u32]>,
+    ) -> Result<Trail, LlmError> {
+        let runner: Box<dyn Runner + '_> = match self {
+            Ground::Ranks(front, _) => Box::new(Beating { inner: runner, front }),
+            _ => Box::new(runner),
+        };
+        trail(runner, prompt, count, fed)
+    }
+}
+
+/// What cases are compared with.
+struct Reference {
+    prompt: Vec<u32>,
+    /// One card in process.
+    one: Trail,
+    /// How far rounding can bring a reduce split from it, if there is one.
+    bound: Option<Result<Bound, Difference>>,
 }
 
 /// A runner of this process, between whose steps the ranks hear that there is more to come.
@@ -183,18 +215,11 @@ fn check<'a, 'f: 'a>(
     let cases = cases(args, loaded, usual)?;
     let most = cases.iter().map(|case| case.shares.len()).max().unwrap_or(1);
     let mut ground = open(most)?;
-    let one = layout::given(loaded.network.model(), Split::Gather, &[1.0])?;
-    output::progress("one card ..");
-    let one = in_process(loaded, &plan(loaded, one)?)?;
-    let one: Box<dyn Runner + '_> = match &mut ground {
-        Ground::Ranks(front, _) => Box::new(Beating { inner: one, front }),
-        _ => Box::new(one),
-    };
-    let reference = trail(one, &prompt, args.n_predict, None)?;
-    output::progress_done();
+    let reference = reference(args, loaded, prompt, &cases, &mut ground)?;
     if !args.json {
-        let text = loaded.tokenizer.decode(&reference.tokens);
-        output::line(&format!("one card, in process: {:016x}  {text:?}", reference.fingerprint()))?;
+        let text = loaded.tokenizer.decode(&reference.one.tokens);
+        let fingerprint = reference.one.fingerprint();
+        output::line(&format!("one card, in process: {fingerprint:016x}  {text:?}"))?;
         if let Ground::Ranks(_, place) = &ground {
             output::line(&place.words())?;
         }
@@ -202,7 +227,7 @@ fn check<'a, 'f: 'a>(
     let mut failed = 0;
     for case in &cases {
         output::progress(&format!("{:?} on {} cards ..", case.split, case.shares.len()));
-        let verdict = examine(args, loaded, &prompt, &reference, case, &mut ground);
+        let verdict = examine(args, loaded, &reference, case, &mut ground);
         output::progress_done();
         let verdict = verdict?;
         failed += usize::from(!verdict.holds);
@@ -215,6 +240,36 @@ fn check<'a, 'f: 'a>(
         output::line(&summary(&cases))?;
     }
     Ok(())
+}
+
+/// One card's logits, and what rounding explains if a case adds partial sums.
+fn reference(
+    args: &Args,
+    loaded: &Loaded,
+    prompt: Vec<u32>,
+    cases: &[Case],
+    ground: &mut Ground<'_, '_>,
+) -> anyhow::Result<Reference> {
+    let layout = layout::given(loaded.network.model(), Split::Gather, &[1.0])?;
+    output::progress("one card ..");
+    let one = in_process(loaded, &plan(loaded, layout.clone())?)?;
+    let one = ground.on_host(one, &prompt, args.n_predict, None)?;
+    let adding = cases.iter().filter(|case| case.adds());
+    let bound = match adding.map(|case| case.shares.len()).max() {
+        None => None,
+        Some(parts) => {
+            let mut samples = Vec::new();
+            for seed in 0..Bound::SAMPLES {
+                output::progress(&format!("rounding at random, {seed} of {} ..", Bound::SAMPLES));
+                let rounding = Rounding::Random { seed, parts };
+                let host = Evaluator::new(&loaded.network, &layout, rounding, loaded.threads)?;
+                samples.push(ground.on_host(host, &prompt, args.n_predict, Some(&one.tokens))?);
+            }
+            Some(Bound::new(&one, &samples))
+        }
+    };
+    output::progress_done();
+    Ok(Reference { prompt, one, bound })
 }
 
 /// Every split on every number of cards that can have it.
@@ -264,11 +319,27 @@ fn plan(loaded: &Loaded, layout: Layout) -> anyhow::Result<Plan> {
 fn examine(
     args: &Args,
     loaded: &Loaded,
-    prompt: &[u32],
-    reference: &Trail,
+    reference: &Reference,
     case: &Case,
     ground: &mut Ground<'_, '_>,
 ) -> anyhow::Result<Verdict> {
+    let (prompt, one, tokenizer) = (&reference.prompt, &reference.one, &loaded.tokenizer);
+    let cards = case.shares.len();
+    let bound = match &reference.bound {
+        Some(Err(difference)) if case.adds() => {
+            return Ok(Verdict::differs(difference, cards, tokenizer));
+        }
+        Some(Ok(bound)) if case.adds() => Some(bound),
+        _ => None,
+    };
+    let defined = match bound {
+        None => None,
+        Some(_) => {
+            let (rounding, threads) = (Rounding::Nearest, loaded.threads);
+            let host = Evaluator::new(&loaded.network, &case.layout, rounding, threads)?;
+            Some(ground.on_host(host, prompt, args.n_predict, Some(&one.tokens))?)
+        }
+    };
     let mut go = |fed: Option<&[u32]>| -> anyhow::Result<Trail> {
         let runner: Box<dyn Runner + '_> = match ground {
             Ground::Threads => Box::new(in_process(loaded, &plan(loaded, case.layout.clone())?)?),
@@ -292,49 +363,23 @@ fn examine(
             _ => error.into(),
         })
     };
-    if case.split != Split::Reduce || case.shares.len() == 1 {
-        let found = go(None)?;
-        return Ok(match found.difference(reference) {
-            None => {
-                Verdict { holds: true, words: format!("{:016x}  identical", found.fingerprint()) }
-            }
-            Some(at) => {
-                let [theirs, ours] = at.tokens.map(|token| loaded.tokenizer.decode(&[token]));
-                let words = format!(
-                    "differs first at step {}, logit {}: {} on one card, {} here; tokens {theirs:?} and {ours:?}",
-                    at.step, at.at, at.values[0], at.values[1]
-                );
-                Verdict { holds: false, words }
-            }
-        });
-    }
-    let (found, again) = (go(Some(&reference.tokens))?, go(Some(&reference.tokens))?);
-    if let Some(at) = again.difference(&found) {
-        let words = format!("does not repeat: step {}, logit {}: {:?}", at.step, at.at, at.values);
-        return Ok(Verdict { holds: false, words });
-    }
-    let distance = found.distance(reference);
-    let tokens = match (distance.other_tokens, distance.beyond_rounding) {
-        (0, _) => "same tokens".to_owned(),
-        (1, 0) => "1 other token, a tie within that".to_owned(),
-        (others, 0) => format!("{others} other tokens, all of them ties within that"),
-        (others, beyond) => format!("{others} other tokens, {beyond} of them no ties"),
+    let (Some(bound), Some(defined)) = (bound, defined) else {
+        return Ok(Verdict::exact(&go(None)?, one, cards, tokenizer));
     };
-    let words = format!(
-        "{:016x}  repeats; logits within {:.2e} of one card, {tokens}",
-        found.fingerprint(),
-        distance.most
-    );
-    Ok(Verdict { holds: distance.beyond_rounding == 0, words })
+    let (found, again) = (go(Some(&one.tokens))?, go(Some(&one.tokens))?);
+    let examined = examine_reduce([&found, &again], &defined, one, bound);
+    let measured = bound.measure(&found, one).ok();
+    Ok(Verdict::reduce(&found, examined, measured, cards, tokenizer))
 }
 
 fn tell(args: &Args, case: &Case, verdict: &Verdict, fabric: &str) -> anyhow::Result<()> {
     let name = format!("{:?}", case.split).to_lowercase();
     if args.json {
-        let line = json!({
+        let mut line = json!({
             "cards": case.shares.len(), "shares": case.shares, "split": name, "fabric": fabric,
-            "strategy": case.layout.strategy().name(), "holds": verdict.holds, "what": verdict.words,
+            "strategy": case.layout.strategy().name(),
         });
+        verdict.describe(&mut line);
         return output::line(&line.to_string());
     }
     let shares: Vec<String> = case.shares.iter().map(f64::to_string).collect();

@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use spanker_model::Quant;
-use spanker_model::gguf::{Field, Writer};
+use spanker_model::gguf::{Field, Header, Writer};
 
 use desk::{Desk, number};
 
@@ -82,6 +82,41 @@ fn verify_of_an_awkward_model_holds_for_every_split_and_share() {
         assert_eq!((&line["cards"], &line["split"]), (&cards.into(), &"mixed".into()));
         assert_eq!((&line["holds"], &line["strategy"]), (&true.into(), &"tensor-pipeline".into()));
     }
+}
+
+#[test]
+fn verify_of_a_reduce_split_reports_its_distance_and_the_bound() {
+    let desk = awkward();
+    let line = desk.json("verify -m x.gguf --cards 3 --split reduce -n 4");
+    assert_eq!((&line["holds"], &line["reason"]), (&true.into(), &Value::Null), "{line}");
+    for (measure, bound) in [("most", "most"), ("rms", "rms")] {
+        let distance = number(&line["distance"], measure);
+        let bound = number(&line["bound"], bound);
+        assert!(distance >= 0.0 && distance <= bound && bound > 0.0 && bound < 1.0, "{line}");
+    }
+    assert_eq!(line["distance"]["step"], line["bound"]["step"], "{line}");
+    let line = desk.json("verify -m x.gguf --cards 3 --split gather -n 4");
+    assert_eq!((&line["distance"], &line["bound"]), (&Value::Null, &Value::Null), "{line}");
+}
+
+#[test]
+fn verify_of_weights_that_are_not_numbers_fails_for_every_split_and_names_the_logit() {
+    let desk = awkward();
+    let mut file = fs::read(desk.path().join("x.gguf")).expect("a file");
+    let header = Header::read(&file[..], file.len() as u64).expect("a header");
+    let down = &header.tensors()["blk.1.ffn_down.weight"];
+    let start = (header.data_offset() + down.offset) as usize;
+    // The scale of the first block, which makes one element of every row of activations not a number.
+    file[start..start + 2].copy_from_slice(&0x7E00u16.to_le_bytes());
+    desk.put("nan.gguf", &file);
+    let output = desk.run("verify -m nan.gguf --cards 2 -n 2");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let named = "step 0: the reference's logit of token 0 is NaN on 1 card\n";
+    assert_eq!((text.matches("FAIL").count(), text.matches(named).count()), (3, 3), "{text}");
+    let output = desk.run("verify -m nan.gguf --cards 2 --split reduce -n 2 --json");
+    let line: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&line["holds"], &line["reason"]), (&false.into(), &"not-finite".into()), "{line}");
 }
 
 #[test]

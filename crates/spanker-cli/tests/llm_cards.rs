@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `spanker run` and `verify` on a twin's cards: the text of threads, and a card that dies on the way.
+//! `spanker run` and `verify` on a twin's cards: the text of threads, a card that dies on the way, and one that
+//! computes garbage.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/place.rs"]
@@ -161,4 +162,34 @@ fn cards_that_are_not_there_are_named() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("no cards at") && error.contains("hint: "), "{error}");
+}
+
+#[test]
+fn verify_on_a_garbling_card_fails_for_every_split_and_names_what_differs() {
+    let (place, model) = twin();
+    let verify = format!("verify -m {} -n 3 -p abc --fabric cards --cards 3", model.display());
+    place.ok("garble 1");
+    for (split, part) in [
+        ("reduce", "is not the sum of its parts in card order: differs first at step 0"),
+        ("gather", "differs first at step 0"),
+        ("pipeline", "differs first at step 0"),
+        ("mixed", "differs first at step 0"),
+    ] {
+        let output = place.spanker(&format!("{verify} --split {split}")).output().expect("a start");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{split}: {text}");
+        assert!(text.contains("FAIL  3 cards") && text.contains(part), "{split}: {text}");
+        assert!(error.contains("1 of 1 cases differ"), "{split}: {error}");
+    }
+    let output =
+        place.spanker(&format!("{verify} --split reduce --json")).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let line: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&line["holds"], &line["reason"]), (&false.into(), &"sum".into()), "{line}");
+    assert!(line["distance"]["greatest"].as_f64().is_some_and(|distance| distance > 0.0), "{line}");
+    place.ok("restore");
+    let line = json(&place, &format!("{verify} --split reduce"));
+    assert_eq!((&line["holds"], &line["reason"]), (&true.into(), &Value::Null), "{line}");
+    down(&place);
 }

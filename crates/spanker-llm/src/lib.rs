@@ -16,6 +16,7 @@
 mod card;
 mod cards;
 mod error;
+mod evaluator;
 mod fingerprint;
 mod inproc;
 mod layout;
@@ -30,6 +31,7 @@ mod verify;
 
 pub use cards::{Loading, OnCards};
 pub use error::LlmError;
+pub use evaluator::{Evaluator, Rounding};
 pub use fingerprint::fingerprint;
 pub use inproc::InProcess;
 pub use machine::{Machine, OnMachine};
@@ -38,5 +40,4 @@ pub use ranks::{Follower, Front, OnRanks, follow};
 pub use recorder::Recorder;
 pub use runner::{Outcome, Runner, Step, Timing};
 pub use session::Session;
-pub use spanker_plan::Want;
-pub use verify::{Difference, Distance, Trail, trail};
+pub use verify::{Bound, Difference, Distance, Fault, Side, Trail, examine_reduce, trail};

@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether two ways to run a model give the same tokens and the same logits, and where not.
+//!
+//! [`Trail::difference`] is for what must be the same to the last bit. [`Trail::distance`] is for a reduce split,
+//! whose sums are rounded in another order than those of one card: it must stay within a [`Bound`]. Neither
+//! accepts what is missing or not a finite number, in the reference as little as in what is examined.
+
+mod bound;
+
+use std::fmt;
 
 use spanker_plan::Want;
 
 use crate::runner::Runner;
 use crate::{LlmError, Session};
+pub use bound::{Bound, Distance, Fault, examine_reduce};
 
 /// Logits after each token, and the token that has the greatest.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,29 +24,154 @@ pub struct Trail {
     pub logits: Vec<Vec<f32>>,
 }
 
-/// Where two trails part.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Difference {
-    /// The step, from 0.
-    pub step: usize,
-    /// The token of each trail there.
-    pub tokens: [u32; 2],
-    /// The first logit whose bits differ.
-    pub at: u32,
-    /// Its value in each trail.
-    pub values: [f32; 2],
+/// One of the two runs that are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The run that others are compared with.
+    Reference,
+    /// The run that is examined.
+    Found,
 }
 
-/// How far two trails are apart.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Distance {
-    /// The greatest difference of two logits.
-    pub most: f32,
-    /// Steps at which the greatest logit is another token's.
-    pub other_tokens: usize,
-    /// Of these, steps at which the reference's two best are further apart than twice the greatest difference
-    /// of logits at that step. Rounding alone makes none.
-    pub beyond_rounding: usize,
+/// How two runs differ. Pairs are of the reference and of what was examined, in this order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Difference {
+    /// The numbers of tokens and of vectors of logits are not all the same, or there are none.
+    Steps {
+        /// Tokens of each run.
+        tokens: [usize; 2],
+        /// Vectors of logits of each run.
+        logits: [usize; 2],
+    },
+    /// At a step there are not as many logits, or none.
+    Length {
+        /// The step, from 0.
+        step: usize,
+        /// Logits of each run.
+        lengths: [usize; 2],
+    },
+    /// A logit is not a finite number.
+    NotFinite {
+        /// Whose it is.
+        side: Side,
+        /// The step, from 0.
+        step: usize,
+        /// The token whose logit it is.
+        token: u32,
+        /// The logit.
+        value: f32,
+    },
+    /// A logit has other bits.
+    Logit {
+        /// The step, from 0.
+        step: usize,
+        /// The token whose logit it is.
+        token: u32,
+        /// The logit in each run.
+        values: [f32; 2],
+        /// The token that each run goes on with.
+        tokens: [u32; 2],
+    },
+    /// Another token follows although all logits are the same.
+    Token {
+        /// The step, from 0.
+        step: usize,
+        /// The token of each run.
+        tokens: [u32; 2],
+    },
+    /// Another token wins than the reference's, and rounding cannot have made it so.
+    Winner {
+        /// The step, from 0.
+        step: usize,
+        /// The token of each run.
+        tokens: [u32; 2],
+        /// How far apart the reference has the two.
+        gap: f64,
+        /// How far apart rounding can bring them together: twice the bound of a logit.
+        bound: f64,
+    },
+    /// A logit is further from the reference's than the bound.
+    Beyond {
+        /// The step, from 0.
+        step: usize,
+        /// The token whose logit it is.
+        token: u32,
+        /// The logit in each run.
+        values: [f32; 2],
+        /// The bound of their difference.
+        bound: f64,
+    },
+    /// The logits of a step are further from the reference's, as a root of the mean of squares, than the bound.
+    BeyondMean {
+        /// The step, from 0.
+        step: usize,
+        /// Their distance.
+        distance: f64,
+        /// Its bound.
+        bound: f64,
+    },
+}
+
+impl Difference {
+    /// What kind of difference it is, in one word for programs.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Difference::Steps { .. } => "steps",
+            Difference::Length { .. } => "length",
+            Difference::NotFinite { .. } => "not-finite",
+            Difference::Logit { .. } => "logit",
+            Difference::Token { .. } | Difference::Winner { .. } => "token",
+            Difference::Beyond { .. } | Difference::BeyondMean { .. } => "bound",
+        }
+    }
+
+    /// The tokens that the runs go on with where they differ, if that is known.
+    #[must_use]
+    pub fn tokens(&self) -> Option<[u32; 2]> {
+        match *self {
+            Difference::Logit { tokens, .. }
+            | Difference::Token { tokens, .. }
+            | Difference::Winner { tokens, .. } => Some(tokens),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Difference::Steps { tokens: [a, b], logits: [c, d] } => {
+                write!(f, "{b} tokens and logits of {d} steps, {a} and {c} expected")
+            }
+            Difference::Length { step, lengths: [a, b] } => {
+                write!(f, "step {step} has {b} logits, {a} expected")
+            }
+            Difference::NotFinite { side, step, token, value } => {
+                let whose = if *side == Side::Reference { "the reference's " } else { "" };
+                write!(f, "step {step}: {whose}logit of token {token} is {value}")
+            }
+            Difference::Logit { step, token, values: [a, b], .. } => {
+                write!(f, "differs first at step {step}, logit {token}: {a} expected, {b} here")
+            }
+            Difference::Token { step, tokens: [a, b] } => {
+                write!(f, "step {step}: token {b} follows, {a} expected")
+            }
+            Difference::Winner { step, tokens: [a, b], gap, bound } => write!(
+                f,
+                "step {step}: token {b} wins over {a}, which leads by {gap:.2e} in the reference; rounding explains {bound:.2e}"
+            ),
+            Difference::Beyond { step, token, values: [a, b], bound } => write!(
+                f,
+                "step {step}, logit {token}: {a} expected, {b} here; rounding explains {bound:.2e}"
+            ),
+            Difference::BeyondMean { step, distance, bound } => write!(
+                f,
+                "step {step}: logits are {distance:.2e} (rms) from the reference; rounding explains {bound:.2e}"
+            ),
+        }
+    }
 }
 
 impl Trail {
@@ -53,57 +187,55 @@ impl Trail {
         (0..self.logits.len()).fold(0, |all: u64, step| all.rotate_left(7) ^ self.hash(step))
     }
 
-    /// The first difference from a reference; nothing if every token and every bit is the same.
+    /// The first logit that is not a finite number.
     #[must_use]
-    pub fn difference(&self, reference: &Trail) -> Option<Difference> {
-        let steps = reference.logits.iter().zip(&self.logits).enumerate();
-        for (step, (theirs, ours)) in steps {
-            let differs = theirs.iter().zip(ours).position(|(a, b)| a.to_bits() != b.to_bits());
-            if let Some(at) = differs {
-                let tokens = [reference.tokens[step], self.tokens[step]];
-                return Some(Difference {
-                    step,
-                    tokens,
-                    at: at as u32,
-                    values: [theirs[at], ours[at]],
-                });
-            }
-        }
-        let (ours, theirs) = (self.tokens.len(), reference.tokens.len());
-        (ours != theirs).then(|| {
-            // One of them ends where the other goes on.
-            let step = ours.min(theirs);
-            let token = |trail: &Trail| trail.tokens.get(step).copied().unwrap_or(u32::MAX);
-            Difference {
-                step,
-                tokens: [token(reference), token(self)],
-                at: 0,
-                values: [f32::NAN; 2],
-            }
+    pub fn not_finite(&self, side: Side) -> Option<Difference> {
+        self.logits.iter().enumerate().find_map(|(step, logits)| {
+            let token = logits.iter().position(|logit| !logit.is_finite())?;
+            let value = logits[token];
+            Some(Difference::NotFinite { side, step, token: token as u32, value })
         })
     }
 
-    /// How far this is from a reference whose tokens it was fed.
+    /// The first difference from a reference; nothing if every token and every bit is the same, and every logit is
+    /// there and a finite number.
     #[must_use]
-    pub fn distance(&self, reference: &Trail) -> Distance {
-        let mut distance = Distance::default();
+    pub fn difference(&self, reference: &Trail) -> Option<Difference> {
+        self.mismatch(reference).or_else(|| {
+            (0..reference.logits.len()).find_map(|step| {
+                let (theirs, ours) = (&reference.logits[step], &self.logits[step]);
+                let tokens = [reference.tokens[step], self.tokens[step]];
+                let mut pairs = theirs.iter().zip(ours);
+                match pairs.position(|(a, b)| a.to_bits() != b.to_bits()) {
+                    Some(at) => {
+                        let values = [theirs[at], ours[at]];
+                        Some(Difference::Logit { step, token: at as u32, values, tokens })
+                    }
+                    None if tokens[0] != tokens[1] => Some(Difference::Token { step, tokens }),
+                    None => None,
+                }
+            })
+        })
+    }
+
+    /// What is missing or not a number in one of two runs.
+    fn mismatch(&self, reference: &Trail) -> Option<Difference> {
+        let tokens = [reference.tokens.len(), self.tokens.len()];
+        let logits = [reference.logits.len(), self.logits.len()];
+        let steps = tokens[0];
+        if steps == 0 || tokens.into_iter().chain(logits).any(|count| count != steps) {
+            return Some(Difference::Steps { tokens, logits });
+        }
+        // Every step has a logit for each token of one vocabulary.
+        let vocab = reference.logits[0].len();
         for (step, (theirs, ours)) in reference.logits.iter().zip(&self.logits).enumerate() {
-            let apart = theirs.iter().zip(ours).map(|(a, b)| (a - b).abs()).fold(0.0, further);
-            distance.most = distance.most.max(apart);
-            if greatest(ours) != reference.tokens[step] {
-                distance.other_tokens += 1;
-                let best = ggml_spanker::ops::best(theirs, 2);
-                let gap = best[0].1 - best.get(1).map_or(f32::NEG_INFINITY, |second| second.1);
-                distance.beyond_rounding += usize::from(gap > 2.0 * apart);
+            let lengths = [theirs.len(), ours.len()];
+            if vocab == 0 || lengths.into_iter().any(|length| length != vocab) {
+                return Some(Difference::Length { step, lengths });
             }
         }
-        distance
+        reference.not_finite(Side::Reference).or_else(|| self.not_finite(Side::Found))
     }
-}
-
-/// The greater of two distances; what is not a number is infinitely far.
-fn further(one: f32, two: f32) -> f32 {
-    if one.is_nan() || two.is_nan() { f32::INFINITY } else { one.max(two) }
 }
 
 fn greatest(logits: &[f32]) -> u32 {
@@ -111,6 +243,8 @@ fn greatest(logits: &[f32]) -> u32 {
 }
 
 /// Runs a prompt and `count` tokens, at least one. With `fed`, these tokens follow whatever the logits say.
+///
+/// A runner that gives no logits back leaves an empty vector, which no comparison accepts.
 ///
 /// # Errors
 /// What [`Runner::step`] fails with.

@@ -5,8 +5,6 @@
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/recipe.rs"]
 mod recipe;
-#[path = "support/serial.rs"]
-mod serial;
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
@@ -14,13 +12,13 @@ mod splits;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use spanker_llm::{LlmError, Network, Outcome, Runner, Session, Step, Trail, trail};
+use spanker_llm::{Evaluator, LlmError, Network, Outcome, Rounding, Runner};
+use spanker_llm::{Session, Step, Trail, trail};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Split};
 use spanker_topology::Shape;
 
 use recipe::Recipe;
-use serial::Serial;
 use splits::together;
 use splits::{STEPS, assert_same, best, mixed, one_by_one, plan, plan_of, prompt, run, threads};
 
@@ -42,18 +40,8 @@ fn awkward() -> Vec<Recipe> {
 
 /// What the kernels alone give for a prompt and greedy tokens after it.
 fn expected(network: &Network<Vec<u8>>, plan: &spanker_plan::Plan, prompt: &[u32]) -> Trail {
-    let group = &plan.layout.replicas[0][0].group;
-    let shards = if group.split == Split::Reduce { &group.shards[..] } else { &[] };
-    let mut fed = prompt.to_vec();
-    let mut trail = Trail { tokens: Vec::new(), logits: Vec::new() };
-    while trail.tokens.len() < STEPS {
-        let logits = Serial::new(network, shards).logits(&fed).pop().expect("logits");
-        let token = ggml_spanker::ops::best(&logits, 1)[0].0;
-        fed.push(token);
-        trail.tokens.push(token);
-        trail.logits.push(logits);
-    }
-    trail
+    let host = Evaluator::new(network, &plan.layout, Rounding::Nearest, 1).expect("a layout");
+    trail(Box::new(host), prompt, STEPS, None).expect("logits")
 }
 
 #[test]
@@ -138,18 +126,12 @@ fn sums_of_parts_repeat_and_are_folded_in_card_order() {
     for recipe in awkward() {
         let network = Arc::new(recipe.network());
         let tokens = prompt(4, recipe.vocab);
-        let whole = run(&network, &plan(&network, Split::Gather, &together(&[1.0])), &tokens);
         for shares in [&[1.0, 1.0][..], &[1.0; 3], &[2.0, 1.0, 1.0, 3.0]] {
             let what = format!("{}, {shares:?}", recipe.name);
             let sums = plan(&network, Split::Reduce, &together(shares));
             let found = run(&network, &sums, &tokens);
             assert_same(&what, &found, &expected(&network, &sums, &tokens));
             assert_same(&what, &run(&network, &sums, &tokens), &found);
-            let fed = trail(threads(&network, &sums, 3, 1), &tokens, STEPS, Some(&whole.tokens));
-            let distance = fed.expect("a trail").distance(&whole);
-            // Blocks are the same, so only the roundings of sums differ; a later block of activations may
-            // round to the other side of a half for it.
-            assert!(distance.most < 0.05 && distance.beyond_rounding == 0, "{what}: {distance:?}");
         }
     }
 }

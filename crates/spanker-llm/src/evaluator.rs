@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A model on the host, token by token and layer by layer, by the kernels alone: the definition that runners
+//! are compared with.
+//!
+//! No programs, cards or exchanges are involved, so nothing that a runner can get wrong is shared with it. A
+//! layout matters in one respect: where it splits columns, the partial sums are added in card order, which is
+//! what a reduce split is defined to compute. With [`Rounding::Random`] every rounding that a reduce split can
+//! turn the other way goes a random way: see [`crate::Bound`]. It is no fast way to run a model.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use ggml_spanker::ops::{self, AttendScratch, Look};
+use ggml_spanker::{Inputs, decode, input_type, multiply, quantize};
+use spanker_model::Quant;
+use spanker_plan::{Layout, Shard, Split, Stage};
+
+use crate::runner::{Outcome, Runner, Step, Timing, Want};
+use crate::{Cut, LlmError, Network, Piece};
+
+/// How activations are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// To the nearest, as every runner does.
+    Nearest,
+    /// Up or down at random, in proportion to how near each is. Two runs differ by at most one quantum in an
+    /// 8-bit block, by one unit in the last place of a key or value, and by the roundings of its additions in
+    /// a partial sum.
+    Random {
+        /// Which random numbers.
+        seed: u64,
+        /// Partial sums that are added: the number of cards.
+        parts: usize,
+    },
+}
+
+/// Keys and values of one layer, as f16, one row for each position.
+#[derive(Debug, Clone, Default)]
+struct Cache {
+    keys: Vec<u8>,
+    values: Vec<u8>,
+}
+
+/// A model on the host.
+#[derive(Debug)]
+pub struct Evaluator<'a, B> {
+    network: &'a Network<B>,
+    /// For each layer, the shards whose partial sums are added; none where columns are not split.
+    shards: Vec<Vec<Shard>>,
+    caches: Vec<Cache>,
+    noise: Option<Noise>,
+    threads: usize,
+}
+
+impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
+    /// Makes a network ready to be run as a layout defines it, with `threads` threads for large products.
+    ///
+    /// # Errors
+    /// [`LlmError::Plan`] if the layout has not exactly one copy of every layer of this network.
+    pub fn new(
+        network: &'a Network<B>,
+        layout: &Layout,
+        rounding: Rounding,
+        threads: usize,
+    ) -> Result<Self, LlmError> {
+        let stages: &[Stage] = match &layout.replicas[..] {
+            [one] => one,
+            copies => {
+                let copies = copies.len();
+                return Err(LlmError::plan(format!("{copies} copies of the model, and not one")));
+            }
+        };
+        let mut shards = Vec::new();
+        for stage in stages {
+            let group = &stage.group;
+            let split = group.split == Split::Reduce && group.shards.len() > 1;
+            let parts = if split { group.shards.clone() } else { Vec::new() };
+            shards.extend(stage.layers.clone().map(|_| parts.clone()));
+        }
+        let layers = network.model().layers.len();
+        if shards.len() != layers {
+            let what = format!("it has {} layers, the model {layers}", shards.len());
+            return Err(LlmError::plan(what));
+        }
+        let noise = match rounding {
+            Rounding::Nearest => None,
+            Rounding::Random { seed, parts } => Some(Noise { state: seed, parts }),
+        };
+        let caches = vec![Cache::default(); layers];
+        Ok(Evaluator { network, shards, caches, noise, threads: threads.max(1) })
+    }
+
+    /// The residual stream after the last layer for the next token.
+    fn token(&mut self, position: usize, token: u64) -> Result<Vec<f32>, LlmError> {
+        let mut x = self.embedding(token)?;
+        let size = self.network.model().head_size;
+        for layer in 0..self.caches.len() {
+            let name = |rest: &str| format!("blk.{layer}.{rest}.weight");
+            let heads = self.attention(layer, position, &x)?;
+            let columns = |shard: &Shard| shard.heads.start * size..shard.heads.end * size;
+            let output = self.second(layer, &name("attn_output"), heads, &columns)?;
+            self.add(&mut x, &output);
+            let h = self.normed(&x, &name("ffn_norm"))?;
+            let gate = self.product(&name("ffn_gate"), None, &h)?;
+            let up = self.product(&name("ffn_up"), None, &h)?;
+            let mut gated = vec![0.0; gate.len()];
+            ops::gate(&gate, &up, &mut gated);
+            let down = self.second(layer, &name("ffn_down"), gated, &|shard| shard.ffn.clone())?;
+            self.add(&mut x, &down);
+        }
+        Ok(x)
+    }
+
+    fn logits(&mut self, x: &[f32]) -> Result<Vec<f32>, LlmError> {
+        let h = self.normed(x, "output_norm.weight")?;
+        let tied = self.network.model().tied;
+        self.product(if tied { "token_embd.weight" } else { "output.weight" }, None, &h)
+    }
+
+    /// Queries, keys and values of a token, and attention of all heads.
+    fn attention(
+        &mut self,
+        layer: usize,
+        position: usize,
+        x: &[f32],
+    ) -> Result<Vec<f32>, LlmError> {
+        let network = self.network;
+        let model = network.model();
+        let (size, group) = (model.head_size as usize, (model.heads / model.kv_heads) as usize);
+        let h = self.normed(x, &format!("blk.{layer}.attn_norm.weight"))?;
+        let table = network.rope().table(position..position + 1);
+        let mut rows = Vec::with_capacity(3);
+        for name in ["attn_q", "attn_k", "attn_v"] {
+            let mut row = self.product(&format!("blk.{layer}.{name}.weight"), None, &h)?;
+            if network.biases {
+                ops::add(&mut row, &self.vector(&format!("blk.{layer}.{name}.bias"))?);
+            }
+            if name != "attn_v" {
+                if network.head_norms {
+                    let norm = format!("blk.{layer}.{name}_norm.weight");
+                    let heads: Result<Vec<_>, _> =
+                        row.chunks(size).map(|head| self.normed(head, &norm)).collect();
+                    row = heads?.concat();
+                }
+                ops::rotate(&mut row, size, &table, network.rope().pairs);
+            }
+            rows.push(row);
+        }
+        let cache = &mut self.caches[layer];
+        for (row, kept) in rows[1..].iter_mut().zip([&mut cache.keys, &mut cache.values]) {
+            if let Some(noise) = &mut self.noise {
+                noise.halves(row);
+            }
+            let mut halves = vec![0; row.len() * 2];
+            ops::to_half(row, &mut halves);
+            kept.extend(halves);
+        }
+        let stride = rows[1].len() * 2;
+        let mut out = vec![0.0; rows[0].len()];
+        let heads = rows[0].chunks(size * group).zip(out.chunks_mut(size * group));
+        for (kv, (queries, out)) in heads.enumerate() {
+            let look = Look {
+                keys: &cache.keys[kv * size * 2..],
+                values: &cache.values[kv * size * 2..],
+                stride,
+                positions: position + 1,
+                scale: 1.0 / (size as f32).sqrt(),
+            };
+            ops::attend(queries, size, look, &mut AttendScratch::default(), out);
+        }
+        Ok(out)
+    }
+
+    /// The second product of a pair: whole, or partial sums added in card order.
+    fn second(
+        &mut self,
+        layer: usize,
+        name: &str,
+        x: Vec<f32>,
+        columns: &dyn Fn(&Shard) -> Range<u64>,
+    ) -> Result<Vec<f32>, LlmError> {
+        let cuts: Vec<Range<u64>> = self.shards[layer].iter().map(columns).collect();
+        let mut sum: Option<Vec<f32>> = None;
+        for cut in &cuts {
+            let own = &x[cut.start as usize..cut.end as usize];
+            let part = match own.is_empty() {
+                true => vec![0.0; self.network.model().hidden as usize],
+                false => self.product(name, Some(Cut::Columns(cut.clone())), own)?,
+            };
+            match &mut sum {
+                None => sum = Some(part),
+                Some(sum) => ops::add(sum, &part),
+            }
+        }
+        let mut sum = match sum {
+            Some(sum) => sum,
+            None => self.product(name, None, &x)?,
+        };
+        if let Some(noise) = &mut self.noise {
+            let (tensor, _) = self.network.tensor(name)?;
+            noise.sums(&mut sum, tensor.dims[0], tensor.quant);
+        }
+        Ok(sum)
+    }
+
+    fn add(&mut self, x: &mut [f32], more: &[f32]) {
+        ops::add(x, more);
+        if let Some(noise) = &mut self.noise {
+            // The other neighbour of the sum, at most.
+            x.iter_mut().for_each(|value| *value += *value * 2f32.powi(-23) * noise.next());
+        }
+    }
+
+    /// Rows of a matrix, or columns of all its rows, times a row of activations.
+    fn product(&mut self, name: &str, cut: Option<Cut>, x: &[f32]) -> Result<Vec<f32>, LlmError> {
+        let network = self.network;
+        let (tensor, range) = network.tensor(name)?;
+        let (quant, rows, input) = (tensor.quant, tensor.dims[1], input_type(tensor.quant));
+        let mut columns = Vec::new();
+        let weights = match cut {
+            None => &network.bytes()[range],
+            Some(cut) => {
+                network.copy_piece(&Piece { tensor: name.to_owned(), cut }, &mut columns)?;
+                &columns[..]
+            }
+        };
+        let mut x = x.to_vec();
+        if let Some(noise) = &mut self.noise {
+            noise.blocks(&mut x, input);
+        }
+        let refused = |error| LlmError::unsupported(format!("tensor {name}: {error}"));
+        let mut row = vec![0; input.row_bytes(x.len() as u64) as usize];
+        quantize(input, &x, &mut row).map_err(refused)?;
+        let mut inputs = Inputs::new();
+        inputs.load(input, &row, 1, x.len()).map_err(refused)?;
+        let mut out = vec![0.0; rows as usize];
+        let width = weights.len() / out.len().max(1);
+        let small = out.len() * x.len() < 1 << 21;
+        let each = if small { out.len() } else { out.len().div_ceil(self.threads) }.max(1);
+        let parts = out.chunks_mut(each).zip(weights.chunks((each * width).max(1)));
+        let multiply = |(out, weights): (&mut [f32], &[u8])| {
+            multiply(quant, weights, out.len(), &inputs, out).map_err(refused)
+        };
+        if small || self.threads == 1 {
+            parts.into_iter().try_for_each(multiply)?;
+            return Ok(out);
+        }
+        std::thread::scope(|scope| {
+            let multiply = &multiply;
+            let started: Vec<_> = parts.map(|part| scope.spawn(move || multiply(part))).collect();
+            let panicked =
+                || LlmError::unsupported(format!("tensor {name}: a thread has panicked"));
+            started.into_iter().try_for_each(|part| part.join().map_err(|_| panicked())?)
+        })?;
+        Ok(out)
+    }
+
+    fn normed(&self, x: &[f32], weight: &str) -> Result<Vec<f32>, LlmError> {
+        let mut out = vec![0.0; x.len()];
+        ops::norm(x, &self.vector(weight)?, self.network.epsilon, &mut out);
+        Ok(out)
+    }
+
+    fn vector(&self, name: &str) -> Result<Vec<f32>, LlmError> {
+        let (_, range) = self.network.tensor(name)?;
+        let words = self.network.bytes()[range].as_chunks().0.iter();
+        Ok(words.map(|&word| f32::from_le_bytes(word)).collect())
+    }
+
+    fn embedding(&self, token: u64) -> Result<Vec<f32>, LlmError> {
+        let name = "token_embd.weight";
+        let (tensor, _) = self.network.tensor(name)?;
+        let mut bytes = Vec::new();
+        let piece = Piece { tensor: name.to_owned(), cut: Cut::Rows(token..token + 1) };
+        self.network.copy_piece(&piece, &mut bytes)?;
+        let mut out = vec![0.0; tensor.dims[0] as usize];
+        let refused = |error| LlmError::unsupported(format!("tensor {name}: {error}"));
+        decode(tensor.quant, &bytes, &mut out).map_err(refused)?;
+        Ok(out)
+    }
+}
+
+impl<B: AsRef<[u8]> + Sync> Runner for Evaluator<'_, B> {
+    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+        let model = self.network.model();
+        let (vocab, row) = (model.vocab, (model.kv_heads * model.head_size * 2) as usize);
+        if let Some(&token) = step.tokens.iter().find(|&&token| u64::from(token) >= vocab) {
+            return Err(LlmError::Token { token, vocab });
+        }
+        for cache in &mut self.caches {
+            cache.keys.truncate(step.past * row);
+            cache.values.truncate(step.past * row);
+        }
+        let begun = Instant::now();
+        let mut x = Vec::new();
+        for (at, &token) in step.tokens.iter().enumerate() {
+            x = self.token(step.past + at, u64::from(token))?;
+        }
+        let mut outcome = Outcome::default();
+        match step.want {
+            Want::Nothing => {}
+            Want::Logits => outcome.logits = Some(self.logits(&x)?),
+            Want::Best(k) => outcome.best = ops::best(&self.logits(&x)?, k as usize),
+        }
+        outcome.timing = Timing { wall: begun.elapsed(), ..Timing::default() };
+        Ok(outcome)
+    }
+
+    fn batch(&self) -> usize {
+        1
+    }
+}
+
+/// Random numbers that move values within what a rounding may do to them.
+#[derive(Debug)]
+struct Noise {
+    state: u64,
+    parts: usize,
+}
+
+impl Noise {
+    /// From -1/2 to 1/2 (SplitMix64).
+    fn next(&mut self) -> f32 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    }
+
+    /// Half a quantum up or down before a block is rounded: a value goes to one of its two neighbours. Plain
+    /// numbers are not rounded here.
+    fn blocks(&mut self, values: &mut [f32], input: Quant) {
+        if input == Quant::F32 {
+            return;
+        }
+        for block in values.chunks_mut(input.block() as usize) {
+            let largest = block.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+            let quantum = largest / 127.0;
+            for value in block {
+                // The scale is the largest value's, and that one is a multiple of it without rounding.
+                if value.abs() < largest {
+                    *value = (*value + quantum * self.next()).clamp(-largest, largest);
+                }
+            }
+        }
+    }
+
+    /// Half a unit of the 11 bits that f16 has.
+    fn halves(&mut self, values: &mut [f32]) {
+        for value in values {
+            let exponent = f32::from_bits(value.to_bits() & 0x7F80_0000);
+            *value += exponent.max(2f32.powi(-14)) * 2f32.powi(-10) * self.next();
+        }
+    }
+
+    /// What adding in another order can change: both orders round once for each block (plain numbers: for each of
+    /// their 16 lanes' additions) and each part, each time by at most 2^-24 of a sum that is about as large as the
+    /// row's results are. Errors of different additions are independent, so their squares add.
+    fn sums(&mut self, sums: &mut [f32], columns: u64, quant: Quant) {
+        let additions = match quant.block() {
+            1 => columns.div_ceil(16) + 4,
+            block => columns / block,
+        };
+        let squares: f64 = sums.iter().map(|sum| f64::from(*sum).powi(2)).sum();
+        let typical = (squares / sums.len().max(1) as f64).sqrt() as f32;
+        let count = 2.0 * (additions as f32 + self.parts as f32);
+        let size = 2.0 * 2f32.powi(-24) * count.sqrt();
+        for sum in sums {
+            *sum += sum.abs().max(typical) * size * self.next();
+        }
+    }
+}
