@@ -71,7 +71,7 @@ fn request(args: &Args, loaded: &Loaded) -> anyhow::Result<spanker_plan::Request
     if args.n_predict == 0 {
         return Err(Usage("--n-predict 0: at least one token is generated".into()).into());
     }
-    Ok(layout::request(loaded.context, TURN.min(loaded.context), 128))
+    Ok(layout::request(loaded.context, loaded.batch, TURN.min(loaded.context), 128))
 }
 
 fn in_threads(args: &Args) -> anyhow::Result<()> {

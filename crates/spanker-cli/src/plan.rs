@@ -50,7 +50,10 @@ pub(crate) struct Args {
     /// Tokens already there when the priced token is decoded
     #[arg(long, default_value_t = 0, value_name = "TOKENS")]
     at: u64,
-    /// How keys and values are stored: f32, f16, bf16 or q8_0
+    /// Tokens of a prompt that are run together, as 'spanker run' does
+    #[arg(long, default_value_t = spanker_plan::USUAL_BATCH, value_name = "TOKENS")]
+    batch_size: u64,
+    /// How keys and values are stored: f16, which is what runs
     #[arg(long, default_value = "f16", value_parser = Quant::from_str)]
     kv: Quant,
     /// What to be best at: latency, throughput or ttft (time to the first token)
@@ -94,6 +97,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         prompt: args.prompt.unwrap_or(512.min(args.context)),
         position: args.at,
         kv: args.kv,
+        batch: args.batch_size,
     };
     let cards: Vec<usize> = (0..cluster.cards()).collect();
     output::progress("searching for the best plan ..");

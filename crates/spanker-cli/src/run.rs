@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use spanker_llm::{Front, InProcess, Network, Recorder, Session};
-use spanker_plan::{Origin, Plan, Trace};
+use spanker_plan::{Origin, Plan, Request, Trace};
 
 use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
@@ -115,7 +115,7 @@ impl Ready {
             ignore_end: args.ignore_eos,
             keep_logits: args.logits.is_some(),
         };
-        let request = layout::request(loaded.context, prompt.len(), args.n_predict);
+        let request = layout::request(loaded.context, loaded.batch, prompt.len(), args.n_predict);
         Ok(Ready { sampler, prompt, limits, request })
     }
 
@@ -285,8 +285,9 @@ fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
         draft.finish()?;
     }
     // A saved plan was priced for another prompt.
+    let Request { context, batch, .. } = plan.request;
     let asked =
-        layout::request(plan.request.context as usize, answer.prompt_tokens, args.n_predict);
+        layout::request(context as usize, batch as usize, answer.prompt_tokens, answer.steps.len());
     let priced = Plan::new(plan.model.clone(), plan.cluster.clone(), asked, plan.layout.clone())?;
     let prediction = priced.predict();
     let report = Report { answer, plan, prediction, lost: *lost, place: *place };

@@ -312,7 +312,7 @@ fn cases(args: &Args, loaded: &Loaded, usual: RangeInclusive<usize>) -> anyhow::
 fn plan(loaded: &Loaded, layout: Layout) -> anyhow::Result<Plan> {
     let cards = layout.cards().len();
     let cluster = Cluster::uniform(Profile::builtin("rev-a")?, cards, Shape::Switch)?;
-    let request = layout::request(loaded.context, 1, 1);
+    let request = layout::request(loaded.context, loaded.batch, 1, 1);
     Ok(Plan::new(loaded.network.model().clone(), cluster, request, layout)?)
 }
 
@@ -351,7 +351,8 @@ fn examine(
             }
             Ground::Cards(cards) => {
                 let left = &cards.indices[..case.shares.len()];
-                let request = layout::request(loaded.context, prompt.len(), args.n_predict);
+                let request =
+                    layout::request(loaded.context, loaded.batch, prompt.len(), args.n_predict);
                 let plan = cards.plan_as(left, loaded, request, case.layout.clone())?;
                 let runner = cards.load_on(left, loaded, &plan);
                 Box::new(runner.map_err(|error| cards.told(error))?)

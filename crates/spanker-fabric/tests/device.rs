@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use cards::{Cards, Health, ring};
 use proptest::prelude::*;
 use spanker_collective::{Algorithm, Collective, DType, ReduceOp, Schedule, schedule};
-use spanker_fabric::device::{
-    Deadline, DeviceError, DeviceErrorKind, DeviceGroup, examine, lower,
-};
+use spanker_fabric::device::{Deadline, DeviceError, DeviceErrorKind, DeviceGroup, examine, lower};
 use spanker_fabric::{Workspace, execute, inproc};
 use spanker_plan::Wiring;
 use spanker_reduce::{Element, bf16, f16};

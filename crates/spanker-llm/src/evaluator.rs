@@ -11,12 +11,12 @@ use std::ops::Range;
 use std::time::Instant;
 
 use ggml_spanker::ops::{self, AttendScratch, Look};
-use ggml_spanker::{Inputs, decode, input_type, multiply, quantize};
+use ggml_spanker::{Inputs, decode, multiply, quantize};
 use spanker_model::Quant;
-use spanker_plan::{Layout, Shard, Split, Stage};
+use spanker_plan::{Cut, Layout, Shard, Split, Stage, Want};
 
-use crate::runner::{Outcome, Runner, Step, Timing, Want};
-use crate::{Cut, LlmError, Network, Piece};
+use crate::runner::{Outcome, Runner, Step, Timing};
+use crate::{LlmError, Network};
 
 /// How activations are rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,11 +132,11 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         let mut rows = Vec::with_capacity(3);
         for name in ["attn_q", "attn_k", "attn_v"] {
             let mut row = self.product(&format!("blk.{layer}.{name}.weight"), None, &h)?;
-            if network.biases {
+            if network.model().biases {
                 ops::add(&mut row, &self.vector(&format!("blk.{layer}.{name}.bias"))?);
             }
             if name != "attn_v" {
-                if network.head_norms {
+                if network.model().head_norms {
                     let norm = format!("blk.{layer}.{name}_norm.weight");
                     let heads: Result<Vec<_>, _> =
                         row.chunks(size).map(|head| self.normed(head, &norm)).collect();
@@ -215,12 +215,12 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
     fn product(&mut self, name: &str, cut: Option<Cut>, x: &[f32]) -> Result<Vec<f32>, LlmError> {
         let network = self.network;
         let (tensor, range) = network.tensor(name)?;
-        let (quant, rows, input) = (tensor.quant, tensor.dims[1], input_type(tensor.quant));
+        let (quant, rows, input) = (tensor.quant, tensor.dims[1], tensor.quant.input());
         let mut columns = Vec::new();
         let weights = match cut {
             None => &network.bytes()[range],
             Some(cut) => {
-                network.copy_piece(&Piece { tensor: name.to_owned(), cut }, &mut columns)?;
+                network.copy_part(name, &cut, &mut columns)?;
                 &columns[..]
             }
         };
@@ -271,8 +271,7 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         let name = "token_embd.weight";
         let (tensor, _) = self.network.tensor(name)?;
         let mut bytes = Vec::new();
-        let piece = Piece { tensor: name.to_owned(), cut: Cut::Rows(token..token + 1) };
-        self.network.copy_piece(&piece, &mut bytes)?;
+        self.network.copy_part(name, &Cut::Rows(token..token + 1), &mut bytes)?;
         let mut out = vec![0.0; tensor.dims[0] as usize];
         let refused = |error| LlmError::unsupported(format!("tensor {name}: {error}"));
         decode(tensor.quant, &bytes, &mut out).map_err(refused)?;

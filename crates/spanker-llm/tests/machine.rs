@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
-use spanker_llm::{LlmError, Machine, Network, OnMachine, Op, Runner, Step, Want, trail};
+use spanker_llm::{LlmError, Machine, Network, OnMachine, Runner, Step, Want, trail};
 use spanker_model::Quant;
-use spanker_plan::{Plan, Split};
+use spanker_plan::{Op, Plan, Split};
 use spanker_runtime::{BufferId, Place, Work};
 
 use recipe::Recipe;
@@ -215,11 +215,11 @@ impl Plain {
                     self.put(seat, *data, &bytes(&sum));
                 }
             }
-            Op::Spread { root, length, .. } => {
-                let Op::Spread { data, .. } = ops[*root] else { panic!("{:?}", ops[*root]) };
+            Op::Broadcast { root, length, .. } => {
+                let Op::Broadcast { data, .. } = ops[*root] else { panic!("{:?}", ops[*root]) };
                 let given = self.get(group.start + root, data, *length);
                 for (seat, op) in group.clone().zip(ops) {
-                    let Op::Spread { data, .. } = op else { panic!("{op:?}") };
+                    let Op::Broadcast { data, .. } = op else { panic!("{op:?}") };
                     self.put(seat, *data, &given);
                 }
             }
@@ -271,11 +271,11 @@ impl Machine for Plain {
                     match op {
                         Op::Work(work) => self.work(seat, work, tokens, past as u64),
                         Op::Mark { .. } => {}
-                        Op::Hand { to, from, length } => {
+                        Op::Send { to, from, length } => {
                             let given = self.get(seat, *from, *length);
                             handed.entry((seat, *to)).or_default().push_back(given);
                         }
-                        Op::Take { from, into, .. } => {
+                        Op::Receive { from, into, .. } => {
                             let waiting = handed.get_mut(&(*from, seat));
                             let Some(given) = waiting.and_then(VecDeque::pop_front) else { break };
                             self.put(seat, *into, &given);
@@ -288,8 +288,9 @@ impl Machine for Plain {
             for group in groups {
                 let next: Option<Vec<Op>> =
                     group.clone().map(|seat| programs[seat].get(at[seat]).cloned()).collect();
-                let meets =
-                    |op: &Op| matches!(op, Op::Gather { .. } | Op::Sum { .. } | Op::Spread { .. });
+                let meets = |op: &Op| {
+                    matches!(op, Op::Gather { .. } | Op::Sum { .. } | Op::Broadcast { .. })
+                };
                 if let Some(next) = next.filter(|next| next.iter().all(meets)) {
                     self.exchange(group, &next);
                     group.clone().for_each(|seat| at[seat] += 1);

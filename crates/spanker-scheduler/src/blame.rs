@@ -7,10 +7,10 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use spanker_fabric::device::Wiring;
-use spanker_plan::{
+use spanker_collective::{
     Algorithm, Buffer, Collective, Local, Rank, Schedule, Span, Step, Transfer, schedule,
 };
+use spanker_plan::Wiring;
 
 use crate::Result;
 use crate::expected::Seen;

@@ -4,10 +4,8 @@
 
 use std::collections::HashMap;
 
-use spanker_fabric::device::Wiring;
-use spanker_plan::{
-    Algorithm, Collective, DType, Price, local_work, price, prices, schedule, verify,
-};
+use spanker_collective::{Algorithm, Collective, DType, schedule, verify};
+use spanker_plan::{Price, Wiring, price, prices};
 use spanker_runtime::SpankerControl;
 use spanker_topology::Cluster;
 
@@ -79,12 +77,8 @@ impl Prices {
         };
         let size = wanted.dtype.size();
         let bytes = (wanted.elements * size) as f64;
-        let mut timed = Vec::with_capacity(known.len());
-        for price in known.iter() {
-            let steps = schedule(wanted.collective, price.algorithm, ranks.len(), wanted.elements)?;
-            let folds = local_work(&steps, size, cluster, &ranks);
-            timed.push((price.at(bytes).0 + folds.0, price.algorithm));
-        }
+        let mut timed: Vec<(f64, Algorithm)> =
+            known.iter().map(|price| (price.at(bytes).0, price.algorithm)).collect();
         timed.sort_by(|a, b| a.0.total_cmp(&b.0));
         Ok(timed.into_iter().map(|(_, algorithm)| algorithm).collect())
     }

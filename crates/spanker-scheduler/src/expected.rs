@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use spanker_plan::{Collective, Rank, ReduceOp, chunk};
+use spanker_collective::{Collective, Rank, ReduceOp, chunk};
 use spanker_reduce::{Element, Team, Threads, divide, reduce};
 
 use crate::Result;

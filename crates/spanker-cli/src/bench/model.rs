@@ -231,7 +231,7 @@ fn on_gpus(
 }
 
 fn request(args: &Args, loaded: &Loaded) -> spanker_plan::Request {
-    layout::request(loaded.context, args.prompt as usize, args.generated as usize)
+    layout::request(loaded.context, loaded.batch, args.prompt as usize, args.generated as usize)
 }
 
 /// Lets the subjects take turns.

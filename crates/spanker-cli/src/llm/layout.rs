@@ -13,12 +13,13 @@ use crate::{Usage, files};
 /// More than any plan has.
 const MOST_PLAN: u64 = 256 << 20;
 
-/// What is asked of a run: one sequence, priced in the middle of the answer.
-pub(crate) fn request(context: usize, prompt: usize, answer: usize) -> Request {
-    let context = context as u64;
-    let position = (prompt as u64 + answer as u64 / 2).min(context - 1);
+/// What is asked of a run: one sequence, priced in the middle of the steps after the prompt.
+pub(crate) fn request(context: usize, batch: usize, prompt: usize, steps: usize) -> Request {
+    let (context, batch) = (context as u64, batch as u64);
+    let position = (prompt as u64 + steps as u64 / 2).min(context - 1);
     let prompt = (prompt as u64).clamp(1, context);
-    Request { context, prompt, position, kv: Quant::F16, ..Request::new(Objective::Latency) }
+    let kv = Quant::F16;
+    Request { context, prompt, position, kv, batch, ..Request::new(Objective::Latency) }
 }
 
 /// The groups of a split over so many cards.

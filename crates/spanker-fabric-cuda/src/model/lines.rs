@@ -5,8 +5,8 @@
 //! of the kernel wait for each other after a line, and that takes about as long as a small matrix. The results have the
 //! same bits either way.
 
-use spanker_llm::Op;
 use spanker_model::Quant;
+use spanker_plan::Op;
 use spanker_runtime::{Place, Work};
 
 use super::streams::{self, Rounding, Source};
@@ -216,7 +216,7 @@ fn is_unread(blocks: Place, rest: &[&Op]) -> bool {
             Op::Work(Work::Matmul { a, out, .. }) => (Some(*a), Some(*out)),
             Op::Work(Work::Copy { from, into, .. } | Work::Quantize { from, into, .. })
             | Op::Gather { from, into, .. } => (Some(*from), Some(*into)),
-            Op::Hand { from, .. } => (Some(*from), None),
+            Op::Send { from, .. } => (Some(*from), None),
             _ => (None, None),
         };
         if read == Some(blocks) {
@@ -597,7 +597,7 @@ impl Writer<'_> {
                 self.push(line, 0);
                 Ok(())
             }
-            Op::Sum { .. } | Op::Spread { .. } if self.alone => Ok(()),
+            Op::Sum { .. } | Op::Broadcast { .. } if self.alone => Ok(()),
             exchange => {
                 self.close();
                 self.parts.parts.push(Part::Exchange(exchange.clone()));

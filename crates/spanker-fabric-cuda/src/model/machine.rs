@@ -6,8 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::CudaSlice;
-use spanker_llm::{LlmError, Machine, Op};
+use spanker_llm::{LlmError, Machine};
 use spanker_model::Quant;
+use spanker_plan::Op;
 use spanker_runtime::{BufferId, Place};
 
 use super::lines::{Part, Parts, Setting, translate};
@@ -181,15 +182,15 @@ impl Processors {
                 }
                 Ok(elements * 4 * others * group.len() as u64)
             }
-            Op::Spread { root, length, data } => {
+            Op::Broadcast { root, length, data } => {
                 let mut bytes = vec![0; *length as usize];
                 let from = match ops[*root] {
-                    Op::Spread { data, .. } => *data,
+                    Op::Broadcast { data, .. } => *data,
                     _ => *data,
                 };
                 self.get(group.start + root, from, &mut bytes)?;
                 for (seat, op) in group.clone().zip(ops) {
-                    let Op::Spread { data, .. } = op else { return Err(astray()) };
+                    let Op::Broadcast { data, .. } = op else { return Err(astray()) };
                     self.put(seat, *data, &bytes)?;
                 }
                 Ok(length * others)
@@ -235,13 +236,13 @@ impl Going<'_> {
                     let station = processors.seats[seat].station;
                     processors.stations[station].run(lines, token, past)?;
                 }
-                Ready::Exchange(Op::Hand { to, from, length }) => {
+                Ready::Exchange(Op::Send { to, from, length }) => {
                     let mut bytes = vec![0; *length as usize];
                     processors.get(seat, *from, &mut bytes)?;
                     self.sent += length;
                     self.handed.entry((seat, *to)).or_default().push_back(bytes);
                 }
-                Ready::Exchange(Op::Take { from, into, .. }) => {
+                Ready::Exchange(Op::Receive { from, into, .. }) => {
                     let waiting = self.handed.get_mut(&(*from, seat));
                     let Some(bytes) = waiting.and_then(VecDeque::pop_front) else { break };
                     processors.put(seat, *into, &bytes)?;
@@ -328,7 +329,7 @@ impl Machine for Processors {
                 let ops: Option<Vec<&Op>> =
                     group.clone().map(|seat| going.exchange(seat)).collect();
                 let Some(ops) = ops.filter(|ops| {
-                    ops.iter().all(|op| !matches!(op, Op::Hand { .. } | Op::Take { .. }))
+                    ops.iter().all(|op| !matches!(op, Op::Send { .. } | Op::Receive { .. }))
                 }) else {
                     continue;
                 };

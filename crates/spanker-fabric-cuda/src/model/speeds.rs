@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaSlice;
-use spanker_llm::Op;
 use spanker_model::{Model, Quant};
 use spanker_plan::OPERATORS_PER_LAYER;
+use spanker_plan::Op;
 use spanker_runtime::{BufferId, Place, Work};
 use spanker_topology::{BytesPerSecond, Confidence, Profile, Provenance, Seconds};
 

@@ -14,8 +14,8 @@ use super::job_number;
 use super::lower::{Lowered, lower};
 use super::watch::{Deadline, Job, amiss, ask};
 use super::wiring::{Ends, between};
-use spanker_plan::Wiring;
 use crate::execute::result_range;
+use spanker_plan::Wiring;
 
 /// Card time between the latest clock of a group and the start of its work, so that all cards have the work
 /// before it begins.

@@ -2,10 +2,10 @@
 //! What a collective on cards will take by the planner: its messages, and the folds and copies that the cards do
 //! on their own.
 
-use spanker_plan::{Price, local_work, price, prices};
+use spanker_plan::{Price, collective_time, price, prices};
 use spanker_runtime::{Pace, SpankerControl};
 use spanker_scheduler::{
-    Algorithm, Collective, Error, ReduceOp, Topology, chunk, planner::Cluster, schedule,
+    Algorithm, Collective, Error, ReduceOp, Topology, chunk, planner::Cluster,
 };
 use spanker_topology::Seconds;
 
@@ -67,15 +67,12 @@ impl Forecast {
         op: ReduceOp,
     ) -> (Algorithm, Option<Seconds>) {
         let Some((cluster, priced)) = &self.priced else { return (self.usual, None) };
-        let all = priced.iter().filter_map(|price| {
-            let steps =
-                schedule(self.collective, price.algorithm, self.ranks.len(), elements).ok()?;
-            let messages = price.at((elements * element) as f64);
-            let local = local_work(&steps, element, cluster, &self.ranks);
-            Some((price.algorithm, Seconds(messages.0 + local.0 - self.unseen.0)))
-        });
+        let bytes = (elements * element) as u64;
+        let all = priced.iter().map(|price| (price.algorithm, price.at(bytes as f64)));
         let best = all.min_by(|a, b| a.1.0.total_cmp(&b.1.0));
-        let Some((algorithm, time)) = best else { return (self.usual, None) };
+        let Some((algorithm, _)) = best else { return (self.usual, None) };
+        let whole = collective_time(cluster, self.collective, algorithm, &self.ranks, bytes);
+        let time = Seconds(whole.0 - self.unseen.0);
         let averaged = if op == ReduceOp::Avg && self.collective.reduces() {
             self.division(cluster, elements, element)
         } else {

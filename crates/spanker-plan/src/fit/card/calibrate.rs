@@ -5,12 +5,13 @@
 //! is calibrated with it must not add arithmetic or latencies of its own. What decoding times say nothing
 //! about stays as the profile has it, and is listed.
 
+use spanker_collective::Collective;
 use spanker_topology::{
     BytesPerSecond, Cluster, MacsPerSecond, Profile, Provenance, Seconds, Value,
 };
 
 use super::CardModel;
-use crate::{Collective, cheapest, prices};
+use crate::{cheapest, prices};
 
 /// Multiply-accumulates on a byte, at most, when one token is decoded. Weights have at most 4: none is stored
 /// in less than a quarter of a byte. Attention has more where query heads share a key head, 16 if 16 share one of

@@ -11,9 +11,9 @@ use spanker_topology::Provenance;
 
 use super::CardModel;
 use super::growth::{Exchange, Growth, Terms};
+use crate::PlanError;
 use crate::fit::band::LARGEST_SCALE;
 use crate::fit::file::{VERSION, amount, bad, parse, printable, range, within};
-use crate::PlanError;
 
 /// The most rivals: each way to grow with each choice of terms.
 const MOST_RIVALS: usize = 16;
