@@ -39,8 +39,10 @@ pub struct OnCards<'a> {
     buffers: Vec<Buffers>,
     /// Whether all clocks show what work costs.
     shaped: bool,
-    /// The latest clock after the last step, in picoseconds.
+    /// When the host knew the result of the last step, by the cards' clocks, in picoseconds.
     clock: u64,
+    /// For cards whose clocks show nothing but the time of their work: what a word from the host takes to each.
+    told_after: Vec<Option<u64>>,
     counted: Vec<Counters>,
     log: Option<Log>,
 }
@@ -94,12 +96,17 @@ impl<'a> OnCards<'a> {
             buffers,
             shaped: true,
             clock: 0,
+            told_after: Vec::new(),
             counted: Vec::new(),
             log: None,
         };
         for rank in 0..loaded.group.ranks() {
             let info = loaded.group.request(rank, SpankerControl::info)?;
             loaded.shaped &= matches!(info.pace, Pace::CardTime | Pace::Wall);
+            let card = loaded.programs.members()[rank].card;
+            let latency = plan.cluster.profile(card).host.latency.value.0 * 1e12;
+            let paced = info.pace == Pace::CardTime;
+            loaded.told_after.push(paced.then_some(latency.round() as u64));
             loaded.clock = loaded.clock.max(info.clock.0);
             loaded.counted.push(loaded.group.request(rank, SpankerControl::counters)?);
         }
@@ -132,6 +139,11 @@ impl<'a> OnCards<'a> {
         let mut out = Vec::with_capacity(programs.len());
         for (member, program) in programs.iter().enumerate() {
             let mut work: Vec<Descriptor> = Vec::with_capacity(2 * program.len());
+            // What the host has learned from one card, no other card hears before the host knew it.
+            if let Some(after) = self.told_after[member] {
+                let not_before_ps = self.clock.saturating_add(after);
+                work.push(Work::Fence { not_before_ps }.into());
+            }
             let (stage, rank) = {
                 let place = &self.programs.members()[member];
                 (place.stage, place.rank)

@@ -92,7 +92,11 @@ impl Log {
             let mut before = begun.unwrap_or_else(|| done.first().copied().unwrap_or(0));
             for (&(at, descriptor), &ended) in noted.iter().zip(&done) {
                 let index = ops.partition_point(|op| op.descriptor <= at);
-                let Some(op) = index.checked_sub(1).map(|index| ops[index]) else { continue };
+                let Some(op) = index.checked_sub(1).map(|index| ops[index]) else {
+                    // The word from the host comes before the first operator.
+                    before = ended;
+                    continue;
+                };
                 let fence = matches!(descriptor.work, Work::Fence { .. });
                 let exchange = fence
                     || marks.last().is_some_and(|last| {
