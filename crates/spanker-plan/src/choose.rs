@@ -122,7 +122,7 @@ pub fn choose(
     // Alike groups share prices while searching, and alike is not always equal to the last bit. What is
     // reported is what anyone gets who reads the plan.
     for candidate in &mut found {
-        let fresh = Pricer::new(model, cluster, request).exactly();
+        let fresh = Pricer::new(model, cluster, request);
         candidate.prediction = predict(&fresh, &candidate.layout);
     }
     let rank = |candidate: &Candidate| score(request.objective, &candidate.prediction);

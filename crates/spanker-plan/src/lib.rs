@@ -25,7 +25,7 @@ mod work;
 
 pub use choose::{Choice, EXACT_CARDS, choose};
 pub use cost::Group;
-pub use cost::exchange::{Price, cheapest, collective_time, price, prices};
+pub use cost::exchange::{Price, PriceList, cheapest, collective_time, price, prices};
 pub use cost::memory::{ALIGNMENT, Allocation, Arena, Footprint};
 pub use cost::shard::{Shard, Split};
 pub use error::PlanError;

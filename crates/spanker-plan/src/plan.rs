@@ -11,7 +11,7 @@ use spanker_topology::{Bytes, Cluster, Seconds};
 
 use crate::cost::memory::{Allocation, Footprint, Place};
 use crate::cost::shard::Split;
-use crate::cost::{Group, Pricer};
+use crate::cost::{Group, Phase, Pricer};
 use crate::program::{Buffer, CardLayout, Op, Part, Step, Terms, Want, card_layouts};
 use crate::trace::Activity;
 use crate::{PlanError, Request};
@@ -349,7 +349,7 @@ impl Plan {
     /// What the plan is predicted to do.
     #[must_use]
     pub fn predict(&self) -> Prediction {
-        let pricer = Pricer::new(&self.model, &self.cluster, &self.request).exactly();
+        let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
         crate::predict::predict(&pricer, &self.layout)
     }
 
@@ -385,9 +385,9 @@ impl Plan {
         let step = Step { parts: &parts };
         let describe = |stage: &Stage| {
             let group = &stage.group;
-            let mut ops = pricer.layer_lists(stage.layers.start, group, &step).swap_remove(0);
-            ops.extend(pricer.embed_lists(group, &step).swap_remove(0));
-            ops.extend(pricer.head_lists(group, &step).swap_remove(0));
+            let mut ops = pricer.lists(group, Phase::Layer(stage.layers.start), &step).swap_remove(0);
+            ops.extend(pricer.lists(group, Phase::Embed, &step).swap_remove(0));
+            ops.extend(pricer.lists(group, Phase::Head, &step).swap_remove(0));
             let mut after = "";
             let mut described = Vec::new();
             for op in &ops {

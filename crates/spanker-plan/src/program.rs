@@ -28,12 +28,13 @@ use crate::plan::Stage;
 use crate::work::{BufferId, Place, Work};
 use crate::{Activity, PlanError};
 pub use buffers::{Buffer, MAX_CANDIDATES, Space};
-pub(crate) use buffers::{BufferIds, Exchanging, Overheads, sizes};
+pub(crate) use buffers::{BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, sizes};
 pub use price::{Cost, Load, OPERATORS_PER_LAYER, Terms, load};
+pub(crate) use price::Loads;
 pub use weights::{Cut, Piece, Projection, Tensor, WEIGHT_ALIGNMENT, WeightLayout};
 pub(crate) use weights::{Held, HeldLayer, Holder, Holding, padded};
 pub use wiring::{Apart, RankLink, Wiring};
-pub(crate) use write::{Context, Writer};
+pub(crate) use write::{Context, Sink, Writer};
 
 /// What a step gives back for a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -383,7 +384,7 @@ impl Programs {
             stages: &self.kinds,
             members: &self.members,
         };
-        let mut writer = Writer::new(of, step);
+        let mut writer = Writer::new(of, step, vec![Vec::new(); self.members.len()]);
         writer.embed(self.groups[0].clone());
         for (index, stage) in self.stages.iter().enumerate() {
             let members = self.groups[index].clone();

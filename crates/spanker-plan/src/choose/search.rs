@@ -92,7 +92,8 @@ impl<'a> Search<'a> {
             speeds.reduce(f64::max).unwrap_or(f64::INFINITY)
         };
         let speeds = (0..goal.available.len()).map(per_class).collect();
-        let hop = pool::sum(&goal.passes, |pass| least_hop(pricer, classes, pass.rows()));
+        let cards: Vec<usize> = classes.members.concat();
+        let hop = pool::sum(&goal.passes, |pass| pricer.least_hop(&cards, pass.rows()));
         let steps: f64 = goal.passes.iter().map(|(_, count)| count).sum();
         let heads = pool.iter().map(|entry| entry.head_at_least);
         let hosts = pool
@@ -395,22 +396,6 @@ fn permutations(items: &mut Vec<usize>, fixed: usize, visit: &mut dyn FnMut(&[us
         permutations(items, fixed + 1, visit);
         items.swap(fixed, index);
     }
-}
-
-/// The cheapest hand-off between any two of the cards.
-fn least_hop(pricer: &Pricer<'_>, classes: &Classes, rows: f64) -> f64 {
-    let cards: Vec<usize> = classes.members.concat();
-    let bytes = rows * pricer.model.hidden as f64 * 4.0;
-    let mut least = f64::INFINITY;
-    for &from in &cards {
-        for &to in &cards {
-            if from != to && pricer.cluster.reaches(from, to) {
-                least =
-                    least.min(crate::cost::exchange::hop(pricer.cluster, &[(from, to, bytes)]).0);
-            }
-        }
-    }
-    if least.is_finite() { least } else { 0.0 }
 }
 
 /// One copy of the model.

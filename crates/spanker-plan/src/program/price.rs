@@ -9,7 +9,7 @@ use spanker_collective::DType;
 use spanker_model::Quant;
 use spanker_topology::{OperatorKind, OperatorRate, Profile, Seconds, operator_time};
 
-use crate::work::Work;
+use crate::work::{Place, Work};
 
 /// Operators of a layer on one card that have a fixed cost: a norm, queries with keys and values, attention, output, a
 /// sum, a norm, gate with up, down, a sum. What a layer does between these is counted by its traffic alone.
@@ -104,6 +104,48 @@ fn shared_heads(heads: u64, group: u64, offset: u64) -> (u64, u64) {
 /// with up. What models do between products is not counted as operators either; its traffic is.
 #[must_use]
 pub fn load(work: &Work, before: Option<&Work>) -> Option<Load> {
+    let inputs = inputs(work);
+    load_of(work, inputs.is_some() && before.and_then(self::inputs) == inputs)
+}
+
+/// What the operators of a program count for, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Loads {
+    before: Option<Inputs>,
+}
+
+impl Loads {
+    /// What the next operator counts for.
+    #[inline]
+    pub(crate) fn next(&mut self, work: &Work) -> Option<Load> {
+        let inputs = inputs(work);
+        let follows = inputs.is_some() && inputs == self.before;
+        self.before = inputs;
+        load_of(work, follows)
+    }
+
+    /// Something comes between that is no operator.
+    pub(crate) fn interrupt(&mut self) {
+        self.before = None;
+    }
+}
+
+/// The inputs of a product: where they are, rows, columns and type.
+type Inputs = (Place, u64, u64, u32);
+
+#[inline]
+fn inputs(work: &Work) -> Option<Inputs> {
+    match *work {
+        Work::Matmul { a, shape: [rows, width, _], types: [kind, _], .. } => {
+            Some((a, rows, width, kind))
+        }
+        _ => None,
+    }
+}
+
+/// What an operator counts for; `follows` says whether it is a product behind another one of the same inputs.
+#[inline]
+fn load_of(work: &Work, follows: bool) -> Option<Load> {
     use OperatorKind as Kind;
     Some(match *work {
         Work::Copy { length, .. } => Load::new(Kind::Copy, 1, 2 * length, true),
@@ -113,7 +155,6 @@ pub fn load(work: &Work, before: Option<&Work>) -> Option<Load> {
             Load::new(Kind::Add, 1, (sources.len() as u64 + 1) * elements * size, true)
         }
         Work::Matmul { shape: [m, k, n], types: [a, b], .. } => {
-            let follows = before.is_some_and(|before| shares_inputs(before, work));
             let inputs = if follows { 0 } else { m * row_bytes(a, k) };
             let weights = n * row_bytes(b, k);
             let bytes = inputs + weights + m * n * 4;
@@ -152,17 +193,6 @@ pub fn load(work: &Work, before: Option<&Work>) -> Option<Load> {
     })
 }
 
-/// Whether two products have the same inputs.
-fn shares_inputs(one: &Work, other: &Work) -> bool {
-    match (one, other) {
-        (
-            Work::Matmul { a, shape: [m, k, _], types: [kind, _], .. },
-            Work::Matmul { a: same, shape: [rows, width, _], types: [input, _], .. },
-        ) => (a, m, k, kind) == (same, rows, width, input),
-        _ => false,
-    }
-}
-
 /// What operators cost on one card: its profile's numbers, ready for use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cost {
@@ -196,8 +226,11 @@ impl Cost {
 
     /// What an operator takes.
     #[must_use]
+    #[inline]
     pub fn operator(&self, load: &Load) -> Terms {
-        if let Some(terms) = self.by_measurement(load) {
+        if !self.measured.is_empty()
+            && let Some(terms) = self.by_measurement(load)
+        {
             return terms;
         }
         let memory = load.bytes as f64 * self.per_byte;
