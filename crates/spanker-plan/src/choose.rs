@@ -52,6 +52,9 @@ const WIDTH: usize = 48;
 /// The most sets of cards that are all considered where several searches are needed: ten different cards.
 const MANY_SETS: usize = 1024;
 
+/// A part of the cards with so many times fewer sets of cards has groups of its own.
+const FEW_SETS: usize = 4;
+
 /// The most different sets of cards for which replicas are divided in every way.
 const REPLICA_SETS: usize = 64;
 
@@ -213,8 +216,9 @@ struct Chooser<'a> {
     nodes_left: Cell<u64>,
 }
 
-/// Pools that differ: the pass as bits, the sequences, whether memory counts.
-type PoolKey = (Vec<[u64; 4]>, u64, bool);
+/// Pools that differ: the pass as bits, the sequences, whether memory counts, the cards of each class, the most
+/// cards of a group and whether it must hold all layers.
+type PoolKey = (Vec<[u64; 4]>, u64, bool, Vec<u16>, usize, bool);
 
 /// Which of the cards a copy of the model may use: how many of each class, after how many others.
 struct Share {
@@ -294,16 +298,28 @@ impl Chooser<'_> {
         Limits { nodes: self.nodes_left.get().max(FEW_NODES), width }
     }
 
-    fn pool(&self, setting: &Setting, memory: bool) -> Rc<Vec<Entry>> {
+    /// The groups that a search under a setting may use. Those of few cards are made for these alone; otherwise
+    /// all are made once.
+    fn pool(&self, setting: &Setting, memory: bool, share: &Share) -> Rc<Vec<Entry>> {
         let bits = |&(pass, count): &(Pass, f64)| {
             [pass.sequences.to_bits(), pass.tokens, pass.past, count.to_bits()]
         };
-        let key = (setting.passes.iter().map(bits).collect(), setting.sequences, memory);
+        let sets = |counts: &[u16]| {
+            counts.iter().fold(1usize, |sets, &n| sets.saturating_mul(usize::from(n) + 1))
+        };
+        let few = sets(&share.available) < self.classes.sets() / FEW_SETS;
+        let available = if few { share.available.clone() } else { self.classes.counts() };
+        let others = setting.stages.map_or(0, |stages| stages - 1);
+        let most_cards = self.cards() - others.min(self.cards() - 1);
+        let all_layers = memory && setting.stages == Some(1);
+        let passes = setting.passes.iter().map(bits).collect();
+        let key =
+            (passes, setting.sequences, memory, available.clone(), most_cards, all_layers);
         if let Some(pool) = self.pools.borrow().get(&key) {
             return Rc::clone(pool);
         }
-        let passes = Rc::clone(&setting.passes);
-        let terms = pool::Terms { passes, sequences: setting.sequences, memory };
+        let (passes, sequences) = (Rc::clone(&setting.passes), setting.sequences);
+        let terms = pool::Terms { passes, sequences, memory, available, most_cards, all_layers };
         let pool = Rc::new(match self.every_set() {
             true => pool::all(self.pricer, &self.classes, &terms),
             false => pool::runs(self.pricer, &self.classes, &terms),
@@ -340,7 +356,7 @@ impl Chooser<'_> {
         if stages.is_empty() {
             return (None, true);
         }
-        let pool = self.pool(setting, memory);
+        let pool = self.pool(setting, memory, share);
         let goal = Goal {
             score: setting.score,
             passes: Rc::clone(&setting.passes),

@@ -233,17 +233,18 @@ impl<'a> Pricer<'a> {
         self.prices.exchanging(self.cluster, &group.cards)
     }
 
-    /// What each rank of a group has of one layer of each kind and of both ends.
-    fn members(&self, group: &Group) -> Vec<Member> {
+    /// What each rank of a group has for a piece of a step.
+    fn members(&self, group: &Group, piece: Phase) -> Vec<Member> {
         let mut put = |_: &Piece, _: u64| crate::work::Place { buffer: BufferId(0), offset: 0 };
         let member = |rank: usize| {
             let (shard, split) = (&group.shards[rank], group.split);
             let mut holder = Holder { model: self.model, shard, split, put: &mut put };
-            let holding = Holding {
-                layers: self.kinds.iter().map(|&(layer, _)| holder.layer(layer)).collect(),
-                embedding: Some(holder.embedding()),
-                head: Some(holder.head()),
-            };
+            let mut holding = Holding { layers: Vec::new(), embedding: None, head: None };
+            match piece {
+                Phase::Embed => holding.embedding = Some(holder.embedding()),
+                Phase::Layer(layer) => holding.layers = vec![holder.layer(layer)],
+                Phase::Head => holding.head = Some(holder.head()),
+            }
             let (card, shard) = (group.cards[rank], shard.clone());
             Member { card, stage: 0, rank, shard, buffers: BufferIds::symbols(), holding }
         };
@@ -252,7 +253,7 @@ impl<'a> Pricer<'a> {
 
     /// Writes a piece of a group's programs.
     fn write<S: Sink>(&self, group: &Group, piece: Phase, step: &Step<'_>, sink: S) -> S {
-        let members = self.members(group);
+        let members = self.members(group, piece);
         let of = Context {
             model: self.model,
             numerics: Numerics::default(),
@@ -264,7 +265,7 @@ impl<'a> Pricer<'a> {
         let all = 0..members.len();
         match piece {
             Phase::Embed => writer.embed(all),
-            Phase::Layer(layer) => writer.layer(0, all, self.kind_of[layer], layer),
+            Phase::Layer(layer) => writer.layer(0, all, 0, layer),
             Phase::Head => writer.head(0, all),
         }
         writer.programs

@@ -144,7 +144,7 @@ impl<'a> Search<'a> {
         let cost = |&index: &usize| {
             let entry = self.pool[index];
             let most = entry.most.iter().copied().max().unwrap_or(0);
-            (entry.costs(self.pricer, &self.goal.passes).layer, most)
+            (entry.layer(self.pricer, &self.goal.passes), most)
         };
         let further = next.map(|least| (least, u32::MAX));
         let groups = node.chosen.len() + usize::from(next.is_some());
@@ -276,7 +276,7 @@ impl<'a> Search<'a> {
     fn optimistic(&self, node: &Node) -> Option<f64> {
         let cost = |&index: &usize| {
             let entry = self.pool[index];
-            let layer = entry.costs(self.pricer, &self.goal.passes).layer;
+            let layer = entry.layer(self.pricer, &self.goal.passes);
             let most = entry.most.iter().copied().max().unwrap_or(0);
             StageCost { layer, besides: 0.0, most }
         };
@@ -330,9 +330,9 @@ impl<'a> Search<'a> {
         let mut apart = (steps - 1.0) * host(false) + host(true);
         let cost = |(index, &entry): (usize, &usize)| {
             let entry = self.pool[entry];
-            let costs = entry.costs(self.pricer, &self.goal.passes);
+            let (pricer, passes) = (self.pricer, &self.goal.passes);
             let mut besides = match index.checked_sub(1) {
-                None => costs.embed,
+                None => entry.embed(pricer, passes),
                 Some(before) => {
                     let hop = |pass: Pass| {
                         self.pricer.hop(&groups[before], &groups[index], pass.rows()).0
@@ -342,13 +342,13 @@ impl<'a> Search<'a> {
             };
             if index == last {
                 if self.goal.head_in_turn {
-                    besides += costs.head;
+                    besides += entry.head(pricer, passes);
                 } else {
-                    apart += costs.head;
+                    apart += entry.head(pricer, passes);
                 }
             }
             let place = 2 * usize::from(index == 0) + usize::from(index == last);
-            StageCost { layer: costs.layer, besides, most: entry.most[place] }
+            StageCost { layer: entry.layer(pricer, passes), besides, most: entry.most[place] }
         };
         let costs: Vec<StageCost> = order.iter().enumerate().map(cost).collect();
         let (value, counts) = divide(&costs, self.layers(), self.goal.score, apart)?;

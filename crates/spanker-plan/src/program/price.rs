@@ -83,13 +83,32 @@ pub struct Load {
 }
 
 impl Load {
+    #[inline(always)]
     fn new(kind: OperatorKind, rows: u64, bytes: u64, starts: bool) -> Load {
         Load { kind, weights: None, rows, bytes, macs: 0, units: bytes, starts }
     }
 }
 
+/// Types by GGML's numbers.
+const BY_ID: [Option<Quant>; 64] = {
+    let (mut table, mut at) = ([None; 64], 0);
+    while at < Quant::ALL.len() {
+        if let Some(id) = Quant::ALL[at].ggml_id() {
+            table[id as usize] = Some(Quant::ALL[at]);
+        }
+        at += 1;
+    }
+    table
+};
+
+#[inline]
+fn by_id(id: u32) -> Option<Quant> {
+    BY_ID.get(id as usize).copied().flatten()
+}
+
+#[inline]
 fn row_bytes(id: u32, width: u64) -> u64 {
-    Quant::from_ggml_id(id).map_or(0, |quant| quant.row_bytes(width))
+    by_id(id).map_or(0, |quant| quant.row_bytes(width))
 }
 
 /// The heads of keys and values that heads of queries use: the first, and the one behind the last.
@@ -115,8 +134,8 @@ pub(crate) struct Loads {
 }
 
 impl Loads {
-    /// What the next operator counts for.
-    #[inline]
+    /// What the next operator counts for. Where the operator is known, little of this is left after inlining.
+    #[inline(always)]
     pub(crate) fn next(&mut self, work: &Work) -> Option<Load> {
         let inputs = inputs(work);
         let follows = inputs.is_some() && inputs == self.before;
@@ -133,7 +152,7 @@ impl Loads {
 /// The inputs of a product: where they are, rows, columns and type.
 type Inputs = (Place, u64, u64, u32);
 
-#[inline]
+#[inline(always)]
 fn inputs(work: &Work) -> Option<Inputs> {
     match *work {
         Work::Matmul { a, shape: [rows, width, _], types: [kind, _], .. } => {
@@ -144,7 +163,7 @@ fn inputs(work: &Work) -> Option<Inputs> {
 }
 
 /// What an operator counts for; `follows` says whether it is a product behind another one of the same inputs.
-#[inline]
+#[inline(always)]
 fn load_of(work: &Work, follows: bool) -> Option<Load> {
     use OperatorKind as Kind;
     Some(match *work {
@@ -159,7 +178,7 @@ fn load_of(work: &Work, follows: bool) -> Option<Load> {
             let weights = n * row_bytes(b, k);
             let bytes = inputs + weights + m * n * 4;
             let load = Load::new(Kind::Product, m, bytes, !follows);
-            Load { weights: Quant::from_ggml_id(b), macs: m * n * k, units: weights, ..load }
+            Load { weights: by_id(b), macs: m * n * k, units: weights, ..load }
         }
         Work::Norm { rows, width, .. } => {
             Load::new(Kind::Norm, rows, (2 * rows + 1) * width * 4, true)
@@ -226,7 +245,7 @@ impl Cost {
 
     /// What an operator takes.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn operator(&self, load: &Load) -> Terms {
         if !self.measured.is_empty()
             && let Some(terms) = self.by_measurement(load)
@@ -244,6 +263,7 @@ impl Cost {
         }
     }
 
+    #[inline(never)]
     fn by_measurement(&self, load: &Load) -> Option<Terms> {
         let find = |weights: Option<Quant>| {
             let key = (load.kind, weights);

@@ -33,6 +33,7 @@ pub(crate) trait Sink {
 }
 
 impl Sink for Vec<Vec<Op>> {
+    #[inline]
     fn push(&mut self, member: usize, op: Op) {
         self[member].push(op);
     }
@@ -59,6 +60,7 @@ impl<'a, S: Sink> Writer<'a, S> {
         self.members[member].buffers.place(buffer)
     }
 
+    #[inline(always)]
     fn work(&mut self, member: usize, work: Work) {
         self.programs.push(member, Op::Work(work));
     }
