@@ -307,7 +307,7 @@ impl Chooser<'_> {
         let sets = |counts: &[u16]| {
             counts.iter().fold(1usize, |sets, &n| sets.saturating_mul(usize::from(n) + 1))
         };
-        let few = sets(&share.available) < self.classes.sets() / FEW_SETS;
+        let few = !self.every_set() || sets(&share.available) < self.classes.sets() / FEW_SETS;
         let available = if few { share.available.clone() } else { self.classes.counts() };
         let others = setting.stages.map_or(0, |stages| stages - 1);
         let most_cards = self.cards() - others.min(self.cards() - 1);

@@ -192,7 +192,8 @@ pub(crate) fn runs(pricer: &Pricer<'_>, classes: &Classes, terms: &Terms) -> Vec
                     .iter()
                     .map(|class| class.iter().filter(|card| run.contains(card)).count() as u16)
                     .collect();
-                if seen.insert(takes.clone()) {
+                let there = takes.iter().zip(&terms.available).all(|(take, most)| take <= most);
+                if there && seen.insert(takes.clone()) {
                     entries(pricer, &canonical(classes, &takes), &takes, terms, &mut pool);
                 }
             }

@@ -534,17 +534,31 @@ pub(crate) fn rank_order(cluster: &Cluster, cards: &[usize]) -> Vec<usize> {
     order
 }
 
+/// A built-in card whose memory and operators take no time and whose links have no frames: what is left are
+/// the latency and the rate of the closed formulas.
+#[cfg(test)]
+pub(crate) fn links_alone(name: &str) -> spanker_topology::Profile {
+    let mut card = spanker_topology::Profile::builtin(name).unwrap();
+    card.memory.bandwidth.value = spanker_topology::BytesPerSecond(u64::MAX);
+    card.compute.per_operator.value = Seconds::ZERO;
+    let link = card.link.as_mut().unwrap();
+    // The rate that frames leave.
+    link.bandwidth.value = link.sustained(link.lanes.value);
+    link.framing = None;
+    card
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use spanker_topology::Profile;
 
     fn switch(cards: usize) -> Cluster {
-        Cluster::uniform(Profile::builtin("rev-a").unwrap(), cards, Shape::Switch).unwrap()
+        Cluster::uniform(links_alone("rev-a"), cards, Shape::Switch).unwrap()
     }
 
     #[test]
-    fn timed_all_reduce_equals_the_closed_formulas_where_nothing_is_shared() {
+    fn timed_all_reduce_equals_the_closed_formulas_where_only_the_links_take_time() {
         for n in [2usize, 4, 8] {
             let cluster = switch(n);
             let cards: Vec<usize> = (0..n).collect();
@@ -568,6 +582,62 @@ mod tests {
                         "{} n={n} bytes={bytes}: {actual} against {expected}",
                         price.algorithm
                     );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_frames_and_operators_make_an_all_reduce_longer() {
+        let time = |card: Profile| {
+            let cluster = Cluster::uniform(card, 4, Shape::Ring).unwrap();
+            collective_time(&cluster, Collective::AllReduce, Algorithm::TwoShot, &[0, 1, 2, 3], 4096)
+        };
+        let bare = time(links_alone("rev-a"));
+        let slower: [fn(&mut Profile, &Profile); 3] = [
+            |card, real| card.memory = real.memory.clone(),
+            |card, real| card.compute = real.compute.clone(),
+            |card, real| card.link = real.link.clone(),
+        ];
+        for change in slower {
+            let mut card = links_alone("rev-a");
+            change(&mut card, &Profile::builtin("rev-a").unwrap());
+            let longer = time(card);
+            assert!(longer > bare, "{longer} against {bare}");
+        }
+    }
+
+    #[test]
+    fn groups_of_cards_with_other_memories_have_other_times() {
+        // The same wiring twice: cards 0 and 1 are slow, cards 2 and 3 fast.
+        let fast = Profile::builtin("rev-a").unwrap();
+        let rate = spanker_topology::BytesPerSecond(500_000_000);
+        let slow = fast.clone().with_memory_bandwidth(rate, "a test");
+        let cluster = Cluster::new(vec![slow.clone(), slow, fast.clone(), fast], Shape::Ring).unwrap();
+        let (prices, bytes) = (PriceList::default(), 65536.0);
+        for cards in [[0, 1], [2, 3], [1, 2]] {
+            let (algorithm, time) = prices.best(&cluster, Collective::AllReduce, &cards, bytes);
+            let alone =
+                collective_time(&cluster, Collective::AllReduce, algorithm, &cards, bytes as u64);
+            assert_eq!(time, alone, "{cards:?}");
+        }
+        let of = |cards: &[usize]| prices.best(&cluster, Collective::AllReduce, cards, bytes).1;
+        assert!(of(&[0, 1]) > of(&[2, 3]));
+    }
+
+    #[test]
+    fn best_algorithm_of_large_and_small_groups_is_the_shortest_of_the_usable_ones() {
+        for shape in [Shape::Ring, Shape::Switch, Shape::Star] {
+            for ranks in [2usize, 3, 5, 9, 70] {
+                let profile = Profile::builtin("rev-a").unwrap();
+                let cluster = Cluster::uniform(profile, ranks, shape).unwrap();
+                let cards: Vec<usize> = (0..ranks).collect();
+                for collective in [Collective::AllGather, Collective::AllReduce] {
+                    let (prices, bytes) = (PriceList::default(), 4096 * ranks as u64);
+                    let best = prices.best(&cluster, collective, &cards, bytes as f64);
+                    let timed = |a| collective_time(&cluster, collective, a, &cards, bytes);
+                    let least = usable(collective, ranks).map(timed).reduce(Seconds::min).unwrap();
+                    assert_eq!(best.1, least, "{shape} {ranks} {collective:?} {}", best.0);
                 }
             }
         }

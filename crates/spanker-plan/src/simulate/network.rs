@@ -342,3 +342,53 @@ impl<'a> Network<'a> {
     }
 }
 
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use spanker_topology::{Profile, Seconds, Shape};
+
+    proptest! {
+        #[test]
+        fn segments_of_one_size_take_as_long_at_once_as_one_by_one(
+            free in prop::collection::vec(0.0f64..1e-3, 24),
+            latencies in prop::collection::vec(0.0f64..1e-4, 16),
+            slower in prop::collection::vec(1u64..9, 16),
+            (from, hops) in (0usize..8, 2usize..5),
+            count in 1usize..70,
+            bytes in 64.0f64..20_000.0,
+            at in 0.0f64..1e-3,
+        ) {
+            let ring = Cluster::uniform(Profile::builtin("rev-a").unwrap(), 8, Shape::Ring).unwrap();
+            let mut index = 0;
+            let cluster = ring.with_changed_wires(|wire| {
+                wire.latency = Seconds(latencies[index] + 1e-6);
+                wire.bandwidth.0 /= slower[index];
+                index += 1;
+            });
+            let speeds = Speeds::of(&cluster);
+            let route = cluster.route(from, (from + hops) % 8);
+            let network = || Network { free: free.clone(), ..Network::new(&cluster, &speeds) };
+            let (mut at_once, mut one_by_one) = (network(), network());
+            prop_assert!(at_once.apart(route));
+            let (left, arrival) = at_once.segments(route, bytes, count, at);
+            let mut last = (0.0, 0.0);
+            (0..count).for_each(|_| last = one_by_one.segment(route, bytes, at));
+            prop_assert!((left - last.0).abs() < 1e-12, "{left} against {}", last.0);
+            prop_assert!((arrival - last.1).abs() < 1e-12, "{arrival} against {}", last.1);
+            for (one, other) in at_once.free.iter().zip(&one_by_one.free) {
+                prop_assert!((one - other).abs() < 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn whole_frames_are_counted_as_such_and_a_byte_more_takes_another() {
+        let time = WireTime { per_byte: 0.0, payload: 2048.0, per_frame: 1.0, head: 0.0 };
+        for (bytes, frames) in [(0.0, 1.0), (1.0, 1.0), (2048.0, 1.0), (2049.0, 2.0), (8192.0, 4.0)] {
+            assert_eq!(time.time(bytes), frames, "{bytes}");
+        }
+        assert_eq!(WireTime::plain(1e9).time(1e9), 1.0);
+    }
+}
