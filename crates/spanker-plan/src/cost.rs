@@ -330,7 +330,7 @@ impl<'a> Pricer<'a> {
         self.prices.best(self.cluster, collective, &group.cards, bytes)
     }
 
-    /// What a pass takes, by what it takes for whole numbers of sequences.
+    /// What a pass takes, by what it takes for some numbers of sequences.
     fn by_sequences(&self, pass: Pass, terms: impl Fn(&Step<'_>) -> Terms) -> Terms {
         let tokens = self.tokens(pass.tokens);
         let at = |sequences: u64| {
@@ -344,15 +344,12 @@ impl<'a> Pricer<'a> {
             terms(&Step { parts: &parts })
         };
         let (most, half) = (MANY_SEQUENCES, MANY_SEQUENCES / 2);
-        if pass.sequences > most as f64 {
+        if pass.sequences > most {
             // Time is a line over sequences long before that.
-            let part = (pass.sequences - half as f64) / half as f64;
+            let part = (pass.sequences - half) as f64 / half as f64;
             return at(half).towards(at(most), part);
         }
-        let least = pass.sequences.floor().max(1.0);
-        let part = pass.sequences - least;
-        let first = at(least as u64);
-        if part > 1e-9 { first.towards(at(least as u64 + 1), part) } else { first }
+        at(pass.sequences.max(1))
     }
 
     /// Tokens that stand for any: spread over the vocabulary.
@@ -415,13 +412,13 @@ impl<'a> Pricer<'a> {
     }
 
     /// The head for the last token of every sequence, and the exchange of the ranks' candidates.
-    pub(crate) fn head(&self, group: &Group, sequences: f64) -> Terms {
+    pub(crate) fn head(&self, group: &Group, sequences: u64) -> Terms {
         let pass = Pass { sequences, tokens: 1, past: 0 };
         self.both(group, Phase::Head, pass)
     }
 
     /// The head on a group if exchanges were free.
-    pub(crate) fn least_head(&self, group: &Group, sequences: f64) -> f64 {
+    pub(crate) fn least_head(&self, group: &Group, sequences: u64) -> f64 {
         let pass = Pass { sequences, tokens: 1, past: 0 };
         self.work(group, Phase::Head, pass).total().0
     }

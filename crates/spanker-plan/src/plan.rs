@@ -379,7 +379,7 @@ impl Plan {
     #[must_use]
     pub fn exchanges(&self) -> Vec<Vec<Exchanged>> {
         let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
-        let sequences = sequences_at_once(&self.request, &self.layout).ceil() as u64;
+        let sequences = sequences_at_once(&self.request, &self.layout);
         let part = |sequence| Part { sequence, tokens: &[0], past: 0, want: Want::Best(1) };
         let parts: Vec<Part<'_>> = (0..sequences.max(1)).map(part).collect();
         let step = Step { parts: &parts };
@@ -424,19 +424,21 @@ pub(crate) fn served(request: &Request, layout: &Layout, copy: usize) -> u64 {
     request.sequences / copies + u64::from((copy as u64) < request.sequences % copies)
 }
 
-/// How many micro-batches are under way in a pipeline, and how many sequences each has in the mean.
-pub(crate) fn in_flight(request: &Request, sequences: u64, stages: usize) -> (u64, f64) {
+/// How many micro-batches are under way in a pipeline, and how many sequences the largest of them has.
+///
+/// The largest sets the pace: its next token begins when it has passed all stages, and others wait behind it.
+pub(crate) fn in_flight(request: &Request, sequences: u64, stages: usize) -> (u64, u64) {
     match request.objective {
         crate::Objective::Throughput => {
             let batches = (stages as u64).min(sequences).max(1);
-            (batches, sequences as f64 / batches as f64)
+            (batches, sequences.div_ceil(batches))
         }
-        _ => (1, sequences as f64),
+        _ => (1, sequences),
     }
 }
 
 /// Sequences that go through a stage together.
-fn sequences_at_once(request: &Request, layout: &Layout) -> f64 {
+fn sequences_at_once(request: &Request, layout: &Layout) -> u64 {
     let each = sequences_per_replica(request, layout);
     in_flight(request, each, layout.pipeline_stages()).1
 }
