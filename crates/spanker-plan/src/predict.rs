@@ -47,7 +47,7 @@ fn decode(
     pricer: &Pricer<'_>,
     stages: &[Stage],
     batches: u64,
-    sequences: f64,
+    sequences: u64,
     position: u64,
 ) -> (Terms, Seconds) {
     let pass = Pass::decode(sequences, position);
@@ -64,7 +64,7 @@ fn first_token(pricer: &Pricer<'_>, stages: &[Stage], sequences: u64) -> (Second
     let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
     let passes = Pass::prefill(sequences, request.prompt, request.batch);
     let pieces: f64 = passes.iter().map(|(_, count)| count).sum();
-    let mut sum = pricer.head(last, sequences as f64);
+    let mut sum = pricer.head(last, sequences);
     for (pass, count) in passes {
         sum = sum.plus(pass_through(pricer, stages, pass, false).sum.times(count));
     }

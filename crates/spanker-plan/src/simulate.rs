@@ -8,6 +8,7 @@
 
 pub(crate) mod engine;
 pub(crate) mod flow;
+pub(crate) mod network;
 mod program;
 mod recover;
 
@@ -22,7 +23,8 @@ use crate::cost::exchange::collective_time;
 use crate::plan::{Layout, in_flight, sequences_per_replica};
 use crate::trace::{Incident, Mark, Parts, Trace};
 use crate::{Plan, PlanError};
-use engine::{Disturbance, Ended, Engine, Errors};
+use engine::{Disturbance, Ended, Engine};
+use network::{Errors, Speeds};
 pub(crate) use program::direct;
 use program::{Items, What, Writer};
 
@@ -299,8 +301,10 @@ impl Run<'_> {
             Writer::new(&pricer, self.conditions.jitter, dice, record).write(&self.layout, what);
         let disturbance = self.disturbance();
         let mut marks = std::mem::take(&mut self.trace.marks);
-        let mut engine = Engine::new(&self.cluster, &items.flows, &items.groups, &items.items)
-            .disturbed(disturbance);
+        let speeds = Speeds::of(&self.cluster);
+        let (flows, groups) = (&items.flows, &items.groups);
+        let mut engine =
+            Engine::new(&self.cluster, &speeds, flows, groups, &items.items).disturbed(disturbance);
         if record {
             engine = engine.recording(&mut marks);
         }
