@@ -75,6 +75,8 @@ pub(crate) struct Pricer<'a> {
     rates: RefCell<Vec<(Pass, Rc<[f64]>)>>,
     /// What one card would hold of everything.
     everything: OnceCell<Footprint>,
+    /// The tokens of the prompt, where they are known.
+    prompt: Vec<u32>,
 }
 
 /// What all ranks of a group do together.
@@ -128,6 +130,7 @@ impl<'a> Pricer<'a> {
             inputs: Inputs::of(model, 0..model.layers.len()),
             rates: RefCell::default(),
             everything: OnceCell::new(),
+            prompt: Vec::new(),
         }
     }
 
@@ -332,7 +335,7 @@ impl<'a> Pricer<'a> {
 
     /// What a pass takes, by what it takes for some numbers of sequences.
     fn by_sequences(&self, pass: Pass, terms: impl Fn(&Step<'_>) -> Terms) -> Terms {
-        let tokens = self.tokens(pass.tokens);
+        let tokens = self.tokens(pass.past, pass.tokens);
         let at = |sequences: u64| {
             let part = |sequence: u64| Part {
                 sequence,
@@ -352,9 +355,24 @@ impl<'a> Pricer<'a> {
         at(pass.sequences.max(1))
     }
 
-    /// Tokens that stand for any: spread over the vocabulary.
-    pub(crate) fn tokens(&self, count: u64) -> Vec<u32> {
-        (0..count).map(|at| (at.wrapping_mul(0x9E37_79B1) % self.model.vocab) as u32).collect()
+    /// Tokens from a position on: those of the prompt that is priced, or ones that stand for any, spread over
+    /// the vocabulary.
+    pub(crate) fn tokens(&self, past: u64, count: u64) -> Vec<u32> {
+        let any = |at: u64| (at.wrapping_mul(0x9E37_79B1) % self.model.vocab) as u32;
+        let token = |at: u64| self.prompt.get((past + at) as usize).copied();
+        (0..count).map(|at| token(at).unwrap_or_else(|| any(at))).collect()
+    }
+
+    /// The same for a prompt whose tokens are known: which card has a token's row is part of the price.
+    pub(crate) fn with_prompt(mut self, tokens: &[u32]) -> Self {
+        let known = |&&token: &&u32| u64::from(token) < self.model.vocab;
+        self.prompt = tokens.iter().take_while(known).copied().collect();
+        self
+    }
+
+    /// Whether the prompt's tokens are known.
+    pub(crate) fn knows_prompt(&self) -> bool {
+        !self.prompt.is_empty()
     }
 
     /// A piece of a pass on a group if exchanges were free.

@@ -353,6 +353,13 @@ impl Plan {
         crate::predict::predict(&pricer, &self.layout)
     }
 
+    /// The same for a prompt whose tokens are known.
+    #[must_use]
+    pub fn predict_prompt(&self, tokens: &[u32]) -> Prediction {
+        let pricer = Pricer::new(&self.model, &self.cluster, &self.request).with_prompt(tokens);
+        crate::predict::predict(&pricer, &self.layout)
+    }
+
     /// What each card allocates, in order: card, then buffers.
     #[must_use]
     pub fn allocations(&self) -> Vec<(usize, Vec<Allocation>)> {

@@ -20,14 +20,15 @@ pub(crate) fn pass_through(
     pricer: &Pricer<'_>,
     stages: &[Stage],
     pass: Pass,
-    with_head: bool,
+    (with_embedding, with_head): (bool, bool),
 ) -> Passed {
     let mut sum = Terms::default();
     let mut longest = Seconds::ZERO;
     for (index, stage) in stages.iter().enumerate() {
         let mut terms = pricer.layers(stage.layers.clone(), &stage.group, pass);
         match index.checked_sub(1) {
-            None => terms = terms.plus(pricer.embed(&stage.group, pass)),
+            None if with_embedding => terms = terms.plus(pricer.embed(&stage.group, pass)),
+            None => {}
             Some(before) => {
                 let from = &stages[before].group;
                 terms.communication += pricer.hop(from, &stage.group, pass.rows());
@@ -51,7 +52,7 @@ fn decode(
     position: u64,
 ) -> (Terms, Seconds) {
     let pass = Pass::decode(sequences, position);
-    let passed = pass_through(pricer, stages, pass, true);
+    let passed = pass_through(pricer, stages, pass, (true, true));
     let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
     let sum = passed.sum.plus(pricer.host(first, last, true));
     let turn = passed.longest * batches as f64;
@@ -65,8 +66,14 @@ fn first_token(pricer: &Pricer<'_>, stages: &[Stage], sequences: u64) -> (Second
     let passes = Pass::prefill(sequences, request.prompt, request.batch);
     let pieces: f64 = passes.iter().map(|(_, count)| count).sum();
     let mut sum = pricer.head(last, sequences);
+    let known = pricer.knows_prompt();
     for (pass, count) in passes {
-        sum = sum.plus(pass_through(pricer, stages, pass, false).sum.times(count));
+        sum = sum.plus(pass_through(pricer, stages, pass, (!known, false)).sum.times(count));
+    }
+    if known {
+        for pass in Pass::pieces(sequences, request.prompt, request.batch) {
+            sum = sum.plus(pricer.embed(first, pass));
+        }
     }
     let between = pricer.host(first, last, false).times(pieces - 1.0);
     sum = sum.plus(between).plus(pricer.host(first, last, true));

@@ -79,6 +79,8 @@ pub struct Conditions {
     pub tokens: u32,
     /// Whether the prompt comes first.
     pub prompt: bool,
+    /// The prompt's tokens, where they are known: which card has a token's row is part of a program.
+    pub prompt_tokens: Vec<u32>,
     /// What chance starts from: the same seed gives the same trace.
     pub seed: u64,
     /// The largest part by which a piece of work may take longer, at random.
@@ -102,6 +104,7 @@ impl Conditions {
         Conditions {
             tokens,
             prompt: false,
+            prompt_tokens: Vec::new(),
             seed: 0,
             jitter: 0.0,
             slow: Vec::new(),
@@ -294,7 +297,8 @@ impl Run<'_> {
     }
 
     fn piece(&mut self, what: What) -> (Ended, Vec<usize>) {
-        let pricer = Pricer::new(&self.plan.model, &self.cluster, &self.plan.request);
+        let pricer = Pricer::new(&self.plan.model, &self.cluster, &self.plan.request)
+            .with_prompt(&self.conditions.prompt_tokens);
         let dice = Pcg32::from_rng(&mut self.dice);
         let record = self.conditions.record;
         let items =

@@ -191,7 +191,7 @@ fn walk(
     let parts = parts(space, drawn, &tokens);
     let mut found = Vec::new();
     for stages in &layout.replicas {
-        let mut layouts = card_layouts(model, cluster, stages, space);
+        let mut layouts = card_layouts(model, cluster, stages, space, None);
         layouts.iter_mut().for_each(&edit);
         let programs = Programs::symbolic(model, cluster, stages, space);
         let step = Step { parts: &parts };
@@ -267,7 +267,7 @@ fn a_buffer_of_half_its_size_is_found_by_the_walk() {
         let layout = layout(&model, 4, split, &cut, &[1.0, 1.3, 0.7, 1.0]);
         let case = (&model, &ring, &layout);
         assert!(walk(case, space, &drawn, |_| {}).is_empty());
-        let layouts = card_layouts(&model, &ring, &layout.replicas[0], space);
+        let layouts = card_layouts(&model, &ring, &layout.replicas[0], space, None);
         for (buffer, bytes) in layouts[0].allocations() {
             let shrink = |card: &mut CardLayout| {
                 if buffer == Buffer::Weights {

@@ -15,7 +15,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use spanker_topology::Cluster;
 
 use super::flow::Flow;
-use super::network::{Errors, Network, Speeds};
+use super::network::{Errors, Network, Speeds, segments};
 use crate::trace::{Label, Mark, Parts};
 
 /// One thing that a card does.
@@ -113,13 +113,42 @@ pub(crate) struct Engine<'a> {
     cards: Vec<CardState>,
     /// For each card, what its memory takes for a byte of an exchange, and what a copy or fold costs to begin.
     memories: &'a [(f64, f64)],
-    /// Cards that can go on: the time as the bits of a float that is never negative, which sort alike.
+    /// Cards that can go on, and behind them segments that a card can pass on: the time as the bits of a float
+    /// that is never negative, which sort alike.
     ready: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Segments that cards pass on, and the messages that they are parts of.
+    relays: Vec<Relay>,
+    parcels: Vec<Parcel>,
     disturbance: Disturbance,
     marks: Option<&'a mut Vec<Mark>>,
     collectives: Vec<Met>,
     done: Vec<(u32, f64)>,
     events: u64,
+}
+
+/// A segment that has come to a card which passes it on.
+#[derive(Debug, Clone, Copy)]
+struct Relay {
+    parcel: u32,
+    /// The wire of the route that it takes next.
+    hop: u32,
+    bytes: f64,
+}
+
+/// A message of a collective that cards pass on.
+#[derive(Debug, Clone, Copy)]
+struct Parcel {
+    from: u32,
+    to: u32,
+    /// The collective's flow, the receiver's rank and step, and the number of the collective.
+    flow: u32,
+    rank: u32,
+    at_step: u32,
+    collective: u64,
+    /// Segments that have not arrived.
+    left: u32,
+    /// When the last one so far arrived.
+    latest: f64,
 }
 
 /// How a run ended.
@@ -169,6 +198,8 @@ impl<'a> Engine<'a> {
             disturbance: Disturbance::default(),
             marks: None,
             collectives: Vec::new(),
+            relays: Vec::new(),
+            parcels: Vec::new(),
             done: Vec::new(),
             events: 0,
         }
@@ -195,8 +226,12 @@ impl<'a> Engine<'a> {
                 self.wake(card);
             }
         }
-        while let Some(Reverse((time, card))) = self.ready.pop() {
-            self.proceed(card as usize, f64::from_bits(time));
+        while let Some(Reverse((time, id))) = self.ready.pop() {
+            let time = f64::from_bits(time);
+            match (id as usize).checked_sub(self.cards.len()) {
+                None => self.proceed(id as usize, time),
+                Some(relay) => self.pass_on(relay, time),
+            }
         }
         let done = |(card, state): (usize, &CardState)| state.at == self.programs[card].len();
         Ended {
@@ -308,6 +343,54 @@ impl<'a> Engine<'a> {
         (state.caught_up, state.touched, state.left) = (state.clock, 0.0, 0.0);
     }
 
+    /// Sends a message that cards on its route pass on, segment by segment.
+    fn relay(&mut self, parcel: Parcel, bytes: f64, now: f64) {
+        let (size, count) = segments(bytes);
+        let late = self.network.delay(parcel.from, parcel.to, bytes);
+        let index = self.parcels.len() as u32;
+        self.parcels.push(Parcel { left: count, ..parcel });
+        for segment in 0..count {
+            let bytes = size.min(bytes - size * f64::from(segment));
+            self.cross(Relay { parcel: index, hop: 0, bytes }, now + late);
+        }
+    }
+
+    /// A card has a segment that goes on.
+    fn pass_on(&mut self, relay: usize, now: f64) {
+        let relay = self.relays[relay];
+        self.cross(relay, now);
+    }
+
+    /// Takes a segment over the next wire of its route.
+    fn cross(&mut self, relay: Relay, now: f64) {
+        let Parcel { from, to, .. } = self.parcels[relay.parcel as usize];
+        let route = self.network.route(from, to);
+        let (hop, wire) = (relay.hop as usize, route[relay.hop as usize] as usize);
+        let (left, there) = self.network.cross(wire, relay.bytes, now);
+        self.events += 1;
+        if hop == 0 {
+            let sender = &mut self.cards[from as usize];
+            sender.left = sender.left.max(left);
+        }
+        if self.disturbance.cut.get(wire).is_some_and(|&cut| cut <= there) {
+            return;
+        }
+        if hop + 1 < route.len() {
+            let id = (self.cards.len() + self.relays.len()) as u32;
+            self.relays.push(Relay { hop: relay.hop + 1, ..relay });
+            self.ready.push(Reverse((there.to_bits(), id)));
+            return;
+        }
+        let parcel = &mut self.parcels[relay.parcel as usize];
+        parcel.latest = parcel.latest.max(there);
+        parcel.left -= 1;
+        if parcel.left == 0 {
+            let Parcel { to, flow, rank, at_step, collective, latest, .. } = *parcel;
+            let flow = &self.flows[flow as usize];
+            self.arrive(to as usize, flow, rank, at_step, collective, latest);
+        }
+    }
+
     /// Puts a message into a card's inbox, and wakes the card if it waits for it.
     fn deliver(&mut self, from: usize, to: u32, arrival: f64) {
         let to = to as usize;
@@ -383,6 +466,20 @@ impl<'a> Engine<'a> {
             }
             self.cards[card].sent += 1;
             let carried = bytes * send.fraction;
+            if self.network.relayed(card, to) {
+                let parcel = Parcel {
+                    from: card as u32,
+                    to: to as u32,
+                    flow: number,
+                    rank: send.to,
+                    at_step: send.at_step,
+                    collective,
+                    left: 0,
+                    latest: 0.0,
+                };
+                self.relay(parcel, carried, now);
+                continue;
+            }
             let cut = &self.disturbance.cut;
             let arrival = self.network.send(card as u32, to as u32, carried, now, cut);
             self.events += 1;

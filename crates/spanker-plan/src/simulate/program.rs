@@ -135,7 +135,7 @@ impl<'a> Writer<'a> {
         let count = pieces.len();
         for (piece, pass) in pieces.into_iter().enumerate() {
             let end = piece + 1 == count;
-            let tokens = self.pricer.tokens(pass.tokens);
+            let tokens = self.pricer.tokens(pass.past, pass.tokens);
             let want = if end { Want::Best(1) } else { Want::Nothing };
             let parts: Vec<Part<'_>> = (0..sequences)
                 .map(|sequence| Part { sequence, tokens: &tokens, past: pass.past, want })
@@ -159,7 +159,9 @@ impl<'a> Writer<'a> {
         let back = self.pricer.host(first, last, read).total().0 - down;
         let (home, token, op) = (last.cards[0], wave.token, OUTSIDE);
         let in_place = stages.len() == 1;
-        let label = Label { activity: Activity::Host, layer: 0, token };
+        // Steps are told apart by how many tokens come before them, as in a run.
+        let step = wave.parts.first().map_or(0, |part| part.past as u32);
+        let label = Label { activity: Activity::Host, layer: 0, token: step };
         for &card in &first.cards {
             if wave.first || in_place {
                 self.outside(card, down, label);
@@ -172,10 +174,10 @@ impl<'a> Writer<'a> {
             Some(wiring) => wiring.route(from, to),
             None => direct(from, to),
         };
-        let step = Step { parts: wave.parts };
-        let lists = copy.programs.step(&step, &routed);
+        let parts = Step { parts: wave.parts };
+        let lists = copy.programs.step(&parts, &routed);
         for (member, list) in lists.iter().enumerate() {
-            self.member(copy, member, list, token);
+            self.member(copy, member, list, label.token);
         }
         if back > 0.0 {
             self.outside(home, back, label);
