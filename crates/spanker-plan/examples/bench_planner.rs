@@ -54,7 +54,8 @@ fn main() -> Outcome<()> {
     ];
     // Names on the command line choose cases.
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let chosen = |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()));
+    let chosen =
+        |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()));
     println!(
         "{:<34} {:>10} {:>13} {:>10} {:>9}",
         "plan", "time (ms)", "shortest (ms)", "may take", "of limit"

@@ -349,7 +349,7 @@ impl Plan {
     /// What the plan is predicted to do.
     #[must_use]
     pub fn predict(&self) -> Prediction {
-        let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
+        let pricer = Pricer::new(&self.model, &self.cluster, &self.request).exactly();
         crate::predict::predict(&pricer, &self.layout)
     }
 
@@ -385,7 +385,8 @@ impl Plan {
         let step = Step { parts: &parts };
         let describe = |stage: &Stage| {
             let group = &stage.group;
-            let mut ops = pricer.lists(group, Phase::Layer(stage.layers.start), &step).swap_remove(0);
+            let mut ops =
+                pricer.lists(group, Phase::Layer(stage.layers.start), &step).swap_remove(0);
             ops.extend(pricer.lists(group, Phase::Embed, &step).swap_remove(0));
             ops.extend(pricer.lists(group, Phase::Head, &step).swap_remove(0));
             let mut after = "";

@@ -38,8 +38,7 @@ fn model() -> impl Strategy<Value = Model> {
 /// Cards in a shape that exchange in some way.
 fn cluster() -> impl Strategy<Value = Cluster> {
     let shapes = vec![Shape::Ring, Shape::Star, Shape::Mesh, Shape::Switch];
-    let kinds =
-        vec![ExchangeKind::Schedules, ExchangeKind::Direct, ExchangeKind::SharedMemory];
+    let kinds = vec![ExchangeKind::Schedules, ExchangeKind::Direct, ExchangeKind::SharedMemory];
     let kinds = prop::sample::select(kinds);
     (1usize..6, prop::sample::select(shapes), kinds).prop_map(|(cards, shape, kind)| {
         let mut card = Profile::builtin("rev-a").unwrap();
@@ -87,7 +86,18 @@ fn extents(work: &Work) -> Vec<(Place, u64)> {
             vec![(data, rows * heads * head_size * 4), (table, rows * dims * 4)]
         }
         Work::Halve { from, into, elements } => vec![(from, elements * 4), (into, elements * 2)],
-        Work::Attend { queries, keys, values, into, rows, heads, kv_heads, head_size, past, .. } => {
+        Work::Attend {
+            queries,
+            keys,
+            values,
+            into,
+            rows,
+            heads,
+            kv_heads,
+            head_size,
+            past,
+            ..
+        } => {
             let row = rows * heads * head_size * 4;
             let kept = (past + rows) * kv_heads * head_size * 2;
             vec![(queries, row), (keys, kept), (values, kept), (into, row)]
@@ -99,7 +109,9 @@ fn extents(work: &Work) -> Vec<(Place, u64)> {
             let run = |stride: u64| rows.saturating_sub(1) * stride + length;
             vec![(from, run(from_stride)), (into, run(into_stride))]
         }
-        Work::Best { from, into, count, k, .. } => vec![(from, count * 4), (into, u64::from(k) * 8)],
+        Work::Best { from, into, count, k, .. } => {
+            vec![(from, count * 4), (into, u64::from(k) * 8)]
+        }
         ref other => panic!("{other:?} is not part of a model's program"),
     }
 }

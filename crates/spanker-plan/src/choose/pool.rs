@@ -81,9 +81,9 @@ pub(crate) fn sum(passes: &Passes, each: impl Fn(Pass) -> f64) -> f64 {
 impl Entry {
     /// What a layer takes.
     pub(crate) fn layer(&self, pricer: &Pricer<'_>, passes: &Passes) -> f64 {
-        *self.layer.get_or_init(|| {
-            sum(passes, |pass| pricer.mean_layer(&self.group, pass).total().0)
-        })
+        *self
+            .layer
+            .get_or_init(|| sum(passes, |pass| pricer.mean_layer(&self.group, pass).total().0))
     }
 
     /// What the head takes.

@@ -205,7 +205,8 @@ fn timed(cluster: &Cluster, speeds: &Speeds, flow: &Flow, cards: &[usize], bytes
         programs[card].push(Item::Collective { flow: 0, rank, group: 0, bytes, label, op });
     }
     let groups = [cards.to_vec()];
-    let ended = Engine::new(cluster, speeds, std::slice::from_ref(flow), &groups, &programs).run(&[]);
+    let ended =
+        Engine::new(cluster, speeds, std::slice::from_ref(flow), &groups, &programs).run(&[]);
     match ended.complete {
         true => ended.clocks.into_iter().fold(0.0, f64::max),
         false => f64::INFINITY,
@@ -334,7 +335,7 @@ impl PriceList {
         PriceList { only: Some(algorithm), ..PriceList::default() }
     }
 
-    fn speeds(&self, cluster: &Cluster) -> &Speeds {
+    pub(crate) fn speeds(&self, cluster: &Cluster) -> &Speeds {
         self.speeds.get_or_init(|| Speeds::of(cluster))
     }
 
@@ -425,12 +426,7 @@ impl PriceList {
     }
 
     /// What it takes until every message (from, to) of so many bytes has arrived.
-    pub(crate) fn hop(
-        &self,
-        cluster: &Cluster,
-        pairs: Vec<(usize, usize)>,
-        bytes: f64,
-    ) -> Seconds {
+    pub(crate) fn hop(&self, cluster: &Cluster, pairs: Vec<(usize, usize)>, bytes: f64) -> Seconds {
         let key = (pairs, bytes.to_bits());
         if let Some(&known) = self.hops.borrow().get(&key) {
             return known;
@@ -591,7 +587,13 @@ mod tests {
     fn memory_frames_and_operators_make_an_all_reduce_longer() {
         let time = |card: Profile| {
             let cluster = Cluster::uniform(card, 4, Shape::Ring).unwrap();
-            collective_time(&cluster, Collective::AllReduce, Algorithm::TwoShot, &[0, 1, 2, 3], 4096)
+            collective_time(
+                &cluster,
+                Collective::AllReduce,
+                Algorithm::TwoShot,
+                &[0, 1, 2, 3],
+                4096,
+            )
         };
         let bare = time(links_alone("rev-a"));
         let slower: [fn(&mut Profile, &Profile); 3] = [
@@ -613,7 +615,8 @@ mod tests {
         let fast = Profile::builtin("rev-a").unwrap();
         let rate = spanker_topology::BytesPerSecond(500_000_000);
         let slow = fast.clone().with_memory_bandwidth(rate, "a test");
-        let cluster = Cluster::new(vec![slow.clone(), slow, fast.clone(), fast], Shape::Ring).unwrap();
+        let cluster =
+            Cluster::new(vec![slow.clone(), slow, fast.clone(), fast], Shape::Ring).unwrap();
         let (prices, bytes) = (PriceList::default(), 65536.0);
         for cards in [[0, 1], [2, 3], [1, 2]] {
             let (algorithm, time) = prices.best(&cluster, Collective::AllReduce, &cards, bytes);

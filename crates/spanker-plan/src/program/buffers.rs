@@ -179,9 +179,8 @@ impl Inputs {
     pub(crate) fn of(model: &Model, layers: Range<usize>) -> Inputs {
         let layers = &model.layers[layers];
         let used = |quant: Quant| {
-            let uses = |l: &Layer| {
-                [l.q, l.k, l.v, l.gate, l.up].iter().any(|m| m.quant.input() == quant)
-            };
+            let uses =
+                |l: &Layer| [l.q, l.k, l.v, l.gate, l.up].iter().any(|m| m.quant.input() == quant);
             layers.iter().any(uses)
         };
         let joined = |layer: &Layer| {

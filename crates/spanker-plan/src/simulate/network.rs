@@ -293,12 +293,20 @@ impl<'a> Network<'a> {
     fn apart(&self, route: &[u32]) -> bool {
         let shared = |&wire: &u32| self.cluster.wires()[wire as usize].shared;
         route.iter().enumerate().all(|(place, wire)| {
-            shared(wire).is_none() || !route[..place].iter().any(|other| shared(other) == shared(wire))
+            shared(wire).is_none()
+                || !route[..place].iter().any(|other| shared(other) == shared(wire))
         })
     }
 
     /// When a message that is ready at `at` has left and when it arrives, or nothing if a wire has died on it.
-    pub(super) fn send(&mut self, from: u32, to: u32, bytes: f64, at: f64, cut: &[f64]) -> Option<(f64, f64)> {
+    pub(super) fn send(
+        &mut self,
+        from: u32,
+        to: u32,
+        bytes: f64,
+        at: f64,
+        cut: &[f64],
+    ) -> Option<(f64, f64)> {
         let wires = self.cluster.wires();
         let mut start = at;
         let mut slowest = 0.0f64;
@@ -341,7 +349,6 @@ impl<'a> Network<'a> {
         (!lost).then_some((left, arrival))
     }
 }
-
 
 #[cfg(test)]
 mod tests {
@@ -386,7 +393,8 @@ mod tests {
     #[test]
     fn whole_frames_are_counted_as_such_and_a_byte_more_takes_another() {
         let time = WireTime { per_byte: 0.0, payload: 2048.0, per_frame: 1.0, head: 0.0 };
-        for (bytes, frames) in [(0.0, 1.0), (1.0, 1.0), (2048.0, 1.0), (2049.0, 2.0), (8192.0, 4.0)] {
+        for (bytes, frames) in [(0.0, 1.0), (1.0, 1.0), (2048.0, 1.0), (2049.0, 2.0), (8192.0, 4.0)]
+        {
             assert_eq!(time.time(bytes), frames, "{bytes}");
         }
         assert_eq!(WireTime::plain(1e9).time(1e9), 1.0);
