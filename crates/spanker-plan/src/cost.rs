@@ -461,7 +461,7 @@ impl<'a> Pricer<'a> {
             each.clone().chain(ends).fold(Terms::default(), |sum, (work, _)| sum.plus(*work));
         let lists: Vec<&Lists> = each.map(|(_, lists)| lists).collect();
         let (embed, head) = (embed.as_ref().map(|(_, e)| e), head.as_ref().map(|(_, h)| h));
-        let whole = in_a_row(self, group, embed, &lists, head);
+        let whole = in_a_row(self, group, step.rows(), embed, &lists, head);
         terms.communication = (whole - terms.total()).max(Seconds::ZERO);
         terms
     }

@@ -375,13 +375,16 @@ impl Run<'_> {
 pub(crate) fn in_a_row(
     pricer: &Pricer<'_>,
     group: &Group,
+    rows: u64,
     embed: Option<&Lists>,
     layers: &[&Lists],
     head: Option<&Lists>,
 ) -> Seconds {
     let pairs = (group.cards.len() * group.cards.len()) as u64;
     let count = layers.len();
-    let most = (MESSAGES / pairs).clamp(FEWEST_LAYERS, MOST_LAYERS) as usize;
+    // Long steps are mostly work, and who is early in one layer is early in the next.
+    let most = if rows > 1 { FEWEST_LAYERS } else { MESSAGES / pairs };
+    let most = most.clamp(FEWEST_LAYERS, MOST_LAYERS) as usize;
     let (times, before) = (count.min(most), usize::from(embed.is_some()));
     let pieces: Vec<&Lists> =
         embed.into_iter().chain(layers[..times].iter().copied()).chain(head).collect();
