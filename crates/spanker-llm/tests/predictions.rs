@@ -160,7 +160,10 @@ fn run_and_simulation_have_the_same_operators_and_every_gap_has_a_cause() {
                 .unwrap_or_else(|error| panic!("{name} on {cards} cards: {error}"));
             assert!(comparison.left_out.is_empty(), "{name}: {:?}", comparison.left_out);
             let whole = comparison.whole;
-            assert!(whole.percent().is_some_and(|gap| gap.abs() < 2.0), "{name} on {cards} cards: {whole:?}");
+            assert!(
+                whole.percent().is_some_and(|gap| gap.abs() < 2.0),
+                "{name} on {cards} cards: {whole:?}"
+            );
         }
     }
 }

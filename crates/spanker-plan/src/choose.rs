@@ -122,10 +122,9 @@ pub fn choose(
     if request.objective == Objective::Throughput {
         found.extend(chooser.replicas(&mut exact));
     }
-    // Alike groups share prices while searching, and alike is not always equal to the last bit. What is
-    // reported is what anyone gets who reads the plan.
+    // What is reported is what anyone gets who reads the plan.
     for candidate in &mut found {
-        let fresh = Pricer::new(model, cluster, request);
+        let fresh = Pricer::new(model, cluster, request).exactly();
         candidate.prediction = predict(&fresh, &candidate.layout);
     }
     let rank = |candidate: &Candidate| score(request.objective, &candidate.prediction);

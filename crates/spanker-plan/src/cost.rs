@@ -25,7 +25,8 @@ use crate::program::{
     Buffer, BufferIds, Context, Cost, Exchanging, Holder, Holding, Inputs, Member, Numerics, Op,
     Part, Piece, Sink, Sizing, Space, Step, Terms, Want, Writer,
 };
-use crate::simulate::direct;
+use crate::simulate::network::Speeds;
+use crate::simulate::{direct, in_a_row};
 use crate::work::BufferId;
 use exchange::{PriceList, rank_order};
 use memory::{Footprint, Place};
@@ -69,6 +70,8 @@ pub(crate) struct Pricer<'a> {
     /// Shares come in units that depend on the split.
     units: [Units; 3],
     prices: Rc<PriceList>,
+    /// Whether layers that follow each other are simulated as such.
+    exact: bool,
     /// What all layers' types ask of the buffers.
     inputs: Inputs,
     /// What a card of each kind does of a layer in a second, for passes that were asked for.
@@ -127,6 +130,7 @@ impl<'a> Pricer<'a> {
             costs: (0..most).map(cost).collect(),
             units,
             prices: Rc::default(),
+            exact: false,
             inputs: Inputs::of(model, 0..model.layers.len()),
             rates: RefCell::default(),
             everything: OnceCell::new(),
@@ -139,6 +143,17 @@ impl<'a> Pricer<'a> {
     pub(crate) fn with_prices(mut self, prices: Rc<PriceList>) -> Self {
         self.prices = prices;
         self
+    }
+
+    /// The same with layers simulated in a row, for predictions that somebody reads. A search prices each
+    /// exchange as if all ranks began it together, which takes at least about as long.
+    pub(crate) fn exactly(mut self) -> Self {
+        self.exact = true;
+        self
+    }
+
+    pub(crate) fn speeds(&self) -> &Speeds {
+        self.prices.speeds(self.cluster)
     }
 
     pub(crate) fn cost_of(&self, card: usize) -> &Cost {
@@ -420,6 +435,53 @@ impl<'a> Pricer<'a> {
         kinds.fold(Terms::default(), |sum, (&(layer, _), count)| {
             sum.plus(self.layer(layer, group, pass).times(count as f64))
         })
+    }
+
+    /// A stage: its layers, the embedding on the first one and the head on the last, if it is asked for.
+    pub(crate) fn stage(
+        &self,
+        layers: Range<usize>,
+        group: &Group,
+        pass: Pass,
+        (first, head): (bool, bool),
+    ) -> Terms {
+        if self.exact && group.cards.len() > 1 {
+            return self
+                .by_sequences(pass, |step| self.in_a_row(&layers, group, step, (first, head)));
+        }
+        let mut terms = self.layers(layers, group, pass);
+        if first {
+            terms = terms.plus(self.embed(group, pass));
+        }
+        if head {
+            terms = terms.plus(self.head(group, pass.sequences));
+        }
+        terms
+    }
+
+    /// The same, simulated as it follows each other: what is not work is communication.
+    fn in_a_row(
+        &self,
+        layers: &Range<usize>,
+        group: &Group,
+        step: &Step<'_>,
+        (first, head): (bool, bool),
+    ) -> Terms {
+        let priced =
+            |piece: Phase| (self.fold(group, piece, step).work(), self.lists(group, piece, step));
+        let kinds: Vec<(Terms, Lists)> =
+            self.kinds.iter().map(|&(layer, _)| priced(Phase::Layer(layer))).collect();
+        let embed = first.then(|| priced(Phase::Embed));
+        let head = head.then(|| priced(Phase::Head));
+        let each = layers.clone().map(|layer| &kinds[self.kind_of[layer]]);
+        let ends = embed.iter().chain(&head);
+        let mut terms =
+            each.clone().chain(ends).fold(Terms::default(), |sum, (work, _)| sum.plus(*work));
+        let lists: Vec<&Lists> = each.map(|(_, lists)| lists).collect();
+        let (embed, head) = (embed.as_ref().map(|(_, e)| e), head.as_ref().map(|(_, h)| h));
+        let whole = in_a_row(self, group, step.rows(), embed, &lists, head);
+        terms.communication = (whole - terms.total()).max(Seconds::ZERO);
+        terms
     }
 
     /// How many of some layers there are of each kind.

@@ -119,15 +119,16 @@ pub fn explain(
     let same_exchanges = Rc::new(PriceList::default());
     let sensitivity = Resource::ALL.map(|resource| {
         let changed = changed(cluster, resource, 1.1);
-        let mut pricer = Pricer::new(model, &changed, request);
+        let mut pricer = Pricer::new(model, &changed, request).exactly();
         if matches!(resource, Resource::Compute | Resource::HostLatency) {
             pricer = pricer.with_prices(Rc::clone(&same_exchanges));
         }
         let better = cost(request, score(request.objective, &predict(&pricer, &best.layout)));
         (resource, 100.0 * (now / better - 1.0))
     });
-    let token =
-        |cluster: &Cluster| predict(&Pricer::new(model, cluster, request), &best.layout).token;
+    let token = |cluster: &Cluster| {
+        predict(&Pricer::new(model, cluster, request).exactly(), &best.layout).token
+    };
     Some(Explanation {
         binds: binds(request, best),
         runner_up: runner_up.map(|other| other.strategy),

@@ -349,14 +349,15 @@ impl Plan {
     /// What the plan is predicted to do.
     #[must_use]
     pub fn predict(&self) -> Prediction {
-        let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
+        let pricer = Pricer::new(&self.model, &self.cluster, &self.request).exactly();
         crate::predict::predict(&pricer, &self.layout)
     }
 
     /// The same for a prompt whose tokens are known.
     #[must_use]
     pub fn predict_prompt(&self, tokens: &[u32]) -> Prediction {
-        let pricer = Pricer::new(&self.model, &self.cluster, &self.request).with_prompt(tokens);
+        let pricer = Pricer::new(&self.model, &self.cluster, &self.request).exactly();
+        let pricer = pricer.with_prompt(tokens);
         crate::predict::predict(&pricer, &self.layout)
     }
 

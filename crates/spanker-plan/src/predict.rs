@@ -25,17 +25,11 @@ pub(crate) fn pass_through(
     let mut sum = Terms::default();
     let mut longest = Seconds::ZERO;
     for (index, stage) in stages.iter().enumerate() {
-        let mut terms = pricer.layers(stage.layers.clone(), &stage.group, pass);
-        match index.checked_sub(1) {
-            None if with_embedding => terms = terms.plus(pricer.embed(&stage.group, pass)),
-            None => {}
-            Some(before) => {
-                let from = &stages[before].group;
-                terms.communication += pricer.hop(from, &stage.group, pass.rows());
-            }
-        }
-        if with_head && index + 1 == stages.len() {
-            terms = terms.plus(pricer.head(&stage.group, pass.sequences));
+        let ends = (with_embedding && index == 0, with_head && index + 1 == stages.len());
+        let mut terms = pricer.stage(stage.layers.clone(), &stage.group, pass, ends);
+        if let Some(before) = index.checked_sub(1) {
+            let from = &stages[before].group;
+            terms.communication += pricer.hop(from, &stage.group, pass.rows());
         }
         longest = longest.max(terms.total());
         sum = sum.plus(terms);

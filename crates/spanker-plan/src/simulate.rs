@@ -18,8 +18,8 @@ use rand::SeedableRng;
 use rand_pcg::Pcg32;
 use spanker_topology::{Cluster, Seconds};
 
-use crate::cost::Pricer;
 use crate::cost::exchange::collective_time;
+use crate::cost::{Group, Lists, Pricer};
 use crate::plan::{Layout, in_flight, sequences_per_replica};
 use crate::trace::{Incident, Mark, Parts, Trace};
 use crate::{Plan, PlanError};
@@ -372,6 +372,48 @@ impl Run<'_> {
         })
     }
 }
+
+/// What layers in a row take on a group, with the embedding before and the head behind them where they are given:
+/// an early rank begins an exchange while others are still at work, which no sum of single exchanges knows. After
+/// some layers each takes as long as those before.
+pub(crate) fn in_a_row(
+    pricer: &Pricer<'_>,
+    group: &Group,
+    rows: u64,
+    embed: Option<&Lists>,
+    layers: &[&Lists],
+    head: Option<&Lists>,
+) -> Seconds {
+    let pairs = (group.cards.len() * group.cards.len()) as u64;
+    let count = layers.len();
+    // Long steps are mostly work, and who is early in one layer is early in the next.
+    let most = if rows > 1 { FEWEST_LAYERS } else { MESSAGES / pairs };
+    let most = most.clamp(FEWEST_LAYERS, MOST_LAYERS) as usize;
+    let (times, before) = (count.min(most), usize::from(embed.is_some()));
+    let pieces: Vec<&Lists> =
+        embed.into_iter().chain(layers[..times].iter().copied()).chain(head).collect();
+    let noted = [before + times / 2, before + times];
+    let dice = Pcg32::seed_from_u64(0);
+    let items = Writer::new(pricer, 0.0, dice, false).row(group, &pieces, noted);
+    let (cluster, speeds) = (pricer.cluster, pricer.speeds());
+    let ended = Engine::new(cluster, speeds, &items.flows, &items.groups, &items.items).run(&[]);
+    if !ended.complete {
+        return Seconds(f64::INFINITY);
+    }
+    let all = ended.clocks.iter().copied().fold(0.0, f64::max);
+    let after = |pieces: usize| {
+        let done = ended.done.iter().filter(|(at, _)| *at as usize + 1 == pieces);
+        done.map(|&(_, at)| at).fold(0.0, f64::max)
+    };
+    let each = (after(noted[1]) - after(noted[0])) / (times - times / 2) as f64;
+    Seconds(all + each * (count - times) as f64)
+}
+
+/// Layers that are simulated where more are priced: so many that each of their exchanges has about so many messages
+/// in all, but neither fewer nor more than these.
+const MESSAGES: u64 = 1000;
+const FEWEST_LAYERS: u64 = 6;
+const MOST_LAYERS: u64 = 32;
 
 /// Says what recorded exchanges consist of: waiting for the last to come, what the collective takes without
 /// bytes, and what its bytes take.

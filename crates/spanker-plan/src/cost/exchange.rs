@@ -334,7 +334,7 @@ impl PriceList {
         PriceList { only: Some(algorithm), ..PriceList::default() }
     }
 
-    fn speeds(&self, cluster: &Cluster) -> &Speeds {
+    pub(crate) fn speeds(&self, cluster: &Cluster) -> &Speeds {
         self.speeds.get_or_init(|| Speeds::of(cluster))
     }
 

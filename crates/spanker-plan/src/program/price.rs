@@ -212,6 +212,9 @@ fn load_of(work: &Work, follows: bool) -> Option<Load> {
     })
 }
 
+/// A kind of operator and the type of its weights.
+type Measured = (OperatorKind, Option<Quant>);
+
 /// What operators cost on one card: its profile's numbers, ready for use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cost {
@@ -221,14 +224,14 @@ pub struct Cost {
     /// What a token takes besides, where its candidates are picked.
     per_token: f64,
     /// What was measured, by kind and type of weights.
-    measured: Vec<((OperatorKind, Option<Quant>), Vec<OperatorRate>)>,
+    measured: Vec<(Measured, Vec<OperatorRate>)>,
 }
 
 impl Cost {
     /// The costs by a profile.
     #[must_use]
     pub fn of(profile: &Profile) -> Cost {
-        let mut measured: Vec<((OperatorKind, Option<Quant>), Vec<OperatorRate>)> = Vec::new();
+        let mut measured: Vec<(Measured, Vec<OperatorRate>)> = Vec::new();
         for entry in &profile.compute.operators {
             let quant = entry.weights.as_deref().and_then(|name| name.parse().ok());
             let key = (entry.kind, quant);
