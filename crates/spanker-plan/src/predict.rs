@@ -66,7 +66,7 @@ fn first_token(pricer: &Pricer<'_>, stages: &[Stage], sequences: u64) -> (Second
     }
     if known {
         for pass in Pass::pieces(sequences, request.prompt, request.batch) {
-            sum = sum.plus(pricer.embed(first, pass));
+            sum = sum.plus(pricer.stage(0..0, first, pass, (true, false)));
         }
     }
     let between = pricer.host(first, last, false).times(pieces - 1.0);
