@@ -20,12 +20,12 @@ pub(crate) fn pass_through(
     pricer: &Pricer<'_>,
     stages: &[Stage],
     pass: Pass,
-    (with_embedding, with_head): (bool, bool),
+    with_head: bool,
 ) -> Passed {
     let mut sum = Terms::default();
     let mut longest = Seconds::ZERO;
     for (index, stage) in stages.iter().enumerate() {
-        let ends = (with_embedding && index == 0, with_head && index + 1 == stages.len());
+        let ends = (index == 0, with_head && index + 1 == stages.len());
         let mut terms = pricer.stage(stage.layers.clone(), &stage.group, pass, ends);
         if let Some(before) = index.checked_sub(1) {
             let from = &stages[before].group;
@@ -46,12 +46,15 @@ fn decode(
     position: u64,
 ) -> (Terms, Seconds) {
     let pass = Pass::decode(sequences, position);
-    let passed = pass_through(pricer, stages, pass, (true, true));
+    let passed = pass_through(pricer, stages, pass, true);
     let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
     let sum = passed.sum.plus(pricer.host(first, last, true));
     let turn = passed.longest * batches as f64;
     (sum, (turn - sum.total()).max(Seconds::ZERO))
 }
+
+/// Pieces of a prompt that are priced one by one where their tokens are known.
+const MOST_PIECES: f64 = 16.0;
 
 /// The time to the first token and where it goes: the pieces of the prompt one after the other, as runs do it.
 fn first_token(pricer: &Pricer<'_>, stages: &[Stage], sequences: u64) -> (Seconds, Terms, u64) {
@@ -60,13 +63,13 @@ fn first_token(pricer: &Pricer<'_>, stages: &[Stage], sequences: u64) -> (Second
     let passes = Pass::prefill(sequences, request.prompt, request.batch);
     let pieces: f64 = passes.iter().map(|(_, count)| count).sum();
     let mut sum = pricer.head(last, sequences);
-    let known = pricer.knows_prompt();
-    for (pass, count) in passes {
-        sum = sum.plus(pass_through(pricer, stages, pass, (!known, false)).sum.times(count));
-    }
-    if known {
+    if pricer.knows_prompt() && pieces <= MOST_PIECES {
         for pass in Pass::pieces(sequences, request.prompt, request.batch) {
-            sum = sum.plus(pricer.stage(0..0, first, pass, (true, false)));
+            sum = sum.plus(pass_through(pricer, stages, pass, false).sum);
+        }
+    } else {
+        for (pass, count) in passes {
+            sum = sum.plus(pass_through(pricer, stages, pass, false).sum.times(count));
         }
     }
     let between = pricer.host(first, last, false).times(pieces - 1.0);
