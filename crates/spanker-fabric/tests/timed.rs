@@ -8,7 +8,7 @@ use spanker_fabric::device::{Lowered, lower};
 use spanker_plan::Wiring;
 use spanker_plan::prices;
 use spanker_runtime::Work;
-use spanker_topology::{Cluster, Profile, Shape};
+use spanker_topology::{BytesPerSecond, Cluster, Profile, Seconds, Shape};
 
 /// A card on its way through its program; all times in seconds.
 #[derive(Debug, Default, Clone)]
@@ -82,7 +82,13 @@ fn makespan(lowered: &Lowered, wiring: &Wiring, rate: f64, latency: f64) -> f64 
 
 #[test]
 fn programs_on_a_ring_take_what_the_planner_predicts_unless_cards_relay() {
-    let profile = Profile::builtin("rev-a").unwrap();
+    // Only the links take time here.
+    let mut profile = Profile::builtin("rev-a").unwrap();
+    profile.memory.bandwidth.value = BytesPerSecond(u64::MAX);
+    profile.compute.per_operator.value = Seconds::ZERO;
+    let link = profile.link.as_mut().unwrap();
+    link.bandwidth.value = link.sustained(link.lanes.value);
+    link.framing = None;
     let wanted = [Collective::AllReduce, Collective::AllGather, Collective::Broadcast { root: 0 }];
     let mut equal = 0;
     for (ranks, collective) in [2usize, 3, 4, 8].into_iter().flat_map(|n| wanted.map(|c| (n, c))) {
@@ -106,9 +112,9 @@ fn programs_on_a_ring_take_what_the_planner_predicts_unless_cards_relay() {
                     assert!((ratio - 1.0).abs() < 1e-3, "{case}: {ratio}");
                     equal += 1;
                 } else {
-                    // The planner lets a message hold its whole route, and cuts through; relays hold one
-                    // hop at a time, and pass on whole segments.
-                    assert!((0.4..1.5).contains(&ratio), "{case}: {ratio}");
+                    // Lanes of a card are given out in the order of its program here and as segments come
+                    // in the planner.
+                    assert!((0.75..1.25).contains(&ratio), "{case}: {ratio}");
                 }
             }
         }

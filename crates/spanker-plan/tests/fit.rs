@@ -288,7 +288,8 @@ fn a_card_gives_a_planner_its_rate_and_its_fixed_cost() {
     // Norms are not shared, so half of the bytes is not quite half of the time.
     let model = cards(&[("llama-2-7b", 1, time(1.0)), ("llama-2-7b", 2, time(0.5))]);
     near(model.memory_bandwidth().0 as f64, 40e9, 1e-3);
-    near(model.per_operator().0, 10e-6, 0.02);
+    // Four products and attention share the 70 us of a layer.
+    near(model.per_operator().0, 14e-6, 0.02);
 }
 
 #[test]

@@ -141,7 +141,7 @@ impl Lowered {
 /// let programs = lower(&two, &pair, DType::F32, ReduceOp::Sum)?;
 /// assert_eq!((programs.data_bytes(), programs.relay_bytes(0)), (4000, 0));
 /// assert_eq!(programs, lower(&two, &pair, DType::F32, ReduceOp::Sum)?);
-/// # Ok::<(), spanker_fabric::device::DeviceError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors

@@ -601,8 +601,9 @@ fn info(card: &Card, number: usize) -> RawCardInfo {
     profile[..5].copy_from_slice(b"rev-a");
     RawCardInfo {
         serial: serial(number),
-        capacity: 1 << 32,
-        available: 1 << 32,
+        // As much as a rev-a has for buffers.
+        capacity: (1 << 32) - (64 << 20),
+        available: (1 << 32) - (64 << 20),
         card_time_ps: card.clock,
         index: number as u32,
         ports: card.peers.len() as u32,

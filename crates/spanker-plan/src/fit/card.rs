@@ -42,7 +42,7 @@ use spanker_topology::{BytesPerSecond, Provenance, Seconds};
 use super::band::{Parameter, UNKNOWN_SCALE, doublings, robust_scale};
 use super::file::bad;
 use super::{Band, CardSample, CardSamples};
-use crate::{OPERATORS_PER_LAYER, PlanError};
+use crate::PlanError;
 use choose::{Point, choose, choose_exchange};
 use growth::{GIGA, Terms};
 use load::Load;
@@ -215,10 +215,11 @@ impl CardModel {
         BytesPerSecond((GIGA / self.terms.per_gigabyte_ms * 1e3).clamp(1.0, FASTEST) as u64)
     }
 
-    /// The fixed cost of one of a layer's [`OPERATORS_PER_LAYER`] operators: an equal part of the layer's.
+    /// The fixed cost of one of the operators of a layer that a calibrated card charges for: four products and
+    /// attention, each an equal part of the layer's.
     #[must_use]
     pub fn per_operator(&self) -> Seconds {
-        Seconds(self.terms.per_layer_ms / 1e3 / f64::from(OPERATORS_PER_LAYER))
+        Seconds(self.terms.per_layer_ms / 1e3 / calibrate::CHARGED)
     }
 
     /// Where the numbers come from.

@@ -7,7 +7,8 @@
 
 use spanker_collective::Collective;
 use spanker_topology::{
-    BytesPerSecond, Cluster, MacsPerSecond, Profile, Provenance, Seconds, Value,
+    BytesPerSecond, Cluster, MacsPerSecond, OperatorKind, OperatorRate, Profile, Provenance,
+    Seconds, Value,
 };
 
 use super::CardModel;
@@ -17,6 +18,10 @@ use crate::{cheapest, prices};
 /// in less than a quarter of a byte. Attention has more where query heads share a key head, 16 if 16 share one of
 /// a byte each.
 const DECODE_MACS_PER_BYTE: f64 = 16.0;
+/// The operators of a layer that are charged: queries with keys and values, attention, output, gate with up, down.
+pub(super) const CHARGED: f64 = 5.0;
+/// Units in a second of operators that take no time of their own.
+const NO_TIME: f64 = 1e18;
 /// Exchanges of a layer whose matrices are all split by rows: before and after the products of both halves.
 const EXCHANGES_PER_LAYER: f64 = 4.0;
 /// Links that take no time for bytes: all of an exchange is latency, which is how it was fitted.
@@ -31,9 +36,8 @@ fn fitted<T>(value: &mut Value<T>, number: T, source: &str) {
 impl CardModel {
     /// The profile with everything replaced that this fit stands for, and in sentences what is left assumed.
     ///
-    /// A planner that charges each of a layer's [`OPERATORS_PER_LAYER`](crate::OPERATORS_PER_LAYER) operators
-    /// a fixed cost, and the longer of its memory traffic and its arithmetic, then prices a token at short
-    /// context as [`predict`](CardModel::predict) does, exchanges apart. Arithmetic is made fast enough never
+    /// A planner that charges products and attention a fixed cost and the longer of their memory traffic and
+    /// their arithmetic, and all other operators nothing, then prices a token at short context as [`predict`](CardModel::predict) does, exchanges apart. Arithmetic is made fast enough never
     /// to be the longer one at decode.
     #[must_use]
     pub fn calibrate(&self, profile: &Profile) -> (Profile, Vec<String>) {
@@ -44,6 +48,15 @@ impl CardModel {
             rate,
             "fitted to decoding times; the arithmetic of decoding is inside",
         );
+        // What a layer does between products is inside the fitted costs: it is given no time of its own.
+        card.compute.operators = OperatorKind::ALL
+            .into_iter()
+            .filter(|kind| !matches!(kind, OperatorKind::Product | OperatorKind::Attention))
+            .map(|kind| {
+                let (weights, rows, overhead) = (None, 1, Seconds::ZERO);
+                OperatorRate { kind, weights, rows, overhead, rate: NO_TIME }
+            })
+            .collect();
         let operator =
             "fitted to decoding times: an operator's part of what a layer takes at any share";
         fitted(&mut card.compute.per_operator, self.per_operator(), operator);
