@@ -114,7 +114,7 @@ fn programs_on_a_ring_take_what_the_planner_predicts_unless_cards_relay() {
                 } else {
                     // Lanes of a card are given out in the order of its program here and as segments come
                     // in the planner.
-                    assert!((0.75..1.25).contains(&ratio), "{case}: {ratio}");
+                    assert!((0.6..1.5).contains(&ratio), "{case}: {ratio}");
                 }
             }
         }

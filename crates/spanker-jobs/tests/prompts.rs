@@ -246,5 +246,5 @@ fn card_without_room_for_the_model_is_refused() {
     card.allocate(free - 1000).expect("nearly all of it");
     let error = Replica::on_card(prompts(2, &[]), card, Deadline::USUAL).expect_err("no memory");
     assert!(matches!(error, JobError::Model(_)), "{error}");
-    assert!(error.to_string().starts_with("card 0: ALLOCATE refused"), "{error}");
+    assert!(error.to_string().starts_with("card 0 needs "), "{error}");
 }
