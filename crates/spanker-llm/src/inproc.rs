@@ -76,8 +76,8 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         Self::start(network, programs, memories, threads)
     }
 
-    /// The same on memory that all belongs to the process already, and with programs for the caller to run.
-    pub(crate) fn touched(
+    /// The same on memory that is filled with numbers, as in the midst of a run.
+    pub(crate) fn filled(
         network: Arc<Network<B>>,
         plan: &Plan,
         context: usize,
@@ -86,7 +86,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
     ) -> Result<Self, LlmError> {
         let planned = Planned::new(&network, plan, context, batch, ExchangeKind::SharedMemory)?;
         let (programs, mut memories) = card::allocate(&network, &planned, &|_| true)?;
-        memories.iter_mut().for_each(Memory::touch);
+        memories.iter_mut().for_each(Memory::fill);
         Self::start(network, programs, memories, threads)
     }
 
@@ -148,13 +148,12 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
     /// Runs a program on each card, and says what came of it, card by card.
     pub(crate) fn go(
         &mut self,
-        programs: Vec<Vec<Op>>,
+        programs: Arc<Vec<Vec<Op>>>,
         want: Want,
         traced: bool,
         begun: Instant,
     ) -> Result<Vec<Report>, LlmError> {
         self.steps += 1;
-        let programs = Arc::new(programs);
         let task = |of: &Self, member: usize| {
             let read = of.programs.wanted(member, want, 0);
             Task { step: of.steps, traced, read, begun }
@@ -239,7 +238,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
         layout::check(&self.programs, self.network.model().vocab, step)?;
         let begun = Instant::now();
-        let programs = self.programs_of(step);
+        let programs = Arc::new(self.programs_of(step));
         let reports = self.go(programs, step.want, self.trace.is_some(), begun)?;
         if let Some(trace) = &self.trace {
             for (seat, report) in self.programs.members().iter().zip(&reports) {

@@ -5,8 +5,8 @@
 //! of a few sizes go through the program that every run goes through, each operator is timed, and what its kind takes
 //! is fitted kind by kind and for every number of rows. Long steps go through some layers only.
 //!
-//! The time between operators and around a step (starting cards, writing the program) is what is left of the wall
-//! time when all operators are accounted for.
+//! What a step takes before its first operator and after its last (writing the program, starting cards, reading the
+//! result) is the time of the host.
 
 mod fit;
 mod observe;
@@ -23,7 +23,7 @@ use spanker_topology::{
 
 use crate::runner::Step;
 use crate::{InProcess, LlmError, Network};
-use fit::median;
+use fit::typical;
 use observe::Observed;
 
 /// Tokens before the single token that is measured, as far as the model has room for them.
@@ -65,25 +65,22 @@ pub fn measure<B: AsRef<[u8]> + Send + Sync + 'static>(
     let batch = subject.batch.min(model.context as usize).max(1);
     let longest = POSITIONS[POSITIONS.len() - 1] + batch;
     let context = longest.min(model.context as usize);
-    let priced = |profile: Profile, position: usize| {
-        let cluster = Cluster::uniform(profile, cards, Shape::Switch);
-        let cluster = cluster.map_err(|error| LlmError::plan(error.to_string()))?;
-        let request = Request {
-            context: context as u64,
-            prompt: 1,
-            position: position as u64,
-            kv: Quant::F16,
-            batch: batch as u64,
-            ..Request::new(Objective::Latency)
-        };
-        let plan = Plan::new(model.clone(), cluster, request, layout.clone());
-        plan.map_err(|error| LlmError::plan(error.to_string()))
+    let request = Request {
+        context: context as u64,
+        prompt: 1,
+        kv: Quant::F16,
+        batch: batch as u64,
+        ..Request::new(Objective::Latency)
     };
-    let plan = priced(assumed.clone(), 0)?;
-    let runner = InProcess::touched(Arc::clone(network), &plan, context, batch, subject.threads)?;
+    let refused = |error: &dyn std::fmt::Display| LlmError::plan(error.to_string());
+    let cluster = Cluster::uniform(assumed.clone(), cards, Shape::Switch);
+    let cluster = cluster.map_err(|error| refused(&error))?;
+    let plan = Plan::new(model.clone(), cluster, request, layout.clone());
+    let plan = plan.map_err(|error| refused(&error))?;
+    let runner = InProcess::filled(Arc::clone(network), &plan, context, batch, subject.threads)?;
     let mut bench = Bench { runner, kinds: kinds(&plan), context, observed: Observed::default() };
     progress(1);
-    let walls = bench.tokens(model.vocab)?;
+    let rest = bench.tokens(model.vocab)?;
     let mut rows = 2;
     while rows <= batch {
         progress(rows);
@@ -91,14 +88,8 @@ pub fn measure<B: AsRef<[u8]> + Send + Sync + 'static>(
         rows = if rows < batch { (2 * rows).min(batch) } else { batch + 1 };
     }
     let mut profile = bench.profile(assumed, batch);
-    // What a step takes besides its operators is not known to the predictor; so it is what it leaves unexplained.
-    let mut rest = Vec::new();
-    for (position, wall) in walls {
-        let predicted = priced(profile.clone(), position)?.predict().token.0;
-        rest.push((wall - predicted).max(0.0));
-    }
     // A step is started and its result is read.
-    measured(&mut profile.host.latency, Seconds(median(&rest) / 2.0));
+    measured(&mut profile.host.latency, Seconds(rest / 2.0));
     Ok(profile)
 }
 
@@ -127,29 +118,34 @@ struct Bench<B> {
     observed: Observed,
 }
 
+/// What a step took, in seconds.
+struct Took {
+    wall: f64,
+    /// Of that before the first operator and after the last.
+    around: f64,
+}
+
 impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
-    /// Single tokens through the whole model; says how long they took by the wall clock at each position.
-    fn tokens(&mut self, vocab: u64) -> Result<Vec<(usize, f64)>, LlmError> {
+    /// Single tokens through the whole model; says how long a step takes before its first operator and after the
+    /// last.
+    fn tokens(&mut self, vocab: u64) -> Result<f64, LlmError> {
         let last = self.context - 1;
         let mut positions: Vec<usize> = POSITIONS.iter().map(|&past| past.min(last)).collect();
         positions.dedup();
-        let mut walls: Vec<(usize, Vec<f64>)> =
-            positions.iter().map(|&past| (past, Vec::new())).collect();
+        let mut rest = Vec::new();
         let begun = Instant::now();
         for turn in 0..=STEPS[1] {
-            for (past, walls) in &mut walls {
-                let token = ((turn * 7919 + *past) as u64 % vocab) as u32;
-                let step = Step { tokens: &[token], past: *past, want: Want::Best(1) };
-                let wall = self.step(&step, None, turn > 0)?;
-                if turn > 0 {
-                    walls.push(wall);
-                }
+            for &past in &positions {
+                let token = ((turn * 7919 + past) as u64 % vocab) as u32;
+                let step = Step { tokens: &[token], past, want: Want::Best(1) };
+                let around = self.step(&step, None, turn > 0)?.around;
+                rest.extend((turn > 0).then_some(around));
             }
             if turn >= STEPS[0] && begun.elapsed() > 3 * TIME {
                 break;
             }
         }
-        Ok(walls.into_iter().map(|(past, walls)| (past, median(&walls))).collect())
+        Ok(typical(&rest))
     }
 
     /// Rows of a prompt through some layers, others in each turn: what a step reads has not been read just before.
@@ -170,7 +166,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
             next += each;
             let past = before[turn % before.len()];
             let step = Step { tokens: &tokens, past, want: Want::Nothing };
-            let wall = self.step(&step, Some(&some), turn > 0)?;
+            let wall = self.step(&step, Some(&some), turn > 0)?.wall;
             if turn == 0 {
                 let share = TIME.as_secs_f64() / 8.0 / wall.max(1e-6);
                 each = (share as usize).clamp(1, 8);
@@ -189,19 +185,23 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
         step: &Step<'_>,
         layers: Option<&[usize]>,
         counts: bool,
-    ) -> Result<f64, LlmError> {
+    ) -> Result<Took, LlmError> {
         let begun = Instant::now();
         let mut programs = self.runner.programs_of(step);
         if let Some(layers) = layers {
             programs.iter_mut().for_each(|program| keep_layers(program, layers));
         }
-        let reports = self.runner.go(programs.clone(), step.want, true, begun)?;
+        let programs = Arc::new(programs);
+        let reports = self.runner.go(Arc::clone(&programs), step.want, true, begun)?;
         let wall = begun.elapsed().as_secs_f64();
+        let marks: Vec<_> = reports.iter().map(|report| &report.marks[..]).collect();
         if counts {
-            let marks: Vec<_> = reports.iter().map(|report| &report.marks[..]).collect();
             self.observed.add(&programs, self.runner.groups(), &marks);
         }
-        Ok(wall)
+        let all = || marks.iter().copied().flatten();
+        let first = all().map(|mark| mark.start).fold(wall, f64::min);
+        let last = all().map(|mark| mark.end).fold(first, f64::max);
+        Ok(Took { wall, around: first + wall - last })
     }
 
     /// The profile that follows from what was seen.

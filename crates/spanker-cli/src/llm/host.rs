@@ -73,7 +73,9 @@ pub(crate) fn profile_among(
     (others, meanwhile): (&str, &mut dyn FnMut()),
 ) -> anyhow::Result<Profile> {
     let model = loaded.network.model();
-    let key = format!("{}; {others}", key(model, layout, loaded.batch, threads));
+    // One measurement is for all contexts, those included that are shorter than a usual batch.
+    let batch = loaded.batch.max(spanker_plan::USUAL_BATCH as usize);
+    let key = format!("{}; {others}", key(model, layout, batch, threads));
     // Without a folder nothing is kept, and everything is measured again.
     let kept = models::cache().ok().map(|cache| Kept::new(&cache.join("profiles"), key));
     if let (Freshness::Kept, Some(kept)) = (freshness, &kept) {
@@ -83,8 +85,7 @@ pub(crate) fn profile_among(
             Err(error) => eprintln!("note: {error:#}; measuring again"),
         }
     }
-    let subject =
-        Subject { layout, batch: loaded.batch, threads, memory: Bytes(memory_of_machine()) };
+    let subject = Subject { layout, batch, threads, memory: Bytes(memory_of_machine()) };
     let measured = measure(&loaded.network, &subject, &mut |rows| {
         output::progress(&format!("measuring this machine: {rows} rows .."));
         meanwhile();

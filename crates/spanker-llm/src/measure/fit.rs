@@ -38,7 +38,7 @@ impl Times {
     pub(super) fn fit(&self) -> Vec<OperatorRate> {
         let mut groups: BTreeMap<(OperatorKind, u64), Vec<Typical<'_>>> = BTreeMap::new();
         for (class, times) in &self.classes {
-            let (seconds, count) = (median(times), times.len() as f64);
+            let (seconds, count) = (typical(times), times.len() as f64);
             let of = (class.kind, class.rows);
             groups.entry(of).or_default().push(Typical { class, seconds, count });
         }
@@ -55,21 +55,18 @@ impl Times {
         for (class, times) in products {
             let each: u64 = class.units.iter().map(|(_, units)| units).sum();
             units += each as f64 * times.len() as f64;
-            seconds += median(times) * times.len() as f64;
+            seconds += typical(times) * times.len() as f64;
         }
         if seconds > 0.0 { units / seconds } else { 0.0 }
     }
 }
 
-/// The value in the middle; 0 where there is none.
-pub(super) fn median(values: &[f64]) -> f64 {
+/// What times are usually like: the upper end of their lowest third, because others on this machine only make things
+/// slower; 0 where there is none.
+pub(super) fn typical(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => sorted[n / 2],
-        n => 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]),
-    }
+    sorted.get(sorted.len() / 3).copied().unwrap_or(0.0)
 }
 
 /// Whether programs say how many rows an operator of a kind has. Where they do not, one entry stands for all sizes.

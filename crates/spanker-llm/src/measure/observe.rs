@@ -8,7 +8,7 @@ use spanker_model::Quant;
 use spanker_plan::{Mark, Op, load};
 use spanker_runtime::Work;
 
-use super::fit::{Class, Line, Times, least_squares, median};
+use super::fit::{Class, Line, Times, least_squares, typical};
 
 /// All that was seen so far.
 #[derive(Debug, Default)]
@@ -114,7 +114,7 @@ impl Observed {
             return None;
         }
         let line = |(&bytes, times): (&u64, &Vec<f64>)| {
-            let seconds = median(times);
+            let seconds = typical(times);
             let weight = times.len() as f64 / seconds.max(1e-7).powi(2);
             Line { columns: vec![bytes as f64], seconds, weight }
         };
