@@ -78,6 +78,11 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         Card { memory, team, crew: Crew::new(), inputs, scratch, tiles }
     }
 
+    /// Shares work with the team even where that does not pay at the moment.
+    pub(crate) fn hold_team_together(&mut self) {
+        self.crew.hold_together();
+    }
+
     /// Threads that share an operator.
     fn threads(&self) -> usize {
         if self.crew.alone() { 1 } else { self.team.threads() }

@@ -73,10 +73,11 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
     ) -> Result<Self, LlmError> {
         let planned = Planned::new(&network, plan, context, batch, ExchangeKind::SharedMemory)?;
         let (programs, memories) = card::allocate(&network, &planned, &|_| true)?;
-        Self::start(network, programs, memories, threads)
+        Self::start(network, programs, memories, threads, false)
     }
 
-    /// The same on memory that is filled with numbers, as in the midst of a run.
+    /// The same on memory that is filled with numbers, as in the midst of a run, and with teams that share work even
+    /// where something else on this machine holds them up.
     pub(crate) fn filled(
         network: Arc<Network<B>>,
         plan: &Plan,
@@ -87,7 +88,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         let planned = Planned::new(&network, plan, context, batch, ExchangeKind::SharedMemory)?;
         let (programs, mut memories) = card::allocate(&network, &planned, &|_| true)?;
         memories.iter_mut().for_each(Memory::fill);
-        Self::start(network, programs, memories, threads)
+        Self::start(network, programs, memories, threads, true)
     }
 
     fn start(
@@ -95,6 +96,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         programs: Programs,
         memories: Vec<Memory<B>>,
         threads: usize,
+        together: bool,
     ) -> Result<Self, LlmError> {
         let members = programs.members().len();
         (0..members).for_each(|member| card::touch(&network, &programs, member));
@@ -104,7 +106,11 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         let share =
             |member: usize| (threads / members + usize::from(member < threads % members)).max(1);
         let mut cards = memories.into_iter().enumerate().map(|(member, memory)| {
-            (Card::new(memory, share(member)), Link::new(&boards, &programs, member))
+            let mut card = Card::new(memory, share(member));
+            if together {
+                card.hold_team_together();
+            }
+            (card, Link::new(&boards, &programs, member))
         });
         let first = cards.next().expect("a plan has cards");
         let (answer, done) = channel();

@@ -22,6 +22,9 @@ pub(super) struct Times {
     classes: BTreeMap<Class, Vec<f64>>,
 }
 
+/// What each class typically takes.
+pub(super) type Typicals<'a> = BTreeMap<&'a Class, f64>;
+
 /// What a class typically takes, and how often it was seen.
 struct Typical<'a> {
     class: &'a Class,
@@ -32,6 +35,11 @@ struct Typical<'a> {
 impl Times {
     pub(super) fn add(&mut self, class: Class, seconds: f64) {
         self.classes.entry(class).or_default().push(seconds);
+    }
+
+    /// What each class typically takes.
+    pub(super) fn typical(&self) -> Typicals<'_> {
+        self.classes.iter().map(|(class, times)| (class, typical(times))).collect()
     }
 
     /// The rates of all kinds and types that were seen, in ascending order of rows.
@@ -64,9 +72,19 @@ impl Times {
 /// What times are usually like: the upper end of their lowest third, because others on this machine only make things
 /// slower; 0 where there is none.
 pub(super) fn typical(values: &[f64]) -> f64 {
+    at_part(values, 3)
+}
+
+/// The value in the middle; 0 where there is none.
+pub(super) fn median(values: &[f64]) -> f64 {
+    at_part(values, 2)
+}
+
+/// The value above one of so many equal parts of all.
+fn at_part(values: &[f64], parts: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 3).copied().unwrap_or(0.0)
+    sorted.get(sorted.len() / parts).copied().unwrap_or(0.0)
 }
 
 /// Whether programs say how many rows an operator of a kind has. Where they do not, one entry stands for all sizes.

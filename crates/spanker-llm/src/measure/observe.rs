@@ -8,25 +8,35 @@ use spanker_model::Quant;
 use spanker_plan::{Mark, Op, load};
 use spanker_runtime::Work;
 
-use super::fit::{Class, Line, Times, least_squares, typical};
+use super::fit::{Class, Line, Times, least_squares, median};
 
 /// All that was seen so far.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     pub(super) times: Times,
-    /// Seconds of exchanges of a group, by the bytes that they count for.
-    exchanges: BTreeMap<u64, Vec<f64>>,
+    phases: Vec<Phase>,
     /// Seconds of messages to the next stage, by their bytes.
     messages: BTreeMap<u64, Vec<f64>>,
 }
 
-/// Where a card met others.
-#[derive(Debug, Clone, Copy)]
+/// Work of the ranks of a group, and the exchange after it.
+#[derive(Debug)]
+struct Phase {
+    /// The bytes that the exchange counts for.
+    bytes: u64,
+    /// From the end of one exchange to that of the next, on the last rank each.
+    seconds: f64,
+    /// What each rank has done.
+    work: Vec<Vec<Class>>,
+}
+
+/// Where a card met others, and what it did before.
+#[derive(Debug)]
 struct Meeting {
     /// The bytes that an exchange counts for; nothing for a message of another stage.
     bytes: Option<f64>,
-    start: f64,
     end: f64,
+    work: Vec<Class>,
 }
 
 impl Observed {
@@ -37,49 +47,47 @@ impl Observed {
         }
         for group in groups.iter().filter(|group| group.len() > 1) {
             let of = |member: usize| meetings(&programs[member], marks[member], group.len());
-            self.group(&group.clone().map(of).collect::<Vec<_>>());
+            self.group(group.clone().map(of).collect());
         }
         self.handoffs(programs, marks);
     }
 
     fn operators(&mut self, program: &[Op], marks: &[Mark]) {
-        let mut before: Option<&Work> = None;
-        for mark in marks {
-            let ops = &program[mark.op as usize..(mark.op + mark.ops) as usize];
-            let mut class: Option<Class> = None;
-            for op in ops {
-                let Op::Work(work) = op else {
-                    before = None;
-                    continue;
-                };
-                if let Some(load) = load(work, before) {
-                    let Class { units, .. } = class.get_or_insert_with(|| Class {
-                        kind: load.kind,
-                        rows: load.rows,
-                        units: Vec::new(),
-                    });
-                    add_units(units, load.weights, load.units);
-                }
-                before = Some(work);
-            }
-            if let Some(mut class) = class {
-                class.units.sort_unstable();
+        for (mark, class) in marks.iter().zip(classes(program, marks)) {
+            if let Some(class) = class {
                 self.times.add(class, mark.end - mark.start);
             }
         }
     }
 
-    /// Exchanges of one group: from when the last card could have begun to when the last is done.
-    fn group(&mut self, ranks: &[Vec<Meeting>]) {
-        let latest = |at: usize| ranks.iter().map(|rank| rank[at].end).fold(f64::MIN, f64::max);
+    /// Exchanges of one group, each with the work before it.
+    fn group(&mut self, ranks: Vec<Vec<Meeting>>) {
         let count = ranks.iter().map(Vec::len).min().unwrap_or(0);
-        for at in 1..count {
-            let Some(bytes) = ranks[0][at].bytes else { continue };
-            let busy = ranks.iter().map(|rank| rank[at].start - rank[at - 1].end);
-            let busy = busy.fold(f64::MIN, f64::max);
-            let seconds = latest(at) - latest(at - 1) - busy;
-            self.exchanges.entry(bytes as u64).or_default().push(seconds.max(0.0));
+        let mut ranks: Vec<_> = ranks.into_iter().map(Vec::into_iter).collect();
+        let mut before: Option<f64> = None;
+        for _ in 0..count {
+            let here: Vec<Meeting> = ranks.iter_mut().filter_map(Iterator::next).collect();
+            let end = here.iter().map(|meeting| meeting.end).fold(f64::MIN, f64::max);
+            let bytes = here[0].bytes;
+            if let (Some(before), Some(bytes)) = (before, bytes) {
+                let work = here.into_iter().map(|meeting| meeting.work).collect();
+                self.phases.push(Phase { bytes: bytes as u64, seconds: end - before, work });
+            }
+            before = Some(end);
         }
+    }
+
+    /// Seconds of exchanges, by the bytes that they count for: what a phase takes besides the typical work of its
+    /// slowest rank. Ranks that are late by chance are part of it.
+    fn exchanges(&self) -> BTreeMap<u64, Vec<f64>> {
+        let typical = self.times.typical();
+        let sum = |work: &Vec<Class>| work.iter().filter_map(|class| typical.get(class)).sum();
+        let mut list: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+        for Phase { bytes, seconds, work } in &self.phases {
+            let busy = work.iter().map(sum).fold(0.0, f64::max);
+            list.entry(*bytes).or_default().push((seconds - busy).max(0.0));
+        }
+        list
     }
 
     /// Messages between stages: from when both ends were ready to when it was received.
@@ -109,12 +117,13 @@ impl Observed {
 
     /// Seconds of an empty exchange and of each byte: of exchanges, or where there were none, of messages.
     pub(super) fn link(&self) -> Option<(f64, f64)> {
-        let seen = if self.exchanges.is_empty() { &self.messages } else { &self.exchanges };
+        let exchanges = self.exchanges();
+        let seen = if exchanges.is_empty() { &self.messages } else { &exchanges };
         if seen.is_empty() {
             return None;
         }
         let line = |(&bytes, times): (&u64, &Vec<f64>)| {
-            let seconds = typical(times);
+            let seconds = median(times);
             let weight = times.len() as f64 / seconds.max(1e-7).powi(2);
             Line { columns: vec![bytes as f64], seconds, weight }
         };
@@ -131,15 +140,44 @@ fn add_units(units: &mut Vec<(Option<Quant>, u64)>, weights: Option<Quant>, more
     }
 }
 
+/// What each mark of a card counts for; nothing for exchanges.
+fn classes(program: &[Op], marks: &[Mark]) -> Vec<Option<Class>> {
+    let mut before: Option<&Work> = None;
+    let mut list = Vec::with_capacity(marks.len());
+    for mark in marks {
+        let mut class: Option<Class> = None;
+        for op in &program[mark.op as usize..(mark.op + mark.ops) as usize] {
+            let Op::Work(work) = op else {
+                before = None;
+                continue;
+            };
+            if let Some(load) = load(work, before) {
+                let (kind, rows) = (load.kind, load.rows);
+                let first = || Class { kind, rows, units: Vec::new() };
+                add_units(&mut class.get_or_insert_with(first).units, load.weights, load.units);
+            }
+            before = Some(work);
+        }
+        if let Some(class) = &mut class {
+            class.units.sort_unstable();
+        }
+        list.push(class);
+    }
+    list
+}
+
 /// Where a card met others in a step.
 fn meetings(program: &[Op], marks: &[Mark], ranks: usize) -> Vec<Meeting> {
-    let of = |mark: &Mark| {
+    let (mut list, mut work) = (Vec::new(), Vec::new());
+    for (mark, class) in marks.iter().zip(classes(program, marks)) {
         let op = &program[mark.op as usize];
         let bytes = op.is_exchange().then(|| op.exchanged_bytes(ranks));
-        let meets = bytes.is_some() || matches!(op, Op::Receive { .. });
-        meets.then_some(Meeting { bytes, start: mark.start, end: mark.end })
-    };
-    marks.iter().filter_map(of).collect()
+        if bytes.is_some() || matches!(op, Op::Receive { .. }) {
+            list.push(Meeting { bytes, end: mark.end, work: std::mem::take(&mut work) });
+        }
+        work.extend(class);
+    }
+    list
 }
 
 #[cfg(test)]
@@ -159,27 +197,36 @@ mod tests {
         Mark { card: 0, label, op, ops: 1, start, end, parts: None }
     }
 
-    /// Marks of two cards that work for a while and meet, again and again; the second is always later.
-    fn step(programs: &[Op], latency: f64, per_byte: f64) -> [Vec<Mark>; 2] {
+    fn copy(length: u64) -> Op {
+        Op::Work(Work::Copy { from: HERE, into: HERE, length })
+    }
+
+    /// Marks of two cards that copy for a while and meet, again and again; the second has more to do.
+    fn step(programs: &[Vec<Op>; 2], latency: f64, per_byte: f64) -> [Vec<Mark>; 2] {
         let (mut now, mut lists) = (0.0, [Vec::new(), Vec::new()]);
-        for (at, op) in programs.iter().enumerate() {
-            let bytes = op.exchanged_bytes(2);
-            let starts = [now + 3e-6, now + 7e-6];
-            now = starts[1] + latency + bytes * per_byte;
-            for (list, start) in lists.iter_mut().zip(starts) {
-                list.push(mark(at as u32, start, now));
+        for at in (0..programs[0].len()).step_by(2) {
+            let bytes = programs[0][at + 1].exchanged_bytes(2);
+            let met = [now + 3e-6, now + 7e-6];
+            let end = met[1] + latency + bytes * per_byte;
+            for (list, met) in lists.iter_mut().zip(met) {
+                list.push(mark(at as u32, now, met));
+                list.push(mark(at as u32 + 1, met, end));
             }
+            now = end;
         }
         lists
     }
 
     #[test]
     fn planted_latency_and_bandwidth_of_exchanges_come_back_and_waiting_does_not_count() {
-        let program: Vec<Op> = [1, 1, 8, 8, 64, 64].map(gather).into();
-        let marks = step(&program, 2e-6, 1.0 / 4e9);
+        let program = |length: u64| -> Vec<Op> {
+            [1, 1, 8, 8, 64, 64].into_iter().flat_map(|rows| [copy(length), gather(rows)]).collect()
+        };
+        let programs = [program(3000), program(7000)];
+        let marks = step(&programs, 2e-6, 1.0 / 4e9);
         let marks: Vec<&[Mark]> = marks.iter().map(Vec::as_slice).collect();
         let mut observed = Observed::default();
-        observed.add(&[program.clone(), program], std::slice::from_ref(&(0..2)), &marks);
+        observed.add(&programs, std::slice::from_ref(&(0..2)), &marks);
         let (latency, per_byte) = observed.link().unwrap();
         assert!((latency / 2e-6 - 1.0).abs() < 1e-6, "{latency}");
         assert!((per_byte * 4e9 - 1.0).abs() < 1e-6, "{per_byte}");
