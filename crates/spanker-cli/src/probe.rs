@@ -138,7 +138,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         anyhow::bail!("--fabric cuda: this program was built without it");
     }
     if args.gpus.is_some() {
-        return Err(Usage("--gpus: logical cards are for --fabric cuda".into()).into());
+        return Err(Usage(
+            "--gpus and the logical cards that it asks for are for --fabric cuda".into(),
+        )
+        .into());
     }
     if matches!(args.fabric.as_str(), "inproc" | "mpi") {
         return machine::run(args);

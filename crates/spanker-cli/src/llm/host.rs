@@ -16,6 +16,8 @@ use crate::{files, models, output};
 
 /// More than any profile has.
 const MOST_PROFILE: u64 = 1 << 20;
+/// Profiles that are kept.
+const MOST_KEPT: usize = 64;
 /// Memory where the system does not say how much there is.
 const UNKNOWN_MEMORY: u64 = 1_000_000_000_000;
 
@@ -177,7 +179,27 @@ impl Kept {
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        files::write(&self.path, &format!("# {}\n{}", self.key, profile.to_toml()))
+        files::write(&self.path, &format!("# {}\n{}", self.key, profile.to_toml()))?;
+        self.forget_oldest();
+        Ok(())
+    }
+
+    /// Removes what is one too many: profiles of programs and models that are no more would never be read again.
+    fn forget_oldest(&self) {
+        let Some(entries) = self.path.parent().and_then(|folder| folder.read_dir().ok()) else {
+            return;
+        };
+        let written = |entry: std::fs::DirEntry| {
+            let path = entry.path();
+            let time = entry.metadata().and_then(|file| file.modified()).ok()?;
+            (path.extension()? == "toml").then_some((time, path))
+        };
+        let mut files: Vec<_> = entries.flatten().filter_map(written).collect();
+        files.sort_unstable();
+        for (_, path) in files.iter().take(files.len().saturating_sub(MOST_KEPT)) {
+            // Another process may have done so.
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
@@ -225,6 +247,18 @@ mod tests {
         assert!(format!("{:#}", kept.read().unwrap_err()).contains("toml"));
         kept.write(&profile).unwrap();
         assert_eq!(kept.read().unwrap(), Some(profile));
+    }
+
+    #[test]
+    fn oldest_profiles_are_forgotten_and_other_files_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let profile = Profile::builtin("rev-a").unwrap();
+        std::fs::write(folder.path().join("notes.txt"), "").unwrap();
+        let keys = (0..MOST_KEPT + 3).map(|at| Kept::new(folder.path(), format!("key {at}")));
+        let keys: Vec<Kept> = keys.collect();
+        keys.iter().for_each(|kept| kept.write(&profile).unwrap());
+        assert_eq!(folder.path().read_dir().unwrap().count(), MOST_KEPT + 1);
+        assert_eq!(keys.last().unwrap().read().unwrap(), Some(profile));
     }
 
     #[test]
