@@ -2,6 +2,7 @@
 //! What `run`, `chat` and `verify` share: the model's file, the cards, the plan, and what runs it.
 
 pub(crate) mod cards;
+pub(crate) mod compared;
 pub(crate) mod generate;
 pub(crate) mod gpu;
 pub(crate) mod host;

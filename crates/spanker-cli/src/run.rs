@@ -4,11 +4,12 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use spanker_llm::{Front, InProcess, Network, Recorder, Session};
-use spanker_plan::{Origin, Plan, Request, Trace};
+use spanker_llm::{Front, InProcess, MemoryUse, Network, Recorder, Session};
+use spanker_plan::{Plan, Request};
 
 use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
+use crate::llm::compared::{self, Compared};
 use crate::llm::generate::{Answer, GiveUp, Limits, Mend, generate};
 use crate::llm::ranks::{self, Place};
 use crate::llm::report::Report;
@@ -62,6 +63,9 @@ pub(crate) struct Args {
     /// Save what each card did when, as Perfetto shows it
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Lay the run beside its own prediction, operator by operator, and say where the time differs
+    #[arg(long)]
+    compare: bool,
     /// Save the logits after the prompt, as little-endian f32s in the order of tokens, to compare with
     /// other runtimes
     #[arg(long, value_name = "FILE")]
@@ -72,6 +76,11 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Whether what cards do is recorded.
+    fn records(&self) -> bool {
+        self.trace.is_some() || self.compare
+    }
+
     /// Whether this is work for all processes that a launcher has started.
     pub(crate) fn takes_ranks(&self) -> bool {
         self.llm.fabric() == FabricKind::Mpi
@@ -138,6 +147,7 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
     let loaded = Loaded::open(&args.llm)?;
     let ready = Ready::new(args, &loaded)?;
     let request = ready.request.clone();
+    let prompt = ready.prompt.clone();
     let shares = args.llm.tensor_split.as_deref();
     let plan = match &args.plan {
         Some(path) => host::priced(&loaded, loaded.threads, layout::saved(path, request)?)?,
@@ -150,23 +160,29 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
         }
     };
     let mut runner = in_process(&loaded, &plan)?;
+    let memory = runner.memory().to_vec();
     let recorder = Recorder::new();
-    if args.trace.is_some() {
+    if args.records() {
         runner.record(&recorder);
     }
     let session = Session::new(Box::new(runner));
     let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
-    finish(args, &answer, &Ran { plan, lost: 0, marks: recorder.marks(), place: None })
+    finish(
+        args,
+        &answer,
+        &Ran { plan, lost: 0, marks: recorder.marks(), place: None, memory, prompt },
+    )
 }
 
 fn on_gpus(args: &Args) -> anyhow::Result<()> {
-    if args.trace.is_some() {
-        let text = "--trace is not there for --fabric cuda: a step is one kernel";
+    if args.records() {
+        let text = "--trace and --compare are not there for --fabric cuda: a step is one kernel";
         return Err(Usage(text.into()).into());
     }
     let loaded = Loaded::open(&args.llm)?;
     let ready = Ready::new(args, &loaded)?;
     let request = ready.request.clone();
+    let prompt = ready.prompt.clone();
     let shares = args.llm.tensor_split.as_deref();
     let (gpus, plan) = match &args.plan {
         Some(path) => {
@@ -186,9 +202,10 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
             (gpus, plan)
         }
     };
-    let session = Session::new(gpus.runner(&loaded, &plan)?);
+    let (runner, memory) = gpus.runner(&loaded, &plan)?;
+    let session = Session::new(runner);
     let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
-    finish(args, &answer, &Ran { plan, lost: 0, marks: Vec::new(), place: None })
+    finish(args, &answer, &Ran { plan, lost: 0, marks: Vec::new(), place: None, memory, prompt })
 }
 
 /// The front of a run whose cards are processes.
@@ -200,6 +217,7 @@ fn on_ranks(
 ) -> anyhow::Result<()> {
     let ready = Ready::new(args, loaded)?;
     let request = ready.request.clone();
+    let prompt = ready.prompt.clone();
     let (plan, priced) = match &args.plan {
         Some(path) => {
             // All ranks have read this very plan, and compare it; what it costs here is for the report alone.
@@ -220,14 +238,15 @@ fn on_ranks(
     };
     let (context, batch) = (loaded.context, loaded.batch);
     let mut runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
+    let memory = runner.memory().to_vec();
     let recorder = Recorder::new();
-    if args.trace.is_some() {
+    if args.records() {
         runner.record(&recorder);
     }
     let session = Session::new(Box::new(runner));
     let answer = ready.answer(args, loaded, session, &mut GiveUp)?;
     let marks = recorder.marks();
-    finish(args, &answer, &Ran { plan: priced, lost: 0, marks, place: Some(place) })
+    finish(args, &answer, &Ran { plan: priced, lost: 0, marks, place: Some(place), memory, prompt })
 }
 
 /// The cards as threads.
@@ -243,6 +262,7 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
     let loaded = Loaded::open(&args.llm)?;
     let ready = Ready::new(args, &loaded)?;
     let request = ready.request.clone();
+    let prompt = ready.prompt.clone();
     let cards = Cards::open(args.cards.as_ref(), args.llm.deadline)?;
     let shares = args.llm.tensor_split.as_deref();
     let plan = match &args.plan {
@@ -250,17 +270,18 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
         None => cards.plan(&loaded, request, args.split, shares)?,
     };
     let mut runner = cards.load(&loaded, &plan).map_err(|error| cards.told(error))?;
-    let recorder = args.trace.is_some().then(Recorder::new);
+    let recorder = args.records().then(Recorder::new);
     if let Some(recorder) = &recorder {
         runner.record(recorder)?;
     }
+    let memory = runner.memory().map_err(|error| cards.told(error))?;
     let left = cards.indices.clone();
-    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder };
+    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder, memory };
     let session = Session::new(Box::new(runner));
     let answer = ready.answer(args, &loaded, session, &mut ongoing)?;
-    let Ongoing { plan, lost, recorder, .. } = ongoing;
+    let Ongoing { plan, lost, recorder, memory, .. } = ongoing;
     let marks = recorder.unwrap_or_default().marks();
-    finish(args, &answer, &Ran { plan, lost, marks, place: None })
+    finish(args, &answer, &Ran { plan, lost, marks, place: None, memory, prompt })
 }
 
 /// The prompt, once everything is ready to go on from it.
@@ -287,44 +308,52 @@ struct Ran<'a> {
     /// What cards did when, if that was asked for.
     marks: Vec<spanker_plan::Mark>,
     place: Option<&'a Place>,
+    /// What each card was planned to allocate, and what it has.
+    memory: Vec<MemoryUse>,
+    /// The prompt's tokens.
+    prompt: Vec<u32>,
 }
 
 fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
-    let Ran { plan, lost, marks, place } = ran;
+    let Ran { plan, lost, marks, place, memory, prompt } = ran;
     if let (Some(path), Some(logits)) = (&args.logits, &answer.logits) {
         let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
         let mut draft = files::Draft::new(path)?;
         draft.file().write_all(&bytes)?;
         draft.finish()?;
     }
-    // A saved plan was priced for another prompt.
+    // A plan is priced for the prompt and the steps that there were.
     let Request { context, batch, .. } = plan.request;
     let asked =
         layout::request(context as usize, batch as usize, answer.prompt_tokens, answer.steps.len());
     let priced = Plan::new(plan.model.clone(), plan.cluster.clone(), asked, plan.layout.clone())?;
-    let prediction = priced.predict();
-    let report = Report { answer, plan, prediction, lost: *lost, place: *place };
+    let prediction = priced.predict_prompt(prompt);
+    let compared = match args.compare {
+        true => Some(Compared::new(&priced, prompt, answer.steps.len(), marks.clone())?),
+        false => None,
+    };
+    let comparison = compared.as_ref().map(Compared::comparison).transpose()?;
+    let report = Report { answer, plan, prediction, lost: *lost, place: *place, memory };
     if args.json {
-        output::line(&report.to_json().to_string())?;
+        let mut json = report.to_json();
+        if let Some(comparison) = &comparison {
+            json["compare"] = crate::compare::to_json(comparison);
+        }
+        output::line(&json.to_string())?;
     } else {
         output::line("")?;
         output::line("")?;
-        for line in report.lines() {
+        let compared = comparison.iter().flat_map(crate::compare::lines);
+        for line in report.lines().into_iter().chain(compared) {
             output::line(&line)?;
         }
     }
     if let Some(path) = &args.trace {
-        let cards = plan.layout.cards().last().map_or(0, |card| card + 1);
-        let events = marks.len() as u64;
-        let mut tokens: Vec<f64> = Vec::new();
-        for mark in marks {
-            let token = mark.label.token as usize;
-            tokens.resize(tokens.len().max(token + 1), 0.0);
-            tokens[token] = tokens[token].max(mark.end);
-        }
-        tokens.retain(|end| *end > 0.0);
-        let trace = Trace { cards, tokens, marks: marks.clone(), incidents: Vec::new(), events };
-        files::write(path, &trace.to_perfetto(Origin::Measured))?;
+        let text = match &compared {
+            Some(both) => both.to_perfetto(),
+            None => compared::alone(plan, marks.clone()),
+        };
+        files::write(path, &text)?;
         if !args.json {
             let whose = if place.is_some() { " (rank 0's card alone)" } else { "" };
             let shown = path.display();

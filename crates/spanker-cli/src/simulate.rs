@@ -96,6 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let shared = plan.predict().waiting > Seconds::ZERO;
     let tokens = args.tokens.unwrap_or(if shared { 8 } else { 1 });
     let conditions = Conditions {
+        prompt_tokens: Vec::new(),
         tokens,
         prompt: args.prompt,
         seed: args.seed,
@@ -143,7 +144,12 @@ struct Summary {
 
 impl Summary {
     fn of(plan: &Plan, conditions: &Conditions, trace: &Trace) -> Summary {
-        let prediction = plan.predict();
+        // The prediction for the middle of the tokens that were simulated, wherever they begin.
+        let begun = if conditions.prompt { plan.request.prompt } else { plan.request.position };
+        let position = begun + u64::from(conditions.tokens.saturating_sub(1)) / 2;
+        let mut there = plan.clone();
+        there.request.position = position.min(plan.request.context - 1);
+        let prediction = there.predict();
         let prompt =
             conditions.prompt.then(|| trace.incidents.iter().find(|i| i.what.contains("prompt")));
         let prompt = prompt.flatten().map(|incident| Seconds(incident.at));

@@ -8,9 +8,9 @@ pub(crate) mod exchange;
 pub(crate) mod memory;
 pub(crate) mod pass;
 pub(crate) mod shard;
+mod tally;
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -22,15 +22,17 @@ use spanker_topology::{Bytes, Cluster, ExchangeKind, Seconds};
 use crate::Request;
 use crate::plan::{Exchanged, name_of};
 use crate::program::{
-    BufferIds, Context, Cost, Exchanging, Holder, Holding, Member, Numerics, Op, Part, Piece,
-    Space, Step, Terms, Want, Writer, load,
+    Buffer, BufferIds, Context, Cost, Exchanging, Holder, Holding, Inputs, Member, Numerics, Op,
+    Part, Piece, Sink, Sizing, Space, Step, Terms, Want, Writer,
 };
-use crate::simulate::direct;
-use crate::work::{BufferId, Work};
-use exchange::{PriceList, rank_order, serial};
+use crate::simulate::network::Speeds;
+use crate::simulate::{direct, in_a_row};
+use crate::work::BufferId;
+use exchange::{PriceList, rank_order};
 use memory::{Footprint, Place};
 use pass::Pass;
 use shard::{Shard, Split, Units, shards};
+use tally::{RankTally, Tally};
 
 /// Cards that hold the same layers together, and which part of them each has.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -68,10 +70,16 @@ pub(crate) struct Pricer<'a> {
     /// Shares come in units that depend on the split.
     units: [Units; 3],
     prices: Rc<PriceList>,
-    /// Whether collectives are timed for the very bytes that they carry.
+    /// Whether layers that follow each other are simulated as such.
     exact: bool,
-    /// Hand-offs that were asked for before.
-    hops: RefCell<HashMap<(Vec<usize>, Vec<usize>, u64), Seconds>>,
+    /// What all layers' types ask of the buffers.
+    inputs: Inputs,
+    /// What a card of each kind does of a layer in a second, for passes that were asked for.
+    rates: RefCell<Vec<(Pass, Rc<[f64]>)>>,
+    /// What one card would hold of everything.
+    everything: OnceCell<Footprint>,
+    /// The tokens of the prompt, where they are known.
+    prompt: Vec<u32>,
 }
 
 /// What all ranks of a group do together.
@@ -81,8 +89,19 @@ pub(crate) struct Exchange {
     pub(crate) bytes: f64,
 }
 
-/// A part of a step: what goes through it, and the op lists of a group's ranks.
+/// The op lists of a group's ranks.
 pub(crate) type Lists = Vec<Vec<Op>>;
+
+/// A piece of a step that is priced by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The embedding, on the first group.
+    Embed,
+    /// A layer.
+    Layer(usize),
+    /// The head, on the last group.
+    Head,
+}
 
 impl<'a> Pricer<'a> {
     pub(crate) fn new(model: &'a Model, cluster: &'a Cluster, request: &'a Request) -> Self {
@@ -112,7 +131,10 @@ impl<'a> Pricer<'a> {
             units,
             prices: Rc::default(),
             exact: false,
-            hops: RefCell::default(),
+            inputs: Inputs::of(model, 0..model.layers.len()),
+            rates: RefCell::default(),
+            everything: OnceCell::new(),
+            prompt: Vec::new(),
         }
     }
 
@@ -123,10 +145,15 @@ impl<'a> Pricer<'a> {
         self
     }
 
-    /// The same with every collective timed for the very bytes that it carries.
+    /// The same with layers simulated in a row, for predictions that somebody reads. A search prices each
+    /// exchange as if all ranks began it together, which takes at least about as long.
     pub(crate) fn exactly(mut self) -> Self {
         self.exact = true;
         self
+    }
+
+    pub(crate) fn speeds(&self) -> &Speeds {
+        self.prices.speeds(self.cluster)
     }
 
     pub(crate) fn cost_of(&self, card: usize) -> &Cost {
@@ -183,17 +210,15 @@ impl<'a> Pricer<'a> {
         if aim == Aim::Memory {
             return Some(cards.iter().map(usable).collect());
         }
-        let time = |&card: &usize| {
-            let terms = self.layer_work(self.kinds[0].0, &self.alone(card), pass);
-            (terms.memory + terms.compute).0
-        };
-        let rates: Vec<f64> = cards.iter().map(|card| 1.0 / time(card)).collect();
+        let by_kind = self.rates(pass);
+        let rates: Vec<f64> = cards.iter().map(|&card| by_kind[self.cluster.kind(card)]).collect();
         if aim == Aim::Speed {
             return Some(rates);
         }
-        let place = Place { first: true, last: true, sequences: self.request.sequences };
-        let alone = self.alone(cards[0]);
-        let all = self.footprint(0..self.model.layers.len(), &alone, 0, place);
+        let all = self.everything.get_or_init(|| {
+            let place = Place { first: true, last: true, sequences: self.request.sequences };
+            self.footprint(0..self.model.layers.len(), &self.alone(cards[0]), 0, place)
+        });
         let shared = (all.weights + all.kv).0 as f64;
         let room = |card| (usable(card) - all.buffers.0 as f64).max(0.0) / shared;
         // A little less than there is, because shares come in whole units.
@@ -201,104 +226,82 @@ impl<'a> Pricer<'a> {
         fill(&rates, &caps)
     }
 
+    /// How many layers a card of each kind does in a second, by its memory and arithmetic.
+    fn rates(&self, pass: Pass) -> Rc<[f64]> {
+        if let Some((_, known)) = self.rates.borrow().iter().find(|(known, _)| *known == pass) {
+            return Rc::clone(known);
+        }
+        let rate = |kind: usize| {
+            let card = (0..self.cluster.cards()).find(|&card| self.cluster.kind(card) == kind);
+            let alone = self.alone(card.unwrap_or(0));
+            let terms = self.work(&alone, Phase::Layer(self.kinds[0].0), pass);
+            1.0 / (terms.memory + terms.compute).0
+        };
+        let rates: Rc<[f64]> = (0..self.costs.len()).map(rate).collect();
+        self.rates.borrow_mut().push((pass, Rc::clone(&rates)));
+        rates
+    }
+
     /// How a group exchanges activations.
     pub(crate) fn exchange_kind(&self, group: &Group) -> ExchangeKind {
-        self.exchanging(group).kind
+        exchange::exchange_kind(self.cluster, &group.cards)
     }
 
     fn exchanging(&self, group: &Group) -> Exchanging {
-        self.prices.exchanging(self.cluster, group)
+        self.prices.exchanging(self.cluster, &group.cards)
     }
 
-    /// The programs of a group's ranks for a part of a step, which `write` writes.
-    fn lists(
-        &self,
-        group: &Group,
-        layers: &[usize],
-        ends: (bool, bool),
-        step: &Step<'_>,
-        write: impl Fn(&mut Writer<'_>),
-    ) -> Lists {
+    /// What each rank of a group has for a piece of a step.
+    fn members(&self, group: &Group, piece: Phase) -> Vec<Member> {
         let mut put = |_: &Piece, _: u64| crate::work::Place { buffer: BufferId(0), offset: 0 };
         let member = |rank: usize| {
             let (shard, split) = (&group.shards[rank], group.split);
             let mut holder = Holder { model: self.model, shard, split, put: &mut put };
-            let holding = Holding {
-                layers: layers.iter().map(|&layer| holder.layer(layer)).collect(),
-                embedding: ends.0.then(|| holder.embedding()),
-                head: ends.1.then(|| holder.head()),
-            };
+            let mut holding = Holding { layers: Vec::new(), embedding: None, head: None };
+            match piece {
+                Phase::Embed => holding.embedding = Some(holder.embedding()),
+                Phase::Layer(layer) => holding.layers = vec![holder.layer(layer)],
+                Phase::Head => holding.head = Some(holder.head()),
+            }
             let (card, shard) = (group.cards[rank], shard.clone());
             Member { card, stage: 0, rank, shard, buffers: BufferIds::symbols(), holding }
         };
-        let members: Vec<Member> = (0..group.cards.len()).map(member).collect();
+        (0..group.cards.len()).map(member).collect()
+    }
+
+    /// Writes a piece of a group's programs.
+    fn write<S: Sink>(&self, group: &Group, piece: Phase, step: &Step<'_>, sink: S) -> S {
+        let members = self.members(group, piece);
         let of = Context {
             model: self.model,
             numerics: Numerics::default(),
             space: self.space(step.parts.len() as u64),
-            stages: &[(group.split, self.exchanging(group).kind)],
+            stages: &[(group.split, self.exchange_kind(group))],
             members: &members,
         };
-        let mut writer = Writer::new(of, step);
-        write(&mut writer);
+        let mut writer = Writer::new(of, step, sink);
+        let all = 0..members.len();
+        match piece {
+            Phase::Embed => writer.embed(all),
+            Phase::Layer(layer) => writer.layer(0, all, 0, layer),
+            Phase::Head => writer.head(0, all),
+        }
         writer.programs
     }
 
-    /// One layer on a group.
-    pub(crate) fn layer_lists(&self, layer: usize, group: &Group, step: &Step<'_>) -> Lists {
-        let members = 0..group.cards.len();
-        self.lists(group, &[layer], (false, false), step, |writer| {
-            writer.layer(0, members.clone(), 0, layer);
-        })
+    /// The programs of a group's ranks for a piece of a step.
+    pub(crate) fn lists(&self, group: &Group, piece: Phase, step: &Step<'_>) -> Lists {
+        self.write(group, piece, step, vec![Vec::new(); group.cards.len()])
     }
 
-    /// The embedding on the first group.
-    pub(crate) fn embed_lists(&self, group: &Group, step: &Step<'_>) -> Lists {
-        let members = 0..group.cards.len();
-        self.lists(group, &[], (true, false), step, |writer| writer.embed(members.clone()))
-    }
-
-    /// The head on the last group.
-    pub(crate) fn head_lists(&self, group: &Group, step: &Step<'_>) -> Lists {
-        let members = 0..group.cards.len();
-        self.lists(group, &[], (false, true), step, |writer| writer.head(0, members.clone()))
-    }
-
-    /// What a part of a step takes on a group: the work phase after phase, each as long as its slowest card,
+    /// What a piece of a step takes on a group: the work phase after phase, each as long as its slowest card,
     /// and apart from that the exchanges between the phases.
-    fn fold(&self, group: &Group, lists: &Lists) -> (Terms, Seconds) {
-        let mut phases: Vec<Terms> = Vec::new();
-        let mut exchanged = Seconds::ZERO;
-        for (rank, list) in lists.iter().enumerate() {
-            let cost = self.cost_of(group.cards[rank]);
-            let (mut sum, mut phase) = (Terms::default(), 0);
-            let mut before: Option<&Work> = None;
-            let mut close = |sum: Terms, phase: usize| match phases.get_mut(phase) {
-                Some(slowest) => *slowest = slowest.later(sum),
-                None => phases.push(sum),
-            };
-            for op in list {
-                match op {
-                    Op::Work(work) => {
-                        if let Some(load) = load(work, before) {
-                            sum = sum.plus(cost.operator(&load));
-                        }
-                        before = Some(work);
-                    }
-                    Op::Mark { .. } => {}
-                    exchange => {
-                        before = None;
-                        close(std::mem::take(&mut sum), phase);
-                        phase += 1;
-                        if rank == 0 {
-                            exchanged += self.exchange_time(group, exchange);
-                        }
-                    }
-                }
-            }
-            close(sum, phase);
-        }
-        (phases.into_iter().fold(Terms::default(), Terms::plus), exchanged)
+    fn fold(&self, group: &Group, piece: Phase, step: &Step<'_>) -> Tally<'_> {
+        let ranks = group.cards.iter().map(|&card| RankTally::new(self.cost_of(card))).collect();
+        let tally = Tally { ranks, phases: Vec::with_capacity(8), exchanges: Vec::new() };
+        let mut tally = self.write(group, piece, step, tally);
+        tally.close();
+        tally
     }
 
     /// What an exchange of a group takes.
@@ -318,9 +321,7 @@ impl<'a> Pricer<'a> {
             let reading = Seconds(bytes / link.bandwidth.value.0 as f64);
             return link.base.value + link.latency.value + reading;
         }
-        let prices = self.prices.get(self.cluster, collective, &group.cards);
-        let direct = prices.iter().find(|price| price.algorithm == Algorithm::OneShot);
-        direct.or(prices.first()).map_or(Seconds::ZERO, |price| price.at(bytes))
+        self.prices.by(self.cluster, collective, Algorithm::OneShot, &group.cards, bytes)
     }
 
     /// An exchange in words and numbers.
@@ -344,24 +345,12 @@ impl<'a> Pricer<'a> {
     /// do.
     pub(crate) fn best(&self, group: &Group, exchange: Exchange) -> (Algorithm, Seconds) {
         let Exchange { collective, bytes } = exchange;
-        let prices = self.prices.get(self.cluster, collective, &group.cards);
-        let usable = prices.iter().filter(|price| serial(collective, price.algorithm));
-        let timed = usable.map(|price| (price.algorithm, price.at(bytes)));
-        let (algorithm, time) =
-            timed.min_by(|a, b| a.1.0.total_cmp(&b.1.0)).expect("a collective has an algorithm");
-        match self.exact {
-            true => {
-                let prices = &self.prices;
-                let time = prices.exact(self.cluster, collective, algorithm, &group.cards, bytes);
-                (algorithm, time)
-            }
-            false => (algorithm, time),
-        }
+        self.prices.best(self.cluster, collective, &group.cards, bytes)
     }
 
-    /// What a pass takes, by what it takes for whole numbers of sequences.
+    /// What a pass takes, by what it takes for some numbers of sequences.
     fn by_sequences(&self, pass: Pass, terms: impl Fn(&Step<'_>) -> Terms) -> Terms {
-        let tokens = self.tokens(pass.tokens);
+        let tokens = self.tokens(pass.past, pass.tokens);
         let at = |sequences: u64| {
             let part = |sequence: u64| Part {
                 sequence,
@@ -373,37 +362,54 @@ impl<'a> Pricer<'a> {
             terms(&Step { parts: &parts })
         };
         let (most, half) = (MANY_SEQUENCES, MANY_SEQUENCES / 2);
-        if pass.sequences > most as f64 {
+        if pass.sequences > most {
             // Time is a line over sequences long before that.
-            let part = (pass.sequences - half as f64) / half as f64;
+            let part = (pass.sequences - half) as f64 / half as f64;
             return at(half).towards(at(most), part);
         }
-        let least = pass.sequences.floor().max(1.0);
-        let part = pass.sequences - least;
-        let first = at(least as u64);
-        if part > 1e-9 { first.towards(at(least as u64 + 1), part) } else { first }
+        at(pass.sequences.max(1))
     }
 
-    /// Tokens that stand for any: spread over the vocabulary.
-    pub(crate) fn tokens(&self, count: u64) -> Vec<u32> {
-        (0..count).map(|at| (at.wrapping_mul(0x9E37_79B1) % self.model.vocab) as u32).collect()
+    /// Tokens from a position on: those of the prompt that is priced, or ones that stand for any, spread over
+    /// the vocabulary.
+    pub(crate) fn tokens(&self, past: u64, count: u64) -> Vec<u32> {
+        let any = |at: u64| (at.wrapping_mul(0x9E37_79B1) % self.model.vocab) as u32;
+        let token = |at: u64| self.prompt.get((past + at) as usize).copied();
+        (0..count).map(|at| token(at).unwrap_or_else(|| any(at))).collect()
     }
 
-    fn layer_work(&self, layer: usize, group: &Group, pass: Pass) -> Terms {
-        self.by_sequences(pass, |step| self.fold(group, &self.layer_lists(layer, group, step)).0)
+    /// The same for a prompt whose tokens are known: which card has a token's row is part of the price.
+    pub(crate) fn with_prompt(mut self, tokens: &[u32]) -> Self {
+        let known = |&&token: &&u32| u64::from(token) < self.model.vocab;
+        self.prompt = tokens.iter().take_while(known).copied().collect();
+        self
     }
 
-    fn both(&self, group: &Group, pass: Pass, lists: impl Fn(&Step<'_>) -> Lists) -> Terms {
+    /// Whether the prompt's tokens are known.
+    pub(crate) fn knows_prompt(&self) -> bool {
+        !self.prompt.is_empty()
+    }
+
+    /// A piece of a pass on a group if exchanges were free.
+    fn work(&self, group: &Group, piece: Phase, pass: Pass) -> Terms {
+        self.by_sequences(pass, |step| self.fold(group, piece, step).work())
+    }
+
+    /// A piece of a pass on a group.
+    fn both(&self, group: &Group, piece: Phase, pass: Pass) -> Terms {
         self.by_sequences(pass, |step| {
-            let (mut terms, exchanged) = self.fold(group, &lists(step));
-            terms.communication += exchanged;
+            let tally = self.fold(group, piece, step);
+            let mut terms = tally.work();
+            for exchange in &tally.exchanges {
+                terms.communication += self.exchange_time(group, exchange);
+            }
             terms
         })
     }
 
     /// One layer on a group.
     pub(crate) fn layer(&self, layer: usize, group: &Group, pass: Pass) -> Terms {
-        self.both(group, pass, |step| self.layer_lists(layer, group, step))
+        self.both(group, Phase::Layer(layer), pass)
     }
 
     /// The mean layer on a group.
@@ -413,7 +419,7 @@ impl<'a> Pricer<'a> {
 
     /// The mean layer on a group if exchanges were free.
     pub(crate) fn least_layer(&self, group: &Group, pass: Pass) -> f64 {
-        self.mean(|layer| self.layer_work(layer, group, pass)).total().0
+        self.mean(|layer| self.work(group, Phase::Layer(layer), pass)).total().0
     }
 
     fn mean(&self, terms: impl Fn(usize) -> Terms) -> Terms {
@@ -425,30 +431,81 @@ impl<'a> Pricer<'a> {
 
     /// A run of layers on a group.
     pub(crate) fn layers(&self, layers: Range<usize>, group: &Group, pass: Pass) -> Terms {
-        let mut counts = vec![0.0; self.kinds.len()];
-        layers.for_each(|layer| counts[self.kind_of[layer]] += 1.0);
-        let kinds = self.kinds.iter().zip(counts).filter(|(_, count)| *count > 0.0);
+        let kinds = self.kinds.iter().zip(self.counts(layers)).filter(|(_, count)| *count > 0);
         kinds.fold(Terms::default(), |sum, (&(layer, _), count)| {
-            sum.plus(self.layer(layer, group, pass).times(count))
+            sum.plus(self.layer(layer, group, pass).times(count as f64))
         })
     }
 
+    /// A stage: its layers, the embedding on the first one and the head on the last, if it is asked for.
+    pub(crate) fn stage(
+        &self,
+        layers: Range<usize>,
+        group: &Group,
+        pass: Pass,
+        (first, head): (bool, bool),
+    ) -> Terms {
+        if self.exact && group.cards.len() > 1 {
+            return self
+                .by_sequences(pass, |step| self.in_a_row(&layers, group, step, (first, head)));
+        }
+        let mut terms = self.layers(layers, group, pass);
+        if first {
+            terms = terms.plus(self.embed(group, pass));
+        }
+        if head {
+            terms = terms.plus(self.head(group, pass.sequences));
+        }
+        terms
+    }
+
+    /// The same, simulated as it follows each other: what is not work is communication.
+    fn in_a_row(
+        &self,
+        layers: &Range<usize>,
+        group: &Group,
+        step: &Step<'_>,
+        (first, head): (bool, bool),
+    ) -> Terms {
+        let priced =
+            |piece: Phase| (self.fold(group, piece, step).work(), self.lists(group, piece, step));
+        let kinds: Vec<(Terms, Lists)> =
+            self.kinds.iter().map(|&(layer, _)| priced(Phase::Layer(layer))).collect();
+        let embed = first.then(|| priced(Phase::Embed));
+        let head = head.then(|| priced(Phase::Head));
+        let each = layers.clone().map(|layer| &kinds[self.kind_of[layer]]);
+        let ends = embed.iter().chain(&head);
+        let mut terms =
+            each.clone().chain(ends).fold(Terms::default(), |sum, (work, _)| sum.plus(*work));
+        let lists: Vec<&Lists> = each.map(|(_, lists)| lists).collect();
+        let (embed, head) = (embed.as_ref().map(|(_, e)| e), head.as_ref().map(|(_, h)| h));
+        let whole = in_a_row(self, group, step.rows(), embed, &lists, head);
+        terms.communication = (whole - terms.total()).max(Seconds::ZERO);
+        terms
+    }
+
+    /// How many of some layers there are of each kind.
+    fn counts(&self, layers: Range<usize>) -> Vec<u64> {
+        let mut counts = vec![0; self.kinds.len()];
+        layers.for_each(|layer| counts[self.kind_of[layer]] += 1);
+        counts
+    }
+
     /// The head for the last token of every sequence, and the exchange of the ranks' candidates.
-    pub(crate) fn head(&self, group: &Group, sequences: f64) -> Terms {
+    pub(crate) fn head(&self, group: &Group, sequences: u64) -> Terms {
         let pass = Pass { sequences, tokens: 1, past: 0 };
-        self.both(group, pass, |step| self.head_lists(group, step))
+        self.both(group, Phase::Head, pass)
     }
 
     /// The head on a group if exchanges were free.
-    pub(crate) fn least_head(&self, group: &Group, sequences: f64) -> f64 {
+    pub(crate) fn least_head(&self, group: &Group, sequences: u64) -> f64 {
         let pass = Pass { sequences, tokens: 1, past: 0 };
-        let work = |step: &Step<'_>| self.fold(group, &self.head_lists(group, step)).0;
-        self.by_sequences(pass, work).total().0
+        self.work(group, Phase::Head, pass).total().0
     }
 
     /// Rows of the embedding table, which the card that has a row gives to the others.
     pub(crate) fn embed(&self, group: &Group, pass: Pass) -> Terms {
-        self.both(group, pass, |step| self.embed_lists(group, step))
+        self.both(group, Phase::Embed, pass)
     }
 
     /// A step from the host to the cards, and if somebody reads it, its result back.
@@ -464,24 +521,16 @@ impl<'a> Pricer<'a> {
 
     /// From one stage to the next: every rank of the next gets the activations from one of this.
     pub(crate) fn hop(&self, from: &Group, to: &Group, rows: f64) -> Seconds {
-        let key = (from.cards.clone(), to.cards.clone(), rows.to_bits());
-        if let Some(&known) = self.hops.borrow().get(&key) {
-            return known;
-        }
-        let time = exchange::hop(self.cluster, &self.hop_messages(from, to, rows));
-        self.hops.borrow_mut().insert(key, time);
-        time
+        let bytes = rows * self.model.hidden as f64 * 4.0;
+        let ranks = to.cards.iter().enumerate();
+        let pairs = ranks.map(|(rank, &card)| (nearest(self.cluster, from, card, rank), card));
+        self.prices.hop(self.cluster, pairs.collect(), bytes)
     }
 
-    pub(crate) fn hop_messages(
-        &self,
-        from: &Group,
-        to: &Group,
-        rows: f64,
-    ) -> Vec<(usize, usize, f64)> {
+    /// The least that any hand-off between some cards takes.
+    pub(crate) fn least_hop(&self, cards: &[usize], rows: f64) -> f64 {
         let bytes = rows * self.model.hidden as f64 * 4.0;
-        let pairs = to.cards.iter().enumerate();
-        pairs.map(|(rank, &card)| (nearest(self.cluster, from, card, rank), card, bytes)).collect()
+        self.prices.least_hop(self.cluster, cards, bytes)
     }
 
     /// What a rank's memory is filled with when it has `layers`.
@@ -492,9 +541,18 @@ impl<'a> Pricer<'a> {
         rank: usize,
         place: Place,
     ) -> Footprint {
-        let exchanging = self.exchanging(group);
         let space = self.space(place.sequences);
-        memory::footprint(self.model, layers, group, rank, space, place, exchanging)
+        let inputs = Inputs::of(self.model, layers.clone());
+        let exchanging = self.exchanging(group);
+        let sizing = Sizing::new(self.model, group, inputs, space, place.ends(), exchanging);
+        let (shard, split) = (&group.shards[rank], group.split);
+        let ends = memory::ends(self.model, shard, split, place.ends());
+        let weights =
+            self.kinds.iter().zip(self.counts(layers)).fold(ends, |sum, (kind, count)| {
+                let each = memory::per_layer(self.model, kind.0, shard, split, space).weights.0;
+                sum.saturating_add(each.saturating_mul(count))
+            });
+        memory::buffers(&sizing, rank).and(Buffer::Weights, weights)
     }
 
     /// How many layers a group can hold, whichever they are.
@@ -504,21 +562,28 @@ impl<'a> Pricer<'a> {
 
     /// The same in several places.
     pub(crate) fn capacities<const N: usize>(&self, group: &Group, places: [Place; N]) -> [u32; N] {
+        let (model, split) = (self.model, group.split);
         let exchanging = self.exchanging(group);
-        places.map(|place| {
+        let sizings = places.map(|place| {
             let space = self.space(place.sequences);
-            let ranks = group.cards.iter().enumerate().map(|(rank, &card)| {
-                let usable = self.cluster.profile(card).usable().0;
-                let each = self
-                    .kinds
-                    .iter()
-                    .map(|&(layer, _)| memory::per_layer(self.model, layer, group, rank, space));
-                let each = each.max_by_key(|each| each.total());
-                let fixed = memory::fixed(self.model, group, rank, space, place, exchanging);
-                memory::most_layers(fixed, each.unwrap_or_default(), usable)
-            });
-            ranks.min().unwrap_or(0).min(self.model.layers.len() as u64) as u32
-        })
+            Sizing::new(model, group, self.inputs, space, place.ends(), exchanging)
+        });
+        let mut most = [model.layers.len() as u64; N];
+        for (rank, &card) in group.cards.iter().enumerate() {
+            let usable = self.cluster.profile(card).usable().0;
+            let shard = &group.shards[rank];
+            let space = self.space(places[0].sequences);
+            let kinds = self.kinds.iter();
+            let each = kinds.map(|kind| memory::per_layer(model, kind.0, shard, split, space));
+            let each = each.max_by_key(|each| each.total()).unwrap_or_default();
+            for ((place, sizing), most) in places.iter().zip(&sizings).zip(&mut most) {
+                let weights = Bytes(memory::ends(model, shard, split, place.ends()));
+                let buffers = memory::buffers(sizing, rank).buffers;
+                let fixed = Footprint { weights, kv: Bytes(0), buffers };
+                *most = (*most).min(memory::most_layers(fixed, each, usable));
+            }
+        }
+        most.map(|most| most as u32)
     }
 }
 

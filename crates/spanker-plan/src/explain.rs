@@ -115,19 +115,20 @@ pub fn explain(
     let plain = others.iter().filter(differs).find(|other| other.strategy == Strategy::Pipeline);
     let of_other_nature = plain.or_else(|| others.iter().find(differs));
     let now = price(best);
-    // Most resources leave the wires alone, and with them what collectives cost.
-    let same_wires = Rc::new(PriceList::default());
+    // Some resources leave wires and memories alone, and with them what collectives cost.
+    let same_exchanges = Rc::new(PriceList::default());
     let sensitivity = Resource::ALL.map(|resource| {
         let changed = changed(cluster, resource, 1.1);
-        let mut pricer = Pricer::new(model, &changed, request);
-        if !matches!(resource, Resource::LinkBandwidth | Resource::LinkLatency) {
-            pricer = pricer.with_prices(Rc::clone(&same_wires));
+        let mut pricer = Pricer::new(model, &changed, request).exactly();
+        if matches!(resource, Resource::Compute | Resource::HostLatency) {
+            pricer = pricer.with_prices(Rc::clone(&same_exchanges));
         }
         let better = cost(request, score(request.objective, &predict(&pricer, &best.layout)));
         (resource, 100.0 * (now / better - 1.0))
     });
-    let token =
-        |cluster: &Cluster| predict(&Pricer::new(model, cluster, request), &best.layout).token;
+    let token = |cluster: &Cluster| {
+        predict(&Pricer::new(model, cluster, request).exactly(), &best.layout).token
+    };
     Some(Explanation {
         binds: binds(request, best),
         runner_up: runner_up.map(|other| other.strategy),

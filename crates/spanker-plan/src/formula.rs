@@ -375,9 +375,9 @@ mod tests {
     }
 
     #[test]
-    fn formulas_equal_the_timed_schedules_where_nothing_is_shared() {
+    fn formulas_equal_the_timed_schedules_where_only_the_links_take_time() {
         for ranks in 2..=9 {
-            let profile = Profile::builtin("rev-a").unwrap();
+            let profile = crate::cost::exchange::links_alone("rev-a");
             let cluster = Cluster::uniform(profile, ranks, Shape::Switch).unwrap();
             let cards: Vec<usize> = (0..ranks).collect();
             for price in prices(&cluster, Collective::AllReduce, &cards) {

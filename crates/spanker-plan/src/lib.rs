@@ -29,7 +29,7 @@ pub use compare::{
     CardGap, Causes, CompareError, Comparison, Gap, LeftOut, StepGap, compare, compare_pieces,
 };
 pub use cost::Group;
-pub use cost::exchange::{Price, cheapest, collective_time, price, prices};
+pub use cost::exchange::{Price, PriceList, cheapest, collective_time, price, prices};
 pub use cost::memory::{ALIGNMENT, Allocation, Arena, Footprint};
 pub use cost::shard::{Shard, Split};
 pub use error::PlanError;

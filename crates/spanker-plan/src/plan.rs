@@ -11,7 +11,7 @@ use spanker_topology::{Bytes, Cluster, Seconds};
 
 use crate::cost::memory::{Allocation, Footprint, Place};
 use crate::cost::shard::Split;
-use crate::cost::{Group, Pricer};
+use crate::cost::{Group, Phase, Pricer};
 use crate::program::{Buffer, CardLayout, Op, Part, Step, Terms, Want, card_layouts};
 use crate::trace::Activity;
 use crate::{PlanError, Request};
@@ -353,6 +353,14 @@ impl Plan {
         crate::predict::predict(&pricer, &self.layout)
     }
 
+    /// The same for a prompt whose tokens are known.
+    #[must_use]
+    pub fn predict_prompt(&self, tokens: &[u32]) -> Prediction {
+        let pricer = Pricer::new(&self.model, &self.cluster, &self.request).exactly();
+        let pricer = pricer.with_prompt(tokens);
+        crate::predict::predict(&pricer, &self.layout)
+    }
+
     /// What each card allocates, in order: card, then buffers.
     #[must_use]
     pub fn allocations(&self) -> Vec<(usize, Vec<Allocation>)> {
@@ -379,15 +387,16 @@ impl Plan {
     #[must_use]
     pub fn exchanges(&self) -> Vec<Vec<Exchanged>> {
         let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
-        let sequences = sequences_at_once(&self.request, &self.layout).ceil() as u64;
+        let sequences = sequences_at_once(&self.request, &self.layout);
         let part = |sequence| Part { sequence, tokens: &[0], past: 0, want: Want::Best(1) };
         let parts: Vec<Part<'_>> = (0..sequences.max(1)).map(part).collect();
         let step = Step { parts: &parts };
         let describe = |stage: &Stage| {
             let group = &stage.group;
-            let mut ops = pricer.layer_lists(stage.layers.start, group, &step).swap_remove(0);
-            ops.extend(pricer.embed_lists(group, &step).swap_remove(0));
-            ops.extend(pricer.head_lists(group, &step).swap_remove(0));
+            let mut ops =
+                pricer.lists(group, Phase::Layer(stage.layers.start), &step).swap_remove(0);
+            ops.extend(pricer.lists(group, Phase::Embed, &step).swap_remove(0));
+            ops.extend(pricer.lists(group, Phase::Head, &step).swap_remove(0));
             let mut after = "";
             let mut described = Vec::new();
             for op in &ops {
@@ -424,19 +433,21 @@ pub(crate) fn served(request: &Request, layout: &Layout, copy: usize) -> u64 {
     request.sequences / copies + u64::from((copy as u64) < request.sequences % copies)
 }
 
-/// How many micro-batches are under way in a pipeline, and how many sequences each has in the mean.
-pub(crate) fn in_flight(request: &Request, sequences: u64, stages: usize) -> (u64, f64) {
+/// How many micro-batches are under way in a pipeline, and how many sequences the largest of them has.
+///
+/// The largest sets the pace: its next token begins when it has passed all stages, and others wait behind it.
+pub(crate) fn in_flight(request: &Request, sequences: u64, stages: usize) -> (u64, u64) {
     match request.objective {
         crate::Objective::Throughput => {
             let batches = (stages as u64).min(sequences).max(1);
-            (batches, sequences as f64 / batches as f64)
+            (batches, sequences.div_ceil(batches))
         }
-        _ => (1, sequences as f64),
+        _ => (1, sequences),
     }
 }
 
 /// Sequences that go through a stage together.
-fn sequences_at_once(request: &Request, layout: &Layout) -> f64 {
+fn sequences_at_once(request: &Request, layout: &Layout) -> u64 {
     let each = sequences_per_replica(request, layout);
     in_flight(request, each, layout.pipeline_stages()).1
 }

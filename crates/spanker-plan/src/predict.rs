@@ -25,16 +25,11 @@ pub(crate) fn pass_through(
     let mut sum = Terms::default();
     let mut longest = Seconds::ZERO;
     for (index, stage) in stages.iter().enumerate() {
-        let mut terms = pricer.layers(stage.layers.clone(), &stage.group, pass);
-        match index.checked_sub(1) {
-            None => terms = terms.plus(pricer.embed(&stage.group, pass)),
-            Some(before) => {
-                let from = &stages[before].group;
-                terms.communication += pricer.hop(from, &stage.group, pass.rows());
-            }
-        }
-        if with_head && index + 1 == stages.len() {
-            terms = terms.plus(pricer.head(&stage.group, pass.sequences));
+        let ends = (index == 0, with_head && index + 1 == stages.len());
+        let mut terms = pricer.stage(stage.layers.clone(), &stage.group, pass, ends);
+        if let Some(before) = index.checked_sub(1) {
+            let from = &stages[before].group;
+            terms.communication += pricer.hop(from, &stage.group, pass.rows());
         }
         longest = longest.max(terms.total());
         sum = sum.plus(terms);
@@ -47,7 +42,7 @@ fn decode(
     pricer: &Pricer<'_>,
     stages: &[Stage],
     batches: u64,
-    sequences: f64,
+    sequences: u64,
     position: u64,
 ) -> (Terms, Seconds) {
     let pass = Pass::decode(sequences, position);
@@ -58,15 +53,24 @@ fn decode(
     (sum, (turn - sum.total()).max(Seconds::ZERO))
 }
 
+/// Pieces of a prompt that are priced one by one where their tokens are known.
+const MOST_PIECES: f64 = 16.0;
+
 /// The time to the first token and where it goes: the pieces of the prompt one after the other, as runs do it.
 fn first_token(pricer: &Pricer<'_>, stages: &[Stage], sequences: u64) -> (Seconds, Terms, u64) {
     let request = pricer.request;
     let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
     let passes = Pass::prefill(sequences, request.prompt, request.batch);
     let pieces: f64 = passes.iter().map(|(_, count)| count).sum();
-    let mut sum = pricer.head(last, sequences as f64);
-    for (pass, count) in passes {
-        sum = sum.plus(pass_through(pricer, stages, pass, false).sum.times(count));
+    let mut sum = pricer.head(last, sequences);
+    if pricer.knows_prompt() && pieces <= MOST_PIECES {
+        for pass in Pass::pieces(sequences, request.prompt, request.batch) {
+            sum = sum.plus(pass_through(pricer, stages, pass, false).sum);
+        }
+    } else {
+        for (pass, count) in passes {
+            sum = sum.plus(pass_through(pricer, stages, pass, false).sum.times(count));
+        }
     }
     let between = pricer.host(first, last, false).times(pieces - 1.0);
     sum = sum.plus(between).plus(pricer.host(first, last, true));

@@ -24,17 +24,19 @@ use spanker_model::Model;
 use spanker_topology::{Cluster, ExchangeKind};
 
 use crate::cost::exchange;
+use crate::cost::memory::Footprint;
 use crate::cost::shard::{Shard, Split};
 use crate::plan::Stage;
 use crate::work::{BufferId, Place, Work};
 use crate::{Activity, PlanError};
 pub use buffers::{Buffer, MAX_CANDIDATES, Space};
-pub(crate) use buffers::{BufferIds, Exchanging, Overheads, sizes};
+pub(crate) use buffers::{BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, sizes};
+pub(crate) use price::Loads;
 pub use price::{Cost, Load, OPERATORS_PER_LAYER, Terms, load};
 pub use weights::{Cut, Piece, Projection, Tensor, WEIGHT_ALIGNMENT, WeightLayout};
 pub(crate) use weights::{Held, HeldLayer, Holder, Holding, padded};
 pub use wiring::{Apart, RankLink, Wiring};
-pub(crate) use write::{Context, Writer};
+pub(crate) use write::{Context, Sink, Writer};
 
 /// What a step gives back for a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,6 +190,14 @@ pub struct CardLayout {
 }
 
 impl CardLayout {
+    /// Bytes that all buffers take in whole pages: what the card has less of afterwards.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let none = Footprint::default();
+        let all = self.allocations().fold(none, |sum, (of, bytes)| sum.and(of, bytes));
+        all.total().0
+    }
+
     /// Every buffer with its bytes. No buffer is empty.
     pub fn allocations(&self) -> impl Iterator<Item = (Buffer, u64)> + '_ {
         let weights = std::iter::once((Buffer::Weights, self.weights.bytes));
@@ -222,7 +232,7 @@ pub fn card_layouts(
 }
 
 fn exchanging(cluster: &Cluster, stage: &Stage, kind: Option<ExchangeKind>) -> Exchanging {
-    let kind = kind.unwrap_or_else(|| exchange::kind_of(cluster, &stage.group));
+    let kind = kind.unwrap_or_else(|| exchange::exchange_kind(cluster, &stage.group.cards));
     exchange::exchanging(cluster, &stage.group, kind)
 }
 
@@ -399,7 +409,7 @@ impl Programs {
             stages: &self.kinds,
             members: &self.members,
         };
-        let mut writer = Writer::new(of, step);
+        let mut writer = Writer::new(of, step, vec![Vec::new(); self.members.len()]);
         writer.embed(self.groups[0].clone());
         for (index, stage) in self.stages.iter().enumerate() {
             let members = self.groups[index].clone();

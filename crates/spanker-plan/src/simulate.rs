@@ -8,6 +8,7 @@
 
 pub(crate) mod engine;
 pub(crate) mod flow;
+pub(crate) mod network;
 mod program;
 mod recover;
 
@@ -17,12 +18,13 @@ use rand::SeedableRng;
 use rand_pcg::Pcg32;
 use spanker_topology::{Cluster, Seconds};
 
-use crate::cost::Pricer;
 use crate::cost::exchange::collective_time;
+use crate::cost::{Group, Lists, Pricer};
 use crate::plan::{Layout, in_flight, sequences_per_replica};
 use crate::trace::{Incident, Mark, Parts, Trace};
 use crate::{Plan, PlanError};
-use engine::{Disturbance, Ended, Engine, Errors};
+use engine::{Disturbance, Ended, Engine};
+use network::{Errors, Speeds};
 pub(crate) use program::direct;
 use program::{Items, What, Writer};
 
@@ -77,6 +79,8 @@ pub struct Conditions {
     pub tokens: u32,
     /// Whether the prompt comes first.
     pub prompt: bool,
+    /// The prompt's tokens, where they are known: which card has a token's row is part of a program.
+    pub prompt_tokens: Vec<u32>,
     /// What chance starts from: the same seed gives the same trace.
     pub seed: u64,
     /// The largest part by which a piece of work may take longer, at random.
@@ -100,6 +104,7 @@ impl Conditions {
         Conditions {
             tokens,
             prompt: false,
+            prompt_tokens: Vec::new(),
             seed: 0,
             jitter: 0.0,
             slow: Vec::new(),
@@ -292,15 +297,18 @@ impl Run<'_> {
     }
 
     fn piece(&mut self, what: What) -> (Ended, Vec<usize>) {
-        let pricer = Pricer::new(&self.plan.model, &self.cluster, &self.plan.request);
+        let pricer = Pricer::new(&self.plan.model, &self.cluster, &self.plan.request)
+            .with_prompt(&self.conditions.prompt_tokens);
         let dice = Pcg32::from_rng(&mut self.dice);
         let record = self.conditions.record;
         let items =
             Writer::new(&pricer, self.conditions.jitter, dice, record).write(&self.layout, what);
         let disturbance = self.disturbance();
         let mut marks = std::mem::take(&mut self.trace.marks);
-        let mut engine = Engine::new(&self.cluster, &items.flows, &items.groups, &items.items)
-            .disturbed(disturbance);
+        let speeds = Speeds::of(&self.cluster);
+        let (flows, groups) = (&items.flows, &items.groups);
+        let mut engine =
+            Engine::new(&self.cluster, &speeds, flows, groups, &items.items).disturbed(disturbance);
         if record {
             engine = engine.recording(&mut marks);
         }
@@ -364,6 +372,48 @@ impl Run<'_> {
         })
     }
 }
+
+/// What layers in a row take on a group, with the embedding before and the head behind them where they are given:
+/// an early rank begins an exchange while others are still at work, which no sum of single exchanges knows. After
+/// some layers each takes as long as those before.
+pub(crate) fn in_a_row(
+    pricer: &Pricer<'_>,
+    group: &Group,
+    rows: u64,
+    embed: Option<&Lists>,
+    layers: &[&Lists],
+    head: Option<&Lists>,
+) -> Seconds {
+    let pairs = (group.cards.len() * group.cards.len()) as u64;
+    let count = layers.len();
+    // Long steps are mostly work, and who is early in one layer is early in the next.
+    let most = if rows > 1 { FEWEST_LAYERS } else { MESSAGES / pairs };
+    let most = most.clamp(FEWEST_LAYERS, MOST_LAYERS) as usize;
+    let (times, before) = (count.min(most), usize::from(embed.is_some()));
+    let pieces: Vec<&Lists> =
+        embed.into_iter().chain(layers[..times].iter().copied()).chain(head).collect();
+    let noted = [before + times / 2, before + times];
+    let dice = Pcg32::seed_from_u64(0);
+    let items = Writer::new(pricer, 0.0, dice, false).row(group, &pieces, noted);
+    let (cluster, speeds) = (pricer.cluster, pricer.speeds());
+    let ended = Engine::new(cluster, speeds, &items.flows, &items.groups, &items.items).run(&[]);
+    if !ended.complete {
+        return Seconds(f64::INFINITY);
+    }
+    let all = ended.clocks.iter().copied().fold(0.0, f64::max);
+    let after = |pieces: usize| {
+        let done = ended.done.iter().filter(|(at, _)| *at as usize + 1 == pieces);
+        done.map(|&(_, at)| at).fold(0.0, f64::max)
+    };
+    let each = (after(noted[1]) - after(noted[0])) / (times - times / 2) as f64;
+    Seconds(all + each * (count - times) as f64)
+}
+
+/// Layers that are simulated where more are priced: so many that each of their exchanges has about so many messages
+/// in all, but neither fewer nor more than these.
+const MESSAGES: u64 = 1000;
+const FEWEST_LAYERS: u64 = 6;
+const MOST_LAYERS: u64 = 32;
 
 /// Says what recorded exchanges consist of: waiting for the last to come, what the collective takes without
 /// bytes, and what its bytes take.

@@ -53,11 +53,10 @@ proptest! {
         objective in prop::sample::select(Objective::ALL.to_vec()),
         sequences in 1u64..9,
         context in 1u64..8192,
-        kv in prop::sample::select(vec![Quant::F16, Quant::F32, Quant::Q8_0]),
     ) {
         let cluster = Cluster::new(cards.iter().copied().map(profile).collect(), shape).unwrap();
         let prompt = context.min(300);
-        let request = Request { sequences, context, prompt, kv, ..Request::new(objective) };
+        let request = Request { sequences, context, prompt, ..Request::new(objective) };
         let all: Vec<usize> = (0..cards.len()).collect();
         let choice = choose(&model, &cluster, &all, &request).unwrap();
         for candidate in &choice.candidates {
@@ -79,6 +78,15 @@ proptest! {
             prop_assert!(again.predict() == candidate.prediction, "and so does its prediction");
         }
     }
+}
+
+#[test]
+fn keys_and_values_that_no_runner_keeps_are_refused_by_name() {
+    let model = builtin("smollm2-135m", Quant::Q4_0).unwrap();
+    let cluster = Cluster::uniform(Profile::builtin("rev-a").unwrap(), 1, Shape::Ring).unwrap();
+    let request = Request { kv: Quant::Q8_0, ..Request::new(Objective::Latency) };
+    let error = choose(&model, &cluster, &[0], &request).unwrap_err().to_string();
+    assert!(error.contains("q8_0"), "{error}");
 }
 
 #[test]

@@ -326,6 +326,15 @@ impl Cluster {
         latency + Seconds(busiest.fold(0.0, f64::max))
     }
 
+    /// What a card can count on of a wire to or from a hub: all of it, or its part of what all cards share
+    /// there, because no card knows what the others do.
+    #[must_use]
+    pub fn part_at_hub(&self, wire: &Wire) -> BytesPerSecond {
+        let cards = self.cards().max(1) as u64;
+        let part = wire.shared.map(|at| (self.wired.shared[at].bandwidth.0 / cards).max(1));
+        BytesPerSecond(part.map_or(wire.bandwidth.0, |part| part.min(wire.bandwidth.0)))
+    }
+
     /// What a collective among these cards takes before its first step.
     #[must_use]
     pub fn base(&self, cards: &[usize]) -> Seconds {

@@ -217,12 +217,7 @@ fn through_hub(cluster: &Cluster, card: usize, peer: usize) -> Option<PortSpec> 
     // Where the hub is the host, the cards' own links are not used.
     let switched = cluster.shape() == Shape::Switch;
     let link = cluster.profile(card).link.as_ref().filter(|_| switched);
-    // What all cards divide between them, each has its part of: no card knows what the others do.
-    let part = |wire: &Wire| {
-        let shared = wire.shared.map(|at| cluster.shared()[at].bandwidth.0 / hub as u64);
-        BytesPerSecond(shared.map_or(u64::MAX, |part| part.max(1)))
-    };
-    let raw = into.bandwidth.min(out.bandwidth).min(part(into)).min(part(out));
+    let raw = cluster.part_at_hub(into).min(cluster.part_at_hub(out));
     Some(PortSpec {
         peer: peer as u32,
         peer_port: 0,

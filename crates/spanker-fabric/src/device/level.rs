@@ -94,7 +94,7 @@ fn meet(places: &mut [Place<'_>]) -> Result<Vec<Message>, DeviceError> {
             }
         }
     }
-    let mut found: Vec<(usize, Rank, Message)> = Vec::new();
+    let mut found: Vec<(Rank, Message)> = Vec::new();
     for from in 0..places.len() {
         for (at, transfer) in places[from].transfers().iter().enumerate() {
             let (Transfer::Send { to, span: source }, false) = (*transfer, places[from].met[at])
@@ -114,10 +114,12 @@ fn meet(places: &mut [Place<'_>]) -> Result<Vec<Message>, DeviceError> {
             }
             places[from].met[at] = true;
             places[to].met[there] = true;
-            found.push((at, from, Message { from, to, source, target, fold }));
+            found.push((from, Message { from, to, source, target, fold }));
         }
     }
-    // The first sends of all ranks before anyone's second, so that relays serve all ranks in turn.
-    found.sort_by_key(|&(at, from, _)| (at, from));
-    Ok(found.into_iter().map(|(_, _, message)| message).collect())
+    // Every rank begins with the one behind it, so that not all send to the same one first, and the first sends
+    // of all ranks come before anyone's second, so that relays serve all ranks in turn.
+    let ranks = places.len();
+    found.sort_by_key(|(from, message)| ((message.to + ranks - from) % ranks, *from));
+    Ok(found.into_iter().map(|(_, message)| message).collect())
 }

@@ -5,10 +5,11 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use spanker_collective::{Algorithm, Collective, DType, ReduceOp, schedule};
+use spanker_collective::{Collective, DType, ReduceOp, schedule};
 use spanker_fabric::device::{DeviceGroup, Lowered, lower};
-use spanker_plan::{Buffer, Place, Plan, Price, Programs, Wiring, cheapest, prices};
+use spanker_plan::{Buffer, Place, Plan, PriceList, Programs, Wiring};
 use spanker_runtime::{BufferId, Descriptor, SpankerControl};
+use spanker_topology::Cluster;
 
 use super::load::Buffers;
 use crate::LlmError;
@@ -20,18 +21,18 @@ type Key = (usize, Collective, u64);
 #[derive(Debug)]
 pub(super) struct Exchanges {
     stages: Vec<StageLinks>,
+    cluster: Cluster,
+    prices: PriceList,
     lowered: HashMap<Key, Rc<Lowered>>,
     /// Bytes of the buffers of each member that collectives work in.
     rooms: Vec<HashMap<Buffer, u64>>,
 }
 
-/// How the cards of a stage are wired, and what exchanges between them cost.
+/// How the cards of a stage are wired.
 #[derive(Debug)]
 struct StageLinks {
     wiring: Wiring,
     cards: Vec<usize>,
-    cluster: spanker_topology::Cluster,
-    prices: HashMap<Collective, Vec<Price>>,
 }
 
 impl Exchanges {
@@ -47,28 +48,21 @@ impl Exchanges {
             stages.push(StageLinks {
                 wiring: group.wiring().clone(),
                 cards: stage.group.cards.clone(),
-                cluster: plan.cluster.clone(),
-                prices: HashMap::new(),
             });
         }
-        Ok(Exchanges { stages, lowered: HashMap::new(), rooms })
+        let (cluster, prices) = (plan.cluster.clone(), PriceList::default());
+        Ok(Exchanges { stages, cluster, prices, lowered: HashMap::new(), rooms })
     }
 
-    /// The schedule of a collective in a stage: the cheapest by the plan's own prices. Sums are added in rank
-    /// order, which two algorithms do.
+    /// The schedule of a collective in a stage: the one that the plan was priced with.
     fn lowered(&mut self, key: Key, dtype: DType) -> Result<Rc<Lowered>, LlmError> {
         if let Some(known) = self.lowered.get(&key) {
             return Ok(Rc::clone(known));
         }
         let (stage, collective, elements) = key;
-        let links = &mut self.stages[stage];
-        let (cluster, cards) = (&links.cluster, &links.cards);
-        let list = links.prices.entry(collective).or_insert_with(|| {
-            let serial = [Algorithm::OneShot, Algorithm::TwoShot];
-            let all = prices(cluster, collective, cards).into_iter();
-            all.filter(|price| !collective.reduces() || serial.contains(&price.algorithm)).collect()
-        });
-        let (algorithm, _) = cheapest(list, elements as f64 * dtype.size() as f64);
+        let links = &self.stages[stage];
+        let bytes = elements as f64 * dtype.size() as f64;
+        let (algorithm, _) = self.prices.best(&self.cluster, collective, &links.cards, bytes);
         let ranks = links.wiring.ranks();
         let refused =
             |error: spanker_collective::CollectiveError| LlmError::plan(error.to_string());

@@ -183,7 +183,11 @@ proptest! {
         let choice = choose(&model, &cluster, &all, &request).unwrap();
         let single = choice.candidates.iter().filter(|c| c.strategy != Strategy::Replicas);
         let fitting = single.filter(|candidate| candidate.prediction.fits());
-        let chosen = fitting.map(|c| score(objective, &c.prediction)).fold(f64::INFINITY, f64::min);
+        // Both by the prices that the search compares: what is reported also knows how layers overlap.
+        let pricer = Pricer::new(&model, &cluster, &request);
+        let chosen = fitting
+            .map(|candidate| score(objective, &predict(&pricer, &candidate.layout)))
+            .fold(f64::INFINITY, f64::min);
         let best = brute_force(&model, &cluster, &request);
         prop_assert!(choice.exact, "small cases are searched completely");
         if best.is_infinite() {

@@ -68,14 +68,9 @@ pub(crate) struct Entry {
     pub(crate) head_at_least: f64,
     /// The most layers, by place: neither end, last, first, both.
     pub(crate) most: [u32; 4],
-    costs: OnceCell<Costs>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Costs {
-    pub(crate) layer: f64,
-    pub(crate) head: f64,
-    pub(crate) embed: f64,
+    layer: OnceCell<f64>,
+    head: OnceCell<f64>,
+    embed: OnceCell<f64>,
 }
 
 /// What passes take together.
@@ -84,12 +79,22 @@ pub(crate) fn sum(passes: &Passes, each: impl Fn(Pass) -> f64) -> f64 {
 }
 
 impl Entry {
-    pub(crate) fn costs(&self, pricer: &Pricer<'_>, passes: &Passes) -> Costs {
-        *self.costs.get_or_init(|| Costs {
-            layer: sum(passes, |pass| pricer.mean_layer(&self.group, pass).total().0),
-            head: pricer.head(&self.group, passes[0].0.sequences).total().0,
-            embed: sum(passes, |pass| pricer.embed(&self.group, pass).total().0),
-        })
+    /// What a layer takes.
+    pub(crate) fn layer(&self, pricer: &Pricer<'_>, passes: &Passes) -> f64 {
+        *self
+            .layer
+            .get_or_init(|| sum(passes, |pass| pricer.mean_layer(&self.group, pass).total().0))
+    }
+
+    /// What the head takes.
+    pub(crate) fn head(&self, pricer: &Pricer<'_>, passes: &Passes) -> f64 {
+        let sequences = passes[0].0.sequences;
+        *self.head.get_or_init(|| pricer.head(&self.group, sequences).total().0)
+    }
+
+    /// What the embedding takes.
+    pub(crate) fn embed(&self, pricer: &Pricer<'_>, passes: &Passes) -> f64 {
+        *self.embed.get_or_init(|| sum(passes, |pass| pricer.embed(&self.group, pass).total().0))
     }
 
     pub(crate) fn cards(&self) -> usize {
@@ -105,6 +110,22 @@ pub(crate) struct Terms {
     pub(crate) sequences: u64,
     /// Whether memory counts; without, every group holds every layer.
     pub(crate) memory: bool,
+    /// How many cards of each class there are.
+    pub(crate) available: Vec<u16>,
+    /// The most cards of a group: every other stage has one at least.
+    pub(crate) most_cards: usize,
+    /// Whether a group has to hold all layers by itself.
+    pub(crate) all_layers: bool,
+}
+
+impl Terms {
+    /// Whether groups that hold so many layers, by place, can be part of any pipeline.
+    fn useful(&self, most: [u32; 4], layers: u32) -> bool {
+        match self.all_layers {
+            true => most[3] >= layers,
+            false => most.iter().any(|&most| most > 0),
+        }
+    }
 }
 
 /// The entries for one set of cards.
@@ -128,21 +149,26 @@ fn entries(
                 true => pricer.capacities(&group, places.map(|(first, last)| place(first, last))),
                 false => [layers; 4],
             };
+            if !terms.useful(most, layers) {
+                continue;
+            }
             let at_least = sum(&terms.passes, |pass| pricer.least_layer(&group, pass));
             let head_at_least = pricer.least_head(&group, terms.passes[0].0.sequences);
-            let (takes, costs) = (takes.to_vec(), OnceCell::new());
-            out.push(Entry { group, takes, at_least, head_at_least, most, costs });
+            let (layer, head, embed) = Default::default();
+            let takes = takes.to_vec();
+            out.push(Entry { group, takes, at_least, head_at_least, most, layer, head, embed });
         }
     }
 }
 
 /// Every set of cards, sorted by what a layer costs at least.
 pub(crate) fn all(pricer: &Pricer<'_>, classes: &Classes, terms: &Terms) -> Vec<Entry> {
-    let counts = classes.counts();
-    let mut takes = vec![0u16; counts.len()];
+    let mut takes = vec![0u16; terms.available.len()];
     let mut pool = Vec::new();
-    while advance(&mut takes, &counts) {
-        entries(pricer, &canonical(classes, &takes), &takes, terms, &mut pool);
+    while advance(&mut takes, &terms.available) {
+        if takes.iter().map(|&take| usize::from(take)).sum::<usize>() <= terms.most_cards {
+            entries(pricer, &canonical(classes, &takes), &takes, terms, &mut pool);
+        }
     }
     sorted(pool)
 }
@@ -158,7 +184,7 @@ pub(crate) fn runs(pricer: &Pricer<'_>, classes: &Classes, terms: &Terms) -> Vec
     let lengths = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192];
     let lengths =
         lengths.into_iter().filter(|&length| length + 1 < total).chain([total - 1, total]);
-    for length in lengths {
+    for length in lengths.filter(|&length| length <= terms.most_cards) {
         for order in [&by_index, &by_class] {
             for run in order.windows(length) {
                 let takes: Vec<u16> = classes
@@ -166,7 +192,8 @@ pub(crate) fn runs(pricer: &Pricer<'_>, classes: &Classes, terms: &Terms) -> Vec
                     .iter()
                     .map(|class| class.iter().filter(|card| run.contains(card)).count() as u16)
                     .collect();
-                if seen.insert(takes.clone()) {
+                let there = takes.iter().zip(&terms.available).all(|(take, most)| take <= most);
+                if there && seen.insert(takes.clone()) {
                     entries(pricer, &canonical(classes, &takes), &takes, terms, &mut pool);
                 }
             }

@@ -92,7 +92,8 @@ impl<'a> Search<'a> {
             speeds.reduce(f64::max).unwrap_or(f64::INFINITY)
         };
         let speeds = (0..goal.available.len()).map(per_class).collect();
-        let hop = pool::sum(&goal.passes, |pass| least_hop(pricer, classes, pass.rows()));
+        let cards: Vec<usize> = classes.members.concat();
+        let hop = pool::sum(&goal.passes, |pass| pricer.least_hop(&cards, pass.rows()));
         let steps: f64 = goal.passes.iter().map(|(_, count)| count).sum();
         let heads = pool.iter().map(|entry| entry.head_at_least);
         let hosts = pool
@@ -143,7 +144,7 @@ impl<'a> Search<'a> {
         let cost = |&index: &usize| {
             let entry = self.pool[index];
             let most = entry.most.iter().copied().max().unwrap_or(0);
-            (entry.costs(self.pricer, &self.goal.passes).layer, most)
+            (entry.layer(self.pricer, &self.goal.passes), most)
         };
         let further = next.map(|least| (least, u32::MAX));
         let groups = node.chosen.len() + usize::from(next.is_some());
@@ -275,7 +276,7 @@ impl<'a> Search<'a> {
     fn optimistic(&self, node: &Node) -> Option<f64> {
         let cost = |&index: &usize| {
             let entry = self.pool[index];
-            let layer = entry.costs(self.pricer, &self.goal.passes).layer;
+            let layer = entry.layer(self.pricer, &self.goal.passes);
             let most = entry.most.iter().copied().max().unwrap_or(0);
             StageCost { layer, besides: 0.0, most }
         };
@@ -329,9 +330,9 @@ impl<'a> Search<'a> {
         let mut apart = (steps - 1.0) * host(false) + host(true);
         let cost = |(index, &entry): (usize, &usize)| {
             let entry = self.pool[entry];
-            let costs = entry.costs(self.pricer, &self.goal.passes);
+            let (pricer, passes) = (self.pricer, &self.goal.passes);
             let mut besides = match index.checked_sub(1) {
-                None => costs.embed,
+                None => entry.embed(pricer, passes),
                 Some(before) => {
                     let hop = |pass: Pass| {
                         self.pricer.hop(&groups[before], &groups[index], pass.rows()).0
@@ -341,13 +342,13 @@ impl<'a> Search<'a> {
             };
             if index == last {
                 if self.goal.head_in_turn {
-                    besides += costs.head;
+                    besides += entry.head(pricer, passes);
                 } else {
-                    apart += costs.head;
+                    apart += entry.head(pricer, passes);
                 }
             }
             let place = 2 * usize::from(index == 0) + usize::from(index == last);
-            StageCost { layer: costs.layer, besides, most: entry.most[place] }
+            StageCost { layer: entry.layer(pricer, passes), besides, most: entry.most[place] }
         };
         let costs: Vec<StageCost> = order.iter().enumerate().map(cost).collect();
         let (value, counts) = divide(&costs, self.layers(), self.goal.score, apart)?;
@@ -395,22 +396,6 @@ fn permutations(items: &mut Vec<usize>, fixed: usize, visit: &mut dyn FnMut(&[us
         permutations(items, fixed + 1, visit);
         items.swap(fixed, index);
     }
-}
-
-/// The cheapest hand-off between any two of the cards.
-fn least_hop(pricer: &Pricer<'_>, classes: &Classes, rows: f64) -> f64 {
-    let cards: Vec<usize> = classes.members.concat();
-    let bytes = rows * pricer.model.hidden as f64 * 4.0;
-    let mut least = f64::INFINITY;
-    for &from in &cards {
-        for &to in &cards {
-            if from != to && pricer.cluster.reaches(from, to) {
-                least =
-                    least.min(crate::cost::exchange::hop(pricer.cluster, &[(from, to, bytes)]).0);
-            }
-        }
-    }
-    if least.is_finite() { least } else { 0.0 }
 }
 
 /// One copy of the model.

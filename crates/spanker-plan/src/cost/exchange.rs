@@ -15,7 +15,7 @@
 //! | one-shot | base + alpha + (n-1) S/beta |
 //! | two-shot | base + 2 alpha + 2(n-1)/n S/beta |
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -23,9 +23,10 @@ use spanker_collective::{Algorithm, Collective, Transfer, schedule};
 use spanker_topology::{Cluster, ExchangeKind, Seconds, Shape};
 
 use super::Group;
-use crate::program::{Exchanging, Overheads, Wiring};
+use crate::program::{Exchanging, Overhead, Overheads, Wiring};
 use crate::simulate::engine::{Engine, Item, OUTSIDE};
 use crate::simulate::flow::Flow;
+use crate::simulate::network::Speeds;
 use crate::trace::{Activity, Label};
 
 /// One algorithm's time over the bytes.
@@ -71,12 +72,6 @@ pub(crate) fn serial(collective: Collective, algorithm: Algorithm) -> bool {
     !collective.reduces() || matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot)
 }
 
-/// How the cards of a group exchange activations, as their profile says.
-pub(crate) fn kind_of(cluster: &Cluster, group: &Group) -> ExchangeKind {
-    let link = cluster.profile(group.cards[0]).link.as_ref();
-    link.map(|link| link.exchange).unwrap_or_default()
-}
-
 /// What a group needs to exchange activations in this way.
 pub(crate) fn exchanging(cluster: &Cluster, group: &Group, kind: ExchangeKind) -> Exchanging {
     let overheads = match kind {
@@ -86,6 +81,12 @@ pub(crate) fn exchanging(cluster: &Cluster, group: &Group, kind: ExchangeKind) -
     Exchanging { kind, overheads }
 }
 
+/// How cards exchange activations.
+pub(crate) fn exchange_kind(cluster: &Cluster, cards: &[usize]) -> ExchangeKind {
+    let link = cluster.profile(cards[0]).link.as_ref();
+    link.map(|link| link.exchange).unwrap_or_default()
+}
+
 /// Elements of each rank in the schedules that memory is counted in.
 const COUNTED: usize = 16;
 /// What messages that are passed on begin at a multiple of.
@@ -93,46 +94,60 @@ const PASSED_ON: u64 = 64;
 
 /// The most that any schedule of a model's exchanges needs besides the data, on any card of a group.
 fn overheads(cluster: &Cluster, cards: &[usize]) -> Overheads {
-    let ranks = cards.len();
     let wiring = Wiring::of(cluster, cards).ok();
-    let mut most = Overheads::default();
-    for collective in
-        [Collective::AllGather, Collective::AllReduce, Collective::Broadcast { root: 0 }]
-    {
-        for &algorithm in algorithms(collective).iter().filter(|&&a| serial(collective, a)) {
-            let Ok(schedule) = schedule(collective, algorithm, ranks, ranks * COUNTED) else {
-                continue;
-            };
-            let whole = schedule.data_len().max(1) as f64;
-            most.working = most.working.max(schedule.scratch_len() as f64 / whole);
-            let Some(wiring) = &wiring else { continue };
-            let mut passed = vec![(0usize, 0u64); ranks];
-            for from in 0..ranks {
-                for step in schedule.program(from) {
-                    for transfer in &step.transfers {
-                        let Transfer::Send { to, span } = *transfer else { continue };
-                        let route = wiring.route(from, to);
-                        for &rank in &route[1..route.len() - 1] {
-                            passed[rank].0 += span.len;
-                            passed[rank].1 += 1;
-                        }
-                    }
+    let most = |collective: Collective| {
+        let all = usable(collective, cards.len());
+        let each = all.map(|algorithm| overhead(collective, algorithm, cards.len(), &wiring));
+        each.fold(Overhead::default(), |most, one| Overhead {
+            working: most.working.max(one.working),
+            passed_on: most.passed_on.max(one.passed_on),
+            slack: most.slack.max(one.slack),
+        })
+    };
+    Overheads {
+        gather: most(Collective::AllGather),
+        reduce: most(Collective::AllReduce),
+        broadcast: most(Collective::Broadcast { root: 0 }),
+    }
+}
+
+/// What one schedule needs besides the data.
+fn overhead(
+    collective: Collective,
+    algorithm: Algorithm,
+    ranks: usize,
+    wiring: &Option<Wiring>,
+) -> Overhead {
+    let Ok(schedule) = schedule(collective, algorithm, ranks, ranks * COUNTED) else {
+        return Overhead::default();
+    };
+    let whole = schedule.data_len().max(1) as f64;
+    let mut passed = vec![(0usize, 0u64); ranks];
+    if let Some(wiring) = wiring {
+        for from in 0..ranks {
+            let transfers = schedule.program(from).iter().flat_map(|step| &step.transfers);
+            for transfer in transfers {
+                let Transfer::Send { to, span } = *transfer else { continue };
+                for rank in wiring.between(from, to) {
+                    passed[rank].0 += span.len;
+                    passed[rank].1 += 1;
                 }
-            }
-            for (elements, messages) in passed {
-                most.passed_on = most.passed_on.max(elements as f64 / whole);
-                most.slack = most.slack.max(PASSED_ON * (messages + 1));
             }
         }
     }
-    // Chunks of a buffer that does not divide evenly are an element longer.
-    most.slack += 8 * (ranks * ranks) as u64;
-    most
+    let elements = passed.iter().map(|passed| passed.0).max().unwrap_or(0);
+    let messages = passed.iter().map(|passed| passed.1).max().unwrap_or(0);
+    Overhead {
+        working: schedule.scratch_len() as f64 / whole,
+        passed_on: elements as f64 / whole,
+        // Chunks of a buffer that does not divide evenly are an element longer.
+        slack: PASSED_ON * (messages + 1) + 8 * (ranks * ranks) as u64,
+    }
 }
 
 /// What it takes until every rank of a stage has its message: `(from, to, bytes)` for each. Cards in between
 /// pass a message on when they have all of it.
-pub(crate) fn hop(cluster: &Cluster, messages: &[(usize, usize, f64)]) -> Seconds {
+fn hop(cluster: &Cluster, speeds: &Speeds, messages: &[(usize, usize, f64)]) -> Seconds {
     let label = Label { activity: Activity::Handoff, layer: 0, token: 0 };
     let hub = matches!(cluster.shape(), Shape::Star | Shape::Switch);
     let link = cluster.profile(0).link.as_ref();
@@ -150,7 +165,7 @@ pub(crate) fn hop(cluster: &Cluster, messages: &[(usize, usize, f64)]) -> Second
             programs[there].push(Item::Recv { from: here as u32, label, op });
         }
     }
-    let ended = Engine::new(cluster, &[], &[], &programs).run(&[]);
+    let ended = Engine::new(cluster, speeds, &[], &[], &programs).run(&[]);
     match ended.complete {
         true => Seconds(ended.clocks.into_iter().fold(0.0, f64::max)),
         false => Seconds(f64::INFINITY),
@@ -166,8 +181,8 @@ pub fn collective_time(
     cards: &[usize],
     bytes: u64,
 ) -> Seconds {
-    let flow = Flow::new(collective, algorithm, cards.len());
-    cluster.base(cards) + Seconds(timed(cluster, &flow, cards, bytes as f64))
+    let (flow, speeds) = (Flow::new(collective, algorithm, cards.len()), Speeds::of(cluster));
+    cluster.base(cards) + Seconds(timed(cluster, &speeds, &flow, cards, bytes as f64))
 }
 
 /// Bytes that stand for "many" when the slope is measured.
@@ -180,7 +195,7 @@ const BETWEEN: [f64; 7] = [1e3, 4e3, 1.6e4, 6.4e4, 2.56e5, 1e6, 1.6e7];
 const LINE: f64 = 0.005;
 
 /// How long one collective takes from a standing start.
-fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
+fn timed(cluster: &Cluster, speeds: &Speeds, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
     let label = Label { activity: Activity::Exchange, layer: 0, token: 0 };
     let mut programs = vec![Vec::new(); cluster.cards()];
     for (rank, &card) in cards.iter().enumerate() {
@@ -189,7 +204,8 @@ fn timed(cluster: &Cluster, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
         programs[card].push(Item::Collective { flow: 0, rank, group: 0, bytes, label, op });
     }
     let groups = [cards.to_vec()];
-    let ended = Engine::new(cluster, std::slice::from_ref(flow), &groups, &programs).run(&[]);
+    let ended =
+        Engine::new(cluster, speeds, std::slice::from_ref(flow), &groups, &programs).run(&[]);
     match ended.complete {
         true => ended.clocks.into_iter().fold(0.0, f64::max),
         false => f64::INFINITY,
@@ -234,10 +250,10 @@ fn prices_of(
     collective: Collective,
     cards: &[usize],
 ) -> Vec<Price> {
-    let base = cluster.base(cards);
+    let (base, speeds) = (cluster.base(cards), Speeds::of(cluster));
     let flows = algorithms.iter().map(|&algorithm| {
         let flow = Flow::new(collective, algorithm, cards.len());
-        let time = |bytes: f64| (bytes, base.0 + timed(cluster, &flow, cards, bytes));
+        let time = |bytes: f64| (bytes, base.0 + timed(cluster, &speeds, &flow, cards, bytes));
         let points = vec![time(0.0), time(MANY)];
         (Price { algorithm, points }, flow)
     });
@@ -246,7 +262,7 @@ fn prices_of(
     let at_most = |bytes: f64| priced.iter().map(|(price, _)| price.at(bytes).0).reduce(f64::min);
     let limits = BETWEEN.map(|bytes| at_most(bytes).unwrap_or(0.0));
     for (price, flow) in &mut priced {
-        let time = |bytes: f64| (bytes, base.0 + timed(cluster, flow, cards, bytes));
+        let time = |bytes: f64| (bytes, base.0 + timed(cluster, &speeds, flow, cards, bytes));
         let [(_, none), (_, many)] = price.points[..] else { continue };
         let at_least = |bytes: f64| none.max(many / MANY * bytes);
         let hopeless = BETWEEN.iter().zip(limits).all(|(&bytes, limit)| at_least(bytes) > limit);
@@ -262,17 +278,55 @@ fn prices_of(
     priced.into_iter().map(|(price, _)| price).collect()
 }
 
-/// Prices that were asked for before. Groups that look alike to every algorithm share an entry.
-#[derive(Debug, Default)]
-pub(crate) struct PriceList {
-    known: RefCell<HashMap<Key, Rc<Vec<Price>>>>,
-    /// The only algorithm, where not the best one is wanted.
-    only: Option<Algorithm>,
-    overheads: RefCell<HashMap<Vec<u32>, Overheads>>,
-    exact: RefCell<HashMap<(Key, Algorithm, u64), Seconds>>,
+/// The most ranks that add everyone's whole buffer by themselves: each more takes another buffer on every card.
+const ONE_SHOT_SUMS: usize = 8;
+/// The most ranks that send to each other directly: in a large group that is many messages, and never the best.
+const DIRECT: usize = 64;
+
+/// The algorithms that a plan may use for a collective of so many ranks.
+fn usable(collective: Collective, ranks: usize) -> impl Iterator<Item = Algorithm> {
+    let worth = move |a: &Algorithm| match a {
+        Algorithm::OneShot if collective.reduces() => ranks <= ONE_SHOT_SUMS,
+        // Sums in rank order have no other way in a large group.
+        Algorithm::TwoShot if collective.reduces() => true,
+        Algorithm::OneShot | Algorithm::TwoShot => ranks <= DIRECT,
+        _ => true,
+    };
+    let all = algorithms(collective).iter().copied();
+    all.filter(move |&a| serial(collective, a)).filter(worth)
 }
 
-type Key = (Collective, Vec<u32>);
+/// What exchanges of models take on one cluster, each timed once. Groups that look alike to every algorithm share
+/// an entry.
+///
+/// Plans and runs choose their algorithms here, so that a run does what was priced.
+///
+/// ```
+/// use spanker_collective::Collective;
+/// use spanker_plan::PriceList;
+/// use spanker_topology::{Cluster, Profile, Shape};
+/// let ring = Cluster::uniform(Profile::builtin("rev-a")?, 4, Shape::Ring)?;
+/// let prices = PriceList::default();
+/// let (algorithm, _) = prices.best(&ring, Collective::AllGather, &[0, 1, 2, 3], 65536.0);
+/// assert_eq!(algorithm.name(), "ring");
+/// # Ok::<(), spanker_topology::TopologyError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct PriceList {
+    /// The only algorithm, where not the best one is wanted.
+    only: Option<Algorithm>,
+    speeds: OnceCell<Speeds>,
+    regular: OnceCell<bool>,
+    flows: RefCell<HashMap<(Collective, Algorithm, usize), Rc<Flow>>>,
+    overheads: RefCell<HashMap<Vec<u32>, Overheads>>,
+    times: RefCell<HashMap<Key, (Algorithm, Seconds)>>,
+    hops: RefCell<HashMap<HopKey, Seconds>>,
+}
+
+/// The collective, what the group looks like and the bits of the bytes.
+type Key = (Collective, Vec<u32>, u64);
+/// The cards on both sides and the bits of the bytes.
+type HopKey = (Vec<(usize, usize)>, u64);
 
 impl PriceList {
     /// Prices of one algorithm.
@@ -280,23 +334,77 @@ impl PriceList {
         PriceList { only: Some(algorithm), ..PriceList::default() }
     }
 
+    pub(crate) fn speeds(&self, cluster: &Cluster) -> &Speeds {
+        self.speeds.get_or_init(|| Speeds::of(cluster))
+    }
+
     /// How a group exchanges.
-    pub(crate) fn exchanging(&self, cluster: &Cluster, group: &Group) -> Exchanging {
-        let kind = kind_of(cluster, group);
-        if kind != ExchangeKind::Schedules || group.cards.len() < 2 {
+    pub(crate) fn exchanging(&self, cluster: &Cluster, cards: &[usize]) -> Exchanging {
+        let kind = exchange_kind(cluster, cards);
+        if kind != ExchangeKind::Schedules || cards.len() < 2 {
             return Exchanging { kind, overheads: Overheads::default() };
         }
-        let looks = looks(cluster, &group.cards);
+        let looks = self.wiring(cluster, cards);
         if let Some(&overheads) = self.overheads.borrow().get(&looks) {
             return Exchanging { kind, overheads };
         }
-        let fresh = exchanging(cluster, group, kind);
-        self.overheads.borrow_mut().insert(looks, fresh.overheads);
-        fresh
+        let overheads = overheads(cluster, cards);
+        self.overheads.borrow_mut().insert(looks, overheads);
+        Exchanging { kind, overheads }
     }
 
-    /// What an algorithm takes for the very bytes that it carries.
-    pub(crate) fn exact(
+    /// The best algorithm for a collective of so many bytes among these cards, in this order of ranks, and what it
+    /// takes. Sums are added in rank order. The cluster must always be the same one.
+    pub fn best(
+        &self,
+        cluster: &Cluster,
+        collective: Collective,
+        cards: &[usize],
+        bytes: f64,
+    ) -> (Algorithm, Seconds) {
+        let key = (collective, self.looks(cluster, cards), bytes.to_bits());
+        if let Some(&known) = self.times.borrow().get(&key) {
+            return known;
+        }
+        let fresh = match self.only {
+            Some(only) => {
+                let flow = self.flow(collective, only, cards.len());
+                (only, timed(cluster, self.speeds(cluster), &flow, cards, bytes))
+            }
+            None => self.cheapest(cluster, collective, cards, bytes),
+        };
+        let timed = (fresh.0, cluster.base(cards) + Seconds(fresh.1));
+        self.times.borrow_mut().insert(key, timed);
+        timed
+    }
+
+    fn cheapest(
+        &self,
+        cluster: &Cluster,
+        collective: Collective,
+        cards: &[usize],
+        bytes: f64,
+    ) -> (Algorithm, f64) {
+        let speeds = self.speeds(cluster);
+        let mut best: Option<(Algorithm, f64)> = None;
+        for algorithm in usable(collective, cards.len()) {
+            let flow = self.flow(collective, algorithm, cards.len());
+            if let Some((_, time)) = best {
+                let messages = flow.messages(bytes).map(|(a, b, n)| (cards[a], cards[b], n));
+                if speeds.least_of_all(cluster, messages) >= time {
+                    continue;
+                }
+            }
+            let time = timed(cluster, speeds, &flow, cards, bytes);
+            if best.is_none_or(|(_, least)| time < least) {
+                best = Some((algorithm, time));
+            }
+        }
+        best.expect("a collective has an algorithm")
+    }
+
+    /// What a collective takes by a certain algorithm.
+    pub(crate) fn by(
         &self,
         cluster: &Cluster,
         collective: Collective,
@@ -304,62 +412,87 @@ impl PriceList {
         cards: &[usize],
         bytes: f64,
     ) -> Seconds {
-        let key = ((collective, looks(cluster, cards)), algorithm, bytes as u64);
-        if let Some(&known) = self.exact.borrow().get(&key) {
+        let flow = self.flow(collective, algorithm, cards.len());
+        cluster.base(cards) + Seconds(timed(cluster, self.speeds(cluster), &flow, cards, bytes))
+    }
+
+    fn flow(&self, collective: Collective, algorithm: Algorithm, ranks: usize) -> Rc<Flow> {
+        let mut flows = self.flows.borrow_mut();
+        let flow = flows
+            .entry((collective, algorithm, ranks))
+            .or_insert_with(|| Rc::new(Flow::new(collective, algorithm, ranks)));
+        Rc::clone(flow)
+    }
+
+    /// What it takes until every message (from, to) of so many bytes has arrived.
+    pub(crate) fn hop(&self, cluster: &Cluster, pairs: Vec<(usize, usize)>, bytes: f64) -> Seconds {
+        let key = (pairs, bytes.to_bits());
+        if let Some(&known) = self.hops.borrow().get(&key) {
             return known;
         }
-        let time = collective_time(cluster, collective, algorithm, cards, bytes as u64);
-        self.exact.borrow_mut().insert(key, time);
+        let messages: Vec<(usize, usize, f64)> =
+            key.0.iter().map(|&(from, to)| (from, to, bytes)).collect();
+        let time = hop(cluster, self.speeds(cluster), &messages);
+        self.hops.borrow_mut().insert(key, time);
         time
     }
 
-    pub(crate) fn get(
-        &self,
-        cluster: &Cluster,
-        collective: Collective,
-        cards: &[usize],
-    ) -> Rc<Vec<Price>> {
-        let key = (collective, looks(cluster, cards));
-        if let Some(known) = self.known.borrow().get(&key) {
-            return Rc::clone(known);
+    /// The least that a message of so many bytes between any two of the cards takes.
+    pub(crate) fn least_hop(&self, cluster: &Cluster, cards: &[usize], bytes: f64) -> f64 {
+        let speeds = self.speeds(cluster);
+        let reached = |from: usize, to: usize| from != to && cluster.reaches(from, to);
+        let pairs = cards.iter().flat_map(|&from| cards.iter().map(move |&to| (from, to)));
+        let times = pairs.filter(|&(from, to)| reached(from, to));
+        let least = times.map(|(from, to)| speeds.least(cluster, from, to, bytes)).reduce(f64::min);
+        least.unwrap_or(0.0)
+    }
+
+    /// What tells groups apart: their wiring and, on equal wires, what the cards' memories take.
+    fn looks(&self, cluster: &Cluster, cards: &[usize]) -> Vec<u32> {
+        let mut looks = self.wiring(cluster, cards);
+        if looks[0] == ALIKE {
+            let same_kind = cards.iter().all(|&card| cluster.kind(card) == cluster.kind(cards[0]));
+            let kinds = if same_kind { &cards[..1] } else { cards };
+            looks.extend(kinds.iter().map(|&card| cluster.kind(card) as u32));
         }
-        let fresh = Rc::new(match self.only {
-            Some(algorithm) => prices_of(&[algorithm], cluster, collective, cards),
-            None => prices(cluster, collective, cards),
-        });
-        self.known.borrow_mut().insert(key, Rc::clone(&fresh));
-        fresh
+        looks
+    }
+
+    /// What tells the wiring of groups apart: on equal wires only the distances between successive ranks
+    /// count in a ring, and only the number of cards around a hub or in a mesh.
+    fn wiring(&self, cluster: &Cluster, cards: &[usize]) -> Vec<u32> {
+        let same_kind = cards.iter().all(|&card| cluster.kind(card) == cluster.kind(cards[0]));
+        let base_alike = same_kind || cluster.base(cards) == Seconds::ZERO;
+        if !base_alike || !*self.regular.get_or_init(|| regular(cluster)) {
+            return cards.iter().map(|&card| card as u32).collect();
+        }
+        let mut looks = Vec::with_capacity(2 * cards.len() + 2);
+        looks.extend([ALIKE, cards.len() as u32]);
+        if cluster.shape() == Shape::Ring {
+            let next = |rank: usize| cards[(rank + 1) % cards.len()];
+            let hops = (0..cards.len()).map(|r| cluster.route(cards[r], next(r)).len() as u32);
+            looks.extend(hops);
+        }
+        looks
     }
 }
 
-/// What tells groups apart. On equal wires only the distances between successive ranks count in a ring,
-/// and only the number of cards around a hub or in a mesh.
-fn looks(cluster: &Cluster, cards: &[usize]) -> Vec<u32> {
+/// What looks of groups on equal wires begin with, so that no list of cards can look like it.
+const ALIKE: u32 = u32::MAX;
+
+/// Whether all wires of a cluster are alike, and all of its shape are there.
+fn regular(cluster: &Cluster) -> bool {
     let wires = cluster.wires();
-    let same_kind = cards.iter().all(|&card| cluster.kind(card) == cluster.kind(cards[0]));
     let plain = |index: usize| {
         let (wire, first) = (&wires[index], &wires[index % 2]);
         (wire.bandwidth, wire.latency) == (first.bandwidth, first.latency)
     };
     let whole = match cluster.shape() {
-        Shape::Ring => wires.len() == 2 * cluster.cards(),
-        Shape::Star | Shape::Switch => wires.len() == 2 * cluster.cards(),
+        Shape::Ring | Shape::Star | Shape::Switch => wires.len() == 2 * cluster.cards(),
         Shape::Mesh => wires.len() == cluster.cards() * (cluster.cards() - 1),
         _ => false,
     };
-    let base_alike = same_kind || cluster.base(cards) == Seconds::ZERO;
-    if !whole || !base_alike || !(0..wires.len()).all(plain) {
-        return cards.iter().map(|&card| card as u32).collect();
-    }
-    match cluster.shape() {
-        // The number of cards first, so that no list of cards can look like it.
-        Shape::Ring => {
-            let next = |rank: usize| cards[(rank + 1) % cards.len()];
-            let hops = (0..cards.len()).map(|r| cluster.route(cards[r], next(r)).len() as u32);
-            std::iter::once(u32::MAX).chain(hops).collect()
-        }
-        _ => vec![u32::MAX, cards.len() as u32],
-    }
+    whole && (0..wires.len()).all(plain)
 }
 
 /// The order in which a group's cards take part: as they are wired. Index order follows the wires of
@@ -396,17 +529,31 @@ pub(crate) fn rank_order(cluster: &Cluster, cards: &[usize]) -> Vec<usize> {
     order
 }
 
+/// A built-in card whose memory and operators take no time and whose links have no frames: what is left are
+/// the latency and the rate of the closed formulas.
+#[cfg(test)]
+pub(crate) fn links_alone(name: &str) -> spanker_topology::Profile {
+    let mut card = spanker_topology::Profile::builtin(name).unwrap();
+    card.memory.bandwidth.value = spanker_topology::BytesPerSecond(u64::MAX);
+    card.compute.per_operator.value = Seconds::ZERO;
+    let link = card.link.as_mut().unwrap();
+    // The rate that frames leave.
+    link.bandwidth.value = link.sustained(link.lanes.value);
+    link.framing = None;
+    card
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use spanker_topology::Profile;
 
     fn switch(cards: usize) -> Cluster {
-        Cluster::uniform(Profile::builtin("rev-a").unwrap(), cards, Shape::Switch).unwrap()
+        Cluster::uniform(links_alone("rev-a"), cards, Shape::Switch).unwrap()
     }
 
     #[test]
-    fn timed_all_reduce_equals_the_closed_formulas_where_nothing_is_shared() {
+    fn timed_all_reduce_equals_the_closed_formulas_where_only_the_links_take_time() {
         for n in [2usize, 4, 8] {
             let cluster = switch(n);
             let cards: Vec<usize> = (0..n).collect();
@@ -430,6 +577,69 @@ mod tests {
                         "{} n={n} bytes={bytes}: {actual} against {expected}",
                         price.algorithm
                     );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_frames_and_operators_make_an_all_reduce_longer() {
+        let time = |card: Profile| {
+            let cluster = Cluster::uniform(card, 4, Shape::Ring).unwrap();
+            collective_time(
+                &cluster,
+                Collective::AllReduce,
+                Algorithm::TwoShot,
+                &[0, 1, 2, 3],
+                4096,
+            )
+        };
+        let bare = time(links_alone("rev-a"));
+        let slower: [fn(&mut Profile, &Profile); 3] = [
+            |card, real| card.memory = real.memory.clone(),
+            |card, real| card.compute = real.compute.clone(),
+            |card, real| card.link = real.link.clone(),
+        ];
+        for change in slower {
+            let mut card = links_alone("rev-a");
+            change(&mut card, &Profile::builtin("rev-a").unwrap());
+            let longer = time(card);
+            assert!(longer > bare, "{longer} against {bare}");
+        }
+    }
+
+    #[test]
+    fn groups_of_cards_with_other_memories_have_other_times() {
+        // The same wiring twice: cards 0 and 1 are slow, cards 2 and 3 fast.
+        let fast = Profile::builtin("rev-a").unwrap();
+        let rate = spanker_topology::BytesPerSecond(500_000_000);
+        let slow = fast.clone().with_memory_bandwidth(rate, "a test");
+        let cluster =
+            Cluster::new(vec![slow.clone(), slow, fast.clone(), fast], Shape::Ring).unwrap();
+        let (prices, bytes) = (PriceList::default(), 65536.0);
+        for cards in [[0, 1], [2, 3], [1, 2]] {
+            let (algorithm, time) = prices.best(&cluster, Collective::AllReduce, &cards, bytes);
+            let alone =
+                collective_time(&cluster, Collective::AllReduce, algorithm, &cards, bytes as u64);
+            assert_eq!(time, alone, "{cards:?}");
+        }
+        let of = |cards: &[usize]| prices.best(&cluster, Collective::AllReduce, cards, bytes).1;
+        assert!(of(&[0, 1]) > of(&[2, 3]));
+    }
+
+    #[test]
+    fn best_algorithm_of_large_and_small_groups_is_the_shortest_of_the_usable_ones() {
+        for shape in [Shape::Ring, Shape::Switch, Shape::Star] {
+            for ranks in [2usize, 3, 5, 9, 70] {
+                let profile = Profile::builtin("rev-a").unwrap();
+                let cluster = Cluster::uniform(profile, ranks, shape).unwrap();
+                let cards: Vec<usize> = (0..ranks).collect();
+                for collective in [Collective::AllGather, Collective::AllReduce] {
+                    let (prices, bytes) = (PriceList::default(), 4096 * ranks as u64);
+                    let best = prices.best(&cluster, collective, &cards, bytes as f64);
+                    let timed = |a| collective_time(&cluster, collective, a, &cards, bytes);
+                    let least = usable(collective, ranks).map(timed).reduce(Seconds::min).unwrap();
+                    assert_eq!(best.1, least, "{shape} {ranks} {collective:?} {}", best.0);
                 }
             }
         }

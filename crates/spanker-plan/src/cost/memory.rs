@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a card has to hold: the buffers of its program, as an allocator of whole pages has them.
 
-use std::ops::Range;
-
 use serde::{Deserialize, Serialize};
 use spanker_model::Model;
 use spanker_topology::Bytes;
 
-use super::Group;
-use super::shard::len;
-use crate::plan::Stage;
-use crate::program::{Buffer, Exchanging, Holder, Piece, Space, WeightLayout, padded, sizes};
+use super::shard::{Shard, Split, len};
+use crate::program::{Buffer, Holder, Piece, Sizing, Space, Tensor, padded};
 use crate::work::BufferId;
 
 /// Allocations begin and end on multiples of this.
@@ -54,7 +50,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    fn ends(self) -> (bool, bool) {
+    pub(crate) fn ends(self) -> (bool, bool) {
         (self.first, self.last)
     }
 }
@@ -98,61 +94,44 @@ fn rounded(bytes: u64) -> u64 {
 }
 
 impl Footprint {
-    /// What a list of buffers takes in whole pages.
-    pub(crate) fn of(buffers: impl IntoIterator<Item = (Buffer, u64)>) -> Footprint {
-        let mut sum = Footprint::default();
-        for (buffer, bytes) in buffers {
-            let part = match buffer {
-                Buffer::Weights => &mut sum.weights,
-                Buffer::Kv => &mut sum.kv,
-                _ => &mut sum.buffers,
-            };
-            *part = Bytes(part.0.saturating_add(rounded(bytes)));
-        }
-        sum
+    /// The same with one more buffer, in whole pages.
+    pub(crate) fn and(mut self, buffer: Buffer, bytes: u64) -> Footprint {
+        let part = match buffer {
+            Buffer::Weights => &mut self.weights,
+            Buffer::Kv => &mut self.kv,
+            _ => &mut self.buffers,
+        };
+        *part = Bytes(part.0.saturating_add(rounded(bytes)));
+        self
     }
 }
 
-/// What a rank of a group holds in `layers`.
-pub(crate) fn footprint(
-    model: &Model,
-    layers: Range<usize>,
-    group: &Group,
-    rank: usize,
-    space: Space,
-    place: Place,
-    exchanging: Exchanging,
-) -> Footprint {
-    let stage = Stage { group: group.clone(), layers };
-    let weights = WeightLayout::of(model, &stage, rank, place.ends()).bytes;
-    let buffers = sizes(model, &stage, rank, space, place.ends(), exchanging);
-    Footprint::of(buffers.into_iter().chain([(Buffer::Weights, weights)]))
+/// What a rank's buffers take in whole pages, apart from its weights.
+pub(crate) fn buffers(sizing: &Sizing<'_>, rank: usize) -> Footprint {
+    let mut sum = Footprint::default();
+    sizing.each(rank, |buffer, bytes| sum = sum.and(buffer, bytes));
+    sum
 }
 
-/// What does not depend on the number of layers; nothing is rounded but the buffers.
-pub(crate) fn fixed(
-    model: &Model,
-    group: &Group,
-    rank: usize,
-    space: Space,
-    place: Place,
-    exchanging: Exchanging,
-) -> Footprint {
-    // No layers: the weights of the ends alone.
-    let ends = Stage { group: group.clone(), layers: 0..0 };
-    let weights = WeightLayout::of(model, &ends, rank, place.ends()).bytes;
-    let stage = Stage { group: group.clone(), layers: 0..model.layers.len() };
-    let list = sizes(model, &stage, rank, space, place.ends(), exchanging);
-    let buffers = Footprint::of(list.into_iter().filter(|(buffer, _)| *buffer != Buffer::Kv));
-    Footprint { weights: Bytes(weights), kv: Bytes(0), buffers: buffers.buffers }
+/// Bytes of the weights that a rank holds at the ends of the model; nothing is rounded.
+pub(crate) fn ends(model: &Model, shard: &Shard, split: Split, ends: (bool, bool)) -> u64 {
+    let (mut bytes, mut embedded) = (0u64, false);
+    let mut put = |piece: &Piece, more: u64| {
+        // A tied head is the embedding table, which is there once.
+        let twice = piece.tensor == Tensor::Embedding && std::mem::replace(&mut embedded, true);
+        bytes = bytes.saturating_add(if twice { 0 } else { padded(more) });
+        crate::work::Place { buffer: BufferId(0), offset: 0 }
+    };
+    Holder { model, shard, split, put: &mut put }.all(0..0, ends);
+    bytes
 }
 
 /// What one layer adds; nothing is rounded.
 pub(crate) fn per_layer(
     model: &Model,
     layer: usize,
-    group: &Group,
-    rank: usize,
+    shard: &Shard,
+    split: Split,
     space: Space,
 ) -> Footprint {
     let mut weights = 0u64;
@@ -160,7 +139,6 @@ pub(crate) fn per_layer(
         weights = weights.saturating_add(padded(bytes));
         crate::work::Place { buffer: BufferId(0), offset: 0 }
     };
-    let (shard, split) = (&group.shards[rank], group.split);
     Holder { model, shard, split, put: &mut put }.layer(layer);
     let row = len(&shard.kv_heads) * model.head_size * 2;
     let tokens = space.context.saturating_mul(space.sequences);

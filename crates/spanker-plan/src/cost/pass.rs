@@ -7,8 +7,8 @@ pub(crate) type Passes = std::rc::Rc<[(Pass, f64)]>;
 /// Tokens of each of some sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Pass {
-    /// Sequences. Where sequences do not divide evenly into micro-batches, their mean number.
-    pub(crate) sequences: f64,
+    /// Sequences. Where sequences do not divide evenly into micro-batches, those of the largest one.
+    pub(crate) sequences: u64,
     /// Tokens of each sequence.
     pub(crate) tokens: u64,
     /// Tokens of each sequence that are there already.
@@ -17,7 +17,7 @@ pub(crate) struct Pass {
 
 impl Pass {
     /// One token of each sequence.
-    pub(crate) fn decode(sequences: f64, position: u64) -> Pass {
+    pub(crate) fn decode(sequences: u64, position: u64) -> Pass {
         Pass { sequences, tokens: 1, past: position }
     }
 
@@ -26,7 +26,7 @@ impl Pass {
         let most = Self::most(sequences, batch);
         let piece = |past: u64| {
             let tokens = most.min(prompt - past);
-            Pass { sequences: sequences as f64, tokens, past }
+            Pass { sequences, tokens, past }
         };
         (0..prompt).step_by(most as usize).map(piece).collect()
     }
@@ -36,7 +36,7 @@ impl Pass {
     pub(crate) fn prefill(sequences: u64, prompt: u64, batch: u64) -> Vec<(Pass, f64)> {
         let most = Self::most(sequences, batch);
         let (full, rest) = (prompt / most, prompt % most);
-        let piece = |tokens: u64, past: u64| Pass { sequences: sequences as f64, tokens, past };
+        let piece = |tokens: u64, past: u64| Pass { sequences, tokens, past };
         let mut passes = Vec::new();
         if full > 0 {
             passes.push((piece(most, (full - 1) * most / 2), full as f64));
@@ -54,6 +54,6 @@ impl Pass {
 
     /// Rows of the products.
     pub(crate) fn rows(self) -> f64 {
-        self.sequences * self.tokens as f64
+        (self.sequences * self.tokens) as f64
     }
 }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The buffers of a card: what each is for and how large it is. A runner allocates exactly these.
 
-use spanker_model::{Model, Quant};
+use std::ops::Range;
+
+use spanker_model::{Layer, Model, Quant};
 use spanker_topology::ExchangeKind;
 
+use crate::cost::Group;
 use crate::cost::shard::{Split, len};
 use crate::plan::Stage;
 use crate::work::{BufferId, Place};
@@ -126,16 +129,16 @@ impl BufferIds {
     }
 }
 
-/// What exchanges of a group need besides the parts themselves: for each byte that a collective carries, bytes
-/// of working memory and of memory for messages that a card passes on, and a remainder for each.
+/// What a collective of a group needs besides its data: for each byte that it carries, bytes of working memory
+/// and of memory for messages that a card passes on, and a remainder for each.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Overheads {
+pub(crate) struct Overhead {
     pub(crate) working: f64,
     pub(crate) passed_on: f64,
     pub(crate) slack: u64,
 }
 
-impl Overheads {
+impl Overhead {
     fn bytes(self, carried: u64) -> (u64, u64) {
         let of = |part: f64| match part > 0.0 {
             true => ((carried as f64 * part).ceil() as u64).saturating_add(self.slack),
@@ -145,6 +148,14 @@ impl Overheads {
     }
 }
 
+/// The same for each collective of a model's exchanges.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Overheads {
+    pub(crate) gather: Overhead,
+    pub(crate) reduce: Overhead,
+    pub(crate) broadcast: Overhead,
+}
+
 /// How a group exchanges.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Exchanging {
@@ -152,108 +163,177 @@ pub(crate) struct Exchanging {
     pub(crate) overheads: Overheads,
 }
 
+/// What the types of some layers' weights ask of the buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Inputs {
+    /// Layers.
+    layers: u64,
+    /// Whether normed rows are needed as Q8_0, and as Q8_K.
+    q8_0: bool,
+    q8k: bool,
+    /// The most bytes that a row of inputs of the second product of a pair has.
+    whole: u64,
+}
+
+impl Inputs {
+    pub(crate) fn of(model: &Model, layers: Range<usize>) -> Inputs {
+        let layers = &model.layers[layers];
+        let used = |quant: Quant| {
+            let uses =
+                |l: &Layer| [l.q, l.k, l.v, l.gate, l.up].iter().any(|m| m.quant.input() == quant);
+            layers.iter().any(uses)
+        };
+        let joined = |layer: &Layer| {
+            let block = |weights: Quant, width: u64| weights.input().row_bytes(width);
+            let (q, f) = (model.heads * model.head_size, model.ffn);
+            block(layer.o.quant, q).max(block(layer.down.quant, f))
+        };
+        Inputs {
+            layers: layers.len() as u64,
+            q8_0: used(Quant::Q8_0),
+            q8k: used(Quant::Q8K),
+            whole: layers.iter().map(joined).max().unwrap_or(0),
+        }
+    }
+}
+
+/// Says how large the buffers of a group's cards are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizing<'a> {
+    model: &'a Model,
+    group: &'a Group,
+    inputs: Inputs,
+    space: Space,
+    ends: (bool, bool),
+    /// Bytes for padded parts, working memory and messages that are passed on; nothing where no schedule runs.
+    messages: Option<[u64; 3]>,
+}
+
+impl<'a> Sizing<'a> {
+    pub(crate) fn new(
+        model: &'a Model,
+        group: &'a Group,
+        inputs: Inputs,
+        space: Space,
+        ends: (bool, bool),
+        exchanging: Exchanging,
+    ) -> Sizing<'a> {
+        let scheduled = group.cards.len() > 1 && exchanging.kind == ExchangeKind::Schedules;
+        let messages = scheduled.then(|| messages(model, group, space, ends, exchanging.overheads));
+        Sizing { model, group, inputs, space, ends, messages }
+    }
+
+    /// Every buffer that a card needs besides its weights, with its bytes, in the order of allocation.
+    pub(crate) fn list(&self, rank: usize) -> Vec<(Buffer, u64)> {
+        let mut list = Vec::new();
+        self.each(rank, |buffer, bytes| list.push((buffer, bytes)));
+        list
+    }
+
+    /// The same one by one.
+    #[inline]
+    pub(crate) fn each(&self, rank: usize, mut buffer: impl FnMut(Buffer, u64)) {
+        let (model, inputs, (first, last)) = (self.model, self.inputs, self.ends);
+        let Space { context, batch, sequences } = self.space;
+        let shard = &self.group.shards[rank];
+        let rows = batch.max(sequences);
+        let (hidden, size) = (model.hidden, model.head_size);
+        let (heads, kv) = (len(&shard.heads) * size, len(&shard.kv_heads) * size);
+        let ffn = len(&shard.ffn);
+        let times = |one: u64, other: u64| one.saturating_mul(other);
+        let cached = times(times(inputs.layers * 2, times(context, sequences)), kv * 2);
+        let head = |quant: Quant| last && model.head.quant.input() == quant;
+        buffer(Buffer::Table, times(context, model.rope_dims * 4));
+        buffer(Buffer::Kv, cached);
+        buffer(Buffer::X, rows * hidden * 4);
+        buffer(Buffer::H, rows * hidden * 4);
+        buffer(Buffer::Queries, rows * heads * 4);
+        buffer(Buffer::Keys, rows * kv * 4);
+        buffer(Buffer::Values, rows * kv * 4);
+        buffer(Buffer::Heads, rows * heads * 4);
+        buffer(Buffer::Whole, rows * inputs.whole);
+        buffer(Buffer::Y, rows * hidden * 4);
+        buffer(Buffer::Gate, rows * ffn * 4);
+        buffer(Buffer::Up, rows * ffn * 4);
+        if inputs.q8_0 || head(Quant::Q8_0) {
+            buffer(Buffer::Input, rows * Quant::Q8_0.row_bytes(hidden));
+        }
+        if inputs.q8k || head(Quant::Q8K) {
+            buffer(Buffer::InputK, rows * Quant::Q8K.row_bytes(hidden));
+        }
+        if self.group.split == Split::Gather {
+            let part = len(&shard.output).max(len(&shard.down)) * 4;
+            buffer(Buffer::Part, rows * part.max(inputs.whole));
+            buffer(Buffer::Wide, rows * (model.heads * size).max(model.ffn) * 4);
+        }
+        if first {
+            buffer(Buffer::Ids, rows * 4);
+        }
+        if last {
+            let ranks = self.group.cards.len() as u64;
+            buffer(Buffer::Logits, sequences * len(&shard.vocab) * 4);
+            buffer(Buffer::Best, sequences * MAX_CANDIDATES * 8);
+            buffer(Buffer::AllBest, ranks * sequences * MAX_CANDIDATES * 8);
+        }
+        if !(first && last) {
+            buffer(Buffer::Relay, rows * hidden * 4);
+        }
+        if let Some([padded, working, passed_on]) = self.messages {
+            buffer(Buffer::Padded, padded);
+            buffer(Buffer::Working, working);
+            buffer(Buffer::PassedOn, passed_on);
+        }
+    }
+}
+
 /// The buffers that a card needs besides its weights, with their bytes.
 pub(crate) fn sizes(
     model: &Model,
     stage: &Stage,
     rank: usize,
-    Space { context, batch, sequences }: Space,
-    (first, last): (bool, bool),
+    space: Space,
+    ends: (bool, bool),
     exchanging: Exchanging,
 ) -> Vec<(Buffer, u64)> {
-    let shard = &stage.group.shards[rank];
-    let rows = batch.max(sequences);
-    let (hidden, size) = (model.hidden, model.head_size);
-    let (heads, kv, ffn) = (len(&shard.heads) * size, len(&shard.kv_heads) * size, len(&shard.ffn));
-    let ranks = stage.group.cards.len() as u64;
-    let layers = &model.layers[stage.layers.clone()];
-    let inputs = |quant: Quant| {
-        let used = |weights: Quant| weights.input() == quant;
-        layers.iter().any(|l| [l.q, l.k, l.v, l.gate, l.up].iter().any(|m| used(m.quant)))
-            || (last && used(model.head.quant))
-    };
-    let block = |weights: Quant, width: u64| weights.input().row_bytes(width);
-    let joined = |layer: &spanker_model::Layer| {
-        let (q, f) = (model.heads * size, model.ffn);
-        block(layer.o.quant, q).max(block(layer.down.quant, f))
-    };
-    let whole = layers.iter().map(joined).max().unwrap_or(0);
-    let gathers = stage.group.split == Split::Gather;
-    let times = |one: u64, other: u64| one.saturating_mul(other);
-    let cached = times(times(layers.len() as u64 * 2, times(context, sequences)), kv * 2);
-    let mut list = vec![
-        (Buffer::Table, times(context, model.rope_dims * 4)),
-        (Buffer::Kv, cached),
-        (Buffer::X, rows * hidden * 4),
-        (Buffer::H, rows * hidden * 4),
-        (Buffer::Queries, rows * heads * 4),
-        (Buffer::Keys, rows * kv * 4),
-        (Buffer::Values, rows * kv * 4),
-        (Buffer::Heads, rows * heads * 4),
-        (Buffer::Whole, rows * whole),
-        (Buffer::Y, rows * hidden * 4),
-        (Buffer::Gate, rows * ffn * 4),
-        (Buffer::Up, rows * ffn * 4),
-    ];
-    if inputs(Quant::Q8_0) {
-        list.push((Buffer::Input, rows * Quant::Q8_0.row_bytes(hidden)));
-    }
-    if inputs(Quant::Q8K) {
-        list.push((Buffer::InputK, rows * Quant::Q8K.row_bytes(hidden)));
-    }
-    if gathers {
-        let part = len(&shard.output).max(len(&shard.down)) * 4;
-        list.push((Buffer::Part, rows * part.max(whole)));
-        list.push((Buffer::Wide, rows * (model.heads * size).max(model.ffn) * 4));
-    }
-    if first {
-        list.push((Buffer::Ids, rows * 4));
-    }
-    if last {
-        list.push((Buffer::Logits, sequences * len(&shard.vocab) * 4));
-        list.push((Buffer::Best, sequences * MAX_CANDIDATES * 8));
-        list.push((Buffer::AllBest, ranks * sequences * MAX_CANDIDATES * 8));
-    }
-    if !(first && last) {
-        list.push((Buffer::Relay, rows * hidden * 4));
-    }
-    if ranks > 1 && exchanging.kind == ExchangeKind::Schedules {
-        let carried = carried(model, stage, rows, sequences, (first, last));
-        let (working, passed_on) = exchanging.overheads.bytes(carried);
-        list.push((Buffer::Padded, carried));
-        list.push((Buffer::Working, working.max(1)));
-        list.push((Buffer::PassedOn, passed_on.max(1)));
-    }
-    list
+    let inputs = Inputs::of(model, stage.layers.clone());
+    Sizing::new(model, &stage.group, inputs, space, ends, exchanging).list(rank)
 }
 
-/// The most bytes that one collective of a stage carries.
-fn carried(
+/// The most bytes that collectives of a group need: for parts that travel padded, working memory, and messages
+/// that are passed on.
+fn messages(
     model: &Model,
-    stage: &Stage,
-    rows: u64,
-    sequences: u64,
+    group: &Group,
+    space: Space,
     (first, last): (bool, bool),
-) -> u64 {
-    let group = &stage.group;
+    overheads: Overheads,
+) -> [u64; 3] {
+    let (rows, sequences) = (space.batch.max(space.sequences), space.sequences);
     let ranks = group.cards.len() as u64;
     let most = |part: fn(&crate::Shard) -> u64| group.shards.iter().map(part).max().unwrap_or(0);
-    let mut bytes = 0;
+    let stream = rows * model.hidden * 4;
+    let (mut gathered, mut reduced) = (0, 0);
     match group.split {
         Split::Gather => {
             let heads = most(|s| len(&s.heads)) * model.head_size;
             let ffn = most(|s| len(&s.ffn));
             let rows_out = most(|s| len(&s.output).max(len(&s.down)));
             // Blocks are never longer than the numbers that they stand for.
-            bytes = bytes.max(rows * ranks * heads.max(ffn).max(rows_out) * 4);
+            gathered = rows * ranks * heads.max(ffn).max(rows_out) * 4;
         }
-        _ => bytes = bytes.max(rows * model.hidden * 4),
-    }
-    if first {
-        bytes = bytes.max(rows * model.hidden * 4);
+        _ => reduced = stream,
     }
     if last {
-        bytes = bytes.max(sequences * ranks * MAX_CANDIDATES * 8);
+        gathered = gathered.max(sequences * ranks * MAX_CANDIDATES * 8);
     }
-    bytes
+    let broadcast = if first { stream } else { 0 };
+    let needs = [
+        overheads.gather.bytes(gathered),
+        overheads.reduce.bytes(reduced),
+        overheads.broadcast.bytes(broadcast),
+    ];
+    let (working, passed_on) = needs
+        .into_iter()
+        .fold((1, 1), |most, need| (u64::max(most.0, need.0), u64::max(most.1, need.1)));
+    [gathered, working, passed_on]
 }

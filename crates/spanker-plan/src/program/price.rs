@@ -9,7 +9,7 @@ use spanker_collective::DType;
 use spanker_model::Quant;
 use spanker_topology::{OperatorKind, OperatorRate, Profile, Seconds, operator_time};
 
-use crate::work::Work;
+use crate::work::{Place, Work};
 
 /// Operators of a layer on one card that have a fixed cost: a norm, queries with keys and values, attention, output, a
 /// sum, a norm, gate with up, down, a sum. What a layer does between these is counted by its traffic alone.
@@ -83,13 +83,32 @@ pub struct Load {
 }
 
 impl Load {
+    #[inline(always)]
     fn new(kind: OperatorKind, rows: u64, bytes: u64, starts: bool) -> Load {
         Load { kind, weights: None, rows, bytes, macs: 0, units: bytes, starts }
     }
 }
 
+/// Types by GGML's numbers.
+const BY_ID: [Option<Quant>; 64] = {
+    let (mut table, mut at) = ([None; 64], 0);
+    while at < Quant::ALL.len() {
+        if let Some(id) = Quant::ALL[at].ggml_id() {
+            table[id as usize] = Some(Quant::ALL[at]);
+        }
+        at += 1;
+    }
+    table
+};
+
+#[inline]
+fn by_id(id: u32) -> Option<Quant> {
+    BY_ID.get(id as usize).copied().flatten()
+}
+
+#[inline]
 fn row_bytes(id: u32, width: u64) -> u64 {
-    Quant::from_ggml_id(id).map_or(0, |quant| quant.row_bytes(width))
+    by_id(id).map_or(0, |quant| quant.row_bytes(width))
 }
 
 /// The heads of keys and values that heads of queries use: the first, and the one behind the last.
@@ -104,6 +123,48 @@ fn shared_heads(heads: u64, group: u64, offset: u64) -> (u64, u64) {
 /// with up. What models do between products is not counted as operators either; its traffic is.
 #[must_use]
 pub fn load(work: &Work, before: Option<&Work>) -> Option<Load> {
+    let inputs = inputs(work);
+    load_of(work, inputs.is_some() && before.and_then(self::inputs) == inputs)
+}
+
+/// What the operators of a program count for, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Loads {
+    before: Option<Inputs>,
+}
+
+impl Loads {
+    /// What the next operator counts for. Where the operator is known, little of this is left after inlining.
+    #[inline(always)]
+    pub(crate) fn next(&mut self, work: &Work) -> Option<Load> {
+        let inputs = inputs(work);
+        let follows = inputs.is_some() && inputs == self.before;
+        self.before = inputs;
+        load_of(work, follows)
+    }
+
+    /// Something comes between that is no operator.
+    pub(crate) fn interrupt(&mut self) {
+        self.before = None;
+    }
+}
+
+/// The inputs of a product: where they are, rows, columns and type.
+type Inputs = (Place, u64, u64, u32);
+
+#[inline(always)]
+fn inputs(work: &Work) -> Option<Inputs> {
+    match *work {
+        Work::Matmul { a, shape: [rows, width, _], types: [kind, _], .. } => {
+            Some((a, rows, width, kind))
+        }
+        _ => None,
+    }
+}
+
+/// What an operator counts for; `follows` says whether it is a product behind another one of the same inputs.
+#[inline(always)]
+fn load_of(work: &Work, follows: bool) -> Option<Load> {
     use OperatorKind as Kind;
     Some(match *work {
         Work::Copy { length, .. } => Load::new(Kind::Copy, 1, 2 * length, true),
@@ -113,12 +174,11 @@ pub fn load(work: &Work, before: Option<&Work>) -> Option<Load> {
             Load::new(Kind::Add, 1, (sources.len() as u64 + 1) * elements * size, true)
         }
         Work::Matmul { shape: [m, k, n], types: [a, b], .. } => {
-            let follows = before.is_some_and(|before| shares_inputs(before, work));
             let inputs = if follows { 0 } else { m * row_bytes(a, k) };
             let weights = n * row_bytes(b, k);
             let bytes = inputs + weights + m * n * 4;
             let load = Load::new(Kind::Product, m, bytes, !follows);
-            Load { weights: Quant::from_ggml_id(b), macs: m * n * k, units: weights, ..load }
+            Load { weights: by_id(b), macs: m * n * k, units: weights, ..load }
         }
         Work::Norm { rows, width, .. } => {
             Load::new(Kind::Norm, rows, (2 * rows + 1) * width * 4, true)
@@ -152,16 +212,8 @@ pub fn load(work: &Work, before: Option<&Work>) -> Option<Load> {
     })
 }
 
-/// Whether two products have the same inputs.
-fn shares_inputs(one: &Work, other: &Work) -> bool {
-    match (one, other) {
-        (
-            Work::Matmul { a, shape: [m, k, _], types: [kind, _], .. },
-            Work::Matmul { a: same, shape: [rows, width, _], types: [input, _], .. },
-        ) => (a, m, k, kind) == (same, rows, width, input),
-        _ => false,
-    }
-}
+/// A kind of operator and the type of its weights.
+type Measured = (OperatorKind, Option<Quant>);
 
 /// What operators cost on one card: its profile's numbers, ready for use.
 #[derive(Debug, Clone, PartialEq)]
@@ -172,14 +224,14 @@ pub struct Cost {
     /// What a token takes besides, where its candidates are picked.
     per_token: f64,
     /// What was measured, by kind and type of weights.
-    measured: Vec<((OperatorKind, Option<Quant>), Vec<OperatorRate>)>,
+    measured: Vec<(Measured, Vec<OperatorRate>)>,
 }
 
 impl Cost {
     /// The costs by a profile.
     #[must_use]
     pub fn of(profile: &Profile) -> Cost {
-        let mut measured: Vec<((OperatorKind, Option<Quant>), Vec<OperatorRate>)> = Vec::new();
+        let mut measured: Vec<(Measured, Vec<OperatorRate>)> = Vec::new();
         for entry in &profile.compute.operators {
             let quant = entry.weights.as_deref().and_then(|name| name.parse().ok());
             let key = (entry.kind, quant);
@@ -199,8 +251,13 @@ impl Cost {
 
     /// What an operator takes.
     #[must_use]
+    #[inline(always)]
     pub fn operator(&self, load: &Load) -> Terms {
-        let mut terms = self.by_measurement(load).unwrap_or_else(|| self.by_rates(load));
+        let terms = match self.measured.is_empty() {
+            true => None,
+            false => self.by_measurement(load),
+        };
+        let mut terms = terms.unwrap_or_else(|| self.by_rates(load));
         if load.kind == OperatorKind::Best {
             terms.fixed += Seconds(self.per_token);
         }
@@ -219,6 +276,7 @@ impl Cost {
         }
     }
 
+    #[inline(never)]
     fn by_measurement(&self, load: &Load) -> Option<Terms> {
         let find = |weights: Option<Quant>| {
             let key = (load.kind, weights);

@@ -103,6 +103,12 @@ impl Wiring {
         self.ports[from][to]
     }
 
+    /// The ranks between two others that pass their messages on, from the last to the first.
+    pub(crate) fn between(&self, from: Rank, to: Rank) -> impl Iterator<Item = Rank> + '_ {
+        let before = move |&rank: &Rank| Some(self.arrives_from[from][rank]);
+        std::iter::successors(before(&to), before).take_while(move |&rank| rank != from)
+    }
+
     /// The ranks that a message passes, both ends included: the fewest that do.
     ///
     /// # Panics

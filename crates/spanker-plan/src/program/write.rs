@@ -26,32 +26,48 @@ pub(crate) struct Context<'a> {
     pub(crate) members: &'a [Member],
 }
 
+/// What becomes of the entries of programs: somebody keeps them, or only what they cost.
+pub(crate) trait Sink {
+    /// Takes the next entry of a member's program.
+    fn push(&mut self, member: usize, op: Op);
+}
+
+impl Sink for Vec<Vec<Op>> {
+    #[inline]
+    fn push(&mut self, member: usize, op: Op) {
+        self[member].push(op);
+    }
+}
+
 /// Writes the programs of members side by side.
-pub(crate) struct Writer<'a> {
+pub(crate) struct Writer<'a, S> {
     of: Context<'a>,
     members: &'a [Member],
     step: &'a Step<'a>,
     rows: u64,
-    pub(crate) programs: Vec<Vec<Op>>,
+    /// For each member, the types that its normed rows are ready for.
+    ready: Vec<[bool; 2]>,
+    pub(crate) programs: S,
 }
 
-impl<'a> Writer<'a> {
-    pub(crate) fn new(of: Context<'a>, step: &'a Step<'a>) -> Self {
-        let programs = vec![Vec::new(); of.members.len()];
-        Writer { of, members: of.members, step, rows: step.rows(), programs }
+impl<'a, S: Sink> Writer<'a, S> {
+    pub(crate) fn new(of: Context<'a>, step: &'a Step<'a>, programs: S) -> Self {
+        let ready = vec![[false; 2]; of.members.len()];
+        Writer { of, members: of.members, step, rows: step.rows(), ready, programs }
     }
 
     fn place(&self, member: usize, buffer: Buffer) -> Place {
         self.members[member].buffers.place(buffer)
     }
 
+    #[inline(always)]
     fn work(&mut self, member: usize, work: Work) {
-        self.programs[member].push(Op::Work(work));
+        self.programs.push(member, Op::Work(work));
     }
 
     fn mark(&mut self, members: Range<usize>, activity: Activity, layer: usize) {
         for member in members {
-            self.programs[member].push(Op::Mark { activity, layer: layer as u32 });
+            self.programs.push(member, Op::Mark { activity, layer: layer as u32 });
         }
     }
 
@@ -110,7 +126,7 @@ impl<'a> Writer<'a> {
                     }
                     false => Op::Broadcast { root, data, length },
                 };
-                self.programs[member].push(op);
+                self.programs.push(member, op);
             }
             start += run.len() as u64;
         }
@@ -137,8 +153,8 @@ impl<'a> Writer<'a> {
                 let from = self.place(here, if hop == 0 { Buffer::X } else { Buffer::Relay });
                 let into =
                     self.place(there, if there == member { Buffer::X } else { Buffer::Relay });
-                self.programs[here].push(Op::Send { to: there, from, length });
-                self.programs[there].push(Op::Receive { from: here, into, length });
+                self.programs.push(here, Op::Send { to: there, from, length });
+                self.programs.push(there, Op::Receive { from: here, into, length });
             }
         }
     }
@@ -368,7 +384,7 @@ impl<'a> Writer<'a> {
                         }
                         false => Op::Sum { data, elements },
                     };
-                    self.programs[member].push(op);
+                    self.programs.push(member, op);
                 }
             }
             Split::Whole => {}
@@ -450,6 +466,7 @@ impl<'a> Writer<'a> {
         let (rows, width) = (self.rows, self.of.model.hidden);
         let epsilon = self.of.numerics.epsilon;
         self.work(member, Work::Norm { from, weight, into, rows, width, epsilon });
+        self.ready[member] = [false; 2];
     }
 
     /// Makes the normed rows ready for weights of a type, once.
@@ -460,12 +477,9 @@ impl<'a> Writer<'a> {
         }
         let (from, into) = (self.place(member, Buffer::H), self.input_place(member, weights));
         let (rows, width) = (self.rows, self.of.model.hidden);
-        let op = Op::Work(Work::Quantize { from, into, rows, width, quant: ggml_id(quant) });
-        let normed =
-            self.programs[member].iter().rposition(|op| matches!(op, Op::Work(Work::Norm { .. })));
-        let fresh = &self.programs[member][normed.unwrap_or(0)..];
-        if !fresh.contains(&op) {
-            self.programs[member].push(op);
+        let ready = &mut self.ready[member][usize::from(quant == Quant::Q8K)];
+        if !std::mem::replace(ready, true) {
+            self.work(member, Work::Quantize { from, into, rows, width, quant: ggml_id(quant) });
         }
     }
 
@@ -531,7 +545,7 @@ impl<'a> Writer<'a> {
         for member in members {
             let (from, into) = (self.place(member, from), self.place(member, into));
             let parts = Arc::clone(&parts);
-            self.programs[member].push(Op::Gather { parts, rows, from, into });
+            self.programs.push(member, Op::Gather { parts, rows, from, into });
         }
     }
 
@@ -556,7 +570,7 @@ impl<'a> Writer<'a> {
             self.work(member, Work::Copy { from, into: slot, length: rows * own });
         }
         let (collective, elements) = (Collective::AllGather, chunk * parts.len() as u64);
-        self.programs[member].push(Op::Collective { collective, dtype: DType::U8, elements, data });
+        self.programs.push(member, Op::Collective { collective, dtype: DType::U8, elements, data });
         if in_place {
             return;
         }

@@ -12,12 +12,10 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use rand::Rng;
-use rand_pcg::Pcg32;
-use spanker_topology::{Cluster, ExchangeKind, MESSAGE_HEAD};
+use spanker_topology::Cluster;
 
 use super::flow::Flow;
-use crate::program::Cost;
+use super::network::{Errors, Network, Speeds, segments};
 use crate::trace::{Label, Mark, Parts};
 
 /// One thing that a card does.
@@ -51,207 +49,6 @@ pub(crate) struct Disturbance {
     pub(crate) cut: Vec<f64>,
     /// What bit errors do to messages.
     pub(crate) errors: Option<Errors>,
-}
-
-/// Frames that break, at random from a seed, and what each costs.
-#[derive(Debug, Clone)]
-pub(crate) struct Errors {
-    pub(crate) dice: Pcg32,
-    /// Bytes of data in a frame.
-    pub(crate) payload: f64,
-    /// The chance that a frame breaks.
-    pub(crate) chance: f64,
-    /// The time that a broken frame costs: itself and what was sent until its loss was known.
-    pub(crate) penalty: f64,
-}
-
-impl Errors {
-    /// The time that broken frames add to a message.
-    fn delay(&mut self, bytes: f64) -> f64 {
-        let expected = (bytes / self.payload).ceil().max(1.0) * self.chance;
-        if expected > 30.0 {
-            // So many that their number hardly varies.
-            return expected * self.penalty;
-        }
-        // Knuth's way to draw a number of rare events.
-        let (limit, mut product, mut broken) = ((-expected).exp(), 1.0, 0u32);
-        loop {
-            product *= self.dice.random::<f64>();
-            if product <= limit {
-                return f64::from(broken) * self.penalty;
-            }
-            broken += 1;
-        }
-    }
-}
-
-/// What messages take on a wire.
-#[derive(Debug, Clone, Copy)]
-struct WireTime {
-    per_byte: f64,
-    /// Bytes of data in a frame, and what a frame takes besides them.
-    payload: f64,
-    per_frame: f64,
-    /// What a message's own head takes.
-    head: f64,
-}
-
-impl WireTime {
-    fn plain(rate: f64) -> WireTime {
-        WireTime { per_byte: 1.0 / rate, payload: f64::INFINITY, per_frame: 0.0, head: 0.0 }
-    }
-
-    fn of(cluster: &Cluster, wire: &spanker_topology::Wire) -> WireTime {
-        let rate = wire.bandwidth.0 as f64;
-        let ends = [wire.from, wire.to].into_iter().filter(|&node| node < cluster.cards());
-        let links: Vec<_> = ends.filter_map(|card| cluster.profile(card).link.as_ref()).collect();
-        let framed = links.iter().filter_map(|link| link.framing).next();
-        match framed.filter(|_| links.len() == 2) {
-            None => WireTime::plain(rate),
-            Some(framing) => {
-                let payload = framing.payload as f64;
-                let more =
-                    framing.overhead as f64 + framing.ack_bytes as f64 / framing.ack_every as f64;
-                let per_byte = payload / (payload + more) / rate;
-                let head = MESSAGE_HEAD as f64 * per_byte;
-                WireTime { per_byte, payload, per_frame: more * per_byte, head }
-            }
-        }
-    }
-
-    fn time(&self, bytes: f64) -> f64 {
-        let frames = (bytes / self.payload).ceil().max(1.0);
-        bytes * self.per_byte + frames * self.per_frame + self.head
-    }
-}
-
-/// Which wires and shared resources are busy until when.
-struct Network<'a> {
-    cluster: &'a Cluster,
-    free: Vec<f64>,
-    /// What each wire takes, then each shared resource.
-    times: Vec<WireTime>,
-    /// Whether cards pass messages on themselves.
-    relays: bool,
-    errors: Option<Errors>,
-}
-
-/// The least bytes that a relayed message is cut into, the most segments, and what they begin at a multiple of.
-const SEGMENT: f64 = 8192.0;
-const SEGMENTS: f64 = 64.0;
-const SEGMENT_ALIGNMENT: f64 = 64.0;
-
-impl<'a> Network<'a> {
-    fn new(cluster: &'a Cluster, start: f64) -> Self {
-        let wires = cluster.wires().iter().map(|wire| WireTime::of(cluster, wire));
-        let shared = cluster.shared().iter().enumerate().map(|(index, shared)| {
-            let plain = WireTime::plain(shared.bandwidth.0 as f64);
-            // The lanes of a card carry the frames of its wires.
-            let wire = cluster.wires().iter().find(|wire| wire.shared == Some(index));
-            let framed = wire
-                .map(|wire| WireTime::of(cluster, wire))
-                .filter(|_| wire.is_some_and(|wire| wire.bandwidth == shared.bandwidth));
-            framed.unwrap_or(plain)
-        });
-        let times: Vec<WireTime> = wires.chain(shared).collect();
-        let kind = cluster.profile(0).link.as_ref().map(|link| link.exchange);
-        let relays = kind.unwrap_or_default() == ExchangeKind::Schedules;
-        Network { cluster, free: vec![start; times.len()], times, relays, errors: None }
-    }
-
-    /// When the wire is free that a message from one card to another leaves by.
-    fn wire_free(&self, from: usize, to: usize) -> f64 {
-        self.cluster.route(from, to).first().map_or(0.0, |&wire| self.free[wire as usize])
-    }
-
-    /// Whether cards between two others pass their messages on.
-    fn relayed(&self, route: &[u32]) -> bool {
-        let card = |&wire: &u32| self.cluster.wires()[wire as usize].to < self.cluster.cards();
-        self.relays && route.len() > 1 && route[..route.len() - 1].iter().all(card)
-    }
-
-    /// One segment over one wire: when it has left and when it is there.
-    fn hop(&mut self, index: usize, bytes: f64, ready: f64) -> (f64, f64) {
-        let wire = &self.cluster.wires()[index];
-        let shared = wire.shared.map(|shared| self.cluster.wires().len() + shared);
-        let free = shared.map_or(0.0, |shared| self.free[shared]).max(self.free[index]);
-        let start = ready.max(free);
-        let slower = shared.map_or(0.0, |shared| self.times[shared].time(bytes));
-        let left = start + self.times[index].time(bytes).max(slower);
-        self.free[index] = left;
-        if let Some(shared) = shared {
-            self.free[shared] = left;
-        }
-        (left, left + wire.latency.0)
-    }
-
-    /// A message that cards pass on, segment by segment.
-    fn relay(&mut self, route: &[u32], bytes: f64, at: f64) -> (f64, f64) {
-        let size = match bytes <= SEGMENT {
-            true => bytes,
-            false => {
-                let part = (bytes / SEGMENTS / SEGMENT_ALIGNMENT).ceil() * SEGMENT_ALIGNMENT;
-                part.max(SEGMENT)
-            }
-        };
-        let count = if bytes > 0.0 { (bytes / size).ceil() as usize } else { 1 };
-        let (mut left, mut arrival) = (at, at);
-        for segment in 0..count {
-            let part = size.min(bytes - size * segment as f64);
-            let mut ready = at;
-            for (hop, &wire) in route.iter().enumerate() {
-                let (gone, there) = self.hop(wire as usize, part, ready);
-                ready = there;
-                if hop == 0 {
-                    left = gone;
-                }
-            }
-            arrival = ready;
-        }
-        (left, arrival)
-    }
-
-    /// When a message that is ready at `at` has left and when it arrives, or nothing if a wire has died on it.
-    fn send(&mut self, from: u32, to: u32, bytes: f64, at: f64, cut: &[f64]) -> Option<(f64, f64)> {
-        let wires = self.cluster.wires();
-        let mut start = at;
-        let mut slowest = 0.0f64;
-        let mut latency = 0.0;
-        let route = self.cluster.route(from as usize, to as usize);
-        if route.is_empty() && from != to {
-            return None;
-        }
-        if self.relayed(route) {
-            let route = route.to_vec();
-            let (left, arrival) = self.relay(&route, bytes, at);
-            let lost = !cut.is_empty() && route.iter().any(|&wire| cut[wire as usize] <= arrival);
-            return (!lost).then_some((left, arrival));
-        }
-        for &index in route {
-            let index = index as usize;
-            let wire = &wires[index];
-            start = start.max(self.free[index]);
-            slowest = slowest.max(self.times[index].time(bytes));
-            latency += wire.latency.0;
-            if let Some(shared) = wire.shared {
-                start = start.max(self.free[wires.len() + shared]);
-                slowest = slowest.max(self.times[wires.len() + shared].time(bytes));
-            }
-        }
-        let delay = self.errors.as_mut().map_or(0.0, |errors| errors.delay(bytes));
-        for &index in route {
-            let index = index as usize;
-            self.free[index] = start + delay + self.times[index].time(bytes);
-            if let Some(shared) = wires[index].shared {
-                let shared = wires.len() + shared;
-                self.free[shared] = start + self.times[shared].time(bytes);
-            }
-        }
-        let left = route.first().map_or(at, |&wire| self.free[wire as usize]);
-        let arrival = start + latency + delay + slowest;
-        let lost = !cut.is_empty() && route.iter().any(|&wire| cut[wire as usize] <= arrival);
-        (!lost).then_some((left, arrival))
-    }
 }
 
 /// What has arrived of one collective at one card, step by step.
@@ -315,14 +112,43 @@ pub(crate) struct Engine<'a> {
     programs: &'a [Vec<Item>],
     cards: Vec<CardState>,
     /// For each card, what its memory takes for a byte of an exchange, and what a copy or fold costs to begin.
-    memories: Vec<(f64, f64)>,
-    /// Cards that can go on: the time as the bits of a float that is never negative, which sort alike.
+    memories: &'a [(f64, f64)],
+    /// Cards that can go on, and behind them segments that a card can pass on: the time as the bits of a float
+    /// that is never negative, which sort alike.
     ready: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Segments that cards pass on, and the messages that they are parts of.
+    relays: Vec<Relay>,
+    parcels: Vec<Parcel>,
     disturbance: Disturbance,
     marks: Option<&'a mut Vec<Mark>>,
     collectives: Vec<Met>,
     done: Vec<(u32, f64)>,
     events: u64,
+}
+
+/// A segment that has come to a card which passes it on.
+#[derive(Debug, Clone, Copy)]
+struct Relay {
+    parcel: u32,
+    /// The wire of the route that it takes next.
+    hop: u32,
+    bytes: f64,
+}
+
+/// A message of a collective that cards pass on.
+#[derive(Debug, Clone, Copy)]
+struct Parcel {
+    from: u32,
+    to: u32,
+    /// The collective's flow, the receiver's rank and step, and the number of the collective.
+    flow: u32,
+    rank: u32,
+    at_step: u32,
+    collective: u64,
+    /// Segments that have not arrived.
+    left: u32,
+    /// When the last one so far arrived.
+    latest: f64,
 }
 
 /// How a run ended.
@@ -355,26 +181,15 @@ pub(crate) struct Met {
 impl<'a> Engine<'a> {
     pub(crate) fn new(
         cluster: &'a Cluster,
+        speeds: &'a Speeds,
         flows: &'a [Flow],
         groups: &'a [Vec<usize>],
         programs: &'a [Vec<Item>],
     ) -> Self {
         let cards = (0..programs.len()).map(|_| CardState::default()).collect();
-        let memory = |card: usize| {
-            let profile = cluster.profile(card);
-            let kind = profile.link.as_ref().map(|link| link.exchange).unwrap_or_default();
-            match kind {
-                ExchangeKind::Schedules => {
-                    let cost = Cost::of(profile);
-                    (cost.memory(1.0), cost.fixed())
-                }
-                // What was measured has it all.
-                _ => (0.0, 0.0),
-            }
-        };
         Engine {
-            memories: (0..programs.len()).map(memory).collect(),
-            network: Network::new(cluster, 0.0),
+            memories: speeds.memories(),
+            network: Network::new(cluster, speeds),
             flows,
             groups,
             programs,
@@ -383,6 +198,8 @@ impl<'a> Engine<'a> {
             disturbance: Disturbance::default(),
             marks: None,
             collectives: Vec::new(),
+            relays: Vec::new(),
+            parcels: Vec::new(),
             done: Vec::new(),
             events: 0,
         }
@@ -409,8 +226,12 @@ impl<'a> Engine<'a> {
                 self.wake(card);
             }
         }
-        while let Some(Reverse((time, card))) = self.ready.pop() {
-            self.proceed(card as usize, f64::from_bits(time));
+        while let Some(Reverse((time, id))) = self.ready.pop() {
+            let time = f64::from_bits(time);
+            match (id as usize).checked_sub(self.cards.len()) {
+                None => self.proceed(id as usize, time),
+                Some(relay) => self.pass_on(relay, time),
+            }
         }
         let done = |(card, state): (usize, &CardState)| state.at == self.programs[card].len();
         Ended {
@@ -522,6 +343,54 @@ impl<'a> Engine<'a> {
         (state.caught_up, state.touched, state.left) = (state.clock, 0.0, 0.0);
     }
 
+    /// Sends a message that cards on its route pass on, segment by segment.
+    fn relay(&mut self, parcel: Parcel, bytes: f64, now: f64) {
+        let (size, count) = segments(bytes);
+        let late = self.network.delay(parcel.from, parcel.to, bytes);
+        let index = self.parcels.len() as u32;
+        self.parcels.push(Parcel { left: count, ..parcel });
+        for segment in 0..count {
+            let bytes = size.min(bytes - size * f64::from(segment));
+            self.cross(Relay { parcel: index, hop: 0, bytes }, now + late);
+        }
+    }
+
+    /// A card has a segment that goes on.
+    fn pass_on(&mut self, relay: usize, now: f64) {
+        let relay = self.relays[relay];
+        self.cross(relay, now);
+    }
+
+    /// Takes a segment over the next wire of its route.
+    fn cross(&mut self, relay: Relay, now: f64) {
+        let Parcel { from, to, .. } = self.parcels[relay.parcel as usize];
+        let route = self.network.route(from, to);
+        let (hop, wire) = (relay.hop as usize, route[relay.hop as usize] as usize);
+        let (left, there) = self.network.cross(wire, relay.bytes, now);
+        self.events += 1;
+        if hop == 0 {
+            let sender = &mut self.cards[from as usize];
+            sender.left = sender.left.max(left);
+        }
+        if self.disturbance.cut.get(wire).is_some_and(|&cut| cut <= there) {
+            return;
+        }
+        if hop + 1 < route.len() {
+            let id = (self.cards.len() + self.relays.len()) as u32;
+            self.relays.push(Relay { hop: relay.hop + 1, ..relay });
+            self.ready.push(Reverse((there.to_bits(), id)));
+            return;
+        }
+        let parcel = &mut self.parcels[relay.parcel as usize];
+        parcel.latest = parcel.latest.max(there);
+        parcel.left -= 1;
+        if parcel.left == 0 {
+            let Parcel { to, flow, rank, at_step, collective, latest, .. } = *parcel;
+            let flow = &self.flows[flow as usize];
+            self.arrive(to as usize, flow, rank, at_step, collective, latest);
+        }
+    }
+
     /// Puts a message into a card's inbox, and wakes the card if it waits for it.
     fn deliver(&mut self, from: usize, to: u32, arrival: f64) {
         let to = to as usize;
@@ -597,6 +466,20 @@ impl<'a> Engine<'a> {
             }
             self.cards[card].sent += 1;
             let carried = bytes * send.fraction;
+            if self.network.relayed(card, to) {
+                let parcel = Parcel {
+                    from: card as u32,
+                    to: to as u32,
+                    flow: number,
+                    rank: send.to,
+                    at_step: send.at_step,
+                    collective,
+                    left: 0,
+                    latest: 0.0,
+                };
+                self.relay(parcel, carried, now);
+                continue;
+            }
             let cut = &self.disturbance.cut;
             let arrival = self.network.send(card as u32, to as u32, carried, now, cut);
             self.events += 1;

@@ -46,6 +46,14 @@ impl Flow {
         &self.programs[rank]
     }
 
+    /// Every message of a collective of so many bytes: from which rank, to which, and its bytes.
+    pub(crate) fn messages(&self, bytes: f64) -> impl Iterator<Item = (usize, usize, f64)> + '_ {
+        self.programs.iter().enumerate().flat_map(move |(rank, steps)| {
+            let sends = steps.iter().flat_map(|step| &step.sends);
+            sends.map(move |sent| (rank, sent.to as usize, bytes * sent.fraction))
+        })
+    }
+
     /// Pairs up sends and receives: the k-th message from one rank to another is the k-th that the other
     /// awaits from it.
     fn of(schedule: &Schedule) -> Flow {

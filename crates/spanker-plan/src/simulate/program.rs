@@ -12,7 +12,7 @@ use spanker_topology::{ExchangeKind, Shape};
 use super::engine::{Item, OUTSIDE};
 use super::flow::Flow;
 use crate::cost::pass::Pass;
-use crate::cost::{Exchange, Group, Pricer};
+use crate::cost::{Exchange, Group, Lists, Pricer};
 use crate::plan::{Layout, Stage, in_flight, sequences_per_replica, served};
 use crate::program::{Op, Part, Programs, Step, Terms, Want, Wiring, load};
 use crate::trace::{Activity, Label, Parts};
@@ -135,7 +135,7 @@ impl<'a> Writer<'a> {
         let count = pieces.len();
         for (piece, pass) in pieces.into_iter().enumerate() {
             let end = piece + 1 == count;
-            let tokens = self.pricer.tokens(pass.tokens);
+            let tokens = self.pricer.tokens(pass.past, pass.tokens);
             let want = if end { Want::Best(1) } else { Want::Nothing };
             let parts: Vec<Part<'_>> = (0..sequences)
                 .map(|sequence| Part { sequence, tokens: &tokens, past: pass.past, want })
@@ -159,7 +159,9 @@ impl<'a> Writer<'a> {
         let back = self.pricer.host(first, last, read).total().0 - down;
         let (home, token, op) = (last.cards[0], wave.token, OUTSIDE);
         let in_place = stages.len() == 1;
-        let label = Label { activity: Activity::Host, layer: 0, token };
+        // Steps are told apart by how many tokens come before them, as in a run.
+        let step = wave.parts.first().map_or(0, |part| part.past as u32);
+        let label = Label { activity: Activity::Host, layer: 0, token: step };
         for &card in &first.cards {
             if wave.first || in_place {
                 self.outside(card, down, label);
@@ -172,10 +174,12 @@ impl<'a> Writer<'a> {
             Some(wiring) => wiring.route(from, to),
             None => direct(from, to),
         };
-        let step = Step { parts: wave.parts };
-        let lists = copy.programs.step(&step, &routed);
-        for (member, list) in lists.iter().enumerate() {
-            self.member(copy, member, list, token);
+        let parts = Step { parts: wave.parts };
+        let lists = copy.programs.step(&parts, &routed);
+        let members = copy.programs.members();
+        for (one, list) in members.iter().zip(&lists) {
+            let group = &copy.stages[one.stage].group;
+            self.member((group, one.rank), &|member| members[member].card, list, label.token);
         }
         if back > 0.0 {
             self.outside(home, back, label);
@@ -196,12 +200,29 @@ impl<'a> Writer<'a> {
         self.push(card, Item::Work { seconds, bytes: 0.0, label, op: OUTSIDE, parts });
     }
 
-    /// The program of one member.
-    fn member(&mut self, copy: &Copy<'_>, member: usize, list: &[Op], token: u32) {
-        let members = copy.programs.members();
-        let (card, stage, rank) =
-            (members[member].card, members[member].stage, members[member].rank);
-        let group = &copy.stages[stage].group;
+    /// Pieces of a step one after the other on a group, with a note after some of them.
+    pub(crate) fn row(mut self, group: &Group, pieces: &[&Lists], noted: [usize; 2]) -> Items {
+        for (rank, &card) in group.cards.iter().enumerate() {
+            for (at, lists) in pieces.iter().enumerate() {
+                let token = at as u32;
+                self.member((group, rank), &|member| group.cards[member], &lists[rank], token);
+                if noted.contains(&(at + 1)) {
+                    self.push(card, Item::Done { token });
+                }
+            }
+        }
+        self.items
+    }
+
+    /// The program of one rank; `cards` says where the members are that it names.
+    fn member(
+        &mut self,
+        (group, rank): (&Group, usize),
+        cards: &dyn Fn(usize) -> usize,
+        list: &[Op],
+        token: u32,
+    ) {
+        let card = group.cards[rank];
         let mut label = Label { activity: Activity::Host, layer: 0, token };
         let mut before: Option<&Work> = None;
         for (op, content) in list.iter().enumerate() {
@@ -219,13 +240,13 @@ impl<'a> Writer<'a> {
                 }
                 Op::Send { to, length, .. } => {
                     before = None;
-                    let (to, bytes) = (members[*to].card as u32, *length as f64);
+                    let (to, bytes) = (cards(*to) as u32, *length as f64);
                     let label = Label { activity: Activity::Handoff, ..label };
                     self.push(card, Item::Send { to, bytes, label, op });
                 }
                 Op::Receive { from, .. } => {
                     before = None;
-                    let from = members[*from].card as u32;
+                    let from = cards(*from) as u32;
                     let label = Label { activity: Activity::Handoff, ..label };
                     self.push(card, Item::Recv { from, label, op });
                 }
