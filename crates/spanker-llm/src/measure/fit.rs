@@ -174,7 +174,7 @@ fn solve(lines: &[Line], constant: bool) -> Option<Vec<f64>> {
         lines.iter().map(|line| line.weight * at(line, column).powi(2)).sum::<f64>().sqrt()
     };
     let lengths: Vec<f64> = (0..columns).map(length).collect();
-    if lengths.iter().any(|length| !(*length > 0.0)) {
+    if !lengths.iter().all(|length| *length > 0.0) {
         return None;
     }
     let mut matrix = vec![vec![0.0; columns + 1]; columns];
@@ -191,12 +191,12 @@ fn solve(lines: &[Line], constant: bool) -> Option<Vec<f64>> {
         }
     }
     for pivot in 0..columns {
-        if !(matrix[pivot][pivot] > 1e-9) {
+        // Not a number is no pivot either.
+        if matrix[pivot][pivot].is_nan() || matrix[pivot][pivot] <= 1e-9 {
             return None;
         }
         let own = matrix[pivot].clone();
-        for (row, other) in matrix.iter_mut().enumerate().filter(|(row, _)| *row != pivot) {
-            debug_assert_ne!(row, pivot);
+        for (_, other) in matrix.iter_mut().enumerate().filter(|(row, _)| *row != pivot) {
             let factor = other[pivot] / own[pivot];
             other.iter_mut().zip(&own).for_each(|(value, own)| *value -= factor * own);
         }
