@@ -78,9 +78,9 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
     let loaded = Loaded::open(&args.llm)?;
     let (request, shares) = (request(args, &loaded)?, args.llm.tensor_split.as_deref());
     let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-    let cluster = host::cluster(&loaded.network, count, loaded.threads, TURN)?;
-    let split = args.split.unwrap_or(Split::Gather);
-    let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
+    let (model, split) = (loaded.network.model(), args.split.unwrap_or(Split::Gather));
+    let layout = layout::given(model, split, &layout::shares(shares, count)?)?;
+    let plan = host::unpriced(&loaded, layout, request)?;
     let mut session = Session::new(Box::new(in_process(&loaded, &plan)?));
     converse(args, &loaded, &mut session, &mut GiveUp, &mut |_| read_line())
 }
@@ -119,9 +119,9 @@ fn on_ranks(
 ) -> anyhow::Result<()> {
     let (request, shares) = (request(args, loaded)?, args.llm.tensor_split.as_deref());
     let count = ranks::cards(args.cards.as_ref(), shares, place)?;
-    let cluster = ranks::cluster(loaded, front, place, count, TURN)?;
-    let split = args.split.unwrap_or(Split::Gather);
-    let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
+    let (model, split) = (loaded.network.model(), args.split.unwrap_or(Split::Gather));
+    let layout = layout::given(model, split, &layout::shares(shares, count)?)?;
+    let plan = host::unpriced(loaded, layout, request)?;
     let (context, batch) = (loaded.context, loaded.batch);
     let runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
     let mut session = Session::new(Box::new(runner));

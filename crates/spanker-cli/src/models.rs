@@ -48,15 +48,19 @@ pub(crate) fn known(name: &str) -> Option<&'static Known> {
 
 /// The folder that keeps models: `models` in `$SPANKER_CACHE`, or in `spanker` in the user's cache.
 pub(crate) fn folder() -> anyhow::Result<PathBuf> {
+    Ok(cache()?.join("models"))
+}
+
+/// The folder for what can be had again: `$SPANKER_CACHE`, or `spanker` in the user's cache.
+pub(crate) fn cache() -> anyhow::Result<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let cache = match (set("SPANKER_CACHE"), set("XDG_CACHE_HOME"), set("HOME")) {
+    Ok(match (set("SPANKER_CACHE"), set("XDG_CACHE_HOME"), set("HOME")) {
         (Some(cache), ..) => PathBuf::from(cache),
         // A relative one is no folder of the user's, by its definition.
         (_, Some(cache), _) if Path::new(&cache).is_absolute() => Path::new(&cache).join("spanker"),
         (_, _, Some(home)) => Path::new(&home).join(".cache/spanker"),
         _ => bail!("no folder for models\nhint: set SPANKER_CACHE to one"),
-    };
-    Ok(cache.join("models"))
+    })
 }
 
 /// The file of a model in `folder`.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker probe`: what the links between cards take, measured, beside what their profiles say; with GPUs, what their
-//! memory, launches and ways to the host and each other take.
+//! memory, launches and ways to the host and each other take; with threads and processes, what each kind of operator
+//! of a model takes.
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod machine;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,23 +32,37 @@ use crate::{Usage, fault, output};
 ///
 /// With --fabric cuda it is GPUs: copies, reads and writes in their memory, copies from and to the host, launches, and
 /// copies between every two of them. --save writes a profile that --profile of the other commands takes.
+///
+/// With --fabric inproc it is this machine, with threads as cards: real steps of the model are run, and what each kind
+/// of operator takes on each number of rows is fitted. 'run' and 'bench model' do the same when they first meet a
+/// model, and keep it in the user's cache; this measures again and replaces what was kept. With --fabric mpi, under
+/// mpirun, it is a rank, and the messages between the ranks.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker probe
   spanker probe --cards 0,1 --sizes 64..4M
   spanker probe --json
+  spanker probe --fabric inproc -m smollm2-135m --threads 2 --save here.toml
+  mpirun -n 2 spanker probe --fabric mpi -m smollm2-135m
   spanker probe --fabric cuda --save gpu.toml && spanker plan llama-2-7b --profile gpu.toml --cards 1")]
 pub(crate) struct Args {
-    /// What is measured: cards (those that 'spanker cards' shows) or cuda (GPUs)
-    #[arg(long, default_value = "cards", value_parser = ["cards", "cuda"])]
+    /// What is measured: cards (those that 'spanker cards' shows), cuda (GPUs), inproc (threads of this machine) or
+    /// mpi (processes that mpirun has started)
+    #[arg(long, default_value = "cards", value_parser = ["cards", "cuda", "inproc", "mpi"])]
     fabric: String,
-    /// With --fabric cuda, write the profile of GPU 0 to this file
+    /// With --fabric inproc and mpi, the model: a .gguf file, or the name of a fetched one [default: smollm2-135m]
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<String>,
+    /// With --fabric inproc, threads in all; with mpi those of each process [default: as many as there are cores]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+    /// With --fabric inproc, cuda and mpi, write the profile to this file: of one card, or of GPU 0
     #[arg(long, value_name = "TOML")]
     save: Option<PathBuf>,
     /// With --fabric cuda, let this many logical cards share GPU 0: the profile is that of one of them
     #[arg(long, value_name = "K")]
     gpus: Option<usize>,
-    /// The cards: a list (0,1,3) or how many [default: all that answer]
+    /// The cards: a list (0,1,3) or how many [default: all that answer; with --fabric inproc 1]
     #[arg(long, value_name = "LIST|N")]
     cards: Option<CardList>,
     /// Bytes of the messages: a list (64,4K) or a range that doubles (64..4M)
@@ -102,15 +118,38 @@ struct Sample {
     seconds: f64,
 }
 
+impl Args {
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.fabric == "mpi"
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if (args.model.is_some() || args.threads.is_some())
+        && !matches!(args.fabric.as_str(), "inproc" | "mpi")
+    {
+        return Err(Usage("--model and --threads are for --fabric inproc and mpi".into()).into());
+    }
     if args.fabric == "cuda" {
         #[cfg(feature = "cuda")]
         return cuda::run(args);
         #[cfg(not(feature = "cuda"))]
         anyhow::bail!("--fabric cuda: this program was built without it");
     }
-    if args.save.is_some() || args.gpus.is_some() {
-        return Err(Usage("--save and --gpus are for --fabric cuda".into()).into());
+    if args.gpus.is_some() {
+        return Err(Usage(
+            "--gpus and the logical cards that it asks for are for --fabric cuda".into(),
+        )
+        .into());
+    }
+    if matches!(args.fabric.as_str(), "inproc" | "mpi") {
+        return machine::run(args);
+    }
+    if args.save.is_some() {
+        let text =
+            "--save is for --fabric inproc, cuda and mpi: what links take is kept beside the cards";
+        return Err(Usage(text.into()).into());
     }
     let folder = directory::find();
     let indices = match &args.cards {

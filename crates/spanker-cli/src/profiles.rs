@@ -13,13 +13,17 @@ use crate::{cluster, output};
 #[command(after_help = "Examples:
   spanker profiles                  the names
   spanker profiles rev-a            every number with its source and confidence
-  spanker profiles rev-a --json     the same for machines")]
+  spanker profiles rev-a --json     the same for machines
+  spanker profiles rev-a --toml     the same as a file that --profile takes")]
 pub(crate) struct Args {
     /// A built-in name or the path of a .toml file
     name: Option<String>,
     /// Print JSON: one object for each profile
     #[arg(long)]
     json: bool,
+    /// Print the profile as a file that --profile of other commands takes
+    #[arg(long, requires = "name", conflicts_with = "json")]
+    toml: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -30,6 +34,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             .map(|name| Profile::builtin(name))
             .collect::<Result<_, _>>()?,
     };
+    if args.toml {
+        return output::line(profiles[0].to_toml().trim_end());
+    }
     if args.json {
         return profiles
             .iter()
@@ -54,6 +61,13 @@ fn show(profile: &Profile) -> anyhow::Result<()> {
     row("compute", &compute.rate)?;
     row("fixed per operator", &compute.per_operator)?;
     row("fixed per token", &compute.per_token)?;
+    if let Some(first_use) = &compute.first_use {
+        row("first use", first_use)?;
+    }
+    if !compute.operators.is_empty() {
+        let count = compute.operators.len();
+        output::line(&format!("{:<20} {count:>12}  rates: --toml lists them", "by operator"))?;
+    }
     if let Some(link) = &profile.link {
         row("link, one direction", &link.bandwidth)?;
         if link.framing.is_some() {
@@ -70,6 +84,7 @@ fn show(profile: &Profile) -> anyhow::Result<()> {
         row("collective base", &link.base)?;
         row("link round trip", &link.round_trip)?;
         row("link training", &link.training)?;
+        output::line(&format!("{:<20} {:>12}", "exchanges", link.exchange.name()))?;
     }
     row("host bandwidth", &host.bandwidth)?;
     row("host latency", &host.latency)?;

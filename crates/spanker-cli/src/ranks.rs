@@ -51,6 +51,7 @@ pub(crate) fn check(command: &Command) -> anyhow::Result<()> {
         Command::Run(args) if args.takes_ranks() => Ok(()),
         Command::Chat(args) if args.takes_ranks() => Ok(()),
         Command::Verify(args) if args.takes_ranks() => Ok(()),
+        Command::Probe(args) if args.takes_ranks() => Ok(()),
         _ => Err(Usage(format!(
             "a launcher started {ranks} of these, and this is one process's work\nhint: without mpirun"
         ))

@@ -150,13 +150,13 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
     let prompt = ready.prompt.clone();
     let shares = args.llm.tensor_split.as_deref();
     let plan = match &args.plan {
-        Some(path) => layout::saved(path, request)?,
+        Some(path) => host::priced(&loaded, loaded.threads, layout::saved(path, request)?)?,
         None => {
             let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-            let cluster =
-                host::cluster(&loaded.network, count, loaded.threads, ready.prompt.len())?;
             let split = args.split.unwrap_or(Split::Gather);
-            layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
+            let model = loaded.network.model();
+            let layout = layout::given(model, split, &layout::shares(shares, count)?)?;
+            host::plan(&loaded, loaded.threads, layout, request)?
         }
     };
     let mut runner = in_process(&loaded, &plan)?;
@@ -187,7 +187,11 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
     let (gpus, plan) = match &args.plan {
         Some(path) => {
             let plan = layout::saved(path, request)?;
-            (llm::gpu::Gpus::open(plan.layout.cards().len())?, plan)
+            let count = plan.layout.cards().last().map_or(1, |card| card + 1);
+            let gpus = llm::gpu::Gpus::open(count)?;
+            let cluster = gpus.cluster(&loaded, count)?;
+            // The layout stays, its prices are those of the GPUs that are here.
+            (gpus, Plan::new(plan.model, cluster, plan.request, plan.layout)?)
         }
         None => {
             let count = llm::thread_cards(args.cards.as_ref(), shares)?;
@@ -214,14 +218,22 @@ fn on_ranks(
     let ready = Ready::new(args, loaded)?;
     let request = ready.request.clone();
     let prompt = ready.prompt.clone();
-    let plan = match &args.plan {
-        Some(path) => layout::saved(path, request)?,
+    let (plan, priced) = match &args.plan {
+        Some(path) => {
+            // All ranks have read this very plan, and compare it; what it costs here is for the report alone.
+            let plan = layout::saved(path, request)?;
+            spanker_llm::check_plan(&loaded.network, &plan)?;
+            let priced =
+                ranks::plan(loaded, front, place, plan.layout.clone(), plan.request.clone())?;
+            (plan, priced)
+        }
         None => {
             let shares = args.llm.tensor_split.as_deref();
             let count = ranks::cards(args.cards.as_ref(), shares, place)?;
-            let cluster = ranks::cluster(loaded, front, place, count, ready.prompt.len())?;
-            let split = args.split.unwrap_or(Split::Gather);
-            layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?
+            let (model, split) = (loaded.network.model(), args.split.unwrap_or(Split::Gather));
+            let layout = layout::given(model, split, &layout::shares(shares, count)?)?;
+            let plan = ranks::plan(loaded, front, place, layout, request)?;
+            (plan.clone(), plan)
         }
     };
     let (context, batch) = (loaded.context, loaded.batch);
@@ -234,7 +246,7 @@ fn on_ranks(
     let session = Session::new(Box::new(runner));
     let answer = ready.answer(args, loaded, session, &mut GiveUp)?;
     let marks = recorder.marks();
-    finish(args, &answer, &Ran { plan, lost: 0, marks, place: Some(place), memory, prompt })
+    finish(args, &answer, &Ran { plan: priced, lost: 0, marks, place: Some(place), memory, prompt })
 }
 
 /// The cards as threads.

@@ -155,6 +155,12 @@ fn run_as_json_has_every_field_and_the_text_does_not_depend_on_the_split() {
     for field in ["tokens_per_second", "median_tokens_per_second", "predicted_tokens_per_second"] {
         assert!(number(&one["generation"], field) > 0.0, "{field}");
     }
+    // Speeds and times have opposite signs, and agree.
+    let tokens = &one["generation"];
+    let (speed, time) = (number(tokens, "off_percent"), number(tokens, "time_off_percent"));
+    assert!(((1.0 + speed / 100.0) * (1.0 + time / 100.0) - 1.0).abs() < 1e-9, "{one}");
+    let off = number(&one["prompt"], "us") / number(&one["prompt"], "predicted_us") - 1.0;
+    assert!((number(&one["prompt"], "time_off_percent") / 100.0 - off).abs() < 1e-9, "{one}");
     let token = &one["token"];
     assert!(number(token, "us") > 0.0 && number(token, "wall_us") > 0.0);
     assert_eq!(number(token, "bytes_sent"), 0.0);
@@ -351,6 +357,8 @@ fn saved_plan_of_the_model_runs() {
     let planned = desk.json("run -m x.gguf -p hello -n 4 --temp 0 --plan plan.json");
     let one = desk.json("run -m x.gguf -p hello -n 4 --temp 0");
     assert_eq!(planned["tokens"].as_array().map(Vec::len), Some(4), "{planned}");
+    // The plan was made for cards that are not here: what is predicted is for this machine.
+    assert_eq!(planned["predicted_for"], "this-machine", "{planned}");
     if planned["strategy"] != "tensor-reduce" {
         assert_eq!(planned["text"], one["text"]);
     }

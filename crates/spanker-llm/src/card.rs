@@ -19,7 +19,7 @@ use spanker_plan::{Activity, Label, Mark, Op, Want};
 use spanker_reduce::Team;
 use spanker_runtime::{Place, Work};
 
-pub(crate) use self::allocate::allocate;
+pub(crate) use self::allocate::{allocate, touch};
 use self::crew::Crew;
 use self::memory::{Memory, part};
 pub(crate) use self::peers::Peers;
@@ -32,7 +32,7 @@ pub(crate) struct Report {
     pub(crate) sync: Duration,
     /// Bytes for other cards.
     pub(crate) sent: u64,
-    /// What it did when, in seconds since the step began here.
+    /// What it did when, in seconds since the step began.
     pub(crate) marks: Vec<Mark>,
     /// What the host asked for.
     pub(crate) read: Option<Vec<u8>>,
@@ -58,6 +58,8 @@ pub(crate) struct Task {
     pub(crate) traced: bool,
     /// What the host wants to read afterwards.
     pub(crate) read: Option<(Place, u64)>,
+    /// When the step began: the origin of the marks of all cards that share a clock.
+    pub(crate) begun: Instant,
 }
 
 /// Why a card did not get through its program.
@@ -74,6 +76,11 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         let team = Team::new(threads);
         let (inputs, scratch, tiles) = (Inputs::new(), Mutex::default(), Vec::new());
         Card { memory, team, crew: Crew::new(), inputs, scratch, tiles }
+    }
+
+    /// Shares work with the team even where that does not pay at the moment.
+    pub(crate) fn hold_team_together(&mut self) {
+        self.crew.hold_together();
     }
 
     /// Bytes that it has allocated.
@@ -113,8 +120,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         task: Task,
         report: &mut Report,
     ) -> Result<(), P::Fault> {
-        let begun = Instant::now();
-        let mut log = Log::new(begun, task.traced);
+        let mut log = Log::new(task.begun, task.traced);
         let mut at = 0;
         while let Some(op) = program.get(at) {
             match op {
@@ -277,7 +283,7 @@ struct Log {
 impl Log {
     fn new(begun: Instant, traced: bool) -> Log {
         let label = Label { activity: Activity::Host, layer: 0, token: 0 };
-        Log { begun, traced, label, end: 0.0 }
+        Log { begun, traced, label, end: begun.elapsed().as_secs_f64() }
     }
 
     fn mark(&mut self, activity: Activity, layer: u32) {

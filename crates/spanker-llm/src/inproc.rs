@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spanker_plan::{Op, Plan, Programs};
+use spanker_plan::{Op, Plan, Programs, Want};
 use spanker_topology::ExchangeKind;
 
 use crate::card::memory::Memory;
@@ -80,7 +80,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
             MemoryUse { card: layout.card, planned, allocated }
         });
         let memory = memory.collect();
-        let mut started = Self::start(network, programs, memories, threads)?;
+        let mut started = Self::start(network, programs, memories, threads, false)?;
         started.memory = memory;
         Ok(started)
     }
@@ -91,20 +91,41 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         &self.memory
     }
 
+    /// Like [`InProcess::new`], on memory that is filled with numbers, as in the midst of a run, and with teams that
+    /// share work even where something else on this machine holds them up.
+    pub(crate) fn filled(
+        network: Arc<Network<B>>,
+        plan: &Plan,
+        context: usize,
+        batch: usize,
+        threads: usize,
+    ) -> Result<Self, LlmError> {
+        let planned = Planned::new(&network, plan, context, batch, ExchangeKind::SharedMemory)?;
+        let (programs, mut memories) = card::allocate(&network, &planned, &|_| true)?;
+        memories.iter_mut().for_each(Memory::fill);
+        Self::start(network, programs, memories, threads, true)
+    }
+
     fn start(
         network: Arc<Network<B>>,
         programs: Programs,
         memories: Vec<Memory<B>>,
         threads: usize,
+        together: bool,
     ) -> Result<Self, LlmError> {
         let members = programs.members().len();
+        (0..members).for_each(|member| card::touch(&network, &programs, member));
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let patient = members.max(threads) <= cores;
         let boards = Arc::new(Boards::new(&programs, patient));
         let share =
             |member: usize| (threads / members + usize::from(member < threads % members)).max(1);
         let mut cards = memories.into_iter().enumerate().map(|(member, memory)| {
-            (Card::new(memory, share(member)), Link::new(&boards, &programs, member))
+            let mut card = Card::new(memory, share(member));
+            if together {
+                card.hold_team_together();
+            }
+            (card, Link::new(&boards, &programs, member))
         });
         let first = cards.next().expect("a plan has cards");
         let (answer, done) = channel();
@@ -132,6 +153,53 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
             trace: None,
             memory: Vec::new(),
         })
+    }
+
+    /// The programs of all cards for a step.
+    pub(crate) fn programs_of(&self, step: &Step<'_>) -> Vec<Vec<Op>> {
+        let parts = [layout::part(step)];
+        let whole = spanker_plan::Step { parts: &parts };
+        self.programs.step(&whole, &|from, to| vec![from, to])
+    }
+
+    /// Ranks of the group that each card belongs to.
+    pub(crate) fn groups(&self) -> &[std::ops::Range<usize>] {
+        self.programs.groups()
+    }
+
+    /// Runs a program on each card, and says what came of it, card by card.
+    pub(crate) fn go(
+        &mut self,
+        programs: Arc<Vec<Vec<Op>>>,
+        want: Want,
+        traced: bool,
+        begun: Instant,
+    ) -> Result<Vec<Report>, LlmError> {
+        self.steps += 1;
+        let task = |of: &Self, member: usize| {
+            let read = of.programs.wanted(member, want, 0);
+            Task { step: of.steps, traced, read, begun }
+        };
+        for (index, jobs) in self.jobs.iter().enumerate() {
+            let job = Job { programs: Arc::clone(&programs), task: task(self, index + 1) };
+            if jobs.send(job).is_err() {
+                return Err(LlmError::Panicked { card: self.programs.members()[index + 1].card });
+            }
+        }
+        let own = task(self, 0);
+        let mut reports: Vec<Option<Report>> =
+            (0..self.programs.members().len()).map(|_| None).collect();
+        let (first, link) = &mut self.first;
+        reports[0] = play(first, link, &programs[0], own);
+        for _ in 0..self.jobs.len() {
+            let Ok(Done { seat, report }) = self.done.recv() else { break };
+            reports[seat] = report;
+        }
+        let culprit = self.boards.culprit();
+        if let Some(seat) = culprit.or_else(|| reports.iter().position(Option::is_none)) {
+            return Err(LlmError::Panicked { card: self.programs.members()[seat].card });
+        }
+        Ok(reports.into_iter().flatten().collect())
     }
 
     /// Records from now on what each card does when.
@@ -192,33 +260,8 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
         layout::check(&self.programs, self.network.model().vocab, step)?;
         let begun = Instant::now();
-        self.steps += 1;
-        let parts = [layout::part(step)];
-        let whole = spanker_plan::Step { parts: &parts };
-        let programs = Arc::new(self.programs.step(&whole, &|from, to| vec![from, to]));
-        let traced = self.trace.is_some();
-        for (index, jobs) in self.jobs.iter().enumerate() {
-            let read = self.programs.wanted(index + 1, step.want, 0);
-            let task = Task { step: self.steps, traced, read };
-            let job = Job { programs: Arc::clone(&programs), task };
-            if jobs.send(job).is_err() {
-                return Err(LlmError::Panicked { card: self.programs.members()[index + 1].card });
-            }
-        }
-        let task = Task { step: self.steps, traced, read: self.programs.wanted(0, step.want, 0) };
-        let mut reports: Vec<Option<Report>> =
-            (0..self.programs.members().len()).map(|_| None).collect();
-        let (first, link) = &mut self.first;
-        reports[0] = play(first, link, &programs[0], task);
-        for _ in 0..self.jobs.len() {
-            let Ok(Done { seat, report }) = self.done.recv() else { break };
-            reports[seat] = report;
-        }
-        let culprit = self.boards.culprit();
-        if let Some(seat) = culprit.or_else(|| reports.iter().position(Option::is_none)) {
-            return Err(LlmError::Panicked { card: self.programs.members()[seat].card });
-        }
-        let reports: Vec<Report> = reports.into_iter().flatten().collect();
+        let programs = Arc::new(self.programs_of(step));
+        let reports = self.go(programs, step.want, self.trace.is_some(), begun)?;
         if let Some(trace) = &self.trace {
             for (seat, report) in self.programs.members().iter().zip(&reports) {
                 trace.keep(seat.card, report, begun, step.past);

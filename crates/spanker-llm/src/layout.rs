@@ -62,8 +62,11 @@ impl<'p> Planned<'p> {
     }
 }
 
-/// Whether a plan is one for this model.
-fn check_plan<B: AsRef<[u8]>>(network: &Network<B>, plan: &Plan) -> Result<(), LlmError> {
+/// Whether a plan is one for this model that can be run.
+///
+/// # Errors
+/// [`LlmError::Plan`] that says why not.
+pub fn check_plan<B: AsRef<[u8]>>(network: &Network<B>, plan: &Plan) -> Result<(), LlmError> {
     let (ours, theirs) = (network.model(), &plan.model);
     let same = ours.layers == theirs.layers
         && ours.architecture == theirs.architecture

@@ -157,6 +157,12 @@ impl Op {
             Op::Gather { .. } | Op::Sum { .. } | Op::Broadcast { .. } | Op::Collective { .. }
         )
     }
+
+    /// The bytes that an exchange of so many ranks counts for where they exchange without schedules.
+    #[must_use]
+    pub fn exchanged_bytes(&self, ranks: usize) -> f64 {
+        crate::simulate::direct(self, ranks).1
+    }
 }
 
 /// Numbers of a model that its operators need and its shape does not say.

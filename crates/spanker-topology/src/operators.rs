@@ -113,12 +113,12 @@ impl OperatorRate {
 }
 
 /// What an operator of `units` units takes on `rows` rows, by the entries of its kind in ascending order of
-/// rows: between two of them time is a line over the rows, beyond the last it grows with them.
+/// rows: between two of them time is a line over the rows, beyond the last that of a product grows with them.
 ///
 /// ```
 /// use spanker_topology::{OperatorKind, OperatorRate, Seconds, operator_time};
 /// let entry = |rows, rate| OperatorRate {
-///     kind: OperatorKind::Norm, weights: None, rows, overhead: Seconds(1e-6), rate,
+///     kind: OperatorKind::Product, weights: None, rows, overhead: Seconds(1e-6), rate,
 /// };
 /// let entries = [entry(1, 1e9), entry(9, 1e8)];
 /// assert!((operator_time(&entries, 1, 1000.0).unwrap() - 2e-6).abs() < 1e-12);
@@ -131,7 +131,11 @@ pub fn operator_time(entries: &[OperatorRate], rows: u64, units: f64) -> Option<
     match (above.checked_sub(1).and_then(|below| entries.get(below)), entries.get(above)) {
         (None, None) => None,
         (None, Some(first)) => Some(first.time(units)),
-        (Some(last), None) => Some(last.time(units) * rows as f64 / last.rows as f64),
+        // A product reads the same weights for any number of rows; all other kinds have more units on more rows.
+        (Some(last), None) if last.kind == OperatorKind::Product => {
+            Some(last.time(units) * rows as f64 / last.rows as f64)
+        }
+        (Some(last), None) => Some(last.time(units)),
         (Some(below), Some(next)) => {
             let part = (rows - below.rows) as f64 / (next.rows - below.rows) as f64;
             Some(below.time(units) * (1.0 - part) + next.time(units) * part)

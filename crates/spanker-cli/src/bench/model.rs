@@ -24,8 +24,9 @@ use row::{Ground, Row};
 ///
 /// Tokens are generated after the prompt, the best one every time. Each figure is the median of the repeats,
 /// which take turns between rows after one to warm up. "of limit" is the speed of tg over the speed at which
-/// the same threads can read the weights of a token and add them up, measured in the same turns; on GPUs it is the bandwidth of reads. With --fabric cards, "card" is by the clocks of the cards and "wall" by
-/// this host's.
+/// the same threads can read the weights of a token and add them up, measured in the same turns; on GPUs it is the
+/// bandwidth of reads. "error" is how much longer than predicted it took: more than nothing is slower. With
+/// --fabric cards, "card" is by the clocks of the cards and "wall" by this host's.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker bench model -m smollm2-135m -t 1,2
@@ -167,10 +168,9 @@ fn threads(
                 continue;
             }
             let begun = Instant::now();
-            let cluster = host::cluster(&loaded.network, cards, threads, args.prompt as usize)?;
-            let request = request(args, loaded);
-            let split = Some(args.split.unwrap_or(Split::Gather));
-            let plan = layout::plan(loaded.network.model(), cluster, request, split, None)?;
+            let (model, split) = (loaded.network.model(), args.split.unwrap_or(Split::Gather));
+            let layout = layout::given(model, split, &vec![1.0; cards])?;
+            let plan = host::plan(loaded, threads, layout, request(args, loaded))?;
             let network = std::sync::Arc::clone(&loaded.network);
             let runner = InProcess::new(network, &plan, loaded.context, loaded.batch, threads)?;
             let session = Session::new(Box::new(runner));

@@ -1,170 +1,288 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What this machine can do, measured for a moment on the model's own weights, as a card's profile: so that
-//! a run on threads has a prediction, too.
+//! What this machine does with a model when threads are its cards, as a card's profile: so that a run on threads has
+//! a prediction, too. It is measured once, and kept for the next run.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
-use ggml_spanker::{GgufFile, Inputs, multiply};
-use spanker_llm::Network;
-use spanker_reduce::Team;
-use spanker_topology::{Cluster, Profile, Shape};
+use anyhow::Context;
+use spanker_llm::{Subject, fingerprint, measure};
+use spanker_model::Model;
+use spanker_plan::{Layout, Plan, Request};
+use spanker_topology::{Bytes, Cluster, Profile, Shape};
 
-/// How long one look at a speed takes.
-const TIME: Duration = Duration::from_millis(12);
-/// Looks at each speed, of which the best counts: what others do on this machine only slows it down.
-const LOOKS: usize = 8;
-/// Rows of weights in a unit.
-const ROWS: usize = 64;
+use super::Loaded;
+use crate::{files, models, output};
 
-/// The most bytes of a file that are touched before it is measured how fast they are read: as many as are read.
-const TOUCHED: usize = 2 << 30;
+/// More than any profile has.
+const MOST_PROFILE: u64 = 1 << 20;
+/// Profiles that are kept.
+const MOST_KEPT: usize = 64;
+/// Memory where the system does not say how much there is.
+const UNKNOWN_MEMORY: u64 = 1_000_000_000_000;
 
-/// What is between cards.
-#[derive(Debug, Clone)]
-pub(crate) struct Wires {
-    /// Bytes per second.
-    pub(crate) bandwidth: f64,
-    /// Seconds until a short message is there.
-    pub(crate) latency: f64,
-    /// Who says so: provenance, confidence and source, as profiles have them.
-    said: &'static str,
+/// Whether what was measured before will do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Freshness {
+    /// What was measured before, if it was.
+    Kept,
+    /// Measured now.
+    Now,
 }
 
-impl Wires {
-    /// Between threads, where nobody measures.
-    const THREADS: Wires = Wires { bandwidth: 5e9, latency: 1e-6, said: ASSUMED };
-
-    /// As measured between processes.
-    pub(crate) fn measured(bandwidth: f64, latency: f64) -> Wires {
-        Wires { bandwidth, latency, said: PINGED }
-    }
-}
-
-/// A cluster of `cards` that are threads of this process, `threads` in all. Arithmetic is measured with products
-/// of `rows` rows, as a prompt has them.
-pub(crate) fn cluster(
-    network: &Network<GgufFile>,
-    cards: usize,
+/// A layout on cards that are threads of this process, `threads` in all, with the prices of this machine.
+pub(crate) fn plan(
+    loaded: &Loaded,
     threads: usize,
-    rows: usize,
-) -> anyhow::Result<Cluster> {
-    let profile = profile(network, cards, threads, rows, &Wires::THREADS)?;
-    Ok(Cluster::uniform(profile, cards, Shape::Switch)?)
+    layout: Layout,
+    request: Request,
+) -> anyhow::Result<Plan> {
+    let profile = profile(loaded, threads, &layout, Freshness::Kept)?;
+    let cards = layout.cards().last().map_or(1, |card| card + 1);
+    let cluster = Cluster::uniform(profile, cards, Shape::Switch)?;
+    Ok(Plan::new(loaded.network.model().clone(), cluster, request, layout)?)
 }
 
-/// A card that is the `cards`th part of this machine.
+/// A layout for cards whose times nobody asks for.
+pub(crate) fn unpriced(loaded: &Loaded, layout: Layout, request: Request) -> anyhow::Result<Plan> {
+    let cards = layout.cards().last().map_or(1, |card| card + 1);
+    let cluster = Cluster::uniform(Profile::builtin("rev-a")?, cards, Shape::Switch)?;
+    Ok(Plan::new(loaded.network.model().clone(), cluster, request, layout)?)
+}
+
+/// A plan that was made elsewhere, with the prices of this machine.
+pub(crate) fn priced(loaded: &Loaded, threads: usize, plan: Plan) -> anyhow::Result<Plan> {
+    spanker_llm::check_plan(&loaded.network, &plan)?;
+    self::plan(loaded, threads, plan.layout, plan.request)
+}
+
+/// A card of a layout on threads of this machine.
 pub(crate) fn profile(
-    network: &Network<GgufFile>,
-    cards: usize,
+    loaded: &Loaded,
     threads: usize,
-    rows: usize,
-    wires: &Wires,
+    layout: &Layout,
+    freshness: Freshness,
 ) -> anyhow::Result<Profile> {
-    let team = Team::new(threads.min(std::thread::available_parallelism().map_or(1, usize::from)));
-    // Pages of a mapped file cost most when they are first touched, which happens once.
-    let touched = &network.bytes()[..network.bytes().len().min(TOUCHED)];
-    std::hint::black_box(touched.iter().step_by(4096).fold(0u8, |sum, byte| sum ^ byte));
-    let streamed = speed(network, &team, 1);
-    let multiplied = speed(network, &team, rows.clamp(2, 128));
-    let start = started(&team);
-    let each = |total: f64| (total / cards as f64).max(1.0);
-    let text = format!(
-        "name = 'this-machine'
-summary = 'a part of this machine, as {cards} cards'
-topology = 'switch'
-memory.capacity = {{ value = '1 TB', {ASSUMED} }}
-memory.reserved = {{ value = '0 B', {ASSUMED} }}
-memory.bandwidth = {{ value = '{:.0} B/s', {MEASURED} }}
-compute.rate = {{ value = '{:.0} MAC/s', {MEASURED} }}
-compute.per_operator = {{ value = '{:.3} us', {MEASURED} }}
-compute.per_token = {{ value = '30 us', {ASSUMED} }}
-host.bandwidth = {{ value = '10 GB/s', {ASSUMED} }}
-host.latency = {{ value = '5 us', {ASSUMED} }}
-[link]
-bandwidth = {{ value = '{:.0} B/s', {said} }}
-bit_error_rate = {{ value = 0.0, {ASSUMED} }}
-lanes = {{ value = 1, {ASSUMED} }}
-ports = {{ value = 1, {ASSUMED} }}
-latency = {{ value = '{:.3} us', {said} }}
-base = {{ value = '0 us', {ASSUMED} }}
-round_trip = {{ value = '{:.3} us', {said} }}
-training = {{ value = '0 us', {ASSUMED} }}
-",
-        each(streamed.0),
-        each(multiplied.1),
-        start * 1e6,
-        wires.bandwidth.max(1.0),
-        wires.latency * 1e6,
-        wires.latency * 1e6,
-        said = wires.said,
-    );
-    Ok(Profile::from_toml(&text)?)
+    profile_among(loaded, threads, layout, freshness, ("inproc", &mut || ()))
 }
 
-const MEASURED: &str =
-    "provenance = 'measured', confidence = 'medium', source = 'this process, just now'";
-const PINGED: &str = "provenance = 'measured', confidence = 'medium', source = 'messages between the ranks, just now'";
-const ASSUMED: &str =
-    "provenance = 'assumed', confidence = 'low', source = 'threads of one process'";
-
-/// Bytes and multiplications per second of products of the layers' weights with `rows` rows.
-fn speed(network: &Network<GgufFile>, team: &Team, rows: usize) -> (f64, f64) {
-    let mut units = Vec::new();
-    let mut inputs: Vec<Inputs> = Vec::new();
-    let mut kinds = Vec::new();
-    for tensor in network.header().tensors().values().filter(|tensor| tensor.dims.len() == 2) {
-        let (width, height) = (tensor.dims[0] as usize, tensor.dims[1] as usize);
-        let start = (network.header().data_offset() + tensor.offset) as usize;
-        let row = tensor.quant.row_bytes(width as u64) as usize;
-        let input = tensor.quant.input();
-        let kept = kinds.iter().position(|known| *known == (input, width));
-        let input = kept.unwrap_or_else(|| {
-            let bytes = vec![1u8; rows * input.row_bytes(width as u64) as usize];
-            let mut one = Inputs::new();
-            one.load(input, &bytes, rows, width).expect("whole rows");
-            inputs.push(one);
-            kinds.push((input, width));
-            inputs.len() - 1
-        });
-        for first in (0..height).step_by(ROWS) {
-            let count = ROWS.min(height - first);
-            units.push((tensor.quant, start + first * row, row, count, width, input));
+/// The same beside other processes, of this name, for which something is done every fraction of a second.
+pub(crate) fn profile_among(
+    loaded: &Loaded,
+    threads: usize,
+    layout: &Layout,
+    freshness: Freshness,
+    (others, meanwhile): (&str, &mut dyn FnMut()),
+) -> anyhow::Result<Profile> {
+    let model = loaded.network.model();
+    // One measurement is for all contexts, those included that are shorter than a usual batch.
+    let batch = loaded.batch.max(spanker_plan::USUAL_BATCH as usize);
+    let key = format!("{}; {others}", key(model, layout, batch, threads));
+    // Without a folder nothing is kept, and everything is measured again.
+    let kept = models::cache().ok().map(|cache| Kept::new(&cache.join("profiles"), key));
+    if let (Freshness::Kept, Some(kept)) = (freshness, &kept) {
+        match kept.read() {
+            Ok(Some(profile)) => return Ok(profile),
+            Ok(None) => {}
+            Err(error) => eprintln!("note: {error:#}; measuring again"),
         }
     }
-    let (mut next, mut best) = (0, (0.0f64, 0.0f64));
-    for _ in 0..LOOKS {
-        let (bytes, macs) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let begun = Instant::now();
-        // Units are taken in the order of the file, and a few at a time, so that time can end it.
-        while begun.elapsed() < TIME && !units.is_empty() {
-            let from = next % units.len();
-            let some = &units[from..units.len().min(from + 64)];
-            next = (from + some.len()) % units.len();
-            team.run(team.threads(), some.len(), &|at| {
-                let (quant, start, row, count, width, input) = some[at];
-                let weights = &network.bytes()[start..start + row * count];
-                let mut out = vec![0.0; rows * count];
-                multiply(quant, weights, count, &inputs[input], &mut out).expect("whole rows");
-                bytes.fetch_add(row * count, Ordering::Relaxed);
-                macs.fetch_add(rows * count * width, Ordering::Relaxed);
-            });
-        }
-        let seconds = begun.elapsed().as_secs_f64();
-        best.0 = best.0.max(bytes.into_inner() as f64 / seconds);
-        best.1 = best.1.max(macs.into_inner() as f64 / seconds);
+    let subject = Subject { layout, batch, threads, memory: Bytes(memory_of_machine()) };
+    let measured = measure(&loaded.network, &subject, &mut |rows| {
+        output::progress(&format!("measuring this machine: {rows} rows .."));
+        meanwhile();
+    });
+    output::progress_done();
+    let profile = measured?;
+    if let Some(kept) = &kept {
+        // Whoever cannot keep it measures again next time.
+        let _ = kept.write(&profile);
     }
-    best
+    Ok(profile)
 }
 
-/// Seconds that it takes a team to start and end an operator.
-fn started(team: &Team) -> f64 {
-    let units = 2 * team.threads();
-    let begun = Instant::now();
-    let mut count = 0;
-    while begun.elapsed() < TIME {
-        team.run(team.threads(), units, &|_| ());
-        count += 1;
+/// All that a measurement depends on, in one line.
+fn key(model: &Model, layout: &Layout, batch: usize, threads: usize) -> String {
+    let nameless = Model { name: String::new(), ..model.clone() };
+    let shape =
+        |text: Result<String, serde_json::Error>| fingerprint(text.unwrap_or_default().bytes());
+    let (model, layout) =
+        (shape(serde_json::to_string(&nameless)), shape(serde_json::to_string(layout)));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!(
+        "spanker {} {:016x}; {}; {cores} cores; {} bytes; {threads} threads; {batch} rows; model {model:016x}; layout {layout:016x}",
+        env!("CARGO_PKG_VERSION"),
+        program(),
+        processor(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+        memory_of_machine(),
+    )
+}
+
+/// A number that changes when this program is built again: its version stays the same while it is worked on.
+fn program() -> u64 {
+    let file = std::env::current_exe().and_then(std::fs::metadata);
+    let Ok(file) = file else { return 0 };
+    let built = file.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let built = built.map_or(0, |time| time.as_nanos() as u64);
+    fingerprint([file.len(), built].into_iter().flat_map(u64::to_le_bytes))
+}
+
+/// The processor by its name and numbers, as the system lists them.
+fn processor(listed: &str) -> String {
+    let value = |name: &str| {
+        let mut lines = listed.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(key, _)| key.trim() == name).map_or("?", |(_, value)| value.trim()).to_owned()
+    };
+    let names = ["model name", "cpu family", "model", "stepping", "cache size"];
+    names.map(value).join(", ")
+}
+
+/// What the system has, or lets this process have.
+fn memory_of_machine() -> u64 {
+    let listed = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
+    memory(&listed, &limit)
+}
+
+fn memory(listed: &str, limit: &str) -> u64 {
+    let total = listed.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let total = total.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    let total = total.map_or(UNKNOWN_MEMORY, |kibibytes| kibibytes.saturating_mul(1024));
+    limit.trim().parse().map_or(total, |limit: u64| total.min(limit))
+}
+
+/// A profile in the user's cache.
+struct Kept {
+    path: PathBuf,
+    key: String,
+}
+
+impl Kept {
+    fn new(folder: &Path, key: String) -> Kept {
+        let name = format!("{:016x}.toml", fingerprint(key.bytes()));
+        Kept { path: folder.join(name), key }
     }
-    begun.elapsed().as_secs_f64() / f64::from(count)
+
+    /// The profile, if there is one.
+    fn read(&self) -> anyhow::Result<Option<Profile>> {
+        if !self.path.exists() {
+            return Ok(None);
+        }
+        let shown = || self.path.display().to_string();
+        let text = files::read(&self.path, MOST_PROFILE)?;
+        let first = text.lines().next().and_then(|line| line.strip_prefix("# "));
+        anyhow::ensure!(first == Some(&self.key), "{}: not for this machine and model", shown());
+        Profile::from_toml(&text).map(Some).with_context(shown)
+    }
+
+    fn write(&self, profile: &Profile) -> anyhow::Result<()> {
+        if let Some(folder) = self.path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        files::write(&self.path, &format!("# {}\n{}", self.key, profile.to_toml()))?;
+        self.forget_oldest();
+        Ok(())
+    }
+
+    /// Removes what is one too many: profiles of programs and models that are no more would never be read again.
+    fn forget_oldest(&self) {
+        let Some(entries) = self.path.parent().and_then(|folder| folder.read_dir().ok()) else {
+            return;
+        };
+        let written = |entry: std::fs::DirEntry| {
+            let path = entry.path();
+            let time = entry.metadata().and_then(|file| file.modified()).ok()?;
+            (path.extension()? == "toml").then_some((time, path))
+        };
+        let mut files: Vec<_> = entries.flatten().filter_map(written).collect();
+        files.sort_unstable();
+        for (_, path) in files.iter().take(files.len().saturating_sub(MOST_KEPT)) {
+            // Another process may have done so.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spanker_model::{Quant, builtin};
+    use spanker_plan::Split;
+
+    fn layout(model: &Model, cards: usize) -> Layout {
+        let cards = (0..cards).map(|card| (card, 1.0)).collect();
+        Layout::of_groups(model, Split::Gather, &[cards]).unwrap()
+    }
+
+    #[test]
+    fn key_depends_on_shape_types_layout_rows_and_threads_and_not_on_the_name() {
+        let model = builtin("tinyllama-1.1b", Quant::Q4_0).unwrap();
+        let one = layout(&model, 1);
+        let usual = key(&model, &one, 128, 2);
+        assert!(usual.contains(env!("CARGO_PKG_VERSION")) && !usual.contains('\n'), "{usual}");
+        let renamed = Model { name: "other".into(), ..model.clone() };
+        assert_eq!(key(&renamed, &one, 128, 2), usual);
+        let others = [
+            key(&builtin("tinyllama-1.1b", Quant::Q8_0).unwrap(), &one, 128, 2),
+            key(&model, &layout(&model, 2), 128, 2),
+            key(&model, &one, 64, 2),
+            key(&model, &one, 128, 1),
+        ];
+        others.iter().for_each(|other| assert_ne!(*other, usual));
+    }
+
+    #[test]
+    fn kept_profile_comes_back_and_stale_broken_and_missing_ones_do_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = Kept::new(&folder.path().join("profiles"), "one key".into());
+        assert_eq!(kept.read().unwrap(), None);
+        let profile = Profile::builtin("rev-a").unwrap();
+        kept.write(&profile).unwrap();
+        assert_eq!(kept.read().unwrap(), Some(profile.clone()));
+        // The same file under another key, as after a change of the hash.
+        let other = Kept { path: kept.path.clone(), key: "another key".into() };
+        assert!(other.read().unwrap_err().to_string().contains("not for this machine"));
+        let text = std::fs::read_to_string(&kept.path).unwrap();
+        std::fs::write(&kept.path, &text[..text.len() / 2]).unwrap();
+        assert!(format!("{:#}", kept.read().unwrap_err()).contains("toml"));
+        kept.write(&profile).unwrap();
+        assert_eq!(kept.read().unwrap(), Some(profile));
+    }
+
+    #[test]
+    fn oldest_profiles_are_forgotten_and_other_files_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let profile = Profile::builtin("rev-a").unwrap();
+        std::fs::write(folder.path().join("notes.txt"), "").unwrap();
+        let keys = (0..MOST_KEPT + 3).map(|at| Kept::new(folder.path(), format!("key {at}")));
+        let keys: Vec<Kept> = keys.collect();
+        keys.iter().for_each(|kept| kept.write(&profile).unwrap());
+        assert_eq!(folder.path().read_dir().unwrap().count(), MOST_KEPT + 1);
+        assert_eq!(keys.last().unwrap().read().unwrap(), Some(profile));
+    }
+
+    #[test]
+    fn folder_that_cannot_be_made_is_an_error_of_writing_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let kept = Kept::new(&file.join("profiles"), "key".into());
+        assert_eq!(kept.read().unwrap(), None);
+        assert!(kept.write(&Profile::builtin("rev-a").unwrap()).is_err());
+    }
+
+    #[test]
+    fn memory_is_what_the_system_has_or_a_limit_below_that() {
+        let listed = "MemTotal:       24000000 kB\nMemFree:  1 kB\n";
+        assert_eq!(memory(listed, "max\n"), 24_576_000_000);
+        assert_eq!(memory(listed, "1000000\n"), 1_000_000);
+        assert_eq!(memory(listed, "99000000000\n"), 24_576_000_000);
+        assert_eq!(memory("", ""), UNKNOWN_MEMORY);
+    }
+
+    #[test]
+    fn processor_is_named_with_its_numbers() {
+        let listed = "processor\t: 0\nmodel\t\t: 17\nmodel name\t: AMD EPYC\ncpu family : 25\n";
+        assert_eq!(processor(listed), "AMD EPYC, 25, 17, ?, ?");
+    }
 }

@@ -33,6 +33,12 @@ fn rate(count: usize, time: std::time::Duration) -> f64 {
     if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
 }
 
+/// How far a time is from its prediction, in words.
+pub(crate) fn slower(percent: f64) -> String {
+    let word = if percent < 0.0 { "faster" } else { "slower" };
+    format!("{:.1} % {word} than predicted", percent.abs())
+}
+
 impl Report<'_> {
     fn cards(&self) -> bool {
         self.answer.prompt.card.is_some()
@@ -59,7 +65,8 @@ impl Report<'_> {
         names.join(" and ")
     }
 
-    /// How far a measurement is from a prediction, in percent.
+    /// How far a measurement is from a prediction, in percent. Of times, more than nothing is slower than predicted;
+    /// of speeds (`generation.off_percent`), faster.
     fn off(measured: f64, predicted: f64) -> f64 {
         if predicted > 0.0 { (measured / predicted - 1.0) * 100.0 } else { 0.0 }
     }
@@ -83,10 +90,12 @@ impl Report<'_> {
             "mpi": self.place.map(|place| &place.library),
             "predicted_for": self.profiles(),
             "prompt": { "tokens": prompt, "us": micros(time), "tokens_per_second": rate(prompt, time),
-                "predicted_us": self.prediction.ttft.0 * 1e6 },
+                "predicted_us": self.prediction.ttft.0 * 1e6,
+                "time_off_percent": Self::off(time.as_secs_f64(), self.prediction.ttft.0) },
             "generation": { "tokens": self.answer.steps.len(), "tokens_per_second": all,
                 "median_tokens_per_second": middle, "predicted_tokens_per_second": predicted,
-                "off_percent": Self::off(middle, predicted) },
+                "off_percent": Self::off(middle, predicted),
+                "time_off_percent": Self::off(predicted, middle) },
             "token": { "us": micros(step.time()), "sync_us": micros(step.sync),
                 "compute_us": micros(step.time().saturating_sub(step.sync)), "bytes_sent": step.sent,
                 "wall_us": micros(step.wall) },
@@ -110,11 +119,11 @@ impl Report<'_> {
         let (prompt, time) = (self.answer.prompt_tokens, self.answer.prompt.time());
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
         lines.push(format!(
-            "prompt      {prompt:>5} tokens {:>10.2} ms {:>9.2} tok/s   predicted {:>9.2} ms ({:+.1} %)",
+            "prompt      {prompt:>5} tokens {:>10.2} ms {:>9.2} tok/s   predicted {:>9.2} ms ({})",
             ms(time),
             rate(prompt, time),
             self.prediction.ttft.0 * 1e3,
-            Self::off(ms(time), self.prediction.ttft.0 * 1e3),
+            slower(Self::off(ms(time), self.prediction.ttft.0 * 1e3)),
         ));
         if self.answer.steps.is_empty() {
             return lines;
@@ -136,13 +145,27 @@ impl Report<'_> {
         ));
         let predicted = self.prediction.tokens_per_second;
         lines.push(format!(
-            "predicted   {predicted:.2} tok/s for {}, measured {middle:.2} ({:+.1} %)",
+            "predicted   {predicted:.2} tok/s for {}, measured {middle:.2} ({})",
             self.profiles(),
-            Self::off(middle, predicted)
+            slower(Self::off(predicted, middle))
         ));
         if self.cards() {
             lines.push(format!("this host   {:.2} tok/s by its own clock", rate(1, step.wall)));
         }
         lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_above_the_prediction_are_slower_and_speeds_above_it_faster() {
+        // Predicted 10 tokens/s, measured 8: a token takes a quarter longer.
+        assert_eq!(slower(Report::off(0.125, 0.1)), "25.0 % slower than predicted");
+        assert_eq!(slower(Report::off(10.0, 8.0)), "25.0 % slower than predicted");
+        assert_eq!(slower(Report::off(8.0, 10.0)), "20.0 % faster than predicted");
+        assert!((Report::off(8.0, 10.0) + 20.0).abs() < 1e-9);
     }
 }

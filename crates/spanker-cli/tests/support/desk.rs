@@ -8,6 +8,9 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
+/// Where commands of tests keep what they have measured: not with the user's.
+const CACHE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/cache");
+
 /// A folder to work in, which is the command's working directory.
 pub struct Desk(TempDir);
 
@@ -32,6 +35,7 @@ impl Desk {
         Command::new(env!("CARGO_BIN_EXE_spanker"))
             .args(line.split_whitespace())
             .current_dir(self.0.path())
+            .env("SPANKER_CACHE", CACHE)
             .output()
             .expect("the command starts")
     }

@@ -79,6 +79,17 @@ pub(crate) fn allocate<B: AsRef<[u8]>>(
     Ok((programs, memories))
 }
 
+/// Reads a byte of every page of the matrices of a member that lie in the file, which brings them into memory: a
+/// page costs most when it is first read, and that is no part of a step.
+pub(crate) fn touch<B: AsRef<[u8]>>(network: &Network<B>, programs: &Programs, member: usize) {
+    let matrices = programs.members()[member].matrices();
+    for (place, bytes) in matrices.filter(|(place, _)| place.buffer == memory::FILE) {
+        let start = place.offset as usize;
+        let pages = network.bytes()[start..start + bytes as usize].iter().step_by(4096);
+        std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
+    }
+}
+
 /// The buffers of a plan come behind the file and the copies.
 fn number(at: usize) -> BufferId {
     BufferId(memory::COPIES.0 + 1 + at as u64)

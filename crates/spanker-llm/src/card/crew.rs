@@ -29,11 +29,18 @@ pub(super) struct Crew {
     /// How many that will be after the next stall.
     pause: u32,
     smooth: u32,
+    /// Whether work is shared whatever happens.
+    steady: bool,
 }
 
 impl Crew {
     pub(super) fn new() -> Crew {
-        Crew { rate: 0.0, alone: 0, pause: SHORT, smooth: 0 }
+        Crew { rate: 0.0, alone: 0, pause: SHORT, smooth: 0, steady: false }
+    }
+
+    /// Shares work whatever happens from now on: for whoever measures what sharing takes.
+    pub(super) fn hold_together(&mut self) {
+        (self.steady, self.alone) = (true, 0);
     }
 
     /// Whether the card works alone at the moment.
@@ -43,6 +50,9 @@ impl Crew {
 
     /// A product of so many bytes of weights took so long.
     pub(super) fn took(&mut self, bytes: u64, time: Duration) {
+        if self.steady {
+            return;
+        }
         if self.alone > 0 {
             self.alone -= 1;
             return;
@@ -104,6 +114,17 @@ mod tests {
             crew.took(500_000, STALL);
             assert_eq!(pause(&mut crew), SHORT);
         }
+    }
+
+    #[test]
+    fn crew_that_is_held_together_never_works_alone() {
+        let mut crew = Crew::new();
+        (0..10).for_each(|_| crew.took(500_000, USUAL));
+        crew.took(500_000, STALL);
+        assert!(crew.alone());
+        crew.hold_together();
+        crew.took(500_000, STALL);
+        assert!(!crew.alone());
     }
 
     #[test]

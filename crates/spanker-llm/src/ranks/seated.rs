@@ -2,15 +2,14 @@
 //! What a rank has of a plan that is laid out: its seat, if it has one, and what its card says after a step.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use spanker_collective::Rank;
 use spanker_fabric::FabricError;
 use spanker_plan::{Programs, Want};
 
 use super::wire::{FRONT, Neighbours, Wire};
-use crate::card::memory::FILE;
-use crate::card::{Card, Report, Stopped, Task, allocate};
+use crate::card::{self, Card, Report, Stopped, Task, allocate};
 use crate::layout::{self, Planned};
 use crate::runner::Step;
 use crate::{LlmError, Network};
@@ -39,7 +38,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
         let ranks: Vec<Rank> = programs.members().iter().map(|member| member.card).collect();
         let seat = ranks.iter().position(|&one| one == rank);
         let card = seat.zip(memories.into_iter().next()).map(|(seat, memory)| {
-            touch(network, &programs, seat);
+            card::touch(network, &programs, seat);
             (seat, Card::new(memory, threads))
         });
         Ok(Seated { programs, vocab: network.model().vocab, ranks, card, steps: 0 })
@@ -58,7 +57,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
         let whole = spanker_plan::Step { parts: &parts };
         let programs = self.programs.step(&whole, &|from, to| vec![from, to]);
         let read = self.programs.wanted(*seat, step.want, 0);
-        let task = Task { step: self.steps, traced, read };
+        let task = Task { step: self.steps, traced, read, begun: Instant::now() };
         let place = &self.programs.members()[*seat];
         let members = self.programs.groups()[place.stage].clone();
         let mut peers = Neighbours::new(wire, &self.ranks, members, place.rank, self.steps);
@@ -83,16 +82,6 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
 }
 
 /// Bytes of a report before what was asked for.
-/// Reads a byte of every page of the matrices that lie in the file, which brings them into memory.
-fn touch<B: AsRef<[u8]>>(network: &Network<B>, programs: &Programs, member: usize) {
-    let matrices = programs.members()[member].matrices();
-    for (place, bytes) in matrices.filter(|(place, _)| place.buffer == FILE) {
-        let start = place.offset as usize;
-        let pages = network.bytes()[start..start + bytes as usize].iter().step_by(4096);
-        std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
-    }
-}
-
 const HEAD: u64 = 16;
 
 /// A report as bytes.

@@ -68,8 +68,17 @@ pub(super) fn header(ground: Ground, loaded: &Loaded, repeats: u64) -> Vec<Strin
     )];
     lines.push(match ground {
         Ground::Threads => format!(
-            "{:>5} {:>7} {:>11} {:>11} {:>9} {:>11} {:>9} {:>10}",
-            "cards", "threads", "pp", "tg", "of limit", "read (GB/s)", "sync (us)", "load (ms)"
+            "{:>5} {:>7} {:>11} {:>11} {:>9} {:>11} {:>9} {:>10} {:>9} {:>9}",
+            "cards",
+            "threads",
+            "pp",
+            "tg",
+            "of limit",
+            "read (GB/s)",
+            "sync (us)",
+            "load (ms)",
+            "pp error",
+            "tg error"
         ),
         Ground::Gpus => format!(
             "{:>5} {:>11} {:>11} {:>9} {:>11} {:>11} {:>8} {:>10}",
@@ -91,6 +100,14 @@ pub(super) fn header(ground: Ground, loaded: &Loaded, repeats: u64) -> Vec<Strin
     lines
 }
 
+/// How much longer a token takes than predicted, where both are speeds: more than nothing is slower.
+fn error(predicted: f64, measured: Option<f64>) -> String {
+    match measured {
+        Some(measured) => format!("{:+.1} %", (predicted / measured - 1.0) * 100.0),
+        None => "-".into(),
+    }
+}
+
 /// The line about memory.
 pub(super) fn memory(loaded: &Loaded) -> String {
     let (file, keys, peak) = bytes(loaded);
@@ -100,6 +117,11 @@ pub(super) fn memory(loaded: &Loaded) -> String {
 }
 
 impl Subject<'_> {
+    /// Tokens per second of the prompt, as predicted.
+    fn prompt_rate(&self) -> f64 {
+        self.plan.request.prompt as f64 / self.plan.predict().ttft.0
+    }
+
     pub(super) fn text(&self, ground: Ground) -> String {
         let figure = |values: &[f64], digits: usize| match median(values) {
             Some(value) => format!("{value:.digits$}"),
@@ -112,12 +134,14 @@ impl Subject<'_> {
                 let sync = median(&row.sync).unwrap_or(0.0) * 1e6;
                 let read = median(&row.bandwidths).unwrap_or(0.0) / 1e9;
                 format!(
-                    "{:>5} {:>7} {:>11} {:>11} {:>9.2} {read:>11.2} {sync:>9.1} {load:>10.1}",
+                    "{:>5} {:>7} {:>11} {:>11} {:>9.2} {read:>11.2} {sync:>9.1} {load:>10.1} {:>9} {:>9}",
                     self.cards,
                     self.threads,
                     figure(&row.prompt_wall, 2),
                     figure(&row.wall, 2),
                     of_limit(row).unwrap_or(0.0),
+                    error(self.prompt_rate(), median(&row.prompt_wall)),
+                    error(self.plan.predict().tokens_per_second, median(&row.wall)),
                 )
             }
             Ground::Gpus => {
@@ -134,10 +158,7 @@ impl Subject<'_> {
             }
             Ground::Cards => {
                 let predicted = self.plan.predict().tokens_per_second;
-                let error = match median(&row.card) {
-                    Some(card) => format!("{:+.1} %", (predicted / card - 1.0) * 100.0),
-                    None => "-".into(),
-                };
+                let error = error(predicted, median(&row.card));
                 format!(
                     "{:>5} {:>9} {:>10} {:>10} {predicted:>10.3} {error:>8} {:>10} {:>10} {load:>10.1}",
                     self.cards,
@@ -165,7 +186,7 @@ impl Subject<'_> {
             "repeats": args.repeats,
             "prompt": { "tokens": args.prompt, "tokens_per_second": median(&row.prompt_wall),
                 "card_tokens_per_second": median(&row.prompt_card), "each": row.prompt_wall,
-                "predicted_tokens_per_second": args.prompt as f64 / prediction.ttft.0 },
+                "predicted_tokens_per_second": self.prompt_rate() },
             "generation": { "tokens": args.generated, "tokens_per_second": median(&row.wall),
                 "card_tokens_per_second": median(&row.card), "each": row.wall,
                 "predicted_tokens_per_second": prediction.tokens_per_second },

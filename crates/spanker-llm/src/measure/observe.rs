@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the marks of a step say: how long operators took, class by class, and how long cards took to exchange bytes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use spanker_model::Quant;
+use spanker_plan::{Mark, Op, load};
+use spanker_runtime::Work;
+
+use super::fit::{Class, Line, Times, least_squares, median};
+
+/// All that was seen so far.
+#[derive(Debug, Default)]
+pub(super) struct Observed {
+    pub(super) times: Times,
+    phases: Vec<Phase>,
+    /// Seconds of messages to the next stage, by their bytes.
+    messages: BTreeMap<u64, Vec<f64>>,
+}
+
+/// Work of the ranks of a group, and the exchange after it.
+#[derive(Debug)]
+struct Phase {
+    /// The bytes that the exchange counts for.
+    bytes: u64,
+    /// From the end of one exchange to that of the next, on the last rank each.
+    seconds: f64,
+    /// What each rank has done.
+    work: Vec<Vec<Class>>,
+}
+
+/// Where a card met others, and what it did before.
+#[derive(Debug)]
+struct Meeting {
+    /// The bytes that an exchange counts for; nothing for a message of another stage.
+    bytes: Option<f64>,
+    end: f64,
+    work: Vec<Class>,
+}
+
+impl Observed {
+    /// Adds a step: a program and the marks of each card, by one clock.
+    pub(super) fn add(&mut self, programs: &[Vec<Op>], groups: &[Range<usize>], marks: &[&[Mark]]) {
+        for (program, marks) in programs.iter().zip(marks) {
+            self.operators(program, marks);
+        }
+        for group in groups.iter().filter(|group| group.len() > 1) {
+            let of = |member: usize| meetings(&programs[member], marks[member], group.len());
+            self.group(group.clone().map(of).collect());
+        }
+        self.handoffs(programs, marks);
+    }
+
+    fn operators(&mut self, program: &[Op], marks: &[Mark]) {
+        for (mark, class) in marks.iter().zip(classes(program, marks)) {
+            if let Some(class) = class {
+                self.times.add(class, mark.end - mark.start);
+            }
+        }
+    }
+
+    /// Exchanges of one group, each with the work before it.
+    fn group(&mut self, ranks: Vec<Vec<Meeting>>) {
+        let count = ranks.iter().map(Vec::len).min().unwrap_or(0);
+        let mut ranks: Vec<_> = ranks.into_iter().map(Vec::into_iter).collect();
+        let mut before: Option<f64> = None;
+        for _ in 0..count {
+            let here: Vec<Meeting> = ranks.iter_mut().filter_map(Iterator::next).collect();
+            let end = here.iter().map(|meeting| meeting.end).fold(f64::MIN, f64::max);
+            let bytes = here[0].bytes;
+            if let (Some(before), Some(bytes)) = (before, bytes) {
+                let work = here.into_iter().map(|meeting| meeting.work).collect();
+                self.phases.push(Phase { bytes: bytes as u64, seconds: end - before, work });
+            }
+            before = Some(end);
+        }
+    }
+
+    /// Seconds of exchanges, by the bytes that they count for: what a phase takes besides the typical work of its
+    /// slowest rank. Ranks that are late by chance are part of it.
+    fn exchanges(&self) -> BTreeMap<u64, Vec<f64>> {
+        let typical = self.times.typical();
+        let sum = |work: &Vec<Class>| work.iter().filter_map(|class| typical.get(class)).sum();
+        let mut list: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+        for Phase { bytes, seconds, work } in &self.phases {
+            let busy = work.iter().map(sum).fold(0.0, f64::max);
+            list.entry(*bytes).or_default().push((seconds - busy).max(0.0));
+        }
+        list
+    }
+
+    /// Messages between stages: from when both ends were ready to when it was received.
+    fn handoffs(&mut self, programs: &[Vec<Op>], marks: &[&[Mark]]) {
+        let mut sent: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
+        for (member, (program, marks)) in programs.iter().zip(marks).enumerate() {
+            for mark in *marks {
+                if let Op::Send { to, .. } = program[mark.op as usize] {
+                    sent.entry((member, to)).or_default().push(mark.start);
+                }
+            }
+        }
+        for (member, (program, marks)) in programs.iter().zip(marks).enumerate() {
+            let mut taken: BTreeMap<usize, usize> = BTreeMap::new();
+            for mark in *marks {
+                let Op::Receive { from, length, .. } = program[mark.op as usize] else { continue };
+                let at = taken.entry(from).or_default();
+                let start = sent.get(&(from, member)).and_then(|starts| starts.get(*at));
+                *at += 1;
+                if let Some(start) = start {
+                    let seconds = mark.end - start.max(mark.start);
+                    self.messages.entry(length).or_default().push(seconds.max(0.0));
+                }
+            }
+        }
+    }
+
+    /// Seconds of an empty exchange and of each byte: of exchanges, or where there were none, of messages.
+    pub(super) fn link(&self) -> Option<(f64, f64)> {
+        let exchanges = self.exchanges();
+        let seen = if exchanges.is_empty() { &self.messages } else { &exchanges };
+        if seen.is_empty() {
+            return None;
+        }
+        let line = |(&bytes, times): (&u64, &Vec<f64>)| {
+            let seconds = median(times);
+            let weight = times.len() as f64 / seconds.max(1e-7).powi(2);
+            Line { columns: vec![bytes as f64], seconds, weight }
+        };
+        let lines: Vec<Line> = seen.iter().map(line).collect();
+        let (latency, per_byte) = least_squares(&lines);
+        Some((latency, per_byte[0]))
+    }
+}
+
+fn add_units(units: &mut Vec<(Option<Quant>, u64)>, weights: Option<Quant>, more: u64) {
+    match units.iter_mut().find(|(known, _)| *known == weights) {
+        Some((_, units)) => *units += more,
+        None => units.push((weights, more)),
+    }
+}
+
+/// What each mark of a card counts for; nothing for exchanges.
+fn classes(program: &[Op], marks: &[Mark]) -> Vec<Option<Class>> {
+    let mut before: Option<&Work> = None;
+    let mut list = Vec::with_capacity(marks.len());
+    for mark in marks {
+        let mut class: Option<Class> = None;
+        for op in &program[mark.op as usize..(mark.op + mark.ops) as usize] {
+            let Op::Work(work) = op else {
+                before = None;
+                continue;
+            };
+            if let Some(load) = load(work, before) {
+                let (kind, rows) = (load.kind, load.rows);
+                let first = || Class { kind, rows, units: Vec::new() };
+                add_units(&mut class.get_or_insert_with(first).units, load.weights, load.units);
+            }
+            before = Some(work);
+        }
+        if let Some(class) = &mut class {
+            class.units.sort_unstable();
+        }
+        list.push(class);
+    }
+    list
+}
+
+/// Where a card met others in a step.
+fn meetings(program: &[Op], marks: &[Mark], ranks: usize) -> Vec<Meeting> {
+    let (mut list, mut work) = (Vec::new(), Vec::new());
+    for (mark, class) in marks.iter().zip(classes(program, marks)) {
+        let op = &program[mark.op as usize];
+        let bytes = op.is_exchange().then(|| op.exchanged_bytes(ranks));
+        if bytes.is_some() || matches!(op, Op::Receive { .. }) {
+            list.push(Meeting { bytes, end: mark.end, work: std::mem::take(&mut work) });
+        }
+        work.extend(class);
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spanker_plan::{Activity, Label};
+    use spanker_runtime::{BufferId, Place};
+
+    const HERE: Place = Place { buffer: BufferId(1), offset: 0 };
+
+    fn gather(rows: u64) -> Op {
+        Op::Gather { parts: [0..64, 64..128].into(), rows, from: HERE, into: HERE }
+    }
+
+    fn mark(op: u32, start: f64, end: f64) -> Mark {
+        let label = Label { activity: Activity::Exchange, layer: 0, token: 0 };
+        Mark { card: 0, label, op, ops: 1, start, end, parts: None }
+    }
+
+    fn copy(length: u64) -> Op {
+        Op::Work(Work::Copy { from: HERE, into: HERE, length })
+    }
+
+    /// Marks of two cards that copy for a while and meet, again and again; the second has more to do.
+    fn step(programs: &[Vec<Op>; 2], latency: f64, per_byte: f64) -> [Vec<Mark>; 2] {
+        let (mut now, mut lists) = (0.0, [Vec::new(), Vec::new()]);
+        for at in (0..programs[0].len()).step_by(2) {
+            let bytes = programs[0][at + 1].exchanged_bytes(2);
+            let met = [now + 3e-6, now + 7e-6];
+            let end = met[1] + latency + bytes * per_byte;
+            for (list, met) in lists.iter_mut().zip(met) {
+                list.push(mark(at as u32, now, met));
+                list.push(mark(at as u32 + 1, met, end));
+            }
+            now = end;
+        }
+        lists
+    }
+
+    #[test]
+    fn planted_latency_and_bandwidth_of_exchanges_come_back_and_waiting_does_not_count() {
+        let program = |length: u64| -> Vec<Op> {
+            [1, 1, 8, 8, 64, 64].into_iter().flat_map(|rows| [copy(length), gather(rows)]).collect()
+        };
+        let programs = [program(3000), program(7000)];
+        let marks = step(&programs, 2e-6, 1.0 / 4e9);
+        let marks: Vec<&[Mark]> = marks.iter().map(Vec::as_slice).collect();
+        let mut observed = Observed::default();
+        observed.add(&programs, std::slice::from_ref(&(0..2)), &marks);
+        let (latency, per_byte) = observed.link().unwrap();
+        assert!((latency / 2e-6 - 1.0).abs() < 1e-6, "{latency}");
+        assert!((per_byte * 4e9 - 1.0).abs() < 1e-6, "{per_byte}");
+    }
+
+    #[test]
+    fn messages_of_stages_count_from_when_both_ends_were_ready() {
+        let mut observed = Observed::default();
+        for (length, end) in [(1000, 12e-6), (9000, 20e-6)] {
+            let send = vec![Op::Send { to: 1, from: HERE, length }];
+            let receive = vec![Op::Receive { from: 0, into: HERE, length }];
+            let marks = [[mark(0, 10e-6, 11e-6)], [mark(0, 0.0, end)]];
+            observed.add(&[send, receive], &[0..1, 1..2], &[&marks[0], &marks[1]]);
+        }
+        let (latency, per_byte) = observed.link().unwrap();
+        assert!((latency - 1e-6).abs() < 1e-12 && (per_byte - 1e-9).abs() < 1e-15);
+    }
+
+    #[test]
+    fn a_run_of_products_is_one_class_with_the_units_of_each_type() {
+        let product = |n: u64, quant: Quant| {
+            let (a, b, out) = (HERE, HERE, HERE);
+            let types = [Quant::Q8_0, quant].map(|quant| quant.ggml_id().unwrap());
+            Op::Work(Work::Matmul { a, b, out, shape: [4, 256, n], types })
+        };
+        let program =
+            vec![product(8, Quant::Q4_0), product(8, Quant::Q8_0), product(8, Quant::Q4_0)];
+        let mut observed = Observed::default();
+        let marks = [Mark { ops: 3, ..mark(0, 0.0, 5e-6) }];
+        observed.add(&[program], std::slice::from_ref(&(0..1)), &[&marks]);
+        let found = observed.times.fit();
+        let types: Vec<_> = found.iter().map(|entry| entry.weights.as_deref().unwrap()).collect();
+        assert_eq!(types, ["q4_0", "q8_0"]);
+        let bytes = [2 * 8 * Quant::Q4_0.row_bytes(256), 8 * Quant::Q8_0.row_bytes(256)];
+        let total: f64 =
+            found.iter().zip(bytes).map(|(entry, bytes)| bytes as f64 / entry.rate).sum();
+        assert!((total + found[0].overhead.0 - 5e-6).abs() < 1e-12);
+    }
+}

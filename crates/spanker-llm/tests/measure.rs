@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A profile that was measured on a model has a rate for every kind of operator that the model's program has. How
+//! fast anything is, is not tested.
+
+#[allow(dead_code, reason = "every program of tests uses a part of it")]
+#[path = "support/recipe.rs"]
+mod recipe;
+#[allow(dead_code, reason = "every program of tests uses a part of it")]
+#[path = "support/splits.rs"]
+mod splits;
+
+use std::sync::Arc;
+
+use spanker_llm::{Network, Subject, measure};
+use spanker_model::Quant;
+use spanker_plan::{Layout, Op, Part, Programs, Space, Split, Step, Want, load};
+use spanker_topology::{Bytes, Cluster, ExchangeKind, OperatorKind, Profile, Provenance, Shape};
+
+use recipe::Recipe;
+use splits::{mixed, one_by_one, together};
+
+/// Operators of steps of several sizes that a profile has no rate for, by kind and type of weights.
+fn unpriced(
+    network: &Network<Vec<u8>>,
+    layout: &Layout,
+    profile: &Profile,
+) -> Vec<(OperatorKind, Option<Quant>)> {
+    let cards = layout.cards().len();
+    let cluster = Cluster::uniform(profile.clone(), cards, Shape::Switch).unwrap();
+    let space = Space { context: 64, batch: 16, sequences: 1 };
+    let programs = Programs::symbolic(network.model(), &cluster, &layout.replicas[0], space);
+    let mut missing = Vec::new();
+    for rows in [1, 2, 5, 16] {
+        let tokens = vec![1; rows];
+        let parts = [Part { sequence: 0, tokens: &tokens, past: 3, want: Want::Best(1) }];
+        let lists = programs.step(&Step { parts: &parts }, &|from, to| vec![from, to]);
+        for op in lists.iter().flatten() {
+            let Op::Work(work) = op else { continue };
+            let Some(load) = load(work, None) else { continue };
+            let name = load.weights.map(|quant| quant.name().to_owned());
+            let known = profile.compute.operators.iter();
+            let mut known = known.filter(|entry| entry.kind == load.kind);
+            let key = (load.kind, load.weights);
+            if !known.any(|entry| entry.weights == name) && !missing.contains(&key) {
+                missing.push(key);
+            }
+        }
+    }
+    missing
+}
+
+fn measured(network: &Arc<Network<Vec<u8>>>, layout: &Layout, threads: usize) -> Profile {
+    let subject = Subject { layout, batch: 16, threads, memory: Bytes(8 << 30) };
+    let mut rows = Vec::new();
+    let profile = measure(network, &subject, &mut |next| rows.push(next)).unwrap();
+    assert_eq!(rows, [1, 2, 4, 8, 16]);
+    profile
+}
+
+#[test]
+fn measured_profile_has_a_rate_for_every_operator_of_every_split() {
+    for quant in [Quant::Q4_0, Quant::F16] {
+        let network = Arc::new(Recipe::llama(quant, [4, 2, 32], 128, 256).network());
+        let splits = [
+            (Split::Gather, together(&[1.0])),
+            (Split::Gather, together(&[1.0, 1.0])),
+            (Split::Reduce, together(&[1.0, 1.0])),
+            (Split::Gather, one_by_one(2)),
+            (Split::Gather, mixed(3)),
+        ];
+        for (split, groups) in splits {
+            let layout = Layout::of_groups(network.model(), split, &groups).unwrap();
+            let profile = measured(&network, &layout, 2);
+            assert_eq!(unpriced(&network, &layout, &profile), [], "{quant} {groups:?}");
+            assert_eq!(Profile::from_toml(&profile.to_toml()), Ok(profile.clone()));
+            let cards = layout.cards().len() as u64;
+            assert_eq!(profile.memory.capacity.value, Bytes((8 << 30) / cards));
+            let link = profile.link.as_ref().unwrap();
+            assert_eq!(link.exchange, ExchangeKind::SharedMemory);
+            let expected = if cards > 1 { Provenance::Measured } else { Provenance::Assumed };
+            assert_eq!(link.latency.provenance, expected, "{groups:?}");
+            assert_eq!(profile.host.latency.provenance, Provenance::Measured);
+        }
+    }
+}
+
+#[test]
+fn kind_that_is_taken_out_of_a_profile_is_missed() {
+    let network = Arc::new(Recipe::llama(Quant::Q4_0, [4, 2, 32], 128, 256).network());
+    let layout = Layout::of_groups(network.model(), Split::Gather, &together(&[1.0])).unwrap();
+    let whole = measured(&network, &layout, 1);
+    for (kind, weights) in [(OperatorKind::Norm, None), (OperatorKind::Product, Some(Quant::Q4_0))]
+    {
+        let mut profile = whole.clone();
+        profile.compute.operators.retain(|entry| entry.kind != kind);
+        assert_eq!(unpriced(&network, &layout, &profile), [(kind, weights)]);
+    }
+}
