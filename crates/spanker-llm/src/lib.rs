@@ -13,6 +13,7 @@
 //! Nothing here reads files, text or the command line.
 #![forbid(unsafe_code)]
 
+mod audit;
 mod card;
 mod cards;
 mod error;
@@ -27,8 +28,10 @@ mod ranks;
 mod recorder;
 mod runner;
 mod session;
+mod twice;
 mod verify;
 
+pub use audit::{AuditLog, Found};
 pub use cards::{Loading, OnCards};
 pub use error::LlmError;
 pub use evaluator::{Evaluator, Rounding};
@@ -41,4 +44,5 @@ pub use recorder::Recorder;
 pub use runner::{Outcome, Runner, Step, Timing};
 pub use session::Session;
 pub use spanker_plan::Want;
+pub use twice::Twice;
 pub use verify::{Bound, Difference, Distance, Fault, Side, Trail, examine_reduce, trail};

@@ -4,6 +4,7 @@
 use spanker_model::{Model, Quant};
 use spanker_topology::ExchangeKind;
 
+use super::audit::{Audit, capacity};
 use crate::cost::shard::{Split, len};
 use crate::plan::Stage;
 use crate::work::{BufferId, Place};
@@ -62,9 +63,11 @@ pub enum Buffer {
     Working,
     /// Messages of collectives that are passed on.
     PassedOn,
+    /// What operators read and wrote, for the host to compute again.
+    Audit,
 }
 
-const BUFFERS: usize = Buffer::PassedOn as usize + 1;
+const BUFFERS: usize = Buffer::Audit as usize + 1;
 
 impl Buffer {
     /// The name that reports use.
@@ -75,6 +78,7 @@ impl Buffer {
             Buffer::Kv => "KV cache",
             Buffer::Table => "positions",
             Buffer::Ids => "tokens",
+            Buffer::Audit => "audit",
             Buffer::Logits | Buffer::Best | Buffer::AllBest => "logits",
             Buffer::Relay | Buffer::Padded | Buffer::Working | Buffer::PassedOn => "messages",
             _ => "activations",
@@ -100,6 +104,8 @@ pub struct Space {
     pub batch: u64,
     /// Sequences.
     pub sequences: u64,
+    /// How much of a step is checked.
+    pub audit: Audit,
 }
 
 /// The buffers of one card, by what they are for.
@@ -157,10 +163,11 @@ pub(crate) fn sizes(
     model: &Model,
     stage: &Stage,
     rank: usize,
-    Space { context, batch, sequences }: Space,
+    space: Space,
     (first, last): (bool, bool),
     exchanging: Exchanging,
 ) -> Vec<(Buffer, u64)> {
+    let Space { context, batch, sequences, audit } = space;
     let shard = &stage.group.shards[rank];
     let rows = batch.max(sequences);
     let (hidden, size) = (model.hidden, model.head_size);
@@ -223,6 +230,9 @@ pub(crate) fn sizes(
         list.push((Buffer::Padded, carried));
         list.push((Buffer::Working, working.max(1)));
         list.push((Buffer::PassedOn, passed_on.max(1)));
+    }
+    if !audit.is_none() {
+        list.push((Buffer::Audit, capacity(model, stage, rank, space)));
     }
     list
 }
