@@ -3,6 +3,7 @@
 
 pub(crate) mod cards;
 pub(crate) mod generate;
+pub(crate) mod given;
 pub(crate) mod gpu;
 pub(crate) mod host;
 pub(crate) mod layout;
@@ -87,6 +88,38 @@ impl Args {
         let usual =
             if crate::ranks::launched().is_some() { FabricKind::Mpi } else { FabricKind::Inproc };
         self.fabric.unwrap_or(usual)
+    }
+}
+
+/// How much of the cards' work is computed a second time.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AuditArgs {
+    /// Part of the cards' operators that this host computes again and compares, from 0 to 1; 1 computes
+    /// everything twice before anything is given out [default: 0.01 for --fabric cards, else 0]
+    #[arg(long, value_name = "FRACTION", value_parser = fraction)]
+    audit: Option<f64>,
+}
+
+impl AuditArgs {
+    /// The part for cards of a kind.
+    pub(crate) fn fraction(&self, fabric: FabricKind) -> anyhow::Result<f64> {
+        match (fabric, self.audit) {
+            (FabricKind::Cards, part) => Ok(part.unwrap_or(spanker_plan::USUAL_AUDIT)),
+            (_, None | Some(0.0)) => Ok(0.0),
+            (_, Some(part)) => {
+                let text = format!("--audit {part} is for --fabric cards: others are not checked");
+                Err(Usage(text).into())
+            }
+        }
+    }
+}
+
+/// A part from 0 to 1.
+pub(crate) fn fraction(text: &str) -> Result<f64, String> {
+    let part: f64 = text.parse().map_err(|_| format!("'{text}' is not a number"))?;
+    match (0.0..=1.0).contains(&part) {
+        true => Ok(part),
+        false => Err(format!("{part} is not between 0 and 1")),
     }
 }
 

@@ -4,15 +4,16 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use spanker_llm::{Front, InProcess, Network, Recorder, Session};
+use spanker_llm::{AuditLog, Front, InProcess, Network, Recorder, Session};
 use spanker_plan::{Origin, Plan, Request, Trace};
 
 use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
 use crate::llm::generate::{Answer, GiveUp, Limits, Mend, generate};
+use crate::llm::given::Audience;
 use crate::llm::ranks::{self, Place};
 use crate::llm::report::Report;
-use crate::llm::{self, FabricKind, Loaded, SampleArgs, Split, host, layout};
+use crate::llm::{self, AuditArgs, FabricKind, Loaded, SampleArgs, Split, host, layout};
 use crate::{Usage, files, output};
 
 /// Run a prompt through a model that is split over cards
@@ -47,6 +48,8 @@ pub(crate) struct Args {
     n_predict: usize,
     #[command(flatten)]
     sampling: SampleArgs,
+    #[command(flatten)]
+    audit: AuditArgs,
     /// How to split the model [default: the planner's best that gives the bits of one card]
     #[arg(long, value_enum)]
     split: Option<Split>,
@@ -100,7 +103,7 @@ struct Ready {
     sampler: spanker_text::Sampler,
     prompt: Vec<u32>,
     limits: Limits,
-    request: spanker_plan::Request,
+    request: Request,
 }
 
 impl Ready {
@@ -114,8 +117,11 @@ impl Ready {
             tokens: args.n_predict,
             ignore_end: args.ignore_eos,
             keep_logits: args.logits.is_some(),
+            audience: Audience::of(args.json),
         };
+        let audit = args.audit.fraction(args.llm.fabric())?;
         let request = layout::request(loaded.context, loaded.batch, prompt.len(), args.n_predict);
+        let request = Request { audit, ..request };
         Ok(Ready { sampler, prompt, limits, request })
     }
 
@@ -236,14 +242,11 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
         Some(path) => layout::saved(path, request)?,
         None => cards.plan(&loaded, request, args.split, shares)?,
     };
-    let mut runner = cards.load(&loaded, &plan).map_err(|error| cards.told(error))?;
-    let recorder = args.trace.is_some().then(Recorder::new);
-    if let Some(recorder) = &recorder {
-        runner.record(recorder)?;
-    }
+    let (recorder, log) = (args.trace.is_some().then(Recorder::new), AuditLog::new());
     let left = cards.indices.clone();
-    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder };
-    let session = Session::new(Box::new(runner));
+    let runner = cards.runner(&left, &loaded, &plan, recorder.as_ref(), &log);
+    let session = Session::new(runner.map_err(|error| cards.told(error))?);
+    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder, log };
     let answer = ready.answer(args, &loaded, session, &mut ongoing)?;
     let Ongoing { plan, lost, recorder, .. } = ongoing;
     let marks = recorder.unwrap_or_default().marks();
@@ -285,9 +288,10 @@ fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
         draft.finish()?;
     }
     // A saved plan was priced for another prompt.
-    let Request { context, batch, .. } = plan.request;
+    let Request { context, batch, audit, .. } = plan.request;
     let asked =
         layout::request(context as usize, batch as usize, answer.prompt_tokens, answer.steps.len());
+    let asked = Request { audit, ..asked };
     let priced = Plan::new(plan.model.clone(), plan.cluster.clone(), asked, plan.layout.clone())?;
     let prediction = priced.predict();
     let report = Report { answer, plan, prediction, lost: *lost, place: *place };

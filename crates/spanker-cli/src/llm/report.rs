@@ -68,6 +68,15 @@ impl Report<'_> {
         let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         let predicted = self.prediction.tokens_per_second;
         let (prompt, time) = (self.answer.prompt_tokens, self.answer.prompt.time());
+        let audit = self.answer.audit.as_ref().map(|log| {
+            let found = log.found();
+            let found: Vec<_> = found
+                .iter()
+                .map(|found| json!({ "card": found.card, "step": found.past, "what": found.what }))
+                .collect();
+            json!({ "fraction": self.plan.request.audit, "checked": log.checked(), "found": found,
+                "corrected_from": self.answer.corrected_from })
+        });
         json!({
             "version": 1,
             "text": self.answer.text,
@@ -88,7 +97,24 @@ impl Report<'_> {
             "token": { "us": micros(step.time()), "sync_us": micros(step.sync),
                 "compute_us": micros(step.time().saturating_sub(step.sync)), "bytes_sent": step.sent,
                 "wall_us": micros(step.wall) },
+            "audit": audit,
         })
+    }
+
+    /// What was checked, in words.
+    fn audit(&self) -> Option<String> {
+        let log = self.answer.audit.as_ref()?;
+        let found = log.found();
+        let mut wrong: Vec<String> = found.iter().map(|found| found.card.to_string()).collect();
+        wrong.sort_unstable();
+        wrong.dedup();
+        let wrong = match wrong.len() {
+            0 => "no card was wrong".to_owned(),
+            1 => format!("card {} was wrong", wrong[0]),
+            _ => format!("cards {} were wrong", wrong.join(",")),
+        };
+        let twice = if self.plan.request.audit < 1.0 { "" } else { "everything and " };
+        Some(format!("audit       {twice}{} operators computed again here, {wrong}", log.checked()))
     }
 
     /// The report for people, line by line.
@@ -135,6 +161,7 @@ impl Report<'_> {
             self.profiles(),
             Self::off(middle, predicted)
         ));
+        lines.extend(self.audit());
         if self.cards() {
             lines.push(format!("this host   {:.2} tok/s by its own clock", rate(1, step.wall)));
         }
