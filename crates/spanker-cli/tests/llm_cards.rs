@@ -204,7 +204,13 @@ fn run_on_a_garbling_card_names_it_and_has_the_text_of_one_card() {
     assert_eq!(honest["audit"]["found"], Value::Array(Vec::new()), "{honest}");
     assert!(honest["audit"]["checked"].as_u64().is_some_and(|checked| checked >= 36), "{honest}");
     place.ok("garble 2");
-    for flags in ["--split gather", "--split pipeline", "--split reduce", "--audit 1", "--temp 0"] {
+    for flags in [
+        "--split gather",
+        "--split pipeline",
+        "--split reduce",
+        "--audit 1 --split gather",
+        "--split mixed",
+    ] {
         let (text, told) = ok(&place, &format!("{on_cards} {flags} --json"));
         let line: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!((&line["text"], &line["tokens"]), (&right["text"], &right["tokens"]), "{flags}");
