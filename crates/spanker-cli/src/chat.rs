@@ -98,8 +98,8 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
     let cluster = gpus.cluster(&loaded, count)?;
     let split = args.split.unwrap_or(Split::Gather);
     let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
-    let mut session = Session::new(gpus.runner(&loaded, &plan)?);
-    converse(args, &loaded, &mut session, &mut GiveUp, &mut |_| read_line())
+    let (runner, mut mend) = args.audit.twice(&loaded, &plan, gpus.runner(&loaded, &plan)?)?;
+    converse(args, &loaded, &mut Session::new(runner), &mut mend, &mut |_| read_line())
 }
 
 fn on_cards(args: &Args) -> anyhow::Result<()> {
@@ -107,7 +107,7 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
     let (request, shares) = (request(args, &loaded)?, args.llm.tensor_split.as_deref());
     let cards = Cards::open(args.cards.as_ref(), args.llm.deadline)?;
     let plan = cards.plan(&loaded, request, args.split, shares)?;
-    let (left, log) = (cards.indices.clone(), AuditLog::new());
+    let (left, log) = (cards.indices.clone(), AuditLog::new(plan.request.audit));
     let runner = cards.runner(&left, &loaded, &plan, None, &log);
     let mut session = Session::new(runner.map_err(|error| cards.told(error))?);
     let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder: None, log };
@@ -128,7 +128,8 @@ fn on_ranks(
     let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
     let (context, batch) = (loaded.context, loaded.batch);
     let runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
-    let mut session = Session::new(Box::new(runner));
+    let (runner, mut mend) = args.audit.twice(loaded, &plan, Box::new(runner))?;
+    let mut session = Session::new(runner);
     // Ranks lose patience; whoever types need not hurry.
     let (sender, lines) = sync_channel(1);
     std::thread::spawn(move || {
@@ -147,7 +148,7 @@ fn on_ranks(
             Err(RecvTimeoutError::Timeout) => session.beat()?,
         }
     };
-    converse(args, loaded, &mut session, &mut GiveUp, &mut next)
+    converse(args, loaded, &mut session, &mut mend, &mut next)
 }
 
 /// The next line, or nothing at the end of input.

@@ -188,8 +188,8 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
             (gpus, plan)
         }
     };
-    let session = Session::new(gpus.runner(&loaded, &plan)?);
-    let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
+    let (runner, mut mend) = args.audit.twice(&loaded, &plan, gpus.runner(&loaded, &plan)?)?;
+    let answer = ready.answer(args, &loaded, Session::new(runner), &mut mend)?;
     finish(args, &answer, &Ran { plan, lost: 0, marks: Vec::new(), place: None })
 }
 
@@ -218,8 +218,8 @@ fn on_ranks(
     if args.trace.is_some() {
         runner.record(&recorder);
     }
-    let session = Session::new(Box::new(runner));
-    let answer = ready.answer(args, loaded, session, &mut GiveUp)?;
+    let (runner, mut mend) = args.audit.twice(loaded, &plan, Box::new(runner))?;
+    let answer = ready.answer(args, loaded, Session::new(runner), &mut mend)?;
     finish(args, &answer, &Ran { plan, lost: 0, marks: recorder.marks(), place: Some(place) })
 }
 
@@ -242,7 +242,8 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
         Some(path) => layout::saved(path, request)?,
         None => cards.plan(&loaded, request, args.split, shares)?,
     };
-    let (recorder, log) = (args.trace.is_some().then(Recorder::new), AuditLog::new());
+    let (recorder, log) =
+        (args.trace.is_some().then(Recorder::new), AuditLog::new(plan.request.audit));
     let left = cards.indices.clone();
     let runner = cards.runner(&left, &loaded, &plan, recorder.as_ref(), &log);
     let session = Session::new(runner.map_err(|error| cards.told(error))?);

@@ -238,7 +238,9 @@ fn run_on_a_garbling_card_names_it_and_has_the_text_of_one_card() {
     }
     let output = place.spanker(&format!("{run} --audit 0.5")).output().expect("it starts");
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("is for --fabric cards"));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("threads of this process are not checked")
+    );
     down(&place);
 }
 

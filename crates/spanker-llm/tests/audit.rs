@@ -10,7 +10,9 @@ mod splits;
 
 use std::sync::Arc;
 
-use spanker_llm::{AuditLog, LlmError, Network, OnCards, Runner, Session, Twice, Want};
+use spanker_llm::{
+    AuditLog, LlmError, Network, OnCards, Outcome, Runner, Session, Step, Twice, Want,
+};
 use spanker_model::Quant;
 use spanker_plan::{Buffer, Layout, Plan, Split};
 use spanker_runtime::SpankerControl;
@@ -122,7 +124,7 @@ fn honest_cards_of_every_type_and_split_are_never_accused() {
             for (batch, audit) in [(1, 0.05), (4, 1.0), (3, 0.6)] {
                 let plan = plan(&network, split, &groups, audit);
                 let (_world, controls) = ring(3, 7);
-                let log = AuditLog::new();
+                let log = AuditLog::new(0.0);
                 let runner = audited(&network, &plan, batch, &controls, &log);
                 let tokens = prompt(9, recipe.vocab);
                 let (found, error) = tried(Box::new(runner), &tokens, 6, &mut |_| ());
@@ -154,7 +156,7 @@ fn two_hundred_runs_with_one_garbling_card_of_three_find_and_name_it() {
         let tokens = prompt(5 + (seed % 5) as usize, small().vocab);
         let given = plan(&network, split, &groups, spanker_plan::USUAL_AUDIT);
         let (world, controls) = ring(3, seed);
-        let log = AuditLog::new();
+        let log = AuditLog::new(0.0);
         let runner = audited(&network, &given, 3, &controls, &log);
         let (before, error) = tried(Box::new(runner), &tokens, 8, &mut |at| {
             if at == from {
@@ -191,7 +193,7 @@ fn garbling_card_is_named_before_anything_wrong_comes_out_where_all_is_computed_
             let plan = plan(&network, split, &groups, 1.0);
             let right = best(&mut Session::new(threads(&network, &plan, 3, 1)), &tokens, 6);
             let (world, controls) = ring(3, 7);
-            let log = AuditLog::new();
+            let log = AuditLog::new(0.0);
             let runner = twice(&network, &plan, &controls, &log);
             let (found, error) = tried(Box::new(runner), &tokens, 6, &mut |at| {
                 if at == 2 {
@@ -247,7 +249,7 @@ fn wrong_weight_row_on_a_card_is_found_where_operators_are_sampled_and_where_all
         let plan = plan(&network, Split::Gather, &together(&[1.0; 3]), audit);
         let (start, _) = piece(&plan, 1, "blk.1.attn_v.weight");
         let (_world, controls) = ring(3, 7);
-        let log = AuditLog::new();
+        let log = AuditLog::new(0.0);
         let runner = audited(&network, &plan, 3, &controls, &log);
         let row = Quant::Q4_0.row_bytes(160) as usize;
         // The scale of every block of the first row.
@@ -274,7 +276,7 @@ fn matrices_of_a_card_that_were_swapped_are_found() {
     let (up, same) = piece(&plan, 2, "blk.0.ffn_up.weight");
     assert_eq!(bytes, same);
     let (_world, controls) = ring(3, 7);
-    let log = AuditLog::new();
+    let log = AuditLog::new(0.0);
     let runner = audited(&network, &plan, 3, &controls, &log);
     let place = runner.place(2, Buffer::Weights).expect("a buffer");
     let mut both = [gate, up].map(|start| {
@@ -298,7 +300,7 @@ fn keys_and_values_that_change_on_a_card_are_found() {
     for audit in [0.05, 1.0] {
         let plan = plan(&network, Split::Gather, &together(&[1.0; 3]), audit);
         let (_world, controls) = ring(3, 7);
-        let log = AuditLog::new();
+        let log = AuditLog::new(0.0);
         let runner = audited(&network, &plan, 1, &controls, &log);
         let place = runner.place(0, Buffer::Kv).expect("a buffer");
         // Two of five heads of three layers, 64 positions, keys and values.
@@ -320,4 +322,46 @@ fn keys_and_values_that_change_on_a_card_are_found() {
         assert_eq!(accused(&error), Some(0), "audit {audit}: {error}");
         assert_eq!(found.len(), 4, "audit {audit}: {error}");
     }
+}
+
+/// A runner that gives another token from a step on.
+struct Liar {
+    inner: Box<dyn Runner>,
+    steps: usize,
+}
+
+impl Runner for Liar {
+    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+        let mut outcome = self.inner.step(step)?;
+        self.steps += 1;
+        if self.steps > 5 {
+            // A unit in the last place of one logit.
+            outcome.best[3].1 = f32::from_bits(outcome.best[3].1.to_bits() ^ 1);
+        }
+        Ok(outcome)
+    }
+
+    fn batch(&self) -> usize {
+        self.inner.batch()
+    }
+}
+
+#[test]
+fn runner_without_taps_gives_nothing_out_that_this_host_does_not() {
+    let network = Arc::new(small().network());
+    let tokens = prompt(7, small().vocab);
+    let plan = plan(&network, Split::Gather, &together(&[1.0; 2]), 0.0);
+    let runner = || threads(&network, &plan, 3, 1);
+    let right = best(&mut Session::new(runner()), &tokens, 6);
+    let log = AuditLog::new(1.0);
+    let honest = Twice::unnamed(runner(), runner(), &log);
+    let (found, error) = tried(Box::new(honest), &tokens, 6, &mut |_| ());
+    assert!(error.is_none() && found == right, "{error:?}");
+    // Three pieces of the prompt and five tokens.
+    assert_eq!(log.checked(), 8);
+    let liar = Liar { inner: runner(), steps: 0 };
+    let liar = Twice::unnamed(Box::new(liar), runner(), &log);
+    let (found, error) = tried(Box::new(liar), &tokens, 6, &mut |_| ());
+    assert_eq!(found, right[..3]);
+    assert!(matches!(error, Some(LlmError::Unsure { past: 9 })), "{error:?}");
 }

@@ -197,7 +197,7 @@ fn on_cards(
     let begun = Instant::now();
     let cards = Cards::open(list, args.deadline)?;
     let plan = cards.plan(loaded, request(args, loaded), args.split, None)?;
-    let runner = cards.runner(&cards.indices, loaded, &plan, None, &AuditLog::new());
+    let runner = cards.runner(&cards.indices, loaded, &plan, None, &AuditLog::new(args.audit));
     let session = Session::new(runner.map_err(|error| cards.told(error))?);
     let mut subjects = [Subject {
         cards: cards.indices.len(),

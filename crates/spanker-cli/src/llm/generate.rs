@@ -44,6 +44,25 @@ impl Mend<'_> for GiveUp {
     }
 }
 
+/// Ranks and graphics processors are lost with the run as well; what was checked of them is known.
+pub(crate) struct Unmended(pub(crate) Option<AuditLog>);
+
+impl Mend<'_> for Unmended {
+    fn mend(
+        &mut self,
+        _: &Loaded,
+        error: LlmError,
+        _: &mut Session<'_>,
+        _: Want,
+    ) -> anyhow::Result<Outcome> {
+        Err(error.into())
+    }
+
+    fn audit(&self) -> Option<AuditLog> {
+        self.0.clone()
+    }
+}
+
 /// What was generated, and how long that took.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {

@@ -74,7 +74,7 @@ impl Report<'_> {
                 .iter()
                 .map(|found| json!({ "card": found.card, "step": found.past, "what": found.what }))
                 .collect();
-            json!({ "fraction": self.plan.request.audit, "checked": log.checked(), "found": found,
+            json!({ "fraction": log.fraction(), "checked": log.checked(), "found": found,
                 "corrected_from": self.answer.corrected_from })
         });
         json!({
@@ -113,8 +113,13 @@ impl Report<'_> {
             1 => format!("card {} was wrong", wrong[0]),
             _ => format!("cards {} were wrong", wrong.join(",")),
         };
-        let twice = if self.plan.request.audit < 1.0 { "" } else { "everything and " };
-        Some(format!("audit       {twice}{} operators computed again here, {wrong}", log.checked()))
+        let checked = log.checked();
+        let what = match (log.fraction() >= 1.0, self.plan.request.audit > 0.0) {
+            (false, _) => format!("{checked} operators"),
+            (true, true) => format!("everything and {checked} operators"),
+            (true, false) => format!("all of {checked} steps"),
+        };
+        Some(format!("audit       {what} computed again here, {wrong}"))
     }
 
     /// The report for people, line by line.

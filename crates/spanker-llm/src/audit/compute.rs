@@ -96,21 +96,7 @@ impl Auditor<'_> {
                 let differs = kept.bytes(into, elements * 2) != right;
                 differs.then(|| "a key or value is rounded wrongly".into())
             }
-            Check::Attend { positions, head_size, scale, query, keys, values, into } => {
-                let stride = head_size * 2;
-                let look = Look {
-                    keys: kept.bytes(keys, positions * stride),
-                    values: kept.bytes(values, positions * stride),
-                    stride: stride as usize,
-                    positions: positions as usize,
-                    scale: f32::from_bits(scale),
-                };
-                let mut out = vec![0.0; head_size as usize];
-                let query = kept.floats(query, head_size);
-                let scratch = &mut AttendScratch::default();
-                ops::attend(&query, head_size as usize, look, scratch, &mut out);
-                kept.are(into, &out, "attention")
-            }
+            Check::Attend { .. } => attention(check, kept),
             Check::Gate { elements, gate, up, into } => {
                 let mut out = vec![0.0; elements as usize];
                 ops::gate(&kept.floats(gate, elements), &kept.floats(up, elements), &mut out);
@@ -183,6 +169,25 @@ impl Auditor<'_> {
             other => Err(LlmError::plan(format!("{other:?} has no rows"))),
         }
     }
+}
+
+/// One head of one row.
+fn attention(check: &Check, kept: Kept<'_>) -> Option<String> {
+    let &Check::Attend { positions, head_size, scale, query, keys, values, into } = check else {
+        return None;
+    };
+    let stride = head_size * 2;
+    let look = Look {
+        keys: kept.bytes(keys, positions * stride),
+        values: kept.bytes(values, positions * stride),
+        stride: stride as usize,
+        positions: positions as usize,
+        scale: f32::from_bits(scale),
+    };
+    let mut out = vec![0.0; head_size as usize];
+    let query = kept.floats(query, head_size);
+    ops::attend(&query, head_size as usize, look, &mut AttendScratch::default(), &mut out);
+    kept.are(into, &out, "attention")
 }
 
 /// The largest of numbers.

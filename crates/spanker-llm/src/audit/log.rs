@@ -17,14 +17,21 @@ pub struct Found {
 /// What audits of a run checked and found. Copies write to the same list.
 #[derive(Debug, Clone, Default)]
 pub struct AuditLog {
+    fraction: f64,
     state: Arc<Mutex<(u64, Vec<Found>)>>,
 }
 
 impl AuditLog {
-    /// Nothing was checked yet.
+    /// Nothing was checked yet; this part is going to be.
     #[must_use]
-    pub fn new() -> AuditLog {
-        AuditLog::default()
+    pub fn new(fraction: f64) -> AuditLog {
+        AuditLog { fraction, ..AuditLog::default() }
+    }
+
+    /// The part that is checked: see `Request::audit`.
+    #[must_use]
+    pub fn fraction(&self) -> f64 {
+        self.fraction
     }
 
     pub(crate) fn count(&self, checked: u64) {
@@ -35,7 +42,7 @@ impl AuditLog {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).1.push(found);
     }
 
-    /// Operators that were checked.
+    /// Operators that were checked; where only whole steps are compared, steps.
     #[must_use]
     pub fn checked(&self) -> u64 {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).0
