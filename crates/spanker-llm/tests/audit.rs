@@ -365,3 +365,29 @@ fn runner_without_taps_gives_nothing_out_that_this_host_does_not() {
     assert_eq!(found, right[..3]);
     assert!(matches!(error, Some(LlmError::Unsure { past: 9 })), "{error:?}");
 }
+
+#[test]
+fn cards_allocate_what_is_planned_with_an_audit() {
+    let network = Arc::new(small().network());
+    for (split, groups) in splits() {
+        for audit in [0.0, spanker_plan::USUAL_AUDIT, 0.5, 1.0] {
+            let mut plan = plan(&network, split, &groups, audit);
+            plan.request.context = CONTEXT as u64;
+            plan.request.prompt = 7;
+            plan.request.batch = 3;
+            let (_world, controls) = ring(3, 7);
+            let free = || -> Vec<u64> {
+                controls.iter().map(|card| card.info().expect("an answer").available).collect()
+            };
+            let before = free();
+            let runner = audited(&network, &plan, 3, &controls, &AuditLog::new(audit));
+            let memory = plan.predict().memory;
+            for (card, (before, after)) in before.iter().zip(free()).enumerate() {
+                let planned = memory[card].footprint.total().0;
+                assert_eq!(before - after, planned, "{split:?} {groups:?}, audit {audit}");
+            }
+            drop(runner);
+            assert_eq!(free(), before);
+        }
+    }
+}
