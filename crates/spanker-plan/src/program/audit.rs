@@ -23,12 +23,15 @@ use spanker_model::Model;
 /// The part of a step's operators that is checked where nobody asks for another.
 pub const USUAL_AUDIT: f64 = 0.01;
 
-/// Bytes from which on a tap is made less often: half as often for twice as many.
-const LARGE: u64 = 8 << 10;
 /// No tap is larger than this.
 const LARGEST: u64 = 1 << 20;
 /// Operators of a layer on one card, about: exchanges by schedules copy besides.
 const OPERATORS: u64 = 28;
+
+/// Bytes from which on a tap is made less often, half as often for twice as many: two rows of the residual stream.
+fn large(model: &Model) -> u64 {
+    (model.hidden * 8).max(4 << 10)
+}
 
 /// How many of a step's operators are checked on each card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -70,7 +73,7 @@ pub(crate) fn expected(model: &Model, audit: Audit, layers: u64, position: u64) 
     let products = 5 * input(layer.q.quant, hidden)
         + input(layer.o.quant, queries)
         + input(layer.down.quant, model.ffn);
-    let attention = ((position + 1) * model.head_size * 4 + model.head_size * 8).min(LARGE);
+    let attention = ((position + 1) * model.head_size * 4 + model.head_size * 8).min(large(model));
     let rotations = 4 * model.head_size * 4;
     // Norms need their whole row; runs of other operators are short.
     let layer = products + 2 * hidden * 4 + attention + rotations + 17 * 640;
@@ -141,6 +144,7 @@ impl Auditing<'_> {
         let mut sink = Sink { audit: member.place(Buffer::Audit), used: 0 };
         // What is looked at in every step comes last.
         let most = self.capacity.saturating_sub(4 * self.model.head_size + 128);
+        let large = large(self.model);
         let mut chosen: Vec<(usize, Made)> = Vec::new();
         // Some that are chosen are too large; there are as many tries as it takes for one at least.
         for _ in 0..16.max(2 * wanted) {
@@ -158,7 +162,7 @@ impl Auditing<'_> {
                 continue;
             };
             let bytes = sink.used - start;
-            let often = bytes <= LARGE || dice.below(bytes) < LARGE;
+            let often = bytes <= large || dice.below(bytes) < large;
             if bytes > LARGEST || !often || sink.used > most {
                 sink.used = start;
                 continue;
