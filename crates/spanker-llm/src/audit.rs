@@ -3,8 +3,8 @@
 //! weights of the model's file, and compares every bit.
 //!
 //! Inputs and outputs of a tap are of one card, so whatever differs names the card: one that computes, copies or
-//! stores nonsense, or whose weights are not those of the file. What two cards make of each other's messages is
-//! not looked at here.
+//! stores nonsense, or whose weights are not those of the file. After a collective all ranks of a stage have the same
+//! bytes; who has others than most is wrong.
 
 mod compute;
 mod log;
@@ -115,6 +115,7 @@ impl<'a> Auditor<'a> {
                     self.cells.insert(cell, now.to_vec());
                     changed.then(|| format!("the KV cache of position {position} has changed"))
                 }
+                Check::Agreed { .. } => None,
                 check => self.operator(member, check, captured)?,
             };
             if let Some(what) = differs {
@@ -144,6 +145,29 @@ impl<'a> Auditor<'a> {
     }
 }
 
+/// Members whose bytes after a collective are not those of the others: all of a stage, if none has most of the
+/// others on its side.
+pub(crate) fn disagreeing(taps: &[Taps], captured: &[Vec<u8>]) -> Vec<usize> {
+    let mut stages: HashMap<usize, Vec<(usize, &[u8])>> = HashMap::new();
+    for (member, (taps, captured)) in taps.iter().zip(captured).enumerate() {
+        for tap in &taps.list {
+            let Check::Agreed { stage, bytes, at } = tap.check else { continue };
+            let bytes = &captured[at as usize..(at + bytes) as usize];
+            stages.entry(stage).or_default().push((member, bytes));
+        }
+    }
+    let mut odd = Vec::new();
+    for members in stages.into_values() {
+        let alike = |bytes: &[u8]| members.iter().filter(|(_, other)| *other == bytes).count();
+        let lonely = |bytes: &[u8]| 2 * alike(bytes) <= members.len();
+        if members.iter().any(|(_, bytes)| alike(bytes) < members.len()) {
+            odd.extend(members.iter().filter(|(_, bytes)| lonely(bytes)).map(|(at, _)| *at));
+        }
+    }
+    odd.sort_unstable();
+    odd
+}
+
 /// A tap in words.
 fn place(tap: &Tap) -> String {
     match tap.activity {
@@ -151,5 +175,32 @@ fn place(tap: &Tap) -> String {
         Activity::Head => "head".into(),
         Activity::Host => "memory".into(),
         activity => format!("layer {}, {}", tap.layer, activity.name()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Members of two stages with these bytes after a collective.
+    fn odd(stages: &[(usize, u8)]) -> Vec<usize> {
+        let tap = |stage| Tap {
+            activity: Activity::Output,
+            layer: 0,
+            check: Check::Agreed { stage, bytes: 1, at: 0 },
+        };
+        let taps: Vec<Taps> =
+            stages.iter().map(|&(stage, _)| Taps { list: vec![tap(stage)], bytes: 1 }).collect();
+        let captured: Vec<Vec<u8>> = stages.iter().map(|&(_, byte)| vec![byte]).collect();
+        disagreeing(&taps, &captured)
+    }
+
+    #[test]
+    fn rank_with_other_bytes_than_most_is_named_and_without_a_majority_all_are() {
+        assert!(odd(&[]).is_empty());
+        assert!(odd(&[(0, 5), (0, 5), (1, 7), (1, 7)]).is_empty());
+        assert_eq!(odd(&[(0, 5), (0, 5), (0, 6), (1, 7)]), [2]);
+        assert_eq!(odd(&[(0, 5), (0, 6), (1, 7), (1, 7), (1, 7)]), [0, 1]);
+        assert_eq!(odd(&[(0, 1), (0, 2), (0, 3)]), [0, 1, 2]);
     }
 }

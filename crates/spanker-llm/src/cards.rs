@@ -17,7 +17,7 @@ use spanker_runtime::abi::Counters;
 use spanker_runtime::{Descriptor, Pace, SpankerControl, Work};
 use spanker_topology::ExchangeKind;
 
-use crate::audit::{AuditLog, Auditor, Found, Member};
+use crate::audit::{AuditLog, Auditor, Found, Member, disagreeing};
 use crate::layout::{self, Planned};
 use crate::runner::{Outcome, Runner, Step, Timing, candidates};
 use crate::{LlmError, Network, Recorder};
@@ -182,6 +182,7 @@ impl<'a> OnCards<'a> {
     fn compare(&mut self, step: &Step<'_>, taps: &[Taps]) -> Result<(), LlmError> {
         let Some(mut auditor) = self.auditor.take() else { return Ok(()) };
         auditor.forget(step.past as u64);
+        let mut all = Vec::with_capacity(taps.len());
         let found = taps.iter().enumerate().find_map(|(at, taps)| {
             let captured = match self.read(at, Buffer::Audit, taps.bytes) {
                 Ok(captured) => captured,
@@ -189,14 +190,28 @@ impl<'a> OnCards<'a> {
             };
             let weights = self.buffers[at][&Buffer::Weights];
             let member = Member { at, layout: &self.layouts[at], weights };
-            let wrong = auditor.check(member, taps, &captured).transpose()?;
-            Some(wrong.map(|what| (at, what)))
+            let wrong = auditor.check(member, taps, &captured).transpose();
+            all.push(captured);
+            wrong.map(|wrong| wrong.map(|what| (at, what)))
         });
         self.auditor = Some(auditor);
         match found {
-            None => Ok(()),
+            None => self.agreement(step.past, &disagreeing(taps, &all)),
             Some(Err(error)) => Err(error),
             Some(Ok((member, what))) => Err(self.blame(member, step.past, what)),
+        }
+    }
+
+    /// Names the one that has other bytes than the rest, or whoever fails when tried alone.
+    fn agreement(&self, past: usize, odd: &[usize]) -> Result<(), LlmError> {
+        let what = "after a collective it has other bytes than the rest".to_owned();
+        match *odd {
+            [] => Ok(()),
+            [member] => Err(self.blame(member, past, what)),
+            _ => match self.examined()[..] {
+                [member] => Err(self.blame(member, past, what)),
+                _ => Err(LlmError::Unsure { past }),
+            },
         }
     }
 

@@ -6,7 +6,8 @@
 //! computes the elements again from the weights of the model's file and compares every bit. A tap has inputs
 //! and outputs of one card, so a difference names the card.
 //!
-//! Besides, every step looks at some bytes of a row of weights and at a head of a key or value that was written
+//! Besides, every step looks at some bytes that a collective has left on all ranks of a stage, which must be the
+//! same, at some bytes of a row of weights and at a head of a key or value that was written
 //! before: what lies in a card's memory stays what it was.
 //!
 //! The choice is a function of the step and the member alone: a simulation writes the programs of a run.
@@ -146,6 +147,17 @@ impl Auditing<'_> {
         let most = self.capacity.saturating_sub(4 * self.model.head_size + 128);
         let large = large(self.model);
         let mut chosen: Vec<(usize, Made)> = Vec::new();
+        // All ranks of a stage look at the same bytes of the same collective.
+        let stage = member.stage;
+        let mut same = Dice::new(&[past, sequence, self.step.rows(), stage as u64, self.salt, 1]);
+        let exchanges: Vec<usize> = (0..program.len())
+            .filter(|&index| matches!(program[index], Op::Collective { .. }))
+            .collect();
+        if let Some(&index) = exchanges.get(same.below(exchanges.len() as u64) as usize) {
+            let made = tap::agreed(&program[index], stage, &mut sink, &mut same);
+            chosen.extend(made.map(|made| (index, made)));
+        }
+        let wanted = wanted + chosen.len();
         // Some that are chosen are too large; there are as many tries as it takes for one at least.
         for _ in 0..16.max(2 * wanted) {
             if chosen.len() >= wanted || works.is_empty() {

@@ -4,7 +4,7 @@
 use spanker_model::Quant;
 
 use super::audit::{Dice, Made, Sink};
-use super::{Buffer, Held, Member, Step};
+use super::{Buffer, Held, Member, Op, Step};
 use crate::Activity;
 use crate::work::{Place, Work};
 
@@ -63,6 +63,8 @@ pub enum Check {
     Copied { bytes: u64, from: u64, into: u64 },
     /// The largest of numbers.
     Best { count: u64, k: u32, first: u32, from: u64, into: u64 },
+    /// Bytes that every rank of a stage has after a collective.
+    Agreed { stage: usize, bytes: u64, at: u64 },
     /// Bytes of a row of weights.
     Stored { weights: Place, bytes: u64, at: u64 },
     /// A head of a key or value of a position: what it was when it was `fresh`.
@@ -87,6 +89,15 @@ pub struct Taps {
     pub list: Vec<Tap>,
     /// Bytes of the audit buffer that they use.
     pub bytes: u64,
+}
+
+/// Some bytes of what a collective leaves on every rank of a stage. The choice must be the same on all of them.
+pub(super) fn agreed(op: &Op, stage: usize, sink: &mut Sink, dice: &mut Dice) -> Option<Made> {
+    let &Op::Collective { dtype, elements, data, .. } = op else { return None };
+    let (start, bytes) = run(dice, elements * dtype.size() as u64, 4 * RUN)?;
+    let (at, work) = sink.take(after(data, start), bytes);
+    let check = Check::Agreed { stage, bytes, at };
+    Some(Made { check, before: Vec::new(), after: vec![work] })
 }
 
 /// Some bytes of a row of a matrix that a card holds.
