@@ -5,14 +5,15 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
 use anyhow::Context as _;
-use spanker_llm::{Front, Session};
+use spanker_llm::{AuditLog, Front, Session};
 use spanker_text::template::{self, Context, Message};
 
 use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
 use crate::llm::generate::{GiveUp, Limits, Mend, generate};
+use crate::llm::given::Audience;
 use crate::llm::ranks::{self, Place};
-use crate::llm::{self, FabricKind, Loaded, SampleArgs, Split, host, layout};
+use crate::llm::{self, AuditArgs, FabricKind, Loaded, SampleArgs, Split, host, layout};
 use crate::run::in_process;
 use crate::{Usage, output};
 
@@ -43,6 +44,8 @@ pub(crate) struct Args {
     n_predict: usize,
     #[command(flatten)]
     sampling: SampleArgs,
+    #[command(flatten)]
+    audit: AuditArgs,
     /// How to split the model [default: the planner's best that gives the bits of one card]
     #[arg(long, value_enum)]
     split: Option<Split>,
@@ -71,7 +74,9 @@ fn request(args: &Args, loaded: &Loaded) -> anyhow::Result<spanker_plan::Request
     if args.n_predict == 0 {
         return Err(Usage("--n-predict 0: at least one token is generated".into()).into());
     }
-    Ok(layout::request(loaded.context, loaded.batch, TURN.min(loaded.context), 128))
+    let audit = args.audit.fraction(args.llm.fabric())?;
+    let request = layout::request(loaded.context, loaded.batch, TURN.min(loaded.context), 128);
+    Ok(spanker_plan::Request { audit, ..request })
 }
 
 fn in_threads(args: &Args) -> anyhow::Result<()> {
@@ -93,8 +98,8 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
     let cluster = gpus.cluster(&loaded, count)?;
     let split = args.split.unwrap_or(Split::Gather);
     let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
-    let mut session = Session::new(gpus.runner(&loaded, &plan)?.0);
-    converse(args, &loaded, &mut session, &mut GiveUp, &mut |_| read_line())
+    let (runner, mut mend) = args.audit.twice(&loaded, &plan, gpus.runner(&loaded, &plan)?.0)?;
+    converse(args, &loaded, &mut Session::new(runner), &mut mend, &mut |_| read_line())
 }
 
 fn on_cards(args: &Args) -> anyhow::Result<()> {
@@ -102,11 +107,11 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
     let (request, shares) = (request(args, &loaded)?, args.llm.tensor_split.as_deref());
     let cards = Cards::open(args.cards.as_ref(), args.llm.deadline)?;
     let plan = cards.plan(&loaded, request, args.split, shares)?;
-    let runner = cards.load(&loaded, &plan).map_err(|error| cards.told(error))?;
-    let left = cards.indices.clone();
-    let mut ongoing =
-        Ongoing { cards: &cards, plan, left, lost: 0, recorder: None, memory: Vec::new() };
-    let mut session = Session::new(Box::new(runner));
+    let (left, log) = (cards.indices.clone(), AuditLog::new(plan.request.audit));
+    let runner = cards.runner(&left, &loaded, &plan, None, &log);
+    let (runner, memory) = runner.map_err(|error| cards.told(error))?;
+    let mut session = Session::new(runner);
+    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder: None, log, memory };
     converse(args, &loaded, &mut session, &mut ongoing, &mut |_| read_line())
 }
 
@@ -124,7 +129,8 @@ fn on_ranks(
     let plan = host::unpriced(loaded, layout, request)?;
     let (context, batch) = (loaded.context, loaded.batch);
     let runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
-    let mut session = Session::new(Box::new(runner));
+    let (runner, mut mend) = args.audit.twice(loaded, &plan, Box::new(runner))?;
+    let mut session = Session::new(runner);
     // Ranks lose patience; whoever types need not hurry.
     let (sender, lines) = sync_channel(1);
     std::thread::spawn(move || {
@@ -143,7 +149,7 @@ fn on_ranks(
             Err(RecvTimeoutError::Timeout) => session.beat()?,
         }
     };
-    converse(args, loaded, &mut session, &mut GiveUp, &mut next)
+    converse(args, loaded, &mut session, &mut mend, &mut next)
 }
 
 /// The next line, or nothing at the end of input.
@@ -166,7 +172,8 @@ fn converse<'r>(
     let system = args.system.as_ref().map(|text| Message::new("system", text.clone()));
     let mut turns: Vec<Message> = Vec::new();
     let watched = std::io::stdin().is_terminal();
-    let limits = Limits { tokens: args.n_predict, ignore_end: false, keep_logits: false };
+    let audience = Audience::of(false);
+    let limits = Limits { tokens: args.n_predict, ignore_end: false, keep_logits: false, audience };
     loop {
         if watched {
             eprint!("> ");
@@ -186,9 +193,14 @@ fn converse<'r>(
             out.write_all(text.as_bytes())?;
             Ok(out.flush()?)
         };
+        let wrong = |mend: &dyn Mend<'r>| mend.audit().map_or(0, |log| log.found().len());
+        let before = wrong(mend);
         let answer =
             generate(loaded, session, &tokens[kept..], &mut sampler, limits, mend, &mut show)?;
         output::line("")?;
+        if wrong(mend) > before && turns.len() > 1 {
+            eprintln!("answers before this one came from the same cards and may be wrong");
+        }
         turns.push(Message::new("assistant", answer.text));
     }
 }

@@ -4,6 +4,7 @@
 pub(crate) mod cards;
 pub(crate) mod compared;
 pub(crate) mod generate;
+pub(crate) mod given;
 pub(crate) mod gpu;
 pub(crate) mod host;
 pub(crate) mod layout;
@@ -15,11 +16,13 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use ggml_spanker::GgufFile;
-use spanker_llm::Network;
+use spanker_llm::{AuditLog, Network, Runner, Twice};
+use spanker_plan::Plan;
 use spanker_text::{Sampler, Settings, Tokenizer};
 
 use crate::directory::CardList;
 use crate::{Usage, models, output};
+use generate::Unmended;
 
 /// The context where neither a flag nor the model asks for less.
 const CONTEXT: usize = 2048;
@@ -88,6 +91,61 @@ impl Args {
         let usual =
             if crate::ranks::launched().is_some() { FabricKind::Mpi } else { FabricKind::Inproc };
         self.fabric.unwrap_or(usual)
+    }
+}
+
+/// How much of the cards' work is computed a second time.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AuditArgs {
+    /// Part of the cards' operators that this host computes again and compares, from 0 to 1; 1 computes
+    /// everything twice before anything is given out. For --fabric cuda and mpi 0 or 1 [default: 0.01 for --fabric
+    /// cards, else 0]
+    #[arg(long, value_name = "FRACTION", value_parser = fraction)]
+    audit: Option<f64>,
+}
+
+impl AuditArgs {
+    /// The part for cards of a kind.
+    pub(crate) fn fraction(&self, fabric: FabricKind) -> anyhow::Result<f64> {
+        match (fabric, self.audit) {
+            (FabricKind::Cards, part) => Ok(part.unwrap_or(spanker_plan::USUAL_AUDIT)),
+            (_, None | Some(0.0)) => Ok(0.0),
+            // Their programs have no taps: a second runner is all that checks them.
+            (FabricKind::Cuda | FabricKind::Mpi, Some(1.0)) => Ok(0.0),
+            (FabricKind::Inproc, Some(part)) => {
+                let text = format!("--audit {part}: threads of this process are not checked");
+                Err(Usage(text).into())
+            }
+            (_, Some(part)) => {
+                let text =
+                    format!("--audit {part} is for --fabric cards; cuda and mpi have 0 and 1");
+                Err(Usage(text).into())
+            }
+        }
+    }
+
+    /// A runner that has no taps, with everything computed twice if that is asked for.
+    pub(crate) fn twice<'r>(
+        &self,
+        loaded: &Loaded,
+        plan: &Plan,
+        runner: Box<dyn Runner + 'r>,
+    ) -> anyhow::Result<(Box<dyn Runner + 'r>, Unmended)> {
+        if self.audit != Some(1.0) {
+            return Ok((runner, Unmended(None)));
+        }
+        let log = AuditLog::new(1.0);
+        let host = Box::new(crate::run::in_process(loaded, plan)?);
+        Ok((Box::new(Twice::unnamed(runner, host, &log)), Unmended(Some(log))))
+    }
+}
+
+/// A part from 0 to 1.
+pub(crate) fn fraction(text: &str) -> Result<f64, String> {
+    let part: f64 = text.parse().map_err(|_| format!("'{text}' is not a number"))?;
+    match (0.0..=1.0).contains(&part) {
+        true => Ok(part),
+        false => Err(format!("{part} is not between 0 and 1")),
     }
 }
 

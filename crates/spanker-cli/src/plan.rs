@@ -53,6 +53,9 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are run together, as 'spanker run' does
     #[arg(long, default_value_t = spanker_plan::USUAL_BATCH, value_name = "TOKENS")]
     batch_size: u64,
+    /// Part of the cards' operators that a run checks, as its --audit: 0 is nothing
+    #[arg(long, default_value_t = 0.0, value_name = "FRACTION", value_parser = crate::llm::fraction)]
+    audit: f64,
     /// How keys and values are stored: f16, which is what runs
     #[arg(long, default_value = "f16", value_parser = Quant::from_str)]
     kv: Quant,
@@ -98,6 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         position: args.at,
         kv: args.kv,
         batch: args.batch_size,
+        audit: args.audit,
     };
     let cards: Vec<usize> = (0..cluster.cards()).collect();
     output::progress("searching for the best plan ..");

@@ -4,16 +4,17 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use spanker_llm::{Front, InProcess, MemoryUse, Network, Recorder, Session};
+use spanker_llm::{AuditLog, Front, InProcess, MemoryUse, Network, Recorder, Session};
 use spanker_plan::{Plan, Request};
 
 use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
 use crate::llm::compared::{self, Compared};
 use crate::llm::generate::{Answer, GiveUp, Limits, Mend, generate};
+use crate::llm::given::Audience;
 use crate::llm::ranks::{self, Place};
 use crate::llm::report::Report;
-use crate::llm::{self, FabricKind, Loaded, SampleArgs, Split, host, layout};
+use crate::llm::{self, AuditArgs, FabricKind, Loaded, SampleArgs, Split, host, layout};
 use crate::{Usage, files, output};
 
 /// Run a prompt through a model that is split over cards
@@ -48,6 +49,8 @@ pub(crate) struct Args {
     n_predict: usize,
     #[command(flatten)]
     sampling: SampleArgs,
+    #[command(flatten)]
+    audit: AuditArgs,
     /// How to split the model [default: the planner's best that gives the bits of one card]
     #[arg(long, value_enum)]
     split: Option<Split>,
@@ -123,8 +126,11 @@ impl Ready {
             tokens: args.n_predict,
             ignore_end: args.ignore_eos,
             keep_logits: args.logits.is_some(),
+            audience: Audience::of(args.json),
         };
+        let audit = args.audit.fraction(args.llm.fabric())?;
         let request = layout::request(loaded.context, loaded.batch, prompt.len(), args.n_predict);
+        let request = Request { audit, ..request };
         Ok(Ready { sampler, prompt, limits, request })
     }
 
@@ -203,8 +209,8 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
         }
     };
     let (runner, memory) = gpus.runner(&loaded, &plan)?;
-    let session = Session::new(runner);
-    let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
+    let (runner, mut mend) = args.audit.twice(&loaded, &plan, runner)?;
+    let answer = ready.answer(args, &loaded, Session::new(runner), &mut mend)?;
     finish(args, &answer, &Ran { plan, lost: 0, marks: Vec::new(), place: None, memory, prompt })
 }
 
@@ -243,8 +249,8 @@ fn on_ranks(
     if args.records() {
         runner.record(&recorder);
     }
-    let session = Session::new(Box::new(runner));
-    let answer = ready.answer(args, loaded, session, &mut GiveUp)?;
+    let (runner, mut mend) = args.audit.twice(loaded, &plan, Box::new(runner))?;
+    let answer = ready.answer(args, loaded, Session::new(runner), &mut mend)?;
     let marks = recorder.marks();
     finish(args, &answer, &Ran { plan: priced, lost: 0, marks, place: Some(place), memory, prompt })
 }
@@ -269,15 +275,12 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
         Some(path) => layout::saved(path, request)?,
         None => cards.plan(&loaded, request, args.split, shares)?,
     };
-    let mut runner = cards.load(&loaded, &plan).map_err(|error| cards.told(error))?;
-    let recorder = args.records().then(Recorder::new);
-    if let Some(recorder) = &recorder {
-        runner.record(recorder)?;
-    }
-    let memory = runner.memory().map_err(|error| cards.told(error))?;
+    let (recorder, log) = (args.records().then(Recorder::new), AuditLog::new(plan.request.audit));
     let left = cards.indices.clone();
-    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder, memory };
-    let session = Session::new(Box::new(runner));
+    let runner = cards.runner(&left, &loaded, &plan, recorder.as_ref(), &log);
+    let (runner, memory) = runner.map_err(|error| cards.told(error))?;
+    let session = Session::new(runner);
+    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder, log, memory };
     let answer = ready.answer(args, &loaded, session, &mut ongoing)?;
     let Ongoing { plan, lost, recorder, memory, .. } = ongoing;
     let marks = recorder.unwrap_or_default().marks();
@@ -323,9 +326,10 @@ fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
         draft.finish()?;
     }
     // A plan is priced for the prompt and the steps that there were.
-    let Request { context, batch, .. } = plan.request;
+    let Request { context, batch, audit, .. } = plan.request;
     let asked =
         layout::request(context as usize, batch as usize, answer.prompt_tokens, answer.steps.len());
+    let asked = Request { audit, ..asked };
     let priced = Plan::new(plan.model.clone(), plan.cluster.clone(), asked, plan.layout.clone())?;
     let prediction = priced.predict_prompt(prompt);
     let compared = match args.compare {

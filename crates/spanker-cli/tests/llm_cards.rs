@@ -193,3 +193,92 @@ fn verify_on_a_garbling_card_fails_for_every_split_and_names_what_differs() {
     assert_eq!((&line["holds"], &line["reason"]), (&true.into(), &Value::Null), "{line}");
     down(&place);
 }
+
+#[test]
+fn run_on_a_garbling_card_names_it_and_has_the_text_of_one_card() {
+    let (place, model) = twin();
+    let run = format!("run -m {} -p hello -n 12 --temp 0 --ignore-eos", model.display());
+    let right = json(&place, &run);
+    let on_cards = format!("{run} --fabric cards --cards 3");
+    let honest = json(&place, &format!("{on_cards} --split gather"));
+    assert_eq!(honest["audit"]["found"], Value::Array(Vec::new()), "{honest}");
+    assert!(honest["audit"]["checked"].as_u64().is_some_and(|checked| checked >= 36), "{honest}");
+    place.ok("garble 2");
+    for flags in [
+        "--split gather",
+        "--split pipeline",
+        "--split reduce",
+        "--audit 1 --split gather",
+        "--split mixed",
+    ] {
+        let (text, told) = ok(&place, &format!("{on_cards} {flags} --json"));
+        let line: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!((&line["text"], &line["tokens"]), (&right["text"], &right["tokens"]), "{flags}");
+        assert_eq!(
+            (&line["cards_lost"], line["audit"]["found"][0]["card"].as_u64()),
+            (&1.into(), Some(2))
+        );
+        assert_eq!(line["audit"]["corrected_from"], Value::Null, "{flags}: {line}");
+        assert!(
+            told.contains("card 2 gives wrong answers") && told.contains("going on with cards 0,1"),
+            "{told}"
+        );
+        // A pipe gets the same text: nothing wrong was written before the card was found.
+        let (text, _) = ok(&place, &format!("{on_cards} {flags} --no-display-prompt"));
+        assert!(text.starts_with(right["text"].as_str().expect("text")), "{flags}: {text}");
+        assert!(text.contains("card 2 was wrong"), "{flags}: {text}");
+    }
+    // Who does not look does not find.
+    let line = json(&place, &format!("{on_cards} --split gather --audit 0"));
+    assert_eq!((&line["audit"], &line["cards_lost"]), (&Value::Null, &0.into()), "{line}");
+    for (flags, part) in [("--audit 2", "not between 0 and 1"), ("--audit x", "not a number")] {
+        let output = place.spanker(&format!("{on_cards} {flags}")).output().expect("it starts");
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&output.stderr).contains(part), "{flags}");
+    }
+    let output = place.spanker(&format!("{run} --audit 0.5")).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("threads of this process are not checked")
+    );
+    down(&place);
+}
+
+#[test]
+fn card_that_begins_to_garble_in_mid_run_never_gives_wrong_text_and_success() {
+    let (place, model) = twin();
+    let run = format!("run -m {} -p hello -n 60 --temp 0 --ignore-eos", model.display());
+    let right = json(&place, &run);
+    let right = right["text"].as_str().expect("text");
+    for flags in ["", "--audit 1"] {
+        let line = format!(
+            "{run} --fabric cards --cards 3 --split gather --deadline 5s --no-display-prompt {flags}"
+        );
+        let mut child = place.spanker(&line).spawn().expect("the command starts");
+        let mut out = child.stdout.take().expect("a pipe");
+        let mut first = [0];
+        out.read_exact(&mut first).expect("text");
+        let pid = child.id().try_into().expect("a process");
+        signal(pid, Signal::STOP);
+        place.ok("garble 2");
+        signal(pid, Signal::CONT);
+        let mut text = first.to_vec();
+        out.read_to_end(&mut text).expect("text");
+        let output = child.wait_with_output().expect("an end");
+        let (text, told) =
+            (String::from_utf8_lossy(&text), String::from_utf8_lossy(&output.stderr));
+        assert!(told.contains("card 2 gives wrong answers"), "{told}");
+        match output.status.code() {
+            Some(0) => {
+                assert!(text.starts_with(&format!("{right}\n\n")), "{text}\nand not\n{right}")
+            }
+            Some(1) => assert!(
+                told.contains("in the output is wrong") && told.contains("--audit 1"),
+                "{told}"
+            ),
+            other => panic!("{other:?}: {told}"),
+        }
+        place.ok("restore");
+    }
+    down(&place);
+}

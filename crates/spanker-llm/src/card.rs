@@ -218,7 +218,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             Op::Collective { .. } => {
                 unreachable!("cards of this process exchange without schedules")
             }
-            Op::Work(_) | Op::Mark { .. } => Ok(()),
+            Op::Work(_) | Op::Tap(_) | Op::Mark { .. } => Ok(()),
             _ => unreachable!("an exchange that nobody has taught this card"),
         }
     }

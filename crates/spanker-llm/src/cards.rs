@@ -8,14 +8,16 @@ mod log;
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spanker_fabric::device::{Deadline, DeviceGroup};
-use spanker_plan::{Buffer, CardLayout, Op, Plan, Programs, Want};
+use spanker_fabric::device::{Deadline, DeviceError, DeviceGroup};
+use spanker_plan::{Buffer, CardLayout, Op, Place, Plan, Programs, Taps, Want};
 use spanker_runtime::abi::Counters;
 use spanker_runtime::{Descriptor, Pace, SpankerControl, Work};
 use spanker_topology::ExchangeKind;
 
+use crate::audit::{AuditLog, Auditor, Found, Member, disagreeing};
 use crate::layout::{self, Planned};
 use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing, candidates};
 use crate::{LlmError, Network, Recorder};
@@ -47,6 +49,7 @@ pub struct OnCards<'a> {
     told_after: Vec<Option<u64>>,
     counted: Vec<Counters>,
     log: Option<Log>,
+    auditor: Option<Auditor<'a>>,
 }
 
 impl<'a> OnCards<'a> {
@@ -111,6 +114,7 @@ impl<'a> OnCards<'a> {
             told_after: Vec::new(),
             counted: Vec::new(),
             log: None,
+            auditor: None,
         };
         for rank in 0..loaded.group.ranks() {
             let info = loaded.group.request(rank, SpankerControl::info)?;
@@ -153,6 +157,97 @@ impl<'a> OnCards<'a> {
         Ok(list)
     }
 
+    /// Compares from now on what cards keep of their operators with what this host makes of it: the part of them
+    /// that the plan's request says. `log` gets what is found.
+    pub fn audit<B: AsRef<[u8]> + Send + Sync + 'a>(
+        &mut self,
+        network: &Arc<Network<B>>,
+        log: &AuditLog,
+    ) {
+        let network: Arc<Network<B>> = Arc::clone(network);
+        self.auditor = Some(Auditor::new(network, log.clone()));
+    }
+
+    /// Where a buffer of a card begins, for tests that change what is in it.
+    #[must_use]
+    pub fn place(&self, card: usize, buffer: Buffer) -> Option<Place> {
+        let member = self.programs.members().iter().position(|member| member.card == card)?;
+        let id = self.buffers[member].get(&buffer)?;
+        Some(Place { buffer: *id, offset: 0 })
+    }
+
+    /// Runs a step again and again, each time with other operators checked, until a card is found wrong.
+    ///
+    /// # Errors
+    /// [`LlmError::Device`] that names the card, and what steps fail with.
+    pub(crate) fn search(&mut self, step: &Step<'_>, times: u64) -> Result<(), LlmError> {
+        for salt in 1..=times {
+            self.attempt(step, salt)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the log of a card that was found wrong, and makes the error.
+    pub(crate) fn blame(&self, member: usize, past: usize, what: String) -> LlmError {
+        let card = self.group.index(member);
+        if let Some(auditor) = &self.auditor {
+            auditor.log.add(Found { card, past, what: what.clone() });
+        }
+        DeviceError::wrong(card, what).into()
+    }
+
+    /// Members whose cards do not copy and add as they should, when they are tried one by one.
+    pub(crate) fn examined(&self) -> Vec<usize> {
+        let wrong = |&member: &usize| {
+            !self.group.request(member, spanker_fabric::device::examine).unwrap_or(false)
+        };
+        (0..self.group.ranks()).filter(wrong).collect()
+    }
+
+    /// Reads what cards kept of their operators, and compares it.
+    fn compare(&mut self, step: &Step<'_>, taps: &[Taps]) -> Result<(), LlmError> {
+        let Some(mut auditor) = self.auditor.take() else { return Ok(()) };
+        auditor.forget(step.past as u64);
+        let mut all = Vec::with_capacity(taps.len());
+        let found = taps.iter().enumerate().find_map(|(at, taps)| {
+            let captured = match self.read(at, Buffer::Audit, taps.bytes) {
+                Ok(captured) => captured,
+                Err(error) => return Some(Err(error)),
+            };
+            let weights = self.buffers[at][&Buffer::Weights];
+            let member = Member { at, layout: &self.layouts[at], weights };
+            let wrong = auditor.check(member, taps, &captured).transpose();
+            all.push(captured);
+            wrong.map(|wrong| wrong.map(|what| (at, what)))
+        });
+        self.auditor = Some(auditor);
+        match found {
+            None => self.agreement(step.past, &disagreeing(taps, &all)),
+            Some(Err(error)) => Err(error),
+            Some(Ok((member, what))) => Err(self.blame(member, step.past, what)),
+        }
+    }
+
+    /// Names the one that has other bytes than the rest, or whoever fails when tried alone.
+    fn agreement(&self, past: usize, odd: &[usize]) -> Result<(), LlmError> {
+        let what = "after a collective it has other bytes than the rest".to_owned();
+        match *odd {
+            [] => Ok(()),
+            [member] => Err(self.blame(member, past, what)),
+            _ => match self.examined()[..] {
+                [member] => Err(self.blame(member, past, what)),
+                _ => Err(LlmError::Unsure { past }),
+            },
+        }
+    }
+
+    /// Bytes that each card has allocated for the model: card, then bytes.
+    #[must_use]
+    pub fn allocated(&self) -> Vec<(usize, u64)> {
+        let bytes = |layout: &CardLayout| layout.allocations().map(|(_, bytes)| bytes).sum();
+        self.layouts.iter().map(|layout| (layout.card, bytes(layout))).collect()
+    }
+
     /// The descriptors of every member for a step.
     fn lower(&mut self, programs: &[Vec<Op>]) -> Result<Vec<Vec<Descriptor>>, LlmError> {
         let mut out = Vec::with_capacity(programs.len());
@@ -167,12 +262,16 @@ impl<'a> OnCards<'a> {
                 let place = &self.programs.members()[member];
                 (place.stage, place.rank)
             };
-            for (number, op) in program.iter().enumerate() {
+            // Taps belong to the operator before them.
+            let mut next = 0;
+            for op in program {
+                let number = if matches!(op, Op::Tap(_)) { next - 1 } else { next };
+                next = number + 1;
                 if let Some(log) = &mut self.log {
                     log.op(member, work.len(), number, op);
                 }
                 match *op {
-                    Op::Work(ref one) => work.push(one.clone().into()),
+                    Op::Work(ref one) | Op::Tap(ref one) => work.push(one.clone().into()),
                     Op::Send { to, from, length } => {
                         let port = self.port(member, to);
                         work.push(Work::Send { from, length, port, tag: 0 }.into());
@@ -241,7 +340,12 @@ impl<'a> OnCards<'a> {
             busy += now.busy_ps.saturating_sub(before.busy_ps);
             sent += now.sent.saturating_sub(before.sent);
         }
-        for seat in self.programs.last() {
+        // Cards that are read for an audit keep the host waiting, too.
+        let read = match self.auditor.is_some() {
+            true => 0..self.group.ranks(),
+            false => self.programs.last(),
+        };
+        for seat in read {
             latest = latest.max(self.group.request(seat, SpankerControl::info)?.clock.0);
         }
         let took = latest.saturating_sub(self.clock);
@@ -254,24 +358,33 @@ impl<'a> OnCards<'a> {
     }
 }
 
-impl Runner for OnCards<'_> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+impl OnCards<'_> {
+    /// Runs a step. Which operators are checked depends on `salt`.
+    fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<Outcome, LlmError> {
         layout::check(&self.programs, self.vocab, step)?;
         let begun = Instant::now();
         let wiring = self.group.wiring();
         let parts = [layout::part(step)];
         let whole = spanker_plan::Step { parts: &parts };
-        let programs = self.programs.step(&whole, &|from, to| wiring.route(from, to));
+        let route = |from, to| wiring.route(from, to);
+        let (programs, taps) = self.programs.audited(&whole, &route, salt);
         let programs = self.lower(&programs)?;
         let finished = self.group.run(&programs, &self.deadline)?;
         let mut outcome = Outcome::default();
         self.collect(step.want, &mut outcome)?;
+        self.compare(step, &taps)?;
         let finished = finished.into_iter().map(|time| time.0).max().unwrap_or(0);
         if let Some(log) = &mut self.log {
             log.keep(&self.group, &self.programs, &programs, step.past)?;
         }
         outcome.timing = Timing { wall: begun.elapsed(), ..self.measure(finished)? };
         Ok(outcome)
+    }
+}
+
+impl Runner for OnCards<'_> {
+    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+        self.attempt(step, 0)
     }
 
     fn batch(&self) -> usize {

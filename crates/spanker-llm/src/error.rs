@@ -72,6 +72,12 @@ pub enum LlmError {
     /// A rank failed, or ranks do not mean the same thing.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// The cards' results are not this host's, and nothing says which card is wrong.
+    #[error("the cards give wrong answers after {past} tokens, and no card by itself")]
+    Unsure {
+        /// Tokens before the step.
+        past: usize,
+    },
     /// A thread that plays a card ended in a panic.
     #[error("card {card}: its thread has panicked")]
     Panicked {

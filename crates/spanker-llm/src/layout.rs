@@ -4,7 +4,7 @@
 
 use spanker_model::Quant;
 use spanker_plan::{
-    Buffer, BufferId, CardLayout, Part, Piece, Place, Plan, Programs, Space, Stage, Want,
+    Audit, Buffer, BufferId, CardLayout, Part, Piece, Place, Plan, Programs, Space, Stage, Want,
     card_layouts,
 };
 use spanker_topology::ExchangeKind;
@@ -34,7 +34,12 @@ impl<'p> Planned<'p> {
         kind: ExchangeKind,
     ) -> Result<Self, LlmError> {
         check_plan(network, plan)?;
-        let space = Space { context: context as u64, batch: batch as u64, sequences: 1 };
+        // Cards that exchange by schedules are behind the ABI, and have descriptors for taps.
+        let audit = match kind {
+            ExchangeKind::Schedules => plan.request.taps(),
+            _ => Audit::NONE,
+        };
+        let space = Space { context: context as u64, batch: batch as u64, sequences: 1, audit };
         Ok(Planned { plan, space, kind })
     }
 

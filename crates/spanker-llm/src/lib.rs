@@ -13,6 +13,7 @@
 //! Nothing here reads files, text or the command line.
 #![forbid(unsafe_code)]
 
+mod audit;
 mod card;
 mod cards;
 mod error;
@@ -28,8 +29,10 @@ mod ranks;
 mod recorder;
 mod runner;
 mod session;
+mod twice;
 mod verify;
 
+pub use audit::{AuditLog, Found};
 pub use cards::{Loading, OnCards};
 pub use error::LlmError;
 pub use evaluator::{Evaluator, Rounding};
@@ -44,4 +47,5 @@ pub use recorder::Recorder;
 pub use runner::{MemoryUse, Outcome, Runner, Step, Timing};
 pub use session::Session;
 pub use spanker_plan::Want;
+pub use twice::Twice;
 pub use verify::{Bound, Difference, Distance, Fault, Side, Trail, examine_reduce, trail};

@@ -23,7 +23,7 @@ use crate::Request;
 use crate::plan::{Exchanged, name_of};
 use crate::program::{
     Buffer, BufferIds, Context, Cost, Exchanging, Holder, Holding, Inputs, Member, Numerics, Op,
-    Part, Piece, Sink, Sizing, Space, Step, Terms, Want, Writer,
+    Part, Piece, Sink, Sizing, Space, Step, Terms, Want, Writer, expected_audit,
 };
 use crate::simulate::network::Speeds;
 use crate::simulate::{direct, in_a_row};
@@ -163,7 +163,8 @@ impl<'a> Pricer<'a> {
     /// What a card has to have room for, by the request.
     pub(crate) fn space(&self, sequences: u64) -> Space {
         let Request { context, batch, .. } = *self.request;
-        Space { context, batch: batch.min(context).max(sequences), sequences }
+        let audit = self.request.taps();
+        Space { context, batch: batch.min(context).max(sequences), sequences, audit }
     }
 
     /// The groups that these cards can form with a split: shares by speed, and where that would overfill a
@@ -510,13 +511,34 @@ impl<'a> Pricer<'a> {
 
     /// A step from the host to the cards, and if somebody reads it, its result back.
     pub(crate) fn host(&self, first: &Group, last: &Group, read: bool) -> Terms {
-        let latency = |card: usize| self.cluster.profile(card).host.latency.value;
-        let down = first.cards.iter().map(|&card| latency(card)).fold(Seconds::ZERO, Seconds::max);
         let back = match read {
             true => self.cluster.upload(last.cards[0], Bytes(8 * last.cards.len() as u64)),
             false => Seconds::ZERO,
         };
-        Terms { fixed: down + back, ..Terms::default() }
+        let audit = self.audit(last, self.model.layers.len() as u64);
+        Terms { fixed: self.word(first) + back + audit.fixed, ..audit }
+    }
+
+    /// A word from the host to the cards that begin a step.
+    pub(crate) fn word(&self, first: &Group) -> Seconds {
+        let latency = |card: usize| self.cluster.profile(card).host.latency.value;
+        first.cards.iter().map(|&card| latency(card)).fold(Seconds::ZERO, Seconds::max)
+    }
+
+    /// What taps take, and the host's reading of what they kept, on the cards that end a step. Others are read
+    /// while these compute.
+    fn audit(&self, last: &Group, layers: u64) -> Terms {
+        let audit = self.request.taps();
+        if audit.is_none() {
+            return Terms::default();
+        }
+        let (_, bytes) = expected_audit(self.model, audit, layers, self.request.position);
+        let on = |&card: &usize| Terms {
+            memory: Seconds(self.cost_of(card).memory(2.0 * bytes as f64)),
+            fixed: self.cluster.upload(card, Bytes(bytes)),
+            ..Terms::default()
+        };
+        last.cards.iter().map(on).fold(Terms::default(), Terms::later)
     }
 
     /// From one stage to the next: every rank of the next gets the activations from one of this.

@@ -10,8 +10,10 @@
 //! result; the parts are put together and nothing is added. A *reduce* split has columns of the second
 //! matrix of each pair and adds partial sums in rank order.
 
+mod audit;
 mod buffers;
 mod price;
+mod tap;
 mod weights;
 mod wiring;
 mod write;
@@ -29,10 +31,14 @@ use crate::cost::shard::{Shard, Split};
 use crate::plan::Stage;
 use crate::work::{BufferId, Place, Work};
 use crate::{Activity, PlanError};
+use audit::Auditing;
+pub(crate) use audit::expected as expected_audit;
+pub use audit::{Audit, USUAL_AUDIT};
 pub use buffers::{Buffer, MAX_CANDIDATES, Space};
 pub(crate) use buffers::{BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, sizes};
 pub(crate) use price::Loads;
 pub use price::{Cost, Load, OPERATORS_PER_LAYER, Terms, load};
+pub use tap::{Addend, Check, Samples, Tap, Taps};
 pub use weights::{Cut, Piece, Projection, Tensor, WEIGHT_ALIGNMENT, WeightLayout};
 pub(crate) use weights::{Held, HeldLayer, Holder, Holding, padded};
 pub use wiring::{Apart, RankLink, Wiring};
@@ -139,6 +145,8 @@ pub enum Op {
         /// How many.
         length: u64,
     },
+    /// Keeps bytes for an audit. It is no operator of the model and has no number of its own.
+    Tap(Work),
     /// What follows belongs to this part of a step.
     Mark {
         /// The part.
@@ -260,10 +268,8 @@ impl Member {
 
     /// Where the card's matrices begin, and their bytes.
     pub fn matrices(&self) -> impl Iterator<Item = (Place, u64)> + '_ {
-        let layers = self.holding.layers.iter();
-        let matrices = layers.flat_map(|l| [l.q, l.k, l.v, l.o, l.gate, l.up, l.down]);
-        let ends = self.holding.embedding.into_iter().chain(self.holding.head.map(|(_, h)| h));
-        matrices.chain(ends).map(|held| (held.place, held.rows * held.quant.row_bytes(held.cols)))
+        let bytes = |held: &Held| held.rows * held.quant.row_bytes(held.cols);
+        self.holding.matrices().map(move |held| (held.place, bytes(&held)))
     }
 }
 
@@ -402,6 +408,34 @@ impl Programs {
         step: &Step<'_>,
         route: &dyn Fn(usize, usize) -> Vec<usize>,
     ) -> Vec<Vec<Op>> {
+        self.audited(step, route, 0).0
+    }
+
+    /// The same with what the taps in them check, member by member. With a `salt` of 0 these are the programs of
+    /// [`Programs::step`]; any other checks as many operators as there is room for, each other ones.
+    #[must_use]
+    pub fn audited(
+        &self,
+        step: &Step<'_>,
+        route: &dyn Fn(usize, usize) -> Vec<usize>,
+        salt: u64,
+    ) -> (Vec<Vec<Op>>, Vec<Taps>) {
+        let programs = self.plain(step, route);
+        if self.space.audit.is_none() {
+            return (programs, Vec::new());
+        }
+        let tapped = programs.into_iter().enumerate().map(|(at, program)| {
+            let member = &self.members[at];
+            let stage = &self.stages[member.stage];
+            let layers = stage.layers.len() as u64;
+            let capacity = audit::capacity(&self.model, &member.shard, layers, self.space);
+            let (model, space) = (&self.model, self.space);
+            Auditing { model, space, step, salt, capacity }.apply(at, member, program)
+        });
+        tapped.unzip()
+    }
+
+    fn plain(&self, step: &Step<'_>, route: &dyn Fn(usize, usize) -> Vec<usize>) -> Vec<Vec<Op>> {
         let of = Context {
             model: &self.model,
             numerics: self.numerics,

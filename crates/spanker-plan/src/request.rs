@@ -6,6 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use spanker_model::Quant;
 
+use crate::program::{Audit, USUAL_AUDIT};
+
 /// What a plan should be best at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -59,10 +61,17 @@ pub struct Request {
     /// Rows that a card works on at a time: longer prompts go through in pieces.
     #[serde(default = "usual_batch")]
     pub batch: u64,
+    /// The part of the work that is computed a second time and compared: 0 is nothing, 1 everything.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub audit: f64,
 }
 
 /// Rows of a step where nobody asks for another number.
 pub const USUAL_BATCH: u64 = 128;
+
+fn is_nothing(part: &f64) -> bool {
+    *part == 0.0
+}
 
 fn usual_batch() -> u64 {
     USUAL_BATCH
@@ -73,7 +82,15 @@ impl Request {
     #[must_use]
     pub fn new(objective: Objective) -> Request {
         let (kv, batch) = (Quant::F16, USUAL_BATCH);
-        Request { objective, sequences: 1, context: 2048, prompt: 512, position: 0, kv, batch }
+        let (sequences, context, prompt, position, audit) = (1, 2048, 512, 0, 0.0);
+        Request { objective, sequences, context, prompt, position, kv, batch, audit }
+    }
+
+    /// How many operators of a step are checked on each card. Where everything is computed twice, these say
+    /// which card was wrong.
+    #[must_use]
+    pub fn taps(&self) -> Audit {
+        if self.audit >= 1.0 { Audit::of(USUAL_AUDIT) } else { Audit::of(self.audit) }
     }
 
     /// What is wrong with the request, if anything.
@@ -89,6 +106,9 @@ impl Request {
         bound("a context of", self.context, 1, 1 << 25)?;
         bound("steps of", self.batch, 1, 1 << 16)?;
         bound("a prompt of", self.prompt, 1, 1 << 25)?;
+        if !(0.0..=1.0).contains(&self.audit) {
+            return Err(format!("an audit of {} is not between 0 and 1", self.audit));
+        }
         if self.prompt > self.context {
             let (prompt, context) = (self.prompt, self.context);
             return Err(format!("a prompt of {prompt} tokens exceeds the context of {context}"));

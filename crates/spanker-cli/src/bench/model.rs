@@ -9,7 +9,7 @@ mod row;
 
 use std::time::{Duration, Instant};
 
-use spanker_llm::{InProcess, Session, Want};
+use spanker_llm::{AuditLog, InProcess, Session, Want};
 use spanker_plan::Plan;
 use spanker_reduce::Team;
 
@@ -61,6 +61,9 @@ pub(super) struct Args {
     /// Repeats, after one to warm up
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = count(1000))]
     repeats: u64,
+    /// Part of the cards' operators that this host computes again meanwhile, for --fabric cards; 0 is nothing
+    #[arg(long, default_value_t = 0.0, value_name = "FRACTION", value_parser = llm::fraction)]
+    audit: f64,
     /// How long cards may show no progress before they are given up, for --fabric cards
     #[arg(long, value_name = "TIME", value_parser = crate::fault::detect)]
     deadline: Option<Duration>,
@@ -88,6 +91,9 @@ struct Subject<'r> {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if args.fabric != FabricKind::Inproc && !args.threads.is_empty() {
         return Err(Usage("--threads is for --fabric inproc".into()).into());
+    }
+    if args.fabric != FabricKind::Cards && args.audit > 0.0 {
+        return Err(Usage("--audit is for --fabric cards".into()).into());
     }
     if args.fabric != FabricKind::Cards && args.deadline.is_some() {
         return Err(Usage("--deadline is for --fabric cards".into()).into());
@@ -191,8 +197,8 @@ fn on_cards(
     let begun = Instant::now();
     let cards = Cards::open(list, args.deadline)?;
     let plan = cards.plan(loaded, request(args, loaded), args.split, None)?;
-    let runner = cards.load(loaded, &plan).map_err(|error| cards.told(error))?;
-    let session = Session::new(Box::new(runner));
+    let runner = cards.runner(&cards.indices, loaded, &plan, None, &AuditLog::new(args.audit));
+    let session = Session::new(runner.map_err(|error| cards.told(error))?.0);
     let mut subjects = [Subject {
         cards: cards.indices.len(),
         threads: 0,
@@ -231,7 +237,9 @@ fn on_gpus(
 }
 
 fn request(args: &Args, loaded: &Loaded) -> spanker_plan::Request {
-    layout::request(loaded.context, loaded.batch, args.prompt as usize, args.generated as usize)
+    let (prompt, generated) = (args.prompt as usize, args.generated as usize);
+    let request = layout::request(loaded.context, loaded.batch, prompt, generated);
+    spanker_plan::Request { audit: args.audit, ..request }
 }
 
 /// Lets the subjects take turns.

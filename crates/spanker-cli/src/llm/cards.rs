@@ -4,7 +4,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use spanker_llm::{LlmError, MemoryUse, OnCards, Outcome, Recorder, Session, Want};
+use std::sync::Arc;
+
+use spanker_llm::{
+    AuditLog, InProcess, LlmError, MemoryUse, OnCards, Outcome, Recorder, Runner, Session, Twice,
+    Want,
+};
 use spanker_plan::{Layout, Plan, Request};
 use spanker_runtime::SpankerControl;
 use spanker_scheduler::{Deadline, DeviceErrorKind, Topology};
@@ -77,15 +82,6 @@ impl Cards {
         cards.cluster().map_err(|error| directory::blamed(&self.folder, indices, error))
     }
 
-    /// Brings the model onto all cards.
-    pub(crate) fn load<'a>(
-        &'a self,
-        loaded: &Loaded,
-        plan: &Plan,
-    ) -> Result<OnCards<'a>, LlmError> {
-        self.load_on(&self.indices, loaded, plan)
-    }
-
     /// Brings the model onto these cards, as a plan for them says.
     pub(crate) fn load_on<'a>(
         &'a self,
@@ -108,10 +104,40 @@ impl Cards {
         Ok(runner)
     }
 
+    /// The model on these cards, as far audited as the plan asks for.
+    pub(crate) fn runner<'a>(
+        &'a self,
+        left: &[usize],
+        loaded: &Loaded,
+        plan: &Plan,
+        recorder: Option<&Recorder>,
+        log: &AuditLog,
+    ) -> Result<(Box<dyn Runner + 'a>, Vec<MemoryUse>), LlmError> {
+        let mut runner = self.load_on(left, loaded, plan)?;
+        let memory = runner.memory()?;
+        if let Some(recorder) = recorder {
+            runner.record(recorder)?;
+        }
+        if plan.request.audit > 0.0 {
+            runner.audit(&loaded.network, log);
+        }
+        if plan.request.audit < 1.0 {
+            return Ok((Box::new(runner), memory));
+        }
+        let (network, context, batch) = (Arc::clone(&loaded.network), loaded.context, loaded.batch);
+        let host = InProcess::new(network, plan, context, batch, loaded.threads)?;
+        Ok((Box::new(Twice::new(runner, Box::new(host))), memory))
+    }
+
     /// The cards of `left` that can go on after an error, if it was a card's or a link's fault: those that
     /// answer and reach each other.
     pub(crate) fn survivors(&self, error: &LlmError, left: &[usize]) -> Option<Vec<usize>> {
-        let LlmError::Device(error) = error else { return None };
+        let error = match error {
+            LlmError::Device(error) => error,
+            // No card by itself is wrong: everything is brought onto them anew.
+            LlmError::Unsure { .. } => return Some(left.to_vec()),
+            _ => return None,
+        };
         let mut well: Vec<usize> = match error.kind() {
             DeviceErrorKind::LinkDown | DeviceErrorKind::Unreachable => left.to_vec(),
             DeviceErrorKind::Lost
@@ -170,6 +196,8 @@ pub(crate) struct Ongoing<'r> {
     pub(crate) recorder: Option<Recorder>,
     /// What each card was planned to allocate, and what it has.
     pub(crate) memory: Vec<MemoryUse>,
+    /// What was checked of what they computed.
+    pub(crate) log: AuditLog,
 }
 
 impl<'r> Mend<'r> for Ongoing<'r> {
@@ -202,14 +230,13 @@ impl<'r> Mend<'r> for Ongoing<'r> {
                 Err(_) if self.cards.lack_one(&self.left) => continue,
                 Err(error) => return Err(error),
             };
-            let mended =
-                self.cards.load_on(&self.left, loaded, &self.plan).and_then(|mut runner| {
-                    if let Some(recorder) = &self.recorder {
-                        runner.record(recorder)?;
-                    }
-                    self.memory = runner.memory()?;
-                    session.go_on(Box::new(runner), want)
-                });
+            let (recorder, log) = (self.recorder.as_ref(), &self.log);
+            let mended = self.cards.runner(&self.left, loaded, &self.plan, recorder, log).and_then(
+                |(runner, memory)| {
+                    self.memory = memory;
+                    session.go_on(runner, want)
+                },
+            );
             match mended {
                 Ok(outcome) => {
                     let (tokens, time) = (session.tokens().len(), begun.elapsed().as_secs_f64());
@@ -223,5 +250,9 @@ impl<'r> Mend<'r> for Ongoing<'r> {
             }
         }
         Err(self.cards.told(error))
+    }
+
+    fn audit(&self) -> Option<AuditLog> {
+        (self.plan.request.audit > 0.0).then(|| self.log.clone())
     }
 }

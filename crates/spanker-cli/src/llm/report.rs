@@ -77,6 +77,15 @@ impl Report<'_> {
         let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         let predicted = self.prediction.tokens_per_second;
         let (prompt, time) = (self.answer.prompt_tokens, self.answer.prompt.time());
+        let audit = self.answer.audit.as_ref().map(|log| {
+            let found = log.found();
+            let found: Vec<_> = found
+                .iter()
+                .map(|found| json!({ "card": found.card, "step": found.past, "what": found.what }))
+                .collect();
+            json!({ "fraction": log.fraction(), "checked": log.checked(), "found": found,
+                "corrected_from": self.answer.corrected_from })
+        });
         json!({
             "version": 1,
             "text": self.answer.text,
@@ -102,7 +111,29 @@ impl Report<'_> {
             "memory": self.memory.iter().map(|card| json!({ "card": card.card,
                 "planned_bytes": card.planned, "allocated_bytes": card.allocated }))
                 .collect::<Vec<_>>(),
+            "audit": audit,
         })
+    }
+
+    /// What was checked, in words.
+    fn audit(&self) -> Option<String> {
+        let log = self.answer.audit.as_ref()?;
+        let found = log.found();
+        let mut wrong: Vec<String> = found.iter().map(|found| found.card.to_string()).collect();
+        wrong.sort_unstable();
+        wrong.dedup();
+        let wrong = match wrong.len() {
+            0 => "no card was wrong".to_owned(),
+            1 => format!("card {} was wrong", wrong[0]),
+            _ => format!("cards {} were wrong", wrong.join(",")),
+        };
+        let checked = log.checked();
+        let what = match (log.fraction() >= 1.0, self.plan.request.audit > 0.0) {
+            (false, _) => format!("{checked} operators"),
+            (true, true) => format!("everything and {checked} operators"),
+            (true, false) => format!("all of {checked} steps"),
+        };
+        Some(format!("audit       {what} computed again here, {wrong}"))
     }
 
     /// The report for people, line by line.
@@ -149,6 +180,7 @@ impl Report<'_> {
             self.profiles(),
             slower(Self::off(predicted, middle))
         ));
+        lines.extend(self.audit());
         if self.cards() {
             lines.push(format!("this host   {:.2} tok/s by its own clock", rate(1, step.wall)));
         }

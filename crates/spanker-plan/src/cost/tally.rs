@@ -62,7 +62,7 @@ impl Sink for Tally<'_> {
                     rank.sum = rank.sum.plus(rank.cost.operator(&load));
                 }
             }
-            Op::Mark { .. } => {}
+            Op::Mark { .. } | Op::Tap(_) => {}
             _ => {
                 self.ranks[member].loads.interrupt();
                 self.close_phase(member);

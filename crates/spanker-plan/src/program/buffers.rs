@@ -6,6 +6,7 @@ use std::ops::Range;
 use spanker_model::{Layer, Model, Quant};
 use spanker_topology::ExchangeKind;
 
+use super::audit::{Audit, capacity};
 use crate::cost::Group;
 use crate::cost::shard::{Split, len};
 use crate::plan::Stage;
@@ -65,9 +66,11 @@ pub enum Buffer {
     Working,
     /// Messages of collectives that are passed on.
     PassedOn,
+    /// What operators read and wrote, for the host to compute again.
+    Audit,
 }
 
-const BUFFERS: usize = Buffer::PassedOn as usize + 1;
+const BUFFERS: usize = Buffer::Audit as usize + 1;
 
 impl Buffer {
     /// The name that reports use.
@@ -78,6 +81,7 @@ impl Buffer {
             Buffer::Kv => "KV cache",
             Buffer::Table => "positions",
             Buffer::Ids => "tokens",
+            Buffer::Audit => "audit",
             Buffer::Logits | Buffer::Best | Buffer::AllBest => "logits",
             Buffer::Relay | Buffer::Padded | Buffer::Working | Buffer::PassedOn => "messages",
             _ => "activations",
@@ -103,6 +107,8 @@ pub struct Space {
     pub batch: u64,
     /// Sequences.
     pub sequences: u64,
+    /// How much of a step is checked.
+    pub audit: Audit,
 }
 
 /// The buffers of one card, by what they are for.
@@ -234,7 +240,7 @@ impl<'a> Sizing<'a> {
     #[inline]
     pub(crate) fn each(&self, rank: usize, mut buffer: impl FnMut(Buffer, u64)) {
         let (model, inputs, (first, last)) = (self.model, self.inputs, self.ends);
-        let Space { context, batch, sequences } = self.space;
+        let Space { context, batch, sequences, audit } = self.space;
         let shard = &self.group.shards[rank];
         let rows = batch.max(sequences);
         let (hidden, size) = (model.hidden, model.head_size);
@@ -282,6 +288,9 @@ impl<'a> Sizing<'a> {
             buffer(Buffer::Padded, padded);
             buffer(Buffer::Working, working);
             buffer(Buffer::PassedOn, passed_on);
+        }
+        if !audit.is_none() {
+            buffer(Buffer::Audit, capacity(model, shard, inputs.layers, self.space));
         }
     }
 }

@@ -148,6 +148,15 @@ pub(crate) struct Holding {
     pub(crate) head: Option<(Place, Held)>,
 }
 
+impl Holding {
+    /// All matrices.
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = Held> + '_ {
+        let layers = self.layers.iter();
+        let matrices = layers.flat_map(|l| [l.q, l.k, l.v, l.o, l.gate, l.up, l.down]);
+        matrices.chain(self.embedding).chain(self.head.map(|(_, head)| head))
+    }
+}
+
 /// Says where a piece is; `bytes` are its bytes as stored.
 pub(crate) type Put<'p> = dyn FnMut(&Piece, u64) -> Place + 'p;
 

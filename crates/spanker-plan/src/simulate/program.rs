@@ -155,7 +155,7 @@ impl<'a> Writer<'a> {
         let stages = copy.stages;
         let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
         let read = wave.parts.iter().any(|part| part.want != Want::Nothing);
-        let down = self.pricer.host(first, last, false).total().0;
+        let down = self.pricer.word(first).0;
         let back = self.pricer.host(first, last, read).total().0 - down;
         let (home, token, op) = (last.cards[0], wave.token, OUTSIDE);
         let in_place = stages.len() == 1;
@@ -225,13 +225,19 @@ impl<'a> Writer<'a> {
         let card = group.cards[rank];
         let mut label = Label { activity: Activity::Host, layer: 0, token };
         let mut before: Option<&Work> = None;
-        for (op, content) in list.iter().enumerate() {
-            let op = op as u32;
+        // Taps belong to the operator before them: numbers are those of a program without.
+        let mut next = 0u32;
+        for content in list {
+            let op = match content {
+                Op::Tap(_) => next.saturating_sub(1),
+                _ => next,
+            };
+            next = op + 1;
             match content {
                 Op::Mark { activity, layer } => {
                     label = Label { activity: *activity, layer: *layer, token };
                 }
-                Op::Work(work) => {
+                Op::Work(work) | Op::Tap(work) => {
                     if let Some(load) = load(work, before) {
                         let terms = self.pricer.cost_of(card).operator(&load);
                         self.work(card, terms, load.bytes as f64, label, op);

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Computes a second time what cards kept of some of their operators, with the kernels of this host and the
+//! weights of the model's file, and compares every bit.
+//!
+//! Inputs and outputs of a tap are of one card, so whatever differs names the card: one that computes, copies or
+//! stores nonsense, or whose weights are not those of the file. After a collective all ranks of a stage have the same
+//! bytes; who has others than most is wrong.
+
+mod compute;
+mod log;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use spanker_plan::{Activity, BufferId, CardLayout, Check, Cut, Place, Tap, Taps};
+
+use crate::{LlmError, Network};
+pub use log::{AuditLog, Found};
+
+/// What a model's file has: weights and positions.
+pub(crate) trait Weights: Send + Sync {
+    /// Bytes of a part of a tensor: `within` counts from the part's start.
+    fn bytes(&self, name: &str, cut: &Cut, start: u64, length: u64) -> Result<Vec<u8>, LlmError>;
+
+    /// Cosines and sines of a position.
+    fn turns(&self, position: u64) -> Vec<f32>;
+}
+
+impl<B: AsRef<[u8]> + Send + Sync> Weights for Network<B> {
+    fn bytes(&self, name: &str, cut: &Cut, start: u64, length: u64) -> Result<Vec<u8>, LlmError> {
+        let outside = || LlmError::plan(format!("tensor {name}: byte {start} is not in its part"));
+        let (tensor, range) = self.tensor(name)?;
+        let file = &Network::bytes(self)[range];
+        let vector = tensor.dims.len() < 2;
+        let row = match vector {
+            true => tensor.quant.block_bytes(),
+            false => tensor.quant.row_bytes(tensor.dims[0]),
+        };
+        let place = |at: u64, length: u64| {
+            let bytes = file.get(at as usize..(at + length) as usize);
+            bytes.map(<[u8]>::to_vec).ok_or_else(outside)
+        };
+        match cut {
+            Cut::Rows(rows) => place(rows.start * row + start, length),
+            Cut::Columns(columns) => {
+                // A row of columns is a piece of a row of the tensor.
+                let own = tensor.quant.row_bytes(columns.end - columns.start);
+                let (at, rest) = (start / own, start % own);
+                if rest + length > own {
+                    return Err(outside());
+                }
+                place(at * row + tensor.quant.row_bytes(columns.start) + rest, length)
+            }
+        }
+    }
+
+    fn turns(&self, position: u64) -> Vec<f32> {
+        self.rope().table(position as usize..position as usize + 1)
+    }
+}
+
+/// A head of a key or value of a position: member, sequence and position.
+type Cell = (usize, u64, u64);
+
+/// Checks taps.
+pub(crate) struct Auditor<'a> {
+    weights: Arc<dyn Weights + 'a>,
+    pub(crate) log: AuditLog,
+    /// What the KV cache had when it was last looked at.
+    cells: HashMap<Cell, Vec<u8>>,
+}
+
+impl std::fmt::Debug for Auditor<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Auditor").field("log", &self.log).finish_non_exhaustive()
+    }
+}
+
+/// Where a member's weights are.
+#[derive(Clone, Copy)]
+pub(crate) struct Member<'m> {
+    pub(crate) at: usize,
+    pub(crate) layout: &'m CardLayout,
+    pub(crate) weights: BufferId,
+}
+
+impl<'a> Auditor<'a> {
+    pub(crate) fn new(weights: Arc<dyn Weights + 'a>, log: AuditLog) -> Self {
+        Auditor { weights, log, cells: HashMap::new() }
+    }
+
+    /// Positions from here on are written anew.
+    pub(crate) fn forget(&mut self, past: u64) {
+        self.cells.retain(|(_, _, position), _| *position < past);
+    }
+
+    /// Computes a member's taps again. What is not as it must be, in words.
+    ///
+    /// # Errors
+    /// [`LlmError::Plan`] for weights that the file does not have.
+    pub(crate) fn check(
+        &mut self,
+        member: Member<'_>,
+        taps: &Taps,
+        captured: &[u8],
+    ) -> Result<Option<String>, LlmError> {
+        self.log.count(taps.list.len() as u64);
+        for tap in &taps.list {
+            let differs = match &tap.check {
+                Check::Cached { sequence, position, fresh, bytes, at } => {
+                    let cell = (member.at, *sequence, *position);
+                    let now = &captured[*at as usize..(*at + *bytes) as usize];
+                    let before = self.cells.get(&cell).filter(|_| !fresh);
+                    let changed = before.is_some_and(|before| before != now);
+                    self.cells.insert(cell, now.to_vec());
+                    changed.then(|| format!("the KV cache of position {position} has changed"))
+                }
+                Check::Agreed { .. } => None,
+                check => self.operator(member, check, captured)?,
+            };
+            if let Some(what) = differs {
+                return Ok(Some(format!("{}: {what}", place(tap))));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Bytes of a member's weights, from the file; and which tensor they are of.
+    fn weights(
+        &self,
+        member: Member<'_>,
+        place: Place,
+        length: u64,
+    ) -> Result<(Vec<u8>, String), LlmError> {
+        let pieces = &member.layout.weights.pieces;
+        let next = pieces.partition_point(|(_, start)| *start <= place.offset);
+        let known = next.checked_sub(1).filter(|_| place.buffer == member.weights);
+        let Some((piece, start)) = known.map(|at| &pieces[at]) else {
+            let what = format!("no weights at {} of buffer {}", place.offset, place.buffer.0);
+            return Err(LlmError::plan(what));
+        };
+        let name = piece.name();
+        let bytes = self.weights.bytes(&name, &piece.cut, place.offset - start, length)?;
+        Ok((bytes, name))
+    }
+}
+
+/// Members whose bytes after a collective are not those of the others: all of a stage, if none has most of the
+/// others on its side.
+pub(crate) fn disagreeing(taps: &[Taps], captured: &[Vec<u8>]) -> Vec<usize> {
+    let mut stages: HashMap<usize, Vec<(usize, &[u8])>> = HashMap::new();
+    for (member, (taps, captured)) in taps.iter().zip(captured).enumerate() {
+        for tap in &taps.list {
+            let Check::Agreed { stage, bytes, at } = tap.check else { continue };
+            let bytes = &captured[at as usize..(at + bytes) as usize];
+            stages.entry(stage).or_default().push((member, bytes));
+        }
+    }
+    let mut odd = Vec::new();
+    for members in stages.into_values() {
+        let alike = |bytes: &[u8]| members.iter().filter(|(_, other)| *other == bytes).count();
+        let lonely = |bytes: &[u8]| 2 * alike(bytes) <= members.len();
+        if members.iter().any(|(_, bytes)| alike(bytes) < members.len()) {
+            odd.extend(members.iter().filter(|(_, bytes)| lonely(bytes)).map(|(at, _)| *at));
+        }
+    }
+    odd.sort_unstable();
+    odd
+}
+
+/// A tap in words.
+fn place(tap: &Tap) -> String {
+    match tap.activity {
+        Activity::Embed => "embedding".into(),
+        Activity::Head => "head".into(),
+        Activity::Host => "memory".into(),
+        activity => format!("layer {}, {}", tap.layer, activity.name()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Members of two stages with these bytes after a collective.
+    fn odd(stages: &[(usize, u8)]) -> Vec<usize> {
+        let tap = |stage| Tap {
+            activity: Activity::Output,
+            layer: 0,
+            check: Check::Agreed { stage, bytes: 1, at: 0 },
+        };
+        let taps: Vec<Taps> =
+            stages.iter().map(|&(stage, _)| Taps { list: vec![tap(stage)], bytes: 1 }).collect();
+        let captured: Vec<Vec<u8>> = stages.iter().map(|&(_, byte)| vec![byte]).collect();
+        disagreeing(&taps, &captured)
+    }
+
+    #[test]
+    fn rank_with_other_bytes_than_most_is_named_and_without_a_majority_all_are() {
+        assert!(odd(&[]).is_empty());
+        assert!(odd(&[(0, 5), (0, 5), (1, 7), (1, 7)]).is_empty());
+        assert_eq!(odd(&[(0, 5), (0, 5), (0, 6), (1, 7)]), [2]);
+        assert_eq!(odd(&[(0, 5), (0, 6), (1, 7), (1, 7), (1, 7)]), [0, 1]);
+        assert_eq!(odd(&[(0, 1), (0, 2), (0, 3)]), [0, 1, 2]);
+    }
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One operator again, from what a card kept of it.
+
+use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
+use ggml_spanker::{Inputs, decode, multiply, quantize};
+use spanker_model::Quant;
+use spanker_plan::{Addend, Check, Samples};
+
+use super::{Auditor, Member};
+use crate::LlmError;
+
+/// What a card kept.
+#[derive(Clone, Copy)]
+struct Kept<'k>(&'k [u8]);
+
+impl<'k> Kept<'k> {
+    fn bytes(self, at: u64, length: u64) -> &'k [u8] {
+        &self.0[at as usize..(at + length) as usize]
+    }
+
+    fn floats(self, at: u64, count: u64) -> Vec<f32> {
+        floats(self.bytes(at, count * 4))
+    }
+
+    /// Whether numbers are these, bit by bit.
+    fn are(self, at: u64, expected: &[f32], what: &str) -> Option<String> {
+        let found = self.floats(at, expected.len() as u64);
+        let differ = |(found, expected): (&f32, &f32)| found.to_bits() != expected.to_bits();
+        let first = found.iter().zip(expected).position(differ)?;
+        Some(format!("{what}: {} where {} is right", found[first], expected[first]))
+    }
+
+    fn samples(self, samples: &Samples, row: &[f32], what: &str) -> Option<String> {
+        samples.iter().find_map(|&(element, at)| {
+            let (found, right) = (self.floats(at, 1)[0], row[element as usize]);
+            let differs = found.to_bits() != right.to_bits();
+            differs.then(|| format!("{what}: element {element} is {found} where {right} is right"))
+        })
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
+}
+
+fn known(id: u32) -> Result<Quant, LlmError> {
+    Quant::from_ggml_id(id).ok_or_else(|| LlmError::plan(format!("type {id} is unknown")))
+}
+
+fn refused(name: &str) -> impl Fn(ggml_spanker::Error) -> LlmError {
+    move |error| LlmError::unsupported(format!("{name}: {error}"))
+}
+
+impl Auditor<'_> {
+    /// What differs, in words.
+    pub(super) fn operator(
+        &self,
+        member: Member<'_>,
+        check: &Check,
+        captured: &[u8],
+    ) -> Result<Option<String>, LlmError> {
+        let kept = Kept(captured);
+        Ok(match *check {
+            Check::Product { .. } | Check::Norm { .. } | Check::Embed { .. } => {
+                return self.row(member, check, kept);
+            }
+            Check::Add { elements, first, ref second, into } => {
+                let mut sum = kept.floats(first, elements);
+                let (more, what) = match second {
+                    Addend::Captured(at) => (kept.floats(*at, elements), "a sum".to_owned()),
+                    Addend::Weights(place) => {
+                        let (bytes, name) = self.weights(member, *place, elements * 4)?;
+                        (floats(&bytes), name)
+                    }
+                };
+                ops::add(&mut sum, &more);
+                kept.are(into, &sum, &what)
+            }
+            Check::Quantize { quant, elements, from, into } => {
+                let quant = known(quant)?;
+                let mut right = vec![0; quant.row_bytes(elements) as usize];
+                quantize(quant, &kept.floats(from, elements), &mut right)
+                    .map_err(refused("rounding"))?;
+                let differs = kept.bytes(into, right.len() as u64) != right;
+                differs.then(|| format!("activations are rounded wrongly to {quant}"))
+            }
+            Check::Rotate { position, head_size, pairs, from, into } => {
+                let mut head = kept.floats(from, head_size);
+                let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
+                ops::rotate(&mut head, head_size as usize, &self.weights.turns(position), pairs);
+                kept.are(into, &head, "rotary embedding")
+            }
+            Check::Halve { elements, from, into } => {
+                let mut right = vec![0; elements as usize * 2];
+                ops::to_half(&kept.floats(from, elements), &mut right);
+                let differs = kept.bytes(into, elements * 2) != right;
+                differs.then(|| "a key or value is rounded wrongly".into())
+            }
+            Check::Attend { .. } => attention(check, kept),
+            Check::Gate { elements, gate, up, into } => {
+                let mut out = vec![0.0; elements as usize];
+                ops::gate(&kept.floats(gate, elements), &kept.floats(up, elements), &mut out);
+                kept.are(into, &out, "gate")
+            }
+            Check::Fill { pattern, bytes, into } => {
+                let words = kept.bytes(into, bytes).as_chunks().0.iter();
+                let differs = words.copied().any(|word| u32::from_le_bytes(word) != pattern);
+                differs.then(|| format!("words that should be {pattern}"))
+            }
+            Check::Stored { weights, bytes, at } => {
+                let (right, name) = self.weights(member, weights, bytes)?;
+                let differs = kept.bytes(at, bytes) != right;
+                differs.then(|| format!("{name} is not what the file has"))
+            }
+            Check::Copied { bytes, from, into } => {
+                let differs = kept.bytes(from, bytes) != kept.bytes(into, bytes);
+                differs.then(|| "a copy".into())
+            }
+            Check::Best { count, k, first, from, into } => {
+                best(kept, [from, into], count, k, first)
+            }
+            ref other => {
+                return Err(LlmError::plan(format!("{other:?} cannot be computed again")));
+            }
+        })
+    }
+
+    /// Elements of a row.
+    fn row(
+        &self,
+        member: Member<'_>,
+        check: &Check,
+        kept: Kept<'_>,
+    ) -> Result<Option<String>, LlmError> {
+        match check {
+            Check::Product { weights, width, types: [input, quant], input: at, samples } => {
+                let (input, quant) = (known(*input)?, known(*quant)?);
+                let (row, each) = (input.row_bytes(*width), quant.row_bytes(*width));
+                let mut inputs = Inputs::new();
+                let loaded = inputs.load(input, kept.bytes(*at, row), 1, *width as usize);
+                loaded.map_err(refused("product"))?;
+                for &(element, at) in samples {
+                    let mut place = *weights;
+                    place.offset += element * each;
+                    let (bytes, name) = self.weights(member, place, each)?;
+                    let mut out = [0.0];
+                    multiply(quant, &bytes, 1, &inputs, &mut out).map_err(refused(&name))?;
+                    let what = format!("product with {name}, element {element}");
+                    if let Some(differs) = kept.are(at, &out, &what) {
+                        return Ok(Some(differs));
+                    }
+                }
+                Ok(None)
+            }
+            Check::Norm { weight, width, epsilon, from, samples } => {
+                let (bytes, name) = self.weights(member, *weight, width * 4)?;
+                let mut out = vec![0.0; *width as usize];
+                let from = kept.floats(*from, *width);
+                ops::norm(&from, &floats(&bytes), f32::from_bits(*epsilon), &mut out);
+                Ok(kept.samples(samples, &out, &format!("norm with {name}")))
+            }
+            Check::Embed { row, width, quant, samples } => {
+                let quant = known(*quant)?;
+                let (bytes, name) = self.weights(member, *row, quant.row_bytes(*width))?;
+                let mut out = vec![0.0; *width as usize];
+                decode(quant, &bytes, &mut out).map_err(refused(&name))?;
+                Ok(kept.samples(samples, &out, &format!("row of {name}")))
+            }
+            other => Err(LlmError::plan(format!("{other:?} has no rows"))),
+        }
+    }
+}
+
+/// One head of one row.
+fn attention(check: &Check, kept: Kept<'_>) -> Option<String> {
+    let &Check::Attend { positions, head_size, scale, query, keys, values, into } = check else {
+        return None;
+    };
+    let stride = head_size * 2;
+    let look = Look {
+        keys: kept.bytes(keys, positions * stride),
+        values: kept.bytes(values, positions * stride),
+        stride: stride as usize,
+        positions: positions as usize,
+        scale: f32::from_bits(scale),
+    };
+    let mut out = vec![0.0; head_size as usize];
+    let query = kept.floats(query, head_size);
+    ops::attend(&query, head_size as usize, look, &mut AttendScratch::default(), &mut out);
+    kept.are(into, &out, "attention")
+}
+
+/// The largest of numbers.
+fn best(kept: Kept<'_>, [from, into]: [u64; 2], count: u64, k: u32, first: u32) -> Option<String> {
+    let right = ops::best(&kept.floats(from, count), k as usize);
+    let fill = (u32::MAX, f32::NEG_INFINITY);
+    let right = right.into_iter().map(|(place, value)| (place + first, value));
+    let right = right.chain(std::iter::repeat(fill)).take(k as usize);
+    let mut found = kept.bytes(into, u64::from(k) * 8).as_chunks::<4>().0.iter();
+    for (token, value) in right {
+        let mut next = || found.next().map_or(0, |&word| u32::from_le_bytes(word));
+        let (a, b) = (next(), next());
+        if (a, b) != (token, value.to_bits()) {
+            return Some(format!("candidate {a} where {token} is right"));
+        }
+    }
+    None
+}

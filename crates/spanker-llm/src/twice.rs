@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every step twice: on cards, ranks or GPUs, and on threads of this host with the same layout, which gives the same bits.
+//! Nothing is given out before both agree.
+
+use crate::LlmError;
+use crate::audit::AuditLog;
+use crate::cards::OnCards;
+use crate::runner::{Outcome, Runner, Step};
+
+/// How often a step is run again, with other operators checked, to find the card that was wrong.
+const SEARCHES: u64 = 200;
+
+/// What is checked.
+enum Checked<'a> {
+    /// Cards that can say what they did operator by operator.
+    Cards(Box<OnCards<'a>>),
+    /// Others, of which nobody can be named.
+    Others(Box<dyn Runner + 'a>, AuditLog),
+}
+
+/// Cards, and what checks all that they give.
+pub struct Twice<'a> {
+    checked: Checked<'a>,
+    host: Box<dyn Runner + 'a>,
+}
+
+impl std::fmt::Debug for Twice<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let named = matches!(self.checked, Checked::Cards(_));
+        f.debug_struct("Twice").field("named", &named).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Twice<'a> {
+    /// Cards that have begun nothing, and a runner of the same layout that has begun nothing either.
+    #[must_use]
+    pub fn new(cards: OnCards<'a>, host: Box<dyn Runner + 'a>) -> Self {
+        Twice { checked: Checked::Cards(Box::new(cards)), host }
+    }
+
+    /// The same for a runner that cannot say which of its cards was wrong. `log` counts steps.
+    #[must_use]
+    pub fn unnamed(
+        runner: Box<dyn Runner + 'a>,
+        host: Box<dyn Runner + 'a>,
+        log: &AuditLog,
+    ) -> Self {
+        Twice { checked: Checked::Others(runner, log.clone()), host }
+    }
+
+    /// Which card it was: by its operators, or else by what each makes of known numbers.
+    fn culprit(&mut self, step: &Step<'_>) -> LlmError {
+        let unsure = LlmError::Unsure { past: step.past };
+        let Checked::Cards(cards) = &mut self.checked else { return unsure };
+        if let Err(error) = cards.search(step, SEARCHES) {
+            return error;
+        }
+        let what = "its results are not those of this host".to_owned();
+        match cards.examined()[..] {
+            [member] => cards.blame(member, step.past, what),
+            _ => unsure,
+        }
+    }
+}
+
+/// Whether two results are the same, bit by bit.
+fn same(one: &Outcome, other: &Outcome) -> bool {
+    let bits = |logits: &Option<Vec<f32>>| -> Option<Vec<u32>> {
+        logits.as_ref().map(|logits| logits.iter().map(|logit| logit.to_bits()).collect())
+    };
+    let best = |outcome: &Outcome| -> Vec<(u32, u32)> {
+        outcome.best.iter().map(|(token, logit)| (*token, logit.to_bits())).collect()
+    };
+    best(one) == best(other) && bits(&one.logits) == bits(&other.logits)
+}
+
+impl Runner for Twice<'_> {
+    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+        let outcome = match &mut self.checked {
+            Checked::Cards(cards) => cards.step(step)?,
+            Checked::Others(runner, log) => {
+                log.count(1);
+                runner.step(step)?
+            }
+        };
+        let right = self.host.step(step)?;
+        match same(&outcome, &right) {
+            true => Ok(outcome),
+            false => Err(self.culprit(step)),
+        }
+    }
+
+    fn batch(&self) -> usize {
+        let batch = match &self.checked {
+            Checked::Cards(cards) => cards.batch(),
+            Checked::Others(runner, _) => runner.batch(),
+        };
+        batch.min(self.host.batch())
+    }
+
+    fn beat(&mut self) -> Result<(), LlmError> {
+        match &mut self.checked {
+            Checked::Cards(cards) => cards.beat(),
+            Checked::Others(runner, _) => runner.beat(),
+        }
+    }
+}

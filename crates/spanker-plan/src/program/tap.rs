@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a tap of an operator captures, and what has to come out of it.
+
+use spanker_model::Quant;
+
+use super::audit::{Dice, Made, Sink};
+use super::{Buffer, Held, Member, Op, Step};
+use crate::Activity;
+use crate::work::{Place, Work};
+
+/// Elements of a row of results that are compared, besides its first and its last.
+const SAMPLES: u64 = 14;
+/// Elements of a run that is compared.
+const RUN: u64 = 64;
+
+/// Elements of a row and where their captures are.
+pub type Samples = Vec<(u64, u64)>;
+
+/// An addend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Addend {
+    /// It was captured here.
+    Captured(u64),
+    /// It is a weight.
+    Weights(Place),
+}
+
+/// An operator's inputs and outputs in the audit buffer. Numbers called after operands are offsets of captures;
+/// places are places of weights, which the model's file has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "operands have the names that they have in `Work`")]
+pub enum Check {
+    /// Elements of a row of a product: rows of weights times a row of inputs.
+    Product { weights: Place, width: u64, types: [u32; 2], input: u64, samples: Samples },
+    /// Elements of a normed row.
+    Norm { weight: Place, width: u64, epsilon: u32, from: u64, samples: Samples },
+    /// Blocks.
+    Quantize { quant: u32, elements: u64, from: u64, into: u64 },
+    /// One head.
+    Rotate { position: u64, head_size: u64, pairs: u32, from: u64, into: u64 },
+    /// Numbers as f16.
+    Halve { elements: u64, from: u64, into: u64 },
+    /// One head of one row.
+    Attend {
+        positions: u64,
+        head_size: u64,
+        scale: u32,
+        query: u64,
+        keys: u64,
+        values: u64,
+        into: u64,
+    },
+    /// Gated numbers.
+    Gate { elements: u64, gate: u64, up: u64, into: u64 },
+    /// Sums of two.
+    Add { elements: u64, first: u64, second: Addend, into: u64 },
+    /// Elements of a row of the embedding table, which begins at `row`.
+    Embed { row: Place, width: u64, quant: u32, samples: Samples },
+    /// Repeated words.
+    Fill { pattern: u32, bytes: u64, into: u64 },
+    /// Copied bytes.
+    Copied { bytes: u64, from: u64, into: u64 },
+    /// The largest of numbers.
+    Best { count: u64, k: u32, first: u32, from: u64, into: u64 },
+    /// Bytes that every rank of a stage has after a collective.
+    Agreed { stage: usize, bytes: u64, at: u64 },
+    /// Bytes of a row of weights.
+    Stored { weights: Place, bytes: u64, at: u64 },
+    /// A head of a key or value of a position: what it was when it was `fresh`.
+    Cached { sequence: u64, position: u64, fresh: bool, bytes: u64, at: u64 },
+}
+
+/// An operator that is checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tap {
+    /// The part of the step.
+    pub activity: Activity,
+    /// The layer: the model's, or for [`Check::Cached`] the card's.
+    pub layer: u32,
+    /// What is compared.
+    pub check: Check,
+}
+
+/// The taps of a member in a step.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Taps {
+    /// The taps.
+    pub list: Vec<Tap>,
+    /// Bytes of the audit buffer that they use.
+    pub bytes: u64,
+}
+
+/// Some bytes of what a collective leaves on every rank of a stage. The choice must be the same on all of them.
+pub(super) fn agreed(op: &Op, stage: usize, sink: &mut Sink, dice: &mut Dice) -> Option<Made> {
+    let &Op::Collective { dtype, elements, data, .. } = op else { return None };
+    let (start, bytes) = run(dice, elements * dtype.size() as u64, 4 * RUN)?;
+    let (at, work) = sink.take(after(data, start), bytes);
+    let check = Check::Agreed { stage, bytes, at };
+    Some(Made { check, before: Vec::new(), after: vec![work] })
+}
+
+/// Some bytes of a row of a matrix that a card holds.
+pub(super) fn stored(member: &Member, sink: &mut Sink, dice: &mut Dice) -> Option<(Check, Work)> {
+    let matrices: Vec<Held> = member.holding.matrices().filter(|held| held.rows > 0).collect();
+    let held = matrices.get(dice.below(matrices.len() as u64) as usize)?;
+    let row = held.quant.row_bytes(held.cols);
+    let (start, bytes) = run(dice, row, RUN)?;
+    let weights = after(held.place, dice.below(held.rows) * row + start);
+    let (at, work) = sink.take(weights, bytes);
+    Some((Check::Stored { weights, bytes, at }, work))
+}
+
+fn after(place: Place, bytes: u64) -> Place {
+    Place { offset: place.offset + bytes, ..place }
+}
+
+/// A run of at most `most` of `count` elements.
+fn run(dice: &mut Dice, count: u64, most: u64) -> Option<(u64, u64)> {
+    let length = count.min(most);
+    (length > 0).then(|| (dice.below(count - length + 1), length))
+}
+
+/// The first, the last, and some at equal distances.
+fn samples(
+    sink: &mut Sink,
+    dice: &mut Dice,
+    row: Place,
+    count: u64,
+    works: &mut Vec<Work>,
+) -> Samples {
+    let mut list = Samples::new();
+    for element in [0, count - 1] {
+        let (at, work) = sink.take(after(row, element * 4), 4);
+        works.push(work);
+        list.push((element, at));
+    }
+    let many = SAMPLES.min(count);
+    let stride = count / many;
+    let phase = dice.below(stride);
+    let (at, work) = sink.strided(after(row, phase * 4), many, 4, stride * 4);
+    works.push(work);
+    list.extend((0..many).map(|index| (phase + index * stride, at + index * 4)));
+    list
+}
+
+/// Captures of operands.
+struct Captures<'s> {
+    sink: &'s mut Sink,
+    before: Vec<Work>,
+    after: Vec<Work>,
+}
+
+impl Captures<'_> {
+    /// An input: captured before the operator if that overwrites it.
+    fn input(&mut self, from: Place, bytes: u64, overwritten: bool) -> u64 {
+        let (at, work) = self.sink.take(from, bytes);
+        if overwritten { &mut self.before } else { &mut self.after }.push(work);
+        at
+    }
+
+    fn output(&mut self, from: Place, bytes: u64) -> u64 {
+        self.input(from, bytes, false)
+    }
+
+    fn samples(&mut self, dice: &mut Dice, row: Place, count: u64) -> Samples {
+        samples(self.sink, dice, row, count, &mut self.after)
+    }
+}
+
+impl Check {
+    /// Whether an operator can be checked.
+    pub(super) fn knows(work: &Work) -> bool {
+        match work {
+            Work::Send { .. } | Work::Receive { .. } | Work::Fence { .. } => false,
+            Work::Reduce { sources, divisor, .. } => sources.len() == 2 && *divisor <= 1,
+            _ => true,
+        }
+    }
+
+    /// Chooses what of an operator is checked. Nothing if there is nothing to check in it.
+    pub(super) fn make(
+        work: &Work,
+        step: &Step<'_>,
+        member: &Member,
+        sink: &mut Sink,
+        dice: &mut Dice,
+    ) -> Option<Made> {
+        let mut captures = Captures { sink, before: Vec::new(), after: Vec::new() };
+        let check = match work {
+            Work::Matmul { .. } | Work::Norm { .. } | Work::Embed { .. } => {
+                rows(work, step, &mut captures, dice)?
+            }
+            Work::Attend { .. } | Work::Rotate { .. } => heads(work, member, &mut captures, dice)?,
+            Work::Copy { .. } | Work::Rows { .. } | Work::Fill { .. } | Work::Best { .. } => {
+                moved(work, &mut captures, dice)?
+            }
+            _ => runs(work, member, &mut captures, dice)?,
+        };
+        let Captures { before, after, .. } = captures;
+        Some(Made { check, before, after })
+    }
+}
+
+fn row_bytes(id: u32, width: u64) -> Option<u64> {
+    Quant::from_ggml_id(id).map(|quant| quant.row_bytes(width))
+}
+
+/// Elements of one row of a product, a norm or an embedding.
+fn rows(
+    work: &Work,
+    step: &Step<'_>,
+    captures: &mut Captures<'_>,
+    dice: &mut Dice,
+) -> Option<Check> {
+    match *work {
+        Work::Matmul { a, b, out, shape: [m, k, n], types } => {
+            let (row, bytes) = (dice.below(m), row_bytes(types[0], k)?);
+            let input = captures.input(after(a, row * bytes), bytes, false);
+            let samples = captures.samples(dice, after(out, row * n * 4), n);
+            Some(Check::Product { weights: b, width: k, types, input, samples })
+        }
+        Work::Norm { from, weight, into, rows, width, epsilon } => {
+            let row = dice.below(rows) * width * 4;
+            let from_row = captures.input(after(from, row), width * 4, from == into);
+            let samples = captures.samples(dice, after(into, row), width);
+            Some(Check::Norm { weight, width, epsilon, from: from_row, samples })
+        }
+        Work::Embed { table, into, width, quant, first, count, .. } => {
+            let tokens = step.parts.iter().flat_map(|part| part.tokens).enumerate();
+            let own: Vec<(usize, u32)> = tokens
+                .filter_map(|(row, token)| token.checked_sub(first).map(|at| (row, at)))
+                .filter(|(_, at)| *at < count)
+                .collect();
+            let &(row, at) = own.get(dice.below(own.len() as u64) as usize)?;
+            let samples = captures.samples(dice, after(into, row as u64 * width * 4), width);
+            let row = after(table, u64::from(at) * row_bytes(quant, width)?);
+            Some(Check::Embed { row, width, quant, samples })
+        }
+        _ => None,
+    }
+}
+
+/// One head of a row.
+fn heads(
+    work: &Work,
+    member: &Member,
+    captures: &mut Captures<'_>,
+    dice: &mut Dice,
+) -> Option<Check> {
+    match *work {
+        Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
+            let (row, head) = (dice.below(rows), dice.below(heads));
+            let place = after(data, (row * heads + head) * head_size * 4);
+            let first = table.offset.checked_sub(member.place(Buffer::Table).offset)?;
+            let position = first / (dims * 4) + row;
+            let from = captures.input(place, head_size * 4, true);
+            let into = captures.output(place, head_size * 4);
+            Some(Check::Rotate { position, head_size, pairs, from, into })
+        }
+        Work::Attend {
+            queries,
+            keys,
+            values,
+            into,
+            rows,
+            heads,
+            kv_heads,
+            head_size,
+            group,
+            offset,
+            past,
+            scale,
+        } => {
+            let (row, head) = (dice.below(rows), dice.below(heads));
+            let (positions, shift) = (past + row + 1, (row * heads + head) * head_size * 4);
+            let kv = (offset + head) / group.max(1) * head_size * 2;
+            let query = captures.input(after(queries, shift), head_size * 4, queries == into);
+            let mut all = |from: Place| {
+                let stride = kv_heads * head_size * 2;
+                let (at, work) =
+                    captures.sink.strided(after(from, kv), positions, head_size * 2, stride);
+                captures.after.push(work);
+                at
+            };
+            let (keys, values) = (all(keys), all(values));
+            let into = captures.output(after(into, shift), head_size * 4);
+            Some(Check::Attend { positions, head_size, scale, query, keys, values, into })
+        }
+        _ => None,
+    }
+}
+
+/// A run of numbers.
+fn runs(
+    work: &Work,
+    member: &Member,
+    captures: &mut Captures<'_>,
+    dice: &mut Dice,
+) -> Option<Check> {
+    match *work {
+        Work::Quantize { from, into, rows, width, quant: id } => {
+            let quant = Quant::from_ggml_id(id)?;
+            let block = quant.block();
+            let (start, blocks) = run(dice, rows * width / block, (2 * RUN).div_ceil(block))?;
+            let elements = blocks * block;
+            let from = captures.input(after(from, start * block * 4), elements * 4, from == into);
+            let bytes = quant.block_bytes();
+            let into = captures.output(after(into, start * bytes), blocks * bytes);
+            Some(Check::Quantize { quant: id, elements, from, into })
+        }
+        Work::Halve { from, into, elements } => {
+            let (start, elements) = run(dice, elements, RUN)?;
+            let from = captures.input(after(from, start * 4), elements * 4, from == into);
+            let into = captures.output(after(into, start * 2), elements * 2);
+            Some(Check::Halve { elements, from, into })
+        }
+        Work::Gate { gate, up, into, elements } => {
+            let (start, elements) = run(dice, elements, RUN)?;
+            let mut input =
+                |from: Place| captures.input(after(from, start * 4), elements * 4, from == into);
+            let (gate, up) = (input(gate), input(up));
+            let into = captures.output(after(into, start * 4), elements * 4);
+            Some(Check::Gate { elements, gate, up, into })
+        }
+        Work::Reduce { into, ref sources, elements, .. } => {
+            let &[first, second] = &sources[..] else { return None };
+            let (start, elements) = run(dice, elements, RUN)?;
+            let weights = member.holding.layers.first().map(|layer| layer.attention_norm.buffer);
+            let bytes = elements * 4;
+            let place = after(first, start * 4);
+            let first = captures.input(place, bytes, first == into);
+            let place = after(second, start * 4);
+            let second = match weights == Some(second.buffer) {
+                true => Addend::Weights(place),
+                false => Addend::Captured(captures.input(place, bytes, second == into)),
+            };
+            let into = captures.output(after(into, start * 4), bytes);
+            Some(Check::Add { elements, first, second, into })
+        }
+        _ => None,
+    }
+}
+
+/// Bytes that are moved, repeated or picked.
+fn moved(work: &Work, captures: &mut Captures<'_>, dice: &mut Dice) -> Option<Check> {
+    match *work {
+        Work::Copy { from, into, length } => {
+            let (start, bytes) = run(dice, length, 4 * RUN)?;
+            let from = captures.input(after(from, start), bytes, false);
+            let into = captures.output(after(into, start), bytes);
+            Some(Check::Copied { bytes, from, into })
+        }
+        Work::Rows { from, into, rows, length, from_stride, into_stride } => {
+            let row = dice.below(rows);
+            let (start, bytes) = run(dice, length, 4 * RUN)?;
+            let from = captures.input(after(from, row * from_stride + start), bytes, false);
+            let into = captures.output(after(into, row * into_stride + start), bytes);
+            Some(Check::Copied { bytes, from, into })
+        }
+        Work::Fill { into, length, pattern } => {
+            let (start, words) = run(dice, length / 4, RUN)?;
+            let into = captures.output(after(into, start * 4), words * 4);
+            Some(Check::Fill { pattern, bytes: words * 4, into })
+        }
+        Work::Best { from, into, count, k, first } if count > 0 => {
+            let from = captures.input(from, count * 4, false);
+            let into = captures.output(into, u64::from(k) * 8);
+            Some(Check::Best { count, k, first, from, into })
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Taps in programs: what they leave alone, what they reach over time, and what they cost.
+
+use std::collections::{HashMap, HashSet};
+
+use spanker_model::{Model, Quant, builtin};
+use spanker_plan::{
+    Audit, Buffer, Check, Conditions, Layout, Objective, Op, Part, Plan, Programs, Request, Space,
+    Split, Step, USUAL_AUDIT, Want, Work, card_layouts, simulate,
+};
+use spanker_topology::{Cluster, Profile, Shape};
+
+fn cluster(cards: usize) -> Cluster {
+    Cluster::uniform(Profile::builtin("rev-a").unwrap(), cards, Shape::Ring).unwrap()
+}
+
+/// Three cards in one group, or one after the other.
+fn layouts(model: &Model) -> Vec<Layout> {
+    let together = vec![(0..3).map(|card| (card, 1.0)).collect()];
+    let apart: Vec<Vec<(usize, f64)>> = (0..3).map(|card| vec![(card, 1.0)]).collect();
+    vec![
+        Layout::of_groups(model, Split::Gather, &together).unwrap(),
+        Layout::of_groups(model, Split::Reduce, &together).unwrap(),
+        Layout::of_groups(model, Split::Gather, &apart).unwrap(),
+    ]
+}
+
+fn space(audit: f64) -> Space {
+    Space { context: 512, batch: 16, sequences: 1, audit: Audit::of(audit) }
+}
+
+fn direct(from: usize, to: usize) -> Vec<usize> {
+    vec![from, to]
+}
+
+#[test]
+fn taps_leave_the_rest_of_a_program_as_it_is_and_are_the_same_every_time() {
+    let model = builtin("qwen2.5-0.5b", Quant::Q4_0).unwrap();
+    let cluster = cluster(3);
+    for layout in layouts(&model) {
+        let stages = &layout.replicas[0];
+        let plain = Programs::symbolic(&model, &cluster, stages, space(0.0));
+        let tapped = Programs::symbolic(&model, &cluster, stages, space(0.3));
+        for (past, rows) in [(0, 16), (16, 1), (300, 1)] {
+            let tokens: Vec<u32> = (0..rows).collect();
+            let part = Part { sequence: 0, tokens: &tokens, past, want: Want::Best(40) };
+            let step = Step { parts: &[part] };
+            let (programs, taps) = tapped.audited(&step, &direct, 0);
+            assert_eq!(programs, tapped.step(&step, &direct));
+            assert_eq!((programs.len(), taps.len()), (3, 3));
+            let kept: Vec<Vec<Op>> = programs
+                .iter()
+                .map(|list| list.iter().filter(|op| !matches!(op, Op::Tap(_))).cloned().collect())
+                .collect();
+            assert_eq!(kept, plain.step(&step, &direct));
+            assert_ne!(tapped.audited(&step, &direct, 1).1, taps);
+            assert!(plain.audited(&step, &direct, 0).1.is_empty());
+        }
+    }
+}
+
+#[test]
+fn captures_lie_in_the_buffers_that_are_allocated() {
+    let model = builtin("smollm2-135m", Quant::Q4_1).unwrap();
+    let cluster = cluster(3);
+    for layout in layouts(&model) {
+        for (audit, salt) in [(USUAL_AUDIT, 0), (0.9, 0), (USUAL_AUDIT, 3)] {
+            let stages = &layout.replicas[0];
+            let sizes: Vec<HashMap<u64, u64>> =
+                card_layouts(&model, &cluster, stages, space(audit), None)
+                    .iter()
+                    .map(|card| {
+                        card.allocations().map(|(of, size)| (of.symbol().0, size)).collect()
+                    })
+                    .collect();
+            let programs = Programs::symbolic(&model, &cluster, stages, space(audit));
+            for (past, rows) in [(0, 16), (16, 1), (511, 1)] {
+                let tokens: Vec<u32> = (0..rows).collect();
+                let part = Part { sequence: 0, tokens: &tokens, past, want: Want::Best(40) };
+                let (lists, taps) = programs.audited(&Step { parts: &[part] }, &direct, salt);
+                for ((list, taps), sizes) in lists.iter().zip(&taps).zip(&sizes) {
+                    assert!(taps.bytes <= sizes[&Buffer::Audit.symbol().0]);
+                    for op in list {
+                        let Op::Tap(work) = op else { continue };
+                        let Work::Rows { from, into, rows, length, from_stride, into_stride } =
+                            *work
+                        else {
+                            panic!("{work:?}")
+                        };
+                        let ends =
+                            [(from, from_stride), (into, into_stride)].map(|(at, stride)| {
+                                (at.offset + (rows - 1) * stride + length, sizes[&at.buffer.0])
+                            });
+                        assert!(ends.iter().all(|(end, size)| end <= size), "{work:?}: {ends:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_operator_of_every_layer_is_checked_in_time() {
+    let model = builtin("smollm2-135m", Quant::Q4_0).unwrap();
+    let cluster = cluster(3);
+    let layout = layouts(&model).swap_remove(0);
+    let programs = Programs::symbolic(&model, &cluster, &layout.replicas[0], space(USUAL_AUDIT));
+    let mut seen: HashSet<(usize, u32, std::mem::Discriminant<Check>)> = HashSet::new();
+    let mut positions = 0;
+    // Two thousand steps; contexts are longer than this one in life.
+    for turn in 0..4000u64 {
+        let past = turn % 511;
+        let tokens = [(turn * 17 % 49152) as u32];
+        let part = Part { sequence: turn / 511, tokens: &tokens, past, want: Want::Best(40) };
+        let (_, taps) = programs.audited(&Step { parts: &[part] }, &direct, 0);
+        for (member, taps) in taps.iter().enumerate() {
+            assert!(taps.list.len() >= 2);
+            positions +=
+                taps.list.iter().filter(|tap| matches!(tap.check, Check::Cached { .. })).count();
+            let kinds = taps.list.iter();
+            seen.extend(kinds.map(|tap| (member, tap.layer, std::mem::discriminant(&tap.check))));
+        }
+    }
+    assert!(positions > 4000);
+    for member in 0..3 {
+        for layer in 0..30 {
+            let kinds = seen.iter().filter(|(who, at, _)| (*who, *at) == (member, layer)).count();
+            // Product, norm, rounding, rotation, keys and values, attention, gate, sum, copies.
+            assert!(kinds >= 9, "member {member}, layer {layer}: {kinds}");
+        }
+    }
+}
+
+#[test]
+fn usual_audit_costs_less_than_two_percent_and_is_part_of_price_and_simulation() {
+    let model = builtin("smollm2-135m", Quant::Q4_1).unwrap();
+    for layout in layouts(&model) {
+        let plan = |audit: f64| {
+            let request =
+                Request { audit, position: 100, prompt: 64, ..Request::new(Objective::Latency) };
+            Plan::new(model.clone(), cluster(3), request, layout.clone()).unwrap()
+        };
+        let (without, with) = (plan(0.0), plan(USUAL_AUDIT));
+        let [cheap, dear] = [&without, &with].map(|plan| 1.0 / plan.predict().tokens_per_second);
+        let more = dear / cheap - 1.0;
+        assert!(more > 0.0 && more < 0.02, "{}: {more}", layout.strategy());
+        let conditions = Conditions::calm(8);
+        let [cheap_run, dear_run] = [&without, &with].map(|plan| {
+            let tokens = simulate(plan, &conditions).unwrap().tokens;
+            (tokens[7] - tokens[0]) / 7.0
+        });
+        let more = dear_run / cheap_run - 1.0;
+        assert!(more > 0.0 && more < 0.02, "{}: {more}", layout.strategy());
+        assert!((dear / dear_run - 1.0).abs() < 0.01, "{}: {dear} {dear_run}", layout.strategy());
+        // The buffer is planned for.
+        let memory = |plan: &Plan| plan.predict().memory[0].footprint.buffers.0;
+        assert!(memory(&with) > memory(&without));
+    }
+}
+
+#[test]
+fn audit_of_a_request_is_read_back_and_checked() {
+    let request = Request { audit: 0.25, ..Request::new(Objective::Latency) };
+    let text = serde_json::to_string(&request).unwrap();
+    assert_eq!(serde_json::from_str::<Request>(&text).unwrap(), request);
+    let plain = serde_json::to_string(&Request::new(Objective::Latency)).unwrap();
+    assert!(!plain.contains("audit"), "{plain}");
+    for wrong in [-0.1, 1.5, f64::NAN] {
+        let request = Request { audit: wrong, ..Request::new(Objective::Latency) };
+        assert!(request.check().is_err(), "{wrong}");
+    }
+}
