@@ -44,7 +44,7 @@ fn layouts(cards: usize) -> Vec<(Split, Vec<Vec<usize>>)> {
 
 /// The program of one card for one token.
 fn alone(model: &Model, cluster: &Cluster, plan: &Plan) -> Vec<Op> {
-    let space = Space { context: 512, batch: 128, sequences: 1 };
+    let space = Space { context: 512, batch: 128, sequences: 1, audit: Audit::NONE };
     let programs = Programs::symbolic(model, cluster, &plan.layout.replicas[0], space);
     let parts = [Part { sequence: 0, tokens: &[0], past: 0, want: Want::Best(1) }];
     programs.step(&Step { parts: &parts }, &|from, to| vec![from, to]).swap_remove(0)
