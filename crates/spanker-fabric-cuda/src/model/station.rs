@@ -57,6 +57,8 @@ pub(crate) struct Station {
     scores_each: u32,
     tile_rows: u32,
     staging: PinnedHostSlice<u8>,
+    /// Where the kernel notes when lines begin, while somebody wants to know.
+    times: Option<CudaSlice<u8>>,
 }
 
 /// A kernel, and the shared memory that it may have so far.
@@ -95,6 +97,14 @@ pub(crate) struct Loaded {
     told: Option<Told>,
 }
 
+impl Loaded {
+    /// Bytes of the processor's memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        let told = self.told.as_ref().map_or(0, |told| told.numbers.len() + told.other.len());
+        (self.lines.len() + told) as u64
+    }
+}
+
 /// What blocks tell each other: numbers of one step and of the next, which take turns. In a step, those of the next become
 /// unwritten again.
 struct Told {
@@ -122,6 +132,7 @@ struct StepArgument {
     reserved: u32,
     unwritten: u64,
     pieces: u64,
+    times: u64,
 }
 
 // SAFETY: numbers in C's order; there is nothing between them that has no value.
@@ -166,6 +177,7 @@ impl Station {
             scores_each,
             tile_rows,
             staging,
+            times: None,
         })
     }
 
@@ -335,6 +347,7 @@ impl Station {
             reserved: 0,
             unwritten,
             pieces,
+            times: self.times.as_ref().map_or(0, |times| address(times, &self.gpu)),
         };
         let config = LaunchConfig {
             grid_dim: (loaded.blocks, 1, 1),
@@ -356,6 +369,32 @@ impl Station {
             }
         }
         Ok(())
+    }
+
+    /// Has the processor go through lines now, and note when each begins: the seconds of every line, by its own clock.
+    pub(crate) fn run_timed(
+        &mut self,
+        loaded: &Loaded,
+        token: u32,
+        past: u32,
+    ) -> Result<Vec<f64>, CudaError> {
+        let count = loaded.count as usize + 1;
+        let times = self.gpu.allocate(count * 8, "when lines begin")?;
+        self.times = Some(times);
+        let run = self.run(loaded, token, past);
+        let times = self.times.take();
+        run?;
+        let mut noted = vec![0u64; count];
+        if let Some(times) = times {
+            self.read(&times, 0, bytemuck::cast_slice_mut(&mut noted))?;
+        }
+        let seconds = |pair: &[u64]| pair[1].saturating_sub(pair[0]) as f64 * 1e-9;
+        Ok(noted.windows(2).map(seconds).collect())
+    }
+
+    /// Bytes of the processor's memory that it has for itself, whatever programs there are.
+    pub(crate) fn bytes(&self) -> u64 {
+        [&self.meet, &self.counters, &self.ids, &self.scores].map(|memory| memory.len() as u64).iter().sum()
     }
 
     /// Reads bytes once everything before is done.
