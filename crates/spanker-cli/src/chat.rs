@@ -93,7 +93,7 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
     let cluster = gpus.cluster(&loaded, count)?;
     let split = args.split.unwrap_or(Split::Gather);
     let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
-    let mut session = Session::new(gpus.runner(&loaded, &plan)?);
+    let mut session = Session::new(gpus.runner(&loaded, &plan)?.0);
     converse(args, &loaded, &mut session, &mut GiveUp, &mut |_| read_line())
 }
 
@@ -104,7 +104,8 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
     let plan = cards.plan(&loaded, request, args.split, shares)?;
     let runner = cards.load(&loaded, &plan).map_err(|error| cards.told(error))?;
     let left = cards.indices.clone();
-    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder: None };
+    let mut ongoing =
+        Ongoing { cards: &cards, plan, left, lost: 0, recorder: None, memory: Vec::new() };
     let mut session = Session::new(Box::new(runner));
     converse(args, &loaded, &mut session, &mut ongoing, &mut |_| read_line())
 }

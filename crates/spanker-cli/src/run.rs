@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use spanker_llm::{Front, InProcess, Network, Recorder, Session};
+use spanker_llm::{Front, InProcess, MemoryUse, Network, Recorder, Session};
 use spanker_plan::{Origin, Plan, Request, Trace};
 
 use crate::directory::CardList;
@@ -100,7 +100,7 @@ struct Ready {
     sampler: spanker_text::Sampler,
     prompt: Vec<u32>,
     limits: Limits,
-    request: spanker_plan::Request,
+    request: Request,
 }
 
 impl Ready {
@@ -150,13 +150,14 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
         }
     };
     let mut runner = in_process(&loaded, &plan)?;
+    let memory = runner.memory().to_vec();
     let recorder = Recorder::new();
     if args.trace.is_some() {
         runner.record(&recorder);
     }
     let session = Session::new(Box::new(runner));
     let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
-    finish(args, &answer, &Ran { plan, lost: 0, marks: recorder.marks(), place: None })
+    finish(args, &answer, &Ran { plan, lost: 0, marks: recorder.marks(), place: None, memory })
 }
 
 fn on_gpus(args: &Args) -> anyhow::Result<()> {
@@ -182,9 +183,10 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
             (gpus, plan)
         }
     };
-    let session = Session::new(gpus.runner(&loaded, &plan)?);
+    let (runner, memory) = gpus.runner(&loaded, &plan)?;
+    let session = Session::new(runner);
     let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
-    finish(args, &answer, &Ran { plan, lost: 0, marks: Vec::new(), place: None })
+    finish(args, &answer, &Ran { plan, lost: 0, marks: Vec::new(), place: None, memory })
 }
 
 /// The front of a run whose cards are processes.
@@ -208,13 +210,15 @@ fn on_ranks(
     };
     let (context, batch) = (loaded.context, loaded.batch);
     let mut runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
+    let memory = runner.memory().to_vec();
     let recorder = Recorder::new();
     if args.trace.is_some() {
         runner.record(&recorder);
     }
     let session = Session::new(Box::new(runner));
     let answer = ready.answer(args, loaded, session, &mut GiveUp)?;
-    finish(args, &answer, &Ran { plan, lost: 0, marks: recorder.marks(), place: Some(place) })
+    let marks = recorder.marks();
+    finish(args, &answer, &Ran { plan, lost: 0, marks, place: Some(place), memory })
 }
 
 /// The cards as threads.
@@ -241,13 +245,14 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
     if let Some(recorder) = &recorder {
         runner.record(recorder)?;
     }
+    let memory = runner.memory().map_err(|error| cards.told(error))?;
     let left = cards.indices.clone();
-    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder };
+    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder, memory };
     let session = Session::new(Box::new(runner));
     let answer = ready.answer(args, &loaded, session, &mut ongoing)?;
-    let Ongoing { plan, lost, recorder, .. } = ongoing;
+    let Ongoing { plan, lost, recorder, memory, .. } = ongoing;
     let marks = recorder.unwrap_or_default().marks();
-    finish(args, &answer, &Ran { plan, lost, marks, place: None })
+    finish(args, &answer, &Ran { plan, lost, marks, place: None, memory })
 }
 
 /// The prompt, once everything is ready to go on from it.
@@ -274,10 +279,12 @@ struct Ran<'a> {
     /// What cards did when, if that was asked for.
     marks: Vec<spanker_plan::Mark>,
     place: Option<&'a Place>,
+    /// What each card was planned to allocate, and what it has.
+    memory: Vec<MemoryUse>,
 }
 
 fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
-    let Ran { plan, lost, marks, place } = ran;
+    let Ran { plan, lost, marks, place, memory } = ran;
     if let (Some(path), Some(logits)) = (&args.logits, &answer.logits) {
         let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
         let mut draft = files::Draft::new(path)?;
@@ -290,7 +297,7 @@ fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
         layout::request(context as usize, batch as usize, answer.prompt_tokens, answer.steps.len());
     let priced = Plan::new(plan.model.clone(), plan.cluster.clone(), asked, plan.layout.clone())?;
     let prediction = priced.predict();
-    let report = Report { answer, plan, prediction, lost: *lost, place: *place };
+    let report = Report { answer, plan, prediction, lost: *lost, place: *place, memory };
     if args.json {
         output::line(&report.to_json().to_string())?;
     } else {

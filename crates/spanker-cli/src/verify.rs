@@ -343,7 +343,7 @@ fn examine(
     let mut go = |fed: Option<&[u32]>| -> anyhow::Result<Trail> {
         let runner: Box<dyn Runner + '_> = match ground {
             Ground::Threads => Box::new(in_process(loaded, &plan(loaded, case.layout.clone())?)?),
-            Ground::Gpus(gpus) => gpus.runner(loaded, &plan(loaded, case.layout.clone())?)?,
+            Ground::Gpus(gpus) => gpus.runner(loaded, &plan(loaded, case.layout.clone())?)?.0,
             Ground::Ranks(front, _) => {
                 let plan = plan(loaded, case.layout.clone())?;
                 let (context, batch) = (loaded.context, loaded.batch);

@@ -76,6 +76,11 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         Card { memory, team, crew: Crew::new(), inputs, scratch, tiles }
     }
 
+    /// Bytes that it has allocated.
+    pub(crate) fn allocated(&self) -> u64 {
+        self.memory.allocated()
+    }
+
     /// Threads that share an operator.
     fn threads(&self) -> usize {
         if self.crew.alone() { 1 } else { self.team.threads() }

@@ -17,7 +17,7 @@ use spanker_runtime::{Descriptor, Pace, SpankerControl, Work};
 use spanker_topology::ExchangeKind;
 
 use crate::layout::{self, Planned};
-use crate::runner::{Outcome, Runner, Step, Timing, candidates};
+use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing, candidates};
 use crate::{LlmError, Network, Recorder};
 use exchange::Exchanges;
 use load::Buffers;
@@ -32,6 +32,8 @@ pub struct OnCards<'a> {
     programs: Programs,
     vocab: u64,
     layouts: Vec<CardLayout>,
+    /// Bytes that each card had free before.
+    free_before: Vec<u64>,
     group: DeviceGroup<'a>,
     exchanges: Exchanges,
     deadline: Deadline,
@@ -70,6 +72,15 @@ impl<'a> OnCards<'a> {
         }
         let group = DeviceGroup::new(&controls)?;
         let layouts = planned.cards();
+        let mut free_before = Vec::with_capacity(controls.len());
+        for (member, layout) in layouts.iter().enumerate() {
+            let available = group.request(member, SpankerControl::info)?.available;
+            let (card, needed) = (group.index(member), layout.bytes());
+            if needed > available {
+                return Err(LlmError::Memory { card, needed, available });
+            }
+            free_before.push(available);
+        }
         let mut buffers = vec![HashMap::new(); controls.len()];
         let loaded = load::load(network, &planned, &layouts, &group, &mut buffers, loading);
         let exchanges = loaded.and_then(|programs| {
@@ -90,6 +101,7 @@ impl<'a> OnCards<'a> {
             programs,
             vocab: network.model().vocab,
             layouts,
+            free_before,
             group,
             exchanges,
             deadline,
@@ -127,11 +139,18 @@ impl<'a> OnCards<'a> {
         Ok(())
     }
 
-    /// Bytes that each card has allocated for the model: card, then bytes.
-    #[must_use]
-    pub fn allocated(&self) -> Vec<(usize, u64)> {
-        let bytes = |layout: &CardLayout| layout.allocations().map(|(_, bytes)| bytes).sum();
-        self.layouts.iter().map(|layout| (layout.card, bytes(layout))).collect()
+    /// What each card was planned to allocate, and what it has less of since.
+    ///
+    /// # Errors
+    /// [`LlmError::Device`] if a card does not answer.
+    pub fn memory(&self) -> Result<Vec<MemoryUse>, LlmError> {
+        let mut list = Vec::with_capacity(self.layouts.len());
+        for (member, layout) in self.layouts.iter().enumerate() {
+            let available = self.group.request(member, SpankerControl::info)?.available;
+            let allocated = self.free_before[member].saturating_sub(available);
+            list.push(MemoryUse { card: layout.card, planned: layout.bytes(), allocated });
+        }
+        Ok(list)
     }
 
     /// The descriptors of every member for a step.

@@ -51,6 +51,16 @@ pub enum LlmError {
     /// A card or a link failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A card has too little memory for its part of the model.
+    #[error("card {card} needs {needed} bytes for its part of the model and has {available} free")]
+    Memory {
+        /// The card.
+        card: usize,
+        /// What it needs, in whole pages.
+        needed: u64,
+        /// What it has.
+        available: u64,
+    },
     /// A card that goes through programs itself has failed.
     #[error("card {card}: {what}")]
     Card {

@@ -16,7 +16,7 @@ use spanker_topology::ExchangeKind;
 use crate::card::memory::Memory;
 use crate::card::{self, Card, Report, Stopped, Task, Tracing};
 use crate::layout::{self, Planned};
-use crate::runner::{Outcome, Runner, Step};
+use crate::runner::{MemoryUse, Outcome, Runner, Step};
 use crate::{LlmError, Network, Recorder};
 use board::{Boards, Link};
 
@@ -48,6 +48,7 @@ pub struct InProcess<B> {
     threads: Vec<JoinHandle<()>>,
     steps: u64,
     trace: Option<Tracing>,
+    memory: Vec<MemoryUse>,
 }
 
 impl<B> std::fmt::Debug for InProcess<B> {
@@ -73,7 +74,21 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
     ) -> Result<Self, LlmError> {
         let planned = Planned::new(&network, plan, context, batch, ExchangeKind::SharedMemory)?;
         let (programs, memories) = card::allocate(&network, &planned, &|_| true)?;
-        Self::start(network, programs, memories, threads)
+        let layouts = planned.cards();
+        let memory = layouts.iter().zip(&memories).map(|(layout, memory)| {
+            let (planned, allocated) = (layout.bytes(), memory.allocated());
+            MemoryUse { card: layout.card, planned, allocated }
+        });
+        let memory = memory.collect();
+        let mut started = Self::start(network, programs, memories, threads)?;
+        started.memory = memory;
+        Ok(started)
+    }
+
+    /// What each card was planned to allocate, and what was allocated for it.
+    #[must_use]
+    pub fn memory(&self) -> &[MemoryUse] {
+        &self.memory
     }
 
     fn start(
@@ -115,6 +130,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
             threads: handles,
             steps: 0,
             trace: None,
+            memory: Vec::new(),
         })
     }
 

@@ -38,7 +38,7 @@ pub use machine::{Machine, OnMachine};
 pub use network::{Network, Rope};
 pub use ranks::{Follower, Front, OnRanks, follow};
 pub use recorder::Recorder;
-pub use runner::{Outcome, Runner, Step, Timing};
+pub use runner::{MemoryUse, Outcome, Runner, Step, Timing};
 pub use session::Session;
 pub use spanker_plan::Want;
 pub use verify::{Bound, Difference, Distance, Fault, Side, Trail, examine_reduce, trail};

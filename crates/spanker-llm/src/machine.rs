@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use ggml_spanker::ops;
 use spanker_model::Quant;
-use spanker_plan::{Buffer, BufferId, Op, Piece, Place, Plan, Programs, Want};
+use spanker_plan::{ALIGNMENT, Buffer, BufferId, Op, Piece, Place, Plan, Programs, Want};
 use spanker_topology::ExchangeKind;
 
 use crate::layout::{self, Planned};
-use crate::runner::{Outcome, Runner, Step, Timing, merged};
+use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing, merged};
 use crate::{LlmError, Loading, Network};
 
 /// Cards that go through programs themselves.
@@ -83,6 +83,7 @@ pub trait Machine {
 pub struct OnMachine<M: Machine> {
     layout: Programs,
     vocab: u64,
+    memory: Vec<MemoryUse>,
     machine: M,
     /// By rows, and whether there is a head.
     programs: HashMap<(usize, bool), M::Program>,
@@ -107,12 +108,16 @@ impl<M: Machine> OnMachine<M> {
         let planned = Planned::new(network, plan, context, batch, ExchangeKind::Direct)?;
         let layouts = planned.cards();
         let mut buffers: Vec<HashMap<Buffer, BufferId>> = Vec::with_capacity(layouts.len());
+        let mut memory = Vec::with_capacity(layouts.len());
         for (member, layout) in layouts.iter().enumerate() {
-            let mut own = HashMap::new();
+            let (mut own, mut allocated) = (HashMap::new(), 0);
             for (buffer, bytes) in layout.allocations() {
                 own.insert(buffer, machine.allocate(member, buffer.name(), bytes)?);
+                allocated += bytes.next_multiple_of(ALIGNMENT);
             }
             buffers.push(own);
+            let planned = layout.bytes();
+            memory.push(MemoryUse { card: layout.card, planned, allocated });
         }
         let total = layouts.iter().map(|layout| layout.weights.bytes).sum();
         let (mut done, mut bytes) = (0, Vec::new());
@@ -141,7 +146,13 @@ impl<M: Machine> OnMachine<M> {
             machine.write(member, one.place(Buffer::Table), bytemuck::cast_slice(&table))?;
         }
         let vocab = network.model().vocab;
-        Ok(OnMachine { layout, vocab, machine, programs: HashMap::new() })
+        Ok(OnMachine { layout, vocab, memory, machine, programs: HashMap::new() })
+    }
+
+    /// What each card was planned to allocate, and what was asked of the machine for it.
+    #[must_use]
+    pub fn memory(&self) -> &[MemoryUse] {
+        &self.memory
     }
 
     /// The machine.

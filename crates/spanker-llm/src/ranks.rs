@@ -24,12 +24,15 @@ use spanker_topology::ExchangeKind;
 
 use crate::card::{self, Report, Tracing};
 use crate::layout::{self, Planned};
-use crate::runner::{Outcome, Runner, Step, Timing};
+use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing};
 use crate::{LlmError, Network, Recorder};
 pub use follow::{Follower, follow};
 use order::Order;
 use seated::Seated;
 use wire::{FRONT, Wire};
+
+/// The number under which ranks report what they have allocated; steps count from 1.
+const LAID_OUT: u64 = 0;
 
 /// Rank 0's hold on the others. When it is dropped, they are told that it is over.
 pub struct Front<'f> {
@@ -119,7 +122,32 @@ impl<'f> Front<'f> {
         let seated = Seated::new(network, &planned, FRONT, threads);
         let seated = seated.inspect_err(|error| self.give_up(error.to_string()))?;
         self.heard(|wire| wire.settle(stamp))?;
-        Ok(OnRanks { front: self, seated, trace: None })
+        let memory = self.collect_memory(&planned, &seated)?;
+        Ok(OnRanks { front: self, seated, trace: None, memory })
+    }
+
+    /// What every card has allocated, as its rank says.
+    fn collect_memory<B: AsRef<[u8]> + Send + Sync>(
+        &mut self,
+        planned: &Planned<'_>,
+        seated: &Seated<B>,
+    ) -> Result<Vec<MemoryUse>, LlmError> {
+        let others = seated.ranks.iter().filter(|&&rank| rank != FRONT);
+        let from: Vec<(usize, u64)> = others.map(|&rank| (rank, 8)).collect();
+        let messages = self.heard(|wire| wire.reports(LAID_OUT, &from))?;
+        let mut said = messages.iter().map(|message| {
+            message.bytes().first_chunk().map_or(0, |&word| u64::from_le_bytes(word))
+        });
+        let layouts = planned.cards();
+        let list = layouts.iter().map(|layout| {
+            let (card, planned) = (layout.card, layout.bytes());
+            let allocated = match card {
+                FRONT => seated.allocated(),
+                _ => said.next().unwrap_or(0),
+            };
+            MemoryUse { card, planned, allocated }
+        });
+        Ok(list.collect())
     }
 
     fn order(&mut self, order: &Order) -> Result<(), LlmError> {
@@ -151,6 +179,7 @@ pub struct OnRanks<'a, 'f, B> {
     front: &'a mut Front<'f>,
     seated: Seated<B>,
     trace: Option<Tracing>,
+    memory: Vec<MemoryUse>,
 }
 
 impl<B> std::fmt::Debug for OnRanks<'_, '_, B> {
@@ -162,6 +191,12 @@ impl<B> std::fmt::Debug for OnRanks<'_, '_, B> {
 }
 
 impl<B> OnRanks<'_, '_, B> {
+    /// What each card was planned to allocate, and what its rank says that it has allocated.
+    #[must_use]
+    pub fn memory(&self) -> &[MemoryUse] {
+        &self.memory
+    }
+
     /// Records from now on what this rank's card does when. Other ranks have clocks of their own.
     pub fn record(&mut self, recorder: &Recorder) {
         self.trace = Some(Tracing::new(recorder));

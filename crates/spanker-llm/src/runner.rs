@@ -54,6 +54,17 @@ impl Timing {
     }
 }
 
+/// What a card was planned to allocate for a model, and what it has allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// The card.
+    pub card: usize,
+    /// Bytes by the plan, in whole pages.
+    pub planned: u64,
+    /// Bytes by who allocated them.
+    pub allocated: u64,
+}
+
 /// What a step gave back.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Outcome {

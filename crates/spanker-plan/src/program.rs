@@ -24,6 +24,7 @@ use spanker_model::Model;
 use spanker_topology::{Cluster, ExchangeKind};
 
 use crate::cost::exchange;
+use crate::cost::memory::Footprint;
 use crate::cost::shard::{Shard, Split};
 use crate::plan::Stage;
 use crate::work::{BufferId, Place, Work};
@@ -182,6 +183,12 @@ pub struct CardLayout {
 }
 
 impl CardLayout {
+    /// Bytes that all buffers take in whole pages: what the card has less of afterwards.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        Footprint::of(self.allocations()).total().0
+    }
+
     /// Every buffer with its bytes. No buffer is empty.
     pub fn allocations(&self) -> impl Iterator<Item = (Buffer, u64)> + '_ {
         let weights = std::iter::once((Buffer::Weights, self.weights.bytes));

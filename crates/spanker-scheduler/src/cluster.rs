@@ -4,8 +4,8 @@
 use spanker_fabric::device::DeviceError;
 use spanker_runtime::{PortInfo, PortState, SpankerControl};
 use spanker_topology::{
-    BytesPerSecond, Cluster, LinkProfile, LinkState, Profile, Seconds, Shape, Shared,
-    TopologyError, Wire,
+    Bytes, BytesPerSecond, Cluster, LinkProfile, LinkState, Profile, Provenance, Seconds, Shape,
+    Shared, TopologyError, Wire,
 };
 
 use crate::{Result, Topology};
@@ -34,7 +34,15 @@ impl Topology<SpankerControl> {
         let mut serials = Vec::with_capacity(self.n_sails());
         for place in 0..self.n_sails() {
             let info = self.ask(place, SpankerControl::info)?;
-            profiles.push(named(&info.profile)?);
+            let mut profile = named(&info.profile)?;
+            // A card has the memory that it says it has, whatever others of its kind have.
+            let memory = &mut profile.memory;
+            let capacity = Bytes(info.capacity.saturating_add(memory.reserved.value.0));
+            if capacity != memory.capacity.value {
+                memory.capacity =
+                    memory.capacity.replaced(capacity, Provenance::Measured, "the card says so");
+            }
+            profiles.push(profile);
             serials.push(info.serial);
         }
         let ports = self.ports()?;

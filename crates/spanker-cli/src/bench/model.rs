@@ -222,7 +222,7 @@ fn on_gpus(
     let cluster = gpus.cluster(loaded, cards)?;
     let split = Some(args.split.unwrap_or(Split::Gather));
     let plan = layout::plan(loaded.network.model(), cluster, request(args, loaded), split, None)?;
-    let session = Session::new(gpus.runner(loaded, &plan)?);
+    let session = Session::new(gpus.runner(loaded, &plan)?.0);
     let load = opened + begun.elapsed();
     let row = Row { bandwidths: vec![gpus.read_rate()?], ..Row::default() };
     let mut subjects = [Subject { cards, threads: 0, plan, session, readers: None, load, row }];

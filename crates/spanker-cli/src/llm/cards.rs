@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use spanker_llm::{LlmError, OnCards, Outcome, Recorder, Session, Want};
+use spanker_llm::{LlmError, MemoryUse, OnCards, Outcome, Recorder, Session, Want};
 use spanker_plan::{Layout, Plan, Request};
 use spanker_runtime::SpankerControl;
 use spanker_scheduler::{Deadline, DeviceErrorKind, Topology};
@@ -168,6 +168,8 @@ pub(crate) struct Ongoing<'r> {
     pub(crate) lost: usize,
     /// Where what cards do is recorded, if it is.
     pub(crate) recorder: Option<Recorder>,
+    /// What each card was planned to allocate, and what it has.
+    pub(crate) memory: Vec<MemoryUse>,
 }
 
 impl<'r> Mend<'r> for Ongoing<'r> {
@@ -205,6 +207,7 @@ impl<'r> Mend<'r> for Ongoing<'r> {
                     if let Some(recorder) = &self.recorder {
                         runner.record(recorder)?;
                     }
+                    self.memory = runner.memory()?;
                     session.go_on(Box::new(runner), want)
                 });
             match mended {

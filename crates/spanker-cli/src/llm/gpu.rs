@@ -11,7 +11,7 @@ mod with {
     use std::sync::Arc;
 
     use spanker_fabric_cuda::{Gpu, Processors, Speeds, discover, discover_logical, gpu_count};
-    use spanker_llm::{OnMachine, Runner};
+    use spanker_llm::{MemoryUse, OnMachine, Runner};
     use spanker_plan::Plan;
     use spanker_topology::{Cluster, Profile};
 
@@ -54,7 +54,7 @@ mod with {
             &self,
             loaded: &Loaded,
             plan: &Plan,
-        ) -> anyhow::Result<Box<dyn Runner>> {
+        ) -> anyhow::Result<(Box<dyn Runner>, Vec<MemoryUse>)> {
             let cards = plan.layout.cards();
             if cards.len() > 256 {
                 return Err(Usage(format!("{} cards on GPUs: at most 256", cards.len())).into());
@@ -64,7 +64,9 @@ mod with {
             let runner =
                 OnMachine::load(&loaded.network, plan, context, batch, processors, &loading);
             output::progress_done();
-            Ok(Box::new(runner?))
+            let runner = runner?;
+            let memory = runner.memory().to_vec();
+            Ok((Box::new(runner), memory))
         }
 
         /// How many bytes the first processor reads in a second, from a stream of them.
@@ -76,7 +78,7 @@ mod with {
 
 #[cfg(not(feature = "cuda"))]
 mod without {
-    use spanker_llm::Runner;
+    use spanker_llm::{MemoryUse, Runner};
     use spanker_plan::Plan;
     use spanker_topology::Cluster;
 
@@ -96,7 +98,11 @@ mod without {
             match *self {}
         }
 
-        pub(crate) fn runner(&self, _: &Loaded, _: &Plan) -> anyhow::Result<Box<dyn Runner>> {
+        pub(crate) fn runner(
+            &self,
+            _: &Loaded,
+            _: &Plan,
+        ) -> anyhow::Result<(Box<dyn Runner>, Vec<MemoryUse>)> {
             match *self {}
         }
 

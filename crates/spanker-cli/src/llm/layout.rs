@@ -86,7 +86,21 @@ pub(crate) fn plan(
             given(model, split.unwrap_or(Split::Gather), &self::shares(flag, cards.len())?)?
         }
     };
-    Ok(Plan::new(model.clone(), cluster, request, layout)?)
+    fitting(Plan::new(model.clone(), cluster, request, layout)?)
+}
+
+/// The plan, if every card has the memory that it allocates.
+pub(crate) fn fitting(plan: Plan) -> anyhow::Result<Plan> {
+    let memory = plan.predict().memory;
+    let full = memory.iter().find(|memory| !memory.fits());
+    if let Some(full) = full {
+        let (needs, has) = (full.used(), full.capacity);
+        anyhow::bail!(
+            "card {} would need {needs} and has {has}\nhint: less context (--ctx-size), another split, or more cards; 'spanker plan' says what would do",
+            full.card
+        );
+    }
+    Ok(plan)
 }
 
 /// Reads a saved plan. Its prices become those of this run's request: it may have been made for another.

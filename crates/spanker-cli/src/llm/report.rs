@@ -3,7 +3,7 @@
 //! prediction.
 
 use serde_json::json;
-use spanker_llm::Timing;
+use spanker_llm::{MemoryUse, Timing};
 use spanker_plan::{Plan, Prediction};
 
 use super::generate::Answer;
@@ -18,6 +18,8 @@ pub(crate) struct Report<'a> {
     pub(crate) lost: usize,
     /// Where the cards are, if they are processes.
     pub(crate) place: Option<&'a Place>,
+    /// What each card was planned to allocate, and what it has.
+    pub(crate) memory: &'a [MemoryUse],
 }
 
 /// The step in the middle: steps differ by noise and by what was mended.
@@ -88,6 +90,9 @@ impl Report<'_> {
             "token": { "us": micros(step.time()), "sync_us": micros(step.sync),
                 "compute_us": micros(step.time().saturating_sub(step.sync)), "bytes_sent": step.sent,
                 "wall_us": micros(step.wall) },
+            "memory": self.memory.iter().map(|card| json!({ "card": card.card,
+                "planned_bytes": card.planned, "allocated_bytes": card.allocated }))
+                .collect::<Vec<_>>(),
         })
     }
 

@@ -26,17 +26,20 @@ pub(crate) fn allocate<B: AsRef<[u8]>>(
     for layout in &layouts {
         let mut copies = Vec::new();
         let mut held = HashMap::new();
+        let mut weights = Vec::new();
         for (piece, _) in &layout.weights.pieces {
             let name = piece.name();
             let place = match &piece.cut {
                 Cut::Rows(rows) => {
-                    let offset = network.rows_at(&name, rows)?.start as u64;
-                    Place { buffer: memory::FILE, offset }
+                    let range = network.rows_at(&name, rows)?;
+                    weights.push(range.len() as u64);
+                    Place { buffer: memory::FILE, offset: range.start as u64 }
                 }
                 Cut::Columns(_) => {
                     let offset = copies.len() as u64;
                     if ours(layout.card) {
                         network.copy_part(&name, &piece.cut, &mut copies)?;
+                        weights.push(copies.len() as u64 - offset);
                         copies.resize(copies.len().next_multiple_of(64), 0);
                     }
                     Place { buffer: memory::COPIES, offset }
@@ -49,6 +52,7 @@ pub(crate) fn allocate<B: AsRef<[u8]>>(
             continue;
         }
         let mut memory = Memory::new(Arc::clone(network));
+        weights.into_iter().for_each(|bytes| memory.add_weights(bytes));
         memory.add(copies.len() as u64)?;
         memory.bytes_mut(memory::COPIES, |bytes| bytes.copy_from_slice(&copies));
         layout.buffers.iter().try_for_each(|&(_, bytes)| memory.add(bytes.max(1)))?;

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use spanker_runtime::{BufferId, Place};
+use spanker_plan::{ALIGNMENT, BufferId, Place, WEIGHT_ALIGNMENT};
 
 use crate::{LlmError, Network};
 
@@ -19,12 +19,27 @@ pub(crate) struct Memory<B> {
     network: Arc<Network<B>>,
     /// Whole words, so that numbers of every type are aligned, and lengths in bytes.
     buffers: Vec<(Vec<u64>, usize)>,
+    /// Bytes of weights.
+    weights: u64,
 }
 
 impl<B: AsRef<[u8]>> Memory<B> {
     pub(crate) fn new(network: Arc<Network<B>>) -> Self {
         // The file's own number.
-        Memory { network, buffers: vec![(Vec::new(), 0)] }
+        Memory { network, buffers: vec![(Vec::new(), 0)], weights: 0 }
+    }
+
+    /// Bytes of all buffers in whole pages, and of the weights that are read in the file or copied from it.
+    pub(crate) fn allocated(&self) -> u64 {
+        let pages = |bytes: u64| bytes.max(1).next_multiple_of(ALIGNMENT);
+        // Behind the file and the copies.
+        let own = self.buffers.iter().skip(2).map(|(_, bytes)| pages(*bytes as u64));
+        own.sum::<u64>() + pages(self.weights)
+    }
+
+    /// Notes bytes of weights that the card reads where they lie in the file, or in its copies.
+    pub(crate) fn add_weights(&mut self, bytes: u64) {
+        self.weights += bytes.next_multiple_of(WEIGHT_ALIGNMENT);
     }
 
     /// A buffer of zeros, with the next number. The system's memory is taken when it is first touched; what

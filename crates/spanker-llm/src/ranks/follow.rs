@@ -103,5 +103,8 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
     });
     let seated = seated.map_err(|reason| wire.refuse(reason))?;
     wire.settle(stamp)?;
+    if seated.ranks.contains(&rank) {
+        wire.report(super::LAID_OUT, &seated.allocated().to_le_bytes())?;
+    }
     Ok(seated)
 }

@@ -69,6 +69,11 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
         }
     }
 
+    /// Bytes that this rank's card has allocated.
+    pub(super) fn allocated(&self) -> u64 {
+        self.card.as_ref().map_or(0, |(_, card)| card.allocated())
+    }
+
     /// The ranks whose reports the front waits for, with their bytes.
     pub(super) fn expected(&self, want: Want) -> Vec<(Rank, u64)> {
         let read = |seat: usize| self.programs.wanted(seat, want, 0).map_or(0, |(_, bytes)| bytes);
