@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use ggml_spanker::ops;
 use spanker_model::Quant;
-use spanker_plan::{ALIGNMENT, Buffer, BufferId, Op, Piece, Place, Plan, Programs, Want};
+use spanker_plan::{ALIGNMENT, Buffer, BufferId, Member, Op, Piece, Place, Plan, Programs, Want};
 use spanker_topology::ExchangeKind;
 
 use crate::layout::{self, Planned};
@@ -76,6 +76,16 @@ pub trait Machine {
         tokens: &[u32],
         past: usize,
     ) -> Result<u64, LlmError>;
+
+    /// Bytes that a program takes on a seat's card, besides the buffers that it works on.
+    fn program_bytes(&self, _program: &Self::Program, _seat: usize) -> u64 {
+        0
+    }
+
+    /// Bytes that the machine needs on a seat's card for itself.
+    fn own_bytes(&self, _seat: usize) -> u64 {
+        0
+    }
 }
 
 /// A network on a [`Machine`].
@@ -85,8 +95,16 @@ pub struct OnMachine<M: Machine> {
     vocab: u64,
     memory: Vec<MemoryUse>,
     machine: M,
-    /// By rows, and whether there is a head.
-    programs: HashMap<(usize, bool), M::Program>,
+    programs: HashMap<Shape, M::Program>,
+}
+
+/// What steps have in common that one program is for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Shape {
+    rows: usize,
+    head: bool,
+    /// The rank of the first group that has each token's row of the embedding table, where these are several.
+    owners: Vec<u8>,
 }
 
 /// Programs that are kept: decoding, whole batches, and a few last ones of prompts.
@@ -146,13 +164,27 @@ impl<M: Machine> OnMachine<M> {
             machine.write(member, one.place(Buffer::Table), bytemuck::cast_slice(&table))?;
         }
         let vocab = network.model().vocab;
-        Ok(OnMachine { layout, vocab, memory, machine, programs: HashMap::new() })
+        let mut ready = OnMachine { layout, vocab, memory, machine, programs: HashMap::new() };
+        ready.warm_up(context)?;
+        Ok(ready)
     }
 
     /// What each card was planned to allocate, and what was asked of the machine for it.
     #[must_use]
     pub fn memory(&self) -> &[MemoryUse] {
         &self.memory
+    }
+
+    /// Bytes on each card besides what was planned for the model: programs that are kept, and what the machine has
+    /// for itself.
+    #[must_use]
+    pub fn besides(&self) -> Vec<u64> {
+        let of = |seat: usize| {
+            let programs = self.programs.values();
+            let kept: u64 = programs.map(|one| self.machine.program_bytes(one, seat)).sum();
+            kept + self.machine.own_bytes(seat)
+        };
+        (0..self.layout.members().len()).map(of).collect()
     }
 
     /// The machine.
@@ -170,22 +202,46 @@ impl<M: Machine> OnMachine<M> {
 
     fn run(&mut self, step: &Step<'_>) -> Result<u64, LlmError> {
         let want = if step.want == Want::Nothing { Want::Nothing } else { Want::Logits };
-        // Which rank has a token's row is part of the program of several.
-        if self.layout.groups()[0].len() > 1 {
-            let fresh = Step { past: 0, want, ..*step };
-            let program = self.prepare(&fresh)?;
-            return self.machine.run(&program, step.tokens, step.past);
-        }
-        let key = (step.tokens.len(), want != Want::Nothing);
+        let key = Shape {
+            rows: step.tokens.len(),
+            head: want != Want::Nothing,
+            owners: self.owners(step.tokens),
+        };
         if !self.programs.contains_key(&key) {
             if self.programs.len() >= MOST_PROGRAMS {
                 self.programs.clear();
             }
-            let blanks = vec![0; step.tokens.len()];
-            let program = self.prepare(&Step { tokens: &blanks, past: 0, want })?;
-            self.programs.insert(key, program);
+            let program = self.prepare(&Step { past: 0, want, ..*step })?;
+            self.programs.insert(key.clone(), program);
         }
         self.machine.run(&self.programs[&key], step.tokens, step.past)
+    }
+
+    /// Which rank of the first group has each token's row of the embedding table: a part of the program of several.
+    fn owners(&self, tokens: &[u32]) -> Vec<u8> {
+        let group = self.layout.groups()[0].clone();
+        if group.len() == 1 {
+            return Vec::new();
+        }
+        let members = &self.layout.members()[group];
+        let owner = |&token: &u32| {
+            let has = |member: &Member| member.shard.vocab.contains(&u64::from(token));
+            members.iter().position(has).unwrap_or(0) as u8
+        };
+        tokens.iter().map(owner).collect()
+    }
+
+    /// Runs a step of one token and a whole batch of them, so that the first prompt finds programs and code in place.
+    /// What they leave behind is written again before anybody reads it.
+    fn warm_up(&mut self, context: usize) -> Result<(), LlmError> {
+        let rows = self.batch().min(context);
+        let tokens = vec![0; rows];
+        let rows = if rows > 1 { &[1, rows][..] } else { &[1] };
+        for &rows in rows {
+            let want = if rows == 1 { Want::Logits } else { Want::Nothing };
+            self.run(&Step { tokens: &tokens[..rows], past: 0, want })?;
+        }
+        self.logits().map(|_| ())
     }
 
     /// The logits of all cards of the last stage, with the first token of each.
