@@ -34,7 +34,7 @@ pub use error::LlmError;
 pub use evaluator::{Evaluator, Rounding};
 pub use fingerprint::fingerprint;
 pub use inproc::InProcess;
-pub use machine::{Machine, OnMachine};
+pub use machine::{Machine, OnMachine, Spent};
 pub use network::{Network, Rope};
 pub use ranks::{Follower, Front, OnRanks, follow};
 pub use recorder::Recorder;

@@ -13,7 +13,7 @@ mod with {
     use spanker_fabric_cuda::{
         Gpu, Processors, Speeds, Subject, discover, discover_logical, gpu_count,
     };
-    use spanker_llm::{MemoryUse, OnMachine, Runner};
+    use spanker_llm::{MemoryUse, OnMachine, Recorder, Runner};
     use spanker_plan::{Plan, Split as Matrices};
     use spanker_topology::{Cluster, Profile};
 
@@ -70,6 +70,16 @@ mod with {
             loaded: &Loaded,
             plan: &Plan,
         ) -> anyhow::Result<(Box<dyn Runner>, Vec<MemoryUse>)> {
+            self.recorded_runner(loaded, plan, None)
+        }
+
+        /// A runner that writes down what the cards do, where somebody wants to know.
+        pub(crate) fn recorded_runner(
+            &self,
+            loaded: &Loaded,
+            plan: &Plan,
+            recorder: Option<&Recorder>,
+        ) -> anyhow::Result<(Box<dyn Runner>, Vec<MemoryUse>)> {
             let cards = plan.layout.cards();
             if cards.len() > 256 {
                 return Err(Usage(format!("{} cards on GPUs: at most 256", cards.len())).into());
@@ -79,8 +89,11 @@ mod with {
             let runner =
                 OnMachine::load(&loaded.network, plan, context, batch, processors, &loading);
             output::progress_done();
-            let runner = runner?;
+            let mut runner = runner?;
             let memory = runner.memory().to_vec();
+            if let Some(recorder) = recorder {
+                runner.record(recorder);
+            }
             Ok((Box::new(runner), memory))
         }
 
@@ -93,7 +106,7 @@ mod with {
 
 #[cfg(not(feature = "cuda"))]
 mod without {
-    use spanker_llm::{MemoryUse, Runner};
+    use spanker_llm::{MemoryUse, Recorder, Runner};
     use spanker_plan::Plan;
     use spanker_topology::Cluster;
 
@@ -119,6 +132,15 @@ mod without {
             _: Split,
             _: usize,
         ) -> anyhow::Result<Cluster> {
+            match *self {}
+        }
+
+        pub(crate) fn recorded_runner(
+            &self,
+            _: &Loaded,
+            _: &Plan,
+            _: Option<&Recorder>,
+        ) -> anyhow::Result<(Box<dyn Runner>, Vec<MemoryUse>)> {
             match *self {}
         }
 

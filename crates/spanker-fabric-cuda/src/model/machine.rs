@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cudarc::driver::CudaSlice;
-use spanker_llm::{LlmError, Machine};
+use spanker_llm::{LlmError, Machine, Spent};
 use spanker_model::Quant;
 use spanker_plan::Op;
 use spanker_runtime::{BufferId, Place};
@@ -474,6 +474,20 @@ impl Machine for Processors {
 
     fn run(&mut self, program: &Programs, tokens: &[u32], past: usize) -> Result<u64, LlmError> {
         self.watched(program, tokens, past, Watch::Nothing).map(|(sent, _)| sent)
+    }
+
+    fn run_traced(
+        &mut self,
+        program: &Programs,
+        tokens: &[u32],
+        past: usize,
+    ) -> Result<(u64, Vec<Spent>), LlmError> {
+        let (sent, spans) = self.watched(program, tokens, past, Watch::Lines)?;
+        let spent = spans.into_iter().map(|span| {
+            let Span { seat, ops, start, end, exchanged } = span;
+            Spent { seat, ops, start, end, exchange: exchanged.is_some() }
+        });
+        Ok((sent, spent.collect()))
     }
 
     fn program_bytes(&self, program: &Programs, seat: usize) -> u64 {

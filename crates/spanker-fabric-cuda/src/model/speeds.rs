@@ -123,6 +123,15 @@ impl Speeds {
         })
     }
 
+    /// Takes over what products with other types of weights take.
+    pub fn with_products(&mut self, other: &Speeds) {
+        let is_product = |entry: &&OperatorRate| entry.kind == OperatorKind::Product;
+        let own: Vec<Option<String>> =
+            self.operators.iter().filter(is_product).map(|entry| entry.weights.clone()).collect();
+        let more = other.operators.iter().filter(is_product);
+        self.operators.extend(more.filter(|entry| !own.contains(&entry.weights)).cloned());
+    }
+
     /// A card's profile with these numbers.
     #[must_use]
     pub fn profile(&self, of: &Profile) -> Profile {
@@ -261,6 +270,12 @@ mod tests {
         let two = speeds(&[&[0, 1]]).profile(cards(1).profile(0));
         let time = |profile: &Profile| profile.compute.operators[0].time(1e7);
         assert!((time(&two) / time(&one) - 2.0).abs() < 1e-9);
+        let mut more = speeds(&[&[0]]);
+        let mut other = more.clone();
+        other.operators.iter_mut().for_each(|entry| entry.weights = Some("q8_0".into()));
+        more.with_products(&other);
+        more.with_products(&other);
+        assert_eq!(more.operators.len(), 4);
         assert_eq!(two.compute.first_use.as_ref().unwrap().value, Seconds(1e-3));
         // What was written is read again.
         assert_eq!(Profile::from_toml(&two.to_toml()).unwrap(), two);

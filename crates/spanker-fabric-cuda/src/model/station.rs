@@ -57,8 +57,9 @@ pub(crate) struct Station {
     scores_each: u32,
     tile_rows: u32,
     staging: PinnedHostSlice<u8>,
-    /// Where the kernel notes when lines begin, while somebody wants to know.
-    times: Option<CudaSlice<u8>>,
+    /// Where the kernel notes when lines begin, once somebody wanted to know, and its address while somebody does.
+    noted: Option<CudaSlice<u8>>,
+    times: u64,
 }
 
 /// A kernel, and the shared memory that it may have so far.
@@ -177,7 +178,8 @@ impl Station {
             scores_each,
             tile_rows,
             staging,
-            times: None,
+            noted: None,
+            times: 0,
         })
     }
 
@@ -347,7 +349,7 @@ impl Station {
             reserved: 0,
             unwritten,
             pieces,
-            times: self.times.as_ref().map_or(0, |times| address(times, &self.gpu)),
+            times: self.times,
         };
         let config = LaunchConfig {
             grid_dim: (loaded.blocks, 1, 1),
@@ -378,23 +380,26 @@ impl Station {
         token: u32,
         past: u32,
     ) -> Result<Vec<f64>, CudaError> {
-        let count = loaded.count as usize + 1;
-        let times = self.gpu.allocate(count * 8, "when lines begin")?;
-        self.times = Some(times);
+        let bytes = (loaded.count as usize + 1) * 8;
+        let noted = match self.noted.take().filter(|noted| noted.len() >= bytes) {
+            Some(noted) => noted,
+            None => self.gpu.allocate(bytes.next_power_of_two(), "when lines begin")?,
+        };
+        self.times = address(&noted, &self.gpu);
         let run = self.run(loaded, token, past);
-        let times = self.times.take();
-        run?;
-        let mut noted = vec![0u64; count];
-        if let Some(times) = times {
-            self.read(&times, 0, bytemuck::cast_slice_mut(&mut noted))?;
-        }
+        self.times = 0;
+        let mut times = vec![0u64; bytes / 8];
+        let read = run.and_then(|()| self.read(&noted, 0, bytemuck::cast_slice_mut(&mut times)));
+        self.noted = Some(noted);
+        read?;
         let seconds = |pair: &[u64]| pair[1].saturating_sub(pair[0]) as f64 * 1e-9;
-        Ok(noted.windows(2).map(seconds).collect())
+        Ok(times.windows(2).map(seconds).collect())
     }
 
     /// Bytes of the processor's memory that it has for itself, whatever programs there are.
     pub(crate) fn bytes(&self) -> u64 {
-        [&self.meet, &self.counters, &self.ids, &self.scores].map(|memory| memory.len() as u64).iter().sum()
+        let own = [&self.meet, &self.counters, &self.ids, &self.scores].into_iter();
+        own.chain(&self.noted).map(|memory| memory.len() as u64).sum()
     }
 
     /// Reads bytes once everything before is done.

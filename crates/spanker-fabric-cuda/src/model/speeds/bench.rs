@@ -15,12 +15,15 @@ use spanker_plan::{
 use spanker_runtime::BufferId;
 use spanker_topology::{Cluster, ExchangeKind};
 
-use super::fit::Timed;
+use super::fit::{Met, Timed};
 use crate::model::machine::{self, Processors, Span, Watch};
 use crate::{CudaError, Gpu};
 
-/// Bytes of weights at least, where there are so many: several times what caches hold.
+/// Bytes of weights and of keys and values at least, where there are so many: several times what caches hold.
 const BYTES: u64 = 512 << 20;
+/// Bytes of keys and values for each position that are enough, and from which context on they count.
+const KEPT: u64 = 256 << 10;
+const MANY_POSITIONS: u64 = 256;
 /// Layers at least, where there are so many.
 const LAYERS: usize = 2;
 /// Looks at a step, of which the medians count, and after what time fewer are enough.
@@ -47,8 +50,8 @@ pub(super) struct Bench {
 /// What a step took.
 pub(super) struct Stepped {
     pub(super) lines: Vec<Timed>,
-    /// Bytes and seconds of every exchange, with what it takes to start lines after it.
-    pub(super) exchanges: Vec<(u64, f64)>,
+    /// Every exchange, with what it takes to start lines after it.
+    pub(super) exchanges: Vec<Met>,
     /// Seconds until the host knows the best token, besides lines and exchanges.
     pub(super) besides: f64,
 }
@@ -59,7 +62,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// A model with as many layers as it takes to read the weights from memory, at least one of every kind.
-fn shortened(model: &Model, stages: usize, most: u64) -> Model {
+fn shortened(model: &Model, stages: usize, context: u64, most: u64) -> Model {
     let mut layers: Vec<spanker_model::Layer> = Vec::new();
     for layer in &model.layers {
         if !layers.contains(layer) {
@@ -67,11 +70,16 @@ fn shortened(model: &Model, stages: usize, most: u64) -> Model {
         }
     }
     let least = LAYERS.max(stages);
-    let bytes = |layers: &[spanker_model::Layer]| -> u64 {
-        layers.iter().map(spanker_model::Layer::bytes).sum()
+    let kept = context * 4 * model.kv_heads * model.head_size;
+    let is_enough = |layers: &[spanker_model::Layer]| {
+        let weights: u64 = layers.iter().map(spanker_model::Layer::bytes).sum();
+        let kept = kept * layers.len() as u64;
+        let most_kept = if context < MANY_POSITIONS { 0 } else { BYTES.min(context * KEPT) };
+        let is_most = weights.saturating_add(kept) >= most;
+        layers.len() >= least && (is_most || weights >= BYTES && kept >= most_kept)
     };
     for layer in &model.layers {
-        let enough = bytes(&layers) >= BYTES.min(most) && layers.len() >= least;
+        let enough = is_enough(&layers);
         if enough || layers.len() >= model.layers.len() {
             break;
         }
@@ -98,7 +106,7 @@ impl Bench {
         (context, batch): (usize, usize),
     ) -> Result<Bench, CudaError> {
         let gpu = gpus.first().ok_or(CudaError::NoDevice)?;
-        let short = shortened(model, groups.len(), gpu.memory()?.free / 8);
+        let short = shortened(model, groups.len(), context as u64, gpu.memory()?.free / 8);
         let unplanned = |error: spanker_plan::PlanError| CudaError::Unsupported(error.to_string());
         let layout = Layout::of_groups(&short, split, groups).map_err(unplanned)?;
         let stages = &layout.replicas[0];
@@ -119,7 +127,14 @@ impl Bench {
         let mut buffer = |seat: usize, of: Buffer| buffers[seat][&of];
         let numerics = Numerics { epsilon: 1e-5f32.to_bits(), ..Numerics::default() };
         let programs = Programs::bound(
-            &short, cluster, stages, space, numerics, kind, &mut weight, &mut buffer,
+            &short,
+            cluster,
+            stages,
+            space,
+            numerics,
+            kind,
+            &mut weight,
+            &mut buffer,
         );
         let left_out = model.layers.len() as f64 / short.layers.len() as f64;
         let (prepared, preparing) = (HashMap::new(), 0.0);
@@ -155,7 +170,8 @@ impl Bench {
         if rows == 1 {
             for seat in self.programs.last() {
                 let one = &self.programs.members()[seat];
-                let mut logits = vec![0.0f32; (one.shard.vocab.end - one.shard.vocab.start) as usize];
+                let mut logits =
+                    vec![0.0f32; (one.shard.vocab.end - one.shard.vocab.start) as usize];
                 let place = one.place(Buffer::Logits);
                 let out = bytemuck::cast_slice_mut(&mut logits);
                 self.processors.read(seat, place, out).map_err(failed)?;
@@ -185,7 +201,8 @@ impl Bench {
             let each = looks.iter().filter_map(|(spans, _)| spans.get(at));
             match watch {
                 Watch::Lines => {
-                    span.end = span.start + median(each.map(|span| span.end - span.start).collect());
+                    span.end =
+                        span.start + median(each.map(|span| span.end - span.start).collect());
                 }
                 _ => span.end = median(each.map(|span| span.end).collect()),
             }
@@ -220,7 +237,7 @@ impl Bench {
         let ended: Vec<(u64, f64)> = meetings(&ends);
         let mut last = 0.0;
         for ((bytes, end), lines) in ended.iter().zip(&between) {
-            exchanges.push((*bytes, end - last - lines));
+            exchanges.push(Met { rows, bytes: *bytes, seconds: end - last - lines });
             last = *end;
         }
         Ok(Stepped { lines, exchanges, besides: (wall - last - after).max(0.0) })
@@ -235,7 +252,8 @@ impl Bench {
         for span in spans {
             match span.exchanged {
                 None => {
-                    *each.entry(self.processors.gpu_of(span.seat)).or_default() += span.end - span.start;
+                    *each.entry(self.processors.gpu_of(span.seat)).or_default() +=
+                        span.end - span.start;
                 }
                 Some(0) => {}
                 Some(_) if last == Some(span.start) => {}

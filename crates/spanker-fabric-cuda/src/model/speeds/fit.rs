@@ -84,8 +84,7 @@ fn solve(rows: &[Vec<f64>], times: &[f64]) -> Vec<f64> {
                 continue;
             }
             let others: f64 = (0..count).map(|other| products[at][other] * found[other]).sum();
-            let next =
-                (found[at] + (targets[at] - others) / products[at][at]).max(0.0);
+            let next = (found[at] + (targets[at] - others) / products[at][at]).max(0.0);
             moved = moved.max((next - found[at]).abs());
             found[at] = next;
         }
@@ -128,7 +127,8 @@ fn taken(lines: &[&Timed]) -> Vec<(Key, Taken)> {
     let by = |row: &Vec<f64>| row.iter().zip(&found).map(|(a, x)| a * x).sum::<f64>();
     let (sum, measured) = (rows.iter().map(by).sum::<f64>(), times.iter().sum::<f64>());
     let factor = if sum > 0.0 { measured / sum } else { 1.0 };
-    let pairs = found.chunks_exact(2).map(|pair| Taken { start: pair[0] * factor, unit: pair[1] * factor });
+    let pairs =
+        found.chunks_exact(2).map(|pair| Taken { start: pair[0] * factor, unit: pair[1] * factor });
     keys.into_iter().zip(pairs).collect()
 }
 
@@ -175,7 +175,10 @@ fn of_rows(rows: u64, lines: &[&Timed], sizes: &[(OperatorKind, Taken)]) -> Vec<
     }
     // What others do on the way takes nothing.
     for load in lines.iter().flat_map(|line| &line.loads) {
-        if !is_rowless(load.kind) && load.rows == rows && !found.iter().any(|(known, _)| *known == key(load)) {
+        if !is_rowless(load.kind)
+            && load.rows == rows
+            && !found.iter().any(|(known, _)| *known == key(load))
+        {
             found.push((key(load), Taken::default()));
         }
     }
@@ -195,18 +198,33 @@ fn of_rows(rows: u64, lines: &[&Timed], sizes: &[(OperatorKind, Taken)]) -> Vec<
     found.into_iter().map(|(key, taken)| entry(key, rows, taken)).collect()
 }
 
-/// What an exchange takes: a start, and a byte of what everybody has afterwards. Small and large ones count alike.
-pub(super) fn exchange(samples: &[(u64, f64)]) -> (f64, f64) {
-    let usable = samples.iter().filter(|(_, seconds)| *seconds > 0.0);
-    let rows: Vec<Vec<f64>> = usable
-        .clone()
-        .map(|&(bytes, seconds)| vec![1.0 / seconds, bytes as f64 / seconds])
-        .collect();
-    let found = solve(&rows, &vec![1.0; rows.len()]);
-    match found[..] {
-        [start, byte] => (start, byte),
-        _ => (0.0, 0.0),
+/// An exchange that was timed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Met {
+    /// Rows of the step.
+    pub(super) rows: u64,
+    /// Bytes of what everybody has afterwards.
+    pub(super) bytes: u64,
+    pub(super) seconds: f64,
+}
+
+/// What an exchange takes: a start, and a byte. A token is little more than starts, so these are those of steps of one
+/// row, where there are any; bytes are what makes larger ones take longer, each as important as any other.
+pub(super) fn exchange(samples: &[Met]) -> (f64, f64) {
+    let usable: Vec<&Met> = samples.iter().filter(|met| met.seconds > 0.0).collect();
+    let columns = |met: &&Met| vec![1.0 / met.seconds, met.bytes as f64 / met.seconds];
+    let rows: Vec<Vec<f64>> = usable.iter().map(columns).collect();
+    let [start, byte] = solve(&rows, &vec![1.0; rows.len()])[..] else { return (0.0, 0.0) };
+    let tokens: Vec<&&Met> = usable.iter().filter(|met| met.rows == 1).collect();
+    if tokens.is_empty() {
+        return (start, byte);
     }
+    let rest = |met: &&&Met| met.seconds - byte * met.bytes as f64;
+    let start = (tokens.iter().map(rest).sum::<f64>() / tokens.len() as f64).max(0.0);
+    let rows: Vec<Vec<f64>> =
+        usable.iter().map(|met| vec![met.bytes as f64 / met.seconds]).collect();
+    let rest: Vec<f64> = usable.iter().map(|met| 1.0 - start / met.seconds).collect();
+    (start, solve(&rows, &rest).first().copied().unwrap_or(byte))
 }
 
 #[cfg(test)]
@@ -231,7 +249,8 @@ mod tests {
                 .filter(|entry| entry.kind == load.kind && entry.weights == name)
                 .cloned()
                 .collect();
-            let whole = spanker_topology::operator_time(&own, load.rows, load.units as f64).unwrap();
+            let whole =
+                spanker_topology::operator_time(&own, load.rows, load.units as f64).unwrap();
             let empty = spanker_topology::operator_time(&own, load.rows, 0.0).unwrap();
             if load.starts || load.kind != OperatorKind::Product { whole } else { whole - empty }
         };
@@ -249,15 +268,13 @@ mod tests {
             line(rows, &[load(Attention, rows, 9_000_000)], 7e-6 * scale),
             line(rows, &[load(Product, rows, 24_000_000)], 2e-6 + 24e6 / 4e12 * scale),
         ];
-        match rows {
-            1 => lines[0].loads.splice(0..0, [load(Norm, 1, 100), load(Quantize, 1, 100)]),
-            _ => {
-                lines.push(line(rows, &[load(Norm, rows, 100 * rows)], 2.5e-6));
-                lines.push(line(rows, &[load(Quantize, rows, 100 * rows)], 2.5e-6));
-                lines.push(line(rows, &[load(Add, 1, 4_000 * rows)], 2.5e-6 + 4e3 * scale / 1e12));
-                lines[0].loads.splice(0..0, [])
-            }
-        };
+        if rows == 1 {
+            lines[0].loads.extend([load(Norm, 1, 100), load(Quantize, 1, 100)]);
+        } else {
+            lines.push(line(rows, &[load(Norm, rows, 100 * rows)], 2.5e-6));
+            lines.push(line(rows, &[load(Quantize, rows, 100 * rows)], 2.5e-6));
+            lines.push(line(rows, &[load(Add, 1, 4_000 * rows)], 2.5e-6 + 4e3 * scale / 1e12));
+        }
         lines
     }
 
@@ -303,8 +320,20 @@ mod tests {
 
     #[test]
     fn an_exchange_is_a_start_and_bytes() {
-        let samples = [2048u64, 16384, 131_072, 1 << 20].map(|b| (b, 5e-5 + b as f64 * 2e-10));
+        let met = |rows: u64, bytes: u64, more: f64| Met {
+            rows,
+            bytes,
+            seconds: 5e-5 + bytes as f64 * 2e-10 + more,
+        };
+        let sizes = [2048, 16384, 131_072, 1 << 20];
+        let samples = sizes.map(|bytes| met(bytes / 2048, bytes, 0.0));
         let (start, byte) = exchange(&samples);
         assert!((start - 5e-5).abs() < 1e-7 && (byte - 2e-10).abs() < 1e-12, "{start} {byte}");
+        // Where large ones have another start, those of tokens keep theirs.
+        let samples = sizes
+            .map(|bytes| met(bytes / 2048, bytes, if bytes > 9e4 as u64 { 9e-5 } else { 0.0 }));
+        let (start, byte) = exchange(&samples);
+        let token = start + byte * 2048.0;
+        assert!((token / samples[0].seconds - 1.0).abs() < 0.02, "{token}");
     }
 }
