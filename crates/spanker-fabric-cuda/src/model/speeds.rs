@@ -23,11 +23,25 @@ use bench::Bench;
 
 /// Numbers of rows that are measured, up to a batch, which is one too.
 const ROWS: [u64; 7] = [1, 2, 8, 16, 32, 64, 128];
+/// Between these, tiles of products make steps: those are measured too, after no other tokens.
+const EDGES: [u64; 8] = [17, 33, 48, 49, 65, 96, 97, 112];
 /// Positions after which attention is measured, as far as the context goes.
 const POSITIONS: [u64; 3] = [16, 512, 2048];
 /// Bytes with which a rate is looked for.
 const MANY: f64 = 1e9;
 const SOURCE: &str = "the model's own programs on a few of its layers, just now";
+
+/// After how many tokens a step of so many is measured, the fewest first.
+fn positions(rows: u64, context: u64) -> Vec<u64> {
+    let last = context.saturating_sub(rows);
+    let mut positions: Vec<u64> = match rows {
+        1 => POSITIONS.iter().map(|&past| past.min(last)).collect(),
+        // A prompt's first batch, and its last.
+        _ => vec![0, last.min(POSITIONS[2])],
+    };
+    positions.dedup();
+    positions
+}
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +58,8 @@ pub struct Speeds {
     pub own_bytes: u64,
     /// Multiplications with additions in a second, of products of a whole batch.
     macs_per_second: f64,
-    /// The cards of each stage.
+    /// How matrices are split, and the cards of each stage.
+    split: Split,
     groups: Vec<Vec<usize>>,
     /// Cards of a stage that share a processor.
     share: usize,
@@ -84,21 +99,24 @@ impl Speeds {
         rows.dedup();
         let (mut lines, mut exchanges, mut besides) = (Vec::new(), Vec::new(), Vec::new());
         for &rows in &rows {
-            let last = context.saturating_sub(rows);
-            let mut positions: Vec<u64> = POSITIONS.iter().map(|&past| past.min(last)).collect();
-            if rows > 1 {
-                // A prompt's first batch, and its last.
-                positions = vec![0, last.min(POSITIONS[2])];
-            }
-            positions.dedup();
-            for past in positions {
-                let step = bench.step(rows, past)?;
+            let mut first: Option<Vec<fit::Timed>> = None;
+            for past in positions(rows, context) {
+                let mut step = bench.step(rows, past)?;
+                match &first {
+                    Some(first) => fit::charge_attention(first, &mut step.lines),
+                    None => first = Some(step.lines.clone()),
+                }
                 lines.extend(step.lines);
                 exchanges.extend(step.exchanges);
                 if rows == 1 {
                     besides.push(step.besides);
                 }
             }
+        }
+        for rows in EDGES.into_iter().filter(|&rows| rows < batch.min(context)) {
+            let step = bench.step(rows, 0)?;
+            // What attention takes for each of more positions cannot be seen here.
+            lines.extend(step.lines.into_iter().filter(|line| !line.is_attention()));
         }
         let exchange = (!exchanges.is_empty()).then(|| fit::exchange(&exchanges));
         let largest = groups.iter().map(Vec::len).max().unwrap_or(1);
@@ -118,6 +136,7 @@ impl Speeds {
             first_use_seconds: bench.preparing * bench.left_out,
             own_bytes: bench.own_bytes(),
             macs_per_second: if seconds > 0.0 { count as f64 / seconds } else { 1e12 },
+            split,
             groups: groups.iter().map(|group| group.iter().map(|one| one.0).collect()).collect(),
             share: if cluster.cards() > gpus.len() { largest.div_ceil(gpus.len()) } else { 1 },
         })
@@ -196,10 +215,12 @@ impl Speeds {
         };
         let group = self.groups.iter().max_by_key(|group| group.len());
         let group = group.filter(|group| group.len() > 1);
+        let collective = match self.split {
+            Split::Reduce => Collective::AllReduce,
+            _ => Collective::AllGather,
+        };
         let time = |cluster: &Cluster, bytes: f64| match (group, &self.groups[..]) {
-            (Some(cards), _) => {
-                price(cluster, Collective::AllGather, Algorithm::OneShot, cards).at(bytes).0
-            }
+            (Some(cards), _) => price(cluster, collective, Algorithm::OneShot, cards).at(bytes).0,
             (None, [one, two, ..]) => cluster.round(&[(one[0], two[0], bytes)]).0,
             _ => 0.0,
         };
@@ -233,9 +254,18 @@ mod tests {
             first_use_seconds: 1e-3,
             own_bytes: 9 << 20,
             macs_per_second: 1e13,
+            split: Split::Gather,
             groups: groups.iter().map(|group| group.to_vec()).collect(),
             share: groups[0].len(),
         }
+    }
+
+    #[test]
+    fn attention_is_measured_as_far_as_the_context_goes() {
+        assert_eq!(positions(1, 4096), [16, 512, 2048]);
+        assert_eq!(positions(1, 100), [16, 99]);
+        assert_eq!(positions(128, 1024), [0, 896]);
+        assert_eq!(positions(16, 16), [0]);
     }
 
     fn cards(count: usize) -> Cluster {
@@ -244,10 +274,12 @@ mod tests {
 
     #[test]
     fn an_exchange_is_priced_as_it_was_measured() {
-        for count in [2usize, 3, 4] {
+        let ways = [(Split::Gather, Collective::AllGather), (Split::Reduce, Collective::AllReduce)];
+        for (count, (split, collective)) in [2usize, 3, 4].into_iter().zip(ways.iter().cycle()) {
             let group: Vec<usize> = (0..count).collect();
-            let cluster = speeds(&[&group]).cluster(&cards(count)).unwrap();
-            let prices = price(&cluster, Collective::AllGather, Algorithm::OneShot, &group);
+            let measured = Speeds { split: *split, ..speeds(&[&group]) };
+            let cluster = measured.cluster(&cards(count)).unwrap();
+            let prices = price(&cluster, *collective, Algorithm::OneShot, &group);
             for bytes in [2048.0, 16384.0, 1048576.0] {
                 let (priced, measured) = (prices.at(bytes).0, 8e-5 + bytes * 2e-10);
                 assert!((priced / measured - 1.0).abs() < 0.01, "{count} {bytes}: {priced}");

@@ -22,7 +22,7 @@ use crate::{CudaError, Gpu};
 /// Bytes of weights and of keys and values at least, where there are so many: several times what caches hold.
 const BYTES: u64 = 512 << 20;
 /// Bytes of keys and values for each position that are enough, and from which context on they count.
-const KEPT: u64 = 256 << 10;
+const KEPT: u64 = 64 << 10;
 const MANY_POSITIONS: u64 = 256;
 /// Layers at least, where there are so many.
 const LAYERS: usize = 2;
@@ -213,7 +213,11 @@ impl Bench {
     /// What a step of so many rows takes after so many tokens.
     pub(super) fn step(&mut self, rows: u64, past: u64) -> Result<Stepped, CudaError> {
         let (spans, _) = self.several(rows, past, Watch::Lines)?;
-        let (ends, wall) = self.several(rows, past, Watch::Exchanges)?;
+        let is_told = rows == 1 || spans.iter().any(|span| span.exchanged.is_some());
+        let (ends, wall) = match is_told {
+            true => self.several(rows, past, Watch::Exchanges)?,
+            false => (Vec::new(), 0.0),
+        };
         let loads: Vec<Vec<Option<Load>>> =
             self.lists(rows, past).iter().map(|list| loads(list)).collect();
         let mut lines: Vec<Timed> = Vec::new();

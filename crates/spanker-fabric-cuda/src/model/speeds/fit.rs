@@ -55,10 +55,30 @@ impl Timed {
         CHIEF.into_iter().find(|&kind| self.loads.iter().any(|load| load.kind == kind))
     }
 
+    /// Whether its time belongs to attention.
+    pub(super) fn is_attention(&self) -> bool {
+        self.chief() == Some(OperatorKind::Attention)
+    }
+
     /// The operators to which its time belongs.
     fn charged(&self) -> impl Iterator<Item = &Load> {
         let chief = self.chief();
         self.loads.iter().filter(move |load| Some(load.kind) == chief)
+    }
+}
+
+/// Moves what lines take longer than in the same step after fewer tokens to the attention before them: nothing else
+/// depends on that, but blocks that were done with their heads wait for the others at the beginning of the next line.
+pub(super) fn charge_attention(fewer: &[Timed], lines: &mut [Timed]) {
+    let mut attention: Option<usize> = None;
+    for at in 0..lines.len().min(fewer.len()) {
+        if lines[at].is_attention() {
+            attention = Some(at);
+        } else if let Some(attention) = attention {
+            let longer = lines[at].seconds - fewer[at].seconds;
+            lines[at].seconds -= longer;
+            lines[attention].seconds += longer;
+        }
     }
 }
 
@@ -301,6 +321,28 @@ mod tests {
         assert!(norm(1) < 1e-9, "{}", norm(1));
         // With the start of the sum, which does not say how many rows it has.
         assert!((4e-6..6e-6).contains(&norm(16)), "{}", norm(16));
+    }
+
+    #[test]
+    fn what_products_wait_for_heads_that_look_further_back_is_attention() {
+        use OperatorKind::{Attention, Product};
+        let step = |past: u64, attention: f64, waiting: f64| {
+            vec![
+                line(1, &[load(Product, 1, 9_000_000)], 5e-6),
+                line(1, &[load(Attention, 1, 1000 * past)], attention),
+                line(1, &[load(Product, 1, 9_000_000)], 5e-6 + waiting),
+            ]
+        };
+        let few = step(16, 4e-6, 0.0);
+        let mut many = step(2048, 20e-6, 15e-6);
+        charge_attention(&few, &mut many);
+        let seconds: Vec<f64> = many.iter().map(|line| line.seconds).collect();
+        assert!((seconds[1] - 35e-6).abs() < 1e-12 && (seconds[2] - 5e-6).abs() < 1e-12);
+        let entries = operators(&[few.clone(), many.clone()].concat());
+        for (own, measured) in [(few, 14e-6), (many, 45e-6)] {
+            let priced = priced(&entries, &own);
+            assert!((priced / measured - 1.0).abs() < 0.02, "{priced} of {measured}");
+        }
     }
 
     #[test]
