@@ -218,8 +218,8 @@ impl Bench {
             true => self.several(rows, past, Watch::Exchanges)?,
             false => (Vec::new(), 0.0),
         };
-        let loads: Vec<Vec<Option<Load>>> =
-            self.lists(rows, past).iter().map(|list| loads(list)).collect();
+        let lists = self.lists(rows, past);
+        let loads: Vec<Vec<Option<Load>>> = lists.iter().map(|list| loads(list)).collect();
         let mut lines: Vec<Timed> = Vec::new();
         let mut before: Option<(usize, &Span)> = None;
         for span in spans.iter().filter(|span| span.exchanged.is_none()) {
@@ -238,11 +238,12 @@ impl Bench {
         }
         let (between, after) = self.between(&spans);
         let mut exchanges = Vec::new();
-        let ended: Vec<(u64, f64)> = meetings(&ends);
         let mut last = 0.0;
-        for ((bytes, end), lines) in ended.iter().zip(&between) {
-            exchanges.push(Met { rows, bytes: *bytes, seconds: end - last - lines });
-            last = *end;
+        for (met, lines) in meetings(&ends).into_iter().zip(&between) {
+            let hop = matches!(lists[met.seat].get(met.ops.start), Some(Op::Receive { .. }));
+            let (bytes, seconds) = (met.exchanged.unwrap_or(0), met.end - last - lines);
+            exchanges.push(Met { rows, hop, bytes, seconds });
+            last = met.end;
         }
         Ok(Stepped { lines, exchanges, besides: (wall - last - after).max(0.0) })
     }
@@ -278,16 +279,13 @@ impl Bench {
     }
 }
 
-/// Exchanges of groups and what arrives from other stages: bytes, and when it was over.
-fn meetings(spans: &[Span]) -> Vec<(u64, f64)> {
-    let mut met: Vec<(u64, f64)> = Vec::new();
-    let mut last = None;
-    for span in spans {
-        let Some(bytes) = span.exchanged.filter(|&bytes| bytes > 0) else { continue };
-        if last != Some(span.start) {
-            met.push((bytes, span.end));
+/// Exchanges of groups and what arrives from other stages, each once.
+fn meetings(spans: &[Span]) -> Vec<&Span> {
+    let mut met: Vec<&Span> = Vec::new();
+    for span in spans.iter().filter(|span| span.exchanged.is_some_and(|bytes| bytes > 0)) {
+        if met.last().is_none_or(|last| last.start != span.start) {
+            met.push(span);
         }
-        last = Some(span.start);
     }
     met
 }

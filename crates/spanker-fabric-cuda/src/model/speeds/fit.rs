@@ -223,6 +223,8 @@ fn of_rows(rows: u64, lines: &[&Timed], sizes: &[(OperatorKind, Taken)]) -> Vec<
 pub(super) struct Met {
     /// Rows of the step.
     pub(super) rows: u64,
+    /// Whether it came from another stage.
+    pub(super) hop: bool,
     /// Bytes of what everybody has afterwards.
     pub(super) bytes: u64,
     pub(super) seconds: f64,
@@ -231,7 +233,10 @@ pub(super) struct Met {
 /// What an exchange takes: a start, and a byte. A token is little more than starts, so these are those of steps of one
 /// row, where there are any; bytes are what makes larger ones take longer, each as important as any other.
 pub(super) fn exchange(samples: &[Met]) -> (f64, f64) {
-    let usable: Vec<&Met> = samples.iter().filter(|met| met.seconds > 0.0).collect();
+    // Messages between stages overlap: they count where groups exchange nothing.
+    let only_hops = samples.iter().all(|met| met.hop);
+    let is_usable = |met: &&Met| met.seconds > 0.0 && (only_hops || !met.hop);
+    let usable: Vec<&Met> = samples.iter().filter(is_usable).collect();
     let columns = |met: &&Met| vec![1.0 / met.seconds, met.bytes as f64 / met.seconds];
     let rows: Vec<Vec<f64>> = usable.iter().map(columns).collect();
     let [start, byte] = solve(&rows, &vec![1.0; rows.len()])[..] else { return (0.0, 0.0) };
@@ -364,6 +369,7 @@ mod tests {
     fn an_exchange_is_a_start_and_bytes() {
         let met = |rows: u64, bytes: u64, more: f64| Met {
             rows,
+            hop: false,
             bytes,
             seconds: 5e-5 + bytes as f64 * 2e-10 + more,
         };
@@ -371,6 +377,9 @@ mod tests {
         let samples = sizes.map(|bytes| met(bytes / 2048, bytes, 0.0));
         let (start, byte) = exchange(&samples);
         assert!((start - 5e-5).abs() < 1e-7 && (byte - 2e-10).abs() < 1e-12, "{start} {byte}");
+        // Half of a message that came while nobody looked says nothing.
+        let hop = Met { hop: true, seconds: 1e-5, ..met(512, 1 << 20, 0.0) };
+        assert_eq!(exchange(&[&samples[..], &[hop]].concat()), (start, byte));
         // Where large ones have another start, those of tokens keep theirs.
         let samples = sizes
             .map(|bytes| met(bytes / 2048, bytes, if bytes > 9e4 as u64 { 9e-5 } else { 0.0 }));
