@@ -285,7 +285,7 @@ fn every_operator_belongs_to_a_line_or_an_exchange() {
 
 #[test]
 fn cards_of_a_group_have_the_same_lines_around_what_they_exchange() {
-    let halves: std::sync::Arc<[std::ops::Range<u64>]> = vec![0..5848, 5848..11696].into();
+    let halves: std::sync::Arc<[Range<u64>]> = vec![0..5848, 5848..11696].into();
     let gather = Op::Gather { parts: halves, rows: 1, from: at(8), into: at(9) };
     let program = [gate_and_up(), vec![round(5, 8, 1, 11008), gather.clone()]].concat();
     let address = |place: Place| place.buffer.0 << 32 | place.offset;
