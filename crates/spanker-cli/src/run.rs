@@ -181,10 +181,6 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
 }
 
 fn on_gpus(args: &Args) -> anyhow::Result<()> {
-    if args.records() {
-        let text = "--trace and --compare are not there for --fabric cuda: a step is one kernel";
-        return Err(Usage(text.into()).into());
-    }
     let loaded = Loaded::open(&args.llm)?;
     let ready = Ready::new(args, &loaded)?;
     let request = ready.request.clone();
@@ -202,16 +198,18 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
         None => {
             let count = llm::thread_cards(args.cards.as_ref(), shares)?;
             let gpus = llm::gpu::Gpus::open(count)?;
-            let cluster = gpus.cluster(&loaded, count)?;
             let split = args.split.unwrap_or(Split::Gather);
+            let cluster = gpus.cluster_for(&loaded, split, count)?;
             let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
             (gpus, plan)
         }
     };
-    let (runner, memory) = gpus.runner(&loaded, &plan)?;
+    let recorder = args.records().then(Recorder::new);
+    let (runner, memory) = gpus.recorded_runner(&loaded, &plan, recorder.as_ref())?;
     let (runner, mut mend) = args.audit.twice(&loaded, &plan, runner)?;
     let answer = ready.answer(args, &loaded, Session::new(runner), &mut mend)?;
-    finish(args, &answer, &Ran { plan, lost: 0, marks: Vec::new(), place: None, memory, prompt })
+    let marks = recorder.unwrap_or_default().marks();
+    finish(args, &answer, &Ran { plan, lost: 0, marks, place: None, memory, prompt })
 }
 
 /// The front of a run whose cards are processes.

@@ -22,7 +22,7 @@ pub use cudarc::driver::{
 pub use discover::{CudaCard, Discovered, Logical, discover, discover_logical};
 pub use error::CudaError;
 pub use load::{Part, require};
-pub use model::{Processors, Programs, Speeds};
+pub use model::{Processors, Programs, Speeds, Subject};
 pub use nccl::Nccl;
 pub use nvml::{NvLink, Pcie};
 pub use probe::{Figure, GpuProbe, PeerProbe, copy_rate, probe, probe_peer};

@@ -10,7 +10,7 @@ mod streams;
 mod told;
 
 pub use machine::{Processors, Programs};
-pub use speeds::Speeds;
+pub use speeds::{Speeds, Subject};
 
 pub(crate) use lines::{Line, kind, many_rows};
 pub(crate) use station::{Station, address};

@@ -39,7 +39,7 @@ pub use evaluator::{Evaluator, Rounding};
 pub use fingerprint::fingerprint;
 pub use inproc::InProcess;
 pub use layout::check_plan;
-pub use machine::{Machine, OnMachine};
+pub use machine::{Machine, OnMachine, Spent};
 pub use measure::{Subject, measure};
 pub use network::{Network, Rope};
 pub use ranks::{Follower, Front, OnRanks, follow};

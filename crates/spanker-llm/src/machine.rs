@@ -8,12 +8,15 @@ use std::time::Instant;
 
 use ggml_spanker::ops;
 use spanker_model::Quant;
-use spanker_plan::{ALIGNMENT, Buffer, BufferId, Op, Piece, Place, Plan, Programs, Want};
+use spanker_plan::{
+    ALIGNMENT, Activity, Buffer, BufferId, Label, Mark, Member, Op, Piece, Place, Plan, Programs,
+    Want,
+};
 use spanker_topology::ExchangeKind;
 
 use crate::layout::{self, Planned};
 use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing, merged};
-use crate::{LlmError, Loading, Network};
+use crate::{LlmError, Loading, Network, Recorder};
 
 /// Cards that go through programs themselves.
 ///
@@ -76,6 +79,44 @@ pub trait Machine {
         tokens: &[u32],
         past: usize,
     ) -> Result<u64, LlmError>;
+
+    /// The same, and what each card did when. Cards may wait for each other where they otherwise do not.
+    ///
+    /// # Errors
+    /// What the card that failed says.
+    fn run_traced(
+        &mut self,
+        program: &Self::Program,
+        tokens: &[u32],
+        past: usize,
+    ) -> Result<(u64, Vec<Spent>), LlmError> {
+        Ok((self.run(program, tokens, past)?, Vec::new()))
+    }
+
+    /// Bytes that a program takes on a seat's card, besides the buffers that it works on.
+    fn program_bytes(&self, _program: &Self::Program, _seat: usize) -> u64 {
+        0
+    }
+
+    /// Bytes that the machine needs on a seat's card for itself.
+    fn own_bytes(&self, _seat: usize) -> u64 {
+        0
+    }
+}
+
+/// A span of time of one card, in seconds since the step began.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Spent {
+    /// The card's place in the plan.
+    pub seat: usize,
+    /// The operators of its program that were done.
+    pub ops: Range<usize>,
+    /// When they began.
+    pub start: f64,
+    /// When they were over.
+    pub end: f64,
+    /// Whether they are an exchange with other cards.
+    pub exchange: bool,
 }
 
 /// A network on a [`Machine`].
@@ -85,12 +126,33 @@ pub struct OnMachine<M: Machine> {
     vocab: u64,
     memory: Vec<MemoryUse>,
     machine: M,
-    /// By rows, and whether there is a head.
-    programs: HashMap<(usize, bool), M::Program>,
+    programs: HashMap<Shape, Prepared<M::Program>>,
+    /// Where to write what cards do, and when that began.
+    trace: Option<(Recorder, Instant)>,
+    /// Steps of one token since the last that was traced.
+    untraced: u32,
+}
+
+/// A program that is ready, and for each seat what its operators belong to.
+#[derive(Debug)]
+struct Prepared<P> {
+    program: P,
+    labels: Vec<Vec<Label>>,
+}
+
+/// What steps have in common that one program is for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Shape {
+    rows: usize,
+    head: bool,
+    /// The rank of the first group that has each token's row of the embedding table, where these are several.
+    owners: Vec<u8>,
 }
 
 /// Programs that are kept: decoding, whole batches, and a few last ones of prompts.
 const MOST_PROGRAMS: usize = 16;
+/// Of so many steps of one token, one is traced: reading what a card noted takes as long as a hundredth of a small step.
+const TRACED: u32 = 4;
 
 impl<M: Machine> OnMachine<M> {
     /// Loads a network. `loading` is told how far it is.
@@ -146,7 +208,10 @@ impl<M: Machine> OnMachine<M> {
             machine.write(member, one.place(Buffer::Table), bytemuck::cast_slice(&table))?;
         }
         let vocab = network.model().vocab;
-        Ok(OnMachine { layout, vocab, memory, machine, programs: HashMap::new() })
+        let (programs, trace, untraced) = (HashMap::new(), None, 0);
+        let mut ready = OnMachine { layout, vocab, memory, machine, programs, trace, untraced };
+        ready.warm_up(context)?;
+        Ok(ready)
     }
 
     /// What each card was planned to allocate, and what was asked of the machine for it.
@@ -155,37 +220,113 @@ impl<M: Machine> OnMachine<M> {
         &self.memory
     }
 
+    /// Bytes on each card besides what was planned for the model: programs that are kept, and what the machine has
+    /// for itself.
+    #[must_use]
+    pub fn besides(&self) -> Vec<u64> {
+        let of = |seat: usize| {
+            let programs = self.programs.values();
+            let kept: u64 =
+                programs.map(|one| self.machine.program_bytes(&one.program, seat)).sum();
+            kept + self.machine.own_bytes(seat)
+        };
+        (0..self.layout.members().len()).map(of).collect()
+    }
+
     /// The machine.
     #[must_use]
     pub fn machine(&self) -> &M {
         &self.machine
     }
 
-    fn prepare(&mut self, step: &Step<'_>) -> Result<M::Program, LlmError> {
+    /// Records from now on what each card does when: in every step of several tokens, and in one of a few steps of
+    /// one token.
+    pub fn record(&mut self, recorder: &Recorder) {
+        self.trace = Some((recorder.clone(), Instant::now()));
+        self.untraced = TRACED - 1;
+    }
+
+    fn prepare(&mut self, step: &Step<'_>) -> Result<Prepared<M::Program>, LlmError> {
         let parts = [layout::part(step)];
         let whole = spanker_plan::Step { parts: &parts };
         let programs = self.layout.step(&whole, &|from, to| vec![from, to]);
-        self.machine.prepare(&programs, self.layout.groups())
+        let labels = programs.iter().map(|list| labels(list)).collect();
+        let program = self.machine.prepare(&programs, self.layout.groups())?;
+        Ok(Prepared { program, labels })
+    }
+
+    /// Whether a step is to be traced.
+    fn is_traced(&mut self, step: &Step<'_>) -> bool {
+        if self.trace.is_none() {
+            return false;
+        }
+        if step.tokens.len() > 1 {
+            return true;
+        }
+        self.untraced = (self.untraced + 1) % TRACED;
+        self.untraced == 0
     }
 
     fn run(&mut self, step: &Step<'_>) -> Result<u64, LlmError> {
         let want = if step.want == Want::Nothing { Want::Nothing } else { Want::Logits };
-        // Which rank has a token's row is part of the program of several.
-        if self.layout.groups()[0].len() > 1 {
-            let fresh = Step { past: 0, want, ..*step };
-            let program = self.prepare(&fresh)?;
-            return self.machine.run(&program, step.tokens, step.past);
-        }
-        let key = (step.tokens.len(), want != Want::Nothing);
+        let key = Shape {
+            rows: step.tokens.len(),
+            head: want != Want::Nothing,
+            owners: self.owners(step.tokens),
+        };
         if !self.programs.contains_key(&key) {
             if self.programs.len() >= MOST_PROGRAMS {
                 self.programs.clear();
             }
-            let blanks = vec![0; step.tokens.len()];
-            let program = self.prepare(&Step { tokens: &blanks, past: 0, want })?;
-            self.programs.insert(key, program);
+            let program = self.prepare(&Step { past: 0, want, ..*step })?;
+            self.programs.insert(key.clone(), program);
         }
-        self.machine.run(&self.programs[&key], step.tokens, step.past)
+        let traced = self.is_traced(step);
+        let ready = &self.programs[&key];
+        let Some((recorder, origin)) = self.trace.as_ref().filter(|_| traced) else {
+            return self.machine.run(&ready.program, step.tokens, step.past);
+        };
+        let shift = origin.elapsed().as_secs_f64();
+        let (sent, spans) = self.machine.run_traced(&ready.program, step.tokens, step.past)?;
+        let members = self.layout.members();
+        recorder.add(spans.iter().map(|span| {
+            let mut label = ready.labels[span.seat].get(span.ops.start).copied().unwrap_or(OUTSIDE);
+            label.token = step.past as u32;
+            if span.exchange && label.activity != Activity::Handoff {
+                label.activity = Activity::Exchange;
+            }
+            let (op, ops) = (span.ops.start as u32, span.ops.len() as u32);
+            let (card, start, end) = (members[span.seat].card as u32, span.start, span.end);
+            Mark { card, label, op, ops, start: start + shift, end: end + shift, parts: None }
+        }));
+        Ok(sent)
+    }
+
+    /// Which rank of the first group has each token's row of the embedding table: a part of the program of several.
+    fn owners(&self, tokens: &[u32]) -> Vec<u8> {
+        let group = self.layout.groups()[0].clone();
+        if group.len() == 1 {
+            return Vec::new();
+        }
+        let members = &self.layout.members()[group];
+        let owner = |&token: &u32| {
+            let has = |member: &Member| member.shard.vocab.contains(&u64::from(token));
+            members.iter().position(has).unwrap_or(0) as u8
+        };
+        tokens.iter().map(owner).collect()
+    }
+
+    /// Runs a step of one token and a whole batch of them, so that the first prompt finds programs and code in place.
+    /// What they leave behind is written again before anybody reads it.
+    fn warm_up(&mut self, context: usize) -> Result<(), LlmError> {
+        let rows = self.batch().min(context);
+        let tokens = vec![0; rows];
+        let rows = if rows > 1 { &[1, rows][..] } else { &[1] };
+        for &rows in rows {
+            let want = if rows == 1 { Want::Logits } else { Want::Nothing };
+            self.run(&Step { tokens: &tokens[..rows], past: 0, want })?;
+        }
+        self.logits().map(|_| ())
     }
 
     /// The logits of all cards of the last stage, with the first token of each.
@@ -201,6 +342,20 @@ impl<M: Machine> OnMachine<M> {
         }
         Ok(all)
     }
+}
+
+const OUTSIDE: Label = Label { activity: Activity::Host, layer: 0, token: 0 };
+
+/// What each operator of a list belongs to.
+fn labels(list: &[Op]) -> Vec<Label> {
+    let mut label = OUTSIDE;
+    let of = |op: &Op| {
+        if let Op::Mark { activity, layer } = op {
+            label = Label { activity: *activity, layer: *layer, token: 0 };
+        }
+        label
+    };
+    list.iter().map(of).collect()
 }
 
 impl<M: Machine> Runner for OnMachine<M> {

@@ -15,9 +15,11 @@ use std::sync::Arc;
 
 use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
-use spanker_llm::{LlmError, Machine, Network, OnMachine, Runner, Step, Want, trail};
+use spanker_llm::{
+    LlmError, Machine, Network, OnMachine, Recorder, Runner, Spent, Step, Want, trail,
+};
 use spanker_model::Quant;
-use spanker_plan::{Op, Plan, Split};
+use spanker_plan::{Activity, Label, Op, Plan, Split};
 use spanker_runtime::{BufferId, Place, Work};
 
 use recipe::Recipe;
@@ -299,6 +301,76 @@ impl Machine for Plain {
         }
         Ok(0)
     }
+
+    fn run_traced(
+        &mut self,
+        program: &Programs,
+        tokens: &[u32],
+        past: usize,
+    ) -> Result<(u64, Vec<Spent>), LlmError> {
+        self.run(program, tokens, past)?;
+        let spent = program.0.iter().enumerate().flat_map(|(seat, list)| {
+            let of = move |(at, op): (usize, &Op)| {
+                let (start, end) = (at as f64, at as f64 + 1.0);
+                Spent { seat, ops: at..at + 1, start, end, exchange: op.is_exchange() }
+            };
+            list.iter().enumerate().map(of)
+        });
+        Ok((0, spent.collect()))
+    }
+
+    fn program_bytes(&self, _: &Programs, seat: usize) -> u64 {
+        100 + seat as u64
+    }
+
+    fn own_bytes(&self, _: usize) -> u64 {
+        1000
+    }
+}
+
+#[test]
+fn a_recorded_machine_says_what_operators_belong_to_and_leaves_most_tokens_alone() {
+    let recipe = Recipe::llama(Quant::Q8_0, [4, 2, 32], 128, 256);
+    let network = Arc::new(recipe.network());
+    let plan = plan(&network, Split::Gather, &together(&[1.0, 1.0]));
+    let machine = Plain::default();
+    let mut runner = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
+    let recorder = Recorder::new();
+    runner.record(&recorder);
+    runner.step(&Step { tokens: &[1, 2, 3], past: 0, want: Want::Nothing }).unwrap();
+    for past in 3..8 {
+        runner.step(&Step { tokens: &[4], past, want: Want::Logits }).unwrap();
+    }
+    let marks = recorder.marks();
+    let mut tokens: Vec<u32> = marks.iter().map(|mark| mark.label.token).collect();
+    tokens.dedup();
+    assert_eq!(tokens, [0, 3, 7], "the prompt, the first token and the fifth");
+    for card in [0, 1] {
+        let own = marks.iter().filter(|mark| mark.card == card && mark.label.token == 3);
+        let labels: Vec<Label> = own.clone().map(|mark| mark.label).collect();
+        let is = |activity: Activity| labels.iter().any(|label| label.activity == activity);
+        assert!(is(Activity::Attention) && is(Activity::Exchange) && is(Activity::Head));
+        assert!(own.enumerate().all(|(at, mark)| (mark.op as usize, mark.ops) == (at, 1)));
+    }
+    // Two programs were made at the start for the owner of token 0, and perhaps others for other owners.
+    let besides = runner.besides();
+    let programs = runner.machine().prepared as u64;
+    assert_eq!(besides, [1000 + programs * 100, 1000 + programs * 101]);
+}
+
+#[test]
+fn programs_of_a_group_are_made_ready_once_for_each_owner_of_tokens() {
+    let recipe = Recipe::llama(Quant::Q8_0, [4, 2, 32], 128, 256);
+    let network = Arc::new(recipe.network());
+    let plan = plan(&network, Split::Gather, &together(&[1.0, 1.0]));
+    let machine = Plain::default();
+    let mut runner = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
+    let made = runner.machine().prepared;
+    let last = network.model().vocab as u32 - 1;
+    for (past, token) in [1, last, 2, last - 1, 0].into_iter().enumerate() {
+        runner.step(&Step { tokens: &[token], past, want: Want::Logits }).unwrap();
+    }
+    assert_eq!(runner.machine().prepared, made + 1, "the second card's tokens need another");
 }
 
 fn assert_like_threads(what: &str, recipe: &Recipe, network: &Arc<Network<Vec<u8>>>, plan: &Plan) {

@@ -27,7 +27,7 @@ fn unpriced(
 ) -> Vec<(OperatorKind, Option<Quant>)> {
     let cards = layout.cards().len();
     let cluster = Cluster::uniform(profile.clone(), cards, Shape::Switch).unwrap();
-    let space = Space { context: 64, batch: 16, sequences: 1 };
+    let space = Space { context: 64, batch: 16, sequences: 1, audit: spanker_plan::Audit::NONE };
     let programs = Programs::symbolic(network.model(), &cluster, &layout.replicas[0], space);
     let mut missing = Vec::new();
     for rows in [1, 2, 5, 16] {

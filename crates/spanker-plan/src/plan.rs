@@ -353,12 +353,21 @@ impl Plan {
         crate::predict::predict(&pricer, &self.layout)
     }
 
-    /// The same for a prompt whose tokens are known.
+    /// The same for the first prompt of a run, whose tokens are known.
     #[must_use]
     pub fn predict_prompt(&self, tokens: &[u32]) -> Prediction {
         let pricer = Pricer::new(&self.model, &self.cluster, &self.request).exactly();
         let pricer = pricer.with_prompt(tokens);
-        crate::predict::predict(&pricer, &self.layout)
+        let mut prediction = crate::predict::predict(&pricer, &self.layout);
+        let first_use = |card: usize| {
+            let compute = &self.cluster.profile(card).compute;
+            compute.first_use.as_ref().map_or(Seconds::ZERO, |value| value.value)
+        };
+        let cards = self.layout.cards();
+        let first = cards.into_iter().map(first_use).fold(Seconds::ZERO, Seconds::max);
+        prediction.ttft += first;
+        prediction.ttft_terms.fixed += first;
+        prediction
     }
 
     /// What each card allocates, in order: card, then buffers.

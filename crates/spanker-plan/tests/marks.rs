@@ -3,8 +3,8 @@
 
 use spanker_model::{Model, Quant, builtin};
 use spanker_plan::{
-    Activity, Conditions, Cost, Layout, Mark, OPERATORS_PER_LAYER, Objective, Op, Part, Plan,
-    Programs, Request, Space, Split, Step, Trace, Want, Work, load, simulate,
+    Activity, Audit, Conditions, Cost, Layout, Mark, OPERATORS_PER_LAYER, Objective, Op, Part,
+    Plan, Programs, Request, Space, Split, Step, Trace, Want, Work, load, simulate,
 };
 use spanker_topology::{Cluster, Profile, Shape};
 

@@ -220,7 +220,7 @@ proptest! {
         drawn in prop::collection::vec((1u64..24, 0u64..300, 0u8..4), 1..4),
     ) {
         let layout = layout(&model, cluster.cards(), split, &cut, &shares);
-        let space = Space { context, batch: batch.min(context).max(sequences), sequences };
+        let space = Space { context, batch: batch.min(context).max(sequences), sequences, audit: spanker_plan::Audit::NONE };
         let found = walk((&model, &cluster, &layout), space, &drawn, |_| {});
         prop_assert!(found.is_empty(), "{}", found.join("\n"));
     }
@@ -256,7 +256,7 @@ proptest! {
 fn a_buffer_of_half_its_size_is_found_by_the_walk() {
     let model = builtin("smollm2-135m", Quant::Q4K).unwrap();
     let ring = Cluster::uniform(Profile::builtin("rev-a").unwrap(), 4, Shape::Ring).unwrap();
-    let space = Space { context: 64, batch: 8, sequences: 2 };
+    let space = Space { context: 64, batch: 8, sequences: 2, audit: spanker_plan::Audit::NONE };
     let drawn = [(4, 60, 2), (4, 60, 2)];
     let mut planted = Vec::new();
     for (split, cut) in [

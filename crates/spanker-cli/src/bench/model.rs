@@ -225,9 +225,10 @@ fn on_gpus(
     cards: usize,
 ) -> anyhow::Result<()> {
     let begun = Instant::now();
-    let cluster = gpus.cluster(loaded, cards)?;
-    let split = Some(args.split.unwrap_or(Split::Gather));
-    let plan = layout::plan(loaded.network.model(), cluster, request(args, loaded), split, None)?;
+    let split = args.split.unwrap_or(Split::Gather);
+    let cluster = gpus.cluster_for(loaded, split, cards)?;
+    let request = request(args, loaded);
+    let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), None)?;
     let session = Session::new(gpus.runner(loaded, &plan)?.0);
     let load = opened + begun.elapsed();
     let row = Row { bandwidths: vec![gpus.read_rate()?], ..Row::default() };

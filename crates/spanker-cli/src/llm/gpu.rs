@@ -10,12 +10,14 @@ pub(crate) use without::Gpus;
 mod with {
     use std::sync::Arc;
 
-    use spanker_fabric_cuda::{Gpu, Processors, Speeds, discover, discover_logical, gpu_count};
-    use spanker_llm::{MemoryUse, OnMachine, Runner};
-    use spanker_plan::Plan;
+    use spanker_fabric_cuda::{
+        Gpu, Processors, Speeds, Subject, discover, discover_logical, gpu_count,
+    };
+    use spanker_llm::{MemoryUse, OnMachine, Recorder, Runner};
+    use spanker_plan::{Plan, Split as Matrices};
     use spanker_topology::{Cluster, Profile};
 
-    use crate::llm::{Loaded, loading};
+    use crate::llm::{Loaded, Split, layout, loading};
     use crate::{Usage, output};
 
     /// The processors that the driver shows.
@@ -29,31 +31,54 @@ mod with {
             Ok(Gpus(gpus.collect::<Result<_, _>>()?))
         }
 
-        /// Cards that are processors, or logical ones that share the first; with what these do with weights like
-        /// the model's, measured for a moment.
+        /// Cards that are processors, or logical ones that share the first; with what these do with the model as
+        /// one group, measured for a moment.
         pub(crate) fn cluster(&self, loaded: &Loaded, cards: usize) -> anyhow::Result<Cluster> {
+            self.cluster_for(loaded, Split::Gather, cards)
+        }
+
+        /// The same for cards that have the model in this split.
+        pub(crate) fn cluster_for(
+            &self,
+            loaded: &Loaded,
+            split: Split,
+            cards: usize,
+        ) -> anyhow::Result<Cluster> {
             let found = match cards > self.0.len() {
                 false => discover()?,
                 true => discover_logical(0, cards)?,
             };
-            let model = loaded.network.model();
-            output::progress("measuring the GPU ..");
-            let speeds = Speeds::measure(&self.0[0], model);
-            output::progress_done();
-            let speeds = speeds?;
             let published = found.cluster()?;
-            let profiles = (0..cards).map(|card| {
-                let share = if cards > self.0.len() { cards } else { 1 };
-                speeds.profile(published.profile(card), share)
-            });
-            let profiles: Vec<Profile> = profiles.collect();
-            Ok(Cluster::new(profiles, found.shape())?)
+            let profiles: Vec<Profile> =
+                (0..cards).map(|card| published.profile(card).clone()).collect();
+            let cluster = Cluster::new(profiles, found.shape())?;
+            let subject = Subject {
+                model: loaded.network.model(),
+                split: if split == Split::Reduce { Matrices::Reduce } else { Matrices::Gather },
+                groups: &layout::groups(split, &vec![1.0; cards]),
+                context: loaded.context,
+                batch: loaded.batch,
+            };
+            output::progress("measuring the GPU ..");
+            let speeds = Speeds::measure(&self.0, &cluster, &subject);
+            output::progress_done();
+            Ok(speeds?.cluster(&cluster)?)
         }
 
         pub(crate) fn runner(
             &self,
             loaded: &Loaded,
             plan: &Plan,
+        ) -> anyhow::Result<(Box<dyn Runner>, Vec<MemoryUse>)> {
+            self.recorded_runner(loaded, plan, None)
+        }
+
+        /// A runner that writes down what the cards do, where somebody wants to know.
+        pub(crate) fn recorded_runner(
+            &self,
+            loaded: &Loaded,
+            plan: &Plan,
+            recorder: Option<&Recorder>,
         ) -> anyhow::Result<(Box<dyn Runner>, Vec<MemoryUse>)> {
             let cards = plan.layout.cards();
             if cards.len() > 256 {
@@ -64,8 +89,11 @@ mod with {
             let runner =
                 OnMachine::load(&loaded.network, plan, context, batch, processors, &loading);
             output::progress_done();
-            let runner = runner?;
+            let mut runner = runner?;
             let memory = runner.memory().to_vec();
+            if let Some(recorder) = recorder {
+                runner.record(recorder);
+            }
             Ok((Box::new(runner), memory))
         }
 
@@ -78,11 +106,11 @@ mod with {
 
 #[cfg(not(feature = "cuda"))]
 mod without {
-    use spanker_llm::{MemoryUse, Runner};
+    use spanker_llm::{MemoryUse, Recorder, Runner};
     use spanker_plan::Plan;
     use spanker_topology::Cluster;
 
-    use crate::llm::Loaded;
+    use crate::llm::{Loaded, Split};
 
     /// No processors: this build cannot have any.
     pub(crate) enum Gpus {}
@@ -98,12 +126,30 @@ mod without {
             match *self {}
         }
 
-        pub(crate) fn runner(
+        pub(crate) fn cluster_for(
+            &self,
+            _: &Loaded,
+            _: Split,
+            _: usize,
+        ) -> anyhow::Result<Cluster> {
+            match *self {}
+        }
+
+        pub(crate) fn recorded_runner(
             &self,
             _: &Loaded,
             _: &Plan,
+            _: Option<&Recorder>,
         ) -> anyhow::Result<(Box<dyn Runner>, Vec<MemoryUse>)> {
             match *self {}
+        }
+
+        pub(crate) fn runner(
+            &self,
+            loaded: &Loaded,
+            plan: &Plan,
+        ) -> anyhow::Result<(Box<dyn Runner>, Vec<MemoryUse>)> {
+            self.recorded_runner(loaded, plan, None)
         }
 
         pub(crate) fn read_rate(&self) -> anyhow::Result<f64> {

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker probe --fabric cuda`: GPUs, how they are connected, and what they do, measured; as a profile too.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 use spanker_fabric_cuda::{
-    CudaCard, CudaError, Discovered, Figure, Gpu, GpuProbe, PeerProbe, discover, discover_logical,
-    measured, probe, probe_peer,
+    CudaCard, CudaError, Discovered, Figure, Gpu, GpuProbe, PeerProbe, Speeds, Subject, discover,
+    discover_logical, measured, probe, probe_peer,
 };
+use spanker_model::Quant;
+use spanker_plan::Split;
 use spanker_scheduler::{Link, Topology};
-use spanker_topology::{BytesPerSecond, Seconds};
+use spanker_topology::{BytesPerSecond, Cluster, Profile, Seconds};
 
 use super::Args;
 use crate::{Usage, files, output};
@@ -76,7 +80,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if let (Some(path), Some(card), Some(probe)) =
         (&args.save, topology.sails().first(), probes.first())
     {
-        files::write(path, &measured(card, shape, probe).to_toml())?;
+        let profile = with_operators(gpus, measured(card, shape, probe), topology.sails().len())?;
+        files::write(path, &profile.to_toml())?;
     }
     let report = Report {
         cuda,
@@ -91,6 +96,35 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         true => output::line(&serde_json::to_string(&report)?),
         false => show(&report, args),
     }
+}
+
+/// The types of weights whose products are measured for a profile that is saved.
+const TYPES: [Quant; 3] = [Quant::Q4_0, Quant::Q4K, Quant::Q8_0];
+/// The model whose programs are measured, and its context and batch.
+const MEASURED: (&str, usize, usize) = ("llama-2-7b", 2048, 128);
+
+/// A profile with what operators and exchanges of a model take on its card.
+fn with_operators(gpus: Vec<Gpu>, profile: Profile, cards: usize) -> anyhow::Result<Profile> {
+    let (name, context, batch) = MEASURED;
+    let gpus: Vec<Arc<Gpu>> = gpus.into_iter().map(Arc::new).collect();
+    let shape = profile.topology;
+    let cluster = Cluster::uniform(profile, cards, shape)?;
+    let groups = [(0..cards).map(|card| (card, 1.0)).collect()];
+    let mut all: Option<Speeds> = None;
+    for quant in TYPES {
+        output::progress(&format!("measuring {name} in {quant}"));
+        let (model, split) = (&spanker_model::builtin(name, quant)?, Split::Gather);
+        let subject = Subject { model, split, groups: &groups, context, batch };
+        let speeds = Speeds::measure(&gpus, &cluster, &subject);
+        output::progress_done();
+        let speeds = speeds?;
+        match &mut all {
+            Some(all) => all.with_products(&speeds),
+            None => all = Some(speeds),
+        }
+    }
+    let Some(speeds) = all else { return Ok(cluster.profile(0).clone()) };
+    Ok(speeds.cluster(&cluster)?.profile(0).clone())
 }
 
 fn show(report: &Report, args: &Args) -> anyhow::Result<()> {

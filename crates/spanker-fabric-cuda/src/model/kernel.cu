@@ -186,6 +186,13 @@ __device__ void copy_line(const Line &line) {
         ((u16 *)line.p[1])[i] = read((const u16 *)line.p[0] + i);
 }
 
+__device__ __forceinline__ void note_time(u64 *times, u32 at) {
+    if (times == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
+    u64 now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    times[at] = now;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 spanker_card(const Line *lines, u32 count, Step step) {
     __shared__ Line window[NEAR_LINES];
@@ -209,6 +216,7 @@ spanker_card(const Line *lines, u32 count, Step step) {
         step.unwritten[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
 #endif
     for (u32 at = 0; at < count; at++) {
+        note_time(step.times, at);
         const Line &line = window[at % NEAR_LINES];
         u8 *memory = shared;
         // Keys and values come closer a line before they are needed.
@@ -261,4 +269,5 @@ spanker_card(const Line *lines, u32 count, Step step) {
             if (more) ((u32 *)&window[at % NEAR_LINES])[threadIdx.x] = word;
         }
     }
+    note_time(step.times, count);
 }

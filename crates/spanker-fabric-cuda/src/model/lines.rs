@@ -5,6 +5,8 @@
 //! of the kernel wait for each other after a line, and that takes about as long as a small matrix. The results have the
 //! same bits either way.
 
+use std::ops::Range;
+
 use spanker_model::Quant;
 use spanker_plan::Op;
 use spanker_runtime::{Place, Work};
@@ -93,6 +95,9 @@ pub(super) struct Parts {
     pub(super) shared: u32,
     /// Besides the weights that are on their way.
     pub(super) streamed: u32,
+    /// For every line and every exchange, in order: the operators of the program that it does. What takes no line
+    /// belongs to the next one.
+    pub(super) ops: Vec<Range<usize>>,
 }
 
 /// Parts at most of a program with lines whose weights come ahead of time: starting a kernel takes longer than that saves.
@@ -104,28 +109,31 @@ pub(super) fn translate(
     alone: bool,
     setting: &Setting<'_>,
 ) -> Result<Parts, CudaError> {
-    let ops: Vec<&Op> = program.iter().filter(|op| !matches!(op, Op::Mark { .. })).collect();
+    let is_done = |(_, op): &(usize, &Op)| !matches!(op, Op::Mark { .. });
+    let (numbers, ops): (Vec<usize>, Vec<&Op>) = program.iter().enumerate().filter(is_done).unzip();
     let worth = |op: &&Op| vector(Some(op)).is_some_and(|product| streams::is_streamed(&product));
     if alone && setting.streams > 0 && ops.iter().any(worth) {
-        let parts = written(&ops, alone, setting, setting.streams)?;
+        let parts = written(&ops, &numbers, alone, setting, setting.streams)?;
         if parts.parts.len() <= MOST_PARTS {
             return Ok(parts);
         }
     }
-    written(&ops, alone, setting, 0)
+    written(&ops, &numbers, alone, setting, 0)
 }
 
-/// A program as lines, with weights ahead of time in so many blocks.
+/// A program as lines, with weights ahead of time in so many blocks. `numbers` are those of the operators.
 fn written(
     ops: &[&Op],
+    numbers: &[usize],
     alone: bool,
     setting: &Setting<'_>,
     streams: u32,
 ) -> Result<Parts, CudaError> {
     let parts = Parts::default();
     let mut writer = Writer { setting, parts, lines: Vec::new(), alone, streams, rounding: None };
-    let mut rest = ops;
+    let (mut rest, mut begun) = (ops, 0);
     while let Some(first) = rest.first() {
+        let before = writer.parts.ops.len();
         let taken = match writer.fused(rest)? {
             0 => {
                 writer.plain(first)?;
@@ -134,6 +142,12 @@ fn written(
             taken => taken,
         };
         rest = &rest[taken..];
+        let done = ops.len() - rest.len();
+        if writer.parts.ops.len() > before {
+            let own = numbers[begun]..numbers[done - 1] + 1;
+            writer.parts.ops[before..].fill(own);
+            begun = done;
+        }
     }
     writer.close();
     Ok(writer.parts)
@@ -251,6 +265,7 @@ impl Writer<'_> {
         };
         self.parts.shared = self.parts.shared.max(plain);
         self.parts.streamed = self.parts.streamed.max(streamed);
+        self.parts.ops.push(0..0);
         self.lines.push(line);
     }
 
@@ -310,9 +325,6 @@ impl Writer<'_> {
 
     /// Writes one line for several operators. Returns how many these are.
     fn fused(&mut self, ops: &[&Op]) -> Result<usize, CudaError> {
-        if !self.alone {
-            return Ok(0);
-        }
         match ops.first() {
             Some(Op::Work(Work::Norm { from, weight, into, rows: 1, epsilon, .. }))
                 if from != into =>
@@ -600,6 +612,7 @@ impl Writer<'_> {
             Op::Sum { .. } | Op::Broadcast { .. } if self.alone => Ok(()),
             exchange => {
                 self.close();
+                self.parts.ops.push(0..0);
                 self.parts.parts.push(Part::Exchange(exchange.clone()));
                 Ok(())
             }

@@ -4,9 +4,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cudarc::driver::CudaSlice;
-use spanker_llm::{LlmError, Machine};
+use spanker_llm::{LlmError, Machine, Spent};
 use spanker_model::Quant;
 use spanker_plan::Op;
 use spanker_runtime::{BufferId, Place};
@@ -39,8 +40,32 @@ pub struct Programs {
 }
 
 enum Ready {
-    Lines(Loaded),
-    Exchange(Op),
+    /// Lines, and the operators of each.
+    Lines(Loaded, Vec<Range<usize>>),
+    /// An exchange, and its number in the program.
+    Exchange(Op, usize),
+}
+
+/// What is written down while programs run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Watch {
+    Nothing,
+    /// When exchanges end. Nothing waits for that.
+    Exchanges,
+    /// Exchanges, and every line by the processor's clock. Processors that could work at the same time wait for each other.
+    Lines,
+}
+
+/// Something that a seat did, in seconds since the step began.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Span {
+    pub(super) seat: usize,
+    /// The operators of its program.
+    pub(super) ops: Range<usize>,
+    pub(super) start: f64,
+    pub(super) end: f64,
+    /// Of an exchange, the bytes of the whole.
+    pub(super) exchanged: Option<u64>,
 }
 
 impl std::fmt::Debug for Programs {
@@ -79,6 +104,23 @@ impl Processors {
         Ok(Processors { stations, seats: cards.iter().map(seat).collect(), planes: Vec::new() })
     }
 
+    /// Has the kernels know the types of a model's weights.
+    pub(super) fn know(&mut self, types: &[Quant]) {
+        for station in &mut self.stations {
+            types.iter().for_each(|&quant| station.knows(quant));
+        }
+    }
+
+    /// The processor of a seat.
+    pub(super) fn gpu_of(&self, seat: usize) -> usize {
+        self.seats[seat].station
+    }
+
+    /// Waits for all processors.
+    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
+        self.stations.iter().try_for_each(|station| station.gpu().synchronize())
+    }
+
     /// What a seat's card says, in the words of a model.
     fn told<T>(&self, seat: usize, outcome: Result<T, CudaError>) -> Result<T, LlmError> {
         let card = self.seats[seat].card;
@@ -113,7 +155,7 @@ impl Processors {
         let place = |place: Place| bases[place.buffer.0 as usize] + place.offset;
         let mut blocks = station.blocks(0)?;
         let mut streams = station.streams(0)?;
-        let Parts { parts, shared, streamed } = loop {
+        let Parts { parts, shared, streamed, ops } = loop {
             let setting = Setting {
                 address: &place,
                 blocks,
@@ -134,10 +176,20 @@ impl Processors {
                 blocks = fit;
             }
         };
+        let mut ops = ops.into_iter();
+        let mut own = |count: usize| ops.by_ref().take(count).collect::<Vec<Range<usize>>>();
         let ready = parts.into_iter().map(|part| match part {
-            Part::Lines(lines) => station.load(&lines, shared, blocks).map(Ready::Lines),
-            Part::Streamed(lines) => station.load_streamed(&lines, streamed).map(Ready::Lines),
-            Part::Exchange(op) => Ok(Ready::Exchange(op)),
+            Part::Lines(lines) => {
+                let loaded = station.load(&lines, shared, blocks)?;
+                Ok(Ready::Lines(loaded, own(lines.len())))
+            }
+            Part::Streamed(lines) => {
+                let loaded = station.load_streamed(&lines, streamed)?;
+                Ok(Ready::Lines(loaded, own(lines.len())))
+            }
+            Part::Exchange(op) => {
+                Ok(Ready::Exchange(op, own(1).first().map_or(0, |ops| ops.start)))
+            }
         });
         ready.collect()
     }
@@ -198,6 +250,74 @@ impl Processors {
             _ => Err(astray()),
         }
     }
+
+    /// Runs programs, and writes down what is asked for. Returns the bytes that cards gave to other cards.
+    pub(super) fn watched(
+        &mut self,
+        program: &Programs,
+        tokens: &[u32],
+        past: usize,
+        watch: Watch,
+    ) -> Result<(u64, Vec<Span>), LlmError> {
+        let (token, past) = (tokens.first().copied().unwrap_or(0), past as u32);
+        if tokens.len() > 1 {
+            for station in 0..self.stations.len() {
+                let seat = self.seats.iter().position(|seat| seat.station == station).unwrap_or(0);
+                let given = self.stations[station].tokens(tokens);
+                self.told(seat, given)?;
+            }
+        }
+        let seats = program.seats.len();
+        let mut going = Going {
+            programs: program,
+            at: vec![0; seats],
+            handed: HashMap::new(),
+            sent: 0,
+            watch,
+            begun: Instant::now(),
+            spans: Vec::new(),
+        };
+        loop {
+            let mut moved = false;
+            for seat in 0..seats {
+                let went = going.alone(self, seat, token, past);
+                moved |= self.told(seat, went)?;
+            }
+            for group in &program.groups {
+                let ops: Option<Vec<&Op>> =
+                    group.clone().map(|seat| going.exchange(seat)).collect();
+                let Some(ops) = ops.filter(|ops| {
+                    ops.iter().all(|op| !matches!(op, Op::Send { .. } | Op::Receive { .. }))
+                }) else {
+                    continue;
+                };
+                let (start, whole) = (going.now(), whole_bytes(ops[0]));
+                let exchanged = self.exchange(group, &ops);
+                going.sent += self.told(group.start, exchanged)?;
+                for seat in group.clone() {
+                    going.note(seat, start, whole);
+                    going.at[seat] += 1;
+                }
+                moved = true;
+            }
+            if (0..seats).all(|seat| going.at[seat] == program.seats[seat].len()) {
+                return Ok((going.sent, going.spans));
+            }
+            if !moved {
+                return self.told(0, Err(astray()));
+            }
+        }
+    }
+}
+
+/// Bytes of what a group has after an exchange.
+fn whole_bytes(op: &Op) -> u64 {
+    match op {
+        Op::Gather { parts, rows, .. } => parts.last().map_or(0, |part| part.end) * rows,
+        Op::Sum { elements, .. } => elements * 4,
+        Op::Broadcast { length, .. } => *length,
+        _ => 0,
+    }
 }
 
 /// Programs that do not belong together.
@@ -211,14 +331,54 @@ struct Going<'a> {
     at: Vec<usize>,
     handed: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
     sent: u64,
+    watch: Watch,
+    begun: Instant,
+    spans: Vec<Span>,
 }
 
 impl Going<'_> {
     fn exchange(&self, seat: usize) -> Option<&Op> {
         match self.programs.seats[seat].get(self.at[seat]) {
-            Some(Ready::Exchange(op)) => Some(op),
+            Some(Ready::Exchange(op, _)) => Some(op),
             _ => None,
         }
+    }
+
+    fn now(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64()
+    }
+
+    /// Writes down what a seat did since `start`.
+    fn note(&mut self, seat: usize, start: f64, bytes: u64) {
+        let op = match self.programs.seats[seat].get(self.at[seat]) {
+            Some(Ready::Exchange(_, op)) => *op,
+            _ => return,
+        };
+        if self.watch != Watch::Nothing {
+            let (ops, end, exchanged) = (op..op + 1, self.now(), Some(bytes));
+            self.spans.push(Span { seat, ops, start, end, exchanged });
+        }
+    }
+
+    /// Runs a seat's lines.
+    fn lines(
+        &mut self,
+        station: &mut Station,
+        seat: usize,
+        (loaded, ops): (&Loaded, &[Range<usize>]),
+        (token, past): (u32, u32),
+    ) -> Result<(), CudaError> {
+        if self.watch != Watch::Lines {
+            return station.run(loaded, token, past);
+        }
+        station.gpu().synchronize()?;
+        let mut start = self.now();
+        for (seconds, ops) in station.run_timed(loaded, token, past)?.into_iter().zip(ops) {
+            let (ops, end) = (ops.clone(), start + seconds);
+            self.spans.push(Span { seat, ops, start, end, exchanged: None });
+            start = end;
+        }
+        Ok(())
     }
 
     /// Goes as far as a seat gets by itself. Says whether it got anywhere.
@@ -232,22 +392,27 @@ impl Going<'_> {
         let begun = self.at[seat];
         while let Some(ready) = self.programs.seats[seat].get(self.at[seat]) {
             match ready {
-                Ready::Lines(lines) => {
+                Ready::Lines(lines, ops) => {
                     let station = processors.seats[seat].station;
-                    processors.stations[station].run(lines, token, past)?;
+                    let station = &mut processors.stations[station];
+                    self.lines(station, seat, (lines, ops), (token, past))?;
                 }
-                Ready::Exchange(Op::Send { to, from, length }) => {
+                Ready::Exchange(Op::Send { to, from, length }, _) => {
+                    let start = self.now();
                     let mut bytes = vec![0; *length as usize];
                     processors.get(seat, *from, &mut bytes)?;
                     self.sent += length;
                     self.handed.entry((seat, *to)).or_default().push_back(bytes);
+                    self.note(seat, start, 0);
                 }
-                Ready::Exchange(Op::Receive { from, into, .. }) => {
+                Ready::Exchange(Op::Receive { from, into, .. }, _) => {
                     let waiting = self.handed.get_mut(&(*from, seat));
                     let Some(bytes) = waiting.and_then(VecDeque::pop_front) else { break };
+                    let start = self.now();
                     processors.put(seat, *into, &bytes)?;
+                    self.note(seat, start, bytes.len() as u64);
                 }
-                Ready::Exchange(_) => break,
+                Ready::Exchange(..) => break,
             }
             self.at[seat] += 1;
         }
@@ -308,42 +473,36 @@ impl Machine for Processors {
     }
 
     fn run(&mut self, program: &Programs, tokens: &[u32], past: usize) -> Result<u64, LlmError> {
-        let (token, past) = (tokens.first().copied().unwrap_or(0), past as u32);
-        if tokens.len() > 1 {
-            for station in 0..self.stations.len() {
-                let seat = self.seats.iter().position(|seat| seat.station == station).unwrap_or(0);
-                let given = self.stations[station].tokens(tokens);
-                self.told(seat, given)?;
-            }
-        }
-        let seats = program.seats.len();
-        let mut going =
-            Going { programs: program, at: vec![0; seats], handed: HashMap::new(), sent: 0 };
-        loop {
-            let mut moved = false;
-            for seat in 0..seats {
-                let went = going.alone(self, seat, token, past);
-                moved |= self.told(seat, went)?;
-            }
-            for group in &program.groups {
-                let ops: Option<Vec<&Op>> =
-                    group.clone().map(|seat| going.exchange(seat)).collect();
-                let Some(ops) = ops.filter(|ops| {
-                    ops.iter().all(|op| !matches!(op, Op::Send { .. } | Op::Receive { .. }))
-                }) else {
-                    continue;
-                };
-                let exchanged = self.exchange(group, &ops);
-                going.sent += self.told(group.start, exchanged)?;
-                group.clone().for_each(|seat| going.at[seat] += 1);
-                moved = true;
-            }
-            if (0..seats).all(|seat| going.at[seat] == program.seats[seat].len()) {
-                return Ok(going.sent);
-            }
-            if !moved {
-                return self.told(0, Err(astray()));
-            }
+        self.watched(program, tokens, past, Watch::Nothing).map(|(sent, _)| sent)
+    }
+
+    fn run_traced(
+        &mut self,
+        program: &Programs,
+        tokens: &[u32],
+        past: usize,
+    ) -> Result<(u64, Vec<Spent>), LlmError> {
+        let (sent, spans) = self.watched(program, tokens, past, Watch::Lines)?;
+        let spent = spans.into_iter().map(|span| {
+            let Span { seat, ops, start, end, exchanged } = span;
+            Spent { seat, ops, start, end, exchange: exchanged.is_some() }
+        });
+        Ok((sent, spent.collect()))
+    }
+
+    fn program_bytes(&self, program: &Programs, seat: usize) -> u64 {
+        let lines = program.seats[seat].iter().map(|ready| match ready {
+            Ready::Lines(loaded, _) => loaded.bytes(),
+            Ready::Exchange(..) => 0,
+        });
+        lines.sum()
+    }
+
+    fn own_bytes(&self, seat: usize) -> u64 {
+        let station = self.seats[seat].station;
+        match self.seats.iter().position(|other| other.station == station) {
+            Some(first) if first == seat => self.stations[station].bytes(),
+            _ => 0,
         }
     }
 }

@@ -71,6 +71,8 @@ struct Step {
     // Numbers that the next step's blocks tell each other, as pieces of 16 bytes: nobody has written them.
     uint4 *unwritten;
     u64 pieces;
+    // When each line begins in the first block, and when the last one ends, in nanoseconds; or nowhere.
+    u64 *times;
 };
 
 // All shared memory that is asked for at the start.

@@ -1,294 +1,315 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a processor does with weights like a model's, measured for a moment: as numbers of a card's profile.
+//! What processors do with a model, measured for a moment: as numbers of a card's profile.
+//!
+//! A few layers of the model go through the same programs, lines and kernels as in a run, with weights of no meaning.
+//! Every line is timed by the processor's clock, at several numbers of rows and of positions, and so is every exchange.
+
+mod bench;
+mod fit;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use cudarc::driver::CudaSlice;
-use spanker_model::{Model, Quant};
-use spanker_plan::OPERATORS_PER_LAYER;
-use spanker_plan::Op;
-use spanker_runtime::{BufferId, Place, Work};
-use spanker_topology::{BytesPerSecond, Confidence, Profile, Provenance, Seconds};
+use spanker_collective::{Algorithm, Collective};
+use spanker_model::Model;
+use spanker_plan::{Split, price};
+use spanker_topology::{
+    Bytes, BytesPerSecond, Cluster, Confidence, ExchangeKind, MacsPerSecond, OperatorKind,
+    OperatorRate, Profile, Provenance, Seconds, TopologyError,
+};
 
-use super::lines::{Line, Part, Setting, kind, translate};
-use super::station::{COUNTERS, Loaded, Station, address};
 use crate::profile::value;
 use crate::{CudaError, Gpu};
+use bench::Bench;
 
-/// Lines of a layer that has one row of inputs: projections, attention, output, gate with up, down.
-const LINES_PER_LAYER: f64 = 5.0;
-/// Bytes of weights that are read: several times what caches hold.
-const BYTES: u64 = 512 << 20;
-/// Looks at each figure, of which the median counts.
-const LOOKS: usize = 9;
-/// How long work goes on before it is timed.
-const WARM_UP: Duration = Duration::from_millis(150);
-/// Rows of a prompt.
-const ROWS: u64 = 128;
-/// A byte that weights of any type may consist of: none of their numbers is zero or very large.
-const SOME_WEIGHTS: u8 = 0x11;
+/// Numbers of rows that are measured, up to a batch, which is one too.
+const ROWS: [u64; 7] = [1, 2, 8, 16, 32, 64, 128];
+/// Between these, tiles of products make steps: those are measured too, after no other tokens.
+const EDGES: [u64; 8] = [17, 33, 48, 49, 65, 96, 97, 112];
+/// Positions after which attention is measured, as far as the context goes.
+const POSITIONS: [u64; 3] = [16, 512, 2048];
+/// Bytes with which a rate is looked for.
+const MANY: f64 = 1e9;
+const SOURCE: &str = "the model's own programs on a few of its layers, just now";
+
+/// After how many tokens a step of so many is measured, the fewest first.
+fn positions(rows: u64, context: u64) -> Vec<u64> {
+    let last = context.saturating_sub(rows);
+    let mut positions: Vec<u64> = match rows {
+        1 => POSITIONS.iter().map(|&past| past.min(last)).collect(),
+        // A prompt's first batch, and its last.
+        _ => vec![0, last.min(POSITIONS[2])],
+    };
+    positions.dedup();
+    positions
+}
 
 /// What was measured.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Speeds {
-    /// Bytes of weights that products of one row read in a second, without what a line costs.
-    pub bytes_per_second: f64,
-    /// Multiplications with additions in a second, of products of many rows.
-    pub macs_per_second: f64,
-    /// Seconds that a line of the kernel costs besides.
-    pub line_seconds: f64,
-    /// Seconds to start the kernel, wait for it and read the logits.
-    pub token_seconds: f64,
+    /// What kinds of operators take where nobody else is on the processor.
+    pub operators: Vec<OperatorRate>,
+    /// Seconds of an exchange through the host's memory, and of a byte of what everybody has afterwards.
+    pub exchange: Option<(f64, f64)>,
+    /// Seconds until the host knows a token, besides operators and exchanges.
+    pub step_seconds: f64,
+    /// Seconds that the first prompt of a length takes besides: its program is made and copied.
+    pub first_use_seconds: f64,
+    /// Bytes of a card's memory that programs and kernels have for themselves.
+    pub own_bytes: u64,
+    /// Multiplications with additions in a second, of products of a whole batch.
+    macs_per_second: f64,
+    /// How matrices are split, and the cards of each stage.
+    split: Split,
+    groups: Vec<Vec<usize>>,
+    /// Cards of a stage that share a processor.
+    share: usize,
+}
+
+/// What is measured: a model, how its matrices are split over which cards (with their shares), and for what steps.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// How matrices are split within a stage.
+    pub split: Split,
+    /// The cards of every stage, and their shares of its weights.
+    pub groups: &'a [Vec<(usize, f64)>],
+    /// Tokens of the context.
+    pub context: usize,
+    /// Tokens of a step at most.
+    pub batch: usize,
 }
 
 impl Speeds {
-    /// Measures a processor with weights of the model's type and width.
+    /// Measures processors as cards of a cluster, whose profiles may be of no measurement yet.
     ///
     /// # Errors
-    /// [`CudaError::Memory`], and whatever goes wrong on the processor.
-    pub fn measure(gpu: &Arc<Gpu>, model: &Model) -> Result<Speeds, CudaError> {
-        let quant = model.layers.first().map_or(Quant::Q4_0, |layer| layer.gate.quant);
-        // Where little is free, less is read.
-        let bytes = BYTES.min(gpu.memory()?.free / 8);
-        let mut bench = Bench::new(gpu, quant, bytes, model.hidden, model.vocab)?;
-        // The same bytes in many lines and in a quarter as many.
-        let rows = (model.hidden.max(1024)).next_multiple_of(64);
-        let count = (bytes / (rows * quant.row_bytes(model.hidden))).max(16) / 4 * 4;
-        let many = bench.vectors(rows, count)?;
-        let few = bench.vectors(4 * rows, count / 4)?;
-        let bytes = (rows * count * quant.row_bytes(model.hidden)) as f64;
-        let saved = (count - count / 4) as f64;
-        let line_seconds = ((many - few) / saved).max(1e-8);
-        let streaming = (few - line_seconds * (count / 4) as f64).max(few / 2.0);
-        let macs_per_second = bench.macs()?;
-        let token_seconds = bench.token()?;
-        let bytes_per_second = bytes / streaming;
-        Ok(Speeds { bytes_per_second, macs_per_second, line_seconds, token_seconds })
+    /// [`CudaError::Memory`], [`CudaError::Unsupported`] for a layout that cannot be run, and whatever goes wrong on a
+    /// processor.
+    pub fn measure(
+        gpus: &[Arc<Gpu>],
+        cluster: &Cluster,
+        subject: &Subject<'_>,
+    ) -> Result<Speeds, CudaError> {
+        let Subject { model, split, groups, context, batch } = *subject;
+        let mut bench = Bench::new(gpus, model, cluster, split, groups, (context, batch))?;
+        let (context, batch) = (context as u64, batch as u64);
+        let mut rows: Vec<u64> = ROWS.into_iter().filter(|&rows| rows < batch).collect();
+        rows.push(batch.min(context).max(1));
+        rows.dedup();
+        let (mut lines, mut exchanges, mut besides) = (Vec::new(), Vec::new(), Vec::new());
+        for &rows in &rows {
+            let mut first: Option<Vec<fit::Timed>> = None;
+            for past in positions(rows, context) {
+                let mut step = bench.step(rows, past)?;
+                match &first {
+                    Some(first) => fit::charge_attention(first, &mut step.lines),
+                    None => first = Some(step.lines.clone()),
+                }
+                lines.extend(step.lines);
+                exchanges.extend(step.exchanges);
+                if rows == 1 {
+                    besides.push(step.besides);
+                }
+            }
+        }
+        for rows in EDGES.into_iter().filter(|&rows| rows < batch.min(context)) {
+            let step = bench.step(rows, 0)?;
+            // What attention takes for each of more positions cannot be seen here.
+            lines.extend(step.lines.into_iter().filter(|line| !line.is_attention()));
+        }
+        let exchange = (!exchanges.is_empty()).then(|| fit::exchange(&exchanges));
+        let largest = groups.iter().map(Vec::len).max().unwrap_or(1);
+        let macs = |line: &&fit::Timed| line.loads.iter().any(|load| load.macs > 0);
+        let most = rows.last().copied().unwrap_or(1);
+        let products: Vec<&fit::Timed> =
+            lines.iter().filter(|line| line.rows == most).filter(macs).collect();
+        let count: u64 = products.iter().flat_map(|line| &line.loads).map(|load| load.macs).sum();
+        let seconds: f64 = products.iter().map(|line| line.seconds).sum();
+        Ok(Speeds {
+            operators: fit::operators(&lines),
+            exchange,
+            // Where candidates of several cards meet, prices count one more exchange.
+            step_seconds: (bench::median(besides)
+                - exchange.filter(|_| largest > 1).map_or(0.0, |(start, _)| start))
+            .max(1e-6),
+            first_use_seconds: bench.preparing * bench.left_out,
+            own_bytes: bench.own_bytes(),
+            macs_per_second: if seconds > 0.0 { count as f64 / seconds } else { 1e12 },
+            split,
+            groups: groups.iter().map(|group| group.iter().map(|one| one.0).collect()).collect(),
+            share: if cluster.cards() > gpus.len() { largest.div_ceil(gpus.len()) } else { 1 },
+        })
     }
 
-    /// A profile with these numbers, for one of `share` cards that share the processor.
+    /// Takes over what products with other types of weights take.
+    pub fn with_products(&mut self, other: &Speeds) {
+        let is_product = |entry: &&OperatorRate| entry.kind == OperatorKind::Product;
+        let own: Vec<Option<String>> =
+            self.operators.iter().filter(is_product).map(|entry| entry.weights.clone()).collect();
+        let more = other.operators.iter().filter(is_product);
+        self.operators.extend(more.filter(|entry| !own.contains(&entry.weights)).cloned());
+    }
+
+    /// A card's profile with these numbers.
     #[must_use]
-    pub fn profile(&self, of: &Profile, share: usize) -> Profile {
+    pub fn profile(&self, of: &Profile) -> Profile {
         let mut profile = of.clone();
-        let source = "the model's kernel, just now";
-        let seconds = |seconds: f64| {
-            value(Seconds(seconds), Provenance::Measured, Confidence::Medium, source)
+        fn measured<T>(number: T) -> spanker_topology::Value<T> {
+            value(number, Provenance::Measured, Confidence::Medium, SOURCE)
+        }
+        // Cards that share a processor take turns on it.
+        let share = self.share as f64;
+        let shared = |entry: &OperatorRate| OperatorRate {
+            overhead: Seconds(entry.overhead.0 * share),
+            rate: entry.rate / share,
+            ..entry.clone()
         };
-        let share = share.max(1) as f64;
-        let rate = BytesPerSecond(((self.bytes_per_second / share) as u64).max(1));
-        profile.memory.bandwidth = value(rate, Provenance::Measured, Confidence::Medium, source);
-        profile.compute.rate.value.0 = self.macs_per_second / share;
-        profile.compute.rate.provenance = Provenance::Measured;
-        profile.compute.rate.source = source.into();
-        profile.compute.per_operator =
-            seconds(self.line_seconds * LINES_PER_LAYER / f64::from(OPERATORS_PER_LAYER));
-        profile.compute.per_token = seconds(self.token_seconds);
+        profile.compute.operators = self.operators.iter().map(shared).collect();
+        let products = profile.compute.operators.iter();
+        let products =
+            products.filter(|entry| entry.kind == OperatorKind::Product && entry.rows == 1);
+        let (mut rate, mut start) = (0.0f64, 0.0f64);
+        for entry in products {
+            (rate, start) = (rate.max(entry.rate), start.max(entry.overhead.0));
+        }
+        if rate > 0.0 {
+            profile.memory.bandwidth = measured(BytesPerSecond((rate as u64).max(1)));
+        }
+        profile.compute.rate = measured(MacsPerSecond(self.macs_per_second / share));
+        profile.compute.per_operator = measured(Seconds(start));
+        // A step begins and ends with a message; the rest is the token's.
+        profile.host.latency = measured(Seconds(self.step_seconds / 4.0));
+        profile.compute.per_token = measured(Seconds(self.step_seconds / 2.0));
+        profile.compute.first_use = Some(measured(Seconds(self.first_use_seconds)));
+        let reserved = profile.memory.reserved.value.0.max(self.own_bytes);
+        profile.memory.reserved.value = Bytes(reserved);
         profile
     }
-}
 
-/// Products of one row with `count` matrices of so many rows, in places of three buffers: weights, inputs and results.
-#[derive(Clone, Copy)]
-struct Chain {
-    quant: Quant,
-    width: u64,
-    rows: u64,
-    count: u64,
-    /// Matrices that there are.
-    matrices: u64,
-}
-
-impl Chain {
-    /// Each product takes what the one before has made, as in a model, and norms it: all of them, or every second.
-    fn program(self, all_normed: bool) -> Vec<Op> {
-        let Chain { quant, width, rows, count, matrices } = self;
-        let size = rows * quant.row_bytes(width);
-        let id = |quant: Quant| quant.ggml_id().unwrap_or_default();
-        let at = |buffer: u64, offset: u64| Place { buffer: BufferId(buffer), offset };
-        let input = quant.input();
-        let (normed, rounded) = (at(1, width * 4), at(1, width * 8));
-        // Two places take turns.
-        let turn = |line: u64| at(2, line % 2 * rows * 4);
-        let link = |line: u64| {
-            let epsilon = 1e-5f32.to_bits();
-            let before = if line == 0 { at(1, 0) } else { turn(line - 1) };
-            let is_normed = all_normed || line.is_multiple_of(2);
-            let (from, weight, into) = (before, at(1, 0), normed);
-            let norm = Work::Norm { from, weight, into, rows: 1, width, epsilon };
-            let from = if is_normed { normed } else { before };
-            let round = Work::Quantize { from, into: rounded, rows: 1, width, quant: id(input) };
-            let a = if input == Quant::F32 { from } else { rounded };
-            let (b, shape) = (at(0, line % matrices * size), [1, width, rows]);
-            let types = [id(input), id(quant)];
-            let product = Work::Matmul { a, b, out: turn(line), shape, types };
-            let works =
-                [is_normed.then_some(norm), (input != Quant::F32).then_some(round), Some(product)];
-            works.into_iter().flatten().map(Op::Work)
+    /// The same cards with these numbers, and exchanges that take what they took.
+    ///
+    /// # Errors
+    /// [`TopologyError`] for cards that cannot be connected in this way.
+    pub fn cluster(&self, of: &Cluster) -> Result<Cluster, TopologyError> {
+        let profiles: Vec<Profile> =
+            (0..of.cards()).map(|card| self.profile(of.profile(card))).collect();
+        let shape = of.shape();
+        let Some((start, byte)) = self.exchange else {
+            return Cluster::new(profiles, shape);
         };
-        (0..count).flat_map(link).collect()
-    }
-}
-
-struct Bench {
-    station: Station,
-    quant: Quant,
-    width: u64,
-    /// Weights, inputs and results.
-    buffers: [CudaSlice<u8>; 3],
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
-}
-
-impl Bench {
-    fn new(
-        gpu: &Arc<Gpu>,
-        quant: Quant,
-        bytes: u64,
-        width: u64,
-        vocab: u64,
-    ) -> Result<Bench, CudaError> {
-        let mut station = Station::new(Arc::clone(gpu), 16, 1)?;
-        station.knows(quant);
-        let row = quant.row_bytes(width);
-        let weights = bytes.max(4 * width.max(1024).next_multiple_of(64) * row);
-        let mut weights = gpu.allocate(weights as usize, "a measurement")?;
-        let mut inputs = gpu.allocate((ROWS * width * 8) as usize, "a measurement")?;
-        // Zeros are a rare case, which is slower.
-        let filled = |to: &mut CudaSlice<u8>, with: &[u8]| {
-            for at in (0..to.len()).step_by(with.len()) {
-                let end = to.len().min(at + with.len());
-                let copied =
-                    gpu.stream().memcpy_htod(&with[..end - at], &mut to.slice_mut(at..end));
-                copied.map_err(|error| CudaError::call("write what is measured with", &error))?;
+        let with = |latency: f64, base: f64, rate: f64| {
+            let mut profiles = profiles.clone();
+            for link in profiles.iter_mut().filter_map(|profile| profile.link.as_mut()) {
+                let seconds = |seconds: f64| {
+                    value(Seconds(seconds), Provenance::Measured, Confidence::Medium, SOURCE)
+                };
+                (link.latency, link.base) = (seconds(latency), seconds(base));
+                link.round_trip = seconds(2.0 * latency);
+                let rate = BytesPerSecond((rate as u64).max(1));
+                link.bandwidth = value(rate, Provenance::Measured, Confidence::Medium, SOURCE);
+                link.exchange = ExchangeKind::Direct;
+                (link.fabric, link.framing) = (None, None);
             }
-            Ok::<(), CudaError>(())
+            Cluster::new(profiles, shape)
         };
-        filled(&mut weights, &vec![SOME_WEIGHTS; 16 << 20])?;
-        filled(&mut inputs, bytemuck::cast_slice(&vec![1.0f32; width as usize]))?;
-        let out = (ROWS * width.max(4096) * 4).max(vocab * 4);
-        let out = gpu.allocate(out as usize, "a measurement")?;
-        Ok(Bench { station, quant, width, buffers: [weights, inputs, out] })
-    }
-
-    fn place(&self, buffer: usize) -> u64 {
-        address(&self.buffers[buffer], self.station.gpu())
-    }
-
-    /// Seconds for lines, by the processor's clock.
-    fn time(&mut self, loaded: &Loaded) -> Result<f64, CudaError> {
-        let gpu = Arc::clone(self.station.gpu());
-        // A processor that had nothing to do takes a while to be fast.
-        let begun = Instant::now();
-        while begun.elapsed() < WARM_UP {
-            gpu.timed(|_| self.station.run(loaded, 0, 0))?;
-        }
-        let times = (0..LOOKS).map(|_| gpu.timed(|_| self.station.run(loaded, 0, 0)));
-        Ok(median(times.collect::<Result<_, _>>()?))
-    }
-
-    /// Seconds for products of one row with `count` matrices of so many rows.
-    fn vectors(&mut self, rows: u64, count: u64) -> Result<f64, CudaError> {
-        let (quant, width) = (self.quant, self.width);
-        let matrices = self.buffers[0].len() as u64 / (rows * quant.row_bytes(width));
-        let chain = Chain { quant, width, rows, count, matrices };
-        let bases = [0, 1, 2].map(|buffer| self.place(buffer));
-        let address = |place: Place| bases[place.buffer.0 as usize] + place.offset;
-        let blocks = self.station.blocks(0)?;
-        let (counters, scores) = (self.station.counters(), self.station.scores());
-        let tile_rows = self.station.tile_rows();
-        let on = |program: &[Op], streams| {
-            let (address, counted) = (&address as &dyn Fn(Place) -> u64, COUNTERS);
-            let setting =
-                Setting { address, blocks, counters, counted, scores, tile_rows, streams };
-            translate(program, true, &setting)
+        let group = self.groups.iter().max_by_key(|group| group.len());
+        let group = group.filter(|group| group.len() > 1);
+        let collective = match self.split {
+            Split::Reduce => Collective::AllReduce,
+            _ => Collective::AllGather,
         };
-        // Where weights come ahead of time, a line norms its inputs or rounds them: in a model as often the one as the
-        // other. The other kernel's lines find blocks that were rounded by the line before, or norm.
-        let streams = self.station.streams(0)?;
-        let mut parts = on(&chain.program(false), streams)?;
-        let is_streamed = matches!(&parts.parts[..], [Part::Streamed(_)]);
-        if !is_streamed || self.station.streams(parts.streamed)? < streams {
-            parts = on(&chain.program(true), 0)?;
-        }
-        let blocks = self.station.blocks(parts.shared)?.min(blocks);
-        match &parts.parts[..] {
-            [Part::Lines(lines)] => {
-                let loaded = self.station.load(lines, parts.shared, blocks)?;
-                self.time(&loaded)
-            }
-            [Part::Streamed(lines)] => {
-                let loaded = self.station.load_streamed(lines, parts.streamed)?;
-                self.time(&loaded)
-            }
-            _ => Err(CudaError::Unsupported("a measurement of nothing".into())),
-        }
-    }
-
-    /// Multiplications a second of products of many rows.
-    fn macs(&mut self) -> Result<f64, CudaError> {
-        let outs = 4096.min(self.buffers[0].len() as u64 / self.quant.row_bytes(self.width));
-        let mut line = Line { kind: kind::MATMUL, ..Line::default() };
-        let id = |quant: Quant| quant.ggml_id().unwrap_or_default();
-        line.n[..5].copy_from_slice(&[
-            ROWS as u32,
-            self.width as u32,
-            outs as u32,
-            id(self.quant.input()),
-            id(self.quant),
-        ]);
-        line.p[..3].copy_from_slice(&[self.place(1), self.place(0), self.place(2)]);
-        let shared =
-            super::lines::many_rows(self.quant, self.width as u32, self.station.tile_rows());
-        let blocks = self.station.blocks(shared)?;
-        let loaded = self.station.load(&[line], shared, blocks)?;
-        let seconds = self.time(&loaded)?;
-        Ok((ROWS * self.width * outs) as f64 / seconds)
-    }
-
-    /// Seconds around a kernel that does nothing.
-    fn token(&mut self) -> Result<f64, CudaError> {
-        let mut line = Line { kind: kind::FILL, ..Line::default() };
-        line.n[0] = 1;
-        line.p[0] = self.place(2);
-        let blocks = self.station.blocks(0)?;
-        let loaded = self.station.load(&[line], 0, blocks)?;
-        let mut logits = vec![0; 128 << 10];
-        let mut times = Vec::with_capacity(LOOKS);
-        for _ in 0..LOOKS {
-            let begun = Instant::now();
-            self.station.run(&loaded, 0, 0)?;
-            self.station.read(&self.buffers[2], 0, &mut logits)?;
-            times.push(begun.elapsed().as_secs_f64());
-        }
-        Ok(median(times))
+        let time = |cluster: &Cluster, bytes: f64| match (group, &self.groups[..]) {
+            (Some(cards), _) => price(cluster, collective, Algorithm::OneShot, cards).at(bytes).0,
+            (None, [one, two, ..]) => cluster.round(&[(one[0], two[0], bytes)]).0,
+            _ => 0.0,
+        };
+        // Of an exchange of several, each has a copy in and a copy out.
+        let latency = start / group.map_or(1, Vec::len) as f64;
+        let trial = with(latency, 0.0, MANY)?;
+        let (empty, full) = (time(&trial, 0.0), time(&trial, MANY));
+        let latency = if empty > start { latency * start / empty } else { latency };
+        let rate = (full - empty) / byte.max(1e-15);
+        with(latency, (start - empty).max(0.0), rate.max(1.0))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spanker_topology::Shape;
+
+    fn speeds(groups: &[&[usize]]) -> Speeds {
+        let entry = |rows: u64, rate: f64| OperatorRate {
+            kind: OperatorKind::Product,
+            weights: Some("q4_0".into()),
+            rows,
+            overhead: Seconds(2e-6),
+            rate,
+        };
+        Speeds {
+            operators: vec![entry(1, 4e12), entry(128, 4e10)],
+            exchange: Some((8e-5, 2e-10)),
+            step_seconds: 4e-5,
+            first_use_seconds: 1e-3,
+            own_bytes: 9 << 20,
+            macs_per_second: 1e13,
+            split: Split::Gather,
+            groups: groups.iter().map(|group| group.to_vec()).collect(),
+            share: groups[0].len(),
+        }
+    }
 
     #[test]
-    fn every_second_line_of_a_chain_is_normed_where_weights_come_ahead_of_time() {
-        let chain = Chain { quant: Quant::Q4_0, width: 4096, rows: 4096, count: 16, matrices: 4 };
-        let address = |place: Place| (place.buffer.0 + 1) << 32 | place.offset;
-        let setting = Setting {
-            address: &address,
-            blocks: 264,
-            counters: 0,
-            counted: COUNTERS,
-            scores: 16,
-            tile_rows: 32,
-            streams: 132,
-        };
-        let parts = translate(&chain.program(false), true, &setting).unwrap().parts;
-        let [Part::Streamed(lines)] = &parts[..] else { panic!("other parts") };
-        assert!(lines.iter().all(|line| line.kind == kind::STREAMED));
-        let ready: Vec<u32> = lines.iter().map(|line| line.n[2]).collect();
-        assert_eq!(ready, [1, 2].repeat(8));
+    fn attention_is_measured_as_far_as_the_context_goes() {
+        assert_eq!(positions(1, 4096), [16, 512, 2048]);
+        assert_eq!(positions(1, 100), [16, 99]);
+        assert_eq!(positions(128, 1024), [0, 896]);
+        assert_eq!(positions(16, 16), [0]);
+    }
+
+    fn cards(count: usize) -> Cluster {
+        Cluster::uniform(Profile::builtin("h200-nvlink").unwrap(), count, Shape::Switch).unwrap()
+    }
+
+    #[test]
+    fn an_exchange_is_priced_as_it_was_measured() {
+        let ways = [(Split::Gather, Collective::AllGather), (Split::Reduce, Collective::AllReduce)];
+        for (count, (split, collective)) in [2usize, 3, 4].into_iter().zip(ways.iter().cycle()) {
+            let group: Vec<usize> = (0..count).collect();
+            let measured = Speeds { split: *split, ..speeds(&[&group]) };
+            let cluster = measured.cluster(&cards(count)).unwrap();
+            let prices = price(&cluster, *collective, Algorithm::OneShot, &group);
+            for bytes in [2048.0, 16384.0, 1048576.0] {
+                let (priced, measured) = (prices.at(bytes).0, 8e-5 + bytes * 2e-10);
+                assert!((priced / measured - 1.0).abs() < 0.01, "{count} {bytes}: {priced}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_to_the_next_stage_is_priced_as_it_was_measured() {
+        let cluster = speeds(&[&[0], &[1]]).cluster(&cards(2)).unwrap();
+        for bytes in [16384.0, 2097152.0] {
+            let (priced, measured) = (cluster.round(&[(0, 1, bytes)]).0, 8e-5 + bytes * 2e-10);
+            assert!((priced / measured - 1.0).abs() < 0.01, "{bytes}: {priced} {measured}");
+        }
+    }
+
+    #[test]
+    fn cards_that_share_a_processor_take_as_many_times_as_long() {
+        let one = speeds(&[&[0]]).profile(cards(1).profile(0));
+        let two = speeds(&[&[0, 1]]).profile(cards(1).profile(0));
+        let time = |profile: &Profile| profile.compute.operators[0].time(1e7);
+        assert!((time(&two) / time(&one) - 2.0).abs() < 1e-9);
+        let mut more = speeds(&[&[0]]);
+        let mut other = more.clone();
+        other.operators.iter_mut().for_each(|entry| entry.weights = Some("q8_0".into()));
+        more.with_products(&other);
+        more.with_products(&other);
+        assert_eq!(more.operators.len(), 4);
+        assert_eq!(two.compute.first_use.as_ref().unwrap().value, Seconds(1e-3));
+        // What was written is read again.
+        assert_eq!(Profile::from_toml(&two.to_toml()).unwrap(), two);
     }
 }

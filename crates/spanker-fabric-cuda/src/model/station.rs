@@ -57,6 +57,9 @@ pub(crate) struct Station {
     scores_each: u32,
     tile_rows: u32,
     staging: PinnedHostSlice<u8>,
+    /// Where the kernel notes when lines begin, once somebody wanted to know, and its address while somebody does.
+    noted: Option<CudaSlice<u8>>,
+    times: u64,
 }
 
 /// A kernel, and the shared memory that it may have so far.
@@ -95,6 +98,14 @@ pub(crate) struct Loaded {
     told: Option<Told>,
 }
 
+impl Loaded {
+    /// Bytes of the processor's memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        let told = self.told.as_ref().map_or(0, |told| told.numbers.len() + told.other.len());
+        (self.lines.len() + told) as u64
+    }
+}
+
 /// What blocks tell each other: numbers of one step and of the next, which take turns. In a step, those of the next become
 /// unwritten again.
 struct Told {
@@ -122,6 +133,7 @@ struct StepArgument {
     reserved: u32,
     unwritten: u64,
     pieces: u64,
+    times: u64,
 }
 
 // SAFETY: numbers in C's order; there is nothing between them that has no value.
@@ -166,6 +178,8 @@ impl Station {
             scores_each,
             tile_rows,
             staging,
+            noted: None,
+            times: 0,
         })
     }
 
@@ -335,6 +349,7 @@ impl Station {
             reserved: 0,
             unwritten,
             pieces,
+            times: self.times,
         };
         let config = LaunchConfig {
             grid_dim: (loaded.blocks, 1, 1),
@@ -356,6 +371,35 @@ impl Station {
             }
         }
         Ok(())
+    }
+
+    /// Has the processor go through lines now, and note when each begins: the seconds of every line, by its own clock.
+    pub(crate) fn run_timed(
+        &mut self,
+        loaded: &Loaded,
+        token: u32,
+        past: u32,
+    ) -> Result<Vec<f64>, CudaError> {
+        let bytes = (loaded.count as usize + 1) * 8;
+        let noted = match self.noted.take().filter(|noted| noted.len() >= bytes) {
+            Some(noted) => noted,
+            None => self.gpu.allocate(bytes.next_power_of_two(), "when lines begin")?,
+        };
+        self.times = address(&noted, &self.gpu);
+        let run = self.run(loaded, token, past);
+        self.times = 0;
+        let mut times = vec![0u64; bytes / 8];
+        let read = run.and_then(|()| self.read(&noted, 0, bytemuck::cast_slice_mut(&mut times)));
+        self.noted = Some(noted);
+        read?;
+        let seconds = |pair: &[u64]| pair[1].saturating_sub(pair[0]) as f64 * 1e-9;
+        Ok(times.windows(2).map(seconds).collect())
+    }
+
+    /// Bytes of the processor's memory that it has for itself, whatever programs there are.
+    pub(crate) fn bytes(&self) -> u64 {
+        let own = [&self.meet, &self.counters, &self.ids, &self.scores].into_iter();
+        own.chain(&self.noted).map(|memory| memory.len() as u64).sum()
     }
 
     /// Reads bytes once everything before is done.

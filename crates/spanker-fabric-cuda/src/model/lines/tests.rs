@@ -273,3 +273,39 @@ fn heads_that_no_block_can_have_are_refused_with_their_size() {
         assert!(said.contains(&size.to_string()), "{said}");
     }
 }
+
+#[test]
+fn every_operator_belongs_to_a_line_or_an_exchange() {
+    let mark = Op::Mark { activity: spanker_plan::Activity::Up, layer: 0 };
+    let program = [vec![mark], gate_and_up(), blocks_of_gate(), vec![norm(2)]].concat();
+    let parts = translated(&program).unwrap();
+    // The mark is nobody's; the pair with its blocks is one line, the norm of two rows another.
+    assert_eq!(parts.ops, [1..8, 8..9]);
+}
+
+#[test]
+fn cards_of_a_group_have_the_same_lines_around_what_they_exchange() {
+    let halves: std::sync::Arc<[Range<u64>]> = vec![0..5848, 5848..11696].into();
+    let gather = Op::Gather { parts: halves, rows: 1, from: at(8), into: at(9) };
+    let program = [gate_and_up(), vec![round(5, 8, 1, 11008), gather.clone()]].concat();
+    let address = |place: Place| place.buffer.0 << 32 | place.offset;
+    let setting = Setting {
+        address: &address,
+        blocks: 264,
+        counters: 1,
+        counted: 8192,
+        scores: 64,
+        tile_rows: 32,
+        streams: 0,
+    };
+    let parts = translate(&program, false, &setting).unwrap();
+    assert_eq!(parts.ops, [0..6, 6..7]);
+    match &parts.parts[..] {
+        [Part::Lines(lines), Part::Exchange(exchange)] => {
+            assert_eq!((lines.len(), exchange), (1, &gather));
+            // Its blocks are where the exchange takes them from.
+            assert_eq!(lines[0].p[7], 8 << 32);
+        }
+        other => panic!("{other:?}"),
+    }
+}
