@@ -78,8 +78,6 @@ struct CardState {
     touched: f64,
     /// When what was sent since has left.
     left: f64,
-    /// Segments that wait until the card has sent its own.
-    held: Vec<u32>,
 }
 
 impl CardState {
@@ -357,31 +355,10 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A card has a segment that goes on. Its program has the card's own messages of a step first: until these are
-    /// sent, and before the card has come to the collective at all, the segment waits.
-    fn pass_on(&mut self, index: usize, now: f64) {
-        let relay = self.relays[index];
-        let Parcel { from, to, collective, .. } = self.parcels[relay.parcel as usize];
-        let wire = self.network.route(from, to)[relay.hop as usize] as usize;
-        let card = self.network.sender(wire);
-        let state = &self.cards[card];
-        let busy = match self.item(card) {
-            Some(Item::Collective { .. }) if state.completed == collective => !state.issued,
-            Some(_) => state.completed <= collective,
-            None => false,
-        };
-        match busy {
-            true => self.cards[card].held.push(index as u32),
-            false => self.cross(relay, now),
-        }
-    }
-
-    /// Sends on what waited for this card.
-    fn release(&mut self, card: usize, now: f64) {
-        for index in std::mem::take(&mut self.cards[card].held) {
-            let relay = self.relays[index as usize];
-            self.cross(relay, now);
-        }
+    /// A card has a segment that goes on.
+    fn pass_on(&mut self, relay: usize, now: f64) {
+        let relay = self.relays[relay];
+        self.cross(relay, now);
     }
 
     /// Takes a segment over the next wire of its route.
@@ -391,9 +368,10 @@ impl<'a> Engine<'a> {
         let (hop, wire) = (relay.hop as usize, route[relay.hop as usize] as usize);
         let (left, there) = self.network.cross(wire, relay.bytes, now);
         self.events += 1;
-        // A step of a card is over when all that it sends in it has left, what it passes on included.
-        let sender = self.network.sender(wire);
-        self.cards[sender].left = self.cards[sender].left.max(left);
+        if hop == 0 {
+            let sender = &mut self.cards[from as usize];
+            sender.left = sender.left.max(left);
+        }
         if self.disturbance.cut.get(wire).is_some_and(|&cut| cut <= there) {
             return;
         }
@@ -510,9 +488,8 @@ impl<'a> Engine<'a> {
                 self.arrive(to, flow, send.to, send.at_step, collective, arrival);
             }
         }
-        self.cards[card].issued = true;
-        self.release(card, now);
         let state = &mut self.cards[card];
+        state.issued = true;
         let awaited = program[step].receives;
         let (arrived, latest) = state.arrivals_of(collective, program.len())[step];
         if arrived < awaited {
@@ -549,9 +526,6 @@ impl<'a> Engine<'a> {
         state.completed += 1;
         state.step = 0;
         state.at += 1;
-        let now = state.clock;
-        self.release(card, now);
-        let state = &mut self.cards[card];
         let (begun, end) = (state.begun.take(), state.clock);
         let begun = begun.unwrap_or(end);
         let number = state.completed;

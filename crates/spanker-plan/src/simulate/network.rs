@@ -226,11 +226,6 @@ impl<'a> Network<'a> {
         (left, left + latency)
     }
 
-    /// The card that sends on a wire.
-    pub(super) fn sender(&self, wire: usize) -> usize {
-        self.cluster.wires()[wire].from
-    }
-
     /// The wires between two cards.
     pub(super) fn route(&self, from: u32, to: u32) -> &'a [u32] {
         self.cluster.route(from as usize, to as usize)

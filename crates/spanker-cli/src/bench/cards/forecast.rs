@@ -9,6 +9,9 @@ use spanker_scheduler::{
 };
 use spanker_topology::Seconds;
 
+/// Prices up to this factor apart count as equal.
+const ALIKE: f64 = 1.001;
+
 /// Prices of algorithms on given cards.
 #[derive(Debug)]
 pub(super) struct Forecast {
@@ -68,9 +71,11 @@ impl Forecast {
     ) -> (Algorithm, Option<Seconds>) {
         let Some((cluster, priced)) = &self.priced else { return (self.usual, None) };
         let bytes = (elements * element) as u64;
-        let all = priced.iter().map(|price| (price.algorithm, price.at(bytes as f64)));
-        let best = all.min_by(|a, b| a.1.0.total_cmp(&b.1.0));
-        let Some((algorithm, _)) = best else { return (self.usual, None) };
+        let times = priced.iter().map(|price| price.at(bytes as f64).0);
+        let least = times.fold(f64::INFINITY, f64::min);
+        // Of equals the first: the ring, whose messages nobody has to pass on.
+        let best = priced.iter().find(|price| price.at(bytes as f64).0 <= least * ALIKE);
+        let Some(algorithm) = best.map(|price| price.algorithm) else { return (self.usual, None) };
         let whole = collective_time(cluster, self.collective, algorithm, &self.ranks, bytes);
         let time = Seconds(whole.0 - self.unseen.0);
         let averaged = if op == ReduceOp::Avg && self.collective.reduces() {
