@@ -176,7 +176,7 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
     finish(
         args,
         &answer,
-        &Ran { plan, lost: 0, marks: recorder.marks(), place: None, memory, prompt },
+        &Ran { plan, lost: 0, marks: recorder.marks(), place: None, memory, prompt, first: None },
     )
 }
 
@@ -209,7 +209,7 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
     let (runner, mut mend) = args.audit.twice(&loaded, &plan, runner)?;
     let answer = ready.answer(args, &loaded, Session::new(runner), &mut mend)?;
     let marks = recorder.unwrap_or_default().marks();
-    finish(args, &answer, &Ran { plan, lost: 0, marks, place: None, memory, prompt })
+    finish(args, &answer, &Ran { plan, lost: 0, marks, place: None, memory, prompt, first: None })
 }
 
 /// The front of a run whose cards are processes.
@@ -250,7 +250,11 @@ fn on_ranks(
     let (runner, mut mend) = args.audit.twice(loaded, &plan, Box::new(runner))?;
     let answer = ready.answer(args, loaded, Session::new(runner), &mut mend)?;
     let marks = recorder.marks();
-    finish(args, &answer, &Ran { plan: priced, lost: 0, marks, place: Some(place), memory, prompt })
+    finish(
+        args,
+        &answer,
+        &Ran { plan: priced, lost: 0, marks, place: Some(place), memory, prompt, first: None },
+    )
 }
 
 /// The cards as threads.
@@ -278,11 +282,12 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
     let runner = cards.runner(&left, &loaded, &plan, recorder.as_ref(), &log);
     let (runner, memory) = runner.map_err(|error| cards.told(error))?;
     let session = Session::new(runner);
+    let first = Some(plan.clone());
     let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder, log, memory };
     let answer = ready.answer(args, &loaded, session, &mut ongoing)?;
     let Ongoing { plan, lost, recorder, memory, .. } = ongoing;
     let marks = recorder.unwrap_or_default().marks();
-    finish(args, &answer, &Ran { plan, lost, marks, place: None, memory, prompt })
+    finish(args, &answer, &Ran { plan, lost, marks, place: None, memory, prompt, first })
 }
 
 /// The prompt, once everything is ready to go on from it.
@@ -313,10 +318,12 @@ struct Ran<'a> {
     memory: Vec<MemoryUse>,
     /// The prompt's tokens.
     prompt: Vec<u32>,
+    /// The plan that the run began with, where that can change.
+    first: Option<Plan>,
 }
 
 fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
-    let Ran { plan, lost, marks, place, memory, prompt } = ran;
+    let Ran { plan, lost, marks, place, memory, prompt, first } = ran;
     if let (Some(path), Some(logits)) = (&args.logits, &answer.logits) {
         let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
         let mut draft = files::Draft::new(path)?;
@@ -325,16 +332,28 @@ fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
     }
     // A plan is priced for the prompt and the steps that there were.
     let Request { context, batch, audit, .. } = plan.request;
-    let asked =
-        layout::request(context as usize, batch as usize, answer.prompt_tokens, answer.steps.len());
+    // After a loss, the steps that count are those on the layout that the run ended on.
+    let middle = answer.steps.len() + answer.before;
+    let asked = layout::request(context as usize, batch as usize, answer.prompt_tokens, middle);
     let asked = Request { audit, ..asked };
-    let priced = Plan::new(plan.model.clone(), plan.cluster.clone(), asked, plan.layout.clone())?;
-    let prediction = priced.predict_prompt(prompt);
-    let compared = match args.compare {
+    let priced =
+        Plan::new(plan.model.clone(), plan.cluster.clone(), asked.clone(), plan.layout.clone())?;
+    let mut prediction = priced.predict_prompt(prompt);
+    if let Some(first) = first.as_ref().filter(|_| answer.before > 0) {
+        // The prompt was read by the cards that there were then.
+        let Plan { model, cluster, layout, .. } = first.clone();
+        prediction.ttft = Plan::new(model, cluster, asked, layout)?.predict_prompt(prompt).ttft;
+    }
+    let compared = match args.compare && *lost == 0 {
         true => Some(Compared::new(&priced, prompt, answer.steps.len(), marks.clone())?),
         false => None,
     };
-    let comparison = compared.as_ref().map(Compared::comparison).transpose()?;
+    let comparison = compared.as_ref().map(Compared::comparison).and_then(|comparison| {
+        comparison.inspect_err(|error| eprintln!("note: no comparison: {error}")).ok()
+    });
+    if args.compare && *lost > 0 {
+        eprintln!("note: no comparison: cards were lost on the way, and layouts changed");
+    }
     let report = Report { answer, plan, prediction, lost: *lost, place: *place, memory };
     if args.json {
         let mut json = report.to_json();

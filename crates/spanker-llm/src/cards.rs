@@ -87,8 +87,8 @@ impl<'a> OnCards<'a> {
         let mut buffers = vec![HashMap::new(); controls.len()];
         let loaded = load::load(network, &planned, &layouts, &group, &mut buffers, loading);
         let exchanges = loaded.and_then(|programs| {
-            let rooms = layouts.iter().map(|layout| layout.allocations().collect()).collect();
-            let exchanges = Exchanges::new(&programs, plan, &controls, rooms)?;
+            let sizes = layouts.iter().map(|layout| layout.allocations().collect()).collect();
+            let exchanges = Exchanges::new(&programs, plan, &controls, sizes)?;
             Ok((programs, exchanges))
         });
         let (programs, exchanges) = match exchanges {

@@ -47,7 +47,14 @@ impl Report<'_> {
     /// Tokens per second: of all steps, and of the step in the middle.
     fn speeds(&self) -> (f64, f64) {
         let total = self.answer.steps.iter().map(Timing::time).sum();
-        (rate(self.answer.steps.len(), total), rate(1, median(&self.answer.steps).time()))
+        (rate(self.answer.steps.len(), total), rate(1, self.middle().time()))
+    }
+
+    /// The step in the middle of those on the layout that the run ended on, which is the predicted one.
+    fn middle(&self) -> Timing {
+        let steps = &self.answer.steps;
+        let last = steps.get(self.answer.before..).filter(|steps| !steps.is_empty());
+        median(last.unwrap_or(steps))
     }
 
     /// The kinds of cards that the prediction is for.
@@ -73,7 +80,7 @@ impl Report<'_> {
 
     pub(crate) fn to_json(&self) -> serde_json::Value {
         let (all, middle) = self.speeds();
-        let step = median(&self.answer.steps);
+        let step = self.middle();
         let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         let predicted = self.prediction.tokens_per_second;
         let (prompt, time) = (self.answer.prompt_tokens, self.answer.prompt.time());
@@ -166,7 +173,7 @@ impl Report<'_> {
             self.answer.steps.len(),
             ms(total),
         ));
-        let step = median(&self.answer.steps);
+        let step = self.middle();
         lines.push(format!(
             "a token     {:.3} ms = compute {:.3} + sync {:.3}, {} bytes between cards",
             ms(step.time()),

@@ -25,7 +25,7 @@ pub(super) struct Exchanges {
     prices: PriceList,
     lowered: HashMap<Key, Rc<Lowered>>,
     /// Bytes of the buffers of each member that collectives work in.
-    rooms: Vec<HashMap<Buffer, u64>>,
+    sizes: Vec<HashMap<Buffer, u64>>,
 }
 
 /// How the cards of a stage are wired.
@@ -40,7 +40,7 @@ impl Exchanges {
         programs: &Programs,
         plan: &Plan,
         controls: &[&SpankerControl],
-        rooms: Vec<HashMap<Buffer, u64>>,
+        sizes: Vec<HashMap<Buffer, u64>>,
     ) -> Result<Exchanges, LlmError> {
         let mut stages = Vec::new();
         for (members, stage) in programs.groups().iter().zip(&plan.layout.replicas[0]) {
@@ -51,7 +51,7 @@ impl Exchanges {
             });
         }
         let (cluster, prices) = (plan.cluster.clone(), PriceList::default());
-        Ok(Exchanges { stages, cluster, prices, lowered: HashMap::new(), rooms })
+        Ok(Exchanges { stages, cluster, prices, lowered: HashMap::new(), sizes })
     }
 
     /// The schedule of a collective in a stage: the one that the plan was priced with.
@@ -89,7 +89,7 @@ impl Exchanges {
             (Buffer::PassedOn, lowered.relay_bytes(rank)),
         ];
         for (buffer, needed) in needs {
-            let has = self.rooms[member].get(&buffer).copied().unwrap_or(0);
+            let has = self.sizes[member].get(&buffer).copied().unwrap_or(0);
             if needed > has {
                 let what = buffer.name();
                 return Err(LlmError::plan(format!(
