@@ -23,8 +23,8 @@ use spanker_topology::{
 
 use crate::runner::Step;
 use crate::{InProcess, LlmError, Network};
-use fit::typical;
-use observe::Observed;
+use fit::usual;
+use observe::{Alike, Observed};
 
 /// Tokens before the single token that is measured, as far as the model has room for them.
 const POSITIONS: [usize; 4] = [16, 160, 512, 1024];
@@ -145,7 +145,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
                 break;
             }
         }
-        Ok(typical(&rest))
+        Ok(usual(&rest))
     }
 
     /// Rows of a prompt through some layers, others in each turn: what a step reads has not been read just before.
@@ -196,7 +196,9 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
         let wall = begun.elapsed().as_secs_f64();
         let marks: Vec<_> = reports.iter().map(|report| &report.marks[..]).collect();
         if counts {
-            self.observed.add(&programs, self.runner.groups(), &marks);
+            let operators = programs.iter().map(Vec::len).sum();
+            let alike = Alike { rows: step.tokens.len(), past: step.past, operators };
+            self.observed.add(alike, &programs, self.runner.groups(), &marks);
         }
         let all = || marks.iter().copied().flatten();
         let first = all().map(|mark| mark.start).fold(wall, f64::min);
@@ -206,7 +208,8 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
 
     /// The profile that follows from what was seen.
     fn profile(&self, mut profile: Profile, batch: usize) -> Profile {
-        let times = &self.observed.times;
+        let usual = self.observed.usual();
+        let times = &usual.times;
         profile.compute.operators = times.fit();
         let reading = times.product_rate(1).max(1.0);
         measured(&mut profile.memory.bandwidth, BytesPerSecond(reading as u64));
@@ -221,7 +224,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
         let overhead = profile.compute.operators.iter().find(product).map(|entry| entry.overhead);
         measured(&mut profile.compute.per_operator, overhead.unwrap_or_default());
         measured(&mut profile.compute.per_token, Seconds::ZERO);
-        if let (Some(link), Some((latency, per_byte))) = (&mut profile.link, self.observed.link()) {
+        if let (Some(link), Some((latency, per_byte))) = (&mut profile.link, usual.link()) {
             measured(&mut link.bandwidth, BytesPerSecond((1.0 / per_byte).min(1e15) as u64));
             measured(&mut link.latency, Seconds(latency));
             measured(&mut link.round_trip, Seconds(2.0 * latency));

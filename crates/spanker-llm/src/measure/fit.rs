@@ -3,6 +3,7 @@
 //! seen. Pure: where the times come from is not its business.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use spanker_model::Quant;
 use spanker_topology::{OperatorKind, OperatorRate, Seconds};
@@ -19,38 +20,45 @@ pub(super) struct Class {
 /// Times of operators, class by class.
 #[derive(Debug, Default)]
 pub(super) struct Times {
-    classes: BTreeMap<Class, Vec<f64>>,
+    classes: BTreeMap<Class, Sum>,
 }
 
-/// What each class typically takes.
-pub(super) type Typicals<'a> = BTreeMap<&'a Class, f64>;
-
-/// What a class typically takes, and how often it was seen.
-struct Typical<'a> {
-    class: &'a Class,
+/// Seconds of operators of one class, and how many there were.
+#[derive(Debug, Default, Clone, Copy)]
+struct Sum {
     seconds: f64,
     count: f64,
 }
 
+impl Sum {
+    fn mean(self) -> f64 {
+        self.seconds / self.count.max(1.0)
+    }
+}
+
 impl Times {
-    pub(super) fn add(&mut self, class: Class, seconds: f64) {
-        self.classes.entry(class).or_default().push(seconds);
+    pub(super) fn add(&mut self, class: &Class, seconds: f64) {
+        if !self.classes.contains_key(class) {
+            self.classes.insert(class.clone(), Sum::default());
+        }
+        if let Some(sum) = self.classes.get_mut(class) {
+            sum.seconds += seconds;
+            sum.count += 1.0;
+        }
     }
 
-    /// What each class typically takes.
-    pub(super) fn typical(&self) -> Typicals<'_> {
-        self.classes.iter().map(|(class, times)| (class, typical(times))).collect()
+    /// What each class takes.
+    pub(super) fn means(&self) -> BTreeMap<&Class, f64> {
+        self.classes.iter().map(|(class, sum)| (class, sum.mean())).collect()
     }
 
     /// The rates of all kinds and types that were seen, in ascending order of rows.
     pub(super) fn fit(&self) -> Vec<OperatorRate> {
-        let mut groups: BTreeMap<(OperatorKind, u64), Vec<Typical<'_>>> = BTreeMap::new();
-        for (class, times) in &self.classes {
-            let (seconds, count) = (typical(times), times.len() as f64);
-            let of = (class.kind, class.rows);
-            groups.entry(of).or_default().push(Typical { class, seconds, count });
+        let mut groups: BTreeMap<(OperatorKind, u64), Vec<(&Class, Sum)>> = BTreeMap::new();
+        for (class, sum) in &self.classes {
+            groups.entry((class.kind, class.rows)).or_default().push((class, *sum));
         }
-        groups.iter().flat_map(|(&(kind, rows), typical)| fit_kind(kind, rows, typical)).collect()
+        groups.iter().flat_map(|(&(kind, rows), classes)| fit_kind(kind, rows, classes)).collect()
     }
 
     /// Units of products per second of their time with so many rows, over all types.
@@ -60,31 +68,31 @@ impl Times {
             .iter()
             .filter(|(class, _)| class.kind == OperatorKind::Product && class.rows == rows);
         let (mut units, mut seconds) = (0.0, 0.0);
-        for (class, times) in products {
+        for (class, sum) in products {
             let each: u64 = class.units.iter().map(|(_, units)| units).sum();
-            units += each as f64 * times.len() as f64;
-            seconds += typical(times) * times.len() as f64;
+            units += each as f64 * sum.count;
+            seconds += sum.seconds;
         }
         if seconds > 0.0 { units / seconds } else { 0.0 }
     }
 }
 
-/// What times are usually like: the upper end of their lowest third, because others on this machine only make things
-/// slower; 0 where there is none.
-pub(super) fn typical(values: &[f64]) -> f64 {
-    at_part(values, 3)
+/// Which of so many values, in ascending order, are usual ones: from the first quarter to the middle, because others
+/// on this machine only make things slower.
+pub(super) fn middle(count: usize) -> Range<usize> {
+    count / 4..(count / 2 + 1).min(count)
 }
 
-/// The value in the middle; 0 where there is none.
-pub(super) fn median(values: &[f64]) -> f64 {
-    at_part(values, 2)
+/// The mean of all; 0 where there is none.
+pub(super) fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// The value above one of so many equal parts of all.
-fn at_part(values: &[f64], parts: usize) -> f64 {
+/// The mean of the usual ones.
+pub(super) fn usual(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / parts).copied().unwrap_or(0.0)
+    mean(&sorted[middle(sorted.len())])
 }
 
 /// Whether programs say how many rows an operator of a kind has. Where they do not, one entry stands for all sizes.
@@ -94,27 +102,27 @@ fn by_rows(kind: OperatorKind) -> bool {
 }
 
 /// The rates of one kind on one number of rows, one for each type of weights.
-fn fit_kind(kind: OperatorKind, rows: u64, typical: &[Typical<'_>]) -> Vec<OperatorRate> {
+fn fit_kind(kind: OperatorKind, rows: u64, classes: &[(&Class, Sum)]) -> Vec<OperatorRate> {
     let mut types: Vec<Option<Quant>> = Vec::new();
-    for (weights, _) in typical.iter().flat_map(|one| &one.class.units) {
+    for (weights, _) in classes.iter().flat_map(|(class, _)| &class.units) {
         if !types.contains(weights) {
             types.push(*weights);
         }
     }
-    let units = |one: &Typical<'_>, of: Option<Quant>| -> f64 {
-        let own = one.class.units.iter().filter(|(weights, _)| *weights == of);
+    let units = |class: &Class, of: Option<Quant>| -> f64 {
+        let own = class.units.iter().filter(|(weights, _)| *weights == of);
         own.map(|(_, units)| *units as f64).sum()
     };
-    let lines: Vec<Line> = typical
+    let lines: Vec<Line> = classes
         .iter()
-        .map(|one| Line {
-            columns: types.iter().map(|&of| units(one, of)).collect(),
-            seconds: one.seconds,
+        .map(|(class, sum)| Line {
+            columns: types.iter().map(|&of| units(class, of)).collect(),
+            seconds: sum.mean(),
             // By plain squares, what was measured and what is predicted have the same sum. One entry for sizes
             // that differ a hundredfold has to be right for the small ones, too.
             weight: match by_rows(kind) {
-                true => one.count,
-                false => one.count / one.seconds.max(1e-9).powi(2),
+                true => sum.count,
+                false => sum.count / sum.mean().max(1e-9).powi(2),
             },
         })
         .collect();
@@ -225,9 +233,7 @@ mod tests {
                 [(q4, a), (q6, b)].into_iter().filter(|(_, units)| *units > 0).collect();
             let class = Class { kind: OperatorKind::Product, rows: 1, units };
             let seconds = 3e-6 + a as f64 / 10e9 + b as f64 / 6e9;
-            (0..count).for_each(|_| times.add(class.clone(), seconds));
-            // What the system does in between does not count.
-            times.add(class, seconds * 50.0);
+            (0..count).for_each(|_| times.add(&class, seconds));
         }
         let found = times.fit();
         assert_eq!(found.len(), 2, "{found:?}");
@@ -243,7 +249,7 @@ mod tests {
     fn one_size_alone_has_a_rate_and_no_overhead() {
         let mut times = Times::default();
         let class = Class { kind: OperatorKind::Norm, rows: 8, units: vec![(None, 4096)] };
-        (0..5).for_each(|_| times.add(class.clone(), 2e-6));
+        (0..5).for_each(|_| times.add(&class, 2e-6));
         let found = times.fit();
         assert_eq!((found.len(), found[0].overhead.0, found[0].rows), (1, 0.0, 8));
         near(found[0].time(4096.0), 2e-6);
@@ -254,7 +260,7 @@ mod tests {
         let mut times = Times::default();
         for units in [2304u64, 9216, 294_912] {
             let class = Class { kind: OperatorKind::Gate, rows: 1, units: vec![(None, units)] };
-            (0..3).for_each(|_| times.add(class.clone(), 5e-7 + units as f64 / 8e9));
+            (0..3).for_each(|_| times.add(&class, 5e-7 + units as f64 / 8e9));
         }
         let found = times.fit();
         assert_eq!(found.len(), 1);

@@ -8,15 +8,31 @@ use spanker_model::Quant;
 use spanker_plan::{Mark, Op, load};
 use spanker_runtime::Work;
 
-use super::fit::{Class, Line, Times, least_squares, median};
+use super::fit::{Class, Line, Times, least_squares, mean, middle};
 
 /// All that was seen so far.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
-    pub(super) times: Times,
+    steps: BTreeMap<Alike, Vec<Seen>>,
+}
+
+/// Steps that take the same time: with so many rows, after so many tokens, through so many operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Alike {
+    pub(super) rows: usize,
+    pub(super) past: usize,
+    pub(super) operators: usize,
+}
+
+/// What one step took.
+#[derive(Debug, Default)]
+struct Seen {
+    /// From its first operator to its last, on all cards.
+    seconds: f64,
+    operators: Vec<(Class, f64)>,
     phases: Vec<Phase>,
-    /// Seconds of messages to the next stage, by their bytes.
-    messages: BTreeMap<u64, Vec<f64>>,
+    /// Messages to the next stage: their bytes and seconds.
+    messages: Vec<(u64, f64)>,
 }
 
 /// Work of the ranks of a group, and the exchange after it.
@@ -41,25 +57,95 @@ struct Meeting {
 
 impl Observed {
     /// Adds a step: a program and the marks of each card, by one clock.
-    pub(super) fn add(&mut self, programs: &[Vec<Op>], groups: &[Range<usize>], marks: &[&[Mark]]) {
+    pub(super) fn add(
+        &mut self,
+        alike: Alike,
+        programs: &[Vec<Op>],
+        groups: &[Range<usize>],
+        marks: &[&[Mark]],
+    ) {
+        let mut seen = Seen { seconds: span(marks), ..Seen::default() };
         for (program, marks) in programs.iter().zip(marks) {
-            self.operators(program, marks);
+            for (mark, class) in marks.iter().zip(classes(program, marks)) {
+                seen.operators.extend(class.map(|class| (class, mark.end - mark.start)));
+            }
         }
         for group in groups.iter().filter(|group| group.len() > 1) {
             let of = |member: usize| meetings(&programs[member], marks[member], group.len());
-            self.group(group.clone().map(of).collect());
+            seen.group(group.clone().map(of).collect());
         }
-        self.handoffs(programs, marks);
+        seen.handoffs(programs, marks);
+        self.steps.entry(alike).or_default().push(seen);
     }
 
-    fn operators(&mut self, program: &[Op], marks: &[Mark]) {
-        for (mark, class) in marks.iter().zip(classes(program, marks)) {
-            if let Some(class) = class {
-                self.times.add(class, mark.end - mark.start);
+    /// What steps that took a usual time consisted of. Steps are chosen, not operators: each operator's usual time
+    /// would leave out what happens to some operator of every step, and their sum would be too small.
+    pub(super) fn usual(&self) -> Usual<'_> {
+        let mut usual = Usual::default();
+        for steps in self.steps.values() {
+            let mut steps: Vec<&Seen> = steps.iter().collect();
+            steps.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+            usual.steps.extend(&steps[middle(steps.len())]);
+        }
+        for step in &usual.steps {
+            step.operators.iter().for_each(|(class, seconds)| usual.times.add(class, *seconds));
+        }
+        usual
+    }
+}
+
+/// From the first start to the last end.
+fn span(marks: &[&[Mark]]) -> f64 {
+    let all = || marks.iter().copied().flatten();
+    let first = all().map(|mark| mark.start).fold(f64::MAX, f64::min);
+    let last = all().map(|mark| mark.end).fold(f64::MIN, f64::max);
+    (last - first).max(0.0)
+}
+
+/// Steps that took a usual time.
+#[derive(Debug, Default)]
+pub(super) struct Usual<'a> {
+    steps: Vec<&'a Seen>,
+    pub(super) times: Times,
+}
+
+impl Usual<'_> {
+    /// Seconds of exchanges, by the bytes that they count for: what a phase takes besides the usual work of its
+    /// slowest rank. Ranks that are late by chance are part of it.
+    fn exchanges(&self) -> BTreeMap<u64, Vec<f64>> {
+        let means = self.times.means();
+        let sum = |work: &Vec<Class>| work.iter().filter_map(|class| means.get(class)).sum();
+        let mut list: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+        for Phase { bytes, seconds, work } in self.steps.iter().flat_map(|step| &step.phases) {
+            let busy = work.iter().map(sum).fold(0.0, f64::max);
+            list.entry(*bytes).or_default().push(seconds - busy);
+        }
+        list
+    }
+
+    /// Seconds of an empty exchange and of each byte: of exchanges, or where there were none, of messages.
+    pub(super) fn link(&self) -> Option<(f64, f64)> {
+        let mut seen = self.exchanges();
+        if seen.is_empty() {
+            for (bytes, seconds) in self.steps.iter().flat_map(|step| &step.messages) {
+                seen.entry(*bytes).or_default().push(*seconds);
             }
         }
+        if seen.is_empty() {
+            return None;
+        }
+        let line = |(&bytes, times): (&u64, &Vec<f64>)| {
+            let seconds = mean(times).max(0.0);
+            let weight = times.len() as f64 / seconds.max(1e-7).powi(2);
+            Line { columns: vec![bytes as f64], seconds, weight }
+        };
+        let lines: Vec<Line> = seen.iter().map(line).collect();
+        let (latency, per_byte) = least_squares(&lines);
+        Some((latency, per_byte[0]))
     }
+}
 
+impl Seen {
     /// Exchanges of one group, each with the work before it.
     fn group(&mut self, ranks: Vec<Vec<Meeting>>) {
         let count = ranks.iter().map(Vec::len).min().unwrap_or(0);
@@ -75,19 +161,6 @@ impl Observed {
             }
             before = Some(end);
         }
-    }
-
-    /// Seconds of exchanges, by the bytes that they count for: what a phase takes besides the typical work of its
-    /// slowest rank. Ranks that are late by chance are part of it.
-    fn exchanges(&self) -> BTreeMap<u64, Vec<f64>> {
-        let typical = self.times.typical();
-        let sum = |work: &Vec<Class>| work.iter().filter_map(|class| typical.get(class)).sum();
-        let mut list: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-        for Phase { bytes, seconds, work } in &self.phases {
-            let busy = work.iter().map(sum).fold(0.0, f64::max);
-            list.entry(*bytes).or_default().push((seconds - busy).max(0.0));
-        }
-        list
     }
 
     /// Messages between stages: from when both ends were ready to when it was received.
@@ -109,27 +182,10 @@ impl Observed {
                 *at += 1;
                 if let Some(start) = start {
                     let seconds = mark.end - start.max(mark.start);
-                    self.messages.entry(length).or_default().push(seconds.max(0.0));
+                    self.messages.push((length, seconds.max(0.0)));
                 }
             }
         }
-    }
-
-    /// Seconds of an empty exchange and of each byte: of exchanges, or where there were none, of messages.
-    pub(super) fn link(&self) -> Option<(f64, f64)> {
-        let exchanges = self.exchanges();
-        let seen = if exchanges.is_empty() { &self.messages } else { &exchanges };
-        if seen.is_empty() {
-            return None;
-        }
-        let line = |(&bytes, times): (&u64, &Vec<f64>)| {
-            let seconds = median(times);
-            let weight = times.len() as f64 / seconds.max(1e-7).powi(2);
-            Line { columns: vec![bytes as f64], seconds, weight }
-        };
-        let lines: Vec<Line> = seen.iter().map(line).collect();
-        let (latency, per_byte) = least_squares(&lines);
-        Some((latency, per_byte[0]))
     }
 }
 
@@ -186,6 +242,7 @@ mod tests {
     use spanker_plan::{Activity, Label};
     use spanker_runtime::{BufferId, Place};
 
+    const ALIKE: Alike = Alike { rows: 1, past: 0, operators: 1 };
     const HERE: Place = Place { buffer: BufferId(1), offset: 0 };
 
     fn gather(rows: u64) -> Op {
@@ -226,10 +283,32 @@ mod tests {
         let marks = step(&programs, 2e-6, 1.0 / 4e9);
         let marks: Vec<&[Mark]> = marks.iter().map(Vec::as_slice).collect();
         let mut observed = Observed::default();
-        observed.add(&programs, std::slice::from_ref(&(0..2)), &marks);
-        let (latency, per_byte) = observed.link().unwrap();
+        observed.add(ALIKE, &programs, std::slice::from_ref(&(0..2)), &marks);
+        let (latency, per_byte) = observed.usual().link().unwrap();
         assert!((latency / 2e-6 - 1.0).abs() < 1e-6, "{latency}");
         assert!((per_byte * 4e9 - 1.0).abs() < 1e-6, "{per_byte}");
+    }
+
+    #[test]
+    fn operators_of_usual_steps_add_up_to_the_step_and_disturbed_steps_do_not_count() {
+        // Something happens to another operator in every step; a fifth of the steps are disturbed as a whole.
+        let program: Vec<Op> = (0..5).map(|_| copy(4096)).collect();
+        let mut observed = Observed::default();
+        for turn in 0..20 {
+            let slow = if turn % 5 == 4 { 9.0 } else { 1.0 };
+            let mut now = 0.0;
+            let marks: Vec<Mark> = (0..5)
+                .map(|op| {
+                    let start = now;
+                    now += slow * if op == turn % 5 { 6e-6 } else { 1e-6 };
+                    mark(op, start, now)
+                })
+                .collect();
+            observed.add(ALIKE, std::slice::from_ref(&program), &[], &[&marks]);
+        }
+        let usual = observed.usual();
+        let each: f64 = usual.times.means().into_values().sum();
+        assert!((5.0 * each / 10e-6 - 1.0).abs() < 1e-9, "{each}");
     }
 
     #[test]
@@ -239,9 +318,9 @@ mod tests {
             let send = vec![Op::Send { to: 1, from: HERE, length }];
             let receive = vec![Op::Receive { from: 0, into: HERE, length }];
             let marks = [[mark(0, 10e-6, 11e-6)], [mark(0, 0.0, end)]];
-            observed.add(&[send, receive], &[0..1, 1..2], &[&marks[0], &marks[1]]);
+            observed.add(ALIKE, &[send, receive], &[0..1, 1..2], &[&marks[0], &marks[1]]);
         }
-        let (latency, per_byte) = observed.link().unwrap();
+        let (latency, per_byte) = observed.usual().link().unwrap();
         assert!((latency - 1e-6).abs() < 1e-12 && (per_byte - 1e-9).abs() < 1e-15);
     }
 
@@ -256,8 +335,8 @@ mod tests {
             vec![product(8, Quant::Q4_0), product(8, Quant::Q8_0), product(8, Quant::Q4_0)];
         let mut observed = Observed::default();
         let marks = [Mark { ops: 3, ..mark(0, 0.0, 5e-6) }];
-        observed.add(&[program], std::slice::from_ref(&(0..1)), &[&marks]);
-        let found = observed.times.fit();
+        observed.add(ALIKE, &[program], std::slice::from_ref(&(0..1)), &[&marks]);
+        let found = observed.usual().times.fit();
         let types: Vec<_> = found.iter().map(|entry| entry.weights.as_deref().unwrap()).collect();
         assert_eq!(types, ["q4_0", "q8_0"]);
         let bytes = [2 * 8 * Quant::Q4_0.row_bytes(256), 8 * Quant::Q8_0.row_bytes(256)];
