@@ -12,9 +12,10 @@ use crate::llm::cards::{Cards, Ongoing};
 use crate::llm::compared::{self, Compared};
 use crate::llm::generate::{Answer, GiveUp, Limits, Mend, generate};
 use crate::llm::given::Audience;
+use crate::llm::host::{self, Freshness};
 use crate::llm::ranks::{self, Place};
-use crate::llm::report::Report;
-use crate::llm::{self, AuditArgs, FabricKind, Loaded, SampleArgs, Split, host, layout};
+use crate::llm::report::{self, Report};
+use crate::llm::{self, AuditArgs, FabricKind, Loaded, SampleArgs, Split, layout};
 use crate::{Usage, files, output};
 
 /// Run a prompt through a model that is split over cards
@@ -107,6 +108,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
+/// Tokens from which on a run says something about its machine.
+const ENOUGH_STEPS: usize = 8;
+
 /// What a run begins with, wherever the cards are.
 struct Ready {
     sampler: spanker_text::Sampler,
@@ -162,7 +166,7 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
             let split = args.split.unwrap_or(Split::Gather);
             let model = loaded.network.model();
             let layout = layout::given(model, split, &layout::shares(shares, count)?)?;
-            host::plan(&loaded, loaded.threads, layout, request)?
+            host::plan(&loaded, loaded.threads, layout, request, Freshness::Kept)?
         }
     };
     let mut runner = in_process(&loaded, &plan)?;
@@ -173,6 +177,11 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
     }
     let session = Session::new(Box::new(runner));
     let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
+    if answer.steps.len() >= ENOUGH_STEPS {
+        let predicted = 1.0 / plan.predict().tokens_per_second;
+        let measured = report::median(&answer.steps).time().as_secs_f64();
+        host::doubt(&loaded, &plan.layout, predicted, measured);
+    }
     finish(
         args,
         &answer,

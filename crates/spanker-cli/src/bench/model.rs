@@ -15,7 +15,8 @@ use spanker_reduce::Team;
 
 use crate::directory::CardList;
 use crate::llm::cards::Cards;
-use crate::llm::{self, FabricKind, Loaded, Split, host, layout};
+use crate::llm::host::{self, Freshness};
+use crate::llm::{self, FabricKind, Loaded, Split, layout};
 use crate::{Usage, output};
 use read::Weights;
 use row::{Ground, Row};
@@ -176,7 +177,9 @@ fn threads(
             let begun = Instant::now();
             let (model, split) = (loaded.network.model(), args.split.unwrap_or(Split::Gather));
             let layout = layout::given(model, split, &vec![1.0; cards])?;
-            let plan = host::plan(loaded, threads, layout, request(args, loaded))?;
+            // A prediction of what this machine is like now.
+            let request = request(args, loaded);
+            let plan = host::plan(loaded, threads, layout, request, Freshness::Now)?;
             let network = std::sync::Arc::clone(&loaded.network);
             let runner = InProcess::new(network, &plan, loaded.context, loaded.batch, threads)?;
             let session = Session::new(Box::new(runner));

@@ -21,6 +21,11 @@ const MOST_KEPT: usize = 64;
 /// Memory where the system does not say how much there is.
 const UNKNOWN_MEMORY: u64 = 1_000_000_000_000;
 
+/// The name of cards that are threads of this process.
+const THREADS: &str = "inproc";
+/// How far a run may be from its prediction before what the prediction came from is measured again.
+const FAR: f64 = 0.1;
+
 /// Whether what was measured before will do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Freshness {
@@ -36,8 +41,9 @@ pub(crate) fn plan(
     threads: usize,
     layout: Layout,
     request: Request,
+    freshness: Freshness,
 ) -> anyhow::Result<Plan> {
-    let profile = profile(loaded, threads, &layout, Freshness::Kept)?;
+    let profile = profile(loaded, threads, &layout, freshness)?;
     let cards = layout.cards().last().map_or(1, |card| card + 1);
     let cluster = Cluster::uniform(profile, cards, Shape::Switch)?;
     Ok(Plan::new(loaded.network.model().clone(), cluster, request, layout)?)
@@ -53,7 +59,24 @@ pub(crate) fn unpriced(loaded: &Loaded, layout: Layout, request: Request) -> any
 /// A plan that was made elsewhere, with the prices of this machine.
 pub(crate) fn priced(loaded: &Loaded, threads: usize, plan: Plan) -> anyhow::Result<Plan> {
     spanker_llm::check_plan(&loaded.network, &plan)?;
-    self::plan(loaded, threads, plan.layout, plan.request)
+    self::plan(loaded, threads, plan.layout, plan.request, Freshness::Kept)
+}
+
+/// Forgets what was measured for a layout if a run that should take `predicted` for a token took another time: the
+/// machine was not quiet then, or is not now. Says so.
+pub(crate) fn doubt(loaded: &Loaded, layout: &Layout, predicted: f64, measured: f64) {
+    let off = measured / predicted - 1.0;
+    let kept = Kept::of(loaded, loaded.threads, layout, THREADS);
+    if off.abs() > FAR
+        && let Some(kept) = kept
+        && std::fs::remove_file(&kept.path).is_ok()
+    {
+        let word = if off < 0.0 { "faster" } else { "slower" };
+        let percent = off.abs() * 100.0;
+        eprintln!(
+            "note: this machine is {percent:.0} % {word} than when it was measured; the next run measures it again"
+        );
+    }
 }
 
 /// A card of a layout on threads of this machine.
@@ -63,7 +86,7 @@ pub(crate) fn profile(
     layout: &Layout,
     freshness: Freshness,
 ) -> anyhow::Result<Profile> {
-    profile_among(loaded, threads, layout, freshness, ("inproc", &mut || ()))
+    profile_among(loaded, threads, layout, freshness, (THREADS, &mut || ()))
 }
 
 /// The same beside other processes, of this name, for which something is done every fraction of a second.
@@ -74,12 +97,7 @@ pub(crate) fn profile_among(
     freshness: Freshness,
     (others, meanwhile): (&str, &mut dyn FnMut()),
 ) -> anyhow::Result<Profile> {
-    let model = loaded.network.model();
-    // One measurement is for all contexts, those included that are shorter than a usual batch.
-    let batch = loaded.batch.max(spanker_plan::USUAL_BATCH as usize);
-    let key = format!("{}; {others}", key(model, layout, batch, threads));
-    // Without a folder nothing is kept, and everything is measured again.
-    let kept = models::cache().ok().map(|cache| Kept::new(&cache.join("profiles"), key));
+    let kept = Kept::of(loaded, threads, layout, others);
     if let (Freshness::Kept, Some(kept)) = (freshness, &kept) {
         match kept.read() {
             Ok(Some(profile)) => return Ok(profile),
@@ -87,6 +105,7 @@ pub(crate) fn profile_among(
             Err(error) => eprintln!("note: {error:#}; measuring again"),
         }
     }
+    let batch = measured_batch(loaded);
     let subject = Subject { layout, batch, threads, memory: Bytes(memory_of_machine()) };
     let measured = measure(&loaded.network, &subject, &mut |rows| {
         output::progress(&format!("measuring this machine: {rows} rows .."));
@@ -99,6 +118,11 @@ pub(crate) fn profile_among(
         let _ = kept.write(&profile);
     }
     Ok(profile)
+}
+
+/// Rows that are measured. One measurement is for all contexts, those included that are shorter than a usual batch.
+fn measured_batch(loaded: &Loaded) -> usize {
+    loaded.batch.max(spanker_plan::USUAL_BATCH as usize)
 }
 
 /// All that a measurement depends on, in one line.
@@ -158,6 +182,13 @@ struct Kept {
 }
 
 impl Kept {
+    /// Where the profile of a layout is kept; without a folder nothing is, and everything is measured again.
+    fn of(loaded: &Loaded, threads: usize, layout: &Layout, others: &str) -> Option<Kept> {
+        let model = loaded.network.model();
+        let key = format!("{}; {others}", key(model, layout, measured_batch(loaded), threads));
+        models::cache().ok().map(|cache| Kept::new(&cache.join("profiles"), key))
+    }
+
     fn new(folder: &Path, key: String) -> Kept {
         let name = format!("{:016x}.toml", fingerprint(key.bytes()));
         Kept { path: folder.join(name), key }

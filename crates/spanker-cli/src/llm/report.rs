@@ -23,7 +23,7 @@ pub(crate) struct Report<'a> {
 }
 
 /// The step in the middle: steps differ by noise and by what was mended.
-fn median(steps: &[Timing]) -> Timing {
+pub(crate) fn median(steps: &[Timing]) -> Timing {
     let mut sorted = steps.to_vec();
     sorted.sort_by_key(Timing::time);
     sorted.get(sorted.len() / 2).copied().unwrap_or_default()
