@@ -19,7 +19,6 @@ mod error;
 mod examine;
 mod feed;
 mod group;
-mod level;
 mod lower;
 mod probe;
 mod watch;

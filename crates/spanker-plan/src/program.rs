@@ -12,6 +12,7 @@
 
 mod audit;
 mod buffers;
+mod crossing;
 mod price;
 mod tap;
 mod weights;
@@ -36,12 +37,13 @@ pub(crate) use audit::expected as expected_audit;
 pub use audit::{Audit, USUAL_AUDIT};
 pub use buffers::{Buffer, MAX_CANDIDATES, Space};
 pub(crate) use buffers::{BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, sizes};
+pub use crossing::{Action, SEGMENT_ALIGNMENT, segments, walk};
 pub(crate) use price::Loads;
 pub use price::{Cost, Load, OPERATORS_PER_LAYER, Terms, load};
 pub use tap::{Addend, Check, Samples, Tap, Taps};
 pub use weights::{Cut, Piece, Projection, Tensor, WEIGHT_ALIGNMENT, WeightLayout};
 pub(crate) use weights::{Held, HeldLayer, Holder, Holding, padded};
-pub use wiring::{Apart, RankLink, Wiring};
+pub use wiring::{Apart, RankLink, Routes, Wiring};
 pub(crate) use write::{Context, Sink, Writer};
 
 /// What a step gives back for a sequence.

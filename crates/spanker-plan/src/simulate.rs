@@ -11,6 +11,7 @@ pub(crate) mod flow;
 pub(crate) mod network;
 mod program;
 mod recover;
+mod relay;
 
 use std::collections::HashMap;
 

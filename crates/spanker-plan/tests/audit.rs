@@ -5,10 +5,10 @@ use std::collections::{HashMap, HashSet};
 
 use spanker_model::{Model, Quant, builtin};
 use spanker_plan::{
-    Audit, Buffer, Check, Conditions, Layout, Objective, Op, Part, Plan, Programs, Request, Space,
-    Split, Step, USUAL_AUDIT, Want, Work, card_layouts, simulate,
+    Audit, Buffer, Check, Conditions, Cost, Layout, Objective, Op, Part, Plan, Programs, Request,
+    Space, Split, Step, Taps, USUAL_AUDIT, Want, Work, card_layouts, load, simulate,
 };
-use spanker_topology::{Cluster, Profile, Shape};
+use spanker_topology::{Bytes, Cluster, Profile, Shape};
 
 fn cluster(cards: usize) -> Cluster {
     Cluster::uniform(Profile::builtin("rev-a").unwrap(), cards, Shape::Ring).unwrap()
@@ -156,6 +156,58 @@ fn usual_audit_costs_less_than_two_percent_and_is_part_of_price_and_simulation()
         let memory = |plan: &Plan| plan.predict().memory[0].footprint.buffers.0;
         assert!(memory(&with) > memory(&without));
     }
+}
+
+/// The part of a token that audits take at a position: as predicted, and as the programs have it with what the
+/// host really reads. Ranks wait for the one that has most to be read.
+fn audit_costs(model: &Model, cards: usize, split: Split, position: u64, part: f64) -> (f64, f64) {
+    let cluster = cluster(cards);
+    let together = vec![(0..cards).map(|card| (card, 1.0)).collect()];
+    let layout = Layout::of_groups(model, split, &together).unwrap();
+    let plan = |audit: f64| {
+        let context = position + 1024;
+        let request = Request { audit, position, context, ..Request::new(Objective::Latency) };
+        Plan::new(model.clone(), cluster.clone(), request, layout.clone()).unwrap()
+    };
+    let token = 1.0 / plan(0.0).predict().tokens_per_second;
+    let predicted = 1.0 / plan(part).predict().tokens_per_second / token - 1.0;
+    let space = Space { context: position + 1024, batch: 16, sequences: 1, audit: Audit::of(part) };
+    let programs = Programs::symbolic(model, &cluster, &layout.replicas[0], space);
+    let cost = Cost::of(cluster.profile(0));
+    let mut more = 0.0;
+    let steps = 150;
+    for past in position..position + steps {
+        let part = Part { sequence: 0, tokens: &[7], past, want: Want::Best(40) };
+        let (lists, taps) = programs.audited(&Step { parts: &[part] }, &direct, 0);
+        let on = |(list, taps): (&Vec<Op>, &Taps)| {
+            let copies = list.iter().filter_map(|op| match op {
+                Op::Tap(work) => load(work, None).map(|load| cost.operator(&load).total().0),
+                _ => None,
+            });
+            copies.sum::<f64>() + cluster.upload(0, Bytes(taps.bytes)).0
+        };
+        more += lists.iter().zip(&taps).map(on).fold(0.0, f64::max);
+    }
+    (predicted, more / steps as f64 / token)
+}
+
+#[test]
+fn usual_audit_costs_less_than_two_percent_at_any_context() {
+    for name in ["smollm2-135m", "smollm2-360m", "qwen2.5-0.5b", "tinyllama-1.1b"] {
+        let model = builtin(name, Quant::Q4_0).unwrap();
+        for (cards, split) in [(1, Split::Gather), (3, Split::Gather), (5, Split::Reduce)] {
+            for position in [16, 1024, 2048, 4096, 8192] {
+                let (predicted, counted) = audit_costs(&model, cards, split, position, USUAL_AUDIT);
+                let case = format!("{name} on {cards} at {position}");
+                assert!(predicted < 0.02, "{case}: predicted {predicted}");
+                assert!(counted < 0.02, "{case}: {counted}");
+            }
+        }
+    }
+    // The bound is one that larger samples do not keep.
+    let model = builtin("smollm2-135m", Quant::Q4_0).unwrap();
+    let (predicted, counted) = audit_costs(&model, 3, Split::Gather, 1024, 0.05);
+    assert!(predicted > 0.02 && counted > 0.02, "{predicted} {counted}");
 }
 
 #[test]

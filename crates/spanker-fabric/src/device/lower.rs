@@ -5,7 +5,7 @@
 //!
 //! Every message is cut into segments and every segment takes one or more hops. Each such crossing of a link
 //! is a *crossing* here: one send on one card and one receive on the next. All crossings of a schedule are put
-//! into one order: by level ([`super::level`]), then by hop, then by message, then by segment. Each card's
+//! into one order ([`spanker_plan::walk`]): by level, then by hop, then by message, then by segment. Each card's
 //! program has its sends and receives in this order and nothing else decides it. Then:
 //!
 //! * both ends of a port have the messages of a direction in the same order, so the ports' queues match;
@@ -20,15 +20,15 @@
 //! and if work that waits for a relay holds up everything after it. So all complete. Repeating the programs
 //! changes nothing: crossings of a later repeat come later.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
-use spanker_collective::{Buffer, DType, Incoming, Local, Rank, ReduceOp, Schedule, Span};
-use spanker_plan::Wiring;
+use spanker_collective::{
+    Buffer, DType, Incoming, Local, Message, Rank, ReduceOp, Schedule, Span, levels,
+};
+use spanker_plan::{Action, Routes, SEGMENT_ALIGNMENT, Wiring, segments, walk};
 use spanker_runtime::{BufferId, Descriptor, Fold, Landing, MAX_SOURCES, Place, Work};
 
 use super::error::DeviceError;
-use super::level::{Message, levels};
 use crate::execute::result_range;
 
 /// What stands for a card's buffer of data until [`Lowered::bind`].
@@ -38,12 +38,8 @@ pub const SCRATCH: BufferId = BufferId(2);
 /// What stands for a card's memory for what it passes on, until [`Lowered::bind`].
 pub const RELAY: BufferId = BufferId(3);
 
-/// The least bytes that a relayed message is cut into.
-const SEGMENT: usize = 8 << 10;
-/// The most segments of a relayed message.
-const SEGMENTS: usize = 64;
-/// What segments begin at a multiple of; every element's size divides it.
-const ALIGNMENT: usize = 64;
+/// What messages that are passed on begin at a multiple of.
+const ALIGNMENT: usize = SEGMENT_ALIGNMENT as usize;
 
 /// One program of descriptors for each rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,17 +161,12 @@ pub fn lower(
     }
     let code = if reduces { op.code() } else { None };
     let fold = Fold { dtype: dtype.code(), op: code.or(ReduceOp::Sum.code()).unwrap_or_default() };
-    let levels = levels(schedule)?;
-    let mut writer = Writer::new(wiring, dtype.size(), fold);
-    for rank in 0..schedule.ranks() {
-        writer.finish_steps(schedule, &levels.ends, rank, 0)?;
-    }
-    for (before, messages) in levels.messages.iter().enumerate() {
-        writer.level(messages);
-        for rank in 0..schedule.ranks() {
-            writer.finish_steps(schedule, &levels.ends, rank, before + 1)?;
-        }
-    }
+    check_folds(schedule)?;
+    let levels = levels(schedule).map_err(DeviceError::refused)?;
+    let routes = wiring.routes();
+    let mut writer = Writer::new(schedule, wiring, &routes, dtype.size(), fold);
+    let count = |message: &Message| segments(message.source.len as u64 * dtype.size() as u64).1;
+    walk(&levels, &routes, count, |action| writer.write(action));
     if reduces && op == ReduceOp::Avg {
         for rank in 0..schedule.ranks() {
             writer.divide(rank, result_range(schedule, rank), schedule.ranks());
@@ -186,12 +177,26 @@ pub fn lower(
     Ok(writer.done(data, scratch))
 }
 
+/// Refuses more operands than a card folds at once.
+fn check_folds(schedule: &Schedule) -> Result<(), DeviceError> {
+    let steps = (0..schedule.ranks()).flat_map(|rank| schedule.program(rank));
+    for local in steps.flat_map(|step| &step.locals) {
+        if let Local::Fold { sources, .. } = local
+            && sources.len() > MAX_SOURCES
+        {
+            let count = sources.len();
+            return Err(DeviceError::refused(format!(
+                "a fold of {count} operands: a card takes {MAX_SOURCES} at once"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// One card's program as it grows.
 #[derive(Debug, Default)]
 struct Program {
     work: Vec<Descriptor>,
-    /// Whether transfers have been added since the last fence.
-    open: bool,
     /// Bytes of the relay memory in use since the last fence, and at most.
     relay: usize,
     relay_most: usize,
@@ -199,20 +204,17 @@ struct Program {
 
 impl Program {
     fn push(&mut self, work: Work, after: Option<u32>) -> u32 {
-        self.open |= matches!(work, Work::Send { .. } | Work::Receive { .. });
         self.work.push(Descriptor { after, work });
         self.work.len() as u32 - 1
     }
 
     fn fence(&mut self) {
-        if std::mem::take(&mut self.open) {
-            self.work.push(Work::Fence { not_before_ps: 0 }.into());
-        }
+        self.work.push(Work::Fence { not_before_ps: 0 }.into());
         self.relay = 0;
     }
 
-    /// Room for a message that is passed on.
-    fn room(&mut self, length: usize) -> u64 {
+    /// Where a message lies that is passed on.
+    fn reserve(&mut self, length: usize) -> u64 {
         let at = self.relay;
         self.relay += length.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
         self.relay_most = self.relay_most.max(self.relay);
@@ -220,133 +222,117 @@ impl Program {
     }
 }
 
-/// A message with what the writer has to know about it.
+/// A message of the level at hand with what the writer has to know about it.
 struct Travel<'a> {
     message: &'a Message,
-    route: Vec<Rank>,
-    segments: Vec<Range<usize>>,
+    route: &'a [Rank],
+    /// Bytes of the message, and of a segment.
+    length: usize,
+    segment: usize,
     /// On each card that passes it on: where it lies.
-    rooms: Vec<u64>,
+    places: Vec<u64>,
+    /// For each segment, its latest receive in the program of the card that it has come to.
+    received: Vec<u32>,
 }
 
 struct Writer<'a> {
+    schedule: &'a Schedule,
     wiring: &'a Wiring,
+    routes: &'a Routes,
     size: usize,
     fold: Fold,
     programs: Vec<Program>,
+    travels: Vec<Travel<'a>>,
     /// Crossings so far. Their numbers are the tags, so that a message that is lost or doubled is noticed.
     crossings: u32,
 }
 
 impl<'a> Writer<'a> {
-    fn new(wiring: &'a Wiring, size: usize, fold: Fold) -> Self {
+    fn new(
+        schedule: &'a Schedule,
+        wiring: &'a Wiring,
+        routes: &'a Routes,
+        size: usize,
+        fold: Fold,
+    ) -> Self {
         let programs = (0..wiring.ranks()).map(|_| Program::default()).collect();
-        Writer { wiring, size, fold, programs, crossings: 0 }
+        let travels = Vec::new();
+        Writer { schedule, wiring, routes, size, fold, programs, travels, crossings: 0 }
     }
 
-    /// All crossings of a level, hop by hop.
-    fn level<'m>(&mut self, messages: &'m [Message]) {
-        let travel = |message: &'m Message| {
-            let route = self.wiring.route(message.from, message.to);
+    fn write(&mut self, action: Action<'a>) {
+        match action {
+            Action::Level { messages } => self.level(messages),
+            Action::Cross { message, hop, segment } => self.cross(message, hop, segment),
+            Action::Fence { rank } => self.programs[rank].fence(),
+            Action::Locals { rank, step } => {
+                for local in &self.schedule.program(rank)[step].locals {
+                    let work = self.local(local);
+                    self.programs[rank].push(work, None);
+                }
+            }
+        }
+    }
+
+    /// Relays reserve memory for all messages of a level.
+    fn level(&mut self, messages: &'a [Message]) {
+        let travel = |message: &'a Message| {
+            let route = self.routes.of(message.from, message.to);
             let length = message.source.len * self.size;
-            let segments = segments(length, route.len() > 2);
             let between = &route[1..route.len() - 1];
-            let rooms = between.iter().map(|&rank| self.programs[rank].room(length)).collect();
-            Travel { message, route, segments, rooms }
+            let places = between.iter().map(|&rank| self.programs[rank].reserve(length)).collect();
+            let (segment, count) = match between {
+                [] => (length, 1),
+                _ => {
+                    let (size, count) = segments(length as u64);
+                    (size as usize, count)
+                }
+            };
+            Travel { message, route, length, segment, places, received: vec![0; count] }
         };
-        let travels: Vec<Travel<'m>> = messages.iter().map(travel).collect();
-        let longest = travels.iter().map(|travel| travel.route.len() - 1).max().unwrap_or(0);
-        // Where each segment of each message was received for the next hop.
-        let mut received: HashMap<(usize, usize), u32> = HashMap::new();
-        for hop in 0..longest {
-            for (index, travel) in travels.iter().enumerate() {
-                if hop + 1 >= travel.route.len() {
-                    continue;
-                }
-                for segment in 0..travel.segments.len() {
-                    let after = received.remove(&(index, segment));
-                    let at = self.cross(travel, hop, segment, after);
-                    if hop + 2 < travel.route.len() {
-                        received.insert((index, segment), at);
-                    }
-                }
-            }
-        }
-        // The memory for what is passed on is used again in the next level.
-        for rank in 0..self.programs.len() {
-            if self.programs[rank].relay > 0 {
-                self.programs[rank].fence();
-            }
-        }
+        self.travels = messages.iter().map(travel).collect();
     }
 
-    /// One segment over one link. Says where its receive is in the receiver's program.
-    fn cross(
-        &mut self,
-        travel: &Travel<'_>,
-        hop: usize,
-        segment: usize,
-        after: Option<u32>,
-    ) -> u32 {
-        let Travel { message, route, segments, rooms } = travel;
+    /// One segment over one link.
+    fn cross(&mut self, message: usize, hop: usize, segment: usize) {
+        let travel = &self.travels[message];
+        let Travel { message: sent, route, places, .. } = travel;
         let (here, there) = (route[hop], route[hop + 1]);
-        let segment = &segments[segment];
-        let length = segment.len() as u64;
+        let start = segment * travel.segment;
+        let length = (travel.length - start).min(travel.segment);
         let (last, tag) = (route.len() - 2, self.crossings);
-        self.crossings = self.crossings.wrapping_add(1);
-        let relay = |room: u64| Place { buffer: RELAY, offset: room + segment.start as u64 };
-        let end = |span: Span| self.place(span, segment.start, segment.len());
-        let from = if hop == 0 { end(message.source) } else { relay(rooms[hop - 1]) };
-        let into = if hop == last { end(message.target) } else { relay(rooms[hop]) };
-        let landing = match message.fold {
+        let relay = |at: u64| Place { buffer: RELAY, offset: at + start as u64 };
+        let end = |span: Span| self.place(span, start, length);
+        let from = if hop == 0 { end(sent.source) } else { relay(places[hop - 1]) };
+        let into = if hop == last { end(sent.target) } else { relay(places[hop]) };
+        let landing = match sent.fold {
             Some(Incoming::First) if hop == last => Landing::FoldFirst(self.fold),
             Some(Incoming::Second) if hop == last => Landing::FoldSecond(self.fold),
             _ => Landing::Store,
         };
         let port = |from, to| self.wiring.port(from, to).expect("routes follow links");
         let (out, back) = (port(here, there), port(there, here));
+        let after = (hop > 0).then(|| travel.received[segment]);
+        let length = length as u64;
+        self.crossings = self.crossings.wrapping_add(1);
         self.programs[here].push(Work::Send { from, length, port: out, tag }, after);
-        self.programs[there].push(Work::Receive { into, length, port: back, tag, landing }, None)
+        let receive = Work::Receive { into, length, port: back, tag, landing };
+        self.travels[message].received[segment] = self.programs[there].push(receive, None);
     }
 
-    /// What follows the messages of every step of a rank that ends at this level: a fence, local work.
-    fn finish_steps(
-        &mut self,
-        schedule: &Schedule,
-        ends: &[Vec<usize>],
-        rank: Rank,
-        level: usize,
-    ) -> Result<(), DeviceError> {
-        let steps = schedule.program(rank).iter().zip(&ends[rank]);
-        for (step, _) in steps.filter(|&(_, &end)| end == level) {
-            self.programs[rank].fence();
-            for local in &step.locals {
-                let work = self.local(local)?;
-                self.programs[rank].push(work, None);
-            }
-        }
-        Ok(())
-    }
-
-    fn local(&self, local: &Local) -> Result<Work, DeviceError> {
+    fn local(&self, local: &Local) -> Work {
         let whole = |span: Span| self.place(span, 0, span.len * self.size);
-        Ok(match local {
+        match local {
             Local::Copy { from, into } => {
                 let length = (from.len * self.size) as u64;
                 Work::Copy { from: whole(*from), into: whole(*into), length }
             }
             Local::Fold { sources, into } => {
-                if sources.len() > MAX_SOURCES {
-                    let count = sources.len();
-                    return Err(DeviceError::refused(format!(
-                        "a fold of {count} operands: a card takes {MAX_SOURCES} at once"
-                    )));
-                }
                 let sources = sources.iter().map(|&span| whole(span)).collect();
                 let (into, elements) = (whole(*into), into.len as u64);
                 Work::Reduce { into, sources, elements, fold: self.fold, divisor: 0 }
             }
-        })
+        }
     }
 
     /// Divides a sum by the number of ranks.
@@ -376,7 +362,6 @@ impl<'a> Writer<'a> {
 
     fn done(mut self, data: u64, scratch: u64) -> Lowered {
         for program in &mut self.programs {
-            program.fence();
             // A card with nothing to do still says when it was done.
             if program.work.is_empty() {
                 program.work.push(Work::Fence { not_before_ps: 0 }.into());
@@ -386,14 +371,4 @@ impl<'a> Writer<'a> {
         let programs = self.programs.into_iter().map(|program| program.work).collect();
         Lowered { programs, relay, data, scratch }
     }
-}
-
-/// What a message of `length` bytes is cut into.
-fn segments(length: usize, relayed: bool) -> Vec<Range<usize>> {
-    if !relayed || length <= SEGMENT {
-        let whole = 0..length;
-        return vec![whole];
-    }
-    let size = length.div_ceil(SEGMENTS).next_multiple_of(ALIGNMENT).max(SEGMENT);
-    (0..length).step_by(size).map(|start| start..length.min(start + size)).collect()
 }

@@ -122,6 +122,54 @@ impl Wiring {
         route.reverse();
         route
     }
+
+    /// The routes between any two ranks.
+    #[must_use]
+    pub fn routes(&self) -> Routes {
+        Routes::new(self.ranks(), |from, to| self.route(from, to))
+    }
+}
+
+/// The ranks on the way between any two of a group, laid end to end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Routes {
+    ends: usize,
+    ranks: usize,
+    /// Where the route of a pair begins in `stops`; one entry more than pairs.
+    begins: Vec<usize>,
+    stops: Vec<Rank>,
+}
+
+impl Routes {
+    /// The routes between `ends` ranks, each from `route`; ranks beyond those only pass messages on.
+    pub(crate) fn new(ends: usize, mut route: impl FnMut(Rank, Rank) -> Vec<Rank>) -> Routes {
+        let mut routes = Routes { ends, ranks: ends, begins: vec![0], stops: Vec::new() };
+        for from in 0..ends {
+            for to in 0..ends {
+                routes.stops.extend(route(from, to));
+                routes.begins.push(routes.stops.len());
+            }
+        }
+        routes.ranks = routes.stops.iter().fold(ends, |most, &rank| most.max(rank + 1));
+        routes
+    }
+
+    /// Ranks of the group, and of those outside that pass messages on.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The ranks that a message passes, both ends included.
+    ///
+    /// # Panics
+    /// If a rank is not in the group.
+    #[must_use]
+    pub fn of(&self, from: Rank, to: Rank) -> &[Rank] {
+        assert!(to < self.ends, "rank {to} of {}", self.ends);
+        let pair = from * self.ends + to;
+        &self.stops[self.begins[pair]..self.begins[pair + 1]]
+    }
 }
 
 /// The place of each rank on its way round, if the links form one ring; else its number.

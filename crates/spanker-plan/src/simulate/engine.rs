@@ -4,8 +4,8 @@
 //! Each card follows a program: work that takes its time, steps of collectives, single messages. A message
 //! starts when its sender and every wire and shared resource on its route are free, in the order in
 //! which senders ask; it occupies each for its bytes and frames over that resource's rate, and arrives after
-//! the latencies of the route and its bytes over the slowest. Where cards pass messages on, each hop of each
-//! segment takes its own time. A step of a collective ends when its messages have come and gone and the card's
+//! the latencies of the route and its bytes over the slowest. Where cards pass messages on, `relay.rs` goes through
+//! the programs that they get. A step of a collective ends when its messages have come and gone and the card's
 //! memory has had the time for all that went through it since the step before; then copies and folds follow. The only queue holds one entry for each card
 //! that can go on, so the order of events, and with it every figure, is the same on every run.
 
@@ -14,8 +14,9 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use spanker_topology::Cluster;
 
-use super::flow::Flow;
-use super::network::{Errors, Network, Speeds, segments};
+use super::flow::{Flow, FlowStep};
+use super::network::{Errors, Network, Speeds};
+use super::relay::Relaying;
 use crate::trace::{Label, Mark, Parts};
 
 /// One thing that a card does.
@@ -56,28 +57,28 @@ pub(crate) struct Disturbance {
 struct Arrivals(Vec<(u32, f64)>);
 
 #[derive(Debug, Default)]
-struct CardState {
+pub(super) struct CardState {
     at: usize,
     step: usize,
     /// Messages of the step that were sent.
     sent: usize,
     /// Whether all of them were, and the card waits.
-    issued: bool,
-    clock: f64,
+    pub(super) issued: bool,
+    pub(super) clock: f64,
     /// When the item at hand was begun.
-    begun: Option<f64>,
+    pub(super) begun: Option<f64>,
     /// Collectives that this card has completed.
     completed: u64,
     /// Arrivals of the collective at hand and of those that peers have begun already.
     arrivals: VecDeque<Arrivals>,
     /// Single messages, by sender.
     inbox: Vec<(u32, VecDeque<f64>)>,
-    dead: bool,
+    pub(super) dead: bool,
     /// When the memory had last caught up, and the bytes that went through it since.
     caught_up: f64,
     touched: f64,
-    /// When what was sent since has left.
-    left: f64,
+    /// When what was sent since has left, and what cards pass on has come.
+    pub(super) left: f64,
 }
 
 impl CardState {
@@ -105,50 +106,22 @@ impl CardState {
 
 /// The simulation of one program per card.
 pub(crate) struct Engine<'a> {
-    network: Network<'a>,
-    flows: &'a [Flow],
+    pub(super) network: Network<'a>,
+    pub(super) flows: &'a [Flow],
     /// For each group, the card of each rank.
-    groups: &'a [Vec<usize>],
+    pub(super) groups: &'a [Vec<usize>],
     programs: &'a [Vec<Item>],
-    cards: Vec<CardState>,
+    pub(super) cards: Vec<CardState>,
     /// For each card, what its memory takes for a byte of an exchange, and what a copy or fold costs to begin.
     memories: &'a [(f64, f64)],
-    /// Cards that can go on, and behind them segments that a card can pass on: the time as the bits of a float
-    /// that is never negative, which sort alike.
+    /// Cards that can go on: the time as the bits of a float that is never negative, which sort alike.
     ready: BinaryHeap<Reverse<(u64, u32)>>,
-    /// Segments that cards pass on, and the messages that they are parts of.
-    relays: Vec<Relay>,
-    parcels: Vec<Parcel>,
-    disturbance: Disturbance,
+    pub(super) relaying: Relaying,
+    pub(super) disturbance: Disturbance,
     marks: Option<&'a mut Vec<Mark>>,
     collectives: Vec<Met>,
     done: Vec<(u32, f64)>,
-    events: u64,
-}
-
-/// A segment that has come to a card which passes it on.
-#[derive(Debug, Clone, Copy)]
-struct Relay {
-    parcel: u32,
-    /// The wire of the route that it takes next.
-    hop: u32,
-    bytes: f64,
-}
-
-/// A message of a collective that cards pass on.
-#[derive(Debug, Clone, Copy)]
-struct Parcel {
-    from: u32,
-    to: u32,
-    /// The collective's flow, the receiver's rank and step, and the number of the collective.
-    flow: u32,
-    rank: u32,
-    at_step: u32,
-    collective: u64,
-    /// Segments that have not arrived.
-    left: u32,
-    /// When the last one so far arrived.
-    latest: f64,
+    pub(super) events: u64,
 }
 
 /// How a run ended.
@@ -198,8 +171,7 @@ impl<'a> Engine<'a> {
             disturbance: Disturbance::default(),
             marks: None,
             collectives: Vec::new(),
-            relays: Vec::new(),
-            parcels: Vec::new(),
+            relaying: Relaying::default(),
             done: Vec::new(),
             events: 0,
         }
@@ -227,11 +199,7 @@ impl<'a> Engine<'a> {
             }
         }
         while let Some(Reverse((time, id))) = self.ready.pop() {
-            let time = f64::from_bits(time);
-            match (id as usize).checked_sub(self.cards.len()) {
-                None => self.proceed(id as usize, time),
-                Some(relay) => self.pass_on(relay, time),
-            }
+            self.proceed(id as usize, f64::from_bits(time));
         }
         let done = |(card, state): (usize, &CardState)| state.at == self.programs[card].len();
         Ended {
@@ -243,7 +211,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn wake(&mut self, card: usize) {
+    pub(super) fn wake(&mut self, card: usize) {
         self.wake_at(card, self.cards[card].clock);
     }
 
@@ -251,7 +219,7 @@ impl<'a> Engine<'a> {
         self.ready.push(Reverse((time.to_bits(), card as u32)));
     }
 
-    fn dies_at(&self, card: usize) -> f64 {
+    pub(super) fn dies_at(&self, card: usize) -> f64 {
         self.disturbance.death.get(card).copied().unwrap_or(f64::INFINITY)
     }
 
@@ -335,60 +303,19 @@ impl<'a> Engine<'a> {
         true
     }
 
+    /// Bytes go through a card's memory, for a message that ends then.
+    pub(super) fn touch(&mut self, card: usize, bytes: f64, end: f64) {
+        let state = &mut self.cards[card];
+        state.touched += bytes;
+        state.left = state.left.max(end);
+    }
+
     /// The card's memory has gone through all that it had to, and begins anew.
-    fn catch_up(&mut self, card: usize) {
+    pub(super) fn catch_up(&mut self, card: usize) {
         let (per_byte, _) = self.memories[card];
         let state = &mut self.cards[card];
         state.clock = state.clock.max(state.left).max(state.caught_up + state.touched * per_byte);
         (state.caught_up, state.touched, state.left) = (state.clock, 0.0, 0.0);
-    }
-
-    /// Sends a message that cards on its route pass on, segment by segment.
-    fn relay(&mut self, parcel: Parcel, bytes: f64, now: f64) {
-        let (size, count) = segments(bytes);
-        let late = self.network.delay(parcel.from, parcel.to, bytes);
-        let index = self.parcels.len() as u32;
-        self.parcels.push(Parcel { left: count, ..parcel });
-        for segment in 0..count {
-            let bytes = size.min(bytes - size * f64::from(segment));
-            self.cross(Relay { parcel: index, hop: 0, bytes }, now + late);
-        }
-    }
-
-    /// A card has a segment that goes on.
-    fn pass_on(&mut self, relay: usize, now: f64) {
-        let relay = self.relays[relay];
-        self.cross(relay, now);
-    }
-
-    /// Takes a segment over the next wire of its route.
-    fn cross(&mut self, relay: Relay, now: f64) {
-        let Parcel { from, to, .. } = self.parcels[relay.parcel as usize];
-        let route = self.network.route(from, to);
-        let (hop, wire) = (relay.hop as usize, route[relay.hop as usize] as usize);
-        let (left, there) = self.network.cross(wire, relay.bytes, now);
-        self.events += 1;
-        if hop == 0 {
-            let sender = &mut self.cards[from as usize];
-            sender.left = sender.left.max(left);
-        }
-        if self.disturbance.cut.get(wire).is_some_and(|&cut| cut <= there) {
-            return;
-        }
-        if hop + 1 < route.len() {
-            let id = (self.cards.len() + self.relays.len()) as u32;
-            self.relays.push(Relay { hop: relay.hop + 1, ..relay });
-            self.ready.push(Reverse((there.to_bits(), id)));
-            return;
-        }
-        let parcel = &mut self.parcels[relay.parcel as usize];
-        parcel.latest = parcel.latest.max(there);
-        parcel.left -= 1;
-        if parcel.left == 0 {
-            let Parcel { to, flow, rank, at_step, collective, latest, .. } = *parcel;
-            let flow = &self.flows[flow as usize];
-            self.arrive(to as usize, flow, rank, at_step, collective, latest);
-        }
     }
 
     /// Puts a message into a card's inbox, and wakes the card if it waits for it.
@@ -403,7 +330,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn item(&self, card: usize) -> Option<Item> {
+    pub(super) fn item(&self, card: usize) -> Option<Item> {
         self.programs[card].get(self.cards[card].at).copied()
     }
 
@@ -448,6 +375,10 @@ impl<'a> Engine<'a> {
         let number = flow;
         let flow = &flows[flow as usize];
         let program = flow.program(rank as usize);
+        if let Some(relays) = self.relays(number, group) {
+            self.join(card, group, &relays);
+            return false;
+        }
         let state = &mut self.cards[card];
         if program.is_empty() {
             return self.collective_done(card, (number, group), bytes, (label, op));
@@ -466,20 +397,6 @@ impl<'a> Engine<'a> {
             }
             self.cards[card].sent += 1;
             let carried = bytes * send.fraction;
-            if self.network.relayed(card, to) {
-                let parcel = Parcel {
-                    from: card as u32,
-                    to: to as u32,
-                    flow: number,
-                    rank: send.to,
-                    at_step: send.at_step,
-                    collective,
-                    left: 0,
-                    latest: 0.0,
-                };
-                self.relay(parcel, carried, now);
-                continue;
-            }
             let cut = &self.disturbance.cut;
             let arrival = self.network.send(card as u32, to as u32, carried, now, cut);
             self.events += 1;
@@ -502,19 +419,24 @@ impl<'a> Engine<'a> {
         state.touched += program[step].touched * bytes;
         let last = state.step == program.len();
         self.catch_up(card);
-        let (per_byte, start) = self.memories[card];
-        for part in &program[step].locals {
-            let state = &mut self.cards[card];
-            state.clock += start + part * bytes * per_byte;
-            state.touched += part * bytes;
-        }
+        self.locals(card, &program[step], bytes);
         if last {
             return self.collective_done(card, (number, group), bytes, (label, op));
         }
         true
     }
 
-    fn collective_done(
+    /// The copies and folds of a step, one after the other.
+    pub(super) fn locals(&mut self, card: usize, step: &FlowStep, bytes: f64) {
+        let (per_byte, start) = self.memories[card];
+        let state = &mut self.cards[card];
+        for part in &step.locals {
+            state.clock += start + part * bytes * per_byte;
+            state.touched += part * bytes;
+        }
+    }
+
+    pub(super) fn collective_done(
         &mut self,
         card: usize,
         (flow, group): (u32, u32),

@@ -2,7 +2,11 @@
 //! A schedule reduced to what takes time: who sends how much to whom, in which step it is awaited, and what
 //! each step does in the card's own memory.
 
-use spanker_collective::{Algorithm, Collective, Local, Schedule, Transfer, schedule};
+use std::cell::OnceCell;
+
+use spanker_collective::{
+    Algorithm, Collective, Levels, Local, Message, Schedule, Transfer, levels, schedule,
+};
 
 /// Elements for each rank in the schedules that are timed: chunks are then equal, whatever the algorithm.
 const GRAIN: usize = 60;
@@ -32,14 +36,32 @@ pub(crate) struct FlowStep {
 /// The messages of a schedule, for each rank.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Flow {
+    collective: Collective,
+    algorithm: Algorithm,
     programs: Vec<Vec<FlowStep>>,
+    /// Elements of the collective.
+    whole: f64,
+    /// The messages by level, for those who need them.
+    levels: OnceCell<Levels>,
 }
 
 impl Flow {
     /// The messages of a collective by an algorithm.
     pub(crate) fn new(collective: Collective, algorithm: Algorithm, ranks: usize) -> Flow {
-        let built = schedule(collective, algorithm, ranks, ranks * GRAIN);
-        Flow::of(&built.expect("a group of cards is not too large"))
+        Flow::of(&timed_schedule(collective, algorithm, ranks))
+    }
+
+    /// The messages in the order in which cards go through them.
+    pub(crate) fn levels(&self) -> &Levels {
+        self.levels.get_or_init(|| {
+            let built = timed_schedule(self.collective, self.algorithm, self.programs.len());
+            levels(&built).expect("messages of a schedule match")
+        })
+    }
+
+    /// The part of the collective's bytes that a message carries.
+    pub(crate) fn fraction(&self, message: &Message) -> f64 {
+        message.source.len as f64 / self.whole
     }
 
     pub(crate) fn program(&self, rank: usize) -> &[FlowStep] {
@@ -100,8 +122,19 @@ impl Flow {
             });
             steps.collect()
         });
-        Flow { programs: programs.collect() }
+        Flow {
+            collective: schedule.collective(),
+            algorithm: schedule.algorithm(),
+            programs: programs.collect(),
+            whole,
+            levels: OnceCell::new(),
+        }
     }
+}
+
+fn timed_schedule(collective: Collective, algorithm: Algorithm, ranks: usize) -> Schedule {
+    let built = schedule(collective, algorithm, ranks, ranks * GRAIN);
+    built.expect("a group of cards is not too large")
 }
 
 /// The part of a collective's bytes that a copy or a fold touches. Cards are not given work on nothing.

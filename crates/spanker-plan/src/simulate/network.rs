@@ -181,21 +181,6 @@ pub(super) struct Network<'a> {
     pub(super) errors: Option<Errors>,
 }
 
-/// The least bytes that a relayed message is cut into, the most segments, and what they begin at a multiple of.
-const SEGMENT: f64 = 8192.0;
-const SEGMENTS: f64 = 64.0;
-const SEGMENT_ALIGNMENT: f64 = 64.0;
-
-/// What a message that is passed on is cut into: the bytes of a segment, and how many there are.
-pub(super) fn segments(bytes: f64) -> (f64, u32) {
-    if bytes <= SEGMENT {
-        return (bytes, 1);
-    }
-    let part = (bytes / SEGMENTS / SEGMENT_ALIGNMENT).ceil() * SEGMENT_ALIGNMENT;
-    let size = part.max(SEGMENT);
-    (size, (bytes / size).ceil() as u32)
-}
-
 impl<'a> Network<'a> {
     pub(super) fn new(cluster: &'a Cluster, speeds: &'a Speeds) -> Self {
         Network { cluster, speeds, free: vec![0.0; speeds.times.len()], errors: None }
@@ -226,16 +211,13 @@ impl<'a> Network<'a> {
         (left, left + latency)
     }
 
-    /// The wires between two cards.
-    pub(super) fn route(&self, from: u32, to: u32) -> &'a [u32] {
-        self.cluster.route(from as usize, to as usize)
+    /// Whether cards pass messages on to cards that are not their neighbours.
+    pub(super) fn cards_relay(&self) -> bool {
+        self.speeds.relays && !self.speeds.hub
     }
 
-    /// The time that broken frames add to a message on all wires of its route.
-    pub(super) fn delay(&mut self, from: u32, to: u32, bytes: f64) -> f64 {
-        let hops = self.route(from, to).len();
-        let late = |errors: &mut Errors| (0..hops).map(|_| errors.delay(bytes)).sum();
-        self.errors.as_mut().map_or(0.0, late)
+    pub(super) fn cluster(&self) -> &'a Cluster {
+        self.cluster
     }
 
     /// Bytes over one wire, when it and what it shares are free: when they have left, and when they are there.
@@ -244,7 +226,8 @@ impl<'a> Network<'a> {
         let shared = wires[wire].shared.map(|shared| wires.len() + shared);
         let slower = shared.map_or(0.0, |shared| self.speeds.times[shared].time(bytes));
         let busy = shared.map_or(0.0, |shared| self.free[shared]).max(self.free[wire]);
-        let left = ready.max(busy) + self.speeds.times[wire].time(bytes).max(slower);
+        let late = self.errors.as_mut().map_or(0.0, |errors| errors.delay(bytes));
+        let left = ready.max(busy) + self.speeds.times[wire].time(bytes).max(slower) + late;
         self.free[wire] = left;
         if let Some(shared) = shared {
             self.free[shared] = left;

@@ -4,27 +4,31 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use spanker_collective::{Incoming, Rank, Schedule, Span, Step, Transfer};
-
-use super::error::DeviceError;
+use crate::{CollectiveError, Flaw, Incoming, Rank, Schedule, Span, Step, Transfer};
 
 /// One message of a schedule, both ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Message {
-    pub(super) from: Rank,
-    pub(super) to: Rank,
-    pub(super) source: Span,
-    pub(super) target: Span,
-    pub(super) fold: Option<Incoming>,
+pub struct Message {
+    /// The sender.
+    pub from: Rank,
+    /// The receiver.
+    pub to: Rank,
+    /// What the sender reads.
+    pub source: Span,
+    /// Where the receiver has it, equally long.
+    pub target: Span,
+    /// `None` stores; `Some` folds into what is there.
+    pub fold: Option<Incoming>,
 }
 
 /// The messages by level, and where each rank's steps end.
-#[derive(Debug)]
-pub(super) struct Levels {
-    /// The messages of each level. Within a level, a rank's sends have the order of its step.
-    pub(super) messages: Vec<Vec<Message>>,
-    /// For each rank and step, how many levels have passed when its transfers are complete.
-    pub(super) ends: Vec<Vec<usize>>,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Levels {
+    /// The messages of each level, in the order in which cards go through them.
+    pub messages: Vec<Vec<Message>>,
+    /// For each rank and step, how many levels have passed when its transfers are complete. Never less than
+    /// for the step before.
+    pub ends: Vec<Vec<usize>>,
 }
 
 /// A rank on its way through its steps.
@@ -54,9 +58,18 @@ impl<'a> Place<'a> {
 /// next step one level after the last message of the step before. So for every rank, the levels of a step's
 /// messages lie before those of all later steps.
 ///
+/// ```
+/// use spanker_collective::{Algorithm, Collective, levels, schedule};
+/// let ring = schedule(Collective::AllGather, Algorithm::Ring, 4, 8)?;
+/// let levels = levels(&ring)?;
+/// // Three rounds of four messages each.
+/// assert_eq!(levels.messages.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4]);
+/// # Ok::<(), spanker_collective::CollectiveError>(())
+/// ```
+///
 /// # Errors
-/// If messages do not match, which the schedules of `spanker-plan` do.
-pub(super) fn levels(schedule: &Schedule) -> Result<Levels, DeviceError> {
+/// [`CollectiveError::Refused`] if messages do not match, which those of this crate's schedules do.
+pub fn levels(schedule: &Schedule) -> Result<Levels, CollectiveError> {
     let ranks = schedule.ranks();
     let mut ends = vec![Vec::new(); ranks];
     let mut places: Vec<Place<'_>> = (0..ranks)
@@ -71,9 +84,10 @@ pub(super) fn levels(schedule: &Schedule) -> Result<Levels, DeviceError> {
         place.advance(0, ends);
     }
     while places.iter().any(|place| place.step < place.program.len()) {
-        let level = meet(&mut places)?;
+        let level = meet(&mut places).map_err(|flaw| refused(schedule, flaw))?;
         if level.is_empty() {
-            return Err(DeviceError::refused("ranks of the schedule wait for each other"));
+            let waiting = (0..ranks).filter(|&rank| places[rank].step < places[rank].program.len());
+            return Err(refused(schedule, Flaw::Deadlock { waiting: waiting.collect() }));
         }
         messages.push(level);
         for (place, ends) in places.iter_mut().zip(&mut ends) {
@@ -83,9 +97,14 @@ pub(super) fn levels(schedule: &Schedule) -> Result<Levels, DeviceError> {
     Ok(Levels { messages, ends })
 }
 
+fn refused(schedule: &Schedule, flaw: Flaw) -> CollectiveError {
+    let (collective, algorithm) = (schedule.collective(), schedule.algorithm());
+    CollectiveError::Refused { collective, algorithm, flaw }
+}
+
 /// Matches what can be matched with every rank at its present step. Between two ranks the first send
 /// belongs to the first receive.
-fn meet(places: &mut [Place<'_>]) -> Result<Vec<Message>, DeviceError> {
+fn meet(places: &mut [Place<'_>]) -> Result<Vec<Message>, Flaw> {
     let mut receives: HashMap<(Rank, Rank), VecDeque<usize>> = HashMap::new();
     for (to, place) in places.iter().enumerate() {
         for (at, transfer) in place.transfers().iter().enumerate() {
@@ -107,10 +126,8 @@ fn meet(places: &mut [Place<'_>]) -> Result<Vec<Message>, DeviceError> {
                 unreachable!("only receives were listed");
             };
             if source.len != target.len {
-                let (sent, expected) = (source.len, target.len);
-                return Err(DeviceError::refused(format!(
-                    "rank {from} sends {sent} elements, rank {to} expects {expected}"
-                )));
+                let (step, one, other) = (places[to].step, source.len, target.len);
+                return Err(Flaw::Lengths { rank: to, step, one, other });
             }
             places[from].met[at] = true;
             places[to].met[there] = true;
