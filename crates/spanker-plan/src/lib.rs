@@ -26,7 +26,8 @@ mod work;
 
 pub use choose::{Choice, EXACT_CARDS, choose};
 pub use compare::{
-    CardGap, Causes, CompareError, Comparison, Gap, LeftOut, StepGap, compare, compare_pieces,
+    CardGap, Causes, CompareError, Comparison, Gap, LeftOut, PieceGap, StepGap, compare,
+    compare_pieces,
 };
 pub use cost::Group;
 pub use cost::exchange::{Price, PriceList, cheapest, collective_time, price, prices};

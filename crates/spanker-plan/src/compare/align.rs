@@ -13,7 +13,8 @@ use crate::trace::{HALF_NANOSECOND, Mark, Trace, in_order};
 pub(super) struct Step {
     /// For each card what it did, in the order of time.
     pub(super) cards: BTreeMap<u32, Vec<Mark>>,
-    /// When the first card began.
+    /// When the first operator began. What a trace has of the host before that is before the step: not every trace
+    /// has it.
     pub(super) begin: f64,
     /// When the last card was done, and which that was.
     pub(super) end: f64,
@@ -23,14 +24,19 @@ pub(super) struct Step {
 impl Step {
     fn of(cards: BTreeMap<u32, Vec<Mark>>) -> Step {
         let (mut begin, mut end, mut ender) = (f64::INFINITY, f64::NEG_INFINITY, 0);
+        let mut first = f64::INFINITY;
         for (&card, marks) in &cards {
             for mark in marks {
-                begin = begin.min(mark.start);
+                first = first.min(mark.start);
+                if mark.ops > 0 {
+                    begin = begin.min(mark.start);
+                }
                 if mark.end > end {
                     (end, ender) = (mark.end, card);
                 }
             }
         }
+        let begin = if begin.is_finite() { begin } else { first };
         Step { cards, begin, end, ender }
     }
 }
