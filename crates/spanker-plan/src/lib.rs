@@ -43,10 +43,10 @@ pub use plan::{
     Candidate, CardMemory, Exchanged, Layout, PLAN_VERSION, Plan, Prediction, Stage, Strategy,
 };
 pub use program::{
-    Addend, Apart, Audit, Buffer, CardLayout, Check, Cost, Cut, Load, MAX_CANDIDATES, Member,
-    Numerics, OPERATORS_PER_LAYER, Op, Part, Piece, Programs, Projection, RankLink, Samples, Space,
-    Step, Tap, Taps, Tensor, Terms, USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, WeightLayout, Wiring,
-    card_layouts, load,
+    Addend, Apart, Audit, Buffer, CardLayout, Check, Cost, Cut, GpuPlaces, GpuStaging, HostStaging,
+    Load, MAX_CANDIDATES, Member, Numerics, OPERATORS_PER_LAYER, Op, Part, Piece, Programs,
+    Projection, RankLink, Samples, Space, Step, Tap, Taps, Tensor, Terms, USUAL_AUDIT,
+    WEIGHT_ALIGNMENT, Want, WeightLayout, Wiring, card_layouts, load,
 };
 pub use request::{Objective, Request, USUAL_BATCH};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, Slow, simulate};

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::{Bytes, BytesPerSecond, ExchangeKind, MacsPerSecond, Profile, Seconds, Value};
+use crate::{Bytes, BytesPerSecond, ExchangeKind, Kernels, MacsPerSecond, Profile, Seconds, Value};
 
 /// A number as a file has it.
 trait Number {
@@ -126,6 +126,15 @@ impl Profile {
         }
         section(&mut file, "host.bandwidth", &host.bandwidth);
         section(&mut file, "host.latency", &host.latency);
+        match self.kernels {
+            Kernels::Card => {}
+            Kernels::Host { threads } => {
+                let _ = writeln!(file, "\n[kernels.host]\nthreads = {threads}");
+            }
+            Kernels::Gpu { multiprocessors } => {
+                let _ = writeln!(file, "\n[kernels.gpu]\nmultiprocessors = {multiprocessors}");
+            }
+        }
         if let Some(power) = &self.power_watts {
             section(&mut file, "power_watts", power);
         }
@@ -157,6 +166,10 @@ mod tests {
                 let entry = crate::OperatorRate { kind, weights, rows, overhead, rate };
                 profile.compute.operators.push(entry);
             }
+        }
+        for kernels in [Kernels::Host { threads: 3 }, Kernels::Gpu { multiprocessors: 132 }] {
+            let profile = Profile { kernels, ..profile.clone() };
+            assert_eq!(Profile::from_toml(&profile.to_toml()), Ok(profile));
         }
         assert_eq!(Profile::from_toml(&profile.to_toml()), Ok(profile.clone()));
         profile.compute.operators.swap(0, 1);
