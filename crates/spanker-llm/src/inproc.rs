@@ -317,3 +317,6 @@ impl<B> Drop for InProcess<B> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
