@@ -361,7 +361,8 @@ pub fn compare_pieces(pieces: &[(Trace, Trace)]) -> Result<Comparison, CompareEr
         let (more, left) = piece(number, predicted, measured).map_err(wrong)?;
         steps.extend(more);
         left_out.extend(left);
-        let (begin, end) = extent(measured);
+        let steps_of = align::Steps::of(measured, Origin::Measured).map_err(wrong)?;
+        let Some((begin, end)) = steps_of.extent() else { continue };
         if let Some(before) = ended {
             if before - begin >= HALF_NANOSECOND {
                 return Err(wrong(CompareError::Order { seconds: before - begin }));
@@ -374,14 +375,6 @@ pub fn compare_pieces(pieces: &[(Trace, Trace)]) -> Result<Comparison, CompareEr
         None => Err(CompareError::Empty { which: Origin::Measured.name() }),
         Some(_) => Ok(Comparison::new(&recoveries, steps, left_out)),
     }
-}
-
-/// When a trace's first operator begins and its last mark ends.
-fn extent(trace: &Trace) -> (f64, f64) {
-    let operators = trace.marks.iter().filter(|mark| mark.ops > 0);
-    let begin = operators.map(|mark| mark.start).fold(f64::INFINITY, f64::min);
-    let end = trace.marks.iter().map(|mark| mark.end).fold(f64::NEG_INFINITY, f64::max);
-    (begin.min(end), end)
 }
 
 fn piece(

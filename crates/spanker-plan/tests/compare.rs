@@ -336,6 +336,20 @@ fn marks_outside_the_program_go_to_the_host_or_to_not_in_program() {
 }
 
 #[test]
+fn host_before_the_first_step_that_only_the_prediction_has_is_no_gap() {
+    let machine = Machine::new(2);
+    let (mut predicted, measured) = (machine.predicted(), machine.measured());
+    // The host speaks to card 0, and card 1 waits for it in the first exchange.
+    let label = Label { activity: Activity::Host, layer: 0, token: 0 };
+    predicted.marks.insert(0, Mark::outside(0, label, 0.0, machine.host));
+    let first = predicted.marks.iter_mut().find(|mark| mark.card == 1).unwrap();
+    first.start = 0.0;
+    let comparison = compare(&predicted, &measured).unwrap();
+    check(&comparison);
+    assert!(comparison.whole.seconds().abs() < 1e-9, "{:?}", comparison.whole);
+}
+
+#[test]
 fn operators_that_were_never_measured_are_unexplained() {
     let machine = Machine::new(2);
     let (predicted, mut measured) = (machine.predicted(), machine.measured());
