@@ -350,6 +350,23 @@ fn host_before_the_first_step_that_only_the_prediction_has_is_no_gap() {
 }
 
 #[test]
+fn host_after_a_step_is_before_the_next_one_whichever_trace_shows_it() {
+    let machine = Machine::new(2);
+    let (mut predicted, measured) = (machine.predicted(), machine.measured());
+    for token in 0..machine.tokens {
+        let own = predicted.marks.iter().filter(|mark| mark.label.token == token);
+        let end = own.map(|mark| mark.end).fold(0.0, f64::max);
+        let label = Label { activity: Activity::Host, layer: machine.layers, token };
+        predicted.marks.push(Mark::outside(0, label, end, end + machine.host));
+    }
+    let comparison = compare(&predicted, &measured).unwrap();
+    check(&comparison);
+    for gap in comparison.cards.iter().map(|one| &one.gap).chain([&comparison.whole]) {
+        assert!(gap.seconds().abs() < 1e-9 && gap.causes.host.abs() < 1e-9, "{gap:?}");
+    }
+}
+
+#[test]
 fn operators_that_were_never_measured_are_unexplained() {
     let machine = Machine::new(2);
     let (predicted, mut measured) = (machine.predicted(), machine.measured());

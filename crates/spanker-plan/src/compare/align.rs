@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::CompareError;
 use crate::trace::perfetto::Origin;
-use crate::trace::{HALF_NANOSECOND, Mark, Trace, in_order};
+use crate::trace::{Activity, HALF_NANOSECOND, Mark, Trace, in_order};
 
 /// A step of one trace.
 #[derive(Debug)]
@@ -22,7 +22,15 @@ pub(super) struct Step {
 }
 
 impl Step {
-    fn of(cards: BTreeMap<u32, Vec<Mark>>) -> Step {
+    fn of(mut cards: BTreeMap<u32, Vec<Mark>>) -> Step {
+        // What the host does after the last operator is before the next step: not every trace has it.
+        for marks in cards.values_mut() {
+            let by_host = |mark: &&Mark| mark.ops == 0 && mark.label.activity == Activity::Host;
+            let trailing = marks.iter().rev().take_while(by_host).count();
+            if trailing < marks.len() {
+                marks.truncate(marks.len() - trailing);
+            }
+        }
         let (mut end, mut ender) = (f64::NEG_INFINITY, 0);
         for (&card, marks) in &cards {
             for mark in marks {
@@ -265,7 +273,7 @@ fn within(marks: &[(usize, u32, u32)], mut at: usize, top: &mut u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Activity, Label};
+    use crate::trace::Label;
 
     fn marks(ranges: &[(u32, u32)]) -> Vec<Mark> {
         let label = Label { activity: Activity::Up, layer: 0, token: 0 };
