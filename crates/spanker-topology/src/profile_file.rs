@@ -126,19 +126,22 @@ impl Profile {
         }
         section(&mut file, "host.bandwidth", &host.bandwidth);
         section(&mut file, "host.latency", &host.latency);
-        match self.kernels {
-            Kernels::Card => {}
-            Kernels::Host { threads } => {
-                let _ = writeln!(file, "\n[kernels.host]\nthreads = {threads}");
-            }
-            Kernels::Gpu { multiprocessors } => {
-                let _ = writeln!(file, "\n[kernels.gpu]\nmultiprocessors = {multiprocessors}");
-            }
-        }
+        let _ = write!(file, "{}", kernels_section(self.kernels));
         if let Some(power) = &self.power_watts {
             section(&mut file, "power_watts", power);
         }
         file
+    }
+}
+
+/// The section that says where kernels run; nothing for cards behind the ABI.
+fn kernels_section(kernels: Kernels) -> String {
+    match kernels {
+        Kernels::Card => String::new(),
+        Kernels::Host { threads } => format!("\n[kernels.host]\nthreads = {threads}\n"),
+        Kernels::Gpu { multiprocessors } => {
+            format!("\n[kernels.gpu]\nmultiprocessors = {multiprocessors}\n")
+        }
     }
 }
 

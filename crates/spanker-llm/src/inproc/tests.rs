@@ -52,7 +52,7 @@ fn run(runner: &mut InProcess<Vec<u8>>, step: &Step<'_>) -> Vec<Outcome> {
 }
 
 fn outcome(want: Want, reports: &[Report]) -> Outcome {
-    card::outcome(want, std::time::Duration::ZERO, reports)
+    card::outcome(want, Duration::ZERO, reports)
 }
 
 #[test]
