@@ -146,6 +146,30 @@ impl Inputs {
         Inputs::default()
     }
 
+    /// No rows, with memory for so many values as Q8_0, as Q8_K or as f32: loading no more than that of any of them
+    /// allocates nothing.
+    #[must_use]
+    pub fn with_capacity([short, long, plain]: [usize; 3]) -> Inputs {
+        let (short, long) = (short / 32, long / 256);
+        Inputs {
+            runs: Vec::with_capacity(short.max(8 * long)),
+            scales: Vec::with_capacity(short.max(long)),
+            sums: Vec::with_capacity(short),
+            parts: Vec::with_capacity(long),
+            plain: Vec::with_capacity(plain),
+            ..Inputs::default()
+        }
+    }
+
+    /// Bytes of memory that it has, used or not.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> usize {
+        let words = self.scales.capacity() + self.sums.capacity() + self.plain.capacity();
+        self.runs.capacity() * size_of::<Run>()
+            + words * 4
+            + self.parts.capacity() * size_of::<[i16; 16]>()
+    }
+
     /// How many rows there are.
     #[must_use]
     pub fn rows(&self) -> usize {

@@ -172,6 +172,25 @@ pub struct AttendScratch {
     part: Vec<f32>,
 }
 
+impl AttendScratch {
+    /// Memory for so many heads that share keys and values of so many positions: [`attend`] with no more of them
+    /// allocates nothing.
+    #[must_use]
+    pub fn with_capacity(heads: usize, head_size: usize, positions: usize) -> AttendScratch {
+        AttendScratch {
+            scores: Vec::with_capacity(heads * positions),
+            wide: Vec::with_capacity(head_size),
+            part: Vec::with_capacity(heads * head_size),
+        }
+    }
+
+    /// Bytes of memory that it has, used or not.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> usize {
+        (self.scores.capacity() + self.wide.capacity() + self.part.capacity()) * 4
+    }
+}
+
 /// Attention of some heads of one row that share their keys and values.
 ///
 /// `queries` and `out` are the heads, end to end. For each head: scores are [`dot`] products times the

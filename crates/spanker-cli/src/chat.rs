@@ -111,7 +111,8 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
     let runner = cards.runner(&left, &loaded, &plan, None, &log);
     let (runner, memory) = runner.map_err(|error| cards.told(error))?;
     let mut session = Session::new(runner);
-    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder: None, log, memory };
+    let pieces = Vec::new();
+    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, pieces, log, memory };
     converse(args, &loaded, &mut session, &mut ongoing, &mut |_| read_line())
 }
 

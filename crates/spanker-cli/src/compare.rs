@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use serde_json::{Map, Value, json};
-use spanker_plan::{Causes, Comparison, Gap, Origin, Trace, compare, read_perfetto};
+use spanker_plan::{CardGap, Causes, Comparison, Gap, Origin, Trace, compare, read_perfetto};
 use spanker_topology::Seconds;
 
 use crate::{Usage, files, output};
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.json {
         return output::line(&to_json(&comparison).to_string());
     }
-    lines(&comparison).iter().try_for_each(|line| output::line(line))
+    lines(&comparison, &[]).iter().try_for_each(|line| output::line(line))
 }
 
 /// Reads the trace of a file that is of the first of these origins.
@@ -101,7 +101,7 @@ fn read(path: &Path, origins: &[Origin]) -> anyhow::Result<Trace> {
 
 /// The comparison for machines: the schema of `--json`.
 pub(crate) fn to_json(comparison: &Comparison) -> Value {
-    let cards = |cards: &[spanker_plan::CardGap]| -> Vec<Value> {
+    let cards = |cards: &[CardGap]| -> Vec<Value> {
         cards.iter().map(|one| gap_to_json(&one.gap, &[("card", json!(one.card))])).collect()
     };
     let steps = comparison.steps.iter().map(|step| {
@@ -112,6 +112,14 @@ pub(crate) fn to_json(comparison: &Comparison) -> Value {
         ];
         gap_to_json(&step.whole, &named)
     });
+    let pieces = comparison.pieces.iter().enumerate().map(|(number, piece)| {
+        let named = [
+            ("piece", json!(number)),
+            ("recovery_ms", json!(piece.recovery * 1e3)),
+            ("cards", cards(&piece.cards).into()),
+        ];
+        gap_to_json(&piece.whole, &named)
+    });
     let left_out = comparison
         .left_out
         .iter()
@@ -120,6 +128,7 @@ pub(crate) fn to_json(comparison: &Comparison) -> Value {
         "version": 1,
         "whole": gap_to_json(&comparison.whole, &[]),
         "cards": cards(&comparison.cards),
+        "pieces": pieces.collect::<Vec<_>>(),
         "steps": steps.collect::<Vec<_>>(),
         "left_out": left_out.collect::<Vec<_>>(),
     })
@@ -138,6 +147,7 @@ fn gap_to_json(gap: &Gap, named: &[(&str, Value)]) -> Value {
         "link_bandwidth_ms": ms(causes.bandwidth),
         "waiting_for_card_ms": waiting.collect::<Map<_, _>>(),
         "host_ms": ms(causes.host),
+        "recovery_ms": ms(causes.recovery),
         "not_in_program_ms": ms(causes.not_in_program),
         "unexplained_ms": ms(causes.unexplained),
     });
@@ -150,16 +160,20 @@ fn gap_to_json(gap: &Gap, named: &[(&str, Value)]) -> Value {
     object.into()
 }
 
-/// The comparison for people.
-pub(crate) fn lines(comparison: &Comparison) -> Vec<String> {
+/// The comparison for people. `names` are what the pieces of a run are called, where there are several.
+pub(crate) fn lines(comparison: &Comparison, names: &[String]) -> Vec<String> {
     let mut lines = Vec::new();
-    let groups: Vec<_> = comparison.cards.chunks(CARDS_PER_TABLE).collect();
-    for cards in &groups {
-        let whole = ("whole".to_owned(), &comparison.whole);
-        let cards = cards.iter().map(|one| (format!("card {}", one.card), &one.gap));
-        lines.extend(table(&std::iter::once(whole).chain(cards).collect::<Vec<_>>()));
-        lines.push(String::new());
+    if comparison.pieces.len() > 1 {
+        for (piece, name) in comparison.pieces.iter().zip(names) {
+            lines.push(name.clone());
+            match piece.cards.is_empty() {
+                true => lines.extend(["no step was completed".to_owned(), String::new()]),
+                false => lines.extend(tables("piece", &piece.whole, &piece.cards)),
+            }
+        }
+        lines.push("the whole run".to_owned());
     }
+    lines.extend(tables("whole", &comparison.whole, &comparison.cards));
     let steps = match comparison.steps.len() {
         1 => "1 step".to_owned(),
         count => format!("{count} steps"),
@@ -178,6 +192,18 @@ pub(crate) fn lines(comparison: &Comparison) -> Vec<String> {
         lines.push(format!("largest gap: token {}, {gap} ({part})", step.token));
     }
     lines.extend(left_out(comparison));
+    lines
+}
+
+/// Tables of a whole and its cards, a few cards in each.
+fn tables(name: &str, whole: &Gap, cards: &[CardGap]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for cards in cards.chunks(CARDS_PER_TABLE) {
+        let cards = cards.iter().map(|one| (format!("card {}", one.card), &one.gap));
+        let columns = std::iter::once((name.to_owned(), whole)).chain(cards);
+        lines.extend(table(&columns.collect::<Vec<_>>()));
+        lines.push(String::new());
+    }
     lines
 }
 
@@ -236,6 +262,9 @@ fn table(columns: &[(String, &Gap)]) -> Vec<String> {
         });
     }
     of("  host", &|causes| causes.host);
+    if columns.iter().any(|(_, gap)| gap.causes.recovery != 0.0) {
+        of("  recovery", &|causes| causes.recovery);
+    }
     of("  not in the program", &|causes| causes.not_in_program);
     of("  unexplained", &|causes| causes.unexplained);
     row("attributed", &|gap| format!("{:.1} %", 100.0 * gap.causes.attributed()));

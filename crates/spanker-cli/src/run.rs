@@ -9,7 +9,7 @@ use spanker_plan::{Plan, Request};
 
 use crate::directory::CardList;
 use crate::llm::cards::{Cards, Ongoing};
-use crate::llm::compared::{self, Compared};
+use crate::llm::compared::{self, Compared, Piece};
 use crate::llm::generate::{Answer, GiveUp, Limits, Mend, generate};
 use crate::llm::given::Audience;
 use crate::llm::host::{self, Freshness};
@@ -171,9 +171,9 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
     };
     let mut runner = in_process(&loaded, &plan)?;
     let memory = runner.memory().to_vec();
-    let recorder = Recorder::new();
-    if args.records() {
-        runner.record(&recorder);
+    let recorder = args.records().then(Recorder::new);
+    if let Some(recorder) = &recorder {
+        runner.record(recorder);
     }
     let session = Session::new(Box::new(runner));
     let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
@@ -182,11 +182,8 @@ fn in_threads(args: &Args) -> anyhow::Result<()> {
         let measured = report::median(&answer.steps).time().as_secs_f64();
         host::doubt(&loaded, &plan.layout, predicted, measured);
     }
-    finish(
-        args,
-        &answer,
-        &Ran { plan, lost: 0, marks: recorder.marks(), place: None, memory, prompt, first: None },
-    )
+    let pieces = vec![Piece::first(plan, prompt, recorder)];
+    finish(args, &answer, &Ran { pieces, lost: 0, place: None, memory })
 }
 
 fn on_gpus(args: &Args) -> anyhow::Result<()> {
@@ -217,8 +214,8 @@ fn on_gpus(args: &Args) -> anyhow::Result<()> {
     let (runner, memory) = gpus.recorded_runner(&loaded, &plan, recorder.as_ref())?;
     let (runner, mut mend) = args.audit.twice(&loaded, &plan, runner)?;
     let answer = ready.answer(args, &loaded, Session::new(runner), &mut mend)?;
-    let marks = recorder.unwrap_or_default().marks();
-    finish(args, &answer, &Ran { plan, lost: 0, marks, place: None, memory, prompt, first: None })
+    let pieces = vec![Piece::first(plan, prompt, recorder)];
+    finish(args, &answer, &Ran { pieces, lost: 0, place: None, memory })
 }
 
 /// The front of a run whose cards are processes.
@@ -252,18 +249,14 @@ fn on_ranks(
     let (context, batch) = (loaded.context, loaded.batch);
     let mut runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
     let memory = runner.memory().to_vec();
-    let recorder = Recorder::new();
-    if args.records() {
-        runner.record(&recorder);
+    let recorder = args.records().then(Recorder::new);
+    if let Some(recorder) = &recorder {
+        runner.record(recorder);
     }
     let (runner, mut mend) = args.audit.twice(loaded, &plan, Box::new(runner))?;
     let answer = ready.answer(args, loaded, Session::new(runner), &mut mend)?;
-    let marks = recorder.marks();
-    finish(
-        args,
-        &answer,
-        &Ran { plan: priced, lost: 0, marks, place: Some(place), memory, prompt, first: None },
-    )
+    let pieces = vec![Piece::first(priced, prompt, recorder)];
+    finish(args, &answer, &Ran { pieces, lost: 0, place: Some(place), memory })
 }
 
 /// The cards as threads.
@@ -291,12 +284,11 @@ fn on_cards(args: &Args) -> anyhow::Result<()> {
     let runner = cards.runner(&left, &loaded, &plan, recorder.as_ref(), &log);
     let (runner, memory) = runner.map_err(|error| cards.told(error))?;
     let session = Session::new(runner);
-    let first = Some(plan.clone());
-    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, recorder, log, memory };
+    let pieces = vec![Piece::first(plan.clone(), prompt, recorder)];
+    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, pieces, log, memory };
     let answer = ready.answer(args, &loaded, session, &mut ongoing)?;
-    let Ongoing { plan, lost, recorder, memory, .. } = ongoing;
-    let marks = recorder.unwrap_or_default().marks();
-    finish(args, &answer, &Ran { plan, lost, marks, place: None, memory, prompt, first })
+    let Ongoing { lost, pieces, memory, .. } = ongoing;
+    finish(args, &answer, &Ran { pieces, lost, place: None, memory })
 }
 
 /// The prompt, once everything is ready to go on from it.
@@ -317,63 +309,49 @@ fn show(args: &Args, text: &str) -> anyhow::Result<()> {
 
 /// How an answer came about.
 struct Ran<'a> {
-    plan: Plan,
+    /// The layouts that it was made on, one after the other.
+    pieces: Vec<Piece>,
     /// Cards that were lost on the way.
     lost: usize,
-    /// What cards did when, if that was asked for.
-    marks: Vec<spanker_plan::Mark>,
     place: Option<&'a Place>,
     /// What each card was planned to allocate, and what it has.
     memory: Vec<MemoryUse>,
-    /// The prompt's tokens.
-    prompt: Vec<u32>,
-    /// The plan that the run began with, where that can change.
-    first: Option<Plan>,
 }
 
 fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
-    let Ran { plan, lost, marks, place, memory, prompt, first } = ran;
+    let Ran { pieces, lost, place, memory } = ran;
     if let (Some(path), Some(logits)) = (&args.logits, &answer.logits) {
         let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
         let mut draft = files::Draft::new(path)?;
         draft.file().write_all(&bytes)?;
         draft.finish()?;
     }
-    // A plan is priced for the prompt and the steps that there were.
-    let Request { context, batch, audit, .. } = plan.request;
-    // After a loss, the steps that count are those on the layout that the run ended on.
-    let middle = answer.steps.len() + answer.before;
-    let asked = layout::request(context as usize, batch as usize, answer.prompt_tokens, middle);
-    let asked = Request { audit, ..asked };
-    let priced =
-        Plan::new(plan.model.clone(), plan.cluster.clone(), asked.clone(), plan.layout.clone())?;
-    let mut prediction = priced.predict_prompt(prompt);
-    if let Some(first) = first.as_ref().filter(|_| answer.before > 0) {
-        // The prompt was read by the cards that there were then.
-        let Plan { model, cluster, layout, .. } = first.clone();
-        prediction.ttft = Plan::new(model, cluster, asked, layout)?.predict_prompt(prompt).ttft;
-    }
-    let compared = match args.compare && *lost == 0 {
-        true => Some(Compared::new(&priced, prompt, answer.steps.len(), marks.clone())?),
-        false => None,
-    };
-    let comparison = compared.as_ref().map(Compared::comparison).and_then(|comparison| {
-        comparison.inspect_err(|error| eprintln!("note: no comparison: {error}")).ok()
+    // A plan is priced for the prompt and the steps that there were; after a loss, each by the layout that did it.
+    let prompt = answer.prompt_tokens;
+    let (number, steps) = compared::last_with_steps(pieces, prompt, answer.steps.len());
+    let reader = &pieces[compared::reader_of(pieces, prompt)];
+    let mut prediction = pieces[number].priced(prompt, &steps)?.predict_prompt(&pieces[0].tokens);
+    prediction.ttft = reader.priced(prompt, &steps)?.predict_prompt(&reader.tokens).ttft;
+    let compared = if args.compare { Some(Compared::new(pieces)?) } else { None };
+    let comparison = compared.as_ref().and_then(|compared| {
+        let noted = |error: &anyhow::Error| eprintln!("note: no comparison: {error}");
+        compared.comparison().inspect_err(noted).ok().map(|comparison| (compared, comparison))
     });
-    if args.compare && *lost > 0 {
-        eprintln!("note: no comparison: cards were lost on the way, and layouts changed");
-    }
-    let report = Report { answer, plan, prediction, lost: *lost, place: *place, memory };
+    let plan = &pieces[pieces.len() - 1].plan;
+    let report = Report { answer, plan, prediction, lost: *lost, steps, place: *place, memory };
     if args.json {
         let mut json = report.to_json();
-        if let Some(comparison) = &comparison {
+        if let Some((_, comparison)) = &comparison {
             json["compare"] = crate::compare::to_json(comparison);
+            compared::describe(pieces, &mut json["compare"]["pieces"]);
         }
         output::line(&json.to_string())?;
     } else {
         output::line("")?;
         output::line("")?;
-        let compared = comparison.iter().flat_map(crate::compare::lines);
+        let compared = comparison
+            .iter()
+            .flat_map(|(compared, comparison)| crate::compare::lines(comparison, compared.names()));
         for line in report.lines().into_iter().chain(compared) {
             output::line(&line)?;
         }
@@ -381,7 +359,7 @@ fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
     if let Some(path) = &args.trace {
         let text = match &compared {
             Some(both) => both.to_perfetto(),
-            None => compared::alone(plan, marks.clone()),
+            None => compared::alone(pieces),
         };
         files::write(path, &text)?;
         if !args.json {

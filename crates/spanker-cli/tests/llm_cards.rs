@@ -109,6 +109,76 @@ fn card_that_is_killed_in_mid_run_is_named_and_the_text_is_the_same() {
     down(&place);
 }
 
+/// A percentage in the first column of a table's line.
+fn percent(line: &str) -> f64 {
+    let number = line.split_whitespace().next().expect("a column");
+    number.parse().unwrap_or_else(|_| panic!("{line}"))
+}
+
+#[test]
+fn comparison_after_a_loss_has_a_piece_for_each_layout_and_the_recovery_between_them() {
+    let (place, model) = twin();
+    let trace = place.outer.path().join("t.json");
+    let line = format!(
+        "run -m {} -p hello -n 60 --temp 0 --ignore-eos --fabric cards --split gather --deadline 2s \
+         --no-display-prompt --compare --trace {}",
+        model.display(),
+        trace.display()
+    );
+    let mut child = place.spanker(&line).spawn().expect("the command starts");
+    let mut out = child.stdout.take().expect("a pipe");
+    let mut text = vec![0; 2];
+    out.read_exact(&mut text).expect("text");
+    let pid = child.id().try_into().expect("a process");
+    signal(pid, Signal::STOP);
+    place.ok("kill 2");
+    signal(pid, Signal::CONT);
+    out.read_to_end(&mut text).expect("text");
+    let output = child.wait_with_output().expect("an end");
+    let (text, errors) = (String::from_utf8_lossy(&text), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && !errors.contains("no comparison"), "{errors}");
+    let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what}: {text}"));
+    let (first, second, whole) = (
+        at("piece 0: tensor-gather on cards 0,1,2,3, from token"),
+        at("\npiece 1: "),
+        at("\nthe whole run\n"),
+    );
+    assert!(!text.contains("piece 2: ") && first < second && second < whole, "{text}");
+    // Before the loss, nothing but the layout that ran is compared, and the dead card with it.
+    let (before, after, whole) = (&text[first..second], &text[second..whole], &text[whole..]);
+    assert!(before.contains("card 2") && !before.contains("recovery"), "{before}");
+    let gap = before.lines().find(|line| line.trim_start().starts_with(['+', '-']));
+    assert!(gap.is_some_and(|line| percent(line).abs() < 2.0), "{before}");
+    // After it, cards have the numbers that they had, and all that is not predicted is the recovery.
+    let header =
+        after.lines().find(|line| line.trim_start().starts_with("piece ")).expect("a table");
+    assert!(!header.contains("card 2"), "{after}");
+    let row = |table: &str, name: &str| {
+        let mut lines = table.lines().map(str::trim_start);
+        let line = lines.find_map(|line| Some(line.strip_prefix(name)?.trim_start().to_owned()));
+        line.unwrap_or_else(|| panic!("no {name}: {table}"))
+    };
+    let first_of = |row: String| -> Vec<String> {
+        row.split_whitespace().take(2).map(str::to_owned).collect()
+    };
+    assert_eq!(first_of(row(after, "recovery")), first_of(row(whole, "recovery")), "{text}");
+    assert!(row(after, "recovery").starts_with('+'), "{after}");
+    assert!(percent(&row(whole, "attributed")) >= 95.0, "{whole}");
+    // One file has both, and no card does two things at once in it.
+    let file = std::fs::read_to_string(&trace).expect("a trace");
+    let both = spanker_plan::read_perfetto(&file).expect("two traces");
+    assert_eq!(both.len(), 2);
+    for (origin, trace) in &both {
+        assert!(trace.overlap().is_none(), "{origin:?}");
+        let end = |card: u32| {
+            let own = trace.marks.iter().filter(|mark| mark.card == card);
+            own.map(|mark| mark.end).fold(0.0, f64::max)
+        };
+        assert!(end(2) < end(0), "{origin:?}");
+    }
+    down(&place);
+}
+
 #[test]
 fn second_card_that_is_killed_leaves_one_that_goes_on_with_the_same_text() {
     let (place, model) = twin();

@@ -13,4 +13,4 @@ pub use machine::{Processors, Programs};
 pub use speeds::{Speeds, Subject};
 
 pub(crate) use lines::{Line, kind, many_rows};
-pub(crate) use station::{Station, address};
+pub(crate) use station::{Station, Workspace, address};

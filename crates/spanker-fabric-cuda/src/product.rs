@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::CudaSlice;
 use spanker_jobs::Product;
 use spanker_model::Quant;
+use spanker_plan::GpuStaging;
 use spanker_steal::{Backend, Capabilities, Failure};
 
-use crate::model::{Line, Station, address, kind, many_rows};
+use crate::model::{Line, Station, Workspace, address, kind, many_rows};
 use crate::{CudaError, Gpu};
 
 /// Tasks at a time: one is computed, another's rows come or its results go.
@@ -50,6 +51,7 @@ impl std::fmt::Debug for GpuProduct {
 /// A stream of its own, with room for one task.
 struct Lane {
     station: Station,
+    work: Workspace,
     right: CudaSlice<u8>,
     left: CudaSlice<u8>,
     inputs: CudaSlice<u8>,
@@ -67,8 +69,17 @@ impl GpuProduct {
         let lane = || -> Result<Mutex<Lane>, CudaError> {
             // A handle has one stream.
             let gpu = Arc::new(Gpu::open(gpu)?);
-            let mut station = Station::new(Arc::clone(&gpu), 16, 1)?;
+            let mut station = Station::new(Arc::clone(&gpu), 16)?;
             station.knows(Quant::Q4K);
+            // Two lines, again and again.
+            let staging = GpuStaging {
+                context: 16,
+                batch: 1,
+                multiprocessors: u64::from(gpu.multiprocessors()),
+                instructions: [2, 2],
+                parts: 1,
+                slots: 0,
+            };
             let right = product.right();
             let mut copy = gpu.allocate(right.len(), "the right operand")?;
             station.write(&mut copy, 0, right)?;
@@ -78,6 +89,7 @@ impl GpuProduct {
                 left: gpu.allocate(most * product.row_bytes(), "rows of the left operand")?,
                 inputs: gpu.allocate(inputs, "rounded rows")?,
                 out: gpu.allocate(most * outs * 4, "results")?,
+                work: Workspace::new(&gpu, &staging)?,
                 station,
             }))
         };
@@ -112,8 +124,11 @@ impl Lane {
         product.p[..3].copy_from_slice(&[at(&self.inputs), at(&self.right), at(&self.out)]);
         let shared = many_rows(Quant::Q4K, small(width)?, self.station.tile_rows());
         let blocks = self.station.blocks(shared)?;
-        let loaded = self.station.load(&[round, product], shared, blocks)?;
-        self.station.run(&loaded, 0, 0)?;
+        // The last task's results were read, so its lines are done with.
+        self.work.forget();
+        let loaded = self.station.load(&mut self.work, &[round, product], shared, blocks)?;
+        let full = || CudaError::Unsupported("no room for two lines".into());
+        self.station.run(&mut self.work, &loaded.ok_or_else(full)?, 0, 0)?;
         self.station.read(&self.out, 0, out)
     }
 }

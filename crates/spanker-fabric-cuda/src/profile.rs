@@ -2,7 +2,7 @@
 //! A graphics processor's profile for the planner: by what is published of it, and with what a probe has measured.
 
 use spanker_topology::{
-    Bytes, BytesPerSecond, Compute, Confidence, ExchangeKind, HostProfile, LinkProfile,
+    Bytes, BytesPerSecond, Compute, Confidence, ExchangeKind, HostProfile, Kernels, LinkProfile,
     MacsPerSecond, Memory, Profile, Provenance, Seconds, Shape, Value,
 };
 
@@ -73,6 +73,7 @@ pub(crate) fn published(card: &CudaCard, shape: Shape) -> Profile {
             ),
             latency: assumed(Seconds::from_micros(10.0), "a small copy"),
         },
+        kernels: Kernels::Gpu { multiprocessors: card.multiprocessors },
         power_watts: card.power_watts.map(|watts| {
             let each = watts / share as f64;
             value(each, Provenance::Published, Confidence::High, "the limit that NVML tells")

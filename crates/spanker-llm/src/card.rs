@@ -10,12 +10,12 @@ mod peers;
 mod product;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ggml_spanker::Inputs;
 use ggml_spanker::ops::AttendScratch;
-use spanker_plan::{Activity, Label, Mark, Op, Want};
+use spanker_plan::{ALIGNMENT, Activity, HostStaging, Label, Mark, Op, Want};
 use spanker_reduce::Team;
 use spanker_runtime::{Place, Work};
 
@@ -72,9 +72,15 @@ pub(crate) enum Stopped<F> {
 }
 
 impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
-    pub(crate) fn new(memory: Memory<B>, threads: usize) -> Self {
+    /// A card whose kernels keep what a plan says, and nothing more.
+    pub(crate) fn new(memory: Memory<B>, threads: usize, staging: HostStaging) -> Self {
         let team = Team::new(threads);
-        let (inputs, scratch, tiles) = (Inputs::new(), Mutex::default(), Vec::new());
+        let inputs = Inputs::with_capacity(staging.inputs.map(|values| values as usize));
+        let (heads, size) = (staging.heads as usize, staging.head_size as usize);
+        let positions = staging.positions as usize;
+        let scratch = || AttendScratch::with_capacity(heads, size, positions);
+        let scratch = Mutex::new((0..staging.threads).map(|_| scratch()).collect());
+        let tiles = vec![0.0; staging.tiles as usize];
         Card { memory, team, crew: Crew::new(), inputs, scratch, tiles }
     }
 
@@ -83,9 +89,12 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         self.crew.hold_together();
     }
 
-    /// Bytes that it has allocated.
+    /// Bytes that it has allocated, each buffer in whole pages: by what there is, and not by what was planned.
     pub(crate) fn allocated(&self) -> u64 {
-        self.memory.allocated()
+        let scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let scratch = scratch.iter().map(AttendScratch::allocated_bytes).sum();
+        let kept = [self.inputs.allocated_bytes(), self.tiles.capacity() * 4, scratch];
+        self.memory.allocated() + kept.into_iter().map(pages).sum::<u64>()
     }
 
     /// Threads that share an operator.
@@ -180,11 +189,13 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             Op::Sum { data, elements } => {
                 report.sent += elements * 4 * others;
                 let mut words = self.memory.take(data.buffer);
-                let own = part(&mut words, data, elements * 4).to_vec();
                 let sum: &mut [f32] =
                     bytemuck::cast_slice_mut(part(&mut words, data, elements * 4));
+                // Parts come in rank order, so this card's own is overwritten before its turn.
+                let own = &mut self.tiles[..elements as usize];
+                own.copy_from_slice(sum);
                 let met = peers.meet(
-                    &own,
+                    bytemuck::cast_slice(own),
                     |_| elements * 4,
                     |rank, bytes| {
                         let numbers =
@@ -222,6 +233,11 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             _ => unreachable!("an exchange that nobody has taught this card"),
         }
     }
+}
+
+/// Bytes in whole pages; nothing for nothing.
+pub(crate) fn pages(bytes: usize) -> u64 {
+    (bytes as u64).next_multiple_of(ALIGNMENT)
 }
 
 /// Puts together what the cards of a step say, in the order of their seats.

@@ -15,7 +15,7 @@ use spanker_fabric::device::{Deadline, DeviceError, DeviceGroup};
 use spanker_plan::{Buffer, CardLayout, Op, Place, Plan, Programs, Taps, Want};
 use spanker_runtime::abi::Counters;
 use spanker_runtime::{Descriptor, Pace, SpankerControl, Work};
-use spanker_topology::ExchangeKind;
+use spanker_topology::{ExchangeKind, Kernels};
 
 use crate::audit::{AuditLog, Auditor, Found, Member, disagreeing};
 use crate::layout::{self, Planned};
@@ -67,7 +67,8 @@ impl<'a> OnCards<'a> {
         card: &dyn Fn(usize) -> Option<&'a SpankerControl>,
         loading: &(dyn Fn(Loading) + Sync),
     ) -> Result<Self, LlmError> {
-        let planned = Planned::new(network, plan, context, batch, ExchangeKind::Schedules)?;
+        let (kind, kernels) = (ExchangeKind::Schedules, Kernels::Card);
+        let planned = Planned::new(network, plan, context, batch, kind, kernels)?;
         let mut controls = Vec::new();
         for &index in planned.stages().iter().flat_map(|stage| &stage.group.cards) {
             let missing = || LlmError::plan(format!("it uses card {index}, which is not there"));

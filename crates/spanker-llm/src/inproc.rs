@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spanker_plan::{Op, Plan, Programs, Want};
-use spanker_topology::ExchangeKind;
+use spanker_plan::{CardLayout, HostStaging, Op, Part, Plan, Programs, Want};
+use spanker_topology::{ExchangeKind, Kernels};
 
 use crate::card::memory::Memory;
 use crate::card::{self, Card, Report, Stopped, Task, Tracing};
@@ -72,17 +72,9 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         batch: usize,
         threads: usize,
     ) -> Result<Self, LlmError> {
-        let planned = Planned::new(&network, plan, context, batch, ExchangeKind::SharedMemory)?;
+        let planned = planned(&network, plan, context, batch, threads)?;
         let (programs, memories) = card::allocate(&network, &planned, &|_| true)?;
-        let layouts = planned.cards();
-        let memory = layouts.iter().zip(&memories).map(|(layout, memory)| {
-            let (planned, allocated) = (layout.bytes(), memory.allocated());
-            MemoryUse { card: layout.card, planned, allocated }
-        });
-        let memory = memory.collect();
-        let mut started = Self::start(network, programs, memories, threads, false)?;
-        started.memory = memory;
-        Ok(started)
+        Self::start(network, programs, &planned.cards(), memories, threads, false)
     }
 
     /// What each card was planned to allocate, and what was allocated for it.
@@ -100,15 +92,16 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         batch: usize,
         threads: usize,
     ) -> Result<Self, LlmError> {
-        let planned = Planned::new(&network, plan, context, batch, ExchangeKind::SharedMemory)?;
+        let planned = planned(&network, plan, context, batch, threads)?;
         let (programs, mut memories) = card::allocate(&network, &planned, &|_| true)?;
         memories.iter_mut().for_each(Memory::fill);
-        Self::start(network, programs, memories, threads, true)
+        Self::start(network, programs, &planned.cards(), memories, threads, true)
     }
 
     fn start(
         network: Arc<Network<B>>,
         programs: Programs,
+        layouts: &[CardLayout],
         memories: Vec<Memory<B>>,
         threads: usize,
         together: bool,
@@ -117,16 +110,26 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         (0..members).for_each(|member| card::touch(&network, &programs, member));
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let patient = members.max(threads) <= cores;
-        let boards = Arc::new(Boards::new(&programs, patient));
+        let staging: Vec<HostStaging> =
+            layouts.iter().map(|layout| layout.host.unwrap_or_default()).collect();
+        let boards = Arc::new(Boards::new(&programs, &staging, patient));
         let share =
             |member: usize| (threads / members + usize::from(member < threads % members)).max(1);
-        let mut cards = memories.into_iter().enumerate().map(|(member, memory)| {
-            let mut card = Card::new(memory, share(member));
+        let cards = memories.into_iter().zip(staging).enumerate();
+        let cards = cards.map(|(member, (memory, staging))| {
+            let mut card = Card::new(memory, share(member), staging);
             if together {
                 card.hold_team_together();
             }
             (card, Link::new(&boards, &programs, member))
         });
+        let cards: Vec<(Card<B>, Link)> = cards.collect();
+        let memory = layouts.iter().zip(&cards).enumerate().map(|(member, (layout, (card, _)))| {
+            let allocated = card.allocated() + boards.allocated(&programs, member);
+            MemoryUse { card: layout.card, planned: layout.bytes(), allocated }
+        });
+        let memory = memory.collect();
+        let mut cards = cards.into_iter();
         let first = cards.next().expect("a plan has cards");
         let (answer, done) = channel();
         let (mut jobs, mut handles) = (Vec::new(), Vec::new());
@@ -151,7 +154,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
             threads: handles,
             steps: 0,
             trace: None,
-            memory: Vec::new(),
+            memory,
         })
     }
 
@@ -175,9 +178,21 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         traced: bool,
         begun: Instant,
     ) -> Result<Vec<Report>, LlmError> {
+        let parts = [Part { sequence: 0, tokens: &[], past: 0, want }];
+        self.go_for(programs, (&spanker_plan::Step { parts: &parts }, 0), traced, begun)
+    }
+
+    /// The same for a step of several sequences, of which the host reads what one asks for.
+    fn go_for(
+        &mut self,
+        programs: Arc<Vec<Vec<Op>>>,
+        (step, part): (&spanker_plan::Step<'_>, usize),
+        traced: bool,
+        begun: Instant,
+    ) -> Result<Vec<Report>, LlmError> {
         self.steps += 1;
         let task = |of: &Self, member: usize| {
-            let read = of.programs.wanted(member, want, 0);
+            let read = of.programs.wanted(member, step, part);
             Task { step: of.steps, traced, read, begun }
         };
         for (index, jobs) in self.jobs.iter().enumerate() {
@@ -212,6 +227,24 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
     pub fn network(&self) -> &Arc<Network<B>> {
         &self.network
     }
+}
+
+/// A plan as threads of this process run it: what a card's team keeps is for as many threads as any card has.
+fn planned<'p, B: AsRef<[u8]>>(
+    network: &Network<B>,
+    plan: &'p Plan,
+    context: usize,
+    batch: usize,
+    threads: usize,
+) -> Result<Planned<'p>, LlmError> {
+    let kernels = kernels(threads, plan.layout.cards().len());
+    Planned::new(network, plan, context, batch, ExchangeKind::SharedMemory, kernels)
+}
+
+/// Kernels of cards that share so many threads.
+pub(crate) fn kernels(threads: usize, cards: usize) -> Kernels {
+    let each = threads.div_ceil(cards.max(1)).max(1);
+    Kernels::Host { threads: u32::try_from(each).unwrap_or(u32::MAX) }
 }
 
 /// A card's thread.
@@ -284,3 +317,6 @@ impl<B> Drop for InProcess<B> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use spanker_plan::{
     Audit, Buffer, BufferId, CardLayout, Part, Piece, Place, Plan, Programs, Space, Stage, Want,
     card_layouts,
 };
-use spanker_topology::ExchangeKind;
+use spanker_topology::{ExchangeKind, Kernels};
 
 use crate::runner::Step;
 use crate::{LlmError, Network};
@@ -19,6 +19,8 @@ pub(crate) struct Planned<'p> {
     pub(crate) space: Space,
     /// How the runner's cards exchange, whatever cards the plan was made for.
     kind: ExchangeKind,
+    /// Where the runner's kernels are.
+    kernels: Kernels,
 }
 
 impl<'p> Planned<'p> {
@@ -32,6 +34,7 @@ impl<'p> Planned<'p> {
         context: usize,
         batch: usize,
         kind: ExchangeKind,
+        kernels: Kernels,
     ) -> Result<Self, LlmError> {
         check_plan(network, plan)?;
         // Cards that exchange by schedules are behind the ABI, and have descriptors for taps.
@@ -40,7 +43,7 @@ impl<'p> Planned<'p> {
             _ => Audit::NONE,
         };
         let space = Space { context: context as u64, batch: batch as u64, sequences: 1, audit };
-        Ok(Planned { plan, space, kind })
+        Ok(Planned { plan, space, kind, kernels })
     }
 
     pub(crate) fn stages(&self) -> &'p [Stage] {
@@ -50,7 +53,8 @@ impl<'p> Planned<'p> {
     /// What every card holds and allocates.
     pub(crate) fn cards(&self) -> Vec<CardLayout> {
         let Plan { model, cluster, .. } = self.plan;
-        card_layouts(model, cluster, self.stages(), self.space, Some(self.kind))
+        let (kind, kernels) = (Some(self.kind), Some(self.kernels));
+        card_layouts(model, cluster, self.stages(), self.space, kind, kernels)
     }
 
     /// Programs on what was allocated: `weight` says where a piece of a member's weights is, `buffer` which of

@@ -13,6 +13,10 @@
 //! Nothing here reads files, text or the command line.
 #![forbid(unsafe_code)]
 
+// Support of tests names this crate as tests outside of it do.
+#[cfg(test)]
+extern crate self as spanker_llm;
+
 mod audit;
 mod card;
 mod cards;

@@ -9,10 +9,10 @@ use std::time::Instant;
 use ggml_spanker::ops;
 use spanker_model::Quant;
 use spanker_plan::{
-    ALIGNMENT, Activity, Buffer, BufferId, Label, Mark, Member, Op, Piece, Place, Plan, Programs,
-    Want,
+    ALIGNMENT, Activity, Buffer, BufferId, GpuStaging, Label, Mark, Member, Op, Piece, Place, Plan,
+    Programs, Want,
 };
-use spanker_topology::ExchangeKind;
+use spanker_topology::{ExchangeKind, Kernels};
 
 use crate::layout::{self, Planned};
 use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing, merged};
@@ -25,11 +25,23 @@ pub trait Machine {
     /// Programs for all seats, as the machine likes them.
     type Program;
 
+    /// Where its kernels are, which says what they keep besides the buffers of programs.
+    fn kernels(&self) -> Kernels {
+        Kernels::Card
+    }
+
     /// Makes room on a seat's card. `what` is said if there is too little.
     ///
     /// # Errors
     /// What the card says.
     fn allocate(&mut self, seat: usize, what: &str, bytes: u64) -> Result<BufferId, LlmError>;
+
+    /// Makes room on a seat's card for what its kernels keep: as much as the plan says, and nothing afterwards. Says
+    /// how many bytes that is.
+    ///
+    /// # Errors
+    /// What the card says.
+    fn keep(&mut self, seat: usize, staging: &GpuStaging) -> Result<u64, LlmError>;
 
     /// Puts weights of a type somewhere, in whatever order suits the card: programs use them as a whole, from
     /// this place.
@@ -57,7 +69,8 @@ pub trait Machine {
     fn read(&mut self, seat: usize, place: Place, out: &mut [u8]) -> Result<(), LlmError>;
 
     /// Makes programs ready to be run again and again: one list for each seat, as for a step after no tokens.
-    /// `groups` are the seats that exchange with each other.
+    /// `groups` are the seats that exchange with each other. Nothing if there is no room for them beside those that
+    /// are ready.
     ///
     /// # Errors
     /// [`LlmError::Unsupported`] for something that the machine cannot do.
@@ -65,7 +78,10 @@ pub trait Machine {
         &mut self,
         programs: &[Vec<Op>],
         groups: &[Range<usize>],
-    ) -> Result<Self::Program, LlmError>;
+    ) -> Result<Option<Self::Program>, LlmError>;
+
+    /// All programs that were ready have been dropped: their room is free.
+    fn forget(&mut self);
 
     /// Runs programs for these tokens after `past` others: rows of the table of angles, of keys and of values, and
     /// positions that are seen, are so many further on. Tokens are these, and not those that programs fill in.
@@ -91,16 +107,6 @@ pub trait Machine {
         past: usize,
     ) -> Result<(u64, Vec<Spent>), LlmError> {
         Ok((self.run(program, tokens, past)?, Vec::new()))
-    }
-
-    /// Bytes that a program takes on a seat's card, besides the buffers that it works on.
-    fn program_bytes(&self, _program: &Self::Program, _seat: usize) -> u64 {
-        0
-    }
-
-    /// Bytes that the machine needs on a seat's card for itself.
-    fn own_bytes(&self, _seat: usize) -> u64 {
-        0
     }
 }
 
@@ -167,15 +173,19 @@ impl<M: Machine> OnMachine<M> {
         mut machine: M,
         loading: &dyn Fn(Loading),
     ) -> Result<Self, LlmError> {
-        let planned = Planned::new(network, plan, context, batch, ExchangeKind::Direct)?;
+        let (kind, kernels) = (ExchangeKind::Direct, machine.kernels());
+        let planned = Planned::new(network, plan, context, batch, kind, kernels)?;
         let layouts = planned.cards();
         let mut buffers: Vec<HashMap<Buffer, BufferId>> = Vec::with_capacity(layouts.len());
         let mut memory = Vec::with_capacity(layouts.len());
         for (member, layout) in layouts.iter().enumerate() {
             let (mut own, mut allocated) = (HashMap::new(), 0);
-            for (buffer, bytes) in layout.allocations() {
+            for (buffer, bytes) in layout.allocations().filter(|(of, _)| *of != Buffer::Kernel) {
                 own.insert(buffer, machine.allocate(member, buffer.name(), bytes)?);
                 allocated += bytes.next_multiple_of(ALIGNMENT);
+            }
+            if let Some(staging) = &layout.gpu {
+                allocated += machine.keep(member, staging)?.next_multiple_of(ALIGNMENT);
             }
             buffers.push(own);
             let planned = layout.bytes();
@@ -220,19 +230,6 @@ impl<M: Machine> OnMachine<M> {
         &self.memory
     }
 
-    /// Bytes on each card besides what was planned for the model: programs that are kept, and what the machine has
-    /// for itself.
-    #[must_use]
-    pub fn besides(&self) -> Vec<u64> {
-        let of = |seat: usize| {
-            let programs = self.programs.values();
-            let kept: u64 =
-                programs.map(|one| self.machine.program_bytes(&one.program, seat)).sum();
-            kept + self.machine.own_bytes(seat)
-        };
-        (0..self.layout.members().len()).map(of).collect()
-    }
-
     /// The machine.
     #[must_use]
     pub fn machine(&self) -> &M {
@@ -246,13 +243,25 @@ impl<M: Machine> OnMachine<M> {
         self.untraced = TRACED - 1;
     }
 
+    /// Programs for a step, in place of all others where there is no room for them beside these.
     fn prepare(&mut self, step: &Step<'_>) -> Result<Prepared<M::Program>, LlmError> {
         let parts = [layout::part(step)];
         let whole = spanker_plan::Step { parts: &parts };
         let programs = self.layout.step(&whole, &|from, to| vec![from, to]);
         let labels = programs.iter().map(|list| labels(list)).collect();
-        let program = self.machine.prepare(&programs, self.layout.groups())?;
-        Ok(Prepared { program, labels })
+        let groups = self.layout.groups();
+        let program = match self.machine.prepare(&programs, groups)? {
+            Some(program) => Some(program),
+            None => {
+                self.programs.clear();
+                self.machine.forget();
+                self.machine.prepare(&programs, groups)?
+            }
+        };
+        let rows = step.tokens.len();
+        let full =
+            || LlmError::plan(format!("no room for the programs of a step of {rows} tokens"));
+        Ok(Prepared { program: program.ok_or_else(full)?, labels })
     }
 
     /// Whether a step is to be traced.
@@ -277,6 +286,7 @@ impl<M: Machine> OnMachine<M> {
         if !self.programs.contains_key(&key) {
             if self.programs.len() >= MOST_PROGRAMS {
                 self.programs.clear();
+                self.machine.forget();
             }
             let program = self.prepare(&Step { past: 0, want, ..*step })?;
             self.programs.insert(key.clone(), program);

@@ -93,6 +93,7 @@ pub fn measure<B: AsRef<[u8]> + Send + Sync + 'static>(
     let mut profile = bench.profile(assumed, batch);
     // A step is started and its result is read.
     measured(&mut profile.host.latency, Seconds(rest / 2.0));
+    profile.kernels = crate::inproc::kernels(subject.threads, layout.cards().len());
     Ok(profile)
 }
 

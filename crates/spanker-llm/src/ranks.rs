@@ -108,7 +108,8 @@ impl<'f> Front<'f> {
         batch: usize,
         threads: usize,
     ) -> Result<OnRanks<'_, 'f, B>, LlmError> {
-        let planned = Planned::new(network, plan, context, batch, ExchangeKind::Direct)?;
+        let (kind, kernels) = (ExchangeKind::Direct, crate::inproc::kernels(threads, 1));
+        let planned = Planned::new(network, plan, context, batch, kind, kernels)?;
         let ranks = self.ranks();
         if let Some(card) = plan.layout.cards().into_iter().find(|&card| card >= ranks) {
             return Err(LlmError::plan(format!(
@@ -133,17 +134,19 @@ impl<'f> Front<'f> {
         seated: &Seated<B>,
     ) -> Result<Vec<MemoryUse>, LlmError> {
         let others = seated.ranks.iter().filter(|&&rank| rank != FRONT);
-        let from: Vec<(usize, u64)> = others.map(|&rank| (rank, 8)).collect();
+        let from: Vec<(usize, u64)> = others.map(|&rank| (rank, 16)).collect();
         let messages = self.heard(|wire| wire.reports(LAID_OUT, &from))?;
         let mut said = messages.iter().map(|message| {
-            message.bytes().first_chunk().map_or(0, |&word| u64::from_le_bytes(word))
+            let words = message.bytes().as_chunks().0;
+            [0, 1].map(|at| words.get(at).map_or(0, |&word| u64::from_le_bytes(word)))
         });
         let layouts = planned.cards();
         let list = layouts.iter().map(|layout| {
-            let (card, planned) = (layout.card, layout.bytes());
-            let allocated = match card {
-                FRONT => seated.allocated(),
-                _ => said.next().unwrap_or(0),
+            let card = layout.card;
+            // Ranks may have other numbers of threads, for which they plan themselves.
+            let [planned, allocated] = match card {
+                FRONT => [layout.bytes(), seated.allocated()],
+                _ => said.next().unwrap_or_default(),
             };
             MemoryUse { card, planned, allocated }
         });

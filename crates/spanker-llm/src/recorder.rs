@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What cards did when, kept for a trace. Runners write to it, whoever asked for it reads it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use spanker_plan::Mark;
 
@@ -9,6 +9,8 @@ use spanker_plan::Mark;
 #[derive(Debug, Clone, Default)]
 pub struct Recorder {
     marks: Arc<Mutex<Vec<Mark>>>,
+    /// What cards' clocks showed when the run began, in picoseconds.
+    origin: Arc<OnceLock<u64>>,
 }
 
 impl Recorder {
@@ -16,6 +18,18 @@ impl Recorder {
     #[must_use]
     pub fn new() -> Recorder {
         Recorder::default()
+    }
+
+    /// An empty list for what another runner does in the same run: times count from the same moment, so what
+    /// cards did before a loss comes before what they did after it.
+    #[must_use]
+    pub fn successor(&self) -> Recorder {
+        Recorder { marks: Arc::default(), origin: Arc::clone(&self.origin) }
+    }
+
+    /// The clock's time that the run counts from: that of the first runner which asks.
+    pub(crate) fn origin(&self, clock: u64) -> u64 {
+        *self.origin.get_or_init(|| clock)
     }
 
     pub(crate) fn add(&self, marks: impl IntoIterator<Item = Mark>) {

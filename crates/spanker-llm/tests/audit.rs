@@ -217,7 +217,7 @@ fn piece(plan: &Plan, card: usize, name: &str) -> (u64, u64) {
     };
     let kind = Some(spanker_topology::ExchangeKind::Schedules);
     let stages = &plan.layout.replicas[0];
-    let layouts = spanker_plan::card_layouts(&plan.model, &plan.cluster, stages, space, kind);
+    let layouts = spanker_plan::card_layouts(&plan.model, &plan.cluster, stages, space, kind, None);
     let pieces = &layouts[card].weights.pieces;
     let at = pieces.iter().position(|(piece, _)| piece.name() == name).expect("a piece");
     let end = pieces.get(at + 1).map_or(layouts[card].weights.bytes, |(_, start)| *start);

@@ -19,19 +19,26 @@ use spanker_llm::{
     LlmError, Machine, Network, OnMachine, Recorder, Runner, Spent, Step, Want, trail,
 };
 use spanker_model::Quant;
-use spanker_plan::{Activity, Label, Op, Plan, Split};
+use spanker_plan::{Activity, GpuStaging, Label, Op, Plan, Split};
 use spanker_runtime::{BufferId, Place, Work};
+use spanker_topology::Kernels;
 
 use recipe::Recipe;
 use splits::{CONTEXT, STEPS};
 use splits::{assert_same, mixed, one_by_one, plan, prompt, run, threads, together};
 
 /// Cards that are byte vectors.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Plain {
     seats: Vec<Vec<Vec<u8>>>,
     /// How often programs were made ready.
     prepared: usize,
+    /// Programs that are ready, and how many may be.
+    ready: usize,
+    room: Option<usize>,
+    /// Multiprocessors, if it is a graphics processor, and bytes that its kernel keeps besides what was planned.
+    multiprocessors: Option<u32>,
+    more: u64,
 }
 
 /// Programs of all seats, and who is in a group.
@@ -258,9 +265,26 @@ impl Machine for Plain {
         &mut self,
         programs: &[Vec<Op>],
         groups: &[Range<usize>],
-    ) -> Result<Programs, LlmError> {
+    ) -> Result<Option<Programs>, LlmError> {
+        if self.room.is_some_and(|room| self.ready >= room) {
+            return Ok(None);
+        }
         self.prepared += 1;
-        Ok((programs.to_vec(), groups.to_vec()))
+        self.ready += 1;
+        Ok(Some((programs.to_vec(), groups.to_vec())))
+    }
+
+    fn forget(&mut self) {
+        self.ready = 0;
+    }
+
+    fn kernels(&self) -> Kernels {
+        let gpu = |multiprocessors| Kernels::Gpu { multiprocessors };
+        self.multiprocessors.map_or(Kernels::Card, gpu)
+    }
+
+    fn keep(&mut self, _: usize, staging: &GpuStaging) -> Result<u64, LlmError> {
+        Ok(staging.places().end + self.more)
     }
 
     fn run(&mut self, program: &Programs, tokens: &[u32], past: usize) -> Result<u64, LlmError> {
@@ -318,14 +342,6 @@ impl Machine for Plain {
         });
         Ok((0, spent.collect()))
     }
-
-    fn program_bytes(&self, _: &Programs, seat: usize) -> u64 {
-        100 + seat as u64
-    }
-
-    fn own_bytes(&self, _: usize) -> u64 {
-        1000
-    }
 }
 
 #[test]
@@ -352,10 +368,42 @@ fn a_recorded_machine_says_what_operators_belong_to_and_leaves_most_tokens_alone
         assert!(is(Activity::Attention) && is(Activity::Exchange) && is(Activity::Head));
         assert!(own.enumerate().all(|(at, mark)| (mark.op as usize, mark.ops) == (at, 1)));
     }
-    // Two programs were made at the start for the owner of token 0, and perhaps others for other owners.
-    let besides = runner.besides();
-    let programs = runner.machine().prepared as u64;
-    assert_eq!(besides, [1000 + programs * 100, 1000 + programs * 101]);
+}
+
+#[test]
+fn what_a_gpus_kernel_keeps_is_planned_and_allocated_like_any_other_buffer() {
+    let recipe = Recipe::llama(Quant::Q8_0, [4, 2, 32], 128, 256);
+    let network = Arc::new(recipe.network());
+    let plan = plan(&network, Split::Gather, &together(&[1.0, 1.0]));
+    let used = |machine: Plain| {
+        let runner = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
+        runner.memory().iter().map(|used| (used.planned, used.allocated)).collect::<Vec<_>>()
+    };
+    let bare = used(Plain::default());
+    let gpu = used(Plain { multiprocessors: Some(132), ..Plain::default() });
+    for ((bare, same), (planned, allocated)) in bare.iter().zip(&gpu) {
+        assert_eq!((bare, planned), (same, allocated));
+        // Its counters alone are more than this.
+        assert!(*planned >= bare + 8192 * 4, "{planned} and {bare}");
+    }
+    // A machine that keeps something else is found out.
+    let wrong = used(Plain { multiprocessors: Some(132), more: 1 << 20, ..Plain::default() });
+    assert!(wrong.iter().all(|(planned, allocated)| allocated - planned == 1 << 20), "{wrong:?}");
+}
+
+#[test]
+fn programs_that_have_no_room_beside_others_take_their_place() {
+    let recipe = Recipe::llama(Quant::Q8_0, [4, 2, 32], 128, 256);
+    let network = Arc::new(recipe.network());
+    let plan = plan(&network, Split::Gather, &together(&[1.0, 1.0]));
+    let tokens = prompt(7, recipe.vocab);
+    let machine = Plain { room: Some(1), ..Plain::default() };
+    let machine = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
+    let found = trail(Box::new(machine), &tokens, STEPS, None).unwrap();
+    assert_same("room for one program", &found, &run(&network, &plan, &tokens));
+    let machine = Plain { room: Some(0), ..Plain::default() };
+    let refused = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("no room for the programs of a step of 1 tokens"));
 }
 
 #[test]

@@ -14,6 +14,10 @@
 //!   for a card, it goes on with what that card did until then. So a slow card shows there with the reason
 //!   why it is slow, and as `waiting for card N` on the other cards.
 //!
+//! * **A run that lost a card** is several pieces, each on a layout of its own. A piece is compared with the
+//!   prediction of its layout; the time from the end of one piece to the beginning of the next is a cause of
+//!   its own, recovery, and no prediction has it.
+//!
 //! This deliberately knows nothing of plans and profiles: everything is in the two traces.
 
 mod align;
@@ -23,11 +27,11 @@ mod path;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use crate::Trace;
 use crate::trace::perfetto::Origin;
+use crate::trace::{HALF_NANOSECOND, Trace};
 
 /// Why traces cannot be compared.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompareError {
     /// A trace has nothing in it.
@@ -92,6 +96,12 @@ pub enum CompareError {
         /// Why it was left out.
         why: String,
     },
+    /// A piece that begins while the one before it still ran.
+    #[error("it begins {seconds} s before the piece before it has ended")]
+    Order {
+        /// How long before.
+        seconds: f64,
+    },
     /// A piece of a run cannot be compared.
     #[error("piece {piece}: {source}")]
     Piece {
@@ -117,6 +127,8 @@ pub struct Causes {
     pub waiting: BTreeMap<u32, f64>,
     /// The host: fixed costs of operators, and what is between steps.
     pub host: f64,
+    /// Going on after a loss: noticing it, planning anew, bringing weights onto the cards that are left.
+    pub recovery: f64,
     /// Time inside a step in which a card did nothing that the program has.
     pub not_in_program: f64,
     /// What is left: operators that only one of the traces has, or that have no predicted parts.
@@ -128,7 +140,7 @@ impl Causes {
     #[must_use]
     pub fn total(&self) -> f64 {
         let own = self.memory + self.compute + self.latency + self.bandwidth;
-        own + self.host + self.not_in_program + self.unexplained + self.waited()
+        own + self.host + self.recovery + self.not_in_program + self.unexplained + self.waited()
     }
 
     /// Waiting for whichever card.
@@ -142,7 +154,8 @@ impl Causes {
     pub fn attributed(&self) -> f64 {
         let own = [self.memory, self.compute, self.latency, self.bandwidth, self.host];
         let all = own.iter().chain(self.waiting.values()).map(|seconds| seconds.abs());
-        let all = all.sum::<f64>() + self.not_in_program.abs() + self.unexplained.abs();
+        let rest = [self.recovery, self.not_in_program, self.unexplained];
+        let all = all.sum::<f64>() + rest.iter().map(|seconds| seconds.abs()).sum::<f64>();
         if all > 0.0 { 1.0 - self.unexplained.abs() / all } else { 1.0 }
     }
 
@@ -159,6 +172,7 @@ impl Causes {
         self.latency += factor * other.latency;
         self.bandwidth += factor * other.bandwidth;
         self.host += factor * other.host;
+        self.recovery += factor * other.recovery;
         self.not_in_program += factor * other.not_in_program;
         self.unexplained += factor * other.unexplained;
         for (&card, &seconds) in &other.waiting {
@@ -196,6 +210,12 @@ impl Gap {
         self.measured += other.measured;
         self.causes.add(&other.causes, 1.0);
     }
+
+    /// Adds time that no prediction has.
+    fn recover(&mut self, seconds: f64) {
+        self.measured += seconds;
+        self.causes.recovery += seconds;
+    }
 }
 
 /// A card's gap.
@@ -231,13 +251,26 @@ pub struct LeftOut {
     pub why: String,
 }
 
+/// A piece of a run: steps on one layout.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PieceGap {
+    /// Seconds from the end of the piece before to the beginning of this one. They are part of the piece.
+    pub recovery: f64,
+    /// The sum over the piece's steps, and its recovery.
+    pub whole: Gap,
+    /// The same for each card that took part in the piece.
+    pub cards: Vec<CardGap>,
+}
+
 /// A prediction beside a measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison {
-    /// The sum over all steps.
+    /// The sum over all pieces.
     pub whole: Gap,
-    /// The sum over all steps for each card.
+    /// The sum over all pieces for each card.
     pub cards: Vec<CardGap>,
+    /// The pieces of the run: one where no card was lost.
+    pub pieces: Vec<PieceGap>,
     /// Every step that was compared.
     pub steps: Vec<StepGap>,
     /// Steps that were not.
@@ -245,26 +278,46 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    fn new(steps: Vec<StepGap>, left_out: Vec<LeftOut>) -> Comparison {
-        let mut whole = Gap::default();
-        let mut cards: BTreeMap<u32, Gap> = BTreeMap::new();
-        for step in &steps {
-            whole.add(&step.whole);
-            for CardGap { card, gap } in &step.cards {
-                cards.entry(*card).or_default().add(gap);
-            }
-        }
-        let cards = cards.into_iter().map(|(card, gap)| CardGap { card, gap }).collect();
-        Comparison { whole, cards, steps, left_out }
+    /// `recoveries` are the seconds before each piece.
+    fn new(recoveries: &[f64], steps: Vec<StepGap>, left_out: Vec<LeftOut>) -> Comparison {
+        let piece = |(number, &recovery): (usize, &f64)| {
+            PieceGap::new(recovery, steps.iter().filter(|step| step.piece == number))
+        };
+        let pieces: Vec<PieceGap> = recoveries.iter().enumerate().map(piece).collect();
+        let (whole, cards) = sum(pieces.iter().map(|piece| (&piece.whole, &piece.cards[..])));
+        Comparison { whole, cards, pieces, steps, left_out }
     }
 
-    /// The comparison of some tokens alone.
+    /// The comparison of some tokens alone, without what is between pieces.
     #[must_use]
     pub fn of_tokens(&self, tokens: &RangeInclusive<u32>) -> Comparison {
         let steps = self.steps.iter().filter(|step| tokens.contains(&step.token)).cloned();
         let left_out = self.left_out.iter().filter(|left| tokens.contains(&left.token)).cloned();
-        Comparison::new(steps.collect(), left_out.collect())
+        let recoveries = vec![0.0; self.pieces.len()];
+        Comparison::new(&recoveries, steps.collect(), left_out.collect())
     }
+}
+
+impl PieceGap {
+    fn new<'a>(recovery: f64, steps: impl Iterator<Item = &'a StepGap>) -> PieceGap {
+        let (mut whole, mut cards) = sum(steps.map(|step| (&step.whole, &step.cards[..])));
+        whole.recover(recovery);
+        cards.iter_mut().for_each(|card| card.gap.recover(recovery));
+        PieceGap { recovery, whole, cards }
+    }
+}
+
+/// Adds gaps up, those of each card by themselves.
+fn sum<'a>(parts: impl Iterator<Item = (&'a Gap, &'a [CardGap])>) -> (Gap, Vec<CardGap>) {
+    let mut whole = Gap::default();
+    let mut cards: BTreeMap<u32, Gap> = BTreeMap::new();
+    for (gap, own) in parts {
+        whole.add(gap);
+        for CardGap { card, gap } in own {
+            cards.entry(*card).or_default().add(gap);
+        }
+    }
+    (whole, cards.into_iter().map(|(card, gap)| CardGap { card, gap }).collect())
 }
 
 /// Compares a prediction with the measurement of what was predicted.
@@ -285,23 +338,43 @@ impl Comparison {
 /// [`CompareError`] for traces that do not belong together. Steps that only one of them has are left out.
 pub fn compare(predicted: &Trace, measured: &Trace) -> Result<Comparison, CompareError> {
     let (steps, left_out) = piece(0, predicted, measured)?;
-    Ok(Comparison::new(steps, left_out))
+    Ok(Comparison::new(&[0.0], steps, left_out))
 }
 
 /// Compares a run that went on with another layout after a loss: for each piece the prediction of the layout
-/// that ran, and its measurement.
+/// that ran, and its measurement. All measurements are on one clock, and cards have the same numbers in all of
+/// them. A piece in which nothing was measured, because another card was lost before its first step was over,
+/// has no steps.
 ///
 /// # Errors
-/// [`CompareError::Piece`] for a piece whose traces do not belong together.
+/// [`CompareError::Piece`] for a piece whose traces do not belong together, or that begins before the one before
+/// it has ended; [`CompareError::Empty`] if nothing was measured in any of them.
 pub fn compare_pieces(pieces: &[(Trace, Trace)]) -> Result<Comparison, CompareError> {
-    let (mut steps, mut left_out) = (Vec::new(), Vec::new());
+    let (mut steps, mut left_out, mut recoveries) = (Vec::new(), Vec::new(), Vec::new());
+    let mut ended: Option<f64> = None;
     for (number, (predicted, measured)) in pieces.iter().enumerate() {
         let wrong = |source| CompareError::Piece { piece: number, source: Box::new(source) };
+        recoveries.push(0.0);
+        if measured.marks.is_empty() {
+            continue;
+        }
         let (more, left) = piece(number, predicted, measured).map_err(wrong)?;
         steps.extend(more);
         left_out.extend(left);
+        let steps_of = align::Steps::of(measured, Origin::Measured).map_err(wrong)?;
+        let Some((begin, end)) = steps_of.extent() else { continue };
+        if let Some(before) = ended {
+            if before - begin >= HALF_NANOSECOND {
+                return Err(wrong(CompareError::Order { seconds: before - begin }));
+            }
+            recoveries[number] = (begin - before).max(0.0);
+        }
+        ended = Some(end);
     }
-    Ok(Comparison::new(steps, left_out))
+    match ended {
+        None => Err(CompareError::Empty { which: Origin::Measured.name() }),
+        Some(_) => Ok(Comparison::new(&recoveries, steps, left_out)),
+    }
 }
 
 fn piece(

@@ -26,7 +26,8 @@ mod work;
 
 pub use choose::{Choice, EXACT_CARDS, choose};
 pub use compare::{
-    CardGap, Causes, CompareError, Comparison, Gap, LeftOut, StepGap, compare, compare_pieces,
+    CardGap, Causes, CompareError, Comparison, Gap, LeftOut, PieceGap, StepGap, compare,
+    compare_pieces,
 };
 pub use cost::Group;
 pub use cost::exchange::{Price, PriceList, cheapest, collective_time, price, prices};
@@ -42,10 +43,11 @@ pub use plan::{
     Candidate, CardMemory, Exchanged, Layout, PLAN_VERSION, Plan, Prediction, Stage, Strategy,
 };
 pub use program::{
-    Action, Addend, Apart, Audit, Buffer, CardLayout, Check, Cost, Cut, Load, MAX_CANDIDATES,
-    Member, Numerics, OPERATORS_PER_LAYER, Op, Part, Piece, Programs, Projection, RankLink, Routes,
-    SEGMENT_ALIGNMENT, Samples, Space, Step, Tap, Taps, Tensor, Terms, USUAL_AUDIT,
-    WEIGHT_ALIGNMENT, Want, WeightLayout, Wiring, card_layouts, load, segments, walk,
+    Action, Addend, Apart, Audit, Buffer, CardLayout, Check, Cost, Cut, GpuPlaces, GpuStaging,
+    HostStaging, Load, MAX_CANDIDATES, Member, Numerics, OPERATORS_PER_LAYER, Op, Part, Piece,
+    Programs, Projection, RankLink, Routes, SEGMENT_ALIGNMENT, Samples, Space, Step, Tap, Taps,
+    Tensor, Terms, USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, WeightLayout, Wiring, card_layouts, load,
+    segments, walk,
 };
 pub use request::{Objective, Request, USUAL_BATCH};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, Slow, simulate};

@@ -376,8 +376,8 @@ impl Plan {
         let sequences = sequences_per_replica(&self.request, &self.layout);
         let space = Pricer::new(&self.model, &self.cluster, &self.request).space(sequences);
         let copies = self.layout.replicas.iter();
-        let cards =
-            copies.flat_map(|stages| card_layouts(&self.model, &self.cluster, stages, space, None));
+        let cards = copies
+            .flat_map(|stages| card_layouts(&self.model, &self.cluster, stages, space, None, None));
         let list = |card: &CardLayout| {
             let allocation = |(buffer, bytes): (Buffer, u64)| Allocation {
                 name: buffer.name().into(),

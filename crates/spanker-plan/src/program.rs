@@ -14,6 +14,7 @@ mod audit;
 mod buffers;
 mod crossing;
 mod price;
+mod staging;
 mod tap;
 mod weights;
 mod wiring;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 
 use spanker_collective::{Collective, DType};
 use spanker_model::Model;
-use spanker_topology::{Cluster, ExchangeKind};
+use spanker_topology::{Cluster, ExchangeKind, Kernels};
 
 use crate::cost::exchange;
 use crate::cost::memory::Footprint;
@@ -36,10 +37,13 @@ use audit::Auditing;
 pub(crate) use audit::expected as expected_audit;
 pub use audit::{Audit, USUAL_AUDIT};
 pub use buffers::{Buffer, MAX_CANDIDATES, Space};
-pub(crate) use buffers::{BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, sizes};
+pub(crate) use buffers::{
+    BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, sizes, sizing,
+};
 pub use crossing::{Action, SEGMENT_ALIGNMENT, segments, walk};
 pub(crate) use price::Loads;
 pub use price::{Cost, Load, OPERATORS_PER_LAYER, Terms, load};
+pub use staging::{GpuPlaces, GpuStaging, HostStaging};
 pub use tap::{Addend, Check, Samples, Tap, Taps};
 pub use weights::{Cut, Piece, Projection, Tensor, WEIGHT_ALIGNMENT, WeightLayout};
 pub(crate) use weights::{Held, HeldLayer, Holder, Holding, padded};
@@ -82,6 +86,17 @@ impl Step<'_> {
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.parts.iter().map(|part| part.tokens.len() as u64).sum()
+    }
+
+    /// The most candidates that any part asks for: cards give so many for each part that asks for some, and of those
+    /// the best are what a part asks for.
+    #[must_use]
+    pub fn candidates(&self) -> Option<u32> {
+        let asked = self.parts.iter().filter_map(|part| match part.want {
+            Want::Best(k) => Some(k),
+            _ => None,
+        });
+        asked.max()
     }
 }
 
@@ -195,8 +210,14 @@ pub struct CardLayout {
     pub rank: usize,
     /// The weights: the card's first buffer.
     pub weights: WeightLayout,
-    /// All other buffers, with their bytes, in the order in which they are allocated.
+    /// All other buffers that its program names, with their bytes, in the order in which they are allocated.
     pub buffers: Vec<(Buffer, u64)>,
+    /// What its kernels keep besides, with bytes.
+    pub kept: Vec<(Buffer, u64)>,
+    /// The same in numbers, where kernels are threads of a host.
+    pub host: Option<HostStaging>,
+    /// And where they are on a graphics processor.
+    pub gpu: Option<GpuStaging>,
 }
 
 impl CardLayout {
@@ -211,12 +232,13 @@ impl CardLayout {
     /// Every buffer with its bytes. No buffer is empty.
     pub fn allocations(&self) -> impl Iterator<Item = (Buffer, u64)> + '_ {
         let weights = std::iter::once((Buffer::Weights, self.weights.bytes));
-        weights.chain(self.buffers.iter().copied()).map(|(buffer, bytes)| (buffer, bytes.max(1)))
+        let all = weights.chain(self.buffers.iter().chain(&self.kept).copied());
+        all.map(|(buffer, bytes)| (buffer, bytes.max(1)))
     }
 }
 
-/// What every card of one copy of a model holds and allocates, stage by stage and rank by rank. Where `kind` is
-/// nothing, cards exchange as their profiles say.
+/// What every card of one copy of a model holds and allocates, stage by stage and rank by rank. Where `kind` or
+/// `kernels` is nothing, cards exchange and have kernels as their profiles say.
 ///
 /// # Panics
 /// If a stage names cards that the cluster has not.
@@ -227,15 +249,20 @@ pub fn card_layouts(
     stages: &[Stage],
     space: Space,
     kind: Option<ExchangeKind>,
+    kernels: Option<Kernels>,
 ) -> Vec<CardLayout> {
     let mut list = Vec::new();
     for (index, stage) in stages.iter().enumerate() {
         let ends = (index == 0, index + 1 == stages.len());
-        let exchanging = exchanging(cluster, stage, kind);
+        let mut exchanging = exchanging(cluster, stage, kind);
+        exchanging.kernels = kernels.unwrap_or(exchanging.kernels);
+        let sizing = sizing(model, stage, space, ends, exchanging);
         for (rank, &card) in stage.group.cards.iter().enumerate() {
             let weights = WeightLayout::of(model, stage, rank, ends);
-            let buffers = sizes(model, stage, rank, space, ends, exchanging);
-            list.push(CardLayout { card, stage: index, rank, weights, buffers });
+            let (buffers, mut kept) = (sizing.list(rank), Vec::new());
+            sizing.kept(rank, |buffer, bytes| kept.push((buffer, bytes)));
+            let (stage, host, gpu) = (index, sizing.host(rank), sizing.gpu(rank));
+            list.push(CardLayout { card, stage, rank, weights, buffers, kept, host, gpu });
         }
     }
     list
@@ -331,7 +358,7 @@ impl Programs {
     /// weights.
     #[must_use]
     pub fn symbolic(model: &Model, cluster: &Cluster, stages: &[Stage], space: Space) -> Programs {
-        let layouts = card_layouts(model, cluster, stages, space, None);
+        let layouts = card_layouts(model, cluster, stages, space, None, None);
         let places: Vec<std::collections::HashMap<&Piece, u64>> = layouts
             .iter()
             .map(|layout| layout.weights.pieces.iter().map(|(piece, at)| (piece, *at)).collect())
@@ -463,27 +490,30 @@ impl Programs {
         writer.programs
     }
 
-    /// What a member reads out for the host after a step, for the output at this place among those that were
-    /// asked for.
+    /// What a member reads out for the host after a step, for one of its parts. Where that asks for candidates, these
+    /// are [`Step::candidates`] of each card of the last stage, each card's best first.
     #[must_use]
-    pub fn wanted(&self, member: usize, want: Want, output: u64) -> Option<(Place, u64)> {
+    pub fn wanted(&self, member: usize, step: &Step<'_>, part: usize) -> Option<(Place, u64)> {
         let last = self.last();
         let one = &self.members[member];
-        let shifted = |buffer: Buffer, bytes: u64| {
-            let place = one.place(buffer);
-            (Place { offset: output * bytes, ..place }, bytes)
+        let (before, asked) = (&step.parts[..part], step.parts.get(part)?.want);
+        let shifted = |buffer: Buffer, place: usize, bytes: u64| {
+            (Place { offset: place as u64 * bytes, ..one.place(buffer) }, bytes)
         };
-        match want {
-            Want::Best(k) if member == last.start => {
+        match asked {
+            Want::Best(_) if member == last.start => {
                 let (buffer, cards) = match last.len() {
                     1 => (Buffer::Best, 1),
                     cards => (Buffer::AllBest, cards),
                 };
-                Some(shifted(buffer, u64::from(k) * 8 * cards as u64))
+                let place = before.iter().filter(|part| matches!(part.want, Want::Best(_))).count();
+                let each = u64::from(step.candidates()?) * 8 * cards as u64;
+                Some(shifted(buffer, place, each))
             }
             Want::Logits if last.contains(&member) => {
                 let vocab = &one.shard.vocab;
-                Some(shifted(Buffer::Logits, (vocab.end - vocab.start) * 4))
+                let place = before.iter().filter(|part| part.want != Want::Nothing).count();
+                Some(shifted(Buffer::Logits, place, (vocab.end - vocab.start) * 4))
             }
             _ => None,
         }

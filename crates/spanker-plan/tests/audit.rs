@@ -67,7 +67,7 @@ fn captures_lie_in_the_buffers_that_are_allocated() {
         for (audit, salt) in [(USUAL_AUDIT, 0), (0.9, 0), (USUAL_AUDIT, 3)] {
             let stages = &layout.replicas[0];
             let sizes: Vec<HashMap<u64, u64>> =
-                card_layouts(&model, &cluster, stages, space(audit), None)
+                card_layouts(&model, &cluster, stages, space(audit), None, None)
                     .iter()
                     .map(|card| {
                         card.allocations().map(|(of, size)| (of.symbol().0, size)).collect()

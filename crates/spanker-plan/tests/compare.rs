@@ -182,6 +182,14 @@ fn adds_up(gap: &Gap) {
 fn check(comparison: &Comparison) {
     adds_up(&comparison.whole);
     comparison.cards.iter().for_each(|card| adds_up(&card.gap));
+    for piece in &comparison.pieces {
+        adds_up(&piece.whole);
+        piece.cards.iter().for_each(|card| adds_up(&card.gap));
+    }
+    let recovered: f64 = comparison.pieces.iter().map(|piece| piece.recovery).sum();
+    let in_steps: f64 = comparison.steps.iter().map(|step| step.whole.measured).sum();
+    let all = comparison.whole.measured;
+    assert!((recovered + in_steps - all).abs() <= 1e-9 * all, "{recovered} {in_steps} {all}");
     for step in &comparison.steps {
         adds_up(&step.whole);
         step.cards.iter().for_each(|card| adds_up(&card.gap));
@@ -198,7 +206,8 @@ fn compared(predicted: &Machine, measured: &Machine) -> Comparison {
 /// Whether a gap is there and one cause has 95 % of it, of all causes without their signs.
 fn planted(gap: &Gap, cause: impl Fn(&Causes) -> f64) {
     let all = [gap.causes.memory, gap.causes.compute, gap.causes.latency, gap.causes.bandwidth];
-    let rest = [gap.causes.host, gap.causes.not_in_program, gap.causes.unexplained];
+    let Causes { host, recovery, not_in_program, unexplained, .. } = gap.causes;
+    let rest = [host, recovery, not_in_program, unexplained];
     let all = all.iter().chain(&rest).chain(gap.causes.waiting.values());
     let all: f64 = all.map(|seconds| seconds.abs()).sum();
     assert!(gap.seconds() > 0.0, "{gap:?}");
@@ -327,6 +336,37 @@ fn marks_outside_the_program_go_to_the_host_or_to_not_in_program() {
 }
 
 #[test]
+fn host_before_the_first_step_that_only_the_prediction_has_is_no_gap() {
+    let machine = Machine::new(2);
+    let (mut predicted, measured) = (machine.predicted(), machine.measured());
+    // The host speaks to card 0, and card 1 waits for it in the first exchange.
+    let label = Label { activity: Activity::Host, layer: 0, token: 0 };
+    predicted.marks.insert(0, Mark::outside(0, label, 0.0, machine.host));
+    let first = predicted.marks.iter_mut().find(|mark| mark.card == 1).unwrap();
+    first.start = 0.0;
+    let comparison = compare(&predicted, &measured).unwrap();
+    check(&comparison);
+    assert!(comparison.whole.seconds().abs() < 1e-9, "{:?}", comparison.whole);
+}
+
+#[test]
+fn host_after_a_step_is_before_the_next_one_whichever_trace_shows_it() {
+    let machine = Machine::new(2);
+    let (mut predicted, measured) = (machine.predicted(), machine.measured());
+    for token in 0..machine.tokens {
+        let own = predicted.marks.iter().filter(|mark| mark.label.token == token);
+        let end = own.map(|mark| mark.end).fold(0.0, f64::max);
+        let label = Label { activity: Activity::Host, layer: machine.layers, token };
+        predicted.marks.push(Mark::outside(0, label, end, end + machine.host));
+    }
+    let comparison = compare(&predicted, &measured).unwrap();
+    check(&comparison);
+    for gap in comparison.cards.iter().map(|one| &one.gap).chain([&comparison.whole]) {
+        assert!(gap.seconds().abs() < 1e-9 && gap.causes.host.abs() < 1e-9, "{gap:?}");
+    }
+}
+
+#[test]
 fn operators_that_were_never_measured_are_unexplained() {
     let machine = Machine::new(2);
     let (predicted, mut measured) = (machine.predicted(), machine.measured());
@@ -439,20 +479,79 @@ fn traces_that_do_not_belong_together_are_refused_with_what_differs() {
     }
 }
 
+/// A trace so many seconds later.
+fn later(mut trace: Trace, seconds: f64) -> Trace {
+    for mark in &mut trace.marks {
+        (mark.start, mark.end) = (mark.start + seconds, mark.end + seconds);
+    }
+    trace.tokens.iter_mut().for_each(|at| *at += seconds);
+    trace
+}
+
 #[test]
 fn pieces_after_a_loss_are_compared_each_with_its_own_prediction() {
     let (before, after) = (Machine::new(3), Machine::new(2));
     let slow = Machine { latency: 40e-6, ..after.clone() };
-    let pieces = [(before.predicted(), before.measured()), (after.predicted(), slow.measured())];
+    let second = later(slow.measured(), before.measured().end() - slow.host);
+    let pieces = [(before.predicted(), before.measured()), (after.predicted(), second)];
     let comparison = compare_pieces(&pieces).unwrap();
     check(&comparison);
-    assert_eq!(comparison.cards.len(), 3);
-    planted(&comparison.whole, |causes| causes.latency);
+    assert_eq!((comparison.cards.len(), comparison.pieces.len()), (3, 2));
+    planted(&comparison.pieces[1].whole, |causes| causes.latency);
+    assert!(comparison.pieces[0].whole.seconds().abs() < 1e-12);
     assert!(comparison.steps[..3].iter().all(|step| step.piece == 0));
     assert!(comparison.steps[3..].iter().all(|step| step.piece == 1));
-    let wrong = [pieces[0].clone(), (before.predicted(), slow.measured())];
+    let wrong = [pieces[0].clone(), (before.predicted(), pieces[1].1.clone())];
     let error = compare_pieces(&wrong).unwrap_err().to_string();
     assert!(error.starts_with("piece 1: ") && error.contains("cards 0..2"), "{error}");
+}
+
+#[test]
+fn recovery_between_pieces_is_a_cause_of_its_own_and_in_no_prediction() {
+    let (before, after) = (Machine::new(3), Machine::new(2));
+    let end = before.measured().end();
+    let second = later(after.measured(), end + 5e-3 - after.host);
+    let pieces = [(before.predicted(), before.measured()), (after.predicted(), second.clone())];
+    let comparison = compare_pieces(&pieces).unwrap();
+    check(&comparison);
+    planted(&comparison.whole, |causes| causes.recovery);
+    assert!((comparison.whole.causes.recovery - 5e-3).abs() < 1e-9, "{comparison:?}");
+    let piece = &comparison.pieces[1];
+    assert!((piece.recovery - 5e-3).abs() < 1e-9 && comparison.pieces[0].recovery == 0.0);
+    // The cards that were left waited for it, the lost one did not.
+    assert!(card(&comparison, 2).causes.recovery == 0.0);
+    assert!((card(&comparison, 0).causes.recovery - 5e-3).abs() < 1e-9);
+    let begin = before.measured().marks.iter().map(|mark| mark.start).fold(f64::INFINITY, f64::min);
+    assert!((comparison.whole.measured - (second.end() - begin)).abs() < 1e-9);
+    // A layout on which nothing was completed leaves its time to the next.
+    let nothing = Trace { marks: vec![], ..before.measured() };
+    let three = [pieces[0].clone(), (before.predicted(), nothing.clone()), pieces[1].clone()];
+    let comparison = compare_pieces(&three).unwrap();
+    check(&comparison);
+    assert!(comparison.pieces[1].cards.is_empty() && comparison.pieces[1].recovery == 0.0);
+    assert!((comparison.pieces[2].recovery - 5e-3).abs() < 1e-9);
+    let error = compare_pieces(&[(before.predicted(), nothing)]).unwrap_err().to_string();
+    assert_eq!(error, "the measured trace has no marks");
+}
+
+#[test]
+fn pieces_on_clocks_of_their_own_are_refused() {
+    let (before, after) = (Machine::new(3), Machine::new(2));
+    let pieces = [(before.predicted(), before.measured()), (after.predicted(), after.measured())];
+    let error = compare_pieces(&pieces).unwrap_err().to_string();
+    assert!(error.starts_with("piece 1: it begins ") && error.contains("has ended"), "{error}");
+}
+
+#[test]
+fn run_with_a_loss_that_is_taken_for_one_piece_is_no_comparison() {
+    // What is compared with one layout's prediction in spite of a loss has other cards, or steps that ran twice.
+    let (before, after) = (Machine::new(3), Machine::new(2));
+    let mut all = before.measured();
+    all.marks.extend(later(after.measured(), all.end()).marks);
+    let error = compare(&after.predicted(), &all).unwrap_err().to_string();
+    assert!(error.contains("predicted for cards 0..1, measured on cards 0..2"), "{error}");
+    let error = compare(&before.predicted(), &all).unwrap_err().to_string();
+    assert!(error.contains("no step can be compared"), "{error}");
 }
 
 /// A mark to be: how long after the one before, how long, how many operators, what, which parts.
@@ -516,6 +615,32 @@ proptest! {
         check(&comparison);
         prop_assert_eq!(comparison.steps.len() + comparison.left_out.len(), steps.0.len());
         prop_assert!(comparison.left_out.is_empty(), "{:?}", comparison.left_out);
+    }
+
+    #[test]
+    fn causes_of_runs_in_pieces_add_up_to_their_gap(
+        pieces in prop::collection::vec(
+            (1u32..5, prop::collection::vec(0.5f64..2.0, 4), any::<bool>(), 0.0f64..1e-2),
+            1..5,
+        ),
+    ) {
+        let (mut traces, mut clock, mut recovered) = (Vec::new(), 0.0, 0.0);
+        for (cards, memory, together, pause) in &pieces {
+            let calm = Machine::new(*cards);
+            let disturbed = Machine { memory: memory.clone(), together: *together, ..calm.clone() };
+            let measured = later(disturbed.measured(), clock + pause - calm.host);
+            if clock > 0.0 {
+                recovered += pause;
+            }
+            clock = measured.end();
+            traces.push((calm.predicted(), measured));
+        }
+        let comparison = compare_pieces(&traces).unwrap();
+        check(&comparison);
+        prop_assert_eq!(comparison.pieces.len(), pieces.len());
+        prop_assert!((comparison.whole.causes.recovery - recovered).abs() < 1e-9);
+        let sum: f64 = comparison.pieces.iter().map(|piece| piece.whole.seconds()).sum();
+        prop_assert!((sum - comparison.whole.seconds()).abs() < 1e-9);
     }
 
     #[test]

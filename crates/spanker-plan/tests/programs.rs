@@ -6,10 +6,12 @@ use proptest::prelude::*;
 use spanker_collective::DType;
 use spanker_model::{Model, Quant, builtin};
 use spanker_plan::{
-    ALIGNMENT, Buffer, CardLayout, Layout, Objective, Op, Part, Place, Plan, Programs, Request,
-    Space, Split, Step, Want, Wiring, Work, card_layouts,
+    ALIGNMENT, Buffer, BufferId, CardLayout, Layout, Numerics, Objective, Op, Part, Piece, Place,
+    Plan, Programs, Request, Space, Split, Step, Want, Wiring, Work, card_layouts,
 };
-use spanker_topology::{Cluster, ExchangeKind, Profile, Shape};
+use spanker_topology::{Cluster, ExchangeKind, Kernels, Profile, Shape};
+
+const NOWHERE: Place = Place { buffer: BufferId(0), offset: 0 };
 
 /// A model with layers of different types, small enough to walk through.
 fn model() -> impl Strategy<Value = Model> {
@@ -154,6 +156,31 @@ fn outside(layout: &CardLayout, program: &[Op]) -> Vec<String> {
     found
 }
 
+/// What the host cannot read of what a step's parts ask for, because it is outside of its buffer or on top of another
+/// part's.
+fn unread(layout: &CardLayout, programs: &Programs, member: usize, step: &Step<'_>) -> Vec<String> {
+    let sizes: Vec<(Buffer, u64)> = layout.allocations().collect();
+    let mut found = Vec::new();
+    let mut known: Vec<(Place, u64)> = Vec::new();
+    for part in 0..step.parts.len() {
+        let Some((place, bytes)) = programs.wanted(member, step, part) else { continue };
+        let buffer = sizes.iter().find(|(buffer, _)| buffer.symbol() == place.buffer);
+        if place.offset + bytes > buffer.map_or(0, |(_, size)| *size) {
+            found.push(format!("part {part} is read to {} of {buffer:?}", place.offset + bytes));
+        }
+        let apart = |(other, more): &(Place, u64)| {
+            other.buffer != place.buffer
+                || other.offset + more <= place.offset
+                || place.offset + bytes <= other.offset
+        };
+        if !known.iter().all(apart) {
+            found.push(format!("part {part} is read where another one is"));
+        }
+        known.push((place, bytes));
+    }
+    found
+}
+
 /// A random step: for each sequence its tokens, those before them and what is wanted.
 type Drawn = (u64, u64, u8);
 
@@ -171,7 +198,8 @@ fn parts<'t>(space: Space, drawn: &[Drawn], tokens: &'t [u32]) -> Vec<Part<'t>> 
         let want = match want {
             0 => Want::Nothing,
             1 => Want::Logits,
-            _ => Want::Best(1024),
+            2 => Want::Best(1024),
+            _ => Want::Best(7),
         };
         let tokens = &tokens[..count as usize];
         list.push(Part { sequence: sequence as u64, tokens, past, want });
@@ -191,7 +219,7 @@ fn walk(
     let parts = parts(space, drawn, &tokens);
     let mut found = Vec::new();
     for stages in &layout.replicas {
-        let mut layouts = card_layouts(model, cluster, stages, space, None);
+        let mut layouts = card_layouts(model, cluster, stages, space, None, None);
         layouts.iter_mut().for_each(&edit);
         let programs = Programs::symbolic(model, cluster, stages, space);
         let step = Step { parts: &parts };
@@ -199,8 +227,9 @@ fn walk(
         let cards: Vec<usize> = programs.members().iter().map(|member| member.card).collect();
         let wiring = Wiring::of(cluster, &cards).unwrap();
         let lists = programs.step(&step, &|from, to| wiring.route(from, to));
-        for (card, list) in layouts.iter().zip(&lists) {
+        for (member, (card, list)) in layouts.iter().zip(&lists).enumerate() {
             found.extend(outside(card, list));
+            found.extend(unread(card, &programs, member, &step));
         }
     }
     found
@@ -233,7 +262,17 @@ proptest! {
         cut in prop::collection::vec(any::<bool>(), 6),
         shares in prop::collection::vec(0.05f64..2.0, 6),
         (context, batch, sequences) in (1u64..5000, 1u64..300, 1u64..5),
+        kernels in prop::sample::select(vec![
+            Kernels::Card,
+            Kernels::Host { threads: 1 },
+            Kernels::Host { threads: 5 },
+            Kernels::Gpu { multiprocessors: 132 },
+        ]),
     ) {
+        let profiles = (0..cluster.cards()).map(|card| {
+            Profile { kernels, ..cluster.profile(card).clone() }
+        });
+        let cluster = Cluster::new(profiles.collect(), cluster.shape()).unwrap();
         let layout = layout(&model, cluster.cards(), split, &cut, &shares);
         let request = Request {
             sequences,
@@ -253,6 +292,100 @@ proptest! {
 }
 
 #[test]
+fn a_gpus_kernel_has_room_for_every_program_that_its_plan_has_steps_for() {
+    let gpu = Kernels::Gpu { multiprocessors: 132 };
+    for name in ["smollm2-135m", "qwen2.5-0.5b"] {
+        let model = builtin(name, Quant::Q4K).unwrap();
+        for (split, cut) in [
+            (Split::Gather, [false; 3]),
+            (Split::Reduce, [false; 3]),
+            (Split::Gather, [false, true, true]),
+        ] {
+            let ring =
+                Cluster::uniform(Profile::builtin("rev-a").unwrap(), 3, Shape::Ring).unwrap();
+            let layout = layout(&model, 3, split, &cut, &[1.0, 2.0, 1.0]);
+            let audit = spanker_plan::Audit::NONE;
+            let space = Space { context: 9000, batch: 40, sequences: 1, audit };
+            let (stages, kind) = (&layout.replicas[0], Some(ExchangeKind::Direct));
+            let layouts = card_layouts(&model, &ring, stages, space, kind, Some(gpu));
+            let (mut weight, mut buffer) =
+                (|_: usize, _: &Piece| NOWHERE, |_: usize, of: Buffer| of.symbol());
+            let numerics = Numerics::default();
+            let programs = Programs::bound(
+                &model,
+                &ring,
+                stages,
+                space,
+                numerics,
+                kind,
+                &mut weight,
+                &mut buffer,
+            );
+            for (which, rows) in [1, 40].into_iter().enumerate() {
+                let tokens: Vec<u32> = (0..rows).map(|at| at * 1001).collect();
+                let part = Part { sequence: 0, tokens: &tokens, past: 0, want: Want::Logits };
+                let lists = programs.step(&Step { parts: &[part] }, &|from, to| vec![from, to]);
+                for (layout, list) in layouts.iter().zip(lists) {
+                    let gpu = layout.gpu.unwrap();
+                    // Tokens and marks take no instruction; a gather of one card is a copy.
+                    let takes = |op: &&Op| match op {
+                        Op::Work(Work::Fill { length, .. }) => *length != 4,
+                        Op::Work(_) | Op::Gather { .. } => true,
+                        _ => false,
+                    };
+                    let count = list.iter().filter(takes).count() as u64;
+                    let room = gpu.instructions[which];
+                    assert!(count <= room && 2 * count > room, "{name}: {count} of {room}");
+                    let (kernel, bytes) = layout.kept[0];
+                    assert_eq!((kernel, bytes), (Buffer::Kernel, gpu.places().end), "{name}");
+                    assert!(gpu.places().times - gpu.places().scores == 132 * 2 * 9000 * 4);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn candidates_of_a_step_have_room_for_the_most_that_any_part_asks_for() {
+    let model = builtin("smollm2-135m", Quant::Q4_0).unwrap();
+    let ring = Cluster::uniform(Profile::builtin("rev-a").unwrap(), 3, Shape::Ring).unwrap();
+    let space = Space { context: 64, batch: 8, sequences: 4, audit: spanker_plan::Audit::NONE };
+    let layout = layout(&model, 3, Split::Gather, &[false; 3], &[1.0; 3]);
+    let programs = Programs::symbolic(&model, &ring, &layout.replicas[0], space);
+    let part = |sequence, want| Part { sequence, tokens: &[1, 2], past: 0, want };
+    // Whatever the first asks for, the others get theirs.
+    let wants = [Want::Logits, Want::Best(3), Want::Best(9), Want::Nothing];
+    for turn in 0..wants.len() {
+        let wants: Vec<Want> = (0..4).map(|at| wants[(at + turn) % 4]).collect();
+        let parts: Vec<Part<'_>> = (0..4).map(|at| part(at as u64, wants[at])).collect();
+        let step = Step { parts: &parts };
+        let lists = programs.step(&step, &|from, to| vec![from, to]);
+        for (member, list) in lists.iter().enumerate() {
+            let best = list.iter().filter_map(|op| match op {
+                Op::Work(Work::Best { into, k, .. }) => Some((into.offset, *k)),
+                _ => None,
+            });
+            assert_eq!(best.collect::<Vec<_>>(), [(0, 9), (9 * 8, 9)], "{wants:?}");
+            // The last exchange is that of all candidates.
+            let gathered = list.iter().rev().find_map(|op| match op {
+                Op::Collective { elements, .. } => Some(*elements),
+                _ => None,
+            });
+            assert_eq!(gathered, Some(3 * 2 * 9 * 8), "{wants:?}");
+            let read = |want: Want| {
+                let at = wants.iter().position(|&one| one == want).unwrap();
+                programs.wanted(member, &step, at).map(|(_, bytes)| bytes)
+            };
+            let first = member == 0;
+            assert_eq!(read(Want::Best(3)), first.then_some(3 * 9 * 8));
+            assert_eq!(read(Want::Best(9)), first.then_some(3 * 9 * 8));
+            assert_eq!(read(Want::Nothing), None);
+            assert!(read(Want::Logits).is_some());
+        }
+    }
+}
+
+#[test]
 fn a_buffer_of_half_its_size_is_found_by_the_walk() {
     let model = builtin("smollm2-135m", Quant::Q4K).unwrap();
     let ring = Cluster::uniform(Profile::builtin("rev-a").unwrap(), 4, Shape::Ring).unwrap();
@@ -267,7 +400,7 @@ fn a_buffer_of_half_its_size_is_found_by_the_walk() {
         let layout = layout(&model, 4, split, &cut, &[1.0, 1.3, 0.7, 1.0]);
         let case = (&model, &ring, &layout);
         assert!(walk(case, space, &drawn, |_| {}).is_empty());
-        let layouts = card_layouts(&model, &ring, &layout.replicas[0], space, None);
+        let layouts = card_layouts(&model, &ring, &layout.replicas[0], space, None, None);
         for (buffer, bytes) in layouts[0].allocations() {
             let shrink = |card: &mut CardLayout| {
                 if buffer == Buffer::Weights {

@@ -38,6 +38,7 @@ pub use link::{
 };
 pub use operators::{OperatorKind, OperatorRate, operator_time};
 pub use profile::{
-    Compute, Confidence, ExchangeKind, HostProfile, LinkProfile, Memory, Profile, Provenance, Value,
+    Compute, Confidence, ExchangeKind, HostProfile, Kernels, LinkProfile, Memory, Profile,
+    Provenance, Value,
 };
 pub use units::{Bytes, BytesPerSecond, MacsPerSecond, Seconds, UnitError};

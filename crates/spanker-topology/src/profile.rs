@@ -140,6 +140,32 @@ pub enum ExchangeKind {
     SharedMemory,
 }
 
+/// Where the kernels of a card run. It says what memory they need besides the buffers of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum Kernels {
+    /// On a card behind the ABI, whose firmware has all that it needs besides the buffers.
+    #[default]
+    Card,
+    /// In a process of a host.
+    Host {
+        /// Threads that share a card's work at most.
+        threads: u32,
+    },
+    /// On a graphics processor.
+    Gpu {
+        /// Its multiprocessors.
+        multiprocessors: u32,
+    },
+}
+
+impl Kernels {
+    fn is_card(&self) -> bool {
+        *self == Kernels::Card
+    }
+}
+
 /// The link between cards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -239,6 +265,9 @@ pub struct Profile {
     pub link: Option<LinkProfile>,
     /// The link to the host.
     pub host: HostProfile,
+    /// Where its kernels run.
+    #[serde(default, skip_serializing_if = "Kernels::is_card")]
+    pub kernels: Kernels,
     /// What the card draws, in watts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_watts: Option<Value<f64>>,

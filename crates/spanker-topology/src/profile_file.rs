@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::{Bytes, BytesPerSecond, ExchangeKind, MacsPerSecond, Profile, Seconds, Value};
+use crate::{Bytes, BytesPerSecond, ExchangeKind, Kernels, MacsPerSecond, Profile, Seconds, Value};
 
 /// A number as a file has it.
 trait Number {
@@ -126,10 +126,22 @@ impl Profile {
         }
         section(&mut file, "host.bandwidth", &host.bandwidth);
         section(&mut file, "host.latency", &host.latency);
+        let _ = write!(file, "{}", kernels_section(self.kernels));
         if let Some(power) = &self.power_watts {
             section(&mut file, "power_watts", power);
         }
         file
+    }
+}
+
+/// The section that says where kernels run; nothing for cards behind the ABI.
+fn kernels_section(kernels: Kernels) -> String {
+    match kernels {
+        Kernels::Card => String::new(),
+        Kernels::Host { threads } => format!("\n[kernels.host]\nthreads = {threads}\n"),
+        Kernels::Gpu { multiprocessors } => {
+            format!("\n[kernels.gpu]\nmultiprocessors = {multiprocessors}\n")
+        }
     }
 }
 
@@ -157,6 +169,10 @@ mod tests {
                 let entry = crate::OperatorRate { kind, weights, rows, overhead, rate };
                 profile.compute.operators.push(entry);
             }
+        }
+        for kernels in [Kernels::Host { threads: 3 }, Kernels::Gpu { multiprocessors: 132 }] {
+            let profile = Profile { kernels, ..profile.clone() };
+            assert_eq!(Profile::from_toml(&profile.to_toml()), Ok(profile));
         }
         assert_eq!(Profile::from_toml(&profile.to_toml()), Ok(profile.clone()));
         profile.compute.operators.swap(0, 1);

@@ -15,6 +15,7 @@ use spanker_runtime::SpankerControl;
 use spanker_scheduler::{Deadline, DeviceErrorKind, Topology};
 use spanker_topology::Cluster;
 
+use super::compared::Piece;
 use super::generate::Mend;
 use super::{Loaded, Split, layout, loading};
 use crate::directory::{self, CardList};
@@ -192,12 +193,30 @@ pub(crate) struct Ongoing<'r> {
     pub(crate) left: Vec<usize>,
     /// How many were lost.
     pub(crate) lost: usize,
-    /// Where what cards do is recorded, if it is.
-    pub(crate) recorder: Option<Recorder>,
+    /// The layouts that the run has been on, the present one last.
+    pub(crate) pieces: Vec<Piece>,
     /// What each card was planned to allocate, and what it has.
     pub(crate) memory: Vec<MemoryUse>,
     /// What was checked of what they computed.
     pub(crate) log: AuditLog,
+}
+
+impl Ongoing<'_> {
+    /// The piece that begins with these tokens on the cards that are left.
+    fn piece(&self, tokens: &[u32]) -> Piece {
+        let number = |index: &usize| {
+            let at = self.cards.indices.iter().position(|known| known == index);
+            at.map_or(u32::MAX, |at| at as u32)
+        };
+        let before = self.pieces.last().and_then(|piece| piece.recorder.as_ref());
+        Piece {
+            plan: self.plan.clone(),
+            tokens: tokens.to_vec(),
+            recorder: before.map(Recorder::successor),
+            cards: self.left.iter().map(number).collect(),
+            recovery: Duration::ZERO,
+        }
+    }
 }
 
 impl<'r> Mend<'r> for Ongoing<'r> {
@@ -230,10 +249,13 @@ impl<'r> Mend<'r> for Ongoing<'r> {
                 Err(_) if self.cards.lack_one(&self.left) => continue,
                 Err(error) => return Err(error),
             };
-            let (recorder, log) = (self.recorder.as_ref(), &self.log);
+            let mut piece = self.piece(session.tokens());
+            let (recorder, log) = (piece.recorder.as_ref(), &self.log);
             let mended = self.cards.runner(&self.left, loaded, &self.plan, recorder, log).and_then(
                 |(runner, memory)| {
                     self.memory = memory;
+                    piece.recovery = begun.elapsed();
+                    self.pieces.push(piece);
                     session.go_on(runner, want)
                 },
             );

@@ -1,47 +1,191 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A run beside its own prediction, operator by operator: the same plan, prompt and steps in virtual time.
+//! A run beside its own prediction, operator by operator: the same plan, prompt and steps in virtual time. A run
+//! that lost a card is several pieces, each beside the prediction of the layout that it ran on.
 
+use std::ops::Range;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use spanker_llm::Recorder;
 use spanker_plan::{
-    Comparison, Conditions, Mark, Origin, Plan, Trace, compare, perfetto_of_both, simulate,
+    Comparison, Conditions, Incident, Mark, Origin, Plan, Request, Trace, compare_pieces,
+    perfetto_of_both, simulate,
 };
 
-/// A run's trace and the trace that was predicted for it.
+use super::layout;
+
+/// Steps of a run on one layout.
+#[derive(Debug, Clone)]
+pub(crate) struct Piece {
+    /// What it ran by.
+    pub(crate) plan: Plan,
+    /// The tokens that it began with: the prompt, or after a loss all tokens so far.
+    pub(crate) tokens: Vec<u32>,
+    /// What cards did when, if that was asked for.
+    pub(crate) recorder: Option<Recorder>,
+    /// The number in the run of each card of the plan: its number in the first piece.
+    pub(crate) cards: Vec<u32>,
+    /// How long the cards had nothing to do before it, by the host's clock.
+    pub(crate) recovery: Duration,
+}
+
+impl Piece {
+    /// The piece that a run begins with.
+    pub(crate) fn first(plan: Plan, prompt: Vec<u32>, recorder: Option<Recorder>) -> Piece {
+        let cards = (0..plan.cluster.cards() as u32).collect();
+        Piece { plan, tokens: prompt, recorder, cards, recovery: Duration::ZERO }
+    }
+
+    /// The plan, priced for what the piece began with and for steps from the `steps.start`th after the prompt to the
+    /// `steps.end`th.
+    pub(crate) fn priced(&self, prompt: usize, steps: &Range<usize>) -> anyhow::Result<Plan> {
+        let Plan { model, cluster, layout, request, .. } = &self.plan;
+        let (context, batch) = (request.context as usize, request.batch as usize);
+        // Half-way between both ends.
+        let asked = layout::request(context, batch, prompt, steps.start + steps.end);
+        let asked = Request { audit: request.audit, ..asked };
+        Ok(Plan::new(model.clone(), cluster.clone(), asked, layout.clone())?)
+    }
+
+    /// What it is called in tables.
+    fn name(&self, number: usize) -> String {
+        let numbers: Vec<usize> =
+            self.plan.layout.cards().iter().map(|&card| self.cards[card] as usize).collect();
+        let (strategy, cards) = (self.plan.layout.strategy(), crate::directory::list(&numbers));
+        let tokens = self.tokens.len();
+        let word = if numbers.len() == 1 { "card" } else { "cards" };
+        format!("piece {number}: {strategy} on {word} {cards}, from token {tokens} on")
+    }
+
+    fn marks(&self) -> Vec<Mark> {
+        self.recorder.as_ref().map(Recorder::marks).unwrap_or_default()
+    }
+
+    /// What cards did, with their numbers in the run.
+    fn measured(&self) -> Trace {
+        traced(self.renamed(self.marks()))
+    }
+
+    fn renamed(&self, mut marks: Vec<Mark>) -> Vec<Mark> {
+        for mark in &mut marks {
+            mark.card = self.cards.get(mark.card as usize).copied().unwrap_or(mark.card);
+        }
+        marks
+    }
+
+    /// The prediction of what was measured: the same tokens at the same positions on the same layout.
+    fn predicted(&self, measured: &Trace) -> anyhow::Result<Trace> {
+        let begun = self.tokens.len();
+        let last = measured.marks.iter().map(|mark| mark.label.token as usize).max();
+        let steps = last.map_or(0, |last| (last + 1).saturating_sub(begun));
+        let conditions = Conditions {
+            prompt: true,
+            prompt_tokens: self.tokens.clone(),
+            ..Conditions::calm(u32::try_from(steps)?)
+        };
+        let mut predicted = simulate(&self.priced(begun, &(0..steps))?, &conditions)?;
+        predicted.marks = self.renamed(predicted.marks);
+        Ok(predicted)
+    }
+}
+
+/// Which piece of a run stands for its speed, and which of the run's steps were made on it: the last one with steps
+/// besides the one that was computed anew after the loss. `steps` are counted from the prompt on.
+pub(crate) fn last_with_steps(
+    pieces: &[Piece],
+    prompt: usize,
+    steps: usize,
+) -> (usize, Range<usize>) {
+    let mut end = steps;
+    for (number, piece) in pieces.iter().enumerate().rev() {
+        let start = piece.tokens.len().saturating_sub(prompt);
+        if start < end || start == 0 {
+            return (number, start.min(end)..end);
+        }
+        // The last token that a piece began with is the step that the piece before failed at.
+        end = end.min(start - 1);
+    }
+    (0, 0..steps)
+}
+
+/// Which piece read the prompt in the end.
+pub(crate) fn reader_of(pieces: &[Piece], prompt: usize) -> usize {
+    pieces.iter().rposition(|piece| piece.tokens.len() == prompt).unwrap_or(0)
+}
+
+/// Adds to the JSON of pieces what each ran on.
+pub(crate) fn describe(pieces: &[Piece], json: &mut Value) {
+    let list = json.as_array_mut().into_iter().flatten();
+    for (piece, value) in pieces.iter().zip(list) {
+        value["strategy"] = json!(piece.plan.layout.strategy().name());
+        value["from_token"] = json!(piece.tokens.len());
+        value["recovery_wall_ms"] = json!(piece.recovery.as_secs_f64() * 1e3);
+    }
+}
+
+/// The traces of a run, predicted and measured, piece by piece.
 pub(crate) struct Compared {
-    predicted: Trace,
-    measured: Trace,
+    pieces: Vec<(Trace, Trace)>,
+    names: Vec<String>,
 }
 
 impl Compared {
-    /// Simulates a plan for a prompt and so many steps after it. `marks` are what the cards did.
-    pub(crate) fn new(
-        plan: &Plan,
-        prompt: &[u32],
-        steps: usize,
-        marks: Vec<Mark>,
-    ) -> anyhow::Result<Compared> {
-        let conditions = Conditions {
-            prompt: true,
-            prompt_tokens: prompt.to_vec(),
-            ..Conditions::calm(u32::try_from(steps)?)
-        };
-        let predicted = simulate(plan, &conditions)?;
-        Ok(Compared { predicted, measured: measured(plan, marks) })
+    /// Simulates what each piece ran.
+    pub(crate) fn new(pieces: &[Piece]) -> anyhow::Result<Compared> {
+        let mut both = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let measured = piece.measured();
+            both.push((piece.predicted(&measured)?, measured));
+        }
+        let names = pieces.iter().enumerate().map(|(number, piece)| piece.name(number));
+        Ok(Compared { pieces: both, names: names.collect() })
     }
 
     /// Where the run's time differs from the predicted one.
     pub(crate) fn comparison(&self) -> anyhow::Result<Comparison> {
-        Ok(compare(&self.predicted, &self.measured)?)
+        Ok(compare_pieces(&self.pieces)?)
     }
 
-    /// Both traces in one file.
+    /// What pieces are called.
+    pub(crate) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Both traces in one file: the prediction of each piece where the piece begins, or where the prediction before it
+    /// ends if that is later.
     pub(crate) fn to_perfetto(&self) -> String {
-        perfetto_of_both(&self.predicted, &self.measured)
+        let none = || traced(Vec::new());
+        let (mut predicted, mut measured) = (none(), none());
+        for (number, (one, other)) in self.pieces.iter().enumerate() {
+            let begin = match number {
+                0 => 0.0,
+                _ => other.marks.iter().map(|mark| mark.start).fold(f64::INFINITY, f64::min),
+            };
+            if begin.is_finite() {
+                let begin = begin.max(predicted.end());
+                append(&mut predicted, one, begin);
+                append(&mut measured, other, 0.0);
+            }
+        }
+        perfetto_of_both(&predicted, &measured)
     }
 }
 
-/// What cards did as a trace, with the ends of all steps.
-pub(crate) fn measured(plan: &Plan, marks: Vec<Mark>) -> Trace {
-    let cards = plan.layout.cards().last().map_or(0, |card| card + 1);
+/// Adds what another trace has, so many seconds later.
+fn append(trace: &mut Trace, other: &Trace, seconds: f64) {
+    let later =
+        |mark: &Mark| Mark { start: mark.start + seconds, end: mark.end + seconds, ..*mark };
+    trace.cards = trace.cards.max(other.cards);
+    trace.marks.extend(other.marks.iter().map(later));
+    trace.tokens.extend(other.tokens.iter().map(|at| at + seconds));
+    let incidents = other.incidents.iter().cloned();
+    trace.incidents.extend(incidents.map(|one| Incident { at: one.at + seconds, ..one }));
+    trace.events += other.events;
+}
+
+/// Marks as a trace, with the ends of all steps.
+fn traced(marks: Vec<Mark>) -> Trace {
+    let cards = marks.iter().map(|mark| mark.card as usize + 1).max().unwrap_or(0);
     let events = marks.len() as u64;
     let mut ends: std::collections::BTreeMap<u32, f64> = std::collections::BTreeMap::new();
     for mark in &marks {
@@ -53,6 +197,48 @@ pub(crate) fn measured(plan: &Plan, marks: Vec<Mark>) -> Trace {
 }
 
 /// The file of a measured trace alone.
-pub(crate) fn alone(plan: &Plan, marks: Vec<Mark>) -> String {
-    measured(plan, marks).to_perfetto(Origin::Measured)
+pub(crate) fn alone(pieces: &[Piece]) -> String {
+    let mut all = traced(Vec::new());
+    pieces.iter().for_each(|piece| append(&mut all, &piece.measured(), 0.0));
+    all.to_perfetto(Origin::Measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use spanker_model::{Quant, builtin};
+    use spanker_topology::{Cluster, Profile, Shape};
+
+    use super::*;
+
+    /// A piece that begins with so many tokens.
+    fn piece(tokens: usize) -> Piece {
+        let model = builtin("smollm2-135m", Quant::Q4_0).expect("a model");
+        let profile = Profile::builtin("rev-a").expect("a profile");
+        let cluster = Cluster::uniform(profile, 1, Shape::Ring).expect("a card");
+        let request = layout::request(64, 8, 3, 8);
+        let plan = layout::plan(&model, cluster, request, Some(super::super::Split::Gather), None);
+        Piece::first(plan.expect("a plan"), vec![0; tokens], None)
+    }
+
+    #[test]
+    fn steps_that_stand_for_a_run_are_on_one_layout_and_none_was_computed_anew() {
+        let pieces = |begun: &[usize]| begun.iter().map(|&at| piece(at)).collect::<Vec<_>>();
+        for (begun, steps, expected) in [
+            (&[3][..], 8, (0, 0..8)),
+            // The piece after the loss began with the token of step 4, the fifth.
+            (&[3, 8], 8, (1, 5..8)),
+            // Its only step is the one that was computed anew.
+            (&[3, 8], 5, (0, 0..4)),
+            (&[3, 8, 8], 5, (0, 0..4)),
+            (&[3, 8, 10], 7, (1, 5..6)),
+            // A card that was wrong: everything again from the prompt.
+            (&[3, 3], 8, (1, 0..8)),
+            (&[3, 8, 3], 8, (2, 0..8)),
+            (&[3], 0, (0, 0..0)),
+        ] {
+            assert_eq!(last_with_steps(&pieces(begun), 3, steps), expected, "{begun:?}");
+        }
+        assert_eq!(reader_of(&pieces(&[3, 8, 10]), 3), 0);
+        assert_eq!(reader_of(&pieces(&[3, 8, 3, 9]), 3), 2);
+    }
 }

@@ -73,9 +73,6 @@ pub(crate) struct Answer {
     pub(crate) prompt_tokens: usize,
     /// Each token after the first.
     pub(crate) steps: Vec<Timing>,
-    /// How many of these were made before the layout that they ended on, the one that was computed anew
-    /// included.
-    pub(crate) before: usize,
     /// The logits after the prompt, if they are kept.
     pub(crate) logits: Option<Vec<f32>>,
     /// Whether the model ended the text itself.
@@ -123,16 +120,8 @@ pub(crate) fn generate<'r>(
                 Begin::Mend(error)
             }
         };
-        let mut attempt = Attempt {
-            loaded,
-            session,
-            sampler,
-            limits,
-            mend,
-            show,
-            given: &mut given,
-            mended: false,
-        };
+        let mut attempt =
+            Attempt { loaded, session, sampler, limits, mend, show, given: &mut given };
         match attempt.run(begin, prompt.len())? {
             Ended::Complete(mut answer) => {
                 answer.audit = mend.audit();
@@ -169,8 +158,6 @@ struct Attempt<'a, 'r> {
     mend: &'a mut dyn Mend<'r>,
     show: &'a mut dyn FnMut(&str) -> anyhow::Result<()>,
     given: &'a mut Given,
-    /// Whether the step in hand was made on other cards than it began on.
-    mended: bool,
 }
 
 impl Attempt<'_, '_> {
@@ -229,9 +216,6 @@ impl Attempt<'_, '_> {
                 Err(error) => return Ok(Ended::Doubtful(error)),
             };
             answer.steps.push(outcome.timing);
-            if std::mem::take(&mut self.mended) {
-                answer.before = answer.steps.len();
-            }
         }
         let rest = stream.finish();
         (self.show)(&rest)?;
@@ -245,10 +229,7 @@ impl Attempt<'_, '_> {
         match self.session.feed(tokens, want) {
             Ok(outcome) => Ok(Ok(outcome)),
             Err(error) if casts_doubt(&error) => Ok(Err(error)),
-            Err(error) => {
-                self.mended = true;
-                self.mend.mend(self.loaded, error, self.session, want).map(Ok)
-            }
+            Err(error) => self.mend.mend(self.loaded, error, self.session, want).map(Ok),
         }
     }
 }

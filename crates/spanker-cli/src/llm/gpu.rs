@@ -84,7 +84,7 @@ mod with {
             if cards.len() > 256 {
                 return Err(Usage(format!("{} cards on GPUs: at most 256", cards.len())).into());
             }
-            let processors = Processors::new(&self.0, &cards, loaded.context, loaded.batch)?;
+            let processors = Processors::new(&self.0, &cards, loaded.context)?;
             let (context, batch) = (loaded.context, loaded.batch);
             let runner =
                 OnMachine::load(&loaded.network, plan, context, batch, processors, &loading);

@@ -2,6 +2,8 @@
 //! What a run tells about its speed: by whose clock, where a token's time went, and how far it was from the
 //! prediction.
 
+use std::ops::Range;
+
 use serde_json::json;
 use spanker_llm::{MemoryUse, Timing};
 use spanker_plan::{Plan, Prediction};
@@ -14,8 +16,10 @@ pub(crate) struct Report<'a> {
     pub(crate) answer: &'a Answer,
     pub(crate) plan: &'a Plan,
     pub(crate) prediction: Prediction,
-    /// Whether a card was lost on the way: then the plan changed, and times are of two plans.
+    /// How many cards were lost on the way. Then the plan changed.
     pub(crate) lost: usize,
+    /// The steps that the prediction is for: those on one layout, the one that was computed anew left out.
+    pub(crate) steps: Range<usize>,
     /// Where the cards are, if they are processes.
     pub(crate) place: Option<&'a Place>,
     /// What each card was planned to allocate, and what it has.
@@ -50,11 +54,9 @@ impl Report<'_> {
         (rate(self.answer.steps.len(), total), rate(1, self.middle().time()))
     }
 
-    /// The step in the middle of those on the layout that the run ended on, which is the predicted one.
+    /// The step in the middle of those that the prediction is for.
     fn middle(&self) -> Timing {
-        let steps = &self.answer.steps;
-        let last = steps.get(self.answer.before..).filter(|steps| !steps.is_empty());
-        median(last.unwrap_or(steps))
+        median(self.answer.steps.get(self.steps.clone()).unwrap_or_default())
     }
 
     /// The kinds of cards that the prediction is for.

@@ -9,12 +9,13 @@ use std::time::Instant;
 use cudarc::driver::CudaSlice;
 use spanker_llm::{LlmError, Machine, Spent};
 use spanker_model::Quant;
-use spanker_plan::Op;
+use spanker_plan::{GpuStaging, Op};
 use spanker_runtime::{BufferId, Place};
+use spanker_topology::Kernels;
 
 use super::lines::{Part, Parts, Setting, translate};
 use super::planes::in_planes;
-use super::station::{COUNTERS, Loaded, Station, address};
+use super::station::{COUNTERS, Loaded, Station, Workspace, address};
 use crate::{CudaError, Gpu};
 
 /// Cards of a plan that are graphics processors, or logical cards that share one.
@@ -31,6 +32,15 @@ struct Seat {
     card: usize,
     station: usize,
     buffers: Vec<CudaSlice<u8>>,
+    /// What the kernel keeps for it.
+    work: Option<Workspace>,
+}
+
+impl Seat {
+    fn work(&mut self) -> Result<&mut Workspace, CudaError> {
+        let none = || CudaError::Unsupported("a card that no memory was kept for".into());
+        self.work.as_mut().ok_or_else(none)
+    }
 }
 
 /// Programs of all seats, ready to run.
@@ -93,14 +103,16 @@ impl Processors {
         gpus: &[Arc<Gpu>],
         cards: &[usize],
         context: usize,
-        batch: usize,
     ) -> Result<Processors, CudaError> {
         if gpus.is_empty() {
             return Err(CudaError::NoDevice);
         }
-        let stations = gpus.iter().map(|gpu| Station::new(Arc::clone(gpu), context, batch));
+        let stations = gpus.iter().map(|gpu| Station::new(Arc::clone(gpu), context));
         let stations = stations.collect::<Result<Vec<Station>, CudaError>>()?;
-        let seat = |&card: &usize| Seat { card, station: card % gpus.len(), buffers: Vec::new() };
+        let seat = |&card: &usize| {
+            let (station, buffers, work) = (card % gpus.len(), Vec::new(), None);
+            Seat { card, station, buffers, work }
+        };
         Ok(Processors { stations, seats: cards.iter().map(seat).collect(), planes: Vec::new() })
     }
 
@@ -141,14 +153,16 @@ impl Processors {
         self.stations[*station].write(memory, place.offset as usize, bytes)
     }
 
-    /// A seat's program for as many blocks as fit with the memory that it needs.
+    /// A seat's program for as many blocks as fit with the memory that it needs. Nothing if there is no room for it.
     fn translated(
         &mut self,
         seat: usize,
         program: &[Op],
         alone: bool,
-    ) -> Result<Vec<Ready>, CudaError> {
-        let Seat { station, buffers, .. } = &self.seats[seat];
+    ) -> Result<Option<Vec<Ready>>, CudaError> {
+        let seat = &mut self.seats[seat];
+        let counters = seat.work()?.counters();
+        let Seat { station, buffers, .. } = seat;
         let station = &mut self.stations[*station];
         let gpu = Arc::clone(station.gpu());
         let bases: Vec<u64> = buffers.iter().map(|buffer| address(buffer, &gpu)).collect();
@@ -159,7 +173,7 @@ impl Processors {
             let setting = Setting {
                 address: &place,
                 blocks,
-                counters: station.counters(),
+                counters,
                 counted: COUNTERS,
                 scores: station.scores(),
                 tile_rows: station.tile_rows(),
@@ -178,20 +192,22 @@ impl Processors {
         };
         let mut ops = ops.into_iter();
         let mut own = |count: usize| ops.by_ref().take(count).collect::<Vec<Range<usize>>>();
-        let ready = parts.into_iter().map(|part| match part {
-            Part::Lines(lines) => {
-                let loaded = station.load(&lines, shared, blocks)?;
-                Ok(Ready::Lines(loaded, own(lines.len())))
-            }
-            Part::Streamed(lines) => {
-                let loaded = station.load_streamed(&lines, streamed)?;
-                Ok(Ready::Lines(loaded, own(lines.len())))
-            }
-            Part::Exchange(op) => {
-                Ok(Ready::Exchange(op, own(1).first().map_or(0, |ops| ops.start)))
-            }
-        });
-        ready.collect()
+        let work = seat.work()?;
+        let mut ready = Vec::with_capacity(parts.len());
+        for part in parts {
+            let (loaded, lines) = match part {
+                Part::Lines(lines) => (station.load(work, &lines, shared, blocks)?, lines),
+                Part::Streamed(lines) => (station.load_streamed(work, &lines, streamed)?, lines),
+                Part::Exchange(op) => {
+                    let at = own(1).first().map_or(0, |ops| ops.start);
+                    ready.push(Ready::Exchange(op, at));
+                    continue;
+                }
+            };
+            let Some(loaded) = loaded else { return Ok(None) };
+            ready.push(Ready::Lines(loaded, own(lines.len())));
+        }
+        Ok(Some(ready))
     }
 
     /// What the ranks of a group give each other at this point of their programs. Returns the bytes.
@@ -261,9 +277,10 @@ impl Processors {
     ) -> Result<(u64, Vec<Span>), LlmError> {
         let (token, past) = (tokens.first().copied().unwrap_or(0), past as u32);
         if tokens.len() > 1 {
-            for station in 0..self.stations.len() {
-                let seat = self.seats.iter().position(|seat| seat.station == station).unwrap_or(0);
-                let given = self.stations[station].tokens(tokens);
+            for seat in 0..self.seats.len() {
+                let Seat { station, work, .. } = &mut self.seats[seat];
+                let station = &mut self.stations[*station];
+                let given = work.as_mut().map_or(Ok(()), |work| station.tokens(work, tokens));
                 self.told(seat, given)?;
             }
         }
@@ -363,17 +380,20 @@ impl Going<'_> {
     /// Runs a seat's lines.
     fn lines(
         &mut self,
-        station: &mut Station,
+        processors: &mut Processors,
         seat: usize,
         (loaded, ops): (&Loaded, &[Range<usize>]),
         (token, past): (u32, u32),
     ) -> Result<(), CudaError> {
+        let own = &mut processors.seats[seat];
+        let station = &mut processors.stations[own.station];
+        let work = own.work()?;
         if self.watch != Watch::Lines {
-            return station.run(loaded, token, past);
+            return station.run(work, loaded, token, past);
         }
         station.gpu().synchronize()?;
         let mut start = self.now();
-        for (seconds, ops) in station.run_timed(loaded, token, past)?.into_iter().zip(ops) {
+        for (seconds, ops) in station.run_timed(work, loaded, token, past)?.into_iter().zip(ops) {
             let (ops, end) = (ops.clone(), start + seconds);
             self.spans.push(Span { seat, ops, start, end, exchanged: None });
             start = end;
@@ -393,9 +413,7 @@ impl Going<'_> {
         while let Some(ready) = self.programs.seats[seat].get(self.at[seat]) {
             match ready {
                 Ready::Lines(lines, ops) => {
-                    let station = processors.seats[seat].station;
-                    let station = &mut processors.stations[station];
-                    self.lines(station, seat, (lines, ops), (token, past))?;
+                    self.lines(processors, seat, (lines, ops), (token, past))?;
                 }
                 Ready::Exchange(Op::Send { to, from, length }, _) => {
                     let start = self.now();
@@ -422,6 +440,19 @@ impl Going<'_> {
 
 impl Machine for Processors {
     type Program = Programs;
+
+    fn kernels(&self) -> Kernels {
+        let each = self.stations.iter().map(|station| station.gpu().multiprocessors());
+        Kernels::Gpu { multiprocessors: each.max().unwrap_or(1) }
+    }
+
+    fn keep(&mut self, seat: usize, staging: &GpuStaging) -> Result<u64, LlmError> {
+        let gpu = Arc::clone(self.stations[self.seats[seat].station].gpu());
+        let work = self.told(seat, Workspace::new(&gpu, staging))?;
+        let bytes = work.bytes();
+        self.seats[seat].work = Some(work);
+        Ok(bytes)
+    }
 
     fn allocate(&mut self, seat: usize, what: &str, bytes: u64) -> Result<BufferId, LlmError> {
         let gpu = Arc::clone(self.stations[self.seats[seat].station].gpu());
@@ -462,14 +493,19 @@ impl Machine for Processors {
         &mut self,
         programs: &[Vec<Op>],
         groups: &[Range<usize>],
-    ) -> Result<Programs, LlmError> {
+    ) -> Result<Option<Programs>, LlmError> {
         let mut seats = Vec::with_capacity(programs.len());
         for (seat, program) in programs.iter().enumerate() {
             let alone = groups.iter().any(|group| group.len() == 1 && group.start == seat);
             let ready = self.translated(seat, program, alone);
-            seats.push(self.told(seat, ready)?);
+            let Some(ready) = self.told(seat, ready)? else { return Ok(None) };
+            seats.push(ready);
         }
-        Ok(Programs { seats, groups: groups.to_vec() })
+        Ok(Some(Programs { seats, groups: groups.to_vec() }))
+    }
+
+    fn forget(&mut self) {
+        self.seats.iter_mut().filter_map(|seat| seat.work.as_mut()).for_each(Workspace::forget);
     }
 
     fn run(&mut self, program: &Programs, tokens: &[u32], past: usize) -> Result<u64, LlmError> {
@@ -488,21 +524,5 @@ impl Machine for Processors {
             Spent { seat, ops, start, end, exchange: exchanged.is_some() }
         });
         Ok((sent, spent.collect()))
-    }
-
-    fn program_bytes(&self, program: &Programs, seat: usize) -> u64 {
-        let lines = program.seats[seat].iter().map(|ready| match ready {
-            Ready::Lines(loaded, _) => loaded.bytes(),
-            Ready::Exchange(..) => 0,
-        });
-        lines.sum()
-    }
-
-    fn own_bytes(&self, seat: usize) -> u64 {
-        let station = self.seats[seat].station;
-        match self.seats.iter().position(|other| other.station == station) {
-            Some(first) if first == seat => self.stations[station].bytes(),
-            _ => 0,
-        }
     }
 }

@@ -13,8 +13,8 @@ use spanker_collective::{Algorithm, Collective};
 use spanker_model::Model;
 use spanker_plan::{Split, price};
 use spanker_topology::{
-    Bytes, BytesPerSecond, Cluster, Confidence, ExchangeKind, MacsPerSecond, OperatorKind,
-    OperatorRate, Profile, Provenance, Seconds, TopologyError,
+    BytesPerSecond, Cluster, Confidence, ExchangeKind, MacsPerSecond, OperatorKind, OperatorRate,
+    Profile, Provenance, Seconds, TopologyError,
 };
 
 use crate::profile::value;
@@ -54,8 +54,6 @@ pub struct Speeds {
     pub step_seconds: f64,
     /// Seconds that the first prompt of a length takes besides: its program is made and copied.
     pub first_use_seconds: f64,
-    /// Bytes of a card's memory that programs and kernels have for themselves.
-    pub own_bytes: u64,
     /// Multiplications with additions in a second, of products of a whole batch.
     macs_per_second: f64,
     /// How matrices are split, and the cards of each stage.
@@ -134,7 +132,6 @@ impl Speeds {
                 - exchange.filter(|_| largest > 1).map_or(0.0, |(start, _)| start))
             .max(1e-6),
             first_use_seconds: bench.preparing * bench.left_out,
-            own_bytes: bench.own_bytes(),
             macs_per_second: if seconds > 0.0 { count as f64 / seconds } else { 1e12 },
             split,
             groups: groups.iter().map(|group| group.iter().map(|one| one.0).collect()).collect(),
@@ -182,8 +179,6 @@ impl Speeds {
         profile.host.latency = measured(Seconds(self.step_seconds / 4.0));
         profile.compute.per_token = measured(Seconds(self.step_seconds / 2.0));
         profile.compute.first_use = Some(measured(Seconds(self.first_use_seconds)));
-        let reserved = profile.memory.reserved.value.0.max(self.own_bytes);
-        profile.memory.reserved.value = Bytes(reserved);
         profile
     }
 
@@ -252,7 +247,6 @@ mod tests {
             exchange: Some((8e-5, 2e-10)),
             step_seconds: 4e-5,
             first_use_seconds: 1e-3,
-            own_bytes: 9 << 20,
             macs_per_second: 1e13,
             split: Split::Gather,
             groups: groups.iter().map(|group| group.to_vec()).collect(),

@@ -9,6 +9,7 @@ use cudarc::driver::{
     PushKernelArg, sys,
 };
 use spanker_model::Quant;
+use spanker_plan::{GpuPlaces, GpuStaging};
 
 use super::lines::{Line, THREADS, TILE_ROWS, kind, many_rows};
 use super::{streams, told};
@@ -24,11 +25,13 @@ const KERNEL: &str = concat!(
     include_str!("kernel.cu"),
 );
 /// Blocks of the kernel on each multiprocessor, if their memory allows it.
-const MOST_BLOCKS: u32 = 2;
+const MOST_BLOCKS: u32 = GpuStaging::MOST_BLOCKS as u32;
 /// Positions whose scores are kept in shared memory.
-const SCORES: usize = 8192;
-/// Blocks of inputs that several blocks of the kernel put together: enough for 256 Ki values.
-pub(super) const COUNTERS: u32 = 8192;
+const SCORES: usize = GpuStaging::SHARED_SCORES as usize;
+/// Blocks of inputs that several blocks of the kernel put together.
+pub(super) const COUNTERS: u32 = GpuStaging::COUNTERS as u32;
+// Plans count instructions in these bytes.
+const _: () = assert!(size_of::<Line>() == GpuStaging::INSTRUCTION as usize);
 /// The oldest processors that copy into shared memory by themselves.
 const OLDEST: (u32, u32) = (8, 0);
 /// Shared memory from which on a kernel has to ask for it.
@@ -49,17 +52,56 @@ pub(crate) struct Station {
     kernels: [Compiled; 2],
     /// Shared memory of a block at most.
     most_shared: u32,
-    meet: CudaSlice<u8>,
-    met: u64,
-    counters: CudaSlice<u8>,
-    ids: CudaSlice<u8>,
-    scores: CudaSlice<u8>,
     scores_each: u32,
     tile_rows: u32,
     staging: PinnedHostSlice<u8>,
-    /// Where the kernel notes when lines begin, once somebody wanted to know, and its address while somebody does.
-    noted: Option<CudaSlice<u8>>,
-    times: u64,
+}
+
+/// What the kernel keeps for one card: one buffer, as large as the card's plan says.
+pub(crate) struct Workspace {
+    memory: CudaSlice<u8>,
+    base: u64,
+    places: GpuPlaces,
+    /// Where the next program goes.
+    next: u64,
+    /// What the counter of the grid barrier shows.
+    met: u64,
+}
+
+impl Workspace {
+    /// Memory for what a plan says, with zeros in it.
+    pub(crate) fn new(gpu: &Gpu, staging: &GpuStaging) -> Result<Workspace, CudaError> {
+        let places = staging.places();
+        let bytes = usize::try_from(places.end).unwrap_or(usize::MAX);
+        let memory = gpu.allocate(bytes, "what its kernel keeps")?;
+        let base = address(&memory, gpu);
+        Ok(Workspace { memory, base, places, next: places.programs, met: 0 })
+    }
+
+    /// Bytes that it has.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    /// Where the counters are.
+    pub(super) fn counters(&self) -> u64 {
+        self.base + self.places.counters
+    }
+
+    /// No program is used any more.
+    pub(crate) fn forget(&mut self) {
+        self.next = self.places.programs;
+    }
+
+    /// Takes room for so many bytes, from an offset on; nothing if there is not as much left.
+    fn take(&mut self, bytes: u64) -> Option<u64> {
+        let start = self.next;
+        let end = start.checked_add(bytes.next_multiple_of(GpuStaging::ALIGNMENT))?;
+        (end <= self.places.end).then(|| {
+            self.next = end;
+            start
+        })
+    }
 }
 
 /// A kernel, and the shared memory that it may have so far.
@@ -85,9 +127,10 @@ impl Kind {
     }
 }
 
-/// Lines in the processor's memory.
+/// Lines in a card's workspace.
 pub(crate) struct Loaded {
-    lines: CudaSlice<u8>,
+    /// Where they begin.
+    lines: u64,
     count: u32,
     kind: Kind,
     shared: u32,
@@ -98,22 +141,15 @@ pub(crate) struct Loaded {
     told: Option<Told>,
 }
 
-impl Loaded {
-    /// Bytes of the processor's memory.
-    pub(crate) fn bytes(&self) -> u64 {
-        let told = self.told.as_ref().map_or(0, |told| told.numbers.len() + told.other.len());
-        (self.lines.len() + told) as u64
-    }
-}
-
 /// What blocks tell each other: numbers of one step and of the next, which take turns. In a step, those of the next become
 /// unwritten again.
 struct Told {
-    numbers: CudaSlice<u8>,
+    /// Where they begin.
+    numbers: u64,
     /// Bytes of a step's.
     each: u64,
     /// The same lines with the second half of the numbers.
-    other: CudaSlice<u8>,
+    other: u64,
     is_other: AtomicBool,
 }
 
@@ -140,8 +176,8 @@ struct StepArgument {
 unsafe impl DeviceRepr for StepArgument {}
 
 impl Station {
-    /// A processor for steps of so many tokens, after as many as the context has.
-    pub(crate) fn new(gpu: Arc<Gpu>, context: usize, batch: usize) -> Result<Station, CudaError> {
+    /// A processor for steps after as many tokens as the context has.
+    pub(crate) fn new(gpu: Arc<Gpu>, context: usize) -> Result<Station, CudaError> {
         if gpu.capability() < OLDEST {
             let ((major, minor), (least, _)) = (gpu.capability(), OLDEST);
             return Err(CudaError::Unsupported(format!(
@@ -157,12 +193,6 @@ impl Station {
         let most_shared = u32::try_from(most).unwrap_or(USUAL_SHARED);
         let fits = |rows: &&u32| many_rows(Quant::Q4_0, 0, **rows) <= most_shared;
         let tile_rows = TILE_ROWS.iter().find(fits).copied().unwrap_or(TILE_ROWS[1]);
-        let words = |count: usize, what: &str| gpu.allocate(count.max(1) * 4, what);
-        let each = context.next_multiple_of(4);
-        let beyond = if context > SCORES { Self::most_blocks(&gpu) as usize * each } else { 0 };
-        let (meet, counters) =
-            (gpu.allocate(8, "a counter")?, words(COUNTERS as usize, "counters")?);
-        let (ids, scores) = (words(batch, "tokens")?, words(beyond, "scores of attention")?);
         let staging = pinned(&gpu, 1 << 20)?;
         let scores_each = context.min(SCORES) as u32;
         Ok(Station {
@@ -170,30 +200,14 @@ impl Station {
             types: 0,
             kernels: [Compiled::default(), Compiled::default()],
             most_shared,
-            meet,
-            met: 0,
-            counters,
-            ids,
-            scores,
             scores_each,
             tile_rows,
             staging,
-            noted: None,
-            times: 0,
         })
-    }
-
-    fn most_blocks(gpu: &Gpu) -> u32 {
-        gpu.multiprocessors() * MOST_BLOCKS
     }
 
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
-    }
-
-    /// Where the counters are.
-    pub(super) fn counters(&self) -> u64 {
-        address(&self.counters, &self.gpu)
     }
 
     /// Positions whose scores fit into shared memory.
@@ -269,24 +283,27 @@ impl Station {
         self.most_shared.saturating_sub(OWN_SHARED)
     }
 
-    /// Puts lines into the processor's memory. `blocks` is what they were made for.
+    /// Puts lines into a card's workspace. `blocks` is what they were made for. Nothing if there is no room.
     pub(crate) fn load(
         &mut self,
+        work: &mut Workspace,
         lines: &[Line],
         shared: u32,
         blocks: u32,
-    ) -> Result<Loaded, CudaError> {
+    ) -> Result<Option<Loaded>, CudaError> {
         let (count, kind) = (lines.len() as u32, Kind::Plain);
-        let lines = self.copied(lines)?;
-        Ok(Loaded { lines, count, kind, shared, blocks, first: 0, ring: 0, told: None })
+        let loaded =
+            |lines| Loaded { lines, count, kind, shared, blocks, first: 0, ring: 0, told: None };
+        Ok(self.copied(work, lines)?.map(loaded))
     }
 
     /// The same for the kernel whose weights come ahead of time.
     pub(crate) fn load_streamed(
         &mut self,
+        work: &mut Workspace,
         lines: &[Line],
         shared: u32,
-    ) -> Result<Loaded, CudaError> {
+    ) -> Result<Option<Loaded>, CudaError> {
         let blocks = self.streams(shared)?;
         if blocks == 0 {
             return Err(CudaError::Unsupported(format!(
@@ -298,40 +315,61 @@ impl Station {
         let first = first.map_or(0, |at| at as u32 + 1);
         let (count, kind, shared) = (lines.len() as u32, Kind::Streamed, self.all_shared());
         let (_, each) = told::told(lines, 0);
-        let mut numbers =
-            self.gpu.allocate((2 * each).max(1) as usize, "what blocks tell each other")?;
-        let unwritten = vec![0xff; numbers.len()];
-        let copied = self.gpu.stream().memcpy_htod(&unwritten, &mut numbers);
-        copied.map_err(|error| CudaError::call("write what nobody has told", &error))?;
-        let at = address(&numbers, &self.gpu);
-        let other = self.copied(&told::told(lines, at + each).0)?;
-        let lines = self.copied(&told::told(lines, at).0)?;
+        let Some(numbers) = work.take(2 * each) else { return Ok(None) };
+        if each > 0 {
+            self.write(&mut work.memory, numbers as usize, &vec![0xff; 2 * each as usize])?;
+        }
+        let numbers = work.base + numbers;
+        let other = self.copied(work, &told::told(lines, numbers + each).0)?;
+        let lines = self.copied(work, &told::told(lines, numbers).0)?;
+        let (Some(other), Some(lines)) = (other, lines) else { return Ok(None) };
         let told = Some(Told { numbers, each, other, is_other: AtomicBool::new(false) });
-        Ok(Loaded { lines, count, kind, shared, blocks, first, ring, told })
+        Ok(Some(Loaded { lines, count, kind, shared, blocks, first, ring, told }))
     }
 
-    fn copied(&self, lines: &[Line]) -> Result<CudaSlice<u8>, CudaError> {
-        let copied = self.gpu.stream().clone_htod(bytemuck::cast_slice::<Line, u8>(lines));
-        copied.map_err(|error| CudaError::call("copy a program", &error))
+    /// Where lines are in a workspace, once they were written there.
+    fn copied(&mut self, work: &mut Workspace, lines: &[Line]) -> Result<Option<u64>, CudaError> {
+        let bytes = bytemuck::cast_slice::<Line, u8>(lines);
+        let Some(at) = work.take(bytes.len() as u64) else { return Ok(None) };
+        self.write(&mut work.memory, at as usize, bytes)?;
+        Ok(Some(work.base + at))
     }
 
     /// Gives tokens for steps of more than one.
-    pub(crate) fn tokens(&mut self, tokens: &[u32]) -> Result<(), CudaError> {
+    pub(crate) fn tokens(&mut self, work: &mut Workspace, tokens: &[u32]) -> Result<(), CudaError> {
         let bytes: &[u8] = bytemuck::cast_slice(tokens);
-        let mut ids = self.ids.slice_mut(..bytes.len());
+        let start = work.places.ids as usize;
+        let mut ids = work.memory.slice_mut(start..start + bytes.len());
         let copied = self.gpu.stream().memcpy_htod(bytes, &mut ids);
         copied.map_err(|error| CudaError::call("copy tokens", &error))
     }
 
     /// Has the processor go through lines, some time.
-    pub(crate) fn run(&mut self, loaded: &Loaded, token: u32, past: u32) -> Result<(), CudaError> {
+    pub(crate) fn run(
+        &mut self,
+        work: &mut Workspace,
+        loaded: &Loaded,
+        token: u32,
+        past: u32,
+    ) -> Result<(), CudaError> {
+        self.start(work, loaded, (token, past), 0)
+    }
+
+    /// The same with an address where the kernel notes when lines begin, or 0.
+    fn start(
+        &mut self,
+        work: &mut Workspace,
+        loaded: &Loaded,
+        (token, past): (u32, u32),
+        times: u64,
+    ) -> Result<(), CudaError> {
         let kernel = self.kernel(loaded.kind)?;
-        let (mut lines, mut unwritten, mut pieces) = (&loaded.lines, 0, 0);
+        let (mut lines, mut unwritten, mut pieces) = (loaded.lines, 0, 0);
         if let Some(told) = &loaded.told {
-            unwritten = address(&told.numbers, &self.gpu);
+            unwritten = told.numbers;
             pieces = told.each / 16;
             if told.is_other.load(Ordering::Relaxed) {
-                lines = &told.other;
+                lines = told.other;
             } else {
                 unwritten += told.each;
             }
@@ -339,17 +377,17 @@ impl Station {
         let argument = StepArgument {
             past,
             token,
-            ids: address(&self.ids, &self.gpu),
-            meet: address(&self.meet, &self.gpu),
-            met: self.met,
-            scores: address(&self.scores, &self.gpu),
+            ids: work.base + work.places.ids,
+            meet: work.base + work.places.barrier,
+            met: work.met,
+            scores: work.base + work.places.scores,
             scores_each: self.scores_each,
             streamed: loaded.first,
             ring: loaded.ring,
             reserved: 0,
             unwritten,
             pieces,
-            times: self.times,
+            times,
         };
         let config = LaunchConfig {
             grid_dim: (loaded.blocks, 1, 1),
@@ -357,9 +395,10 @@ impl Station {
             shared_mem_bytes: loaded.shared,
         };
         let mut launch = self.gpu.stream().launch_builder(&kernel);
-        launch.arg(lines).arg(&loaded.count).arg(&argument);
-        // SAFETY: the kernel takes these arguments. Lines come from programs whose places are in buffers of this
-        // processor, and all blocks run at once, as `blocks` has found.
+        launch.arg(&lines).arg(&loaded.count).arg(&argument);
+        // SAFETY: the kernel takes these arguments, the first as the address of lines in the card's workspace. Lines
+        // come from programs whose places are in buffers of this processor, and all blocks run at once, as `blocks`
+        // has found.
         let launched = unsafe { launch.launch_cooperative(config) };
         launched.map_err(|error| CudaError::call("start the kernel", &error))?;
         match &loaded.told {
@@ -367,7 +406,7 @@ impl Station {
                 told.is_other.fetch_xor(true, Ordering::Relaxed);
             }
             None => {
-                self.met += u64::from(loaded.count.saturating_sub(1)) * u64::from(loaded.blocks)
+                work.met += u64::from(loaded.count.saturating_sub(1)) * u64::from(loaded.blocks)
             }
         }
         Ok(())
@@ -376,30 +415,21 @@ impl Station {
     /// Has the processor go through lines now, and note when each begins: the seconds of every line, by its own clock.
     pub(crate) fn run_timed(
         &mut self,
+        work: &mut Workspace,
         loaded: &Loaded,
         token: u32,
         past: u32,
     ) -> Result<Vec<f64>, CudaError> {
-        let bytes = (loaded.count as usize + 1) * 8;
-        let noted = match self.noted.take().filter(|noted| noted.len() >= bytes) {
-            Some(noted) => noted,
-            None => self.gpu.allocate(bytes.next_power_of_two(), "when lines begin")?,
-        };
-        self.times = address(&noted, &self.gpu);
-        let run = self.run(loaded, token, past);
-        self.times = 0;
-        let mut times = vec![0u64; bytes / 8];
-        let read = run.and_then(|()| self.read(&noted, 0, bytemuck::cast_slice_mut(&mut times)));
-        self.noted = Some(noted);
-        read?;
+        let mut times = vec![0u64; loaded.count as usize + 1];
+        let (start, room) = (work.places.times, work.places.programs - work.places.times);
+        if times.len() as u64 * 8 > room {
+            let what = format!("{} lines to be timed in {room} bytes", loaded.count);
+            return Err(CudaError::Unsupported(what));
+        }
+        self.start(work, loaded, (token, past), work.base + start)?;
+        self.read(&work.memory, start as usize, bytemuck::cast_slice_mut(&mut times))?;
         let seconds = |pair: &[u64]| pair[1].saturating_sub(pair[0]) as f64 * 1e-9;
         Ok(times.windows(2).map(seconds).collect())
-    }
-
-    /// Bytes of the processor's memory that it has for itself, whatever programs there are.
-    pub(crate) fn bytes(&self) -> u64 {
-        let own = [&self.meet, &self.counters, &self.ids, &self.scores].into_iter();
-        own.chain(&self.noted).map(|memory| memory.len() as u64).sum()
     }
 
     /// Reads bytes once everything before is done.

@@ -56,6 +56,7 @@ pub(crate) fn allocate<B: AsRef<[u8]>>(
         memory.add(copies.len() as u64)?;
         memory.bytes_mut(memory::COPIES, |bytes| bytes.copy_from_slice(&copies));
         layout.buffers.iter().try_for_each(|&(_, bytes)| memory.add(bytes.max(1)))?;
+        memory.room_for(layout.kept.iter().map(|(_, bytes)| bytes).sum())?;
         if memories.is_empty() {
             table = network.rope().table(0..planned.space.context as usize);
         }

@@ -45,14 +45,19 @@ impl<B: AsRef<[u8]>> Memory<B> {
     /// A buffer of zeros, with the next number. The system's memory is taken when it is first touched; what
     /// the system would never give is refused here.
     pub(crate) fn add(&mut self, bytes: u64) -> Result<(), LlmError> {
+        // Making zeros cannot fail without ending the process.
+        let words = self.room_for(bytes)?;
+        self.buffers.push((vec![0; words], bytes as usize));
+        Ok(())
+    }
+
+    /// Whether the system would give so many bytes. Says how many words these are.
+    pub(crate) fn room_for(&self, bytes: u64) -> Result<usize, LlmError> {
         let refused =
             || LlmError::unsupported(format!("a card needs {bytes} bytes more than there are"));
-        let bytes = usize::try_from(bytes).map_err(|_| refused())?;
-        let words = bytes.div_ceil(8);
-        // Making zeros cannot fail without ending the process, asking for room can.
+        let words = usize::try_from(bytes).map_err(|_| refused())?.div_ceil(8);
         Vec::<u64>::new().try_reserve_exact(words).map_err(|_| refused())?;
-        self.buffers.push((vec![0; words], bytes));
-        Ok(())
+        Ok(words)
     }
 
     /// Bytes from a place on.

@@ -142,9 +142,6 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         let mut outs = self.take_outs(products);
         let mut tiles = std::mem::take(&mut self.tiles);
         let total: usize = products.iter().map(|product| product.n).sum();
-        if tiles.len() < total * m {
-            tiles.resize(total * m, 0.0);
-        }
         let mut targets: Vec<Mutex<&mut [f32]>> = Vec::with_capacity(units.len());
         let mut rest = &mut tiles[..total * m];
         for unit in units {

@@ -12,7 +12,7 @@ use crate::{LlmError, Recorder};
 #[derive(Debug)]
 pub(super) struct Log {
     recorder: Recorder,
-    /// The clock when recording began, in picoseconds.
+    /// The clock when the run began, in picoseconds.
     origin: u64,
     /// The last entry that was read from each seat.
     seen: Vec<u64>,
@@ -42,6 +42,7 @@ impl Log {
         };
         let seen = (0..group.ranks()).map(last).collect::<Result<Vec<u64>, LlmError>>()?;
         let ops = vec![Vec::new(); seen.len()];
+        let origin = recorder.origin(origin);
         Ok(Log { recorder: recorder.clone(), origin, seen, ops })
     }
 

@@ -9,19 +9,30 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use spanker_plan::Programs;
+use spanker_plan::{HostStaging, Programs};
 
-use crate::card::Peers;
+use crate::card::{Peers, pages};
 
 /// Nobody has failed.
 const NOBODY: usize = usize::MAX;
 
 /// Bytes, and the number of the exchange that they are for. On a cache line of its own.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
 struct Slot {
     number: AtomicU64,
     bytes: RwLock<Vec<u8>>,
+}
+
+impl Slot {
+    fn new(bytes: u64) -> Slot {
+        let bytes = RwLock::new(Vec::with_capacity(bytes as usize));
+        Slot { number: AtomicU64::new(0), bytes }
+    }
+
+    fn allocated(&self) -> usize {
+        self.bytes.read().unwrap_or_else(PoisonError::into_inner).capacity()
+    }
 }
 
 /// All boards of a run.
@@ -38,16 +49,25 @@ pub(super) struct Boards {
 }
 
 impl Boards {
-    pub(super) fn new(programs: &Programs, patient: bool) -> Boards {
+    /// Boards for what cards exchange: `staging` says how much that is, card by card.
+    pub(super) fn new(programs: &Programs, staging: &[HostStaging], patient: bool) -> Boards {
         let slots = |members: &std::ops::Range<usize>| {
-            members.clone().map(|_| Default::default()).collect()
+            let given = staging[members.clone()].iter().map(|card| card.given);
+            given.map(|bytes| [Slot::new(bytes), Slot::new(bytes)]).collect()
         };
         Boards {
             slots: programs.groups().iter().map(slots).collect(),
-            hands: programs.members().iter().map(|_| Slot::default()).collect(),
+            hands: staging.iter().map(|card| Slot::new(card.handed)).collect(),
             failed: AtomicUsize::new(NOBODY),
             looks: if patient { 2000 } else { 20 },
         }
+    }
+
+    /// Bytes that are there for what a seat gives and is handed, in whole pages.
+    pub(super) fn allocated(&self, programs: &Programs, seat: usize) -> u64 {
+        let member = &programs.members()[seat];
+        let given = self.slots[member.stage][member.rank].iter().map(Slot::allocated).sum();
+        pages(given) + pages(self.hands[seat].allocated())
     }
 
     /// The seat that has failed, if one has.
@@ -113,13 +133,17 @@ impl Link {
         self.boards.fail(self.seat);
     }
 
-    /// Leaves bytes for an exchange of the group, and calls `read` with what each rank has left.
-    fn share(&mut self, own: &[u8], mut read: impl FnMut(usize, &[u8])) -> Result<(), GivenUp> {
+    /// Leaves bytes for the next exchange of the group.
+    fn leave(&mut self, own: &[u8]) {
         self.exchanges += 1;
-        let slots = &self.boards.slots[self.stage];
         let turn = (self.exchanges % 2) as usize;
-        fill(&slots[self.rank][turn], self.exchanges, own);
-        for (rank, slot) in slots.iter().enumerate() {
+        fill(&self.boards.slots[self.stage][self.rank][turn], self.exchanges, own);
+    }
+
+    /// Calls `read` with what each rank has left for this exchange.
+    fn read(&self, mut read: impl FnMut(usize, &[u8])) -> Result<(), GivenUp> {
+        let turn = (self.exchanges % 2) as usize;
+        for (rank, slot) in self.boards.slots[self.stage].iter().enumerate() {
             self.boards.wait(&slot[turn], self.exchanges)?;
             read(rank, &slot[turn].bytes.read().unwrap_or_else(PoisonError::into_inner));
         }
@@ -144,12 +168,13 @@ impl Peers for Link {
         _: impl Fn(usize) -> u64,
         read: impl FnMut(usize, &[u8]),
     ) -> Result<(), GivenUp> {
-        self.share(own, read)
+        self.leave(own);
+        self.read(read)
     }
 
     fn spread(&mut self, root: usize, data: &mut [u8]) -> Result<(), GivenUp> {
-        let own = if root == self.rank { data.to_vec() } else { Vec::new() };
-        self.share(&own, |rank, given| {
+        self.leave(if root == self.rank { data } else { &[] });
+        self.read(|rank, given| {
             if rank == root {
                 data.copy_from_slice(given);
             }

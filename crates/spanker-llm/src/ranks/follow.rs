@@ -96,7 +96,8 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
     let rank = wire.rank();
     let plan = Plan::from_json(json).map_err(|error| error.to_string());
     let seated = plan.and_then(|plan| {
-        let planned = Planned::new(follower.network, &plan, context, batch, ExchangeKind::Direct);
+        let (kind, kernels) = (ExchangeKind::Direct, crate::inproc::kernels(follower.threads, 1));
+        let planned = Planned::new(follower.network, &plan, context, batch, kind, kernels);
         let seated = planned
             .and_then(|planned| Seated::new(follower.network, &planned, rank, follower.threads));
         seated.map_err(|error: LlmError| error.to_string())
@@ -104,7 +105,8 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
     let seated = seated.map_err(|reason| wire.refuse(reason))?;
     wire.settle(stamp)?;
     if seated.ranks.contains(&rank) {
-        wire.report(super::LAID_OUT, &seated.allocated().to_le_bytes())?;
+        let said = [seated.planned, seated.allocated()].map(u64::to_le_bytes).concat();
+        wire.report(super::LAID_OUT, &said)?;
     }
     Ok(seated)
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use spanker_collective::Rank;
 use spanker_fabric::FabricError;
-use spanker_plan::{Programs, Want};
+use spanker_plan::{Part, Programs, Want};
 
 use super::wire::{FRONT, Neighbours, Wire};
 use crate::card::{self, Card, Report, Stopped, Task, allocate};
@@ -22,6 +22,8 @@ pub(super) struct Seated<B> {
     pub(super) ranks: Vec<Rank>,
     /// This rank's seat and card.
     card: Option<(usize, Card<B>)>,
+    /// Bytes that its card was planned to allocate.
+    pub(super) planned: u64,
     /// Steps so far.
     pub(super) steps: u64,
 }
@@ -35,13 +37,15 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
         threads: usize,
     ) -> Result<Self, LlmError> {
         let (programs, memories) = allocate(network, planned, &|card| card == rank)?;
+        let layouts = planned.cards();
         let ranks: Vec<Rank> = programs.members().iter().map(|member| member.card).collect();
         let seat = ranks.iter().position(|&one| one == rank);
         let card = seat.zip(memories.into_iter().next()).map(|(seat, memory)| {
             card::touch(network, &programs, seat);
-            (seat, Card::new(memory, threads))
+            (seat, Card::new(memory, threads, layouts[seat].host.unwrap_or_default()))
         });
-        Ok(Seated { programs, vocab: network.model().vocab, ranks, card, steps: 0 })
+        let planned = seat.map_or(0, |seat| layouts[seat].bytes());
+        Ok(Seated { programs, vocab: network.model().vocab, ranks, card, planned, steps: 0 })
     }
 
     /// Runs this rank's program for a step; without a card there is no report.
@@ -56,7 +60,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
         let parts = [layout::part(step)];
         let whole = spanker_plan::Step { parts: &parts };
         let programs = self.programs.step(&whole, &|from, to| vec![from, to]);
-        let read = self.programs.wanted(*seat, step.want, 0);
+        let read = self.programs.wanted(*seat, &whole, 0);
         let task = Task { step: self.steps, traced, read, begun: Instant::now() };
         let place = &self.programs.members()[*seat];
         let members = self.programs.groups()[place.stage].clone();
@@ -75,7 +79,9 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
 
     /// The ranks whose reports the front waits for, with their bytes.
     pub(super) fn expected(&self, want: Want) -> Vec<(Rank, u64)> {
-        let read = |seat: usize| self.programs.wanted(seat, want, 0).map_or(0, |(_, bytes)| bytes);
+        let parts = [Part { sequence: 0, tokens: &[], past: 0, want }];
+        let step = spanker_plan::Step { parts: &parts };
+        let read = |seat: usize| self.programs.wanted(seat, &step, 0).map_or(0, |(_, bytes)| bytes);
         let seats = self.ranks.iter().enumerate().filter(|&(_, &rank)| rank != FRONT);
         seats.map(|(seat, &rank)| (rank, HEAD + read(seat))).collect()
     }

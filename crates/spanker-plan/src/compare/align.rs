@@ -6,14 +6,15 @@ use std::ops::Range;
 
 use super::CompareError;
 use crate::trace::perfetto::Origin;
-use crate::trace::{HALF_NANOSECOND, Mark, Trace, in_order};
+use crate::trace::{Activity, HALF_NANOSECOND, Mark, Trace, in_order};
 
 /// A step of one trace.
 #[derive(Debug)]
 pub(super) struct Step {
     /// For each card what it did, in the order of time.
     pub(super) cards: BTreeMap<u32, Vec<Mark>>,
-    /// When the first card began.
+    /// When the first operator could begin. What a trace has of the host before that is before the step: not every
+    /// trace has it.
     pub(super) begin: f64,
     /// When the last card was done, and which that was.
     pub(super) end: f64,
@@ -21,18 +22,41 @@ pub(super) struct Step {
 }
 
 impl Step {
-    fn of(cards: BTreeMap<u32, Vec<Mark>>) -> Step {
-        let (mut begin, mut end, mut ender) = (f64::INFINITY, f64::NEG_INFINITY, 0);
+    fn of(mut cards: BTreeMap<u32, Vec<Mark>>) -> Step {
+        // What the host does after the last operator is before the next step: not every trace has it.
+        for marks in cards.values_mut() {
+            let by_host = |mark: &&Mark| mark.ops == 0 && mark.label.activity == Activity::Host;
+            let trailing = marks.iter().rev().take_while(by_host).count();
+            if trailing < marks.len() {
+                marks.truncate(marks.len() - trailing);
+            }
+        }
+        let (mut end, mut ender) = (f64::NEG_INFINITY, 0);
         for (&card, marks) in &cards {
             for mark in marks {
-                begin = begin.min(mark.start);
                 if mark.end > end {
                     (end, ender) = (mark.end, card);
                 }
             }
         }
+        let begin = begin(cards.values().map(|marks| &marks[..]));
         Step { cards, begin, end, ender }
     }
+}
+
+/// When a step's first operator could begin: when the host is done with what it does before, on the first card that
+/// says so, or else when one begins.
+pub(super) fn begin<'a>(cards: impl Iterator<Item = &'a [Mark]>) -> f64 {
+    let (mut told, mut begun) = (f64::INFINITY, f64::INFINITY);
+    for marks in cards {
+        let leading = marks.iter().take_while(|mark| mark.ops == 0).count();
+        match (leading, marks.get(leading)) {
+            (0, Some(first)) => begun = begun.min(first.start),
+            (_, Some(_)) => told = told.min(marks[leading - 1].end),
+            (_, None) => begun = begun.min(marks.first().map_or(f64::INFINITY, |mark| mark.start)),
+        }
+    }
+    if told.is_finite() { told } else { begun }
 }
 
 /// The steps of one trace, by token.
@@ -68,6 +92,13 @@ impl Steps {
             cards.entry(mark.card).or_default().push(*mark);
         }
         Ok(Steps(steps.into_iter().map(|(token, cards)| (token, Step::of(cards))).collect()))
+    }
+
+    /// When the first step begins, and the last one ends.
+    pub(super) fn extent(&self) -> Option<(f64, f64)> {
+        let end = self.0.values().map(|step| step.end).fold(f64::NEG_INFINITY, f64::max);
+        let begin = self.0.values().map(|step| step.begin).fold(f64::INFINITY, f64::min);
+        (!self.0.is_empty()).then_some((begin, end))
     }
 
     fn cards(&self) -> BTreeSet<u32> {
@@ -242,7 +273,7 @@ fn within(marks: &[(usize, u32, u32)], mut at: usize, top: &mut u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Activity, Label};
+    use crate::trace::Label;
 
     fn marks(ranges: &[(u32, u32)]) -> Vec<Mark> {
         let label = Label { activity: Activity::Up, layer: 0, token: 0 };

@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use spanker_collective::{Algorithm, Collective, Transfer, schedule};
-use spanker_topology::{Cluster, ExchangeKind, Seconds, Shape};
+use spanker_topology::{Cluster, ExchangeKind, Kernels, Seconds, Shape};
 
 use super::Group;
 use crate::program::{Exchanging, Overhead, Overheads, Wiring};
@@ -78,7 +78,13 @@ pub(crate) fn exchanging(cluster: &Cluster, group: &Group, kind: ExchangeKind) -
         ExchangeKind::Schedules if group.cards.len() > 1 => overheads(cluster, &group.cards),
         _ => Overheads::default(),
     };
-    Exchanging { kind, overheads }
+    let kernels = kernels(cluster, &group.cards);
+    Exchanging { kind, overheads, kernels }
+}
+
+/// Where the cards of a group have their kernels.
+pub(crate) fn kernels(cluster: &Cluster, cards: &[usize]) -> Kernels {
+    cluster.profile(cards[0]).kernels
 }
 
 /// How cards exchange activations.
@@ -340,17 +346,17 @@ impl PriceList {
 
     /// How a group exchanges.
     pub(crate) fn exchanging(&self, cluster: &Cluster, cards: &[usize]) -> Exchanging {
-        let kind = exchange_kind(cluster, cards);
+        let (kind, kernels) = (exchange_kind(cluster, cards), kernels(cluster, cards));
         if kind != ExchangeKind::Schedules || cards.len() < 2 {
-            return Exchanging { kind, overheads: Overheads::default() };
+            return Exchanging { kind, overheads: Overheads::default(), kernels };
         }
         let looks = self.wiring(cluster, cards);
         if let Some(&overheads) = self.overheads.borrow().get(&looks) {
-            return Exchanging { kind, overheads };
+            return Exchanging { kind, overheads, kernels };
         }
         let overheads = overheads(cluster, cards);
         self.overheads.borrow_mut().insert(looks, overheads);
-        Exchanging { kind, overheads }
+        Exchanging { kind, overheads, kernels }
     }
 
     /// The best algorithm for a collective of so many bytes among these cards, in this order of ranks, and what it

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use spanker_model::{Layer, Model, Quant};
-use spanker_topology::ExchangeKind;
+use spanker_topology::{ExchangeKind, Kernels};
 
 use super::audit::{Audit, capacity};
 use crate::cost::Group;
@@ -68,9 +68,21 @@ pub enum Buffer {
     PassedOn,
     /// What operators read and wrote, for the host to compute again.
     Audit,
+    /// Inputs as kernels of a host take them apart.
+    KernelInputs,
+    /// Products of several rows before they are put in order.
+    Tiles,
+    /// Scores of attention, thread by thread.
+    Scores,
+    /// What the card gives to others of its group, where they read it.
+    Given,
+    /// What the stage before hands over, until it is taken.
+    Handed,
+    /// What the kernel of a graphics processor keeps: its programs, counters, and what its blocks exchange.
+    Kernel,
 }
 
-const BUFFERS: usize = Buffer::Audit as usize + 1;
+const BUFFERS: usize = Buffer::Kernel as usize + 1;
 
 impl Buffer {
     /// The name that reports use.
@@ -84,6 +96,8 @@ impl Buffer {
             Buffer::Audit => "audit",
             Buffer::Logits | Buffer::Best | Buffer::AllBest => "logits",
             Buffer::Relay | Buffer::Padded | Buffer::Working | Buffer::PassedOn => "messages",
+            Buffer::Given | Buffer::Handed => "messages",
+            Buffer::KernelInputs | Buffer::Tiles | Buffer::Scores | Buffer::Kernel => "kernels",
             _ => "activations",
         }
     }
@@ -167,18 +181,22 @@ pub(crate) struct Overheads {
 pub(crate) struct Exchanging {
     pub(crate) kind: ExchangeKind,
     pub(crate) overheads: Overheads,
+    pub(crate) kernels: Kernels,
 }
 
 /// What the types of some layers' weights ask of the buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Inputs {
     /// Layers.
-    layers: u64,
+    pub(super) layers: u64,
     /// Whether normed rows are needed as Q8_0, and as Q8_K.
     q8_0: bool,
     q8k: bool,
     /// The most bytes that a row of inputs of the second product of a pair has.
     whole: u64,
+    /// For inputs as Q8_0, Q8_K and f32: whether normed rows are needed so, inputs of the product after attention,
+    /// and of that which ends a layer.
+    pub(super) used: [[bool; 3]; 3],
 }
 
 impl Inputs {
@@ -199,6 +217,12 @@ impl Inputs {
             q8_0: used(Quant::Q8_0),
             q8k: used(Quant::Q8K),
             whole: layers.iter().map(joined).max().unwrap_or(0),
+            used: [Quant::Q8_0, Quant::Q8K, Quant::F32].map(|quant| {
+                let any = |weights: fn(&Layer) -> Quant| {
+                    layers.iter().any(|layer| weights(layer).input() == quant)
+                };
+                [used(quant), any(|layer| layer.o.quant), any(|layer| layer.down.quant)]
+            }),
         }
     }
 }
@@ -206,11 +230,12 @@ impl Inputs {
 /// Says how large the buffers of a group's cards are.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizing<'a> {
-    model: &'a Model,
-    group: &'a Group,
-    inputs: Inputs,
-    space: Space,
-    ends: (bool, bool),
+    pub(super) model: &'a Model,
+    pub(super) group: &'a Group,
+    pub(super) inputs: Inputs,
+    pub(super) space: Space,
+    pub(super) ends: (bool, bool),
+    pub(super) exchanging: Exchanging,
     /// Bytes for padded parts, working memory and messages that are passed on; nothing where no schedule runs.
     messages: Option<[u64; 3]>,
 }
@@ -226,19 +251,38 @@ impl<'a> Sizing<'a> {
     ) -> Sizing<'a> {
         let scheduled = group.cards.len() > 1 && exchanging.kind == ExchangeKind::Schedules;
         let messages = scheduled.then(|| messages(model, group, space, ends, exchanging.overheads));
-        Sizing { model, group, inputs, space, ends, messages }
+        Sizing { model, group, inputs, space, ends, exchanging, messages }
     }
 
-    /// Every buffer that a card needs besides its weights, with its bytes, in the order of allocation.
+    /// Every buffer that a card's program needs besides its weights, with its bytes, in the order of allocation.
     pub(crate) fn list(&self, rank: usize) -> Vec<(Buffer, u64)> {
         let mut list = Vec::new();
-        self.each(rank, |buffer, bytes| list.push((buffer, bytes)));
+        self.named(rank, |buffer, bytes| list.push((buffer, bytes)));
         list
     }
 
-    /// The same one by one.
+    /// The same one by one, and what kernels keep besides.
     #[inline]
     pub(crate) fn each(&self, rank: usize, mut buffer: impl FnMut(Buffer, u64)) {
+        self.named(rank, &mut buffer);
+        if self.exchanging.kernels != Kernels::Card {
+            self.kept(rank, buffer);
+        }
+    }
+
+    /// What kernels keep.
+    pub(crate) fn kept(&self, rank: usize, mut buffer: impl FnMut(Buffer, u64)) {
+        if let Some(host) = self.host(rank) {
+            host.each(&mut buffer);
+        }
+        if let Some(gpu) = self.gpu(rank) {
+            buffer(Buffer::Kernel, gpu.places().end);
+        }
+    }
+
+    /// What programs name.
+    #[inline]
+    fn named(&self, rank: usize, mut buffer: impl FnMut(Buffer, u64)) {
         let (model, inputs, (first, last)) = (self.model, self.inputs, self.ends);
         let Space { context, batch, sequences, audit } = self.space;
         let shard = &self.group.shards[rank];
@@ -295,7 +339,7 @@ impl<'a> Sizing<'a> {
     }
 }
 
-/// The buffers that a card needs besides its weights, with their bytes.
+/// The buffers that a card's program needs besides its weights, with their bytes.
 pub(crate) fn sizes(
     model: &Model,
     stage: &Stage,
@@ -304,8 +348,19 @@ pub(crate) fn sizes(
     ends: (bool, bool),
     exchanging: Exchanging,
 ) -> Vec<(Buffer, u64)> {
+    sizing(model, stage, space, ends, exchanging).list(rank)
+}
+
+/// How large the buffers of a stage's cards are.
+pub(crate) fn sizing<'a>(
+    model: &'a Model,
+    stage: &'a Stage,
+    space: Space,
+    ends: (bool, bool),
+    exchanging: Exchanging,
+) -> Sizing<'a> {
     let inputs = Inputs::of(model, stage.layers.clone());
-    Sizing::new(model, &stage.group, inputs, space, ends, exchanging).list(rank)
+    Sizing::new(model, &stage.group, inputs, space, ends, exchanging)
 }
 
 /// The most bytes that collectives of a group need: for parts that travel padded, working memory, and messages

@@ -443,22 +443,21 @@ impl<'a, S: Sink> Writer<'a, S> {
             }
             let a = self.input_place(member, held.quant);
             self.product(member, held, a, self.place(member, Buffer::Logits), rows);
+            let Some(k) = self.step.candidates() else { continue };
             let first = self.members[member].shard.vocab.start as u32;
-            for (at, &(_, want)) in outputs.iter().enumerate() {
-                let Want::Best(k) = want else { continue };
+            let best = outputs.iter().enumerate().filter(|(_, (_, want))| *want != Want::Logits);
+            for (place, (at, _)) in best.enumerate() {
                 let from = after(self.place(member, Buffer::Logits), at as u64 * held.rows * F32);
-                let into = after(self.place(member, Buffer::Best), at as u64 * u64::from(k) * 8);
+                let into = after(self.place(member, Buffer::Best), place as u64 * u64::from(k) * 8);
                 self.work(member, Work::Best { from, into, count: held.rows, k, first });
             }
         }
-        // Candidates of all sequences travel together, if all ask for the same number of them.
-        let Some(&(_, Want::Best(k))) = outputs.first() else { return };
-        if members.len() > 1 {
-            let each = u64::from(k) * 8;
-            let ranks = members.len() as u64;
-            let parts = (0..ranks).map(|rank| rank * each..(rank + 1) * each).collect();
-            self.gather_rows(stage, members, Buffer::Best, Buffer::AllBest, parts, rows);
-        }
+        // Candidates of all sequences travel together, as many for each as any asks for.
+        let Some(k) = self.step.candidates().filter(|_| members.len() > 1) else { return };
+        let each = u64::from(k) * 8;
+        let parts = (0..members.len() as u64).map(|rank| rank * each..(rank + 1) * each).collect();
+        let asked = outputs.iter().filter(|(_, want)| *want != Want::Logits).count() as u64;
+        self.gather_rows(stage, members, Buffer::Best, Buffer::AllBest, parts, asked);
     }
 
     fn norm(&mut self, member: usize, weight: Place) {

@@ -117,8 +117,9 @@ impl Bench {
             audit: Audit::NONE,
         };
         let kind = Some(ExchangeKind::Direct);
-        let layouts = card_layouts(&short, cluster, stages, space, kind);
-        let mut processors = Processors::new(gpus, &layout.cards(), context, batch)?;
+        let mut processors = Processors::new(gpus, &layout.cards(), context)?;
+        let kernels = Some(processors.kernels());
+        let layouts = card_layouts(&short, cluster, stages, space, kind, kernels);
         processors.know(&types(&short));
         let mut buffers: Vec<HashMap<Buffer, BufferId>> = Vec::with_capacity(layouts.len());
         for (seat, layout) in layouts.iter().enumerate() {
@@ -163,9 +164,16 @@ impl Bench {
         if !self.prepared.contains_key(&rows) {
             let lists = self.lists(rows, 0);
             let begun = Instant::now();
-            let ready = self.processors.prepare(&lists, self.programs.groups()).map_err(failed)?;
+            let groups = self.programs.groups();
+            let mut ready = self.processors.prepare(&lists, groups).map_err(failed)?;
+            if ready.is_none() {
+                self.prepared.clear();
+                self.processors.forget();
+                ready = self.processors.prepare(&lists, groups).map_err(failed)?;
+            }
+            let full = || CudaError::Unsupported(format!("no room for programs of {rows} rows"));
             self.preparing = begun.elapsed().as_secs_f64();
-            self.prepared.insert(rows, ready);
+            self.prepared.insert(rows, ready.ok_or_else(full)?);
         }
         let tokens = vec![0; rows as usize];
         let program = &self.prepared[&rows];
@@ -276,12 +284,6 @@ impl Bench {
         }
         (between, longest(&each))
     }
-
-    /// Bytes on the first card besides what a model's plan says.
-    pub(super) fn own_bytes(&self) -> u64 {
-        let programs = self.prepared.values().map(|one| self.processors.program_bytes(one, 0));
-        programs.sum::<u64>() + self.processors.own_bytes(0)
-    }
 }
 
 /// Exchanges of groups and what arrives from other stages, each once.
@@ -323,7 +325,10 @@ fn laid_out(
 ) -> Result<HashMap<Buffer, BufferId>, LlmError> {
     let mut own = HashMap::new();
     let some = vec![SOME_WEIGHTS; 16 << 20];
-    for (buffer, bytes) in layout.allocations() {
+    if let Some(staging) = &layout.gpu {
+        processors.keep(seat, staging)?;
+    }
+    for (buffer, bytes) in layout.allocations().filter(|(of, _)| *of != Buffer::Kernel) {
         let id = processors.allocate(seat, buffer.name(), bytes)?;
         own.insert(buffer, id);
         // Zeros are a rare case, which is slower.

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What kernels keep besides the buffers of a program, and how large it is. Runners allocate exactly this: what they
+//! allocate is made from the numbers here, and nothing of it grows in a step.
+//!
+//! Programs do not name these buffers; only whoever runs a program on threads of a host or on graphics processors does.
+
+use spanker_model::Quant;
+use spanker_topology::{ExchangeKind, Kernels};
+
+use super::buffers::{Buffer, Inputs, MAX_CANDIDATES, Sizing};
+use crate::cost::shard::{Split, len};
+
+/// Values of a run of inputs, which have one sum and, in Q8_0, one scale.
+const RUN: u64 = 32;
+/// Values that have one scale in Q8_K.
+const LONG: u64 = 256;
+
+/// What kernels on threads of a host keep for one card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HostStaging {
+    /// Values of inputs as Q8_0, Q8_K and f32 that are taken apart at a time, of each at most.
+    pub inputs: [u64; 3],
+    /// Numbers of products of several rows before they are put in order, and of a sum's own part.
+    pub tiles: u64,
+    /// Threads that attend to heads at a time.
+    pub threads: u64,
+    /// Heads that share their keys and values.
+    pub heads: u64,
+    /// Numbers of a head.
+    pub head_size: u64,
+    /// Positions that are attended to.
+    pub positions: u64,
+    /// Bytes that the card gives to the others of its group in one exchange at most.
+    pub given: u64,
+    /// Bytes that the stage before hands over in one step at most.
+    pub handed: u64,
+}
+
+impl HostStaging {
+    /// Bytes of inputs that are taken apart into runs of values, scales and sums.
+    #[must_use]
+    pub fn input_bytes(&self) -> u64 {
+        let [short, long, plain] = self.inputs;
+        let runs = (short / RUN).max(long / RUN);
+        let scales = (short / RUN).max(long / LONG);
+        runs * 32 + scales * 4 + short / RUN * 4 + long / LONG * 32 + plain * 4
+    }
+
+    /// Bytes of what threads keep to attend.
+    #[must_use]
+    pub fn attention_bytes(&self) -> u64 {
+        let scores = self.heads.saturating_mul(self.positions);
+        let each = scores.saturating_add(self.head_size + self.heads * self.head_size);
+        each.saturating_mul(4 * self.threads)
+    }
+
+    /// Calls `buffer` with each that is not empty, and its bytes.
+    pub(crate) fn each(&self, mut buffer: impl FnMut(Buffer, u64)) {
+        let all = [
+            (Buffer::KernelInputs, self.input_bytes()),
+            (Buffer::Tiles, self.tiles * 4),
+            (Buffer::Scores, self.attention_bytes()),
+            // One is read while the next is written.
+            (Buffer::Given, 2 * self.given),
+            (Buffer::Handed, self.handed),
+        ];
+        all.into_iter().filter(|(_, bytes)| *bytes > 0).for_each(|(of, bytes)| buffer(of, bytes));
+    }
+}
+
+/// What the kernel of a graphics processor keeps for one card, all of it in one buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuStaging {
+    /// Tokens of a sequence.
+    pub context: u64,
+    /// Rows of a step at most.
+    pub batch: u64,
+    /// The processor's multiprocessors.
+    pub multiprocessors: u64,
+    /// Instructions of a program at most: of a step of one row, and of as many as there may be.
+    pub instructions: [u64; 2],
+    /// Parts at most that exchanges divide a program into.
+    pub parts: u64,
+    /// Bytes of the dataflow slots of a step of one row at most.
+    pub slots: u64,
+}
+
+/// Where things lie in the buffer of a graphics processor's kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuPlaces {
+    /// The counter of a grid barrier.
+    pub barrier: u64,
+    /// Counters of blocks of inputs that several blocks of the kernel put together.
+    pub counters: u64,
+    /// Token ids.
+    pub ids: u64,
+    /// Scores of attention that shared memory has no room for.
+    pub scores: u64,
+    /// When instructions begin, while that is traced.
+    pub times: u64,
+    /// Programs and dataflow slots, up to the end.
+    pub programs: u64,
+    /// The end.
+    pub end: u64,
+}
+
+impl GpuStaging {
+    /// Counters of blocks of inputs: enough for 256 Ki values.
+    pub const COUNTERS: u64 = 8192;
+    /// Positions whose scores are kept in shared memory.
+    pub const SHARED_SCORES: u64 = 8192;
+    /// Blocks of the kernel on each multiprocessor at most.
+    pub const MOST_BLOCKS: u64 = 2;
+    /// Bytes of an instruction.
+    pub const INSTRUCTION: u64 = 176;
+    /// What everything begins at a multiple of.
+    pub const ALIGNMENT: u64 = 128;
+    /// Programs of one row that there is room for, each with dataflow slots.
+    const SINGLE: u64 = 2;
+    /// Programs of as many rows as there may be.
+    const WHOLE: u64 = 4;
+
+    /// Where everything lies.
+    #[must_use]
+    pub fn places(&self) -> GpuPlaces {
+        let aligned = |bytes: u64| bytes.next_multiple_of(Self::ALIGNMENT);
+        let beyond = match self.context > Self::SHARED_SCORES {
+            true => self.multiprocessors * Self::MOST_BLOCKS * self.context.next_multiple_of(4),
+            false => 0,
+        };
+        let [single, whole] = self.instructions;
+        let longest = single.max(whole);
+        let counters = Self::ALIGNMENT;
+        let ids = counters + aligned(Self::COUNTERS * 4);
+        let scores = ids + aligned(self.batch.max(1) * 4);
+        let times = scores + aligned(beyond * 4);
+        let programs = times + aligned((longest + 1) * 8);
+        // Dataflow slots of one step and of the next take turns, and so do the instructions that name them. Every part
+        // of a program begins anew, with three things.
+        let slack = 3 * self.parts * Self::ALIGNMENT;
+        let single = aligned(2 * single * Self::INSTRUCTION + 2 * self.slots + slack);
+        let whole = aligned(whole * Self::INSTRUCTION + slack);
+        let end = programs + Self::SINGLE * single + Self::WHOLE * whole;
+        GpuPlaces { barrier: 0, counters, ids, scores, times, programs, end }
+    }
+}
+
+impl Sizing<'_> {
+    /// What the kernel of a graphics processor keeps for a rank's card; nothing where kernels are somewhere else.
+    pub(crate) fn gpu(&self, rank: usize) -> Option<GpuStaging> {
+        let Kernels::Gpu { multiprocessors } = self.exchanging.kernels else { return None };
+        let (model, space) = (self.model, self.space);
+        let shard = &self.group.shards[rank];
+        let (sequences, layers) = (space.sequences, self.inputs.layers);
+        let batch = space.batch.max(sequences);
+        // Norms, quantisation, products, sums and copies of a layer, and attention of every sequence.
+        let instructions = |rows: u64| {
+            let biases = if model.biases { 3 * rows } else { 0 };
+            3 + 2 * sequences + layers * (26 + 5 * sequences + biases)
+        };
+        // Every number that an instruction writes for another has a slot.
+        let (heads, kv) = (len(&shard.heads), len(&shard.kv_heads));
+        let numbers = 2 * (heads + kv) * model.head_size + 2 * model.hidden + 2 * len(&shard.ffn);
+        let slots = layers * (numbers * 4 + 8 * GpuStaging::ALIGNMENT)
+            + (model.hidden + len(&shard.vocab)) * 4
+            + 2 * GpuStaging::ALIGNMENT;
+        Some(GpuStaging {
+            context: space.context,
+            batch,
+            multiprocessors: u64::from(multiprocessors),
+            instructions: [instructions(1), instructions(batch)],
+            parts: 8 + 5 * layers,
+            slots: slots.next_multiple_of(GpuStaging::ALIGNMENT),
+        })
+    }
+
+    /// What kernels on threads keep for a rank's card; nothing where they are somewhere else.
+    pub(crate) fn host(&self, rank: usize) -> Option<HostStaging> {
+        let Kernels::Host { threads } = self.exchanging.kernels else { return None };
+        let (model, space, (first, last)) = (self.model, self.space, self.ends);
+        let (rows, sequences) = (space.batch.max(space.sequences), space.sequences);
+        let (shard, ranks) = (&self.group.shards[rank], self.group.cards.len() as u64);
+        let size = model.head_size;
+        let (heads, kv) = (len(&shard.heads) * size, len(&shard.kv_heads) * size);
+        let (ffn, hidden) = (len(&shard.ffn), model.hidden);
+        let gathers = self.group.split == Split::Gather;
+        let joined = if gathers { (model.heads * size, model.ffn) } else { (heads, ffn) };
+        let narrow = if gathers { len(&shard.output).max(len(&shard.down)) } else { hidden };
+        let inputs = self.inputs.widest(hidden, joined);
+        let head = |quant: Quant| last && model.head.quant.input() == quant;
+        let of = |width: u64, quant: Quant| {
+            (rows * width).max(if head(quant) { sequences * hidden } else { 0 })
+        };
+        let products = (heads + 2 * kv).max(2 * ffn).max(narrow);
+        let mut tiles = if rows > 1 { rows * products } else { 0 };
+        if last && sequences > 1 {
+            tiles = tiles.max(sequences * len(&shard.vocab));
+        }
+        if self.group.split == Split::Reduce && ranks > 1 {
+            tiles = tiles.max(rows * hidden);
+        }
+        let shared = self.exchanging.kind == ExchangeKind::SharedMemory;
+        let stream = rows * hidden * 4;
+        let given = match self.group.split {
+            _ if ranks == 1 || !shared => 0,
+            Split::Gather => {
+                let part = rows * heads.max(ffn).max(narrow) * 4;
+                let best = if last { sequences * MAX_CANDIDATES * 8 } else { 0 };
+                part.max(best).max(if first { stream } else { 0 })
+            }
+            _ => stream.max(if last { sequences * MAX_CANDIDATES * 8 } else { 0 }),
+        };
+        let group = model.heads / model.kv_heads.max(1);
+        Some(HostStaging {
+            inputs: [
+                of(inputs[0], Quant::Q8_0),
+                of(inputs[1], Quant::Q8K),
+                of(inputs[2], Quant::F32),
+            ],
+            tiles,
+            threads: u64::from(threads),
+            heads: group.min(len(&shard.heads)),
+            head_size: size,
+            positions: space.context,
+            given,
+            handed: if shared && !first { stream } else { 0 },
+        })
+    }
+}
+
+impl Inputs {
+    /// The widest inputs of a layer's products as Q8_0, Q8_K and f32, where normed rows have `hidden` values, and
+    /// those of the second product of a pair so many.
+    fn widest(&self, hidden: u64, (heads, ffn): (u64, u64)) -> [u64; 3] {
+        std::array::from_fn(|of| {
+            let [normed, output, down] = self.used[of];
+            let width = |used: bool, width: u64| if used { width } else { 0 };
+            width(normed, hidden).max(width(output, heads)).max(width(down, ffn))
+        })
+    }
+}
