@@ -145,6 +145,11 @@ impl<'a> Pricer<'a> {
         self
     }
 
+    /// The prices of exchanges, for others on the same cluster.
+    pub(crate) fn prices(&self) -> Rc<PriceList> {
+        Rc::clone(&self.prices)
+    }
+
     /// The same with layers simulated in a row, for predictions that somebody reads. A search prices each
     /// exchange as if all ranks began it together, which takes at least about as long.
     pub(crate) fn exactly(mut self) -> Self {
