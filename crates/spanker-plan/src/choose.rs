@@ -44,7 +44,7 @@ pub const EXACT_CARDS: usize = 16;
 const EQUAL_CARDS: usize = 64;
 
 /// Partial choices that all searches for one request may look at together.
-const NODES: u64 = 15_000;
+const NODES: u64 = 8_000;
 
 /// Partial choices that every search may look at, even when that many are used up.
 const FEW_NODES: u64 = 200;
@@ -78,6 +78,22 @@ impl Choice {
     #[must_use]
     pub fn best(&self) -> Option<&Candidate> {
         self.candidates.first().filter(|best| best.prediction.fits())
+    }
+
+    /// The best layout that fits and that a runner takes.
+    #[must_use]
+    pub fn best_to_run(&self) -> Option<&Candidate> {
+        let runs = |candidate: &&Candidate| {
+            candidate.prediction.fits() && candidate.layout.not_runnable().is_none()
+        };
+        self.candidates.iter().find(runs)
+    }
+
+    /// The same without layouts that no runner takes.
+    #[must_use]
+    pub fn to_run(&self) -> Choice {
+        let all = self.candidates.iter().filter(|c| c.layout.not_runnable().is_none());
+        Choice { candidates: all.cloned().collect(), exact: self.exact }
     }
 }
 
@@ -213,13 +229,14 @@ fn allows(family: Strategy, group: &Group) -> bool {
 struct Chooser<'a> {
     pricer: &'a Pricer<'a>,
     classes: Classes,
-    pools: RefCell<HashMap<PoolKey, Rc<Vec<Entry>>>>,
+    /// The most cards of a group in each pool, and the pool.
+    pools: RefCell<HashMap<PoolKey, (usize, Rc<Vec<Entry>>)>>,
     nodes_left: Cell<u64>,
 }
 
-/// Pools that differ: the pass as bits, the sequences, whether memory counts, the cards of each class, the most
-/// cards of a group and whether it must hold all layers.
-type PoolKey = (Vec<[u64; 4]>, u64, bool, Vec<u16>, usize, bool);
+/// Pools that differ: the pass as bits, the sequences, whether memory counts, the cards of each class and whether a
+/// group must hold all layers.
+type PoolKey = (Vec<[u64; 4]>, u64, bool, Vec<u16>, bool);
 
 /// Which of the cards a copy of the model may use: how many of each class, after how many others.
 struct Share {
@@ -329,8 +346,11 @@ impl Chooser<'_> {
         let most_cards = self.cards() - others.min(self.cards() - 1);
         let all_layers = memory && setting.stages == Some(1);
         let passes = setting.passes.iter().map(bits).collect();
-        let key = (passes, setting.sequences, memory, available.clone(), most_cards, all_layers);
-        if let Some(pool) = self.pools.borrow().get(&key) {
+        let key = (passes, setting.sequences, memory, available.clone(), all_layers);
+        // Searches leave out groups that are too large for them.
+        if let Some((most, pool)) = self.pools.borrow().get(&key)
+            && *most >= most_cards
+        {
             return Rc::clone(pool);
         }
         let (passes, sequences) = (Rc::clone(&setting.passes), setting.sequences);
@@ -339,7 +359,7 @@ impl Chooser<'_> {
             true => pool::all(self.pricer, &self.classes, &terms),
             false => pool::runs(self.pricer, &self.classes, &terms),
         });
-        self.pools.borrow_mut().insert(key, Rc::clone(&pool));
+        self.pools.borrow_mut().insert(key, (most_cards, Rc::clone(&pool)));
         pool
     }
 

@@ -85,7 +85,11 @@ impl<'a> Search<'a> {
         goal: Goal<'a>,
         limits: Limits,
     ) -> Self {
-        let pool: Vec<&Entry> = pool.iter().filter(|entry| (goal.allow)(&entry.group)).collect();
+        // Every other stage has a card at least.
+        let cards: usize = goal.available.iter().copied().map(usize::from).sum();
+        let most_cards = (cards + 1).saturating_sub(*goal.stages.start());
+        let possible = |entry: &&Entry| entry.cards() <= most_cards && (goal.allow)(&entry.group);
+        let pool: Vec<&Entry> = pool.iter().filter(possible).collect();
         let singles = pool.iter().filter(|entry| entry.cards() == 1);
         let per_class = |class: usize| {
             let of_class = singles.clone().filter(move |entry| entry.takes[class] == 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The chooser against layouts that anybody would try first: stages of equally many neighbouring cards, and equal
-//! copies of those. What is chosen is never worse.
+//! The chooser against layouts that anybody would try first: stages of equally many neighbouring cards. What is
+//! chosen is never worse.
 
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg32;
@@ -98,8 +98,58 @@ pub(super) fn best(model: &Model, cluster: &Cluster, request: &Request) -> (f64,
     best
 }
 
+/// Cards that differ at random, and a request.
+fn seeded(seed: u64, cards: usize, objective: Objective) -> (Model, Cluster, Request) {
+    let mut dice = Pcg32::seed_from_u64(seed);
+    let model = builtin("tinyllama-1.1b", Quant::Q4_0).unwrap();
+    let shape = [Shape::Ring, Shape::Switch, Shape::Star][dice.random_range(0..3)];
+    let latency = [1e-6, 2e-5, 2e-4][dice.random_range(0..3)];
+    let each = model.weight_bytes() as f64 / cards as f64 * dice.random_range(1.3..6.0);
+    let kinds = if dice.random_bool(0.5) { cards } else { dice.random_range(1..4) };
+    let mut card = |_| {
+        let rate = BytesPerSecond(dice.random_range(500_000_000..4_000_000_000));
+        let mut card = Profile::builtin("rev-a").unwrap().with_memory_bandwidth(rate, "seeded");
+        let capacity = each * dice.random_range(0.6..1.4) + 100e6;
+        card.memory.capacity.value = Bytes(capacity as u64);
+        card.link.as_mut().unwrap().latency.value = Seconds(latency);
+        card
+    };
+    let kinds: Vec<Profile> = (0..kinds).map(&mut card).collect();
+    let profiles = (0..cards).map(|index| kinds[index % kinds.len()].clone()).collect();
+    let sequences = match objective {
+        Objective::Throughput => [2, 8, cards as u64][seed as usize % 3],
+        _ => 1,
+    };
+    let request = Request { sequences, ..Request::new(objective) };
+    (model, Cluster::new(profiles, shape).unwrap(), request)
+}
+
+/// Whether what is chosen is as good as the best uniform pipeline, both by the prices that the search compares.
+fn check(model: &Model, cluster: &Cluster, request: &Request, name: &str) {
+    let all: Vec<usize> = (0..cluster.cards()).collect();
+    let choice = choose(model, cluster, &all, request).unwrap();
+    let pricer = Pricer::new(model, cluster, request);
+    let fitting = choice.candidates.iter().filter(|candidate| candidate.prediction.fits());
+    let chosen = fitting
+        .map(|candidate| score(request.objective, &predict(&pricer, &candidate.layout)))
+        .fold(f64::INFINITY, f64::min);
+    let (uniform, what) = best(model, cluster, request);
+    let limit = uniform + uniform.abs() * 1e-9;
+    assert!(chosen <= limit || uniform.is_infinite(), "{name}: {chosen} behind {uniform}, {what}");
+}
+
 #[test]
-fn probe() {
+fn chosen_plans_of_many_different_cards_are_no_worse_than_uniform_pipelines() {
+    let counts = [8, 12, 16, 24, 32, 48, 64];
+    for (seed, objective) in (0u64..).zip(Objective::ALL.into_iter().cycle()).take(14) {
+        let cards = counts[seed as usize % counts.len()];
+        let (model, cluster, request) = seeded(seed, cards, objective);
+        check(&model, &cluster, &request, &format!("seed {seed}, {cards} cards, {objective}"));
+    }
+}
+
+#[test]
+fn sixty_four_different_cards_serve_eight_sequences_no_slower_than_four_equal_stages() {
     let model = builtin("llama-2-70b", Quant::Q4_0).unwrap();
     let card = |index: u64| {
         let rate = BytesPerSecond(1_000_000_000 + 2_000_000_000 * index / 64);
@@ -108,18 +158,6 @@ fn probe() {
         card
     };
     let cluster = Cluster::new((0..64).map(card).collect(), Shape::Ring).unwrap();
-    for objective in Objective::ALL {
-        let sequences = if objective == Objective::Throughput { 8 } else { 1 };
-        let request = Request { sequences, ..Request::new(objective) };
-        println!("{objective}: {:?}", best(&model, &cluster, &request));
-        let all: Vec<usize> = (0..64).collect();
-        let choice = choose(&model, &cluster, &all, &request).unwrap();
-        let pricer = Pricer::new(&model, &cluster, &request);
-        for c in &choice.candidates {
-            let sizes: Vec<usize> = c.layout.stages().map(|s| s.group.cards.len()).collect();
-            let splits: Vec<Split> = c.layout.stages().map(|s| s.group.split).collect();
-            let value = score(objective, &predict(&pricer, &c.layout));
-            println!("   {} {} {:?} {value} {sizes:?} {splits:?}", c.strategy, c.prediction.fits(), c.prediction.tokens_per_second);
-        }
-    }
+    let request = Request { sequences: 8, ..Request::new(Objective::Throughput) };
+    check(&model, &cluster, &request, "64 different cards");
 }
