@@ -229,10 +229,12 @@ fn allows(family: Strategy, group: &Group) -> bool {
 struct Chooser<'a> {
     pricer: &'a Pricer<'a>,
     classes: Classes,
-    /// The most cards of a group in each pool, and the pool.
-    pools: RefCell<HashMap<PoolKey, (usize, Rc<Vec<Entry>>)>>,
+    pools: RefCell<HashMap<PoolKey, SizedPool>>,
     nodes_left: Cell<u64>,
 }
+
+/// The most cards of a group in a pool, and the pool.
+type SizedPool = (usize, Rc<Vec<Entry>>);
 
 /// Pools that differ: the pass as bits, the sequences, whether memory counts, the cards of each class and whether a
 /// group must hold all layers.
