@@ -65,9 +65,12 @@ pub(crate) struct Args {
     /// Say what binds, what comes next, where that would change, and what each resource is worth
     #[arg(long)]
     explain: bool,
-    /// Save the best plan for 'spanker simulate'
+    /// Save the best plan that can be run, for 'spanker run --plan' and 'spanker simulate'
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Propose and save also several copies of the model, which can be simulated and not yet run
+    #[arg(long)]
+    copies: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -109,19 +112,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         PlanError::Request { what } => anyhow::Error::from(Usage(what)),
         other => other.into(),
     })?;
-    let explained = explanation(&model, &cluster, &request, &choice);
+    // JSON explains the best of all candidates; people read about the plan that they are given.
+    let given = if args.json || args.copies { choice.clone() } else { choice.to_run() };
+    let explained = explanation(&model, &cluster, &request, &given);
     let remedy = remedies(&model, &cluster, &cards, &request, &choice);
     output::progress_done();
+    let proposed = if args.copies { choice.best() } else { choice.best_to_run() };
     let report = report::Report {
         model: &model,
         cluster: &cluster,
         request: &request,
         choice: &choice,
+        proposed,
         explained: explained.as_ref(),
         remedy: remedy.as_ref(),
     };
     if args.json {
-        output::line(&serde_json::to_string(&report.to_json())?)?;
+        output::line(&serde_json::to_string(&report.to_json()?)?)?;
     } else {
         table::show(&report)?;
         if args.explain {
@@ -129,13 +136,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     let Some(path) = &args.out else { return Ok(()) };
-    let Some(best) = choice.best() else {
+    let Some(best) = proposed else {
         anyhow::bail!("{} was not written: no plan fits", path.display());
     };
+    let runnable = best.layout.not_runnable().is_none();
     let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
     files::write(path, &plan.to_json())?;
     if !args.json {
-        output::line(&format!("\nsaved {}: try spanker simulate {0}", path.display()))?;
+        let run = if runnable { " or spanker run --plan {0}" } else { "" };
+        let run = run.replace("{0}", &path.display().to_string());
+        output::line(&format!("\nsaved {}: try spanker simulate {0}{run}", path.display()))?;
     }
     Ok(())
 }

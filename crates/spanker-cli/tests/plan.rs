@@ -385,7 +385,7 @@ fn simulated_plans_agree_with_their_predictions() {
         "llama-3-8b --cards 4 --topology star --objective throughput --concurrency 8",
         "llama-2-7b --cards 3 --objective ttft",
     ] {
-        let best = best_of(&desk, &format!("{line} --out plan.json"));
+        let best = best_of(&desk, &format!("{line} --copies --out plan.json"));
         let run = desk.json("simulate plan.json --tokens 8");
         let off = number(&run, "difference_percent");
         assert!(off.abs() < 1.0, "{line}: {off} %");
@@ -407,12 +407,47 @@ fn copies_that_serve_unequal_numbers_are_simulated_as_predicted() {
     for concurrency in [3, 5] {
         desk.text(&format!(
             "plan llama-2-7b --quant q4_k --profile what-if-3g125 --cards 6 --topology switch \
-             --objective throughput --concurrency {concurrency} --out plan.json"
+             --objective throughput --concurrency {concurrency} --copies --out plan.json"
         ));
         let run = desk.json("simulate plan.json --tokens 8");
         let off = number(&run, "difference_percent");
         assert!(off.abs() < 1.0, "{concurrency} sequences: {off} %");
     }
+}
+
+#[test]
+fn plans_of_several_copies_are_proposed_only_when_they_are_asked_for() {
+    let desk = Desk::new(&[]);
+    let line = "plan tinyllama-1.1b --cards 4 --topology star --objective throughput";
+    let report = desk.json(&format!("{line} --out plan.json"));
+    let candidates = list(&report, "candidates");
+    assert_eq!(candidates[0]["strategy"], "replicas", "the best of all comes first: {report}");
+    for candidate in candidates {
+        let one = candidate["replicas"] == 1;
+        assert_eq!(candidate["runnable"], one, "{candidate}");
+        assert_eq!(candidate["not_runnable_because"].is_null(), one, "{candidate}");
+    }
+    let place = report["run"]["candidate"].as_u64().expect("a candidate can be run");
+    let proposed = &candidates[place as usize];
+    assert_eq!(proposed["runnable"], true);
+    assert!(candidates[..place as usize].iter().all(|better| better["runnable"] == false));
+    // A run has one sequence, so it does not reach what four together do.
+    assert_eq!(report["run"]["sequences"], 1);
+    let alone = number(&report["run"], "tokens_per_second");
+    assert!(alone < number(proposed, "tokens_per_second"), "{report}");
+    let copies = |desk: &Desk| {
+        let saved: Value = serde_json::from_str(&desk.read("plan.json")).expect("a plan");
+        list(&saved["layout"], "replicas").len()
+    };
+    assert_eq!(copies(&desk), 1);
+    let text = desk.text(&format!("{line} --out plan.json"));
+    assert!(text.contains("cannot be run yet"), "{text}");
+    assert!(text.contains("spanker run --plan plan.json"), "{text}");
+    let starred: Vec<&str> = text.lines().filter(|line| line.starts_with('*')).collect();
+    assert!(starred.len() == 1 && !starred[0].contains("replicas"), "{text}");
+    let text = desk.text(&format!("{line} --copies --out plan.json"));
+    assert!(copies(&desk) > 1 && text.contains("not run: "), "{text}");
+    assert!(!text.contains("spanker run"), "{text}");
 }
 
 #[test]

@@ -16,9 +16,12 @@ pub(crate) mod pool;
 mod replicas;
 pub(crate) mod search;
 pub(crate) mod split;
+#[cfg(test)]
+mod uniform;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use spanker_model::Model;
@@ -26,11 +29,11 @@ use spanker_topology::Cluster;
 
 use crate::cost::pass::{Pass, Passes};
 use crate::cost::{Group, Pricer};
-use crate::plan::{Candidate, Layout, Prediction, Stage, Strategy, in_flight};
-use crate::predict::predict;
+use crate::plan::{Candidate, Layout, Prediction, Strategy, in_flight};
+use crate::predict::{fits, predict, scored};
 use crate::{Objective, PlanError, Request};
 use pool::{Classes, Entry};
-use search::{Goal, Limits, Search};
+use search::{Found, Goal, Limits, Search};
 use split::Score;
 
 /// The most cards for which every set of cards is considered.
@@ -41,7 +44,7 @@ pub const EXACT_CARDS: usize = 16;
 const EQUAL_CARDS: usize = 64;
 
 /// Partial choices that all searches for one request may look at together.
-const NODES: u64 = 15_000;
+const NODES: u64 = 8_000;
 
 /// Partial choices that every search may look at, even when that many are used up.
 const FEW_NODES: u64 = 200;
@@ -54,6 +57,9 @@ const MANY_SETS: usize = 1024;
 
 /// A part of the cards with so many times fewer sets of cards has groups of its own.
 const FEW_SETS: usize = 4;
+
+/// How many times as long as the best a layout of large groups may take to be simulated.
+const FAR: f64 = 1.25;
 
 /// The most different sets of cards for which replicas are divided in every way.
 const REPLICA_SETS: usize = 64;
@@ -72,6 +78,22 @@ impl Choice {
     #[must_use]
     pub fn best(&self) -> Option<&Candidate> {
         self.candidates.first().filter(|best| best.prediction.fits())
+    }
+
+    /// The best layout that fits and that a runner takes.
+    #[must_use]
+    pub fn best_to_run(&self) -> Option<&Candidate> {
+        let runs = |candidate: &&Candidate| {
+            candidate.prediction.fits() && candidate.layout.not_runnable().is_none()
+        };
+        self.candidates.iter().find(runs)
+    }
+
+    /// The same without layouts that no runner takes.
+    #[must_use]
+    pub fn to_run(&self) -> Choice {
+        let all = self.candidates.iter().filter(|c| c.layout.not_runnable().is_none());
+        Choice { candidates: all.cloned().collect(), exact: self.exact }
     }
 }
 
@@ -122,11 +144,7 @@ pub fn choose(
     if request.objective == Objective::Throughput {
         found.extend(chooser.replicas(&mut exact));
     }
-    // What is reported is what anyone gets who reads the plan.
-    for candidate in &mut found {
-        let fresh = Pricer::new(model, cluster, request).exactly();
-        candidate.prediction = predict(&fresh, &candidate.layout);
-    }
+    let mut found = chooser.candidates(found);
     let rank = |candidate: &Candidate| score(request.objective, &candidate.prediction);
     found.sort_by(|a, b| {
         let fits = b.prediction.fits().cmp(&a.prediction.fits());
@@ -211,13 +229,16 @@ fn allows(family: Strategy, group: &Group) -> bool {
 struct Chooser<'a> {
     pricer: &'a Pricer<'a>,
     classes: Classes,
-    pools: RefCell<HashMap<PoolKey, Rc<Vec<Entry>>>>,
+    pools: RefCell<HashMap<PoolKey, SizedPool>>,
     nodes_left: Cell<u64>,
 }
 
-/// Pools that differ: the pass as bits, the sequences, whether memory counts, the cards of each class, the most
-/// cards of a group and whether it must hold all layers.
-type PoolKey = (Vec<[u64; 4]>, u64, bool, Vec<u16>, usize, bool);
+/// The most cards of a group in a pool, and the pool.
+type SizedPool = (usize, Rc<Vec<Entry>>);
+
+/// Pools that differ: the pass as bits, the sequences, whether memory counts, the cards of each class and whether a
+/// group must hold all layers.
+type PoolKey = (Vec<[u64; 4]>, u64, bool, Vec<u16>, bool);
 
 /// Which of the cards a copy of the model may use: how many of each class, after how many others.
 struct Share {
@@ -237,6 +258,22 @@ struct Setting {
     sequences: u64,
 }
 
+/// A layout and what the objective makes of it, by the prices of the search: less is better.
+struct Scored {
+    layout: Layout,
+    score: f64,
+}
+
+/// What one search looks for: a family of layouts under a setting, with or without regard to memory, on a part
+/// of the cards.
+#[derive(Clone, Copy)]
+struct Wanted<'w> {
+    family: Strategy,
+    setting: &'w Setting,
+    memory: bool,
+    share: &'w Share,
+}
+
 impl Chooser<'_> {
     fn cards(&self) -> usize {
         self.classes.members.iter().map(Vec::len).sum()
@@ -248,8 +285,7 @@ impl Chooser<'_> {
 
     /// Whether a number of stages or copies is tried: all for few cards, round ones for many.
     fn tried(&self, count: usize) -> bool {
-        let round = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
-        self.cards() <= EXACT_CARDS || round.contains(&count)
+        self.cards() <= EXACT_CARDS || search::round(count)
     }
 
     /// What has to be searched for one copy of the model that serves `sequences`.
@@ -292,9 +328,9 @@ impl Chooser<'_> {
         self.classes.sets() <= if self.classes.members.len() == 1 { EQUAL_CARDS + 1 } else { sets }
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self, beat: f64) -> Limits {
         let width = (!self.every_set()).then_some(WIDTH);
-        Limits { nodes: self.nodes_left.get().max(FEW_NODES), width }
+        Limits { nodes: self.nodes_left.get().max(FEW_NODES), width, beat }
     }
 
     /// The groups that a search under a setting may use. Those of few cards are made for these alone; otherwise
@@ -312,8 +348,11 @@ impl Chooser<'_> {
         let most_cards = self.cards() - others.min(self.cards() - 1);
         let all_layers = memory && setting.stages == Some(1);
         let passes = setting.passes.iter().map(bits).collect();
-        let key = (passes, setting.sequences, memory, available.clone(), most_cards, all_layers);
-        if let Some(pool) = self.pools.borrow().get(&key) {
+        let key = (passes, setting.sequences, memory, available.clone(), all_layers);
+        // Searches leave out groups that are too large for them.
+        if let Some((most, pool)) = self.pools.borrow().get(&key)
+            && *most >= most_cards
+        {
             return Rc::clone(pool);
         }
         let (passes, sequences) = (Rc::clone(&setting.passes), setting.sequences);
@@ -322,7 +361,7 @@ impl Chooser<'_> {
             true => pool::all(self.pricer, &self.classes, &terms),
             false => pool::runs(self.pricer, &self.classes, &terms),
         });
-        self.pools.borrow_mut().insert(key, Rc::clone(&pool));
+        self.pools.borrow_mut().insert(key, (most_cards, Rc::clone(&pool)));
         pool
     }
 
@@ -331,29 +370,33 @@ impl Chooser<'_> {
         Share { before: vec![0; available.len()], available }
     }
 
-    /// The best pipeline of a family under one setting.
-    fn search(
+    /// How many stages a pipeline of a family has under a setting.
+    fn stages(
         &self,
         family: Strategy,
         setting: &Setting,
         memory: bool,
-        share: &Share,
-    ) -> (Option<Vec<Stage>>, bool) {
+    ) -> Option<RangeInclusive<usize>> {
         let range = match family {
             // What does not fit anyway is shown as it would come nearest: on all cards.
-            Strategy::TensorPipeline if !memory => return (None, true),
+            Strategy::TensorPipeline if !memory => return None,
             Strategy::Pipeline if !memory => self.most_stages().max(2)..=self.most_stages(),
             Strategy::Pipeline | Strategy::TensorPipeline => 2..=self.most_stages(),
             _ => 1..=1,
         };
         let stages = match setting.stages {
             Some(only) if range.contains(&only) => only..=only,
-            Some(_) => return (None, true),
+            Some(_) => return None,
             None => range,
         };
-        if stages.is_empty() {
-            return (None, true);
-        }
+        (!stages.is_empty()).then_some(stages)
+    }
+
+    /// The best pipeline of a family under one setting that scores less than `beat`: of all, or of those with
+    /// stages of equally many cards, which are found at once.
+    fn search(&self, wanted: &Wanted<'_>, even: bool, beat: f64) -> (Option<Found>, bool) {
+        let Wanted { family, setting, memory, share } = *wanted;
+        let Some(stages) = self.stages(family, setting, memory) else { return (None, true) };
         let pool = self.pool(setting, memory, share);
         let goal = Goal {
             score: setting.score,
@@ -365,77 +408,98 @@ impl Chooser<'_> {
             available: share.available.clone(),
             before: share.before.clone(),
         };
-        let search = Search::new(self.pricer, &self.classes, &pool, goal, self.limits());
+        let search = Search::new(self.pricer, &self.classes, &pool, goal, self.limits(beat));
+        if even {
+            return (search.even(), true);
+        }
         let (found, exact, nodes) = search.run();
         self.nodes_left.set(self.nodes_left.get().saturating_sub(nodes));
-        (found.map(|found| found.stages), exact)
+        (found, exact)
     }
 
-    fn candidate(&self, layout: Layout) -> Candidate {
-        let prediction = predict(self.pricer, &layout);
-        Candidate { strategy: layout.strategy(), layout, prediction }
-    }
-
-    fn better(&self, a: Candidate, b: Candidate) -> Candidate {
-        let objective = self.pricer.request.objective;
-        if score(objective, &b.prediction) < score(objective, &a.prediction) { b } else { a }
-    }
-
-    /// The best layout of a family over all settings, by its prediction.
-    fn best_of(&self, family: Strategy, memory: bool, exact: &mut bool) -> Option<Candidate> {
-        let mut best: Option<Candidate> = None;
-        for setting in self.settings(self.pricer.request.sequences) {
-            let (stages, sure) = self.search(family, &setting, memory, &self.all_cards());
-            *exact &= sure;
-            let Some(stages) = stages else { continue };
-            let candidate = self.candidate(search::layout(stages));
-            // Layers that differ may overfill a card that equal ones would not.
-            if memory && !candidate.prediction.fits() {
-                continue;
-            }
-            best = Some(match best {
-                None => candidate,
-                Some(best) => self.better(best, candidate),
-            });
-        }
-        best
-    }
-
-    /// The best copy of the model on a part of the cards, and its tokens per second.
-    fn best_copy(
+    /// The best layout of all that is wanted, by its prediction: first among stages of equally many cards, then among
+    /// all. The scores of all that is wanted must mean the same.
+    fn best_of_all(
         &self,
-        sequences: u64,
-        share: &Share,
+        wanted: &[Wanted<'_>],
+        pricer: &Pricer<'_>,
         exact: &mut bool,
-    ) -> Option<(f64, Vec<Stage>)> {
-        let request = Request { sequences, ..self.pricer.request.clone() };
-        let pricer = Pricer::new(self.pricer.model, self.pricer.cluster, &request);
-        let cards: u32 = share.available.iter().copied().map(u32::from).sum();
-        let mut best: Option<(f64, Vec<Stage>)> = None;
-        for setting in self.settings(sequences) {
-            if setting.stages.is_some_and(|stages| stages > cards as usize) {
-                continue;
-            }
-            for family in FAMILIES {
-                let (stages, sure) = self.search(family, &setting, true, share);
+    ) -> Option<Scored> {
+        let mut best: Option<Scored> = None;
+        let mut beat = f64::INFINITY;
+        for even in [true, false] {
+            for wanted in wanted {
+                let (found, sure) = self.search(wanted, even, beat);
                 *exact &= sure;
-                let Some(stages) = stages else { continue };
-                let layout = search::layout(stages);
-                let prediction = predict(&pricer, &layout);
-                let rate = prediction.tokens_per_second;
-                if prediction.fits() && best.as_ref().is_none_or(|(most, _)| rate > *most) {
-                    best = layout.replicas.into_iter().next().map(|stages| (rate, stages));
+                let Some(found) = found else { continue };
+                let layout = search::layout(found.stages);
+                // Layers that differ may overfill a card that equal ones would not.
+                if wanted.memory && !fits(pricer, &layout) {
+                    continue;
+                }
+                beat = beat.min(found.value);
+                let score = scored(pricer, &layout);
+                if best.as_ref().is_none_or(|best| score < best.score) {
+                    best = Some(Scored { layout, score });
                 }
             }
         }
         best
     }
 
+    /// The predictions of what was found: what anyone gets who reads the plan. Large groups that are far behind the
+    /// best, or do not fit where others do, keep the prices by which they were found: to simulate those takes
+    /// longer than everything else, and changes nothing.
+    fn candidates(&self, found: Vec<Scored>) -> Vec<Candidate> {
+        let Pricer { model, cluster, request, .. } = *self.pricer;
+        let simulated =
+            Pricer::new(model, cluster, request).with_prices(self.pricer.prices()).exactly();
+        let fitting = found.iter().filter(|scored| fits(self.pricer, &scored.layout));
+        let best = fitting.map(|scored| scored.score).reduce(f64::min);
+        let candidate = |scored: Scored| {
+            let Scored { layout, score } = scored;
+            let small = layout.tensor_ways() <= EXACT_CARDS;
+            // Scores of throughput are negative.
+            let far = |best: f64| score > best + (FAR - 1.0) * best.abs();
+            let counts = || match best {
+                Some(best) => !far(best) && fits(self.pricer, &layout),
+                None => true,
+            };
+            let pricer = if small || counts() { &simulated } else { self.pricer };
+            let prediction = predict(pricer, &layout);
+            Candidate { strategy: layout.strategy(), layout, prediction }
+        };
+        found.into_iter().map(candidate).collect()
+    }
+
+    /// The best layout of a family over all settings, by its prediction.
+    fn best_of(&self, family: Strategy, memory: bool, exact: &mut bool) -> Option<Scored> {
+        let settings = self.settings(self.pricer.request.sequences);
+        let share = &self.all_cards();
+        let wanted = settings.iter().map(|setting| Wanted { family, setting, memory, share });
+        self.best_of_all(&wanted.collect::<Vec<_>>(), self.pricer, exact)
+    }
+
+    /// The best copy of the model on a part of the cards.
+    fn best_copy(&self, sequences: u64, share: &Share, exact: &mut bool) -> Option<Scored> {
+        let request = Request { sequences, ..self.pricer.request.clone() };
+        let Pricer { model, cluster, .. } = *self.pricer;
+        let pricer = Pricer::new(model, cluster, &request).with_prices(self.pricer.prices());
+        let cards: u32 = share.available.iter().copied().map(u32::from).sum();
+        let settings = self.settings(sequences);
+        let few = |setting: &&Setting| setting.stages.is_none_or(|stages| stages <= cards as usize);
+        let memory = true;
+        let wanted = settings.iter().filter(few).flat_map(|setting| {
+            FAMILIES.into_iter().map(move |family| Wanted { family, setting, memory, share })
+        });
+        self.best_of_all(&wanted.collect::<Vec<_>>(), &pricer, exact)
+    }
+
     /// Several copies of the model, the cards divided so that they do most together.
-    fn replicas(&self, exact: &mut bool) -> Option<Candidate> {
+    fn replicas(&self, exact: &mut bool) -> Option<Scored> {
         let sequences = self.pricer.request.sequences;
         let most = (self.cards() as u64).min(sequences) as usize;
-        let mut best: Option<Candidate> = None;
+        let mut best: Option<Scored> = None;
         for copies in (2..=most).filter(|&copies| self.tried(copies)) {
             let served = sequences.div_ceil(copies as u64);
             let Some(parts) = self.parts(copies, served, exact) else { continue };
@@ -443,8 +507,8 @@ impl Chooser<'_> {
             let mut replicas = Vec::with_capacity(copies);
             for available in parts {
                 let share = Share { available, before: before.clone() };
-                let Some((_, stages)) = self.best_copy(served, &share, exact) else { break };
-                replicas.push(stages);
+                let Some(copy) = self.best_copy(served, &share, exact) else { break };
+                replicas.extend(copy.layout.replicas);
                 for (before, taken) in before.iter_mut().zip(&share.available) {
                     *before += usize::from(*taken);
                 }
@@ -452,12 +516,11 @@ impl Chooser<'_> {
             if replicas.len() < copies {
                 continue;
             }
-            let candidate = self.candidate(Layout { replicas });
-            if candidate.prediction.fits() {
-                best = Some(match best {
-                    None => candidate,
-                    Some(best) => self.better(best, candidate),
-                });
+            let layout = Layout { replicas };
+            let score = scored(self.pricer, &layout);
+            let better = best.as_ref().is_none_or(|best| score < best.score);
+            if better && fits(self.pricer, &layout) {
+                best = Some(Scored { layout, score });
             }
         }
         best
@@ -502,7 +565,7 @@ impl Chooser<'_> {
         let sets = replicas::Sets::new(&counts);
         let mut rate = |set: usize| {
             let share = Share { available: sets.takes(set), before: vec![0; counts.len()] };
-            self.best_copy(sequences, &share, exact).map(|(rate, _)| rate)
+            self.best_copy(sequences, &share, exact).map(|copy| -copy.score)
         };
         let rates: Vec<Option<f64>> =
             (0..sets.len()).map(|set| if set == 0 { None } else { rate(set) }).collect();

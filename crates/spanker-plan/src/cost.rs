@@ -145,6 +145,11 @@ impl<'a> Pricer<'a> {
         self
     }
 
+    /// The prices of exchanges, for others on the same cluster.
+    pub(crate) fn prices(&self) -> Rc<PriceList> {
+        Rc::clone(&self.prices)
+    }
+
     /// The same with layers simulated in a row, for predictions that somebody reads. A search prices each
     /// exchange as if all ranks began it together, which takes at least about as long.
     pub(crate) fn exactly(mut self) -> Self {
@@ -418,9 +423,24 @@ impl<'a> Pricer<'a> {
         self.mean(|layer| self.layer(layer, group, pass))
     }
 
-    /// The mean layer on a group if exchanges were free.
+    /// The least that a mean layer takes on a group: its work, and of exchanges what the busiest wire carries.
     pub(crate) fn least_layer(&self, group: &Group, pass: Pass) -> f64 {
-        self.mean(|layer| self.work(group, Phase::Layer(layer), pass)).total().0
+        let least = |step: &Step<'_>, layer: usize| {
+            let tally = self.fold(group, Phase::Layer(layer), step);
+            let mut terms = tally.work();
+            for exchange in &tally.exchanges {
+                terms.communication += self.least_exchange(group, exchange);
+            }
+            terms
+        };
+        self.mean(|layer| self.by_sequences(pass, |step| least(step, layer))).total().0
+    }
+
+    /// The least that an exchange of a group takes, without a simulation.
+    fn least_exchange(&self, group: &Group, op: &Op) -> Seconds {
+        let Op::Collective { collective, dtype, elements, .. } = op else { return Seconds::ZERO };
+        let bytes = *elements as f64 * dtype.size() as f64;
+        Seconds(self.prices.at_least(self.cluster, *collective, &group.cards, bytes))
     }
 
     fn mean(&self, terms: impl Fn(usize) -> Terms) -> Terms {
@@ -470,6 +490,10 @@ impl<'a> Pricer<'a> {
     ) -> Terms {
         let priced =
             |piece: Phase| (self.fold(group, piece, step).work(), self.lists(group, piece, step));
+        if first && step.rows() > SOME_ROWS && !self.knows_prompt() {
+            let rest = self.in_a_row(layers, group, step, (false, head));
+            return rest.plus(self.many_rows(group, step));
+        }
         let kinds: Vec<(Terms, Lists)> =
             self.kinds.iter().map(|&(layer, _)| priced(Phase::Layer(layer))).collect();
         let embed = first.then(|| priced(Phase::Embed));
@@ -483,6 +507,23 @@ impl<'a> Pricer<'a> {
         let whole = in_a_row(self, group, step.rows(), embed, &lists, head);
         terms.communication = (whole - terms.total()).max(Seconds::ZERO);
         terms
+    }
+
+    /// The embedding of many tokens that stand for any: a part of them is simulated, and the others take as long.
+    fn many_rows(&self, group: &Group, step: &Step<'_>) -> Terms {
+        let mut left = SOME_ROWS as usize;
+        let some = step.parts.iter().map_while(|part| {
+            let tokens = &part.tokens[..part.tokens.len().min(left)];
+            left -= tokens.len();
+            (!tokens.is_empty()).then_some(Part { tokens, ..*part })
+        });
+        let some: Vec<Part<'_>> = some.collect();
+        let some = Step { parts: &some };
+        let lists = self.lists(group, Phase::Embed, &some);
+        let whole = in_a_row(self, group, some.rows(), None, &[&lists], None);
+        let work = self.fold(group, Phase::Embed, step).work();
+        let whole = whole * (step.rows() as f64 / some.rows() as f64);
+        Terms { communication: (whole - work.total()).max(Seconds::ZERO), ..work }
     }
 
     /// How many of some layers there are of each kind.
@@ -608,6 +649,9 @@ impl<'a> Pricer<'a> {
         most.map(|most| most as u32)
     }
 }
+
+/// Rows of the embedding that are simulated where there are more.
+const SOME_ROWS: u64 = 16;
 
 /// Sequences beyond which time is taken as a line over them.
 const MANY_SEQUENCES: u64 = 64;

@@ -64,6 +64,13 @@ impl Layout {
         self.stages().map(|stage| stage.group.cards.len()).max().unwrap_or(0)
     }
 
+    /// Why no runner takes this layout, if that is so: copies of a model are priced for serving, and a run has one.
+    #[must_use]
+    pub fn not_runnable(&self) -> Option<String> {
+        let copies = self.replicas.len();
+        (copies != 1).then(|| format!("{copies} copies of the model, and a run uses one"))
+    }
+
     /// The name of this kind of layout.
     #[must_use]
     pub fn strategy(&self) -> Strategy {

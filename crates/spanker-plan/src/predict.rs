@@ -3,11 +3,11 @@
 
 use spanker_topology::{Seconds, Shape};
 
-use crate::Objective;
 use crate::cost::Pricer;
 use crate::cost::pass::Pass;
 use crate::plan::{CardMemory, Layout, Prediction, Stage, in_flight, place, served};
 use crate::program::Terms;
+use crate::{Objective, Request};
 
 /// One pass through a pipeline: all stages one after the other, and the longest one.
 pub(crate) struct Passed {
@@ -102,6 +102,41 @@ fn load(pricer: &Pricer<'_>, memory: &[CardMemory]) -> Seconds {
     }
 }
 
+/// Sequences whose prompts come together: under load prompts come one at a time.
+fn prompts(request: &Request) -> u64 {
+    if request.objective == Objective::Throughput { 1 } else { request.sequences }
+}
+
+/// What the objective of a request minimises, as the prediction of a layout has it; nothing else is priced.
+pub(crate) fn scored(pricer: &Pricer<'_>, layout: &Layout) -> f64 {
+    let request = pricer.request;
+    let token = |copy: usize, stages: &[Stage]| {
+        let served = served(request, layout, copy);
+        let (batches, together) = in_flight(request, served.max(1), stages.len());
+        let (terms, waiting) = decode(pricer, stages, batches, together, request.position);
+        (served as f64, (terms.total() + waiting).0)
+    };
+    let copies = layout.replicas.iter().enumerate();
+    match request.objective {
+        Objective::Latency => copies.map(|(copy, s)| token(copy, s).1).fold(0.0, f64::max),
+        Objective::Throughput => {
+            let rate = |(served, time): (f64, f64)| served / time;
+            -copies.map(|(copy, stages)| rate(token(copy, stages))).sum::<f64>()
+        }
+        Objective::Ttft => {
+            let first = |(_, stages): (usize, &Vec<Stage>)| {
+                first_token(pricer, stages, prompts(request)).0.0
+            };
+            copies.map(first).fold(0.0, f64::max)
+        }
+    }
+}
+
+/// Whether every card of a layout has the memory for it.
+pub(crate) fn fits(pricer: &Pricer<'_>, layout: &Layout) -> bool {
+    memory(pricer, layout).iter().all(CardMemory::fits)
+}
+
 /// What a layout is predicted to do.
 pub(crate) fn predict(pricer: &Pricer<'_>, layout: &Layout) -> Prediction {
     let request = pricer.request;
@@ -119,10 +154,7 @@ pub(crate) fn predict(pricer: &Pricer<'_>, layout: &Layout) -> Prediction {
             let (late, late_waiting) = decode(pricer, stages, batches, together, last);
             worst = Some((terms, waiting, late.total() + late_waiting));
         }
-        // Under load prompts come one at a time.
-        let prompts =
-            if request.objective == Objective::Throughput { 1 } else { request.sequences };
-        let first = first_token(pricer, stages, prompts);
+        let first = first_token(pricer, stages, prompts(request));
         if ttft.is_none_or(|(slowest, _, _)| first.0.0 > slowest.0) {
             ttft = Some(first);
         }

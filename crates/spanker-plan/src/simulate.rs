@@ -388,8 +388,12 @@ pub(crate) fn in_a_row(
     let pairs = (group.cards.len() * group.cards.len()) as u64;
     let count = layers.len();
     // Long steps are mostly work, and who is early in one layer is early in the next.
-    let most = if rows > 1 { FEWEST_LAYERS } else { MESSAGES / pairs };
-    let most = most.clamp(FEWEST_LAYERS, MOST_LAYERS) as usize;
+    let most = match rows {
+        2.. if pairs >= MANY_PAIRS => FEWEST_LONG_LAYERS,
+        2.. => FEWEST_LAYERS,
+        _ => (MESSAGES / pairs).clamp(FEWEST_LAYERS, MOST_LAYERS),
+    };
+    let most = most as usize;
     let (times, before) = (count.min(most), usize::from(embed.is_some()));
     let pieces: Vec<&Lists> =
         embed.into_iter().chain(layers[..times].iter().copied()).chain(head).collect();
@@ -414,6 +418,9 @@ pub(crate) fn in_a_row(
 /// in all, but neither fewer nor more than these.
 const MESSAGES: u64 = 1000;
 const FEWEST_LAYERS: u64 = 6;
+/// The same for long steps of groups with so many pairs of cards, whose messages are cut into many segments.
+const FEWEST_LONG_LAYERS: u64 = 3;
+const MANY_PAIRS: u64 = 36;
 const MOST_LAYERS: u64 = 32;
 
 /// Says what recorded exchanges consist of: waiting for the last to come, what the collective takes without

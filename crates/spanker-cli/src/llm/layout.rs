@@ -67,7 +67,7 @@ pub(crate) fn plan(
         (None, None) => {
             let choice = choose(model, &cluster, &cards, &request)?;
             let exact = |layout: &Layout| {
-                layout.replicas.len() == 1
+                layout.not_runnable().is_none()
                     && layout.stages().all(|stage| stage.group.split != Matrices::Reduce)
             };
             let fits = |candidate: &&spanker_plan::Candidate| {

@@ -9,7 +9,7 @@ use super::table::{significant, words};
 use crate::output::line;
 
 pub(super) fn show(report: &Report<'_>) -> anyhow::Result<()> {
-    let (Some(best), Some(explained)) = (report.choice.best(), report.explained) else {
+    let (Some(best), Some(explained)) = (report.proposed, report.explained) else {
         return Ok(());
     };
     line("\nwhy")?;

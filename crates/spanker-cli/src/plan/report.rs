@@ -3,7 +3,9 @@
 
 use serde_json::{Value, json};
 use spanker_model::Model;
-use spanker_plan::{Candidate, Choice, Explanation, PLAN_VERSION, Remedies, Request, Stage, Terms};
+use spanker_plan::{
+    Candidate, Choice, Explanation, PLAN_VERSION, Plan, Prediction, Remedies, Request, Stage, Terms,
+};
 use spanker_topology::{Cluster, Seconds};
 
 use crate::cluster::describe;
@@ -14,14 +16,16 @@ pub(crate) struct Report<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) request: &'a Request,
     pub(crate) choice: &'a Choice,
+    /// The candidate that is proposed and saved: the best that can be run, or with --copies the best of all.
+    pub(crate) proposed: Option<&'a Candidate>,
     pub(crate) explained: Option<&'a Explanation>,
     pub(crate) remedy: Option<&'a Remedies>,
 }
 
 impl Report<'_> {
     /// The schema of `--json`.
-    pub(crate) fn to_json(&self) -> Value {
-        json!({
+    pub(crate) fn to_json(&self) -> anyhow::Result<Value> {
+        Ok(json!({
             "version": PLAN_VERSION,
             "model": {
                 "name": self.model.name,
@@ -45,7 +49,31 @@ impl Report<'_> {
             "candidates": self.choice.candidates.iter().map(candidate).collect::<Vec<_>>(),
             "explanation": self.explained.map(explanation),
             "remedies": self.remedy.map(remedies),
-        })
+            "run": self.run()?,
+        }))
+    }
+
+    /// What `spanker run` does with the best candidate that it takes: one sequence.
+    fn run(&self) -> anyhow::Result<Option<Value>> {
+        let Some(best) = self.choice.best_to_run() else { return Ok(None) };
+        let place = self.choice.candidates.iter().position(|candidate| candidate == best);
+        let alone = self.alone(best)?;
+        Ok(Some(json!({
+            "candidate": place,
+            "sequences": 1,
+            "decode_ms_per_token": alone.token.millis(),
+            "tokens_per_second": alone.tokens_per_second,
+        })))
+    }
+
+    /// What a candidate does for one sequence, which is what a run has.
+    pub(crate) fn alone(&self, candidate: &Candidate) -> anyhow::Result<Prediction> {
+        if self.request.sequences == 1 {
+            return Ok(candidate.prediction.clone());
+        }
+        let request = Request { sequences: 1, ..self.request.clone() };
+        let (model, cluster) = (self.model.clone(), self.cluster.clone());
+        Ok(Plan::new(model, cluster, request, candidate.layout.clone())?.predict())
     }
 
     /// Milliseconds of a token under the best layout, with every number at its good and bad end.
@@ -74,6 +102,8 @@ fn candidate(candidate: &Candidate) -> Value {
         "cards": layout.cards().len(),
         "card_ids": layout.cards(),
         "fits": prediction.fits(),
+        "runnable": layout.not_runnable().is_none(),
+        "not_runnable_because": layout.not_runnable(),
         "decode_ms_per_token": prediction.token.millis(),
         "decode_ms_per_token_at_context": prediction.token_at_context.millis(),
         "tokens_per_second": prediction.tokens_per_second,

@@ -36,13 +36,16 @@ pub(super) fn show(report: &Report<'_>) -> anyhow::Result<()> {
     line(
         "  strategy        cards  split stages copies   tok/s  memory compute  links  fixed     ttft  fullest card",
     )?;
-    for (index, candidate) in report.choice.candidates.iter().enumerate() {
-        let best = index == 0 && candidate.prediction.fits();
-        line(&row(candidate, if best { '*' } else { ' ' }))?;
+    for candidate in &report.choice.candidates {
+        let proposed = report.proposed.is_some_and(|proposed| proposed == candidate);
+        line(&row(candidate, if proposed { '*' } else { ' ' }))?;
     }
     line("")?;
-    match (report.choice.best(), report.remedy) {
-        (Some(best), _) => answer(report, best)?,
+    match (report.proposed, report.remedy) {
+        (Some(best), _) => {
+            answer(report, best)?;
+            running(report, best)?;
+        }
         (None, Some(remedy)) => infeasible(report, remedy)?,
         (None, None) => line("no layout of this model on these cards was found")?,
     }
@@ -66,8 +69,12 @@ fn row(candidate: &Candidate, mark: char) -> String {
     let fullest = p.memory.iter().max_by(|a, b| part(a).total_cmp(&part(b)));
     let fullest = fullest.map_or_else(String::new, |memory| {
         let percent = 100.0 * part(memory);
-        let fits = if p.fits() { "" } else { "  does not fit" };
-        format!("{percent:>4.0} % of {}{fits}", memory.capacity)
+        let note = match p.fits() {
+            false => "  does not fit",
+            true if layout.not_runnable().is_some() => "  cannot be run yet",
+            true => "",
+        };
+        format!("{percent:>4.0} % of {}{note}", memory.capacity)
     });
     format!(
         "{mark} {:<15} {:>5} {:>6} {:>6} {:>6} {:>7} {:>7} {:>7} {:>6} {:>6} {:>8}  {fullest}",
@@ -155,6 +162,27 @@ fn answer(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {
         shares(best)?;
     }
     line(&format!("loading the weights over the host links takes {}", p.load))
+}
+
+/// What of this a run does, where that is less than what was priced.
+fn running(report: &Report<'_>, proposed: &Candidate) -> anyhow::Result<()> {
+    if let Some(why) = proposed.layout.not_runnable() {
+        return line(&format!("this can be simulated and not run: {why}"));
+    }
+    if report.request.sequences > 1 {
+        let rate = significant(report.alone(proposed)?.tokens_per_second);
+        let sequences = report.request.sequences;
+        line(&format!(
+            "'spanker run' has one sequence at a time: {rate} tokens/s; the table is for {sequences} at a time"
+        ))?;
+    }
+    let better = report.choice.best().filter(|best| *best != proposed);
+    if let Some((best, why)) = better.and_then(|best| Some((best, best.layout.not_runnable()?))) {
+        let rate = significant(best.prediction.tokens_per_second);
+        let text = format!("{} would give {rate} tokens/s but cannot be run", words(best));
+        line(&format!("{text}: {why} (--copies proposes it all the same)"))?;
+    }
+    Ok(())
 }
 
 /// Who holds what, where that is not the same for all.

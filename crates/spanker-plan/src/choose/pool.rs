@@ -9,6 +9,8 @@ use std::cell::OnceCell;
 
 use spanker_topology::{Cluster, Shape};
 
+use super::search::{classes_taken, even_runs, round};
+
 use crate::cost::memory::Place;
 use crate::cost::pass::{Pass, Passes};
 use crate::cost::shard::Split;
@@ -46,6 +48,21 @@ impl Classes {
             }
         }
         Classes { members }
+    }
+
+    /// The classes of the cards that may be used, one after the other: class by class, and as the cards come.
+    pub(crate) fn orders(&self, available: &[u16]) -> Vec<Vec<usize>> {
+        let classes = available.iter().enumerate();
+        let by_class =
+            classes.flat_map(|(class, &most)| std::iter::repeat_n(class, usize::from(most)));
+        let members = self.members.iter().zip(available).enumerate();
+        let mut cards: Vec<(usize, usize)> = members
+            .flat_map(|(class, (cards, &most))| {
+                cards[..usize::from(most)].iter().map(move |&card| (card, class))
+            })
+            .collect();
+        cards.sort_unstable();
+        vec![by_class.collect(), cards.into_iter().map(|(_, class)| class).collect()]
     }
 
     pub(crate) fn counts(&self) -> Vec<u16> {
@@ -173,29 +190,23 @@ pub(crate) fn all(pricer: &Pricer<'_>, classes: &Classes, terms: &Terms) -> Vec<
     sorted(pool)
 }
 
-/// Runs of neighbours of some lengths, in the order of the cards and in the order of their classes.
+/// Runs of neighbours of some lengths, in the order of the cards and in the order of their classes, and what
+/// stages of equally many cards consist of.
 pub(crate) fn runs(pricer: &Pricer<'_>, classes: &Classes, terms: &Terms) -> Vec<Entry> {
-    let by_class: Vec<usize> = classes.members.concat();
-    let mut by_index = by_class.clone();
-    by_index.sort_unstable();
-    let total = by_class.len();
     let mut pool = Vec::new();
     let mut seen = std::collections::HashSet::new();
     let lengths = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192];
-    let lengths =
-        lengths.into_iter().filter(|&length| length + 1 < total).chain([total - 1, total]);
-    for length in lengths.filter(|&length| length <= terms.most_cards) {
-        for order in [&by_index, &by_class] {
-            for run in order.windows(length) {
-                let takes: Vec<u16> = classes
-                    .members
-                    .iter()
-                    .map(|class| class.iter().filter(|card| run.contains(card)).count() as u16)
-                    .collect();
-                let there = takes.iter().zip(&terms.available).all(|(take, most)| take <= most);
-                if there && seen.insert(takes.clone()) {
-                    entries(pricer, &canonical(classes, &takes), &takes, terms, &mut pool);
-                }
+    for order in classes.orders(&terms.available) {
+        let total = order.len();
+        let short = lengths.into_iter().filter(|&length| length + 1 < total);
+        let long = [total.saturating_sub(1), total].into_iter().filter(|&length| length > 0);
+        let windows = short.chain(long).flat_map(|length| order.windows(length));
+        let parts = (1..=total).filter(|&count| round(count));
+        let even = parts.flat_map(|count| even_runs(&order, count));
+        for run in windows.chain(even).filter(|run| run.len() <= terms.most_cards) {
+            let takes = classes_taken(run, classes.members.len());
+            if seen.insert(takes.clone()) {
+                entries(pricer, &canonical(classes, &takes), &takes, terms, &mut pool);
             }
         }
     }

@@ -41,6 +41,8 @@ pub(crate) struct Limits {
     pub(crate) nodes: u64,
     /// Choices of each size to keep; all if none is given.
     pub(crate) width: Option<usize>,
+    /// What somebody else has found already: only what scores better is of interest.
+    pub(crate) beat: f64,
 }
 
 /// The best pipeline, and whether nothing can be better.
@@ -83,7 +85,11 @@ impl<'a> Search<'a> {
         goal: Goal<'a>,
         limits: Limits,
     ) -> Self {
-        let pool: Vec<&Entry> = pool.iter().filter(|entry| (goal.allow)(&entry.group)).collect();
+        // Every other stage has a card at least.
+        let cards: usize = goal.available.iter().copied().map(usize::from).sum();
+        let most_cards = (cards + 1).saturating_sub(*goal.stages.start());
+        let possible = |entry: &&Entry| entry.cards() <= most_cards && (goal.allow)(&entry.group);
+        let pool: Vec<&Entry> = pool.iter().filter(possible).collect();
         let singles = pool.iter().filter(|entry| entry.cards() == 1);
         let per_class = |class: usize| {
             let of_class = singles.clone().filter(move |entry| entry.takes[class] == 1);
@@ -111,6 +117,60 @@ impl<'a> Search<'a> {
         Search { pricer, classes, pool, goal, limits, hop, least_ends, speeds, by_set, best, nodes }
     }
 
+    /// The best of the pipelines that one would try first: stages of equally many cards, which follow each other
+    /// in the order of the classes or of the cards, with one way to split for all or the best one for each.
+    pub(crate) fn even(mut self) -> Option<Found> {
+        let mut orders = self.classes.orders(&self.goal.available);
+        orders.dedup();
+        let stages = self.goal.stages.clone();
+        for order in &orders {
+            for count in stages.clone().filter(|&count| count <= order.len() && round(count)) {
+                let runs = even_runs(order, count);
+                let sets = runs.map(|run| classes_taken(run, self.goal.available.len()));
+                let options: Option<Vec<&Vec<usize>>> =
+                    sets.map(|takes| self.by_set.get(&takes)).collect();
+                let Some(options) = options else { continue };
+                let options: Vec<Vec<usize>> = options.into_iter().cloned().collect();
+                self.settle_even(&options);
+            }
+        }
+        self.best
+    }
+
+    /// Finds the best way to split each of some sets of cards: one for all of them, then stage by stage.
+    fn settle_even(&mut self, options: &[Vec<usize>]) {
+        let most = options.iter().map(Vec::len).max().unwrap_or(0);
+        let pick = |way: usize| {
+            let each = options.iter().map(|ways| ways[way.min(ways.len() - 1)]);
+            each.collect::<Vec<usize>>()
+        };
+        let value = |search: &Self, chosen: &[usize]| {
+            let tensor = chosen.iter().any(|&index| search.pool[index].cards() > 1);
+            let found = (tensor || !search.goal.need_tensor).then(|| search.evaluate(chosen));
+            found.flatten().map_or(f64::INFINITY, |found| found.value)
+        };
+        let all = (0..most).map(pick).map(|chosen| (value(self, &chosen), chosen));
+        let Some((mut least, mut chosen)) = all.min_by(|a, b| a.0.total_cmp(&b.0)) else { return };
+        if least.is_infinite() {
+            return;
+        }
+        self.nodes += most as u64;
+        // What is far from the best stays far.
+        if self.hopeful(least / NEAR) {
+            for (stage, ways) in options.iter().enumerate().filter(|(_, ways)| ways.len() > 1) {
+                for &way in ways {
+                    let before = std::mem::replace(&mut chosen[stage], way);
+                    let changed = value(self, &chosen);
+                    match changed < least {
+                        true => least = changed,
+                        false => chosen[stage] = before,
+                    }
+                }
+            }
+        }
+        self.try_order(&chosen);
+    }
+
     /// The best pipeline, whether the search saw enough to be sure, and how much it saw.
     pub(crate) fn run(mut self) -> (Option<Found>, bool, u64) {
         let root = Node { chosen: Vec::new(), left: self.goal.available.clone() };
@@ -133,7 +193,8 @@ impl<'a> Search<'a> {
 
     /// Whether a bound could still beat the best.
     fn hopeful(&self, bound: f64) -> bool {
-        self.best.as_ref().is_none_or(|best| bound < best.value * (1.0 - 1e-9))
+        let best = self.best.as_ref().map_or(self.limits.beat, |best| best.value);
+        bound < best * (1.0 - 1e-9)
     }
 
     /// The least score of any pipeline with these groups, and further ones that cost at least `next` a
@@ -381,6 +442,28 @@ impl<'a> Search<'a> {
         }
         groups
     }
+}
+
+/// How far from the best a pipeline may be for which ways to split are tried stage by stage.
+const NEAR: f64 = 1.2;
+
+/// Numbers of stages and copies that are tried where there are many cards.
+pub(crate) fn round(count: usize) -> bool {
+    let round = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+    round.contains(&count)
+}
+
+/// Divides a list into runs that are as equally long as can be.
+pub(crate) fn even_runs<T>(list: &[T], count: usize) -> impl Iterator<Item = &[T]> {
+    let at = move |run: usize| run * list.len() / count;
+    (0..count).map(move |run| &list[at(run)..at(run + 1)])
+}
+
+/// How many of each class a list of classes has.
+pub(crate) fn classes_taken(list: &[usize], classes: usize) -> Vec<u16> {
+    let mut takes = vec![0; classes];
+    list.iter().for_each(|&class| takes[class] += 1);
+    takes
 }
 
 /// Calls `visit` with every order of `items`; equal neighbours are not told apart twice.

@@ -326,6 +326,8 @@ pub struct PriceList {
     flows: RefCell<HashMap<(Collective, Algorithm, usize), Rc<Flow>>>,
     overheads: RefCell<HashMap<Vec<u32>, Overheads>>,
     times: RefCell<HashMap<Key, (Algorithm, Seconds)>>,
+    /// Seconds that each byte of a collective takes at least.
+    at_least: RefCell<HashMap<(Collective, Vec<u32>), f64>>,
     hops: RefCell<HashMap<HopKey, Seconds>>,
 }
 
@@ -407,6 +409,36 @@ impl PriceList {
             }
         }
         best.expect("a collective has an algorithm")
+    }
+
+    /// The least that a collective of so many bytes could take by any algorithm: what the busiest wire carries. It
+    /// costs little where `best` simulates every message.
+    pub(crate) fn at_least(
+        &self,
+        cluster: &Cluster,
+        collective: Collective,
+        cards: &[usize],
+        bytes: f64,
+    ) -> f64 {
+        let key = (collective, self.wiring(cluster, cards));
+        let known = self.at_least.borrow().get(&key).copied();
+        let per_byte = known.unwrap_or_else(|| {
+            let busiest = |algorithm: Algorithm| {
+                let flow = self.flow(collective, algorithm, cards.len());
+                let messages = flow.messages(1.0).map(|(a, b, n)| (cards[a], cards[b], n));
+                self.speeds(cluster).least_of_all(cluster, messages)
+            };
+            let all = match self.only {
+                Some(only) => busiest(only),
+                None => {
+                    let each = usable(collective, cards.len()).map(busiest);
+                    each.reduce(f64::min).unwrap_or(0.0)
+                }
+            };
+            self.at_least.borrow_mut().insert(key, all);
+            all
+        });
+        cluster.base(cards).0 + per_byte * bytes
     }
 
     /// What a collective takes by a certain algorithm.
