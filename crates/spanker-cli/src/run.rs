@@ -243,13 +243,12 @@ fn on_ranks(
     let (context, batch) = (loaded.context, loaded.batch);
     let mut runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
     let memory = runner.memory().to_vec();
-    let recorder = Recorder::new();
     if args.records() {
-        runner.record(&recorder);
+        runner.record()?;
     }
     let (runner, mut mend) = args.audit.twice(loaded, &plan, Box::new(runner))?;
     let answer = ready.answer(args, loaded, Session::new(runner), &mut mend)?;
-    let marks = recorder.marks();
+    let marks = front.marks()?;
     finish(
         args,
         &answer,
@@ -376,9 +375,8 @@ fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
         };
         files::write(path, &text)?;
         if !args.json {
-            let whose = if place.is_some() { " (rank 0's card alone)" } else { "" };
             let shown = path.display();
-            output::line(&format!("saved {shown}{whose}: open it at https://ui.perfetto.dev"))?;
+            output::line(&format!("saved {shown}: open it at https://ui.perfetto.dev"))?;
         }
     }
     Ok(())

@@ -63,21 +63,22 @@ pub(crate) fn profile(
     layout: &Layout,
     freshness: Freshness,
 ) -> anyhow::Result<Profile> {
-    profile_among(loaded, threads, layout, freshness, ("inproc", &mut || ()))
-}
-
-/// The same beside other processes, of this name, for which something is done every fraction of a second.
-pub(crate) fn profile_among(
-    loaded: &Loaded,
-    threads: usize,
-    layout: &Layout,
-    freshness: Freshness,
-    (others, meanwhile): (&str, &mut dyn FnMut()),
-) -> anyhow::Result<Profile> {
-    let model = loaded.network.model();
     // One measurement is for all contexts, those included that are shorter than a usual batch.
     let batch = loaded.batch.max(spanker_plan::USUAL_BATCH as usize);
-    let key = format!("{}; {others}", key(model, layout, batch, threads));
+    let key = format!("{}; inproc", key(loaded.network.model(), layout, batch, threads));
+    let subject = Subject { layout, batch, threads, memory: Bytes(memory_of_machine()) };
+    kept(key, freshness, &mut |progress| Ok(measure(&loaded.network, &subject, progress)?))
+}
+
+/// How something is measured: it is given what to call with the number of rows that comes next.
+pub(crate) type Measure<'a> = dyn FnMut(&mut dyn FnMut(usize)) -> anyhow::Result<Profile> + 'a;
+
+/// The profile that is kept for all that `key` says, or else a measured one, which is kept from then on.
+pub(crate) fn kept(
+    key: String,
+    freshness: Freshness,
+    measure: &mut Measure<'_>,
+) -> anyhow::Result<Profile> {
     // Without a folder nothing is kept, and everything is measured again.
     let kept = models::cache().ok().map(|cache| Kept::new(&cache.join("profiles"), key));
     if let (Freshness::Kept, Some(kept)) = (freshness, &kept) {
@@ -87,10 +88,8 @@ pub(crate) fn profile_among(
             Err(error) => eprintln!("note: {error:#}; measuring again"),
         }
     }
-    let subject = Subject { layout, batch, threads, memory: Bytes(memory_of_machine()) };
-    let measured = measure(&loaded.network, &subject, &mut |rows| {
+    let measured = measure(&mut |rows| {
         output::progress(&format!("measuring this machine: {rows} rows .."));
-        meanwhile();
     });
     output::progress_done();
     let profile = measured?;
@@ -102,7 +101,7 @@ pub(crate) fn profile_among(
 }
 
 /// All that a measurement depends on, in one line.
-fn key(model: &Model, layout: &Layout, batch: usize, threads: usize) -> String {
+pub(crate) fn key(model: &Model, layout: &Layout, batch: usize, threads: usize) -> String {
     let nameless = Model { name: String::new(), ..model.clone() };
     let shape =
         |text: Result<String, serde_json::Error>| fingerprint(text.unwrap_or_default().bytes());
@@ -138,7 +137,7 @@ fn processor(listed: &str) -> String {
 }
 
 /// What the system has, or lets this process have.
-fn memory_of_machine() -> u64 {
+pub(crate) fn memory_of_machine() -> u64 {
     let listed = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
     memory(&listed, &limit)
