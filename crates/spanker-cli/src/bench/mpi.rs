@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Choice {
+pub(super) enum Choice {
     /// The cheapest, with MPI's own or among the schedules alone.
     Cheapest {
         native: bool,
@@ -121,9 +121,9 @@ fn rows(
 ) -> anyhow::Result<()> {
     let speaks = world.rank() == 0;
     if speaks {
-        output::progress("probing the messages between ranks");
+        output::progress("probing the ranks");
     }
-    let forecast = Forecast::measure(case, args.dtype, fabric)?;
+    let forecast = probe(args.dtype, case, choice, sizes, fabric)?;
     if speaks {
         output::progress_done();
         if !args.json {
@@ -144,6 +144,25 @@ fn rows(
     }
     anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
     Ok(())
+}
+
+fn probe(
+    dtype: DType,
+    case: &Case,
+    choice: Choice,
+    sizes: &[usize],
+    fabric: &mut MpiFabric,
+) -> anyhow::Result<Forecast> {
+    for_type!(dtype, probe_as(case, choice, sizes, fabric))
+}
+
+fn probe_as<T: Sample>(
+    case: &Case,
+    choice: Choice,
+    sizes: &[usize],
+    fabric: &mut MpiFabric,
+) -> anyhow::Result<Forecast> {
+    Forecast::measure::<T>(case, choice, sizes, fabric)
 }
 
 fn measure(
@@ -266,9 +285,9 @@ fn measure_as<T: Sample>(
     let way = match choice {
         Choice::Given(way) => way,
         // All ranks have the same figures, so they choose the same.
-        Choice::Cheapest { native } => forecast.cheapest(case, elements, size_of::<T>(), native),
+        Choice::Cheapest { .. } => forecast.cheapest(case, elements, size_of::<T>()),
     };
-    let predicted = forecast.of(case, way, elements, size_of::<T>());
+    let predicted = forecast.of(way, elements * size_of::<T>());
     let mut runner = Runner::<T>::new(case, way, elements)?;
     let wrong = checked(case, &mut runner, elements, fabric)?;
     runner.data().fill(T::default());

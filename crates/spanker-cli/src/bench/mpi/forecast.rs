@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a collective between processes will take, from a short probe of the same processes.
+//! What a collective between processes will take: a profile of the same processes, from a short probe.
 //!
-//! A round in which every rank sends to the next one gives the line of a message while all ranks are busy; folds,
-//! copies and commits are timed while all ranks do them. What that leaves out (caches, cores that ranks share) is a
-//! factor from one schedule that is run at a few sizes. MPI's own collectives are no schedules: a few sizes are
-//! timed, and others lie between.
+//! What a collective takes between processes is no sum of messages and folds: ranks that share cores hold each other
+//! up, MPI changes its way of sending with the size, and caches keep what was just received. So every way that may be
+//! chosen is timed as a whole, by all ranks at the same time, at sizes a factor of four apart; other sizes lie on lines
+//! between. The sizes of the probe are not those that are usually asked for.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use spanker_collective::{Local, Schedule, Step, Transfer};
 use spanker_fabric_mpi::MpiFabric;
-use spanker_plan::Line;
-use spanker_scheduler::{
-    Algorithm, Collective, DType, Fabric, FabricError, ReduceOp, Registered, Team, Threads,
-    Workspace, execute_registered, host, schedule,
-};
+use spanker_scheduler::{Algorithm, Collective, DType, ReduceOp, schedule};
 
-use super::{Case, Runner, slowest};
+use super::super::data::Sample;
+use super::{Case, Choice, Runner};
 
 /// How a collective is run between processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,29 +30,37 @@ impl Way {
     }
 }
 
-/// Bytes of the messages that are timed.
-const MESSAGES: [usize; 5] = [64, 2048, 16 << 10, 128 << 10, 1 << 20];
-/// Bytes of MPI's own collectives that are timed.
-const NATIVE: [usize; 6] = [64, 4 << 10, 64 << 10, 512 << 10, 2 << 20, 8 << 20];
-/// Bytes of the schedule that is run to compare.
-const SCHEDULES: [usize; 5] = [1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20];
-/// Bytes of the folds and copies that are timed.
-const LOCAL: usize = 256 << 10;
-/// How often each is timed; the median counts.
-const TIMES: usize = 9;
+/// The least bytes that are timed, and how many times as many the next are.
+const LEAST: usize = 48;
+const TIMES_AS_MANY: usize = 4;
+/// The most: from there on, time is a line.
+const MOST: usize = LEAST << 18;
+/// How often each is timed, in turns; the median counts.
+const TURNS: usize = 9;
+/// How long the calls of a turn take together, unless one takes longer.
+const TURN: Duration = Duration::from_millis(2);
 
 /// What the probe found.
 #[derive(Debug)]
 pub(super) struct Forecast {
-    /// A round of messages: its latency has the commit of a call in it once.
-    message: Option<Line>,
-    commit: f64,
-    /// Seconds for each byte of a result.
-    fold: f64,
-    copy: f64,
-    /// How many times longer a schedule over so many bytes takes than its parts say.
-    factors: Vec<(f64, f64)>,
-    native: Vec<(f64, f64)>,
+    curves: Vec<Curve>,
+}
+
+/// What a way takes, by bytes.
+#[derive(Debug)]
+struct Curve {
+    way: Way,
+    /// Bytes and seconds, in ascending order of bytes.
+    points: Vec<(f64, f64)>,
+}
+
+/// One of the things that take turns.
+struct Probe<T> {
+    curve: usize,
+    bytes: usize,
+    runner: Runner<T>,
+    calls: usize,
+    seconds: Vec<f64>,
 }
 
 fn median(mut samples: Vec<f64>) -> f64 {
@@ -64,182 +68,131 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// The median time of a call, on the slowest rank.
-fn time(
-    fabric: &mut MpiFabric,
-    calls: usize,
-    mut call: impl FnMut(&mut MpiFabric) -> Result<(), FabricError>,
-) -> Result<f64, FabricError> {
-    let mut samples = Vec::with_capacity(TIMES);
-    for _ in 0..TIMES {
-        call(fabric)?;
-        let begun = Instant::now();
-        for _ in 0..calls {
-            call(fabric)?;
+/// The sizes to time so that all of these lie between two, or beyond the largest two.
+fn around(sizes: &[usize]) -> Vec<usize> {
+    let all: Vec<usize> = std::iter::successors(Some(LEAST), |size| Some(size * TIMES_AS_MANY))
+        .take_while(|&size| size <= MOST)
+        .collect();
+    let mut list = Vec::new();
+    // A barrier has no bytes at all.
+    for &size in sizes {
+        if size == 0 {
+            list.push(0);
+            continue;
         }
-        samples.push(begun.elapsed().as_secs_f64() / calls as f64);
+        let above = all.partition_point(|&known| known < size).min(all.len() - 1);
+        list.extend([all[above.saturating_sub(1)], all[above]]);
     }
-    slowest(fabric, median(samples))
-}
-
-/// A schedule in which every rank sends `elements` to the next one.
-fn shift(ranks: usize, elements: usize) -> Schedule {
-    use spanker_collective::Span;
-    let step = |rank: usize| Step {
-        transfers: vec![
-            Transfer::Send { to: (rank + 1) % ranks, span: Span::data(0..elements) },
-            Transfer::Recv {
-                from: (rank + ranks - 1) % ranks,
-                span: Span::data(elements..2 * elements),
-                fold: None,
-            },
-        ],
-        locals: Vec::new(),
-    };
-    let steps = (0..ranks).map(|rank| if ranks > 1 { vec![step(rank)] } else { Vec::new() });
-    let (kind, how) = (Collective::ReduceScatter, Algorithm::Ring);
-    Schedule::from_parts(kind, how, 2 * elements, 2 * elements, 0, steps.collect())
+    list.sort_unstable();
+    list.dedup();
+    list
 }
 
 impl Forecast {
-    /// Probes the ranks. All of them must call it.
-    pub(super) fn measure(
+    /// Probes the ranks, for these sizes. All of them must call it.
+    pub(super) fn measure<T: Sample>(
         case: &Case,
-        dtype: DType,
+        choice: Choice,
+        sizes: &[usize],
         fabric: &mut MpiFabric,
     ) -> anyhow::Result<Forecast> {
-        let soon = || Instant::now() + case.patience.max(Duration::from_secs(1));
-        let (ranks, sum) = (case.ranks, ReduceOp::Sum);
-        let empty = schedule(Collective::AllReduce, Algorithm::Ring, ranks, 0)?;
-        let (mut space, mut none) = (Workspace::<f32>::new(), Registered::new(0));
-        let commit = time(fabric, 20, |fabric| {
-            execute_registered(fabric, &empty, &mut space, &mut none, sum, soon())
-        })?;
-        let mut samples = Vec::new();
-        for bytes in MESSAGES {
-            let plan = shift(ranks, bytes / 4);
-            let mut buffer = Registered::<f32>::new(plan.data_len());
-            let calls = if bytes > 100_000 { 3 } else { 20 };
-            // What the call copies in the end is measured with it: the probe wants messages.
-            let took = time(fabric, calls, |fabric| {
-                execute_registered(fabric, &plan, &mut space, &mut buffer, sum, soon())
-            })?;
-            samples.push((bytes as u64, (took - commit).max(1e-9)));
-        }
-        let (fold, copy) = local(fabric)?;
-        let native = if Self::has_native(case, dtype) { native(case, fabric)? } else { Vec::new() };
-        let (message, factors) = (Line::fit(&samples), Vec::new());
-        let mut forecast = Forecast { message, commit, fold, copy, factors, native };
-        forecast.factors = forecast.calibrate(case, fabric)?;
-        Ok(forecast)
-    }
-
-    /// Runs one schedule, and compares.
-    fn calibrate(&self, case: &Case, fabric: &mut MpiFabric) -> anyhow::Result<Vec<(f64, f64)>> {
-        let own = Case { op: ReduceOp::Sum, ..*case };
-        let way = Way::Schedule(Algorithm::TwoShot);
-        let mut factors = Vec::new();
-        for bytes in SCHEDULES {
-            let mut runner = Runner::<f32>::new(&own, way, bytes / 4)?;
-            let took = typical(&own, &mut runner, bytes, fabric)?;
-            let expected = self.of(&own, way, bytes / 4, 4).filter(|&time| time > 0.0);
-            factors.push((bytes as f64, expected.map_or(1.0, |expected| took / expected)));
-        }
-        Ok(factors)
-    }
-
-    /// Whether MPI has such elements and such an operation.
-    fn has_native(case: &Case, dtype: DType) -> bool {
-        let op = !case.collective.reduces() || case.op != ReduceOp::LogSumExp;
-        op && !matches!(dtype, DType::F16 | DType::Bf16)
-    }
-
-    /// The probe's findings in words.
-    pub(super) fn text(&self) -> String {
-        let line = match &self.message {
-            Some(line) => format!(
-                "{:.1} us and {:.2} GB/s for a round of messages",
-                line.latency.micros(),
-                line.bandwidth.0 as f64 / 1e9
-            ),
-            None => "no messages".into(),
+        let ways: Vec<Way> = match choice {
+            Choice::Given(way) => vec![way],
+            Choice::Cheapest { native } => {
+                let native = (native && has_native(case, T::DTYPE)).then_some(Way::Native);
+                native.into_iter().chain(Algorithm::ALL.map(Way::Schedule)).collect()
+            }
         };
+        let mut curves = Vec::new();
+        let mut probes: Vec<Probe<T>> = Vec::new();
+        for way in ways {
+            let mut added = false;
+            for bytes in around(sizes) {
+                // Every number of ranks divides it, for all-to-all.
+                let elements = bytes.div_ceil(size_of::<T>()).next_multiple_of(case.ranks);
+                if !can(case, way, elements) {
+                    continue;
+                }
+                let runner = Runner::new(case, way, elements)?;
+                let (curve, bytes) = (curves.len(), elements * size_of::<T>());
+                probes.push(Probe { curve, bytes, runner, calls: 1, seconds: Vec::new() });
+                added = true;
+            }
+            curves.extend(added.then(|| Curve { way, points: Vec::new() }));
+        }
+        take_turns(case, &mut probes, fabric)?;
+        for probe in probes {
+            curves[probe.curve].points.push((probe.bytes as f64, median(probe.seconds)));
+        }
+        Ok(Forecast { curves })
+    }
+
+    /// What was timed, in words.
+    pub(super) fn text(&self) -> String {
+        let names: Vec<&str> = self.curves.iter().map(|curve| curve.way.name()).collect();
+        let sizes = self.curves.iter().map(|curve| curve.points.len()).max().unwrap_or(0);
         format!(
-            "probe: {line}, {:.1} us to end a call, folds at {:.2} GB/s, copies at {:.2} GB/s",
-            self.commit * 1e6,
-            1e-9 / self.fold,
-            1e-9 / self.copy
+            "predicted from {sizes} sizes that were timed before, by all ranks at once: {}",
+            names.join(", ")
         )
     }
 
     /// What a way will take, in seconds.
-    pub(super) fn of(&self, case: &Case, way: Way, elements: usize, size: usize) -> Option<f64> {
-        match way {
-            Way::Native => between(&self.native, (elements * size) as f64),
-            Way::Schedule(algorithm) => {
-                let plan = schedule(case.collective, algorithm, case.ranks, elements).ok()?;
-                let factor = between(&self.factors, (elements * size) as f64).unwrap_or(1.0);
-                Some(self.schedule_time(&plan, size) * factor)
-            }
-        }
+    pub(super) fn of(&self, way: Way, bytes: usize) -> Option<f64> {
+        let curve = self.curves.iter().find(|curve| curve.way == way)?;
+        between(&curve.points, bytes as f64)
     }
 
-    /// The way that takes the least, MPI's own among them if `native` is.
-    pub(super) fn cheapest(&self, case: &Case, elements: usize, size: usize, native: bool) -> Way {
-        let uneven =
-            case.collective == Collective::AllToAll && !elements.is_multiple_of(case.ranks);
-        let ways = Algorithm::ALL.map(Way::Schedule).into_iter();
-        let native = (native && !uneven && !self.native.is_empty()).then_some(Way::Native);
-        let times = native
-            .into_iter()
-            .chain(ways)
-            .filter_map(|way| Some((way, self.of(case, way, elements, size)?)));
+    /// The way that takes the least.
+    pub(super) fn cheapest(&self, case: &Case, elements: usize, size: usize) -> Way {
+        let able = self.curves.iter().filter(|curve| can(case, curve.way, elements));
+        let times = able.filter_map(|curve| {
+            Some((curve.way, between(&curve.points, (elements * size) as f64)?))
+        });
         let best = times.min_by(|a, b| a.1.total_cmp(&b.1));
         best.map_or(Way::Schedule(Algorithm::Ring), |(way, _)| way)
     }
+}
 
-    fn schedule_time(&self, plan: &Schedule, size: usize) -> f64 {
-        let ranks = plan.ranks();
-        let steps = (0..ranks).map(|rank| plan.program(rank).len()).max().unwrap_or(0);
-        let mut total = self.commit;
-        for at in 0..steps {
-            let on =
-                |rank: usize| plan.program(rank).get(at).map_or(0.0, |s| self.step_time(s, size));
-            total += (0..ranks).map(on).fold(0.0, f64::max);
-        }
-        // The result goes to the caller's buffer.
-        total + (plan.elements() * size) as f64 * self.copy
+/// Times all in turns: what the machine does meanwhile counts for all of them.
+fn take_turns<T: Sample>(
+    case: &Case,
+    probes: &mut [Probe<T>],
+    fabric: &mut MpiFabric,
+) -> anyhow::Result<()> {
+    for probe in probes.iter_mut() {
+        // All ranks get the same time, and so the same number of calls.
+        let once = probe.runner.timed(case, fabric, 1)?.max(Duration::from_nanos(100));
+        probe.calls = (TURN.as_nanos() / once.as_nanos()).clamp(1, 1000) as usize;
     }
+    for _ in 0..TURNS {
+        for Probe { runner, calls, seconds, .. } in probes.iter_mut() {
+            let took = runner.timed(case, fabric, *calls)?.as_secs_f64();
+            seconds.push(took / *calls as f64);
+        }
+    }
+    Ok(())
+}
 
-    fn step_time(&self, step: &Step, size: usize) -> f64 {
-        let (mut messages, mut received, mut folded) = (0usize, 0usize, 0usize);
-        for transfer in &step.transfers {
-            if let Transfer::Recv { span, fold, .. } = transfer {
-                messages += 1;
-                received += span.len * size;
-                folded += if fold.is_some() { span.len * size } else { 0 };
-            }
+/// Whether MPI has such elements and such an operation.
+fn has_native(case: &Case, dtype: DType) -> bool {
+    let op = !case.collective.reduces() || case.op != ReduceOp::LogSumExp;
+    op && !matches!(dtype, DType::F16 | DType::Bf16)
+}
+
+/// Whether a way can do so many elements.
+fn can(case: &Case, way: Way, elements: usize) -> bool {
+    match way {
+        Way::Native => {
+            case.collective != Collective::AllToAll || elements.is_multiple_of(case.ranks)
         }
-        for local in &step.locals {
-            match local {
-                // A fold of two reads as much as a message's: more operands cost more.
-                Local::Fold { sources, into } => {
-                    folded += into.len * size * (sources.len() + 1) / 3;
-                }
-                Local::Copy { .. } => {}
-            }
+        Way::Schedule(algorithm) => {
+            schedule(case.collective, algorithm, case.ranks, elements).is_ok()
         }
-        let (latency, rate) = match &self.message {
-            Some(line) => (line.latency.0, line.bandwidth.0 as f64),
-            None => (0.0, f64::INFINITY),
-        };
-        // Messages of one round are under way together; each further one costs some of the latency.
-        let rounds = if messages > 0 { 1.0 + 0.3 * (messages as f64 - 1.0) } else { 0.0 };
-        rounds * latency + received as f64 / rate + folded as f64 * self.fold
     }
 }
 
-/// The value at `bytes`, between samples on a line, and beyond them in proportion to the last.
+/// The value at `bytes`, between samples on a line, and beyond them on that of the last two.
 fn between(samples: &[(f64, f64)], bytes: f64) -> Option<f64> {
     let last = samples.len().checked_sub(1)?;
     let after = samples.iter().position(|&(size, _)| size >= bytes).unwrap_or(last);
@@ -249,56 +202,6 @@ fn between(samples: &[(f64, f64)], bytes: f64) -> Option<f64> {
     }
     let (small, here) = samples[after - 1];
     Some((here + (there - here) * (bytes - small) / (large - small)).max(0.0))
-}
-
-/// The median seconds of a call of so many bytes.
-fn typical(
-    case: &Case,
-    runner: &mut Runner<f32>,
-    bytes: usize,
-    fabric: &mut MpiFabric,
-) -> anyhow::Result<f64> {
-    let calls = (20_000_000 / bytes.max(100_000)).clamp(1, 50);
-    let mut times = Vec::new();
-    for _ in 0..5 {
-        times.push(runner.timed(case, fabric, calls)?.as_secs_f64() / calls as f64);
-    }
-    Ok(median(times))
-}
-
-/// Seconds for each byte of a fold of two and of a copy, while all ranks do the same.
-fn local(fabric: &mut MpiFabric) -> anyhow::Result<(f64, f64)> {
-    let len = LOCAL / size_of::<f32>();
-    let (one, other, mut out) = (vec![1.0f32; len], vec![2.0f32; len], vec![0.0f32; len]);
-    let team = Team::new(1);
-    // Everyone begins at the same time.
-    slowest(fabric, 0.0)?;
-    let fold = time(fabric, 8, |_| {
-        let sources: [&[f32]; 2] = [&one, &other];
-        let _ = host::reduce(&team, Threads::Exactly(1), &sources, &mut out, ReduceOp::Sum);
-        Ok(())
-    })?;
-    slowest(fabric, 0.0)?;
-    let copy = time(fabric, 8, |_| {
-        std::hint::black_box(&mut out).copy_from_slice(std::hint::black_box(&one));
-        Ok(())
-    })?;
-    anyhow::ensure!(fabric.ranks() > 0 && out[0] == 1.0, "a copy is not a copy");
-    Ok((fold / LOCAL as f64, copy / LOCAL as f64))
-}
-
-/// Times of MPI's own collective.
-fn native(case: &Case, fabric: &mut MpiFabric) -> anyhow::Result<Vec<(f64, f64)>> {
-    let mut samples = Vec::new();
-    let own = Case { op: ReduceOp::Sum, ..*case };
-    for bytes in NATIVE {
-        // Every number of ranks divides it, for all-to-all.
-        let elements = (bytes / 4).div_ceil(case.ranks) * case.ranks;
-        let mut runner = Runner::<f32>::new(&own, Way::Native, elements)?;
-        let took = typical(&own, &mut runner, bytes, fabric)?;
-        samples.push(((elements * 4) as f64, took));
-    }
-    Ok(samples)
 }
 
 #[cfg(test)]
@@ -312,5 +215,42 @@ mod tests {
         assert_eq!([at(4.0), at(100.0), at(150.0), at(300.0)], [1.0, 1.0, 2.0, 3.0]);
         assert_eq!(at(800.0), 3.0);
         assert_eq!(between(&[], 5.0), None);
+    }
+
+    #[test]
+    fn sizes_that_are_timed_lie_around_those_that_are_asked_for() {
+        for size in [4, 48, 49, 8 << 10, 1 << 20, 12 << 20] {
+            let found = around(&[size]);
+            assert!(found[0] <= size.max(LEAST) && found[found.len() - 1] >= size, "{found:?}");
+            assert!(found.len() <= 2);
+        }
+        // Beyond the largest, the last two make a line.
+        assert_eq!(around(&[1 << 30]), [MOST / 4, MOST]);
+        assert_eq!(around(&[4, 8]), [LEAST]);
+        assert_eq!(around(&[0]), [0]);
+    }
+
+    #[test]
+    fn cheapest_way_is_that_of_the_size_and_can_do_it() {
+        let case = Case {
+            collective: Collective::AllToAll,
+            op: ReduceOp::Sum,
+            ranks: 3,
+            patience: Duration::from_secs(1),
+            budget: Duration::from_secs(1),
+        };
+        let curve = |way, points: [f64; 2]| Curve {
+            way,
+            points: vec![(12.0, points[0]), (12000.0, points[1])],
+        };
+        let (native, ring) = (Way::Native, Way::Schedule(Algorithm::Ring));
+        let forecast =
+            Forecast { curves: vec![curve(native, [1.0, 5.0]), curve(ring, [2.0, 3.0])] };
+        assert_eq!(forecast.cheapest(&case, 3, 4), native);
+        assert_eq!(forecast.cheapest(&case, 3000, 4), ring);
+        // MPI's own takes as many elements for every rank.
+        assert_eq!(forecast.cheapest(&case, 4, 4), ring);
+        assert_eq!(forecast.of(ring, 12), Some(2.0));
+        assert_eq!(forecast.of(Way::Schedule(Algorithm::Tree), 12), None);
     }
 }
