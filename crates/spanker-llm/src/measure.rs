@@ -25,7 +25,7 @@ use spanker_topology::{
 use crate::runner::Step;
 use crate::{InProcess, LlmError, Network};
 use fit::usual;
-use observe::{Alike, Observed};
+use observe::{Alike, Observed, Usual};
 
 /// Tokens before the single token that is measured, as far as the model has room for them.
 const POSITIONS: [usize; 4] = [16, 160, 512, 1024];
@@ -33,6 +33,8 @@ const POSITIONS: [usize; 4] = [16, 160, 512, 1024];
 const BEFORE_ROWS: [usize; 2] = [0, 512];
 /// How long all steps of one number of rows may take, if they are more than a few.
 const TIME: Duration = Duration::from_millis(160);
+/// Rows of short prompts, between one and all of a batch.
+const FEW_ROWS: usize = 16;
 /// Steps of one size at least, and at most.
 const STEPS: [usize; 2] = [3, 24];
 
@@ -132,21 +134,42 @@ impl Ready {
         cards: Cards,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Profile, LlmError> {
-        let Ready { plan, context, batch } = self;
-        let observed = Observed::new(cards.exchange());
-        let mut bench = Bench { runner, kinds: kinds(plan), context: *context, observed };
+        let (plan, batch) = (&self.plan, self.batch);
+        let mut bench = self.bench(runner, cards);
         progress(1);
-        let rest = bench.tokens(plan.model.vocab)?;
+        let rest = bench.tokens(plan.model.vocab, 3 * TIME)?;
         let mut rows = 2;
-        while rows <= *batch {
+        while rows <= batch {
             progress(rows);
             bench.rows(rows)?;
-            rows = if rows < *batch { (2 * rows).min(*batch) } else { batch + 1 };
+            rows = if rows < batch { (2 * rows).min(batch) } else { batch + 1 };
         }
-        let mut profile = bench.profile(plan, *batch, cards);
+        let mut profile = bench.profile(plan, batch, cards);
         // A step is started and its result is read.
         measured(&mut profile.host.latency, Seconds(rest / 2.0), cards);
         Ok(profile)
+    }
+
+    /// A profile with what exchanges take now, and what a step takes besides: a few steps say so.
+    pub(crate) fn refreshed(
+        &self,
+        runner: impl Measurable,
+        cards: Cards,
+        mut profile: Profile,
+    ) -> Result<Profile, LlmError> {
+        let mut bench = self.bench(runner, cards);
+        let rest = bench.tokens(self.plan.model.vocab, TIME)?;
+        for rows in [FEW_ROWS.min(self.batch), self.batch] {
+            bench.rows(rows)?;
+        }
+        set_link(&mut profile, &bench.observed.usual(), cards);
+        measured(&mut profile.host.latency, Seconds(rest / 2.0), cards);
+        Ok(profile)
+    }
+
+    fn bench<R: Measurable>(&self, runner: R, cards: Cards) -> Bench<R> {
+        let observed = Observed::new(cards.exchange());
+        Bench { runner, kinds: kinds(&self.plan), context: self.context, observed }
     }
 }
 
@@ -223,7 +246,7 @@ struct Took {
 impl<R: Measurable> Bench<R> {
     /// Single tokens through the whole model; says how long a step takes before its first operator and after the
     /// last.
-    fn tokens(&mut self, vocab: u64) -> Result<f64, LlmError> {
+    fn tokens(&mut self, vocab: u64, time: Duration) -> Result<f64, LlmError> {
         let last = self.context - 1;
         let mut positions: Vec<usize> = POSITIONS.iter().map(|&past| past.min(last)).collect();
         positions.dedup();
@@ -236,7 +259,7 @@ impl<R: Measurable> Bench<R> {
                 let around = self.step(&step, None, turn > 0)?.around;
                 rest.extend((turn > 0).then_some(around));
             }
-            if turn >= STEPS[0] && begun.elapsed() > 3 * TIME {
+            if turn >= STEPS[0] && begun.elapsed() > time {
                 break;
             }
         }
@@ -313,13 +336,18 @@ impl<R: Measurable> Bench<R> {
         let overhead = profile.compute.operators.iter().find(product).map(|entry| entry.overhead);
         measured(&mut profile.compute.per_operator, overhead.unwrap_or_default(), cards);
         measured(&mut profile.compute.per_token, Seconds::ZERO, cards);
-        if let (Some(link), Some((latency, per_byte))) = (&mut profile.link, usual.link()) {
-            let bandwidth = BytesPerSecond((1.0 / per_byte).min(1e15) as u64);
-            measured(&mut link.bandwidth, bandwidth, cards);
-            measured(&mut link.latency, Seconds(latency), cards);
-            measured(&mut link.round_trip, Seconds(2.0 * latency), cards);
-        }
+        set_link(&mut profile, &usual, cards);
         profile
+    }
+}
+
+/// What exchanges take, if some were seen.
+fn set_link(profile: &mut Profile, usual: &Usual<'_>, cards: Cards) {
+    if let (Some(link), Some((latency, per_byte))) = (&mut profile.link, usual.link()) {
+        let bandwidth = BytesPerSecond((1.0 / per_byte).min(1e15) as u64);
+        measured(&mut link.bandwidth, bandwidth, cards);
+        measured(&mut link.latency, Seconds(latency), cards);
+        measured(&mut link.round_trip, Seconds(2.0 * latency), cards);
     }
 }
 

@@ -21,7 +21,7 @@ use spanker_model::Quant;
 use spanker_plan::{
     Activity, Conditions, Layout, Mark, Plan, Request, Split, Trace, compare, simulate,
 };
-use spanker_topology::{Bytes, Cluster, ExchangeKind, Profile, Provenance, Shape};
+use spanker_topology::{Bytes, Cluster, ExchangeKind, Profile, Provenance, Seconds, Shape};
 
 use recipe::Recipe;
 use splits::{CONTEXT, mixed, one_by_one, plan, prompt, together};
@@ -165,6 +165,12 @@ fn profile_of_ranks_is_measured_on_them_and_prices_messages() {
         let subject = Subject { layout: &layout, batch: 16, threads: 1, memory: Bytes(8 << 30) };
         let (profile, after) = led(ranks, &network, |front| {
             let profile = front.measure(&network, &subject, &mut |_| ()).expect("a profile");
+            // An exchange price of another day is replaced, what operators take is not.
+            let mut old = profile.clone();
+            old.link.as_mut().expect("a link").latency.value = Seconds(1.0);
+            let new = front.refresh(&network, &subject, old).expect("a profile");
+            assert_eq!(new.compute, profile.compute);
+            assert!(new.link.expect("a link").latency.value.0 < 0.5);
             // Steps of a run come after it, on the same ranks.
             let plan = plan(&network, Split::Gather, &groups);
             (profile, recorded(front, &network, &plan).len())

@@ -98,9 +98,12 @@ pub(crate) fn profile(
     let key = host::key(loaded.network.model(), layout, batch, threads);
     let key = format!("{key}; {} on {}", place.library, place.hosts.join(","));
     let subject = Subject { layout, batch, threads, memory };
-    host::kept(key.replace('\n', " "), freshness, &mut |progress| {
+    let mut is_fresh = false;
+    let profile = host::kept(key.replace('\n', " "), freshness, &mut |progress| {
+        is_fresh = true;
         Ok(front.measure(&loaded.network, &subject, progress)?)
-    })
+    })?;
+    if is_fresh { Ok(profile) } else { Ok(front.refresh(&loaded.network, &subject, profile)?) }
 }
 
 /// Joins the other ranks. On rank 0 `lead` is called, with the model and the others at its command; all others follow

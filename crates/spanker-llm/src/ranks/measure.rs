@@ -28,10 +28,38 @@ impl Front<'_> {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Profile, LlmError> {
         let ready = Ready::new(network.model(), subject, Cards::Ranks)?;
+        ready.profile(self.measurable(network, subject, &ready)?, Cards::Ranks, progress)
+    }
+
+    /// A profile that was measured before, with what exchanges take now: that depends on where processes and virtual
+    /// machines run at the moment, and what operators take does not. A few steps say so.
+    ///
+    /// # Errors
+    /// What [`Front::lay_out`] and steps fail with.
+    pub fn refresh<B: AsRef<[u8]> + Send + Sync>(
+        &mut self,
+        network: &Arc<Network<B>>,
+        subject: &Subject<'_>,
+        profile: Profile,
+    ) -> Result<Profile, LlmError> {
+        if subject.layout.cards().len() < 2 {
+            return Ok(profile);
+        }
+        let ready = Ready::new(network.model(), subject, Cards::Ranks)?;
+        ready.refreshed(self.measurable(network, subject, &ready)?, Cards::Ranks, profile)
+    }
+
+    /// A layout whose steps can be measured.
+    fn measurable<B: AsRef<[u8]> + Send + Sync>(
+        &mut self,
+        network: &Arc<Network<B>>,
+        subject: &Subject<'_>,
+        ready: &Ready,
+    ) -> Result<impl Measurable, LlmError> {
         let space = (ready.context, ready.batch);
         let mut runner = self.lay(network, &ready.plan, space, subject.threads, true)?;
         runner.record()?;
-        ready.profile(runner, Cards::Ranks, progress)
+        Ok(runner)
     }
 }
 

@@ -3,8 +3,13 @@
 //!
 //! What a collective takes between processes is no sum of messages and folds: ranks that share cores hold each other
 //! up, MPI changes its way of sending with the size, and caches keep what was just received. So every way that may be
-//! chosen is timed as a whole, by all ranks at the same time, at sizes a factor of four apart; other sizes lie on lines
-//! between. The sizes of the probe are not those that are usually asked for.
+//! chosen is timed as a whole, by all ranks at the same time, at the sizes around the one that is asked for, of a list
+//! that doubles; others lie on a line between. The sizes of the list are not those that are usually asked for. Where
+//! times differ much from one to the next, MPI may have changed its way in between: sizes closer to the one that is
+//! asked for are timed, too.
+//!
+//! What cores take to reach each other can change from one second to the next, where a virtual machine is moved.
+//! So the probe comes right before what it predicts, and again after it.
 
 use std::time::Duration;
 
@@ -32,9 +37,12 @@ impl Way {
 
 /// The least bytes that are timed, and how many times as many the next are.
 const LEAST: usize = 48;
-const TIMES_AS_MANY: usize = 4;
+const TIMES_AS_MANY: usize = 2;
 /// The most: from there on, time is a line.
 const MOST: usize = LEAST << 18;
+/// How much neighbours may differ, and how far apart they may be if they differ more, as a part of the size.
+const ALIKE: f64 = 0.2;
+const CLOSE: f64 = 0.07;
 /// How often each is timed, in turns; the median counts.
 const TURNS: usize = 9;
 /// How long the calls of a turn take together, unless one takes longer.
@@ -56,11 +64,24 @@ struct Curve {
 
 /// One of the things that take turns.
 struct Probe<T> {
-    curve: usize,
+    way: Way,
     bytes: usize,
     runner: Runner<T>,
     calls: usize,
     seconds: Vec<f64>,
+}
+
+impl<T: Sample> Probe<T> {
+    /// Nothing if the way cannot do it.
+    fn new(case: &Case, way: Way, bytes: usize) -> anyhow::Result<Option<Self>> {
+        // Every number of ranks divides it, for all-to-all.
+        let elements = bytes.div_ceil(size_of::<T>()).next_multiple_of(case.ranks);
+        if !can(case, way, elements) {
+            return Ok(None);
+        }
+        let (runner, bytes) = (Runner::new(case, way, elements)?, elements * size_of::<T>());
+        Ok(Some(Probe { way, bytes, runner, calls: 1, seconds: Vec::new() }))
+    }
 }
 
 fn median(mut samples: Vec<f64>) -> f64 {
@@ -68,73 +89,56 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// The sizes to time so that all of these lie between two, or beyond the largest two.
-fn around(sizes: &[usize]) -> Vec<usize> {
-    let all: Vec<usize> = std::iter::successors(Some(LEAST), |size| Some(size * TIMES_AS_MANY))
-        .take_while(|&size| size <= MOST)
-        .collect();
-    let mut list = Vec::new();
+/// The sizes to time so that this one lies between them, or beyond them if it is larger than all.
+fn around(size: usize) -> Vec<usize> {
     // A barrier has no bytes at all.
-    for &size in sizes {
-        if size == 0 {
-            list.push(0);
-            continue;
-        }
-        let above = all.partition_point(|&known| known < size).min(all.len() - 1);
-        list.extend([all[above.saturating_sub(1)], all[above]]);
+    if size <= LEAST {
+        return vec![size.min(LEAST)];
     }
-    list.sort_unstable();
-    list.dedup();
-    list
+    let mut above = LEAST;
+    while above < size && above < MOST {
+        above *= TIMES_AS_MANY;
+    }
+    vec![above / TIMES_AS_MANY, above]
 }
 
 impl Forecast {
-    /// Probes the ranks, for these sizes. All of them must call it.
+    /// Times ways around a size. All ranks must call it, and find the same.
     pub(super) fn measure<T: Sample>(
         case: &Case,
-        choice: Choice,
-        sizes: &[usize],
+        ways: &[Way],
+        size: usize,
         fabric: &mut MpiFabric,
     ) -> anyhow::Result<Forecast> {
-        let ways: Vec<Way> = match choice {
-            Choice::Given(way) => vec![way],
-            Choice::Cheapest { native } => {
-                let native = (native && has_native(case, T::DTYPE)).then_some(Way::Native);
-                native.into_iter().chain(Algorithm::ALL.map(Way::Schedule)).collect()
-            }
-        };
-        let mut curves = Vec::new();
-        let mut probes: Vec<Probe<T>> = Vec::new();
-        for way in ways {
-            let mut added = false;
-            for bytes in around(sizes) {
-                // Every number of ranks divides it, for all-to-all.
-                let elements = bytes.div_ceil(size_of::<T>()).next_multiple_of(case.ranks);
-                if !can(case, way, elements) {
-                    continue;
-                }
-                let runner = Runner::new(case, way, elements)?;
-                let (curve, bytes) = (curves.len(), elements * size_of::<T>());
-                probes.push(Probe { curve, bytes, runner, calls: 1, seconds: Vec::new() });
-                added = true;
-            }
-            curves.extend(added.then(|| Curve { way, points: Vec::new() }));
+        let mut probes = Vec::new();
+        for (&way, bytes) in
+            ways.iter().flat_map(|way| around(size).into_iter().map(move |at| (way, at)))
+        {
+            probes.extend(Probe::<T>::new(case, way, bytes)?);
         }
-        take_turns(case, &mut probes, fabric)?;
-        for probe in probes {
-            curves[probe.curve].points.push((probe.bytes as f64, median(probe.seconds)));
+        let mut forecast = Forecast { curves: Vec::new() };
+        forecast.add(take_turns(case, probes, fabric)?);
+        for at in 0..forecast.curves.len() {
+            while let Some(bytes) = halfway(&forecast.curves[at].points, size as f64) {
+                let probe = Probe::<T>::new(case, forecast.curves[at].way, bytes)?;
+                forecast.add(take_turns(case, probe.into_iter().collect(), fabric)?);
+            }
         }
-        Ok(Forecast { curves })
+        Ok(forecast)
     }
 
-    /// What was timed, in words.
-    pub(super) fn text(&self) -> String {
-        let names: Vec<&str> = self.curves.iter().map(|curve| curve.way.name()).collect();
-        let sizes = self.curves.iter().map(|curve| curve.points.len()).max().unwrap_or(0);
-        format!(
-            "predicted from {sizes} sizes that were timed before, by all ranks at once: {}",
-            names.join(", ")
-        )
+    /// Adds what was timed.
+    fn add(&mut self, timed: Vec<(Way, usize, f64)>) {
+        for (way, bytes, seconds) in timed {
+            let known = self.curves.iter().position(|curve| curve.way == way);
+            let at = known.unwrap_or_else(|| {
+                self.curves.push(Curve { way, points: Vec::new() });
+                self.curves.len() - 1
+            });
+            let points = &mut self.curves[at].points;
+            let before = points.partition_point(|point| point.0 < bytes as f64);
+            points.insert(before, (bytes as f64, seconds));
+        }
     }
 
     /// What a way will take, in seconds.
@@ -157,21 +161,42 @@ impl Forecast {
 /// Times all in turns: what the machine does meanwhile counts for all of them.
 fn take_turns<T: Sample>(
     case: &Case,
-    probes: &mut [Probe<T>],
+    mut probes: Vec<Probe<T>>,
     fabric: &mut MpiFabric,
-) -> anyhow::Result<()> {
-    for probe in probes.iter_mut() {
+) -> anyhow::Result<Vec<(Way, usize, f64)>> {
+    for probe in &mut probes {
+        // The first call sets up connections and memory.
+        probe.runner.timed(case, fabric, 1)?;
         // All ranks get the same time, and so the same number of calls.
         let once = probe.runner.timed(case, fabric, 1)?.max(Duration::from_nanos(100));
         probe.calls = (TURN.as_nanos() / once.as_nanos()).clamp(1, 1000) as usize;
     }
     for _ in 0..TURNS {
-        for Probe { runner, calls, seconds, .. } in probes.iter_mut() {
+        for Probe { runner, calls, seconds, .. } in &mut probes {
             let took = runner.timed(case, fabric, *calls)?.as_secs_f64();
             seconds.push(took / *calls as f64);
         }
     }
-    Ok(())
+    Ok(probes.into_iter().map(|probe| (probe.way, probe.bytes, median(probe.seconds))).collect())
+}
+
+/// The size between the two around `bytes` that is to be timed, too: they differ much and are far apart.
+fn halfway(points: &[(f64, f64)], bytes: f64) -> Option<usize> {
+    let after = points.iter().position(|&(size, _)| size >= bytes).filter(|&at| at > 0)?;
+    let ((small, here), (large, there)) = (points[after - 1], points[after]);
+    let differ = (there / here).ln().abs() > ALIKE;
+    (differ && large - small > CLOSE * bytes).then_some(f64::midpoint(small, large) as usize)
+}
+
+/// The ways that may be chosen.
+pub(super) fn ways(case: &Case, choice: Choice, dtype: DType) -> Vec<Way> {
+    match choice {
+        Choice::Given(way) => vec![way],
+        Choice::Cheapest { native } => {
+            let native = (native && has_native(case, dtype)).then_some(Way::Native);
+            native.into_iter().chain(Algorithm::ALL.map(Way::Schedule)).collect()
+        }
+    }
 }
 
 /// Whether MPI has such elements and such an operation.
@@ -218,16 +243,32 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_timed_lie_around_those_that_are_asked_for() {
-        for size in [4, 48, 49, 8 << 10, 1 << 20, 12 << 20] {
-            let found = around(&[size]);
-            assert!(found[0] <= size.max(LEAST) && found[found.len() - 1] >= size, "{found:?}");
-            assert!(found.len() <= 2);
+    fn sizes_that_are_timed_lie_around_the_one_that_is_asked_for() {
+        for size in [49, 96, 97, 8 << 10, 1 << 20, 12 << 20] {
+            let found = around(size);
+            assert!(found[0] < size && found[1] >= size && found[1] == 2 * found[0], "{found:?}");
         }
         // Beyond the largest, the last two make a line.
-        assert_eq!(around(&[1 << 30]), [MOST / 4, MOST]);
-        assert_eq!(around(&[4, 8]), [LEAST]);
-        assert_eq!(around(&[0]), [0]);
+        assert_eq!(around(1 << 30), [MOST / 2, MOST]);
+        assert_eq!([around(0), around(8), around(48)], [vec![0], vec![8], vec![48]]);
+    }
+
+    #[test]
+    fn step_next_to_a_size_is_found_and_flat_times_are_not_looked_at_again() {
+        // From 7920 bytes on, messages go another way.
+        let time = |bytes: f64| if bytes < 7920.0 { 5.0 } else { 9.0 + bytes / 1e5 };
+        let mut points: Vec<(f64, f64)> =
+            around(8192).into_iter().map(|bytes| (bytes as f64, time(bytes as f64))).collect();
+        let mut timed = 0;
+        while let Some(bytes) = halfway(&points, 8192.0) {
+            let before = points.partition_point(|point| point.0 < bytes as f64);
+            points.insert(before, (bytes as f64, time(bytes as f64)));
+            timed += 1;
+        }
+        let found = between(&points, 8192.0).unwrap();
+        assert!((found / time(8192.0) - 1.0).abs() < 0.02 && timed <= 5, "{found} {points:?}");
+        assert_eq!(halfway(&[(6144.0, 5.0), (12288.0, 5.5)], 8192.0), None);
+        assert_eq!(halfway(&[(8.0, 5.0)], 8.0), None);
     }
 
     #[test]
