@@ -150,7 +150,8 @@ impl Ready {
         Ok(profile)
     }
 
-    /// A profile with what exchanges take now, and what a step takes besides: a few steps say so.
+    /// A profile with what tokens, short prompts, whole batches and exchanges take now, and what a step takes besides:
+    /// a few steps say so. What other numbers of rows take stays.
     pub(crate) fn refreshed(
         &self,
         runner: impl Measurable,
@@ -162,7 +163,16 @@ impl Ready {
         for rows in [FEW_ROWS.min(self.batch), self.batch] {
             bench.rows(rows)?;
         }
-        set_link(&mut profile, &bench.observed.usual(), cards);
+        let usual = bench.observed.usual();
+        for new in usual.times.fit() {
+            let same = |old: &&mut spanker_topology::OperatorRate| {
+                (old.kind, &old.weights, old.rows) == (new.kind, &new.weights, new.rows)
+            };
+            if let Some(old) = profile.compute.operators.iter_mut().find(same) {
+                *old = new;
+            }
+        }
+        set_link(&mut profile, &usual, cards);
         measured(&mut profile.host.latency, Seconds(rest / 2.0), cards);
         Ok(profile)
     }

@@ -21,7 +21,9 @@ use spanker_model::Quant;
 use spanker_plan::{
     Activity, Conditions, Layout, Mark, Plan, Request, Split, Trace, compare, simulate,
 };
-use spanker_topology::{Bytes, Cluster, ExchangeKind, Profile, Provenance, Seconds, Shape};
+use spanker_topology::{
+    Bytes, Cluster, ExchangeKind, OperatorKind, Profile, Provenance, Seconds, Shape,
+};
 
 use recipe::Recipe;
 use splits::{CONTEXT, mixed, one_by_one, plan, prompt, together};
@@ -165,11 +167,19 @@ fn profile_of_ranks_is_measured_on_them_and_prices_messages() {
         let subject = Subject { layout: &layout, batch: 16, threads: 1, memory: Bytes(8 << 30) };
         let (profile, after) = led(ranks, &network, |front| {
             let profile = front.measure(&network, &subject, &mut |_| ()).expect("a profile");
-            // An exchange price of another day is replaced, what operators take is not.
+            // Prices of another day are replaced, those of sizes that are not measured again are not.
             let mut old = profile.clone();
             old.link.as_mut().expect("a link").latency.value = Seconds(1.0);
             let new = front.refresh(&network, &subject, old).expect("a profile");
-            assert_eq!(new.compute, profile.compute);
+            let of = |profile: &Profile, rows: u64| {
+                let all = profile.compute.operators.iter();
+                all.filter(|entry| entry.kind == OperatorKind::Product && entry.rows == rows)
+                    .cloned()
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(new.compute.operators.len(), profile.compute.operators.len());
+            assert_eq!(of(&new, 4), of(&profile, 4));
+            assert_ne!(of(&new, 1), of(&profile, 1));
             assert!(new.link.expect("a link").latency.value.0 < 0.5);
             // Steps of a run come after it, on the same ranks.
             let plan = plan(&network, Split::Gather, &groups);

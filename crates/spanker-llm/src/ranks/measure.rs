@@ -31,8 +31,8 @@ impl Front<'_> {
         ready.profile(self.measurable(network, subject, &ready)?, Cards::Ranks, progress)
     }
 
-    /// A profile that was measured before, with what exchanges take now: that depends on where processes and virtual
-    /// machines run at the moment, and what operators take does not. A few steps say so.
+    /// A profile that was measured before, with what tokens, short prompts, whole batches and exchanges take now: that
+    /// depends on where processes and virtual machines run at the moment. A few steps say so.
     ///
     /// # Errors
     /// What [`Front::lay_out`] and steps fail with.

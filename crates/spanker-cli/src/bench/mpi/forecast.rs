@@ -42,7 +42,9 @@ const TIMES_AS_MANY: usize = 2;
 const MOST: usize = LEAST << 18;
 /// How much neighbours may differ, and how far apart they may be if they differ more, as a part of the size.
 const ALIKE: f64 = 0.2;
-const CLOSE: f64 = 0.07;
+const CLOSE: f64 = 0.002;
+/// Sizes that are timed to find out where times change.
+const CLOSER: usize = 10;
 /// How often each is timed, in turns; the median counts.
 const TURNS: usize = 9;
 /// How long the calls of a turn take together, unless one takes longer.
@@ -119,7 +121,8 @@ impl Forecast {
         let mut forecast = Forecast { curves: Vec::new() };
         forecast.add(take_turns(case, probes, fabric)?);
         for at in 0..forecast.curves.len() {
-            while let Some(bytes) = halfway(&forecast.curves[at].points, size as f64) {
+            for _ in 0..CLOSER {
+                let Some(bytes) = halfway(&forecast.curves[at].points, size as f64) else { break };
                 let probe = Probe::<T>::new(case, forecast.curves[at].way, bytes)?;
                 forecast.add(take_turns(case, probe.into_iter().collect(), fabric)?);
             }
@@ -266,7 +269,7 @@ mod tests {
             timed += 1;
         }
         let found = between(&points, 8192.0).unwrap();
-        assert!((found / time(8192.0) - 1.0).abs() < 0.02 && timed <= 5, "{found} {points:?}");
+        assert!((found / time(8192.0) - 1.0).abs() < 0.02 && timed <= CLOSER, "{found} {points:?}");
         assert_eq!(halfway(&[(6144.0, 5.0), (12288.0, 5.5)], 8192.0), None);
         assert_eq!(halfway(&[(8.0, 5.0)], 8.0), None);
     }
