@@ -249,12 +249,15 @@ fn on_ranks(
     let (context, batch) = (loaded.context, loaded.batch);
     let mut runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
     let memory = runner.memory().to_vec();
-    let recorder = args.records().then(Recorder::new);
-    if let Some(recorder) = &recorder {
-        runner.record(recorder);
+    if args.records() {
+        runner.record()?;
     }
     let (runner, mut mend) = args.audit.twice(loaded, &plan, Box::new(runner))?;
     let answer = ready.answer(args, loaded, Session::new(runner), &mut mend)?;
+    let recorder = match args.records() {
+        true => Some(Recorder::from(front.marks()?)),
+        false => None,
+    };
     let pieces = vec![Piece::first(priced, prompt, recorder)];
     finish(args, &answer, &Ran { pieces, lost: 0, place: Some(place), memory })
 }
@@ -363,9 +366,8 @@ fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
         };
         files::write(path, &text)?;
         if !args.json {
-            let whose = if place.is_some() { " (rank 0's card alone)" } else { "" };
             let shown = path.display();
-            output::line(&format!("saved {shown}{whose}: open it at https://ui.perfetto.dev"))?;
+            output::line(&format!("saved {shown}: open it at https://ui.perfetto.dev"))?;
         }
     }
     Ok(())

@@ -11,11 +11,12 @@
 mod fit;
 mod observe;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spanker_model::Quant;
-use spanker_plan::{Activity, Layout, Objective, Op, Plan, Request, Want};
+use spanker_model::{Model, Quant};
+use spanker_plan::{Activity, Layout, Mark, Objective, Op, Plan, Request, Want};
 use spanker_topology::{
     Bytes, BytesPerSecond, Cluster, Confidence, ExchangeKind, MacsPerSecond, OperatorKind, Profile,
     Provenance, Seconds, Shape, Value,
@@ -24,7 +25,7 @@ use spanker_topology::{
 use crate::runner::Step;
 use crate::{InProcess, LlmError, Network};
 use fit::usual;
-use observe::{Alike, Observed};
+use observe::{Alike, Observed, Usual};
 
 /// Tokens before the single token that is measured, as far as the model has room for them.
 const POSITIONS: [usize; 4] = [16, 160, 512, 1024];
@@ -35,6 +36,8 @@ const IN_A_ROW: usize = 4;
 const BEFORE_ROWS: [usize; 2] = [0, 512];
 /// How long all steps of one number of rows may take, if they are more than a few.
 const TIME: Duration = Duration::from_millis(160);
+/// Rows of short prompts, between one and all of a batch.
+const FEW_ROWS: usize = 16;
 /// Steps of one size at least, and at most.
 const STEPS: [usize; 2] = [3, 24];
 
@@ -61,40 +64,166 @@ pub fn measure<B: AsRef<[u8]> + Send + Sync + 'static>(
     subject: &Subject<'_>,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Profile, LlmError> {
-    let layout = subject.layout;
-    let cards = layout.cards().last().map_or(1, |card| card + 1);
-    let assumed = assumed(cards, subject.memory)?;
-    let model = network.model();
-    let batch = subject.batch.min(model.context as usize).max(1);
-    let longest = POSITIONS[POSITIONS.len() - 1] + batch;
-    let context = longest.min(model.context as usize);
-    let request = Request {
-        context: context as u64,
-        prompt: 1,
-        kv: Quant::F16,
-        batch: batch as u64,
-        ..Request::new(Objective::Latency)
-    };
-    let refused = |error: &dyn std::fmt::Display| LlmError::plan(error.to_string());
-    let cluster = Cluster::uniform(assumed.clone(), cards, Shape::Switch);
-    let cluster = cluster.map_err(|error| refused(&error))?;
-    let plan = Plan::new(model.clone(), cluster, request, layout.clone());
-    let plan = plan.map_err(|error| refused(&error))?;
-    let runner = InProcess::filled(Arc::clone(network), &plan, context, batch, subject.threads)?;
-    let mut bench = Bench { runner, kinds: kinds(&plan), context, observed: Observed::default() };
-    progress(1);
-    let rest = bench.tokens(model.vocab)?;
-    let mut rows = 2;
-    while rows <= batch {
-        progress(rows);
-        bench.rows(rows)?;
-        rows = if rows < batch { (2 * rows).min(batch) } else { batch + 1 };
-    }
-    let mut profile = bench.profile(assumed, batch);
-    // A step is started and its result is read.
-    measured(&mut profile.host.latency, Seconds(rest / 2.0));
-    profile.kernels = crate::inproc::kernels(subject.threads, layout.cards().len());
+    let cards = Cards::Threads;
+    let ready = Ready::new(network.model(), subject, cards)?;
+    let Ready { plan, context, batch } = &ready;
+    let runner = InProcess::filled(Arc::clone(network), plan, *context, *batch, subject.threads)?;
+    let mut profile = ready.profile(runner, cards, progress)?;
+    profile.kernels = crate::inproc::kernels(subject.threads, subject.layout.cards().len());
     Ok(profile)
+}
+
+/// What plays the cards that are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cards {
+    /// Threads of this process.
+    Threads,
+    /// Ranks of a group.
+    Ranks,
+}
+
+impl Cards {
+    /// In words.
+    fn words(self) -> &'static str {
+        match self {
+            Cards::Threads => "threads of this machine",
+            Cards::Ranks => "ranks of a group",
+        }
+    }
+
+    fn exchange(self) -> ExchangeKind {
+        match self {
+            Cards::Threads => ExchangeKind::SharedMemory,
+            Cards::Ranks => ExchangeKind::Direct,
+        }
+    }
+}
+
+/// A plan whose steps are measured.
+pub(crate) struct Ready {
+    pub(crate) plan: Plan,
+    pub(crate) context: usize,
+    pub(crate) batch: usize,
+}
+
+impl Ready {
+    pub(crate) fn new(
+        model: &Model,
+        subject: &Subject<'_>,
+        played: Cards,
+    ) -> Result<Ready, LlmError> {
+        let layout = subject.layout;
+        let cards = layout.cards().last().map_or(1, |card| card + 1);
+        let assumed = assumed(cards, subject.memory, played)?;
+        let batch = subject.batch.min(model.context as usize).max(1);
+        let longest = POSITIONS[POSITIONS.len() - 1] + batch;
+        let context = longest.min(model.context as usize);
+        let request = Request {
+            context: context as u64,
+            prompt: 1,
+            kv: Quant::F16,
+            batch: batch as u64,
+            ..Request::new(Objective::Latency)
+        };
+        let refused = |error: &dyn std::fmt::Display| LlmError::plan(error.to_string());
+        let cluster = Cluster::uniform(assumed, cards, Shape::Switch);
+        let cluster = cluster.map_err(|error| refused(&error))?;
+        let plan = Plan::new(model.clone(), cluster, request, layout.clone());
+        Ok(Ready { plan: plan.map_err(|error| refused(&error))?, context, batch })
+    }
+
+    /// Measures cards on which the plan is laid out.
+    pub(crate) fn profile(
+        &self,
+        runner: impl Measurable,
+        cards: Cards,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Profile, LlmError> {
+        let (plan, batch) = (&self.plan, self.batch);
+        let mut bench = self.bench(runner, cards);
+        progress(1);
+        let rest = bench.tokens(plan.model.vocab, 3 * TIME)?;
+        let mut rows = 2;
+        while rows <= batch {
+            progress(rows);
+            bench.rows(rows)?;
+            rows = if rows < batch { (2 * rows).min(batch) } else { batch + 1 };
+        }
+        let mut profile = bench.profile(plan, batch, cards);
+        // A step is started and its result is read.
+        measured(&mut profile.host.latency, Seconds(rest / 2.0), cards);
+        Ok(profile)
+    }
+
+    /// A profile with what tokens, short prompts, whole batches and exchanges take now, and what a step takes besides:
+    /// a few steps say so. What other numbers of rows take stays.
+    pub(crate) fn refreshed(
+        &self,
+        runner: impl Measurable,
+        cards: Cards,
+        mut profile: Profile,
+    ) -> Result<Profile, LlmError> {
+        let mut bench = self.bench(runner, cards);
+        let rest = bench.tokens(self.plan.model.vocab, TIME)?;
+        for rows in [FEW_ROWS.min(self.batch), self.batch] {
+            bench.rows(rows)?;
+        }
+        let usual = bench.observed.usual();
+        for new in usual.times.fit() {
+            let same = |old: &&mut spanker_topology::OperatorRate| {
+                (old.kind, &old.weights, old.rows) == (new.kind, &new.weights, new.rows)
+            };
+            if let Some(old) = profile.compute.operators.iter_mut().find(same) {
+                *old = new;
+            }
+        }
+        set_link(&mut profile, &usual, cards);
+        measured(&mut profile.host.latency, Seconds(rest / 2.0), cards);
+        Ok(profile)
+    }
+
+    fn bench<R: Measurable>(&self, runner: R, cards: Cards) -> Bench<R> {
+        let observed = Observed::new(cards.exchange());
+        Bench { runner, kinds: kinds(&self.plan), context: self.context, observed }
+    }
+}
+
+/// Cards whose steps can be measured.
+pub(crate) trait Measurable {
+    /// The members of each group.
+    fn groups(&self) -> &[Range<usize>];
+
+    /// Runs a step through some layers or all.
+    fn timed(&mut self, step: &Step<'_>, layers: Option<&[u32]>) -> Result<Timed, LlmError>;
+}
+
+/// A step that was measured.
+pub(crate) struct Timed {
+    /// What each card had to do.
+    pub(crate) programs: Arc<Vec<Vec<Op>>>,
+    /// What each card did when, in seconds since the step began.
+    pub(crate) marks: Vec<Vec<Mark>>,
+    /// How long the step took.
+    pub(crate) wall: f64,
+}
+
+impl<B: AsRef<[u8]> + Send + Sync + 'static> Measurable for InProcess<B> {
+    fn groups(&self) -> &[Range<usize>] {
+        self.groups()
+    }
+
+    fn timed(&mut self, step: &Step<'_>, layers: Option<&[u32]>) -> Result<Timed, LlmError> {
+        let begun = Instant::now();
+        let mut programs = self.programs_of(step);
+        if let Some(layers) = layers {
+            programs.iter_mut().for_each(|program| keep_layers(program, layers));
+        }
+        let programs = Arc::new(programs);
+        let reports = self.go(Arc::clone(&programs), step.want, true, begun)?;
+        let wall = begun.elapsed().as_secs_f64();
+        let marks = reports.into_iter().map(|report| report.marks).collect();
+        Ok(Timed { programs, marks, wall })
+    }
 }
 
 /// Layers that are alike.
@@ -115,8 +244,8 @@ fn kinds(plan: &Plan) -> Vec<Vec<usize>> {
 }
 
 /// Cards that are measured, and what is known by now.
-struct Bench<B> {
-    runner: InProcess<B>,
+struct Bench<R> {
+    runner: R,
     kinds: Vec<Vec<usize>>,
     context: usize,
     observed: Observed,
@@ -129,10 +258,10 @@ struct Took {
     around: f64,
 }
 
-impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
+impl<R: Measurable> Bench<R> {
     /// Single tokens through the whole model; says how long a step takes before its first operator and after the
     /// last.
-    fn tokens(&mut self, vocab: u64) -> Result<f64, LlmError> {
+    fn tokens(&mut self, vocab: u64, time: Duration) -> Result<f64, LlmError> {
         let in_a_row = IN_A_ROW.min(self.context);
         let last = self.context - in_a_row;
         let mut positions: Vec<usize> = POSITIONS.iter().map(|&past| past.min(last)).collect();
@@ -149,7 +278,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
                 let around = self.step(&step, None, counts)?.around;
                 rest.extend(counts.then_some(around));
             }
-            if turn >= STEPS[0] && begun.elapsed() > 6 * TIME {
+            if turn >= STEPS[0] && begun.elapsed() > time {
                 break;
             }
         }
@@ -163,12 +292,12 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
         let (mut next, mut each) = (0, 1);
         let begun = Instant::now();
         for turn in 0..=STEPS[1] {
-            let some: Vec<usize> = self
+            let some: Vec<u32> = self
                 .kinds
                 .iter()
                 .flat_map(|kind| {
                     let count = each.min(kind.len());
-                    (0..count).map(move |at| kind[(next + at) % kind.len()])
+                    (0..count).map(move |at| kind[(next + at) % kind.len()] as u32)
                 })
                 .collect();
             next += each;
@@ -191,18 +320,11 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
     fn step(
         &mut self,
         step: &Step<'_>,
-        layers: Option<&[usize]>,
+        layers: Option<&[u32]>,
         counts: bool,
     ) -> Result<Took, LlmError> {
-        let begun = Instant::now();
-        let mut programs = self.runner.programs_of(step);
-        if let Some(layers) = layers {
-            programs.iter_mut().for_each(|program| keep_layers(program, layers));
-        }
-        let programs = Arc::new(programs);
-        let reports = self.runner.go(Arc::clone(&programs), step.want, true, begun)?;
-        let wall = begun.elapsed().as_secs_f64();
-        let marks: Vec<_> = reports.iter().map(|report| &report.marks[..]).collect();
+        let Timed { programs, marks, wall } = self.runner.timed(step, layers)?;
+        let marks: Vec<_> = marks.iter().map(Vec::as_slice).collect();
         if counts {
             let operators = programs.iter().map(Vec::len).sum();
             let alike = Alike { rows: step.tokens.len(), past: step.past, operators };
@@ -215,62 +337,70 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Bench<B> {
     }
 
     /// The profile that follows from what was seen.
-    fn profile(&self, mut profile: Profile, batch: usize) -> Profile {
+    fn profile(&self, plan: &Plan, batch: usize, cards: Cards) -> Profile {
+        let mut profile = plan.cluster.profile(0).clone();
         let usual = self.observed.usual();
         let times = &usual.times;
         profile.compute.operators = times.fit();
         let reading = times.product_rate(1).max(1.0);
-        measured(&mut profile.memory.bandwidth, BytesPerSecond(reading as u64));
-        let model = self.runner.network().model();
+        measured(&mut profile.memory.bandwidth, BytesPerSecond(reading as u64), cards);
+        let model = &plan.model;
         // A byte of weights is multiplied with every row.
         let each = model.parameters() as f64 / model.weight_bytes().max(1) as f64;
         let multiplying = times.product_rate(batch as u64) * batch as f64 * each;
-        measured(&mut profile.compute.rate, MacsPerSecond(multiplying.max(1.0)));
+        measured(&mut profile.compute.rate, MacsPerSecond(multiplying.max(1.0)), cards);
         let product = |entry: &&spanker_topology::OperatorRate| {
             entry.kind == OperatorKind::Product && entry.rows == 1
         };
         let overhead = profile.compute.operators.iter().find(product).map(|entry| entry.overhead);
-        measured(&mut profile.compute.per_operator, overhead.unwrap_or_default());
-        measured(&mut profile.compute.per_token, Seconds::ZERO);
-        if let (Some(link), Some((latency, per_byte))) = (&mut profile.link, usual.link()) {
-            measured(&mut link.bandwidth, BytesPerSecond((1.0 / per_byte).min(1e15) as u64));
-            measured(&mut link.latency, Seconds(latency));
-            measured(&mut link.round_trip, Seconds(2.0 * latency));
-        }
+        measured(&mut profile.compute.per_operator, overhead.unwrap_or_default(), cards);
+        measured(&mut profile.compute.per_token, Seconds::ZERO, cards);
+        set_link(&mut profile, &usual, cards);
         profile
     }
 }
 
-/// Takes the layers that are not listed out of a program.
-fn keep_layers(program: &mut Vec<Op>, layers: &[usize]) {
+/// What exchanges take, if some were seen.
+fn set_link(profile: &mut Profile, usual: &Usual<'_>, cards: Cards) {
+    if let (Some(link), Some((latency, per_byte))) = (&mut profile.link, usual.link()) {
+        let bandwidth = BytesPerSecond((1.0 / per_byte).min(1e15) as u64);
+        measured(&mut link.bandwidth, bandwidth, cards);
+        measured(&mut link.latency, Seconds(latency), cards);
+        measured(&mut link.round_trip, Seconds(2.0 * latency), cards);
+    }
+}
+
+/// Takes the layers that are not listed out of a program. What stages hand over stays: it follows a stage's last layer.
+pub(crate) fn keep_layers(program: &mut Vec<Op>, layers: &[u32]) {
     let mut kept = true;
     program.retain(|op| {
         if let Op::Mark { activity, layer } = op {
             use Activity::{Attention, Down, Output, Up};
             let inside = matches!(activity, Attention | Output | Up | Down);
-            kept = !inside || layers.contains(&(*layer as usize));
+            kept = !inside || layers.contains(layer);
         }
-        kept
+        kept || matches!(op, Op::Send { .. } | Op::Receive { .. })
     });
 }
 
-fn measured<T>(value: &mut Value<T>, found: T) {
+fn measured<T>(value: &mut Value<T>, found: T, cards: Cards) {
     *value = Value {
         value: found,
         low: None,
         high: None,
         provenance: Provenance::Measured,
         confidence: Confidence::Medium,
-        source: "steps of the model on threads of this machine".to_owned(),
+        source: format!("steps of the model on {}", cards.words()),
     };
 }
 
 /// A card of which nothing but its part of the machine's memory is known.
-fn assumed(cards: usize, memory: Bytes) -> Result<Profile, LlmError> {
-    let none = "provenance = 'assumed', confidence = 'low', source = 'threads of one process'";
+fn assumed(cards: usize, memory: Bytes, played: Cards) -> Result<Profile, LlmError> {
+    let words = played.words();
+    let none = format!("provenance = 'assumed', confidence = 'low', source = '{words}'");
     let text = format!(
         "name = 'this-machine'
-summary = 'one of {cards} cards that are threads of this machine'
+summary = 'one of {cards} cards that are {words}'
 topology = 'switch'
 memory.capacity = {{ value = {}, provenance = 'derived', confidence = 'high', source = 'the memory of this machine, shared by {cards} cards' }}
 memory.reserved = {{ value = '0 B', {none} }}
@@ -292,7 +422,7 @@ round_trip = {{ value = '2 us', {none} }}
 training = {{ value = '0 us', {none} }}
 ",
         (memory.0 / cards.max(1) as u64).max(1),
-        ExchangeKind::SharedMemory.name(),
+        played.exchange().name(),
     );
     Profile::from_toml(&text).map_err(|error| LlmError::plan(error.to_string()))
 }

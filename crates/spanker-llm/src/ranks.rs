@@ -10,8 +10,12 @@
 //! be heard of within that time: whoever lets the front wait for something else calls [`Front::beat`] (or
 //! [`Runner::beat`]) several times as often, to which all ranks answer.
 
+mod clock;
 mod follow;
+mod marks;
+mod measure;
 mod order;
+mod record;
 mod seated;
 mod wire;
 
@@ -22,12 +26,13 @@ use spanker_fabric::{Fabric, FabricError};
 use spanker_plan::{Plan, Want};
 use spanker_topology::ExchangeKind;
 
-use crate::card::{self, Report, Tracing};
+use crate::card::{self, Report};
 use crate::layout::{self, Planned};
 use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing};
-use crate::{LlmError, Network, Recorder};
+use crate::{LlmError, Network};
 pub use follow::{Follower, follow};
 use order::Order;
+use record::Recording;
 use seated::Seated;
 use wire::{FRONT, Wire};
 
@@ -39,6 +44,8 @@ pub struct Front<'f> {
     wire: Wire<'f>,
     /// The group has a fault: nobody listens any more.
     faulty: bool,
+    /// What is recorded of the layout in use.
+    recording: Option<Recording>,
 }
 
 impl std::fmt::Debug for Front<'_> {
@@ -58,7 +65,7 @@ impl<'f> Front<'f> {
             let what = format!("rank {} cannot be the front, which is rank 0", fabric.rank());
             return Err(LlmError::unsupported(what));
         }
-        Ok(Front { wire: Wire::new(fabric, patience), faulty: false })
+        Ok(Front { wire: Wire::new(fabric, patience), faulty: false, recording: None })
     }
 
     /// Ranks in the group.
@@ -108,6 +115,18 @@ impl<'f> Front<'f> {
         batch: usize,
         threads: usize,
     ) -> Result<OnRanks<'_, 'f, B>, LlmError> {
+        self.lay(network, plan, (context, batch), threads, false)
+    }
+
+    /// The same; `filled` with numbers, as in the midst of a run, if it is to be measured.
+    fn lay<B: AsRef<[u8]> + Send + Sync>(
+        &mut self,
+        network: &Arc<Network<B>>,
+        plan: &Plan,
+        (context, batch): (usize, usize),
+        threads: usize,
+        filled: bool,
+    ) -> Result<OnRanks<'_, 'f, B>, LlmError> {
         let (kind, kernels) = (ExchangeKind::Direct, crate::inproc::kernels(threads, 1));
         let planned = Planned::new(network, plan, context, batch, kind, kernels)?;
         let ranks = self.ranks();
@@ -116,15 +135,17 @@ impl<'f> Front<'f> {
                 "it uses card {card}, and there are {ranks} ranks"
             )));
         }
+        self.recording = None;
         let json = plan.to_json();
         let stamp = crate::fingerprint(json.bytes());
         let (context, batch) = (context as u64, batch as u64);
-        self.order(&Order::Plan { network: network.fingerprint(), context, batch, json })?;
-        let seated = Seated::new(network, &planned, FRONT, threads);
+        let network_stamp = network.fingerprint();
+        self.order(&Order::Plan { network: network_stamp, context, batch, filled, json })?;
+        let seated = Seated::new(network, &planned, FRONT, threads, filled);
         let seated = seated.inspect_err(|error| self.give_up(error.to_string()))?;
         self.heard(|wire| wire.settle(stamp))?;
         let memory = self.collect_memory(&planned, &seated)?;
-        Ok(OnRanks { front: self, seated, trace: None, memory })
+        Ok(OnRanks { front: self, seated, memory })
     }
 
     /// What every card has allocated, as its rank says.
@@ -181,7 +202,6 @@ impl Drop for Front<'_> {
 pub struct OnRanks<'a, 'f, B> {
     front: &'a mut Front<'f>,
     seated: Seated<B>,
-    trace: Option<Tracing>,
     memory: Vec<MemoryUse>,
 }
 
@@ -200,9 +220,12 @@ impl<B> OnRanks<'_, '_, B> {
         &self.memory
     }
 
-    /// Records from now on what this rank's card does when. Other ranks have clocks of their own.
-    pub fn record(&mut self, recorder: &Recorder) {
-        self.trace = Some(Tracing::new(recorder));
+    /// Records from now on what each card does when. [`Front::marks`] gathers it, when this is over.
+    ///
+    /// # Errors
+    /// [`LlmError::Fabric`] if a rank does not answer.
+    pub fn record(&mut self) -> Result<(), LlmError> {
+        self.front.record(&self.seated.ranks)
     }
 }
 
@@ -225,12 +248,27 @@ impl<B: AsRef<[u8]> + Send + Sync> OnRanks<'_, '_, B> {
 impl<B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<'_, '_, B> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
         layout::check(&self.seated.programs, self.seated.vocab, step)?;
-        let begun = Instant::now();
-        self.front.order(&Order::step(step))?;
-        let (seated, traced) = (&mut self.seated, self.trace.is_some());
-        let own = self.front.heard(|wire| seated.step(wire, step, traced))?;
-        if let (Some(trace), Some(report)) = (&self.trace, &own) {
-            trace.keep(FRONT, report, begun, step.past);
+        self.go(step, &[], Instant::now())
+    }
+
+    fn batch(&self) -> usize {
+        self.seated.programs.space().batch as usize
+    }
+
+    fn beat(&mut self) -> Result<(), LlmError> {
+        self.front.beat()
+    }
+}
+
+impl<B: AsRef<[u8]> + Send + Sync> OnRanks<'_, '_, B> {
+    /// Runs a step through some layers, or all if there are none.
+    fn go(&mut self, step: &Step<'_>, layers: &[u32], begun: Instant) -> Result<Outcome, LlmError> {
+        self.front.order(&Order::step(step, layers))?;
+        let (seated, traced) = (&mut self.seated, self.front.recording.is_some());
+        let own = self.front.heard(|wire| seated.step(wire, (step, layers), begun, traced))?;
+        let since = self.front.wire.clock(begun);
+        if let (Some(recording), Some(report)) = (&mut self.front.recording, &own) {
+            recording.keep(record::by_clock(report, FRONT, step.past, since));
         }
         let cards = self.seated.ranks.len() as u32;
         if step.want == Want::Nothing {
@@ -241,13 +279,5 @@ impl<B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<'_, '_, B> {
         }
         let reports = self.collect(own, step.want)?;
         Ok(card::outcome(step.want, begun.elapsed(), &reports))
-    }
-
-    fn batch(&self) -> usize {
-        self.seated.programs.space().batch as usize
-    }
-
-    fn beat(&mut self) -> Result<(), LlmError> {
-        self.front.beat()
     }
 }

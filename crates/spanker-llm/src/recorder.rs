@@ -42,3 +42,9 @@ impl Recorder {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
+
+impl From<Vec<Mark>> for Recorder {
+    fn from(marks: Vec<Mark>) -> Recorder {
+        Recorder { marks: Arc::new(Mutex::new(marks)), origin: Arc::default() }
+    }
+}

@@ -96,3 +96,13 @@ fn kind_that_is_taken_out_of_a_profile_is_missed() {
         assert_eq!(unpriced(&network, &layout, &profile), [(kind, weights)]);
     }
 }
+
+#[test]
+fn stages_of_several_layers_are_measured_through_some_of_them_and_still_hand_over() {
+    let recipe = Recipe { layers: 6, ..Recipe::llama(Quant::Q4_0, [4, 2, 32], 128, 256) };
+    let network = Arc::new(recipe.network());
+    let layout = Layout::of_groups(network.model(), Split::Gather, &one_by_one(2)).unwrap();
+    let profile = measured(&network, &layout, 2);
+    assert_eq!(unpriced(&network, &layout, &profile), []);
+    assert_eq!(profile.link.unwrap().latency.provenance, Provenance::Measured);
+}

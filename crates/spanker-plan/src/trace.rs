@@ -51,7 +51,7 @@ pub enum Activity {
 
 impl Activity {
     /// Every activity.
-    const ALL: [Activity; 11] = [
+    pub const ALL: [Activity; 11] = [
         Activity::Host,
         Activity::Embed,
         Activity::Attention,

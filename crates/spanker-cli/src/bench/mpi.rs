@@ -120,29 +120,29 @@ fn rows(
     fabric: &mut MpiFabric,
 ) -> anyhow::Result<()> {
     let speaks = world.rank() == 0;
-    if speaks {
-        output::progress("probing the messages between ranks");
+    if speaks && !args.json {
+        header(args, world, case)?;
     }
-    let forecast = Forecast::measure(case, args.dtype, fabric)?;
-    if speaks {
-        output::progress_done();
-        if !args.json {
-            header(args, world, case, &forecast)?;
-        }
-    }
-    let mut wrong = 0;
+    let (mut wrong, mut unsteady) = (0, Vec::new());
     for (at, &size) in sizes.iter().enumerate() {
         if speaks {
             output::progress(&format!("measuring {} ({}/{})", human(size), at + 1, sizes.len()));
         }
-        let row = measure(args.dtype, case, choice, &forecast, size, fabric)?;
+        let row = measure(args.dtype, case, choice, size, fabric)?;
         wrong += row.wrong;
+        unsteady.extend((!row.steady).then(|| human(size)));
         if speaks {
             output::progress_done();
             output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
         }
     }
     anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
+    if speaks && !unsteady.is_empty() {
+        eprintln!(
+            "note: this machine changed while these sizes were measured: {}",
+            unsteady.join(", ")
+        );
+    }
     Ok(())
 }
 
@@ -150,11 +150,10 @@ fn measure(
     dtype: DType,
     case: &Case,
     choice: Choice,
-    forecast: &Forecast,
     size: usize,
     fabric: &mut MpiFabric,
 ) -> anyhow::Result<Row> {
-    for_type!(dtype, measure_as(case, choice, forecast, size, fabric))
+    for_type!(dtype, steady_as(case, choice, size, fabric))
 }
 
 /// The largest of all ranks' values, on every rank: a collective takes as long as on its slowest rank.
@@ -255,20 +254,48 @@ impl<T: Sample> Runner<T> {
     }
 }
 
-fn measure_as<T: Sample>(
+/// Tries until a row does not count whose prediction was made on a machine that has changed meanwhile.
+const TRIES: usize = 3;
+/// How far the probe's times before and after a row may be apart.
+const STEADY: f64 = 0.2;
+
+/// Predicts and measures, again if the prediction would be another one afterwards.
+fn steady_as<T: Sample>(
     case: &Case,
     choice: Choice,
-    forecast: &Forecast,
     size: usize,
     fabric: &mut MpiFabric,
 ) -> anyhow::Result<Row> {
     let elements = size / size_of::<T>();
-    let way = match choice {
-        Choice::Given(way) => way,
-        // All ranks have the same figures, so they choose the same.
-        Choice::Cheapest { native } => forecast.cheapest(case, elements, size_of::<T>(), native),
-    };
-    let predicted = forecast.of(case, way, elements, size_of::<T>());
+    let ways = forecast::ways(case, choice, T::DTYPE);
+    let mut tries = 1;
+    loop {
+        let before = Forecast::measure::<T>(case, &ways, size, fabric)?;
+        let way = match choice {
+            Choice::Given(way) => way,
+            // All ranks have the same figures, so they choose the same.
+            Choice::Cheapest { .. } => before.cheapest(case, elements, size_of::<T>()),
+        };
+        let bytes = elements * size_of::<T>();
+        let predicted = before.of(way, bytes);
+        let mut measured = measure_as::<T>(case, way, elements, fabric)?;
+        let after = Forecast::measure::<T>(case, &[way], size, fabric)?.of(way, bytes);
+        let apart = predicted.zip(after).map_or(0.0, |(before, after)| (after / before).ln().abs());
+        let steady = apart <= STEADY;
+        if steady || tries == TRIES {
+            (measured.predicted, measured.steady) = (predicted, steady);
+            return Ok(Row::new(case, T::DTYPE, &measured));
+        }
+        tries += 1;
+    }
+}
+
+fn measure_as<T: Sample>(
+    case: &Case,
+    way: Way,
+    elements: usize,
+    fabric: &mut MpiFabric,
+) -> anyhow::Result<Measured> {
     let mut runner = Runner::<T>::new(case, way, elements)?;
     let wrong = checked(case, &mut runner, elements, fabric)?;
     runner.data().fill(T::default());
@@ -297,8 +324,8 @@ fn measure_as<T: Sample>(
         let (times, repeats) = in_turns(case.budget, &mut [&mut ours])?;
         (times[0], None, repeats)
     };
-    let measured = Measured { way, elements, seconds, versus, predicted, wrong, repeats };
-    Ok(Row::new(case, T::DTYPE, &measured))
+    let (predicted, steady) = (None, true);
+    Ok(Measured { way, elements, seconds, versus, predicted, steady, wrong, repeats })
 }
 
 /// Runs once on known inputs, and counts the wrong elements over all ranks.
@@ -320,7 +347,7 @@ fn checked<T: Sample>(
     Ok(usize::try_from(wrong[0]).unwrap_or(0))
 }
 
-fn header(args: &Args, world: &World, case: &Case, forecast: &Forecast) -> anyhow::Result<()> {
+fn header(args: &Args, world: &World, case: &Case) -> anyhow::Result<()> {
     let mut hosts: Vec<&String> = world.hosts().iter().collect();
     hosts.sort();
     hosts.dedup();
@@ -332,6 +359,6 @@ fn header(args: &Args, world: &World, case: &Case, forecast: &Forecast) -> anyho
         world.library(),
         hosts.len(),
     ))?;
-    output::line(&format!("# {}", forecast.text()))?;
+    output::line("# predicted from other sizes close by, timed by all ranks right before")?;
     output::line(&Row::header())
 }

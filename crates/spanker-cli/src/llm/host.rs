@@ -21,8 +21,6 @@ const MOST_KEPT: usize = 64;
 /// Memory where the system does not say how much there is.
 const UNKNOWN_MEMORY: u64 = 1_000_000_000_000;
 
-/// The name of cards that are threads of this process.
-const THREADS: &str = "inproc";
 /// How far a run may be from its prediction before what the prediction came from is measured again.
 const FAR: f64 = 0.1;
 
@@ -66,7 +64,7 @@ pub(crate) fn priced(loaded: &Loaded, threads: usize, plan: Plan) -> anyhow::Res
 /// machine was not quiet then, or is not now. Says so.
 pub(crate) fn doubt(loaded: &Loaded, layout: &Layout, predicted: f64, measured: f64) {
     let off = measured / predicted - 1.0;
-    let kept = Kept::of(loaded, loaded.threads, layout, THREADS);
+    let kept = Kept::of(threads_key(loaded, layout, loaded.threads));
     if off.abs() > FAR
         && let Some(kept) = kept
         && std::fs::remove_file(&kept.path).is_ok()
@@ -86,18 +84,22 @@ pub(crate) fn profile(
     layout: &Layout,
     freshness: Freshness,
 ) -> anyhow::Result<Profile> {
-    profile_among(loaded, threads, layout, freshness, (THREADS, &mut || ()))
+    let batch = measured_batch(loaded);
+    let key = threads_key(loaded, layout, threads);
+    let subject = Subject { layout, batch, threads, memory: Bytes(memory_of_machine()) };
+    kept(key, freshness, &mut |progress| Ok(measure(&loaded.network, &subject, progress)?))
 }
 
-/// The same beside other processes, of this name, for which something is done every fraction of a second.
-pub(crate) fn profile_among(
-    loaded: &Loaded,
-    threads: usize,
-    layout: &Layout,
+/// How something is measured: it is given what to call with the number of rows that comes next.
+pub(crate) type Measure<'a> = dyn FnMut(&mut dyn FnMut(usize)) -> anyhow::Result<Profile> + 'a;
+
+/// The profile that is kept for all that `key` says, or else a measured one, which is kept from then on.
+pub(crate) fn kept(
+    key: String,
     freshness: Freshness,
-    (others, meanwhile): (&str, &mut dyn FnMut()),
+    measure: &mut Measure<'_>,
 ) -> anyhow::Result<Profile> {
-    let kept = Kept::of(loaded, threads, layout, others);
+    let kept = Kept::of(key);
     if let (Freshness::Kept, Some(kept)) = (freshness, &kept) {
         match kept.read() {
             Ok(Some(profile)) => return Ok(profile),
@@ -105,11 +107,8 @@ pub(crate) fn profile_among(
             Err(error) => eprintln!("note: {error:#}; measuring again"),
         }
     }
-    let batch = measured_batch(loaded);
-    let subject = Subject { layout, batch, threads, memory: Bytes(memory_of_machine()) };
-    let measured = measure(&loaded.network, &subject, &mut |rows| {
+    let measured = measure(&mut |rows| {
         output::progress(&format!("measuring this machine: {rows} rows .."));
-        meanwhile();
     });
     output::progress_done();
     let profile = measured?;
@@ -121,12 +120,17 @@ pub(crate) fn profile_among(
 }
 
 /// Rows that are measured. One measurement is for all contexts, those included that are shorter than a usual batch.
-fn measured_batch(loaded: &Loaded) -> usize {
+pub(crate) fn measured_batch(loaded: &Loaded) -> usize {
     loaded.batch.max(spanker_plan::USUAL_BATCH as usize)
 }
 
+/// All that a measurement of cards that are threads of this process depends on.
+fn threads_key(loaded: &Loaded, layout: &Layout, threads: usize) -> String {
+    format!("{}; inproc", key(loaded.network.model(), layout, measured_batch(loaded), threads))
+}
+
 /// All that a measurement depends on, in one line.
-fn key(model: &Model, layout: &Layout, batch: usize, threads: usize) -> String {
+pub(crate) fn key(model: &Model, layout: &Layout, batch: usize, threads: usize) -> String {
     let nameless = Model { name: String::new(), ..model.clone() };
     let shape =
         |text: Result<String, serde_json::Error>| fingerprint(text.unwrap_or_default().bytes());
@@ -162,7 +166,7 @@ fn processor(listed: &str) -> String {
 }
 
 /// What the system has, or lets this process have.
-fn memory_of_machine() -> u64 {
+pub(crate) fn memory_of_machine() -> u64 {
     let listed = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
     memory(&listed, &limit)
@@ -182,10 +186,8 @@ struct Kept {
 }
 
 impl Kept {
-    /// Where the profile of a layout is kept; without a folder nothing is, and everything is measured again.
-    fn of(loaded: &Loaded, threads: usize, layout: &Layout, others: &str) -> Option<Kept> {
-        let model = loaded.network.model();
-        let key = format!("{}; {others}", key(model, layout, measured_batch(loaded), threads));
+    /// Where the profile for a key is kept; without a folder nothing is, and everything is measured again.
+    fn of(key: String) -> Option<Kept> {
         models::cache().ok().map(|cache| Kept::new(&cache.join("profiles"), key))
     }
 

@@ -4,21 +4,14 @@
 
 use std::time::Duration;
 
-use spanker_llm::Front;
-use spanker_plan::{Layout, Line, Plan, Request};
-use spanker_topology::{
-    BytesPerSecond, Cluster, ExchangeKind, Profile, Provenance, Seconds, Shape,
-};
+use spanker_llm::{Front, Subject};
+use spanker_plan::{Layout, Plan, Request};
+use spanker_topology::{Bytes, Cluster, Profile, Shape};
 
 use super::host::{self, Freshness};
 use super::{Args, Loaded};
 use crate::Usage;
 use crate::directory::CardList;
-
-/// Times that a message is sent to see how long it takes.
-const PINGS: usize = 15;
-/// Bytes of the messages: nothing, and what models exchange.
-const SIZES: [usize; 6] = [0, 2 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 
 /// Where the ranks are.
 #[derive(Debug)]
@@ -73,8 +66,7 @@ pub(crate) fn cards(
     Ok(count)
 }
 
-/// A layout on ranks, all taken to be as fast as this one, with prices of here and now: what operators take is measured
-/// on threads of this host, as many as its ranks have, and what messages take between this rank and the others.
+/// A layout on ranks, with prices of here: what operators and exchanges take is measured on the ranks themselves.
 pub(crate) fn plan(
     loaded: &Loaded,
     front: &mut Front<'_>,
@@ -88,7 +80,7 @@ pub(crate) fn plan(
     Ok(Plan::new(loaded.network.model().clone(), cluster, request, layout)?)
 }
 
-/// What operators take on a rank while the others of this host compute, too, and what messages take.
+/// What operators take on a rank while the others compute, too, and what exchanges between them take.
 pub(crate) fn profile(
     loaded: &Loaded,
     front: &mut Front<'_>,
@@ -96,51 +88,21 @@ pub(crate) fn profile(
     layout: &Layout,
     freshness: Freshness,
 ) -> anyhow::Result<Profile> {
-    let here = place.here.min(layout.cards().len());
-    let model = loaded.network.model();
-    // Ranks of other hosts take nothing from this one.
-    let local = match here == layout.cards().len() {
-        true => layout.clone(),
-        false => super::layout::given(model, super::Split::Gather, &vec![1.0; here])?,
-    };
-    let threads = loaded.threads * here;
-    // A rank that does not answer is noticed by whoever needs it next.
-    let mut meanwhile = || drop(front.beat());
-    let profile = host::profile_among(loaded, threads, &local, freshness, ("mpi", &mut meanwhile))?;
-    let (latency, per_byte) = wires(front)?;
-    Ok(on_wires(profile, latency, per_byte))
-}
-
-/// A profile whose cards send messages to each other.
-fn on_wires(mut profile: Profile, latency: f64, per_byte: f64) -> Profile {
-    if let Some(link) = &mut profile.link {
-        let source = "messages between the ranks, just now";
-        let bandwidth = BytesPerSecond((1.0 / per_byte.max(1e-15)) as u64);
-        link.exchange = ExchangeKind::Direct;
-        link.bandwidth = link.bandwidth.replaced(bandwidth, Provenance::Measured, source);
-        link.latency = link.latency.replaced(Seconds(latency), Provenance::Measured, source);
-        let there_and_back = Seconds(2.0 * latency);
-        link.round_trip = link.round_trip.replaced(there_and_back, Provenance::Measured, source);
-    }
-    profile
-}
-
-/// Seconds of an empty message from this rank to the others, and of each byte.
-fn wires(front: &mut Front<'_>) -> anyhow::Result<(f64, f64)> {
-    let others = (front.ranks() - 1).max(1);
-    let mut samples = Vec::with_capacity(SIZES.len());
-    for bytes in SIZES {
-        let mut all = (0..PINGS).map(|_| front.ping(bytes)).collect::<Result<Vec<_>, _>>()?;
-        all.sort_unstable();
-        samples.push(((others * bytes) as u64, all[PINGS / 2].as_secs_f64()));
-    }
-    // The answers come back the same way, and are short.
-    let line = Line::fit(&samples);
-    let short = samples[0].1;
-    Ok(match line {
-        Some(line) => (line.latency.0.min(short) / 2.0, 1.0 / line.bandwidth.0.max(1) as f64),
-        None => (short / 2.0, 0.0),
-    })
+    let cards = layout.cards().last().map_or(1, |card| card + 1);
+    // Ranks of other hosts take nothing from this one's memory.
+    let here = place.here.min(cards).max(1) as u64;
+    let memory = Bytes(host::memory_of_machine() / here * cards as u64);
+    let batch = host::measured_batch(loaded);
+    let threads = loaded.threads;
+    let key = host::key(loaded.network.model(), layout, batch, threads);
+    let key = format!("{key}; {} on {}", place.library, place.hosts.join(","));
+    let subject = Subject { layout, batch, threads, memory };
+    let mut is_fresh = false;
+    let profile = host::kept(key.replace('\n', " "), freshness, &mut |progress| {
+        is_fresh = true;
+        Ok(front.measure(&loaded.network, &subject, progress)?)
+    })?;
+    if is_fresh { Ok(profile) } else { Ok(front.refresh(&loaded.network, &subject, profile)?) }
 }
 
 /// Joins the other ranks. On rank 0 `lead` is called, with the model and the others at its command; all others follow

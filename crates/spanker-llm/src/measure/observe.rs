@@ -7,13 +7,26 @@ use std::ops::Range;
 use spanker_model::Quant;
 use spanker_plan::{Mark, Op, load};
 use spanker_runtime::Work;
+use spanker_topology::ExchangeKind;
 
 use super::fit::{Class, Line, Times, least_squares, mean, middle};
 
 /// All that was seen so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Observed {
+    exchange: ExchangeKind,
     steps: BTreeMap<Alike, Vec<Seen>>,
+}
+
+/// The bytes that an exchange of so many ranks counts for in its price: all that is read from shared memory, or what
+/// the busiest rank sends.
+fn carried(op: &Op, ranks: usize, exchange: ExchangeKind) -> f64 {
+    let (bytes, others) = (op.exchanged_bytes(ranks), ranks as f64 - 1.0);
+    match (exchange, op) {
+        (ExchangeKind::SharedMemory, _) => bytes,
+        (_, Op::Broadcast { .. }) => bytes * others,
+        _ => bytes * others / ranks as f64,
+    }
 }
 
 /// Steps that take the same time: with so many rows, after so many tokens, through so many operators.
@@ -56,6 +69,11 @@ struct Meeting {
 }
 
 impl Observed {
+    /// Nothing so far, of cards that exchange in this way.
+    pub(super) fn new(exchange: ExchangeKind) -> Observed {
+        Observed { exchange, steps: BTreeMap::new() }
+    }
+
     /// Adds a step: a program and the marks of each card, by one clock.
     pub(super) fn add(
         &mut self,
@@ -71,7 +89,8 @@ impl Observed {
             }
         }
         for group in groups.iter().filter(|group| group.len() > 1) {
-            let of = |member: usize| meetings(&programs[member], marks[member], group.len());
+            let bytes = |op: &Op| carried(op, group.len(), self.exchange);
+            let of = |member: usize| meetings(&programs[member], marks[member], &bytes);
             seen.group(group.clone().map(of).collect());
         }
         seen.handoffs(programs, marks);
@@ -223,11 +242,11 @@ fn classes(program: &[Op], marks: &[Mark]) -> Vec<Option<Class>> {
 }
 
 /// Where a card met others in a step.
-fn meetings(program: &[Op], marks: &[Mark], ranks: usize) -> Vec<Meeting> {
+fn meetings(program: &[Op], marks: &[Mark], carried: &dyn Fn(&Op) -> f64) -> Vec<Meeting> {
     let (mut list, mut work) = (Vec::new(), Vec::new());
     for (mark, class) in marks.iter().zip(classes(program, marks)) {
         let op = &program[mark.op as usize];
-        let bytes = op.is_exchange().then(|| op.exchanged_bytes(ranks));
+        let bytes = op.is_exchange().then(|| carried(op));
         if bytes.is_some() || matches!(op, Op::Receive { .. }) {
             list.push(Meeting { bytes, end: mark.end, work: std::mem::take(&mut work) });
         }
@@ -239,8 +258,10 @@ fn meetings(program: &[Op], marks: &[Mark], ranks: usize) -> Vec<Meeting> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spanker_plan::{Activity, Label};
+    use spanker_collective::{Algorithm, Collective};
+    use spanker_plan::{Activity, Label, collective_time};
     use spanker_runtime::{BufferId, Place};
+    use spanker_topology::{Bytes, BytesPerSecond, Cluster, Seconds, Shape};
 
     const ALIKE: Alike = Alike { rows: 1, past: 0, operators: 1 };
     const HERE: Place = Place { buffer: BufferId(1), offset: 0 };
@@ -282,7 +303,7 @@ mod tests {
         let programs = [program(3000), program(7000)];
         let marks = step(&programs, 2e-6, 1.0 / 4e9);
         let marks: Vec<&[Mark]> = marks.iter().map(Vec::as_slice).collect();
-        let mut observed = Observed::default();
+        let mut observed = Observed::new(ExchangeKind::SharedMemory);
         observed.add(ALIKE, &programs, std::slice::from_ref(&(0..2)), &marks);
         let (latency, per_byte) = observed.usual().link().unwrap();
         assert!((latency / 2e-6 - 1.0).abs() < 1e-6, "{latency}");
@@ -290,10 +311,38 @@ mod tests {
     }
 
     #[test]
+    fn bytes_of_exchanges_count_as_the_planner_prices_them() {
+        let mut profile =
+            super::super::assumed(4, Bytes(1 << 30), super::super::Cards::Ranks).unwrap();
+        let link = profile.link.as_mut().unwrap();
+        link.bandwidth.value = BytesPerSecond(1_000_000_000);
+        link.latency.value = Seconds::ZERO;
+        for ranks in 2..=4usize {
+            let cluster = Cluster::uniform(profile.clone(), ranks, Shape::Switch).unwrap();
+            let cards: Vec<usize> = (0..ranks).collect();
+            let part = 1 << 20;
+            let parts = (0..ranks as u64).map(|rank| rank * part..(rank + 1) * part).collect();
+            let all = part * ranks as u64;
+            let gather = Op::Gather { parts, rows: 1, from: HERE, into: HERE };
+            let broadcast = Op::Broadcast { root: 1, data: HERE, length: part };
+            let cases = [
+                (gather, Collective::AllGather, all),
+                (broadcast, Collective::Broadcast { root: 1 }, part),
+            ];
+            for (op, collective, bytes) in cases {
+                let price =
+                    collective_time(&cluster, collective, Algorithm::OneShot, &cards, bytes);
+                let ours = carried(&op, ranks, ExchangeKind::Direct) / 1e9;
+                assert!((price.0 / ours - 1.0).abs() < 1e-9, "{ranks}: {} {ours}", price.0);
+            }
+        }
+    }
+
+    #[test]
     fn operators_of_usual_steps_add_up_to_the_step_and_disturbed_steps_do_not_count() {
         // Something happens to another operator in every step; a fifth of the steps are disturbed as a whole.
         let program: Vec<Op> = (0..5).map(|_| copy(4096)).collect();
-        let mut observed = Observed::default();
+        let mut observed = Observed::new(ExchangeKind::SharedMemory);
         for turn in 0..20 {
             let slow = if turn % 5 == 4 { 9.0 } else { 1.0 };
             let mut now = 0.0;
@@ -313,7 +362,7 @@ mod tests {
 
     #[test]
     fn messages_of_stages_count_from_when_both_ends_were_ready() {
-        let mut observed = Observed::default();
+        let mut observed = Observed::new(ExchangeKind::SharedMemory);
         for (length, end) in [(1000, 12e-6), (9000, 20e-6)] {
             let send = vec![Op::Send { to: 1, from: HERE, length }];
             let receive = vec![Op::Receive { from: 0, into: HERE, length }];
@@ -333,7 +382,7 @@ mod tests {
         };
         let program =
             vec![product(8, Quant::Q4_0), product(8, Quant::Q8_0), product(8, Quant::Q4_0)];
-        let mut observed = Observed::default();
+        let mut observed = Observed::new(ExchangeKind::SharedMemory);
         let marks = [Mark { ops: 3, ..mark(0, 0.0, 5e-6) }];
         observed.add(ALIKE, &[program], std::slice::from_ref(&(0..1)), &[&marks]);
         let found = observed.usual().times.fit();

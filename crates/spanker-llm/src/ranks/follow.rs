@@ -2,13 +2,14 @@
 //! What every rank but the front does: wait for an order, carry it out, wait for the next.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric, FabricError};
-use spanker_plan::{Plan, Want};
+use spanker_plan::{Mark, Plan, Want};
 use spanker_topology::ExchangeKind;
 
 use super::order::Order;
+use super::record;
 use super::seated::{self, Seated};
 use super::wire::Wire;
 use crate::card::Report;
@@ -43,18 +44,22 @@ pub fn follow<B: AsRef<[u8]> + Send + Sync>(
     let mut seated: Option<Seated<B>> = None;
     // What was done in steps that were asked for nothing is told with the next that is.
     let mut untold = (Duration::ZERO, 0);
+    let mut recorded: Option<Vec<Mark>> = None;
     loop {
         match wire.next()? {
             Order::Over => return Ok(wire.part()?),
-            Order::Beat { .. } => {}
-            Order::Plan { network, context, batch, json } => {
+            Order::Beat { .. } | Order::Clock { .. } => {}
+            Order::Record => recorded = Some(Vec::new()),
+            Order::Collect => record::hand_over(&mut wire, recorded.as_mut())?,
+            Order::Plan { network, context, batch, filled, json } => {
                 // The last one's memory is free for this one.
                 drop(seated.take());
-                untold = (Duration::ZERO, 0);
-                let space = (context as usize, batch as usize);
+                (untold, recorded) = ((Duration::ZERO, 0), None);
+                let space = (context as usize, batch as usize, filled);
                 seated = Some(take_seat(&mut wire, follower, network, space, &json)?);
             }
-            Order::Step { past, want, tokens } => {
+            Order::Step { past, want, tokens, layers } => {
+                let begun = Instant::now();
                 let step = Step { tokens: &tokens, past: past as usize, want };
                 let Some(seated) = &mut seated else {
                     return Err(wire.refuse("there is no plan to run a step of".into()).into());
@@ -62,7 +67,13 @@ pub fn follow<B: AsRef<[u8]> + Send + Sync>(
                 if let Err(error) = layout::check(&seated.programs, seated.vocab, &step) {
                     return Err(wire.refuse(error.to_string()).into());
                 }
-                let Some(report) = seated.step(&mut wire, &step, false)? else { continue };
+                let of = (&step, &layers[..]);
+                let report = seated.step(&mut wire, of, begun, recorded.is_some())?;
+                let Some(report) = report else { continue };
+                if let Some(recorded) = &mut recorded {
+                    let (card, since) = (wire.rank(), wire.clock(begun));
+                    recorded.extend(record::by_clock(&report, card, step.past, since));
+                }
                 untold = (untold.0 + report.sync, untold.1 + report.sent);
                 if want != Want::Nothing {
                     let (sync, sent) = std::mem::take(&mut untold);
@@ -79,7 +90,7 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
     wire: &mut Wire<'_>,
     follower: &Follower<'_, B>,
     network: u64,
-    (context, batch): (usize, usize),
+    (context, batch, filled): (usize, usize, bool),
     json: &str,
 ) -> Result<Seated<B>, FabricError> {
     let own = follower.network.fingerprint();
@@ -98,8 +109,9 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
     let seated = plan.and_then(|plan| {
         let (kind, kernels) = (ExchangeKind::Direct, crate::inproc::kernels(follower.threads, 1));
         let planned = Planned::new(follower.network, &plan, context, batch, kind, kernels);
-        let seated = planned
-            .and_then(|planned| Seated::new(follower.network, &planned, rank, follower.threads));
+        let seated = planned.and_then(|planned| {
+            Seated::new(follower.network, &planned, rank, follower.threads, filled)
+        });
         seated.map_err(|error: LlmError| error.to_string())
     });
     let seated = seated.map_err(|reason| wire.refuse(reason))?;

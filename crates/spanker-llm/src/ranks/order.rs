@@ -23,6 +23,8 @@ pub(super) enum Order {
         context: u64,
         /// Tokens that a step takes at most.
         batch: u64,
+        /// Whether buffers are filled with numbers, as in the midst of a run, to measure steps.
+        filled: bool,
         /// The plan as JSON.
         json: String,
     },
@@ -34,20 +36,36 @@ pub(super) enum Order {
         want: Want,
         /// Its tokens.
         tokens: Vec<u32>,
+        /// The layers that it goes through, to measure them; none stands for all.
+        layers: Vec<u32>,
     },
+    /// One rank answers with the time by its clock; the others do nothing.
+    Clock {
+        /// Which.
+        rank: u64,
+    },
+    /// Record from now on what the card does when.
+    Record,
+    /// Hand over what was recorded, and forget it.
+    Collect,
 }
 
 const BEAT: u8 = 0;
 const OVER: u8 = 1;
 const PLAN: u8 = 2;
 const STEP: u8 = 3;
+const CLOCK: u8 = 4;
+const RECORD: u8 = 5;
+const COLLECT: u8 = 6;
 
 const NOTHING: u64 = 0;
 const LOGITS: u64 = u64::MAX;
 
 impl Order {
-    pub(super) fn step(step: &Step<'_>) -> Order {
-        Order::Step { past: step.past as u64, want: step.want, tokens: step.tokens.to_vec() }
+    /// A step through some layers, or all if there are none.
+    pub(super) fn step(step: &Step<'_>, layers: &[u32]) -> Order {
+        let (past, tokens) = (step.past as u64, step.tokens.to_vec());
+        Order::Step { past, want: step.want, tokens, layers: layers.to_vec() }
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
@@ -58,21 +76,24 @@ impl Order {
         match self {
             Order::Beat { zeros } => vec![BEAT; 1 + zeros],
             Order::Over => vec![OVER],
-            Order::Plan { network, context, batch, json } => {
-                let mut bytes = words(PLAN, &[*network, *context, *batch]);
+            Order::Plan { network, context, batch, filled, json } => {
+                let mut bytes = words(PLAN, &[*network, *context, *batch, u64::from(*filled)]);
                 bytes.extend_from_slice(json.as_bytes());
                 bytes
             }
-            Order::Step { past, want, tokens } => {
+            Order::Step { past, want, tokens, layers } => {
                 let want = match want {
                     Want::Nothing => NOTHING,
                     Want::Best(k) => u64::from(*k),
                     Want::Logits => LOGITS,
                 };
-                let mut bytes = words(STEP, &[*past, want]);
-                bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+                let mut bytes = words(STEP, &[*past, want, layers.len() as u64]);
+                bytes.extend(layers.iter().chain(tokens).flat_map(|number| number.to_le_bytes()));
                 bytes
             }
+            Order::Clock { rank } => words(CLOCK, &[*rank]),
+            Order::Record => vec![RECORD],
+            Order::Collect => vec![COLLECT],
         }
     }
 
@@ -86,21 +107,32 @@ impl Order {
                 let (network, rest) = word(rest)?;
                 let (context, rest) = word(rest)?;
                 let (batch, rest) = word(rest)?;
+                let (filled, rest) = word(rest)?;
                 let json = std::str::from_utf8(rest).ok()?.to_owned();
-                Some(Order::Plan { network, context, batch, json })
+                let filled = [false, true].get(usize::try_from(filled).ok()?).copied()?;
+                Some(Order::Plan { network, context, batch, filled, json })
             }
             STEP => {
                 let (past, rest) = word(rest)?;
                 let (want, rest) = word(rest)?;
+                let (count, rest) = word(rest)?;
                 let want = match want {
                     NOTHING => Want::Nothing,
                     LOGITS => Want::Logits,
                     k => Want::Best(u32::try_from(k).ok()?),
                 };
-                let (tokens, odd) = rest.as_chunks();
-                let tokens = tokens.iter().map(|&token| u32::from_le_bytes(token)).collect();
-                odd.is_empty().then_some(Order::Step { past, want, tokens })
+                let (numbers, odd) = rest.as_chunks();
+                let (layers, tokens) = numbers.split_at_checked(usize::try_from(count).ok()?)?;
+                let [layers, tokens] = [layers, tokens]
+                    .map(|list| list.iter().map(|&number| u32::from_le_bytes(number)).collect());
+                odd.is_empty().then_some(Order::Step { past, want, tokens, layers })
             }
+            CLOCK => {
+                let (rank, rest) = word(rest)?;
+                rest.is_empty().then_some(Order::Clock { rank })
+            }
+            RECORD => rest.is_empty().then_some(Order::Record),
+            COLLECT => rest.is_empty().then_some(Order::Collect),
             _ => None,
         }
     }
@@ -116,6 +148,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn numbers() -> impl Strategy<Value = Vec<u32>> {
+        prop::collection::vec(any::<u32>(), 0..40)
+    }
+
     fn orders() -> impl Strategy<Value = Order> {
         let want = prop_oneof![
             Just(Want::Nothing),
@@ -125,11 +161,21 @@ mod tests {
         prop_oneof![
             (0..40usize).prop_map(|zeros| Order::Beat { zeros }),
             Just(Order::Over),
-            (any::<u64>(), any::<u64>(), any::<u64>(), ".*").prop_map(
-                |(network, context, batch, json)| Order::Plan { network, context, batch, json }
+            (any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>(), ".*").prop_map(
+                |(network, context, batch, filled, json)| Order::Plan {
+                    network,
+                    context,
+                    batch,
+                    filled,
+                    json
+                }
             ),
-            (any::<u64>(), want, prop::collection::vec(any::<u32>(), 0..40))
-                .prop_map(|(past, want, tokens)| Order::Step { past, want, tokens }),
+            (any::<u64>(), want, numbers(), numbers()).prop_map(|(past, want, tokens, layers)| {
+                Order::Step { past, want, tokens, layers }
+            }),
+            any::<u64>().prop_map(|rank| Order::Clock { rank }),
+            Just(Order::Record),
+            Just(Order::Collect),
         ]
     }
 

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use spanker_collective::Rank;
 use spanker_fabric::FabricError;
-use spanker_plan::{Part, Programs, Want};
+use spanker_plan::{Op, Part, Programs, Want};
 
 use super::wire::{FRONT, Neighbours, Wire};
 use crate::card::{self, Card, Report, Stopped, Task, allocate};
 use crate::layout::{self, Planned};
+use crate::measure::keep_layers;
 use crate::runner::Step;
 use crate::{LlmError, Network};
 
@@ -29,39 +30,64 @@ pub(super) struct Seated<B> {
 }
 
 impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
-    /// Lays out this rank's part of a plan, and reads it once, so that steps do not wait for a disk.
+    /// Lays out this rank's part of a plan, and reads it once, so that steps do not wait for a disk. To be measured,
+    /// it is `filled` with numbers, as in the midst of a run.
     pub(super) fn new(
         network: &Arc<Network<B>>,
         planned: &Planned<'_>,
         rank: Rank,
         threads: usize,
+        filled: bool,
     ) -> Result<Self, LlmError> {
         let (programs, memories) = allocate(network, planned, &|card| card == rank)?;
         let layouts = planned.cards();
         let ranks: Vec<Rank> = programs.members().iter().map(|member| member.card).collect();
         let seat = ranks.iter().position(|&one| one == rank);
-        let card = seat.zip(memories.into_iter().next()).map(|(seat, memory)| {
+        let card = seat.zip(memories.into_iter().next()).map(|(seat, mut memory)| {
+            if filled {
+                memory.fill();
+            }
             card::touch(network, &programs, seat);
-            (seat, Card::new(memory, threads, layouts[seat].host.unwrap_or_default()))
+            let staging = layouts[seat].host.unwrap_or_default();
+            let mut card = Card::new(memory, threads, staging);
+            if filled {
+                card.hold_team_together();
+            }
+            (seat, card)
         });
         let planned = seat.map_or(0, |seat| layouts[seat].bytes());
         Ok(Seated { programs, vocab: network.model().vocab, ranks, card, planned, steps: 0 })
     }
 
-    /// Runs this rank's program for a step; without a card there is no report.
+    /// The programs of all cards for a step through some layers, or all if there are none.
+    pub(super) fn programs_of(&self, step: &Step<'_>, layers: &[u32]) -> Vec<Vec<Op>> {
+        let parts = [layout::part(step)];
+        let whole = spanker_plan::Step { parts: &parts };
+        let mut programs = self.programs.step(&whole, &|from, to| vec![from, to]);
+        if !layers.is_empty() {
+            programs.iter_mut().for_each(|program| keep_layers(program, layers));
+        }
+        programs
+    }
+
+    /// Runs this rank's program for a step that has begun; without a card there is no report. What it did when is
+    /// in seconds since then, if it is traced.
     pub(super) fn step(
         &mut self,
         wire: &mut Wire<'_>,
-        step: &Step<'_>,
+        (step, layers): (&Step<'_>, &[u32]),
+        begun: Instant,
         traced: bool,
     ) -> Result<Option<Report>, FabricError> {
         self.steps += 1;
+        if self.card.is_none() {
+            return Ok(None);
+        }
+        let programs = self.programs_of(step, layers);
         let Some((seat, card)) = &mut self.card else { return Ok(None) };
         let parts = [layout::part(step)];
-        let whole = spanker_plan::Step { parts: &parts };
-        let programs = self.programs.step(&whole, &|from, to| vec![from, to]);
-        let read = self.programs.wanted(*seat, &whole, 0);
-        let task = Task { step: self.steps, traced, read, begun: Instant::now() };
+        let read = self.programs.wanted(*seat, &spanker_plan::Step { parts: &parts }, 0);
+        let task = Task { step: self.steps, traced, read, begun };
         let place = &self.programs.members()[*seat];
         let members = self.programs.groups()[place.stage].clone();
         let mut peers = Neighbours::new(wire, &self.ranks, members, place.rank, self.steps);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use spanker_collective::{Algorithm, Collective, DType, Rank, ReduceOp};
 use spanker_fabric::{Call, Fabric, FabricError, Letter, Pool};
 
+use super::clock::Answer;
 use super::order::Order;
 use crate::card::Peers;
 
@@ -47,11 +48,19 @@ pub(super) struct Wire<'f> {
     orders: u64,
     /// What the plan in use is stamped with.
     plan: u64,
+    /// Where this rank's clock begins.
+    origin: Instant,
 }
 
 impl<'f> Wire<'f> {
     pub(super) fn new(fabric: &'f mut dyn Fabric, patience: Duration) -> Self {
-        Wire { fabric, pool: Pool::default(), patience, orders: 0, plan: 0 }
+        let origin = Instant::now();
+        Wire { fabric, pool: Pool::default(), patience, orders: 0, plan: 0, origin }
+    }
+
+    /// A moment by this rank's clock, in seconds.
+    pub(super) fn clock(&self, at: Instant) -> f64 {
+        at.saturating_duration_since(self.origin).as_secs_f64()
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -137,19 +146,39 @@ impl<'f> Wire<'f> {
 
     /// Gives an order to all other ranks. A beat is answered.
     pub(super) fn order(&mut self, order: &Order) -> Result<(), FabricError> {
-        let stamp = self.next_order();
-        let letter = self.letter(&order.to_bytes(), stamp);
-        let others = self.others();
-        let sends: Vec<_> = others.iter().map(|&rank| (rank, letter.clone())).collect();
-        let receives = if let Order::Beat { .. } = order { &others[..] } else { &[] };
-        let answers = self.exchange(&sends, receives)?;
-        for (answer, &peer) in answers.iter().zip(receives) {
-            self.checked(peer, answer, 0, stamp)?;
-        }
-        Ok(())
+        let receives = if let Order::Beat { .. } = order { self.others() } else { Vec::new() };
+        self.ask(order, &receives, 0).map(|_| ())
     }
 
-    /// Waits for an order, and answers beats.
+    /// Asks a rank for the time by its clock; says when, by this rank's.
+    pub(super) fn ask_time(&mut self, rank: Rank) -> Result<Answer, FabricError> {
+        let asked = self.clock(Instant::now());
+        let answers = self.ask(&Order::Clock { rank: rank as u64 }, &[rank], 8)?;
+        let answered = self.clock(Instant::now());
+        let bits = answers.first().and_then(|answer| answer.bytes().first_chunk().copied());
+        let theirs = f64::from_le_bytes(bits.unwrap_or_default());
+        if !theirs.is_finite() {
+            return Err(self.refuse(format!("the time of rank {rank} makes no sense")));
+        }
+        Ok(Answer { asked, answered, theirs })
+    }
+
+    /// Gives an order to all other ranks, and takes the answers of some, so many bytes each.
+    fn ask(
+        &mut self,
+        order: &Order,
+        receives: &[Rank],
+        bytes: u64,
+    ) -> Result<Vec<Letter>, FabricError> {
+        let stamp = self.next_order();
+        let message = self.letter(&order.to_bytes(), stamp);
+        let sends: Vec<_> = self.others().into_iter().map(|rank| (rank, message.clone())).collect();
+        let answers = self.exchange(&sends, receives)?;
+        let answers = answers.iter().zip(receives);
+        answers.map(|(answer, &peer)| self.checked(peer, answer, bytes, stamp)).collect()
+    }
+
+    /// Waits for an order, and answers beats and questions for the time.
     pub(super) fn next(&mut self) -> Result<Order, FabricError> {
         loop {
             let stamp = self.next_order();
@@ -163,6 +192,12 @@ impl<'f> Wire<'f> {
                     let answer = self.letter(&[], stamp);
                     self.exchange(&[(FRONT, answer)], &[])?;
                 }
+                Some(Order::Clock { rank }) if rank == self.rank() as u64 => {
+                    let now = self.clock(Instant::now());
+                    let answer = self.letter(&now.to_le_bytes(), stamp);
+                    self.exchange(&[(FRONT, answer)], &[])?;
+                }
+                Some(Order::Clock { .. }) => {}
                 Some(order) => return Ok(order),
             }
         }

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a collective between processes will take, from a short probe of the same processes.
+//! What a collective between processes will take: a profile of the same processes, from a short probe.
 //!
-//! A round in which every rank sends to the next one gives the line of a message while all ranks are busy; folds,
-//! copies and commits are timed while all ranks do them. What that leaves out (caches, cores that ranks share) is a
-//! factor from one schedule that is run at a few sizes. MPI's own collectives are no schedules: a few sizes are
-//! timed, and others lie between.
+//! What a collective takes between processes is no sum of messages and folds: ranks that share cores hold each other
+//! up, MPI changes its way of sending with the size, and caches keep what was just received. So every way that may be
+//! chosen is timed as a whole, by all ranks at the same time, at the sizes around the one that is asked for, of a list
+//! that doubles; others lie on a line between. The sizes of the list are not those that are usually asked for. Where
+//! times differ much from one to the next, MPI may have changed its way in between: sizes closer to the one that is
+//! asked for are timed, too.
+//!
+//! What cores take to reach each other can change from one second to the next, where a virtual machine is moved.
+//! So the probe comes right before what it predicts, and again after it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use spanker_collective::{Local, Schedule, Step, Transfer};
 use spanker_fabric_mpi::MpiFabric;
-use spanker_plan::Line;
-use spanker_scheduler::{
-    Algorithm, Collective, DType, Fabric, FabricError, ReduceOp, Registered, Team, Threads,
-    Workspace, execute_registered, host, schedule,
-};
+use spanker_scheduler::{Algorithm, Collective, DType, ReduceOp, schedule};
 
-use super::{Case, Runner, slowest};
+use super::super::data::Sample;
+use super::{Case, Choice, Runner};
 
 /// How a collective is run between processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,29 +35,55 @@ impl Way {
     }
 }
 
-/// Bytes of the messages that are timed.
-const MESSAGES: [usize; 5] = [64, 2048, 16 << 10, 128 << 10, 1 << 20];
-/// Bytes of MPI's own collectives that are timed.
-const NATIVE: [usize; 6] = [64, 4 << 10, 64 << 10, 512 << 10, 2 << 20, 8 << 20];
-/// Bytes of the schedule that is run to compare.
-const SCHEDULES: [usize; 5] = [1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20];
-/// Bytes of the folds and copies that are timed.
-const LOCAL: usize = 256 << 10;
-/// How often each is timed; the median counts.
-const TIMES: usize = 9;
+/// The least bytes that are timed, and how many times as many the next are.
+const LEAST: usize = 48;
+const TIMES_AS_MANY: usize = 2;
+/// The most: from there on, time is a line.
+const MOST: usize = LEAST << 18;
+/// How much neighbours may differ, and how far apart they may be if they differ more, as a part of the size.
+const ALIKE: f64 = 0.2;
+const CLOSE: f64 = 0.002;
+/// Sizes that are timed to find out where times change.
+const CLOSER: usize = 10;
+/// How often each is timed, in turns; the median counts.
+const TURNS: usize = 9;
+/// How long the calls of a turn take together, unless one takes longer.
+const TURN: Duration = Duration::from_millis(2);
 
 /// What the probe found.
 #[derive(Debug)]
 pub(super) struct Forecast {
-    /// A round of messages: its latency has the commit of a call in it once.
-    message: Option<Line>,
-    commit: f64,
-    /// Seconds for each byte of a result.
-    fold: f64,
-    copy: f64,
-    /// How many times longer a schedule over so many bytes takes than its parts say.
-    factors: Vec<(f64, f64)>,
-    native: Vec<(f64, f64)>,
+    curves: Vec<Curve>,
+}
+
+/// What a way takes, by bytes.
+#[derive(Debug)]
+struct Curve {
+    way: Way,
+    /// Bytes and seconds, in ascending order of bytes.
+    points: Vec<(f64, f64)>,
+}
+
+/// One of the things that take turns.
+struct Probe<T> {
+    way: Way,
+    bytes: usize,
+    runner: Runner<T>,
+    calls: usize,
+    seconds: Vec<f64>,
+}
+
+impl<T: Sample> Probe<T> {
+    /// Nothing if the way cannot do it.
+    fn new(case: &Case, way: Way, bytes: usize) -> anyhow::Result<Option<Self>> {
+        // Every number of ranks divides it, for all-to-all.
+        let elements = bytes.div_ceil(size_of::<T>()).next_multiple_of(case.ranks);
+        if !can(case, way, elements) {
+            return Ok(None);
+        }
+        let (runner, bytes) = (Runner::new(case, way, elements)?, elements * size_of::<T>());
+        Ok(Some(Probe { way, bytes, runner, calls: 1, seconds: Vec::new() }))
+    }
 }
 
 fn median(mut samples: Vec<f64>) -> f64 {
@@ -64,182 +91,136 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// The median time of a call, on the slowest rank.
-fn time(
-    fabric: &mut MpiFabric,
-    calls: usize,
-    mut call: impl FnMut(&mut MpiFabric) -> Result<(), FabricError>,
-) -> Result<f64, FabricError> {
-    let mut samples = Vec::with_capacity(TIMES);
-    for _ in 0..TIMES {
-        call(fabric)?;
-        let begun = Instant::now();
-        for _ in 0..calls {
-            call(fabric)?;
-        }
-        samples.push(begun.elapsed().as_secs_f64() / calls as f64);
+/// The sizes to time so that this one lies between them, or beyond them if it is larger than all.
+fn around(size: usize) -> Vec<usize> {
+    // A barrier has no bytes at all.
+    if size <= LEAST {
+        return vec![size.min(LEAST)];
     }
-    slowest(fabric, median(samples))
-}
-
-/// A schedule in which every rank sends `elements` to the next one.
-fn shift(ranks: usize, elements: usize) -> Schedule {
-    use spanker_collective::Span;
-    let step = |rank: usize| Step {
-        transfers: vec![
-            Transfer::Send { to: (rank + 1) % ranks, span: Span::data(0..elements) },
-            Transfer::Recv {
-                from: (rank + ranks - 1) % ranks,
-                span: Span::data(elements..2 * elements),
-                fold: None,
-            },
-        ],
-        locals: Vec::new(),
-    };
-    let steps = (0..ranks).map(|rank| if ranks > 1 { vec![step(rank)] } else { Vec::new() });
-    let (kind, how) = (Collective::ReduceScatter, Algorithm::Ring);
-    Schedule::from_parts(kind, how, 2 * elements, 2 * elements, 0, steps.collect())
+    let mut above = LEAST;
+    while above < size && above < MOST {
+        above *= TIMES_AS_MANY;
+    }
+    vec![above / TIMES_AS_MANY, above]
 }
 
 impl Forecast {
-    /// Probes the ranks. All of them must call it.
-    pub(super) fn measure(
+    /// Times ways around a size. All ranks must call it, and find the same.
+    pub(super) fn measure<T: Sample>(
         case: &Case,
-        dtype: DType,
+        ways: &[Way],
+        size: usize,
         fabric: &mut MpiFabric,
     ) -> anyhow::Result<Forecast> {
-        let soon = || Instant::now() + case.patience.max(Duration::from_secs(1));
-        let (ranks, sum) = (case.ranks, ReduceOp::Sum);
-        let empty = schedule(Collective::AllReduce, Algorithm::Ring, ranks, 0)?;
-        let (mut space, mut none) = (Workspace::<f32>::new(), Registered::new(0));
-        let commit = time(fabric, 20, |fabric| {
-            execute_registered(fabric, &empty, &mut space, &mut none, sum, soon())
-        })?;
-        let mut samples = Vec::new();
-        for bytes in MESSAGES {
-            let plan = shift(ranks, bytes / 4);
-            let mut buffer = Registered::<f32>::new(plan.data_len());
-            let calls = if bytes > 100_000 { 3 } else { 20 };
-            // What the call copies in the end is measured with it: the probe wants messages.
-            let took = time(fabric, calls, |fabric| {
-                execute_registered(fabric, &plan, &mut space, &mut buffer, sum, soon())
-            })?;
-            samples.push((bytes as u64, (took - commit).max(1e-9)));
+        let mut probes = Vec::new();
+        for (&way, bytes) in
+            ways.iter().flat_map(|way| around(size).into_iter().map(move |at| (way, at)))
+        {
+            probes.extend(Probe::<T>::new(case, way, bytes)?);
         }
-        let (fold, copy) = local(fabric)?;
-        let native = if Self::has_native(case, dtype) { native(case, fabric)? } else { Vec::new() };
-        let (message, factors) = (Line::fit(&samples), Vec::new());
-        let mut forecast = Forecast { message, commit, fold, copy, factors, native };
-        forecast.factors = forecast.calibrate(case, fabric)?;
+        let mut forecast = Forecast { curves: Vec::new() };
+        forecast.add(take_turns(case, probes, fabric)?);
+        for at in 0..forecast.curves.len() {
+            for _ in 0..CLOSER {
+                let Some(bytes) = halfway(&forecast.curves[at].points, size as f64) else { break };
+                let probe = Probe::<T>::new(case, forecast.curves[at].way, bytes)?;
+                forecast.add(take_turns(case, probe.into_iter().collect(), fabric)?);
+            }
+        }
         Ok(forecast)
     }
 
-    /// Runs one schedule, and compares.
-    fn calibrate(&self, case: &Case, fabric: &mut MpiFabric) -> anyhow::Result<Vec<(f64, f64)>> {
-        let own = Case { op: ReduceOp::Sum, ..*case };
-        let way = Way::Schedule(Algorithm::TwoShot);
-        let mut factors = Vec::new();
-        for bytes in SCHEDULES {
-            let mut runner = Runner::<f32>::new(&own, way, bytes / 4)?;
-            let took = typical(&own, &mut runner, bytes, fabric)?;
-            let expected = self.of(&own, way, bytes / 4, 4).filter(|&time| time > 0.0);
-            factors.push((bytes as f64, expected.map_or(1.0, |expected| took / expected)));
+    /// Adds what was timed.
+    fn add(&mut self, timed: Vec<(Way, usize, f64)>) {
+        for (way, bytes, seconds) in timed {
+            let known = self.curves.iter().position(|curve| curve.way == way);
+            let at = known.unwrap_or_else(|| {
+                self.curves.push(Curve { way, points: Vec::new() });
+                self.curves.len() - 1
+            });
+            let points = &mut self.curves[at].points;
+            let before = points.partition_point(|point| point.0 < bytes as f64);
+            points.insert(before, (bytes as f64, seconds));
         }
-        Ok(factors)
-    }
-
-    /// Whether MPI has such elements and such an operation.
-    fn has_native(case: &Case, dtype: DType) -> bool {
-        let op = !case.collective.reduces() || case.op != ReduceOp::LogSumExp;
-        op && !matches!(dtype, DType::F16 | DType::Bf16)
-    }
-
-    /// The probe's findings in words.
-    pub(super) fn text(&self) -> String {
-        let line = match &self.message {
-            Some(line) => format!(
-                "{:.1} us and {:.2} GB/s for a round of messages",
-                line.latency.micros(),
-                line.bandwidth.0 as f64 / 1e9
-            ),
-            None => "no messages".into(),
-        };
-        format!(
-            "probe: {line}, {:.1} us to end a call, folds at {:.2} GB/s, copies at {:.2} GB/s",
-            self.commit * 1e6,
-            1e-9 / self.fold,
-            1e-9 / self.copy
-        )
     }
 
     /// What a way will take, in seconds.
-    pub(super) fn of(&self, case: &Case, way: Way, elements: usize, size: usize) -> Option<f64> {
-        match way {
-            Way::Native => between(&self.native, (elements * size) as f64),
-            Way::Schedule(algorithm) => {
-                let plan = schedule(case.collective, algorithm, case.ranks, elements).ok()?;
-                let factor = between(&self.factors, (elements * size) as f64).unwrap_or(1.0);
-                Some(self.schedule_time(&plan, size) * factor)
-            }
-        }
+    pub(super) fn of(&self, way: Way, bytes: usize) -> Option<f64> {
+        let curve = self.curves.iter().find(|curve| curve.way == way)?;
+        between(&curve.points, bytes as f64)
     }
 
-    /// The way that takes the least, MPI's own among them if `native` is.
-    pub(super) fn cheapest(&self, case: &Case, elements: usize, size: usize, native: bool) -> Way {
-        let uneven =
-            case.collective == Collective::AllToAll && !elements.is_multiple_of(case.ranks);
-        let ways = Algorithm::ALL.map(Way::Schedule).into_iter();
-        let native = (native && !uneven && !self.native.is_empty()).then_some(Way::Native);
-        let times = native
-            .into_iter()
-            .chain(ways)
-            .filter_map(|way| Some((way, self.of(case, way, elements, size)?)));
+    /// The way that takes the least.
+    pub(super) fn cheapest(&self, case: &Case, elements: usize, size: usize) -> Way {
+        let able = self.curves.iter().filter(|curve| can(case, curve.way, elements));
+        let times = able.filter_map(|curve| {
+            Some((curve.way, between(&curve.points, (elements * size) as f64)?))
+        });
         let best = times.min_by(|a, b| a.1.total_cmp(&b.1));
         best.map_or(Way::Schedule(Algorithm::Ring), |(way, _)| way)
     }
+}
 
-    fn schedule_time(&self, plan: &Schedule, size: usize) -> f64 {
-        let ranks = plan.ranks();
-        let steps = (0..ranks).map(|rank| plan.program(rank).len()).max().unwrap_or(0);
-        let mut total = self.commit;
-        for at in 0..steps {
-            let on =
-                |rank: usize| plan.program(rank).get(at).map_or(0.0, |s| self.step_time(s, size));
-            total += (0..ranks).map(on).fold(0.0, f64::max);
-        }
-        // The result goes to the caller's buffer.
-        total + (plan.elements() * size) as f64 * self.copy
+/// Times all in turns: what the machine does meanwhile counts for all of them.
+fn take_turns<T: Sample>(
+    case: &Case,
+    mut probes: Vec<Probe<T>>,
+    fabric: &mut MpiFabric,
+) -> anyhow::Result<Vec<(Way, usize, f64)>> {
+    for probe in &mut probes {
+        // The first call sets up connections and memory.
+        probe.runner.timed(case, fabric, 1)?;
+        // All ranks get the same time, and so the same number of calls.
+        let once = probe.runner.timed(case, fabric, 1)?.max(Duration::from_nanos(100));
+        probe.calls = (TURN.as_nanos() / once.as_nanos()).clamp(1, 1000) as usize;
     }
+    for _ in 0..TURNS {
+        for Probe { runner, calls, seconds, .. } in &mut probes {
+            let took = runner.timed(case, fabric, *calls)?.as_secs_f64();
+            seconds.push(took / *calls as f64);
+        }
+    }
+    Ok(probes.into_iter().map(|probe| (probe.way, probe.bytes, median(probe.seconds))).collect())
+}
 
-    fn step_time(&self, step: &Step, size: usize) -> f64 {
-        let (mut messages, mut received, mut folded) = (0usize, 0usize, 0usize);
-        for transfer in &step.transfers {
-            if let Transfer::Recv { span, fold, .. } = transfer {
-                messages += 1;
-                received += span.len * size;
-                folded += if fold.is_some() { span.len * size } else { 0 };
-            }
+/// The size between the two around `bytes` that is to be timed, too: they differ much and are far apart.
+fn halfway(points: &[(f64, f64)], bytes: f64) -> Option<usize> {
+    let after = points.iter().position(|&(size, _)| size >= bytes).filter(|&at| at > 0)?;
+    let ((small, here), (large, there)) = (points[after - 1], points[after]);
+    let differ = (there / here).ln().abs() > ALIKE;
+    (differ && large - small > CLOSE * bytes).then_some(f64::midpoint(small, large) as usize)
+}
+
+/// The ways that may be chosen.
+pub(super) fn ways(case: &Case, choice: Choice, dtype: DType) -> Vec<Way> {
+    match choice {
+        Choice::Given(way) => vec![way],
+        Choice::Cheapest { native } => {
+            let native = (native && has_native(case, dtype)).then_some(Way::Native);
+            native.into_iter().chain(Algorithm::ALL.map(Way::Schedule)).collect()
         }
-        for local in &step.locals {
-            match local {
-                // A fold of two reads as much as a message's: more operands cost more.
-                Local::Fold { sources, into } => {
-                    folded += into.len * size * (sources.len() + 1) / 3;
-                }
-                Local::Copy { .. } => {}
-            }
-        }
-        let (latency, rate) = match &self.message {
-            Some(line) => (line.latency.0, line.bandwidth.0 as f64),
-            None => (0.0, f64::INFINITY),
-        };
-        // Messages of one round are under way together; each further one costs some of the latency.
-        let rounds = if messages > 0 { 1.0 + 0.3 * (messages as f64 - 1.0) } else { 0.0 };
-        rounds * latency + received as f64 / rate + folded as f64 * self.fold
     }
 }
 
-/// The value at `bytes`, between samples on a line, and beyond them in proportion to the last.
+/// Whether MPI has such elements and such an operation.
+fn has_native(case: &Case, dtype: DType) -> bool {
+    let op = !case.collective.reduces() || case.op != ReduceOp::LogSumExp;
+    op && !matches!(dtype, DType::F16 | DType::Bf16)
+}
+
+/// Whether a way can do so many elements.
+fn can(case: &Case, way: Way, elements: usize) -> bool {
+    match way {
+        Way::Native => {
+            case.collective != Collective::AllToAll || elements.is_multiple_of(case.ranks)
+        }
+        Way::Schedule(algorithm) => {
+            schedule(case.collective, algorithm, case.ranks, elements).is_ok()
+        }
+    }
+}
+
+/// The value at `bytes`, between samples on a line, and beyond them on that of the last two.
 fn between(samples: &[(f64, f64)], bytes: f64) -> Option<f64> {
     let last = samples.len().checked_sub(1)?;
     let after = samples.iter().position(|&(size, _)| size >= bytes).unwrap_or(last);
@@ -249,56 +230,6 @@ fn between(samples: &[(f64, f64)], bytes: f64) -> Option<f64> {
     }
     let (small, here) = samples[after - 1];
     Some((here + (there - here) * (bytes - small) / (large - small)).max(0.0))
-}
-
-/// The median seconds of a call of so many bytes.
-fn typical(
-    case: &Case,
-    runner: &mut Runner<f32>,
-    bytes: usize,
-    fabric: &mut MpiFabric,
-) -> anyhow::Result<f64> {
-    let calls = (20_000_000 / bytes.max(100_000)).clamp(1, 50);
-    let mut times = Vec::new();
-    for _ in 0..5 {
-        times.push(runner.timed(case, fabric, calls)?.as_secs_f64() / calls as f64);
-    }
-    Ok(median(times))
-}
-
-/// Seconds for each byte of a fold of two and of a copy, while all ranks do the same.
-fn local(fabric: &mut MpiFabric) -> anyhow::Result<(f64, f64)> {
-    let len = LOCAL / size_of::<f32>();
-    let (one, other, mut out) = (vec![1.0f32; len], vec![2.0f32; len], vec![0.0f32; len]);
-    let team = Team::new(1);
-    // Everyone begins at the same time.
-    slowest(fabric, 0.0)?;
-    let fold = time(fabric, 8, |_| {
-        let sources: [&[f32]; 2] = [&one, &other];
-        let _ = host::reduce(&team, Threads::Exactly(1), &sources, &mut out, ReduceOp::Sum);
-        Ok(())
-    })?;
-    slowest(fabric, 0.0)?;
-    let copy = time(fabric, 8, |_| {
-        std::hint::black_box(&mut out).copy_from_slice(std::hint::black_box(&one));
-        Ok(())
-    })?;
-    anyhow::ensure!(fabric.ranks() > 0 && out[0] == 1.0, "a copy is not a copy");
-    Ok((fold / LOCAL as f64, copy / LOCAL as f64))
-}
-
-/// Times of MPI's own collective.
-fn native(case: &Case, fabric: &mut MpiFabric) -> anyhow::Result<Vec<(f64, f64)>> {
-    let mut samples = Vec::new();
-    let own = Case { op: ReduceOp::Sum, ..*case };
-    for bytes in NATIVE {
-        // Every number of ranks divides it, for all-to-all.
-        let elements = (bytes / 4).div_ceil(case.ranks) * case.ranks;
-        let mut runner = Runner::<f32>::new(&own, Way::Native, elements)?;
-        let took = typical(&own, &mut runner, bytes, fabric)?;
-        samples.push(((elements * 4) as f64, took));
-    }
-    Ok(samples)
 }
 
 #[cfg(test)]
@@ -312,5 +243,58 @@ mod tests {
         assert_eq!([at(4.0), at(100.0), at(150.0), at(300.0)], [1.0, 1.0, 2.0, 3.0]);
         assert_eq!(at(800.0), 3.0);
         assert_eq!(between(&[], 5.0), None);
+    }
+
+    #[test]
+    fn sizes_that_are_timed_lie_around_the_one_that_is_asked_for() {
+        for size in [49, 96, 97, 8 << 10, 1 << 20, 12 << 20] {
+            let found = around(size);
+            assert!(found[0] < size && found[1] >= size && found[1] == 2 * found[0], "{found:?}");
+        }
+        // Beyond the largest, the last two make a line.
+        assert_eq!(around(1 << 30), [MOST / 2, MOST]);
+        assert_eq!([around(0), around(8), around(48)], [vec![0], vec![8], vec![48]]);
+    }
+
+    #[test]
+    fn step_next_to_a_size_is_found_and_flat_times_are_not_looked_at_again() {
+        // From 7920 bytes on, messages go another way.
+        let time = |bytes: f64| if bytes < 7920.0 { 5.0 } else { 9.0 + bytes / 1e5 };
+        let mut points: Vec<(f64, f64)> =
+            around(8192).into_iter().map(|bytes| (bytes as f64, time(bytes as f64))).collect();
+        let mut timed = 0;
+        while let Some(bytes) = halfway(&points, 8192.0) {
+            let before = points.partition_point(|point| point.0 < bytes as f64);
+            points.insert(before, (bytes as f64, time(bytes as f64)));
+            timed += 1;
+        }
+        let found = between(&points, 8192.0).unwrap();
+        assert!((found / time(8192.0) - 1.0).abs() < 0.02 && timed <= CLOSER, "{found} {points:?}");
+        assert_eq!(halfway(&[(6144.0, 5.0), (12288.0, 5.5)], 8192.0), None);
+        assert_eq!(halfway(&[(8.0, 5.0)], 8.0), None);
+    }
+
+    #[test]
+    fn cheapest_way_is_that_of_the_size_and_can_do_it() {
+        let case = Case {
+            collective: Collective::AllToAll,
+            op: ReduceOp::Sum,
+            ranks: 3,
+            patience: Duration::from_secs(1),
+            budget: Duration::from_secs(1),
+        };
+        let curve = |way, points: [f64; 2]| Curve {
+            way,
+            points: vec![(12.0, points[0]), (12000.0, points[1])],
+        };
+        let (native, ring) = (Way::Native, Way::Schedule(Algorithm::Ring));
+        let forecast =
+            Forecast { curves: vec![curve(native, [1.0, 5.0]), curve(ring, [2.0, 3.0])] };
+        assert_eq!(forecast.cheapest(&case, 3, 4), native);
+        assert_eq!(forecast.cheapest(&case, 3000, 4), ring);
+        // MPI's own takes as many elements for every rank.
+        assert_eq!(forecast.cheapest(&case, 4, 4), ring);
+        assert_eq!(forecast.of(ring, 12), Some(2.0));
+        assert_eq!(forecast.of(Way::Schedule(Algorithm::Tree), 12), None);
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct Row {
     /// Between which values that median lies, with a confidence of 95 %.
     vs_mpi_range: Option<[f64; 2]>,
     repeats: usize,
+    /// Whether the prediction would have been the same right after the row: if not, the machine has changed.
+    pub(super) steady: bool,
 }
 
 /// What was measured of one size.
@@ -43,6 +45,7 @@ pub(super) struct Measured {
     pub(super) seconds: f64,
     pub(super) versus: Option<Pairs>,
     pub(super) predicted: Option<f64>,
+    pub(super) steady: bool,
     pub(super) wrong: usize,
     pub(super) repeats: usize,
 }
@@ -71,6 +74,7 @@ impl Row {
             vs_mpi: versus.map(|pairs| pairs.ratio),
             vs_mpi_range: versus.map(|pairs| pairs.range),
             repeats: measured.repeats,
+            steady: measured.steady,
         }
     }
 

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What cards that are ranks take: a profile that predictions can be made with.
+//!
+//! The ranks themselves are measured, all at the same time, as they will run: they share memory bandwidth, caches and
+//! clock rates with each other, wait for each other, and messages come while others compute.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use spanker_topology::Profile;
+
+use super::{Front, OnRanks};
+use crate::measure::{Cards, Measurable, Ready, Timed};
+use crate::runner::Step;
+use crate::{LlmError, Network, Subject};
+
+impl Front<'_> {
+    /// Measures cards that are ranks, and makes a profile of one of them. `subject.threads` are those of this rank
+    /// alone; `subject.memory` is that of all. `progress` is called with the number of rows that is measured next.
+    ///
+    /// # Errors
+    /// What [`Front::lay_out`] and steps fail with.
+    pub fn measure<B: AsRef<[u8]> + Send + Sync>(
+        &mut self,
+        network: &Arc<Network<B>>,
+        subject: &Subject<'_>,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Profile, LlmError> {
+        let ready = Ready::new(network.model(), subject, Cards::Ranks)?;
+        let runner = self.measurable(network, subject, &ready)?;
+        let mut profile = ready.profile(runner, Cards::Ranks, progress)?;
+        profile.kernels = crate::inproc::kernels(subject.threads, 1);
+        Ok(profile)
+    }
+
+    /// A profile that was measured before, with what tokens, short prompts, whole batches and exchanges take now: that
+    /// depends on where processes and virtual machines run at the moment. A few steps say so.
+    ///
+    /// # Errors
+    /// What [`Front::lay_out`] and steps fail with.
+    pub fn refresh<B: AsRef<[u8]> + Send + Sync>(
+        &mut self,
+        network: &Arc<Network<B>>,
+        subject: &Subject<'_>,
+        profile: Profile,
+    ) -> Result<Profile, LlmError> {
+        if subject.layout.cards().len() < 2 {
+            return Ok(profile);
+        }
+        let ready = Ready::new(network.model(), subject, Cards::Ranks)?;
+        ready.refreshed(self.measurable(network, subject, &ready)?, Cards::Ranks, profile)
+    }
+
+    /// A layout whose steps can be measured.
+    fn measurable<B: AsRef<[u8]> + Send + Sync>(
+        &mut self,
+        network: &Arc<Network<B>>,
+        subject: &Subject<'_>,
+        ready: &Ready,
+    ) -> Result<impl Measurable, LlmError> {
+        let space = (ready.context, ready.batch);
+        let mut runner = self.lay(network, &ready.plan, space, subject.threads, true)?;
+        runner.record()?;
+        Ok(runner)
+    }
+}
+
+impl<B: AsRef<[u8]> + Send + Sync> Measurable for OnRanks<'_, '_, B> {
+    fn groups(&self) -> &[Range<usize>] {
+        self.seated.programs.groups()
+    }
+
+    fn timed(&mut self, step: &Step<'_>, layers: Option<&[u32]>) -> Result<Timed, LlmError> {
+        let layers = layers.unwrap_or(&[]);
+        let begun = Instant::now();
+        self.go(step, layers, begun)?;
+        let wall = begun.elapsed().as_secs_f64();
+        let since = self.front.wire.clock(begun) - self.front.recording_since();
+        let mut marks = vec![Vec::new(); self.seated.ranks.len()];
+        for mut mark in self.front.marks()? {
+            let member = self.seated.ranks.iter().position(|&rank| rank == mark.card as usize);
+            let Some(member) = member else { continue };
+            (mark.start, mark.end) = (mark.start - since, mark.end - since);
+            marks[member].push(mark);
+        }
+        let programs = Arc::new(self.seated.programs_of(step, layers));
+        Ok(Timed { programs, marks, wall })
+    }
+}
