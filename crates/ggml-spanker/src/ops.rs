@@ -162,14 +162,24 @@ pub struct Look<'a> {
 /// Positions whose values [`attend`] adds up before it adds them to those before.
 pub const RUN: usize = 64;
 
-/// Memory that [`attend`] uses again from call to call.
+/// Memory that [`attend`] uses again from call to call. It begins where a line of the processor's caches does: vectors
+/// that lie across two lines take twice as long to read and write, and memory from the allocator may begin anywhere.
 #[derive(Debug, Clone, Default)]
 pub struct AttendScratch {
+    floats: Vec<f32>,
+}
+
+/// Numbers of a line of the processor's caches.
+const LINE: usize = 16;
+
+/// The parts of an [`AttendScratch`].
+struct AttendParts<'a> {
+    /// A key or value as numbers.
+    wide: &'a mut [f32],
+    /// What a run of positions has added up to, head by head.
+    part: &'a mut [f32],
     /// Scores of all positions, head by head.
-    scores: Vec<f32>,
-    wide: Vec<f32>,
-    /// What a run of positions has added up to.
-    part: Vec<f32>,
+    scores: &'a mut [f32],
 }
 
 impl AttendScratch {
@@ -177,17 +187,30 @@ impl AttendScratch {
     /// allocates nothing.
     #[must_use]
     pub fn with_capacity(heads: usize, head_size: usize, positions: usize) -> AttendScratch {
-        AttendScratch {
-            scores: Vec::with_capacity(heads * positions),
-            wide: Vec::with_capacity(head_size),
-            part: Vec::with_capacity(heads * head_size),
-        }
+        AttendScratch { floats: Vec::with_capacity(Self::needed(heads, head_size, positions)) }
+    }
+
+    fn needed(heads: usize, head_size: usize, positions: usize) -> usize {
+        let lines = |count: usize| count.next_multiple_of(LINE);
+        LINE + lines(head_size) + lines(heads * head_size) + heads * positions
     }
 
     /// Bytes of memory that it has, used or not.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
-        (self.scores.capacity() + self.wide.capacity() + self.part.capacity()) * 4
+        self.floats.capacity() * 4
+    }
+
+    fn parts(&mut self, heads: usize, head_size: usize, positions: usize) -> AttendParts<'_> {
+        self.floats.resize(Self::needed(heads, head_size, positions), 0.0);
+        let skipped = self.floats.as_ptr().align_offset(4 * LINE).min(LINE);
+        let (wide, rest) = self.floats[skipped..].split_at_mut(head_size.next_multiple_of(LINE));
+        let (part, rest) = rest.split_at_mut((heads * head_size).next_multiple_of(LINE));
+        AttendParts {
+            wide: &mut wide[..head_size],
+            part: &mut part[..heads * head_size],
+            scores: &mut rest[..heads * positions],
+        }
     }
 }
 

@@ -92,6 +92,9 @@ pub(crate) trait Lanes: Copy {
     fn wide_sum(self, a: Self::Wide) -> f32;
     /// Rounds to f16.
     fn narrow(self, values: &[f32; 16]) -> [u8; 32];
+    /// Asks for bytes that will be read soon; where that is not known how, nothing.
+    #[inline(always)]
+    fn fetch(self, _: &[u8]) {}
 }
 
 /// No instructions in particular.

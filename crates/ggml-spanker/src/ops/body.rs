@@ -4,7 +4,7 @@
 
 use half::f16;
 
-use super::{AttendScratch, Look, NORM_LANES, Pairs, RUN, exp};
+use super::{AttendParts, AttendScratch, Look, NORM_LANES, Pairs, RUN, exp};
 use crate::simd::Lanes;
 
 #[inline(always)]
@@ -113,33 +113,45 @@ pub(super) fn attend<L: Lanes>(
 ) {
     let heads = queries.len() / head_size;
     let positions = look.positions;
-    scratch.scores.clear();
-    scratch.scores.resize(heads * positions, 0.0);
-    scratch.wide.resize(head_size, 0.0);
+    let AttendParts { wide, part, scores } = scratch.parts(heads, head_size, positions);
     for (at, key) in rows(look.keys, look.stride, head_size).take(positions).enumerate() {
-        widen(l, key, &mut scratch.wide);
+        ahead(l, look.keys, look.stride, head_size, at);
+        widen(l, key, wide);
         for (head, query) in queries.chunks_exact(head_size).enumerate() {
-            scratch.scores[head * positions + at] = dot(l, query, &scratch.wide) * look.scale;
+            scores[head * positions + at] = dot(l, query, wide) * look.scale;
         }
     }
-    for scores in scratch.scores.chunks_exact_mut(positions) {
+    for scores in scores.chunks_exact_mut(positions) {
         soften(l, scores);
     }
     out.fill(0.0);
-    scratch.part.clear();
-    scratch.part.resize(out.len(), 0.0);
+    part.fill(0.0);
     for (at, value) in rows(look.values, look.stride, head_size).take(positions).enumerate() {
-        widen(l, value, &mut scratch.wide);
-        for (head, part) in scratch.part.chunks_exact_mut(head_size).enumerate() {
-            let weight = scratch.scores[head * positions + at];
-            for (part, value) in part.iter_mut().zip(&scratch.wide) {
+        ahead(l, look.values, look.stride, head_size, at);
+        widen(l, value, wide);
+        for (head, part) in part.chunks_exact_mut(head_size).enumerate() {
+            let weight = scores[head * positions + at];
+            for (part, value) in part.iter_mut().zip(&*wide) {
                 *part += weight * value;
             }
         }
         if (at + 1).is_multiple_of(RUN) || at + 1 == positions {
-            add(l, out, &scratch.part);
-            scratch.part.fill(0.0);
+            add(l, out, part);
+            part.fill(0.0);
         }
+    }
+}
+
+/// Positions whose keys or values are on their way while one is worked on.
+const AHEAD: usize = 16;
+
+/// Asks for the position that comes `AHEAD` later: heads of other positions lie in between, which processors do not
+/// foresee wherever memory begins.
+#[inline(always)]
+fn ahead<L: Lanes>(l: L, bytes: &[u8], stride: usize, head_size: usize, at: usize) {
+    let start = (at + AHEAD) * stride;
+    if let Some(bytes) = bytes.get(start..start + 2 * head_size) {
+        l.fetch(bytes);
     }
 }
 

@@ -4,10 +4,10 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm_add_ss, _mm_cvtsi32_si128,
-    _mm_cvtss_f32, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_ps,
-    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256, _mm256_storeu_si256,
-    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps512_ps256,
+    __m512, __m512i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss,
+    _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps,
+    _mm_prefetch, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256,
+    _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps512_ps256,
     _mm512_castsi128_si512, _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepi32_ps,
     _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_dpbusd_epi32,
     _mm512_dpwssd_epi32, _mm512_extractf32x8_ps, _mm512_extracti64x4_epi64, _mm512_i32gather_epi32,
@@ -59,6 +59,14 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn vectorize<W: Work>(self, work: W) -> W::Out {
         op!(with_instructions(self, work))
+    }
+
+    #[inline(always)]
+    fn fetch(self, bytes: &[u8]) {
+        for line in bytes.chunks(64) {
+            // SAFETY: nothing is read or written, and every processor with these instructions has this one.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        }
     }
 
     #[inline(always)]

@@ -50,7 +50,10 @@ impl HostStaging {
     #[must_use]
     pub fn attention_bytes(&self) -> u64 {
         let scores = self.heads.saturating_mul(self.positions);
-        let each = scores.saturating_add(self.head_size + self.heads * self.head_size);
+        // The others fill lines of 16 numbers, and so does what is left out to begin with one.
+        let lines = |count: u64| count.next_multiple_of(16);
+        let rest = 16 + lines(self.head_size) + lines(self.heads * self.head_size);
+        let each = scores.saturating_add(rest);
         each.saturating_mul(4 * self.threads)
     }
 
