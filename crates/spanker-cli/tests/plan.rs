@@ -288,7 +288,8 @@ fn fits_calibrate_cards_and_links() {
     assert!((number(&alone, "decode_ms_per_token") / 101.06 - 1.0).abs() < 0.02, "{alone}");
     let four = best_of(&desk, "llama-2-7b --profile h200-nvlink --cards 4 --card card.toml");
     assert!((36.0..46.0).contains(&number(&four, "decode_ms_per_token")), "{four}");
-    // These links are hundreds of times as fast as the profile's, whatever the shape.
+    // These links are hundreds of times as fast as the profile's, whatever the shape; what is left is what cards read
+    // and write in their own memory.
     for shape in ["ring", "switch", "star", "mesh"] {
         let line = format!("smollm2-135m --cards 4 --topology {shape} --objective ttft");
         let prefill = |flags: &str| {
@@ -298,7 +299,7 @@ fn fits_calibrate_cards_and_links() {
             number(&gather["prefill_terms"], "communication_ms")
         };
         let (before, after) = (prefill(""), prefill("--link link.toml"));
-        assert!(after < before / 5.0, "{shape}: {after} against {before}");
+        assert!(after < before / 2.0, "{shape}: {after} against {before}");
     }
     let text = desk.text("plan llama-2-7b --cards 2 --card card.toml --link link.toml --explain");
     assert!(text.contains("fitted (confidence medium)"), "{text}");

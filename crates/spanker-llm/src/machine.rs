@@ -276,7 +276,9 @@ impl<M: Machine> OnMachine<M> {
         self.untraced == 0
     }
 
-    fn run(&mut self, step: &Step<'_>) -> Result<u64, LlmError> {
+    /// Runs a step; the choice of the best tokens is left to the host. Says how many bytes were sent between cards, and
+    /// if it was traced, what each card of the last stage has left to do.
+    fn run(&mut self, step: &Step<'_>) -> Result<(u64, Vec<Mark>), LlmError> {
         let want = if step.want == Want::Nothing { Want::Nothing } else { Want::Logits };
         let key = Shape {
             rows: step.tokens.len(),
@@ -294,7 +296,8 @@ impl<M: Machine> OnMachine<M> {
         let traced = self.is_traced(step);
         let ready = &self.programs[&key];
         let Some((recorder, origin)) = self.trace.as_ref().filter(|_| traced) else {
-            return self.machine.run(&ready.program, step.tokens, step.past);
+            let sent = self.machine.run(&ready.program, step.tokens, step.past)?;
+            return Ok((sent, Vec::new()));
         };
         let shift = origin.elapsed().as_secs_f64();
         let (sent, spans) = self.machine.run_traced(&ready.program, step.tokens, step.past)?;
@@ -309,7 +312,16 @@ impl<M: Machine> OnMachine<M> {
             let (card, start, end) = (members[span.seat].card as u32, span.start, span.end);
             Mark { card, label, op, ops, start: start + shift, end: end + shift, parts: None }
         }));
-        Ok(sent)
+        let left = self.layout.last().map(|seat| {
+            let own = spans.iter().filter(|span| span.seat == seat);
+            let end = shift + own.map(|span| span.end).fold(0.0, f64::max);
+            let labels = &ready.labels[seat];
+            let mut label = labels.last().copied().unwrap_or(OUTSIDE);
+            label.token = step.past as u32;
+            let (card, op) = (members[seat].card as u32, labels.len() as u32);
+            Mark { card, label, op, ops: 1, start: end, end, parts: None }
+        });
+        Ok((sent, left.collect()))
     }
 
     /// Which rank of the first group has each token's row of the embedding table: a part of the program of several.
@@ -372,7 +384,7 @@ impl<M: Machine> Runner for OnMachine<M> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
         layout::check(&self.layout, self.vocab, step)?;
         let begun = Instant::now();
-        let sent = self.run(step)?;
+        let (sent, left) = self.run(step)?;
         let mut outcome = Outcome::default();
         match step.want {
             Want::Nothing => {}
@@ -387,6 +399,11 @@ impl<M: Machine> Runner for OnMachine<M> {
                     best.into_iter().map(move |(token, value)| (token + first, value))
                 });
                 outcome.best = merged(found.collect(), k as usize);
+                if let Some((recorder, origin)) = &self.trace {
+                    let now = origin.elapsed().as_secs_f64();
+                    let done = |mark: Mark| Mark { end: now.max(mark.start), ..mark };
+                    recorder.add(left.into_iter().map(done));
+                }
             }
         }
         outcome.timing = Timing { wall: begun.elapsed(), sent, ..Timing::default() };

@@ -355,7 +355,8 @@ fn a_recorded_machine_says_what_operators_belong_to_and_leaves_most_tokens_alone
     runner.record(&recorder);
     runner.step(&Step { tokens: &[1, 2, 3], past: 0, want: Want::Nothing }).unwrap();
     for past in 3..8 {
-        runner.step(&Step { tokens: &[4], past, want: Want::Logits }).unwrap();
+        let want = if past == 7 { Want::Best(1) } else { Want::Logits };
+        runner.step(&Step { tokens: &[4], past, want }).unwrap();
     }
     let marks = recorder.marks();
     let mut tokens: Vec<u32> = marks.iter().map(|mark| mark.label.token).collect();
@@ -366,7 +367,12 @@ fn a_recorded_machine_says_what_operators_belong_to_and_leaves_most_tokens_alone
         let labels: Vec<Label> = own.clone().map(|mark| mark.label).collect();
         let is = |activity: Activity| labels.iter().any(|label| label.activity == activity);
         assert!(is(Activity::Attention) && is(Activity::Exchange) && is(Activity::Head));
-        assert!(own.enumerate().all(|(at, mark)| (mark.op as usize, mark.ops) == (at, 1)));
+        assert!(own.clone().enumerate().all(|(at, mark)| (mark.op as usize, mark.ops) == (at, 1)));
+        // The choice among the logits is the host's, and an operator of the program all the same.
+        let best = marks.iter().filter(|mark| mark.card == card && mark.label.token == 7);
+        let last = best.clone().last().expect("a last operator");
+        assert_eq!(best.count(), own.count() + 1);
+        assert_eq!((last.op as usize, last.label.activity), (labels.len(), Activity::Head));
     }
 }
 

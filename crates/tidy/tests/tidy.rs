@@ -160,6 +160,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/spanker-fabric-mpi/src/ulfm.rs", "functions of MPI that may be missing"),
     ("crates/spanker-fabric-mpi/src/window.rs", "MPI's one-sided operations"),
     ("crates/spanker-reduce/src/kernel.rs", "vector instructions"),
+    ("crates/spanker-llm/tests/host_memory.rs", "an allocator that counts"),
     ("crates/spanker-reduce/src/fused.rs", "pieces of buffers for several threads"),
     ("crates/spanker-reduce/src/team.rs", "work that is borrowed by threads"),
     ("crates/spanker-reduce/tests/team.rs", "an allocator that counts"),
