@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use spanker_model::{Model, Quant};
 use spanker_plan::{Activity, Layout, Mark, Objective, Op, Plan, Request, Want};
 use spanker_topology::{
-    Bytes, BytesPerSecond, Cluster, Confidence, ExchangeKind, MacsPerSecond, OperatorKind, Profile,
-    Provenance, Seconds, Shape, Value,
+    Bytes, BytesPerSecond, Cluster, Confidence, ExchangeKind, Kernels, MacsPerSecond, OperatorKind,
+    Profile, Provenance, Seconds, Shape, Value,
 };
 
 use crate::runner::Step;
@@ -64,13 +64,64 @@ pub fn measure<B: AsRef<[u8]> + Send + Sync + 'static>(
     subject: &Subject<'_>,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Profile, LlmError> {
-    let cards = Cards::Threads;
-    let ready = Ready::new(network.model(), subject, cards)?;
-    let Ready { plan, context, batch } = &ready;
-    let runner = InProcess::filled(Arc::clone(network), plan, *context, *batch, subject.threads)?;
-    let mut profile = ready.profile(runner, cards, progress)?;
-    profile.kernels = crate::inproc::kernels(subject.threads, subject.layout.cards().len());
-    Ok(profile)
+    let mut measurement = Measurement::of_threads(network, subject)?;
+    measurement.round(progress)?;
+    Ok(measurement.profile())
+}
+
+/// A measurement in rounds: what is measured for a while, then for another, tells more about a machine that others use
+/// as well than one long look.
+#[derive(Debug)]
+pub struct Measurement<R> {
+    runner: R,
+    ready: Ready,
+    samples: Samples,
+    kernels: Kernels,
+}
+
+impl<B: AsRef<[u8]> + Send + Sync + 'static> Measurement<InProcess<B>> {
+    /// Of cards that are threads of this process.
+    ///
+    /// # Errors
+    /// What [`InProcess::new`] fails with.
+    pub fn of_threads(network: &Arc<Network<B>>, subject: &Subject<'_>) -> Result<Self, LlmError> {
+        let ready = Ready::new(network.model(), subject, Cards::Threads)?;
+        let Ready { plan, context, batch } = &ready;
+        let network = Arc::clone(network);
+        let runner = InProcess::filled(network, plan, *context, *batch, subject.threads)?;
+        let kernels = crate::inproc::kernels(subject.threads, subject.layout.cards().len());
+        let samples = Samples::new(Cards::Threads);
+        Ok(Measurement { runner, ready, samples, kernels })
+    }
+
+    /// Measures once more. `progress` is called with the number of rows that is measured next.
+    ///
+    /// # Errors
+    /// What steps fail with.
+    pub fn round(&mut self, progress: &mut dyn FnMut(usize)) -> Result<(), LlmError> {
+        self.ready.round(&mut self.runner, &mut self.samples, progress)
+    }
+
+    /// The profile of one card that follows from all rounds.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        Profile { kernels: self.kernels, ..self.ready.profile(&self.samples) }
+    }
+}
+
+/// What was seen of cards so far.
+#[derive(Debug)]
+pub(crate) struct Samples {
+    cards: Cards,
+    observed: Observed,
+    /// Seconds of steps before their first operator and after their last.
+    around: Vec<f64>,
+}
+
+impl Samples {
+    pub(crate) fn new(cards: Cards) -> Samples {
+        Samples { cards, observed: Observed::new(cards.exchange()), around: Vec::new() }
+    }
 }
 
 /// What plays the cards that are measured.
@@ -100,6 +151,7 @@ impl Cards {
 }
 
 /// A plan whose steps are measured.
+#[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) plan: Plan,
     pub(crate) context: usize,
@@ -133,43 +185,40 @@ impl Ready {
     }
 
     /// Measures cards on which the plan is laid out.
-    pub(crate) fn profile(
+    pub(crate) fn round(
         &self,
-        runner: impl Measurable,
-        cards: Cards,
+        runner: &mut impl Measurable,
+        samples: &mut Samples,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<Profile, LlmError> {
-        let (plan, batch) = (&self.plan, self.batch);
-        let mut bench = self.bench(runner, cards);
+    ) -> Result<(), LlmError> {
+        let mut bench = self.bench(runner, samples);
         progress(1);
-        let rest = bench.tokens(plan.model.vocab, 3 * TIME)?;
+        bench.tokens(self.plan.model.vocab, 3 * TIME)?;
         let mut rows = 2;
-        while rows <= batch {
+        while rows <= self.batch {
             progress(rows);
             bench.rows(rows)?;
-            rows = if rows < batch { (2 * rows).min(batch) } else { batch + 1 };
+            rows = if rows < self.batch { (2 * rows).min(self.batch) } else { self.batch + 1 };
         }
-        let mut profile = bench.profile(plan, batch, cards);
-        // A step is started and its result is read.
-        measured(&mut profile.host.latency, Seconds(rest / 2.0), cards);
-        Ok(profile)
+        Ok(())
     }
 
     /// A profile with what tokens, short prompts, whole batches and exchanges take now, and what a step takes besides:
     /// a few steps say so. What other numbers of rows take stays.
     pub(crate) fn refreshed(
         &self,
-        runner: impl Measurable,
+        runner: &mut impl Measurable,
         cards: Cards,
         mut profile: Profile,
     ) -> Result<Profile, LlmError> {
-        let mut bench = self.bench(runner, cards);
-        let rest = bench.tokens(self.plan.model.vocab, TIME)?;
+        let mut samples = Samples::new(cards);
+        let mut bench = self.bench(runner, &mut samples);
+        bench.tokens(self.plan.model.vocab, TIME)?;
         for rows in [FEW_ROWS.min(self.batch), self.batch] {
             bench.rows(rows)?;
         }
-        let usual = bench.observed.usual();
-        for new in usual.times.fit() {
+        let seen = samples.observed.usual();
+        for new in seen.times.fit() {
             let same = |old: &&mut spanker_topology::OperatorRate| {
                 (old.kind, &old.weights, old.rows) == (new.kind, &new.weights, new.rows)
             };
@@ -177,14 +226,42 @@ impl Ready {
                 *old = new;
             }
         }
-        set_link(&mut profile, &usual, cards);
-        measured(&mut profile.host.latency, Seconds(rest / 2.0), cards);
+        set_link(&mut profile, &seen, cards);
+        set_host(&mut profile, &samples);
         Ok(profile)
     }
 
-    fn bench<R: Measurable>(&self, runner: R, cards: Cards) -> Bench<R> {
-        let observed = Observed::new(cards.exchange());
-        Bench { runner, kinds: kinds(&self.plan), context: self.context, observed }
+    fn bench<'b, R: Measurable>(
+        &self,
+        runner: &'b mut R,
+        samples: &'b mut Samples,
+    ) -> Bench<'b, R> {
+        Bench { runner, kinds: kinds(&self.plan), context: self.context, samples }
+    }
+
+    /// The profile that follows from what was seen.
+    pub(crate) fn profile(&self, samples: &Samples) -> Profile {
+        let (plan, cards) = (&self.plan, samples.cards);
+        let mut profile = plan.cluster.profile(0).clone();
+        let seen = samples.observed.usual();
+        let times = &seen.times;
+        profile.compute.operators = times.fit();
+        let reading = times.product_rate(1).max(1.0);
+        measured(&mut profile.memory.bandwidth, BytesPerSecond(reading as u64), cards);
+        let (model, batch) = (&plan.model, self.batch);
+        // A byte of weights is multiplied with every row.
+        let each = model.parameters() as f64 / model.weight_bytes().max(1) as f64;
+        let multiplying = times.product_rate(batch as u64) * batch as f64 * each;
+        measured(&mut profile.compute.rate, MacsPerSecond(multiplying.max(1.0)), cards);
+        let product = |entry: &&spanker_topology::OperatorRate| {
+            entry.kind == OperatorKind::Product && entry.rows == 1
+        };
+        let overhead = profile.compute.operators.iter().find(product).map(|entry| entry.overhead);
+        measured(&mut profile.compute.per_operator, overhead.unwrap_or_default(), cards);
+        measured(&mut profile.compute.per_token, Seconds::ZERO, cards);
+        set_link(&mut profile, &seen, cards);
+        set_host(&mut profile, samples);
+        profile
     }
 }
 
@@ -244,11 +321,11 @@ fn kinds(plan: &Plan) -> Vec<Vec<usize>> {
 }
 
 /// Cards that are measured, and what is known by now.
-struct Bench<R> {
-    runner: R,
+struct Bench<'b, R> {
+    runner: &'b mut R,
     kinds: Vec<Vec<usize>>,
     context: usize,
-    observed: Observed,
+    samples: &'b mut Samples,
 }
 
 /// What a step took, in seconds.
@@ -258,15 +335,13 @@ struct Took {
     around: f64,
 }
 
-impl<R: Measurable> Bench<R> {
-    /// Single tokens through the whole model; says how long a step takes before its first operator and after the
-    /// last.
-    fn tokens(&mut self, vocab: u64, time: Duration) -> Result<f64, LlmError> {
+impl<R: Measurable> Bench<'_, R> {
+    /// Single tokens through the whole model.
+    fn tokens(&mut self, vocab: u64, time: Duration) -> Result<(), LlmError> {
         let in_a_row = IN_A_ROW.min(self.context);
         let last = self.context - in_a_row;
         let mut positions: Vec<usize> = POSITIONS.iter().map(|&past| past.min(last)).collect();
         positions.dedup();
-        let mut rest = Vec::new();
         let begun = Instant::now();
         for turn in 0..=STEPS[1] {
             let in_turn =
@@ -276,13 +351,13 @@ impl<R: Measurable> Bench<R> {
                 let step = Step { tokens: &[token], past, want: Want::Best(1) };
                 let counts = turn > 0 && at + 1 >= in_a_row.min(2);
                 let around = self.step(&step, None, counts)?.around;
-                rest.extend(counts.then_some(around));
+                self.samples.around.extend(counts.then_some(around));
             }
             if turn >= STEPS[0] && begun.elapsed() > time {
                 break;
             }
         }
-        Ok(usual(&rest))
+        Ok(())
     }
 
     /// Rows of a prompt through some layers, others in each turn: what a step reads has not been read just before.
@@ -328,35 +403,12 @@ impl<R: Measurable> Bench<R> {
         if counts {
             let operators = programs.iter().map(Vec::len).sum();
             let alike = Alike { rows: step.tokens.len(), past: step.past, operators };
-            self.observed.add(alike, &programs, self.runner.groups(), &marks);
+            self.samples.observed.add(alike, &programs, self.runner.groups(), &marks);
         }
         let all = || marks.iter().copied().flatten();
         let first = all().map(|mark| mark.start).fold(wall, f64::min);
         let last = all().map(|mark| mark.end).fold(first, f64::max);
         Ok(Took { wall, around: first + wall - last })
-    }
-
-    /// The profile that follows from what was seen.
-    fn profile(&self, plan: &Plan, batch: usize, cards: Cards) -> Profile {
-        let mut profile = plan.cluster.profile(0).clone();
-        let usual = self.observed.usual();
-        let times = &usual.times;
-        profile.compute.operators = times.fit();
-        let reading = times.product_rate(1).max(1.0);
-        measured(&mut profile.memory.bandwidth, BytesPerSecond(reading as u64), cards);
-        let model = &plan.model;
-        // A byte of weights is multiplied with every row.
-        let each = model.parameters() as f64 / model.weight_bytes().max(1) as f64;
-        let multiplying = times.product_rate(batch as u64) * batch as f64 * each;
-        measured(&mut profile.compute.rate, MacsPerSecond(multiplying.max(1.0)), cards);
-        let product = |entry: &&spanker_topology::OperatorRate| {
-            entry.kind == OperatorKind::Product && entry.rows == 1
-        };
-        let overhead = profile.compute.operators.iter().find(product).map(|entry| entry.overhead);
-        measured(&mut profile.compute.per_operator, overhead.unwrap_or_default(), cards);
-        measured(&mut profile.compute.per_token, Seconds::ZERO, cards);
-        set_link(&mut profile, &usual, cards);
-        profile
     }
 }
 
@@ -368,6 +420,11 @@ fn set_link(profile: &mut Profile, usual: &Usual<'_>, cards: Cards) {
         measured(&mut link.latency, Seconds(latency), cards);
         measured(&mut link.round_trip, Seconds(2.0 * latency), cards);
     }
+}
+
+/// What a step takes besides its operators: it is started, and its result is read.
+fn set_host(profile: &mut Profile, samples: &Samples) {
+    measured(&mut profile.host.latency, Seconds(usual(&samples.around) / 2.0), samples.cards);
 }
 
 /// Takes the layers that are not listed out of a program. What stages hand over stays: it follows a stage's last layer.

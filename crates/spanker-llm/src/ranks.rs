@@ -19,6 +19,7 @@ mod record;
 mod seated;
 mod wire;
 
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,10 +32,11 @@ use crate::layout::{self, Planned};
 use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing};
 use crate::{LlmError, Network};
 pub use follow::{Follower, follow};
+pub use measure::RankSamples;
 use order::Order;
 use record::Recording;
 use seated::Seated;
-use wire::{FRONT, Wire};
+use wire::{End, FRONT, Wire};
 
 /// The number under which ranks report what they have allocated; steps count from 1.
 const LAID_OUT: u64 = 0;
@@ -61,11 +63,24 @@ impl<'f> Front<'f> {
     /// # Errors
     /// [`LlmError::Unsupported`] for an end that is not rank 0's.
     pub fn new(fabric: &'f mut dyn Fabric, patience: Duration) -> Result<Self, LlmError> {
-        if fabric.rank() != FRONT {
-            let what = format!("rank {} cannot be the front, which is rank 0", fabric.rank());
+        Self::of(End::Lent(fabric), patience)
+    }
+
+    /// The same with a fabric of its own.
+    ///
+    /// # Errors
+    /// [`LlmError::Unsupported`] for an end that is not rank 0's.
+    pub fn owning(fabric: Box<dyn Fabric>, patience: Duration) -> Result<Self, LlmError> {
+        Self::of(End::Own(fabric), patience)
+    }
+
+    fn of(fabric: End<'f>, patience: Duration) -> Result<Self, LlmError> {
+        let wire = Wire::new(fabric, patience);
+        if wire.rank() != FRONT {
+            let what = format!("rank {} cannot be the front, which is rank 0", wire.rank());
             return Err(LlmError::unsupported(what));
         }
-        Ok(Front { wire: Wire::new(fabric, patience), faulty: false, recording: None })
+        Ok(Front { wire, faulty: false, recording: None })
     }
 
     /// Ranks in the group.
@@ -114,11 +129,11 @@ impl<'f> Front<'f> {
         context: usize,
         batch: usize,
         threads: usize,
-    ) -> Result<OnRanks<'_, 'f, B>, LlmError> {
-        self.lay(network, plan, (context, batch), threads, false)
+    ) -> Result<OnRanks<&mut Front<'f>, B>, LlmError> {
+        OnRanks::lay_out(self, network, plan, (context, batch), threads)
     }
 
-    /// The same; `filled` with numbers, as in the midst of a run, if it is to be measured.
+    /// Has all ranks lay a network out; `filled` with numbers, as in the midst of a run, if it is to be measured.
     fn lay<B: AsRef<[u8]> + Send + Sync>(
         &mut self,
         network: &Arc<Network<B>>,
@@ -126,7 +141,7 @@ impl<'f> Front<'f> {
         (context, batch): (usize, usize),
         threads: usize,
         filled: bool,
-    ) -> Result<OnRanks<'_, 'f, B>, LlmError> {
+    ) -> Result<(Seated<B>, Vec<MemoryUse>), LlmError> {
         let (kind, kernels) = (ExchangeKind::Direct, crate::inproc::kernels(threads, 1));
         let planned = Planned::new(network, plan, context, batch, kind, kernels)?;
         let ranks = self.ranks();
@@ -145,7 +160,7 @@ impl<'f> Front<'f> {
         let seated = seated.inspect_err(|error| self.give_up(error.to_string()))?;
         self.heard(|wire| wire.settle(stamp))?;
         let memory = self.collect_memory(&planned, &seated)?;
-        Ok(OnRanks { front: self, seated, memory })
+        Ok((seated, memory))
     }
 
     /// What every card has allocated, as its rank says.
@@ -198,14 +213,14 @@ impl Drop for Front<'_> {
     }
 }
 
-/// A network on ranks, as rank 0 sees it.
-pub struct OnRanks<'a, 'f, B> {
-    front: &'a mut Front<'f>,
+/// A network on ranks, as rank 0 sees it. `F` is the hold on the front: a reference, or a guard of one that is shared.
+pub struct OnRanks<F, B> {
+    front: F,
     seated: Seated<B>,
     memory: Vec<MemoryUse>,
 }
 
-impl<B> std::fmt::Debug for OnRanks<'_, '_, B> {
+impl<F, B> std::fmt::Debug for OnRanks<F, B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OnRanks")
             .field("cards", &self.seated.programs.members().len())
@@ -213,7 +228,24 @@ impl<B> std::fmt::Debug for OnRanks<'_, '_, B> {
     }
 }
 
-impl<B> OnRanks<'_, '_, B> {
+impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
+    /// As [`Front::lay_out`], with a hold on the front that this keeps.
+    ///
+    /// # Errors
+    /// As [`Front::lay_out`].
+    pub fn lay_out(
+        mut front: F,
+        network: &Arc<Network<B>>,
+        plan: &Plan,
+        space: (usize, usize),
+        threads: usize,
+    ) -> Result<Self, LlmError> {
+        let (seated, memory) = front.lay(network, plan, space, threads, false)?;
+        Ok(OnRanks { front, seated, memory })
+    }
+}
+
+impl<'f, F: DerefMut<Target = Front<'f>>, B> OnRanks<F, B> {
     /// What each card was planned to allocate, and what its rank says that it has allocated.
     #[must_use]
     pub fn memory(&self) -> &[MemoryUse] {
@@ -229,7 +261,7 @@ impl<B> OnRanks<'_, '_, B> {
     }
 }
 
-impl<B: AsRef<[u8]> + Send + Sync> OnRanks<'_, '_, B> {
+impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
     /// The reports of all cards, in the order of their seats.
     fn collect(&mut self, own: Option<Report>, want: Want) -> Result<Vec<Report>, LlmError> {
         let (from, step) = (self.seated.expected(want), self.seated.steps);
@@ -245,7 +277,7 @@ impl<B: AsRef<[u8]> + Send + Sync> OnRanks<'_, '_, B> {
     }
 }
 
-impl<B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<'_, '_, B> {
+impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<F, B> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
         layout::check(&self.seated.programs, self.seated.vocab, step)?;
         self.go(step, &[], Instant::now())
@@ -260,14 +292,15 @@ impl<B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<'_, '_, B> {
     }
 }
 
-impl<B: AsRef<[u8]> + Send + Sync> OnRanks<'_, '_, B> {
+impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
     /// Runs a step through some layers, or all if there are none.
     fn go(&mut self, step: &Step<'_>, layers: &[u32], begun: Instant) -> Result<Outcome, LlmError> {
         self.front.order(&Order::step(step, layers))?;
         let (seated, traced) = (&mut self.seated, self.front.recording.is_some());
         let own = self.front.heard(|wire| seated.step(wire, (step, layers), begun, traced))?;
         let since = self.front.wire.clock(begun);
-        if let (Some(recording), Some(report)) = (&mut self.front.recording, &own) {
+        let front = &mut *self.front;
+        if let (Some(recording), Some(report)) = (&mut front.recording, &own) {
             recording.keep(record::by_clock(report, FRONT, step.past, since));
         }
         let cards = self.seated.ranks.len() as u32;

@@ -11,7 +11,7 @@ use spanker_topology::ExchangeKind;
 use super::order::Order;
 use super::record;
 use super::seated::{self, Seated};
-use super::wire::Wire;
+use super::wire::{End, Wire};
 use crate::card::Report;
 use crate::fingerprint;
 use crate::layout::{self, Planned};
@@ -40,7 +40,7 @@ pub fn follow<B: AsRef<[u8]> + Send + Sync>(
     fabric: &mut dyn Fabric,
     follower: &Follower<'_, B>,
 ) -> Result<(), LlmError> {
-    let mut wire = Wire::new(fabric, follower.patience);
+    let mut wire = Wire::new(End::Lent(fabric), follower.patience);
     let mut seated: Option<Seated<B>> = None;
     // What was done in steps that were asked for nothing is told with the next that is.
     let mut untold = (Duration::ZERO, 0);

@@ -4,14 +4,14 @@
 //! The ranks themselves are measured, all at the same time, as they will run: they share memory bandwidth, caches and
 //! clock rates with each other, wait for each other, and messages come while others compute.
 
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 use std::time::Instant;
 
-use spanker_topology::Profile;
+use spanker_topology::{Kernels, Profile};
 
 use super::{Front, OnRanks};
-use crate::measure::{Cards, Measurable, Ready, Timed};
+use crate::measure::{Cards, Measurable, Ready, Samples, Timed};
 use crate::runner::Step;
 use crate::{LlmError, Network, Subject};
 
@@ -27,11 +27,25 @@ impl Front<'_> {
         subject: &Subject<'_>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Profile, LlmError> {
-        let ready = Ready::new(network.model(), subject, Cards::Ranks)?;
-        let runner = self.measurable(network, subject, &ready)?;
-        let mut profile = ready.profile(runner, Cards::Ranks, progress)?;
-        profile.kernels = crate::inproc::kernels(subject.threads, 1);
-        Ok(profile)
+        let mut samples = RankSamples::new(network, subject)?;
+        self.measure_more(network, subject, &mut samples, progress)?;
+        Ok(samples.profile())
+    }
+
+    /// Measures once more, and adds that to what was seen before.
+    ///
+    /// # Errors
+    /// What [`Front::lay_out`] and steps fail with.
+    pub fn measure_more<B: AsRef<[u8]> + Send + Sync>(
+        &mut self,
+        network: &Arc<Network<B>>,
+        subject: &Subject<'_>,
+        samples: &mut RankSamples,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<(), LlmError> {
+        let RankSamples { ready, samples, .. } = samples;
+        let mut runner = self.measurable(network, subject, ready)?;
+        ready.round(&mut runner, samples, progress)
     }
 
     /// A profile that was measured before, with what tokens, short prompts, whole batches and exchanges take now: that
@@ -49,7 +63,8 @@ impl Front<'_> {
             return Ok(profile);
         }
         let ready = Ready::new(network.model(), subject, Cards::Ranks)?;
-        ready.refreshed(self.measurable(network, subject, &ready)?, Cards::Ranks, profile)
+        let mut runner = self.measurable(network, subject, &ready)?;
+        ready.refreshed(&mut runner, Cards::Ranks, profile)
     }
 
     /// A layout whose steps can be measured.
@@ -60,13 +75,45 @@ impl Front<'_> {
         ready: &Ready,
     ) -> Result<impl Measurable, LlmError> {
         let space = (ready.context, ready.batch);
-        let mut runner = self.lay(network, &ready.plan, space, subject.threads, true)?;
+        let (seated, memory) = self.lay(network, &ready.plan, space, subject.threads, true)?;
+        let mut runner = OnRanks { front: self, seated, memory };
         runner.record()?;
         Ok(runner)
     }
 }
 
-impl<B: AsRef<[u8]> + Send + Sync> Measurable for OnRanks<'_, '_, B> {
+/// What was seen of cards that are ranks, in one round or several.
+#[derive(Debug)]
+pub struct RankSamples {
+    ready: Ready,
+    samples: Samples,
+    kernels: Kernels,
+}
+
+impl RankSamples {
+    /// Nothing so far.
+    ///
+    /// # Errors
+    /// [`LlmError::Plan`] for a layout that is none of this model.
+    pub fn new<B: AsRef<[u8]>>(
+        network: &Network<B>,
+        subject: &Subject<'_>,
+    ) -> Result<RankSamples, LlmError> {
+        let ready = Ready::new(network.model(), subject, Cards::Ranks)?;
+        let kernels = crate::inproc::kernels(subject.threads, 1);
+        Ok(RankSamples { ready, samples: Samples::new(Cards::Ranks), kernels })
+    }
+
+    /// The profile of one card that follows from it.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        Profile { kernels: self.kernels, ..self.ready.profile(&self.samples) }
+    }
+}
+
+impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> Measurable
+    for OnRanks<F, B>
+{
     fn groups(&self) -> &[Range<usize>] {
         self.seated.programs.groups()
     }

@@ -39,9 +39,31 @@ fn stamp(words: &[u64]) -> u64 {
     crate::fingerprint(words.iter().flat_map(|word| word.to_le_bytes()))
 }
 
+/// A fabric that somebody else keeps, or that is kept here.
+pub(super) enum End<'f> {
+    Lent(&'f mut dyn Fabric),
+    Own(Box<dyn Fabric>),
+}
+
+impl End<'_> {
+    fn get(&self) -> &dyn Fabric {
+        match self {
+            End::Lent(fabric) => &**fabric,
+            End::Own(fabric) => &**fabric,
+        }
+    }
+
+    fn get_mut(&mut self) -> &mut dyn Fabric {
+        match self {
+            End::Lent(fabric) => *fabric,
+            End::Own(fabric) => &mut **fabric,
+        }
+    }
+}
+
 /// A rank's end of the fabric.
 pub(super) struct Wire<'f> {
-    fabric: &'f mut dyn Fabric,
+    fabric: End<'f>,
     pool: Pool,
     patience: Duration,
     /// Orders so far.
@@ -53,7 +75,7 @@ pub(super) struct Wire<'f> {
 }
 
 impl<'f> Wire<'f> {
-    pub(super) fn new(fabric: &'f mut dyn Fabric, patience: Duration) -> Self {
+    pub(super) fn new(fabric: End<'f>, patience: Duration) -> Self {
         let origin = Instant::now();
         Wire { fabric, pool: Pool::default(), patience, orders: 0, plan: 0, origin }
     }
@@ -64,24 +86,30 @@ impl<'f> Wire<'f> {
     }
 
     pub(super) fn rank(&self) -> Rank {
-        self.fabric.rank()
+        self.fabric.get().rank()
     }
 
     pub(super) fn ranks(&self) -> usize {
-        self.fabric.ranks()
+        self.fabric.get().ranks()
     }
 
     /// Gives the group up, with words that the others hear.
     pub(super) fn refuse(&mut self, reason: String) -> FabricError {
         let rank = self.rank();
-        self.fabric.abort(FabricError::Refused { rank, reason })
+        self.fabric.get_mut().abort(FabricError::Refused { rank, reason })
     }
 
     /// Gives the group up because this rank and the front mean different things.
     pub(super) fn disagree(&mut self, field: &'static str, ours: u64, theirs: u64) -> FabricError {
         let (ours, theirs) = (format!("{ours:016x}"), format!("{theirs:016x}"));
         let rank = self.rank();
-        self.fabric.abort(FabricError::Mismatch { rank, peer: FRONT, field, ours, theirs })
+        self.fabric.get_mut().abort(FabricError::Mismatch {
+            rank,
+            peer: FRONT,
+            field,
+            ours,
+            theirs,
+        })
     }
 
     fn letter(&mut self, bytes: &[u8], stamp: u64) -> Letter {
@@ -97,7 +125,7 @@ impl<'f> Wire<'f> {
         sends: &[(Rank, Letter)],
         receives: &[Rank],
     ) -> Result<Vec<Letter>, FabricError> {
-        self.fabric.exchange(&CALL, sends, receives, Instant::now() + self.patience)
+        self.fabric.get_mut().exchange(&CALL, sends, receives, Instant::now() + self.patience)
     }
 
     /// What a letter of `peer` says, if it is meant for this place of the run.
@@ -105,14 +133,14 @@ impl<'f> Wire<'f> {
         let (rank, actual) = (self.rank(), letter.bytes().len());
         let Some((text, end)) = letter.bytes().split_last_chunk::<STAMP>() else {
             let short = FabricError::Length { rank, peer, expected: STAMP, actual };
-            return Err(self.fabric.abort(short));
+            return Err(self.fabric.get_mut().abort(short));
         };
         let (length, found) = (text.len(), u64::from_le_bytes(*end));
         if found != stamp {
             let (ours, theirs) = (format!("{stamp:016x}"), format!("{found:016x}"));
             let field = "place in the run";
             let other = FabricError::Mismatch { rank, peer, field, ours, theirs };
-            return Err(self.fabric.abort(other));
+            return Err(self.fabric.get_mut().abort(other));
         }
         Ok(letter.part(0..length))
     }
@@ -131,7 +159,7 @@ impl<'f> Wire<'f> {
             return Ok(letter);
         }
         let rank = self.rank();
-        Err(self.fabric.abort(FabricError::Length { rank, peer, expected, actual }))
+        Err(self.fabric.get_mut().abort(FabricError::Length { rank, peer, expected, actual }))
     }
 
     fn others(&self) -> Vec<Rank> {
@@ -206,12 +234,12 @@ impl<'f> Wire<'f> {
     /// Agrees with all ranks that a plan is laid out, and stamps messages with it from here on.
     pub(super) fn settle(&mut self, plan: u64) -> Result<(), FabricError> {
         self.plan = plan;
-        self.fabric.commit(&CALL, Instant::now() + self.patience.max(LOADING))
+        self.fabric.get_mut().commit(&CALL, Instant::now() + self.patience.max(LOADING))
     }
 
     /// Waits until all ranks know that it is over: who left before would look dead to those that do not.
     pub(super) fn part(&mut self) -> Result<(), FabricError> {
-        self.fabric.commit(&CALL, Instant::now() + self.patience)
+        self.fabric.get_mut().commit(&CALL, Instant::now() + self.patience)
     }
 
     /// Tells the front what came of a step.
