@@ -145,7 +145,10 @@ impl Args {
     /// Whether this is work for the ranks that a launcher has started.
     pub(crate) fn takes_ranks(&self) -> bool {
         let alone = ["planner", "link", "claims"].contains(&self.name());
-        self.kind.is_none() && !alone && self.ground() == Ground::Mpi
+        match &self.kind {
+            Some(Kind::Model(args)) => args.takes_ranks(),
+            None => !alone && self.ground() == Ground::Mpi,
+        }
     }
 }
 

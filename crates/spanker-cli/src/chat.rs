@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker chat`: a conversation with a model that is split over cards.
 
-use std::io::{BufRead, IsTerminal, Write};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+mod input;
 
-use anyhow::Context as _;
-use spanker_llm::{AuditLog, Front, Session};
+use std::path::Path;
+
+use spanker_engine::{Engine, EngineError, Limits, Options, Sampling, Stop};
+use spanker_plan::Request;
 use spanker_text::template::{self, Context, Message};
 
 use crate::directory::CardList;
-use crate::llm::cards::{Cards, Ongoing};
-use crate::llm::generate::{GiveUp, Limits, Mend, generate};
-use crate::llm::given::Audience;
-use crate::llm::ranks::{self, Place};
-use crate::llm::{self, AuditArgs, FabricKind, Loaded, SampleArgs, Split, host, layout};
-use crate::run::in_process;
-use crate::{Usage, output};
+use crate::llm::{self, AuditArgs, Place, SampleArgs, Split};
+use crate::run::Audience;
+use crate::{Usage, files, output};
+use input::{Input, Interrupts, Lines};
 
 /// Tokens of a turn that a plan is priced for.
 const TURN: usize = 64;
 
 /// Talk with a model that is split over cards
 ///
-/// One line is one turn; an empty line or the end of input ends the conversation. The model's own chat
-/// template is used. When the context is full, the oldest turns are forgotten.
+/// One line is one turn; the end of input (Ctrl-D) or /quit ends the conversation, Ctrl-C ends an answer. The model's
+/// own chat template is used, and special tokens that are typed stay text. When the context is full, the oldest turns
+/// are forgotten. /help lists what else can be said: /reset, /save FILE, /load FILE, /stats.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker chat -m smollm2-135m --cards 3
@@ -54,189 +53,237 @@ pub(crate) struct Args {
 impl Args {
     /// Whether this is work for all processes that a launcher has started.
     pub(crate) fn takes_ranks(&self) -> bool {
-        self.llm.fabric() == FabricKind::Mpi
+        self.llm.takes_ranks()
     }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    match args.llm.fabric() {
-        FabricKind::Inproc => in_threads(args),
-        FabricKind::Cards => on_cards(args),
-        FabricKind::Cuda => on_gpus(args),
-        FabricKind::Mpi => ranks::join(&args.llm, &|_| Ok(None), |loaded, front, place| {
-            on_ranks(args, loaded, front, place)
-        }),
-    }
-}
-
-/// What is asked of a conversation.
-fn request(args: &Args, loaded: &Loaded) -> anyhow::Result<spanker_plan::Request> {
     if args.n_predict == 0 {
         return Err(Usage("--n-predict 0: at least one token is generated".into()).into());
     }
-    let audit = args.audit.fraction(args.llm.fabric())?;
-    let request = layout::request(loaded.context, loaded.batch, TURN.min(loaded.context), 128);
-    Ok(spanker_plan::Request { audit, ..request })
+    llm::on_host(&args.llm, args.cards.as_ref(), None, |place| lead(args, place))
 }
 
-fn in_threads(args: &Args) -> anyhow::Result<()> {
-    let loaded = Loaded::open(&args.llm)?;
-    let (request, shares) = (request(args, &loaded)?, args.llm.tensor_split.as_deref());
-    let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-    let (model, split) = (loaded.network.model(), args.split.unwrap_or(Split::Gather));
-    let layout = layout::given(model, split, &layout::shares(shares, count)?)?;
-    let plan = host::unpriced(&loaded, layout, request)?;
-    let mut session = Session::new(Box::new(in_process(&loaded, &plan)?));
-    converse(args, &loaded, &mut session, &mut GiveUp, &mut |_| read_line())
-}
-
-fn on_gpus(args: &Args) -> anyhow::Result<()> {
-    let loaded = Loaded::open(&args.llm)?;
-    let (request, shares) = (request(args, &loaded)?, args.llm.tensor_split.as_deref());
-    let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-    let gpus = llm::gpu::Gpus::open(count)?;
-    let cluster = gpus.cluster(&loaded, count)?;
-    let split = args.split.unwrap_or(Split::Gather);
-    let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
-    let (runner, mut mend) = args.audit.twice(&loaded, &plan, gpus.runner(&loaded, &plan)?.0)?;
-    converse(args, &loaded, &mut Session::new(runner), &mut mend, &mut |_| read_line())
-}
-
-fn on_cards(args: &Args) -> anyhow::Result<()> {
-    let loaded = Loaded::open(&args.llm)?;
-    let (request, shares) = (request(args, &loaded)?, args.llm.tensor_split.as_deref());
-    let cards = Cards::open(args.cards.as_ref(), args.llm.deadline)?;
-    let plan = cards.plan(&loaded, request, args.split, shares)?;
-    let (left, log) = (cards.indices.clone(), AuditLog::new(plan.request.audit));
-    let runner = cards.runner(&left, &loaded, &plan, None, &log);
-    let (runner, memory) = runner.map_err(|error| cards.told(error))?;
-    let mut session = Session::new(runner);
-    let pieces = Vec::new();
-    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, pieces, log, memory };
-    converse(args, &loaded, &mut session, &mut ongoing, &mut |_| read_line())
-}
-
-/// The front of a conversation whose cards are processes.
-fn on_ranks(
-    args: &Args,
-    loaded: &Loaded,
-    front: &mut Front<'_>,
-    place: &Place,
-) -> anyhow::Result<()> {
-    let (request, shares) = (request(args, loaded)?, args.llm.tensor_split.as_deref());
-    let count = ranks::cards(args.cards.as_ref(), shares, place)?;
-    let (model, split) = (loaded.network.model(), args.split.unwrap_or(Split::Gather));
-    let layout = layout::given(model, split, &layout::shares(shares, count)?)?;
-    let plan = host::unpriced(loaded, layout, request)?;
-    let (context, batch) = (loaded.context, loaded.batch);
-    let runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
-    let (runner, mut mend) = args.audit.twice(loaded, &plan, Box::new(runner))?;
-    let mut session = Session::new(runner);
-    // Ranks lose patience; whoever types need not hurry.
-    let (sender, lines) = sync_channel(1);
-    std::thread::spawn(move || {
-        loop {
-            let line = read_line();
-            let last = !matches!(line, Ok(Some(_)));
-            if sender.send(line).is_err() || last {
-                return;
-            }
-        }
-    });
-    let mut next = |session: &mut Session<'_>| loop {
-        match lines.recv_timeout(place.patience / 4) {
-            Ok(line) => return line,
-            Err(RecvTimeoutError::Disconnected) => return Ok(None),
-            Err(RecvTimeoutError::Timeout) => session.beat()?,
-        }
-    };
-    converse(args, loaded, &mut session, &mut mend, &mut next)
-}
-
-/// The next line, or nothing at the end of input.
-fn read_line() -> anyhow::Result<Option<String>> {
-    let mut line = String::new();
-    let read = std::io::stdin().lock().read_line(&mut line);
-    Ok((read.context("cannot read standard input")? > 0).then_some(line))
-}
-
-/// Turn after turn.
-fn converse<'r>(
-    args: &Args,
-    loaded: &Loaded,
-    session: &mut Session<'r>,
-    mend: &mut dyn Mend<'r>,
-    next: &mut dyn FnMut(&mut Session<'r>) -> anyhow::Result<Option<String>>,
-) -> anyhow::Result<()> {
-    let mut sampler = args.sampling.sampler()?;
-    let source = template::of(loaded.network.header(), loaded.network.bytes())?;
-    let system = args.system.as_ref().map(|text| Message::new("system", text.clone()));
-    let mut turns: Vec<Message> = Vec::new();
-    let watched = std::io::stdin().is_terminal();
-    let audience = Audience::of(false);
-    let limits = Limits { tokens: args.n_predict, ignore_end: false, keep_logits: false, audience };
+fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
+    let Place { host, model, context, .. } = place;
+    let stop = Stop::default();
+    // Before any thread is started, which would take signals itself.
+    let interrupts = Interrupts::watch(&stop)?;
+    let audit = host.audit(args.audit.audit)?;
+    let request = Request { audit, ..place.request(TURN.min(*context), 128) };
+    let plan = host.plan(model, &request, &args.llm.wish(args.split))?;
+    let engine = Engine::load_with(host, model, plan, Options { record: false, audit })?;
+    let timeout = host.rank_place().map(|place| place.timeout / 4);
+    let mut chat = Chat::new(args, place, engine, stop)?;
+    let lines = Lines::read();
     loop {
-        if watched {
+        if lines.watched {
             eprint!("> ");
         }
-        let line = next(session)?.unwrap_or_default();
-        if line.trim().is_empty() {
-            return Ok(());
+        interrupts.idle();
+        let line = lines.next(timeout, &mut || Ok(chat.engine.heartbeat()?))?;
+        let Some(line) = line else { return Ok(()) };
+        interrupts.busy();
+        let said = line.and_then(|line| match Input::of(&line) {
+            Input::Nothing => Ok(Going::On),
+            Input::Command(name, rest) => chat.command(name, rest),
+            Input::Text(text) => chat.turn(text).map(|()| Going::On),
+        });
+        match said {
+            Ok(Going::On) => {}
+            Ok(Going::Home) => return Ok(()),
+            // A turn that cannot be answered is no reason to end the conversation.
+            Err(error) if is_survivable(&error) => {
+                eprintln!("{error:#}");
+                if let Some(hint) = error.downcast_ref().and_then(EngineError::hint) {
+                    eprintln!("hint: {hint}");
+                }
+            }
+            Err(error) => return Err(error),
         }
-        turns.push(Message::new("user", line.trim()));
-        let tokens = fitting(args, loaded, &source, system.as_ref(), &mut turns)?;
-        // What is on the cards already stays there.
-        let same = session.tokens().iter().zip(&tokens).take_while(|(a, b)| a == b).count();
-        let kept = same.min(tokens.len() - 1);
-        session.cut(kept);
-        let mut show = |text: &str| -> anyhow::Result<()> {
-            let mut out = std::io::stdout().lock();
-            out.write_all(text.as_bytes())?;
-            Ok(out.flush()?)
-        };
-        let wrong = |mend: &dyn Mend<'r>| mend.audit().map_or(0, |log| log.found().len());
-        let before = wrong(mend);
-        let answer =
-            generate(loaded, session, &tokens[kept..], &mut sampler, limits, mend, &mut show)?;
-        output::line("")?;
-        if wrong(mend) > before && turns.len() > 1 {
-            eprintln!("answers before this one came from the same cards and may be wrong");
-        }
-        turns.push(Message::new("assistant", answer.text));
     }
 }
 
-/// The conversation as tokens, without its oldest turns if it would leave no room for an answer.
-fn fitting(
-    args: &Args,
-    loaded: &Loaded,
-    source: &str,
-    system: Option<&Message>,
-    turns: &mut Vec<Message>,
-) -> anyhow::Result<Vec<u32>> {
-    let tokenizer = &loaded.tokenizer;
-    let piece = |token: Option<u32>| {
-        let bytes = token.map(|token| tokenizer.piece(token)).unwrap_or_default();
-        String::from_utf8_lossy(bytes).into_owned()
-    };
-    let (bos, eos) = (piece(tokenizer.bos()), piece(tokenizer.eos()));
-    loop {
-        let all: Vec<Message> = system.into_iter().chain(turns.iter()).cloned().collect();
-        let context = Context { add_generation_prompt: true, bos: &bos, eos: &eos, date: "" };
-        let text = template::render(source, &all, context)?;
-        // A template that writes the first token itself must not get it twice.
-        let begins = tokenizer.add_bos() && (bos.is_empty() || !text.starts_with(&bos));
-        let tokens = tokenizer.encode(&text, begins, true);
-        let room = args.n_predict.min(loaded.context / 4).max(1);
-        if tokens.len() + room <= loaded.context {
-            return Ok(tokens);
-        }
-        if turns.len() == 1 {
-            let (count, context) = (tokens.len(), loaded.context);
-            anyhow::bail!(
-                "this turn has {count} tokens, too many for a context of {context}\nhint: give more room with --ctx-size"
-            );
-        }
-        turns.drain(..2.min(turns.len() - 1));
+/// Whether the conversation can go on after an error: everything but cards that are gone and output that nobody reads.
+fn is_survivable(error: &anyhow::Error) -> bool {
+    let gone =
+        matches!(error.downcast_ref(), Some(EngineError::Run(_) | EngineError::Unavailable { .. }));
+    !gone && !output::is_closed_pipe(error)
+}
+
+/// What follows a command.
+enum Going {
+    On,
+    Home,
+}
+
+/// What can be said besides text.
+const HELP: &str = "/reset        forget the conversation
+/save FILE    write the conversation to a file, as JSON
+/load FILE    go on with a conversation from a file
+/stats        how fast the last answer was, beside its prediction
+/quit         end the conversation (so does Ctrl-D); Ctrl-C ends an answer";
+
+/// More than any conversation has.
+const MOST_SAVED: u64 = 64 << 20;
+
+/// A conversation.
+struct Chat<'p> {
+    args: &'p Args,
+    place: &'p Place,
+    engine: Engine<'p>,
+    sampling: Sampling,
+    template: String,
+    system: Option<Message>,
+    turns: Vec<Message>,
+    limits: Limits,
+    stats: Vec<String>,
+}
+
+impl<'p> Chat<'p> {
+    fn new(
+        args: &'p Args,
+        place: &'p Place,
+        engine: Engine<'p>,
+        stop: Stop,
+    ) -> anyhow::Result<Chat<'p>> {
+        Ok(Chat {
+            args,
+            place,
+            engine,
+            sampling: args.sampling.sampling()?,
+            template: place.model.chat_template()?,
+            system: args.system.as_ref().map(|text| Message::new("system", text.clone())),
+            turns: Vec::new(),
+            limits: Limits {
+                tokens: Some(args.n_predict),
+                stops: args.sampling.stops.clone(),
+                stop,
+                ..Limits::default()
+            },
+            stats: Vec::new(),
+        })
     }
+
+    /// One turn of the user, and the answer. A turn that cannot be answered is forgotten.
+    fn turn(&mut self, text: &str) -> anyhow::Result<()> {
+        self.turns.push(Message::new("user", text));
+        match self.answer() {
+            Ok(answer) => {
+                self.turns.push(Message::new("assistant", answer));
+                output::line("")
+            }
+            Err(error) => {
+                self.turns.pop();
+                Err(error)
+            }
+        }
+    }
+
+    fn answer(&mut self) -> anyhow::Result<String> {
+        let tokens = self.fitting()?;
+        // What is on the cards already stays there.
+        let known = self.engine.tokens().iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        let kept = known.min(tokens.len() - 1);
+        self.engine.cut(kept);
+        let wrong = |engine: &Engine<'_>| engine.audit().map_or(0, |log| log.found().len());
+        let before = wrong(&self.engine);
+        self.limits.stop.reset();
+        let (sampling, limits) = (self.sampling.clone(), self.limits.clone());
+        let mut generation = self.engine.generate(&tokens[kept..], sampling, limits)?;
+        let audience = Audience::of(false);
+        for piece in &mut generation {
+            let piece = piece?;
+            if let Some(correction) = &piece.corrects {
+                audience.correct(correction)?;
+            }
+            output::text(&piece.text)?;
+        }
+        let (answer, sampling) = generation.into_answer();
+        self.sampling = sampling;
+        self.stats = crate::report::lines(&self.engine.summary(&answer)?);
+        if wrong(&self.engine) > before && self.turns.len() > 1 {
+            eprintln!("answers before this one came from the same cards and may be wrong");
+        }
+        Ok(answer.text)
+    }
+
+    fn command(&mut self, name: &str, rest: &str) -> anyhow::Result<Going> {
+        let file = || match rest {
+            "" => Err(anyhow::anyhow!("/{name} needs the name of a file")),
+            path => Ok(Path::new(path)),
+        };
+        match name {
+            "quit" | "exit" => return Ok(Going::Home),
+            "help" => eprintln!("{HELP}"),
+            "reset" => self.turns.clear(),
+            "stats" if self.stats.is_empty() => eprintln!("nothing was answered yet"),
+            "stats" => self.stats.iter().for_each(|line| eprintln!("{line}")),
+            "save" => {
+                files::write(file()?, &to_json(&self.turns))?;
+                eprintln!("saved {rest}: {} turns", self.turns.len());
+            }
+            "load" => {
+                self.turns = from_json(&files::read(file()?, MOST_SAVED)?)?;
+                eprintln!("loaded {rest}: {} turns", self.turns.len());
+            }
+            _ => anyhow::bail!("/{name}: no such command\n{HELP}"),
+        }
+        Ok(Going::On)
+    }
+
+    /// The conversation as tokens, without its oldest turns if it would leave no room for an answer.
+    fn fitting(&mut self) -> anyhow::Result<Vec<u32>> {
+        let (tokenizer, context) = (self.place.model.tokenizer(), self.place.context);
+        let piece = |token: Option<u32>| {
+            let bytes = token.map(|token| tokenizer.piece(token)).unwrap_or_default();
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        let (bos, eos) = (piece(tokenizer.bos()), piece(tokenizer.eos()));
+        let guarded = |message: &Message| match message.role.as_str() {
+            "user" => Message::new("user", tokenizer.guard(&message.content)),
+            _ => message.clone(),
+        };
+        loop {
+            let all: Vec<Message> =
+                self.system.iter().chain(self.turns.iter()).map(guarded).collect();
+            let given = Context { add_generation_prompt: true, bos: &bos, eos: &eos, date: "" };
+            let text = template::render(&self.template, &all, given)?;
+            // A template that writes the first token itself must not get it twice.
+            let begins = tokenizer.add_bos() && (bos.is_empty() || !text.starts_with(&bos));
+            let tokens = tokenizer.encode_template(&text, begins);
+            let room = self.args.n_predict.min(context / 4).max(1);
+            if tokens.len() + room <= context {
+                return Ok(tokens);
+            }
+            if self.turns.len() == 1 {
+                let count = tokens.len();
+                anyhow::bail!(
+                    "this turn has {count} tokens, too many for a context of {context}\nhint: give more room with --ctx-size"
+                );
+            }
+            self.turns.drain(..2.min(self.turns.len() - 1));
+        }
+    }
+}
+
+/// Turns as JSON, in the form that chat APIs have.
+fn to_json(turns: &[Message]) -> String {
+    let list: Vec<_> = turns
+        .iter()
+        .map(|turn| serde_json::json!({ "role": turn.role, "content": turn.content }))
+        .collect();
+    format!("{:#}\n", serde_json::Value::from(list))
+}
+
+fn from_json(text: &str) -> anyhow::Result<Vec<Message>> {
+    let list: Vec<serde_json::Value> = serde_json::from_str(text)?;
+    let turn = |(at, value): (usize, &serde_json::Value)| {
+        let field = |name: &str| {
+            let found = value[name].as_str().map(str::to_owned);
+            found.ok_or_else(|| anyhow::anyhow!("turn {at} has no text '{name}'"))
+        };
+        Ok(Message::new(field("role")?, field("content")?))
+    };
+    list.iter().enumerate().map(turn).collect()
 }

@@ -1,98 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the command looks for cards, and which of them a flag means.
+//! Which cards a flag means, with errors as the command tells them.
 
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 
-use spanker_runtime::{CardInfo, Pace, SpankerControl};
-use spanker_scheduler::{DEVICE_DIRECTORY_VARIABLE, Surveyed, Topology, survey};
-use spanker_twin::home;
+use spanker_engine::EngineError;
+use spanker_runtime::SpankerControl;
+use spanker_scheduler::Topology;
 
-use crate::Usage;
-
-/// What to do where there are no cards.
-pub(crate) const HINT: &str = "rehearse with emulated cards: spanker twin up --cards 4";
-
-/// The folder of the cards' devices: `$SPANKER_DEV_DIR` if that is set, or `/dev` if there is a card, or the
-/// place of a twin if one is there.
-pub(crate) fn find() -> PathBuf {
-    let set = std::env::var_os(DEVICE_DIRECTORY_VARIABLE).filter(|folder| !folder.is_empty());
-    if let Some(folder) = set {
-        return folder.into();
-    }
-    let system = PathBuf::from("/dev");
-    let twin = home::find();
-    // A place that others can write to is none that a twin was made in.
-    let is_there = home::card(&twin, 0).exists() && home::check(&twin).is_ok();
-    if !home::card(&system, 0).exists() && is_there { twin } else { system }
-}
-
-/// The cards that a flag names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CardList {
-    /// So many, from card 0.
-    Count(usize),
-    /// These, in this order.
-    Indices(Vec<usize>),
-}
-
-impl FromStr for CardList {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("'{text}': expected a number of cards or a list as in 0,1,3");
-        let number = |part: &str| part.trim().parse::<usize>().map_err(|_| bad());
-        if !text.contains(',') {
-            return number(text).map(CardList::Count);
-        }
-        // A comma at the end makes a list of one card.
-        let parts = text.strip_suffix(',').unwrap_or(text).split(',');
-        let indices = parts.map(number).collect::<Result<Vec<usize>, String>>()?;
-        let twice = indices.iter().enumerate().find(|(at, index)| indices[..*at].contains(index));
-        match twice {
-            Some((_, index)) => Err(format!("'{text}': card {index} is in it twice")),
-            None => Ok(CardList::Indices(indices)),
-        }
-    }
-}
-
-/// The indices of the cards that answer.
-pub(crate) fn alive(folder: &Path) -> Vec<usize> {
-    let cards = survey(folder);
-    cards.iter().filter(|card| card.card.is_ok()).map(|card| card.index).collect()
-}
-
-/// The indices of the cards that a flag names, all of which answer.
-pub(crate) fn chosen(folder: &Path, flag: Option<&CardList>) -> anyhow::Result<Vec<usize>> {
-    let cards = survey(folder);
-    if cards.is_empty() {
-        anyhow::bail!("no cards at {}\nhint: {HINT}", first(folder).display());
-    }
-    let all = cards.len();
-    let indices: Vec<usize> = match flag {
-        None => (0..all).collect(),
-        Some(CardList::Count(count)) if (1..=all).contains(count) => (0..*count).collect(),
-        Some(CardList::Count(count)) => {
-            return Err(Usage(format!("--cards {count}: there are {all} cards")).into());
-        }
-        Some(CardList::Indices(indices)) => indices.clone(),
-    };
-    if let Some(index) = indices.iter().find(|&&index| index >= all) {
-        return Err(Usage(format!("--cards: no card {index}, there are 0 to {}", all - 1)).into());
-    }
-    let dead: Vec<&Surveyed> =
-        indices.iter().map(|&index| &cards[index]).filter(|card| card.card.is_err()).collect();
-    let Some(first) = dead.first() else { return Ok(indices) };
-    let reason = reason(first);
-    let alive = indices.iter().copied().filter(|&index| cards[index].card.is_ok());
-    let hint = go_on(&alive.collect::<Vec<_>>());
-    anyhow::bail!("card {} at {} is down: {reason}{hint}", first.index, first.path.display())
-}
-
-/// Opens cards that have just answered. If one is dead by now, the error names it.
-pub(crate) fn open(folder: &Path, indices: &[usize]) -> anyhow::Result<Topology<SpankerControl>> {
-    Topology::open_cards(folder, indices).map_err(|error| blamed(folder, indices, error))
-}
+pub(crate) use spanker_engine::CardList;
+pub(crate) use spanker_engine::directory::{
+    HINT, alive, chosen, find, first, kind, list, nature, open, pace, reason,
+};
 
 /// The card that is dead, where an error only says that one is.
 pub(crate) fn blamed(
@@ -100,79 +18,20 @@ pub(crate) fn blamed(
     indices: &[usize],
     error: impl Into<anyhow::Error>,
 ) -> anyhow::Error {
-    let list = CardList::Indices(indices.to_vec());
-    chosen(folder, Some(&list)).err().unwrap_or_else(|| error.into())
-}
-
-/// The first device of a folder.
-pub(crate) fn first(folder: &Path) -> PathBuf {
-    folder.join("spanker0")
-}
-
-/// Why a card does not answer, in a few words.
-pub(crate) fn reason(card: &Surveyed) -> String {
-    let Err(error) = &card.card else { return String::new() };
-    match error {
-        spanker_runtime::Error::Open { source, .. } => match source.kind() {
-            std::io::ErrorKind::ConnectionRefused => "nobody answers, its process is gone".into(),
-            _ => format!("it cannot be opened ({source})"),
-        },
-        spanker_runtime::Error::Ioctl { op, source } => format!("{op} refused ({source})"),
-        error => error.to_string(),
-    }
+    let indices = CardList::Indices(indices.to_vec());
+    chosen(folder, Some(&indices)).err().map_or_else(|| error.into(), EngineError::into)
 }
 
 /// A line of advice: the cards to go on with, if there are enough.
 pub(crate) fn go_on(left: &[usize]) -> String {
-    match left {
-        [] | [_] => String::new(),
-        left => format!("\nhint: go on without it: --cards {}", list(left)),
-    }
+    spanker_engine::directory::go_on(left)
+        .map_or_else(String::new, |hint| format!("\nhint: {hint}"))
 }
 
-/// Indices as `--cards` takes them.
-pub(crate) fn list(indices: &[usize]) -> String {
-    indices.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
-}
-
-/// What a card is, in a word.
-pub(crate) fn kind(info: &CardInfo) -> &'static str {
-    if info.emulated() { "twin" } else { "sail" }
-}
-
-/// What a card's clock shows, in a word.
-pub(crate) fn pace(pace: Pace) -> &'static str {
-    match pace {
-        Pace::Real => "real",
-        Pace::CardTime => "card",
-        Pace::Wall => "wall",
-        Pace::Unshaped => "unshaped",
-        _ => "unknown",
-    }
-}
-
-/// What cards of a pace are and whose clock their times are by.
-pub(crate) fn nature(with: Pace) -> &'static str {
-    match with {
-        Pace::CardTime => "emulated, card time",
-        Pace::Wall => "emulated, wall time at the profile's pace",
-        Pace::Unshaped => "emulated, wall time, as fast as this host can",
-        _ => "wall time",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn card_lists_are_counts_or_indices_and_nothing_else() {
-        assert_eq!("4".parse(), Ok(CardList::Count(4)));
-        assert_eq!("0,1,3".parse(), Ok(CardList::Indices(vec![0, 1, 3])));
-        assert_eq!("2,".parse(), Ok(CardList::Indices(vec![2])));
-        for bad in ["", ",", "x", "0,x", "0,,1", "-1", "1,2,1"] {
-            let error = bad.parse::<CardList>().unwrap_err();
-            assert!(error.contains(&format!("'{bad}'")), "{error}");
-        }
-    }
+/// The whole story of a fault of cards.
+pub(crate) fn explained(
+    cards: &Topology<SpankerControl>,
+    error: spanker_scheduler::DeviceError,
+) -> anyhow::Error {
+    spanker_engine::explain(cards, error).into()
 }

@@ -1,33 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `run`, `chat` and `verify` share: the model's file, the cards, the plan, and what runs it.
+//! What commands that run models share: which model, on what, how tokens are chosen, and what is told meanwhile.
 
-pub(crate) mod cards;
-pub(crate) mod compared;
-pub(crate) mod generate;
-pub(crate) mod given;
-pub(crate) mod gpu;
-pub(crate) mod host;
-pub(crate) mod layout;
-pub(crate) mod ranks;
-pub(crate) mod report;
+use std::path::Path;
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use spanker_engine::{EngineError, Event, Fabric, Host, Model, Sampling, Wish};
+use spanker_plan::{Plan, Request};
+use spanker_text::Settings;
 
-use anyhow::Context;
-use ggml_spanker::GgufFile;
-use spanker_llm::{AuditLog, Network, Runner, Twice};
-use spanker_plan::Plan;
-use spanker_text::{Sampler, Settings, Tokenizer};
-
-use crate::directory::CardList;
-use crate::{Usage, models, output};
-use generate::Unmended;
+use crate::directory::{self, CardList};
+use crate::{Usage, files, models, output};
 
 /// The context where neither a flag nor the model asks for less.
 const CONTEXT: usize = 2048;
-/// The most threads that make sense.
-const MOST_THREADS: usize = 1024;
+/// Tokens of a prompt that can be run together at most.
+const MOST_BATCH: usize = 512;
+/// More than any plan has.
+const MOST_PLAN: u64 = 256 << 20;
 
 /// Where cards are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -36,7 +24,7 @@ pub(crate) enum FabricKind {
     Inproc,
     /// The cards that are there: real ones, or a twin's
     Cards,
-    /// NVIDIA's graphics processors; more cards than there are processors share them
+    /// NVIDIA's GPUs; more cards than there are GPUs share them
     Cuda,
     /// Processes that mpirun has started, on one host or several: each is a card
     Mpi,
@@ -55,8 +43,19 @@ pub(crate) enum Split {
     Mixed,
 }
 
+impl From<Split> for spanker_engine::Split {
+    fn from(split: Split) -> Self {
+        match split {
+            Split::Gather => spanker_engine::Split::Gather,
+            Split::Reduce => spanker_engine::Split::Reduce,
+            Split::Pipeline => spanker_engine::Split::Pipeline,
+            Split::Mixed => spanker_engine::Split::Mixed,
+        }
+    }
+}
+
 /// Which model, on what.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 // Commands have groups of this name, too, and a name must be unique.
 #[group(skip)]
 pub(crate) struct Args {
@@ -86,58 +85,197 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// A model on threads, with everything else as it usually is.
+    pub(crate) fn usual(model: &str) -> Args {
+        Args {
+            model: model.to_owned(),
+            ctx_size: None,
+            threads: None,
+            batch_size: spanker_plan::USUAL_BATCH as usize,
+            fabric: Some(FabricKind::Inproc),
+            tensor_split: None,
+            deadline: None,
+        }
+    }
+
     /// Where the cards are, by flag or by who started this process.
     pub(crate) fn fabric(&self) -> FabricKind {
         let usual =
             if crate::ranks::launched().is_some() { FabricKind::Mpi } else { FabricKind::Inproc };
         self.fabric.unwrap_or(usual)
     }
+
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.fabric() == FabricKind::Mpi
+    }
+
+    /// The layout that flags ask for.
+    pub(crate) fn wish(&self, split: Option<Split>) -> Wish {
+        Wish { split: split.map(Into::into), shares: self.tensor_split.clone() }
+    }
+
+    fn cores(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.threads.unwrap_or(cores)
+    }
+
+    /// How many cards flags ask for where cards are numbered from 0.
+    fn count(&self, list: Option<&CardList>) -> anyhow::Result<Option<usize>> {
+        match (list, &self.tensor_split) {
+            (None, shares) => Ok(shares.as_ref().map(Vec::len)),
+            (Some(CardList::Count(count)), _) => Ok(Some(*count)),
+            (Some(CardList::Indices(_)), _) => {
+                Err(Usage("--cards takes a number here, a list is for --fabric cards".into())
+                    .into())
+            }
+        }
+    }
+
+    /// The place that flags name.
+    pub(crate) fn host(&self, cards: Option<&CardList>) -> anyhow::Result<Host> {
+        let one = |count: Option<usize>| count.unwrap_or(1);
+        let host = match self.fabric() {
+            FabricKind::Inproc => Host::threads(self.cores(), one(self.count(cards)?))?,
+            FabricKind::Cuda if self.threads.is_some() || self.deadline.is_some() => {
+                let text = "--threads and --deadline are not there for --fabric cuda";
+                return Err(Usage(text.into()).into());
+            }
+            FabricKind::Cuda => Host::gpus(one(self.count(cards)?))?,
+            FabricKind::Cards => {
+                Host::cards(&directory::find(), cards, self.deadline, self.cores())?
+            }
+            FabricKind::Mpi => {
+                let host = Host::ranks(self.deadline, self.threads)?;
+                match self.count(cards)? {
+                    Some(count) => host.with_cards(count)?,
+                    None => host,
+                }
+            }
+        };
+        Ok(host.observed(tell))
+    }
+}
+
+/// A place to run, and a model that is open.
+pub(crate) struct Place {
+    pub(crate) host: Host,
+    pub(crate) model: Model,
+    /// Tokens that there is room for.
+    pub(crate) context: usize,
+    /// Tokens of a prompt that are run together.
+    pub(crate) batch: usize,
+}
+
+impl Place {
+    fn new(args: &Args, host: Host, model: Model) -> anyhow::Result<Place> {
+        let trained = model.trained_context();
+        let context = args.ctx_size.unwrap_or(CONTEXT.min(trained));
+        if context == 0 || context > trained {
+            let text = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
+            return Err(Usage(text).into());
+        }
+        let batch = args.batch_size;
+        if batch == 0 || batch > MOST_BATCH {
+            return Err(Usage(format!("--batch-size {batch}: from 1 to {MOST_BATCH}")).into());
+        }
+        Ok(Place { host, model, context, batch: batch.min(context) })
+    }
+
+    /// A text as tokens, which leave room for one more.
+    pub(crate) fn encode(&self, text: &str) -> anyhow::Result<Vec<u32>> {
+        Ok(self.model.encode(text, true, self.context)?)
+    }
+
+    /// What is asked of a run of so many tokens.
+    pub(crate) fn request(&self, prompt: usize, steps: usize) -> Request {
+        spanker_engine::request(self.context, self.batch, prompt, steps)
+    }
+}
+
+/// Opens a place and a model as flags say, and calls `lead` with them, on the process that leads; other processes that a
+/// launcher has started do what that one says. `plan` is a saved plan on whose layout all have to agree.
+pub(crate) fn on_host(
+    args: &Args,
+    cards: Option<&CardList>,
+    plan: Option<&Path>,
+    lead: impl FnOnce(&Place) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    // A plan says how many cards it is for, where cards are as many as one likes.
+    let planned = match (plan, cards, args.fabric()) {
+        (Some(path), None, FabricKind::Inproc | FabricKind::Cuda) => {
+            let last = saved(path)?.layout.cards().last().map_or(1, |card| card + 1);
+            Some(CardList::Count(last))
+        }
+        _ => None,
+    };
+    let host = args.host(cards.or(planned.as_ref()))?;
+    let model =
+        host.open_with(|| {
+            let path = models::find(&args.model);
+            Model::open(path.map_err(|error| EngineError::Unavailable {
+                what: format!("{error:#}"),
+                hint: None,
+            })?)
+        });
+    let ranks = host.rank_place().is_some();
+    if !ranks {
+        return lead(&Place::new(args, host, model?)?);
+    }
+    // Ending MPI could wait for ranks that never come: a rank that cannot go on ends its process.
+    let model = model.unwrap_or_else(|error| crate::ranks::leave(&host, &error.into()));
+    if !host.leads() {
+        let expected = plan.map(saved).transpose();
+        let followed = expected.inspect_err(|error| host.give_up(&format!("{error:#}")));
+        let followed = followed.and_then(|plan| Ok(host.follow(&model, plan.as_ref())?));
+        return followed.or_else(|error| crate::ranks::leave(&host, &error));
+    }
+    let place = Place::new(args, host, model)?;
+    lead(&place).or_else(|error| {
+        place.host.give_up(&format!("{error:#}"));
+        crate::ranks::leave(&place.host, &error)
+    })
+}
+
+/// A plan from a file.
+pub(crate) fn saved(path: &Path) -> anyhow::Result<Plan> {
+    let text = files::read(path, MOST_PLAN)?;
+    Plan::from_json(&text).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))
+}
+
+/// Tells people what a host is doing.
+fn tell(event: &Event<'_>) {
+    match event {
+        Event::Measuring { rows } => {
+            output::progress(&format!("measuring this machine: {rows} rows .."));
+        }
+        Event::MeasuringGpus => output::progress("measuring the GPU .."),
+        Event::Loading { done, total } => {
+            let (percent, megabytes) = (done * 100 / (*total).max(1), total / 1_000_000);
+            output::progress(&format!("loading {megabytes} MB onto the cards: {percent} %"));
+        }
+        Event::Done => output::progress_done(),
+        Event::Lost { error, left } => {
+            let (list, many) = (directory::list(left), if left.len() == 1 { "" } else { "s" });
+            eprintln!("\n{error}: going on with card{many} {list}");
+        }
+        Event::Resumed { plan, after, tokens } => {
+            let (strategy, time) = (plan.layout.strategy(), after.as_secs_f64());
+            eprintln!("{strategy} again after {time:.2} s, with {tokens} tokens computed anew");
+        }
+        Event::Note(text) => eprintln!("note: {text}"),
+        _ => {}
+    }
 }
 
 /// How much of the cards' work is computed a second time.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct AuditArgs {
     /// Part of the cards' operators that this host computes again and compares, from 0 to 1; 1 computes
     /// everything twice before anything is given out. For --fabric cuda and mpi 0 or 1 [default: 0.01 for --fabric
     /// cards, else 0]
     #[arg(long, value_name = "FRACTION", value_parser = fraction)]
-    audit: Option<f64>,
-}
-
-impl AuditArgs {
-    /// The part for cards of a kind.
-    pub(crate) fn fraction(&self, fabric: FabricKind) -> anyhow::Result<f64> {
-        match (fabric, self.audit) {
-            (FabricKind::Cards, part) => Ok(part.unwrap_or(spanker_plan::USUAL_AUDIT)),
-            (_, None | Some(0.0)) => Ok(0.0),
-            // Their programs have no taps: a second runner is all that checks them.
-            (FabricKind::Cuda | FabricKind::Mpi, Some(1.0)) => Ok(0.0),
-            (FabricKind::Inproc, Some(part)) => {
-                let text = format!("--audit {part}: threads of this process are not checked");
-                Err(Usage(text).into())
-            }
-            (_, Some(part)) => {
-                let text =
-                    format!("--audit {part} is for --fabric cards; cuda and mpi have 0 and 1");
-                Err(Usage(text).into())
-            }
-        }
-    }
-
-    /// A runner that has no taps, with everything computed twice if that is asked for.
-    pub(crate) fn twice<'r>(
-        &self,
-        loaded: &Loaded,
-        plan: &Plan,
-        runner: Box<dyn Runner + 'r>,
-    ) -> anyhow::Result<(Box<dyn Runner + 'r>, Unmended)> {
-        if self.audit != Some(1.0) {
-            return Ok((runner, Unmended(None)));
-        }
-        let log = AuditLog::new(1.0);
-        let host = Box::new(crate::run::in_process(loaded, plan)?);
-        Ok((Box::new(Twice::unnamed(runner, host, &log)), Unmended(Some(log))))
-    }
+    pub(crate) audit: Option<f64>,
 }
 
 /// A part from 0 to 1.
@@ -164,18 +302,22 @@ pub(crate) struct SampleArgs {
     /// Leave out what is less likely than this part of the best
     #[arg(long, default_value_t = 0.05, value_name = "P")]
     min_p: f64,
-    /// Seed: the same seed gives the same text [default: from the clock]
+    /// Seed: the same seed gives the same text [default: from the clock, and shown]
     #[arg(short, long, value_name = "N")]
     seed: Option<u64>,
+    /// End the text where this comes; may be given several times
+    #[arg(long = "stop", value_name = "TEXT")]
+    pub(crate) stops: Vec<String>,
 }
 
 impl SampleArgs {
-    pub(crate) fn sampler(&self) -> anyhow::Result<Sampler> {
+    /// How tokens are chosen; the seed is said if nobody gave it and it matters.
+    pub(crate) fn sampling(&self) -> anyhow::Result<Sampling> {
         let clock = || {
             let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
             now.map_or(0, |now| now.as_nanos() as u64)
         };
-        let seed = self.seed.unwrap_or_else(clock);
+        let seed = self.seed.unwrap_or_else(|| clock() % 1_000_000_000);
         let settings = Settings {
             temperature: self.temp,
             top_k: self.top_k,
@@ -183,108 +325,20 @@ impl SampleArgs {
             min_p: self.min_p,
             seed,
         };
-        Sampler::new(settings).map_err(|error| Usage(error.to_string()).into())
+        let sampling = Sampling::new(settings).map_err(|error| Usage(error.to_string()))?;
+        if self.seed.is_none() && self.temp > 0.0 {
+            eprintln!("seed {seed}: the same text again with --seed {seed}");
+        }
+        Ok(sampling)
     }
 }
 
-/// A model that is open.
-pub(crate) struct Loaded {
-    pub(crate) path: PathBuf,
-    pub(crate) network: Arc<Network<GgufFile>>,
-    pub(crate) tokenizer: Tokenizer,
-    /// Tokens that there is room for.
-    pub(crate) context: usize,
-    pub(crate) batch: usize,
-    pub(crate) threads: usize,
-}
-
-impl Loaded {
-    /// Opens the model that flags name.
-    pub(crate) fn open(args: &Args) -> anyhow::Result<Loaded> {
-        if args.fabric() == FabricKind::Cuda && (args.threads.is_some() || args.deadline.is_some())
-        {
-            let text = "--threads and --deadline are not there for --fabric cuda";
-            return Err(Usage(text.into()).into());
-        }
-        let path = models::find(&args.model)?;
-        let named = || path.display().to_string();
-        let file = GgufFile::open(&path).with_context(named)?;
-        let network = Network::new(file).with_context(named)?;
-        let tokenizer =
-            Tokenizer::from_gguf(network.header(), network.bytes()).with_context(named)?;
-        let trained = reach(&network);
-        let context = args.ctx_size.unwrap_or(CONTEXT.min(trained));
-        if context == 0 || context > trained {
-            let text = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
-            return Err(Usage(text).into());
-        }
-        if args.batch_size == 0 || args.batch_size > 512 {
-            return Err(Usage(format!("--batch-size {}: from 1 to 512", args.batch_size)).into());
-        }
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = args.threads.unwrap_or(cores);
-        if threads == 0 || threads > MOST_THREADS {
-            return Err(Usage(format!("--threads {threads}: from 1 to {MOST_THREADS}")).into());
-        }
-        let network = Arc::new(network);
-        let batch = args.batch_size.min(context);
-        Ok(Loaded { path, network, tokenizer, context, batch, threads })
+/// What fabric a host's cards are on, as `--json` has it.
+pub(crate) fn fabric_words(fabric: Fabric) -> &'static str {
+    match fabric {
+        Fabric::Inproc => "in process",
+        Fabric::Cards => "on cards",
+        Fabric::Cuda => "on GPUs",
+        Fabric::Mpi => "on ranks",
     }
-
-    /// A text as tokens, which must leave room for one more.
-    pub(crate) fn encode(&self, text: &str, special: bool) -> anyhow::Result<Vec<u32>> {
-        let tokens = self.tokenizer.encode(text, self.tokenizer.add_bos(), special);
-        if tokens.is_empty() {
-            return Err(Usage("the prompt has no tokens".into()).into());
-        }
-        if tokens.len() >= self.context {
-            let (count, context) = (tokens.len(), self.context);
-            anyhow::bail!(
-                "the prompt has {count} tokens, and the context has room for {context} with the answer\nhint: give more room with --ctx-size"
-            );
-        }
-        let vocab = self.network.model().vocab;
-        if let Some(token) = tokens.iter().find(|&&token| u64::from(token) >= vocab) {
-            anyhow::bail!(
-                "{}: its tokenizer has token {token}, its weights have {vocab}",
-                self.path.display()
-            );
-        }
-        Ok(tokens)
-    }
-}
-
-/// Tokens that a model was trained to look back on: its context, or its window if that is shorter.
-fn reach(network: &Network<GgufFile>) -> usize {
-    let model = network.model();
-    let window =
-        network.header().number(&format!("{}.attention.sliding_window", model.architecture));
-    let window = window.filter(|&window| window >= 1.0).map_or(u64::MAX, |window| window as u64);
-    model.context.min(window) as usize
-}
-
-/// How many cards a flag asks for where cards are threads.
-pub(crate) fn thread_cards(
-    list: Option<&CardList>,
-    shares: Option<&[f64]>,
-) -> anyhow::Result<usize> {
-    let count = match (list, shares) {
-        (None, None) => 1,
-        (None, Some(shares)) => shares.len(),
-        (Some(CardList::Count(count)), _) => *count,
-        (Some(CardList::Indices(_)), _) => {
-            let text = "--cards takes a number for --fabric inproc, a list is for --fabric cards";
-            return Err(Usage(text.into()).into());
-        }
-    };
-    if count == 0 || count > 256 {
-        return Err(Usage(format!("--cards {count}: from 1 to 256 cards can be threads")).into());
-    }
-    Ok(count)
-}
-
-/// Says what is going on, where someone watches.
-pub(crate) fn loading(at: spanker_llm::Loading) {
-    let percent = at.done * 100 / at.total.max(1);
-    output::progress(&format!("loading {} MB onto the cards: {percent} %", at.total / 1_000_000));
 }

@@ -24,6 +24,7 @@ mod predict;
 mod probe;
 mod profiles;
 mod ranks;
+mod report;
 mod run;
 mod simulate;
 mod sizes;
@@ -36,6 +37,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use spanker_engine::EngineError;
 
 /// Splits one model over several cards.
 #[derive(Debug, Parser)]
@@ -122,15 +124,35 @@ fn main() -> ExitCode {
     if error.is::<Unspoken>() {
         return unspoken(1);
     }
-    if error.is::<Usage>() && !ranks::is_first() {
-        return unspoken(2);
+    if code(&error) == USAGE && !ranks::is_first() {
+        return unspoken(USAGE);
     }
     eprintln!("error: {error:#}");
-    if error.is::<Usage>() {
-        eprintln!("\nFor more information, try '--help'.");
-        return ExitCode::from(2);
+    if let Some(hint) = error.downcast_ref::<EngineError>().and_then(EngineError::hint) {
+        eprintln!("hint: {hint}");
     }
-    if error.is::<Interrupted>() { ExitCode::from(130) } else { ExitCode::FAILURE }
+    let code = code(&error);
+    if code == USAGE {
+        eprintln!("\nFor more information, try '--help'.");
+    }
+    ExitCode::from(code)
+}
+
+/// The exit code of a request that makes no sense, as clap has it.
+const USAGE: u8 = 2;
+
+/// The exit code that an error stands for.
+fn code(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref::<EngineError>() {
+        Some(EngineError::Request { .. }) => return USAGE,
+        Some(EngineError::DoesNotFit { .. }) => return 3,
+        _ => {}
+    }
+    match () {
+        () if error.is::<Usage>() => USAGE,
+        () if error.is::<Interrupted>() => 130,
+        () => 1,
+    }
 }
 
 /// Ends a rank for which another speaks. Launchers end all ranks when one fails: the rank that speaks goes first.

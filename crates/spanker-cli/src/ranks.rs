@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command as one of several processes that a launcher such as `mpirun` started.
 
+use spanker_engine::EngineError;
+
 use crate::{Command, Usage};
 
 /// How many processes a launcher has started of this command; nothing if it is alone.
@@ -36,6 +38,28 @@ pub(crate) fn world() -> anyhow::Result<spanker_fabric_mpi::World> {
         }
         other => other.into(),
     })
+}
+
+/// Ends a rank that cannot go on: it says why, unless another rank does. Nothing is waited for.
+pub(crate) fn leave(host: &spanker_engine::Host, error: &anyhow::Error) -> ! {
+    let closed = crate::output::is_closed_pipe(error);
+    let engine = error.downcast_ref::<EngineError>();
+    if engine.is_none_or(|error| host.speaks_for(error)) && !closed {
+        crate::output::progress_done();
+        let run = matches!(engine, Some(EngineError::Run(_)));
+        match (host.rank_place(), host.leads() || run) {
+            (Some(place), false) => {
+                let rank = spanker_scheduler::launched_rank().unwrap_or(0);
+                let at = place.hosts.get(rank).map_or("?", String::as_str);
+                eprintln!("error: rank {rank} on {at}: {error:#}");
+            }
+            _ => eprintln!("error: {error:#}"),
+        }
+        if let Some(hint) = engine.and_then(EngineError::hint) {
+            eprintln!("hint: {hint}");
+        }
+    }
+    std::process::exit(if closed { 0 } else { i32::from(crate::code(error)) })
 }
 
 /// Refuses to run many copies of what is one process's work.

@@ -1,28 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker run`: a prompt through a model that is split over cards, and how fast that was.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
 
-use spanker_llm::{AuditLog, Front, InProcess, MemoryUse, Network, Recorder, Session};
-use spanker_plan::{Plan, Request};
+use anyhow::Context;
+use spanker_engine::{Answer, Correction, Engine, FinishReason, Finished, Limits, Options};
+use spanker_plan::Request;
 
 use crate::directory::CardList;
-use crate::llm::cards::{Cards, Ongoing};
-use crate::llm::compared::{self, Compared, Piece};
-use crate::llm::generate::{Answer, GiveUp, Limits, Mend, generate};
-use crate::llm::given::Audience;
-use crate::llm::host::{self, Freshness};
-use crate::llm::ranks::{self, Place};
-use crate::llm::report::{self, Report};
-use crate::llm::{self, AuditArgs, FabricKind, Loaded, SampleArgs, Split, layout};
+use crate::llm::{self, AuditArgs, Place, SampleArgs, Split};
+use crate::report;
 use crate::{Usage, files, output};
+
+/// More than any prompt has.
+const MOST_PROMPT: u64 = 64 << 20;
 
 /// Run a prompt through a model that is split over cards
 ///
-/// The text comes as it is made; then how fast prompt and generation were, where a token's time went, and how
-/// far that was from the prediction. With --fabric cards a card that dies is named, the model is laid out
-/// again over the cards that are left, and the text goes on as it would have.
+/// The text comes as it is made, on standard output; then, on standard error, how fast prompt and generation were,
+/// where a token's time went, and how far that was from the prediction. With --fabric cards a card that dies is named,
+/// the model is laid out again over the cards that are left, and the text goes on as it would have.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker fetch smollm2-135m
@@ -31,23 +29,34 @@ use crate::{Usage, files, output};
   spanker twin up --cards 4 --profile rev-a && spanker run -m smollm2-135m -p 'Hello' --fabric cards
   spanker run -m model.gguf -p 'Hello' --cards 2 -ts 3,1
   spanker run -m model.gguf -p 'Hello' --fabric cuda
+  spanker run -m model.gguf -f prompt.txt -n -1 --stop 'THE END'
   spanker plan model.gguf --cards 4 --out plan.json && spanker run -m model.gguf -p 'Hello' --plan plan.json
   mpirun -n 3 spanker run -m model.gguf -p 'Hello'             three processes, a card each
   mpirun -n 2 --host one,two spanker run -m model.gguf -p 'Hello' --split pipeline
 
-Without --split the split is one that gives the tokens of one card. 'spanker verify' proves it.")]
+Without --split the planner chooses, on every fabric, among the splits that give the tokens of one card, by what it has
+measured of this machine. 'spanker verify' proves that the tokens are the same.")]
 pub(crate) struct Args {
     #[command(flatten)]
     llm: llm::Args,
     /// Cards: a number, or for --fabric cards a list as in 0,1,3 [default: 1 in-process, all cards]
     #[arg(long, value_name = "CARDS")]
     cards: Option<CardList>,
-    /// The text to go on from
-    #[arg(short, long)]
-    prompt: String,
-    /// Tokens to generate at most
-    #[arg(short, long, default_value_t = 128, value_name = "TOKENS")]
-    n_predict: usize,
+    /// The text to go on from; - reads it from standard input
+    #[arg(short, long, required_unless_present = "file")]
+    prompt: Option<String>,
+    /// Read the prompt from this file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+    /// Tokens to generate at most; -1 goes on until the model ends the text or the context is full
+    #[arg(
+        short,
+        long,
+        default_value_t = 128,
+        value_name = "TOKENS",
+        allow_negative_numbers = true
+    )]
+    n_predict: i64,
     #[command(flatten)]
     sampling: SampleArgs,
     #[command(flatten)]
@@ -55,7 +64,7 @@ pub(crate) struct Args {
     /// How to split the model [default: the planner's best that gives the bits of one card]
     #[arg(long, value_enum)]
     split: Option<Split>,
-    /// Run a saved plan
+    /// Run a saved plan: its layout, with the prices of what is here
     #[arg(long, value_name = "FILE", conflicts_with_all = ["split", "tensor_split"])]
     plan: Option<PathBuf>,
     /// Go on after the model has ended the text
@@ -80,295 +89,202 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether what cards do is recorded.
-    fn records(&self) -> bool {
-        self.trace.is_some() || self.compare
-    }
-
     /// Whether this is work for all processes that a launcher has started.
     pub(crate) fn takes_ranks(&self) -> bool {
-        self.llm.fabric() == FabricKind::Mpi
+        self.llm.takes_ranks()
+    }
+
+    /// The text to go on from.
+    fn text(&self) -> anyhow::Result<String> {
+        match (&self.file, self.prompt.as_deref()) {
+            (Some(file), _) => files::read(file, MOST_PROMPT),
+            (None, Some("-")) => {
+                let mut text = String::new();
+                let read = std::io::stdin().lock().take(MOST_PROMPT).read_to_string(&mut text);
+                read.context("cannot read the prompt from standard input")?;
+                Ok(text)
+            }
+            (None, text) => Ok(text.unwrap_or_default().to_owned()),
+        }
+    }
+
+    fn limits(&self) -> anyhow::Result<Limits> {
+        let tokens = match self.n_predict {
+            -1 => None,
+            count if count > 0 => Some(usize::try_from(count)?),
+            count => {
+                let text = format!("--n-predict {count}: at least one token, or -1 for no limit");
+                return Err(Usage(text).into());
+            }
+        };
+        Ok(Limits {
+            tokens,
+            ignore_end: self.ignore_eos,
+            stops: self.sampling.stops.clone(),
+            keep_logits: self.logits.is_some(),
+            ..Limits::default()
+        })
     }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    match args.llm.fabric() {
-        FabricKind::Inproc => in_threads(args),
-        FabricKind::Cards => on_cards(args),
-        FabricKind::Cuda => on_gpus(args),
-        FabricKind::Mpi => {
-            let expected = |loaded: &Loaded| match &args.plan {
-                Some(path) => layout::saved(path, Ready::new(args, loaded)?.request).map(Some),
-                None => Ok(None),
-            };
-            ranks::join(&args.llm, &expected, |loaded, front, place| {
-                on_ranks(args, loaded, front, place)
-            })
-        }
-    }
+    let limits = args.limits()?;
+    llm::on_host(&args.llm, args.cards.as_ref(), args.plan.as_deref(), |place| {
+        lead(args, place, limits)
+    })
 }
 
-/// Tokens from which on a run says something about its machine.
-const ENOUGH_STEPS: usize = 8;
-
-/// What a run begins with, wherever the cards are.
-struct Ready {
-    sampler: spanker_text::Sampler,
-    prompt: Vec<u32>,
-    limits: Limits,
-    request: Request,
-}
-
-impl Ready {
-    fn new(args: &Args, loaded: &Loaded) -> anyhow::Result<Ready> {
-        let sampler = args.sampling.sampler()?;
-        if args.n_predict == 0 {
-            return Err(Usage("--n-predict 0: at least one token is generated".into()).into());
-        }
-        let prompt = loaded.encode(&args.prompt, true)?;
-        let limits = Limits {
-            tokens: args.n_predict,
-            ignore_end: args.ignore_eos,
-            keep_logits: args.logits.is_some(),
-            audience: Audience::of(args.json),
-        };
-        let audit = args.audit.fraction(args.llm.fabric())?;
-        let request = layout::request(loaded.context, loaded.batch, prompt.len(), args.n_predict);
-        let request = Request { audit, ..request };
-        Ok(Ready { sampler, prompt, limits, request })
-    }
-
-    /// Shows the prompt and what follows from it. The cards are given back before the report.
-    fn answer<'r>(
-        mut self,
-        args: &Args,
-        loaded: &Loaded,
-        mut session: Session<'r>,
-        mend: &mut dyn Mend<'r>,
-    ) -> anyhow::Result<Answer> {
-        show_prompt(args)?;
-        let mut show = |text: &str| show(args, text);
-        let Ready { sampler, prompt, limits, .. } = &mut self;
-        generate(loaded, &mut session, prompt, sampler, *limits, mend, &mut show)
-    }
-}
-
-fn in_threads(args: &Args) -> anyhow::Result<()> {
-    let loaded = Loaded::open(&args.llm)?;
-    let ready = Ready::new(args, &loaded)?;
-    let request = ready.request.clone();
-    let prompt = ready.prompt.clone();
-    let shares = args.llm.tensor_split.as_deref();
+fn lead(args: &Args, place: &Place, limits: Limits) -> anyhow::Result<()> {
+    let Place { host, model, context, .. } = place;
+    let text = args.text()?;
+    let prompt = place.encode(&text)?;
+    let sampling = args.sampling.sampling()?;
+    let audit = host.audit(args.audit.audit)?;
+    let steps = limits.tokens.unwrap_or(*context).min(context - prompt.len());
+    let request = Request { audit, ..place.request(prompt.len(), steps) };
     let plan = match &args.plan {
-        Some(path) => host::priced(&loaded, loaded.threads, layout::saved(path, request)?)?,
-        None => {
-            let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-            let split = args.split.unwrap_or(Split::Gather);
-            let model = loaded.network.model();
-            let layout = layout::given(model, split, &layout::shares(shares, count)?)?;
-            host::plan(&loaded, loaded.threads, layout, request, Freshness::Kept)?
-        }
+        Some(path) => host.plan_saved(model, &request, &llm::saved(path)?)?,
+        None => host.plan(model, &request, &args.llm.wish(args.split))?,
     };
-    let mut runner = in_process(&loaded, &plan)?;
-    let memory = runner.memory().to_vec();
-    let recorder = args.records().then(Recorder::new);
-    if let Some(recorder) = &recorder {
-        runner.record(recorder);
+    let record = args.trace.is_some() || args.compare;
+    let mut engine = Engine::load_with(host, model, plan, Options { record, audit })?;
+    if !args.no_display_prompt {
+        show(args, &text)?;
     }
-    let session = Session::new(Box::new(runner));
-    let answer = ready.answer(args, &loaded, session, &mut GiveUp)?;
-    if answer.steps.len() >= ENOUGH_STEPS {
-        let predicted = 1.0 / plan.predict().tokens_per_second;
-        let measured = report::median(&answer.steps).time().as_secs_f64();
-        host::doubt(&loaded, &plan.layout, predicted, measured);
+    let audience = Audience::of(args.json);
+    let mut generation = engine.generate(&prompt, sampling, limits)?;
+    for piece in &mut generation {
+        let piece = piece?;
+        if let Some(correction) = &piece.corrects {
+            audience.correct(correction)?;
+        }
+        show(args, &piece.text)?;
     }
-    let pieces = vec![Piece::first(plan, prompt, recorder)];
-    finish(args, &answer, &Ran { pieces, lost: 0, place: None, memory })
-}
-
-fn on_gpus(args: &Args) -> anyhow::Result<()> {
-    let loaded = Loaded::open(&args.llm)?;
-    let ready = Ready::new(args, &loaded)?;
-    let request = ready.request.clone();
-    let prompt = ready.prompt.clone();
-    let shares = args.llm.tensor_split.as_deref();
-    let (gpus, plan) = match &args.plan {
-        Some(path) => {
-            let plan = layout::saved(path, request)?;
-            let count = plan.layout.cards().last().map_or(1, |card| card + 1);
-            let gpus = llm::gpu::Gpus::open(count)?;
-            let cluster = gpus.cluster(&loaded, count)?;
-            // The layout stays, its prices are those of the GPUs that are here.
-            (gpus, Plan::new(plan.model, cluster, plan.request, plan.layout)?)
-        }
-        None => {
-            let count = llm::thread_cards(args.cards.as_ref(), shares)?;
-            let gpus = llm::gpu::Gpus::open(count)?;
-            let split = args.split.unwrap_or(Split::Gather);
-            let cluster = gpus.cluster_for(&loaded, split, count)?;
-            let plan = layout::plan(loaded.network.model(), cluster, request, Some(split), shares)?;
-            (gpus, plan)
-        }
-    };
-    let recorder = args.records().then(Recorder::new);
-    let (runner, memory) = gpus.recorded_runner(&loaded, &plan, recorder.as_ref())?;
-    let (runner, mut mend) = args.audit.twice(&loaded, &plan, runner)?;
-    let answer = ready.answer(args, &loaded, Session::new(runner), &mut mend)?;
-    let pieces = vec![Piece::first(plan, prompt, recorder)];
-    finish(args, &answer, &Ran { pieces, lost: 0, place: None, memory })
-}
-
-/// The front of a run whose cards are processes.
-fn on_ranks(
-    args: &Args,
-    loaded: &Loaded,
-    front: &mut Front<'_>,
-    place: &Place,
-) -> anyhow::Result<()> {
-    let ready = Ready::new(args, loaded)?;
-    let request = ready.request.clone();
-    let prompt = ready.prompt.clone();
-    let (plan, priced) = match &args.plan {
-        Some(path) => {
-            // All ranks have read this very plan, and compare it; what it costs here is for the report alone.
-            let plan = layout::saved(path, request)?;
-            spanker_llm::check_plan(&loaded.network, &plan)?;
-            let priced =
-                ranks::plan(loaded, front, place, plan.layout.clone(), plan.request.clone())?;
-            (plan, priced)
-        }
-        None => {
-            let shares = args.llm.tensor_split.as_deref();
-            let count = ranks::cards(args.cards.as_ref(), shares, place)?;
-            let (model, split) = (loaded.network.model(), args.split.unwrap_or(Split::Gather));
-            let layout = layout::given(model, split, &layout::shares(shares, count)?)?;
-            let plan = ranks::plan(loaded, front, place, layout, request)?;
-            (plan.clone(), plan)
-        }
-    };
-    let (context, batch) = (loaded.context, loaded.batch);
-    let mut runner = front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?;
-    let memory = runner.memory().to_vec();
-    if args.records() {
-        runner.record()?;
-    }
-    let (runner, mut mend) = args.audit.twice(loaded, &plan, Box::new(runner))?;
-    let answer = ready.answer(args, loaded, Session::new(runner), &mut mend)?;
-    let recorder = match args.records() {
-        true => Some(Recorder::from(front.marks()?)),
-        false => None,
-    };
-    let pieces = vec![Piece::first(priced, prompt, recorder)];
-    finish(args, &answer, &Ran { pieces, lost: 0, place: Some(place), memory })
-}
-
-/// The cards as threads.
-pub(crate) fn in_process(
-    loaded: &Loaded,
-    plan: &Plan,
-) -> anyhow::Result<InProcess<ggml_spanker::GgufFile>> {
-    let network: std::sync::Arc<Network<_>> = std::sync::Arc::clone(&loaded.network);
-    Ok(InProcess::new(network, plan, loaded.context, loaded.batch, loaded.threads)?)
-}
-
-fn on_cards(args: &Args) -> anyhow::Result<()> {
-    let loaded = Loaded::open(&args.llm)?;
-    let ready = Ready::new(args, &loaded)?;
-    let request = ready.request.clone();
-    let prompt = ready.prompt.clone();
-    let cards = Cards::open(args.cards.as_ref(), args.llm.deadline)?;
-    let shares = args.llm.tensor_split.as_deref();
-    let plan = match &args.plan {
-        Some(path) => layout::saved(path, request)?,
-        None => cards.plan(&loaded, request, args.split, shares)?,
-    };
-    let (recorder, log) = (args.records().then(Recorder::new), AuditLog::new(plan.request.audit));
-    let left = cards.indices.clone();
-    let runner = cards.runner(&left, &loaded, &plan, recorder.as_ref(), &log);
-    let (runner, memory) = runner.map_err(|error| cards.told(error))?;
-    let session = Session::new(runner);
-    let pieces = vec![Piece::first(plan.clone(), prompt, recorder)];
-    let mut ongoing = Ongoing { cards: &cards, plan, left, lost: 0, pieces, log, memory };
-    let answer = ready.answer(args, &loaded, session, &mut ongoing)?;
-    let Ongoing { lost, pieces, memory, .. } = ongoing;
-    finish(args, &answer, &Ran { pieces, lost, place: None, memory })
-}
-
-/// The prompt, once everything is ready to go on from it.
-fn show_prompt(args: &Args) -> anyhow::Result<()> {
-    if args.no_display_prompt { Ok(()) } else { show(args, &args.prompt) }
+    let (answer, _) = generation.into_answer();
+    finish(args, engine, &answer)
 }
 
 /// Text as it comes, unless it is printed in one piece later.
 fn show(args: &Args, text: &str) -> anyhow::Result<()> {
-    if args.json {
-        return Ok(());
+    if args.json { Ok(()) } else { output::text(text) }
+}
+
+/// Who reads a text while it is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Audience {
+    /// Nobody: it is printed when it is complete.
+    Later,
+    /// People.
+    Terminal,
+    /// A file or another program.
+    Stream,
+}
+
+impl Audience {
+    pub(crate) fn of(json: bool) -> Audience {
+        match (json, std::io::stdout().is_terminal()) {
+            (true, _) => Audience::Later,
+            (false, true) => Audience::Terminal,
+            (false, false) => Audience::Stream,
+        }
     }
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
+
+    /// Tells whoever reads that the text is wrong from a token on, or ends with an error if they cannot be told.
+    pub(crate) fn correct(self, correction: &Correction) -> anyhow::Result<()> {
+        let (number, blamed) = (correction.token + 1, &correction.blamed);
+        match self {
+            Audience::Later => Ok(()),
+            Audience::Terminal => {
+                println!();
+                eprintln!(
+                    "token {number} and what followed was wrong: {blamed}; the right text from there:"
+                );
+                Ok(())
+            }
+            Audience::Stream => anyhow::bail!(
+                "token {number} and what follows it in the output is wrong: {blamed}\nhint: --audit 1 computes everything twice before it is printed, and --json prints the right text alone"
+            ),
+        }
+    }
 }
 
-/// How an answer came about.
-struct Ran<'a> {
-    /// The layouts that it was made on, one after the other.
-    pieces: Vec<Piece>,
-    /// Cards that were lost on the way.
-    lost: usize,
-    place: Option<&'a Place>,
-    /// What each card was planned to allocate, and what it has.
-    memory: Vec<MemoryUse>,
-}
-
-fn finish(args: &Args, answer: &Answer, ran: &Ran<'_>) -> anyhow::Result<()> {
-    let Ran { pieces, lost, place, memory } = ran;
+/// Files first, then what is printed: whoever stops reading loses no file.
+fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()> {
     if let (Some(path), Some(logits)) = (&args.logits, &answer.logits) {
         let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
         let mut draft = files::Draft::new(path)?;
         draft.file().write_all(&bytes)?;
         draft.finish()?;
     }
-    // A plan is priced for the prompt and the steps that there were; after a loss, each by the layout that did it.
-    let prompt = answer.prompt_tokens;
-    let (number, steps) = compared::last_with_steps(pieces, prompt, answer.steps.len());
-    let reader = &pieces[compared::reader_of(pieces, prompt)];
-    let mut prediction = pieces[number].priced(prompt, &steps)?.predict_prompt(&pieces[0].tokens);
-    prediction.ttft = reader.priced(prompt, &steps)?.predict_prompt(&reader.tokens).ttft;
-    let compared = if args.compare { Some(Compared::new(pieces)?) } else { None };
+    let summary = engine.summary(answer)?;
+    let (mut json, lines) = (report::to_json(&summary), report::lines(&summary));
+    let doubt = engine.doubt(&summary);
+    let finished = engine.finish()?;
+    let compared = if args.compare { Some(finished.compare()?) } else { None };
     let comparison = compared.as_ref().and_then(|compared| {
-        let noted = |error: &anyhow::Error| eprintln!("note: no comparison: {error}");
-        compared.comparison().inspect_err(noted).ok().map(|comparison| (compared, comparison))
+        let noted = |error: &spanker_engine::EngineError| eprintln!("note: no comparison: {error}");
+        compared.comparison().inspect_err(noted).ok()
     });
-    let plan = &pieces[pieces.len() - 1].plan;
-    let report = Report { answer, plan, prediction, lost: *lost, steps, place: *place, memory };
+    if let Some(path) = &args.trace {
+        let both = compared.as_ref().map(spanker_engine::Compared::to_perfetto);
+        save_trace(path, &both.unwrap_or_else(|| finished.to_perfetto()))?;
+    }
     if args.json {
-        let mut json = report.to_json();
-        if let Some((_, comparison)) = &comparison {
+        if let Some(comparison) = &comparison {
             json["compare"] = crate::compare::to_json(comparison);
-            compared::describe(pieces, &mut json["compare"]["pieces"]);
+            describe(&finished, &mut json["compare"]["pieces"]);
         }
-        output::line(&json.to_string())?;
-    } else {
-        output::line("")?;
-        output::line("")?;
-        let compared = comparison
-            .iter()
-            .flat_map(|(compared, comparison)| crate::compare::lines(comparison, compared.names()));
-        for line in report.lines().into_iter().chain(compared) {
-            output::line(&line)?;
-        }
+        return output::line(&json.to_string());
+    }
+    output::text("\n")?;
+    eprintln!();
+    let names = compared.as_ref().map(spanker_engine::Compared::names).unwrap_or_default();
+    let compared =
+        comparison.iter().flat_map(|comparison| crate::compare::lines(comparison, names));
+    lines.into_iter().chain(compared).for_each(|line| eprintln!("{line}"));
+    if answer.finish == Some(FinishReason::Context) {
+        eprintln!("the context is full\nhint: give more room with --ctx-size");
+    }
+    if let Some(off) = doubt {
+        let (percent, word) = (off.abs(), if off < 0.0 { "faster" } else { "slower" });
+        eprintln!(
+            "note: this machine is {percent:.0} % {word} than when it was measured; the next run measures it again"
+        );
     }
     if let Some(path) = &args.trace {
-        let text = match &compared {
-            Some(both) => both.to_perfetto(),
-            None => compared::alone(pieces),
-        };
-        files::write(path, &text)?;
-        if !args.json {
-            let shown = path.display();
-            output::line(&format!("saved {shown}: open it at https://ui.perfetto.dev"))?;
-        }
+        eprintln!("saved {}: open it at https://ui.perfetto.dev", path.display());
     }
     Ok(())
+}
+
+fn save_trace(path: &Path, text: &str) -> anyhow::Result<()> {
+    files::write(path, text)
+}
+
+/// Adds to the JSON of pieces what each ran on.
+fn describe(finished: &Finished, json: &mut serde_json::Value) {
+    let list = json.as_array_mut().into_iter().flatten();
+    for (piece, value) in finished.pieces().iter().zip(list) {
+        value["strategy"] = piece.plan.layout.strategy().name().into();
+        value["from_token"] = piece.tokens.len().into();
+        value["recovery_wall_ms"] = (piece.recovery.as_secs_f64() * 1e3).into();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stream_with_wrong_text_ends_with_an_error_that_names_the_token() {
+        let blamed = "card 2 gives wrong answers".to_owned();
+        let correction = Correction { token: 32, text: 100, blamed };
+        let error = Audience::Stream.correct(&correction).expect_err("wrong");
+        let text = error.to_string();
+        assert!(text.starts_with("token 33 and what follows it in the output is wrong"), "{text}");
+        assert!(text.contains("card 2") && text.contains("hint: --audit 1"), "{text}");
+        for audience in [Audience::Later, Audience::Terminal] {
+            assert!(audience.correct(&correction).is_ok());
+        }
+    }
 }

@@ -7,18 +7,15 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde_json::json;
+use spanker_engine::{EngineError, Host, Model};
 use spanker_llm::{
-    Bound, Difference, Evaluator, Front, LlmError, Outcome, Rounding, Runner, Step, Trail,
-    examine_reduce, trail,
+    Bound, Difference, Evaluator, LlmError, Outcome, Rounding, Runner, Step, Trail, examine_reduce,
+    trail,
 };
-use spanker_plan::{Layout, Plan};
-use spanker_topology::{Cluster, Profile, Shape};
+use spanker_plan::Layout;
 
-use crate::llm::cards::Cards;
-use crate::llm::gpu::Gpus;
-use crate::llm::ranks::{self, Place};
-use crate::llm::{self, FabricKind, Loaded, Split, layout};
-use crate::run::in_process;
+use crate::directory::CardList;
+use crate::llm::{self, Place, Split};
 use crate::{Usage, output};
 use verdict::Verdict;
 
@@ -94,49 +91,6 @@ impl Case {
     }
 }
 
-/// Where cases run.
-enum Ground<'a, 'f> {
-    Threads,
-    Cards(Cards),
-    Gpus(Gpus),
-    Ranks(&'a mut Front<'f>, &'a Place),
-}
-
-impl<'a, 'f> Ground<'a, 'f> {
-    fn on_ranks(front: &'a mut Front<'f>, place: &'a Place, most: usize) -> anyhow::Result<Self> {
-        let ranks = front.ranks();
-        if most > ranks {
-            let text = format!("{most} cards: mpirun has started {ranks} ranks");
-            return Err(Usage(text).into());
-        }
-        Ok(Ground::Ranks(front, place))
-    }
-
-    fn name(&self) -> &'static str {
-        match self {
-            Ground::Threads => "in process",
-            Ground::Cards(_) => "on cards",
-            Ground::Gpus(_) => "on GPUs",
-            Ground::Ranks(..) => "on ranks",
-        }
-    }
-
-    /// Runs something of this process while cards elsewhere wait.
-    fn on_host<R: Runner>(
-        &mut self,
-        runner: R,
-        prompt: &[u32],
-        count: usize,
-        fed: Option<&[u32]>,
-    ) -> Result<Trail, LlmError> {
-        let runner: Box<dyn Runner + '_> = match self {
-            Ground::Ranks(front, _) => Box::new(Beating { inner: runner, front }),
-            _ => Box::new(runner),
-        };
-        trail(runner, prompt, count, fed)
-    }
-}
-
 /// What cases are compared with.
 struct Reference {
     prompt: Vec<u32>,
@@ -146,16 +100,18 @@ struct Reference {
     bound: Option<Result<Bound, Difference>>,
 }
 
-/// A runner of this process, between whose steps the ranks hear that there is more to come.
-struct Beating<'a, 'f, R> {
-    inner: R,
-    front: &'a mut Front<'f>,
+/// A runner of this process, between whose steps ranks hear that there is more to come.
+struct Alongside<'a> {
+    inner: Box<dyn Runner + 'a>,
+    host: &'a Host,
 }
 
-impl<R: Runner> Runner for Beating<'_, '_, R> {
+impl Runner for Alongside<'_> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        self.front.beat()?;
-        self.inner.step(step)
+        match self.host.heartbeat() {
+            Err(EngineError::Run(error)) => Err(error),
+            _ => self.inner.step(step),
+        }
     }
 
     fn batch(&self) -> usize {
@@ -166,72 +122,66 @@ impl<R: Runner> Runner for Beating<'_, '_, R> {
 impl Args {
     /// Whether this is work for all processes that a launcher has started.
     pub(crate) fn takes_ranks(&self) -> bool {
-        self.llm.fabric() == FabricKind::Mpi
+        self.llm.takes_ranks()
+    }
+
+    /// The most cards that a case has, as a list of cards. All ranks are there anyway.
+    fn most(&self) -> Option<CardList> {
+        let most = match (&self.cards, &self.llm.tensor_split) {
+            (_, Some(shares)) => shares.len(),
+            (Some(Counts(range)), None) => *range.end(),
+            (None, None) => *USUAL.end(),
+        };
+        (!self.takes_ranks()).then_some(CardList::Count(most))
     }
 }
+
+/// Numbers of cards where nobody says.
+const USUAL: RangeInclusive<usize> = 1..=3;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    match args.llm.fabric() {
-        FabricKind::Inproc => {
-            check(args, &Loaded::open(&args.llm)?, |_| Ok(Ground::Threads), 1..=3)
-        }
-        FabricKind::Cuda => check(
-            args,
-            &Loaded::open(&args.llm)?,
-            |most| Ok(Ground::Gpus(Gpus::open(most)?)),
-            1..=3,
-        ),
-        FabricKind::Cards => {
-            let open = |most| {
-                let list = crate::directory::CardList::Count(most);
-                Ok(Ground::Cards(Cards::open(Some(&list), args.llm.deadline)?))
-            };
-            check(args, &Loaded::open(&args.llm)?, open, 1..=3)
-        }
-        FabricKind::Mpi => ranks::join(&args.llm, &|_| Ok(None), |loaded, front, place| {
-            let ranks = front.ranks();
-            check(args, loaded, |most| Ground::on_ranks(front, place, most), ranks..=ranks)
-        }),
-    }
+    // Shares are those of a case, not of the host.
+    let llm = llm::Args { tensor_split: None, ..args.llm.clone() };
+    llm::on_host(&llm, args.most().as_ref(), None, |place| check(args, place))
 }
 
-/// Every case against one card. `open` is told the most cards that a case has.
-fn check<'a, 'f: 'a>(
-    args: &Args,
-    loaded: &Loaded,
-    open: impl FnOnce(usize) -> anyhow::Result<Ground<'a, 'f>>,
-    usual: RangeInclusive<usize>,
-) -> anyhow::Result<()> {
+/// Every case against one card.
+fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
     if args.n_predict == 0 {
         return Err(Usage("--n-predict 0: at least one token is compared".into()).into());
     }
-    let prompt = loaded.encode(&args.prompt, true)?;
-    if prompt.len() + args.n_predict > loaded.context {
-        let (all, context) = (prompt.len() + args.n_predict, loaded.context);
+    let prompt = place.encode(&args.prompt)?;
+    if prompt.len() + args.n_predict > place.context {
+        let (all, context) = (prompt.len() + args.n_predict, place.context);
         anyhow::bail!(
             "{all} tokens do not fit a context of {context}\nhint: give more room with --ctx-size"
         );
     }
-    let cases = cases(args, loaded, usual)?;
+    let ranks = place.host.card_count();
+    let usual = if args.takes_ranks() { ranks..=ranks } else { USUAL };
+    let cases = cases(args, &place.model, usual)?;
     let most = cases.iter().map(|case| case.shares.len()).max().unwrap_or(1);
-    let mut ground = open(most)?;
-    let reference = reference(args, loaded, prompt, &cases, &mut ground)?;
+    if most > ranks {
+        let text = format!("{most} cards: --fabric {} has {ranks}", place.host.fabric().name());
+        return Err(Usage(text).into());
+    }
+    let reference = reference(args, place, prompt, &cases)?;
     if !args.json {
-        let text = loaded.tokenizer.decode(&reference.one.tokens);
+        let text = place.model.tokenizer().decode(&reference.one.tokens);
         let fingerprint = reference.one.fingerprint();
         output::line(&format!("one card, in process: {fingerprint:016x}  {text:?}"))?;
-        if let Ground::Ranks(_, place) = &ground {
+        if let Some(place) = place.host.rank_place() {
             output::line(&place.words())?;
         }
     }
     let mut failed = 0;
     for case in &cases {
         output::progress(&format!("{:?} on {} cards ..", case.split, case.shares.len()));
-        let verdict = examine(args, loaded, &reference, case, &mut ground);
+        let verdict = examine(args, place, &reference, case);
         output::progress_done();
         let verdict = verdict?;
         failed += usize::from(!verdict.holds);
-        tell(args, case, &verdict, ground.name())?;
+        tell(args, case, &verdict, llm::fabric_words(place.host.fabric()))?;
     }
     if failed > 0 {
         anyhow::bail!("{failed} of {} cases differ", cases.len());
@@ -242,18 +192,31 @@ fn check<'a, 'f: 'a>(
     Ok(())
 }
 
+/// What something of this process gives, while cards elsewhere wait.
+fn on_this_host<'a>(
+    place: &'a Place,
+    inner: Box<dyn Runner + 'a>,
+    prompt: &[u32],
+    count: usize,
+    fed: Option<&[u32]>,
+) -> Result<Trail, LlmError> {
+    trail(Box::new(Alongside { inner, host: &place.host }), prompt, count, fed)
+}
+
 /// One card's logits, and what rounding explains if a case adds partial sums.
 fn reference(
     args: &Args,
-    loaded: &Loaded,
+    place: &Place,
     prompt: Vec<u32>,
     cases: &[Case],
-    ground: &mut Ground<'_, '_>,
 ) -> anyhow::Result<Reference> {
-    let layout = layout::given(loaded.network.model(), Split::Gather, &[1.0])?;
+    let Place { host, model, .. } = place;
+    let (network, threads) = (model.network(), host.thread_count());
+    let layout = spanker_engine::Split::Gather.layout(model.shape(), &[1.0])?;
     output::progress("one card ..");
-    let one = in_process(loaded, &plan(loaded, layout.clone())?)?;
-    let one = ground.on_host(one, &prompt, args.n_predict, None)?;
+    let one = Host::threads(threads, 1)?;
+    let plan = one.plan_untimed(model, &place.request(1, 1), layout.clone())?;
+    let one = on_this_host(place, one.runner(model, &plan)?, &prompt, args.n_predict, None)?;
     let adding = cases.iter().filter(|case| case.adds());
     let bound = match adding.map(|case| case.shares.len()).max() {
         None => None,
@@ -262,8 +225,9 @@ fn reference(
             for seed in 0..Bound::SAMPLES {
                 output::progress(&format!("rounding at random, {seed} of {} ..", Bound::SAMPLES));
                 let rounding = Rounding::Random { seed, parts };
-                let host = Evaluator::new(&loaded.network, &layout, rounding, loaded.threads)?;
-                samples.push(ground.on_host(host, &prompt, args.n_predict, Some(&one.tokens))?);
+                let rounded = Evaluator::new(network, &layout, rounding, threads)?;
+                let (rounded, fed) = (Box::new(rounded), Some(&one.tokens[..]));
+                samples.push(on_this_host(place, rounded, &prompt, args.n_predict, fed)?);
             }
             Some(Bound::new(&one, &samples))
         }
@@ -273,8 +237,8 @@ fn reference(
 }
 
 /// Every split on every number of cards that can have it.
-fn cases(args: &Args, loaded: &Loaded, usual: RangeInclusive<usize>) -> anyhow::Result<Vec<Case>> {
-    let model = loaded.network.model();
+fn cases(args: &Args, model: &Model, usual: RangeInclusive<usize>) -> anyhow::Result<Vec<Case>> {
+    let model = model.shape();
     let layers = model.layers.len();
     let all = match (&args.cards, &args.llm.tensor_split) {
         (None, Some(shares)) => vec![shares.clone()],
@@ -301,29 +265,21 @@ fn cases(args: &Args, loaded: &Loaded, usual: RangeInclusive<usize>) -> anyhow::
             },
         };
         for split in splits.into_iter().filter(wanted) {
-            let layout = layout::given(model, split, &shares)?;
+            let layout = spanker_engine::Split::from(split).layout(model, &shares)?;
             cases.push(Case { split, shares: shares.clone(), layout });
         }
     }
     Ok(cases)
 }
 
-/// A plan whose prices nobody asks for.
-fn plan(loaded: &Loaded, layout: Layout) -> anyhow::Result<Plan> {
-    let cards = layout.cards().len();
-    let cluster = Cluster::uniform(Profile::builtin("rev-a")?, cards, Shape::Switch)?;
-    let request = layout::request(loaded.context, loaded.batch, 1, 1);
-    Ok(Plan::new(loaded.network.model().clone(), cluster, request, layout)?)
-}
-
 fn examine(
     args: &Args,
-    loaded: &Loaded,
+    place: &Place,
     reference: &Reference,
     case: &Case,
-    ground: &mut Ground<'_, '_>,
 ) -> anyhow::Result<Verdict> {
-    let (prompt, one, tokenizer) = (&reference.prompt, &reference.one, &loaded.tokenizer);
+    let Place { host, model, .. } = place;
+    let (prompt, one, tokenizer) = (&reference.prompt, &reference.one, model.tokenizer());
     let cards = case.shares.len();
     let bound = match &reference.bound {
         Some(Err(difference)) if case.adds() => {
@@ -335,34 +291,18 @@ fn examine(
     let defined = match bound {
         None => None,
         Some(_) => {
-            let (rounding, threads) = (Rounding::Nearest, loaded.threads);
-            let host = Evaluator::new(&loaded.network, &case.layout, rounding, threads)?;
-            Some(ground.on_host(host, prompt, args.n_predict, Some(&one.tokens))?)
+            let (rounding, threads) = (Rounding::Nearest, host.thread_count());
+            let exact = Evaluator::new(model.network(), &case.layout, rounding, threads)?;
+            let (exact, fed) = (Box::new(exact), Some(&one.tokens[..]));
+            Some(on_this_host(place, exact, prompt, args.n_predict, fed)?)
         }
     };
-    let mut go = |fed: Option<&[u32]>| -> anyhow::Result<Trail> {
-        let runner: Box<dyn Runner + '_> = match ground {
-            Ground::Threads => Box::new(in_process(loaded, &plan(loaded, case.layout.clone())?)?),
-            Ground::Gpus(gpus) => gpus.runner(loaded, &plan(loaded, case.layout.clone())?)?.0,
-            Ground::Ranks(front, _) => {
-                let plan = plan(loaded, case.layout.clone())?;
-                let (context, batch) = (loaded.context, loaded.batch);
-                Box::new(front.lay_out(&loaded.network, &plan, context, batch, loaded.threads)?)
-            }
-            Ground::Cards(cards) => {
-                let left = &cards.indices[..case.shares.len()];
-                let request =
-                    layout::request(loaded.context, loaded.batch, prompt.len(), args.n_predict);
-                let plan = cards.plan_as(left, loaded, request, case.layout.clone())?;
-                let runner = cards.load_on(left, loaded, &plan);
-                Box::new(runner.map_err(|error| cards.told(error))?)
-            }
-        };
+    let request = place.request(prompt.len(), args.n_predict);
+    let plan = host.plan_untimed(model, &request, case.layout.clone())?;
+    let go = |fed: Option<&[u32]>| -> anyhow::Result<Trail> {
+        let runner = host.runner(model, &plan)?;
         let found = trail(runner, prompt, args.n_predict, fed);
-        found.map_err(|error| match ground {
-            Ground::Cards(cards) => cards.told(error),
-            _ => error.into(),
-        })
+        found.map_err(|error| host.explain(error).into())
     };
     let (Some(bound), Some(defined)) = (bound, defined) else {
         return Ok(Verdict::exact(&go(None)?, one, cards, tokenizer));

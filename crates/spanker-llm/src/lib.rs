@@ -44,7 +44,7 @@ pub use fingerprint::fingerprint;
 pub use inproc::InProcess;
 pub use layout::check_plan;
 pub use machine::{Machine, OnMachine, Spent};
-pub use measure::{Measurement, Subject, measure};
+pub use measure::{Measurement, Subject, measure, unmeasured};
 pub use network::{Network, Rope};
 pub use ranks::{Follower, Front, OnRanks, RankSamples, follow};
 pub use recorder::Recorder;

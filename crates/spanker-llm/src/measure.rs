@@ -451,6 +451,15 @@ fn measured<T>(value: &mut Value<T>, found: T, cards: Cards) {
     };
 }
 
+/// One of `cards` equal cards that are threads of this process or ranks, of which nothing was measured: for layouts whose
+/// steps are run and not timed. `memory` is that of all.
+///
+/// # Errors
+/// [`LlmError::Plan`] for a memory that no card can have.
+pub fn unmeasured(cards: usize, memory: Bytes) -> Result<Profile, LlmError> {
+    assumed(cards, memory, Cards::Threads)
+}
+
 /// A card of which nothing but its part of the machine's memory is known.
 fn assumed(cards: usize, memory: Bytes, played: Cards) -> Result<Profile, LlmError> {
     let words = played.words();

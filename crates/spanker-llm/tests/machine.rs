@@ -370,7 +370,7 @@ fn a_recorded_machine_says_what_operators_belong_to_and_leaves_most_tokens_alone
         assert!(own.clone().enumerate().all(|(at, mark)| (mark.op as usize, mark.ops) == (at, 1)));
         // The choice among the logits is the host's, and an operator of the program all the same.
         let best = marks.iter().filter(|mark| mark.card == card && mark.label.token == 7);
-        let last = best.clone().last().expect("a last operator");
+        let last = best.clone().next_back().expect("a last operator");
         assert_eq!(best.count(), own.count() + 1);
         assert_eq!((last.op as usize, last.label.activity), (labels.len(), Activity::Head));
     }

@@ -203,6 +203,28 @@ impl Topology<SpankerControl> {
         Self::linked(sails, indices.to_vec(), &load_links(directory)?)
     }
 
+    /// The cards of a survey of a folder that have these indices, in this order, as the survey has opened them.
+    ///
+    /// # Errors
+    /// As [`Topology::open_cards`].
+    pub fn of_surveyed(directory: &Path, cards: Vec<Surveyed>, indices: &[usize]) -> Result<Self> {
+        let mut cards: BTreeMap<usize, _> =
+            cards.into_iter().map(|card| (card.index, card.card)).collect();
+        let mut sails = Vec::with_capacity(indices.len());
+        let mut said = Vec::with_capacity(indices.len());
+        for index in indices {
+            let Some(card) = cards.remove(index) else { return Err(Error::NoSails) };
+            let SurveyedCard { control, info, ports } = card?;
+            sails.push(control);
+            said.push(Some((info, ports)));
+        }
+        if sails.is_empty() {
+            return Err(Error::NoSails);
+        }
+        let links = links(&said, &load_links(directory)?);
+        Ok(Topology::assemble(sails, links, indices.to_vec()))
+    }
+
     /// Cards that the caller has opened, as simulated ones are. Cards are asked for their indices; one that
     /// cannot say has its place in the list.
     ///

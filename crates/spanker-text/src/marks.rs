@@ -74,6 +74,11 @@ impl Marks {
         found
     }
 
+    /// The control tokens as they are spelled, longest first.
+    pub(crate) fn special(&self) -> impl Iterator<Item = &str> {
+        self.marks.iter().filter(|(_, _, special)| *special).map(|(mark, ..)| mark.as_str())
+    }
+
     /// The parts of `text`. Control tokens are found only if `special`.
     pub(crate) fn parts<'a>(&self, text: &'a str, special: bool) -> Vec<Part<'a>> {
         let mut parts = vec![Part::Text(text)];

@@ -51,6 +51,9 @@ pub struct Tokenizer {
     add_bos: bool,
 }
 
+/// What stands within control tokens that a user has spelled: no character of any text.
+const GUARD: char = '\u{10FFFE}';
+
 impl Tokenizer {
     /// The tokenizer of a file, from its header and the bytes of all of it.
     ///
@@ -99,6 +102,49 @@ impl Tokenizer {
             after_mark = matches!(part, Part::Mark(_));
         }
         tokens
+    }
+
+    /// Text of a user as part of a template: control tokens that it spells stay text in
+    /// [`Tokenizer::encode_template`], so that a user cannot forge them. Everything else is unchanged.
+    ///
+    /// A character that no text has stands within each of them until it is encoded.
+    #[must_use]
+    pub fn guard(&self, text: &str) -> String {
+        let mut guarded: String = text.chars().filter(|&one| one != GUARD).collect();
+        for mark in self.marks.special() {
+            let mut whole = mark.chars();
+            if let Some(first) = whole.next()
+                && guarded.contains(mark)
+            {
+                guarded = guarded.replace(mark, &format!("{first}{GUARD}{}", whole.as_str()));
+            }
+        }
+        guarded
+    }
+
+    /// The tokens of a template's text, with control tokens except in what was guarded.
+    #[must_use]
+    pub fn encode_template(&self, text: &str, bos: bool) -> Vec<u32> {
+        let mut tokens: Vec<u32> = self.vocab.bos.filter(|_| bos).into_iter().collect();
+        self.encode_parts(&self.marks.parts(text, true), &mut tokens);
+        tokens
+    }
+
+    fn encode_parts(&self, parts: &[Part<'_>], tokens: &mut Vec<u32>) {
+        let mut after_mark = true;
+        for part in parts {
+            match (part, &self.encoding) {
+                (Part::Mark(token), _) => tokens.push(*token),
+                (Part::Text(text), encoding) => {
+                    let plain = text.replace(GUARD, "");
+                    match encoding {
+                        Encoding::Bpe(bpe) => bpe.encode(&plain, tokens),
+                        Encoding::Unigram(unigram) => unigram.encode(&plain, after_mark, tokens),
+                    }
+                }
+            }
+            after_mark = matches!(part, Part::Mark(_));
+        }
     }
 
     /// The text of `tokens`, without control tokens. What is not UTF-8 in it is replaced, and the

@@ -4,9 +4,10 @@
 
 use spanker_topology::{BytesPerSecond, OperatorKind, OperatorRate, Profile, Seconds};
 
+use spanker_engine::Freshness;
+
 use super::Args;
-use crate::llm::host::{self, Freshness};
-use crate::llm::{self, FabricKind, Loaded, Split, layout, ranks};
+use crate::llm::{self, FabricKind};
 use crate::{files, output};
 
 /// The model that is measured with where no flag names one.
@@ -14,33 +15,14 @@ const USUAL_MODEL: &str = "smollm2-135m";
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let fabric = if args.fabric == "mpi" { FabricKind::Mpi } else { FabricKind::Inproc };
-    let named = llm::Args {
-        model: args.model.clone().unwrap_or_else(|| USUAL_MODEL.to_owned()),
-        ctx_size: None,
-        threads: args.threads,
-        batch_size: spanker_plan::USUAL_BATCH as usize,
-        fabric: Some(fabric),
-        tensor_split: None,
-        deadline: None,
-    };
-    if fabric == FabricKind::Mpi {
-        return ranks::join(&named, &|_| Ok(None), |loaded, front, place| {
-            let count = ranks::cards(args.cards.as_ref(), None, place)?;
-            let layout = split(loaded, count)?;
-            let profile = ranks::profile(loaded, front, place, &layout, Freshness::Now)?;
-            show(args, &profile)
-        });
-    }
-    let loaded = Loaded::open(&named)?;
-    let count = llm::thread_cards(args.cards.as_ref(), None)?;
-    let layout = split(&loaded, count)?;
-    let profile = host::profile(&loaded, loaded.threads, &layout, Freshness::Now)?;
-    show(args, &profile)
-}
-
-/// The layout that runs have where no flag asks for another.
-fn split(loaded: &Loaded, cards: usize) -> anyhow::Result<spanker_plan::Layout> {
-    layout::given(loaded.network.model(), Split::Gather, &vec![1.0; cards])
+    let usual = llm::Args::usual(args.model.as_deref().unwrap_or(USUAL_MODEL));
+    let named = llm::Args { threads: args.threads, fabric: Some(fabric), ..usual };
+    llm::on_host(&named, args.cards.as_ref(), None, |place| {
+        let layout = place.host.usual_layout(&place.model, place.host.card_count())?;
+        let request = place.request(1, 1);
+        let cluster = place.host.cluster(&place.model, &request, &layout, Freshness::Now)?;
+        show(args, cluster.profile(0))
+    })
 }
 
 fn show(args: &Args, profile: &Profile) -> anyhow::Result<()> {

@@ -9,8 +9,9 @@ use ggml_spanker::GgufFile;
 use serde_json::{Value, json};
 use spanker_jobs::{JobError, Prompts};
 
-use crate::files;
-use crate::llm::{self, FabricKind, Loaded};
+use spanker_engine::Model;
+
+use crate::{files, models};
 
 /// More than any list of prompts has.
 const MOST_BYTES: u64 = 64 << 20;
@@ -32,7 +33,7 @@ const BUILT_IN: [&str; 12] = [
 
 /// Prompts for a model.
 pub(super) struct Questions {
-    loaded: Loaded,
+    model: Model,
     texts: Vec<String>,
     pub(super) prompts: Arc<Prompts<GgufFile>>,
     pub(super) tokens: usize,
@@ -57,19 +58,11 @@ impl Questions {
         if texts.is_empty() {
             anyhow::bail!("{from}: no prompts, expected one on every line");
         }
-        let loaded = Loaded::open(&llm::Args {
-            model: model.to_owned(),
-            ctx_size: None,
-            threads: None,
-            batch_size: 128,
-            fabric: Some(FabricKind::Inproc),
-            tensor_split: None,
-            deadline: None,
-        })?;
-        let tokenizer = &loaded.tokenizer;
+        let model = Model::open(models::find(model)?)?;
+        let tokenizer = model.tokenizer();
         let encode = |text: &String| tokenizer.encode(text, tokenizer.add_bos(), true);
         let words = texts.iter().map(encode).collect();
-        let network = Arc::clone(&loaded.network);
+        let network = Arc::clone(model.network());
         let prompts = Prompts::new(network, words, tokens, tokenizer.ends());
         let prompts = prompts.map_err(|error| match error {
             JobError::Prompt { prompt, what } => {
@@ -77,12 +70,12 @@ impl Questions {
             }
             other => other.into(),
         })?;
-        Ok(Questions { loaded, texts, prompts: Arc::new(prompts), tokens })
+        Ok(Questions { model, texts, prompts: Arc::new(prompts), tokens })
     }
 
     /// Reads every page of the model once: they cost most when they are first touched.
     pub(super) fn touch(&self) {
-        let bytes = self.loaded.network.bytes().iter().step_by(4096);
+        let bytes = self.model.network().bytes().iter().step_by(4096);
         std::hint::black_box(bytes.fold(0u8, |sum, byte| sum ^ byte));
     }
 
@@ -99,8 +92,8 @@ impl Questions {
         let answer = |(item, (prompt, mut tokens)): (usize, (&String, Vec<u32>))| {
             let done = !missing.iter().any(|range| range.contains(&item));
             let count = tokens.len();
-            tokens.retain(|&token| !self.loaded.tokenizer.is_end(token));
-            let text = done.then(|| self.loaded.tokenizer.decode(&tokens));
+            tokens.retain(|&token| !self.model.tokenizer().is_end(token));
+            let text = done.then(|| self.model.tokenizer().decode(&tokens));
             Answer { prompt: prompt.clone(), text, tokens: count }
         };
         self.texts.iter().zip(self.prompts.answers(out)).enumerate().map(answer).collect()

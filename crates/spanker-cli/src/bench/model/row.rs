@@ -2,18 +2,16 @@
 //! A row of `spanker bench model`: its figures, as text and as JSON.
 
 use serde_json::{Value, json};
+use spanker_engine::Fabric;
 use spanker_model::Quant;
 
 use super::{Args, Subject};
-use crate::llm::Loaded;
+use crate::llm::{FabricKind, Place};
 use crate::output;
 
-/// Whose columns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ground {
-    Threads,
-    Cards,
-    Gpus,
+/// Whether rows have the limit that reading weights sets, measured by threads of this process.
+pub(super) fn reads(fabric: FabricKind) -> bool {
+    fabric == FabricKind::Inproc
 }
 
 /// What each repeat gave. Speeds are tokens per second.
@@ -52,22 +50,22 @@ fn status(key: &str) -> Option<u64> {
 }
 
 /// Bytes of the file, of the keys and values of one sequence, and the most that the process had.
-fn bytes(loaded: &Loaded) -> (u64, u64, Option<u64>) {
-    let file = loaded.network.bytes().len() as u64;
-    let keys = loaded.network.model().kv_bytes_per_token(Quant::F16) * loaded.context as u64;
+fn bytes(place: &Place) -> (u64, u64, Option<u64>) {
+    let file = place.model.network().bytes().len() as u64;
+    let keys = place.model.shape().kv_bytes_per_token(Quant::F16) * place.context as u64;
     (file, keys, status("VmHWM"))
 }
 
-pub(super) fn header(ground: Ground, loaded: &Loaded, repeats: u64) -> Vec<String> {
-    let model = loaded.network.model();
+pub(super) fn header(fabric: FabricKind, place: &Place, repeats: u64) -> Vec<String> {
+    let model = place.model.shape();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut lines = vec![format!(
         "# {}, {}; {cores} cores; tokens/s, medians of {repeats}",
         model.name,
-        output::bytes(loaded.network.bytes().len() as u64)
+        output::bytes(place.model.network().bytes().len() as u64)
     )];
-    lines.push(match ground {
-        Ground::Threads => format!(
+    lines.push(match fabric {
+        FabricKind::Inproc | FabricKind::Mpi => format!(
             "{:>5} {:>7} {:>11} {:>11} {:>9} {:>11} {:>9} {:>10} {:>9} {:>9}",
             "cards",
             "threads",
@@ -80,11 +78,11 @@ pub(super) fn header(ground: Ground, loaded: &Loaded, repeats: u64) -> Vec<Strin
             "pp error",
             "tg error"
         ),
-        Ground::Gpus => format!(
+        FabricKind::Cuda => format!(
             "{:>5} {:>11} {:>11} {:>9} {:>11} {:>11} {:>8} {:>10}",
             "cards", "pp", "tg", "of limit", "read (GB/s)", "predicted", "error", "load (ms)"
         ),
-        Ground::Cards => format!(
+        FabricKind::Cards => format!(
             "{:>5} {:>9} {:>10} {:>10} {:>10} {:>8} {:>10} {:>10} {:>10}",
             "cards",
             "split",
@@ -109,8 +107,8 @@ fn error(predicted: f64, measured: Option<f64>) -> String {
 }
 
 /// The line about memory.
-pub(super) fn memory(loaded: &Loaded) -> String {
-    let (file, keys, peak) = bytes(loaded);
+pub(super) fn memory(place: &Place) -> String {
+    let (file, keys, peak) = bytes(place);
     let peak = peak.map_or_else(|| "not known".into(), output::bytes);
     let (file, keys) = (output::bytes(file), output::bytes(keys));
     format!("# most memory of this process: {peak}; file {file}, keys and values {keys} a row")
@@ -122,21 +120,21 @@ impl Subject<'_> {
         self.plan.request.prompt as f64 / self.plan.predict().ttft.0
     }
 
-    pub(super) fn text(&self, ground: Ground) -> String {
+    pub(super) fn text(&self, fabric: FabricKind) -> String {
         let figure = |values: &[f64], digits: usize| match median(values) {
             Some(value) => format!("{value:.digits$}"),
             None => "-".into(),
         };
         let row = &self.row;
         let load = self.load.as_secs_f64() * 1e3;
-        match ground {
-            Ground::Threads => {
+        match fabric {
+            FabricKind::Inproc | FabricKind::Mpi => {
                 let sync = median(&row.sync).unwrap_or(0.0) * 1e6;
                 let read = median(&row.bandwidths).unwrap_or(0.0) / 1e9;
                 format!(
                     "{:>5} {:>7} {:>11} {:>11} {:>9.2} {read:>11.2} {sync:>9.1} {load:>10.1} {:>9} {:>9}",
-                    self.cards,
-                    self.threads,
+                    self.plan.layout.cards().len(),
+                    self.host.thread_count(),
                     figure(&row.prompt_wall, 2),
                     figure(&row.wall, 2),
                     of_limit(row).unwrap_or(0.0),
@@ -144,24 +142,24 @@ impl Subject<'_> {
                     error(self.plan.predict().tokens_per_second, median(&row.wall)),
                 )
             }
-            Ground::Gpus => {
+            FabricKind::Cuda => {
                 let predicted = self.plan.predict().tokens_per_second;
                 let measured = median(&row.wall).unwrap_or(f64::NAN);
                 let read = median(&row.bandwidths).unwrap_or(0.0) / 1e9;
                 format!(
                     "{:>5} {:>11} {measured:>11.2} {:>9.2} {read:>11.1} {predicted:>11.2} {:>+6.1} % {load:>10.1}",
-                    self.cards,
+                    self.plan.layout.cards().len(),
                     figure(&row.prompt_wall, 2),
                     of_limit(row).unwrap_or(0.0),
                     (predicted / measured - 1.0) * 100.0,
                 )
             }
-            Ground::Cards => {
+            FabricKind::Cards => {
                 let predicted = self.plan.predict().tokens_per_second;
                 let error = error(predicted, median(&row.card));
                 format!(
                     "{:>5} {:>9} {:>10} {:>10} {predicted:>10.3} {error:>8} {:>10} {:>10} {load:>10.1}",
-                    self.cards,
+                    self.plan.layout.cards().len(),
                     self.plan.layout.strategy().name(),
                     figure(&row.prompt_card, 3),
                     figure(&row.card, 3),
@@ -172,16 +170,18 @@ impl Subject<'_> {
         }
     }
 
-    pub(super) fn to_json(&self, args: &Args, loaded: &Loaded) -> Value {
+    pub(super) fn to_json(&self, args: &Args) -> Value {
+        let place = self.place;
         let row = &self.row;
-        let (file, keys, peak) = bytes(loaded);
+        let (file, keys, peak) = bytes(place);
         let prediction = self.plan.predict();
+        let on_processor = matches!(self.host.fabric(), Fabric::Inproc | Fabric::Mpi);
         let micros = |rate: Option<f64>| rate.map(|rate| 1e6 / rate);
         json!({
             "version": 1,
-            "model": loaded.network.model().name,
-            "cards": self.cards,
-            "threads": (self.threads > 0).then_some(self.threads),
+            "model": place.model.shape().name,
+            "cards": self.plan.layout.cards().len(),
+            "threads": on_processor.then_some(self.host.thread_count()),
             "strategy": self.plan.layout.strategy().name(),
             "repeats": args.repeats,
             "prompt": { "tokens": args.prompt, "tokens_per_second": median(&row.prompt_wall),

@@ -5,28 +5,28 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use serde_json::{Value, json};
 use spanker_llm::Recorder;
 use spanker_plan::{
     Comparison, Conditions, Incident, Mark, Origin, Plan, Request, Trace, compare_pieces,
     perfetto_of_both, simulate,
 };
 
-use super::layout;
+use crate::error::Result;
+use crate::{directory, layout};
 
 /// Steps of a run on one layout.
 #[derive(Debug, Clone)]
-pub(crate) struct Piece {
+pub struct Piece {
     /// What it ran by.
-    pub(crate) plan: Plan,
+    pub plan: Plan,
     /// The tokens that it began with: the prompt, or after a loss all tokens so far.
-    pub(crate) tokens: Vec<u32>,
+    pub tokens: Vec<u32>,
     /// What cards did when, if that was asked for.
-    pub(crate) recorder: Option<Recorder>,
+    pub recorder: Option<Recorder>,
     /// The number in the run of each card of the plan: its number in the first piece.
-    pub(crate) cards: Vec<u32>,
+    pub cards: Vec<u32>,
     /// How long the cards had nothing to do before it, by the host's clock.
-    pub(crate) recovery: Duration,
+    pub recovery: Duration,
 }
 
 impl Piece {
@@ -38,7 +38,7 @@ impl Piece {
 
     /// The plan, priced for what the piece began with and for steps from the `steps.start`th after the prompt to the
     /// `steps.end`th.
-    pub(crate) fn priced(&self, prompt: usize, steps: &Range<usize>) -> anyhow::Result<Plan> {
+    pub(crate) fn priced(&self, prompt: usize, steps: &Range<usize>) -> Result<Plan> {
         let Plan { model, cluster, layout, request, .. } = &self.plan;
         let (context, batch) = (request.context as usize, request.batch as usize);
         // Half-way between both ends.
@@ -51,7 +51,7 @@ impl Piece {
     fn name(&self, number: usize) -> String {
         let numbers: Vec<usize> =
             self.plan.layout.cards().iter().map(|&card| self.cards[card] as usize).collect();
-        let (strategy, cards) = (self.plan.layout.strategy(), crate::directory::list(&numbers));
+        let (strategy, cards) = (self.plan.layout.strategy(), directory::list(&numbers));
         let tokens = self.tokens.len();
         let word = if numbers.len() == 1 { "card" } else { "cards" };
         format!("piece {number}: {strategy} on {word} {cards}, from token {tokens} on")
@@ -74,14 +74,14 @@ impl Piece {
     }
 
     /// The prediction of what was measured: the same tokens at the same positions on the same layout.
-    fn predicted(&self, measured: &Trace) -> anyhow::Result<Trace> {
+    fn predicted(&self, measured: &Trace) -> Result<Trace> {
         let begun = self.tokens.len();
         let last = measured.marks.iter().map(|mark| mark.label.token as usize).max();
         let steps = last.map_or(0, |last| (last + 1).saturating_sub(begun));
         let conditions = Conditions {
             prompt: true,
             prompt_tokens: self.tokens.clone(),
-            ..Conditions::calm(u32::try_from(steps)?)
+            ..Conditions::calm(u32::try_from(steps).unwrap_or(u32::MAX))
         };
         let mut predicted = simulate(&self.priced(begun, &(0..steps))?, &conditions)?;
         predicted.marks = self.renamed(predicted.marks);
@@ -113,25 +113,16 @@ pub(crate) fn reader_of(pieces: &[Piece], prompt: usize) -> usize {
     pieces.iter().rposition(|piece| piece.tokens.len() == prompt).unwrap_or(0)
 }
 
-/// Adds to the JSON of pieces what each ran on.
-pub(crate) fn describe(pieces: &[Piece], json: &mut Value) {
-    let list = json.as_array_mut().into_iter().flatten();
-    for (piece, value) in pieces.iter().zip(list) {
-        value["strategy"] = json!(piece.plan.layout.strategy().name());
-        value["from_token"] = json!(piece.tokens.len());
-        value["recovery_wall_ms"] = json!(piece.recovery.as_secs_f64() * 1e3);
-    }
-}
-
 /// The traces of a run, predicted and measured, piece by piece.
-pub(crate) struct Compared {
+#[derive(Debug)]
+pub struct Compared {
     pieces: Vec<(Trace, Trace)>,
     names: Vec<String>,
 }
 
 impl Compared {
     /// Simulates what each piece ran.
-    pub(crate) fn new(pieces: &[Piece]) -> anyhow::Result<Compared> {
+    pub(crate) fn new(pieces: &[Piece]) -> Result<Compared> {
         let mut both = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let measured = piece.measured();
@@ -142,18 +133,23 @@ impl Compared {
     }
 
     /// Where the run's time differs from the predicted one.
-    pub(crate) fn comparison(&self) -> anyhow::Result<Comparison> {
+    ///
+    /// # Errors
+    /// [`crate::EngineError::Compare`] for traces that cannot be laid side by side.
+    pub fn comparison(&self) -> Result<Comparison> {
         Ok(compare_pieces(&self.pieces)?)
     }
 
     /// What pieces are called.
-    pub(crate) fn names(&self) -> &[String] {
+    #[must_use]
+    pub fn names(&self) -> &[String] {
         &self.names
     }
 
     /// Both traces in one file: the prediction of each piece where the piece begins, or where the prediction before it
     /// ends if that is later.
-    pub(crate) fn to_perfetto(&self) -> String {
+    #[must_use]
+    pub fn to_perfetto(&self) -> String {
         let none = || traced(Vec::new());
         let (mut predicted, mut measured) = (none(), none());
         for (number, (one, other)) in self.pieces.iter().enumerate() {
@@ -216,7 +212,8 @@ mod tests {
         let profile = Profile::builtin("rev-a").expect("a profile");
         let cluster = Cluster::uniform(profile, 1, Shape::Ring).expect("a card");
         let request = layout::request(64, 8, 3, 8);
-        let plan = layout::plan(&model, cluster, request, Some(super::super::Split::Gather), None);
+        let layout = layout::Split::Gather.layout(&model, &[1.0]).expect("a layout");
+        let plan = Plan::new(model, cluster, request, layout);
         Piece::first(plan.expect("a plan"), vec![0; tokens], None)
     }
 

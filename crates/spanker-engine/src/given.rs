@@ -1,35 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tokens that were given out, and what becomes of them when a card turns out to have been wrong.
 //!
-//! Everything is then computed again from the prompt. Tokens that come out again are not shown twice. Where the
-//! first other one comes, whoever reads the text is told: on a terminal the right text follows, JSON has not been
-//! printed yet, and any other output cannot be taken back, so that the run ends with an error.
-
-use std::io::IsTerminal;
+//! Everything is then computed again from the prompt. Tokens that come out again are not given out twice. Where the
+//! first other one comes, whoever reads the text is told from where on it was wrong.
 
 use spanker_llm::LlmError;
 use spanker_scheduler::DeviceErrorKind;
-
-/// Who reads a text while it is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Audience {
-    /// Nobody: it is printed when it is complete.
-    Later,
-    /// People.
-    Terminal,
-    /// A file or another program.
-    Stream,
-}
-
-impl Audience {
-    pub(crate) fn of(json: bool) -> Audience {
-        match (json, std::io::stdout().is_terminal()) {
-            (true, _) => Audience::Later,
-            (false, true) => Audience::Terminal,
-            (false, false) => Audience::Stream,
-        }
-    }
-}
 
 /// Whether an error means that what cards have computed so far may be wrong.
 pub(crate) fn casts_doubt(error: &LlmError) -> bool {
@@ -44,10 +20,10 @@ pub(crate) fn casts_doubt(error: &LlmError) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It is new.
-    Show,
-    /// It was shown before.
+    New,
+    /// It was given out before.
     Known,
-    /// Another one was shown in its place.
+    /// Another one was given out in its place.
     Departs,
 }
 
@@ -73,28 +49,39 @@ impl Given {
             }
             (None, token) => {
                 self.tokens.extend(token);
-                Fate::Show
+                Fate::New
             }
         }
     }
 }
 
-/// Tells whoever reads that the text is wrong from a token on, or ends with an error if they cannot be told.
-pub(crate) fn correct(audience: Audience, at: usize, blamed: &str) -> anyhow::Result<()> {
-    let number = at + 1;
-    match audience {
-        Audience::Later => Ok(()),
-        Audience::Terminal => {
-            println!();
-            eprintln!(
-                "token {number} and what followed was wrong: {blamed}; the right text from there:"
-            );
-            Ok(())
+/// The length of the text that can be given out: what follows may become the beginning of a stop string. With where
+/// the first stop string begins, if one is in it.
+pub(crate) fn released(text: &str, stops: &[String], from: usize) -> (usize, Option<usize>) {
+    let stops = stops.iter().filter(|stop| !stop.is_empty());
+    let mut end = text.len();
+    let mut found: Option<usize> = None;
+    for stop in stops {
+        // A stop string may have begun in what came before.
+        let begin = floor(text, from.saturating_sub(stop.len()));
+        if let Some(at) = text[begin..].find(stop.as_str()) {
+            let at = begin + at;
+            found = Some(found.map_or(at, |first| first.min(at)));
         }
-        Audience::Stream => anyhow::bail!(
-            "token {number} and what follows it in the output is wrong: {blamed}\nhint: --audit 1 computes everything twice before it is printed, and --json prints the right text alone"
-        ),
+        let held = (1..stop.len())
+            .rev()
+            .find(|&length| stop.is_char_boundary(length) && text.ends_with(&stop[..length]));
+        end = end.min(text.len() - held.unwrap_or(0));
     }
+    (found.map_or(end, |at| at.min(end)), found)
+}
+
+/// The last character boundary up to a place.
+fn floor(text: &str, mut at: usize) -> usize {
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
 }
 
 #[cfg(test)]
@@ -108,9 +95,9 @@ mod tests {
     #[test]
     fn tokens_that_come_out_again_are_known_and_the_text_goes_on() {
         let mut given = Given::default();
-        assert_eq!(fates(&mut given, &[Some(5), Some(6)]), [Fate::Show; 2]);
+        assert_eq!(fates(&mut given, &[Some(5), Some(6)]), [Fate::New; 2]);
         let again = fates(&mut given, &[Some(5), Some(6), Some(7), None]);
-        assert_eq!(again, [Fate::Known, Fate::Known, Fate::Show, Fate::Show]);
+        assert_eq!(again, [Fate::Known, Fate::Known, Fate::New, Fate::New]);
         assert_eq!(given.corrected_from, None);
     }
 
@@ -119,7 +106,7 @@ mod tests {
         let mut given = Given::default();
         fates(&mut given, &[Some(5), Some(6), Some(7)]);
         let again = fates(&mut given, &[Some(5), Some(9), Some(7)]);
-        assert_eq!(again, [Fate::Known, Fate::Departs, Fate::Show]);
+        assert_eq!(again, [Fate::Known, Fate::Departs, Fate::New]);
         assert_eq!(given.corrected_from, Some(1));
         // Wrong once more, and later: the first wrong token is what counts.
         let third = fates(&mut given, &[Some(5), Some(9), Some(8)]);
@@ -136,13 +123,33 @@ mod tests {
     }
 
     #[test]
-    fn stream_with_wrong_text_ends_with_an_error_that_names_the_token() {
-        let error = correct(Audience::Stream, 32, "card 2 gives wrong answers").expect_err("wrong");
-        let text = error.to_string();
-        assert!(text.starts_with("token 33 and what follows it in the output is wrong"), "{text}");
-        assert!(text.contains("card 2") && text.contains("hint: --audit 1"), "{text}");
-        for audience in [Audience::Later, Audience::Terminal] {
-            assert!(correct(audience, 32, "card 2 gives wrong answers").is_ok());
+    fn text_is_held_back_as_long_as_it_may_be_a_stop_string_and_no_longer() {
+        let stops = ["\n\nUser:".to_owned(), "END".to_owned()];
+        let mut text = String::new();
+        let mut shown = 0;
+        let mut given = String::new();
+        for part in ["Hello", "\n", "\nUs", "ually E", "N", "X", "\n\nUse", "r: more"] {
+            let from = text.len();
+            text += part;
+            let (end, found) = released(&text, &stops, from);
+            if end > shown {
+                given += &text[shown..end];
+                shown = end;
+            }
+            if let Some(at) = found {
+                assert_eq!(given, text[..at]);
+                assert_eq!(given, "Hello\n\nUsually ENX");
+                return;
+            }
         }
+        panic!("no stop string was found in {text:?}");
+    }
+
+    #[test]
+    fn text_without_stop_strings_is_given_out_at_once() {
+        assert_eq!(released("añb", &[], 0), (4, None));
+        assert_eq!(released("añb", &[String::new()], 1), (4, None));
+        // A place within a character is none to cut at.
+        assert_eq!(released("aññ", &["ñx".into()], 3), (3, None));
     }
 }

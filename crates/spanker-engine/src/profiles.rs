@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What this machine does with a model when threads are its cards, as a card's profile: so that a run on threads has
-//! a prediction, too. It is measured once, and kept for the next run.
+//! Profiles that were measured on this machine, kept in the user's cache for the next run. A profile is kept under all
+//! that it depends on: the program, the processor, the model's shape, the layout, the number of threads.
 
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use anyhow::Context;
-use spanker_llm::{Subject, fingerprint, measure};
-use spanker_model::Model;
-use spanker_plan::{Layout, Plan, Request};
-use spanker_topology::{Bytes, Cluster, Profile, Shape};
+use std::fs::File;
+use std::io::Read;
 
-use super::Loaded;
-use crate::{files, models, output};
+use spanker_llm::fingerprint;
+use spanker_plan::{Layout, Plan};
+use spanker_topology::{Bytes, Profile};
+
+use crate::error::{EngineError, Result};
+use crate::host::{Event, Watch};
+use crate::model::Model;
 
 /// More than any profile has.
 const MOST_PROFILE: u64 = 1 << 20;
@@ -26,91 +28,56 @@ const FAR: f64 = 0.1;
 
 /// Whether what was measured before will do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Freshness {
+pub enum Freshness {
     /// What was measured before, if it was.
     Kept,
     /// Measured now.
     Now,
+    /// Not measured: for steps whose time nobody asks for.
+    Assumed,
 }
 
-/// A layout on cards that are threads of this process, `threads` in all, with the prices of this machine.
-pub(crate) fn plan(
-    loaded: &Loaded,
+/// Forgets what was measured for a layout on threads if a run that should take `predicted` for a token took another
+/// time: the machine was not quiet then, or is not now. Says in percent by how much, if something was forgotten.
+pub(crate) fn doubt(
+    model: &Model,
+    plan: &Plan,
     threads: usize,
-    layout: Layout,
-    request: Request,
-    freshness: Freshness,
-) -> anyhow::Result<Plan> {
-    let profile = profile(loaded, threads, &layout, freshness)?;
-    let cards = layout.cards().last().map_or(1, |card| card + 1);
-    let cluster = Cluster::uniform(profile, cards, Shape::Switch)?;
-    Ok(Plan::new(loaded.network.model().clone(), cluster, request, layout)?)
-}
-
-/// A layout for cards whose times nobody asks for.
-pub(crate) fn unpriced(loaded: &Loaded, layout: Layout, request: Request) -> anyhow::Result<Plan> {
-    let cards = layout.cards().last().map_or(1, |card| card + 1);
-    let cluster = Cluster::uniform(Profile::builtin("rev-a")?, cards, Shape::Switch)?;
-    Ok(Plan::new(loaded.network.model().clone(), cluster, request, layout)?)
-}
-
-/// A plan that was made elsewhere, with the prices of this machine.
-pub(crate) fn priced(loaded: &Loaded, threads: usize, plan: Plan) -> anyhow::Result<Plan> {
-    spanker_llm::check_plan(&loaded.network, &plan)?;
-    self::plan(loaded, threads, plan.layout, plan.request, Freshness::Kept)
-}
-
-/// Forgets what was measured for a layout if a run that should take `predicted` for a token took another time: the
-/// machine was not quiet then, or is not now. Says so.
-pub(crate) fn doubt(loaded: &Loaded, layout: &Layout, predicted: f64, measured: f64) {
+    predicted: f64,
+    measured: f64,
+) -> Option<f64> {
     let off = measured / predicted - 1.0;
-    let kept = Kept::of(threads_key(loaded, layout, loaded.threads));
-    if off.abs() > FAR
-        && let Some(kept) = kept
-        && std::fs::remove_file(&kept.path).is_ok()
-    {
-        let word = if off < 0.0 { "faster" } else { "slower" };
-        let percent = off.abs() * 100.0;
-        eprintln!(
-            "note: this machine is {percent:.0} % {word} than when it was measured; the next run measures it again"
-        );
-    }
+    let batch = measured_batch(plan.request.batch as usize);
+    let kept = Kept::of(threads_key(model.shape(), &plan.layout, batch, threads))?;
+    (off.abs() > FAR && std::fs::remove_file(&kept.path).is_ok()).then_some(off * 100.0)
 }
 
-/// A card of a layout on threads of this machine.
-pub(crate) fn profile(
-    loaded: &Loaded,
-    threads: usize,
-    layout: &Layout,
-    freshness: Freshness,
-) -> anyhow::Result<Profile> {
-    let batch = measured_batch(loaded);
-    let key = threads_key(loaded, layout, threads);
-    let subject = Subject { layout, batch, threads, memory: Bytes(memory_of_machine()) };
-    kept(key, freshness, &mut |progress| Ok(measure(&loaded.network, &subject, progress)?))
+/// Cards of this machine of which nothing was measured.
+pub(crate) fn assumed(layout: &Layout) -> Result<Profile> {
+    let cards = layout.cards().last().map_or(1, |card| card + 1);
+    Ok(spanker_llm::unmeasured(cards, Bytes(memory_of_machine()))?)
 }
 
 /// How something is measured: it is given what to call with the number of rows that comes next.
-pub(crate) type Measure<'a> = dyn FnMut(&mut dyn FnMut(usize)) -> anyhow::Result<Profile> + 'a;
+pub(crate) type Measure<'a> = dyn FnMut(&mut dyn FnMut(usize)) -> Result<Profile> + 'a;
 
 /// The profile that is kept for all that `key` says, or else a measured one, which is kept from then on.
 pub(crate) fn kept(
     key: String,
     freshness: Freshness,
+    observer: &Watch,
     measure: &mut Measure<'_>,
-) -> anyhow::Result<Profile> {
+) -> Result<Profile> {
     let kept = Kept::of(key);
     if let (Freshness::Kept, Some(kept)) = (freshness, &kept) {
         match kept.read() {
             Ok(Some(profile)) => return Ok(profile),
             Ok(None) => {}
-            Err(error) => eprintln!("note: {error:#}; measuring again"),
+            Err(error) => observer(&Event::Note(&format!("{error}; measuring again"))),
         }
     }
-    let measured = measure(&mut |rows| {
-        output::progress(&format!("measuring this machine: {rows} rows .."));
-    });
-    output::progress_done();
+    let measured = measure(&mut |rows| observer(&Event::Measuring { rows }));
+    observer(&Event::Done);
     let profile = measured?;
     if let Some(kept) = &kept {
         // Whoever cannot keep it measures again next time.
@@ -120,18 +87,28 @@ pub(crate) fn kept(
 }
 
 /// Rows that are measured. One measurement is for all contexts, those included that are shorter than a usual batch.
-pub(crate) fn measured_batch(loaded: &Loaded) -> usize {
-    loaded.batch.max(spanker_plan::USUAL_BATCH as usize)
+pub(crate) fn measured_batch(batch: usize) -> usize {
+    batch.max(spanker_plan::USUAL_BATCH as usize)
 }
 
 /// All that a measurement of cards that are threads of this process depends on.
-fn threads_key(loaded: &Loaded, layout: &Layout, threads: usize) -> String {
-    format!("{}; inproc", key(loaded.network.model(), layout, measured_batch(loaded), threads))
+pub(crate) fn threads_key(
+    model: &spanker_model::Model,
+    layout: &Layout,
+    batch: usize,
+    threads: usize,
+) -> String {
+    format!("{}; inproc", key(model, layout, batch, threads))
 }
 
 /// All that a measurement depends on, in one line.
-pub(crate) fn key(model: &Model, layout: &Layout, batch: usize, threads: usize) -> String {
-    let nameless = Model { name: String::new(), ..model.clone() };
+pub(crate) fn key(
+    model: &spanker_model::Model,
+    layout: &Layout,
+    batch: usize,
+    threads: usize,
+) -> String {
+    let nameless = spanker_model::Model { name: String::new(), ..model.clone() };
     let shape =
         |text: Result<String, serde_json::Error>| fingerprint(text.unwrap_or_default().bytes());
     let (model, layout) =
@@ -179,6 +156,22 @@ fn memory(listed: &str, limit: &str) -> u64 {
     limit.trim().parse().map_or(total, |limit: u64| total.min(limit))
 }
 
+/// The folder for what can be had again: `$SPANKER_CACHE`, or `spanker` in the user's cache. Nothing where no variable
+/// names one.
+#[must_use]
+pub fn cache_folder() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    match (set("SPANKER_CACHE"), set("XDG_CACHE_HOME"), set("HOME")) {
+        (Some(cache), ..) => Some(PathBuf::from(cache)),
+        // A relative one is no folder of the user's, by its definition.
+        (_, Some(cache), _) if Path::new(&cache).is_absolute() => {
+            Some(Path::new(&cache).join("spanker"))
+        }
+        (_, _, Some(home)) => Some(Path::new(&home).join(".cache/spanker")),
+        _ => None,
+    }
+}
+
 /// A profile in the user's cache.
 struct Kept {
     path: PathBuf,
@@ -188,7 +181,7 @@ struct Kept {
 impl Kept {
     /// Where the profile for a key is kept; without a folder nothing is, and everything is measured again.
     fn of(key: String) -> Option<Kept> {
-        models::cache().ok().map(|cache| Kept::new(&cache.join("profiles"), key))
+        cache_folder().map(|cache| Kept::new(&cache.join("profiles"), key))
     }
 
     fn new(folder: &Path, key: String) -> Kept {
@@ -197,22 +190,30 @@ impl Kept {
     }
 
     /// The profile, if there is one.
-    fn read(&self) -> anyhow::Result<Option<Profile>> {
-        if !self.path.exists() {
-            return Ok(None);
-        }
-        let shown = || self.path.display().to_string();
-        let text = files::read(&self.path, MOST_PROFILE)?;
+    fn read(&self) -> Result<Option<Profile>> {
+        let wrong = |what: &dyn std::fmt::Display| EngineError::file(&self.path, what);
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(wrong(&error)),
+        };
+        let mut text = String::new();
+        file.take(MOST_PROFILE).read_to_string(&mut text).map_err(|error| wrong(&error))?;
         let first = text.lines().next().and_then(|line| line.strip_prefix("# "));
-        anyhow::ensure!(first == Some(&self.key), "{}: not for this machine and model", shown());
-        Profile::from_toml(&text).map(Some).with_context(shown)
+        if first != Some(&self.key) {
+            return Err(wrong(&"not for this machine and model"));
+        }
+        Profile::from_toml(&text).map(Some).map_err(|error| wrong(&error))
     }
 
-    fn write(&self, profile: &Profile) -> anyhow::Result<()> {
+    /// Writes all of it or nothing: to a file beside it that then takes its name.
+    fn write(&self, profile: &Profile) -> std::io::Result<()> {
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        files::write(&self.path, &format!("# {}\n{}", self.key, profile.to_toml()))?;
+        let beside = self.path.with_extension(format!("{}.tmp", std::process::id()));
+        std::fs::write(&beside, format!("# {}\n{}", self.key, profile.to_toml()))?;
+        std::fs::rename(&beside, &self.path)?;
         self.forget_oldest();
         Ok(())
     }
@@ -239,7 +240,7 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spanker_model::{Quant, builtin};
+    use spanker_model::{Model, Quant, builtin};
     use spanker_plan::Split;
 
     fn layout(model: &Model, cards: usize) -> Layout {
@@ -277,7 +278,7 @@ mod tests {
         assert!(other.read().unwrap_err().to_string().contains("not for this machine"));
         let text = std::fs::read_to_string(&kept.path).unwrap();
         std::fs::write(&kept.path, &text[..text.len() / 2]).unwrap();
-        assert!(format!("{:#}", kept.read().unwrap_err()).contains("toml"));
+        assert!(kept.read().unwrap_err().to_string().contains("toml"));
         kept.write(&profile).unwrap();
         assert_eq!(kept.read().unwrap(), Some(profile));
     }

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a run tells about its speed: by whose clock, where a token's time went, and how far it was from the
+//! prediction.
+
+use std::time::Duration;
+
+use serde_json::json;
+use spanker_engine::{FinishReason, Summary, off, rate};
+use spanker_llm::Timing;
+
+/// How far a time is from its prediction, in words.
+pub(crate) fn slower(percent: f64) -> String {
+    let word = if percent < 0.0 { "faster" } else { "slower" };
+    format!("{:.1} % {word} than predicted", percent.abs())
+}
+
+/// The report for machines.
+pub(crate) fn to_json(summary: &Summary<'_>) -> serde_json::Value {
+    let (all, middle) = summary.speeds();
+    let step = summary.middle();
+    let micros = |time: Duration| time.as_secs_f64() * 1e6;
+    let predicted = summary.prediction.tokens_per_second;
+    let (prompt, time) = (summary.answer.prompt_tokens, summary.answer.prompt.time());
+    let audit = summary.audit.map(|log| {
+        let found = log.found();
+        let found: Vec<_> = found
+            .iter()
+            .map(|found| json!({ "card": found.card, "step": found.past, "what": found.what }))
+            .collect();
+        json!({ "fraction": log.fraction(), "checked": log.checked(), "found": found,
+                "corrected_from": summary.answer.corrected_from })
+    });
+    json!({
+        "version": 1,
+        "text": summary.answer.text,
+        "tokens": summary.answer.tokens,
+        "ended": summary.answer.finish == Some(FinishReason::End),
+        "finish_reason": summary.answer.finish.map(FinishReason::name),
+        "clock": if summary.by_card_clocks() { "card" } else { "wall" },
+        "strategy": summary.plan.layout.strategy().name(),
+        "cards": summary.plan.layout.cards().len(),
+        "cards_lost": summary.lost,
+        "hosts": summary.place.map(|place| &place.hosts),
+        "mpi": summary.place.map(|place| &place.library),
+        "predicted_for": summary.profiles(),
+        "prompt": { "tokens": prompt, "us": micros(time), "tokens_per_second": rate(prompt, time),
+            "predicted_us": summary.prediction.ttft.0 * 1e6,
+            "time_off_percent": off(time.as_secs_f64(), summary.prediction.ttft.0) },
+        "generation": { "tokens": summary.answer.steps.len(), "tokens_per_second": all,
+            "median_tokens_per_second": middle, "predicted_tokens_per_second": predicted,
+            "off_percent": off(middle, predicted),
+            "time_off_percent": off(predicted, middle) },
+        "token": { "us": micros(step.time()), "sync_us": micros(step.sync),
+            "compute_us": micros(step.time().saturating_sub(step.sync)), "bytes_sent": step.sent,
+            "wall_us": micros(step.wall) },
+        "memory": summary.memory.iter().map(|card| json!({ "card": card.card,
+            "planned_bytes": card.planned, "allocated_bytes": card.allocated }))
+            .collect::<Vec<_>>(),
+        "audit": audit,
+    })
+}
+
+/// What was checked, in words.
+fn audit(summary: &Summary<'_>) -> Option<String> {
+    let log = summary.audit?;
+    let found = log.found();
+    let mut wrong: Vec<String> = found.iter().map(|found| found.card.to_string()).collect();
+    wrong.sort_unstable();
+    wrong.dedup();
+    let wrong = match wrong.len() {
+        0 => "no card was wrong".to_owned(),
+        1 => format!("card {} was wrong", wrong[0]),
+        _ => format!("cards {} were wrong", wrong.join(",")),
+    };
+    let checked = log.checked();
+    let what = match (log.fraction() >= 1.0, summary.plan.request.audit > 0.0) {
+        (false, _) => format!("{checked} operators"),
+        (true, true) => format!("everything and {checked} operators"),
+        (true, false) => format!("all of {checked} steps"),
+    };
+    Some(format!("audit       {what} computed again here, {wrong}"))
+}
+
+/// The report for people, line by line.
+pub(crate) fn lines(summary: &Summary<'_>) -> Vec<String> {
+    let clock = if summary.by_card_clocks() { "card time" } else { "wall time" };
+    let layout = &summary.plan.layout;
+    let mut lines = vec![format!(
+        "{} on {} card{}, {clock}{}",
+        layout.strategy(),
+        layout.cards().len(),
+        if layout.cards().len() == 1 { "" } else { "s" },
+        summary.place.map(|place| format!("; {}", place.words())).unwrap_or_default(),
+    )];
+    let (prompt, time) = (summary.answer.prompt_tokens, summary.answer.prompt.time());
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    lines.push(format!(
+        "prompt      {prompt:>5} tokens {:>10.2} ms {:>9.2} tok/s   predicted {:>9.2} ms ({})",
+        ms(time),
+        rate(prompt, time),
+        summary.prediction.ttft.0 * 1e3,
+        slower(off(ms(time), summary.prediction.ttft.0 * 1e3)),
+    ));
+    if summary.answer.steps.is_empty() {
+        return lines;
+    }
+    let (all, middle) = summary.speeds();
+    let total = summary.answer.steps.iter().map(Timing::time).sum();
+    lines.push(format!(
+        "generation  {:>5} tokens {:>10.2} ms {all:>9.2} tok/s",
+        summary.answer.steps.len(),
+        ms(total),
+    ));
+    let step = summary.middle();
+    lines.push(format!(
+        "a token     {:.3} ms = compute {:.3} + sync {:.3}, {} bytes between cards",
+        ms(step.time()),
+        ms(step.time().saturating_sub(step.sync)),
+        ms(step.sync),
+        step.sent,
+    ));
+    let predicted = summary.prediction.tokens_per_second;
+    lines.push(format!(
+        "predicted   {predicted:.2} tok/s for {}, measured {middle:.2} ({})",
+        summary.profiles(),
+        slower(off(predicted, middle))
+    ));
+    lines.extend(audit(summary));
+    if summary.by_card_clocks() {
+        lines.push(format!("this host   {:.2} tok/s by its own clock", rate(1, step.wall)));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_above_the_prediction_are_slower_and_speeds_above_it_faster() {
+        // Predicted 10 tokens/s, measured 8: a token takes a quarter longer.
+        assert_eq!(slower(off(0.125, 0.1)), "25.0 % slower than predicted");
+        assert_eq!(slower(off(10.0, 8.0)), "25.0 % slower than predicted");
+        assert_eq!(slower(off(8.0, 10.0)), "20.0 % faster than predicted");
+        assert!((off(8.0, 10.0) + 20.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A model on the cards of a host: one sequence, step by step, on the cards that are left when one is lost.
+
+use std::time::Instant;
+
+use spanker_llm::{AuditLog, LlmError, MemoryUse, Outcome, Recorder, Session, Want};
+use spanker_plan::Plan;
+
+use crate::error::{EngineError, Result};
+use crate::generation::{Generation, Limits};
+use crate::given::casts_doubt;
+use crate::host::{Event, Fabric, Host, Load, Loaded};
+use crate::model::Model;
+use crate::pieces::{self, Compared, Piece};
+use crate::profiles;
+use crate::sampling::Sampling;
+use crate::summary::{Answer, Summary};
+
+/// Tokens from which on a run says something about its machine.
+const ENOUGH_STEPS: usize = 8;
+
+/// How a model is loaded, besides its plan.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Whether what cards do is recorded, for a trace.
+    pub record: bool,
+    /// The part of the cards' work that is computed a second time: see [`Host::audit`].
+    pub audit: f64,
+}
+
+/// A model on cards, and one sequence.
+pub struct Engine<'h> {
+    host: &'h Host,
+    model: &'h Model,
+    plan: Plan,
+    session: Session<'h>,
+    /// The devices' numbers of the cards that are left.
+    left: Vec<usize>,
+    lost: usize,
+    /// The layouts that the run has been on, the present one last.
+    pieces: Vec<Piece>,
+    memory: Vec<MemoryUse>,
+    log: AuditLog,
+}
+
+impl std::fmt::Debug for Engine<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("host", self.host).finish_non_exhaustive()
+    }
+}
+
+/// A step whose result may be wrong, as what came before it.
+pub(crate) type Doubtful = Result<Outcome, LlmError>;
+
+impl<'h> Engine<'h> {
+    /// Brings a model onto the cards of a host, as a plan of that host says.
+    ///
+    /// # Errors
+    /// What loading fails with.
+    pub fn load(host: &'h Host, model: &'h Model, plan: Plan) -> Result<Engine<'h>> {
+        let audit = plan.request.audit;
+        Self::load_with(host, model, plan, Options { record: false, audit })
+    }
+
+    /// The same, recorded or audited.
+    ///
+    /// # Errors
+    /// What loading fails with.
+    pub fn load_with(
+        host: &'h Host,
+        model: &'h Model,
+        plan: Plan,
+        options: Options,
+    ) -> Result<Engine<'h>> {
+        let left = host.indices();
+        let (recorder, log) = (options.record.then(Recorder::new), AuditLog::new(options.audit));
+        let observer = &**host.observer();
+        let load = Load { model, plan: &plan, recorder: recorder.as_ref(), log: &log, observer };
+        let loaded = host.backend().load(&left, &load).map_err(|error| host.explain(error))?;
+        let pieces = vec![Piece::first(plan.clone(), Vec::new(), recorder)];
+        let (session, memory) = (Session::new(loaded.runner), loaded.memory);
+        Ok(Engine { host, model, plan, session, left, lost: 0, pieces, memory, log })
+    }
+
+    /// What it runs by.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &'h Model {
+        self.model
+    }
+
+    /// Tokens that there is room for.
+    #[must_use]
+    pub fn context(&self) -> usize {
+        self.plan.request.context as usize
+    }
+
+    /// All tokens of the sequence so far.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        self.session.tokens()
+    }
+
+    /// What each card was planned to allocate, and what it has.
+    #[must_use]
+    pub fn memory(&self) -> &[MemoryUse] {
+        &self.memory
+    }
+
+    /// What was checked of what cards computed, if anything was.
+    #[must_use]
+    pub fn audit(&self) -> Option<&AuditLog> {
+        (self.log.fraction() > 0.0).then_some(&self.log)
+    }
+
+    /// Forgets all but the first `length` tokens of the sequence.
+    pub fn cut(&mut self, length: usize) {
+        self.session.cut(length);
+    }
+
+    /// Lets ranks know that there is more to come: they lose patience with a leader that says nothing.
+    ///
+    /// # Errors
+    /// [`EngineError::Run`] if a rank does not answer.
+    pub fn heartbeat(&mut self) -> Result<()> {
+        Ok(self.session.beat()?)
+    }
+
+    /// Adds tokens to the sequence and runs them, on the cards that are left when one is lost.
+    ///
+    /// # Errors
+    /// What a step fails with; a card that computes wrongly is an error, because what came before may be wrong, too.
+    pub fn feed(&mut self, tokens: &[u32], want: Want) -> Result<Outcome> {
+        self.try_feed(tokens, want)?.map_err(|error| self.host.explain(error))
+    }
+
+    /// Adds a prompt to the sequence and generates what follows, piece by piece.
+    ///
+    /// # Errors
+    /// [`EngineError::Request`] for an empty prompt or no token to generate, [`EngineError::Text`] for settings that
+    /// make no sense.
+    pub fn generate<'e>(
+        &'e mut self,
+        prompt: &[u32],
+        sampling: Sampling,
+        limits: Limits,
+    ) -> Result<Generation<'e, 'h>> {
+        Generation::new(self, prompt, sampling, limits)
+    }
+
+    /// The inner error casts doubt on all that was computed.
+    pub(crate) fn try_feed(&mut self, tokens: &[u32], want: Want) -> Result<Doubtful> {
+        match self.session.feed(tokens, want) {
+            Ok(outcome) => Ok(Ok(outcome)),
+            Err(error) if casts_doubt(&error) => Ok(Err(error)),
+            Err(error) => self.recover(error, want).map(Ok),
+        }
+    }
+
+    /// What the first layout began with: the sequence of the first prompt.
+    pub(crate) fn begin(&mut self, tokens: &[u32]) {
+        if let [first] = &mut self.pieces[..]
+            && first.tokens.is_empty()
+        {
+            first.tokens = tokens.to_vec();
+        }
+    }
+
+    /// Lays the model out over the cards that are left and computes everything again there. Shares and splits that
+    /// were asked for were for the cards that there were.
+    pub(crate) fn recover(&mut self, mut error: LlmError, want: Want) -> Result<Outcome> {
+        let (host, backend) = (self.host, self.host.backend());
+        let observer = &**host.observer();
+        for _ in 0..=2 * host.card_count() {
+            let Some(left) = backend.survivors(&error, &self.left) else {
+                return Err(host.explain(error));
+            };
+            let begun = Instant::now();
+            self.session.release();
+            observer(&Event::Lost { error: &error, left: &left });
+            self.lost += self.left.len() - left.len();
+            self.left = left;
+            let request = self.plan.request.clone();
+            self.plan = match backend.replan(&self.left, self.model, request) {
+                Ok(plan) => plan,
+                // Another card was lost while the plan was made.
+                Err(_) if backend.lack_one(&self.left) => continue,
+                Err(error) => return Err(error),
+            };
+            let mut piece = self.piece();
+            let load = Load {
+                model: self.model,
+                plan: &self.plan,
+                recorder: piece.recorder.as_ref(),
+                log: &self.log,
+                observer,
+            };
+            let resumed = backend.load(&self.left, &load).and_then(|Loaded { runner, memory }| {
+                self.memory = memory;
+                piece.recovery = begun.elapsed();
+                self.pieces.push(piece);
+                self.session.go_on(runner, want)
+            });
+            match resumed {
+                Ok(outcome) => {
+                    let (after, tokens) = (begun.elapsed(), self.session.tokens().len());
+                    observer(&Event::Resumed { plan: &self.plan, after, tokens });
+                    return Ok(outcome);
+                }
+                Err(again) => error = again,
+            }
+        }
+        Err(host.explain(error))
+    }
+
+    /// The piece of the run that begins now, on the cards that are left.
+    fn piece(&self) -> Piece {
+        let all = self.host.indices();
+        let number = |index: &usize| {
+            let at = all.iter().position(|known| known == index);
+            at.map_or(u32::MAX, |at| at as u32)
+        };
+        let before = self.pieces.last().and_then(|piece| piece.recorder.as_ref());
+        Piece {
+            plan: self.plan.clone(),
+            tokens: self.session.tokens().to_vec(),
+            recorder: before.map(Recorder::successor),
+            cards: self.left.iter().map(number).collect(),
+            recovery: std::time::Duration::ZERO,
+        }
+    }
+
+    /// An answer beside its prediction: that of the layout, position and machine that ran.
+    ///
+    /// # Errors
+    /// [`EngineError::Plan`] if a plan cannot be priced for the steps that there were.
+    pub fn summary<'a>(&'a self, answer: &'a Answer) -> Result<Summary<'a>> {
+        let prompt = answer.prompt_tokens;
+        let (number, steps) = pieces::last_with_steps(&self.pieces, prompt, answer.steps.len());
+        let reader = &self.pieces[pieces::reader_of(&self.pieces, prompt)];
+        let first = &self.pieces[0].tokens;
+        let mut prediction = self.pieces[number].priced(prompt, &steps)?.predict_prompt(first);
+        prediction.ttft = reader.priced(prompt, &steps)?.predict_prompt(&reader.tokens).ttft;
+        let (memory, place, lost) = (&self.memory[..], self.host.rank_place(), self.lost);
+        let audit = self.audit();
+        Ok(Summary { answer, plan: &self.plan, prediction, lost, steps, place, memory, audit })
+    }
+
+    /// Forgets what was measured of threads if an answer took another time than it should have. Says in percent how much
+    /// slower it was, if something was forgotten: the next plan is made from a new measurement.
+    #[must_use]
+    pub fn doubt(&self, summary: &Summary<'_>) -> Option<f64> {
+        if self.host.fabric() != Fabric::Inproc || summary.steps.len() < ENOUGH_STEPS {
+            return None;
+        }
+        let predicted = 1.0 / summary.prediction.tokens_per_second;
+        let measured = summary.middle().time().as_secs_f64();
+        profiles::doubt(self.model, &self.plan, self.host.thread_count(), predicted, measured)
+    }
+
+    /// Ends the run: what cards did is collected, and the cards are free for another. What is left says how it went.
+    ///
+    /// # Errors
+    /// [`EngineError::Run`] if ranks do not hand over what they recorded.
+    pub fn finish(self) -> Result<Finished> {
+        let Engine { host, mut pieces, session, .. } = self;
+        drop(session);
+        if pieces.iter().any(|piece| piece.recorder.is_some())
+            && let Some(marks) = host.backend().marks()?
+            && let Some(last) = pieces.last_mut()
+        {
+            last.recorder = Some(Recorder::from(marks));
+        }
+        Ok(Finished { pieces })
+    }
+}
+
+/// A run that is over, with what was recorded of it.
+#[derive(Debug)]
+pub struct Finished {
+    pieces: Vec<Piece>,
+}
+
+impl Finished {
+    /// The layouts that it was on, one after the other.
+    #[must_use]
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// The run beside its own prediction, operator by operator.
+    ///
+    /// # Errors
+    /// [`EngineError::Plan`] if what ran cannot be simulated.
+    pub fn compare(&self) -> Result<Compared, EngineError> {
+        Compared::new(&self.pieces)
+    }
+
+    /// What cards did when, as Perfetto shows it.
+    #[must_use]
+    pub fn to_perfetto(&self) -> String {
+        pieces::alone(&self.pieces)
+    }
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One engine for every edge: open a model, find a place to run, plan, load, generate, survive a lost card, and lay the
+//! run beside its prediction.
+//!
+//! A [`Host`] is a place to run: threads of this process, cards behind the ABI (real or emulated), GPUs, or ranks that a
+//! launcher has started. It plans a [`Model`] with what it has measured of itself, and an [`Engine`] runs that plan: tokens
+//! come out of a [`Generation`] one after the other, with the same bits wherever they are made. When a card is lost, the
+//! engine lays the model out over the cards that are left and goes on; when a card was wrong, it computes everything
+//! again without it and says what was wrong of what it had given out.
+//!
+//! Nothing here prints: whoever wants to know what happens gives the host an observer.
+#![forbid(unsafe_code)]
+
+mod calibration;
+mod cards;
+pub mod directory;
+mod engine;
+mod error;
+mod generation;
+mod given;
+mod gpus;
+mod host;
+mod layout;
+mod model;
+mod pieces;
+mod profiles;
+mod ranks;
+mod sampling;
+mod summary;
+mod threads;
+
+pub use calibration::Calibration;
+pub use cards::explain;
+pub use directory::CardList;
+pub use engine::{Engine, Finished, Options};
+pub use error::{EngineError, Result};
+pub use generation::{Correction, Generation, Limits, Piece, Stop};
+pub use host::{Event, Fabric, Host};
+pub use layout::{Split, Wish, request};
+pub use model::Model;
+pub use pieces::{Compared, Piece as RunPiece};
+pub use profiles::{Freshness, cache_folder};
+pub use ranks::RankPlace;
+pub use sampling::Sampling;
+pub use summary::{Answer, FinishReason, Summary, median, off, rate};

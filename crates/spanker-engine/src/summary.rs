@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a generation went: what came out, why it ended, by whose clock, where a token's time went, and how far that was
+//! from the prediction.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use spanker_llm::{AuditLog, MemoryUse, Outcome, Timing};
+use spanker_plan::{Plan, Prediction};
+
+use crate::ranks::RankPlace;
+
+/// Why a text ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FinishReason {
+    /// The model ended it.
+    End,
+    /// A stop string came.
+    StopString,
+    /// It has as many tokens as were asked for.
+    Length,
+    /// The context is full.
+    Context,
+    /// Somebody stopped it.
+    Stopped,
+}
+
+impl FinishReason {
+    /// In a word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::End => "end",
+            FinishReason::StopString => "stop_string",
+            FinishReason::Length => "length",
+            FinishReason::Context => "context",
+            FinishReason::Stopped => "stopped",
+        }
+    }
+}
+
+/// What was generated, and how long that took.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// Their text.
+    pub text: String,
+    /// What the prompt took.
+    pub prompt: Timing,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// What each token after the first took.
+    pub steps: Vec<Timing>,
+    /// The logits after the prompt, if they were kept.
+    pub logits: Option<Vec<f32>>,
+    /// Why it ended; nothing if it did not.
+    pub finish: Option<FinishReason>,
+    /// The first token, from 0, that was given out wrong and then corrected.
+    pub corrected_from: Option<usize>,
+}
+
+impl Answer {
+    pub(crate) fn begin(&mut self, outcome: &Outcome) {
+        self.prompt = outcome.timing;
+    }
+}
+
+/// An answer beside its prediction.
+#[derive(Debug)]
+pub struct Summary<'a> {
+    /// The answer.
+    pub answer: &'a Answer,
+    /// What it ran by in the end.
+    pub plan: &'a Plan,
+    /// What was predicted for the prompt and the steps that there were.
+    pub prediction: Prediction,
+    /// How many cards were lost on the way. Then the plan changed.
+    pub lost: usize,
+    /// The steps that the prediction is for: those on one layout, the one that was computed anew left out.
+    pub steps: Range<usize>,
+    /// Where the cards are, if they are ranks.
+    pub place: Option<&'a RankPlace>,
+    /// What each card was planned to allocate, and what it has.
+    pub memory: &'a [MemoryUse],
+    /// What was checked of what cards computed.
+    pub audit: Option<&'a AuditLog>,
+}
+
+/// The step in the middle: steps differ by noise and by what was mended.
+#[must_use]
+pub fn median(steps: &[Timing]) -> Timing {
+    let mut sorted = steps.to_vec();
+    sorted.sort_by_key(Timing::time);
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}
+
+/// So many in a time, as a rate per second.
+#[must_use]
+pub fn rate(count: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}
+
+/// How far a measurement is from a prediction, in percent. Of times, more than nothing is slower than predicted; of
+/// speeds, faster.
+#[must_use]
+pub fn off(measured: f64, predicted: f64) -> f64 {
+    if predicted > 0.0 { (measured / predicted - 1.0) * 100.0 } else { 0.0 }
+}
+
+impl Summary<'_> {
+    /// Whether times are by the clocks of cards.
+    #[must_use]
+    pub fn by_card_clocks(&self) -> bool {
+        self.answer.prompt.card.is_some()
+    }
+
+    /// Tokens per second: of all steps, and of the step in the middle.
+    #[must_use]
+    pub fn speeds(&self) -> (f64, f64) {
+        let total = self.answer.steps.iter().map(Timing::time).sum();
+        (rate(self.answer.steps.len(), total), rate(1, self.middle().time()))
+    }
+
+    /// The step in the middle of those that the prediction is for.
+    #[must_use]
+    pub fn middle(&self) -> Timing {
+        median(self.answer.steps.get(self.steps.clone()).unwrap_or_default())
+    }
+
+    /// The kinds of cards that the prediction is for.
+    #[must_use]
+    pub fn profiles(&self) -> String {
+        let cluster = &self.plan.cluster;
+        let cards = self.plan.layout.cards();
+        let mut names: Vec<&str> =
+            cards.iter().map(|&card| cluster.profile(card).name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.join(" and ")
+    }
+}
