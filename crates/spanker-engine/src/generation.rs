@@ -321,3 +321,6 @@ impl Iterator for Generation<'_, '_> {
         None
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -144,7 +144,7 @@ mod without {
     use spanker_topology::Cluster;
 
     use crate::error::{EngineError, Result};
-    use crate::host::{Backend, Event, Fabric, Load, Loaded, Watch};
+    use crate::host::{Backend, Fabric, Load, Loaded, Watch};
     use crate::model::Model;
     use crate::profiles::Freshness;
 

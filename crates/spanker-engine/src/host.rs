@@ -220,6 +220,12 @@ impl Host {
         Host { backend: Box::new(backend), observer: Arc::new(|_| {}), most: usize::MAX }
     }
 
+    /// Cards that tests play.
+    #[cfg(test)]
+    pub(crate) fn test(backend: impl Backend + 'static) -> Host {
+        Host::of(backend)
+    }
+
     /// Cards that are threads of this process, `threads` in all, shared out over so many cards.
     ///
     /// # Errors

@@ -191,10 +191,11 @@ impl Kept {
 
     /// The profile, if there is one.
     fn read(&self) -> Result<Option<Profile>> {
+        use std::io::ErrorKind::{NotADirectory, NotFound};
         let wrong = |what: &dyn std::fmt::Display| EngineError::file(&self.path, what);
         let file = match File::open(&self.path) {
             Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(None),
             Err(error) => return Err(wrong(&error)),
         };
         let mut text = String::new();

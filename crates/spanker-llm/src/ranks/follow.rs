@@ -23,7 +23,7 @@ use crate::{LlmError, Network};
 pub struct Follower<'n, B> {
     /// Its own copy of the model's file.
     pub network: &'n Arc<Network<B>>,
-    /// The plan that it expects, if it knows one; another is refused.
+    /// The plan whose layout it expects, if it knows one; another layout is refused.
     pub plan: Option<&'n Plan>,
     /// Threads that share its part.
     pub threads: usize,
@@ -98,14 +98,16 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
         return Err(wire.disagree("model", own, network));
     }
     let stamp = fingerprint(json.bytes());
-    if let Some(plan) = follower.plan {
-        let own = fingerprint(plan.to_json().bytes());
-        if own != stamp {
-            return Err(wire.disagree("plan", own, stamp));
-        }
-    }
     let rank = wire.rank();
     let plan = Plan::from_json(json).map_err(|error| error.to_string());
+    // Prices are the leader's: it has measured the ranks.
+    if let (Some(expected), Ok(plan)) = (follower.plan, &plan) {
+        let number = |plan: &Plan| fingerprint(format!("{:?}", plan.layout).bytes());
+        let (own, theirs) = (number(expected), number(plan));
+        if own != theirs {
+            return Err(wire.disagree("plan", own, theirs));
+        }
+    }
     let seated = plan.and_then(|plan| {
         let (kind, kernels) = (ExchangeKind::Direct, crate::inproc::kernels(follower.threads, 1));
         let planned = Planned::new(follower.network, &plan, context, batch, kind, kernels);
