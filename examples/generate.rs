@@ -9,7 +9,6 @@ fn main() -> Result<(), EngineError> {
     let mut words = std::env::args().skip(1);
     let path = words.next().unwrap_or_else(|| "model.gguf".into());
     let text = words.next().unwrap_or_else(|| "Once upon a time".into());
-
     let host = Host::threads(2, 1)?; // Host::cards(..), Host::gpus(1), Host::ranks(None, None)
     let model = host.open(path)?;
     if !host.leads() {
