@@ -10,9 +10,7 @@ pub(crate) use without::Gpus;
 mod with {
     use std::sync::Arc;
 
-    use spanker_fabric_cuda::{
-        Gpu, Processors, Speeds, Subject, discover, discover_logical, gpu_count,
-    };
+    use spanker_cuda::{Gpu, Processors, Speeds, Subject, discover, discover_logical, gpu_count};
     use spanker_llm::{MemoryUse, OnMachine, Recorder, Runner};
     use spanker_plan::{Plan, Split as Matrices};
     use spanker_topology::{Cluster, Profile};
@@ -99,7 +97,7 @@ mod with {
 
         /// How many bytes the first processor reads in a second, from a stream of them.
         pub(crate) fn read_rate(&self) -> anyhow::Result<f64> {
-            Ok(spanker_fabric_cuda::probe(&self.0[0])?.read.bytes_per_second as f64)
+            Ok(spanker_cuda::probe(&self.0[0])?.read.bytes_per_second as f64)
         }
     }
 }

@@ -17,14 +17,14 @@ use library::{Comm, Functions, functions};
 /// Calls are put on the processors' streams; nobody waits for them.
 ///
 /// ```no_run
-/// use spanker_fabric_cuda::{Gpu, Nccl};
+/// use spanker_cuda::{Gpu, Nccl};
 /// use spanker_collective::{DType, ReduceOp};
 ///
 /// let mut group = Nccl::new(vec![Gpu::open(0)?])?;
 /// let mut data = group.gpus()[0].allocate(4096, "an example")?;
 /// group.all_reduce(&mut [data.as_view_mut()], DType::F32, ReduceOp::Sum)?;
 /// group.gpus()[0].synchronize()?;
-/// # Ok::<(), spanker_fabric_cuda::CudaError>(())
+/// # Ok::<(), spanker_cuda::CudaError>(())
 /// ```
 #[derive(Debug)]
 pub struct Nccl {

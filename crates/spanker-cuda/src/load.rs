@@ -50,7 +50,7 @@ impl fmt::Display for Part {
 /// [`CudaError::Missing`], which says how to get it.
 ///
 /// ```
-/// use spanker_fabric_cuda::{CudaError, Part, require};
+/// use spanker_cuda::{CudaError, Part, require};
 ///
 /// match require(Part::Driver) {
 ///     Ok(()) => println!("there may be a GPU"),

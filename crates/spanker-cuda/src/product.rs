@@ -25,7 +25,7 @@ const GRAIN: usize = 16;
 ///
 /// ```no_run
 /// use std::sync::Arc;
-/// use spanker_fabric_cuda::GpuProduct;
+/// use spanker_cuda::GpuProduct;
 /// use spanker_jobs::{Product, on_threads};
 /// use spanker_steal::WorkStealingScheduler;
 ///

@@ -22,11 +22,11 @@ const OLDEST_DRIVER: u32 = 12_000;
 /// allocates is for kernels and copies of that handle.
 ///
 /// ```no_run
-/// use spanker_fabric_cuda::Gpu;
+/// use spanker_cuda::Gpu;
 /// let gpu = Gpu::open(0)?;
 /// let memory = gpu.allocate(1 << 20, "an example")?;
 /// assert_eq!(gpu.stream().clone_dtoh(&memory).unwrap(), vec![0; 1 << 20]);
-/// # Ok::<(), spanker_fabric_cuda::CudaError>(())
+/// # Ok::<(), spanker_cuda::CudaError>(())
 /// ```
 #[derive(Debug)]
 pub struct Gpu {
