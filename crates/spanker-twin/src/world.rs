@@ -402,11 +402,11 @@ impl Transport for Handle {
         };
         let (now, client) = (state.now, ClientId(self.client));
         state.with(self.card, |card| card.request(client, &message, now));
-        let Some(answer) = state.await_answer(self.client, call.patience) else {
+        let Some(answer) = state.await_answer(self.client, call.timeout) else {
             self.broken.store(true, Ordering::Relaxed);
             return match state.cards[self.card] {
                 None => Err(Error::Gone { op }),
-                Some(_) => Err(Error::Unresponsive { op, waited: call.patience }),
+                Some(_) => Err(Error::Unresponsive { op, waited: call.timeout }),
             };
         };
         drop(state);

@@ -125,8 +125,7 @@ pub(crate) use with_mpi::join;
 mod with_mpi {
     use std::time::Instant;
 
-    use spanker_collective::{Algorithm, Collective, DType, ReduceOp};
-    use spanker_fabric::{Call, Fabric, FabricError};
+    use spanker_fabric::{Fabric, FabricError};
     use spanker_fabric_mpi::World;
     use spanker_llm::{Follower, LlmError, follow};
 
@@ -173,15 +172,7 @@ mod with_mpi {
     /// All ranks are here. Rank 0 has opened its file before it says so, so that what is wrong everywhere is
     /// said once.
     fn meet(fabric: &mut dyn Fabric) -> Result<(), FabricError> {
-        let call = Call {
-            collective: Collective::Barrier,
-            algorithm: Algorithm::OneShot,
-            elements: 0,
-            dtype: DType::U8,
-            op: ReduceOp::Sum,
-            plan: 0,
-        };
-        fabric.commit(&call, Instant::now() + OPENING)
+        fabric.barrier(Instant::now() + OPENING)
     }
 
     /// Tells the others why this rank cannot go on.

@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A buffer that is changed without being written: pieces of received letters laid over what was there.
+//! An overlay of received parts: messages that stand in for elements of a buffer, which itself is not written.
 //!
-//! A schedule mostly hands on what it received. With pieces, that costs no copy; and the caller's
-//! buffer stays as it was until the whole call has succeeded.
+//! A schedule mostly forwards what it received. From an overlay that costs no copy, and the caller's buffer stays as it
+//! was until the whole call has succeeded.
 
 use std::ops::Range;
 
 use spanker_reduce::Element;
 
-use crate::Letter;
+use crate::Message;
 
-/// The pieces over one buffer, in order and apart. Kept between calls for its memory.
+/// The parts over one buffer, in order and without overlap. Reused between calls, which saves allocations.
 #[derive(Debug, Default)]
-pub(crate) struct Rope {
-    pieces: Vec<Piece>,
-    spare: Vec<Piece>,
+pub(crate) struct Overlay {
+    parts: Vec<Part>,
+    spare: Vec<Part>,
 }
 
-/// Elements `range` of the buffer are those of the letter.
+/// Elements `range` of the buffer are those of the message.
 #[derive(Debug, Clone)]
-struct Piece {
+struct Part {
     range: Range<usize>,
-    letter: Letter,
+    message: Message,
 }
 
-impl Piece {
-    /// The piece's elements `range`, which are within it.
-    fn part<T: Element>(&self, range: &Range<usize>) -> Letter {
+impl Part {
+    /// A message of the elements `range`, which are within the part.
+    fn message<T: Element>(&self, range: &Range<usize>) -> Message {
         let size = size_of::<T>();
         let start = self.range.start;
-        self.letter.part((range.start - start) * size..(range.end - start) * size)
+        self.message.part((range.start - start) * size..(range.end - start) * size)
     }
 
     fn slice<T: Element>(&self, range: &Range<usize>) -> &[T] {
         let start = self.range.start;
-        &bytemuck::cast_slice(self.letter.bytes())[range.start - start..range.end - start]
+        &bytemuck::cast_slice(self.message.bytes())[range.start - start..range.end - start]
     }
 
     fn contains(&self, range: &Range<usize>) -> bool {
@@ -42,33 +42,33 @@ impl Piece {
     }
 }
 
-impl Rope {
+impl Overlay {
     pub(crate) fn clear(&mut self) {
-        self.pieces.clear();
+        self.parts.clear();
     }
 
-    /// Lays `letter`, which has as many elements, over elements `range`.
-    pub(crate) fn lay<T: Element>(&mut self, range: Range<usize>, letter: Letter) {
+    /// Lays `message`, which has as many elements, over elements `range`.
+    pub(crate) fn lay<T: Element>(&mut self, range: Range<usize>, message: Message) {
         if range.is_empty() {
             return;
         }
-        let first = self.pieces.partition_point(|piece| piece.range.end <= range.start);
+        let first = self.parts.partition_point(|part| part.range.end <= range.start);
         let covered = first..first + self.over(&range).len();
         self.spare.clear();
-        for piece in &self.pieces[covered.clone()] {
-            // What sticks out on either side stays.
-            for kept in [piece.range.start..range.start, range.end..piece.range.end] {
+        for part in &self.parts[covered.clone()] {
+            // What the new part does not cover stays.
+            for kept in [part.range.start..range.start, range.end..part.range.end] {
                 if !kept.is_empty() {
-                    self.spare.push(Piece { letter: piece.part::<T>(&kept), range: kept });
+                    self.spare.push(Part { message: part.message::<T>(&kept), range: kept });
                 }
             }
         }
-        self.spare.push(Piece { range, letter });
-        self.spare.sort_by_key(|piece| piece.range.start);
-        self.pieces.splice(covered, self.spare.drain(..));
+        self.spare.push(Part { range, message });
+        self.spare.sort_by_key(|part| part.range.start);
+        self.parts.splice(covered, self.spare.drain(..));
     }
 
-    /// Elements `range`, if they lie in one piece or altogether in `base`.
+    /// Elements `range`, if they are in one part or all in `base`.
     pub(crate) fn slice<'a, T: Element>(
         &'a self,
         base: &'a [T],
@@ -77,21 +77,21 @@ impl Rope {
         match self.over(&range) {
             _ if range.is_empty() => Some(&[]),
             [] => Some(&base[range]),
-            [piece] if piece.contains(&range) => Some(piece.slice(&range)),
+            [part] if part.contains(&range) => Some(part.slice(&range)),
             _ => None,
         }
     }
 
-    /// A letter with elements `range` that shares the memory of the piece that they lie in, if they lie
-    /// in one.
-    pub(crate) fn letter<T: Element>(&self, range: &Range<usize>) -> Option<Letter> {
+    /// A message with elements `range` that shares the memory of the part that has them, if one
+    /// has them all.
+    pub(crate) fn message<T: Element>(&self, range: &Range<usize>) -> Option<Message> {
         match self.over(range) {
-            [piece] if piece.contains(range) => Some(piece.part::<T>(range)),
+            [part] if part.contains(range) => Some(part.message::<T>(range)),
             _ => None,
         }
     }
 
-    /// Whether nothing lies over elements `range`.
+    /// Whether no part covers elements `range`.
     pub(crate) fn is_bare(&self, range: &Range<usize>) -> bool {
         self.over(range).is_empty()
     }
@@ -118,20 +118,20 @@ impl Rope {
         range: &Range<usize>,
     ) -> impl Iterator<Item = (Range<usize>, &[T])> {
         let range = range.clone();
-        self.over(&range).iter().map(move |piece| {
-            let shared = piece.range.start.max(range.start)..piece.range.end.min(range.end);
-            (shared.clone(), piece.slice(&shared))
+        self.over(&range).iter().map(move |part| {
+            let shared = part.range.start.max(range.start)..part.range.end.min(range.end);
+            (shared.clone(), part.slice(&shared))
         })
     }
 
-    /// The pieces that share an element with `range`.
-    fn over(&self, range: &Range<usize>) -> &[Piece] {
+    /// The parts that share an element with `range`.
+    fn over(&self, range: &Range<usize>) -> &[Part] {
         if range.is_empty() {
             return &[];
         }
-        let first = self.pieces.partition_point(|piece| piece.range.end <= range.start);
-        let rest = &self.pieces[first..];
-        &rest[..rest.partition_point(|piece| piece.range.start < range.end)]
+        let first = self.parts.partition_point(|part| part.range.end <= range.start);
+        let rest = &self.parts[first..];
+        &rest[..rest.partition_point(|part| part.range.start < range.end)]
     }
 }
 
@@ -144,34 +144,34 @@ mod tests {
     proptest! {
         /// Random writes, compared with writing them to a plain buffer.
         #[test]
-        fn a_rope_reads_like_the_buffer_it_stands_for(
+        fn an_overlay_reads_like_the_buffer_it_stands_for(
             writes in prop::collection::vec((0usize..40, 0usize..40, 0usize..5, any::<u16>()), 0..30),
             reads in prop::collection::vec((0usize..40, 0usize..40), 1..20),
         ) {
             let base: Vec<u32> = (0..40).collect();
-            let (mut plain, mut rope, mut pool) = (base.clone(), Rope::default(), Pool::default());
+            let (mut plain, mut overlay, mut pool) = (base.clone(), Overlay::default(), Pool::default());
             for (a, b, offset, value) in writes {
                 let range = a.min(b)..a.max(b);
                 let values: Vec<u32> = (0..range.len() + offset)
                     .map(|i| 1000 * u32::from(value) + i as u32)
                     .collect();
-                let letter = pool.write(4 * values.len(), |out| {
+                let message = pool.write(4 * values.len(), |out| {
                     out.copy_from_slice(bytemuck::cast_slice(&values));
                 });
                 plain[range.clone()].copy_from_slice(&values[offset..]);
-                rope.lay::<u32>(range, letter.part(4 * offset..4 * values.len()));
+                overlay.lay::<u32>(range, message.part(4 * offset..4 * values.len()));
             }
             for (a, b) in reads {
                 let range = a.min(b)..a.max(b);
                 let mut out = vec![0; range.len()];
-                rope.read(&base, range.clone(), &mut out);
+                overlay.read(&base, range.clone(), &mut out);
                 prop_assert_eq!(&out, &plain[range.clone()]);
-                prop_assert_eq!(rope.is_bare(&range), rope.changes::<u32>(&range).count() == 0);
-                if let Some(letter) = rope.letter::<u32>(&range) {
-                    let found: &[u32] = bytemuck::cast_slice(letter.bytes());
+                prop_assert_eq!(overlay.is_bare(&range), overlay.changes::<u32>(&range).count() == 0);
+                if let Some(message) = overlay.message::<u32>(&range) {
+                    let found: &[u32] = bytemuck::cast_slice(message.bytes());
                     prop_assert_eq!(found, &plain[range.clone()]);
                 }
-                if let Some(slice) = rope.slice(&base, range.clone()) {
+                if let Some(slice) = overlay.slice(&base, range.clone()) {
                     prop_assert_eq!(slice, &plain[range]);
                 }
             }
