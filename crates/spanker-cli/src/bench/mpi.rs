@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use spanker_fabric_mpi::{MpiFabric, World, plain_all_reduce};
 use spanker_scheduler::{
-    Algorithm, Collective, DType, Fabric, FabricError, ReduceOp, Registered, Threads, Workspace,
-    bf16, execute_registered, f16, schedule,
+    Collective, DType, Fabric, FabricError, ReduceOp, Registered, Threads, Workspace, bf16,
+    execute_registered, f16, schedule,
 };
 
 use super::data::{Sample, count_wrong};

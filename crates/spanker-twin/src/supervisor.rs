@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The keeper: it starts the cards of a twin, watches them, does what it is asked, and takes everything
-//! down. It holds the lock of the directory for as long as the twin lives.
+//! The supervisor: it starts the cards of a twin, watches them, serves requests at its control socket, and takes
+//! everything down. It holds the lock of the directory for as long as the twin lives.
 //!
 //! | what ends | what follows |
 //! |---|---|
-//! | the keeper, by a signal | it ends its cards and removes the directory |
-//! | the keeper, killed | cards see the end of their sockets, leave, and sweep the directory |
-//! | a card | the keeper notes it; the socket's file stays, so that programs see the card as dead |
-//! | who started it, before the twin is up | as a signal to the keeper |
+//! | the supervisor, by a signal | it ends its cards and removes the directory |
+//! | the supervisor, killed | cards see the end of their sockets, leave, and sweep the directory |
+//! | a card | the supervisor records it; the socket's file stays, so that programs see the card as dead |
+//! | who started it, before the twin is up | as a signal to the supervisor |
 //! | who started it, later | nothing |
 
 mod card;
@@ -23,7 +23,7 @@ use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use spanker_topology::Cluster;
 
-use crate::desk::{Answer, Request, Status};
+use crate::control::{Answer, Request, Status};
 use crate::error::Tried;
 use crate::home::{self, Home};
 use crate::orders::Order;
@@ -39,9 +39,9 @@ const STARTING: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// How often to say how far a twin has come.
-const TELLING: Duration = Duration::from_millis(200);
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long a program may take to say what it wants.
+/// How long a program may take to send its request.
 const ASKING: Duration = Duration::from_secs(1);
 
 /// What a twin is to be.
@@ -81,7 +81,7 @@ pub enum News {
     },
 }
 
-/// The program that plays keepers and cards: with the arguments `twin card DIR INDEX` it calls [`card`],
+/// The program that runs as supervisor and as card: with the arguments `twin card DIR INDEX` it calls [`card`],
 /// with `twin keeper DIR` it calls [`daemon`].
 #[derive(Debug, Clone)]
 pub struct Program {
@@ -109,7 +109,8 @@ impl Program {
 #[derive(Debug, Serialize)]
 struct Record<'a> {
     format: u32,
-    keeper: u32,
+    #[serde(rename = "keeper")]
+    supervisor: u32,
     title: &'a str,
     topology: &'static str,
     pace: Pace,
@@ -119,19 +120,19 @@ struct Record<'a> {
     cards: Vec<Option<u32>>,
 }
 
-/// Starts a twin and keeps it until a signal or a request ends it; then nothing of it is left. While it
-/// starts, the end of `front` counts as a signal, and so does `false` from `tell` when everything is
-/// up: nobody has heard it. Returns the files in the directory that stay because
+/// Starts a twin and supervises it until a signal or a request ends it; then nothing of it is left. While it starts,
+/// the end of `starter`, the socket to the process that started it, counts as a signal, and so does `false` from
+/// `report` when everything is up: nobody received the report. Returns the files in the directory that stay because
 /// they belong to others.
 ///
 /// # Errors
 /// Why the twin did not come up. Nothing of it is left then either.
-pub fn keep(
+pub fn supervise(
     spec: &TwinSpec,
     program: Program,
     signals: &Signals,
-    front: Option<&UnixStream>,
-    tell: &mut dyn FnMut(News) -> bool,
+    starter: Option<&UnixStream>,
+    report: &mut dyn FnMut(News) -> bool,
 ) -> Result<Vec<String>, TwinError> {
     let mut cards = specs(&spec.cluster, spec.pace, spec.seed)?;
     if let Some(rate) = spec.bit_error_rate {
@@ -140,13 +141,13 @@ pub fn keep(
     }
     raise_limit();
     let home = Home::claim(&spec.dir)?;
-    let desk = home.dir().join(home::DESK);
-    let desk = UnixListener::bind(&desk).tried(|| format!("bind {}", desk.display()))?;
+    let control = home.dir().join(home::CONTROL_SOCKET);
+    let control = UnixListener::bind(&control).tried(|| format!("bind {}", control.display()))?;
     let fleet = Fleet::new(program, home.dir().to_path_buf(), cards);
-    let mut keeper = Keeper { spec, home, fleet };
-    keeper.start(signals, front, tell)?;
-    let asker = keeper.run(signals, &desk);
-    let Keeper { home, mut fleet, .. } = keeper;
+    let mut supervisor = Supervisor { spec, home, fleet };
+    supervisor.start(signals, starter, report)?;
+    let asker = supervisor.run(signals, &control);
+    let Supervisor { home, mut fleet, .. } = supervisor;
     fleet.end();
     let left = home.release();
     if let Some(asker) = asker {
@@ -156,7 +157,7 @@ pub fn keep(
     Ok(left)
 }
 
-/// Links of many cards take many descriptors while they are handed out.
+/// Links of many cards need many descriptors while they are sent to the cards.
 fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.unwrap_or(1 << 16).min(1 << 16);
@@ -166,27 +167,27 @@ fn raise_limit() {
     }
 }
 
-struct Keeper<'a> {
+struct Supervisor<'a> {
     spec: &'a TwinSpec,
     // Before the directory, so that on any way out the cards end before that is removed.
     fleet: Fleet,
     home: Home,
 }
 
-impl Keeper<'_> {
+impl Supervisor<'_> {
     fn start(
         &mut self,
         signals: &Signals,
-        front: Option<&UnixStream>,
-        tell: &mut dyn FnMut(News) -> bool,
+        starter: Option<&UnixStream>,
+        report: &mut dyn FnMut(News) -> bool,
     ) -> Result<(), TwinError> {
-        tell(News::Starting(self.spec.cluster.cards()));
+        report(News::Starting(self.spec.cluster.cards()));
         self.fleet.start()?;
         let end = Instant::now() + STARTING;
         self.record()?;
-        self.until_linked(end, signals, front, tell)?;
+        self.until_linked(end, signals, starter, report)?;
         let status = self.status();
-        match tell(News::Ready(Box::new(status))) {
+        match report(News::Ready(Box::new(status))) {
             true => Ok(()),
             false => Err(TwinError::Interrupted),
         }
@@ -196,19 +197,19 @@ impl Keeper<'_> {
         &mut self,
         end: Instant,
         signals: &Signals,
-        front: Option<&UnixStream>,
-        tell: &mut dyn FnMut(News) -> bool,
+        starter: Option<&UnixStream>,
+        report: &mut dyn FnMut(News) -> bool,
     ) -> Result<(), TwinError> {
-        let mut told = (None, Instant::now());
+        let mut reported = (None, Instant::now());
         let mut pause = Duration::from_millis(1);
         loop {
             let (up, all) = self.fleet.linked();
-            // Again and again, so that whoever waits can tell waiting from hanging.
-            if told.0 != Some(up) || told.1.elapsed() > TELLING {
-                tell(News::Linking(up, all));
-                told = (Some(up), Instant::now());
+            // Repeated, so that whoever waits can distinguish waiting from hanging.
+            if reported.0 != Some(up) || reported.1.elapsed() > REPORT_INTERVAL {
+                report(News::Linking(up, all));
+                reported = (Some(up), Instant::now());
             }
-            let [hung_up] = signals.wait([front.map(AsFd::as_fd)], Some(Duration::ZERO));
+            let [hung_up] = signals.wait([starter.map(AsFd::as_fd)], Some(Duration::ZERO));
             let caught = signals.caught();
             if caught.end || hung_up {
                 return Err(TwinError::Interrupted);
@@ -225,15 +226,15 @@ impl Keeper<'_> {
                 let text = format!("{up} of {all} links came up within {} s", STARTING.as_secs());
                 return Err(TwinError::Failed(text));
             }
-            let _ = signals.wait([front.map(AsFd::as_fd)], Some(pause));
+            let _ = signals.wait([starter.map(AsFd::as_fd)], Some(pause));
             pause = (pause * 2).min(Duration::from_millis(20));
         }
     }
 
-    /// Serves requests until someone wants the end, and says who, to be told when it has come.
-    fn run(&mut self, signals: &Signals, desk: &UnixListener) -> Option<UnixStream> {
+    /// Serves requests until one asks for the end, and returns its client, which gets the answer after the end.
+    fn run(&mut self, signals: &Signals, control: &UnixListener) -> Option<UnixStream> {
         loop {
-            let [asked] = signals.wait([Some(desk.as_fd())], None);
+            let [asked] = signals.wait([Some(control.as_fd())], None);
             let caught = signals.caught();
             if caught.end {
                 return None;
@@ -244,13 +245,15 @@ impl Keeper<'_> {
             if !asked {
                 continue;
             }
-            let Ok((client, _)) = desk.accept() else { continue };
+            let Ok((client, _)) = control.accept() else { continue };
             let deadline = Instant::now() + ASKING;
             let answer = match frame::receive(&client, Some(deadline)) {
                 Ok(Some((Request::Down, _))) => return Some(client),
                 Ok(Some((request, _))) => self.answer(&request),
                 Ok(None) => continue,
-                Err(error) => Answer::Failed(format!("the keeper does not understand: {error}")),
+                Err(error) => {
+                    Answer::Failed(format!("the supervisor does not understand: {error}"))
+                }
             };
             // Whoever asked and went away does not need to know.
             let _ = client.set_write_timeout(Some(ASKING));
@@ -326,7 +329,7 @@ impl Keeper<'_> {
         let (cards, links) = self.fleet.status();
         Status {
             dir: self.home.dir().to_path_buf(),
-            keeper: std::process::id(),
+            supervisor: std::process::id(),
             title: self.spec.title.clone(),
             topology: self.spec.cluster.shape(),
             pace: self.spec.pace,
@@ -340,7 +343,7 @@ impl Keeper<'_> {
     fn record(&self) -> Result<(), TwinError> {
         let record = Record {
             format: 1,
-            keeper: std::process::id(),
+            supervisor: std::process::id(),
             title: &self.spec.title,
             topology: self.spec.cluster.shape().name(),
             pace: self.spec.pace,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a program asks a keeper, over the socket in the twin's directory. The keeper's side is in
-//! `keeper.rs`.
+//! What a program asks a supervisor, over the socket in the twin's directory. The supervisor's side is in
+//! `supervisor.rs`.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
@@ -16,17 +16,17 @@ use spanker_topology::{BytesPerSecond, Seconds, Shape};
 use crate::error::Tried;
 use crate::{Pace, TwinError, frame, home};
 
-/// How long a keeper may take. One that starts a twin answers when that is done, which takes 5 s at most.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a supervisor may take. One that starts a twin answers when that is done, which takes 5 s at most.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often to look whether a keeper that has not answered is stopped.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often to look whether a supervisor that has not answered is stopped.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a program asks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// Tell how everything is.
+    /// Ask for the state of everything.
     Status,
     /// Kill a card.
     Kill(u32),
@@ -58,7 +58,7 @@ pub enum Target {
     Link(u32, u32),
 }
 
-/// What the keeper answers.
+/// What the supervisor answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Answer {
@@ -80,8 +80,9 @@ pub enum Answer {
 pub struct Status {
     /// The directory.
     pub dir: PathBuf,
-    /// The keeper's process.
-    pub keeper: u32,
+    /// The supervisor's process.
+    #[serde(rename = "keeper")]
+    pub supervisor: u32,
     /// Which cards, in a few words.
     pub title: String,
     /// How they are wired.
@@ -130,9 +131,9 @@ pub struct LinkStatus {
     pub lanes: u32,
     /// Payload that it sustains from the first card to the second, in bytes per second.
     pub bandwidth: BytesPerSecond,
-    /// What a message takes besides its bytes, in seconds.
+    /// The fixed cost of a message, in seconds.
     pub latency: Seconds,
-    /// The chance that a line bit flips.
+    /// The probability that a bit on the wire flips.
     pub bit_error_rate: f64,
 }
 
@@ -147,7 +148,7 @@ pub enum Ending {
     Swept,
 }
 
-/// Asks the keeper of a directory.
+/// Asks the supervisor of a directory.
 ///
 /// # Errors
 /// [`TwinError::Down`] without a twin, [`TwinError::Unknown`] for a card or link that is not there,
@@ -159,15 +160,15 @@ pub fn ask(dir: &Path, request: &Request) -> Result<Answer, TwinError> {
         Ok(Answer::Failed(text)) => Err(TwinError::Failed(text)),
         Ok(answer) => Ok(answer),
         Err(error) => {
-            let pid = keeper(&stream).map_or_else(|| "?".into(), |pid| pid.to_string());
+            let pid = supervisor(&stream).map_or_else(|| "?".into(), |pid| pid.to_string());
             let what =
                 if error.kind() == ErrorKind::TimedOut { "does not answer" } else { "failed" };
-            Err(TwinError::Failed(format!("the keeper (pid {pid}) {what}: {error}")))
+            Err(TwinError::Failed(format!("the supervisor (pid {pid}) {what}: {error}")))
         }
     }
 }
 
-/// Takes the twin of a directory down, whatever state it is in. A keeper that does not answer is killed;
+/// Takes the twin of a directory down, whatever state it is in. A supervisor that does not answer is killed;
 /// its cards then end by themselves.
 ///
 /// # Errors
@@ -194,22 +195,22 @@ pub fn down(dir: &Path) -> Result<Ending, TwinError> {
         }
         outcome => outcome?,
     };
-    let process = keeper(&stream).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let process = supervisor(&stream).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     match exchange(&stream, &Request::Down) {
         Ok(Answer::Left(names)) => {
             // Everything is gone but the process itself, which is about to end.
-            process.inspect(|process| drop(readable(process, PATIENCE)));
+            process.inspect(|process| drop(readable(process, TIMEOUT)));
             return Ok(Ending::Down(names));
         }
-        Ok(answer) => return Err(TwinError::Failed(format!("the keeper answers {answer:?}"))),
+        Ok(answer) => return Err(TwinError::Failed(format!("the supervisor answers {answer:?}"))),
         Err(_) => {}
     }
-    if let Some(pid) = keeper(&stream) {
+    if let Some(pid) = supervisor(&stream) {
         // It may have ended in the meantime.
         let _ = kill_process(pid, Signal::KILL);
     }
-    let end = Instant::now() + PATIENCE;
-    while dir.join(home::DESK).exists() {
+    let end = Instant::now() + TIMEOUT;
+    while dir.join(home::CONTROL_SOCKET).exists() {
         if Instant::now() > end {
             let text = format!("{}: the twin does not go away", dir.display());
             return Err(TwinError::Failed(text));
@@ -220,7 +221,7 @@ pub fn down(dir: &Path) -> Result<Ending, TwinError> {
 }
 
 fn connect(dir: &Path) -> Result<UnixStream, TwinError> {
-    match UnixStream::connect(dir.join(home::DESK)) {
+    match UnixStream::connect(dir.join(home::CONTROL_SOCKET)) {
         Err(error)
             if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
         {
@@ -231,7 +232,7 @@ fn connect(dir: &Path) -> Result<UnixStream, TwinError> {
 }
 
 /// The process that listens at the other end. The kernel says so, so a stale file cannot mislead.
-fn keeper(stream: &UnixStream) -> Option<Pid> {
+fn supervisor(stream: &UnixStream) -> Option<Pid> {
     rustix::net::sockopt::socket_peercred(stream).ok().map(|peer| peer.pid)
 }
 
@@ -250,11 +251,11 @@ fn readable(fd: impl AsFd, time: Duration) -> io::Result<bool> {
 }
 
 fn exchange(stream: &UnixStream, request: &Request) -> io::Result<Answer> {
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     frame::send(stream, request, &[])?;
-    let deadline = Instant::now() + PATIENCE;
-    while !readable(stream, LOOK)? {
-        if Instant::now() > deadline || keeper(stream).is_some_and(is_stopped) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !readable(stream, POLL_INTERVAL)? {
+        if Instant::now() > deadline || supervisor(stream).is_some_and(is_stopped) {
             return Err(ErrorKind::TimedOut.into());
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One card as its keeper sees it: a process, a socket to it, and what was done to it.
+//! One card as its supervisor sees it: a process, a socket to it, and what was done to it.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -56,7 +56,7 @@ impl Card {
     /// Starts the process. It waits for its first order.
     pub(super) fn spawn(&mut self, program: &Program, dir: &Path) -> Result<(), TwinError> {
         let (control, theirs) = UnixStream::pair().tried(|| "make a socket".into())?;
-        // A stopped card takes nothing in; its keeper must not hang on that.
+        // A stopped card reads nothing; its supervisor must not block on that.
         control
             .set_write_timeout(Some(Duration::from_secs(1)))
             .tried(|| "set up a socket".into())?;
@@ -65,7 +65,7 @@ impl Card {
         command.arg(self.spec.index.to_string());
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         command.stderr(if program.quiet { Stdio::null() } else { Stdio::inherit() });
-        // An interrupt from the terminal is for the keeper, which then ends its cards in good order.
+        // An interrupt from the terminal is for the supervisor, which then ends its cards in good order.
         command.process_group(0).current_dir("/");
         let child = command.spawn().tried(|| format!("start {}", program.path.display()))?;
         self.process = Ok(Process { child, control, owed: 0 });
@@ -91,7 +91,7 @@ impl Card {
     }
 
     /// Gives an order without waiting for the reply.
-    pub(super) fn tell(&mut self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), TwinError> {
+    pub(super) fn send(&mut self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), TwinError> {
         let name = self.name();
         let process = self.process()?;
         orders::send(&process.control, order, fds).tried(|| format!("give {name} an order"))?;
@@ -130,7 +130,7 @@ impl Card {
         order: &Order,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Reply, TwinError> {
-        self.tell(order, fds)?;
+        self.send(order, fds)?;
         self.hear(Instant::now() + super::ANSWER)
     }
 

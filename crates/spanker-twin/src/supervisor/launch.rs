@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The processes of a twin as they begin: who starts a keeper in the background, the keeper, a card.
+//! The processes of a twin as they begin: the one that starts a supervisor in the background, the supervisor, a card.
 
 use std::ffi::CString;
 use std::io::{self, ErrorKind};
@@ -13,80 +13,80 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal, setsid};
 
-use super::{News, Program, TwinSpec, keep};
-use crate::desk::Status;
+use super::{News, Program, TwinSpec, supervise};
+use crate::control::Status;
 use crate::error::Tried;
 use crate::{Signals, TwinError, frame, home, serve};
 
-/// How long a keeper may take from its start until it is done starting or has cleaned up.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a supervisor may take from its start until it is done starting or has cleaned up.
+const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long a card that has lost its keeper may take to leave by itself.
+/// How long a card that has lost its supervisor may take to leave by itself.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// Starts a keeper in the background and waits until its twin is up. A signal in the meantime takes
+/// Starts a supervisor in the background and waits until its twin is up. A signal in the meantime takes
 /// everything down again, and so does the end of this process.
 ///
 /// # Errors
-/// What the keeper says, or [`TwinError::Interrupted`]. Nothing is left then.
+/// What the supervisor says, or [`TwinError::Interrupted`]. Nothing is left then.
 pub fn launch(
     program: &Program,
     spec: &TwinSpec,
     signals: &Signals,
-    tell: &mut dyn FnMut(News),
+    report: &mut dyn FnMut(News),
 ) -> Result<Status, TwinError> {
-    let (front, theirs) = UnixStream::pair().tried(|| "make a socket".into())?;
+    let (starter, theirs) = UnixStream::pair().tried(|| "make a socket".into())?;
     let mut command = Command::new(&program.path);
     command.arg0(&program.name).args(["twin", "keeper"]).arg(&spec.dir).current_dir("/");
     command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().tried(|| format!("start {}", program.path.display()))?;
-    // With it goes this process's copy of the keeper's end, so that the keeper's death is seen.
+    // With it goes this process's copy of the supervisor's end, so that the supervisor's death is seen.
     drop(command);
-    let outcome = frame::send(&front, spec, &[])
-        .tried(|| "talk to the keeper".into())
-        .and_then(|()| await_ready(&front, signals, tell));
+    let outcome = frame::send(&starter, spec, &[])
+        .tried(|| "talk to the supervisor".into())
+        .and_then(|()| await_ready(&starter, signals, report));
     if outcome.is_err() {
-        dismiss(&front, child);
+        dismiss(&starter, child);
     }
     outcome
 }
 
 fn await_ready(
-    front: &UnixStream,
+    starter: &UnixStream,
     signals: &Signals,
-    tell: &mut dyn FnMut(News),
+    report: &mut dyn FnMut(News),
 ) -> Result<Status, TwinError> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let [spoke] = signals.wait([Some(front.as_fd())], Some(left));
+        let [spoke] = signals.wait([Some(starter.as_fd())], Some(left));
         if signals.caught().end {
             return Err(TwinError::Interrupted);
         }
         if left.is_zero() {
-            return Err(TwinError::Failed("the keeper does not answer".into()));
+            return Err(TwinError::Failed("the supervisor does not answer".into()));
         }
         if !spoke {
             continue;
         }
-        match frame::receive(front, Some(end)) {
+        match frame::receive(starter, Some(end)) {
             Ok(Some((News::Ready(status), _))) => return Ok(*status),
             Ok(Some((News::Failed { message, hint }, _))) => {
-                return Err(TwinError::Told { message, hint });
+                return Err(TwinError::Reported { message, hint });
             }
-            Ok(Some((news, _))) => tell(news),
-            Ok(None) => return Err(TwinError::Failed("the keeper has ended".into())),
-            Err(error) => return Err(error).tried(|| "understand the keeper".into()),
+            Ok(Some((news, _))) => report(news),
+            Ok(None) => return Err(TwinError::Failed("the supervisor has ended".into())),
+            Err(error) => return Err(error).tried(|| "understand the supervisor".into()),
         }
     }
 }
 
-/// Lets a keeper clean up, and kills it if it does not: its cards then do.
-fn dismiss(front: &UnixStream, mut child: Child) {
-    let _ = front.shutdown(std::net::Shutdown::Both);
-    // One that has just said that everything is up does not look at this socket any more.
+/// Lets a supervisor clean up, and kills it if it does not: its cards then do.
+fn dismiss(starter: &UnixStream, mut child: Child) {
+    let _ = starter.shutdown(std::net::Shutdown::Both);
+    // One that has just reported that everything is up does not read this socket any more.
     let _ = kill_process(Pid::from_child(&child), Signal::TERM);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while matches!(child.try_wait(), Ok(None)) {
         if Instant::now() > end {
             let _ = child.kill();
@@ -106,56 +106,56 @@ fn given() -> Result<UnixStream, TwinError> {
 /// The name that process lists show.
 fn named(name: &str) {
     if let Ok(name) = CString::new(name) {
-        // Only for people who look.
+        // Only for people who list processes.
         let _ = rustix::thread::set_name(&name);
     }
 }
 
-/// A keeper in the background. Standard input is the socket to who started it.
+/// A supervisor in the background. Standard input is the socket to who started it.
 ///
 /// # Errors
-/// Standard input is no such socket. Anything later is told over it.
+/// Standard input is no such socket. Any later error is reported over it.
 pub fn daemon() -> Result<(), TwinError> {
     let signals = Signals::take()?;
     // Its own session: the end of the terminal is not the end of the twin. Who leads one already stays.
     let _ = setsid();
-    named("spanker keeper");
-    let front = given()?;
-    let spec = match frame::receive::<TwinSpec>(&front, Some(Instant::now() + PATIENCE)) {
+    named("spanker twin");
+    let starter = given()?;
+    let spec = match frame::receive::<TwinSpec>(&starter, Some(Instant::now() + TIMEOUT)) {
         Ok(Some((spec, _))) => spec,
         // Whoever started it has died already.
         Ok(None) => return Ok(()),
-        Err(error) => return Err(error).tried(|| "understand who started the keeper".into()),
+        Err(error) => return Err(error).tried(|| "understand who started the supervisor".into()),
     };
     // Whoever does not listen any more is noticed where it matters.
-    let mut tell = |news: News| frame::send(&front, &news, &[]).is_ok();
+    let mut report = |news: News| frame::send(&starter, &news, &[]).is_ok();
     let program = Program::this(true)?;
-    let outcome = keep(&spec, program, &signals, Some(&front), &mut tell);
+    let outcome = supervise(&spec, program, &signals, Some(&starter), &mut report);
     if let Err(error) = outcome {
         let hint = error.hint().map(str::to_owned);
-        tell(News::Failed { message: error.whole(), hint });
+        report(News::Failed { message: error.whole(), hint });
     }
     Ok(())
 }
 
-/// A card. Standard input is the socket to its keeper; `dir` is the twin's directory. Without its keeper
-/// the card leaves, and cleans up what the keeper can no longer clean up.
+/// A card. Standard input is the socket to its supervisor; `dir` is the twin's directory. Without its supervisor
+/// the card leaves, and cleans up what the supervisor can no longer clean up.
 ///
 /// # Errors
 /// Standard input is no such socket, or orders cannot be understood.
 pub fn card(dir: &Path, index: u32) -> Result<(), TwinError> {
     Signals::let_through()?;
     named(&format!("spanker card {index}"));
-    // A stopped card goes on when its keeper dies, to see that it must leave. A kill would be surer, but
+    // A stopped card goes on when its supervisor dies, to see that it must leave. A kill would be surer, but
     // then nobody would be left to clean up.
-    set_parent_process_death_signal(Some(Signal::CONT)).tried(|| "watch the keeper".into())?;
+    set_parent_process_death_signal(Some(Signal::CONT)).tried(|| "watch the supervisor".into())?;
     let control = given()?;
-    let watched = control.try_clone().tried(|| "watch the keeper".into())?;
+    let watched = control.try_clone().tried(|| "watch the supervisor".into())?;
     let (copy, place) =
-        (control.try_clone().tried(|| "watch the keeper".into())?, dir.to_path_buf());
+        (control.try_clone().tried(|| "watch the supervisor".into())?, dir.to_path_buf());
     std::thread::spawn(move || {
         hung_up(&copy, None);
-        // A card that is too busy to see it, or hangs, must not outlive its keeper.
+        // A card that is too busy to see it, or hangs, must not outlive its supervisor.
         std::thread::sleep(LEAVING);
         let _ = home::sweep(&place);
         std::process::exit(1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! All cards and links of a twin: starting, wiring, harming and mending them. Who asks for it, and when it
-//! ends, is decided in `keeper.rs`.
+//! ends, is decided in `supervisor.rs`.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -13,12 +13,12 @@ use spanker_topology::BytesPerSecond;
 
 use super::Program;
 use super::card::Card;
-use crate::desk::{CardStatus, LinkStatus, Target};
+use crate::control::{CardStatus, LinkStatus, Target};
 use crate::error::Tried;
 use crate::orders::{Order, Port, Reply};
 use crate::{CardSpec, LinkEnd, PortSpec, TwinError, home, link_pair};
 
-/// How long cards that were told to leave have to do so.
+/// How long cards may take to leave once they are ordered to.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The link between two cards, and what was done to it.
@@ -91,7 +91,7 @@ impl Fleet {
         let mut fds = vec![listener.as_fd()];
         fds.extend(ends.iter().flat_map(|end| [end.bell.as_fd(), end.memory.as_fd()]));
         let order = Order::Start { spec: Box::new(spec.clone()), epoch: self.epoch };
-        self.cards[card].tell(&order, &fds)
+        self.cards[card].send(&order, &fds)
     }
 
     /// How many links are up, of how many that should be.
@@ -110,7 +110,7 @@ impl Fleet {
 
     /// The ports of every card that answers. All are asked at once.
     fn ports(&mut self) -> Vec<Option<Vec<Port>>> {
-        let asks = |card: &mut Card| !card.faults.stopped && card.tell(&Order::Status, &[]).is_ok();
+        let asks = |card: &mut Card| !card.faults.stopped && card.send(&Order::Status, &[]).is_ok();
         let asked: Vec<bool> = self.cards.iter_mut().map(asks).collect();
         let deadline = Instant::now() + super::ANSWER;
         let hears = |(card, asked): (&mut Card, bool)| match card.hear(deadline) {
@@ -293,7 +293,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Takes back what was done to a card that lives.
+    /// Undoes what was done to a card that lives.
     fn mend(&mut self, card: usize) -> Result<(), TwinError> {
         let card = &mut self.cards[card];
         if card.faults.stuck {
@@ -352,7 +352,7 @@ impl Fleet {
     /// Ends every card: those that can leave by themselves, the others by force.
     pub(super) fn end(&mut self) {
         for card in &mut self.cards {
-            if card.faults.stopped || card.tell(&Order::Leave, &[]).is_err() {
+            if card.faults.stopped || card.send(&Order::Leave, &[]).is_err() {
                 card.kill();
             }
         }
