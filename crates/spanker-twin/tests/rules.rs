@@ -91,7 +91,7 @@ fn ill_sized([a, b, c]: [Place; 3]) -> Vec<Work> {
         pairs: 1,
     };
     let blocks = |rows, width, quant| Work::Quantize { from: a, into: b, rows, width, quant };
-    let blocks = |rows, length, stride| Work::Rows {
+    let strided = |rows, length, stride| Work::Rows {
         from: a,
         into: b,
         rows,
@@ -116,9 +116,9 @@ fn ill_sized([a, b, c]: [Place; 3]) -> Vec<Work> {
         rotate(2, 64, 63),
         rotate(0, 64, 64),
         rotate(huge, huge, 2),
-        blocks(2, 8, 7),
-        blocks(huge, 8, 8),
-        blocks(3, 8, SIZE / 2),
+        strided(2, 8, 7),
+        strided(huge, 8, 8),
+        strided(3, 8, SIZE / 2),
         best(SIZE / 4 + 1, 0),
         best(10, u32::MAX - 9),
         product([1, 100, 1], [8, 8]),

@@ -79,7 +79,7 @@ impl Card {
         let limit =
             (link.frames.payload() as u64).min((link.link.payload_limit() - HEAD) as u64) & !63;
         let mut busy = 0;
-        while (first || sent < send.length) && link.link.room() > 0 {
+        while (first || sent < send.length) && link.link.free_slots() > 0 {
             let part = (send.length - sent).min(limit);
             let head =
                 first.then(|| MessageHead { job, tag: send.tag, length: send.length }.to_bytes());

@@ -129,7 +129,7 @@ fn drive_link(script: &mut Script<'_>) {
         let state = link.state();
         assert_eq!(state == LinkState::Error, link.fault().is_some());
         assert!(event != Event::Deliver || state == LinkState::Up);
-        assert!(state == LinkState::Up || link.room() == 0);
+        assert!(state == LinkState::Up || link.free_slots() == 0);
     }
     link.cut();
     while link.acked().or_else(|| link.dropped()).is_some() {

@@ -2,7 +2,7 @@
 //! Attention in slices: a row of queries with the heads that share a head of keys and values, or several such.
 
 use bytemuck::cast_slice_mut;
-use ggml_spanker::ops::{self, Look};
+use ggml_spanker::ops::{self, KvView};
 use spanker_runtime::{Place, Work};
 
 use super::{Alu, Memory, SLICE, Slice, floats, read, scratch_bytes, shifted};
@@ -57,7 +57,7 @@ impl Alu {
             let skipped = kv * head_size * 2;
             read(memory, shifted(place, skipped), (past + rows) * stride - skipped)
         };
-        let look = Look {
+        let look = KvView {
             keys: seen(keys),
             values: seen(values),
             stride: stride as usize,
