@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_driver_is_told_with_both_versions() {
+    fn an_old_driver_is_reported_with_both_versions() {
         let said = CudaError::OldDriver { found: 11_040, needed: OLDEST_DRIVER }.to_string();
         assert!(
             said.contains("11.4") && said.contains("12.0") && said.contains("hint: "),

@@ -83,7 +83,7 @@ fn supported() -> Result<Vec<u32>, CudaError> {
     unsafe { sys::nvrtcGetNumSupportedArchs(&raw mut count) }.result().map_err(refused)?;
     let mut known = vec![0i32; usize::try_from(count).unwrap_or(0)];
     if !known.is_empty() {
-        // SAFETY: there is room for as many numbers as the library has just said.
+        // SAFETY: the buffer is long enough for as many numbers as the library has just said.
         unsafe { sys::nvrtcGetSupportedArchs(known.as_mut_ptr()) }.result().map_err(refused)?;
     }
     Ok(known.into_iter().filter_map(|known| u32::try_from(known).ok()).collect())
@@ -102,7 +102,7 @@ fn machine_code(program: &Program) -> Result<Vec<u8>, result::NvrtcError> {
     // SAFETY: the program is alive, and the library writes one number.
     unsafe { sys::nvrtcGetCUBINSize(program.0, &raw mut size) }.result()?;
     let mut code = vec![0u8; size];
-    // SAFETY: there is room for as many bytes as the library has just said.
+    // SAFETY: the buffer is long enough for as many bytes as the library has just said.
     unsafe { sys::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()) }.result()?;
     Ok(code)
 }

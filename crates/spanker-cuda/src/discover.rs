@@ -92,7 +92,7 @@ pub struct Discovered {
     pub cards: Vec<CudaCard>,
     /// Links between them, with the rates that their generations allow.
     pub links: Vec<Link>,
-    /// What somebody who looks at this should know.
+    /// Remarks for the user.
     pub notes: Vec<String>,
     shape: Shape,
 }
@@ -200,7 +200,7 @@ fn card(
 /// The bus address, as in `0000:19:00.0`.
 fn bus(handle: CUdevice) -> Result<String, cudarc::driver::DriverError> {
     let mut text: [c_char; 32] = [0; 32];
-    // SAFETY: the driver writes at most as many bytes as it is told there are.
+    // SAFETY: the driver writes at most as many bytes as the length that is passed.
     unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), 32, handle) }.result()?;
     let bytes = text.iter().map(|&byte| byte.cast_unsigned()).take_while(|&byte| byte != 0);
     Ok(short(&String::from_utf8_lossy(&bytes.collect::<Vec<u8>>())))

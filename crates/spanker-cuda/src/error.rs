@@ -12,7 +12,7 @@ pub enum CudaError {
     Missing {
         /// Which.
         part: Part,
-        /// What was looked for.
+        /// What was searched for.
         what: String,
     },
     /// The driver is there and sees no processor.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NVIDIA's graphics processors as cards. Their libraries are looked for when the program runs, so that it builds
+//! NVIDIA's graphics processors as cards. Their libraries are loaded when the program runs, so that it builds
 //! and starts on machines that have none.
 
 mod card;

@@ -59,7 +59,7 @@ impl fmt::Display for Part {
 /// }
 /// ```
 pub fn require(part: Part) -> Result<(), CudaError> {
-    // SAFETY: these load the library by its name, as linking to it would have, and look at nothing else.
+    // SAFETY: these load the library by its name, as linking to it would have, and read nothing else.
     let (present, name) = unsafe {
         match part {
             Part::Driver => (cudarc::driver::sys::is_culib_present(), "libcuda.so.1"),

@@ -55,7 +55,7 @@ impl Nccl {
             _ => return Err(CudaError::Unsupported(format!("NCCL over {} GPUs", gpus.len()))),
         };
         let mut comms: Vec<Comm> = vec![std::ptr::null_mut(); gpus.len()];
-        // SAFETY: there are as many places and numbers as the call is told.
+        // SAFETY: there are as many places and numbers as the count that is passed.
         let answer = unsafe { (functions.init_all)(comms.as_mut_ptr(), count, devices.as_ptr()) };
         functions.check(&format!("connect GPUs {devices:?}"), answer)?;
         Ok(Nccl { functions, gpus, comms })
@@ -129,7 +129,7 @@ impl Nccl {
         let (ends, part, whole) = self.between(parts, wholes)?;
         self.shares(part, whole)?;
         let call = self.functions.all_gather;
-        // SAFETY: `grouped` vouches for the ends; a whole has room for a part of each rank.
+        // SAFETY: `grouped` vouches for the ends; a whole is long enough for a part of each rank.
         self.grouped("all-gather", &ends, |(from, to), comm, stream| unsafe {
             call(from, to, part, kind(DType::U8), comm, stream)
         })

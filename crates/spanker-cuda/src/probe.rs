@@ -140,7 +140,7 @@ pub fn copy_rate(gpu: &Gpu, bytes: usize) -> Result<Figure, CudaError> {
 /// Measures a processor: its memory, the way to the host, and launches.
 ///
 /// # Errors
-/// [`CudaError::Missing`] without the compiler; [`CudaError::Memory`] if there is no room for the buffers;
+/// [`CudaError::Missing`] without the compiler; [`CudaError::Memory`] if the buffers do not fit;
 /// [`CudaError::Call`] if something fails on the processor.
 pub fn probe(gpu: &Gpu) -> Result<GpuProbe, CudaError> {
     let bytes = STREAM_BYTES.min(usize::try_from(gpu.memory()?.free / 4).unwrap_or(STREAM_BYTES));
@@ -236,7 +236,7 @@ fn launches(gpu: &Gpu) -> Result<(f64, f64), CudaError> {
 /// Measures the way from one processor to another.
 ///
 /// # Errors
-/// [`CudaError::Memory`] if there is no room for the buffers, [`CudaError::Call`] if a copy fails.
+/// [`CudaError::Memory`] if the buffers do not fit, [`CudaError::Call`] if a copy fails.
 pub fn probe_peer(from: &Gpu, to: &Gpu) -> Result<PeerProbe, CudaError> {
     let direct = open_to(from, to).is_ok();
     let source = from.allocate(HOST_BYTES, "copies between GPUs")?;

@@ -11,7 +11,7 @@ use spanker_model::Quant;
 use spanker_plan::GpuStaging;
 use spanker_steal::{Backend, Capabilities, Failure};
 
-use crate::model::{Line, Station, Workspace, address, kind, many_rows};
+use crate::model::{DeviceContext, Instruction, Matmul, RoundQ4K, Workspace, address, many_rows};
 use crate::{CudaError, Gpu};
 
 /// Tasks at a time: one is computed, another's rows come or its results go.
@@ -48,9 +48,9 @@ impl std::fmt::Debug for GpuProduct {
     }
 }
 
-/// A stream of its own, with room for one task.
+/// A stream of its own, with memory for one task.
 struct Lane {
-    station: Station,
+    device: DeviceContext,
     work: Workspace,
     right: CudaSlice<u8>,
     left: CudaSlice<u8>,
@@ -59,7 +59,7 @@ struct Lane {
 }
 
 impl GpuProduct {
-    /// Brings the right operand onto a processor and makes room for tasks.
+    /// Brings the right operand onto a processor and allocates memory for tasks.
     ///
     /// # Errors
     /// [`CudaError::Missing`], [`CudaError::NoDevice`], [`CudaError::Memory`], and whatever else it says.
@@ -69,9 +69,9 @@ impl GpuProduct {
         let lane = || -> Result<Mutex<Lane>, CudaError> {
             // A handle has one stream.
             let gpu = Arc::new(Gpu::open(gpu)?);
-            let mut station = Station::new(Arc::clone(&gpu), 16)?;
-            station.knows(Quant::Q4K);
-            // Two lines, again and again.
+            let mut device = DeviceContext::new(Arc::clone(&gpu), 16)?;
+            device.knows(Quant::Q4K);
+            // Two instructions, again and again.
             let staging = GpuStaging {
                 context: 16,
                 batch: 1,
@@ -82,7 +82,7 @@ impl GpuProduct {
             };
             let right = product.right();
             let mut copy = gpu.allocate(right.len(), "the right operand")?;
-            station.write(&mut copy, 0, right)?;
+            device.write(&mut copy, 0, right)?;
             let inputs = most * Quant::Q8K.row_bytes(width as u64) as usize;
             Ok(Mutex::new(Lane {
                 right: copy,
@@ -90,7 +90,7 @@ impl GpuProduct {
                 inputs: gpu.allocate(inputs, "rounded rows")?,
                 out: gpu.allocate(most * outs * 4, "results")?,
                 work: Workspace::new(&gpu, &staging)?,
-                station,
+                device,
             }))
         };
         let lanes = (0..LANES).map(|_| lane()).collect::<Result<_, _>>()?;
@@ -107,29 +107,40 @@ impl GpuProduct {
 impl Lane {
     fn multiply(&mut self, left: &[u8], dims: [usize; 3], out: &mut [u8]) -> Result<(), CudaError> {
         let [rows, width, outs] = dims;
-        let gpu = Arc::clone(self.station.gpu());
-        self.station.write(&mut self.left, 0, left)?;
+        let gpu = Arc::clone(self.device.gpu());
+        self.device.write(&mut self.left, 0, left)?;
         let at = |memory: &CudaSlice<u8>| address(memory, &gpu);
         let small = |number: usize| {
             u32::try_from(number)
                 .map_err(|_| CudaError::Unsupported(format!("a product of {number} values")))
         };
-        let mut round = Line { kind: kind::ROUND_Q4_K, ..Line::default() };
-        round.n[0] = small(rows * width / 256)?;
-        round.p[..2].copy_from_slice(&[at(&self.left), at(&self.inputs)]);
+        let round = RoundQ4K {
+            blocks: small(rows * width / 256)?,
+            from: at(&self.left),
+            into: at(&self.inputs),
+            ..Default::default()
+        };
         let id = |quant: Quant| quant.ggml_id().unwrap_or_default();
-        let mut product = Line { kind: kind::MATMUL, ..Line::default() };
-        let n = [small(rows)?, small(width)?, small(outs)?, id(Quant::Q8K), id(Quant::Q4K)];
-        product.n[..5].copy_from_slice(&n);
-        product.p[..3].copy_from_slice(&[at(&self.inputs), at(&self.right), at(&self.out)]);
-        let shared = many_rows(Quant::Q4K, small(width)?, self.station.tile_rows());
-        let blocks = self.station.blocks(shared)?;
-        // The last task's results were read, so its lines are done with.
+        let product = Matmul {
+            rows: small(rows)?,
+            width: small(width)?,
+            outs: small(outs)?,
+            input_quant: id(Quant::Q8K),
+            weight_quant: id(Quant::Q4K),
+            inputs: at(&self.inputs),
+            weights: at(&self.right),
+            out: at(&self.out),
+            ..Default::default()
+        };
+        let program = [Instruction::new(round), Instruction::new(product)];
+        let shared = many_rows(Quant::Q4K, small(width)?, self.device.tile_rows());
+        let blocks = self.device.blocks(shared)?;
+        // The last task's results were read, so its instructions are no longer used.
         self.work.forget();
-        let loaded = self.station.load(&mut self.work, &[round, product], shared, blocks)?;
-        let full = || CudaError::Unsupported("no room for two lines".into());
-        self.station.run(&mut self.work, &loaded.ok_or_else(full)?, 0, 0)?;
-        self.station.read(&self.out, 0, out)
+        let loaded = self.device.load(&mut self.work, &program, shared, blocks)?;
+        let full = || CudaError::Unsupported("no memory for two instructions".into());
+        self.device.run(&mut self.work, &loaded.ok_or_else(full)?, 0, 0)?;
+        self.device.read(&self.out, 0, out)
     }
 }
 

@@ -76,7 +76,7 @@ pub(crate) fn published(card: &CudaCard, shape: Shape) -> Profile {
         kernels: Kernels::Gpu { multiprocessors: card.multiprocessors },
         power_watts: card.power_watts.map(|watts| {
             let each = watts / share as f64;
-            value(each, Provenance::Published, Confidence::High, "the limit that NVML tells")
+            value(each, Provenance::Published, Confidence::High, "the limit that NVML reports")
         }),
     }
 }

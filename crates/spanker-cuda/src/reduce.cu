@@ -4,7 +4,7 @@
 // Compiled for one element type (TYPE_..) and one operation (OP_..), without contraction: every element gets the
 // bits of the serial fold. Elements are folded in ACC, which is float for the 16-bit types, and rounded once.
 //
-// PIECES: how many times 16 bytes a thread has under way, over all buffers; STREAMING: whether caches are told that
+// PIECES: how many loads of 16 bytes a thread has in flight, over all buffers; STREAMING: whether caches are told that
 // nothing is used twice; THREADS: threads of a block.
 
 typedef unsigned long long u64;
@@ -109,7 +109,7 @@ __device__ __forceinline__ Acc fold(Acc x, Acc y) {
     if (a != a || b != b) return (Acc)(a + b);
     double low = a < b ? a : b;
     double high = a < b ? b : a;
-    // Both infinities of one sign have no difference to take.
+    // Both infinities of one sign have no defined difference.
     if (low == high && isinf(high)) return (Acc)high;
     return (Acc)(high + log1p(exp(low - high)));
 }
@@ -171,7 +171,7 @@ template <u32 COUNT> struct Cards {
     Element *at[COUNT];
 };
 
-// Elements that no piece of 16 bytes covers, one for each thread.
+// Elements that no block of 16 bytes covers, one for each thread.
 template <u32 COUNT>
 __device__ __forceinline__ void singles(const Cards<COUNT> &cards, const Extent &extent, u32 count) {
     u64 covered = extent.packs * EACH;

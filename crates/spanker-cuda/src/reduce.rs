@@ -22,7 +22,7 @@ const MOST_FIXED: usize = 8;
 pub struct Tuning {
     /// Pieces of 16 bytes that a thread has under way, over all buffers.
     pub pieces: u32,
-    /// Whether caches are told that nothing is used twice.
+    /// Whether loads and stores bypass the caches, because nothing is used twice.
     pub streaming: bool,
     /// Blocks for each multiprocessor, or 0 for as many as the buffers need.
     pub blocks: u32,
@@ -59,12 +59,12 @@ impl Tuning {
     }
 }
 
-/// The addresses of the buffers, as the kernels take them.
+/// The addresses of the buffers, as the kernels declare them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Cards([u64; MOST_BUFFERS]);
 
-/// Which elements there are, as the kernels take it.
+/// Which elements there are, as the kernels declare it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Extent {

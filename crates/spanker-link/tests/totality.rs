@@ -16,7 +16,7 @@ enum Act {
     Transmit,
     Receive(Header, Vec<u8>),
     Answer { kind: Kind, back: u8, free: u8, seq: u8 },
-    Train,
+    Connect,
     Corrupt(Option<Header>),
     Consumed(usize),
     Flush,
@@ -48,7 +48,7 @@ fn acts() -> impl Strategy<Value = Act> {
         1 => (headers(), vec(any::<u8>(), 0..64)).prop_map(|(h, p)| Act::Receive(h, p)),
         12 => (kind, 0..8u8, any::<u8>(), 0..8u8)
             .prop_map(|(kind, back, free, seq)| Act::Answer { kind, back, free, seq }),
-        6 => Just(Act::Train),
+        6 => Just(Act::Connect),
         2 => proptest::option::of(headers()).prop_map(Act::Corrupt),
         2 => (0..200usize).prop_map(Act::Consumed),
         1 => Just(Act::Flush),
@@ -92,7 +92,7 @@ impl Bench {
                     Header { kind, last: free & 1 == 1, session: 9, length: 0, seq, ack, credit };
                 return self.link.receive(&header, &[], self.now);
             }
-            Act::Train => return self.train(),
+            Act::Connect => return self.connect(),
             Act::Corrupt(header) => self.link.corrupt(header.as_ref(), self.now),
             Act::Consumed(frames) => self.link.consumed(frames),
             Act::Flush => self.link.flush_ack(),
@@ -105,7 +105,7 @@ impl Bench {
     }
 
     /// A training frame of a peer with session 9 that has heard this end's session.
-    fn train(&mut self) -> Event {
+    fn connect(&mut self) -> Event {
         self.link.train(self.now);
         self.now += self.link.next_timer().map_or(0, |at| at.saturating_sub(self.now));
         let echo = self.link.transmit(self.now).and_then(|(_, body)| match body {
@@ -150,7 +150,7 @@ proptest! {
         let config = Config { window, ..Config::nanoseconds(identity, 5) };
         let mut bench =
             Bench { link: Link::new(config), now: 0, sent: 0, pushed: 0, back: 0 };
-        for act in [Act::Train].into_iter().chain(acts) {
+        for act in [Act::Connect].into_iter().chain(acts) {
             let event = bench.act(act);
             bench.collect_acked();
             let state = bench.link.state();

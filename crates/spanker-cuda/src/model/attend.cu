@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention.
 
-// Turns a pair of numbers of a head by a position.
-__device__ __forceinline__ void turn(float *head, u32 pair, u32 dims, u32 halves, float2 angle) {
+// Rotary embedding of a pair of numbers of a head.
+__device__ __forceinline__ void rotate_pair(float *head, u32 pair, u32 dims, u32 halves, float2 angle) {
     u32 one = halves ? pair : 2 * pair, two = halves ? pair + dims / 2 : 2 * pair + 1;
     float cos = angle.x, sin = angle.y, a = head[one], b = head[two];
     head[one] = a * cos - b * sin;
@@ -25,7 +25,7 @@ template <bool WHOLE> __device__ __forceinline__ Key key_of(const u8 *key, u32 b
 }
 
 // A query with one position's key, by four threads: each has four of the sixteen lanes. All four have the sum. The first
-// part of the key has come before.
+// part of the key is already loaded.
 template <bool WHOLE>
 __device__ __forceinline__ float score_of(const float *query, const u8 *key, Key k, u32 size, u32 quarter) {
     float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -49,8 +49,8 @@ __device__ __forceinline__ float score_of(const float *query, const u8 *key, Key
     return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
 }
 
-// A query, and what it looks back on: keys in the card's memory, and the last one in shared memory if it is new.
-struct Back {
+// A query, and the keys that it attends to: in the KV cache, and the last one in shared memory if it is new.
+struct Attention {
     const float *query;
     const u8 *keys, *new_key;
     u64 stride;
@@ -59,16 +59,16 @@ struct Back {
 };
 
 // Scores of positions, a warp eight at a time, if there are any for it. Returns the largest that a thread has seen. The
-// first keys have come before.
-template <bool WHOLE> __device__ __forceinline__ float scores_of(const Back &back, Key k, float *scores) {
-    const u32 quarter = threadIdx.x % 4, last = back.positions - 1, size = back.size;
+// first keys are already loaded.
+template <bool WHOLE> __device__ __forceinline__ float scores_of(const Attention &attention, Key k, float *scores) {
+    const u32 quarter = threadIdx.x % 4, last = attention.positions - 1, size = attention.size;
     float own = -__uint_as_float(0x7f800000u);
-    for (u32 base = 0; base + threadIdx.x / 32 * 8 < back.positions; base += THREADS / 4) {
+    for (u32 base = 0; base + threadIdx.x / 32 * 8 < attention.positions; base += THREADS / 4) {
         const u32 at = base + threadIdx.x / 4;
-        const bool is_new = back.new_key && at >= last;
-        const u8 *key = is_new ? back.new_key : back.keys + min(at, last) * back.stride;
+        const bool is_new = attention.new_key && at >= last;
+        const u8 *key = is_new ? attention.new_key : attention.keys + min(at, last) * attention.stride;
         if (base > 0 || is_new) k = key_of<WHOLE>(key, 0, size, quarter);
-        float score = score_of<WHOLE>(back.query, key, k, size, quarter) * back.scale;
+        float score = score_of<WHOLE>(attention.query, key, k, size, quarter) * attention.scale;
         if (at <= last) {
             if (quarter == 0) scores[at] = score;
             own = score > own ? score : own;
@@ -77,13 +77,13 @@ template <bool WHOLE> __device__ __forceinline__ float scores_of(const Back &bac
     return own;
 }
 
-// Has values of some positions come into shared memory.
-__device__ __forceinline__ void near_values(const u8 *values, u64 stride, u32 size, u32 first, u32 count, u8 *near) {
-    u32 to = (u32)__cvta_generic_to_shared(near), pieces = size / 8;
-    for (u32 i = threadIdx.x; i < count * pieces; i += THREADS) {
-        u32 at = i / pieces, piece = i % pieces;
-        const u8 *from = values + (first + at) * stride + piece * 16;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to + (at * pieces + piece) * 16), "l"(from) : "memory");
+// Copies values of some positions to shared memory, asynchronously.
+__device__ __forceinline__ void copy_values(const u8 *values, u64 stride, u32 size, u32 first, u32 count, u8 *near) {
+    u32 to = (u32)__cvta_generic_to_shared(near), parts = size / 8;
+    for (u32 i = threadIdx.x; i < count * parts; i += THREADS) {
+        u32 at = i / parts, part = i % parts;
+        const u8 *from = values + (first + at) * stride + part * 16;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to + (at * parts + part) * 16), "l"(from) : "memory");
     }
 }
 
@@ -107,14 +107,10 @@ __device__ __forceinline__ float add_values(float sum, const float *scores, cons
     return sum;
 }
 
-// n: 0 rows, 1 heads, 2 heads of keys, 3 head's size, 4 group, 5 offset, 6 scale, 7 whether keys are new and unturned,
-// 8 dims, 9 pairs, 10 the type of blocks of results, 11 positions whose values are near at a time: whole runs,
-// 12 whether others tell queries, new keys and new values. p: 0 queries, 1 keys, 2 values, 3 into, 4 table, 5 new keys,
-// 6 new values, 7 blocks of results, 8 more into or 0.
-__device__ __forceinline__ void attend_line(const Line &line, const Step &step, u8 *memory) {
-    const u32 rows = line.n[0], heads = line.n[1], kv_heads = line.n[2], size = line.n[3];
-    const u32 group = line.n[4], offset = line.n[5], fresh = line.n[7], dims = line.n[8], NEAR = line.n[11];
-    const float scale = __uint_as_float(line.n[6]);
+__device__ __forceinline__ void attend(const Attend &op, const Step &step, u8 *memory) {
+    const u32 rows = op.rows, heads = op.heads, kv_heads = op.kv_heads, size = op.head_size;
+    const u32 group = op.group, offset = op.offset, fresh = op.is_fresh, dims = op.dims, NEAR = op.near;
+    const float scale = __uint_as_float(op.scale);
     const u64 stride = (u64)kv_heads * size * 2;
     float *query = (float *)memory;
     float *new_key = query + size;
@@ -127,22 +123,22 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
     for (u32 unit = blockIdx.x; unit < rows * heads; unit += gridDim.x) {
         u32 row = unit / heads, head = unit % heads;
         u32 kv = (offset + head) / group, positions = step.past + row + 1;
-        const u8 *keys = (const u8 *)line.p[1] + (u64)kv * size * 2;
-        const u8 *values = (const u8 *)line.p[2] + (u64)kv * size * 2;
-        // Positions whose keys and values are in the card's memory.
-        const u32 kept = fresh ? step.past : positions;
+        const u8 *keys = (const u8 *)op.keys + (u64)kv * size * 2;
+        const u8 *values = (const u8 *)op.values + (u64)kv * size * 2;
+        // Positions whose keys and values are in the KV cache.
+        const u32 cached = fresh ? step.past : positions;
         __syncthreads();
-        near_values(values, stride, size, 0, min(NEAR, kept), near);
-        // The first keys come while others still tell the query.
+        copy_values(values, stride, size, 0, min(NEAR, cached), near);
+        // The first keys are loaded while other blocks still write the query.
         const u32 quarter = threadIdx.x % 4;
         Key first_key = {};
-        if (kept > 0) first_key = key_of<false>(keys + min(threadIdx.x / 4, kept - 1) * stride, 0, size, quarter);
+        if (cached > 0) first_key = key_of<false>(keys + min(threadIdx.x / 4, cached - 1) * stride, 0, size, quarter);
         // A head has no more numbers than a block has threads.
         u32 own_pair = threadIdx.x % max(dims / 2, 1u);
         float2 angle = make_float2(0.0f, 0.0f);
         if (fresh && threadIdx.x < dims)
-            angle = __ldg((const float2 *)line.p[4] + (u64)step.past * (dims / 2) + own_pair);
-        // Of heads that share keys, the first keeps them.
+            angle = __ldg((const float2 *)op.table + (u64)step.past * (dims / 2) + own_pair);
+        // Of heads that share keys, the first stores them.
         const bool first = fresh && (head == 0 || (offset + head - 1) / group != kv);
         u16 new_value = 0;
         if (threadIdx.x < size) {
@@ -150,13 +146,13 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
             float asked, key = 0.0f, value = 0.0f;
             u32 spins = 0;
             do {
-                asked = look((const float *)line.p[0] + ((u64)row * heads + head) * size + i);
+                asked = load_relaxed((const float *)op.queries + ((u64)row * heads + head) * size + i);
                 if (fresh) {
-                    key = look((const float *)line.p[5] + kv * size + i);
-                    value = look((const float *)line.p[6] + kv * size + i);
+                    key = load_relaxed((const float *)op.new_keys + kv * size + i);
+                    value = load_relaxed((const float *)op.new_values + kv * size + i);
                 }
                 if (++spins > MOST_SPINS) __trap();
-            } while (line.n[12] && !(is_written(asked) && is_written(key) && is_written(value)));
+            } while (op.is_awaiting && !(is_written(asked) && is_written(key) && is_written(value)));
             query[i] = asked;
             new_key[i] = key;
             new_value = to_half(value);
@@ -165,24 +161,24 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
         __syncthreads();
         if (fresh) {
             const u32 i = threadIdx.x;
-            auto keep = [&](u32 at) {
+            auto store = [&](u32 at) {
                 u16 bits = to_half(new_key[at]);
                 key_bits[at] = bits;
                 if (first) ((u16 *)(keys + step.past * stride))[at] = bits;
             };
             if (i < dims / 2) {
-                turn(query, own_pair, dims, line.n[9], angle);
+                rotate_pair(query, own_pair, dims, op.pairs, angle);
             } else if (i < dims) {
-                turn(new_key, own_pair, dims, line.n[9], angle);
-                keep(line.n[9] ? own_pair : 2 * own_pair);
-                keep(line.n[9] ? own_pair + dims / 2 : 2 * own_pair + 1);
+                rotate_pair(new_key, own_pair, dims, op.pairs, angle);
+                store(op.pairs ? own_pair : 2 * own_pair);
+                store(op.pairs ? own_pair + dims / 2 : 2 * own_pair + 1);
             } else if (i < size) {
-                keep(i);
+                store(i);
             }
             __syncthreads();
         }
-        const Back back = {query, keys, fresh ? (const u8 *)key_bits : nullptr, stride, positions, size, scale};
-        float own = size == 128 ? scores_of<true>(back, first_key, scores) : scores_of<false>(back, first_key, scores);
+        const Attention attention = {query, keys, fresh ? (const u8 *)key_bits : nullptr, stride, positions, size, scale};
+        float own = size == 128 ? scores_of<true>(attention, first_key, scores) : scores_of<false>(attention, first_key, scores);
         // Four lanes have the same.
         for (int by = 16; by > 2; by /= 2) {
             float other = __shfl_xor_sync(~0u, own, by);
@@ -202,17 +198,17 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
         sum = __shfl_sync(~0u, sum, 0);
         __syncthreads();
         for (u32 at = threadIdx.x; at < positions; at += THREADS) scores[at] = scores[at] / sum;
-        // Values come near in tiles, the first of which is on its way since the beginning. Each thread has a number
-        // of the head and adds up runs. Runs are added from the first.
+        // Values are copied to shared memory in tiles, the first of which was started at the beginning. Each thread has a
+        // number of the head and adds up runs. Runs are added from the first.
         const u32 groups = THREADS / size, mine = threadIdx.x / size, dim = threadIdx.x % size;
         float total = 0.0f;
         for (u32 tile = 0; tile < positions; tile += NEAR) {
             u32 count = min(NEAR, positions - tile);
             if (tile > 0) {
                 __syncthreads();
-                near_values(values, stride, size, tile, min(count, kept > tile ? kept - tile : 0), near);
+                copy_values(values, stride, size, tile, min(count, cached > tile ? cached - tile : 0), near);
             }
-            // The new one goes to its place among them.
+            // The new one is put among them.
             if (fresh && step.past - tile < count && threadIdx.x < size)
                 ((u16 *)near)[(step.past - tile) * size + threadIdx.x] = new_value;
             asm volatile("cp.async.wait_all;" ::: "memory");
@@ -234,17 +230,17 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
         }
         u64 place = ((u64)row * heads + head) * size;
         if (mine == 0) {
-            tell((float *)line.p[3] + place + dim, total);
-            if (line.p[8]) ((float *)line.p[8])[place + dim] = total;
+            publish((float *)op.into + place + dim, total);
+            if (op.store) ((float *)op.store)[place + dim] = total;
             query[dim] = total;
         }
         __syncthreads();
-        if (line.n[10] == Q8_0) {
+        if (op.block_quant == Q8_0) {
             u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
             for (u32 at = warp; at < size / 32; at += WARPS) {
                 int byte;
                 float rounded = round_values<1>(query + at * 32 + lane, &byte);
-                u8 *block = (u8 *)line.p[7] + (place / 32 + at) * 34;
+                u8 *block = (u8 *)op.blocks + (place / 32 + at) * 34;
                 block[2 + lane] = (u8)byte;
                 if (lane == 0) *(u16 *)block = to_half(rounded);
             }
@@ -252,14 +248,14 @@ __device__ __forceinline__ void attend_line(const Line &line, const Step &step, 
     }
 }
 
-// Has keys and values that this block will look back on come closer.
-__device__ __forceinline__ void fetch_kept(const Line &line, const Step &step) {
-    const u32 size = line.n[3], head = blockIdx.x;
-    if (line.n[0] != 1 || head >= line.n[1]) return;
-    const u64 stride = (u64)line.n[2] * size * 2, start = (u64)((line.n[5] + head) / line.n[4]) * size * 2;
+// Prefetches the part of the KV cache that this block will attend to.
+__device__ __forceinline__ void prefetch_kv(const Attend &op, const Step &step) {
+    const u32 size = op.head_size, head = blockIdx.x;
+    if (op.rows != 1 || head >= op.heads) return;
+    const u64 stride = (u64)op.kv_heads * size * 2, start = (u64)((op.offset + head) / op.group) * size * 2;
     for (u32 at = threadIdx.x; at < step.past; at += THREADS)
         for (u32 off = 0; off < size * 2; off += 128) {
-            asm volatile("prefetch.global.L2 [%0];" :: "l"(line.p[1] + start + at * stride + off));
-            asm volatile("prefetch.global.L2 [%0];" :: "l"(line.p[2] + start + at * stride + off));
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(op.keys + start + at * stride + off));
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(op.values + start + at * stride + off));
         }
 }

@@ -54,40 +54,37 @@ __device__ float decoded(const u8 *base, u32 type, u64 blocks, u64 block, u32 at
     return d * (float)q + least;
 }
 
-// n: 0 rows, 1 width, 2 type, 3 first, 4 count, 5 whether a later line writes `into`. p: 0 table, 1 into, 8 where others
-// are told, or 0.
-__device__ APART void embed_line(const Line &line, u32 token, const u32 *ids) {
-    const u32 rows = line.n[0], width = line.n[1], type = line.n[2], first = line.n[3], count = line.n[4];
+__device__ APART void embed(const Embed &op, u32 token, const u32 *ids) {
+    const u32 rows = op.rows, width = op.width, type = op.quant, first = op.first, count = op.count;
     const u32 size = is_plain(type) ? 1 : is_long(type) ? 256 : 32;
     const u64 blocks = (u64)count * width / size;
     // A block has as many numbers at a time as it has threads.
-    const u32 pieces = (width + THREADS - 1) / THREADS;
-    for (u32 piece = blockIdx.x; piece < rows * pieces; piece += gridDim.x) {
-        const u32 row = piece / pieces, i = piece % pieces * THREADS + threadIdx.x;
+    const u32 parts = (width + THREADS - 1) / THREADS;
+    for (u32 part = blockIdx.x; part < rows * parts; part += gridDim.x) {
+        const u32 row = part / parts, i = part % parts * THREADS + threadIdx.x;
         if (i >= width) continue;
         u32 id = rows == 1 ? token : read(ids + row);
         bool here = id >= first && id - first < count;
         u64 start = here ? (u64)(id - first) * width : 0;
-        float *into = (float *)line.p[1] + (u64)row * width;
+        float *into = (float *)op.into + (u64)row * width;
         u64 at = start + i;
-        float value = here ? decoded((const u8 *)line.p[0], type, blocks, at / size, at % size) : into[i];
-        if (here && !line.n[5]) into[i] = value;
-        if (line.p[8]) tell((float *)line.p[8] + i, is_written(value) ? value : __uint_as_float(0x7fffffffu));
+        float value = here ? decoded((const u8 *)op.table, type, blocks, at / size, at % size) : into[i];
+        if (here && !op.is_overwritten) into[i] = value;
+        if (op.slot) publish((float *)op.slot + i, is_written(value) ? value : __uint_as_float(0x7fffffffu));
     }
 }
 
-// n: 0 rows, 1 width, 2 epsilon. p: 0 from, 1 weight, 2 into.
-__device__ APART void norm_line(const Line &line, u8 *memory) {
-    const u32 rows = line.n[0], width = line.n[1];
+__device__ APART void norm(const Norm &op, u8 *memory) {
+    const u32 rows = op.rows, width = op.width;
     float *row = (float *)memory;
     double *lanes = (double *)(row + (width + 1) / 2 * 2);
-    const float *weight = (const float *)line.p[1];
+    const float *weight = (const float *)op.weight;
     for (u32 at = blockIdx.x; at < rows; at += gridDim.x) {
         __syncthreads();
-        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)line.p[0] + (u64)at * width + i);
+        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)op.from + (u64)at * width + i);
         __syncthreads();
-        float scale = norm_of(row, width, __uint_as_float(line.n[2]), lanes);
-        float *out = (float *)line.p[2] + (u64)at * width;
+        float scale = norm_of(row, width, __uint_as_float(op.epsilon), lanes);
+        float *out = (float *)op.into + (u64)at * width;
         for (u32 i = threadIdx.x; i < width; i += THREADS) out[i] = (row[i] * scale) * weight[i];
     }
 }
@@ -111,17 +108,16 @@ template <class F> __device__ void round_long(u64 blocks, u8 *out, F value) {
     }
 }
 
-// n: 0 rows, 1 width, 2 type. p: 0 from, 1 into.
-__device__ APART void quantize_line(const Line &line) {
-    const float *from = (const float *)line.p[0];
-    u64 values = (u64)line.n[0] * line.n[1];
-    if (line.n[2] == F32) {
+__device__ APART void quantize(const Quantize &op) {
+    const float *from = (const float *)op.from;
+    u64 values = (u64)op.rows * op.width;
+    if (op.quant == F32) {
         for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < values; i += (u64)gridDim.x * THREADS)
-            ((float *)line.p[1])[i] = read(from + i);
+            ((float *)op.into)[i] = read(from + i);
         return;
     }
-    if (line.n[2] == Q8_K) {
-        round_long(values / 256, (u8 *)line.p[1], [=](u64 block, u32 at) { return read(from + block * 256 + at); });
+    if (op.quant == Q8_K) {
+        round_long(values / 256, (u8 *)op.into, [=](u64 block, u32 at) { return read(from + block * 256 + at); });
         return;
     }
     u32 lane = threadIdx.x % 32;
@@ -129,61 +125,59 @@ __device__ APART void quantize_line(const Line &line) {
         float value = read(from + at * 32 + lane);
         int byte;
         float scale = round_values<1>(&value, &byte);
-        u8 *block = (u8 *)line.p[1] + at * 34;
+        u8 *block = (u8 *)op.into + at * 34;
         block[2 + lane] = (u8)byte;
         if (lane == 0) *(u16 *)block = to_half(scale);
     }
 }
 
-// Rows of Q4_K become inputs. n: 0 blocks. p: 0 from, 1 into.
-__device__ APART void round_q4_k_line(const Line &line) {
-    const u8 *from = (const u8 *)line.p[0];
-    u64 blocks = line.n[0];
-    round_long(blocks, (u8 *)line.p[1], [=](u64 block, u32 at) { return decoded(from, Q4_K, blocks, block, at); });
+// Rows of Q4_K become inputs.
+__device__ APART void round_q4_k(const RoundQ4K &op) {
+    const u8 *from = (const u8 *)op.from;
+    u64 blocks = op.blocks;
+    round_long(blocks, (u8 *)op.into, [=](u64 block, u32 at) { return decoded(from, Q4_K, blocks, block, at); });
 }
 
-// n: 0 rows, 1 heads, 2 head's size, 3 dims, 4 pairs. p: 0 data, 1 table.
-__device__ APART void rotate_line(const Line &line, u32 past) {
-    const u32 heads = line.n[1], size = line.n[2], dims = line.n[3], half = dims / 2;
-    u64 count = (u64)line.n[0] * heads * half;
+__device__ APART void rotate(const Rotate &op, u32 past) {
+    const u32 heads = op.heads, size = op.head_size, dims = op.dims, half = dims / 2;
+    u64 count = (u64)op.rows * heads * half;
     for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (u64)gridDim.x * THREADS) {
         u32 pair = i % half;
         u64 head = i / half, row = head / heads;
-        float *data = (float *)line.p[0] + head * size;
-        const float *table = (const float *)line.p[1] + (past + row) * dims;
-        u32 one = line.n[4] ? pair : 2 * pair, two = line.n[4] ? pair + half : 2 * pair + 1;
+        float *data = (float *)op.data + head * size;
+        const float *table = (const float *)op.table + (past + row) * dims;
+        u32 one = op.pairs ? pair : 2 * pair, two = op.pairs ? pair + half : 2 * pair + 1;
         float cos = table[2 * pair], sin = table[2 * pair + 1], a = read(data + one), b = read(data + two);
         data[one] = a * cos - b * sin;
         data[two] = a * sin + b * cos;
     }
 }
 
-// n: 0 elements, 1 elements of a row. p: 0 from, 1 into.
-__device__ void halve_line(const Line &line, u32 past) {
-    u16 *into = (u16 *)line.p[1] + (u64)past * line.n[1];
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0]; i += gridDim.x * THREADS)
-        into[i] = to_half(read((const float *)line.p[0] + i));
+__device__ void halve(const Halve &op, u32 past) {
+    u16 *into = (u16 *)op.into + (u64)past * op.row_elements;
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements; i += gridDim.x * THREADS)
+        into[i] = to_half(read((const float *)op.from + i));
 }
 
-__device__ void gate_line(const Line &line) {
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0]; i += gridDim.x * THREADS)
-        ((float *)line.p[2])[i] = gate_of(read((const float *)line.p[0] + i), read((const float *)line.p[1] + i));
+__device__ void gate(const Gate &op) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements; i += gridDim.x * THREADS)
+        ((float *)op.into)[i] = gate_of(read((const float *)op.gate + i), read((const float *)op.up + i));
 }
 
-__device__ void add_line(const Line &line) {
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0]; i += gridDim.x * THREADS)
-        ((float *)line.p[0])[i] = read((const float *)line.p[0] + i) + read((const float *)line.p[1] + i);
+__device__ void add(const Add &op) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements; i += gridDim.x * THREADS)
+        ((float *)op.into)[i] = read((const float *)op.into + i) + read((const float *)op.more + i);
 }
 
-__device__ void fill_line(const Line &line) {
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0]; i += gridDim.x * THREADS)
-        ((u32 *)line.p[0])[i] = line.n[1];
+__device__ void fill(const Fill &op) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.words; i += gridDim.x * THREADS)
+        ((u32 *)op.into)[i] = op.pattern;
 }
 
 // Pairs of bytes: blocks of Q8_0 begin at even ones.
-__device__ void copy_line(const Line &line) {
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < line.n[0] / 2; i += gridDim.x * THREADS)
-        ((u16 *)line.p[1])[i] = read((const u16 *)line.p[0] + i);
+__device__ void copy(const CopyBytes &op) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.bytes / 2; i += gridDim.x * THREADS)
+        ((u16 *)op.into)[i] = read((const u16 *)op.from + i);
 }
 
 __device__ __forceinline__ void note_time(u64 *times, u32 at) {
@@ -194,68 +188,69 @@ __device__ __forceinline__ void note_time(u64 *times, u32 at) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-spanker_card(const Line *lines, u32 count, Step step) {
-    __shared__ Line window[NEAR_LINES];
-    const u32 WORDS = sizeof(Line) / 4;
-    for (u32 i = threadIdx.x; i < min(count, (u32)NEAR_LINES) * WORDS; i += THREADS)
-        ((u32 *)window)[i] = __ldg((const u32 *)lines + i);
+spanker_card(const Instruction *program, u32 count, Step step) {
+    __shared__ Instruction window[WINDOW];
+    const u32 WORDS = sizeof(Instruction) / 4;
+    for (u32 i = threadIdx.x; i < min(count, (u32)WINDOW) * WORDS; i += THREADS)
+        ((u32 *)window)[i] = __ldg((const u32 *)program + i);
     __syncthreads();
 #ifdef STREAM
-    // What everyone waits for goes first: a run has it at its beginning or not at all.
-    if (window[0].kind == EMBED) embed_line(window[0], step.token, step.ids);
+    // Everyone waits for the embedding, so it goes first: a run has it at its beginning or not at all.
+    if (window[0].kind == EMBED) embed(window[0].embed, step.token, step.ids);
     const u8 *ring = shared + step.ring + threadIdx.x / 32 * SLOTS * SLOT_BYTES;
-    __shared__ Ahead aheads[WARPS];
+    __shared__ Prefetch saved[WARPS];
     __shared__ Rows rows[WARPS][PAIRS];
     const u32 own_rows = (u32)__cvta_generic_to_shared(rows[threadIdx.x / 32]);
-    From from = {(u32)__cvta_generic_to_shared(ring), own_rows, window, lines, 0};
-    Ahead ahead;
+    From from = {(u32)__cvta_generic_to_shared(ring), own_rows, window, program, 0};
+    Prefetch next;
     u32 slot = 0;
-    find_line(ahead, from, step.streamed);
-    for (u32 i = 0; i < SLOTS; i++) send_for(ahead, from, i * SLOT_BYTES);
-    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < step.pieces; i += (u64)gridDim.x * THREADS)
+    find_instruction(next, from, step.streamed);
+    for (u32 i = 0; i < SLOTS; i++) prefetch_slot(next, from, i * SLOT_BYTES);
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < step.unwritten_parts; i += (u64)gridDim.x * THREADS)
         step.unwritten[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
 #endif
     for (u32 at = 0; at < count; at++) {
         note_time(step.times, at);
-        const Line &line = window[at % NEAR_LINES];
+        const Instruction &instruction = window[at % WINDOW];
         u8 *memory = shared;
-        // Keys and values come closer a line before they are needed.
-        const Line &after = window[(at + 1) % NEAR_LINES];
-        if (at + 1 < count && after.kind == ATTEND) fetch_kept(after, step);
-        // Another line is on its way in the meantime.
-        bool more = threadIdx.x < WORDS && at + NEAR_LINES < count;
-        u32 word = more ? __ldg((const u32 *)(lines + at + NEAR_LINES) + threadIdx.x) : 0;
+        // Keys and values are prefetched an instruction before they are needed.
+        const Instruction &after = window[(at + 1) % WINDOW];
+        if (at + 1 < count && after.kind == ATTEND) prefetch_kv(after.attend, step);
+        // Another instruction is loaded in the meantime.
+        bool more = threadIdx.x < WORDS && at + WINDOW < count;
+        u32 word = more ? __ldg((const u32 *)(program + at + WINDOW) + threadIdx.x) : 0;
 #ifdef STREAM
         from.now = at;
 #endif
-        switch (line.kind) {
+        switch (instruction.kind) {
 #ifdef STREAM
             case EMBED: if (at > 0) __trap(); break;
             case ATTEND:
                 // What is not needed in the meantime leaves its registers.
-                if (threadIdx.x % 32 == 0) aheads[threadIdx.x / 32] = ahead;
-                attend_line(line, step, memory);
+                if (threadIdx.x % 32 == 0) saved[threadIdx.x / 32] = next;
+                attend(instruction.attend, step, memory);
                 __syncwarp();
-                ahead = aheads[threadIdx.x / 32];
-                if (at + 1 < count && blockIdx.x >= line.n[1] && after.kind == STREAMED && after.n[18] != 0 &&
-                    after.n[18] < at + NEAR_LINES)
-                    fetch_meanwhile(after, window[(after.n[18] - 1) % NEAR_LINES], line.n[1]);
+                next = saved[threadIdx.x / 32];
+                if (at + 1 < count && blockIdx.x >= instruction.attend.heads && after.kind == STREAMED &&
+                    after.streamed.next != 0 && after.streamed.next < at + WINDOW)
+                    prefetch_meanwhile(after.streamed, window[(after.streamed.next - 1) % WINDOW].streamed,
+                                       instruction.attend.heads);
                 break;
-            case STREAMED: stream_line(line, memory, ring, ahead, slot, from); break;
+            case STREAMED: streamed(instruction.streamed, memory, ring, next, slot, from); break;
 #else
-            case EMBED: embed_line(line, step.token, step.ids); break;
-            case ATTEND: attend_line(line, step, memory); break;
-            case VECTOR: vector_line(line, memory); break;
-            case MATMUL: matmul_line(line, memory); break;
-            case NORM: norm_line(line, memory); break;
-            case QUANTIZE: quantize_line(line); break;
-            case ROTATE: rotate_line(line, step.past); break;
-            case HALVE: halve_line(line, step.past); break;
-            case GATE: gate_line(line); break;
-            case ADD: add_line(line); break;
-            case FILL: fill_line(line); break;
-            case COPY: copy_line(line); break;
-            case ROUND_Q4_K: round_q4_k_line(line); break;
+            case EMBED: embed(instruction.embed, step.token, step.ids); break;
+            case ATTEND: attend(instruction.attend, step, memory); break;
+            case VECTOR: vector(instruction, memory); break;
+            case MATMUL: matmul(instruction.matmul, memory); break;
+            case NORM: norm(instruction.norm, memory); break;
+            case QUANTIZE: quantize(instruction.quantize); break;
+            case ROTATE: rotate(instruction.rotate, step.past); break;
+            case HALVE: halve(instruction.halve, step.past); break;
+            case GATE: gate(instruction.gate); break;
+            case ADD: add(instruction.add); break;
+            case FILL: fill(instruction.fill); break;
+            case COPY: copy(instruction.copy_bytes); break;
+            case ROUND_Q4_K: round_q4_k(instruction.round_q4_k); break;
 #endif
             default: __trap();
         }
@@ -263,10 +258,10 @@ spanker_card(const Line *lines, u32 count, Step step) {
 #ifdef STREAM
             __syncthreads();
 #else
-            arrive(step.meet);
-            await(step.meet, step.met + (u64)(at + 1) * gridDim.x);
+            arrive(step.barrier);
+            await(step.barrier, step.arrived + (u64)(at + 1) * gridDim.x);
 #endif
-            if (more) ((u32 *)&window[at % NEAR_LINES])[threadIdx.x] = word;
+            if (more) ((u32 *)&window[at % WINDOW])[threadIdx.x] = word;
         }
     }
     note_time(step.times, count);

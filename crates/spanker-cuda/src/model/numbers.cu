@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A card's program as one kernel: every block goes through the same list of lines. All blocks meet after each, or, where
-// weights come ahead of time, wait for the numbers that they need.
+// A card's program as one kernel: every block runs the same list of instructions. There is a grid barrier after each, or,
+// where weights are prefetched, blocks poll dataflow slots for the numbers that they need.
 //
 // Every number has the bits that ggml-spanker defines on a processor: sums of integers are exact in any order, sums of
 // f32 are folded in the order that is written there, and nothing is fused (compile with -fmad=false).
@@ -13,7 +13,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Where weights come ahead of time, one block has all of a multiprocessor.
+// Where weights are prefetched, one block has all of a multiprocessor.
 #ifdef STREAM
 #define BLOCKS 1
 #define THREADS 512
@@ -22,14 +22,14 @@ typedef unsigned long long u64;
 #define THREADS 256
 #endif
 #define WARPS (THREADS / 32)
-// The types of weights that there are, as bits: compiling for all of them takes long.
+// The types of weights that there are, as bits: compiling for all of them is slow.
 #ifndef TYPES
 #define TYPES ~0ull
 #endif
 #define HAS(type) (((TYPES) >> (type) & 1) != 0)
 #define NORM_LANES 128
 #define RUN 64
-// What is not worth registers and instructions of every place that calls it.
+// What is not worth registers and instructions of every caller.
 #define APART __noinline__
 // Rows of inputs that weights are unpacked for at once, rows of weights, and units of 32 weights of each.
 #define TILE_T 16
@@ -37,43 +37,13 @@ typedef unsigned long long u64;
 #ifndef TILE_R
 #define TILE_R 32
 #endif
-// Lines of which a block has copies: the one at work and those that follow.
-#define NEAR_LINES 8
-// A block looks so often whether the others have come, or have told a number: for some seconds.
+// Instructions of which a block has copies: the current one and those that follow.
+#define WINDOW 8
+// A block polls so often for the others or for a slot: for some seconds.
 #define MOST_SPINS (1u << 24)
-
-enum Kind {
-    EMBED = 1, NORM, QUANTIZE, MATMUL, ROTATE, HALVE, GATE, ADD, ATTEND, FILL, COPY, VECTOR, ROUND_Q4_K, STREAMED
-};
 
 // GGML's numbers of types.
 enum Type { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, Q8_K = 15, BF16 = 30 };
-
-struct Line {
-    u32 kind;
-    u32 n[19];
-    u64 p[12];
-};
-
-// What changes from step to step.
-struct Step {
-    u32 past;
-    u32 token;
-    const u32 *ids;
-    u64 *meet;
-    u64 met;
-    float *scores;
-    u32 scores_each;
-    // The first line whose weights come ahead of time: its number and one, or 0. And the bytes of shared memory that
-    // they come to, after those of lines.
-    u32 streamed;
-    u32 ring;
-    // Numbers that the next step's blocks tell each other, as pieces of 16 bytes: nobody has written them.
-    uint4 *unwritten;
-    u64 pieces;
-    // When each line begins in the first block, and when the last one ends, in nanoseconds; or nowhere.
-    u64 *times;
-};
 
 // All shared memory that is asked for at the start.
 extern __shared__ __align__(128) u8 shared[];
@@ -163,7 +133,7 @@ __device__ __forceinline__ float part_of(float most) {
     return __fmaf_rn(__fmaf_rn(-near, 127.0f, most), by, near);
 }
 
-// A block's scale from the bits of its largest magnitude: what it is multiplied with, and what it is kept as.
+// A block's scale from the bits of its largest magnitude: what it is multiplied with, and what is stored.
 __device__ __forceinline__ void scale_of(u32 largest, float *inverse, float *scale) {
     float most = __uint_as_float(largest);
     bool plain = largest != 0 && largest < 0x7f800000u;
@@ -177,40 +147,40 @@ __device__ __forceinline__ float read(const float *p) { return __ldcg(p); }
 __device__ __forceinline__ u16 read(const u16 *p) { return __ldcg(p); }
 __device__ __forceinline__ u32 read(const u32 *p) { return __ldcg(p); }
 
-// Where weights come ahead of time, blocks do not meet: they tell each other numbers, at places that begin as UNWRITTEN
-// and are written once in a step. Who needs a number looks until it is there. Sums and products have other bits where
-// they are not numbers.
+// Where weights are prefetched, there is no grid barrier: blocks pass numbers through dataflow slots, which begin as
+// UNWRITTEN and are written once in a step. Consumers poll a slot until it is written. Sums and products have other bits
+// where they are not numbers.
 #define UNWRITTEN 0xffffffffu
 
-__device__ __forceinline__ void tell(float *p, float value) {
+__device__ __forceinline__ void publish(float *p, float value) {
     asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(p), "f"(value) : "memory");
 }
 
 __device__ __forceinline__ bool is_written(float value) { return __float_as_uint(value) != UNWRITTEN; }
 
-__device__ __forceinline__ float4 look(const float4 *p) {
+__device__ __forceinline__ float4 load_relaxed(const float4 *p) {
     float4 v;
     asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
     return v;
 }
 
-__device__ __forceinline__ float look(const float *p) {
+__device__ __forceinline__ float load_relaxed(const float *p) {
     float v;
     asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
     return v;
 }
 
-__device__ __forceinline__ float hear(const float *p, bool told) {
-    float value = look(p);
-    for (u32 spins = 0; told && !is_written(value); spins++) {
-        value = look(p);
+__device__ __forceinline__ float await_slot(const float *p, bool is_slot) {
+    float value = load_relaxed(p);
+    for (u32 spins = 0; is_slot && !is_written(value); spins++) {
+        value = load_relaxed(p);
         if (spins > MOST_SPINS) __trap();
     }
     return value;
 }
 
-// A piece of weights as it lies here: what is read together lies together, one plane after the other.
+// A shard of weights in the card's memory: what is read together is stored together, one plane after the other.
 struct Weights {
     const u8 *base;
     u64 blocks;

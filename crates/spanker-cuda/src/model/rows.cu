@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many rows of inputs.
 
-// n: 0 rows of inputs, 1 width, 2 rows of weights, 3 input's type, 4 weights' type. p: 0 inputs, 1 weights, 2 out.
-template <int TYPE> __device__ APART void many_rows(const Line &line, u8 *memory) {
-    const u32 rows = line.n[0], width = line.n[1], outs = line.n[2], type = line.n[3];
+template <int TYPE> __device__ APART void many_rows(const Matmul &op, u8 *memory) {
+    const u32 rows = op.rows, width = op.width, outs = op.outs, type = op.input_quant;
     const bool eighths = TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K;
     const u32 units = units_of(width), STRIDE = TILE_U + 1;
     // Rows of weights of a thread, and sums that it folds.
     const u32 OWN = TILE_R * TILE_U / THREADS, FOLDS = TILE_R * TILE_T / THREADS;
     const u64 row_bytes = type == Q8_0 ? (u64)units * 34 : (u64)units / 8 * 292;
-    Weights w = weights_at(line.p[1], TYPE, outs, width);
+    Weights w = weights_at(op.weights, TYPE, outs, width);
     Inputs in;
     in.low = (int4 *)memory;
     in.high = in.low + TILE_T * TILE_U;
@@ -30,10 +29,10 @@ template <int TYPE> __device__ APART void many_rows(const Line &line, u8 *memory
 #pragma unroll
             for (u32 i = 0; i < OWN; i++)
                 loaded[i] = load_unit<TYPE>(w, (u64)(r0 + min(warp + i * WARPS, rs - 1)) * units + u0 + at);
-            // Inputs as they lie, and then as products take them.
+            // Inputs as blocks, and then as products read them.
             u32 first = type == Q8_0 ? u0 * 34 : u0 / 8 * 292, halves = (type == Q8_0 ? us * 34 : us / 8 * 292) / 2;
             for (u32 t = warp; t < ts; t += WARPS) {
-                const u16 *from = (const u16 *)((const u8 *)line.p[0] + (t0 + t) * row_bytes + first);
+                const u16 *from = (const u16 *)((const u8 *)op.inputs + (t0 + t) * row_bytes + first);
                 for (u32 i = lane; i < halves; i += 32) raw[t * TILE_U * 20 + i] = read(from + i);
             }
             __syncthreads();
@@ -65,10 +64,10 @@ template <int TYPE> __device__ APART void many_rows(const Line &line, u8 *memory
                 for (u32 t = 0; t < ts; t++) {
                     Inputs part = in;
                     part.low += t * TILE_U, part.high += t * TILE_U, part.scale += t * TILE_U, part.sum += t * TILE_U;
-                    float term = term_of<TYPE>(v, x, met_by<TYPE>(part, at));
-                    float *place = to + (r * TILE_T + t) * STRIDE;
-                    if (!eighths) place[lane] = term;
-                    else if (lane % 8 == 0) place[lane / 8] = term;
+                    float term = term_of<TYPE>(v, x, inputs_of<TYPE>(part, at));
+                    float *target = to + (r * TILE_T + t) * STRIDE;
+                    if (!eighths) target[lane] = term;
+                    else if (lane % 8 == 0) target[lane / 8] = term;
                 }
             }
             __syncthreads();
@@ -83,40 +82,40 @@ template <int TYPE> __device__ APART void many_rows(const Line &line, u8 *memory
 #pragma unroll
         for (u32 f = 0; f < FOLDS; f++) {
             u32 pair = threadIdx.x + f * THREADS, r = pair / TILE_T, t = pair % TILE_T;
-            if (r < rs && t < ts) ((float *)line.p[2])[(u64)(t0 + t) * outs + r0 + r] = sums[f];
+            if (r < rs && t < ts) ((float *)op.out)[(u64)(t0 + t) * outs + r0 + r] = sums[f];
         }
         __syncthreads();
     }
 }
 
-__device__ APART void plain_rows(const Line &line, u8 *memory) {
-    const u32 rows = line.n[0], width = line.n[1], outs = line.n[2], type = line.n[4];
+__device__ APART void plain_rows(const Matmul &op, u8 *memory) {
+    const u32 rows = op.rows, width = op.width, outs = op.outs, type = op.weight_quant;
     float *row = (float *)memory;
     for (u32 t = 0; t < rows; t++) {
         __syncthreads();
-        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)line.p[0] + (u64)t * width + i);
+        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)op.inputs + (u64)t * width + i);
         __syncthreads();
         u32 pair = (blockIdx.x * THREADS + threadIdx.x) / 16, pairs = gridDim.x * THREADS / 16;
         for (u32 r = pair; r < (outs + 1) / 2 * 2; r += pairs) {
             u32 safe = min(r, outs - 1);
-            const u8 *w = (const u8 *)line.p[1] + (u64)safe * width * plain_bytes(type);
+            const u8 *w = (const u8 *)op.weights + (u64)safe * width * plain_bytes(type);
             float sum = plain_dot(w, type, row, width, threadIdx.x % 16);
-            if (threadIdx.x % 16 == 0 && r < outs) ((float *)line.p[2])[(u64)t * outs + r] = sum;
+            if (threadIdx.x % 16 == 0 && r < outs) ((float *)op.out)[(u64)t * outs + r] = sum;
         }
     }
 }
 
-__device__ APART void matmul_line(const Line &line, u8 *memory) {
-    switch (line.n[4]) {
-        case Q4_0: if constexpr (HAS(Q4_0)) many_rows<Q4_0>(line, memory); break;
-        case Q4_1: if constexpr (HAS(Q4_1)) many_rows<Q4_1>(line, memory); break;
-        case Q5_0: if constexpr (HAS(Q5_0)) many_rows<Q5_0>(line, memory); break;
-        case Q5_1: if constexpr (HAS(Q5_1)) many_rows<Q5_1>(line, memory); break;
-        case Q8_0: if constexpr (HAS(Q8_0)) many_rows<Q8_0>(line, memory); break;
-        case Q4_K: if constexpr (HAS(Q4_K)) many_rows<Q4_K>(line, memory); break;
-        case Q5_K: if constexpr (HAS(Q5_K)) many_rows<Q5_K>(line, memory); break;
-        case Q6_K: if constexpr (HAS(Q6_K)) many_rows<Q6_K>(line, memory); break;
-        case F32: case F16: case BF16: plain_rows(line, memory); break;
+__device__ APART void matmul(const Matmul &op, u8 *memory) {
+    switch (op.weight_quant) {
+        case Q4_0: if constexpr (HAS(Q4_0)) many_rows<Q4_0>(op, memory); break;
+        case Q4_1: if constexpr (HAS(Q4_1)) many_rows<Q4_1>(op, memory); break;
+        case Q5_0: if constexpr (HAS(Q5_0)) many_rows<Q5_0>(op, memory); break;
+        case Q5_1: if constexpr (HAS(Q5_1)) many_rows<Q5_1>(op, memory); break;
+        case Q8_0: if constexpr (HAS(Q8_0)) many_rows<Q8_0>(op, memory); break;
+        case Q4_K: if constexpr (HAS(Q4_K)) many_rows<Q4_K>(op, memory); break;
+        case Q5_K: if constexpr (HAS(Q5_K)) many_rows<Q5_K>(op, memory); break;
+        case Q6_K: if constexpr (HAS(Q6_K)) many_rows<Q6_K>(op, memory); break;
+        case F32: case F16: case BF16: plain_rows(op, memory); break;
         default: __trap();
     }
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What processors do with a model, measured for a moment: as numbers of a card's profile.
 //!
-//! A few layers of the model go through the same programs, lines and kernels as in a run, with weights of no meaning.
-//! Every line is timed by the processor's clock, at several numbers of rows and of positions, and so is every exchange.
+//! A few layers of the model run with the same programs, instructions and kernels as in use, with weights of no meaning.
+//! Every instruction is timed by the device's clock, at several numbers of rows and of positions, and so is every
+//! exchange.
 
 mod bench;
 mod fit;
@@ -27,7 +28,7 @@ const ROWS: [u64; 7] = [1, 2, 8, 16, 32, 64, 128];
 const EDGES: [u64; 8] = [17, 33, 48, 49, 65, 96, 97, 112];
 /// Positions after which attention is measured, as far as the context goes.
 const POSITIONS: [u64; 3] = [16, 512, 2048];
-/// Bytes with which a rate is looked for.
+/// Bytes with which a rate is measured.
 const MANY: f64 = 1e9;
 const SOURCE: &str = "the model's own programs on a few of its layers, just now";
 
@@ -46,13 +47,13 @@ fn positions(rows: u64, context: u64) -> Vec<u64> {
 /// What was measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Speeds {
-    /// What kinds of operators take where nobody else is on the processor.
+    /// The costs of kinds of operators where nobody else is on the device.
     pub operators: Vec<OperatorRate>,
     /// Seconds of an exchange through the host's memory, and of a byte of what everybody has afterwards.
     pub exchange: Option<(f64, f64)>,
     /// Seconds until the host knows a token, besides operators and exchanges.
     pub step_seconds: f64,
-    /// Seconds that the first prompt of a length takes besides: its program is made and copied.
+    /// Extra seconds of the first prompt of a length: its program is made and copied.
     pub first_use_seconds: f64,
     /// Multiplications with additions in a second, of products of a whole batch.
     macs_per_second: f64,
@@ -95,16 +96,16 @@ impl Speeds {
         let mut rows: Vec<u64> = ROWS.into_iter().filter(|&rows| rows < batch).collect();
         rows.push(batch.min(context).max(1));
         rows.dedup();
-        let (mut lines, mut exchanges, mut besides) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut instructions, mut exchanges, mut besides) = (Vec::new(), Vec::new(), Vec::new());
         for &rows in &rows {
             let mut first: Option<Vec<fit::Timed>> = None;
             for past in positions(rows, context) {
                 let mut step = bench.step(rows, past)?;
                 match &first {
-                    Some(first) => fit::charge_attention(first, &mut step.lines),
-                    None => first = Some(step.lines.clone()),
+                    Some(first) => fit::charge_attention(first, &mut step.instructions),
+                    None => first = Some(step.instructions.clone()),
                 }
-                lines.extend(step.lines);
+                instructions.extend(step.instructions);
                 exchanges.extend(step.exchanges);
                 if rows == 1 {
                     besides.push(step.besides);
@@ -113,21 +114,27 @@ impl Speeds {
         }
         for rows in EDGES.into_iter().filter(|&rows| rows < batch.min(context)) {
             let step = bench.step(rows, 0)?;
-            // What attention takes for each of more positions cannot be seen here.
-            lines.extend(step.lines.into_iter().filter(|line| !line.is_attention()));
+            // The cost of attention for each of more positions cannot be seen here.
+            instructions.extend(
+                step.instructions.into_iter().filter(|instruction| !instruction.is_attention()),
+            );
         }
         let exchange = (!exchanges.is_empty()).then(|| fit::exchange(&exchanges));
         let largest = groups.iter().map(Vec::len).max().unwrap_or(1);
-        let macs = |line: &&fit::Timed| line.loads.iter().any(|load| load.macs > 0);
+        let macs = |instruction: &&fit::Timed| instruction.loads.iter().any(|load| load.macs > 0);
         let most = rows.last().copied().unwrap_or(1);
-        let products: Vec<&fit::Timed> =
-            lines.iter().filter(|line| line.rows == most).filter(macs).collect();
-        let count: u64 = products.iter().flat_map(|line| &line.loads).map(|load| load.macs).sum();
-        let seconds: f64 = products.iter().map(|line| line.seconds).sum();
+        let products: Vec<&fit::Timed> = instructions
+            .iter()
+            .filter(|instruction| instruction.rows == most)
+            .filter(macs)
+            .collect();
+        let count: u64 =
+            products.iter().flat_map(|instruction| &instruction.loads).map(|load| load.macs).sum();
+        let seconds: f64 = products.iter().map(|instruction| instruction.seconds).sum();
         Ok(Speeds {
-            operators: fit::operators(&lines),
+            operators: fit::operators(&instructions),
             exchange,
-            // Where candidates of several cards meet, prices count one more exchange.
+            // Where candidates of several cards are compared, prices count one more exchange.
             step_seconds: (bench::median(besides)
                 - exchange.filter(|_| largest > 1).map_or(0.0, |(start, _)| start))
             .max(1e-6),
@@ -139,7 +146,7 @@ impl Speeds {
         })
     }
 
-    /// Takes over what products with other types of weights take.
+    /// Copies the costs of products with other types of weights.
     pub fn with_products(&mut self, other: &Speeds) {
         let is_product = |entry: &&OperatorRate| entry.kind == OperatorKind::Product;
         let own: Vec<Option<String>> =
@@ -182,7 +189,7 @@ impl Speeds {
         profile
     }
 
-    /// The same cards with these numbers, and exchanges that take what they took.
+    /// The same cards with these numbers, and exchanges with their measured costs.
     ///
     /// # Errors
     /// [`TopologyError`] for cards that cannot be connected in this way.

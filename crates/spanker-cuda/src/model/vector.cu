@@ -8,10 +8,10 @@ __device__ __forceinline__ Weights weights_at(u64 base, u32 type, u64 rows, u32 
     return w;
 }
 
-// Rows that a warp takes together: their weights are on the way at the same time and meet the same inputs.
+// Rows that a warp multiplies together: their weights are loaded at the same time and use the same inputs.
 #define ABREAST 8
 
-// The terms of `rows` rows from `first` on go to shared memory, `stride` apart.
+// Writes the terms of `rows` rows from `first` on to shared memory, `stride` apart.
 template <int TYPE>
 __device__ __forceinline__ void terms_of(const Weights &w, u32 first, u32 rows, u32 width, const Inputs &in,
                                          float *terms, u32 stride) {
@@ -31,11 +31,11 @@ __device__ __forceinline__ void terms_of(const Weights &w, u32 first, u32 rows, 
             places[i] = (first + min(row + i, rows - 1)) * each + unit;
             units[i] = load_unit<TYPE>(w, places[i]);
         }
-        Met<TYPE> met = met_by<TYPE>(in, unit);
+        UnitInputs<TYPE> inputs = inputs_of<TYPE>(in, unit);
 #pragma unroll
         for (int i = 0; i < ABREAST; i++) {
             Unpacked<TYPE> v = unpack<TYPE>(w, units[i], places[i]);
-            float term = term_of<TYPE>(v, numbers_of<TYPE>(units[i]), met);
+            float term = term_of<TYPE>(v, numbers_of<TYPE>(units[i]), inputs);
             if (at < each && row + i < rows) {
                 if (!eighths) terms[(row + i) * stride + at] = term;
                 else if (at % 8 == 0) terms[(row + i) * stride + at / 8] = term;
@@ -94,10 +94,7 @@ __device__ __forceinline__ float plain_dot(const u8 *weights, u32 type, const fl
     return sum;
 }
 
-// How a product's results are kept.
-enum Keep { STORE = 0, INTO = 1, GATED = 2 };
-
-// Rounds rows that have all been written to blocks of inputs, once the last of each block is there.
+// Rounds results to blocks of inputs, each once the last of its numbers has been written.
 __device__ __forceinline__ void round_when_full(const float *values, u8 *out, u32 type, u32 first, u32 rows, u32 *counters) {
     __shared__ u32 full[64];
     __shared__ u32 found;
@@ -144,17 +141,17 @@ __device__ __forceinline__ void round_when_full(const float *values, u8 *out, u3
     __syncthreads();
 }
 
-// ---------------------------------------------------------------- one row of inputs: lines
+// ---------------------------------------------------------------- one row of inputs: instructions
 
-// The matrix and rows of one of a line's tiles: their numbers are those of the first matrix, then those of the second.
-__device__ __forceinline__ void tile_at(const Line &line, u32 index, u32 *matrix, u32 *first, u32 *rows) {
-    u32 tile = line.n[5], at = index < line.n[13] ? 0 : index < line.n[14] ? 1 : 2;
-    index -= at == 0 ? 0 : line.n[12 + at];
-    *matrix = at, *first = index * tile, *rows = min(tile, line.n[7 + 2 * at] - index * tile);
+// The matrix and rows of one of an instruction's tiles: those of the first matrix come first, then those of the second.
+__device__ __forceinline__ void tile_at(const Vector &op, u32 index, u32 *matrix, u32 *first, u32 *rows) {
+    u32 tile = op.tile_rows, at = index < op.tile_ends[0] ? 0 : index < op.tile_ends[1] ? 1 : 2;
+    index -= at == 0 ? 0 : op.tile_ends[at - 1];
+    *matrix = at, *first = index * tile, *rows = min(tile, op.matrices[at].rows - index * tile);
 }
 
-// All blocks have come here before any goes on: each tells the others, and then waits for them. What others wrote is read
-// past the first-level cache, so that nothing in it has to be given up here.
+// A grid barrier: each block announces its arrival, and then waits for all others. What others wrote is read past the
+// first-level cache, so that nothing in it has to be invalidated here.
 __device__ __forceinline__ void arrive(u64 *counter) {
     __syncthreads();
     if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u64 [%0], 1;" :: "l"(counter) : "memory");
@@ -172,13 +169,12 @@ __device__ __forceinline__ void await(u64 *counter, u64 target) {
     __syncthreads();
 }
 
-// n: 0 width, 1 input's type, 2 whether it is normed first, 3 epsilon, 4 keep, 5 rows of a tile, 6.. types and rows
-// of up to three matrices, 12 the type of blocks of gated results. p: 0 input, 1 norm's weight, 2, 3, 4 matrices,
-// 5 out, 6 second out or counters, 7 third out or blocks of gated results.
-__device__ __forceinline__ void vector_line(const Line &line, u8 *memory) {
-    const u32 width = line.n[0], type = line.n[1], keep = line.n[4];
+__device__ __forceinline__ void vector(const Instruction &instruction, u8 *memory) {
+    const Vector &op = instruction.vector;
+    const GatedVector &gated = instruction.gated_vector;
+    const u32 width = op.width, type = op.input_quant, keep = op.keep;
     const u32 units = units_of(width);
-    const bool plain = is_plain(line.n[6]);
+    const bool plain = is_plain(op.matrices[0].quant);
     Inputs in;
     in.low = (int4 *)memory;
     in.high = in.low + units;
@@ -187,24 +183,24 @@ __device__ __forceinline__ void vector_line(const Line &line, u8 *memory) {
     float *row = plain ? (float *)memory : (float *)(memory + (units * 40 + 15) / 16 * 16);
     double *lanes = (double *)(row + 2 * width);
     float *to = plain ? (float *)(lanes + NORM_LANES) : row;
-    if (line.n[2]) {
-        norm_inputs((const float *)line.p[0], (const float *)line.p[1], __uint_as_float(line.n[3]), width,
+    if (op.is_normed) {
+        norm_inputs((const float *)op.input, (const float *)op.norm_weight, __uint_as_float(op.epsilon), width,
                     plain ? F32 : type, row, lanes, in);
     } else if (plain) {
-        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)line.p[0] + i);
+        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)op.input + i);
         __syncthreads();
     } else {
-        take_inputs((const u8 *)line.p[0], type, units, in, (u8 *)row);
+        load_inputs((const u8 *)op.input, type, units, in, (u8 *)row);
     }
-    const u32 all = line.n[15];
+    const u32 all = op.tile_ends[2];
     for (u32 index = blockIdx.x; index < all; index += gridDim.x) {
         u32 at, first, some;
-        tile_at(line, index, &at, &first, &some);
-        const u32 kind = line.n[6 + 2 * at];
-        const Weights weights = weights_at(line.p[2 + at], kind, line.n[7 + 2 * at], width);
-        float *out = (float *)line.p[5 + at];
+        tile_at(op, index, &at, &first, &some);
+        const u32 kind = op.matrices[at].quant;
+        const Weights weights = weights_at(op.weights[at], kind, op.matrices[at].rows, width);
+        float *out = (float *)op.outs[at];
         u32 count = is_long(kind) ? units / 8 : units, stride = stride_of(count);
-        // What a result is added to is on its way in the meantime.
+        // What a result is added to is loaded in the meantime.
         float there = keep == INTO && threadIdx.x < some ? read(out + first + threadIdx.x) : 0.0f;
         if (is_plain(kind)) {
             for (u32 r = threadIdx.x / 16; r < (some + 1) / 2 * 2; r += THREADS / 16) {
@@ -216,8 +212,8 @@ __device__ __forceinline__ void vector_line(const Line &line, u8 *memory) {
         } else {
             // Both halves of a gated pair have the same blocks.
             for (u32 half = 0; half < (keep == GATED ? 2 : 1); half++) {
-                u32 type = line.n[6 + 2 * (at + half)];
-                Weights w = weights_at(line.p[2 + at + half], type, line.n[7 + 2 * (at + half)], width);
+                u32 type = op.matrices[at + half].quant;
+                Weights w = weights_at(op.weights[at + half], type, op.matrices[at + half].rows, width);
                 terms(type, w, first, some, width, in, to + half * some * stride, stride);
             }
         }
@@ -232,7 +228,7 @@ __device__ __forceinline__ void vector_line(const Line &line, u8 *memory) {
             out[first + r] = sum;
         }
         __syncthreads();
-        if (keep == GATED && line.n[12])
-            round_when_full(out, (u8 *)line.p[7], line.n[12], first, some, (u32 *)line.p[6]);
+        if (keep == GATED && gated.block_quant)
+            round_when_full(out, (u8 *)gated.blocks, gated.block_quant, first, some, (u32 *)gated.counters);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types of weights: how a unit of 32 is loaded, unpacked and multiplied, and how inputs get ready for it.
+// Types of weights: how a unit of 32 is loaded, unpacked and multiplied, and how its inputs are prepared.
 
 __device__ __forceinline__ u32 units_of(u32 width) { return width / 32; }
 __device__ __forceinline__ bool is_long(u32 type) { return type == Q4_K || type == Q5_K || type == Q6_K; }
@@ -171,8 +171,8 @@ __device__ __forceinline__ Unpacked<TYPE> unpack(const Weights &w, const Unit &u
     return v;
 }
 
-// The inputs that a unit meets, whatever its row.
-template <int TYPE> struct Met {
+// The inputs of a unit, whatever its row.
+template <int TYPE> struct UnitInputs {
     int4 a, b;
     float scale;
     // Of a short type, the inputs' sum, of Q4_0 -8 times; of a long one with minima, the sums of both halves.
@@ -180,8 +180,8 @@ template <int TYPE> struct Met {
 };
 
 // `at` is the unit within the row.
-template <int TYPE> __device__ __forceinline__ Met<TYPE> met_by(const Inputs &in, u32 at) {
-    Met<TYPE> m;
+template <int TYPE> __device__ __forceinline__ UnitInputs<TYPE> inputs_of(const Inputs &in, u32 at) {
+    UnitInputs<TYPE> m;
     if (TYPE == Q4_K || TYPE == Q5_K) {
         u32 group = at / 2 * 2;
         const int4 *from = at % 2 == 0 ? in.low : in.high;
@@ -198,7 +198,7 @@ template <int TYPE> __device__ __forceinline__ Met<TYPE> met_by(const Inputs &in
 
 // The term that a block adds. Of a long type, the first of its eight lanes has it.
 template <int TYPE>
-__device__ __forceinline__ float term_of(const Unpacked<TYPE> &v, u32 x, const Met<TYPE> &m) {
+__device__ __forceinline__ float term_of(const Unpacked<TYPE> &v, u32 x, const UnitInputs<TYPE> &m) {
     float a = m.scale;
     if (TYPE == Q4_K || TYPE == Q5_K) {
         int products = v.scales[0] * dot16(v.a, m.a) + v.scales[1] * dot16(v.b, m.b);
@@ -236,7 +236,7 @@ template <int TYPE> __device__ __forceinline__ u32 numbers_of(const Unit &u) {
 
 // ---------------------------------------------------------------- inputs of products
 
-// Makes a block's bytes from values that threads of a warp hold: lane i has values i, i + 32, ..
+// Makes a block's bytes from values in registers of a warp: lane i has values i, i + 32, ..
 template <int EACH> __device__ __forceinline__ float round_values(const float *values, int *bytes) {
     u32 largest = 0;
 #pragma unroll
@@ -250,8 +250,8 @@ template <int EACH> __device__ __forceinline__ float round_values(const float *v
     return scale;
 }
 
-// A row as it lies in the memory of a card becomes inputs in shared memory, by way of `raw` there.
-__device__ __forceinline__ void take_inputs(const u8 *row, u32 type, u32 units, const Inputs &in, u8 *raw) {
+// Loads a row of blocks from the card's memory as inputs in shared memory, by way of `raw` there.
+__device__ __forceinline__ void load_inputs(const u8 *row, u32 type, u32 units, const Inputs &in, u8 *raw) {
     u32 bytes = type == Q8_0 ? units * 34 : units / 8 * 292;
     for (u32 at = threadIdx.x * 16; at < bytes; at += THREADS * 16)
         *(uint4 *)(raw + at) = __ldcg((const uint4 *)(row + at));
@@ -339,8 +339,8 @@ __device__ __forceinline__ Rounded round_eight(const float v[8], u32 type) {
     } else {
         largest = largest_in_warp(largest);
     }
-    float inverse, kept;
-    scale_of(largest, &inverse, &kept);
+    float inverse, stored;
+    scale_of(largest, &inverse, &stored);
     bool plain = largest != 0 && largest < 0x7f800000u;
     u32 words[2] = {0, 0};
     if (__all_sync(~0u, plain && inverse < __uint_as_float(0x7f800000u))) {
@@ -360,11 +360,11 @@ __device__ __forceinline__ Rounded round_eight(const float v[8], u32 type) {
     int sum = __dp4a((int)words[0], 0x01010101, __dp4a((int)words[1], 0x01010101, 0));
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    return {make_uint2(words[0], words[1]), sum, kept};
+    return {make_uint2(words[0], words[1]), sum, stored};
 }
 
-// A row is normed and becomes inputs in shared memory, without a way through the card's. `row` has room for twice the
-// row: the norm's weights follow it.
+// Norms a row and rounds it to inputs in shared memory, without a copy in the card's. `row` is twice as long as the row:
+// the norm's weights follow it.
 __device__ __forceinline__ void norm_inputs(const float *x, const float *weight, float epsilon, u32 width, u32 type,
                             float *row, double *lanes, const Inputs &in) {
     float *weights = row + width;

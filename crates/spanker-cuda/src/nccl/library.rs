@@ -9,7 +9,7 @@ use libloading::Library;
 
 use crate::{CudaError, Part};
 
-/// The names under which the library is looked for.
+/// The file names of the library.
 pub(crate) const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// A communicator of the library.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A few layers of a model on processors, whose steps are timed: line by line, and exchange by exchange.
+//! A few layers of a model on processors, whose steps are timed: instruction by instruction, and exchange by exchange.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use spanker_plan::{
 use spanker_runtime::BufferId;
 use spanker_topology::{Cluster, ExchangeKind};
 
-use super::fit::{Met, Timed};
+use super::fit::{Timed, TimedExchange};
 use crate::model::machine::{self, Processors, Span, Watch};
 use crate::{CudaError, Gpu};
 
-/// Bytes of weights and of keys and values at least, where there are so many: several times what caches hold.
+/// Bytes of weights and of the KV cache at least, where there are so many: several times the size of caches.
 const BYTES: u64 = 512 << 20;
-/// Bytes of keys and values for each position that are enough, and from which context on they count.
-const KEPT: u64 = 64 << 10;
+/// Bytes of the KV cache for each position that are enough, and from which context on they count.
+const CACHE_BYTES: u64 = 64 << 10;
 const MANY_POSITIONS: u64 = 256;
 /// Layers at least, where there are so many.
 const LAYERS: usize = 2;
-/// Looks at a step, of which the medians count, and after what time fewer are enough.
-const LOOKS: usize = 7;
+/// Runs of a step, of which the medians count, and after what time fewer are enough.
+const RUNS: usize = 7;
 const ENOUGH: Duration = Duration::from_millis(60);
-/// How long work goes on before it is timed: a processor that had nothing to do takes a while to be fast.
+/// How long work goes on before it is timed: an idle device needs a while to reach its clock rate.
 const WARM_UP: Duration = Duration::from_millis(150);
 /// A byte that weights of any type may consist of: none of their numbers is zero or very large.
 const SOME_WEIGHTS: u8 = 0x11;
@@ -49,10 +49,10 @@ pub(super) struct Bench {
 
 /// What a step took.
 pub(super) struct Stepped {
-    pub(super) lines: Vec<Timed>,
-    /// Every exchange, with what it takes to start lines after it.
-    pub(super) exchanges: Vec<Met>,
-    /// Seconds until the host knows the best token, besides lines and exchanges.
+    pub(super) instructions: Vec<Timed>,
+    /// Every exchange, with what it takes to start instructions after it.
+    pub(super) exchanges: Vec<TimedExchange>,
+    /// Seconds until the host knows the best token, besides instructions and exchanges.
     pub(super) besides: f64,
 }
 
@@ -70,13 +70,14 @@ fn shortened(model: &Model, stages: usize, context: u64, most: u64) -> Model {
         }
     }
     let least = LAYERS.max(stages);
-    let kept = context * 4 * model.kv_heads * model.head_size;
+    let cached = context * 4 * model.kv_heads * model.head_size;
     let is_enough = |layers: &[spanker_model::Layer]| {
         let weights: u64 = layers.iter().map(spanker_model::Layer::bytes).sum();
-        let kept = kept * layers.len() as u64;
-        let most_kept = if context < MANY_POSITIONS { 0 } else { BYTES.min(context * KEPT) };
-        let is_most = weights.saturating_add(kept) >= most;
-        layers.len() >= least && (is_most || weights >= BYTES && kept >= most_kept)
+        let cached = cached * layers.len() as u64;
+        let most_cached =
+            if context < MANY_POSITIONS { 0 } else { BYTES.min(context * CACHE_BYTES) };
+        let is_most = weights.saturating_add(cached) >= most;
+        layers.len() >= least && (is_most || weights >= BYTES && cached >= most_cached)
     };
     for layer in &model.layers {
         let enough = is_enough(&layers);
@@ -122,15 +123,15 @@ impl Bench {
         let layouts = card_layouts(&short, cluster, stages, space, kind, kernels);
         processors.know(&types(&short));
         let mut buffers: Vec<HashMap<Buffer, BufferId>> = Vec::with_capacity(layouts.len());
-        for (seat, layout) in layouts.iter().enumerate() {
-            buffers.push(laid_out(&mut processors, seat, layout).map_err(failed)?);
+        for (slot, layout) in layouts.iter().enumerate() {
+            buffers.push(laid_out(&mut processors, slot, layout).map_err(failed)?);
         }
-        let mut weight = |seat: usize, piece: &Piece| {
-            let pieces = &layouts[seat].weights.pieces;
+        let mut weight = |slot: usize, piece: &Piece| {
+            let pieces = &layouts[slot].weights.pieces;
             let offset = pieces.iter().find(|(known, _)| known == piece).map_or(0, |(_, at)| *at);
-            Place { buffer: buffers[seat][&Buffer::Weights], offset }
+            Place { buffer: buffers[slot][&Buffer::Weights], offset }
         };
-        let mut buffer = |seat: usize, of: Buffer| buffers[seat][&of];
+        let mut buffer = |slot: usize, of: Buffer| buffers[slot][&of];
         let numerics = Numerics { epsilon: 1e-5f32.to_bits(), ..Numerics::default() };
         let programs = Programs::bound(
             &short,
@@ -171,7 +172,7 @@ impl Bench {
                 self.processors.forget();
                 ready = self.processors.prepare(&lists, groups).map_err(failed)?;
             }
-            let full = || CudaError::Unsupported(format!("no room for programs of {rows} rows"));
+            let full = || CudaError::Unsupported(format!("no memory for programs of {rows} rows"));
             self.preparing = begun.elapsed().as_secs_f64();
             self.prepared.insert(rows, ready.ok_or_else(full)?);
         }
@@ -181,13 +182,13 @@ impl Bench {
         let ran = self.processors.watched(program, &tokens, past as usize, watch);
         let (_, spans) = ran.map_err(failed)?;
         if rows == 1 {
-            for seat in self.programs.last() {
-                let one = &self.programs.members()[seat];
+            for slot in self.programs.last() {
+                let one = &self.programs.members()[slot];
                 let mut logits =
                     vec![0.0f32; (one.shard.vocab.end - one.shard.vocab.start) as usize];
                 let place = one.place(Buffer::Logits);
                 let out = bytemuck::cast_slice_mut(&mut logits);
-                self.processors.read(seat, place, out).map_err(failed)?;
+                self.processors.read(slot, place, out).map_err(failed)?;
                 std::hint::black_box(ops::best(&logits, 1));
             }
         } else {
@@ -205,60 +206,62 @@ impl Bench {
     ) -> Result<(Vec<Span>, f64), CudaError> {
         self.once(rows, past, watch)?;
         let begun = Instant::now();
-        let mut looks = Vec::with_capacity(LOOKS);
-        while looks.len() < LOOKS && (looks.len() < 2 || begun.elapsed() < ENOUGH) {
-            looks.push(self.once(rows, past, watch)?);
+        let mut runs = Vec::with_capacity(RUNS);
+        while runs.len() < RUNS && (runs.len() < 2 || begun.elapsed() < ENOUGH) {
+            runs.push(self.once(rows, past, watch)?);
         }
-        let mut spans = looks[0].0.clone();
+        let mut spans = runs[0].0.clone();
         for (at, span) in spans.iter_mut().enumerate() {
-            let each = looks.iter().filter_map(|(spans, _)| spans.get(at));
+            let each = runs.iter().filter_map(|(spans, _)| spans.get(at));
             match watch {
-                Watch::Lines => {
+                Watch::Instructions => {
                     span.end =
                         span.start + median(each.map(|span| span.end - span.start).collect());
                 }
                 _ => span.end = median(each.map(|span| span.end).collect()),
             }
         }
-        Ok((spans, median(looks.iter().map(|look| look.1).collect())))
+        Ok((spans, median(runs.iter().map(|run| run.1).collect())))
     }
 
     /// What a step of so many rows takes after so many tokens.
     pub(super) fn step(&mut self, rows: u64, past: u64) -> Result<Stepped, CudaError> {
-        let (spans, _) = self.several(rows, past, Watch::Lines)?;
-        let is_told = rows == 1 || spans.iter().any(|span| span.exchanged.is_some());
-        let (ends, wall) = match is_told {
+        let (spans, _) = self.several(rows, past, Watch::Instructions)?;
+        let has_exchanges = rows == 1 || spans.iter().any(|span| span.exchanged.is_some());
+        let (ends, wall) = match has_exchanges {
             true => self.several(rows, past, Watch::Exchanges)?,
             false => (Vec::new(), 0.0),
         };
         let lists = self.lists(rows, past);
         let loads: Vec<Vec<Option<Load>>> = lists.iter().map(|list| loads(list)).collect();
-        let mut lines: Vec<Timed> = Vec::new();
+        let mut instructions: Vec<Timed> = Vec::new();
         let mut before: Option<(usize, &Span)> = None;
         for span in spans.iter().filter(|span| span.exchanged.is_none()) {
             let seconds = span.end - span.start;
-            // Several lines for the same operators are one.
-            match (lines.last_mut(), before) {
-                (Some(last), Some((seat, one))) if (seat, &one.ops) == (span.seat, &span.ops) => {
+            // Several instructions for the same operators are one.
+            match (instructions.last_mut(), before) {
+                (Some(last), Some((slot, one))) if (slot, &one.ops) == (span.slot, &span.ops) => {
                     last.seconds += seconds;
                 }
                 _ => {
-                    let loads = loads[span.seat][span.ops.clone()].iter().flatten().copied();
-                    lines.push(Timed { rows, loads: loads.collect(), seconds });
+                    let loads = loads[span.slot][span.ops.clone()].iter().flatten().copied();
+                    instructions.push(Timed { rows, loads: loads.collect(), seconds });
                 }
             }
-            before = Some((span.seat, span));
+            before = Some((span.slot, span));
         }
         let (between, after) = self.between(&spans);
         let mut exchanges = Vec::new();
         let mut last = 0.0;
-        for (met, lines) in meetings(&ends).into_iter().zip(&between) {
-            let hop = matches!(lists[met.seat].get(met.ops.start), Some(Op::Receive { .. }));
-            let (bytes, seconds) = (met.exchanged.unwrap_or(0), met.end - last - lines);
-            exchanges.push(Met { rows, hop, bytes, seconds });
-            last = met.end;
+        for (exchange, instructions) in exchanges_of(&ends).into_iter().zip(&between) {
+            let hop =
+                matches!(lists[exchange.slot].get(exchange.ops.start), Some(Op::Receive { .. }));
+            let (bytes, seconds) =
+                (exchange.exchanged.unwrap_or(0), exchange.end - last - instructions);
+            exchanges.push(TimedExchange { rows, hop, bytes, seconds });
+            last = exchange.end;
         }
-        Ok(Stepped { lines, exchanges, besides: (wall - last - after).max(0.0) })
+        Ok(Stepped { instructions, exchanges, besides: (wall - last - after).max(0.0) })
     }
 
     /// How long processors are at work before each exchange, and after the last.
@@ -270,7 +273,7 @@ impl Bench {
         for span in spans {
             match span.exchanged {
                 None => {
-                    *each.entry(self.processors.gpu_of(span.seat)).or_default() +=
+                    *each.entry(self.processors.gpu_of(span.slot)).or_default() +=
                         span.end - span.start;
                 }
                 Some(0) => {}
@@ -287,14 +290,14 @@ impl Bench {
 }
 
 /// Exchanges of groups and what arrives from other stages, each once.
-fn meetings(spans: &[Span]) -> Vec<&Span> {
-    let mut met: Vec<&Span> = Vec::new();
+fn exchanges_of(spans: &[Span]) -> Vec<&Span> {
+    let mut exchange: Vec<&Span> = Vec::new();
     for span in spans.iter().filter(|span| span.exchanged.is_some_and(|bytes| bytes > 0)) {
-        if met.last().is_none_or(|last| last.start != span.start) {
-            met.push(span);
+        if exchange.last().is_none_or(|last| last.start != span.start) {
+            exchange.push(span);
         }
     }
-    met
+    exchange
 }
 
 /// What every operator of a list counts for, as prices count it.
@@ -320,16 +323,16 @@ fn loads(list: &[Op]) -> Vec<Option<Load>> {
 /// Allocates what a card has, and writes numbers into it with which work takes as long as with a model's.
 fn laid_out(
     processors: &mut Processors,
-    seat: usize,
+    slot: usize,
     layout: &CardLayout,
 ) -> Result<HashMap<Buffer, BufferId>, LlmError> {
     let mut own = HashMap::new();
     let some = vec![SOME_WEIGHTS; 16 << 20];
     if let Some(staging) = &layout.gpu {
-        processors.keep(seat, staging)?;
+        processors.keep(slot, staging)?;
     }
     for (buffer, bytes) in layout.allocations().filter(|(of, _)| *of != Buffer::Kernel) {
-        let id = processors.allocate(seat, buffer.name(), bytes)?;
+        let id = processors.allocate(slot, buffer.name(), bytes)?;
         own.insert(buffer, id);
         // Zeros are a rare case, which is slower.
         let numbers;
@@ -344,7 +347,7 @@ fn laid_out(
         while at < bytes && buffer != Buffer::Ids {
             let length = (bytes - at).min(with.len() as u64);
             let place = Place { buffer: id, offset: at };
-            processors.write(seat, place, &with[..length as usize])?;
+            processors.write(slot, place, &with[..length as usize])?;
             at += length;
         }
     }
@@ -361,7 +364,7 @@ fn laid_out(
         if is_vector {
             let ones = vec![1.0f32; (part.end - part.start) as usize];
             let place = Place { buffer: own[&Buffer::Weights], offset: *offset };
-            processors.write(seat, place, bytemuck::cast_slice(&ones))?;
+            processors.write(slot, place, bytemuck::cast_slice(&ones))?;
         }
     }
     Ok(own)

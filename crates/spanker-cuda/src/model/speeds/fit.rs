@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From the times of lines to what kinds of operators take. Pure: nothing is measured here.
+//! From the times of instructions to the costs of kinds of operators. Pure: nothing is measured here.
 //!
-//! A line may do several operators: a norm, the rounding of its results and the products that use them are one. A
-//! line's time belongs to the operators of its chief kind, and the others that it does take nothing. So the sum over a
-//! program's operators is the sum over its lines, which is what a prediction adds up.
+//! An instruction may do several operators: a norm, the rounding of its results and the products that use them are one. The
+//! time of an instruction is attributed to the operators of its chief kind, and the others that it does cost nothing. So
+//! the sum over a program's operators is the sum over its instructions, which is what a prediction adds up.
 
 use spanker_model::Quant;
 use spanker_plan::Load;
 use spanker_topology::{OperatorKind, OperatorRate, Seconds};
 
-/// A line that was timed, in a step of so many rows.
+/// An instruction that was timed, in a step of so many rows.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Timed {
     pub(super) rows: u64,
@@ -18,7 +18,7 @@ pub(super) struct Timed {
     pub(super) seconds: f64,
 }
 
-/// Units in a second of what takes no time of its own.
+/// Units in a second of what has no cost of its own.
 const AT_ONCE: f64 = 1e18;
 /// Rounds of the solver: it has a few unknowns.
 const ROUNDS: usize = 20_000;
@@ -26,7 +26,7 @@ const ROUNDS: usize = 20_000;
 /// A kind of operator, and the type of its weights.
 type Key = (OperatorKind, Option<Quant>);
 
-/// To which kind of its operators a line's time belongs: the first of these that it has.
+/// To which kind of its operators an instruction's time belongs: the first of these that it has.
 const CHIEF: [OperatorKind; 10] = [
     OperatorKind::Product,
     OperatorKind::Attention,
@@ -67,17 +67,18 @@ impl Timed {
     }
 }
 
-/// Moves what lines take longer than in the same step after fewer tokens to the attention before them: nothing else
-/// depends on that, but blocks that were done with their heads wait for the others at the beginning of the next line.
-pub(super) fn charge_attention(fewer: &[Timed], lines: &mut [Timed]) {
+/// Moves the extra time of instructions, compared with the same step after fewer tokens, to the attention before them:
+/// nothing else depends on the number of tokens, but blocks that were done with their heads wait for the others at the
+/// beginning of the next instruction.
+pub(super) fn charge_attention(fewer: &[Timed], instructions: &mut [Timed]) {
     let mut attention: Option<usize> = None;
-    for at in 0..lines.len().min(fewer.len()) {
-        if lines[at].is_attention() {
+    for at in 0..instructions.len().min(fewer.len()) {
+        if instructions[at].is_attention() {
             attention = Some(at);
         } else if let Some(attention) = attention {
-            let longer = lines[at].seconds - fewer[at].seconds;
-            lines[at].seconds -= longer;
-            lines[attention].seconds += longer;
+            let longer = instructions[at].seconds - fewer[at].seconds;
+            instructions[at].seconds -= longer;
+            instructions[attention].seconds += longer;
         }
     }
 }
@@ -115,24 +116,24 @@ fn solve(rows: &[Vec<f64>], times: &[f64]) -> Vec<f64> {
     found.iter().zip(&scale).map(|(found, scale)| found / scale).collect()
 }
 
-/// What operators of one kind take: a start, and a unit.
+/// The cost of operators of one kind: a start, and a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-struct Taken {
+struct Cost {
     start: f64,
     unit: f64,
 }
 
-/// What operators of the chief kind of these lines take, by type of weights.
-fn taken(lines: &[&Timed]) -> Vec<(Key, Taken)> {
+/// The costs of operators of the chief kind of these instructions, by type of weights.
+fn cost(instructions: &[&Timed]) -> Vec<(Key, Cost)> {
     let mut keys: Vec<Key> = Vec::new();
-    for load in lines.iter().flat_map(|line| line.charged()) {
+    for load in instructions.iter().flat_map(|instruction| instruction.charged()) {
         if !keys.contains(&key(load)) {
             keys.push(key(load));
         }
     }
-    let columns = |line: &&Timed| {
+    let columns = |instruction: &&Timed| {
         let mut row = vec![0.0; 2 * keys.len()];
-        for load in line.charged() {
+        for load in instruction.charged() {
             let at = keys.iter().position(|known| *known == key(load)).unwrap_or(0);
             let starts = load.starts || load.kind != OperatorKind::Product;
             row[2 * at] += f64::from(u8::from(starts));
@@ -140,45 +141,47 @@ fn taken(lines: &[&Timed]) -> Vec<(Key, Taken)> {
         }
         row
     };
-    let rows: Vec<Vec<f64>> = lines.iter().map(columns).collect();
-    let times: Vec<f64> = lines.iter().map(|line| line.seconds).collect();
+    let rows: Vec<Vec<f64>> = instructions.iter().map(columns).collect();
+    let times: Vec<f64> = instructions.iter().map(|instruction| instruction.seconds).collect();
     let found = solve(&rows, &times);
-    // Together they take what was measured, however well lines can be told apart.
+    // Together they cost what was measured, however well instructions can be distinguished.
     let by = |row: &Vec<f64>| row.iter().zip(&found).map(|(a, x)| a * x).sum::<f64>();
     let (sum, measured) = (rows.iter().map(by).sum::<f64>(), times.iter().sum::<f64>());
     let factor = if sum > 0.0 { measured / sum } else { 1.0 };
     let pairs =
-        found.chunks_exact(2).map(|pair| Taken { start: pair[0] * factor, unit: pair[1] * factor });
+        found.chunks_exact(2).map(|pair| Cost { start: pair[0] * factor, unit: pair[1] * factor });
     keys.into_iter().zip(pairs).collect()
 }
 
-fn entry((kind, weights): Key, rows: u64, taken: Taken) -> OperatorRate {
+fn entry((kind, weights): Key, rows: u64, cost: Cost) -> OperatorRate {
     let weights = weights.map(|quant| quant.to_string());
-    let rate = (1.0 / taken.unit.max(1.0 / AT_ONCE)).min(AT_ONCE);
-    OperatorRate { kind, weights, rows, overhead: Seconds(taken.start), rate }
+    let rate = (1.0 / cost.unit.max(1.0 / AT_ONCE)).min(AT_ONCE);
+    OperatorRate { kind, weights, rows, overhead: Seconds(cost.start), rate }
 }
 
-/// What every kind of operator takes, by lines of steps of several numbers of rows.
-pub(super) fn operators(lines: &[Timed]) -> Vec<OperatorRate> {
-    let mut all: Vec<u64> = lines.iter().map(|line| line.rows).collect();
+/// The cost of every kind of operator, by instructions of steps of several numbers of rows.
+pub(super) fn operators(instructions: &[Timed]) -> Vec<OperatorRate> {
+    let mut all: Vec<u64> = instructions.iter().map(|instruction| instruction.rows).collect();
     all.sort_unstable();
     all.dedup();
     let mut entries = Vec::new();
-    // These count by size alone: what their lines take besides goes to the norms of the same step.
-    let mut sizes: Vec<(OperatorKind, Taken)> = Vec::new();
+    // These count by size alone: the rest of their instructions' time goes to the norms of the same step.
+    let mut sizes: Vec<(OperatorKind, Cost)> = Vec::new();
     for kind in CHIEF.into_iter().filter(|&kind| is_rowless(kind)) {
-        let own: Vec<&Timed> = lines.iter().filter(|line| line.chief() == Some(kind)).collect();
-        let found = taken(&own).first().map_or(Taken::default(), |(_, taken)| *taken);
+        let own: Vec<&Timed> =
+            instructions.iter().filter(|instruction| instruction.chief() == Some(kind)).collect();
+        let found = cost(&own).first().map_or(Cost::default(), |(_, cost)| *cost);
         sizes.push((kind, found));
-        entries.push(entry((kind, None), 1, Taken { start: 0.0, ..found }));
+        entries.push(entry((kind, None), 1, Cost { start: 0.0, ..found }));
     }
     for &rows in &all {
-        let own: Vec<&Timed> = lines.iter().filter(|line| line.rows == rows).collect();
+        let own: Vec<&Timed> =
+            instructions.iter().filter(|instruction| instruction.rows == rows).collect();
         entries.extend(of_rows(rows, &own, &sizes));
     }
     for kind in OperatorKind::ALL {
         if entries.iter().all(|entry: &OperatorRate| entry.kind != kind) {
-            entries.push(entry((kind, None), 1, Taken::default()));
+            entries.push(entry((kind, None), 1, Cost::default()));
         }
     }
     entries.sort_by(|a, b| (a.kind, &a.weights, a.rows).cmp(&(b.kind, &b.weights, b.rows)));
@@ -186,41 +189,48 @@ pub(super) fn operators(lines: &[Timed]) -> Vec<OperatorRate> {
 }
 
 /// Entries for one number of rows.
-fn of_rows(rows: u64, lines: &[&Timed], sizes: &[(OperatorKind, Taken)]) -> Vec<OperatorRate> {
-    let mut found: Vec<(Key, Taken)> = Vec::new();
+fn of_rows(
+    rows: u64,
+    instructions: &[&Timed],
+    sizes: &[(OperatorKind, Cost)],
+) -> Vec<OperatorRate> {
+    let mut found: Vec<(Key, Cost)> = Vec::new();
     for kind in CHIEF.into_iter().filter(|&kind| !is_rowless(kind)) {
-        let own: Vec<&Timed> =
-            lines.iter().copied().filter(|line| line.chief() == Some(kind)).collect();
-        found.extend(taken(&own));
+        let own: Vec<&Timed> = instructions
+            .iter()
+            .copied()
+            .filter(|instruction| instruction.chief() == Some(kind))
+            .collect();
+        found.extend(cost(&own));
     }
     // What others do on the way takes nothing.
-    for load in lines.iter().flat_map(|line| &line.loads) {
+    for load in instructions.iter().flat_map(|instruction| &instruction.loads) {
         if !is_rowless(load.kind)
             && load.rows == rows
             && !found.iter().any(|(known, _)| *known == key(load))
         {
-            found.push((key(load), Taken::default()));
+            found.push((key(load), Cost::default()));
         }
     }
-    let beside = |line: &&&Timed| match line.chief() {
-        None => line.seconds,
+    let beside = |instruction: &&&Timed| match instruction.chief() {
+        None => instruction.seconds,
         Some(kind) => {
             let start = sizes.iter().find(|(known, _)| *known == kind).map_or(0.0, |s| s.1.start);
-            start * line.charged().count() as f64
+            start * instruction.charged().count() as f64
         }
     };
-    let norms = lines.iter().flat_map(|line| &line.loads);
+    let norms = instructions.iter().flat_map(|instruction| &instruction.loads);
     let norms = norms.filter(|load| load.kind == OperatorKind::Norm && load.rows == rows).count();
-    let beside: f64 = lines.iter().map(|line| beside(&line)).sum();
+    let beside: f64 = instructions.iter().map(|instruction| beside(&instruction)).sum();
     if let Some((_, norm)) = found.iter_mut().find(|((kind, _), _)| *kind == OperatorKind::Norm) {
         norm.start += beside / norms.max(1) as f64;
     }
-    found.into_iter().map(|(key, taken)| entry(key, rows, taken)).collect()
+    found.into_iter().map(|(key, cost)| entry(key, rows, cost)).collect()
 }
 
 /// An exchange that was timed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Met {
+pub(super) struct TimedExchange {
     /// Rows of the step.
     pub(super) rows: u64,
     /// Whether it came from another stage.
@@ -230,25 +240,29 @@ pub(super) struct Met {
     pub(super) seconds: f64,
 }
 
-/// What an exchange takes: a start, and a byte. A token is little more than starts, so these are those of steps of one
+/// The cost of an exchange: a start, and a byte. A token is little more than starts, so these are those of steps of one
 /// row, where there are any; bytes are what makes larger ones take longer, each as important as any other.
-pub(super) fn exchange(samples: &[Met]) -> (f64, f64) {
+pub(super) fn exchange(samples: &[TimedExchange]) -> (f64, f64) {
     // Messages between stages overlap: they count where groups exchange nothing.
-    let only_hops = samples.iter().all(|met| met.hop);
-    let is_usable = |met: &&Met| met.seconds > 0.0 && (only_hops || !met.hop);
-    let usable: Vec<&Met> = samples.iter().filter(is_usable).collect();
-    let columns = |met: &&Met| vec![1.0 / met.seconds, met.bytes as f64 / met.seconds];
+    let only_hops = samples.iter().all(|exchange| exchange.hop);
+    let is_usable =
+        |exchange: &&TimedExchange| exchange.seconds > 0.0 && (only_hops || !exchange.hop);
+    let usable: Vec<&TimedExchange> = samples.iter().filter(is_usable).collect();
+    let columns = |exchange: &&TimedExchange| {
+        vec![1.0 / exchange.seconds, exchange.bytes as f64 / exchange.seconds]
+    };
     let rows: Vec<Vec<f64>> = usable.iter().map(columns).collect();
     let [start, byte] = solve(&rows, &vec![1.0; rows.len()])[..] else { return (0.0, 0.0) };
-    let tokens: Vec<&&Met> = usable.iter().filter(|met| met.rows == 1).collect();
+    let tokens: Vec<&&TimedExchange> =
+        usable.iter().filter(|exchange| exchange.rows == 1).collect();
     if tokens.is_empty() {
         return (start, byte);
     }
-    let rest = |met: &&&Met| met.seconds - byte * met.bytes as f64;
+    let rest = |exchange: &&&TimedExchange| exchange.seconds - byte * exchange.bytes as f64;
     let start = (tokens.iter().map(rest).sum::<f64>() / tokens.len() as f64).max(0.0);
     let rows: Vec<Vec<f64>> =
-        usable.iter().map(|met| vec![met.bytes as f64 / met.seconds]).collect();
-    let rest: Vec<f64> = usable.iter().map(|met| 1.0 - start / met.seconds).collect();
+        usable.iter().map(|exchange| vec![exchange.bytes as f64 / exchange.seconds]).collect();
+    let rest: Vec<f64> = usable.iter().map(|exchange| 1.0 - start / exchange.seconds).collect();
     (start, solve(&rows, &rest).first().copied().unwrap_or(byte))
 }
 
@@ -261,12 +275,12 @@ mod tests {
         Load { kind, weights, rows, bytes: units, macs: 0, units, starts: true }
     }
 
-    fn line(rows: u64, loads: &[Load], seconds: f64) -> Timed {
+    fn instruction(rows: u64, loads: &[Load], seconds: f64) -> Timed {
         Timed { rows, loads: loads.to_vec(), seconds }
     }
 
-    /// What a table says that the operators of lines take together.
-    fn priced(entries: &[OperatorRate], lines: &[Timed]) -> f64 {
+    /// What the operators of instructions cost together, by a table.
+    fn priced(entries: &[OperatorRate], instructions: &[Timed]) -> f64 {
         let time = |load: &Load| {
             let name = load.weights.map(|quant| quant.to_string());
             let own: Vec<OperatorRate> = entries
@@ -279,7 +293,7 @@ mod tests {
             let empty = spanker_topology::operator_time(&own, load.rows, 0.0).unwrap();
             if load.starts || load.kind != OperatorKind::Product { whole } else { whole - empty }
         };
-        lines.iter().flat_map(|line| &line.loads).map(time).sum()
+        instructions.iter().flat_map(|instruction| &instruction.loads).map(time).sum()
     }
 
     fn layer(rows: u64) -> Vec<Timed> {
@@ -287,38 +301,50 @@ mod tests {
         let scale = rows as f64;
         let mut follows = load(Product, rows, 3_000_000);
         follows.starts = false;
-        let mut lines = vec![
-            line(rows, &[load(Product, rows, 9_000_000), follows], 2e-6 + 12e6 / 4e12 * scale),
-            line(rows, &[load(Attention, rows, 1_000_000)], 3e-6 * scale),
-            line(rows, &[load(Attention, rows, 9_000_000)], 7e-6 * scale),
-            line(rows, &[load(Product, rows, 24_000_000)], 2e-6 + 24e6 / 4e12 * scale),
+        let mut instructions = vec![
+            instruction(
+                rows,
+                &[load(Product, rows, 9_000_000), follows],
+                2e-6 + 12e6 / 4e12 * scale,
+            ),
+            instruction(rows, &[load(Attention, rows, 1_000_000)], 3e-6 * scale),
+            instruction(rows, &[load(Attention, rows, 9_000_000)], 7e-6 * scale),
+            instruction(rows, &[load(Product, rows, 24_000_000)], 2e-6 + 24e6 / 4e12 * scale),
         ];
         if rows == 1 {
-            lines[0].loads.extend([load(Norm, 1, 100), load(Quantize, 1, 100)]);
+            instructions[0].loads.extend([load(Norm, 1, 100), load(Quantize, 1, 100)]);
         } else {
-            lines.push(line(rows, &[load(Norm, rows, 100 * rows)], 2.5e-6));
-            lines.push(line(rows, &[load(Quantize, rows, 100 * rows)], 2.5e-6));
-            lines.push(line(rows, &[load(Add, 1, 4_000 * rows)], 2.5e-6 + 4e3 * scale / 1e12));
+            instructions.push(instruction(rows, &[load(Norm, rows, 100 * rows)], 2.5e-6));
+            instructions.push(instruction(rows, &[load(Quantize, rows, 100 * rows)], 2.5e-6));
+            instructions.push(instruction(
+                rows,
+                &[load(Add, 1, 4_000 * rows)],
+                2.5e-6 + 4e3 * scale / 1e12,
+            ));
         }
-        lines
+        instructions
     }
 
     #[test]
-    fn operators_of_a_step_take_together_what_its_lines_took() {
-        let lines: Vec<Timed> = [1, 2, 16, 128].into_iter().flat_map(layer).collect();
-        let entries = operators(&lines);
+    fn operators_of_a_step_cost_together_what_its_instructions_took() {
+        let instructions: Vec<Timed> = [1, 2, 16, 128].into_iter().flat_map(layer).collect();
+        let entries = operators(&instructions);
         for rows in [1, 2, 16, 128] {
-            let own: Vec<Timed> = lines.iter().filter(|line| line.rows == rows).cloned().collect();
-            let measured: f64 = own.iter().map(|line| line.seconds).sum();
+            let own: Vec<Timed> = instructions
+                .iter()
+                .filter(|instruction| instruction.rows == rows)
+                .cloned()
+                .collect();
+            let measured: f64 = own.iter().map(|instruction| instruction.seconds).sum();
             let priced = priced(&entries, &own);
             assert!((priced / measured - 1.0).abs() < 0.01, "{rows}: {priced} of {measured}");
         }
     }
 
     #[test]
-    fn a_norm_within_a_product_takes_nothing_and_one_by_itself_its_line() {
-        let lines: Vec<Timed> = [1, 16].into_iter().flat_map(layer).collect();
-        let entries = operators(&lines);
+    fn a_norm_within_a_product_costs_nothing_and_one_by_itself_its_instruction() {
+        let instructions: Vec<Timed> = [1, 16].into_iter().flat_map(layer).collect();
+        let entries = operators(&instructions);
         let norm = |rows: u64| {
             let is = |e: &&OperatorRate| e.kind == OperatorKind::Norm && e.rows == rows;
             entries.iter().find(is).unwrap().time(100.0)
@@ -329,19 +355,19 @@ mod tests {
     }
 
     #[test]
-    fn what_products_wait_for_heads_that_look_further_back_is_attention() {
+    fn what_products_wait_for_heads_with_more_positions_is_attention() {
         use OperatorKind::{Attention, Product};
         let step = |past: u64, attention: f64, waiting: f64| {
             vec![
-                line(1, &[load(Product, 1, 9_000_000)], 5e-6),
-                line(1, &[load(Attention, 1, 1000 * past)], attention),
-                line(1, &[load(Product, 1, 9_000_000)], 5e-6 + waiting),
+                instruction(1, &[load(Product, 1, 9_000_000)], 5e-6),
+                instruction(1, &[load(Attention, 1, 1000 * past)], attention),
+                instruction(1, &[load(Product, 1, 9_000_000)], 5e-6 + waiting),
             ]
         };
         let few = step(16, 4e-6, 0.0);
         let mut many = step(2048, 20e-6, 15e-6);
         charge_attention(&few, &mut many);
-        let seconds: Vec<f64> = many.iter().map(|line| line.seconds).collect();
+        let seconds: Vec<f64> = many.iter().map(|instruction| instruction.seconds).collect();
         assert!((seconds[1] - 35e-6).abs() < 1e-12 && (seconds[2] - 5e-6).abs() < 1e-12);
         let entries = operators(&[few.clone(), many.clone()].concat());
         for (own, measured) in [(few, 14e-6), (many, 45e-6)] {
@@ -367,22 +393,22 @@ mod tests {
 
     #[test]
     fn an_exchange_is_a_start_and_bytes() {
-        let met = |rows: u64, bytes: u64, more: f64| Met {
+        let timed = |rows: u64, bytes: u64, more: f64| TimedExchange {
             rows,
             hop: false,
             bytes,
             seconds: 5e-5 + bytes as f64 * 2e-10 + more,
         };
         let sizes = [2048, 16384, 131_072, 1 << 20];
-        let samples = sizes.map(|bytes| met(bytes / 2048, bytes, 0.0));
+        let samples = sizes.map(|bytes| timed(bytes / 2048, bytes, 0.0));
         let (start, byte) = exchange(&samples);
         assert!((start - 5e-5).abs() < 1e-7 && (byte - 2e-10).abs() < 1e-12, "{start} {byte}");
         // Half of a message that came while nobody looked says nothing.
-        let hop = Met { hop: true, seconds: 1e-5, ..met(512, 1 << 20, 0.0) };
+        let hop = TimedExchange { hop: true, seconds: 1e-5, ..timed(512, 1 << 20, 0.0) };
         assert_eq!(exchange(&[&samples[..], &[hop]].concat()), (start, byte));
         // Where large ones have another start, those of tokens keep theirs.
         let samples = sizes
-            .map(|bytes| met(bytes / 2048, bytes, if bytes > 9e4 as u64 { 9e-5 } else { 0.0 }));
+            .map(|bytes| timed(bytes / 2048, bytes, if bytes > 9e4 as u64 { 9e-5 } else { 0.0 }));
         let (start, byte) = exchange(&samples);
         let token = start + byte * 2048.0;
         assert!((token / samples[0].seconds - 1.0).abs() < 0.02, "{token}");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a card's program to the lines of the kernel. Pure: nothing is launched here.
+//! From a card's program to the instructions of the kernel. Pure: nothing is launched here.
 //!
-//! Every operator has a line of its own. Of one row of inputs, operators that follow each other become one line: blocks
-//! of the kernel wait for each other after a line, and that takes about as long as a small matrix. The results have the
-//! same bits either way.
+//! Every operator has an instruction of its own. Of one row of inputs, operators that follow each other are fused into
+//! one instruction: the kernel has a grid barrier after each, which costs about as much as a small matrix. The results
+//! have the same bits either way.
 
 use std::ops::Range;
 
@@ -11,6 +11,7 @@ use spanker_model::Quant;
 use spanker_plan::Op;
 use spanker_runtime::{Place, Work};
 
+use super::operands::{self, Instruction, Matrix, keep, kind};
 use super::streams::{self, Rounding, Source};
 use crate::CudaError;
 
@@ -18,48 +19,16 @@ use crate::CudaError;
 pub(super) const THREADS: u32 = 256;
 /// Lanes in which squares are added.
 const NORM_LANES: u32 = 128;
-/// Terms of products that a block keeps at most, where a row has fewer.
+/// Terms of products in a block's shared memory at most, where a row has fewer.
 const TERMS: u32 = 11264;
 /// Rows of a tile at most.
 const MOST_ROWS: u32 = 1024;
-/// Rows of weights of a tile that meets many rows of inputs, and where a block has less shared memory.
+/// Rows of weights of a tile of a product of many rows, and where a block has less shared memory.
 pub(crate) const TILE_ROWS: [u32; 2] = [32, 16];
 /// Positions whose values are added up by themselves.
 const RUN: u32 = 64;
 
-/// A line of the kernel.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct Line {
-    pub(crate) kind: u32,
-    pub(crate) n: [u32; 19],
-    pub(crate) p: [u64; 12],
-}
-
-/// Kinds of lines, as the kernel numbers them.
-pub(crate) mod kind {
-    pub(crate) const EMBED: u32 = 1;
-    pub(crate) const NORM: u32 = 2;
-    pub(crate) const QUANTIZE: u32 = 3;
-    pub(crate) const MATMUL: u32 = 4;
-    pub(crate) const ROTATE: u32 = 5;
-    pub(crate) const HALVE: u32 = 6;
-    pub(crate) const GATE: u32 = 7;
-    pub(crate) const ADD: u32 = 8;
-    pub(crate) const ATTEND: u32 = 9;
-    pub(crate) const FILL: u32 = 10;
-    pub(crate) const COPY: u32 = 11;
-    pub(crate) const VECTOR: u32 = 12;
-    pub(crate) const ROUND_Q4_K: u32 = 13;
-    pub(crate) const STREAMED: u32 = 14;
-}
-
-/// How a product's results are kept.
-const STORE: u32 = 0;
-pub(super) const INTO: u32 = 1;
-pub(super) const GATED: u32 = 2;
-
-/// What lines are made for.
+/// What instructions are made for.
 pub(super) struct Setting<'a> {
     /// Where a place is in the processor's memory.
     pub(super) address: &'a dyn Fn(Place) -> u64,
@@ -71,19 +40,19 @@ pub(super) struct Setting<'a> {
     pub(super) counted: u32,
     /// Positions whose scores fit into shared memory.
     pub(super) scores: u32,
-    /// Rows of weights of a tile that meets many rows of inputs.
+    /// Rows of weights of a tile of a product of many rows.
     pub(super) tile_rows: u32,
-    /// Blocks of the kernel whose weights come ahead of time, or 0 where it cannot be had.
+    /// Blocks of the kernel whose weights are prefetched, or 0 where that is not possible.
     pub(super) streams: u32,
 }
 
 /// A part of a card's program.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Part {
-    /// Lines for the kernel.
-    Lines(Vec<Line>),
-    /// Lines for the kernel whose weights come ahead of time.
-    Streamed(Vec<Line>),
+    /// Instructions for the kernel.
+    Instructions(Vec<Instruction>),
+    /// Instructions for the kernel whose weights are prefetched.
+    Streamed(Vec<Instruction>),
     /// Something between cards.
     Exchange(Op),
 }
@@ -93,17 +62,17 @@ pub(super) enum Part {
 pub(super) struct Parts {
     pub(super) parts: Vec<Part>,
     pub(super) shared: u32,
-    /// Besides the weights that are on their way.
+    /// Without the ring of prefetched weights.
     pub(super) streamed: u32,
-    /// For every line and every exchange, in order: the operators of the program that it does. What takes no line
-    /// belongs to the next one.
+    /// For every instruction and every exchange, in order: the operators of the program that it does. An operator without an
+    /// instruction belongs to the next one.
     pub(super) ops: Vec<Range<usize>>,
 }
 
-/// Parts at most of a program with lines whose weights come ahead of time: starting a kernel takes longer than that saves.
+/// Parts at most of a program with prefetched weights: starting more kernels costs more than prefetching saves.
 const MOST_PARTS: usize = 4;
 
-/// Turns a card's program into lines. `alone` if no other card is in its group.
+/// Turns a card's program into instructions. `alone` if no other card is in its group.
 pub(super) fn translate(
     program: &[Op],
     alone: bool,
@@ -111,7 +80,8 @@ pub(super) fn translate(
 ) -> Result<Parts, CudaError> {
     let is_done = |(_, op): &(usize, &Op)| !matches!(op, Op::Mark { .. });
     let (numbers, ops): (Vec<usize>, Vec<&Op>) = program.iter().enumerate().filter(is_done).unzip();
-    let worth = |op: &&Op| vector(Some(op)).is_some_and(|product| streams::is_streamed(&product));
+    let worth =
+        |op: &&Op| row_product(Some(op)).is_some_and(|product| streams::is_streamed(&product));
     if alone && setting.streams > 0 && ops.iter().any(worth) {
         let parts = written(&ops, &numbers, alone, setting, setting.streams)?;
         if parts.parts.len() <= MOST_PARTS {
@@ -121,7 +91,7 @@ pub(super) fn translate(
     written(&ops, &numbers, alone, setting, 0)
 }
 
-/// A program as lines, with weights ahead of time in so many blocks. `numbers` are those of the operators.
+/// A program as instructions, with weights prefetched in so many blocks. `numbers` are those of the operators.
 fn written(
     ops: &[&Op],
     numbers: &[usize],
@@ -130,7 +100,8 @@ fn written(
     streams: u32,
 ) -> Result<Parts, CudaError> {
     let parts = Parts::default();
-    let mut writer = Writer { setting, parts, lines: Vec::new(), alone, streams, rounding: None };
+    let mut writer =
+        Writer { setting, parts, instructions: Vec::new(), alone, streams, rounding: None };
     let (mut rest, mut begun) = (ops, 0);
     while let Some(first) = rest.first() {
         let before = writer.parts.ops.len();
@@ -156,10 +127,10 @@ fn written(
 struct Writer<'a> {
     setting: &'a Setting<'a>,
     parts: Parts,
-    lines: Vec<Line>,
+    instructions: Vec<Instruction>,
     /// Whether what is exchanged within the group stays where it is.
     alone: bool,
-    /// Blocks of the kernel whose weights come ahead of time, or 0.
+    /// Blocks of the kernel whose weights are prefetched, or 0.
     streams: u32,
     /// What the next operator, a product, rounds by itself.
     rounding: Option<Rounding>,
@@ -177,7 +148,7 @@ fn bytes_of(type_id: u32) -> Result<Quant, CudaError> {
 
 /// A product of one row of inputs.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Vector {
+pub(super) struct RowProduct {
     pub(super) a: Place,
     pub(super) b: Place,
     pub(super) out: Place,
@@ -186,11 +157,11 @@ pub(super) struct Vector {
     pub(super) types: [u32; 2],
 }
 
-fn vector(op: Option<&&Op>) -> Option<Vector> {
+fn row_product(op: Option<&&Op>) -> Option<RowProduct> {
     match op {
         Some(Op::Work(Work::Matmul { a, b, out, shape: [1, width, rows], types })) => {
             let (width, rows) = (*width, *rows);
-            Some(Vector { a: *a, b: *b, out: *out, width, rows, types: *types })
+            Some(RowProduct { a: *a, b: *b, out: *out, width, rows, types: *types })
         }
         _ => None,
     }
@@ -256,9 +227,9 @@ impl Writer<'_> {
         (self.setting.address)(place)
     }
 
-    fn push(&mut self, line: Line, shared: u32) {
-        // Either kernel may come to lines that both know.
-        let (plain, streamed) = match line.kind {
+    fn push(&mut self, instruction: Instruction, shared: u32) {
+        // Either kernel may run instructions that both know.
+        let (plain, streamed) = match instruction.kind() {
             kind::STREAMED => (0, shared),
             kind::ATTEND => (shared, shared),
             _ => (shared, 0),
@@ -266,21 +237,22 @@ impl Writer<'_> {
         self.parts.shared = self.parts.shared.max(plain);
         self.parts.streamed = self.parts.streamed.max(streamed);
         self.parts.ops.push(0..0);
-        self.lines.push(line);
+        self.instructions.push(instruction);
     }
 
     fn close(&mut self) {
-        let runs = streams::runs(std::mem::take(&mut self.lines));
+        let runs = streams::runs(std::mem::take(&mut self.instructions));
         self.parts.parts.extend(runs.into_iter().map(|(streamed, run)| match streamed {
             true => Part::Streamed(run),
-            false => Part::Lines(run),
+            false => Part::Instructions(run),
         }));
     }
 
-    /// Whether rounding is left to the product that uses the blocks: if it comes next, with weights that come ahead of
-    /// time, and nobody else reads them. `rest` is what follows.
+    /// Whether rounding is left to the product that uses the blocks: if it comes next, with prefetched weights, and
+    /// nobody else reads the blocks. `rest` is what follows.
     fn is_rounded_later(&self, rounding: &Rounding, rest: &[&Op]) -> bool {
-        let uses = |op: Option<&&Op>| vector(op).filter(|product| product.a == rounding.blocks);
+        let uses =
+            |op: Option<&&Op>| row_product(op).filter(|product| product.a == rounding.blocks);
         self.streams > 0
             && Some(rounding.quant) == Quant::Q8_0.ggml_id()
             && uses(rest.first()).is_some_and(|product| {
@@ -289,10 +261,10 @@ impl Writer<'_> {
             && rest.get(1..).is_none_or(|rest| is_unread(rounding.blocks, rest))
     }
 
-    /// Writes the line of products whose weights come ahead of time. Says whether they can.
+    /// Writes the instruction of products whose weights are prefetched. Returns whether they can be.
     fn streamed(
         &mut self,
-        products: &[Vector],
+        products: &[RowProduct],
         normed: Option<Normed>,
         keep: u32,
     ) -> Result<bool, CudaError> {
@@ -305,16 +277,16 @@ impl Writer<'_> {
             (None, Some(rounding)) => Source::Rounded(rounding.numbers),
             (None, None) => return Ok(false),
         };
-        let line = streams::line(products, &source, keep, self.streams, self.setting.address)?;
-        let Some((line, shared)) = line else { return Ok(false) };
+        let op = streams::products(products, &source, keep, self.streams, self.setting.address)?;
+        let Some((op, shared)) = op else { return Ok(false) };
         if normed.is_none() {
             self.rounding = None;
         }
-        self.push(line, shared);
+        self.push(Instruction::new(op), shared);
         Ok(true)
     }
 
-    /// Rounds now what was left to a product whose weights cannot come ahead of time after all.
+    /// Rounds now what was left to a product whose weights cannot be prefetched after all.
     fn round_now(&mut self) -> Result<(), CudaError> {
         if let Some(Rounding { blocks, numbers, width, quant }) = self.rounding.take() {
             let round = Work::Quantize { from: numbers, into: blocks, rows: 1, width, quant };
@@ -323,7 +295,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes one line for several operators. Returns how many these are.
+    /// Writes one instruction for several operators. Returns how many these are.
     fn fused(&mut self, ops: &[&Op]) -> Result<usize, CudaError> {
         match ops.first() {
             Some(Op::Work(Work::Norm { from, weight, into, rows: 1, epsilon, .. }))
@@ -340,7 +312,7 @@ impl Writer<'_> {
                 Ok(taken)
             }
             Some(Op::Work(Work::Matmul { shape: [1, ..], .. })) => self.added_product(ops),
-            Some(Op::Work(Work::Rotate { rows: 1, .. })) => self.turned_attention(ops),
+            Some(Op::Work(Work::Rotate { rows: 1, .. })) => self.rotated_attention(ops),
             _ => Ok(0),
         }
     }
@@ -359,7 +331,7 @@ impl Writer<'_> {
             taken += 1;
         }
         let mut products = Vec::new();
-        while let Some(product) = vector(ops.get(taken)) {
+        while let Some(product) = row_product(ops.get(taken)) {
             if !inputs.contains(&product.a) {
                 break;
             }
@@ -376,7 +348,7 @@ impl Writer<'_> {
         }
         for run in products.chunk_by(|one, two| one.a == two.a) {
             for some in run.chunks(3) {
-                self.vectors(some, Some(normed), STORE, None)?;
+                self.vectors(some, Some(normed), keep::STORE, None)?;
             }
         }
         Ok(taken)
@@ -386,8 +358,8 @@ impl Writer<'_> {
     fn gated(
         &mut self,
         rest: &[&Op],
-        one: Vector,
-        two: Vector,
+        one: RowProduct,
+        two: RowProduct,
         normed: Normed,
     ) -> Result<Option<usize>, CudaError> {
         let plain = bytes_of(one.types[1])?.block() == 1;
@@ -413,14 +385,14 @@ impl Writer<'_> {
                 false => blocks = Some((rounding.blocks, rounding.quant)),
             }
         }
-        self.vectors(&[one, two], Some(normed), GATED, blocks)?;
+        self.vectors(&[one, two], Some(normed), keep::GATED, blocks)?;
         self.rounding = later;
         Ok(Some(taken))
     }
 
     /// A product that is added to what is there.
     fn added_product(&mut self, ops: &[&Op]) -> Result<usize, CudaError> {
-        let Some(product) = vector(ops.first()) else { return Ok(0) };
+        let Some(product) = row_product(ops.first()) else { return Ok(0) };
         let moved = gathered(ops.get(1), product.out);
         let out = moved.unwrap_or(product.out);
         let taken = 1 + usize::from(moved.is_some());
@@ -428,18 +400,18 @@ impl Writer<'_> {
             Some(Op::Work(Work::Reduce { into, sources, elements, .. }))
                 if sources[..] == [*into, out] && *elements == product.rows =>
             {
-                let product = Vector { out: *into, ..product };
-                self.vectors(&[product], None, INTO, None)?;
+                let product = RowProduct { out: *into, ..product };
+                self.vectors(&[product], None, keep::INTO, None)?;
                 Ok(taken + 1)
             }
             _ => Ok(0),
         }
     }
 
-    /// One line for products that share their inputs.
+    /// One instruction for products that share their inputs.
     fn vectors(
         &mut self,
-        products: &[Vector],
+        products: &[RowProduct],
         normed: Option<Normed>,
         keep: u32,
         blocks: Option<(Place, u32)>,
@@ -450,62 +422,56 @@ impl Writer<'_> {
         }
         self.round_now()?;
         let width = small(first.width)?;
-        let mut line = Line { kind: kind::VECTOR, ..Line::default() };
-        line.n[0] = width;
-        line.n[1] = first.types[0];
-        line.n[4] = keep;
+        let mut op =
+            operands::Vector { width, input_quant: first.types[0], keep, ..Default::default() };
         match normed {
             Some(Normed { from, weight, epsilon }) => {
-                line.n[2] = 1;
-                line.n[3] = epsilon;
-                line.p[0] = self.at(from);
-                line.p[1] = self.at(weight);
+                (op.is_normed, op.epsilon) = (1, epsilon);
+                (op.input, op.norm_weight) = (self.at(from), self.at(weight));
             }
-            None => line.p[0] = self.at(first.a),
+            None => op.input = self.at(first.a),
         }
+        let gated = keep == keep::GATED;
         for (at, product) in products.iter().enumerate() {
-            line.n[6 + 2 * at] = product.types[1];
-            line.n[7 + 2 * at] = small(product.rows)?;
-            line.p[2 + at] = self.at(product.b);
-            line.p[5 + at] = self.at(product.out);
-        }
-        let gated = keep == GATED;
-        if gated {
-            line.p[6] = self.setting.counters;
-        }
-        if let Some((place, quant)) = blocks {
-            line.n[12] = quant;
-            line.p[7] = self.at(place);
+            op.matrices[at] = Matrix { quant: product.types[1], rows: small(product.rows)? };
+            op.weights[at] = self.at(product.b);
+            op.outs[at] = self.at(product.out);
         }
         let rows: u64 = products.iter().map(|product| product.rows).sum();
         let weights = bytes_of(first.types[1])?;
         let units = width / 32;
         let row = NORM_LANES * 8 + 2 * width * 4;
         let shared = if weights.block() == 1 {
-            let tile = small(rows.div_ceil(u64::from(self.setting.blocks)))?.clamp(1, MOST_ROWS);
-            line.n[5] = tile;
-            row + tile * 4
+            op.tile_rows =
+                small(rows.div_ceil(u64::from(self.setting.blocks)))?.clamp(1, MOST_ROWS);
+            row + op.tile_rows * 4
         } else {
             let stride = stride(if weights.block() == 256 { units / 8 } else { units });
             let each = if gated { 2 * stride } else { stride };
             let rows = if gated { small(first.rows)? } else { small(rows)? };
-            let tile = tile(rows, each, self.setting.blocks);
-            line.n[5] = tile;
-            units * 40 + 48 + (tile * each * 4).max(if normed.is_some() { row } else { units * 40 })
+            op.tile_rows = tile(rows, each, self.setting.blocks);
+            let terms = op.tile_rows * each * 4;
+            units * 40 + 48 + terms.max(if normed.is_some() { row } else { units * 40 })
         };
         let matrices = if gated { 1 } else { products.len() };
         let mut tiles = 0;
-        for at in 0..3 {
-            let rows = if at < matrices { line.n[7 + 2 * at] } else { 0 };
-            tiles += rows.div_ceil(line.n[5]);
-            line.n[13 + at] = tiles;
+        for (at, (matrix, end)) in op.matrices.iter().zip(&mut op.tile_ends).enumerate() {
+            let rows = if at < matrices { matrix.rows } else { 0 };
+            tiles += rows.div_ceil(op.tile_rows);
+            *end = tiles;
         }
-        self.push(line, shared);
+        let mut instruction = Instruction::new(op);
+        if let Some(gated) = instruction.get_mut::<operands::GatedVector>().filter(|_| gated) {
+            gated.counters = self.setting.counters;
+            let (blocks, quant) = blocks.map_or((0, 0), |(place, quant)| (self.at(place), quant));
+            (gated.blocks, gated.block_quant) = (blocks, quant);
+        }
+        self.push(instruction, shared);
         Ok(())
     }
 
-    /// Turning, keeping and looking back, in one line.
-    fn turned_attention(&mut self, ops: &[&Op]) -> Result<usize, CudaError> {
+    /// Rotary embedding, the store to the KV cache, and attention, in one instruction.
+    fn rotated_attention(&mut self, ops: &[&Op]) -> Result<usize, CudaError> {
         let [
             Op::Work(Work::Rotate { data: queries, table, dims, pairs, .. }),
             Op::Work(Work::Rotate { data: new_keys, .. }),
@@ -522,13 +488,10 @@ impl Writer<'_> {
         if !belong {
             return Ok(0);
         }
-        let (mut line, shared) = self.attention(attend)?;
-        line.n[7] = 1;
-        line.n[8] = small(*dims)?;
-        line.n[9] = *pairs;
-        line.p[4] = self.at(*table);
-        line.p[5] = self.at(*new_keys);
-        line.p[6] = self.at(*new_values);
+        let (mut op, shared) = self.attention(attend)?;
+        (op.is_fresh, op.dims, op.pairs) = (1, small(*dims)?, *pairs);
+        op.table = self.at(*table);
+        (op.new_keys, op.new_values) = (self.at(*new_keys), self.at(*new_values));
         let mut taken = 5;
         if let Some((rounding, more)) = rounding_of(&ops[taken..], *into)
             && rounding.quant == Quant::Q8_0.ggml_id().unwrap_or_default()
@@ -538,16 +501,15 @@ impl Writer<'_> {
             match self.is_rounded_later(&rounding, &ops[taken..]) {
                 true => self.rounding = Some(rounding),
                 false => {
-                    line.n[10] = rounding.quant;
-                    line.p[7] = self.at(rounding.blocks);
+                    (op.block_quant, op.blocks) = (rounding.quant, self.at(rounding.blocks));
                 }
             }
         }
-        self.push(line, shared);
+        self.push(Instruction::new(op), shared);
         Ok(taken)
     }
 
-    fn attention(&self, attend: &Work) -> Result<(Line, u32), CudaError> {
+    fn attention(&self, attend: &Work) -> Result<(operands::Attend, u32), CudaError> {
         let Work::Attend {
             queries,
             keys,
@@ -571,17 +533,9 @@ impl Writer<'_> {
             );
             return Err(CudaError::Unsupported(what));
         }
-        let mut line = Line { kind: kind::ATTEND, ..Line::default() };
-        for (to, from) in line.n.iter_mut().zip([rows, heads, kv_heads, head_size, group, offset]) {
-            *to = small(from)?;
-        }
-        line.n[6] = scale;
-        for (to, from) in line.p.iter_mut().zip([queries, keys, values, into]) {
-            *to = self.at(from);
-        }
-        let size = line.n[3];
+        let size = small(head_size)?;
         let warps = streams::THREADS.max(THREADS) / 32;
-        // Runs whose values a block has near: more where it has a multiprocessor for itself, fewer of large heads.
+        // Runs whose values a block has in shared memory: more where it has a multiprocessor for itself, fewer of large heads.
         let near = RUN
             * if size > 128 {
                 1
@@ -590,23 +544,39 @@ impl Writer<'_> {
             } else {
                 2
             };
-        line.n[11] = near;
+        let op = operands::Attend {
+            rows: small(rows)?,
+            heads: small(heads)?,
+            kv_heads: small(kv_heads)?,
+            head_size: size,
+            group: small(group)?,
+            offset: small(offset)?,
+            scale,
+            near,
+            queries: self.at(queries),
+            keys: self.at(keys),
+            values: self.at(values),
+            into: self.at(into),
+            ..Default::default()
+        };
         let each = 10 + 2 * near + near / RUN * 4;
         let shared = size * each + warps * 4 + self.setting.scores * 4;
-        Ok((line, shared))
+        Ok((op, shared))
     }
 
-    /// A line for one operator.
+    /// An instruction for one operator.
     fn plain(&mut self, op: &Op) -> Result<(), CudaError> {
         match op {
             Op::Work(work) => self.work(work),
             Op::Gather { parts, rows, from, into } if self.alone => {
                 let row = parts.last().map_or(0, |part| part.end);
-                let mut line = Line { kind: kind::COPY, ..Line::default() };
-                line.n[0] = small(row * rows)?;
-                line.p[0] = self.at(*from);
-                line.p[1] = self.at(*into);
-                self.push(line, 0);
+                let op = operands::CopyBytes {
+                    bytes: small(row * rows)?,
+                    from: self.at(*from),
+                    into: self.at(*into),
+                    ..Default::default()
+                };
+                self.push(Instruction::new(op), 0);
                 Ok(())
             }
             Op::Sum { .. } | Op::Broadcast { .. } if self.alone => Ok(()),
@@ -620,75 +590,146 @@ impl Writer<'_> {
     }
 
     fn work(&mut self, work: &Work) -> Result<(), CudaError> {
-        let (kind, n, p, shared): (u32, Vec<u64>, Vec<Place>, u32) = match work {
+        let (instruction, shared) = match work {
             // Tokens are given with the step.
             Work::Fill { length: 4, .. } => return Ok(()),
-            Work::Fill { into, length, pattern } => {
-                (kind::FILL, vec![length / 4, u64::from(*pattern)], vec![*into], 0)
-            }
-            Work::Embed { table, into, rows, width, quant, first, count, .. } => {
-                let n = vec![*rows, *width, (*quant).into(), (*first).into(), (*count).into()];
-                (kind::EMBED, n, vec![*table, *into], 0)
-            }
-            Work::Norm { from, weight, into, rows, width, epsilon } => {
-                let n = vec![*rows, *width, u64::from(*epsilon)];
-                let shared = NORM_LANES * 8 + small(*width)? * 4 + 8;
-                (kind::NORM, n, vec![*from, *weight, *into], shared)
-            }
-            Work::Quantize { from, into, rows, width, quant } => {
-                (kind::QUANTIZE, vec![*rows, *width, u64::from(*quant)], vec![*from, *into], 0)
+            Work::Norm { width, .. } => {
+                (self.rows_of(work)?, NORM_LANES * 8 + small(*width)? * 4 + 8)
             }
             Work::Matmul { a, b, out, shape: [1, width, rows], types } => {
                 let (width, rows) = (*width, *rows);
-                let one = Vector { a: *a, b: *b, out: *out, width, rows, types: *types };
-                return self.vectors(&[one], None, STORE, None);
+                let one = RowProduct { a: *a, b: *b, out: *out, width, rows, types: *types };
+                return self.vectors(&[one], None, keep::STORE, None);
             }
             Work::Matmul { a, b, out, shape: [rows, width, outs], types: [input, weights] } => {
-                let n = vec![*rows, *width, *outs, (*input).into(), (*weights).into()];
-                let shared = many_rows(bytes_of(*weights)?, small(*width)?, self.setting.tile_rows);
-                (kind::MATMUL, n, vec![*a, *b, *out], shared)
+                let op = operands::Matmul {
+                    rows: small(*rows)?,
+                    width: small(*width)?,
+                    outs: small(*outs)?,
+                    input_quant: *input,
+                    weight_quant: *weights,
+                    inputs: self.at(*a),
+                    weights: self.at(*b),
+                    out: self.at(*out),
+                    ..Default::default()
+                };
+                let shared = many_rows(bytes_of(*weights)?, op.width, self.setting.tile_rows);
+                (Instruction::new(op), shared)
+            }
+            Work::Attend { rows, kv_heads, head_size, .. } => {
+                // Their keys and values were stored just before: so many to a row.
+                self.set_row_of_stores(small(kv_heads * head_size)?, *rows)?;
+                let (op, shared) = self.attention(work)?;
+                (Instruction::new(op), shared)
+            }
+            Work::Embed { .. } | Work::Quantize { .. } | Work::Rotate { .. } => {
+                (self.rows_of(work)?, 0)
+            }
+            _ => (self.elements_of(work)?, 0),
+        };
+        self.push(instruction, shared);
+        Ok(())
+    }
+
+    /// An operator on rows.
+    fn rows_of(&self, work: &Work) -> Result<Instruction, CudaError> {
+        Ok(match work {
+            Work::Embed { table, into, rows, width, quant, first, count, .. } => {
+                Instruction::new(operands::Embed {
+                    rows: small(*rows)?,
+                    width: small(*width)?,
+                    quant: *quant,
+                    first: *first,
+                    count: *count,
+                    table: self.at(*table),
+                    into: self.at(*into),
+                    ..Default::default()
+                })
+            }
+            Work::Norm { from, weight, into, rows, width, epsilon } => {
+                Instruction::new(operands::Norm {
+                    rows: small(*rows)?,
+                    width: small(*width)?,
+                    epsilon: *epsilon,
+                    from: self.at(*from),
+                    weight: self.at(*weight),
+                    into: self.at(*into),
+                    ..Default::default()
+                })
+            }
+            Work::Quantize { from, into, rows, width, quant } => {
+                Instruction::new(operands::Quantize {
+                    rows: small(*rows)?,
+                    width: small(*width)?,
+                    quant: *quant,
+                    from: self.at(*from),
+                    into: self.at(*into),
+                    ..Default::default()
+                })
             }
             Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
-                let n = vec![*rows, *heads, *head_size, *dims, u64::from(*pairs)];
-                (kind::ROTATE, n, vec![*data, *table], 0)
-            }
-            Work::Halve { from, into, elements } => {
-                // How many of them a row has is filled in by what looks back on them.
-                (kind::HALVE, vec![*elements], vec![*from, *into], 0)
-            }
-            Work::Gate { gate, up, into, elements } => {
-                (kind::GATE, vec![*elements], vec![*gate, *up, *into], 0)
-            }
-            Work::Reduce { into, sources, elements, .. } => match sources[..] {
-                [first, more] if first == *into => {
-                    (kind::ADD, vec![*elements], vec![*into, more], 0)
-                }
-                _ => return Err(CudaError::Unsupported("sums of other than two".into())),
-            },
-            Work::Attend { rows, kv_heads, head_size, .. } => {
-                // Keys and values were kept just before: so many to a row.
-                let row = small(kv_heads * head_size)?;
-                for line in self.lines.iter_mut().filter(|line| line.kind == kind::HALVE) {
-                    if line.n[1] == 0 && u64::from(line.n[0]) != u64::from(row) * rows {
-                        let what = "keys that are kept in other rows than they are looked back on";
-                        return Err(CudaError::Unsupported(what.into()));
-                    }
-                    line.n[1] = row;
-                }
-                let (line, shared) = self.attention(work)?;
-                self.push(line, shared);
-                return Ok(());
+                Instruction::new(operands::Rotate {
+                    rows: small(*rows)?,
+                    heads: small(*heads)?,
+                    head_size: small(*head_size)?,
+                    dims: small(*dims)?,
+                    pairs: *pairs,
+                    data: self.at(*data),
+                    table: self.at(*table),
+                    ..Default::default()
+                })
             }
             other => return Err(CudaError::Unsupported(format!("{other:?} on a GPU"))),
-        };
-        let mut line = Line { kind, ..Line::default() };
-        for (to, from) in line.n.iter_mut().zip(n) {
-            *to = small(from)?;
+        })
+    }
+
+    /// An operator on elements, whatever their rows.
+    fn elements_of(&self, work: &Work) -> Result<Instruction, CudaError> {
+        Ok(match work {
+            Work::Fill { into, length, pattern } => Instruction::new(operands::Fill {
+                words: small(length / 4)?,
+                pattern: *pattern,
+                into: self.at(*into),
+                ..Default::default()
+            }),
+            // The elements of a row are set by the attention that reads them.
+            Work::Halve { from, into, elements } => Instruction::new(operands::Halve {
+                elements: small(*elements)?,
+                from: self.at(*from),
+                into: self.at(*into),
+                ..Default::default()
+            }),
+            Work::Gate { gate, up, into, elements } => Instruction::new(operands::Gate {
+                elements: small(*elements)?,
+                gate: self.at(*gate),
+                up: self.at(*up),
+                into: self.at(*into),
+                ..Default::default()
+            }),
+            Work::Reduce { into, sources, elements, .. } => match sources[..] {
+                [first, more] if first == *into => Instruction::new(operands::Add {
+                    elements: small(*elements)?,
+                    into: self.at(*into),
+                    more: self.at(more),
+                    ..Default::default()
+                }),
+                _ => return Err(CudaError::Unsupported("sums of other than two".into())),
+            },
+            other => return Err(CudaError::Unsupported(format!("{other:?} on a GPU"))),
+        })
+    }
+
+    /// Sets how many elements a row has where keys and values are stored in the KV cache.
+    fn set_row_of_stores(&mut self, row: u32, rows: u64) -> Result<(), CudaError> {
+        let stores =
+            self.instructions.iter_mut().filter_map(Instruction::get_mut::<operands::Halve>);
+        for store in stores {
+            if store.row_elements == 0 && u64::from(store.elements) != u64::from(row) * rows {
+                let what = "keys that are stored in other rows than attention reads";
+                return Err(CudaError::Unsupported(what.into()));
+            }
+            store.row_elements = row;
         }
-        for (to, from) in line.p.iter_mut().zip(p) {
-            *to = self.at(from);
-        }
-        self.push(line, shared);
         Ok(())
     }
 }

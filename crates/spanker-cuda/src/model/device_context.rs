@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One processor that goes through lines: the kernel, and what it needs besides them.
+//! The context of one device: the kernels that run instructions, and what they need besides them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +11,14 @@ use cudarc::driver::{
 use spanker_model::Quant;
 use spanker_plan::{GpuPlaces, GpuStaging};
 
-use super::lines::{Line, THREADS, TILE_ROWS, kind, many_rows};
-use super::{streams, told};
+use super::instructions::{THREADS, TILE_ROWS, many_rows};
+use super::operands::{Instruction, Step, kind};
+use super::{slots, streams};
 use crate::{CudaError, Gpu};
 
 const KERNEL: &str = concat!(
     include_str!("numbers.cu"),
+    include_str!("operands.cuh"),
     include_str!("weights.cu"),
     include_str!("vector.cu"),
     include_str!("rows.cu"),
@@ -26,29 +28,29 @@ const KERNEL: &str = concat!(
 );
 /// Blocks of the kernel on each multiprocessor, if their memory allows it.
 const MOST_BLOCKS: u32 = GpuStaging::MOST_BLOCKS as u32;
-/// Positions whose scores are kept in shared memory.
+/// Positions whose scores are in shared memory.
 const SCORES: usize = GpuStaging::SHARED_SCORES as usize;
 /// Blocks of inputs that several blocks of the kernel put together.
 pub(super) const COUNTERS: u32 = GpuStaging::COUNTERS as u32;
 // Plans count instructions in these bytes.
-const _: () = assert!(size_of::<Line>() == GpuStaging::INSTRUCTION as usize);
+const _: () = assert!(size_of::<Instruction>() == GpuStaging::INSTRUCTION as usize);
 /// The oldest processors that copy into shared memory by themselves.
 const OLDEST: (u32, u32) = (8, 0);
 /// Shared memory from which on a kernel has to ask for it.
 const USUAL_SHARED: u32 = 48 << 10;
 /// Shared memory that a kernel has besides what it is given.
 const OWN_SHARED: u32 = 4 << 10;
-/// Where weights that come ahead of time may begin.
+/// Where the ring of prefetched weights may begin.
 const RING_ALIGNMENT: u32 = 128;
-/// The type of weights that may come ahead of time, as a bit.
+/// The type of weights that may be prefetched, as a bit.
 const Q4_0: u64 = 1 << 2;
 
-/// A processor, ready for lines.
-pub(crate) struct Station {
+/// A device with its kernels.
+pub(crate) struct DeviceContext {
     gpu: Arc<Gpu>,
     /// The types of weights that its kernel knows, as bits.
     types: u64,
-    /// The kernel, and the one whose weights come ahead of time.
+    /// The kernel, and the one whose weights are prefetched.
     kernels: [Compiled; 2],
     /// Shared memory of a block at most.
     most_shared: u32,
@@ -57,15 +59,15 @@ pub(crate) struct Station {
     staging: PinnedHostSlice<u8>,
 }
 
-/// What the kernel keeps for one card: one buffer, as large as the card's plan says.
+/// The kernel's memory for one card: one buffer, as large as the card's plan says.
 pub(crate) struct Workspace {
     memory: CudaSlice<u8>,
     base: u64,
     places: GpuPlaces,
     /// Where the next program goes.
     next: u64,
-    /// What the counter of the grid barrier shows.
-    met: u64,
+    /// The value of the grid barrier's counter.
+    arrived: u64,
 }
 
 impl Workspace {
@@ -73,9 +75,9 @@ impl Workspace {
     pub(crate) fn new(gpu: &Gpu, staging: &GpuStaging) -> Result<Workspace, CudaError> {
         let places = staging.places();
         let bytes = usize::try_from(places.end).unwrap_or(usize::MAX);
-        let memory = gpu.allocate(bytes, "what its kernel keeps")?;
+        let memory = gpu.allocate(bytes, "its kernel's workspace")?;
         let base = address(&memory, gpu);
-        Ok(Workspace { memory, base, places, next: places.programs, met: 0 })
+        Ok(Workspace { memory, base, places, next: places.programs, arrived: 0 })
     }
 
     /// Bytes that it has.
@@ -93,8 +95,8 @@ impl Workspace {
         self.next = self.places.programs;
     }
 
-    /// Takes room for so many bytes, from an offset on; nothing if there is not as much left.
-    fn take(&mut self, bytes: u64) -> Option<u64> {
+    /// Allocates so many bytes and returns their offset; nothing if there are not as many left.
+    fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let start = self.next;
         let end = start.checked_add(bytes.next_multiple_of(GpuStaging::ALIGNMENT))?;
         (end <= self.places.end).then(|| {
@@ -127,57 +129,38 @@ impl Kind {
     }
 }
 
-/// Lines in a card's workspace.
+/// Instructions in a card's workspace.
 pub(crate) struct Loaded {
     /// Where they begin.
-    lines: u64,
+    instructions: u64,
     count: u32,
     kind: Kind,
     shared: u32,
     blocks: u32,
-    /// The first line whose weights come ahead of time: its number and one, or 0. And where they come to.
+    /// The first instruction whose weights are prefetched: its index and one, or 0. And where their ring is.
     first: u32,
     ring: u32,
-    told: Option<Told>,
+    dataflow: Option<Dataflow>,
 }
 
-/// What blocks tell each other: numbers of one step and of the next, which take turns. In a step, those of the next become
-/// unwritten again.
-struct Told {
+/// Dataflow slots of one step and of the next, in two halves that alternate. In a step, the slots of the next are reset to
+/// unwritten.
+struct Dataflow {
     /// Where they begin.
-    numbers: u64,
+    slots: u64,
     /// Bytes of a step's.
     each: u64,
-    /// The same lines with the second half of the numbers.
+    /// The same instructions with the second half of the slots.
     other: u64,
     is_other: AtomicBool,
 }
 
-/// What the kernel is told besides its lines, as it declares it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct StepArgument {
-    past: u32,
-    token: u32,
-    ids: u64,
-    meet: u64,
-    met: u64,
-    scores: u64,
-    scores_each: u32,
-    streamed: u32,
-    ring: u32,
-    reserved: u32,
-    unwritten: u64,
-    pieces: u64,
-    times: u64,
-}
-
 // SAFETY: numbers in C's order; there is nothing between them that has no value.
-unsafe impl DeviceRepr for StepArgument {}
+unsafe impl DeviceRepr for Step {}
 
-impl Station {
+impl DeviceContext {
     /// A processor for steps after as many tokens as the context has.
-    pub(crate) fn new(gpu: Arc<Gpu>, context: usize) -> Result<Station, CudaError> {
+    pub(crate) fn new(gpu: Arc<Gpu>, context: usize) -> Result<DeviceContext, CudaError> {
         if gpu.capability() < OLDEST {
             let ((major, minor), (least, _)) = (gpu.capability(), OLDEST);
             return Err(CudaError::Unsupported(format!(
@@ -195,7 +178,7 @@ impl Station {
         let tile_rows = TILE_ROWS.iter().find(fits).copied().unwrap_or(TILE_ROWS[1]);
         let staging = pinned(&gpu, 1 << 20)?;
         let scores_each = context.min(SCORES) as u32;
-        Ok(Station {
+        Ok(DeviceContext {
             gpu,
             types: 0,
             kernels: [Compiled::default(), Compiled::default()],
@@ -215,12 +198,12 @@ impl Station {
         self.scores_each
     }
 
-    /// Rows of weights of a tile that meets many rows of inputs.
+    /// Rows of weights of a tile of a product of many rows.
     pub(crate) fn tile_rows(&self) -> u32 {
         self.tile_rows
     }
 
-    /// Has the kernel know a type of weights.
+    /// Has the kernel compiled for a type of weights.
     pub(crate) fn knows(&mut self, quant: Quant) {
         let bit = quant.ggml_id().filter(|&id| id < 64).map_or(0, |id| 1 << id);
         if self.types & bit == 0 {
@@ -267,7 +250,7 @@ impl Station {
         }
     }
 
-    /// The same of the kernel whose weights come ahead of time, or 0 where it does not fit.
+    /// The same of the kernel whose weights are prefetched, or 0 where it does not fit.
     pub(crate) fn streams(&mut self, shared: u32) -> Result<u32, CudaError> {
         let shared = shared.next_multiple_of(RING_ALIGNMENT) + streams::RING;
         if self.types & Q4_0 == 0 || shared + OWN_SHARED > self.most_shared {
@@ -277,31 +260,39 @@ impl Station {
         Ok(self.fit(Kind::Streamed, all)?.min(1) * self.gpu.multiprocessors())
     }
 
-    /// Shared memory of a block that has a multiprocessor for itself. It takes more than it needs: what it leaves
-    /// becomes first-level cache, with which it is slower.
+    /// Shared memory of a block that has a multiprocessor for itself. It gets more than it needs: the rest would
+    /// become first-level cache, with which it is slower.
     fn all_shared(&self) -> u32 {
         self.most_shared.saturating_sub(OWN_SHARED)
     }
 
-    /// Puts lines into a card's workspace. `blocks` is what they were made for. Nothing if there is no room.
+    /// Copies instructions into a card's workspace. `blocks` is what they were made for. Nothing if they do not fit.
     pub(crate) fn load(
         &mut self,
         work: &mut Workspace,
-        lines: &[Line],
+        instructions: &[Instruction],
         shared: u32,
         blocks: u32,
     ) -> Result<Option<Loaded>, CudaError> {
-        let (count, kind) = (lines.len() as u32, Kind::Plain);
-        let loaded =
-            |lines| Loaded { lines, count, kind, shared, blocks, first: 0, ring: 0, told: None };
-        Ok(self.copied(work, lines)?.map(loaded))
+        let (count, kind) = (instructions.len() as u32, Kind::Plain);
+        let loaded = |instructions| Loaded {
+            instructions,
+            count,
+            kind,
+            shared,
+            blocks,
+            first: 0,
+            ring: 0,
+            dataflow: None,
+        };
+        Ok(self.copied(work, instructions)?.map(loaded))
     }
 
-    /// The same for the kernel whose weights come ahead of time.
+    /// The same for the kernel whose weights are prefetched.
     pub(crate) fn load_streamed(
         &mut self,
         work: &mut Workspace,
-        lines: &[Line],
+        instructions: &[Instruction],
         shared: u32,
     ) -> Result<Option<Loaded>, CudaError> {
         let blocks = self.streams(shared)?;
@@ -311,26 +302,32 @@ impl Station {
             )));
         }
         let ring = shared.next_multiple_of(RING_ALIGNMENT);
-        let first = lines.iter().position(|line| line.kind == kind::STREAMED);
+        let first =
+            instructions.iter().position(|instruction| instruction.kind() == kind::STREAMED);
         let first = first.map_or(0, |at| at as u32 + 1);
-        let (count, kind, shared) = (lines.len() as u32, Kind::Streamed, self.all_shared());
-        let (_, each) = told::told(lines, 0);
-        let Some(numbers) = work.take(2 * each) else { return Ok(None) };
+        let (count, kind, shared) = (instructions.len() as u32, Kind::Streamed, self.all_shared());
+        let (_, each) = slots::assign(instructions, 0);
+        let Some(start) = work.allocate(2 * each) else { return Ok(None) };
         if each > 0 {
-            self.write(&mut work.memory, numbers as usize, &vec![0xff; 2 * each as usize])?;
+            self.write(&mut work.memory, start as usize, &vec![0xff; 2 * each as usize])?;
         }
-        let numbers = work.base + numbers;
-        let other = self.copied(work, &told::told(lines, numbers + each).0)?;
-        let lines = self.copied(work, &told::told(lines, numbers).0)?;
-        let (Some(other), Some(lines)) = (other, lines) else { return Ok(None) };
-        let told = Some(Told { numbers, each, other, is_other: AtomicBool::new(false) });
-        Ok(Some(Loaded { lines, count, kind, shared, blocks, first, ring, told }))
+        let slots = work.base + start;
+        let other = self.copied(work, &slots::assign(instructions, slots + each).0)?;
+        let instructions = self.copied(work, &slots::assign(instructions, slots).0)?;
+        let (Some(other), Some(instructions)) = (other, instructions) else { return Ok(None) };
+        let is_other = AtomicBool::new(false);
+        let dataflow = Some(Dataflow { slots, each, other, is_other });
+        Ok(Some(Loaded { instructions, count, kind, shared, blocks, first, ring, dataflow }))
     }
 
-    /// Where lines are in a workspace, once they were written there.
-    fn copied(&mut self, work: &mut Workspace, lines: &[Line]) -> Result<Option<u64>, CudaError> {
-        let bytes = bytemuck::cast_slice::<Line, u8>(lines);
-        let Some(at) = work.take(bytes.len() as u64) else { return Ok(None) };
+    /// Where instructions are in a workspace, once they were written there.
+    fn copied(
+        &mut self,
+        work: &mut Workspace,
+        instructions: &[Instruction],
+    ) -> Result<Option<u64>, CudaError> {
+        let bytes = bytemuck::cast_slice::<Instruction, u8>(instructions);
+        let Some(at) = work.allocate(bytes.len() as u64) else { return Ok(None) };
         self.write(&mut work.memory, at as usize, bytes)?;
         Ok(Some(work.base + at))
     }
@@ -344,7 +341,7 @@ impl Station {
         copied.map_err(|error| CudaError::call("copy tokens", &error))
     }
 
-    /// Has the processor go through lines, some time.
+    /// Starts a kernel that runs the instructions.
     pub(crate) fn run(
         &mut self,
         work: &mut Workspace,
@@ -355,7 +352,7 @@ impl Station {
         self.start(work, loaded, (token, past), 0)
     }
 
-    /// The same with an address where the kernel notes when lines begin, or 0.
+    /// The same with an address where the kernel writes when instructions begin, or 0.
     fn start(
         &mut self,
         work: &mut Workspace,
@@ -364,29 +361,29 @@ impl Station {
         times: u64,
     ) -> Result<(), CudaError> {
         let kernel = self.kernel(loaded.kind)?;
-        let (mut lines, mut unwritten, mut pieces) = (loaded.lines, 0, 0);
-        if let Some(told) = &loaded.told {
-            unwritten = told.numbers;
-            pieces = told.each / 16;
-            if told.is_other.load(Ordering::Relaxed) {
-                lines = told.other;
+        let (mut instructions, mut unwritten, mut unwritten_parts) = (loaded.instructions, 0, 0);
+        if let Some(dataflow) = &loaded.dataflow {
+            unwritten = dataflow.slots;
+            unwritten_parts = dataflow.each / 16;
+            if dataflow.is_other.load(Ordering::Relaxed) {
+                instructions = dataflow.other;
             } else {
-                unwritten += told.each;
+                unwritten += dataflow.each;
             }
         }
-        let argument = StepArgument {
+        let step = Step {
             past,
             token,
             ids: work.base + work.places.ids,
-            meet: work.base + work.places.barrier,
-            met: work.met,
+            barrier: work.base + work.places.barrier,
+            arrived: work.arrived,
             scores: work.base + work.places.scores,
             scores_each: self.scores_each,
             streamed: loaded.first,
             ring: loaded.ring,
             reserved: 0,
             unwritten,
-            pieces,
+            unwritten_parts,
             times,
         };
         let config = LaunchConfig {
@@ -395,24 +392,24 @@ impl Station {
             shared_mem_bytes: loaded.shared,
         };
         let mut launch = self.gpu.stream().launch_builder(&kernel);
-        launch.arg(&lines).arg(&loaded.count).arg(&argument);
-        // SAFETY: the kernel takes these arguments, the first as the address of lines in the card's workspace. Lines
+        launch.arg(&instructions).arg(&loaded.count).arg(&step);
+        // SAFETY: the kernel takes these arguments, the first as the address of instructions in the card's workspace. Instructions
         // come from programs whose places are in buffers of this processor, and all blocks run at once, as `blocks`
         // has found.
         let launched = unsafe { launch.launch_cooperative(config) };
         launched.map_err(|error| CudaError::call("start the kernel", &error))?;
-        match &loaded.told {
-            Some(told) => {
-                told.is_other.fetch_xor(true, Ordering::Relaxed);
+        match &loaded.dataflow {
+            Some(dataflow) => {
+                dataflow.is_other.fetch_xor(true, Ordering::Relaxed);
             }
             None => {
-                work.met += u64::from(loaded.count.saturating_sub(1)) * u64::from(loaded.blocks)
+                work.arrived += u64::from(loaded.count.saturating_sub(1)) * u64::from(loaded.blocks)
             }
         }
         Ok(())
     }
 
-    /// Has the processor go through lines now, and note when each begins: the seconds of every line, by its own clock.
+    /// Runs instructions and waits for their end. Returns the seconds of every instruction, by the device's clock.
     pub(crate) fn run_timed(
         &mut self,
         work: &mut Workspace,
@@ -421,9 +418,9 @@ impl Station {
         past: u32,
     ) -> Result<Vec<f64>, CudaError> {
         let mut times = vec![0u64; loaded.count as usize + 1];
-        let (start, room) = (work.places.times, work.places.programs - work.places.times);
-        if times.len() as u64 * 8 > room {
-            let what = format!("{} lines to be timed in {room} bytes", loaded.count);
+        let (start, space) = (work.places.times, work.places.programs - work.places.times);
+        if times.len() as u64 * 8 > space {
+            let what = format!("{} instructions to be timed in {space} bytes", loaded.count);
             return Err(CudaError::Unsupported(what));
         }
         self.start(work, loaded, (token, past), work.base + start)?;
@@ -432,7 +429,7 @@ impl Station {
         Ok(times.windows(2).map(seconds).collect())
     }
 
-    /// Reads bytes once everything before is done.
+    /// Reads bytes once all earlier work is done.
     pub(crate) fn read(
         &mut self,
         memory: &CudaSlice<u8>,
