@@ -13,7 +13,7 @@ use std::time::Instant;
 use ggml_spanker::{Inputs, Path, Quant, Result, WEIGHT_TYPES, multiply_on, quantize};
 
 const REPEATS: usize = 9;
-/// Bytes of weights that one row of inputs meets.
+/// Bytes of weights that one row of inputs is multiplied with.
 const LARGE: usize = 200 << 20;
 /// Values of a row.
 const WIDTH: usize = 2048;
@@ -89,10 +89,10 @@ fn seconds(work: impl FnOnce() -> Result<()>) -> Result<f64> {
 /// Reads the memory once, in `STREAMS` places at a time.
 fn sum<const STREAMS: usize>(memory: &[u8]) -> u64 {
     let mut lanes = [[0u64; 8]; STREAMS];
-    for piece in memory.chunks_exact(STREAMS * 4096) {
+    for chunk in memory.chunks_exact(STREAMS * 4096) {
         for line in 0..64 {
             for (stream, lanes) in lanes.iter_mut().enumerate() {
-                let words = piece[stream * 4096 + 64 * line..][..64].as_chunks().0;
+                let words = chunk[stream * 4096 + 64 * line..][..64].as_chunks().0;
                 for (lane, word) in lanes.iter_mut().zip(words) {
                     *lane = lane.wrapping_add(u64::from_le_bytes(*word));
                 }

@@ -18,7 +18,7 @@ pub enum Error {
         /// The block length that `k` must be a positive multiple of.
         qk: usize,
     },
-    /// The output has no room for the result.
+    /// The output is too short for the result.
     #[error("output of {have} bytes is too small, {need} are needed")]
     OutputTooSmall {
         /// The output's size in bytes.
@@ -38,20 +38,20 @@ pub enum Error {
         /// The instructions that were asked for.
         path: crate::Path,
     },
-    /// A piece of a matrix that begins or ends inside a block.
+    /// A part of a matrix that begins or ends inside a block.
     #[error("column {column} is inside a block of {block}")]
     SplitBlock {
-        /// Where the piece begins or ends.
+        /// Where the part begins or ends.
         column: usize,
         /// The block's length.
         block: usize,
     },
-    /// A piece that a matrix has not.
+    /// A part that is outside its matrix.
     #[error("{what} up to {end} of {len}")]
     Outside {
         /// Rows or columns.
         what: &'static str,
-        /// The end of the piece.
+        /// The end of the part.
         end: usize,
         /// How many the matrix has.
         len: usize,

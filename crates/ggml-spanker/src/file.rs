@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 
 /// A GGUF file whose header has been checked and whose weights are mapped.
 ///
-/// The file must stay as it is while it is mapped. If it is cut short, the next look at a page that is gone ends
+/// The file must stay as it is while it is mapped. If it is cut short, the next access to a page that is gone ends
 /// the process with `SIGBUS`; if it is written to, weights change. Whoever replaces a model writes a new file
 /// and renames it: the mapping keeps the old one.
 ///
@@ -71,7 +71,7 @@ impl GgufFile {
                 reason: error.to_string(),
             }
         };
-        // Looked at before it is opened: opening a pipe would wait for its other end.
+        // Inspected before it is opened: opening a pipe would wait for its other end.
         let is_file = std::fs::metadata(path).map_err(failed("open"))?.is_file();
         if !is_file {
             return Err(failed("open")(io::Error::other("not a regular file")));

@@ -9,9 +9,9 @@ use crate::product::multiply;
 use crate::q4_k::{Q4_K_BLOCK_BYTES, QK_K, dequantize_q4_k};
 use spanker_model::Quant;
 
-/// The rows of `a` that meet `b` at once.
+/// The rows of `a` that are multiplied with `b` at once.
 const TILE_M: usize = 64;
-/// The rows of `b` whose products are kept before they are written out.
+/// The rows of `b` whose products are buffered before they are written out.
 const TILE_N: usize = 256;
 /// The values of `a` in a tile that has more than one row.
 const TILE_VALUES: usize = 1 << 18;
@@ -23,7 +23,7 @@ const TILE_VALUES: usize = 1 << 18;
 /// Each row of `a` is decoded and rounded to Q8_K: to 8 bits, by the largest magnitude of each 256 values. Then
 /// an output has the bits that [`multiply`] defines. They depend on its two rows alone, not on `m`, `n`, the
 /// other rows or the processor. A product may therefore be split by rows of `a` or of `b` over any number of
-/// cards, and the pieces are those of the whole.
+/// cards, and the parts have the bits of the whole.
 ///
 /// An output differs from the exact product by at most 1/254 of the largest magnitude of a block of `a` times the
 /// sum of magnitudes of that block of `b`, added over blocks, and the roundings of f32.
@@ -63,7 +63,7 @@ impl MatmulInt4 for HostMatmul {
         let mut products = vec![0.0; rows * n.min(TILE_N)];
         let out_tiles = out[..need].chunks_mut(rows * n * OUTPUT_ELEM_BYTES);
         for (a, out) in a.chunks(rows * row).zip(out_tiles) {
-            left.take(a)?;
+            left.load(a)?;
             let (out, _) = out.as_chunks_mut::<OUTPUT_ELEM_BYTES>();
             for (tile, b) in b.chunks(TILE_N * row).enumerate() {
                 let width = b.len() / row;
@@ -93,8 +93,8 @@ impl Left {
         Left { values: vec![0.0; k], blocks, inputs: Inputs::new() }
     }
 
-    /// Takes whole rows of Q4_K, no more than there is room for.
-    fn take(&mut self, a: &[u8]) -> Result<()> {
+    /// Loads whole rows of Q4_K, no more than fit.
+    fn load(&mut self, a: &[u8]) -> Result<()> {
         let k = self.values.len();
         let (from, to) = (k / QK_K * Q4_K_BLOCK_BYTES, Quant::Q8K.row_bytes(k as u64) as usize);
         let rows = a.len() / from;

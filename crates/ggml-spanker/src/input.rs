@@ -121,7 +121,7 @@ impl Run {
 
 /// Rows of activations, unpacked for the kernels.
 ///
-/// What kernels take together lies together: first the first block of every row, then the second.
+/// Blocks are interleaved as kernels read them: first the first block of every row, then the second.
 #[derive(Debug, Clone, Default)]
 pub struct Inputs {
     pub(crate) input: Option<Quant>,
@@ -176,7 +176,7 @@ impl Inputs {
         self.rows
     }
 
-    /// Takes `rows` rows of `width` values from blocks of the type `input`. The memory of earlier rows is
+    /// Loads `rows` rows of `width` values from blocks of the type `input`. The memory of earlier rows is
     /// used again.
     ///
     /// # Errors

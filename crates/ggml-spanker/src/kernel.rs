@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The products of `product.rs` in vectors: a few rows of weights at a time, each in a lane of its own.
 //!
-//! Weights of one block are unpacked once and meet all rows of inputs, so that unpacking costs little where
-//! there are many of these, and one row of inputs takes the same way. Every lane is the fold that
+//! Weights of one block are unpacked once for all rows of inputs, so that unpacking costs little where
+//! there are many of these, and one row of inputs follows the same path. Every lane is the fold that
 //! `product.rs` defines.
 
 mod long;
@@ -18,7 +18,7 @@ use crate::simd::{Rows, Simd};
 /// Rows of inputs that weights are unpacked for at once: their sums stay in the first-level cache.
 const TILE: usize = 128;
 
-/// As many rows of inputs do not hide the time that weights take from memory.
+/// So few rows of inputs do not hide the time of reading weights from memory.
 const FEW: usize = 8;
 
 /// Computes the product.
@@ -47,7 +47,7 @@ pub(crate) fn multiply<S: Simd>(s: S, product: &mut Product<'_>) {
     }
 }
 
-/// Where `G` groups of rows of weights meet a tile of rows of inputs.
+/// The product of `G` groups of rows of weights with a tile of rows of inputs.
 struct Place<'a, const G: usize> {
     rows: [Rows<'a>; G],
     inputs: &'a Inputs,
@@ -61,7 +61,7 @@ struct Place<'a, const G: usize> {
 ///
 /// With few rows of inputs, weights must come from memory as fast as it gives them. Then every lane walks
 /// rows that follow each other: memory is read in as many places as there are lanes, each of them straight
-/// on, which is what processors fetch ahead. With many rows of inputs, lanes are neighbours.
+/// on, which is what processors prefetch. With many rows of inputs, lanes are neighbours.
 struct Deal {
     /// The first row of the first lane.
     first: usize,
@@ -81,7 +81,7 @@ impl Deal {
             return Deal { first: n - lanes, step: 1, rounds: 1 };
         }
         let mut step = if apart { (left / lanes).min(Rows::STRIDE_MAX / row) } else { 1 };
-        // Rows a multiple of 4096 bytes apart would fight for the same lines of the cache.
+        // Rows a multiple of 4096 bytes apart would compete for the same cache lines.
         if step > 1 && (step * row + 255) % 4096 < 511 {
             step -= 1;
         }
@@ -92,7 +92,7 @@ impl Deal {
 /// Sums that are being computed: for each row of inputs one in each lane of `G` groups.
 struct Sums<S: Simd, const G: usize, const TILE: usize> {
     total: [[S::Float; G]; TILE],
-    /// Integer sums of the block in hand.
+    /// Integer sums of the current block.
     block: [[S::Int; G]; TILE],
 }
 

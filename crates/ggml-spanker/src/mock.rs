@@ -23,7 +23,7 @@ pub enum Transaction {
         /// Which operand it is: `A` or `B`.
         label: &'static str,
     },
-    /// The host tells the card to compute.
+    /// The host makes the card compute.
     ComputeSubmit {
         /// Where the card puts the result in its memory.
         dev_addr: u64,

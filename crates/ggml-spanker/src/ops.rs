@@ -15,7 +15,7 @@ macro_rules! on_path {
     ($path:expr, $name:ident($($argument:ident: $kind:ty),*) -> $out:ty) => {{
         struct Call<'a> {
             $($argument: $kind,)*
-            kept: std::marker::PhantomData<&'a ()>,
+            lifetime: std::marker::PhantomData<&'a ()>,
         }
         impl Work for Call<'_> {
             type Out = $out;
@@ -25,7 +25,7 @@ macro_rules! on_path {
                 body::$name(l, $(self.$argument),*)
             }
         }
-        run_on($path, Call { $($argument,)* kept: std::marker::PhantomData })
+        run_on($path, Call { $($argument,)* lifetime: std::marker::PhantomData })
     }};
 }
 
@@ -135,7 +135,7 @@ pub fn add(into: &mut [f32], row: &[f32]) {
     on_path!(Path::best(), add(into: &'a mut [f32], row: &'a [f32]) -> ());
 }
 
-/// Rounds to 16 bits, as keys and values are kept.
+/// Rounds to the 16 bits of the KV cache.
 ///
 /// # Panics
 /// If `out` has not two bytes for each value.
@@ -144,16 +144,16 @@ pub fn to_half(values: &[f32], out: &mut [u8]) {
     on_path!(Path::best(), to_half(values: &'a [f32], out: &'a mut [u8]) -> ());
 }
 
-/// What a row of queries looks back on, for the heads that share one head of keys and values.
+/// The part of the KV cache that a row of queries attends to, for the heads that share one head of keys and values.
 #[derive(Debug, Clone, Copy)]
-pub struct Look<'a> {
+pub struct KvView<'a> {
     /// Keys of all positions as f16: one row of `stride` bytes for each.
     pub keys: &'a [u8],
     /// Values, likewise.
     pub values: &'a [u8],
     /// Bytes from a position to the next, in both.
     pub stride: usize,
-    /// Positions that are seen.
+    /// Positions that are attended to.
     pub positions: usize,
     /// What products of queries and keys are multiplied with.
     pub scale: f32,
@@ -162,15 +162,15 @@ pub struct Look<'a> {
 /// Positions whose values [`attend`] adds up before it adds them to those before.
 pub const RUN: usize = 64;
 
-/// Memory that [`attend`] uses again from call to call. It begins where a line of the processor's caches does: vectors
-/// that lie across two lines take twice as long to read and write, and memory from the allocator may begin anywhere.
+/// Memory that [`attend`] uses again from call to call. It begins on a cache line: vectors that cross two
+/// cache lines are read and written at half the speed, and memory from the allocator may begin anywhere.
 #[derive(Debug, Clone, Default)]
 pub struct AttendScratch {
     floats: Vec<f32>,
 }
 
-/// Numbers of a line of the processor's caches.
-const LINE: usize = 16;
+/// Numbers in a cache line.
+const LINE_FLOATS: usize = 16;
 
 /// The parts of an [`AttendScratch`].
 struct AttendParts<'a> {
@@ -191,8 +191,8 @@ impl AttendScratch {
     }
 
     fn needed(heads: usize, head_size: usize, positions: usize) -> usize {
-        let lines = |count: usize| count.next_multiple_of(LINE);
-        LINE + lines(head_size) + lines(heads * head_size) + heads * positions
+        let lines = |count: usize| count.next_multiple_of(LINE_FLOATS);
+        LINE_FLOATS + lines(head_size) + lines(heads * head_size) + heads * positions
     }
 
     /// Bytes of memory that it has, used or not.
@@ -203,9 +203,10 @@ impl AttendScratch {
 
     fn parts(&mut self, heads: usize, head_size: usize, positions: usize) -> AttendParts<'_> {
         self.floats.resize(Self::needed(heads, head_size, positions), 0.0);
-        let skipped = self.floats.as_ptr().align_offset(4 * LINE).min(LINE);
-        let (wide, rest) = self.floats[skipped..].split_at_mut(head_size.next_multiple_of(LINE));
-        let (part, rest) = rest.split_at_mut((heads * head_size).next_multiple_of(LINE));
+        let skipped = self.floats.as_ptr().align_offset(4 * LINE_FLOATS).min(LINE_FLOATS);
+        let (wide, rest) =
+            self.floats[skipped..].split_at_mut(head_size.next_multiple_of(LINE_FLOATS));
+        let (part, rest) = rest.split_at_mut((heads * head_size).next_multiple_of(LINE_FLOATS));
         AttendParts {
             wide: &mut wide[..head_size],
             part: &mut part[..heads * head_size],
@@ -217,7 +218,7 @@ impl AttendScratch {
 /// Attention of some heads of one row that share their keys and values.
 ///
 /// `queries` and `out` are the heads, end to end. For each head: scores are [`dot`] products times the
-/// scale; the largest is taken off; [`exp`] of each, divided by their sum in 16 lanes like `dot`; values times
+/// scale; the largest is subtracted; [`exp`] of each, divided by their sum in 16 lanes like `dot`; values times
 /// these, added position by position in runs of [`RUN`], and the runs from the first.
 ///
 /// # Panics
@@ -225,19 +226,19 @@ impl AttendScratch {
 pub fn attend(
     queries: &[f32],
     head_size: usize,
-    look: Look<'_>,
+    kv: KvView<'_>,
     scratch: &mut AttendScratch,
     out: &mut [f32],
 ) {
     assert!(queries.len() == out.len() && queries.len().is_multiple_of(head_size));
-    let last = look.positions.checked_sub(1).and_then(|last| last.checked_mul(look.stride));
+    let last = kv.positions.checked_sub(1).and_then(|last| last.checked_mul(kv.stride));
     let need = last.zip(head_size.checked_mul(2)).and_then(|(last, size)| last.checked_add(size));
     let there = |bytes: &[u8]| need.is_some_and(|need| need <= bytes.len());
-    assert!(there(look.keys) && there(look.values));
+    assert!(there(kv.keys) && there(kv.values));
     on_path!(Path::best(), attend(
         queries: &'a [f32],
         head_size: usize,
-        look: Look<'a>,
+        kv: KvView<'a>,
         scratch: &'a mut AttendScratch,
         out: &'a mut [f32]
     ) -> ());

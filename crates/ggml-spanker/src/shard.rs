@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pieces of quantised matrices: which bytes a run of rows is, and columns as a matrix of their own. Who gets
-//! which piece is decided elsewhere.
+//! Shards of quantised matrices: which bytes a run of rows is, and columns as a matrix of their own. Who gets
+//! which shard is decided elsewhere.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// let shape = Shape::new(Quant::Q4_0, 4, 64)?;
 /// assert_eq!((shape.row_bytes(), shape.bytes()), (36, 144));
 /// assert_eq!(shape.row_range(1..3)?, 36..108);
-/// let (shape, right) = shape.take_columns(&[0; 144], 32..64)?;
+/// let (shape, right) = shape.copy_columns(&[0; 144], 32..64)?;
 /// assert_eq!((shape.cols(), right.len()), (32, 72));
 /// # Ok::<(), ggml_spanker::Error>(())
 /// ```
@@ -91,7 +91,7 @@ impl Shape {
     /// # Errors
     /// [`Error::SplitBlock`] for columns that begin or end inside a block, [`Error::Outside`] for columns that the
     /// matrix has not, [`Error::PartialBlock`] if `matrix` has not the bytes of the shape.
-    pub fn take_columns(&self, matrix: &[u8], columns: Range<usize>) -> Result<(Shape, Vec<u8>)> {
+    pub fn copy_columns(&self, matrix: &[u8], columns: Range<usize>) -> Result<(Shape, Vec<u8>)> {
         if columns.start > columns.end || columns.end > self.cols {
             let end = columns.end.max(columns.start);
             return Err(Error::Outside { what: "columns", end, len: self.cols });

@@ -240,7 +240,7 @@ pub(crate) trait Simd: Lanes {
     fn sar(self, a: Self::Int, bits: u32) -> Self::Int;
 
     /// The bits `4 * group ..` of each lane as 16 or 0 in its four bytes.
-    fn spread(self, bits: Self::Int, group: usize) -> Self::Int;
+    fn expand_bits(self, bits: Self::Int, group: usize) -> Self::Int;
     /// For each of `G` groups of rows: `start` and the products of 32 bytes of weights without sign, less than
     /// `1 << bits`, with activations.
     fn dot32<const G: usize>(

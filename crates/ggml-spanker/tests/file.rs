@@ -39,7 +39,7 @@ fn small() -> Vec<u8> {
 
 fn write(bytes: &[u8]) -> NamedTempFile {
     let mut file = NamedTempFile::new().expect("a folder for temporary files");
-    file.write_all(bytes).expect("room for a small file");
+    file.write_all(bytes).expect("space for a small file");
     file
 }
 

@@ -17,7 +17,7 @@ fn at_the_end(bytes: &[u8], work: impl FnOnce(&[u8])) {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![0; whole - bytes.len()]).unwrap();
     file.write_all(bytes).unwrap();
-    // SAFETY: nobody else has the file, and what is handed on lies within it.
+    // SAFETY: nobody else has the file, and what is passed on lies within it.
     let map = unsafe { MmapOptions::new().len(whole + PAGE).map(&file) }.unwrap();
     work(&map[whole - bytes.len()..whole]);
 }

@@ -254,7 +254,7 @@ fn product_with_short_output_says_have_and_need() {
 fn product_with_long_output_leaves_the_tail_alone() {
     let (a, b) = (seeded_blocks(2, 1), seeded_blocks(3, 2));
     let mut out = [0xA5; 2 * 3 * OUTPUT_ELEM_BYTES + 9];
-    HostMatmul.matmul_q4_k(&a, &b, &mut out, 2, QK_K, 3).expect("there is room");
+    HostMatmul.matmul_q4_k(&a, &b, &mut out, 2, QK_K, 3).expect("the output is long enough");
     let (result, tail) = out.split_at(2 * 3 * OUTPUT_ELEM_BYTES);
     assert_eq!(tail, [0xA5; 9]);
     let values = result.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));

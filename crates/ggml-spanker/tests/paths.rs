@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every path against the portable one, bit for bit, and products in pieces against whole ones. How close
+//! Every path against the portable one, bit for bit, and products in parts against whole ones. How close
 //! products are to exact ones is tested elsewhere.
 
 use ggml_spanker::{Inputs, Path, Quant, WEIGHT_TYPES, multiply, multiply_on, quantize};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pieces of matrices, joined again.
+//! Shards of matrices, joined again.
 
 use ggml_spanker::{Error, Quant, Shape, WEIGHT_TYPES};
 use proptest::prelude::*;
@@ -27,9 +27,9 @@ proptest! {
 
     #[test]
     fn runs_of_columns_joined_are_the_matrix((shape, bytes, _, column) in cut()) {
-        let (left, left_bytes) = shape.take_columns(&bytes, 0..column).expect("whole blocks");
+        let (left, left_bytes) = shape.copy_columns(&bytes, 0..column).expect("whole blocks");
         let rest = column..shape.cols();
-        let (right, right_bytes) = shape.take_columns(&bytes, rest).expect("whole blocks");
+        let (right, right_bytes) = shape.copy_columns(&bytes, rest).expect("whole blocks");
         prop_assert_eq!(left.bytes(), left_bytes.len());
         prop_assert_eq!(right.bytes(), right_bytes.len());
         let mut joined: Vec<u8> = Vec::new();
@@ -44,20 +44,20 @@ proptest! {
     fn columns_inside_a_block_are_refused_by_name((shape, bytes, _, column) in cut(), off in 1..31usize) {
         let (block, at) = (shape.quant().block() as usize, column + off);
         prop_assume!(block > 1 && at <= shape.cols());
-        let refused = shape.take_columns(&bytes, 0..at).map(|_| ());
+        let refused = shape.copy_columns(&bytes, 0..at).map(|_| ());
         prop_assert_eq!(refused, Err(Error::SplitBlock { column: at, block }));
     }
 }
 
 #[test]
-fn pieces_outside_the_matrix_are_refused() {
+fn shards_outside_the_matrix_are_refused() {
     let shape = Shape::new(Quant::Q8_0, 3, 64).expect("whole blocks");
     let error = shape.row_range(2..4).expect_err("four rows of three");
     assert_eq!(error.to_string(), "rows up to 4 of 3");
-    let error = shape.take_columns(&[0; 204], 0..96).expect_err("96 columns of 64");
+    let error = shape.copy_columns(&[0; 204], 0..96).expect_err("96 columns of 64");
     assert_eq!(error.to_string(), "columns up to 96 of 64");
     let error = Shape::new(Quant::Q4K, 3, 128).expect_err("half a block");
     assert_eq!(error.to_string(), "column 128 is inside a block of 256");
-    assert!(shape.take_columns(&[0; 203], 0..64).is_err());
+    assert!(shape.copy_columns(&[0; 203], 0..64).is_err());
     assert!(Shape::new(Quant::F32, usize::MAX, usize::MAX).is_err());
 }

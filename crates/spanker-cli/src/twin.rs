@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use spanker_twin::desk::{self, Answer, Ending, Request, Target};
-use spanker_twin::keeper::{self, News, Program, TwinSpec};
+use spanker_twin::control::{self, Answer, Ending, Request, Target};
+use spanker_twin::supervisor::{self, News, Program, TwinSpec};
 use spanker_twin::{MOST_CARDS, Pace, Signals, TwinError, home, specs};
 
 use crate::cluster::{self, ClusterArgs};
@@ -150,8 +150,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Command::Up(up) => start(up),
         Command::Status { json } => status(*json),
         Command::Down => down(),
-        Command::Keeper { .. } => keeper::daemon().map_err(said),
-        Command::Card { dir, index } => keeper::card(dir, *index).map_err(said),
+        Command::Keeper { .. } => supervisor::daemon().map_err(said),
+        Command::Card { dir, index } => supervisor::card(dir, *index).map_err(said),
         Command::Kill { card } => change(Request::Kill(*card)),
         Command::Stop { card } => change(Request::Stop(*card)),
         Command::Stick { card } => change(Request::Stick(*card)),
@@ -164,7 +164,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn change(request: Request) -> anyhow::Result<()> {
-    desk::ask(&home::find(), &request).map_err(said)?;
+    control::ask(&home::find(), &request).map_err(said)?;
     show::changed(&request)
 }
 
@@ -195,14 +195,14 @@ fn start(up: &Up) -> anyhow::Result<()> {
     };
     let signals = Signals::take().map_err(said)?;
     if up.replace {
-        desk::down(&spec.dir).map_err(said)?;
+        control::down(&spec.dir).map_err(said)?;
     }
     let begun = Instant::now();
     if up.foreground {
         return foreground(up, &spec, &signals, begun);
     }
     let program = Program::this(true).map_err(said)?;
-    let status = keeper::launch(&program, &spec, &signals, &mut |news| progress(&news, begun));
+    let status = supervisor::launch(&program, &spec, &signals, &mut |news| progress(&news, begun));
     output::progress_done();
     let status = status.map_err(said)?;
     match up.json {
@@ -214,7 +214,7 @@ fn start(up: &Up) -> anyhow::Result<()> {
 fn foreground(up: &Up, spec: &TwinSpec, signals: &Signals, begun: Instant) -> anyhow::Result<()> {
     let program = Program::this(false).map_err(said)?;
     let mut printed = Ok(());
-    let left = keeper::keep(spec, program, signals, None, &mut |news| {
+    let left = supervisor::supervise(spec, program, signals, None, &mut |news| {
         progress(&news, begun);
         let News::Ready(status) = news else { return true };
         output::progress_done();
@@ -249,7 +249,7 @@ fn progress(news: &News, begun: Instant) {
 }
 
 fn status(json: bool) -> anyhow::Result<()> {
-    match desk::ask(&home::find(), &Request::Status).map_err(said)? {
+    match control::ask(&home::find(), &Request::Status).map_err(said)? {
         Answer::Status(status) if json => output::line(&serde_json::to_string(&status)?),
         Answer::Status(status) => show::status(&status),
         answer => anyhow::bail!("the keeper answers {answer:?}"),
@@ -258,7 +258,7 @@ fn status(json: bool) -> anyhow::Result<()> {
 
 fn down() -> anyhow::Result<()> {
     let dir = home::find();
-    match desk::down(&dir).map_err(said)? {
+    match control::down(&dir).map_err(said)? {
         Ending::Down(left) => show::down(&dir, &left),
         Ending::WasDown => output::line(&format!("no twin is up in {}", dir.display())),
         Ending::Swept => {

@@ -17,7 +17,7 @@ fn errors(output: &Output) -> String {
 
 #[test]
 fn without_a_gpu_every_command_says_what_to_install() {
-    let driver = spanker_fabric_cuda::gpu_count();
+    let driver = spanker_cuda::gpu_count();
     for args in [
         &["probe", "--fabric", "cuda"][..],
         &["bench", "all-reduce", "--fabric", "cuda", "--sizes", "1M"],

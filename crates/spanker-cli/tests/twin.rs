@@ -77,7 +77,7 @@ fn second_up_is_refused_unless_it_replaces() {
     place.ok("up --cards 2");
     let keeper = place.status()["keeper"].clone();
     let error = place.error(1, "up --cards 2");
-    assert!(error.contains(&format!("(keeper pid {keeper})")), "{error}");
+    assert!(error.contains(&format!("(supervisor pid {keeper})")), "{error}");
     assert!(error.contains("\nhint: 'spanker twin down'"), "{error}");
     assert_eq!(place.status()["keeper"], keeper);
     place.ok("up --cards 3 --replace");

@@ -2,7 +2,7 @@
 //! The algorithms: functions from (ranks, elements) to messages.
 //!
 //! Each is written once, in rounds, against [`Builder`]. A round is one step on each rank; ranks are
-//! held together only by the messages themselves. None of them knows an element type or an operation.
+//! synchronised only by the messages themselves. None of them knows an element type or an operation.
 
 mod bruck;
 mod direct;

@@ -122,7 +122,7 @@ impl Collective {
         )
     }
 
-    /// Elements that each rank's `data` must have room for: `len`, except that an all-to-all of a
+    /// Elements that each rank's `data` must have: `len`, except that an all-to-all of a
     /// length that `ranks` does not divide leaves `ranks` equal blocks of the longest chunk.
     #[must_use]
     pub const fn data_len(self, ranks: usize, len: usize) -> Option<usize> {

@@ -35,8 +35,8 @@ pub struct Levels {
 struct Place<'a> {
     program: &'a [Step],
     step: usize,
-    /// Which transfers of the step have met their other end.
-    met: Vec<bool>,
+    /// Which transfers of the step have been matched with their other end.
+    matched: Vec<bool>,
 }
 
 impl<'a> Place<'a> {
@@ -44,12 +44,12 @@ impl<'a> Place<'a> {
         self.program.get(self.step).map_or(&[], |step| &step.transfers)
     }
 
-    /// Goes on while everything in the step has met, and notes the level at which each step ended.
+    /// Goes on while everything in the step is matched, and records the level at which each step ended.
     fn advance(&mut self, level: usize, ends: &mut Vec<usize>) {
-        while self.step < self.program.len() && self.met.iter().all(|&met| met) {
+        while self.step < self.program.len() && self.matched.iter().all(|&matched| matched) {
             ends.push(level);
             self.step += 1;
-            self.met = vec![false; self.transfers().len()];
+            self.matched = vec![false; self.transfers().len()];
         }
     }
 }
@@ -75,8 +75,8 @@ pub fn levels(schedule: &Schedule) -> Result<Levels, CollectiveError> {
     let mut places: Vec<Place<'_>> = (0..ranks)
         .map(|rank| {
             let program = schedule.program(rank);
-            let met = vec![false; program.first().map_or(0, |step| step.transfers.len())];
-            Place { program, step: 0, met }
+            let matched = vec![false; program.first().map_or(0, |step| step.transfers.len())];
+            Place { program, step: 0, matched }
         })
         .collect();
     let mut messages = Vec::new();
@@ -84,7 +84,7 @@ pub fn levels(schedule: &Schedule) -> Result<Levels, CollectiveError> {
         place.advance(0, ends);
     }
     while places.iter().any(|place| place.step < place.program.len()) {
-        let level = meet(&mut places).map_err(|flaw| refused(schedule, flaw))?;
+        let level = match_transfers(&mut places).map_err(|flaw| refused(schedule, flaw))?;
         if level.is_empty() {
             let waiting = (0..ranks).filter(|&rank| places[rank].step < places[rank].program.len());
             return Err(refused(schedule, Flaw::Deadlock { waiting: waiting.collect() }));
@@ -104,11 +104,11 @@ fn refused(schedule: &Schedule, flaw: Flaw) -> CollectiveError {
 
 /// Matches what can be matched with every rank at its present step. Between two ranks the first send
 /// belongs to the first receive.
-fn meet(places: &mut [Place<'_>]) -> Result<Vec<Message>, Flaw> {
+fn match_transfers(places: &mut [Place<'_>]) -> Result<Vec<Message>, Flaw> {
     let mut receives: HashMap<(Rank, Rank), VecDeque<usize>> = HashMap::new();
     for (to, place) in places.iter().enumerate() {
         for (at, transfer) in place.transfers().iter().enumerate() {
-            if let (Transfer::Recv { from, .. }, false) = (transfer, place.met[at]) {
+            if let (Transfer::Recv { from, .. }, false) = (transfer, place.matched[at]) {
                 receives.entry((*from, to)).or_default().push_back(at);
             }
         }
@@ -116,7 +116,8 @@ fn meet(places: &mut [Place<'_>]) -> Result<Vec<Message>, Flaw> {
     let mut found: Vec<(Rank, Message)> = Vec::new();
     for from in 0..places.len() {
         for (at, transfer) in places[from].transfers().iter().enumerate() {
-            let (Transfer::Send { to, span: source }, false) = (*transfer, places[from].met[at])
+            let (Transfer::Send { to, span: source }, false) =
+                (*transfer, places[from].matched[at])
             else {
                 continue;
             };
@@ -129,8 +130,8 @@ fn meet(places: &mut [Place<'_>]) -> Result<Vec<Message>, Flaw> {
                 let (step, one, other) = (places[to].step, source.len, target.len);
                 return Err(Flaw::Lengths { rank: to, step, one, other });
             }
-            places[from].met[at] = true;
-            places[to].met[there] = true;
+            places[from].matched[at] = true;
+            places[to].matched[there] = true;
             found.push((from, Message { from, to, source, target, fold }));
         }
     }

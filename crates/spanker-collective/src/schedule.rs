@@ -192,7 +192,7 @@ impl Schedule {
         self.algorithm
     }
 
-    /// A number that schedules with different steps do not share, so that ranks can tell whether they
+    /// A number that schedules with different steps do not share, so that ranks can check whether they
     /// follow the same one. It is not stable between builds.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {

@@ -19,13 +19,13 @@ use symbols::{Symbols, UNDEFINED, Value};
 /// What is true of a schedule that passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Proof {
-    /// The number of rounds if each message takes one: the factor of the latency.
+    /// The number of rounds if each message needs one: the factor of the latency.
     pub rounds: usize,
     /// Elements sent by the rank that sends most.
     pub sent_most: usize,
     /// Elements sent by all ranks together.
     pub sent_total: usize,
-    /// Every rank that holds a result computed it by the same expression: the bits are equal on all.
+    /// Every rank that has a result computed it by the same expression: the bits are equal on all.
     pub uniform: bool,
     /// That expression is the serial fold in rank order, in one go: the bits do not depend on the
     /// algorithm.
@@ -37,7 +37,7 @@ pub struct Proof {
 #[non_exhaustive]
 pub enum Flaw {
     /// The schedule's own numbers cannot be: no ranks or too many, a root outside the group, a buffer
-    /// that does not fit the collective, or more elements than the verifier takes.
+    /// that does not fit the collective, or more elements than the verifier accepts.
     Shape {
         /// What is wrong.
         what: &'static str,
@@ -55,9 +55,9 @@ pub enum Flaw {
         /// The span.
         span: Span,
         /// Elements that the buffer has.
-        room: usize,
+        len: usize,
     },
-    /// Two pieces of concurrent work touch the same element and one of them writes.
+    /// Two concurrent operations touch the same element and one of them writes.
     Conflict {
         /// The rank.
         rank: Rank,
@@ -138,10 +138,9 @@ impl fmt::Display for Flaw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Flaw::Shape { what, found, bound } => write!(f, "{what}: {found}, bound is {bound}"),
-            Flaw::OutOfBounds { rank, step, span, room } => write!(
-                f,
-                "rank {rank} step {step}: {span:?} is outside a buffer of {room} elements"
-            ),
+            Flaw::OutOfBounds { rank, step, span, len } => {
+                write!(f, "rank {rank} step {step}: {span:?} is outside a buffer of {len} elements")
+            }
             Flaw::Conflict { rank, step, one, other } => {
                 write!(f, "rank {rank} step {step}: {one:?} conflicts with {other:?}")
             }
@@ -283,13 +282,13 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn inside(&self, span: Span) -> Result<(), Flaw> {
-        let room = match span.buffer {
+        let len = match span.buffer {
             Buffer::Data => self.schedule.data_len(),
             Buffer::Scratch => self.schedule.scratch_len(),
         };
         match span.end() {
-            Some(end) if end <= room => Ok(()),
-            _ => Err(Flaw::OutOfBounds { rank: self.rank, step: self.step, span, room }),
+            Some(end) if end <= len => Ok(()),
+            _ => Err(Flaw::OutOfBounds { rank: self.rank, step: self.step, span, len }),
         }
     }
 
@@ -487,7 +486,7 @@ impl<'a> Machine<'a> {
         self.ranks[from].matched[sent] = true;
         self.ranks[from].sent += span.len;
         let heard = self.ranks[from].heard_before.clone();
-        // A message takes one round and starts when both ends have come to it.
+        // A message needs one round and starts when both ends have come to it.
         let (sender, receiver) = (&self.ranks[from], &self.ranks[rank]);
         let depth = sender.depth_before.max(receiver.depth_before) + 1;
         let sender = &mut self.ranks[from];
@@ -622,7 +621,7 @@ enum Expected {
     Everyone,
 }
 
-/// What rank `rank` must hold in the end, as (element of `data`, value).
+/// What rank `rank` must have in the end, as (element of `data`, value).
 fn expected(collective: Collective, n: usize, len: usize, rank: Rank) -> Vec<(usize, Expected)> {
     let reduced = |range: std::ops::Range<usize>| range.map(|e| (e, Expected::Everyone)).collect();
     let gathered = || {

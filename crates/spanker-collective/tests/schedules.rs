@@ -135,7 +135,7 @@ fn verifier_refuses_each_kind_of_broken_schedule() {
     assert_eq!(flaw_of(|_| ()), None);
     let span = Span::data(1..5);
     let flaw = flaw_of(|p| p[0][0].transfers[0] = Transfer::Send { to: 1, span });
-    assert!(matches!(flaw, Some(Flaw::OutOfBounds { rank: 0, room: 4, .. })), "{flaw:?}");
+    assert!(matches!(flaw, Some(Flaw::OutOfBounds { rank: 0, len: 4, .. })), "{flaw:?}");
     let span = Span { start: usize::MAX, ..Span::data(0..4) };
     let flaw = flaw_of(|p| p[1][0].transfers[0] = Transfer::Send { to: 0, span });
     assert!(matches!(flaw, Some(Flaw::OutOfBounds { rank: 1, .. })), "{flaw:?}");
@@ -236,7 +236,7 @@ proptest! {
 
     /// Taking any one transfer or local out of a schedule must be noticed.
     #[test]
-    fn a_schedule_with_a_piece_missing_is_refused(
+    fn a_schedule_with_a_part_missing_is_refused(
         algorithm in 0usize..6,
         ranks in 2usize..9,
         len in 9usize..40,
@@ -244,12 +244,12 @@ proptest! {
     ) {
         let built = schedule(Collective::AllReduce, Algorithm::ALL[algorithm], ranks, len).unwrap();
         let mut programs: Vec<Vec<Step>> = (0..ranks).map(|r| built.program(r).to_vec()).collect();
-        let pieces: Vec<(usize, usize, usize)> = (0..ranks)
+        let parts: Vec<(usize, usize, usize)> = (0..ranks)
             .flat_map(|r| programs[r].iter().enumerate().flat_map(move |(s, step)| {
                 (0..step.transfers.len() + step.locals.len()).map(move |i| (r, s, i))
             }).collect::<Vec<_>>())
             .collect();
-        let (r, s, i) = pieces[pick.index(pieces.len())];
+        let (r, s, i) = parts[pick.index(parts.len())];
         let step = &mut programs[r][s];
         if i < step.transfers.len() {
             step.transfers.remove(i);

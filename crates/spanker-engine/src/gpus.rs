@@ -10,9 +10,7 @@ pub(crate) use without::Gpus;
 mod with {
     use std::sync::Arc;
 
-    use spanker_fabric_cuda::{
-        Gpu, Processors, Speeds, Subject, discover, discover_logical, gpu_count,
-    };
+    use spanker_cuda::{Gpu, Processors, Speeds, Subject, discover, discover_logical, gpu_count};
     use spanker_llm::{LlmError, Loading, OnMachine, Twice};
     use spanker_plan::{Layout, Request, Split as Matrices};
     use spanker_topology::{Cluster, Profile};
@@ -45,7 +43,7 @@ mod with {
 
         /// How many bytes the first GPU reads in a second, from a stream of them.
         pub(crate) fn read_rate(&self) -> Result<f64> {
-            let probed = spanker_fabric_cuda::probe(&self.gpus[0]).map_err(unavailable)?;
+            let probed = spanker_cuda::probe(&self.gpus[0]).map_err(unavailable)?;
             Ok(probed.read.bytes_per_second as f64)
         }
     }

@@ -5,8 +5,7 @@
 use std::cell::{RefCell, RefMut};
 use std::time::{Duration, Instant};
 
-use spanker_collective::{Algorithm, Collective, DType, ReduceOp};
-use spanker_fabric::{Call, Fabric as Wires, FabricError};
+use spanker_fabric::{Fabric as Wires, FabricError};
 use spanker_llm::{Follower, Front, LlmError, OnRanks, RankSamples, Subject, Twice, follow};
 use spanker_plan::{Layout, Mark, Plan, Request};
 use spanker_topology::{Bytes, Cluster};
@@ -113,13 +112,13 @@ impl Ranks {
     pub(crate) fn open(&self, open: impl FnOnce() -> Result<Model>) -> Result<Model> {
         let Some(mut fabric) = self.fabric.take() else { return open() };
         if !self.leads() {
-            barrier(&mut *fabric)?;
+            fabric.barrier(Instant::now() + OPENING).map_err(LlmError::from)?;
             let model = open().inspect_err(|error| refuse(&mut *fabric, error));
             self.fabric.replace(Some(fabric));
             return model;
         }
         let model = open().inspect_err(|error| refuse(&mut *fabric, error))?;
-        barrier(&mut *fabric)?;
+        fabric.barrier(Instant::now() + OPENING).map_err(LlmError::from)?;
         self.leader.replace(Some(Front::owning(fabric, self.place.timeout)?));
         Ok(model)
     }
@@ -201,19 +200,6 @@ impl Ranks {
         };
         Ok(self.leader()?.measure_more(model.network(), &subject, samples, &mut |_| {})?)
     }
-}
-
-/// All ranks are here.
-fn barrier(fabric: &mut dyn Wires) -> Result<(), LlmError> {
-    let call = Call {
-        collective: Collective::Barrier,
-        algorithm: Algorithm::OneShot,
-        elements: 0,
-        dtype: DType::U8,
-        op: ReduceOp::Sum,
-        plan: 0,
-    };
-    Ok(fabric.commit(&call, Instant::now() + OPENING)?)
 }
 
 /// Tells the others why this rank cannot go on.

@@ -2,15 +2,14 @@
 //! The fabric whose ranks are processes: messages, and the end of a call.
 //!
 //! A message is its head (the call, the message's number and length) with the payload behind it if that is short;
-//! long payloads follow as messages of their own, straight from the sender's letter into the receiver's, or to where
-//! the receiver's result will be. A step
-//! waits for what it receives. What it sends is complete when the call is: letters do not change, so nobody needs
-//! to wait until a peer has got round to reading them. How ranks wait is in `wait.rs`, and how they agree on a
+//! long payloads follow as messages of their own, straight from the sender's memory into a receive buffer, which may be part
+//! of the receiver's result. A step waits for what it receives. What it sends is complete when the call is: messages do not
+//! change, so nobody needs to wait until a peer has read them. How ranks wait is in `wait.rs`, and how they agree on a
 //! fault in `fault.rs`.
 //!
-//! A call is complete when rank 0 says so. It hears from everyone first; so either nobody is told that the call is
-//! complete, or all parts of it are. Only if rank 0 dies between telling one rank and telling the next, which is
-//! a microsecond, some ranks report its death for a call that others have completed.
+//! A call is complete when rank 0 says so. It hears from everyone first, so a call that it reports complete
+//! is complete everywhere. Only if rank 0 dies between its reports to one rank and the next, which is a microsecond, some ranks report its
+//! death for a call that others have completed.
 
 use std::collections::HashSet;
 use std::ffi::c_int;
@@ -18,12 +17,12 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use spanker_collective::Rank;
-use spanker_fabric::{Call, Draft, Fabric, FabricError, Letter, Pool};
+use spanker_fabric::{Call, Fabric, FabricError, Message, Pool, ReceiveBuffer};
 
 use crate::MpiError;
 use crate::fault::Notices;
 use crate::native::Ready;
-use crate::raw::{Cargo, Comm, Flight, LONGEST, Landed};
+use crate::raw::{Comm, Completed, LONGEST, RequestBuffer, Requests};
 use crate::wait::Wait;
 use crate::wire::{CALL, HEAD, call_bytes, call_of};
 use crate::world::Life;
@@ -42,31 +41,31 @@ const INLINE: usize = 4000 - HEAD;
 
 /// Messages that may not have been read before their sender waits.
 const UNREAD: usize = 256;
-/// How long a rank waits to be told that what it sent has been read.
+/// How long a rank waits for MPI to report that what it sent has been read.
 const SETTLING: Duration = Duration::from_millis(100);
 
 /// One rank's end of a group of processes.
 ///
-/// Dropping an end tells the others that this rank has left: whoever still needs it gets [`FabricError::Died`].
+/// Dropping an end notifies the others that this rank has left: whoever still needs it gets [`FabricError::Died`].
 #[derive(Debug)]
 pub struct MpiFabric {
     pub(crate) life: Rc<Life>,
     pub(crate) comm: Comm,
     /// Heads and notices.
     pub(crate) pool: Pool,
-    /// Long payloads: apart, so that their memory is used again while it is in the caches.
+    /// Long payloads: a pool of their own, so that their memory is reused while it is in the caches.
     bodies: Pool,
     /// What the step that is under way receives.
-    pub(crate) flight: Flight,
+    pub(crate) receiving: Requests,
     /// What was sent and may not have been read yet.
-    sending: Flight,
-    pub(crate) landed: Vec<Landed>,
-    /// What the message at each place of the flight is.
+    sending: Requests,
+    pub(crate) completed: Vec<Completed>,
+    /// What each request of `receiving` is for.
     roles: Vec<Role>,
-    /// Where the step's receives are to be written, for those that say so and have not begun.
-    places: Vec<Option<Draft>>,
+    /// The caller's buffers for the step's receives, where it gave one and the receive has not begun.
+    receive_buffers: Vec<Option<ReceiveBuffer>>,
     /// Short messages that nobody waits for.
-    pub(crate) outgoing: Flight,
+    pub(crate) outgoing: Requests,
     sent: Vec<u64>,
     received: Vec<u64>,
     /// Calls that are complete.
@@ -84,7 +83,7 @@ pub struct MpiFabric {
 enum Role {
     /// The head of the step's receive of this index, which is the message of this number from its rank.
     Head(usize, u64),
-    /// Its payload, and whether that is in its place.
+    /// Its payload, and whether the caller gave the buffer for it.
     Body(usize, bool),
 }
 
@@ -95,12 +94,12 @@ impl MpiFabric {
             comm,
             pool: Pool::default(),
             bodies: Pool::default(),
-            flight: Flight::default(),
-            sending: Flight::default(),
-            landed: Vec::new(),
+            receiving: Requests::default(),
+            sending: Requests::default(),
+            completed: Vec::new(),
             roles: Vec::new(),
-            places: Vec::new(),
-            outgoing: Flight::default(),
+            receive_buffers: Vec::new(),
+            outgoing: Requests::default(),
             sent: vec![0; life.ranks],
             received: vec![0; life.ranks],
             number: 0,
@@ -121,33 +120,33 @@ impl MpiFabric {
         }
     }
 
-    /// Gives the step up: nobody will wait for its messages.
+    /// Gives up the step: nobody will wait for its messages.
     fn give_up(&mut self, fault: FabricError) -> FabricError {
         let fault = self.fail(fault, None);
-        self.flight.abandon();
+        self.receiving.abandon();
         self.sending.abandon();
-        self.places.clear();
+        self.receive_buffers.clear();
         fault
     }
 
     fn begin(
         &mut self,
         call: &[u8; CALL],
-        sends: &[(Rank, Letter)],
+        sends: &[(Rank, Message)],
         receives: &[Rank],
     ) -> Result<(), MpiError> {
-        self.flight.clear();
+        self.receiving.clear();
         self.roles.clear();
-        // What is received first can be written where it belongs at once.
+        // Receives are posted before sends, so that MPI can write what arrives directly to its buffer.
         for (index, &from) in receives.iter().enumerate() {
-            let draft = self.pool.draft(HEAD + INLINE);
-            self.flight.receive(self.comm, from, HEADS, draft)?;
-            // MPI matches in order, and need not say so in order that they are complete.
+            let buffer = self.pool.receive_buffer(HEAD + INLINE);
+            self.receiving.receive(self.comm, from, HEADS, buffer)?;
+            // MPI matches messages in order, but need not report their completion in order.
             self.roles.push(Role::Head(index, self.received[from]));
             self.received[from] += 1;
         }
-        for (to, letter) in sends {
-            let (bytes, number) = (letter.bytes(), self.sent[*to]);
+        for (to, message) in sends {
+            let (bytes, number) = (message.bytes(), self.sent[*to]);
             self.sent[*to] += 1;
             let inline = if bytes.len() <= INLINE { bytes } else { &[] };
             let head = self.pool.write(HEAD + inline.len(), |out| {
@@ -159,26 +158,26 @@ impl MpiFabric {
             self.sending.send(self.comm, *to, HEADS, head)?;
             if bytes.len() > INLINE {
                 let tag = BODY + (number % BODIES) as c_int;
-                self.sending.send(self.comm, *to, tag, letter.clone())?;
+                self.sending.send(self.comm, *to, tag, message.clone())?;
             }
         }
         Ok(())
     }
 
-    /// Reads the head of a message. Returns the letter if it came along, or else asks for it.
+    /// Reads the head of a message. Returns the message if the payload came with the head, or else receives that.
     fn open(
         &mut self,
         call: &Call,
         mine: &[u8; CALL],
         (peer, expected): (Rank, u64),
-        head: Landed,
+        head: Completed,
         index: usize,
-    ) -> Result<Option<Letter>, FabricError> {
+    ) -> Result<Option<Message>, FabricError> {
         let rank = self.life.rank;
-        let (_, Cargo::Received(draft), count) = head else { return Ok(None) };
-        let letter = self.pool.seal(draft);
+        let (_, RequestBuffer::Received(buffer), count) = head else { return Ok(None) };
+        let message = self.pool.freeze(buffer);
         let corrupt = FabricError::Corrupt { rank, peer };
-        let Some((head, inline)) = letter.bytes()[..count].split_at_checked(HEAD) else {
+        let Some((head, inline)) = message.bytes()[..count].split_at_checked(HEAD) else {
             return Err(corrupt);
         };
         let long = |at: usize| head[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
@@ -191,56 +190,58 @@ impl MpiFabric {
         if number != expected {
             return Err(FabricError::Lost { rank, peer });
         }
-        let place = self.places.get_mut(index).and_then(Option::take);
-        if let Some(expected) = place.as_ref().map(Draft::size).filter(|&size| size != len) {
+        let given = self.receive_buffers.get_mut(index).and_then(Option::take);
+        if let Some(expected) = given.as_ref().map(ReceiveBuffer::size).filter(|&size| size != len)
+        {
             return Err(FabricError::Length { rank, peer, expected, actual: len });
         }
-        match (len, place) {
-            (_, Some(mut place)) if len == inline.len() => {
-                place.bytes_mut().copy_from_slice(inline);
-                Ok(Some(place.seal()))
+        match (len, given) {
+            (_, Some(mut given)) if len == inline.len() => {
+                given.bytes_mut().copy_from_slice(inline);
+                Ok(Some(given.freeze()))
             }
-            (_, None) if len == inline.len() => Ok(Some(letter.part(HEAD..HEAD + len))),
-            (INLINE..=LONGEST, place) => {
-                let is_placed = place.is_some();
-                let draft = place.unwrap_or_else(|| self.bodies.draft(len));
+            (_, None) if len == inline.len() => Ok(Some(message.part(HEAD..HEAD + len))),
+            (INLINE..=LONGEST, given) => {
+                let is_given = given.is_some();
+                let buffer = given.unwrap_or_else(|| self.bodies.receive_buffer(len));
                 let tag = BODY + (number % BODIES) as c_int;
-                let posted = self.flight.receive(self.comm, peer, tag, draft);
+                let posted = self.receiving.receive(self.comm, peer, tag, buffer);
                 posted.map_err(|error| self.failed(&error))?;
-                self.roles.push(Role::Body(index, is_placed));
+                self.roles.push(Role::Body(index, is_given));
                 Ok(None)
             }
             _ => Err(corrupt),
         }
     }
 
-    /// Takes what has come since the last look. Returns whether something has.
-    fn take(
+    /// Processes what has arrived since the last poll. Returns whether something has.
+    fn receive(
         &mut self,
         call: &Call,
         mine: &[u8; CALL],
         receives: &[Rank],
-        letters: &mut [Option<Letter>],
+        messages: &mut [Option<Message>],
     ) -> Result<bool, FabricError> {
-        let mut landed = std::mem::take(&mut self.landed);
-        let polled = self.flight.poll(&mut landed);
-        let news = !landed.is_empty();
+        let mut completed = std::mem::take(&mut self.completed);
+        let polled = self.receiving.poll(&mut completed);
+        let news = !completed.is_empty();
         let mut outcome = Ok(());
-        for message in landed.drain(..) {
+        for message in completed.drain(..) {
             match self.roles[message.0] {
                 Role::Head(index, number) if outcome.is_ok() => {
                     match self.open(call, mine, (receives[index], number), message, index) {
-                        Ok(letter) => letters[index] = letter,
+                        Ok(message) => messages[index] = message,
                         Err(fault) => outcome = Err(fault),
                     }
                 }
-                Role::Body(index, is_placed) => {
-                    let (_, cargo, count) = message;
-                    let Cargo::Received(mut draft) = cargo else { continue };
+                Role::Body(index, is_given) => {
+                    let (_, buffer, count) = message;
+                    let RequestBuffer::Received(mut buffer) = buffer else { continue };
                     let (rank, peer, expected) =
-                        (self.life.rank, receives[index], draft.bytes_mut().len());
-                    let letter = if is_placed { draft.seal() } else { self.bodies.seal(draft) };
-                    letters[index] = Some(letter);
+                        (self.life.rank, receives[index], buffer.bytes_mut().len());
+                    let message =
+                        if is_given { buffer.freeze() } else { self.bodies.freeze(buffer) };
+                    messages[index] = Some(message);
                     if count != expected {
                         outcome = Err(FabricError::Length { rank, peer, expected, actual: count });
                     }
@@ -248,18 +249,18 @@ impl MpiFabric {
                 Role::Head(..) => {}
             }
         }
-        self.landed = landed;
+        self.completed = completed;
         polled.map_err(|error| self.failed(&error))?;
         outcome.map(|()| news)
     }
 
-    /// Lets go of what has been read. Returns whether something has.
+    /// Frees the messages that have been read. Returns whether some have.
     fn push_sending(&mut self) -> Result<bool, FabricError> {
-        let mut landed = std::mem::take(&mut self.landed);
-        let polled = self.sending.poll(&mut landed);
-        let news = !landed.is_empty();
-        landed.clear();
-        self.landed = landed;
+        let mut completed = std::mem::take(&mut self.completed);
+        let polled = self.sending.poll(&mut completed);
+        let news = !completed.is_empty();
+        completed.clear();
+        self.completed = completed;
         if self.sending.left() == 0 {
             self.sending.clear();
         }
@@ -267,7 +268,7 @@ impl MpiFabric {
         Ok(news)
     }
 
-    /// What this rank sent in a call that is complete has been read: only this rank has to notice.
+    /// Waits until MPI reports that this rank's messages of a complete call have been read, which they have.
     fn notice_what_was_read(&mut self) {
         let begun = Instant::now();
         while self.sending.left() > 0 && begun.elapsed() < SETTLING {
@@ -279,28 +280,29 @@ impl MpiFabric {
     }
 
     /// Whom the step waits for, and how.
-    fn missing(&self, receives: &[Rank], letters: &[Option<Letter>]) -> (Rank, &'static str) {
-        match letters.iter().position(Option::is_none) {
+    fn missing(&self, receives: &[Rank], messages: &[Option<Message>]) -> (Rank, &'static str) {
+        match messages.iter().position(Option::is_none) {
             Some(index) => (receives[index], "to receive from"),
             None => (self.sending.first_left().unwrap_or(self.life.rank), "to send to"),
         }
     }
 
-    /// Sends and receives; what has a place is written there.
+    /// Sends and receives, into the caller's buffers where it gave any.
     fn step(
         &mut self,
         call: &Call,
-        sends: &[(Rank, Letter)],
+        sends: &[(Rank, Message)],
         receives: &[Rank],
         deadline: Instant,
-    ) -> Result<Vec<Letter>, FabricError> {
+    ) -> Result<Vec<Message>, FabricError> {
         if let Some(verdict) = self.notices.verdict() {
             return Err(verdict);
         }
         let mine = call_bytes(call);
-        if let Some((to, letter)) = sends.iter().find(|(_, letter)| letter.bytes().len() > LONGEST)
+        if let Some((to, message)) =
+            sends.iter().find(|(_, message)| message.bytes().len() > LONGEST)
         {
-            let len = letter.bytes().len();
+            let len = message.bytes().len();
             let reason = format!("a message of {len} bytes to rank {to}: MPI counts to {LONGEST}");
             return Err(self.fail(FabricError::Refused { rank: self.life.rank, reason }, None));
         }
@@ -308,31 +310,31 @@ impl MpiFabric {
             let fault = self.failed(&error);
             return Err(self.give_up(fault));
         }
-        let mut letters: Vec<Option<Letter>> = vec![None; receives.len()];
+        let mut messages: Vec<Option<Message>> = vec![None; receives.len()];
         let mut wait = Wait::until(deadline);
-        // Whoever sends much without ever receiving waits for its readers, and reads meanwhile.
-        let is_ahead = self.sending.places() > UNREAD;
-        while self.flight.left() > 0 || (is_ahead && self.sending.left() > 0) {
-            let taken = self.take(call, &mine, receives, &mut letters);
-            let outcome = match taken.and_then(|news| Ok(news | (is_ahead && self.push_sending()?)))
-            {
-                Ok(false) => self.idle(&mut wait, &mine),
-                other => other,
-            };
+        // A rank that sends much without ever receiving waits for its readers, and reads meanwhile.
+        let has_backlog = self.sending.count() > UNREAD;
+        while self.receiving.left() > 0 || (has_backlog && self.sending.left() > 0) {
+            let received = self.receive(call, &mine, receives, &mut messages);
+            let outcome =
+                match received.and_then(|news| Ok(news | (has_backlog && self.push_sending()?))) {
+                    Ok(false) => self.idle(&mut wait, &mine),
+                    other => other,
+                };
             match outcome {
                 Ok(true) => {}
                 Ok(false) => {
-                    let (peer, what) = self.missing(receives, &letters);
+                    let (peer, what) = self.missing(receives, &messages);
                     let fault = FabricError::Deadline { rank: self.life.rank, peer, what };
                     return Err(self.give_up(fault));
                 }
                 Err(fault) => return Err(self.give_up(fault)),
             }
         }
-        Ok(letters.into_iter().flatten().collect())
+        Ok(messages.into_iter().flatten().collect())
     }
 
-    /// Rank 0 hears from everyone, then tells everyone.
+    /// Rank 0 waits for everyone's arrival, then sends everyone the decision.
     fn decide(
         &mut self,
         call: &Call,
@@ -340,25 +342,26 @@ impl MpiFabric {
         wait: &mut Wait,
     ) -> Result<(), FabricError> {
         let ranks = self.life.ranks;
-        self.flight.clear();
+        self.receiving.clear();
         for peer in 1..ranks {
-            let draft = self.pool.draft(CALL + 8);
-            let posted = self.flight.receive(self.comm, peer, ARRIVALS, draft);
+            let buffer = self.pool.receive_buffer(CALL + 8);
+            let posted = self.receiving.receive(self.comm, peer, ARRIVALS, buffer);
             posted.map_err(|error| self.failed(&error))?;
         }
-        while self.flight.left() > 0 {
+        while self.receiving.left() > 0 {
             let mut arrived = Vec::new();
-            let polled = self.flight.poll(&mut arrived);
+            let polled = self.receiving.poll(&mut arrived);
             polled.map_err(|error| self.failed(&error))?;
             if arrived.is_empty() && !self.idle(wait, mine)? {
-                let peer = (1..ranks).find(|peer| !self.flight.has_landed(peer - 1)).unwrap_or(0);
+                let peer =
+                    (1..ranks).find(|peer| !self.receiving.is_complete(peer - 1)).unwrap_or(0);
                 let what = "for the end of the call on";
                 return Err(FabricError::Deadline { rank: 0, peer, what });
             }
-            for (place, cargo, count) in arrived {
-                let Cargo::Received(draft) = cargo else { continue };
-                let letter = self.pool.seal(draft);
-                self.hear(call, mine, place + 1, &letter.bytes()[..count])?;
+            for (index, buffer, count) in arrived {
+                let RequestBuffer::Received(buffer) = buffer else { continue };
+                let message = self.pool.freeze(buffer);
+                self.hear(call, mine, index + 1, &message.bytes()[..count])?;
             }
         }
         let decision = self.pool.write(8, |out| out.copy_from_slice(&self.number.to_le_bytes()));
@@ -390,18 +393,18 @@ impl MpiFabric {
         Ok(())
     }
 
-    /// The other ranks tell rank 0, and wait for what it says.
+    /// The other ranks report to rank 0, and wait for its decision.
     fn arrive(&mut self, mine: &[u8; CALL], wait: &mut Wait) -> Result<(), FabricError> {
-        self.flight.clear();
+        self.receiving.clear();
         let arrival = self.pool.write(CALL + 8, |out| {
             out[..8].copy_from_slice(&self.number.to_le_bytes());
             out[8..].copy_from_slice(mine);
         });
-        let draft = self.pool.draft(8);
+        let buffer = self.pool.receive_buffer(8);
         let posted = self
-            .flight
-            .receive(self.comm, 0, DECISIONS, draft)
-            .and_then(|_| self.flight.send(self.comm, 0, ARRIVALS, arrival));
+            .receiving
+            .receive(self.comm, 0, DECISIONS, buffer)
+            .and_then(|_| self.receiving.send(self.comm, 0, ARRIVALS, arrival));
         posted.map_err(|error| self.failed(&error))?;
         while !self.decided()? {
             if !self.idle(wait, mine)? {
@@ -414,23 +417,23 @@ impl MpiFabric {
 
     /// Whether rank 0 has said that the call is complete.
     pub(crate) fn decided(&mut self) -> Result<bool, FabricError> {
-        let mut landed = std::mem::take(&mut self.landed);
-        let polled = self.flight.poll(&mut landed);
-        for (_, cargo, _) in landed.drain(..) {
-            if let Cargo::Received(draft) = cargo {
-                drop(self.pool.seal(draft));
+        let mut completed = std::mem::take(&mut self.completed);
+        let polled = self.receiving.poll(&mut completed);
+        for (_, buffer, _) in completed.drain(..) {
+            if let RequestBuffer::Received(buffer) = buffer {
+                drop(self.pool.freeze(buffer));
             }
         }
-        self.landed = landed;
+        self.completed = completed;
         polled.map_err(|error| self.failed(&error))?;
-        Ok(self.flight.left() == 0)
+        Ok(self.receiving.left() == 0)
     }
 
-    /// Lets go of short messages that have been sent.
+    /// Frees short messages that have been sent.
     pub(crate) fn push_outgoing(&mut self) {
-        let mut landed = Vec::new();
-        // Whoever they are for may be gone, which others find out.
-        let _ = self.outgoing.poll(&mut landed);
+        let mut completed = Vec::new();
+        // A receiver may be gone, which is found out elsewhere.
+        let _ = self.outgoing.poll(&mut completed);
         if self.outgoing.left() == 0 {
             self.outgoing.clear();
         }
@@ -449,28 +452,28 @@ impl Fabric for MpiFabric {
     fn exchange(
         &mut self,
         call: &Call,
-        sends: &[(Rank, Letter)],
+        sends: &[(Rank, Message)],
         receives: &[Rank],
         deadline: Instant,
-    ) -> Result<Vec<Letter>, FabricError> {
-        self.places.clear();
+    ) -> Result<Vec<Message>, FabricError> {
+        self.receive_buffers.clear();
         self.step(call, sends, receives, deadline)
     }
 
-    fn lands(&self, bytes: usize) -> bool {
+    fn receives_in_place(&self, bytes: usize) -> bool {
         bytes > INLINE
     }
 
     fn exchange_into(
         &mut self,
         call: &Call,
-        sends: &[(Rank, Letter)],
-        receives: Vec<(Rank, Option<Draft>)>,
+        sends: &[(Rank, Message)],
+        receives: Vec<(Rank, Option<ReceiveBuffer>)>,
         deadline: Instant,
-    ) -> Result<Vec<Letter>, FabricError> {
+    ) -> Result<Vec<Message>, FabricError> {
         let from: Vec<Rank> = receives.iter().map(|(from, _)| *from).collect();
-        self.places.clear();
-        self.places.extend(receives.into_iter().map(|(_, place)| place));
+        self.receive_buffers.clear();
+        self.receive_buffers.extend(receives.into_iter().map(|(_, buffer)| buffer));
         self.step(call, sends, &from, deadline)
     }
 
@@ -493,7 +496,7 @@ impl Fabric for MpiFabric {
                 self.notice_what_was_read();
             }
             Err(_) => {
-                self.flight.abandon();
+                self.receiving.abandon();
                 self.sending.abandon();
             }
         }
@@ -507,6 +510,6 @@ impl Fabric for MpiFabric {
 
 impl Drop for MpiFabric {
     fn drop(&mut self) {
-        self.take_leave();
+        self.announce_leaving();
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How a group agrees on its first fault.
 //!
-//! The lowest rank that lives decides. A rank that cannot go on tells all lower ones and waits for the verdict. If
+//! The lowest rank that lives decides. A rank that cannot go on notifies all lower ones and waits for the verdict. If
 //! none comes for [`GRACE`] from each of them that lives, because they are silent, it decides itself. Whoever
-//! decides tells everyone. Verdicts are adopted before anything else is looked at, so a rank that was silent all
+//! decides notifies everyone. Verdicts are adopted before anything else is read, so a rank that was silent all
 //! the time adopts the one that it finds.
 
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use spanker_fabric::{Fabric, FabricError};
 
 use crate::fabric::{MpiFabric, NOTICES};
 use crate::watch::Watch;
-use crate::wire::{CALL, Notice, as_told, call_of};
+use crate::wire::{CALL, Notice, as_received, call_of};
 
 /// How long a lower rank may take to answer.
 const GRACE: Duration = Duration::from_millis(500);
@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_millis(500);
 /// Notices are not longer than this.
 const LONGEST_NOTICE: usize = 4000;
 
-/// What ranks have been told of the group.
+/// What this rank has been notified of.
 #[derive(Debug)]
 pub(crate) struct Notices {
     /// The call that each rank says it is waiting in, with its number.
@@ -53,24 +53,26 @@ impl Notices {
 
 impl MpiFabric {
     /// Sends a notice, and does not wait for it.
-    pub(crate) fn tell(&mut self, to: usize, notice: &Notice) {
+    pub(crate) fn notify(&mut self, to: usize, notice: &Notice) {
         let bytes = notice.bytes();
-        let letter = self.pool.write(bytes.len(), |out| out.copy_from_slice(&bytes));
-        // To whom nothing can be sent, is dead, and that has consequences of its own.
-        let _ = self.outgoing.send(self.comm, to, NOTICES, letter);
+        let message = self.pool.write(bytes.len(), |out| out.copy_from_slice(&bytes));
+        // A rank that nothing can be sent to is dead, which is dealt with elsewhere.
+        let _ = self.outgoing.send(self.comm, to, NOTICES, message);
     }
 
     /// Reads the notices that have come.
     fn read_notices(&mut self) {
         // What MPI refuses here it also refuses to whoever waits for messages, who reports it.
         while let Ok(Some((from, len))) = self.comm.probe(NOTICES) {
-            let Ok(bytes) = self.comm.take(from, NOTICES, len.min(LONGEST_NOTICE)) else { return };
+            let Ok(bytes) = self.comm.receive(from, NOTICES, len.min(LONGEST_NOTICE)) else {
+                return;
+            };
             match Notice::of(&bytes) {
                 Some(Notice::At { number, call }) => self.notices.at[from] = Some((number, call)),
                 Some(Notice::Left) => self.notices.left[from] = true,
                 Some(Notice::Verdict(fault)) => {
                     self.notices.verdict.get_or_insert(fault);
-                    // The next call of MPI's own has to look.
+                    // The next native collective has to check again.
                     self.ready = None;
                     self.life.faulty.set(true);
                 }
@@ -87,7 +89,7 @@ impl MpiFabric {
     }
 
     /// Reads notices while waiting in `call`. The error is the group's fault, or one to be made that.
-    pub(crate) fn look_at_notices(&mut self, call: &[u8; CALL]) -> Result<(), FabricError> {
+    pub(crate) fn check_notices(&mut self, call: &[u8; CALL]) -> Result<(), FabricError> {
         self.read_notices();
         if let Some(verdict) = self.notices.verdict() {
             return Err(verdict);
@@ -125,14 +127,14 @@ impl MpiFabric {
             return verdict;
         }
         let rank = self.life.rank;
-        let fault = as_told(self.notices.heard.get_or_insert(fault));
+        let fault = as_received(self.notices.heard.get_or_insert(fault));
         let number = self.number;
         let notice =
             Notice::Fault { number, committing: committing.is_some(), fault: fault.clone() };
-        self.life.watch.look();
+        self.life.watch.check();
         for lower in (0..rank).filter(|&lower| !self.life.watch.is_dead(lower)).collect::<Vec<_>>()
         {
-            self.tell(lower, &notice);
+            self.notify(lower, &notice);
         }
         let begun = Instant::now();
         let mut complete = committing;
@@ -149,7 +151,7 @@ impl MpiFabric {
             if let Some(verdict) = self.notices.verdict() {
                 return verdict;
             }
-            self.life.watch.look();
+            self.life.watch.check();
             let lower = self.notices.lower(rank, &self.life.watch) as u32;
             if begun.elapsed() >= GRACE * lower {
                 return self.judge(fault);
@@ -168,20 +170,20 @@ impl MpiFabric {
         if complete { Ok(()) } else { Err(fault) }
     }
 
-    /// Decides, and tells everyone.
+    /// Decides, and notifies everyone.
     fn judge(&mut self, fault: FabricError) -> FabricError {
         self.notices.verdict = Some(fault.clone());
         self.ready = None;
         self.life.faulty.set(true);
         let verdict = Notice::Verdict(fault.clone());
         for rank in self.others() {
-            self.tell(rank, &verdict);
+            self.notify(rank, &verdict);
         }
         self.see_off();
         fault
     }
 
-    /// The ranks that can be told something.
+    /// The ranks that notices can be sent to.
     fn others(&self) -> Vec<usize> {
         let lives = |&rank: &usize| rank != self.rank() && !self.life.watch.is_dead(rank);
         (0..self.ranks()).filter(lives).collect()
@@ -196,11 +198,11 @@ impl MpiFabric {
         }
     }
 
-    /// Tells the others that this rank takes part no more.
-    pub(crate) fn take_leave(&mut self) {
+    /// Notifies the others that this rank has left.
+    pub(crate) fn announce_leaving(&mut self) {
         if self.notices.verdict.is_none() {
             for rank in self.others() {
-                self.tell(rank, &Notice::Left);
+                self.notify(rank, &Notice::Left);
             }
             let here = self.notices.left.iter().filter(|&&left| left).count();
             let expected = self.life.ranks - 1 - here;

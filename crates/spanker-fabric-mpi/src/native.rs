@@ -87,7 +87,7 @@ impl MpiFabric {
     /// Runs MPI's own collective on `data`, which is laid out as for [`spanker_fabric::execute`], and in which it
     /// works. The first call of each kind is agreed on between the ranks; after that it costs what MPI costs.
     ///
-    /// Ranks that later make different calls, all of which were agreed on before, are not told so: MPI fails
+    /// Ranks that later make different calls, all of which were agreed on before, are not detected: MPI fails
     /// or waits, and then the deadline ends the process.
     ///
     /// Floats are folded in whatever order MPI likes, and what it makes of a NaN under max and min is its own.
@@ -98,7 +98,8 @@ impl MpiFabric {
     /// fault; and what MPI returns. After an error `data` is in any state. Past `deadline`, or when a rank of
     /// this host dies, the process ends with code 1: MPI cannot be asked to come back.
     // Where ranks share cores, every page and every branch that is touched between two calls of MPI costs what it
-    // takes after a switch between processes. So what is common is part of the caller, and everything else is apart.
+    // takes after a switch between processes. So the common case is inlined into the
+    // caller, and everything else is out of line.
     #[inline(always)]
     #[allow(clippy::inline_always)]
     pub fn native<T: Element>(

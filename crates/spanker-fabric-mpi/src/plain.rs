@@ -22,7 +22,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// What stands for the send buffer where the result takes its place.
+/// Stands for the send buffer in an operation in place.
 pub(crate) fn in_place() -> *const c_void {
     // SAFETY: a constant that the C file has from MPI's header.
     unsafe { spanker_in_place }

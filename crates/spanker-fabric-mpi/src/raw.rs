@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use mpi::ffi;
-use spanker_fabric::{Draft, Letter};
+use spanker_fabric::{Message, ReceiveBuffer};
 
 use crate::MpiError;
 
@@ -27,8 +27,8 @@ pub(crate) fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     let mut text = [0 as c_char; 2048];
     let mut len: c_int = 0;
     // SAFETY: the buffer is longer than MPI_MAX_ERROR_STRING of any MPI, and may be called at any time.
-    let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr(), &raw mut len) };
-    let message = if told == 0 { words(&text, len) } else { "no words for it".into() };
+    let outcome = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr(), &raw mut len) };
+    let message = if outcome == 0 { words(&text, len) } else { "no words for it".into() };
     Err(MpiError::Call { call, code, message })
 }
 
@@ -120,7 +120,7 @@ impl Comm {
     pub(crate) fn all_gather(self, mine: &[u8]) -> Result<Vec<u8>, MpiError> {
         let mut all = vec![0u8; mine.len() * self.size()?];
         let count = int(mine.len());
-        // SAFETY: `all` has room for `count` bytes of each rank, and MPI writes no more.
+        // SAFETY: `all` has `count` bytes for each rank, and MPI writes no more.
         check("MPI_Allgather", unsafe {
             ffi::MPI_Allgather(
                 mine.as_ptr().cast(),
@@ -156,7 +156,7 @@ impl Comm {
     }
 
     /// Receives the message that `probe` has found. It is there, so this does not wait for its sender.
-    pub(crate) fn take(self, from: usize, tag: c_int, len: usize) -> Result<Vec<u8>, MpiError> {
+    pub(crate) fn receive(self, from: usize, tag: c_int, len: usize) -> Result<Vec<u8>, MpiError> {
         let mut bytes = vec![0u8; len];
         // SAFETY: the buffer has `len` bytes, and outlives the call.
         check("MPI_Recv", unsafe {
@@ -182,90 +182,90 @@ pub(crate) fn int(number: usize) -> c_int {
 /// The most bytes of one message.
 pub(crate) const LONGEST: usize = c_int::MAX as usize;
 
-/// What a message is read from or written to, and who will take it when it is complete.
+/// The memory of a request: what MPI reads a message from or writes it to.
 #[derive(Debug)]
-pub(crate) enum Cargo {
-    /// Held, and never looked at.
+pub(crate) enum RequestBuffer {
+    /// The message that is being sent, kept so that its memory stays.
     Sent {
         to: usize,
-        _letter: Letter,
+        _message: Message,
     },
-    Received(Draft),
+    Received(ReceiveBuffer),
     /// A barrier has none.
     Nothing,
 }
 
-/// Messages on their way, and their memory, which is theirs until they are complete.
+/// Nonblocking requests of MPI, and the memory that they own until they are complete.
 #[derive(Default)]
-pub(crate) struct Flight {
+pub(crate) struct Requests {
     requests: Vec<ffi::MPI_Request>,
-    cargo: Vec<Option<Cargo>>,
+    buffers: Vec<Option<RequestBuffer>>,
     indices: Vec<c_int>,
     statuses: Vec<ffi::MPI_Status>,
     left: usize,
 }
 
-impl std::fmt::Debug for Flight {
+impl std::fmt::Debug for Requests {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Flight").field("left", &self.left).finish_non_exhaustive()
+        f.debug_struct("Requests").field("left", &self.left).finish_non_exhaustive()
     }
 }
 
-/// A message that is complete: its place in the flight, its cargo, and the bytes that came.
-pub(crate) type Landed = (usize, Cargo, usize);
+/// A request that is complete: its index, its buffer, and the bytes that were received.
+pub(crate) type Completed = (usize, RequestBuffer, usize);
 
-impl Flight {
+impl Requests {
     /// How many are not complete.
     pub(crate) fn left(&self) -> usize {
         self.left
     }
 
-    /// How many places are in use, by messages that are complete as well.
-    pub(crate) fn places(&self) -> usize {
+    /// How many requests there are, complete ones included.
+    pub(crate) fn count(&self) -> usize {
         self.requests.len()
     }
 
-    /// The rank that the first message is for that is sent and not complete.
+    /// The receiver of the first send that is not complete.
     pub(crate) fn first_left(&self) -> Option<usize> {
-        self.cargo.iter().flatten().find_map(|cargo| match cargo {
-            Cargo::Sent { to, .. } => Some(*to),
+        self.buffers.iter().flatten().find_map(|buffer| match buffer {
+            RequestBuffer::Sent { to, .. } => Some(*to),
             _ => None,
         })
     }
 
-    /// Whether the message at `place` is complete.
-    pub(crate) fn has_landed(&self, place: usize) -> bool {
-        self.cargo.get(place).is_none_or(Option::is_none)
+    /// Whether the request of this index is complete.
+    pub(crate) fn is_complete(&self, index: usize) -> bool {
+        self.buffers.get(index).is_none_or(Option::is_none)
     }
 
-    /// Forgets the messages, all of which are complete. Their places can be used again.
+    /// Forgets the requests, all of which are complete. Indices begin at 0 again.
     pub(crate) fn clear(&mut self) {
         debug_assert_eq!(self.left, 0);
         if self.left == 0 {
             self.requests.clear();
-            self.cargo.clear();
+            self.buffers.clear();
         }
     }
 
-    fn begin(&mut self, cargo: Cargo, request: ffi::MPI_Request) -> usize {
+    fn begin(&mut self, buffer: RequestBuffer, request: ffi::MPI_Request) -> usize {
         self.requests.push(request);
-        self.cargo.push(Some(cargo));
+        self.buffers.push(Some(buffer));
         self.left += 1;
         self.requests.len() - 1
     }
 
-    /// Sends a letter. Returns its place.
+    /// Sends a message. Returns the request's index.
     pub(crate) fn send(
         &mut self,
         comm: Comm,
         to: usize,
         tag: c_int,
-        letter: Letter,
+        message: Message,
     ) -> Result<usize, MpiError> {
         // SAFETY: a constant of the library.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
-        let bytes = letter.bytes();
-        // SAFETY: the bytes are shared and never written; `cargo` holds them until MPI has read them.
+        let bytes = message.bytes();
+        // SAFETY: the bytes are shared and never written; `buffers` keeps them until MPI has read them.
         check("MPI_Isend", unsafe {
             ffi::MPI_Isend(
                 bytes.as_ptr().cast::<c_void>(),
@@ -277,21 +277,21 @@ impl Flight {
                 &raw mut request,
             )
         })?;
-        Ok(self.begin(Cargo::Sent { to, _letter: letter }, request))
+        Ok(self.begin(RequestBuffer::Sent { to, _message: message }, request))
     }
 
-    /// Receives into a draft. Returns its place.
+    /// Receives into a buffer. Returns the request's index.
     pub(crate) fn receive(
         &mut self,
         comm: Comm,
         from: usize,
         tag: c_int,
-        mut draft: Draft,
+        mut buffer: ReceiveBuffer,
     ) -> Result<usize, MpiError> {
         // SAFETY: a constant of the library.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
-        let bytes = draft.bytes_mut();
-        // SAFETY: nobody else holds the draft; `cargo` holds it, unread, until MPI has written it. Its bytes
+        let bytes = buffer.bytes_mut();
+        // SAFETY: nobody else has the buffer; `buffers` keeps it, unread, until MPI has written it. Its bytes
         // do not move with it.
         check("MPI_Irecv", unsafe {
             ffi::MPI_Irecv(
@@ -304,20 +304,20 @@ impl Flight {
                 &raw mut request,
             )
         })?;
-        Ok(self.begin(Cargo::Received(draft), request))
+        Ok(self.begin(RequestBuffer::Received(buffer), request))
     }
 
-    /// Takes part in a barrier that does not block. Returns its place.
+    /// Takes part in a nonblocking barrier. Returns the request's index.
     pub(crate) fn barrier(&mut self, comm: Comm) -> Result<usize, MpiError> {
         // SAFETY: a constant of the library.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
-        // SAFETY: the communicator exists; there is no memory to hold.
+        // SAFETY: the communicator exists; there is no memory to keep.
         check("MPI_Ibarrier", unsafe { ffi::MPI_Ibarrier(comm.0, &raw mut request) })?;
-        Ok(self.begin(Cargo::Nothing, request))
+        Ok(self.begin(RequestBuffer::Nothing, request))
     }
 
-    /// Lets MPI get on, and moves what is complete to `landed`.
-    pub(crate) fn poll(&mut self, landed: &mut Vec<Landed>) -> Result<(), MpiError> {
+    /// Lets MPI make progress, and moves complete requests to `completed`.
+    pub(crate) fn poll(&mut self, completed: &mut Vec<Completed>) -> Result<(), MpiError> {
         let count = self.requests.len();
         if self.left == 0 {
             return Ok(());
@@ -328,7 +328,7 @@ impl Flight {
             self.statuses.resize(count, unsafe { std::mem::zeroed() });
         }
         let mut done = 0;
-        // SAFETY: indices and statuses have room for as many as there are requests.
+        // SAFETY: there are at least as many indices and statuses as requests.
         let code = unsafe {
             ffi::MPI_Testsome(
                 int(count),
@@ -346,46 +346,46 @@ impl Flight {
         let done = usize::try_from(done).unwrap_or(0);
         let mut outcome = Ok(());
         for (&index, status) in self.indices.iter().zip(&self.statuses).take(done) {
-            let place = usize::try_from(index).unwrap_or(usize::MAX);
-            let Some(cargo) = self.cargo.get_mut(place).and_then(Option::take) else { continue };
+            let index = usize::try_from(index).unwrap_or(usize::MAX);
+            let Some(buffer) = self.buffers.get_mut(index).and_then(Option::take) else { continue };
             self.left -= 1;
             if in_status && status.MPI_ERROR != 0 {
                 outcome = outcome.and(check("MPI_Testsome", status.MPI_ERROR));
             }
             let mut bytes = 0;
-            if matches!(cargo, Cargo::Received(_)) {
+            if matches!(buffer, RequestBuffer::Received(_)) {
                 // SAFETY: the status is of a message that was received.
                 check("MPI_Get_count", unsafe {
                     ffi::MPI_Get_count(status, ffi::RSMPI_UINT8_T, &raw mut bytes)
                 })?;
             }
-            landed.push((place, cargo, usize::try_from(bytes).unwrap_or(0)));
+            completed.push((index, buffer, usize::try_from(bytes).unwrap_or(0)));
         }
         outcome
     }
 
-    /// Gives up what is not complete. What MPI does not let go of at once, it keeps for good.
+    /// Gives up what is not complete. Memory that MPI does not release at once is leaked.
     pub(crate) fn abandon(&mut self) {
-        for place in 0..self.requests.len() {
-            if let Some(Cargo::Received(_)) = self.cargo[place] {
-                // SAFETY: the request is active: its cargo is still here.
-                let _ = unsafe { ffi::MPI_Cancel(&raw mut self.requests[place]) };
+        for index in 0..self.requests.len() {
+            if let Some(RequestBuffer::Received(_)) = self.buffers[index] {
+                // SAFETY: the request is active: its buffer is still here.
+                let _ = unsafe { ffi::MPI_Cancel(&raw mut self.requests[index]) };
             }
         }
-        let mut landed = Vec::new();
+        let mut completed = Vec::new();
         for _ in 0..100 {
-            if self.left == 0 || self.poll(&mut landed).is_err() {
+            if self.left == 0 || self.poll(&mut completed).is_err() {
                 break;
             }
         }
         // MPI may still read or write this memory. It is never given back.
-        self.cargo.drain(..).flatten().for_each(std::mem::forget);
+        self.buffers.drain(..).flatten().for_each(std::mem::forget);
         self.requests.clear();
         self.left = 0;
     }
 }
 
-impl Drop for Flight {
+impl Drop for Requests {
     fn drop(&mut self) {
         if self.left > 0 {
             self.abandon();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a rank waits: it asks MPI again and again, gives up its core in between, and looks now and then whether the
-//! others are still there and mean the same.
+//! How a rank waits: it asks MPI again and again, gives up its core in between, and checks now and then whether the
+//! others are alive and in the same call.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,18 @@ use crate::wire::{CALL, Notice};
 
 /// How often a rank with a core of its own asks before it gives that up.
 const SPINS: u32 = 500;
-/// How often it asks between looks at the clock.
+/// How often it asks before it reads the clock again.
 const BETWEEN: u32 = 16;
-/// Between looks for notices.
+/// Between checks for notices.
 const NOTICES: Duration = Duration::from_millis(1);
-/// Between looks at the processes of this host.
+/// Between checks of the processes of this host.
 const PROCESSES: Duration = Duration::from_millis(5);
 /// Between questions to MPI about ranks of other hosts.
 const ELSEWHERE: Duration = Duration::from_secs(1);
-/// After this, rank 0 is told what a rank is waiting in.
+/// After this, a rank reports to rank 0 which call it is waiting in.
 const STUCK: Duration = Duration::from_millis(10);
 
-/// A rank's patience in one call.
+/// The state of a rank's wait in one call.
 #[derive(Debug)]
 pub(crate) struct Wait {
     deadline: Instant,
@@ -32,9 +32,9 @@ pub(crate) struct Wait {
     next_notices: Option<Instant>,
     next_processes: Option<Instant>,
     next_elsewhere: Option<Instant>,
-    has_told: bool,
+    has_reported: bool,
     /// Somebody is dead. What it had sent before may still have to be read.
-    last_look: bool,
+    last_poll: bool,
 }
 
 impl Wait {
@@ -46,8 +46,8 @@ impl Wait {
             next_notices: None,
             next_processes: None,
             next_elsewhere: None,
-            has_told: false,
-            last_look: false,
+            has_reported: false,
+            last_poll: false,
         }
     }
 }
@@ -79,8 +79,8 @@ impl MpiFabric {
             return Ok(true);
         }
         self.push_outgoing();
-        self.look_at_notices(call)?;
-        let dead = self.notices.dead(&self.life.watch).filter(|_| wait.last_look);
+        self.check_notices(call)?;
+        let dead = self.notices.dead(&self.life.watch).filter(|_| wait.last_poll);
         if let Some(rank) = dead {
             return Err(FabricError::Died { rank });
         }
@@ -88,7 +88,7 @@ impl MpiFabric {
             if is_due(&mut wait.next_elsewhere, now, ELSEWHERE) || is_over {
                 self.ask_elsewhere();
             }
-            wait.last_look = self.dead().is_some();
+            wait.last_poll = self.dead().is_some();
         }
         if is_over {
             return match self.dead() {
@@ -96,16 +96,16 @@ impl MpiFabric {
                 None => Ok(false),
             };
         }
-        if now >= begun + STUCK && !wait.has_told && self.life.rank > 0 {
-            wait.has_told = true;
-            self.tell(0, &Notice::At { number: self.number, call: *call });
+        if now >= begun + STUCK && !wait.has_reported && self.life.rank > 0 {
+            wait.has_reported = true;
+            self.notify(0, &Notice::At { number: self.number, call: *call });
         }
         Ok(true)
     }
 
-    /// A rank that is known to be dead, by its process or by its leave.
+    /// A rank that is known to be dead, by its process or because it has left.
     pub(crate) fn dead(&self) -> Option<usize> {
-        self.life.watch.look();
+        self.life.watch.check();
         self.notices.dead(&self.life.watch)
     }
 

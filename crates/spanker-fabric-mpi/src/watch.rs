@@ -73,8 +73,8 @@ impl Watch {
         self.peers.iter().enumerate().any(|(rank, peer)| peer.is_none() && rank != self.rank)
     }
 
-    /// Looks at all processes. Returns the first rank that is dead.
-    pub(crate) fn look(&self) -> Option<usize> {
+    /// Checks all processes. Returns the first rank that is dead.
+    pub(crate) fn check(&self) -> Option<usize> {
         for (rank, peer) in self.peers.iter().enumerate() {
             let Some(peer) = peer else { continue };
             if !self.is_dead(rank) && peer.has_ended() {
@@ -132,13 +132,13 @@ mod tests {
     fn a_process_that_ends_is_seen_before_anybody_waits_for_it() {
         let mut child = Command::new("sleep").arg("60").spawn().expect("sleep");
         let watch = Watch::new(0, &[None, Some(child.id() as i32), None]);
-        assert_eq!(watch.look(), None);
+        assert_eq!(watch.check(), None);
         assert!(watch.is_partial(), "rank 2 is elsewhere");
         child.kill().expect("ours");
-        while watch.look().is_none() {
+        while watch.check().is_none() {
             std::thread::yield_now();
         }
-        assert_eq!(watch.look(), Some(1));
+        assert_eq!(watch.check(), Some(1));
         assert!(watch.is_lowest());
         child.wait().expect("it ended");
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The deadline of calls that MPI does not come back from.
 //!
-//! MPI's own collectives block, and nothing can be done to make them return. So a thread looks every 50 ms
+//! MPI's own collectives block, and nothing can be done to make them return. So a thread checks every 50 ms
 //! whether the call that is under way is past its deadline, or needs a rank that is dead. If so it says what it
 //! knows and ends the process with code 1: the launcher cleans up the rest. Arming is two stores.
 
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use crate::raw::leave_at_once;
 use crate::watch::Watch;
 
-/// How often the thread looks.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often the thread checks.
+const INTERVAL: Duration = Duration::from_millis(50);
 
 /// How much longer each rank waits than the one before it, so that one speaks for all.
 const TURN: Duration = Duration::from_millis(150);
@@ -55,7 +55,7 @@ impl Blocking {
     }
 }
 
-/// What the thread looks at.
+/// What the thread checks.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     epoch: Instant,
@@ -83,9 +83,9 @@ pub(crate) fn watchdog() -> &'static Watchdog {
         // Without its thread there is no guard, and a machine that is out of threads soon says so elsewhere.
         let _ = std::thread::Builder::new().name("spanker-watchdog".into()).spawn(|| {
             loop {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(INTERVAL);
                 if let Some(dog) = WATCHDOG.get() {
-                    dog.look();
+                    dog.check();
                 }
             }
         });
@@ -99,7 +99,7 @@ pub(crate) fn watchdog() -> &'static Watchdog {
 }
 
 impl Watchdog {
-    /// Tells who is who, as soon as that is known.
+    /// Sets which process is which rank, as soon as that is known.
     pub(crate) fn introduce(&self, rank: usize, watch: &Arc<Watch>) {
         let _ = self.watch.set((rank, Arc::clone(watch)));
     }
@@ -123,7 +123,7 @@ impl Watchdog {
         Armed(self)
     }
 
-    fn look(&self) {
+    fn check(&self) {
         let deadline = self.deadline.load(Ordering::Acquire);
         if deadline == 0 {
             return;
@@ -131,8 +131,8 @@ impl Watchdog {
         let call = Blocking::ALL[usize::from(self.call.load(Ordering::Relaxed))];
         // Ranks end one after the other when MPI ends, and whose memory it is matters to operations on it.
         let dead = match self.watch.get() {
-            Some((_, watch)) if call == Blocking::Window => watch.look().filter(|rank| *rank == 0),
-            Some((_, watch)) if call != Blocking::Finalize => watch.look(),
+            Some((_, watch)) if call == Blocking::Window => watch.check().filter(|rank| *rank == 0),
+            Some((_, watch)) if call != Blocking::Finalize => watch.check(),
             _ => None,
         };
         let over = self.epoch.elapsed().as_nanos() >= u128::from(deadline);
@@ -150,7 +150,7 @@ impl Watchdog {
                 let lower = (0..*rank).filter(|&rank| !watch.is_dead(rank)).count();
                 std::thread::sleep((TURN * lower as u32).min(Duration::from_secs(2)));
                 // Whoever ended meanwhile has spoken.
-                watch.look();
+                watch.check();
                 if (0..*rank).filter(|&rank| !watch.is_dead(rank)).count() < lower {
                     leave_at_once(1);
                 }

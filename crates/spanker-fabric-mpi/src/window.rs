@@ -7,7 +7,7 @@
 //!
 //! Open MPI has shared memory for it on one host. Else MPIs get on with one-sided operations only while rank 0 is in a
 //! call of MPI, as MPICH 4.0 on UCX does everywhere: rank 0 has to [`Window::poke`] now and then while it does something
-//! else, and the time between two pokes is what a round trip takes.
+//! else, and the time between two pokes is the time of a round trip.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -21,7 +21,7 @@ use crate::{MpiError, World};
 
 /// Bytes of a word.
 const WORD: usize = 8;
-/// Who holds the memory.
+/// The rank that has the memory.
 const OWNER: c_int = 0;
 /// The most bytes of one operation: MPI counts in `int`.
 const MOST: usize = 1 << 30;
@@ -37,7 +37,7 @@ pub struct Window<'w> {
     comm: Comm,
     words: usize,
     bytes: usize,
-    patience: Duration,
+    timeout: Duration,
     /// What is added, and what was there before. MPI reads and writes them until a round is over.
     added: Vec<u64>,
     before: Vec<u64>,
@@ -48,7 +48,7 @@ pub struct Window<'w> {
 }
 
 impl<'w> Window<'w> {
-    /// Opens memory of so many words and bytes, all zero. No operation may take longer than `patience`: the watchdog
+    /// Opens memory of so many words and bytes, all zero. No operation may take longer than `timeout`: the watchdog
     /// ends the process then.
     ///
     /// # Errors
@@ -57,14 +57,14 @@ impl<'w> Window<'w> {
         world: &'w World,
         words: usize,
         bytes: usize,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Window<'w>, MpiError> {
         let (comm, mine) = (Comm::world(), world.rank() == 0);
         let size = words.checked_mul(WORD).and_then(|size| size.checked_add(bytes));
         let size = size.and_then(|size| ffi::MPI_Aint::try_from(size).ok());
         let size =
             size.ok_or(MpiError::Outside { at: words, len: bytes, size: isize::MAX as usize })?;
-        let _armed = watchdog().arm(Blocking::Window, Instant::now() + patience);
+        let _armed = watchdog().arm(Blocking::Window, Instant::now() + timeout);
         let mut base: *mut u8 = std::ptr::null_mut();
         // SAFETY: constants of the library; the call overwrites the window.
         let (mut win, info) = unsafe { (ffi::RSMPI_WIN_NULL, ffi::RSMPI_INFO_NULL) };
@@ -90,7 +90,7 @@ impl<'w> Window<'w> {
         check("MPI_Barrier", unsafe { ffi::MPI_Barrier(comm.0) })?;
         let (added, before) = (vec![0; words + 1], vec![0; words + 1]);
         let (put, world) = (Vec::new(), PhantomData);
-        Ok(Window { win, comm, words, bytes, patience, added, before, put, world })
+        Ok(Window { win, comm, words, bytes, timeout, added, before, put, world })
     }
 
     /// Puts `data` at byte `at`, in the next round. Nobody sees it for sure before that is over.
@@ -110,7 +110,7 @@ impl<'w> Window<'w> {
     /// [`MpiError`]; then the window is of no more use.
     pub fn round(&mut self, add: u64, more: &[u64]) -> Result<(u64, &[u64]), MpiError> {
         inside(0, 1 + more.len(), self.words)?;
-        let _armed = watchdog().arm(Blocking::Window, Instant::now() + self.patience);
+        let _armed = watchdog().arm(Blocking::Window, Instant::now() + self.timeout);
         // What was begun first is complete by the time that the last is, or soon after: the flush waits no second time.
         let outcome = self.begin(add, more).and_then(wait).and_then(|()| self.flush());
         if let Err(error) = outcome {
@@ -145,7 +145,7 @@ impl<'w> Window<'w> {
         // SAFETY: a constant of the library, which the call overwrites.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         let (count, there) = (int(more.len()), displacement(WORD));
-        // SAFETY: as above: both buffers have room for one word more than this, and the window has as many.
+        // SAFETY: as above: both buffers are one word longer than this, and the window has as many.
         check("MPI_Rget_accumulate", unsafe {
             let (word, sum) = (ffi::RSMPI_UINT64_T, ffi::RSMPI_SUM);
             let (from, to, request) = (from.add(1).cast(), to.add(1).cast(), &raw mut request);
@@ -172,14 +172,14 @@ impl<'w> Window<'w> {
         self.bytes = 0;
     }
 
-    /// Reads `len` bytes from `at` on. What others put there is complete if they have told so in a
+    /// Reads `len` bytes from `at` on. What others put there is complete if they have announced it in a
     /// later round.
     ///
     /// # Errors
     /// [`MpiError`]; then the window is of no more use.
     pub fn read(&mut self, at: usize, len: usize) -> Result<Vec<u8>, MpiError> {
         inside(at, len, self.bytes)?;
-        let _armed = watchdog().arm(Blocking::Window, Instant::now() + self.patience);
+        let _armed = watchdog().arm(Blocking::Window, Instant::now() + self.timeout);
         let mut to = vec![0u8; len];
         let outcome = self.get(at, &mut to).and_then(|()| self.flush());
         if let Err(error) = outcome {
@@ -218,7 +218,7 @@ impl<'w> Window<'w> {
     /// # Errors
     /// [`MpiError`], as MPI says.
     pub fn close(mut self) -> Result<(), MpiError> {
-        let _armed = watchdog().arm(Blocking::Window, Instant::now() + self.patience);
+        let _armed = watchdog().arm(Blocking::Window, Instant::now() + self.timeout);
         // SAFETY: the window exists and is locked, and every round has been waited for.
         check("MPI_Win_unlock_all", unsafe { ffi::MPI_Win_unlock_all(self.win) })?;
         // SAFETY: nobody uses the window after this.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What ranks tell each other besides the bytes: calls, notices and faults, as bytes.
+//! What ranks send each other besides payloads: calls, notices and faults, as bytes.
 //!
 //! Ranks of one group run the same version, so there is no other version to read. What cannot be read all the
 //! same gives `None`, never a panic.
@@ -101,7 +101,7 @@ impl Notice {
 }
 
 /// The fault as everybody else will read it: long texts are cut.
-pub(crate) fn as_told(fault: &FabricError) -> FabricError {
+pub(crate) fn as_received(fault: &FabricError) -> FabricError {
     let mut out = Vec::new();
     put_fault(&mut out, fault);
     Reader(&out).fault().unwrap_or_else(|| fault.clone())
@@ -276,10 +276,10 @@ mod tests {
     }
 
     #[test]
-    fn long_words_are_cut_between_letters_and_equal_for_everyone() {
+    fn long_texts_are_cut_between_characters_and_equal_for_everyone() {
         let fault = FabricError::Refused { rank: 1, reason: "ä".repeat(1000) };
-        let told = as_told(&fault);
-        assert_eq!(told, FabricError::Refused { rank: 1, reason: "ä".repeat(300) });
-        assert_eq!(as_told(&told), told);
+        let received = as_received(&fault);
+        assert_eq!(received, FabricError::Refused { rank: 1, reason: "ä".repeat(300) });
+        assert_eq!(as_received(&received), received);
     }
 }

@@ -11,7 +11,7 @@ use spanker_collective::{Algorithm, Collective, DType, ReduceOp};
 use spanker_fabric::{Call, Fabric, FabricError, Launcher, launcher};
 
 use crate::fabric::{MpiFabric, NOTICES};
-use crate::raw::{Comm, Flight};
+use crate::raw::{Comm, Requests};
 use crate::watch::Watch;
 use crate::watchdog::{Blocking, watchdog};
 use crate::wire::Notice;
@@ -182,7 +182,7 @@ impl World {
         let pid = |card: &Card| (card.place == own.place).then_some(card.pid);
         let pids: Vec<Option<i32>> = cards.iter().map(pid).collect();
         let watch = Arc::new(Watch::new(rank, &pids));
-        // Nobody has left yet, so every process number still stands for the rank that it was told for.
+        // Nobody has left yet, so every process number still belongs to the rank that sent it.
         all.all_gather(&[0])?;
         let (comm, group) = (all.duplicate()?, all.duplicate()?);
         drop(guard);
@@ -223,12 +223,12 @@ impl World {
     }
 
     /// A fabric of all ranks, whose messages are apart from those of all others. Every rank must ask for it.
-    /// A rank that waits longer than `patience` for the others to do so ends with an error.
+    /// A rank that waits longer than `timeout` for the others to do so ends with an error.
     ///
     /// # Errors
     /// What MPI says if it cannot.
-    pub fn fabric(&self, patience: Duration) -> Result<MpiFabric, MpiError> {
-        let guard = watchdog().arm(Blocking::Duplicate, Instant::now() + patience);
+    pub fn fabric(&self, timeout: Duration) -> Result<MpiFabric, MpiError> {
+        let guard = watchdog().arm(Blocking::Duplicate, Instant::now() + timeout);
         let comm = Comm::world().duplicate()?;
         drop(guard);
         Ok(MpiFabric::new(&self.life, comm))
@@ -261,17 +261,17 @@ impl World {
         })
     }
 
-    /// Whether this rank is the one to tell people of a fault that all ranks have: the lowest that lives.
+    /// Whether this rank is the one that prints a fault that all ranks have: the lowest that lives.
     #[must_use]
     pub fn speaks(&self) -> bool {
-        self.life.watch.look();
+        self.life.watch.check();
         self.life.watch.is_lowest()
     }
 
     /// Whether a rank is known to be dead. Ranks of other hosts are not watched.
     #[must_use]
     pub fn is_dead(&self, rank: usize) -> bool {
-        self.life.watch.look();
+        self.life.watch.check();
         rank < self.life.ranks && self.life.watch.is_dead(rank)
     }
 
@@ -284,17 +284,18 @@ impl World {
 impl Life {
     /// Waits until everyone is done. Returns false if somebody never will be.
     fn everyone_leaves(&self) -> Result<bool, MpiError> {
-        let (begun, mut flight, mut landed) = (Instant::now(), Flight::default(), Vec::new());
-        flight.barrier(self.comm)?;
+        let (begun, mut receiving, mut completed) =
+            (Instant::now(), Requests::default(), Vec::new());
+        receiving.barrier(self.comm)?;
         let mut next_look = begun;
         loop {
-            flight.poll(&mut landed)?;
-            if flight.left() == 0 {
+            receiving.poll(&mut completed)?;
+            if receiving.left() == 0 {
                 return Ok(true);
             }
             let now = Instant::now();
             if now >= next_look {
-                if self.watch.look().is_some() || now >= begun + LEAVING {
+                if self.watch.check().is_some() || now >= begun + LEAVING {
                     return Ok(false);
                 }
                 next_look = now + Duration::from_millis(5);
@@ -313,7 +314,7 @@ impl Life {
                 match comm.probe(NOTICES)? {
                     None => std::thread::yield_now(),
                     Some((from, len)) => {
-                        let notice = Notice::of(&comm.take(from, NOTICES, len)?);
+                        let notice = Notice::of(&comm.receive(from, NOTICES, len)?);
                         expected -= usize::from(notice == Some(Notice::Left));
                     }
                 }

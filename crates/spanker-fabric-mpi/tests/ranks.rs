@@ -18,7 +18,7 @@ const FOLDER: &str = "SPANKER_TEST_FOLDER";
 /// What the ranks are to do.
 const PART: &str = "SPANKER_TEST_PART";
 /// How long one launch may take.
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(150);
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     run("own_collectives_of_mpi_with_three_ranks_and_odd_lengths", &|| native(3));
     run("a_process_that_exits_ends_a_blocking_collective", &native_death);
     for ranks in [1, 4] {
-        let name = format!("what_{ranks}_processes_take_of_a_window_is_taken_once");
+        let name = format!("what_{ranks}_processes_claim_from_a_window_is_claimed_once");
         run(&name, &|| windows(ranks));
     }
     run("values_that_differ_between_ranks_are_named", &agreement);
@@ -116,11 +116,11 @@ fn launch(mut command: Command, ranks: usize, part: &str) -> Result<(Vec<String>
     let mut child = command.spawn().map_err(|error| format!("{command:?}: {error}"))?;
     let begun = Instant::now();
     while child.try_wait().map_err(|error| error.to_string())?.is_none() {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             let _ = child.kill();
             let _ = child.wait();
             let text = std::fs::read_to_string(&printed).unwrap_or_default();
-            return Err(format!("{part}: no end after {PATIENCE:?}: {text}"));
+            return Err(format!("{part}: no end after {TIMEOUT:?}: {text}"));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -240,8 +240,8 @@ fn rank(folder: &Path, part: &str) -> ExitCode {
         _ => Vec::new(),
     };
     for (index, &case) in cases.iter().enumerate() {
-        let meet = Meeting { folder, rank, ranks, number: index };
-        let outcome = play(case, fabric(&world), &|| meet.wait());
+        let barrier = FileBarrier { folder, rank, ranks, number: index };
+        let outcome = play(case, fabric(&world), &|| barrier.wait());
         said.push_str(&format!("{outcome}\n"));
     }
     let mut victim = None;
@@ -257,7 +257,7 @@ fn rank(folder: &Path, part: &str) -> ExitCode {
             said = play(case, fabric, &|| {}).to_string();
         }
         _ if part == "window" => {
-            said = take_all(&world).err().unwrap_or_else(|| "right".to_owned());
+            said = claim_all(&world).err().unwrap_or_else(|| "right".to_owned());
         }
         _ if part == "native" => said = check_native(&world),
         _ if part == "native-death" => said = die_in_native(&world),
@@ -269,29 +269,29 @@ fn rank(folder: &Path, part: &str) -> ExitCode {
         _ => {}
     }
     std::fs::write(place(folder, rank), said).expect("the folder is there");
-    let last = Meeting { folder, rank, ranks, number: usize::MAX };
+    let last = FileBarrier { folder, rank, ranks, number: usize::MAX };
     last.wait_without(victim);
     ExitCode::SUCCESS
 }
 
-/// Takes items of a shared cursor, leaves a mark for each, and looks in the end whether all have one.
-fn take_all(world: &World) -> Result<(), String> {
+/// Claims items of a shared cursor, leaves a mark for each, and checks in the end that all have one.
+fn claim_all(world: &World) -> Result<(), String> {
     const ITEMS: usize = 3000;
     let words = |error: spanker_fabric_mpi::MpiError| error.to_string();
     let (rank, ranks) = (world.rank(), world.ranks());
-    let mut window = Window::open(world, 1 + ranks, ITEMS, PATIENCE).map_err(words)?;
+    let mut window = Window::open(world, 1 + ranks, ITEMS, TIMEOUT).map_err(words)?;
     let mut own = vec![0; ranks];
-    let mut taken = 0;
+    let mut claimed = 0;
     for round in 0.. {
-        let take = 1 + (round + rank) % 7;
-        own[rank] = take as u64;
-        let (before, _) = window.round(take as u64, &own).map_err(words)?;
+        let claim = 1 + (round + rank) % 7;
+        own[rank] = claim as u64;
+        let (before, _) = window.round(claim as u64, &own).map_err(words)?;
         let start = before as usize;
         if start >= ITEMS {
             break;
         }
-        let end = ITEMS.min(start + take);
-        taken += end - start;
+        let end = ITEMS.min(start + claim);
+        claimed += end - start;
         window.put(start, vec![rank as u8 + 1; end - start]).map_err(words)?;
         window.poke().map_err(words)?;
     }
@@ -304,23 +304,23 @@ fn take_all(world: &World) -> Result<(), String> {
     let outside = window.put(ITEMS - 1, vec![0; 2]).is_err() && window.read(0, ITEMS + 1).is_err();
     world.agree("look", 0, soon()).map_err(|error| error.to_string())?;
     window.close().map_err(words)?;
-    let right = mine == taken && !marks.contains(&0) && cursor == sum && outside;
-    if right { Ok(()) } else { Err(format!("{mine} of {taken}, {cursor} and {sum}, {outside}")) }
+    let right = mine == claimed && !marks.contains(&0) && cursor == sum && outside;
+    if right { Ok(()) } else { Err(format!("{mine} of {claimed}, {cursor} and {sum}, {outside}")) }
 }
 
 fn fabric(world: &World) -> MpiFabric {
     world.fabric(Duration::from_secs(60)).expect("a communicator")
 }
 
-/// A place where ranks meet without MPI.
-struct Meeting<'a> {
+/// A barrier of ranks through files, without MPI.
+struct FileBarrier<'a> {
     folder: &'a Path,
     rank: usize,
     ranks: usize,
     number: usize,
 }
 
-impl Meeting<'_> {
+impl FileBarrier<'_> {
     fn wait(&self) {
         self.wait_without(None);
     }
@@ -379,7 +379,7 @@ fn check_native(world: &World) -> String {
 
 fn check_operations(fabric: &mut MpiFabric) -> Result<(), String> {
     let (rank, n) = (fabric.rank() as u32, fabric.ranks() as u32);
-    let told = |error: FabricError| error.to_string();
+    let text_of = |error: FabricError| error.to_string();
     let all_reduce = Collective::AllReduce;
     let expected = [
         (ReduceOp::Sum, n * (n + 1) / 2),
@@ -393,17 +393,17 @@ fn check_operations(fabric: &mut MpiFabric) -> Result<(), String> {
     ];
     for (op, expected) in expected {
         let mut words = [rank + 1; 5];
-        fabric.native(all_reduce, &mut words, op, soon()).map_err(told)?;
+        fabric.native(all_reduce, &mut words, op, soon()).map_err(text_of)?;
         let mut bytes = [(rank + 1) as u8; 5];
-        fabric.native(all_reduce, &mut bytes, op, soon()).map_err(told)?;
+        fabric.native(all_reduce, &mut bytes, op, soon()).map_err(text_of)?;
         if words != [expected; 5] || bytes != [expected as u8; 5] {
             return Err(format!("{op}: {words:?} and {bytes:?}, expected {expected}"));
         }
     }
     let mut halves = [0.5f64; 3];
-    fabric.native(all_reduce, &mut halves, ReduceOp::Avg, soon()).map_err(told)?;
+    fabric.native(all_reduce, &mut halves, ReduceOp::Avg, soon()).map_err(text_of)?;
     let mut plain = [1.0f32; 4];
-    plain_all_reduce(fabric, &mut plain, 2, soon()).map_err(told)?;
+    plain_all_reduce(fabric, &mut plain, 2, soon()).map_err(text_of)?;
     if halves != [0.5; 3] || plain != [(n * n) as f32; 4] {
         return Err(format!("{halves:?}, {plain:?}"));
     }

@@ -2,19 +2,17 @@
 //! What every fabric must do, as one suite that each backend's tests call with a constructor.
 //!
 //! A fabric passes if every collective gives the right result by every algorithm, if messages keep
-//! their order, if ranks that disagree find out, and if a rank that dies or is silent ends the call for
-//! everyone, with the same error, in time.
+//! their order, if a barrier holds everyone back, if ranks that disagree find out, and if a rank that dies, is silent
+//! or does not reach a barrier ends the call for everyone, with the same error, in time.
 //!
-//! A [`Case`] is played by each rank on its own with [`play`], and [`judge`] looks at all outcomes. Ranks that
+//! A [`Case`] is played by each rank on its own with [`play`], and [`judge`] checks all outcomes. Ranks that
 //! are threads do both in [`check`]; ranks that are processes write their outcomes down for whoever judges.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use spanker_collective::{
-    Algorithm, Collective, DType, Rank, ReduceOp, Schedule, Step, chunk, schedule,
-};
+use spanker_collective::{Algorithm, Collective, Rank, ReduceOp, Schedule, Step, chunk, schedule};
 use spanker_reduce::Element;
 
 use crate::{Call, Fabric, FabricError, Pool, Registered, Workspace, execute, execute_registered};
@@ -27,7 +25,7 @@ pub fn check<F: Fabric + Send>(group: impl Fn(usize) -> Vec<F>) {
     for ranks in [1, 2, 3, 4, 5, 7, 8] {
         let cases = match ranks {
             4 => Case::all(ranks),
-            _ => vec![Case::Collectives, Case::Order],
+            _ => vec![Case::Collectives, Case::Order, Case::Barrier],
         };
         for case in cases {
             let settled = std::sync::Barrier::new(ranks);
@@ -70,6 +68,10 @@ pub enum Case {
     Death(Algorithm),
     /// A rank that is there and says nothing ends the call at the deadline. Three ranks or more.
     Silence,
+    /// No rank leaves a barrier before every rank has reached it.
+    Barrier,
+    /// A barrier that a rank does not reach ends at the deadline. Three ranks or more.
+    MissedBarrier,
 }
 
 /// What rank 1 means that the others do not.
@@ -147,21 +149,21 @@ impl Case {
     /// Every case that this many ranks can play.
     #[must_use]
     pub fn all(ranks: usize) -> Vec<Case> {
-        let mut all = vec![Case::Collectives, Case::Order];
+        let mut all = vec![Case::Collectives, Case::Order, Case::Barrier];
         if ranks >= 3 {
             all.extend(Odd::ALL.map(Case::Disagreement));
             all.extend(Algorithm::ALL.map(Case::Death));
-            all.push(Case::Silence);
+            all.extend([Case::Silence, Case::MissedBarrier]);
         }
         all
     }
 
-    /// The rank that dies or is silent.
+    /// The rank that dies, is silent or does not reach the barrier.
     #[must_use]
     pub fn victim(self, ranks: usize) -> Option<Rank> {
         match self {
             Case::Death(_) => Some(ranks / 2),
-            Case::Silence => Some(1),
+            Case::Silence | Case::MissedBarrier => Some(1),
             _ => None,
         }
     }
@@ -210,7 +212,7 @@ impl FromStr for Outcome {
 pub fn play<F: Fabric>(case: Case, mut fabric: F, settled: &dyn Fn()) -> Outcome {
     let (rank, ranks) = (fabric.rank(), fabric.ranks());
     if case.victim(ranks) == Some(rank) {
-        let silent = matches!(case, Case::Silence).then_some(fabric);
+        let silent = matches!(case, Case::Silence | Case::MissedBarrier).then_some(fabric);
         settled();
         drop(silent);
         return Outcome::Absent;
@@ -225,7 +227,7 @@ pub fn play<F: Fabric>(case: Case, mut fabric: F, settled: &dyn Fn()) -> Outcome
         }
         Case::Death(algorithm) => {
             let begun = Instant::now();
-            // Long registered buffers are written to before the call is complete, on their other side.
+            // The back half of a long registered buffer is written to before the call is complete.
             let len = if algorithm == Algorithm::TwoShot { LONG } else { 100 };
             let plan = schedule(Collective::AllReduce, algorithm, ranks, len).expect("legal");
             let outcome = match algorithm {
@@ -239,9 +241,14 @@ pub fn play<F: Fabric>(case: Case, mut fabric: F, settled: &dyn Fn()) -> Outcome
         }
         Case::Silence => {
             let ring = schedule(Collective::AllReduce, Algorithm::Ring, ranks, 100).expect("legal");
-            let patience = Duration::from_millis(100);
-            unchanged(&mut fabric, &ring, ReduceOp::Sum, Instant::now() + patience)
+            let timeout = Duration::from_millis(100);
+            unchanged(&mut fabric, &ring, ReduceOp::Sum, Instant::now() + timeout)
         }
+        Case::Barrier => late_ranks_hold_a_barrier_up(&mut fabric),
+        Case::MissedBarrier => match fabric.barrier(Instant::now() + Duration::from_millis(100)) {
+            Ok(()) => Outcome::Wrong("a barrier ended without one of the ranks".into()),
+            Err(fault) => Outcome::Fault(format!("{fault:?}")),
+        },
     };
     settled();
     outcome
@@ -258,11 +265,12 @@ pub fn judge(case: Case, outcomes: &[Outcome]) -> Result<(), String> {
     for (rank, outcome) in outcomes.iter().enumerate() {
         let fault = match (outcome, case) {
             (Outcome::Wrong(what), _) => return Err(format!("rank {rank}: {what}")),
-            (Outcome::Fine, Case::Collectives | Case::Order) => continue,
+            (Outcome::Fine, Case::Collectives | Case::Order | Case::Barrier) => continue,
             (Outcome::Absent, _) if victim == Some(rank) => continue,
-            (Outcome::Fault(fault), Case::Disagreement(_) | Case::Death(_) | Case::Silence) => {
-                fault.as_str()
+            (Outcome::Fault(_), Case::Collectives | Case::Order | Case::Barrier) => {
+                return Err(format!("rank {rank}: {outcome}"));
             }
+            (Outcome::Fault(fault), _) => fault.as_str(),
             _ => return Err(format!("rank {rank}: {outcome}")),
         };
         let expected = match case {
@@ -281,8 +289,8 @@ pub fn judge(case: Case, outcomes: &[Outcome]) -> Result<(), String> {
     Ok(())
 }
 
-/// Elements of a buffer whose result takes shape in its place, in a fabric that can do so. No number of ranks
-/// divides it.
+/// Elements of a buffer that is long enough to receive its result in place, in a fabric that can do so. No number of
+/// ranks divides it.
 const LONG: usize = 37_399;
 
 fn soon() -> Instant {
@@ -360,7 +368,7 @@ fn check_rank<T: Element>(
     let outcome = if T::DTYPE.is_float() {
         let mut buffer = Registered::new(data.len());
         let mut outcome = Ok(());
-        // Each side of the buffer has its turn.
+        // Each half of the buffer has its turn.
         for _ in 0..2 {
             buffer.as_mut_slice().copy_from_slice(&data);
             let sum = ReduceOp::Sum;
@@ -400,49 +408,38 @@ fn check_rank<T: Element>(
     Ok(())
 }
 
-/// A call that no schedule belongs to, for tests of bare messages.
-fn bare_call() -> Call {
-    Call {
-        collective: Collective::Barrier,
-        algorithm: Algorithm::OneShot,
-        elements: 0,
-        dtype: DType::U8,
-        op: ReduceOp::Sum,
-        plan: 0,
-    }
-}
-
 /// Ranks exchange messages in pairs. Short ones and long ones take turns: they may not overtake each other.
 fn messages_in_order<F: Fabric>(fabric: &mut F) -> Outcome {
-    let (peer, call, mut pool) = (fabric.rank() ^ 1, bare_call(), Pool::default());
+    let (peer, call, mut pool) = (fabric.rank() ^ 1, Call::BARRIER, Pool::default());
     let rounds = if peer < fabric.ranks() { 50 } else { 0 };
     for round in 0..rounds {
         let sends: Vec<_> = (0..20u8)
             .map(|i| {
                 let len = if i % 3 == 0 { 9000 } else { 2 };
-                let letter = pool.write(len, |out| {
+                let message = pool.write(len, |out| {
                     out.fill(i);
                     out[0] = round;
                 });
-                (peer, letter)
+                (peer, message)
             })
             .collect();
-        // Every other round, some letters are drafts of this rank.
-        let draft =
-            |i: usize, pool: &mut Pool| (i % 4 < 2).then(|| pool.draft(sends[i].1.bytes().len()));
+        // Every other round, some messages are received into buffers of this rank.
+        let buffer = |i: usize, pool: &mut Pool| {
+            (i % 4 < 2).then(|| pool.receive_buffer(sends[i].1.bytes().len()))
+        };
         let exchanged = match round % 2 {
             0 => fabric.exchange(&call, &sends, &[peer; 20], soon()),
             _ => {
-                let receives = (0..20).map(|i| (peer, draft(i, &mut pool))).collect();
+                let receives = (0..20).map(|i| (peer, buffer(i, &mut pool))).collect();
                 fabric.exchange_into(&call, &sends, receives, soon())
             }
         };
-        let letters = match exchanged {
-            Ok(letters) => letters,
+        let messages = match exchanged {
+            Ok(messages) => messages,
             Err(fault) => return Outcome::Wrong(fault.to_string()),
         };
-        for ((_, sent), letter) in sends.iter().zip(&letters) {
-            if letter.bytes() != sent.bytes() {
+        for ((_, sent), message) in sends.iter().zip(&messages) {
+            if message.bytes() != sent.bytes() {
                 return Outcome::Wrong("messages out of order".into());
             }
         }
@@ -451,4 +448,24 @@ fn messages_in_order<F: Fabric>(fabric: &mut F) -> Outcome {
         Ok(()) => Outcome::Fine,
         Err(fault) => Outcome::Wrong(fault.to_string()),
     }
+}
+
+/// One rank after the other is late for a barrier, which nobody may leave before that rank has reached it.
+fn late_ranks_hold_a_barrier_up<F: Fabric>(fabric: &mut F) -> Outcome {
+    const LATE: Duration = Duration::from_millis(5);
+    for late in 0..fabric.ranks() {
+        // The late rank leaves the first barrier after this moment, so it reaches the second one `LATE` after it.
+        let begun = Instant::now();
+        let first = fabric.barrier(soon());
+        if fabric.rank() == late {
+            std::thread::sleep(LATE);
+        }
+        if let Err(fault) = first.and_then(|()| fabric.barrier(soon())) {
+            return Outcome::Wrong(fault.to_string());
+        }
+        if begun.elapsed() < LATE {
+            return Outcome::Wrong(format!("left a barrier that rank {late} had not reached"));
+        }
+    }
+    Outcome::Fine
 }

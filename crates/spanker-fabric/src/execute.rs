@@ -10,15 +10,15 @@ use spanker_collective::{
 };
 use spanker_reduce::{Element, Team, Threads, divide, reduce};
 
-use crate::letter::Pieces;
-use crate::rope::Rope;
-use crate::{Call, Draft, Fabric, FabricError, Letter, Pool, Registered};
+use crate::in_place::InPlaceResult;
+use crate::overlay::Overlay;
+use crate::{Call, Fabric, FabricError, Message, Pool, ReceiveBuffer, Registered};
 
-/// A rank's place to work in. Kept between calls, it saves them the allocation of messages.
+/// A rank's working memory. Reused between calls, it saves them the allocation of messages.
 #[derive(Debug)]
 pub struct Workspace<T> {
-    data: Rope,
-    scratch: Rope,
+    data: Overlay,
+    scratch: Overlay,
     pool: Pool,
     /// Folds run on the rank's own thread.
     solo: Team,
@@ -31,8 +31,8 @@ impl<T: Element> Workspace<T> {
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         Workspace {
-            data: Rope::default(),
-            scratch: Rope::default(),
+            data: Overlay::default(),
+            scratch: Overlay::default(),
             pool: Pool::default(),
             solo: Team::new(1),
             element: PhantomData,
@@ -91,7 +91,7 @@ pub fn execute<T: Element>(
     op: ReduceOp,
     deadline: Instant,
 ) -> Result<(), FabricError> {
-    let base = Base { elements: data, letter: None };
+    let base = Base { elements: data, message: None };
     let result = run(fabric, schedule, workspace, base, op, deadline, None)?;
     for (range, values) in workspace.data.changes(&result) {
         data[range].copy_from_slice(values);
@@ -100,8 +100,8 @@ pub fn execute<T: Element>(
     Ok(())
 }
 
-/// As [`execute`], on a buffer that peers can read where it lies: what is sent is not copied first. What comes last
-/// is received where the result will be, if the fabric can do so.
+/// As [`execute`], on a buffer that peers can read in place: what is sent is not copied first. The last step receives
+/// into the result itself, if the fabric can do so.
 ///
 /// # Errors
 /// As [`execute`].
@@ -116,25 +116,25 @@ pub fn execute_registered<T: Element>(
     op: ReduceOp,
     deadline: Instant,
 ) -> Result<(), FabricError> {
-    let mut landing = Landing::new(fabric, schedule, buffer);
-    let letter = buffer.letter();
-    let base = Base { elements: bytemuck::cast_slice(letter.bytes()), letter: Some(&letter) };
-    let result = run(fabric, schedule, workspace, base, op, deadline, landing.as_mut())?;
-    drop(letter);
-    match landing {
-        Some(landing) => buffer.turn(landing.pieces, &mut workspace.data),
+    let mut in_place = InPlaceResult::new(fabric, schedule, buffer);
+    let message = buffer.message();
+    let base = Base { elements: bytemuck::cast_slice(message.bytes()), message: Some(&message) };
+    let result = run(fabric, schedule, workspace, base, op, deadline, in_place.as_mut())?;
+    drop(message);
+    match in_place {
+        Some(in_place) => in_place.finish(buffer, &mut workspace.data),
         None => buffer.update(&workspace.data, &result),
     }
     if op == ReduceOp::Avg {
         finish(schedule, workspace, &mut buffer.as_mut_slice()[result], op);
     } else {
-        // The slice is not asked for: a peer may still be reading, and would be left a copy.
+        // `as_mut_slice` is not called: it would copy the buffer if a peer is still reading it.
         finish(schedule, workspace, &mut [], op);
     }
     Ok(())
 }
 
-/// Lets go of what peers sent, and turns sums into averages.
+/// Drops the messages of peers, and turns sums into averages.
 fn finish<T: Element>(
     schedule: &Schedule,
     workspace: &mut Workspace<T>,
@@ -156,7 +156,7 @@ fn run<T: Element>(
     base: Base<'_, T>,
     op: ReduceOp,
     deadline: Instant,
-    mut landing: Option<&mut Landing>,
+    mut in_place: Option<&mut InPlaceResult>,
 ) -> Result<Range<usize>, FabricError> {
     let rank = fabric.rank();
     // Collectives that only move elements have no operation to disagree on.
@@ -172,20 +172,20 @@ fn run<T: Element>(
         op,
         plan: schedule.fingerprint(),
     };
-    // A call that failed has left its letters.
+    // A call that failed has left its messages.
     workspace.data.clear();
     workspace.scratch.clear();
     let step_op = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
     let mut memory = Memory { base, workspace, op: step_op };
     let program = schedule.program(rank);
     for (at, step) in program.iter().enumerate() {
-        if let Some(landing) = landing.as_deref_mut() {
-            landing.is_last = at + 1 == program.len();
+        if let Some(in_place) = in_place.as_deref_mut() {
+            in_place.is_last_step = at + 1 == program.len();
         }
-        run_step(fabric, step, &call, &mut memory, deadline, landing.as_deref_mut())?;
+        run_step(fabric, step, &call, &mut memory, deadline, in_place.as_deref_mut())?;
     }
-    // Peers may write to their buffers once the call is committed, and do so in place if nobody holds
-    // letters of them any more.
+    // Once the call is committed, peers write to their buffers in place, provided that nobody has messages of them
+    // any more.
     workspace.scratch.clear();
     fabric.commit(&call, deadline)?;
     Ok(result_range(schedule, rank))
@@ -212,110 +212,33 @@ fn objection<T: Element>(
     None
 }
 
-/// The other side of the caller's buffer while the result takes shape in it. What the last step receives is written
-/// where it belongs, and before that its place holds what steps receive to fold. What this rank folds for itself
-/// is written where it belongs too.
-struct Landing {
-    pieces: Pieces,
-    /// The pieces that the last step receives, in its order.
-    places: Vec<usize>,
-    is_last: bool,
-}
-
-impl Landing {
-    /// Nothing where there is nothing to be gained, or where more remains to be done with what comes last.
-    fn new<T: Element>(
-        fabric: &dyn Fabric,
-        schedule: &Schedule,
-        buffer: &mut Registered<T>,
-    ) -> Option<Landing> {
-        let (rank, len, size) = (fabric.rank(), schedule.data_len(), size_of::<T>());
-        let fits = rank < schedule.ranks() && buffer.as_slice().len() == len;
-        if !fits || result_range(schedule, rank) != (0..len) {
-            return None;
-        }
-        let step = schedule.program(rank).last().filter(|step| step.locals.is_empty())?;
-        let mut places = Vec::with_capacity(step.transfers.len());
-        for transfer in &step.transfers {
-            let Transfer::Recv { span, fold, .. } = *transfer else { continue };
-            let is_final = fold.is_none() && span.buffer == Buffer::Data;
-            if !is_final || span.start + span.len > len || !fabric.lands(span.len * size) {
-                return None;
-            }
-            places.push(span.start..span.start + span.len);
-        }
-        let mut ends: Vec<usize> =
-            places.iter().flat_map(|place| [place.start, place.end]).collect();
-        ends.push(len);
-        ends.sort_unstable();
-        ends.dedup();
-        let ends = ends.strip_prefix(&[0]).unwrap_or(&ends);
-        if places.is_empty() {
-            return None;
-        }
-        let pieces = buffer.pieces(ends)?;
-        // Places that overlap have no pieces of their own.
-        let piece = |place: &Range<usize>| pieces.of(&(place.start * size..place.end * size));
-        let places = places.iter().map(piece).collect::<Option<Vec<usize>>>()?;
-        Some(Landing { pieces, places, is_last: false })
-    }
-
-    /// A draft for `span`, which is the receive of this index of its step, and the piece that it is in.
-    fn receive<T: Element>(
-        &mut self,
-        fabric: &dyn Fabric,
-        index: usize,
-        span: Span,
-        fold: Option<Incoming>,
-    ) -> Option<(usize, Draft)> {
-        let bytes = span.len * size_of::<T>();
-        if self.is_last {
-            let piece = *self.places.get(index)?;
-            return self.pieces.take(piece, bytes).map(|draft| (piece, draft));
-        }
-        if fold.is_some() || span.buffer != Buffer::Scratch || !fabric.lands(bytes) {
-            return None;
-        }
-        let Landing { pieces, places, .. } = self;
-        places.iter().find_map(|&piece| Some((piece, pieces.take(piece, bytes)?)))
-    }
-
-    /// A draft for the fold into `span`, if that is a piece, and which.
-    fn fold<T: Element>(&mut self, span: Span) -> Option<(usize, Draft)> {
-        let (start, bytes) = (span.start * size_of::<T>(), span.len * size_of::<T>());
-        let piece =
-            self.pieces.of(&(start..start + bytes)).filter(|_| span.buffer == Buffer::Data)?;
-        self.pieces.take(piece, bytes).map(|draft| (piece, draft))
-    }
-}
-
 fn run_step<T: Element>(
     fabric: &mut dyn Fabric,
     step: &Step,
     call: &Call,
     memory: &mut Memory<'_, T>,
     deadline: Instant,
-    mut landing: Option<&mut Landing>,
+    mut in_place: Option<&mut InPlaceResult>,
 ) -> Result<(), FabricError> {
     if !step.transfers.is_empty() {
-        exchange(fabric, step, call, memory, deadline, landing.as_deref_mut())?;
+        exchange(fabric, step, call, memory, deadline, in_place.as_deref_mut())?;
     }
     for local in &step.locals {
         match local {
             Local::Copy { from, into } => {
-                let letter = memory.letter(*from);
-                memory.store(*into, letter, None);
+                let message = memory.message(*from);
+                memory.store(*into, message, None);
             }
             Local::Fold { sources, into } => {
                 let operands: Vec<Operand<'_>> =
                     sources.iter().map(|&span| Operand::Local(span)).collect();
-                let place = landing.as_deref_mut().and_then(|landing| landing.fold::<T>(*into));
-                let (piece, draft) = place.unzip();
-                let letter = memory.folded(&operands, into.len, draft);
-                if let Some((landing, piece)) = landing.as_deref_mut().zip(piece) {
-                    landing.pieces.put(piece, &letter);
+                let target = in_place.as_deref_mut().and_then(|result| result.fold::<T>(*into));
+                let (part, buffer) = target.unzip();
+                let message = memory.folded(&operands, into.len, buffer);
+                if let Some((result, part)) = in_place.as_deref_mut().zip(part) {
+                    result.give_back(part, &message);
                 }
-                memory.store(*into, letter, None);
+                memory.store(*into, message, None);
             }
         }
     }
@@ -329,45 +252,45 @@ fn exchange<T: Element>(
     call: &Call,
     memory: &mut Memory<'_, T>,
     deadline: Instant,
-    mut landing: Option<&mut Landing>,
+    mut in_place: Option<&mut InPlaceResult>,
 ) -> Result<(), FabricError> {
     let sends = memory.sends(step);
-    if landing.as_ref().is_some_and(|landing| landing.is_last) {
-        // What lies here has been folded, and its memory is where the result belongs.
+    if in_place.as_ref().is_some_and(|result| result.is_last_step) {
+        // These messages have been folded, and their memory is needed for the result.
         memory.workspace.scratch.clear();
     }
     let mut receives = Vec::with_capacity(step.transfers.len());
-    let mut places = Vec::with_capacity(step.transfers.len());
+    let mut targets = Vec::with_capacity(step.transfers.len());
     for transfer in &step.transfers {
         let Transfer::Recv { from, span, fold } = *transfer else { continue };
-        let place = landing
+        let target = in_place
             .as_deref_mut()
-            .and_then(|landing| landing.receive::<T>(fabric, places.len(), span, fold));
-        let (piece, draft) = place.unzip();
-        receives.push((from, draft));
-        places.push((from, span, fold, piece));
+            .and_then(|result| result.receive::<T>(fabric, targets.len(), span, fold));
+        let (part, buffer) = target.unzip();
+        receives.push((from, buffer));
+        targets.push((from, span, fold, part));
     }
-    let letters = if places.iter().any(|(.., piece)| piece.is_some()) {
+    let messages = if targets.iter().any(|(.., part)| part.is_some()) {
         fabric.exchange_into(call, &sends, receives, deadline)?
     } else {
         let from: Vec<Rank> = receives.iter().map(|(from, _)| *from).collect();
         fabric.exchange(call, &sends, &from, deadline)?
     };
-    for ((peer, span, fold, piece), letter) in places.into_iter().zip(letters) {
-        let (expected, actual) = (span.len * size_of::<T>(), letter.bytes().len());
+    for ((peer, span, fold, part), message) in targets.into_iter().zip(messages) {
+        let (expected, actual) = (span.len * size_of::<T>(), message.bytes().len());
         if expected != actual {
             let rank = fabric.rank();
             return Err(fabric.abort(FabricError::Length { rank, peer, expected, actual }));
         }
-        if let Some((landing, piece)) = landing.as_deref_mut().zip(piece) {
-            landing.pieces.put(piece, &letter);
+        if let Some((result, part)) = in_place.as_deref_mut().zip(part) {
+            result.give_back(part, &message);
         }
-        memory.store(span, letter, fold);
+        memory.store(span, message, fold);
     }
     Ok(())
 }
 
-/// Where rank `rank` has its result.
+/// The elements of rank `rank`'s buffer that are its result.
 pub(crate) fn result_range(schedule: &Schedule, rank: Rank) -> Range<usize> {
     let (ranks, elements) = (schedule.ranks(), schedule.elements());
     match schedule.collective() {
@@ -379,10 +302,10 @@ pub(crate) fn result_range(schedule: &Schedule, rank: Rank) -> Range<usize> {
     }
 }
 
-/// The caller's buffer: its elements, and a letter of them all if peers may read them in place.
+/// The caller's buffer: its elements, and a message of them all if peers may read them in place.
 struct Base<'a, T> {
     elements: &'a [T],
-    letter: Option<&'a Letter>,
+    message: Option<&'a Message>,
 }
 
 /// The caller's buffer and the scratch, as the steps of a call see them.
@@ -393,50 +316,50 @@ struct Memory<'a, T> {
 }
 
 impl<T: Element> Memory<'_, T> {
-    /// A letter with the elements of `span`, without a copy where that can be.
-    fn letter(&mut self, span: Span) -> Letter {
+    /// A message with the elements of `span`, without a copy where possible.
+    fn message(&mut self, span: Span) -> Message {
         let Workspace { data, scratch, pool, .. } = &mut *self.workspace;
         let range = span.start..span.start + span.len;
         let size = size_of::<T>();
-        let (rope, base) = match span.buffer {
+        let (overlay, base) = match span.buffer {
             Buffer::Data => (data, &self.base),
-            Buffer::Scratch => (scratch, &Base { elements: &[], letter: None }),
+            Buffer::Scratch => (scratch, &Base { elements: &[], message: None }),
         };
-        if let Some(letter) = rope.letter::<T>(&range) {
-            return letter;
+        if let Some(message) = overlay.message::<T>(&range) {
+            return message;
         }
-        match base.letter {
-            Some(letter) if rope.is_bare(&range) => {
-                letter.part(range.start * size..range.end * size)
+        match base.message {
+            Some(message) if overlay.is_bare(&range) => {
+                message.part(range.start * size..range.end * size)
             }
             _ => pool.write(range.len() * size, |out| {
-                rope.read(base.elements, range, bytemuck::cast_slice_mut(out));
+                overlay.read(base.elements, range, bytemuck::cast_slice_mut(out));
             }),
         }
     }
 
-    /// What a step sends. Several sends of the same elements share one letter.
-    fn sends(&mut self, step: &Step) -> Vec<(Rank, Letter)> {
-        let mut sends: Vec<(Rank, Letter)> = Vec::with_capacity(step.transfers.len());
+    /// What a step sends. Several sends of the same elements share one message.
+    fn sends(&mut self, step: &Step) -> Vec<(Rank, Message)> {
+        let mut sends: Vec<(Rank, Message)> = Vec::with_capacity(step.transfers.len());
         let mut last: Option<Span> = None;
         for transfer in &step.transfers {
             let Transfer::Send { to, span } = *transfer else { continue };
-            let letter = match sends.last().filter(|_| last == Some(span)) {
+            let message = match sends.last().filter(|_| last == Some(span)) {
                 Some((_, same)) => same.clone(),
-                None => self.letter(span),
+                None => self.message(span),
             };
-            sends.push((to, letter));
+            sends.push((to, message));
             last = Some(span);
         }
         sends
     }
 
-    /// Takes in what was received or computed for `span`.
-    fn store(&mut self, span: Span, letter: Letter, fold: Option<Incoming>) {
-        let letter = match fold {
-            None => letter,
+    /// Stores what was received or computed for `span`.
+    fn store(&mut self, span: Span, message: Message, fold: Option<Incoming>) {
+        let message = match fold {
+            None => message,
             Some(order) => {
-                let (local, incoming) = (Operand::Local(span), Operand::Incoming(&letter));
+                let (local, incoming) = (Operand::Local(span), Operand::Incoming(&message));
                 match order {
                     Incoming::First => self.folded(&[incoming, local], span.len, None),
                     Incoming::Second => self.folded(&[local, incoming], span.len, None),
@@ -445,18 +368,23 @@ impl<T: Element> Memory<'_, T> {
         };
         let range = span.start..span.start + span.len;
         match span.buffer {
-            Buffer::Data => self.workspace.data.lay::<T>(range, letter),
-            Buffer::Scratch => self.workspace.scratch.lay::<T>(range, letter),
+            Buffer::Data => self.workspace.data.lay::<T>(range, message),
+            Buffer::Scratch => self.workspace.scratch.lay::<T>(range, message),
         }
     }
 
-    /// The fold of `operands`, in order, written to `draft` if there is one.
-    fn folded(&mut self, operands: &[Operand<'_>], len: usize, draft: Option<Draft>) -> Letter {
-        // Operands that lie in several pieces are joined first.
-        let joined: Vec<Option<Letter>> = operands
+    /// The fold of `operands`, in order, written to `buffer` if there is one.
+    fn folded(
+        &mut self,
+        operands: &[Operand<'_>],
+        len: usize,
+        buffer: Option<ReceiveBuffer>,
+    ) -> Message {
+        // Operands that consist of several parts are joined first.
+        let joined: Vec<Option<Message>> = operands
             .iter()
             .map(|operand| match operand {
-                Operand::Local(span) if self.slice(*span).is_none() => Some(self.letter(*span)),
+                Operand::Local(span) if self.slice(*span).is_none() => Some(self.message(*span)),
                 _ => None,
             })
             .collect();
@@ -466,9 +394,11 @@ impl<T: Element> Memory<'_, T> {
             .iter()
             .zip(&joined)
             .map(|(operand, joined)| match (operand, joined) {
-                (_, Some(letter)) => bytemuck::cast_slice(letter.bytes()),
-                (Operand::Incoming(letter), None) => bytemuck::cast_slice(letter.bytes()),
-                (Operand::Local(span), None) => view.slice(*span).expect("it is in one piece"),
+                (_, Some(message)) => bytemuck::cast_slice(message.bytes()),
+                (Operand::Incoming(message), None) => bytemuck::cast_slice(message.bytes()),
+                (Operand::Local(span), None) => {
+                    view.slice(*span).expect("operands of several parts were joined")
+                }
             })
             .collect();
         let op = self.op;
@@ -477,11 +407,11 @@ impl<T: Element> Memory<'_, T> {
             reduce(solo, Threads::Exactly(1), &slices, out, op)
                 .expect("operation and lengths were checked");
         };
-        match draft {
+        match buffer {
             None => pool.write(len * size_of::<T>(), fill),
-            Some(mut draft) => {
-                fill(draft.bytes_mut());
-                draft.seal()
+            Some(mut buffer) => {
+                fill(buffer.bytes_mut());
+                buffer.freeze()
             }
         }
     }
@@ -492,17 +422,17 @@ impl<T: Element> Memory<'_, T> {
     }
 }
 
-/// What a fold takes: elements of this rank, or a letter.
+/// An operand of a fold: elements of this rank, or a message.
 enum Operand<'a> {
     Local(Span),
-    Incoming(&'a Letter),
+    Incoming(&'a Message),
 }
 
 /// Both buffers, for reading.
 struct View<'a, T> {
     base: &'a [T],
-    data: &'a Rope,
-    scratch: &'a Rope,
+    data: &'a Overlay,
+    scratch: &'a Overlay,
 }
 
 impl<'a, T: Element> View<'a, T> {

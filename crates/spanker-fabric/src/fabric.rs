@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use spanker_collective::{Algorithm, Collective, DType, Rank, ReduceOp};
 
-use crate::{Draft, FabricError, Letter};
+use crate::{FabricError, Message, ReceiveBuffer};
 
 /// One rank's end of a group.
 ///
@@ -20,50 +20,50 @@ pub trait Fabric {
     /// Ranks in the group.
     fn ranks(&self) -> usize;
 
-    /// Sends every letter of `sends` and receives one from each rank of `receives`, all concurrently.
-    /// Returns when all are complete, with what came in the order of `receives`. Messages between two
-    /// ranks arrive in the order in which they were sent.
+    /// Sends every message of `sends` and receives one from each rank of `receives`, all concurrently.
+    /// Returns when all are complete, with the received messages in the order of `receives`. Messages between
+    /// two ranks arrive in the order in which they were sent.
     ///
     /// # Errors
     /// The group's first fault; at the latest at `deadline` there is one.
     fn exchange(
         &mut self,
         call: &Call,
-        sends: &[(Rank, Letter)],
+        sends: &[(Rank, Message)],
         receives: &[Rank],
         deadline: Instant,
-    ) -> Result<Vec<Letter>, FabricError>;
+    ) -> Result<Vec<Message>, FabricError>;
 
-    /// Whether [`Fabric::exchange_into`] writes messages of `bytes` where they belong without a copy. Where it does
-    /// not, whoever has a choice receives letters of the fabric's own.
-    fn lands(&self, _bytes: usize) -> bool {
+    /// Whether [`Fabric::exchange_into`] receives messages of `bytes` bytes directly into the given buffers. Where it
+    /// would copy them there, callers that have a choice use [`Fabric::exchange`].
+    fn receives_in_place(&self, _bytes: usize) -> bool {
         false
     }
 
-    /// As [`Fabric::exchange`], but what comes from a rank is written to the draft beside it, where there is one. The
-    /// letter is then that draft, sealed. After an error the drafts are gone.
+    /// As [`Fabric::exchange`], but the message of a rank is received into the buffer beside it, where there is one,
+    /// and returned as that buffer, frozen. After an error the buffers are lost.
     ///
     /// # Errors
-    /// As [`Fabric::exchange`], and [`FabricError::Length`] for a message that is not as long as its draft.
+    /// As [`Fabric::exchange`], and [`FabricError::Length`] for a message that is not as long as its buffer.
     fn exchange_into(
         &mut self,
         call: &Call,
-        sends: &[(Rank, Letter)],
-        receives: Vec<(Rank, Option<Draft>)>,
+        sends: &[(Rank, Message)],
+        receives: Vec<(Rank, Option<ReceiveBuffer>)>,
         deadline: Instant,
-    ) -> Result<Vec<Letter>, FabricError> {
+    ) -> Result<Vec<Message>, FabricError> {
         let from: Vec<Rank> = receives.iter().map(|(from, _)| *from).collect();
-        let mut letters = self.exchange(call, sends, &from, deadline)?;
-        for (letter, (peer, draft)) in letters.iter_mut().zip(receives) {
-            let Some(mut draft) = draft else { continue };
-            let (rank, expected, actual) = (self.rank(), draft.size(), letter.bytes().len());
+        let mut messages = self.exchange(call, sends, &from, deadline)?;
+        for (message, (peer, buffer)) in messages.iter_mut().zip(receives) {
+            let Some(mut buffer) = buffer else { continue };
+            let (rank, expected, actual) = (self.rank(), buffer.size(), message.bytes().len());
             if expected != actual {
                 return Err(self.abort(FabricError::Length { rank, peer, expected, actual }));
             }
-            draft.bytes_mut().copy_from_slice(letter.bytes());
-            *letter = draft.seal();
+            buffer.bytes_mut().copy_from_slice(message.bytes());
+            *message = buffer.freeze();
         }
-        Ok(letters)
+        Ok(messages)
     }
 
     /// Agrees that `call` is complete: either every rank gets `Ok`, or every rank that is left gets
@@ -74,7 +74,15 @@ pub trait Fabric {
     /// The group's first fault; at the latest at `deadline` there is one.
     fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError>;
 
-    /// Gives the group up because of `error`, and returns the group's first fault, which every rank
+    /// Waits until every rank has called this: a barrier.
+    ///
+    /// # Errors
+    /// The group's first fault; at the latest at `deadline` there is one, also if a rank never gets here.
+    fn barrier(&mut self, deadline: Instant) -> Result<(), FabricError> {
+        self.commit(&Call::BARRIER, deadline)
+    }
+
+    /// Gives up the group because of `error`, and returns the group's first fault, which every rank
     /// will report.
     fn abort(&mut self, error: FabricError) -> FabricError;
 }
@@ -97,6 +105,16 @@ pub struct Call {
 }
 
 impl Call {
+    /// What ranks take part in that wait for each other and nothing else.
+    pub const BARRIER: Call = Call {
+        collective: Collective::Barrier,
+        algorithm: Algorithm::OneShot,
+        elements: 0,
+        dtype: DType::U8,
+        op: ReduceOp::Sum,
+        plan: 0,
+    };
+
     /// The error for a message of `theirs` that came from `peer`, if the two calls differ.
     #[must_use]
     pub fn mismatch(&self, theirs: &Call, rank: Rank, peer: Rank) -> Option<FabricError> {

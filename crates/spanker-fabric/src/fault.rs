@@ -2,7 +2,8 @@
 //! A wrapper that makes any fabric misbehave, from a seed.
 //!
 //! Every rank of the group is wrapped, because the wrapper also adds what lets a receiver notice: a
-//! checksum against flipped bits, and a number against losses that a later message would hide. The same seed gives the same faults at the same messages.
+//! checksum against flipped bits, and a sequence number against losses that a later message would hide.
+//! The same seed gives the same faults at the same messages.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use rand::{Rng, RngCore, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use spanker_collective::Rank;
 
-use crate::{Call, Fabric, FabricError, Letter, Pool};
+use crate::{Call, Fabric, FabricError, Message, Pool};
 
 /// What goes wrong, and how often. Probabilities are per message, except for death, which is per step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,14 +66,14 @@ impl<F: Fabric> Faulty<F> {
         self.inner.abort(FabricError::Died { rank: self.inner.rank() })
     }
 
-    /// The letter with its number and checksum behind it, and perhaps a bit flipped.
-    fn sealed(&mut self, to: Rank, letter: &Letter) -> Letter {
+    /// The message with its number and checksum appended, and perhaps a bit flipped.
+    fn with_trailer(&mut self, to: Rank, message: &Message) -> Message {
         let flip = self.happens(self.faults.corrupt).then(|| self.random.next_u64());
-        let len = letter.bytes().len();
+        let len = message.bytes().len();
         let number = self.sent[to];
         self.sent[to] += 1;
-        self.pool.write(len + SEAL, |out| {
-            out[..len].copy_from_slice(letter.bytes());
+        self.pool.write(len + TRAILER, |out| {
+            out[..len].copy_from_slice(message.bytes());
             out[len..len + 4].copy_from_slice(&number.to_le_bytes());
             let sum = checksum(&out[..len + 4]);
             out[len + 4..].copy_from_slice(&sum.to_le_bytes());
@@ -83,13 +84,13 @@ impl<F: Fabric> Faulty<F> {
         })
     }
 
-    fn opened(&mut self, peer: Rank, letter: &Letter) -> Result<Letter, FabricError> {
+    fn checked(&mut self, peer: Rank, message: &Message) -> Result<Message, FabricError> {
         let rank = self.inner.rank();
-        let bytes = letter.bytes();
-        let (payload, seal) = bytes.split_at(bytes.len().saturating_sub(SEAL));
+        let bytes = message.bytes();
+        let (payload, trailer) = bytes.split_at(bytes.len().saturating_sub(TRAILER));
         let number = self.received[peer].to_le_bytes();
         self.received[peer] += 1;
-        let Some((found, sum)) = seal.split_first_chunk::<4>() else {
+        let Some((found, sum)) = trailer.split_first_chunk::<4>() else {
             return Err(self.inner.abort(FabricError::Corrupt { rank, peer }));
         };
         if checksum(&bytes[..payload.len() + 4]).to_le_bytes() != sum {
@@ -98,12 +99,12 @@ impl<F: Fabric> Faulty<F> {
         if *found != number {
             return Err(self.inner.abort(FabricError::Lost { rank, peer }));
         }
-        Ok(letter.part(0..payload.len()))
+        Ok(message.part(0..payload.len()))
     }
 }
 
 /// A number and a checksum of four bytes each.
-const SEAL: usize = 8;
+const TRAILER: usize = 8;
 
 impl<F: Fabric> Fabric for Faulty<F> {
     fn rank(&self) -> Rank {
@@ -117,23 +118,23 @@ impl<F: Fabric> Fabric for Faulty<F> {
     fn exchange(
         &mut self,
         call: &Call,
-        sends: &[(Rank, Letter)],
+        sends: &[(Rank, Message)],
         receives: &[Rank],
         deadline: Instant,
-    ) -> Result<Vec<Letter>, FabricError> {
+    ) -> Result<Vec<Message>, FabricError> {
         if self.dead {
             return Err(self.die());
         }
         let mut out = Vec::with_capacity(sends.len());
-        for (to, letter) in sends {
+        for (to, message) in sends {
             let lost = self.happens(self.faults.drop);
             if self.happens(self.faults.delay) {
                 let most = self.faults.delay_most.as_secs_f64();
                 std::thread::sleep(Duration::from_secs_f64(most * self.random.random::<f64>()));
             }
-            let sealed = self.sealed(*to, letter);
+            let message = self.with_trailer(*to, message);
             if !lost {
-                out.push((*to, sealed));
+                out.push((*to, message));
             }
         }
         if self.happens(self.faults.kill) {
@@ -142,8 +143,8 @@ impl<F: Fabric> Fabric for Faulty<F> {
             self.inner.exchange(call, &out, &[], deadline)?;
             return Err(self.die());
         }
-        let letters = self.inner.exchange(call, &out, receives, deadline)?;
-        letters.iter().zip(receives).map(|(letter, &peer)| self.opened(peer, letter)).collect()
+        let messages = self.inner.exchange(call, &out, receives, deadline)?;
+        messages.iter().zip(receives).map(|(message, &peer)| self.checked(peer, message)).collect()
     }
 
     fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError> {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The in-process fabric: ranks are threads, messages go through queues in memory.
 //!
-//! A message is a reference to a letter: the sender has written it once, any number of receivers read
-//! it, and a receiver that passes it on passes on the reference.
+//! A message is sent as a reference: the sender has written it once, any number of receivers read it, and a receiver
+//! that forwards it forwards the reference.
 //!
 //! A rank that waits gives up its core to the others first and sleeps only after a while: groups are
 //! often larger than the number of cores.
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use spanker_collective::{Algorithm, Collective, Rank};
 
-use crate::{Call, Fabric, FabricError, Letter};
+use crate::{Call, Fabric, FabricError, Message};
 
 /// Messages that may wait on the way from one rank to another before the sender waits too.
 const QUEUE: usize = 8;
@@ -22,8 +22,8 @@ const QUEUE: usize = 8;
 /// How often a rank that waits gives up its core before it sleeps.
 const YIELDS: u32 = 200;
 
-/// How long a rank sleeps before it looks whether the others mean the same call.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// How long a rank sleeps before it checks again whether the others run the same call.
+const RECHECK: Duration = Duration::from_millis(10);
 
 /// A group of `ranks` connected ends, in rank order. Each goes to a thread of its own.
 ///
@@ -65,10 +65,11 @@ pub struct Inproc {
     commits: u64,
 }
 
+/// A message in a queue, with the call that it belongs to.
 #[derive(Debug)]
-struct Message {
+struct Envelope {
     call: Call,
-    letter: Letter,
+    message: Message,
 }
 
 #[derive(Debug)]
@@ -78,7 +79,7 @@ struct Shared {
     /// Calls that every rank has agreed to be complete.
     committed: AtomicU64,
     faulty: AtomicBool,
-    /// Some rank has completed the current call: a look at the group is worth its lock.
+    /// Some rank has completed the current call, so locking the group to compare calls is worth it.
     arriving: AtomicBool,
 }
 
@@ -110,7 +111,7 @@ struct Inbox {
 
 #[derive(Debug)]
 struct Queues {
-    from: Vec<VecDeque<Message>>,
+    from: Vec<VecDeque<Envelope>>,
     /// Senders that found their queue full.
     blocked: Vec<Rank>,
     asleep: bool,
@@ -170,8 +171,8 @@ impl Shared {
     }
 }
 
-/// Waiting with ever more patience.
-struct Patience {
+/// The state of a wait that first yields the core and then sleeps.
+struct Backoff {
     yields: u32,
     seen: u64,
 }
@@ -181,24 +182,24 @@ impl Inproc {
         &self.shared.inboxes[self.rank]
     }
 
-    fn patience(&self) -> Patience {
-        Patience { yields: 0, seen: self.inbox().news.load(Ordering::Acquire) }
+    fn backoff(&self) -> Backoff {
+        Backoff { yields: 0, seen: self.inbox().news.load(Ordering::Acquire) }
     }
 
-    /// Waits until something has happened since `patience.seen`, or it is time to look again, or the
+    /// Waits until something has happened since `backoff.seen`, or it is time to check the group again, or the
     /// deadline has passed. Returns false in the last case.
-    fn pause(&self, patience: &mut Patience, deadline: Instant) -> bool {
+    fn pause(&self, backoff: &mut Backoff, deadline: Instant) -> bool {
         let inbox = self.inbox();
         loop {
             let news = inbox.news.load(Ordering::Acquire);
-            if news != patience.seen {
-                *patience = Patience { yields: 0, seen: news };
+            if news != backoff.seen {
+                *backoff = Backoff { yields: 0, seen: news };
                 return true;
             }
-            if patience.yields < YIELDS {
-                patience.yields += 1;
-                // Looking at the clock costs as much as giving up the core; some looks are enough.
-                if patience.yields.is_multiple_of(32) && Instant::now() >= deadline {
+            if backoff.yields < YIELDS {
+                backoff.yields += 1;
+                // Reading the clock costs as much as giving up the core, so it is read now and then.
+                if backoff.yields.is_multiple_of(32) && Instant::now() >= deadline {
                     return false;
                 }
                 std::thread::yield_now();
@@ -209,14 +210,14 @@ impl Inproc {
                 return false;
             }
             let mut queues = lock(&inbox.queues);
-            if inbox.news.load(Ordering::Acquire) == patience.seen {
+            if inbox.news.load(Ordering::Acquire) == backoff.seen {
                 queues.asleep = true;
                 let (mut queues, timed_out) = inbox
                     .wake
-                    .wait_timeout(queues, left.min(LOOK_AGAIN))
+                    .wait_timeout(queues, left.min(RECHECK))
                     .unwrap_or_else(PoisonError::into_inner);
                 queues.asleep = false;
-                if timed_out.timed_out() && left > LOOK_AGAIN {
+                if timed_out.timed_out() && left > RECHECK {
                     return true;
                 }
             }
@@ -224,7 +225,7 @@ impl Inproc {
     }
 
     /// Puts a message into the receiver's queue, unless that is full.
-    fn post(&self, to: Rank, call: &Call, letter: &Letter) -> bool {
+    fn post(&self, to: Rank, call: &Call, message: &Message) -> bool {
         let inbox = &self.shared.inboxes[to];
         let mut queues = lock(&inbox.queues);
         if queues.from[self.rank].len() >= QUEUE {
@@ -233,31 +234,31 @@ impl Inproc {
             }
             return false;
         }
-        let message = Message { call: *call, letter: letter.clone() };
-        queues.from[self.rank].push_back(message);
+        let envelope = Envelope { call: *call, message: message.clone() };
+        queues.from[self.rank].push_back(envelope);
         inbox.notify_locked(queues);
         true
     }
 
-    /// Takes the next message from rank `from`, if there is one.
-    fn take(&self, from: Rank) -> Option<Message> {
+    /// Removes the next message of rank `from` from its queue, if there is one.
+    fn next(&self, from: Rank) -> Option<Envelope> {
         let mut queues = lock(&self.inbox().queues);
-        let message = queues.from[from].pop_front()?;
+        let envelope = queues.from[from].pop_front()?;
         let unblocked = queues.blocked.iter().position(|&sender| sender == from);
         if let Some(index) = unblocked {
             queues.blocked.swap_remove(index);
             drop(queues);
             self.shared.inboxes[from].notify();
         }
-        Some(message)
+        Some(envelope)
     }
 
     /// Sends what can be sent, in order for each receiver, and keeps the rest in `unsent`.
-    fn post_all(&self, call: &Call, sends: &[(Rank, Letter)], unsent: &mut Vec<usize>) {
+    fn post_all(&self, call: &Call, sends: &[(Rank, Message)], unsent: &mut Vec<usize>) {
         let mut full: Vec<Rank> = Vec::new();
         unsent.retain(|&index| {
-            let (to, letter) = &sends[index];
-            let sent = !full.contains(to) && self.post(*to, call, letter);
+            let (to, message) = &sends[index];
+            let sent = !full.contains(to) && self.post(*to, call, message);
             if !sent {
                 full.push(*to);
             }
@@ -265,13 +266,13 @@ impl Inproc {
         });
     }
 
-    /// Takes what has come, in order for each sender, and keeps the rest in `missing`.
-    fn take_all(
+    /// Receives what has arrived, in order for each sender, and keeps the rest in `missing`.
+    fn receive_all(
         &self,
         call: &Call,
         receives: &[Rank],
         missing: &mut Vec<usize>,
-        letters: &mut [Option<Letter>],
+        messages: &mut [Option<Message>],
     ) -> Result<(), FabricError> {
         let mut empty: Vec<Rank> = Vec::new();
         let mut fault = None;
@@ -280,12 +281,12 @@ impl Inproc {
             if empty.contains(&from) || fault.is_some() {
                 return true;
             }
-            let Some(message) = self.take(from) else {
+            let Some(envelope) = self.next(from) else {
                 empty.push(from);
                 return true;
             };
-            fault = call.mismatch(&message.call, self.rank, from);
-            letters[index] = Some(message.letter);
+            fault = call.mismatch(&envelope.call, self.rank, from);
+            messages[index] = Some(envelope.message);
             false
         });
         fault.map_or(Ok(()), Err)
@@ -304,21 +305,21 @@ impl Fabric for Inproc {
     fn exchange(
         &mut self,
         call: &Call,
-        sends: &[(Rank, Letter)],
+        sends: &[(Rank, Message)],
         receives: &[Rank],
         deadline: Instant,
-    ) -> Result<Vec<Letter>, FabricError> {
-        let mut patience = self.patience();
+    ) -> Result<Vec<Message>, FabricError> {
+        let mut backoff = self.backoff();
         let mut unsent: Vec<usize> = (0..sends.len()).collect();
         let mut missing: Vec<usize> = (0..receives.len()).collect();
-        let mut letters: Vec<Option<Letter>> = vec![None; receives.len()];
+        let mut messages: Vec<Option<Message>> = vec![None; receives.len()];
         loop {
             self.post_all(call, sends, &mut unsent);
-            if let Err(fault) = self.take_all(call, receives, &mut missing, &mut letters) {
+            if let Err(fault) = self.receive_all(call, receives, &mut missing, &mut messages) {
                 return Err(self.shared.fail(fault));
             }
             if unsent.is_empty() && missing.is_empty() {
-                return Ok(letters.into_iter().flatten().collect());
+                return Ok(messages.into_iter().flatten().collect());
             }
             // Only a rank that cannot go on reports a fault, so that what was sent before it counts.
             if let Some(fault) = self.shared.fault() {
@@ -331,7 +332,7 @@ impl Fabric for Inproc {
                     return Err(self.shared.fail_locked(group, fault));
                 }
             }
-            if !self.pause(&mut patience, deadline) {
+            if !self.pause(&mut backoff, deadline) {
                 let (peer, what) = match missing.first() {
                     Some(&index) => (receives[index], "to receive from"),
                     None => (sends[unsent[0]].0, "to send to"),
@@ -345,7 +346,7 @@ impl Fabric for Inproc {
     fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError> {
         let mine = self.commits;
         self.commits += 1;
-        let mut patience = self.patience();
+        let mut backoff = self.backoff();
         let mut group = lock(&self.shared.group);
         if let Some(fault) = &group.fault {
             return Err(fault.clone());
@@ -377,7 +378,7 @@ impl Fabric for Inproc {
             if let Some(fault) = fault {
                 return Err(fault);
             }
-            if !self.pause(&mut patience, deadline) {
+            if !self.pause(&mut backoff, deadline) {
                 let group = lock(&self.shared.group);
                 if self.shared.committed.load(Ordering::Acquire) > mine {
                     return Ok(());

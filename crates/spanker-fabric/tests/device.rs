@@ -251,7 +251,7 @@ fn ran(cards: &Cards, repeats: usize, deadline: &Deadline) -> Result<Vec<f32>, D
 fn repeats_in_many_submissions_wait_for_room_in_the_queue() {
     let cards = Cards::ring(4);
     assert_eq!(ran(&cards, 3, &Deadline::USUAL).unwrap(), [3.0; 1000]);
-    cards.room(20_000);
+    cards.capacity(20_000);
     assert_eq!(ran(&cards, 2000, &Deadline::USUAL).unwrap(), [3.0; 1000]);
     assert_eq!(cards.buffers(), 0);
 }

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use spanker_collective::{Algorithm, Collective, ReduceOp, schedule};
-use spanker_fabric::conformance::on_all;
+use spanker_fabric::conformance::{Case, on_all};
 use spanker_fabric::{
-    Call, Fabric, FabricError, Faults, Faulty, Letter, Registered, Workspace, conformance, execute,
-    execute_registered, inproc,
+    Call, Fabric, FabricError, Faults, Faulty, Message, Registered, Workspace, conformance,
+    execute, execute_registered, inproc,
 };
 
 #[test]
@@ -22,10 +22,10 @@ fn a_fabric_wrapped_without_faults_conforms() {
     conformance::check(|ranks| inproc::group(ranks).into_iter().map(wrap).collect());
 }
 
-/// A fabric that would rather write messages where they belong.
-struct Landing(inproc::Inproc);
+/// A fabric that says that it receives messages in place.
+struct InPlace(inproc::Inproc);
 
-impl Fabric for Landing {
+impl Fabric for InPlace {
     fn rank(&self) -> usize {
         self.0.rank()
     }
@@ -34,17 +34,17 @@ impl Fabric for Landing {
         self.0.ranks()
     }
 
-    fn lands(&self, bytes: usize) -> bool {
+    fn receives_in_place(&self, bytes: usize) -> bool {
         bytes > 1000
     }
 
     fn exchange(
         &mut self,
         call: &Call,
-        sends: &[(usize, Letter)],
+        sends: &[(usize, Message)],
         receives: &[usize],
         deadline: Instant,
-    ) -> Result<Vec<Letter>, FabricError> {
+    ) -> Result<Vec<Message>, FabricError> {
         self.0.exchange(call, sends, receives, deadline)
     }
 
@@ -58,14 +58,75 @@ impl Fabric for Landing {
 }
 
 #[test]
-fn a_fabric_that_writes_messages_in_their_place_conforms() {
-    conformance::check(|ranks| inproc::group(ranks).into_iter().map(Landing).collect());
+fn a_fabric_that_receives_in_place_conforms() {
+    conformance::check(|ranks| inproc::group(ranks).into_iter().map(InPlace).collect());
+}
+
+/// A fabric whose barrier does not wait.
+struct NoBarrier(inproc::Inproc);
+
+impl Fabric for NoBarrier {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.0.ranks()
+    }
+
+    fn exchange(
+        &mut self,
+        call: &Call,
+        sends: &[(usize, Message)],
+        receives: &[usize],
+        deadline: Instant,
+    ) -> Result<Vec<Message>, FabricError> {
+        self.0.exchange(call, sends, receives, deadline)
+    }
+
+    fn commit(&mut self, call: &Call, deadline: Instant) -> Result<(), FabricError> {
+        self.0.commit(call, deadline)
+    }
+
+    fn barrier(&mut self, _deadline: Instant) -> Result<(), FabricError> {
+        Ok(())
+    }
+
+    fn abort(&mut self, error: FabricError) -> FabricError {
+        self.0.abort(error)
+    }
+}
+
+#[test]
+fn a_barrier_that_does_not_wait_does_not_conform() {
+    for (case, wrong) in [
+        (Case::Barrier, "left a barrier that rank"),
+        (Case::MissedBarrier, "a barrier ended without one of the ranks"),
+    ] {
+        let settled = std::sync::Barrier::new(3);
+        let group = inproc::group(3).into_iter().map(NoBarrier).collect();
+        let outcomes = on_all(group, |fabric| {
+            conformance::play(case, fabric, &|| {
+                settled.wait();
+            })
+        });
+        let error = conformance::judge(case, &outcomes).unwrap_err();
+        assert!(error.contains(wrong), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_late_for_a_barrier_gets_the_fault_of_those_that_waited() {
+    let mut ends = inproc::group(2);
+    let fault = ends[0].barrier(Instant::now() + Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(fault, FabricError::Deadline { rank: 0, peer: 1, .. }), "{fault}");
+    assert_eq!(ends[1].barrier(Instant::now() + Duration::from_secs(30)), Err(fault));
 }
 
 proptest! {
-    /// The same calls with and without messages in their place give the same bits, again and again.
+    /// The same calls give the same bits whether messages are received in place or copied, also when repeated.
     #[test]
-    fn results_in_their_place_have_the_bits_of_results_that_are_copied(
+    fn results_received_in_place_have_the_bits_of_results_that_are_copied(
         ranks in 1usize..6,
         elements in 16_000usize..40_000,
         algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
@@ -90,11 +151,11 @@ proptest! {
             buffer.as_slice().iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
         };
         let copied = on_all(inproc::group(ranks), |mut end| bits(&mut end));
-        let landed = on_all(
-            inproc::group(ranks).into_iter().map(Landing).collect(),
+        let in_place = on_all(
+            inproc::group(ranks).into_iter().map(InPlace).collect(),
             |mut end| bits(&mut end),
         );
-        prop_assert!(copied == landed, "{algorithm} over {ranks} ranks of {elements}");
+        prop_assert!(copied == in_place, "{algorithm} over {ranks} ranks of {elements}");
     }
 }
 
@@ -102,7 +163,7 @@ proptest! {
 type Outcome = (Result<(), FabricError>, Vec<f32>, Duration);
 
 /// One all-reduce under faults.
-fn faulty_all_reduce(seed: u64, faults: Faults, patience: Duration) -> Vec<Outcome> {
+fn faulty_all_reduce(seed: u64, faults: Faults, timeout: Duration) -> Vec<Outcome> {
     let ranks = 2 + seed as usize % 5;
     let algorithm = Algorithm::ALL[seed as usize / 5 % 6];
     let plan = schedule(Collective::AllReduce, algorithm, ranks, 50).unwrap();
@@ -112,13 +173,13 @@ fn faulty_all_reduce(seed: u64, faults: Faults, patience: Duration) -> Vec<Outco
         let mut data = vec![1.0f32; 50];
         let mut workspace = Workspace::new();
         let outcome =
-            execute(&mut fabric, &plan, &mut workspace, &mut data, ReduceOp::Sum, begun + patience);
+            execute(&mut fabric, &plan, &mut workspace, &mut data, ReduceOp::Sum, begun + timeout);
         (outcome, data, begun.elapsed())
     })
 }
 
 /// Either everyone has the sum, or everyone has the same error and an unchanged buffer.
-fn assert_all_or_nothing(seed: u64, outcomes: &[Outcome], patience: Duration) -> bool {
+fn assert_all_or_nothing(seed: u64, outcomes: &[Outcome], timeout: Duration) -> bool {
     let replay = format!("replay: SPANKER_SEED={seed} cargo test -p spanker-fabric --test inproc");
     let (first, _, _) = &outcomes[0];
     let sum = outcomes.len() as f32;
@@ -126,7 +187,7 @@ fn assert_all_or_nothing(seed: u64, outcomes: &[Outcome], patience: Duration) ->
         assert_eq!(outcome, first, "seed {seed}, rank {rank}; {replay}");
         let expected = if outcome.is_ok() { sum } else { 1.0 };
         assert!(data.iter().all(|&x| x == expected), "seed {seed}, rank {rank}; {replay}");
-        let bound = patience + Duration::from_secs(5);
+        let bound = timeout + Duration::from_secs(5);
         assert!(*took < bound, "seed {seed}, rank {rank} took {took:?}; {replay}");
     }
     first.is_err()
@@ -144,16 +205,16 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
 
 #[test]
 fn a_killed_rank_gives_every_other_rank_the_same_error_for_a_thousand_seeds() {
-    let patience = Duration::from_secs(30);
+    let timeout = Duration::from_secs(30);
     let mut deaths = 0;
     for seed in seeds(1000) {
         let faults = Faults { kill: 0.15, ..Faults::NONE };
-        let outcomes = faulty_all_reduce(seed, faults, patience);
-        if assert_all_or_nothing(seed, &outcomes, patience) {
+        let outcomes = faulty_all_reduce(seed, faults, timeout);
+        if assert_all_or_nothing(seed, &outcomes, timeout) {
             let error = outcomes[0].0.clone().unwrap_err();
             assert!(matches!(error, FabricError::Died { .. }), "seed {seed}: {error}");
             // A death is noticed when it happens, not when time runs out.
-            assert!(outcomes.iter().all(|(_, _, took)| *took < patience), "seed {seed}");
+            assert!(outcomes.iter().all(|(_, _, took)| *took < timeout), "seed {seed}");
             deaths += 1;
         }
     }
@@ -162,12 +223,12 @@ fn a_killed_rank_gives_every_other_rank_the_same_error_for_a_thousand_seeds() {
 
 #[test]
 fn corrupt_messages_are_errors_and_never_wrong_numbers() {
-    let patience = Duration::from_secs(30);
+    let timeout = Duration::from_secs(30);
     let mut noticed = 0;
     for seed in seeds(300) {
         let faults = Faults { corrupt: 0.05, ..Faults::NONE };
-        let outcomes = faulty_all_reduce(seed, faults, patience);
-        if assert_all_or_nothing(seed, &outcomes, patience) {
+        let outcomes = faulty_all_reduce(seed, faults, timeout);
+        if assert_all_or_nothing(seed, &outcomes, timeout) {
             let error = outcomes[0].0.clone().unwrap_err();
             assert!(matches!(error, FabricError::Corrupt { .. }), "seed {seed}: {error}");
             noticed += 1;
@@ -178,12 +239,12 @@ fn corrupt_messages_are_errors_and_never_wrong_numbers() {
 
 #[test]
 fn lost_messages_end_the_call_by_the_deadline() {
-    let patience = Duration::from_millis(60);
+    let timeout = Duration::from_millis(60);
     let mut lost = 0;
     for seed in seeds(60) {
         let faults = Faults { drop: 0.04, ..Faults::NONE };
-        let outcomes = faulty_all_reduce(seed, faults, patience);
-        if assert_all_or_nothing(seed, &outcomes, patience) {
+        let outcomes = faulty_all_reduce(seed, faults, timeout);
+        if assert_all_or_nothing(seed, &outcomes, timeout) {
             let error = outcomes[0].0.clone().unwrap_err();
             let expected = matches!(error, FabricError::Deadline { .. } | FabricError::Lost { .. });
             assert!(expected, "seed {seed}: {error}");
@@ -195,18 +256,18 @@ fn lost_messages_end_the_call_by_the_deadline() {
 
 #[test]
 fn late_messages_change_nothing() {
-    let patience = Duration::from_secs(30);
+    let timeout = Duration::from_secs(30);
     for seed in seeds(60) {
         let delay_most = Duration::from_millis(2);
         let faults = Faults { delay: 0.2, delay_most, ..Faults::NONE };
-        let outcomes = faulty_all_reduce(seed, faults, patience);
-        assert!(!assert_all_or_nothing(seed, &outcomes, patience), "seed {seed}");
+        let outcomes = faulty_all_reduce(seed, faults, timeout);
+        assert!(!assert_all_or_nothing(seed, &outcomes, timeout), "seed {seed}");
     }
 }
 
 #[test]
 fn all_faults_together_give_the_sum_or_one_error() {
-    let patience = Duration::from_millis(80);
+    let timeout = Duration::from_millis(80);
     for seed in seeds(100) {
         let faults = Faults {
             drop: 0.01,
@@ -215,8 +276,8 @@ fn all_faults_together_give_the_sum_or_one_error() {
             corrupt: 0.01,
             kill: 0.02,
         };
-        let outcomes = faulty_all_reduce(seed, faults, patience);
-        assert_all_or_nothing(seed, &outcomes, patience);
+        let outcomes = faulty_all_reduce(seed, faults, timeout);
+        assert_all_or_nothing(seed, &outcomes, timeout);
     }
 }
 

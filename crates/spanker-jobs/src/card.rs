@@ -14,8 +14,8 @@ use nix::errno::Errno;
 use spanker_fabric::device::Deadline;
 use spanker_model::Quant;
 use spanker_runtime::{
-    BufferId, CardInfo, Descriptor, Error, Fault, FaultKind, PATIENCE, Place, SpankerControl,
-    Ticket, Work,
+    BufferId, CardInfo, Descriptor, Error, Fault, FaultKind, Place, REQUEST_TIMEOUT,
+    SpankerControl, Ticket, Work,
 };
 use spanker_steal::{Backend, Capabilities, Failure, Task};
 
@@ -314,7 +314,7 @@ impl<'a> Shop<'a> {
                 Err(Error::Incomplete { .. }) => {}
                 Err(error) => return Err(self.failure(&error)),
             }
-            let state = self.card.state(PATIENCE).map_err(|error| self.failure(&error))?;
+            let state = self.card.state(REQUEST_TIMEOUT).map_err(|error| self.failure(&error))?;
             quiet = if before == Some(state.progress) { quiet + slice } else { Duration::ZERO };
             before = Some(state.progress);
             spent += slice;
@@ -390,11 +390,11 @@ mod tests {
     fn errors_after_which_a_card_is_of_no_use_are_lasting_and_refusals_are_not() {
         let refused = |source| Error::Ioctl { op: "SUBMIT", source };
         let nonsense = Error::Nonsense { op: "WAIT", what: "one byte".into() };
-        let silent = Error::Unresponsive { op: "WAIT", waited: PATIENCE };
+        let silent = Error::Unresponsive { op: "WAIT", waited: REQUEST_TIMEOUT };
         for error in [Error::Gone { op: "WAIT" }, nonsense, silent, refused(Errno::ENODEV)] {
             assert!(is_lasting(&error), "{error}");
         }
-        let late = Error::Incomplete { ticket: Ticket(1), waited: PATIENCE };
+        let late = Error::Incomplete { ticket: Ticket(1), waited: REQUEST_TIMEOUT };
         let aborted = Fault { kind: FaultKind::Aborted, card: 1, peer: 0, job: 1 };
         for error in [late, Error::Fault(aborted), refused(Errno::EBUSY), refused(Errno::EINVAL)] {
             assert!(!is_lasting(&error), "{error}");

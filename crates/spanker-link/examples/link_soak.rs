@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 fn soak(wanted: u64, first: u64) -> ExitCode {
     let (mut delivered, mut broken, mut replayed, mut faults) = (0, 0, 0, 0);
     let mut seed = first;
-    let mut told = 0;
+    let mut reported = 0;
     while delivered < wanted {
         match run(&Case::random(seed, EACH)) {
             Ok(report) => {
@@ -51,8 +51,8 @@ fn soak(wanted: u64, first: u64) -> ExitCode {
         }
         seed += 1;
         let percent = delivered * 100 / wanted.max(1);
-        if percent > told || delivered >= wanted {
-            told = percent;
+        if percent > reported || delivered >= wanted {
+            reported = percent;
             println!(
                 "{percent:3} %: {delivered} frames delivered, {broken} broken, {replayed} replayed, \
                  {} cases, {faults} ended in FAULT",

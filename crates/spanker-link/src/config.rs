@@ -5,7 +5,7 @@ use crate::frame::MAX_PAYLOAD;
 
 /// Credits that data leaves to notices, so that news of a fault gets through where data is stuck.
 pub const RESERVED: usize = 4;
-/// The smallest receive buffer: with less, the reserve and held-back updates could leave no credit.
+/// The smallest receive buffer: with less, the reserve and delayed updates could leave no credit.
 pub const MIN_WINDOW: u8 = 8;
 /// The largest receive buffer. It keeps `credit - ack` unambiguous in eight bits.
 pub const MAX_WINDOW: u8 = 120;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finding frames in bytes that may hold anything. Every function here is total.
+//! Finding frames in arbitrary bytes. Every function here is total.
 
-use crate::frame::{CONTROL_BYTES, END, FRONT, HEADER, Header, START, checksum};
+use crate::frame::{CONTROL_BYTES, END, HEADER, Header, PREFIX, START, checksum};
 
 /// What the beginning of a run of bytes is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum Decoded<'a> {
         /// Bytes of the frame; the next begins behind them.
         used: usize,
     },
-    /// Perhaps a frame; it cannot be told with fewer than `need` bytes in all.
+    /// Perhaps a frame: `need` bytes in all are necessary to decide.
     Incomplete {
         /// Bytes to have before it is worth trying again; more than there are.
         need: usize,
@@ -45,18 +45,18 @@ pub fn decode(bytes: &[u8]) -> Decoded<'_> {
     if bytes[..seen] != START[..seen] {
         return Decoded::Corrupt { skip: next_start(bytes), header: None };
     }
-    let Some(front) = bytes.get(START.len()..FRONT) else {
-        return Decoded::Incomplete { need: FRONT };
+    let Some(prefix) = bytes.get(START.len()..PREFIX) else {
+        return Decoded::Incomplete { need: PREFIX };
     };
-    let front = front.try_into().expect("the length of the slice");
-    let Some(header) = Header::from_bytes(front) else {
+    let prefix = prefix.try_into().expect("the length of the slice");
+    let Some(header) = Header::from_bytes(prefix) else {
         return Decoded::Corrupt { skip: next_start(bytes), header: None };
     };
     let used = header.frame_len();
     if bytes.len() < used {
         return Decoded::Incomplete { need: used };
     }
-    let check = FRONT + usize::from(header.length);
+    let check = PREFIX + usize::from(header.length);
     let crc = checksum(&bytes[HEADER..check]).to_le_bytes();
     let right = crc == bytes[check..check + 4];
     if header.kind.is_control() {
@@ -68,7 +68,7 @@ pub fn decode(bytes: &[u8]) -> Decoded<'_> {
         };
     }
     match (right, bytes[check + 4..check + 8] == END) {
-        (true, true) => Decoded::Frame { header, payload: &bytes[FRONT..check], used },
+        (true, true) => Decoded::Frame { header, payload: &bytes[PREFIX..check], used },
         (false, false) => Decoded::Corrupt { skip: next_start(bytes), header: None },
         // One of the two confirms that the frame ends here.
         _ => Decoded::Corrupt { skip: used, header: Some(header) },
@@ -118,7 +118,7 @@ mod tests {
     fn frame_inside_a_broken_payload_is_skipped_with_it() {
         let inner = frame(b"inner");
         let mut outer = frame(&[&b"x"[..], &inner].concat());
-        outer[FRONT] ^= 1;
+        outer[PREFIX] ^= 1;
         let Decoded::Corrupt { skip, header } = decode(&outer) else { panic!("it is broken") };
         assert_eq!(skip, outer.len());
         assert_eq!(header.map(|header| header.seq), Some(9));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a link tells its caller: events, reasons to give up, bodies of frames.
+//! What a link reports to its caller: events, reasons to give up, bodies of frames.
 
 use crate::config::Identity;
 use crate::training::TRAINING_BYTES;
@@ -10,7 +10,7 @@ use crate::training::TRAINING_BYTES;
 pub enum Event {
     /// Nothing.
     Nothing,
-    /// The payload is the next data or notice: take it now. It occupies receive buffer until
+    /// The payload is the next data or notice: read it now. It occupies receive buffer until
     /// [`crate::Link::consumed`].
     Deliver,
     /// The link is up.
@@ -21,7 +21,7 @@ pub enum Event {
         /// among [`crate::Link::dropped`], and numbers began anew.
         resumed: bool,
     },
-    /// The link is no longer up and looks for its peer; queued frames wait.
+    /// The link is no longer up and trains with its peer again; queued frames wait.
     Retraining,
     /// Frames get smaller from here on: see [`crate::Link::payload_limit`].
     Shrunk,

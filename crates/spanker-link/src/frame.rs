@@ -20,7 +20,7 @@ pub const END: [u8; 4] = [0xFD, 0xC3, 0x3C, 0x99];
 pub const GAP: [u8; 4] = [0xBC, 0x50, 0xBC, 0x50];
 
 /// Bytes before the payload.
-pub(crate) const FRONT: usize = 12;
+pub(crate) const PREFIX: usize = 12;
 /// Bytes before the header.
 pub(crate) const HEADER: usize = 4;
 
@@ -33,7 +33,7 @@ pub enum Kind {
     Data,
     /// Sequenced payload, in order with data, that may use the reserved credits.
     Notice,
-    /// Tells what arrived and how much may be sent; no payload.
+    /// Acknowledges what arrived and grants credit; no payload.
     Ack,
     /// The same, and asks for everything from there on again; no payload.
     Nak,
@@ -85,7 +85,7 @@ impl Header {
     }
 
     /// The session and the header as they are on the wire.
-    fn to_bytes(self) -> [u8; FRONT - 2] {
+    fn to_bytes(self) -> [u8; PREFIX - 2] {
         let code: u16 = match (self.kind, self.last) {
             (Kind::Train, _) => 1,
             (Kind::Data, false) => 2,
@@ -116,7 +116,7 @@ impl Header {
     }
 
     /// The header in these bytes, session first, if its check and its fields are right.
-    pub(crate) fn from_bytes(bytes: &[u8; FRONT - 2]) -> Option<Header> {
+    pub(crate) fn from_bytes(bytes: &[u8; PREFIX - 2]) -> Option<Header> {
         if crc8(&bytes[..9]) != bytes[9] {
             return None;
         }
@@ -182,7 +182,7 @@ pub fn encode(header: &Header, payload: &[&[u8]], out: &mut Vec<u8>) {
     for part in payload {
         out.extend_from_slice(part);
     }
-    let length = out.len() - begin - FRONT;
+    let length = out.len() - begin - PREFIX;
     check_length(header, length);
     let crc = checksum(&out[begin + HEADER..]);
     out.extend_from_slice(&crc.to_le_bytes());
@@ -202,10 +202,10 @@ pub fn encode_into(header: &Header, payload: &[&[u8]], out: &mut [u8]) -> usize 
     let total = header.frame_len();
     let out = &mut out[..total];
     out[..2].copy_from_slice(&START);
-    out[2..FRONT].copy_from_slice(&header.to_bytes());
+    out[2..PREFIX].copy_from_slice(&header.to_bytes());
     let length = payload.iter().map(|part| part.len()).sum();
     check_length(header, length);
-    let mut at = FRONT;
+    let mut at = PREFIX;
     for part in payload {
         out[at..at + part.len()].copy_from_slice(part);
         at += part.len();
@@ -230,27 +230,27 @@ pub fn encode_into(header: &Header, payload: &[&[u8]], out: &mut [u8]) -> usize 
 /// use spanker_link::{Header, Kind, encode, seal};
 /// let header =
 ///     Header { kind: Kind::Data, last: true, session: 7, length: 5, seq: 1, ack: 0, credit: 64 };
-/// let (front, back) = seal(&header, &[b"hello"]);
+/// let (prefix, suffix) = seal(&header, &[b"hello"]);
 /// let mut wire = Vec::new();
 /// encode(&header, &[b"hello"], &mut wire);
-/// assert_eq!([&front[..], b"hello", &back[..]].concat(), wire);
+/// assert_eq!([&prefix[..], b"hello", &suffix[..]].concat(), wire);
 /// ```
 #[must_use]
 pub fn seal(header: &Header, payload: &[&[u8]]) -> ([u8; 12], [u8; 12]) {
     assert!(!header.kind.is_control(), "a control frame has no payload");
     check_length(header, payload.iter().map(|part| part.len()).sum());
-    let mut front = [0; FRONT];
-    front[..2].copy_from_slice(&START);
-    front[2..].copy_from_slice(&header.to_bytes());
+    let mut prefix = [0; PREFIX];
+    prefix[..2].copy_from_slice(&START);
+    prefix[2..].copy_from_slice(&header.to_bytes());
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&front[HEADER..]);
+    digest.update(&prefix[HEADER..]);
     payload.iter().for_each(|part| digest.update(part));
     let crc = digest.finalize() as u32;
-    let mut back = [0; OVERHEAD - FRONT];
-    back[..4].copy_from_slice(&crc.to_le_bytes());
-    back[4..8].copy_from_slice(&END);
-    back[8..].copy_from_slice(&GAP);
-    (front, back)
+    let mut suffix = [0; OVERHEAD - PREFIX];
+    suffix[..4].copy_from_slice(&crc.to_le_bytes());
+    suffix[4..8].copy_from_slice(&END);
+    suffix[8..].copy_from_slice(&GAP);
+    (prefix, suffix)
 }
 
 /// CRC-32C of header and payload.

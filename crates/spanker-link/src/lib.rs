@@ -4,7 +4,7 @@
 //! [`Link`] turns frames into what to do next: training, sequence numbers, cumulative
 //! acknowledgements, go-back-N replay, credits, and a policy for links with many errors. [`encode`]
 //! and [`decode`] turn frames into bytes and back. Whoever has a wire, be it memory, a socket or a
-//! register file, moves the bytes and tells the time. The README beside this crate says why each
+//! register file, moves the bytes and passes in the time. The README beside this crate says why each
 //! rule is there; `docs/link-protocol.md` describes the other end for whoever builds it in hardware.
 //!
 //! This crate has no I/O, no clock, no threads and no unsafe code: it runs the same under simulation.
@@ -13,9 +13,9 @@
 //!
 //! 1. Append what arrived to a buffer; [`decode`] it. [`Decoded::Frame`] goes to [`Link::receive`],
 //!    [`Decoded::Corrupt`] to [`Link::corrupt`], then forget `used` or `skip` bytes.
-//! 2. On [`Event::Deliver`] take the payload; call [`Link::consumed`] when its buffer is free again.
-//! 3. [`Link::push`] up to [`Link::room`] frames; drop what [`Link::acked`] gives back.
-//! 4. While the wire has room, [`Link::transmit`] and [`encode`].
+//! 2. On [`Event::Deliver`] read the payload; call [`Link::consumed`] when its buffer is free again.
+//! 3. [`Link::push`] up to [`Link::free_slots`] frames; drop what [`Link::acked`] gives back.
+//! 4. While the wire accepts frames, [`Link::transmit`] and [`encode`].
 //! 5. At [`Link::next_timer`], [`Link::tick`].
 #![forbid(unsafe_code)]
 

@@ -25,8 +25,8 @@ struct Peer {
     payload: u16,
 }
 
-/// One end of a full-duplex link. `P` is what the caller wants kept until it is acknowledged; the
-/// link never looks inside.
+/// One end of a full-duplex link. `P` is what the caller stores with a frame until it is acknowledged; the
+/// link never reads it.
 ///
 /// ```
 /// use spanker_link::{Body, Config, Event, Identity, Link, TRAINING_BYTES};
@@ -38,7 +38,7 @@ struct Peer {
 /// right.train(0);
 /// let mut heard = Vec::new();
 /// for now in (0..200_000).step_by(20_000) {
-///     if left.room() > 0 && heard.is_empty() {
+///     if left.free_slots() > 0 && heard.is_empty() {
 ///         left.push("hello", 5).unwrap();
 ///     }
 ///     for _ in 0..3 {
@@ -80,8 +80,8 @@ pub struct Link<P> {
     policy: Policy,
     counters: Counters,
     lanes: u8,
-    /// Lanes as they are told in training frames of this session.
-    told_lanes: u8,
+    /// Lanes as announced in training frames of this session.
+    announced_lanes: u8,
     payload_limit: usize,
     peer: Option<Peer>,
     session: u32,
@@ -90,7 +90,7 @@ pub struct Link<P> {
     /// The life of the peer that shares the streams; 0 for none.
     knows: u32,
     /// `knows` as it was when this training began; both ends decide from this.
-    told_knows: u32,
+    announced_knows: u32,
     /// When the next training frame goes out, in training.
     train_at: u64,
     /// When the training has failed.
@@ -123,13 +123,13 @@ impl<P> Link<P> {
             policy: Policy::new(config.saturation),
             counters: Counters::default(),
             lanes: config.lanes,
-            told_lanes: config.lanes,
+            announced_lanes: config.lanes,
             payload_limit: usize::from(config.payload),
             peer: None,
             session: first,
             life: first,
             knows: 0,
-            told_knows: 0,
+            announced_knows: 0,
             train_at: 0,
             train_until: 0,
             answer_due: false,
@@ -201,18 +201,18 @@ impl<P> Link<P> {
 
     /// Data frames that may be queued now.
     #[must_use]
-    pub fn room(&self) -> usize {
-        if self.state == LinkState::Up { self.sender.room() } else { 0 }
+    pub fn free_slots(&self) -> usize {
+        if self.state == LinkState::Up { self.sender.free_slots() } else { 0 }
     }
 
     /// Queues a data frame with so many bytes of payload.
     ///
     /// # Errors
     ///
-    /// Gives the payload back when there is no [`Link::room`], or when it is longer than a slot of
+    /// Gives the payload back when [`Link::free_slots`] is 0, or when it is longer than a slot of
     /// the peer's buffer.
     pub fn push(&mut self, payload: P, length: u16) -> Result<(), P> {
-        if self.room() == 0 || !self.fits(length) {
+        if self.free_slots() == 0 || !self.fits(length) {
             return Err(payload);
         }
         self.sender.push(payload, length, Kind::Data);
@@ -226,7 +226,7 @@ impl<P> Link<P> {
     /// As [`Link::push`].
     pub fn notify(&mut self, payload: P, length: u16) -> Result<(), P> {
         let up = self.state == LinkState::Up;
-        if !up || self.sender.notice_room() == 0 || !self.fits(length) {
+        if !up || self.sender.free_notice_slots() == 0 || !self.fits(length) {
             return Err(payload);
         }
         self.sender.push(payload, length, Kind::Notice);
@@ -282,7 +282,7 @@ impl<P> Link<P> {
 
     /// A header without payload. Every frame carries the acknowledgement and the limit.
     fn header(&mut self, kind: Kind, last: bool) -> Header {
-        self.receiver.told();
+        self.receiver.announced();
         Header {
             kind,
             last,
@@ -294,7 +294,7 @@ impl<P> Link<P> {
         }
     }
 
-    /// Takes a frame that [`crate::decode`] found.
+    /// Processes a frame that [`crate::decode`] found.
     pub fn receive(&mut self, header: &Header, payload: &[u8], now: u64) -> Event {
         self.in_garbage = false;
         if header.kind == Kind::Train {
@@ -305,7 +305,7 @@ impl<P> Link<P> {
             self.counters.stale += 1;
             return Event::Nothing;
         }
-        self.take_answer(header, now);
+        self.acknowledge(header, now);
         if header.kind.is_control() {
             if header.kind == Kind::Ack && header.last {
                 self.receiver.request_ack();
@@ -329,7 +329,7 @@ impl<P> Link<P> {
     }
 
     /// The acknowledgement and the credit, which every frame carries.
-    fn take_answer(&mut self, header: &Header, now: u64) {
+    fn acknowledge(&mut self, header: &Header, now: u64) {
         let window = self.peer.map_or(0, |peer| peer.window);
         let Some((frames, credits)) = self.sender.acknowledge(header.ack, header.credit, window)
         else {
@@ -351,7 +351,7 @@ impl<P> Link<P> {
 
     /// Sets the timer while something is owed: an acknowledgement, or credit for data.
     fn watch(&mut self, now: u64) {
-        let starved = self.sender.is_empty() && self.sender.room() == 0;
+        let starved = self.sender.is_empty() && self.sender.free_slots() == 0;
         if self.sender.is_waiting() || starved {
             self.deadline.get_or_insert(now.saturating_add(self.config.retry));
         } else {
@@ -394,13 +394,13 @@ impl<P> Link<P> {
 
     /// The next payload, in order, that the peer has acknowledged.
     pub fn acked(&mut self) -> Option<P> {
-        self.sender.take_acked()
+        self.sender.pop_acked()
     }
 
     /// The next payload, in order, that was queued and is given up without acknowledgement. The
-    /// peer may have taken it or not.
+    /// peer may have received it or not.
     pub fn dropped(&mut self) -> Option<P> {
-        self.sender.take_dropped()
+        self.sender.pop_dropped()
     }
 
     /// Does what is due by the clock.

@@ -22,11 +22,11 @@ pub(crate) struct Receiver {
     /// While something is missing and has been asked for: the highest number seen since.
     gap: Option<u16>,
     /// Frames that were delivered and still occupy buffer.
-    held: usize,
+    unconsumed: usize,
     /// Frames delivered since the last acknowledgement.
     unacknowledged: u8,
-    /// The limit that was last told.
-    told: u16,
+    /// The limit that was last announced.
+    announced: u16,
     ack_due: bool,
     nak_due: bool,
     /// The number of the last request for a replay; a repeated request keeps its number.
@@ -40,18 +40,19 @@ impl Receiver {
             ack_every,
             expected: 0,
             gap: None,
-            held: 0,
+            unconsumed: 0,
             unacknowledged: 0,
-            told: 0,
+            announced: 0,
             ack_due: false,
             nak_due: false,
             request: 0,
         }
     }
 
-    /// Forgets the numbers. What the caller holds stays held: its buffer is still in use.
+    /// Forgets the numbers. Frames that the caller has not consumed still count: their buffer is in use.
     pub fn reset(&mut self) {
-        *self = Receiver { held: self.held, ..Receiver::new(self.window, self.ack_every) };
+        *self =
+            Receiver { unconsumed: self.unconsumed, ..Receiver::new(self.window, self.ack_every) };
     }
 
     /// What was asked for or announced in an earlier session is void in the next.
@@ -66,7 +67,7 @@ impl Receiver {
     }
 
     fn free(&self) -> u8 {
-        usize::from(self.window).saturating_sub(self.held) as u8
+        usize::from(self.window).saturating_sub(self.unconsumed) as u8
     }
 
     /// The first number that may not be sent yet.
@@ -87,8 +88,8 @@ impl Receiver {
     }
 
     /// A frame goes out that carries the acknowledgement and the limit.
-    pub fn told(&mut self) {
-        self.told = self.limit();
+    pub fn announced(&mut self) {
+        self.announced = self.limit();
         self.unacknowledged = 0;
         self.ack_due = false;
     }
@@ -100,23 +101,23 @@ impl Receiver {
     }
 
     pub fn arrive(&mut self, header: &Header) -> Arrival {
-        let ahead = header.seq.wrapping_sub(self.expected);
-        if ahead >= 1 << 15 {
+        let distance = header.seq.wrapping_sub(self.expected);
+        if distance >= 1 << 15 {
             // Its acknowledgement was lost: the sender repeats until it hears one.
             self.ack_due = true;
             return Arrival::Duplicate;
         }
-        if ahead >= u16::from(self.free()) {
+        if distance >= u16::from(self.free()) {
             return Arrival::Overrun;
         }
-        if ahead > 0 {
+        if distance > 0 {
             self.missing(header.seq);
             return Arrival::OutOfOrder;
         }
         self.expected = self.expected.wrapping_add(1);
         self.gap = None;
         self.nak_due = false;
-        self.held += 1;
+        self.unconsumed += 1;
         self.unacknowledged = self.unacknowledged.saturating_add(1);
         if header.last || self.unacknowledged >= self.ack_every {
             self.ack_due = true;
@@ -126,17 +127,17 @@ impl Receiver {
 
     /// A broken sequenced frame whose header can be trusted.
     pub fn broken(&mut self, header: &Header) {
-        let ahead = header.seq.wrapping_sub(self.expected);
-        if ahead == 0 {
-            // The very frame that is missing, perhaps in a replay: nothing else will tell.
+        let distance = header.seq.wrapping_sub(self.expected);
+        if distance == 0 {
+            // The very frame that is missing, perhaps in a replay: nothing else will show it.
             self.ask(header.seq);
-        } else if ahead < u16::from(self.free()) {
+        } else if distance < u16::from(self.free()) {
             self.missing(header.seq);
         }
     }
 
     /// Something broken of which nothing is known. Inside a gap it says nothing: if it was the
-    /// replay, the numbers that follow tell.
+    /// replay, the sequence numbers that follow show it.
     pub fn garbage(&mut self) {
         if self.gap.is_none() {
             self.ask(self.expected);
@@ -165,8 +166,8 @@ impl Receiver {
 
     /// The caller has freed buffer. The peer hears of it when that is worth a frame.
     pub fn consumed(&mut self, frames: usize) {
-        self.held = self.held.saturating_sub(frames);
-        let news = self.limit().wrapping_sub(self.told);
+        self.unconsumed = self.unconsumed.saturating_sub(frames);
+        let news = self.limit().wrapping_sub(self.announced);
         if news >= u16::from(self.window / 4) {
             self.ack_due = true;
         }
@@ -227,12 +228,12 @@ mod tests {
                 receiver.consumed(1);
                 let due = receiver.ack_due();
                 if due {
-                    receiver.told();
+                    receiver.announced();
                 }
                 due
             })
             .collect();
-        // The first one is early because no credit has been told yet.
+        // The first one is early because no credit has been announced yet.
         assert!(due[8]);
         assert_eq!(due[1..8].iter().filter(|due| **due).count(), 1);
     }
@@ -244,7 +245,7 @@ mod tests {
             assert_eq!(receiver.arrive(&data(seq, false)), Arrival::InOrder);
         }
         assert_eq!(receiver.arrive(&data(8, false)), Arrival::Overrun);
-        receiver.told();
+        receiver.announced();
         receiver.consumed(1);
         assert!(!receiver.ack_due());
         receiver.consumed(1);

@@ -36,7 +36,7 @@ pub(crate) struct Sender<P> {
     sent: usize,
     /// The frame of the queue to send next; less than `sent` during a replay.
     cursor: usize,
-    /// Frames, counted from `base`, that the peer has room for.
+    /// Frames, counted from `base`, that the peer has buffer for.
     credit: usize,
     /// The last request for a replay that was served.
     served: u16,
@@ -58,11 +58,11 @@ impl<P> Sender<P> {
 
     /// Data frames that may be queued. Everything queued has credit, so nothing in the queue waits
     /// for any but the wire.
-    pub fn room(&self) -> usize {
+    pub fn free_slots(&self) -> usize {
         self.credit.saturating_sub(self.queue.len() + RESERVED)
     }
 
-    pub fn notice_room(&self) -> usize {
+    pub fn free_notice_slots(&self) -> usize {
         self.credit.saturating_sub(self.queue.len())
     }
 
@@ -83,7 +83,7 @@ impl<P> Sender<P> {
         self.cursor < self.queue.len()
     }
 
-    /// Takes the next frame: of a replay, or a new one.
+    /// The next frame to send: of a replay, or a new one.
     pub fn next(&mut self) -> Option<Due<'_, P>> {
         let entry = self.queue.get(self.cursor)?;
         let seq = self.base.wrapping_add(self.cursor as u16);
@@ -95,7 +95,7 @@ impl<P> Sender<P> {
         Some(Due { payload, length: *length, kind: *kind, seq, last, again })
     }
 
-    /// Takes an acknowledgement with its credit; says how many frames and credits were new, or
+    /// Applies an acknowledgement with its credit; returns how many frames and credits were new, or
     /// `None` if it is old or impossible. The credit counts from the acknowledgement beside it, so
     /// an old pair can never pass for a new one.
     pub fn acknowledge(&mut self, ack: u16, credit: u8, window: u8) -> Option<(usize, usize)> {
@@ -146,11 +146,11 @@ impl<P> Sender<P> {
         self.credit = usize::from(free);
     }
 
-    pub fn take_acked(&mut self) -> Option<P> {
+    pub fn pop_acked(&mut self) -> Option<P> {
         self.acked.pop_front()
     }
 
-    pub fn take_dropped(&mut self) -> Option<P> {
+    pub fn pop_dropped(&mut self) -> Option<P> {
         self.dropped.pop_front()
     }
 }
@@ -173,9 +173,9 @@ mod tests {
     fn acknowledgement_in_the_middle_frees_what_is_before_it() {
         let mut sender = sender(5);
         assert_eq!(sender.acknowledge(3, 3 + 18, 20), Some((3, 1)));
-        let acked: Vec<u16> = std::iter::from_fn(|| sender.take_acked()).collect();
+        let acked: Vec<u16> = std::iter::from_fn(|| sender.pop_acked()).collect();
         assert_eq!(acked, [0, 1, 2]);
-        assert_eq!(sender.room(), 18 - 2 - RESERVED);
+        assert_eq!(sender.free_slots(), 18 - 2 - RESERVED);
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
             assert_eq!((due.seq, due.last, due.again), (frame as u16, true, false));
             let next = (frame + 1) as u16;
             assert_eq!(sender.acknowledge(next, (next as u8).wrapping_add(20), 20), Some((1, 1)));
-            assert_eq!(sender.take_acked(), Some(frame));
+            assert_eq!(sender.pop_acked(), Some(frame));
         }
     }
 

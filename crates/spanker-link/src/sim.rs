@@ -111,7 +111,7 @@ pub fn run(case: &Case) -> Result<Report, Flaw> {
     }
 }
 
-/// Everything that an end holds to be delivered was delivered.
+/// Everything that an end considers delivered was delivered.
 fn check_acknowledged(ends: &[End; 2]) -> Result<(), (String, usize)> {
     for side in 0..2 {
         let (acked, delivered) = (ends[side].acked, ends[1 - side].delivered);

@@ -27,7 +27,7 @@ pub struct Speed {
     pub copy: f64,
 }
 
-/// Measures frames of this payload with the caller's clock, which tells seconds.
+/// Measures frames of this payload with the caller's clock, which returns seconds.
 ///
 /// # Panics
 ///

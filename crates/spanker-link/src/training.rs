@@ -25,7 +25,7 @@ pub(crate) struct Hello {
     pub session: u32,
     /// The session that the sender has heard from its peer; 0 for none.
     pub echo: u32,
-    /// Whose streams the sender holds: its own life, which ends when it loses them ...
+    /// Whose streams the sender has: its own life, which ends when it loses them ...
     pub life: u32,
     /// ... and the life of the peer that they are shared with; 0 for none.
     pub knows: u32,

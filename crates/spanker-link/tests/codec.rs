@@ -116,11 +116,11 @@ proptest! {
 
     #[test]
     fn frames_between_garbage_are_all_found(
-        pieces in vec((frames(80), vec(any::<u8>(), 0..40), prop::bool::ANY), 1..8),
+        parts in vec((frames(80), vec(any::<u8>(), 0..40), prop::bool::ANY), 1..8),
     ) {
         let mut stream = Vec::new();
         let mut expected = Vec::new();
-        for ((header, payload), garbage, cut) in pieces {
+        for ((header, payload), garbage, cut) in parts {
             let bytes = encoded(&header, &payload);
             stream.extend_from_slice(&garbage);
             if cut {
@@ -130,7 +130,7 @@ proptest! {
             stream.extend_from_slice(&bytes);
             expected.push((header, payload));
         }
-        // A frame that was cut off holds on to what could still be part of it.
+        // A frame that was cut off keeps what could still be part of it.
         stream.extend_from_slice(&[0; MAX_PAYLOAD]);
         prop_assert_eq!(all(&stream), expected);
     }

@@ -8,7 +8,7 @@ use spanker_link::{Body, Config, Event, Header, Identity, Link, LinkState};
 
 /// The longest that a frame is on the wire.
 const LATE: u64 = 30_000;
-/// Time between two looks at the link.
+/// Time between two polls of the link.
 const STEP: u64 = 1_000;
 
 /// A payload: which stream it belongs to and its place there.
@@ -98,7 +98,7 @@ impl Bench {
             }
         }
         for side in 0..2 {
-            self.take_back(side);
+            self.collect_acked(side);
         }
     }
 
@@ -160,7 +160,7 @@ impl Bench {
     }
 
     /// What is acknowledged was delivered.
-    fn take_back(&mut self, side: usize) {
+    fn collect_acked(&mut self, side: usize) {
         let end = &mut self.ends[side];
         while let Some((stream, place)) = end.link.acked() {
             assert_eq!((stream, place), (end.stream, end.acked), "seed {}", self.seed);

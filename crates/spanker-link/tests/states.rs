@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The states of a link, one rule at a time, over a wire that the test holds in its hand.
+//! The states of a link, one rule at a time, over a wire that the test moves by hand.
 
 use std::collections::VecDeque;
 
@@ -42,17 +42,17 @@ fn feed(link: &mut Link<u8>, frames: Frames, now: u64) -> (Vec<Event>, Vec<u8>) 
 
 /// Lets both ends talk until they have nothing more to say; what each said and delivered.
 fn settle(ends: &mut [Link<u8>; 2], now: u64) -> [(Vec<Event>, Vec<u8>); 2] {
-    let mut told = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
+    let mut reported = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
     for _ in 0..20 {
         for from in 0..2 {
             let frames = drain(&mut ends[from], now);
             let (events, delivered) = feed(&mut ends[1 - from], frames, now);
             ends[1 - from].consumed(delivered.len());
-            told[1 - from].0.extend(events);
-            told[1 - from].1.extend(delivered);
+            reported[1 - from].0.extend(events);
+            reported[1 - from].1.extend(delivered);
         }
     }
-    told
+    reported
 }
 
 /// Two ends that are up at time 0.
@@ -72,9 +72,9 @@ fn ends_that_train_learn_who_is_there() {
     assert!(settle(&mut ends, 0).iter().all(|(events, _)| events.is_empty()));
     assert_eq!((ends[0].state(), ends[1].state()), (LinkState::Training, LinkState::Down));
     ends[1].train(TICK);
-    let told = settle(&mut ends, TICK);
+    let reported = settle(&mut ends, TICK);
     let trained = |serial| Event::Trained { peer: config(serial).identity, resumed: false };
-    assert_eq!((&told[0].0, &told[1].0), (&vec![trained(2)], &vec![trained(1)]));
+    assert_eq!((&reported[0].0, &reported[1].0), (&vec![trained(2)], &vec![trained(1)]));
     assert_eq!(ends[0].peer(), Some(config(2).identity));
 }
 
@@ -121,11 +121,11 @@ fn restart_of_one_end_makes_the_other_train_and_give_its_frames_back() {
     drain(&mut ends[0], TICK); // lost
     ends[1] = Link::new(config(2)); // with the same nonce, which is the harder case
     ends[1].train(TICK);
-    let told = settle(&mut ends, TICK);
+    let reported = settle(&mut ends, TICK);
     let fresh = Event::Trained { peer: config(2).identity, resumed: false };
-    assert_eq!(told[0].0, [Event::Retraining, fresh]);
+    assert_eq!(reported[0].0, [Event::Retraining, fresh]);
     assert_eq!([ends[0].dropped(), ends[0].dropped(), ends[0].dropped()], [Some(7), Some(8), None]);
-    assert!(told[1].1.is_empty());
+    assert!(reported[1].1.is_empty());
     ends[0].push(9, 1).unwrap();
     assert_eq!(settle(&mut ends, 2 * TICK)[1].1, [9]);
 }
@@ -146,8 +146,8 @@ fn late_answer_of_a_peer_that_is_no_more_does_not_bring_the_link_up() {
     feed(&mut ends[0], frames, TICK);
     assert_eq!(feed(&mut ends[0], late, TICK).0, []);
     assert_eq!(ends[0].state(), LinkState::Training);
-    let told = settle(&mut ends, TICK);
-    assert_eq!(told[0].0, [Event::Trained { peer: config(2).identity, resumed: false }]);
+    let reported = settle(&mut ends, TICK);
+    assert_eq!(reported[0].0, [Event::Trained { peer: config(2).identity, resumed: false }]);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn late_search_of_a_peer_that_is_no_more_costs_another_session() {
     let late = drain(&mut ends[1], TICK);
     ends[1] = Link::new(Config { nonce: 77, ..config(2) });
     ends[1].train(TICK);
-    // The peer that took its place hears the same session and comes up with it.
+    // The peer that replaced it hears the same session and comes up with it.
     let frames = drain(&mut ends[1], TICK);
     feed(&mut ends[0], frames, TICK);
     let frames = drain(&mut ends[0], TICK);
@@ -167,8 +167,8 @@ fn late_search_of_a_peer_that_is_no_more_costs_another_session() {
     assert_eq!(ends[1].state(), LinkState::Up);
     assert_eq!(feed(&mut ends[0], late, TICK).0, []);
     assert_eq!(ends[0].state(), LinkState::Training);
-    let told = settle(&mut ends, TICK);
-    assert_eq!(told[0].0, [Event::Trained { peer: config(2).identity, resumed: false }]);
+    let reported = settle(&mut ends, TICK);
+    assert_eq!(reported[0].0, [Event::Trained { peer: config(2).identity, resumed: false }]);
     ends[0].push(5, 1).unwrap();
     assert_eq!(settle(&mut ends, 2 * TICK)[1].1, [5]);
 }
@@ -186,9 +186,9 @@ fn training_between_live_ends_loses_and_repeats_nothing() {
     ends[1].consumed(6);
     drain(&mut ends[1], TICK);
     ends[1].train(TICK);
-    let told = settle(&mut ends, TICK);
-    assert!(told[0].0.contains(&Event::Trained { peer: config(2).identity, resumed: true }));
-    assert_eq!(told[1].1, [6, 7, 8, 9]);
+    let reported = settle(&mut ends, TICK);
+    assert!(reported[0].0.contains(&Event::Trained { peer: config(2).identity, resumed: true }));
+    assert_eq!(reported[1].1, [6, 7, 8, 9]);
     let acked: Vec<u8> = std::iter::from_fn(|| ends[0].acked()).collect();
     assert_eq!(acked, (0..10).collect::<Vec<u8>>());
 }
@@ -212,9 +212,9 @@ fn frames_of_an_earlier_session_are_refused() {
 #[test]
 fn data_leaves_credits_that_notices_may_use() {
     let mut ends = pair();
-    let room = ends[0].room();
-    assert_eq!(room, usize::from(config(2).window) - RESERVED);
-    for _ in 0..room {
+    let slots = ends[0].free_slots();
+    assert_eq!(slots, usize::from(config(2).window) - RESERVED);
+    for _ in 0..slots {
         ends[0].push(1, 1).unwrap();
     }
     assert_eq!(ends[0].push(1, 1), Err(1));
@@ -223,26 +223,26 @@ fn data_leaves_credits_that_notices_may_use() {
     }
     assert_eq!(ends[0].notify(2, 1), Err(2));
     let (_, delivered) = settle(&mut ends, TICK)[1].clone();
-    assert_eq!(delivered, [vec![1; room], vec![2; RESERVED]].concat());
-    assert_eq!(ends[0].room(), room);
+    assert_eq!(delivered, [vec![1; slots], vec![2; RESERVED]].concat());
+    assert_eq!(ends[0].free_slots(), slots);
 }
 
 #[test]
 fn credit_that_was_lost_is_asked_for() {
     let mut ends = pair();
-    let room = ends[0].room();
-    (0..room).for_each(|_| ends[0].push(1, 1).unwrap());
+    let slots = ends[0].free_slots();
+    (0..slots).for_each(|_| ends[0].push(1, 1).unwrap());
     let frames = drain(&mut ends[0], TICK);
-    assert_eq!(feed(&mut ends[1], frames, TICK).1.len(), room);
+    assert_eq!(feed(&mut ends[1], frames, TICK).1.len(), slots);
     let answer = drain(&mut ends[1], TICK);
     feed(&mut ends[0], answer, TICK);
-    assert_eq!(ends[0].room(), 0);
-    ends[1].consumed(room);
+    assert_eq!(ends[0].free_slots(), 0);
+    ends[1].consumed(slots);
     drain(&mut ends[1], TICK); // the news is lost
     let at = ends[0].next_timer().expect("a timer");
     assert_eq!(ends[0].tick(at), Event::Nothing);
     settle(&mut ends, at);
-    assert_eq!(ends[0].room(), room);
+    assert_eq!(ends[0].free_slots(), slots);
     assert_eq!(ends[0].counters().replayed, 0);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A link takes any frame in any state without a panic, and its promises hold.
+//! A link accepts any frame in any state without a panic, and its promises hold.
 
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
@@ -16,7 +16,7 @@ enum Act {
     Transmit,
     Receive(Header, Vec<u8>),
     Answer { kind: Kind, back: u8, free: u8, seq: u8 },
-    Meet,
+    Connect,
     Corrupt(Option<Header>),
     Consumed(usize),
     Flush,
@@ -48,7 +48,7 @@ fn acts() -> impl Strategy<Value = Act> {
         1 => (headers(), vec(any::<u8>(), 0..64)).prop_map(|(h, p)| Act::Receive(h, p)),
         12 => (kind, 0..8u8, any::<u8>(), 0..8u8)
             .prop_map(|(kind, back, free, seq)| Act::Answer { kind, back, free, seq }),
-        6 => Just(Act::Meet),
+        6 => Just(Act::Connect),
         2 => proptest::option::of(headers()).prop_map(Act::Corrupt),
         2 => (0..200usize).prop_map(Act::Consumed),
         1 => Just(Act::Flush),
@@ -92,7 +92,7 @@ impl Bench {
                     Header { kind, last: free & 1 == 1, session: 9, length: 0, seq, ack, credit };
                 return self.link.receive(&header, &[], self.now);
             }
-            Act::Meet => return self.meet(),
+            Act::Connect => return self.connect(),
             Act::Corrupt(header) => self.link.corrupt(header.as_ref(), self.now),
             Act::Consumed(frames) => self.link.consumed(frames),
             Act::Flush => self.link.flush_ack(),
@@ -105,7 +105,7 @@ impl Bench {
     }
 
     /// A training frame of a peer with session 9 that has heard this end's session.
-    fn meet(&mut self) -> Event {
+    fn connect(&mut self) -> Event {
         self.link.train(self.now);
         self.now += self.link.next_timer().map_or(0, |at| at.saturating_sub(self.now));
         let echo = self.link.transmit(self.now).and_then(|(_, body)| match body {
@@ -133,7 +133,7 @@ impl Bench {
         self.link.receive(&header, &hello, self.now)
     }
 
-    fn take_back(&mut self) {
+    fn collect_acked(&mut self) {
         while self.link.acked().is_some() {
             self.back += 1;
         }
@@ -145,24 +145,24 @@ impl Bench {
 
 proptest! {
     #[test]
-    fn link_takes_anything_in_any_state(acts in vec(acts(), 0..300), window in 8..=120u8) {
+    fn link_accepts_anything_in_any_state(acts in vec(acts(), 0..300), window in 8..=120u8) {
         let identity = Identity { serial: 1, port: 0 };
         let config = Config { window, ..Config::nanoseconds(identity, 5) };
         let mut bench =
             Bench { link: Link::new(config), now: 0, sent: 0, pushed: 0, back: 0 };
-        for act in [Act::Meet].into_iter().chain(acts) {
+        for act in [Act::Connect].into_iter().chain(acts) {
             let event = bench.act(act);
-            bench.take_back();
+            bench.collect_acked();
             let state = bench.link.state();
             prop_assert_eq!(state == LinkState::Error, bench.link.fault().is_some());
             prop_assert!(event != Event::Deliver || state == LinkState::Up);
-            prop_assert!(state == LinkState::Up || bench.link.room() == 0);
-            prop_assert!(bench.link.room() <= 120);
+            prop_assert!(state == LinkState::Up || bench.link.free_slots() == 0);
+            prop_assert!(bench.link.free_slots() <= 120);
             prop_assert!(bench.back <= bench.pushed);
         }
         // Whatever was queued comes back once: acknowledged or dropped.
         bench.link.cut();
-        bench.take_back();
+        bench.collect_acked();
         prop_assert_eq!(bench.back, bench.pushed);
     }
 }

@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use ggml_spanker::ops::{self, AttendScratch, Look};
+use ggml_spanker::ops::{self, AttendScratch, KvView};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
 use spanker_model::Quant;
 use spanker_plan::{Cut, Layout, Shard, Split, Stage, Want};
@@ -159,7 +159,7 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         let mut out = vec![0.0; rows[0].len()];
         let heads = rows[0].chunks(size * group).zip(out.chunks_mut(size * group));
         for (kv, (queries, out)) in heads.enumerate() {
-            let look = Look {
+            let look = KvView {
                 keys: &cache.keys[kv * size * 2..],
                 values: &cache.values[kv * size * 2..],
                 stride,

@@ -31,7 +31,7 @@ impl<B: AsRef<[u8]>> Network<B> {
                 let (tensor, range) = self.tensor(name)?;
                 let matrix = &self.bytes()[range];
                 let part =
-                    shape(tensor).and_then(|shape| shape.take_columns(matrix, usizes(columns)));
+                    shape(tensor).and_then(|shape| shape.copy_columns(matrix, usizes(columns)));
                 out.extend_from_slice(&part.map_err(|error| refused(name, &error))?.1);
             }
         }

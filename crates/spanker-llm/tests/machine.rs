@@ -13,7 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
+use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
 use spanker_llm::{
     LlmError, Machine, Network, OnMachine, Recorder, Runner, Spent, Step, Want, trail,
@@ -181,7 +181,7 @@ impl Plain {
         for (unit, (query, out)) in units.enumerate() {
             let (row, head) = (unit as u64 / heads, unit as u64 % heads);
             let skip = ((offset + head) / group * size * 2) as usize;
-            let look = Look {
+            let look = KvView {
                 keys: &keys[skip..],
                 values: &values[skip..],
                 stride: stride as usize,

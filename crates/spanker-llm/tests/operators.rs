@@ -6,7 +6,7 @@
 #[path = "support/stored.rs"]
 mod stored;
 
-use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
+use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs};
 use ggml_spanker::{Inputs, Quant, WEIGHT_TYPES, decode, multiply, quantize};
 use serde_json::Value;
 
@@ -67,7 +67,8 @@ fn attend_all(
     let mut out = vec![0.0; queries.len()];
     for (kv, (queries, out)) in queries.chunks(group).zip(out.chunks_mut(group)).enumerate() {
         let skip = kv * head_size * 2;
-        let look = Look { keys: &keys[skip..], values: &values[skip..], stride, positions, scale };
+        let look =
+            KvView { keys: &keys[skip..], values: &values[skip..], stride, positions, scale };
         ops::attend(queries, head_size, look, &mut AttendScratch::default(), out);
     }
     out

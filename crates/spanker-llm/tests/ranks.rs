@@ -213,10 +213,10 @@ impl Fabric for Mortal {
     fn exchange(
         &mut self,
         call: &spanker_fabric::Call,
-        sends: &[(usize, spanker_fabric::Letter)],
+        sends: &[(usize, spanker_fabric::Message)],
         receives: &[usize],
         deadline: std::time::Instant,
-    ) -> Result<Vec<spanker_fabric::Letter>, FabricError> {
+    ) -> Result<Vec<spanker_fabric::Message>, FabricError> {
         match self.left.checked_sub(1) {
             Some(left) => self.left = left,
             None => self.inner = None,

@@ -169,7 +169,7 @@ macro_rules! float_acc {
                     return (a + b) as $float;
                 }
                 let (low, high) = if a < b { (a, b) } else { (b, a) };
-                // Both infinities of one sign have no difference to take.
+                // Both infinities of one sign have no defined difference.
                 if low == high && high.is_infinite() {
                     return high as $float;
                 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Collectives over buffers in one address space: no messages, each buffer read once and written once.
 //!
-//! This checks shapes, turns the buffers into pointers and deals pieces to the team. The arithmetic is
+//! This checks shapes, turns the buffers into pointers and deals chunks to the team. The arithmetic is
 //! in `kernel.rs`.
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ use spanker_collective::{DType, ReduceOp, chunk};
 use crate::kernel::{Kernel, read_modify_write};
 use crate::{Element, ReduceError, Team, Threads};
 
-/// Below this many bytes over all cards `Threads::Auto` uses one thread: handing work to another core
+/// Below this many bytes over all cards `Threads::Auto` uses one thread: sending work to another core
 /// and back costs as much as it saves.
 const AUTO_BYTES: usize = 192 * 1024;
 
@@ -231,7 +231,7 @@ pub fn all_to_all<T: Element, A: AsRef<[T]>, B: AsMut<[T]>>(
             parts.push(Part::new(&input[range.clone()], card..card + 1, from * range.len()));
         }
     }
-    // SAFETY: output `card` holds a block of its chunk's length from every card, and is borrowed
+    // SAFETY: output `card` has a block of its chunk's length from every card, and is borrowed
     // mutably for this call.
     unsafe { copy(team, threads, &parts, &mut outputs) };
     Ok(())
@@ -251,13 +251,13 @@ pub fn memory_limit<T: Element, B: AsMut<[T]>>(
     let cards = Shared(cards.as_slice());
     let bytes = len.saturating_mul(cards.get().len() * size_of::<T>());
     let threads = threads_for(team, threads, bytes);
-    let piece = if threads == 1 { len.max(1) } else { UNIT_BYTES / size_of::<T>() };
+    let chunk = if threads == 1 { len.max(1) } else { UNIT_BYTES / size_of::<T>() };
     let count = cards.get().len();
     // Each thread gets the same part of every buffer that a collective would give it.
-    team.run(threads, len.div_ceil(piece) * count, &|unit| {
-        let start = unit / count * piece;
-        let size = piece.min(len - start);
-        // SAFETY: units are disjoint pieces of buffers of `len` elements that the caller borrowed
+    team.run(threads, len.div_ceil(chunk) * count, &|unit| {
+        let start = unit / count * chunk;
+        let size = chunk.min(len - start);
+        // SAFETY: units are disjoint chunks of buffers of `len` elements that the caller borrowed
         // mutably for this call.
         let part =
             unsafe { std::slice::from_raw_parts_mut(cards.get()[unit % count].add(start), size) };
@@ -318,11 +318,11 @@ impl<T> Part<T> {
     }
 }
 
-/// Copies all parts, a piece at a time: a piece is still in the cache when the second destination
+/// Copies all parts, a chunk at a time: a chunk is still in the cache when the second destination
 /// gets it.
 ///
 /// # Safety
-/// The sources are borrowed by the caller; every output of a part has room for it at its offset, and no
+/// The sources are borrowed by the caller; every output of a part is long enough for it at its offset, and no
 /// two parts go to the same place.
 unsafe fn copy<T: Element>(
     team: &Team,
@@ -334,17 +334,17 @@ unsafe fn copy<T: Element>(
     let bytes = parts.iter().map(|part| part.len * part.dests.len() * size_of::<T>()).sum();
     let threads = threads_for(team, threads, bytes);
     let longest = parts.iter().map(|part| part.len).max().unwrap_or(0);
-    let piece = UNIT_BYTES / size_of::<T>();
-    let pieces = longest.div_ceil(piece);
+    let chunk = UNIT_BYTES / size_of::<T>();
+    let chunks = longest.div_ceil(chunk);
     let (parts, dests) = (Shared(parts), Shared(&dests[..]));
-    team.run(threads, parts.get().len() * pieces, &|unit| {
-        let part = &parts.get()[unit / pieces];
-        let start = unit % pieces * piece;
-        // A short part has fewer pieces than the longest.
+    team.run(threads, parts.get().len() * chunks, &|unit| {
+        let part = &parts.get()[unit / chunks];
+        let start = unit % chunks * chunk;
+        // A short part has fewer chunks than the longest.
         if start >= part.len {
             return;
         }
-        let len = piece.min(part.len - start);
+        let len = chunk.min(part.len - start);
         for dest in &dests.get()[part.dests.clone()] {
             // SAFETY: the caller's promise, for the elements `start..start + len` of the part.
             unsafe {
@@ -417,12 +417,12 @@ unsafe fn run<T: Element>(
         unsafe { kernel(sources, dests, range) };
         return;
     }
-    // Whole pages of 4-byte elements, so that pieces begin on a line where the buffers do.
-    let piece = (UNIT_BYTES / each).next_multiple_of(1024).max(1024);
+    // Whole pages of 4-byte elements, so that chunks begin on a cache line where the buffers do.
+    let chunk = (UNIT_BYTES / each).next_multiple_of(1024).max(1024);
     let (sources, dests) = (Shared(sources), Shared(dests));
-    team.run(threads, range.len().div_ceil(piece), &|unit| {
-        let start = range.start + unit * piece;
-        let part = start..range.end.min(start + piece);
+    team.run(threads, range.len().div_ceil(chunk), &|unit| {
+        let start = range.start + unit * chunk;
+        let part = start..range.end.min(start + chunk);
         // SAFETY: the caller's promise; parts of different threads are disjoint.
         unsafe { kernel(sources.get(), dests.get(), part) };
     });

@@ -65,7 +65,7 @@ where
 }
 
 /// Sums over the usual numbers of cards are unrolled, so that each card has load instructions of its
-/// own: the hardware's prefetcher tells streams apart by instruction.
+/// own: the hardware's prefetcher distinguishes streams by instruction.
 fn by_count<T, O, const W: usize>(sources: usize) -> Kernel<T>
 where
     T: Wide<Acc: Acc>,
@@ -182,7 +182,7 @@ unsafe fn body<const ISA: u8, T, O, const N: usize, const W: usize>(
     unsafe {
         // Blocks begin on a cache line of the first card; where the cards' buffers are aligned alike,
         // as allocators make them, of every card.
-        let lead = sources[0].add(i).align_offset(LINE).min(end - i);
+        let lead = sources[0].add(i).align_offset(CACHE_LINE).min(end - i);
         while i < range.start + lead {
             block::<ISA, T, O, 0, 1>(sources, dests, i);
             i += 1;
@@ -211,12 +211,12 @@ unsafe fn body<const ISA: u8, T, O, const N: usize, const W: usize>(
     }
 }
 
-const LINE: usize = 64;
+const CACHE_LINE: usize = 64;
 
-/// How far ahead of the fold the next lines are asked for, in bytes.
-const AHEAD: usize = 512;
+/// How far ahead of the fold cache lines are prefetched, in bytes.
+const PREFETCH_DISTANCE: usize = 512;
 
-/// Asks for the lines that a block a little further on will read. Addresses past the end are only
+/// Prefetches the cache lines that a block a little further on will read. Addresses past the end are only
 /// hints, never accesses.
 #[inline(always)]
 fn prefetch<T, const N: usize, const W: usize>(sources: &[*mut T], i: usize) {
@@ -224,12 +224,13 @@ fn prefetch<T, const N: usize, const W: usize>(sources: &[*mut T], i: usize) {
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let ask = |source: *mut T| {
-            let ahead = source.wrapping_add(i).cast_const().cast::<i8>().wrapping_add(AHEAD);
+            let ahead =
+                source.wrapping_add(i).cast_const().cast::<i8>().wrapping_add(PREFETCH_DISTANCE);
             let mut line = 0;
             while line < W * size_of::<T>() {
                 // SAFETY: a prefetch is a hint and has no requirement on its address.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line)) };
-                line += LINE;
+                line += CACHE_LINE;
             }
         };
         if N > 0 {
@@ -422,12 +423,12 @@ mod tests {
             .collect();
         let inputs: Vec<Vec<T>> =
             bytes.chunks_exact(LEN * size_of::<T>()).map(bytemuck::pod_collect_to_vec).collect();
-        let run = |kernel: Kernel<T>, pieces: &[Range<usize>]| {
+        let run = |kernel: Kernel<T>, parts: &[Range<usize>]| {
             let mut buffers = inputs.clone();
             let cards: Vec<*mut T> = buffers.iter_mut().map(|buffer| buffer.as_mut_ptr()).collect();
-            for piece in pieces {
+            for part in parts {
                 // SAFETY: all buffers are `LEN` long and used by this thread alone.
-                unsafe { kernel(&cards, &cards, piece.clone()) };
+                unsafe { kernel(&cards, &cards, part.clone()) };
             }
             buffers.into_iter().flatten().collect::<Vec<T>>()
         };

@@ -97,14 +97,14 @@ const INSIDE_MASK: u64 = 0xffff;
 const OPEN: u64 = 1 << 16;
 const NUMBER: u64 = 1 << 17;
 
-/// How often an idle helper looks for work before it sleeps: about a millisecond, which is what waking
+/// How often an idle helper polls for work before it sleeps: about a millisecond, which is what waking
 /// it can cost, and the time between two collectives of a running model.
-const LOOKS_BEFORE_SLEEP: usize = 80_000;
+const POLLS_BEFORE_SLEEP: usize = 80_000;
 
-/// How often the caller looks whether the helpers are done before it gives up its core: microseconds.
-const LOOKS_BEFORE_YIELD: usize = 200;
+/// How often the caller polls for the end of the helpers before it gives up its core: microseconds.
+const POLLS_BEFORE_YIELD: usize = 200;
 
-/// How many units nobody takes from a participant that is at work.
+/// How many units nobody steals from a participant that is at work.
 const LEFT_TO_OWNER: usize = 2;
 
 impl Team {
@@ -156,7 +156,7 @@ impl Team {
     /// Calls `work` once for each unit of `0..units`, on up to `threads` threads.
     ///
     /// Participant `p` begins with the `p`-th part of the units, so that repeated calls find their
-    /// caches warm, and then takes what others have left.
+    /// caches warm, and then steals what others have left.
     ///
     /// # Panics
     /// If `work` panics, on any thread: the panic continues here when nobody runs `work` any more.
@@ -183,7 +183,7 @@ impl Team {
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), _>(work) };
         let open = Open::new(&self.shared, Job { work, participants });
         // SAFETY: `work` is alive until `open` is dropped.
-        self.shared.take_units(0, participants, unsafe { &*work });
+        self.shared.run_units(0, participants, unsafe { &*work });
         drop(open);
         if let Some(payload) = self.shared.take_panic() {
             resume_unwind(payload);
@@ -227,11 +227,11 @@ impl<'a> Open<'a> {
 impl Drop for Open<'_> {
     fn drop(&mut self) {
         self.shared.gate.fetch_and(!OPEN, Ordering::SeqCst);
-        let mut looks = 0usize;
+        let mut polls = 0usize;
         while self.shared.gate.load(Ordering::Acquire) & INSIDE_MASK != 0 {
-            looks += 1;
+            polls += 1;
             // A helper that was put off its core in the middle of a unit may need this one.
-            if looks > LOOKS_BEFORE_YIELD {
+            if polls > POLLS_BEFORE_YIELD {
                 std::thread::yield_now();
             } else {
                 std::hint::spin_loop();
@@ -265,7 +265,7 @@ impl Shared {
     }
 
     /// Runs the units of participant `place` and then those that others will not come to soon.
-    fn take_units(&self, place: usize, participants: usize, work: &(dyn Fn(usize) + Sync)) {
+    fn run_units(&self, place: usize, participants: usize, work: &(dyn Fn(usize) + Sync)) {
         for turn in 0..participants {
             let share = &self.shares[(place + turn) % participants];
             let end = share.end.load(Ordering::Relaxed);
@@ -277,8 +277,8 @@ impl Shared {
                 // and moving them, now and back for the next call, costs more than waiting for them.
                 // Such an owner is inside the gate and does not leave before its share is done.
                 let at_work = turn > 0 && share.at_work.load(Ordering::Relaxed);
-                let kept = if at_work { LEFT_TO_OWNER } else { 0 };
-                if share.next.load(Ordering::Relaxed) + kept >= end {
+                let reserved = if at_work { LEFT_TO_OWNER } else { 0 };
+                if share.next.load(Ordering::Relaxed) + reserved >= end {
                     break;
                 }
                 let unit = share.next.fetch_add(1, Ordering::Relaxed);
@@ -308,13 +308,13 @@ impl Shared {
                 // SAFETY: the caller keeps `work` alive until everyone has left.
                 let work = unsafe { &*job.work };
                 let outcome = catch_unwind(AssertUnwindSafe(|| {
-                    self.take_units(place, job.participants, work);
+                    self.run_units(place, job.participants, work);
                 }));
                 if let Err(payload) = outcome {
                     let mut slot = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
                     match *slot {
                         None => *slot = Some(payload),
-                        // One panic is handed on. Dropping another's payload could panic here.
+                        // One panic is propagated. Dropping another's payload could panic here.
                         Some(_) => std::mem::forget(payload),
                     }
                 }
@@ -330,14 +330,14 @@ impl Shared {
             (gate & OPEN != 0 && gate / NUMBER != last).then_some(gate / NUMBER)
         };
         loop {
-            for _ in 0..LOOKS_BEFORE_SLEEP {
+            for _ in 0..POLLS_BEFORE_SLEEP {
                 if let Some(number) = fresh() {
                     return Some(number);
                 }
                 std::hint::spin_loop();
             }
             sleeper.asleep.store(true, Ordering::SeqCst);
-            // Once woken, it looks for a while again: the job it was woken for may be over before it is
+            // Once woken, it polls for a while again: the job it was woken for may be over before it is
             // awake, and the next one is then likely to follow soon.
             if fresh().is_none() && !self.ending.load(Ordering::SeqCst) {
                 std::thread::park();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The team: every unit once, panics handed on, calls from many threads at once, no allocation.
+//! The team: every unit once, panics propagated, calls from many threads at once, no allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -66,7 +66,7 @@ struct spanker_port_info {
 	__u32 state;       /* SPANKER_PORT_*. */
 	__u32 lanes;       /* Lanes in use. */
 	__u32 peer_port;   /* The port at the other end. */
-	__u64 peer_serial; /* The card at the other end as training told, or 0. */
+	__u64 peer_serial; /* The card at the other end as learned in training, or 0. */
 	__u64 bandwidth;   /* Payload bytes per second by the profile, or 0. */
 	__u64 latency_ps;  /* One message by the profile. */
 	__u32 shared;      /* 1: it sends on the same lanes as the card's other ports. */
@@ -464,7 +464,7 @@ struct spanker_work_gate {
 	__u64 elements;
 };
 
-/* Copies `rows` pieces of `length` bytes. From the first byte to the last, source and
+/* Copies `rows` blocks of `length` bytes. From the first byte to the last, source and
  * destination do not overlap. */
 struct spanker_work_rows {
 	struct spanker_work head;

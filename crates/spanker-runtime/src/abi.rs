@@ -269,7 +269,7 @@ mirror! {
     struct RawRecords = spanker_records {
         /// The caller's memory; 0 on a socket.
         address: u64,
-        /// Bytes of room.
+        /// Bytes that fit.
         length: u64,
         /// The oldest record that is wanted.
         first: u64,
@@ -312,7 +312,7 @@ macro_rules! constants {
 constants! {
     /// A program plays the card.
     CARD_EMULATED: u32 = 1;
-    /// It holds itself back to its profile's speed.
+    /// It slows itself down to its profile's speed.
     CARD_PACE_WALL: u32 = 2;
     /// It has no profile's speed.
     CARD_UNSHAPED: u32 = 4;
@@ -344,7 +344,7 @@ constants! {
     ACTIVITY_IDLE: u32 = 0;
     /// Computes.
     ACTIVITY_WORKING: u32 = 1;
-    /// A peer takes no more.
+    /// A peer accepts no more frames.
     ACTIVITY_SENDING: u32 = 2;
     /// Nothing comes from a peer.
     ACTIVITY_RECEIVING: u32 = 3;
@@ -360,7 +360,7 @@ constants! {
     RECORD_LINK: u32 = 5;
     /// A job failed: culprit, kind.
     RECORD_FAULT: u32 = 6;
-    /// A neighbour told of a fault: culprit, kind.
+    /// A neighbour reported a fault: culprit, kind.
     RECORD_NOTICE: u32 = 7;
     /// A program gave up a job.
     RECORD_RESET: u32 = 8;
@@ -394,7 +394,7 @@ constants! {
     WORK_ATTEND: u16 = 13;
     /// Gate of a feed-forward network.
     WORK_GATE: u16 = 14;
-    /// Pieces at a stride.
+    /// Blocks at a stride.
     WORK_ROWS: u16 = 15;
     /// The largest numbers.
     WORK_BEST: u16 = 16;

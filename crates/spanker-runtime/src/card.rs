@@ -18,7 +18,7 @@ pub enum Pace {
     Real,
     /// Emulated: what the work costs by the profile, however long the emulation takes.
     CardTime,
-    /// Emulated, and held back so that the wall clock agrees.
+    /// Emulated, and slowed down so that the wall clock agrees.
     Wall,
     /// Emulated as fast as the host can; the clock is the host's.
     Unshaped,
@@ -266,7 +266,7 @@ pub enum Activity {
     Idle,
     /// It works.
     Working,
-    /// The peer at a port takes no more.
+    /// The peer at a port accepts no more frames.
     Sending {
         /// The port.
         port: u32,

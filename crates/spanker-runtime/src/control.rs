@@ -25,12 +25,12 @@ use crate::work::{BufferId, Descriptor, encode_work};
 /// Where the driver puts the control device.
 pub const CONTROL_DEVICE_PATH: &str = "/dev/spankerctl";
 
-/// How long a card may take to answer a request, unless someone says otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a card may take to answer a request, unless the caller says otherwise.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Bytes that one request moves at most. Larger reads and writes are cut, so that every request is answered
 /// soon.
-const PIECE: usize = 1 << 20;
+const MAX_TRANSFER: usize = 1 << 20;
 
 /// An open card.
 ///
@@ -99,7 +99,7 @@ impl SpankerControl {
     ///
     /// [`Error::Ioctl`] with `op` equal to `PING`.
     pub fn ping(&self) -> Result<()> {
-        self.call(&mut Ping, Payload::Empty, PATIENCE)
+        self.call(&mut Ping, Payload::Empty, REQUEST_TIMEOUT)
     }
 
     /// Asks the card which version of the ABI it speaks.
@@ -111,7 +111,7 @@ impl SpankerControl {
     /// [`Error::Ioctl`] with `op` equal to `GET_VERSION`.
     pub fn version(&self) -> Result<AbiVersion> {
         let mut answer = RawVersion::default();
-        self.call(&mut answer, Payload::Empty, PATIENCE)?;
+        self.call(&mut answer, Payload::Empty, REQUEST_TIMEOUT)?;
         Ok(answer.into())
     }
 
@@ -129,17 +129,17 @@ impl SpankerControl {
     /// [`Error::Ioctl`] with `EINVAL` if there is no such port.
     pub fn port(&self, port: u32) -> Result<PortInfo> {
         let mut raw = RawPortInfo { port, ..RawPortInfo::default() };
-        self.request(&mut raw, Payload::Empty, PATIENCE)?;
+        self.request(&mut raw, Payload::Empty, REQUEST_TIMEOUT)?;
         Ok(raw.into())
     }
 
     /// A buffer of `length` bytes, filled with 0. It lives until it is freed or the handle is dropped.
     ///
     /// # Errors
-    /// [`Error::Ioctl`] with `ENOMEM` if the card has not so much memory in one piece.
+    /// [`Error::Ioctl`] with `ENOMEM` if the card has not so much contiguous memory.
     pub fn allocate(&self, length: u64) -> Result<BufferId> {
         let mut raw = RawAllocate { length, buffer: 0 };
-        self.request(&mut raw, Payload::Empty, PATIENCE)?;
+        self.request(&mut raw, Payload::Empty, REQUEST_TIMEOUT)?;
         Ok(BufferId(raw.buffer))
     }
 
@@ -148,7 +148,7 @@ impl SpankerControl {
     /// # Errors
     /// [`Error::Ioctl`] with `EINVAL` for a buffer that is not there, `EBUSY` while work uses it.
     pub fn free(&self, buffer: BufferId) -> Result<()> {
-        self.request(&mut RawFree { buffer: buffer.0 }, Payload::Empty, PATIENCE)
+        self.request(&mut RawFree { buffer: buffer.0 }, Payload::Empty, REQUEST_TIMEOUT)
     }
 
     /// Writes bytes of the host into a buffer.
@@ -156,11 +156,11 @@ impl SpankerControl {
     /// # Errors
     /// [`Error::Ioctl`] with `EINVAL` for a place outside the buffer.
     pub fn write(&self, buffer: BufferId, offset: u64, bytes: &[u8]) -> Result<()> {
-        for (index, piece) in bytes.chunks(PIECE).enumerate() {
-            let offset = offset.saturating_add((index * PIECE) as u64);
+        for (index, chunk) in bytes.chunks(MAX_TRANSFER).enumerate() {
+            let offset = offset.saturating_add((index * MAX_TRANSFER) as u64);
             let mut raw =
-                RawAccess { address: 0, length: piece.len() as u64, buffer: buffer.0, offset };
-            self.request(&mut raw, Payload::ToCard(piece), PATIENCE)?;
+                RawAccess { address: 0, length: chunk.len() as u64, buffer: buffer.0, offset };
+            self.request(&mut raw, Payload::ToCard(chunk), REQUEST_TIMEOUT)?;
         }
         Ok(())
     }
@@ -170,15 +170,15 @@ impl SpankerControl {
     /// # Errors
     /// As [`SpankerControl::write`].
     pub fn read(&self, buffer: BufferId, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        for (index, piece) in bytes.chunks_mut(PIECE).enumerate() {
-            let offset = offset.saturating_add((index * PIECE) as u64);
+        for (index, chunk) in bytes.chunks_mut(MAX_TRANSFER).enumerate() {
+            let offset = offset.saturating_add((index * MAX_TRANSFER) as u64);
             let mut raw = RawRead(RawAccess {
                 address: 0,
-                length: piece.len() as u64,
+                length: chunk.len() as u64,
                 buffer: buffer.0,
                 offset,
             });
-            self.request(&mut raw, Payload::FromCard(piece), PATIENCE)?;
+            self.request(&mut raw, Payload::FromCard(chunk), REQUEST_TIMEOUT)?;
         }
         Ok(())
     }
@@ -188,14 +188,14 @@ impl SpankerControl {
     /// # Errors
     /// [`Error::Ioctl`] with `EINVAL` for a descriptor that the card does not accept, `EBUSY` while
     /// another program has work on the card, `EOVERFLOW` if its queue is full, `E2BIG` for more descriptors
-    /// than one request takes.
+    /// than fits in one request.
     pub fn submit(&self, job: u64, work: &[Descriptor]) -> Result<Ticket> {
         let bytes = encode_work(work);
         if bytes.len() > MESSAGE_MAX_PAYLOAD as usize {
             return Err(Error::Ioctl { op: RawSubmit::NAME, source: Errno::E2BIG });
         }
         let mut raw = RawSubmit { address: 0, length: bytes.len() as u64, job, ticket: 0 };
-        self.request(&mut raw, Payload::ToCard(&bytes), PATIENCE)?;
+        self.request(&mut raw, Payload::ToCard(&bytes), REQUEST_TIMEOUT)?;
         Ok(Ticket(raw.ticket))
     }
 
@@ -212,8 +212,8 @@ impl SpankerControl {
             card_time_ps: 0,
             fault: RawFault::default(),
         };
-        let patience = timeout + timeout / 2 + Duration::from_millis(20);
-        self.request(&mut raw, Payload::Empty, patience)?;
+        let answer_timeout = timeout + timeout / 2 + Duration::from_millis(20);
+        self.request(&mut raw, Payload::Empty, answer_timeout)?;
         match raw.fault.fault() {
             Some(fault) => Err(Error::Fault(fault)),
             None if raw.completed < ticket.0 => Err(Error::Incomplete { ticket, waited: timeout }),
@@ -228,16 +228,16 @@ impl SpankerControl {
     /// As every request.
     pub fn abort(&self, fault: Fault) -> Result<()> {
         let mut raw = RawReset { job: fault.job, fault: fault.into() };
-        self.request(&mut raw, Payload::Empty, PATIENCE)
+        self.request(&mut raw, Payload::Empty, REQUEST_TIMEOUT)
     }
 
-    /// What the card is doing; `patience` is how long it may take to say so.
+    /// What the card is doing; `timeout` is how long it may take to say so.
     ///
     /// # Errors
     /// As every request.
-    pub fn state(&self, patience: Duration) -> Result<CardState> {
+    pub fn state(&self, timeout: Duration) -> Result<CardState> {
         let mut raw = RawState::default();
-        self.request(&mut raw, Payload::Empty, patience)?;
+        self.request(&mut raw, Payload::Empty, timeout)?;
         Ok(raw.into())
     }
 
@@ -257,14 +257,14 @@ impl SpankerControl {
         let mut records = vec![RawRecord::default(); 4096];
         let length = size_of_val(&records[..]) as u64;
         let mut raw = RawRecords { address: 0, length, first: 0, count: 0 };
-        self.request(&mut raw, Payload::FromCard(cast_slice_mut(&mut records)), PATIENCE)?;
+        self.request(&mut raw, Payload::FromCard(cast_slice_mut(&mut records)), REQUEST_TIMEOUT)?;
         records.truncate(usize::try_from(raw.count).unwrap_or(usize::MAX));
         Ok(records)
     }
 
     fn ask<R: Request + Default>(&self) -> Result<R> {
         let mut raw = R::default();
-        self.request(&mut raw, Payload::Empty, PATIENCE)?;
+        self.request(&mut raw, Payload::Empty, REQUEST_TIMEOUT)?;
         Ok(raw)
     }
 
@@ -273,7 +273,7 @@ impl SpankerControl {
         &self,
         raw: &mut R,
         payload: Payload<'_>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<()> {
         if self.agreed.get().is_none() {
             let theirs = self.version()?;
@@ -282,17 +282,12 @@ impl SpankerControl {
             }
             let _ = self.agreed.set(());
         }
-        self.call(raw, payload, patience)
+        self.call(raw, payload, timeout)
     }
 
-    fn call<R: Request>(
-        &self,
-        raw: &mut R,
-        payload: Payload<'_>,
-        patience: Duration,
-    ) -> Result<()> {
+    fn call<R: Request>(&self, raw: &mut R, payload: Payload<'_>, timeout: Duration) -> Result<()> {
         let (name, number) = (R::NAME, R::NUMBER);
         let argument = bytes_of_mut(raw);
-        self.transport.call(&mut Call { name, number, argument, payload, patience })
+        self.transport.call(&mut Call { name, number, argument, payload, timeout })
     }
 }

@@ -63,7 +63,7 @@ pub use card::{
     Activity, CardInfo, CardState, CardTime, Fault, FaultKind, Pace, Peer, PortInfo, PortState,
     Ticket,
 };
-pub use control::{CONTROL_DEVICE_PATH, PATIENCE, SpankerControl};
+pub use control::{CONTROL_DEVICE_PATH, REQUEST_TIMEOUT, SpankerControl};
 pub use error::{Error, Result};
 pub use transport::{Call, Payload, Transport};
 pub use work::{

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests and answers as messages on a socket: their heads, and what can be told from a head alone.
+//! Requests and answers as messages on a socket: their heads, and what a head alone says.
 //! Nothing is read or written here.
 
 use bytemuck::{bytes_of, pod_read_unaligned};
@@ -62,14 +62,14 @@ pub enum Parsed<'a> {
     Refused {
         /// What to answer.
         error: Errno,
-        /// The request, as far as it can be told.
+        /// The request, as far as it is known.
         number: u32,
-        /// The sequence number, as far as it can be told.
+        /// The sequence number, as far as it is known.
         sequence: u64,
     },
 }
 
-/// Looks at what a client has sent. Lengths are checked before anything of that length is waited for.
+/// Parses what a client has sent. Lengths are checked before anything of that length is waited for.
 ///
 /// ```
 /// use spanker_runtime::message::{Parsed, parse};

@@ -50,7 +50,7 @@ pub struct Call<'a> {
     /// Further bytes.
     pub payload: Payload<'a>,
     /// How long the answer may take.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// A way to a card.
@@ -100,37 +100,38 @@ impl Transport for Device {
 /// A socket on which a program plays a card.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// `None` once an answer did not come: whatever comes later would be taken for another's.
-    line: Mutex<Option<(UnixStream, u64)>>,
+    /// `None` once an answer is missing: a late answer would be mistaken for that of a later request.
+    connection: Mutex<Option<(UnixStream, u64)>>,
 }
 
 impl Socket {
     pub(crate) fn new(stream: UnixStream) -> Self {
-        Socket { line: Mutex::new(Some((stream, 0))) }
+        Socket { connection: Mutex::new(Some((stream, 0))) }
     }
 }
 
 impl Transport for Socket {
     fn call(&self, call: &mut Call<'_>) -> Result<()> {
-        let mut line = self.line.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let Some((stream, sequence)) = line.as_mut() else {
+        let mut connection =
+            self.connection.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let Some((stream, sequence)) = connection.as_mut() else {
             return Err(Error::Gone { op: call.name });
         };
         *sequence += 1;
         let outcome = exchange(stream, *sequence, call);
-        // After a refusal the line is in order; after anything else nobody knows what comes next.
+        // After a refusal the stream is in order; after any other error it is not known what comes next.
         if !matches!(outcome, Ok(()) | Err(Error::Ioctl { .. })) {
-            *line = None;
+            *connection = None;
         }
         outcome
     }
 }
 
 fn exchange(stream: &mut UnixStream, sequence: u64, call: &mut Call<'_>) -> Result<()> {
-    let deadline = Instant::now() + call.patience;
-    let (op, patience) = (call.name, call.patience);
+    let deadline = Instant::now() + call.timeout;
+    let (op, timeout) = (call.name, call.timeout);
     let lost = |error: std::io::Error| match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Unresponsive { op, waited: patience },
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Unresponsive { op, waited: timeout },
         _ => Error::Gone { op },
     };
     let sent = match &call.payload {
@@ -162,20 +163,23 @@ fn exchange(stream: &mut UnixStream, sequence: u64, call: &mut Call<'_>) -> Resu
         return Err(nonsense(format!("{found} bytes, expected {expected}")));
     }
     receive(stream, call.argument, deadline).map_err(lost)?;
-    let room = if let Payload::FromCard(_) = call.payload { call.payload.len() } else { 0 };
-    if answer.payload > room {
-        return Err(nonsense(format!("{} bytes of payload, expected {room}", answer.payload)));
+    let expected = if let Payload::FromCard(_) = call.payload { call.payload.len() } else { 0 };
+    if answer.payload > expected {
+        return Err(nonsense(format!("{} bytes of payload, expected {expected}", answer.payload)));
     }
     if let Payload::FromCard(bytes) = &mut call.payload {
         receive(stream, &mut bytes[..answer.payload], deadline).map_err(lost)?;
-        if answer.payload < room && op == "READ" {
-            return Err(nonsense(format!("{} bytes of payload, expected {room}", answer.payload)));
+        if answer.payload < expected && op == "READ" {
+            return Err(nonsense(format!(
+                "{} bytes of payload, expected {expected}",
+                answer.payload
+            )));
         }
     }
     Ok(())
 }
 
-/// As `read_exact`, but the deadline holds for all of it.
+/// As `read_exact`, with one deadline for the whole read.
 fn receive(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -> std::io::Result<()> {
     while !into.is_empty() {
         stream.set_read_timeout(Some(remaining(deadline)))?;

@@ -37,7 +37,7 @@ fn put<T: Pod>(call: &mut Call<'_>, raw: T) {
 impl Transport for Fake {
     fn call(&self, call: &mut Call<'_>) -> spanker_runtime::Result<()> {
         use spanker_runtime::Error::{Gone, Ioctl, Nonsense, Unresponsive};
-        let (op, waited) = (call.name, call.patience);
+        let (op, waited) = (call.name, call.timeout);
         match self.0 {
             Answer::Refusal(at, source) if at == op => return Err(Ioctl { op, source }),
             Answer::Gone(at) if at == op => return Err(Gone { op }),

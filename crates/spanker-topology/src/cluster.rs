@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::route::Routes;
 use crate::{Bytes, BytesPerSecond, Profile, Seconds, TopologyError};
 
-/// The most cards that a cluster may have. Routes between all pairs are kept.
+/// The most cards that a cluster may have. Routes between all pairs are stored.
 pub const MAX_CARDS: usize = 256;
 
 /// How cards are wired.
@@ -81,7 +81,7 @@ pub struct Wire {
     pub to: usize,
     /// Payload that it sustains.
     pub bandwidth: BytesPerSecond,
-    /// What a message takes besides its bytes.
+    /// The fixed cost of a message.
     pub latency: Seconds,
     /// The shared resource that it crosses, as an index into [`Cluster::shared`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -296,7 +296,7 @@ impl Cluster {
         self.routes.path(from, to)
     }
 
-    /// What a message from one card to another takes besides its bytes.
+    /// The fixed cost of a message from one card to another.
     #[must_use]
     pub fn latency(&self, from: usize, to: usize) -> Seconds {
         if from != to && self.routes.path(from, to).is_empty() {
@@ -335,7 +335,7 @@ impl Cluster {
         BytesPerSecond(part.map_or(wire.bandwidth.0, |part| part.min(wire.bandwidth.0)))
     }
 
-    /// What a collective among these cards takes before its first step.
+    /// The fixed cost of a collective among these cards before its first step.
     #[must_use]
     pub fn base(&self, cards: &[usize]) -> Seconds {
         let base = |&card: &usize| self.profile(card).link.as_ref().map(|link| link.base.value);

@@ -103,8 +103,8 @@ impl Cluster {
                     return Err(bad(message).into());
                 }
             }
-            let room = crate::MAX_CARDS.saturating_sub(cards.len());
-            if entry.count == 0 || entry.count > room {
+            let left = crate::MAX_CARDS.saturating_sub(cards.len());
+            if entry.count == 0 || entry.count > left {
                 let cards = cards.len().saturating_add(entry.count);
                 return Err(TopologyError::Cards { cards }.into());
             }

@@ -54,7 +54,7 @@ impl Framing {
         payload / (payload + self.overhead as f64 + acks) * (1.0 - self.compensation)
     }
 
-    /// The chance that a frame arrives broken at a bit error rate, at ten line bits for a byte.
+    /// The probability that a frame arrives broken at a bit error rate, at ten bits on the wire for a byte.
     #[must_use]
     pub fn frame_error_rate(self, bit_error_rate: f64) -> f64 {
         let bits = 10.0 * (self.payload + self.overhead) as f64;

@@ -8,9 +8,9 @@ use crate::BytesPerSecond;
 
 /// Lanes of one inter-card link.
 pub const INTERCARD_LANES: usize = 4;
-/// Bits that a lane hands over at a time.
+/// Bits that a lane transfers at a time.
 pub const INTERCARD_LANE_WIDTH: usize = 32;
-/// Bits that all lanes hand over at a time.
+/// Bits that all lanes transfer at a time.
 pub const INTERCARD_BUS_WIDTH: usize = INTERCARD_LANES * INTERCARD_LANE_WIDTH;
 
 /// The state of a link, in the hardware's two-bit encoding.
@@ -82,7 +82,7 @@ pub struct Link {
     pub state: LinkState,
     /// What it sustains, where that is known.
     pub bandwidth: Option<BytesPerSecond>,
-    /// What a small message takes, where that is known.
+    /// The time of a small message, where that is known.
     pub latency: Option<Duration>,
 }
 

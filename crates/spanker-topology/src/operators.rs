@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What kinds of operators take on a card that was measured, kind by kind and for several numbers of rows.
+//! What kinds of operators cost on a card that was measured, kind by kind and for several numbers of rows.
 //!
-//! Without such a table an operator takes the longer of its bytes over the memory's rate and its
+//! Without such a table an operator costs the longer of its bytes over the memory's rate and its
 //! multiplications over the arithmetic's. Processors are not that simple: a kernel for one row and one for
 //! many differ, each type of weights has its own, and small operators are all overhead.
 
@@ -73,7 +73,7 @@ impl OperatorKind {
     }
 }
 
-/// What operators of one kind take for one number of rows: `overhead + units / rate`.
+/// What operators of one kind cost for one number of rows: `overhead + units / rate`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OperatorRate {
@@ -84,14 +84,14 @@ pub struct OperatorRate {
     pub weights: Option<String>,
     /// Rows of activations that it was measured with.
     pub rows: u64,
-    /// What one takes whatever its size.
+    /// The fixed cost of one.
     pub overhead: Seconds,
     /// Units in a second; [`OperatorKind`] says what a unit is.
     pub rate: f64,
 }
 
 impl OperatorRate {
-    /// What an operator of so many units takes.
+    /// The time of an operator of so many units.
     #[must_use]
     pub fn time(&self, units: f64) -> f64 {
         self.overhead.0 + units / self.rate
@@ -112,7 +112,7 @@ impl OperatorRate {
     }
 }
 
-/// What an operator of `units` units takes on `rows` rows, by the entries of its kind in ascending order of
+/// The time of an operator of `units` units on `rows` rows, by the entries of its kind in ascending order of
 /// rows: between two of them time is a line over the rows, beyond the last that of a product grows with them.
 ///
 /// ```

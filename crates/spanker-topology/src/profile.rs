@@ -117,7 +117,7 @@ pub struct Compute {
     pub per_operator: Value<Seconds>,
     /// The fixed cost of one token: sampling and control on the card's side.
     pub per_token: Value<Seconds>,
-    /// What the first step takes besides: code that is compiled or loaded when it is first used.
+    /// The extra time of the first step: code that is compiled or loaded when it is first used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_use: Option<Value<Seconds>>,
     /// What was measured kind by kind, in ascending order of rows. For a kind that is listed, these count
@@ -179,15 +179,15 @@ pub struct LinkProfile {
     /// What all links of the cluster carry together, where they cross one fabric.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Value<BytesPerSecond>>,
-    /// The chance that a line bit flips.
+    /// The probability that a bit on the wire flips.
     pub bit_error_rate: Value<f64>,
     /// Lanes that a card can divide between its neighbours.
     pub lanes: Value<u32>,
     /// Neighbours that can be plugged in as the card is drawn.
     pub ports: Value<u32>,
-    /// What one step over one hop takes besides the bytes.
+    /// The fixed cost of one step over one hop.
     pub latency: Value<Seconds>,
-    /// What a collective takes before its first step.
+    /// The fixed cost of a collective before its first step.
     pub base: Value<Seconds>,
     /// A 64-byte message there and back at the MAC.
     pub round_trip: Value<Seconds>,
@@ -234,7 +234,7 @@ impl LinkProfile {
 pub struct HostProfile {
     /// What it sustains in one direction.
     pub bandwidth: Value<BytesPerSecond>,
-    /// What a small message takes one way.
+    /// The one-way time of a small message.
     pub latency: Value<Seconds>,
 }
 

@@ -31,14 +31,14 @@ number!(u32, |n| n.to_string());
 /// A text in quotation marks.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
-    for letter in text.chars() {
-        match letter {
-            '"' | '\\' => quoted.extend(['\\', letter]),
-            letter if letter.is_control() => {
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            character if character.is_control() => {
                 // Writing to a string cannot fail.
-                let _ = write!(quoted, "\\u{:04x}", u32::from(letter));
+                let _ = write!(quoted, "\\u{:04x}", u32::from(character));
             }
-            letter => quoted.push(letter),
+            character => quoted.push(character),
         }
     }
     quoted.push('"');

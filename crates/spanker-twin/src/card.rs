@@ -56,7 +56,7 @@ pub struct Reply {
 /// Where a port's frames go.
 pub trait Wire {
     /// Whether a frame of the largest size fits.
-    fn has_room(&self) -> bool;
+    fn has_space(&self) -> bool;
     /// Puts a frame on the wire, given in parts. `stamp` is when it arrives, on the card's clock.
     fn put(&mut self, stamp: u64, parts: &[&[u8]]);
 }
@@ -115,14 +115,14 @@ pub struct Card {
     outstanding: usize,
     /// Scratch for a frame.
     frame: Vec<u8>,
-    /// Memory of held frames, for the next ones.
+    /// Memory of frames that arrived early, reused for the next ones.
     spare: Vec<Vec<u8>>,
 }
 
 /// Bytes of a notice, as a frame counts them.
 const NOTICE_BYTES: u16 = NOTICE as u16;
 
-/// Entries that are kept of what has happened to the tickets of a client, and to jobs.
+/// Entries that are remembered of what has happened to the tickets of a client, and to jobs.
 const REMEMBERED: usize = 4096;
 
 impl Card {
@@ -179,14 +179,14 @@ impl Card {
         &self.spec
     }
 
-    /// Takes the next answer.
+    /// Removes the next answer from the queue.
     pub fn reply(&mut self) -> Option<Reply> {
         let reply = self.replies.pop_front()?;
         self.unsent -= reply.bytes.len();
         Some(reply)
     }
 
-    /// Bytes of answers that nobody has taken.
+    /// Bytes of answers in the queue.
     #[must_use]
     pub fn unsent(&self) -> usize {
         self.unsent

@@ -25,11 +25,11 @@ pub enum TwinError {
         reason: String,
     },
     /// Someone else's twin, or one's own, has the directory.
-    #[error("a twin is up in {} ({})", dir.display(), keeper(*.pid))]
+    #[error("a twin is up in {} ({})", dir.display(), supervisor(*.pid))]
     Up {
         /// The directory.
         dir: PathBuf,
-        /// The process of its keeper, if it has said so.
+        /// The process of its supervisor, if it has said so.
         pid: Option<u32>,
     },
     /// Nobody has the directory.
@@ -44,12 +44,12 @@ pub enum TwinError {
     /// A card or a link that is not there.
     #[error("{0}")]
     Unknown(String),
-    /// Something did not do what it was told.
+    /// Something did not do what was asked.
     #[error("{0}")]
     Failed(String),
-    /// What a keeper in another process said.
+    /// What a supervisor in another process said.
     #[error("{message}")]
-    Told {
+    Reported {
         /// Its error.
         message: String,
         /// What to do about it.
@@ -60,8 +60,11 @@ pub enum TwinError {
     Interrupted,
 }
 
-fn keeper(pid: Option<u32>) -> String {
-    pid.map_or_else(|| "it is just starting or ending".into(), |pid| format!("keeper pid {pid}"))
+fn supervisor(pid: Option<u32>) -> String {
+    pid.map_or_else(
+        || "it is just starting or ending".into(),
+        |pid| format!("supervisor pid {pid}"),
+    )
 }
 
 impl TwinError {
@@ -74,7 +77,7 @@ impl TwinError {
             }
             TwinError::Down { .. } => Some("'spanker twin up --cards 4' starts one"),
             TwinError::Directory { .. } => Some("SPANKER_DEV_DIR names another directory"),
-            TwinError::Told { hint, .. } => hint.as_deref(),
+            TwinError::Reported { hint, .. } => hint.as_deref(),
             _ => None,
         }
     }

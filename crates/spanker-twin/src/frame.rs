@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 /// The most bytes of a message.
 pub(crate) const MOST_BYTES: usize = 1 << 20;
 
-/// The most descriptors that the kernel takes with one message.
+/// The most descriptors that the kernel accepts with one message.
 pub(crate) const MOST_FDS: usize = 253;
 
 /// What comes before the JSON: its length, little-endian.
@@ -46,7 +46,7 @@ pub(crate) fn send<T: Serialize>(
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut beside = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
-        assert!(beside.push(SendAncillaryMessage::ScmRights(fds)), "there is room for them");
+        assert!(beside.push(SendAncillaryMessage::ScmRights(fds)), "they fit");
     }
     // A peer that has gone is an error to report, not a signal to die of.
     let flags = SendFlags::NOSIGNAL;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The directory of a twin: where programs find its cards. Who holds the lock in it owns everything in
-//! it; without the lock nothing is removed, so whoever comes late cannot take away a later twin's files.
+//! The directory of a twin: where programs find its cards. The process that holds its lock owns everything
+//! in it; without the lock nothing is removed, so a late cleanup cannot remove a later twin's files.
 
 use std::fs::{self, DirBuilder, File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,18 +14,18 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use crate::TwinError;
 use crate::error::Tried;
 
-/// The keeper's own socket.
-pub const DESK: &str = "twin";
+/// The supervisor's control socket.
+pub const CONTROL_SOCKET: &str = "twin";
 /// What was asked for, for programs and people.
 pub const RECORD: &str = "twin.json";
 /// What a measurement of the links found. Others write it; it goes with the twin.
 pub const LINKS: &str = "links.toml";
 const LOCK: &str = "lock";
 
-/// How long a lock may be held by someone who is no keeper: a card that cleans up, a keeper that begins.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a lock may be held by someone who is no supervisor: a card that cleans up, a supervisor that begins.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a keeper that was killed may still seem to hold its lock: its cards see the end of their
+/// How long a supervisor that was killed may still seem to hold its lock: its cards see the end of their
 /// sockets before the kernel has closed all its files.
 const DYING: Duration = Duration::from_millis(500);
 
@@ -42,7 +42,7 @@ pub fn find() -> PathBuf {
         (None, Some(dir)) => Path::new(&dir).join("spanker"),
         (None, None) => format!("/tmp/spanker-{}", rustix::process::geteuid().as_raw()).into(),
     };
-    // Cards and keeper run elsewhere, so a relative path would mean another directory to them.
+    // Cards and supervisor run elsewhere, so a relative path would mean another directory to them.
     let dir = std::path::absolute(&dir).unwrap_or(dir);
     dir.components().collect()
 }
@@ -53,7 +53,7 @@ pub fn card(dir: &Path, index: u32) -> PathBuf {
     dir.join(format!("spanker{index}"))
 }
 
-/// A directory that is held. It is emptied and removed when this is dropped.
+/// A directory whose lock is held. It is emptied and removed when this is dropped.
 #[derive(Debug)]
 pub struct Home {
     dir: PathBuf,
@@ -61,7 +61,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// Takes a directory: creates it if there is none, removes what a dead twin left in it.
+    /// Claims a directory: creates it if there is none, removes what a dead twin left in it.
     ///
     /// # Errors
     /// [`TwinError::Directory`] for one that is not safe or holds files of others, [`TwinError::Up`] for
@@ -73,7 +73,7 @@ impl Home {
             let reason = format!("the path of a socket in it would be {over} bytes too long");
             return Err(TwinError::directory(dir, reason));
         }
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             make(dir)?;
             // Before the lock, so that nothing is created among files of others, and after it, so that
@@ -90,7 +90,7 @@ impl Home {
                     return Ok(home);
                 }
                 Locked::Busy => {
-                    let up = UnixStream::connect(dir.join(DESK)).is_ok();
+                    let up = UnixStream::connect(dir.join(CONTROL_SOCKET)).is_ok();
                     if up || Instant::now() > end {
                         return Err(TwinError::Up { dir: dir.to_path_buf(), pid: holder(dir) });
                     }
@@ -108,9 +108,9 @@ impl Home {
     fn begin(&mut self) -> Result<(), TwinError> {
         let Home { dir, lock } = self;
         empty(dir).tried(|| format!("empty {}", dir.display()))?;
-        let lock = lock.as_mut().expect("it is held");
-        let told = lock.set_len(0).and_then(|()| write!(lock, "{}", std::process::id()));
-        told.tried(|| format!("write {}", dir.join(LOCK).display()))
+        let lock = lock.as_mut().expect("the lock is held");
+        let written = lock.set_len(0).and_then(|()| write!(lock, "{}", std::process::id()));
+        written.tried(|| format!("write {}", dir.join(LOCK).display()))
     }
 
     /// The directory.
@@ -156,7 +156,7 @@ impl Drop for Home {
 }
 
 /// Removes what a twin left in a directory, and then the directory, unless somebody holds it for longer
-/// than half a second: a keeper that lives. Returns the files of others that stay. Safe to call from many
+/// than half a second: a supervisor that lives. Returns the files of others that stay. Safe to call from many
 /// processes at once.
 ///
 /// # Errors
@@ -195,7 +195,7 @@ pub fn littered(dir: &Path) -> bool {
 /// # Errors
 /// [`TwinError::Directory`] with its owner and mode.
 pub fn check(dir: &Path) -> Result<(), TwinError> {
-    let found = fs::symlink_metadata(dir).tried(|| format!("look at {}", dir.display()))?;
+    let found = fs::symlink_metadata(dir).tried(|| format!("inspect {}", dir.display()))?;
     let ours = rustix::process::geteuid().as_raw();
     let (owner, mode) = (found.uid(), found.mode() & 0o7777);
     let reason = if found.is_symlink() {
@@ -236,7 +236,7 @@ fn known(name: &str, kind: FileType) -> bool {
     };
     match name {
         LOCK | RECORD | LINKS => kind.is_file(),
-        DESK => kind.is_socket(),
+        CONTROL_SOCKET => kind.is_socket(),
         _ => (is_card(name) && kind.is_socket()) || (unfinished(name) && kind.is_file()),
     }
 }
@@ -363,7 +363,7 @@ mod tests {
         let (_outer, dir) = place();
         let home = Home::claim(&dir).unwrap();
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o7777, 0o700);
-        let _desk = UnixListener::bind(dir.join(DESK)).unwrap();
+        let _control = UnixListener::bind(dir.join(CONTROL_SOCKET)).unwrap();
         let _card = UnixListener::bind(card(&dir, 12)).unwrap();
         home.write(RECORD, "{}").unwrap();
         fs::write(dir.join(LINKS), "").unwrap();
@@ -375,12 +375,12 @@ mod tests {
     fn directory_that_is_held_is_refused_with_the_pid_and_not_swept() {
         let (_outer, dir) = place();
         let home = Home::claim(&dir).unwrap();
-        let _desk = UnixListener::bind(dir.join(DESK)).unwrap();
+        let _control = UnixListener::bind(dir.join(CONTROL_SOCKET)).unwrap();
         let error = Home::claim(&dir).unwrap_err();
-        let said = format!("(keeper pid {})", std::process::id());
+        let said = format!("(supervisor pid {})", std::process::id());
         assert!(error.to_string().ends_with(&said), "{error}");
         assert!(sweep(&dir).unwrap().is_empty());
-        assert!(dir.join(DESK).exists());
+        assert!(dir.join(CONTROL_SOCKET).exists());
         drop(home);
         assert!(!dir.exists());
     }
@@ -461,12 +461,12 @@ mod tests {
                         }
                         let Ok(home) = Home::claim(dir) else { continue };
                         assert_eq!(holders.fetch_add(1, order), 0);
-                        let desk = UnixListener::bind(dir.join(DESK)).unwrap();
+                        let control = UnixListener::bind(dir.join(CONTROL_SOCKET)).unwrap();
                         thread::yield_now();
-                        assert!(dir.join(DESK).exists());
+                        assert!(dir.join(CONTROL_SOCKET).exists());
                         holders.fetch_sub(1, order);
                         wins.fetch_add(1, order);
-                        drop(desk);
+                        drop(control);
                         drop(home);
                     }
                 });

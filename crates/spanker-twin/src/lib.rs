@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Twins: emulated cards, one process each, with links between them.
 //!
-//! A keeper starts the cards, wires them, does to them what a rehearsal wants done, and takes everything
-//! down: no process, socket, file or shared memory outlives it, however it ends. [`specs`] turns a
-//! cluster into what each card is; [`orders`] is what the keeper tells a card; [`home`] is the directory
-//! in which programs find the cards; [`desk`] is what a program asks the keeper. What a card does with
-//! its work is not decided here.
+//! A supervisor starts the cards, wires them, injects faults on request, and takes everything down: no process, socket,
+//! file or shared memory outlives it, however it ends. [`specs`] turns a cluster into what each card is; [`orders`] are
+//! the requests of the supervisor to a card; [`home`] is the directory in which programs find the cards; [`control`] is
+//! the control socket, where programs send requests to the supervisor. What a card does with its work is not decided
+//! here.
 
 mod card;
-pub mod desk;
+pub mod control;
 mod error;
 mod frame;
 pub mod home;
-pub mod keeper;
 pub mod orders;
 mod serve;
 mod shared;
 mod signals;
 mod spec;
+pub mod supervisor;
 mod wire;
 mod world;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the keeper tells a card, and what the card answers. Every order has one reply, in the order of
-//! the orders; a card that does not answer makes nobody wait for longer than the keeper's patience.
+//! The supervisor's requests to a card, called orders, and the card's replies. Every order has one reply, in sequence;
+//! the supervisor waits for a reply no longer than its timeout.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CardSpec, frame};
 
-/// What the keeper tells a card.
+/// A request of the supervisor to a card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Order {
@@ -38,11 +38,11 @@ pub enum Order {
         /// The port.
         port: u32,
     },
-    /// Flip line bits of what the port sends.
+    /// Flip bits on the wire in what the port sends.
     Errors {
         /// The port.
         port: u32,
-        /// The chance that a line bit flips.
+        /// The probability that a bit on the wire flips.
         bit_error_rate: f64,
     },
     /// Take so many times as long for everything; 1 is the card's own speed.
@@ -60,7 +60,7 @@ pub enum Order {
         /// Whether to, or no longer.
         on: bool,
     },
-    /// Tell how the ports are. Answered with [`Reply::Status`].
+    /// Report the state of the ports. Answered with [`Reply::Status`].
     Status,
     /// Go away. Answered with [`Reply::Done`], and then the process ends.
     Leave,
@@ -118,7 +118,7 @@ pub fn send(stream: &UnixStream, order: &Order, fds: &[BorrowedFd<'_>]) -> io::R
     frame::send(stream, order, fds)
 }
 
-/// Waits for an order; `None` when the keeper is gone. The stream must be a blocking one.
+/// Waits for an order; `None` when the supervisor is gone. The stream must be a blocking one.
 ///
 /// # Errors
 /// What came is no order. Nothing that comes later can be understood either.
@@ -129,7 +129,7 @@ pub fn receive(stream: &UnixStream) -> io::Result<Option<(Order, Vec<OwnedFd>)>>
 /// Answers an order.
 ///
 /// # Errors
-/// The keeper is gone.
+/// The supervisor is gone.
 pub fn answer(stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     frame::send(stream, reply, &[])
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A card's process: one thread that plays the card, obeys its keeper, answers its clients, and moves frames
+//! A card's process: one thread that plays the card, obeys its supervisor, answers its clients, and moves frames
 //! over its cables. It blocks nowhere but in one place, where it waits for all of them at once.
 
 mod clients;
@@ -22,14 +22,14 @@ use crate::wire::{Cable, LinkEnd};
 /// Rounds without anything to do before the process sleeps. It gives way to others meanwhile.
 const RESTLESS: u32 = 40;
 
-/// The same while there is work on the card: what it waits for comes soon, and waking takes longer than waiting
+/// The same while there is work on the card: what it waits for comes soon, and waking up is slower than waiting
 /// a millisecond or two costs.
 const EXPECTANT: u32 = 2000;
 
-/// Rounds without a look at the sockets.
+/// Rounds without polling the sockets.
 const UNSEEN: u32 = 32;
 
-/// Nanoseconds without a look at the sockets, at the end of a round: rounds are long while a card computes.
+/// Nanoseconds without polling the sockets, at the end of a round: rounds are long while a card computes.
 const UNSEEN_NS: u64 = 500_000;
 
 /// Nanoseconds on a clock that all cards of a machine share.
@@ -38,10 +38,10 @@ pub(crate) fn monotonic() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Plays a card until the keeper says so or is gone.
+/// Plays a card until the supervisor says so or is gone.
 ///
 /// # Errors
-/// The keeper's orders cannot be read, or what came with them is not what it should be.
+/// The supervisor's orders cannot be read, or what came with them is not what it should be.
 pub fn serve(control: UnixStream) -> io::Result<()> {
     let Some((order, fds)) = receive(&control)? else { return Ok(()) };
     let Order::Start { spec, epoch } = order else {
@@ -107,7 +107,7 @@ impl Process {
             unseen += 1;
             let rounds = if self.card.has_work() { EXPECTANT } else { RESTLESS };
             let sleeps = idle > rounds && self.fall_asleep();
-            // While frames flow, the sockets are looked at now and then only.
+            // While frames flow, the sockets are polled now and then only.
             if !sleeps && unseen < UNSEEN && self.now().saturating_sub(seen) < UNSEEN_NS {
                 if !happened {
                     rustix::thread::sched_yield();
@@ -115,11 +115,11 @@ impl Process {
                 continue;
             }
             let timer = [pulse.timer, due].into_iter().flatten().min();
-            let patience = match sleeps {
+            let timeout = match sleeps {
                 true => timer.map(|at| Duration::from_nanos(at.saturating_sub(self.now()))),
                 false => Some(Duration::ZERO),
             };
-            if !self.look(patience)? {
+            if !self.look(timeout)? {
                 return Ok(());
             }
             (unseen, seen) = (0, self.now());
@@ -129,7 +129,7 @@ impl Process {
         }
     }
 
-    /// Hands frames from the cables to the card.
+    /// Passes frames from the cables to the card.
     fn take_frames(&mut self) -> bool {
         let mut any = false;
         for port in 0..self.cables.len() {
@@ -138,7 +138,7 @@ impl Process {
             // No more than a ring's worth at a time, so that the other ports get their turn.
             for _ in 0..64 {
                 let card = &mut self.card;
-                match cable.take(&mut |stamp, frame| card.arrived(port, stamp, frame)) {
+                match cable.next(&mut |stamp, frame| card.arrived(port, stamp, frame)) {
                     Ok(false) => break,
                     Ok(true) => any = true,
                     Err(_) => {
@@ -182,9 +182,9 @@ impl Process {
         asleep
     }
 
-    /// Waits for the keeper, clients and cables. False when the process is to end.
-    fn look(&mut self, patience: Option<Duration>) -> io::Result<bool> {
-        let timeout = patience.map(|time| Timespec {
+    /// Waits for the supervisor, clients and cables. False when the process is to end.
+    fn look(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
+        let timeout = timeout.map(|time| Timespec {
             tv_sec: time.as_secs() as i64,
             tv_nsec: i64::from(time.subsec_nanos()),
         });
@@ -222,11 +222,11 @@ impl Process {
 
     /// Carries out one order. False when the process is to end.
     fn obey(&mut self, now: u64) -> io::Result<bool> {
-        // A keeper whose orders end or make no sense is gone.
+        // A supervisor whose orders end or make no sense is gone.
         let Ok(Some((order, fds))) = receive(&self.control) else { return Ok(false) };
         let leaves = order == Order::Leave;
         let reply = self.carry_out(&order, fds, now);
-        // A keeper that went meanwhile is seen at the next look.
+        // A supervisor that went meanwhile is seen at the next poll.
         let _ = answer(&self.control, &reply);
         Ok(!leaves)
     }

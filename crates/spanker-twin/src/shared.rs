@@ -21,11 +21,11 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// Bytes of one ring, a power of two: small enough to stay in a cache between its writer and its reader.
 const RING: u64 = 128 << 10;
 /// Bytes before the rings: the counters, each on a cache line of its own.
-const FRONT: usize = 4096;
+const HEADER: usize = 4096;
 /// Bytes of the whole.
-const TOTAL: usize = FRONT + 2 * RING as usize;
+const TOTAL: usize = HEADER + 2 * RING as usize;
 /// What records are aligned to.
-const LINE: u64 = 64;
+const CACHE_LINE: u64 = 64;
 /// Bytes of a record's head: length, time stamp, and nothing up to where a frame begins.
 const HEAD: u64 = 52;
 /// The longest record: the longest frame.
@@ -33,7 +33,7 @@ pub(crate) const LONGEST: usize = 4160;
 /// The length of what is skipped at the end of a ring.
 const SKIP: u64 = u64::MAX;
 
-/// Memory for a link, sealed so that no end can take it from under the other.
+/// Memory for a link, sealed so that neither end can shrink it while the other uses it.
 pub(crate) fn create() -> io::Result<std::os::fd::OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = rustix::fs::memfd_create("spanker-link", flags)?;
@@ -72,7 +72,7 @@ enum Word {
     Tail,
     /// The reader sleeps and wants to be woken.
     Asleep,
-    /// The writer waits for room.
+    /// The writer waits for space.
     Full,
 }
 
@@ -99,7 +99,7 @@ impl Rings {
 
     fn word(&self, ring: usize, word: Word) -> &AtomicU64 {
         let at = (ring * 4 + word as usize) * 64;
-        // SAFETY: `at` is inside the first `FRONT` bytes, which are mapped while `self` lives, aligned to 64,
+        // SAFETY: `at` is inside the first `HEADER` bytes, which are mapped while `self` lives, aligned to 64,
         // and only ever reached as atomics, by this process and by the peer's.
         unsafe { &*self.base.as_ptr().add(at).cast::<AtomicU64>() }
     }
@@ -107,10 +107,10 @@ impl Rings {
     /// Copies `bytes` into this end's ring.
     fn store(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= RING as usize, "a record does not cross the end");
-        // SAFETY: the bytes lie inside the ring, which is mapped; the reader does not look at bytes beyond
+        // SAFETY: the bytes lie inside the ring, which is mapped; the reader does not read bytes beyond
         // `head`.
         unsafe {
-            let ring = self.base.as_ptr().add(FRONT + self.writes * RING as usize);
+            let ring = self.base.as_ptr().add(HEADER + self.writes * RING as usize);
             ptr::copy_nonoverlapping(bytes.as_ptr(), ring.add(at), bytes.len());
         }
     }
@@ -121,35 +121,35 @@ impl Rings {
         // SAFETY: the bytes lie inside the ring, which is mapped while `self` lives; the writer, this same
         // program, does not touch bytes between `tail` and `head`, and `tail` moves only with `&mut self`.
         unsafe {
-            let ring = self.base.as_ptr().add(FRONT + self.reads() * RING as usize);
+            let ring = self.base.as_ptr().add(HEADER + self.reads() * RING as usize);
             std::slice::from_raw_parts(ring.add(at), length)
         }
     }
 
     /// Whether a record of the greatest length fits, and as much again that may be skipped at the end.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_space(&self) -> bool {
         let tail = self.word(self.writes, Word::Tail).load(Ordering::Acquire);
-        // A tail that cannot be leaves no room.
+        // An impossible tail leaves no space.
         let used = self.written.checked_sub(tail);
-        used.is_some_and(|used| used <= RING - 2 * (HEAD + LONGEST as u64 + LINE))
+        used.is_some_and(|used| used <= RING - 2 * (HEAD + LONGEST as u64 + CACHE_LINE))
     }
 
-    /// Writes a record, given in parts. The caller has seen that there is room; a peer that takes it back
+    /// Writes a record, given in parts. The caller has checked that there is space; a peer that revokes it
     /// harms what it would have read.
     pub(crate) fn put(&mut self, stamp: u64, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         assert!(length <= LONGEST, "a record of {length} bytes is too long");
-        let total = (HEAD + length as u64).next_multiple_of(LINE);
+        let total = (HEAD + length as u64).next_multiple_of(CACHE_LINE);
         let left = RING - self.written % RING;
         if left < total {
             self.store((self.written % RING) as usize, &SKIP.to_le_bytes());
             self.written += left;
         }
         let mut at = (self.written % RING) as usize;
-        let mut front = [0; 16];
-        front[..8].copy_from_slice(&(length as u64).to_le_bytes());
-        front[8..].copy_from_slice(&stamp.to_le_bytes());
-        self.store(at, &front);
+        let mut head = [0; 16];
+        head[..8].copy_from_slice(&(length as u64).to_le_bytes());
+        head[8..].copy_from_slice(&stamp.to_le_bytes());
+        self.store(at, &head);
         at += HEAD as usize;
         for part in parts {
             self.store(at, part);
@@ -159,26 +159,28 @@ impl Rings {
         self.word(self.writes, Word::Head).store(self.written, Ordering::Release);
     }
 
-    /// Hands the next record, its stamp and its bytes, to `see`. Says whether there was one.
-    pub(crate) fn take(&mut self, see: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
+    /// Passes the next record, its stamp and its bytes, to `see`. Returns whether there was one.
+    pub(crate) fn next(&mut self, see: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
         let ring = self.reads();
         let head = self.word(ring, Word::Head).load(Ordering::Acquire);
         if head == self.read {
             return Ok(false);
         }
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the peer's ring is damaged");
-        let filled = head.checked_sub(self.read).filter(|filled| (LINE..=RING).contains(filled));
+        let filled =
+            head.checked_sub(self.read).filter(|filled| (CACHE_LINE..=RING).contains(filled));
         let filled = filled.ok_or_else(wrong)?;
         let at = (self.read % RING) as usize;
         let left = RING - at as u64;
-        let front = self.load(at, 16);
-        let word = |at: usize| u64::from_le_bytes(front[at..at + 8].try_into().expect("8 bytes"));
+        let start = self.load(at, 16);
+        let word = |at: usize| u64::from_le_bytes(start[at..at + 8].try_into().expect("8 bytes"));
         let (length, stamp) = (word(0), word(8));
         if length == SKIP && left < filled {
             self.read += left;
-            return self.take(see);
+            return self.next(see);
         }
-        let total = HEAD.saturating_add(length).checked_next_multiple_of(LINE).ok_or_else(wrong)?;
+        let total =
+            HEAD.saturating_add(length).checked_next_multiple_of(CACHE_LINE).ok_or_else(wrong)?;
         if length > LONGEST as u64 || total > filled || total > left {
             return Err(wrong());
         }
@@ -193,38 +195,38 @@ impl Rings {
         self.word(self.reads(), Word::Head).load(Ordering::Acquire) == self.read
     }
 
-    /// Says that this end is about to sleep, or no longer. The caller looks at the ring once more after it.
+    /// Says that this end is about to sleep, or no longer. The caller polls the ring once more after it.
     pub(crate) fn set_asleep(&self, asleep: bool) {
         self.say(self.reads(), Word::Asleep, asleep);
     }
 
-    /// Says that this end has more to write than there is room for, or no longer. The caller looks for room
+    /// Says that this end has more to write than fits, or no longer. The caller checks for space
     /// once more after it.
     pub(crate) fn set_full(&self, full: bool) {
         self.say(self.writes, Word::Full, full);
     }
 
     /// The fence is one half of a pair, the other is in [`Rings::peer_waits`]: either the peer sees the wish,
-    /// or the look that follows here sees what the peer did before it looked for wishes.
+    /// or the check that follows here sees what the peer did before it checked for requests.
     fn say(&self, ring: usize, word: Word, wish: bool) {
         self.word(ring, word).store(u64::from(wish), Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Whether the peer is to be woken: it sleeps and there is something to read, or it waits for room and
-    /// half of its ring is free. Asking takes the wish away, so that one bell is rung for it.
+    /// Whether the peer is to be woken: it sleeps and there is something to read, or it waits for space and
+    /// half of its ring is free. Asking clears the request, so that one bell is rung for it.
     pub(crate) fn peer_waits(&self) -> bool {
         fence(Ordering::SeqCst);
-        let taken = |ring, word| {
+        let cleared = |ring, word| {
             let word = self.word(ring, word);
             word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
         };
         let unread = self.written != self.word(self.writes, Word::Tail).load(Ordering::Relaxed);
-        let asleep = unread && taken(self.writes, Word::Asleep);
+        let asleep = unread && cleared(self.writes, Word::Asleep);
         let ring = self.reads();
         let used = self.word(ring, Word::Head).load(Ordering::Relaxed).saturating_sub(self.read);
-        let roomy = used <= RING / 2 && taken(ring, Word::Full);
-        asleep || roomy
+        let has_space = used <= RING / 2 && cleared(ring, Word::Full);
+        asleep || has_space
     }
 }
 
@@ -240,7 +242,7 @@ mod tests {
     /// The next record.
     fn next(rings: &mut Rings) -> io::Result<Option<(u64, Vec<u8>)>> {
         let mut found = None;
-        rings.take(&mut |stamp, bytes| {
+        rings.next(&mut |stamp, bytes| {
             assert_eq!(bytes.as_ptr().align_offset(4), 0, "what follows 12 bytes is aligned");
             found = Some((stamp, bytes.to_vec()));
         })?;
@@ -253,7 +255,7 @@ mod tests {
         let mut put = 0u64;
         let mut expected = 0u64;
         while expected < 5_000 {
-            while put < 5_000 && left.has_room() {
+            while put < 5_000 && left.has_space() {
                 let length = (put * 37 % (LONGEST as u64 + 1)) as usize;
                 left.put(put, &[&vec![put as u8; length]]);
                 put += 1;
@@ -279,7 +281,7 @@ mod tests {
         assert!(left.peer_waits());
         assert!(!left.peer_waits());
         right.set_full(true);
-        assert!(left.peer_waits(), "there is room for what the right end writes");
+        assert!(left.peer_waits(), "there is space for what the right end writes");
         assert_eq!(next(&mut right).unwrap(), Some((1, b"x".to_vec())));
     }
 
@@ -296,15 +298,15 @@ mod tests {
             assert!(next(&mut right).is_err(), "{head}");
         }
         left.word(0, Word::Tail).store(u64::MAX, Ordering::SeqCst);
-        assert!(!left.has_room());
+        assert!(!left.has_space());
     }
 
     #[test]
     fn counts_that_the_peer_overwrites_do_no_harm() {
         let [mut left, mut right] = ends();
         left.put(1, &[b"first"]);
-        // The peer changes what only this end may store, between a look for room and the record.
-        assert!(left.has_room());
+        // The peer changes what only this end may store, between the check for space and the record.
+        assert!(left.has_space());
         for word in [Word::Head, Word::Tail] {
             right.word(0, word).store(u64::MAX - 20, Ordering::SeqCst);
         }

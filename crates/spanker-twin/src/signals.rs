@@ -16,11 +16,11 @@ use crate::error::Tried;
 pub struct Caught {
     /// To end: an interrupt from the terminal, its end, or a plain kill.
     pub end: bool,
-    /// To look after its children.
+    /// A child has ended.
     pub child: bool,
 }
 
-/// The signals of this process, kept from interrupting it.
+/// The signals of this process, blocked so that they do not interrupt it.
 #[derive(Debug)]
 pub struct Signals {
     fd: SignalFd,

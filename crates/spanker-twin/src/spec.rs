@@ -69,11 +69,11 @@ pub struct PortSpec {
     pub raw: BytesPerSecond,
     /// Frames, if the payload rate follows from them.
     pub framing: Option<Framing>,
-    /// What a message takes besides its bytes.
+    /// The fixed cost of a message.
     pub latency: Seconds,
     /// A small message there and back.
     pub round_trip: Seconds,
-    /// The chance that a line bit flips.
+    /// The probability that a bit on the wire flips.
     pub bit_error_rate: f64,
     /// Whether all ports of the card send on the same lanes.
     pub shared_lanes: bool,
@@ -127,7 +127,7 @@ pub fn specs(cluster: &Cluster, pace: Pace, seed: u64) -> Result<Vec<CardSpec>, 
     let drawn = mixed(seed);
     let spec = |(card, ports)| CardSpec {
         index: card as u32,
-        // The last digits tell the cards of one twin apart, the others twins of different seeds.
+        // The last digits distinguish the cards of one twin, the others twins of different seeds.
         serial: drawn & !0xFFFF | (card as u64 + 1),
         profile: cluster.profile(card).clone(),
         ports,

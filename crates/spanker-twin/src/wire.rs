@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a link between two cards is made of: memory that both map, and a bell to wake each other. Neither has a
-//! name, so nothing of them outlives the cards; the bell also tells that a card is gone.
+//! name, so nothing of them outlives the cards; the bell also shows that a card is gone.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,9 +44,9 @@ impl Cable {
         Ok(Cable { rings, bell })
     }
 
-    /// Hands the next frame, its stamp and its bytes, to `see`. Says whether there was one.
-    pub(crate) fn take(&mut self, see: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
-        self.rings.take(see)
+    /// Passes the next frame, its stamp and its bytes, to `see`. Returns whether there was one.
+    pub(crate) fn next(&mut self, see: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
+        self.rings.next(see)
     }
 
     /// Wakes the peer if it waits for something that has happened.
@@ -90,13 +90,13 @@ impl Cable {
 }
 
 impl Wire for Cable {
-    fn has_room(&self) -> bool {
-        let room = self.rings.has_room();
-        if !room {
+    fn has_space(&self) -> bool {
+        let has_space = self.rings.has_space();
+        if !has_space {
             self.rings.set_full(true);
         }
-        // The peer may have made room before it could see that someone waits for it.
-        room || self.rings.has_room()
+        // The peer may have freed space before it could see that someone waits for it.
+        has_space || self.rings.has_space()
     }
 
     fn put(&mut self, stamp: u64, parts: &[&[u8]]) {

@@ -3,7 +3,7 @@
 //! them, programs that use them, and faults, all from one seed. The same seed gives the same run.
 //!
 //! A program is ordinary code that uses [`SpankerControl`]: a request runs the world until its answer is there,
-//! and a wait that nobody answers takes virtual time, not the program's.
+//! and a wait that nobody answers passes in virtual time, not in the program's.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ pub enum Disturbance {
     Stick(usize),
     /// The card computes garbage.
     Garble(usize),
-    /// The card takes so many times as long.
+    /// The card is so many times as slow.
     Slow(usize, f64),
     /// The link at a card's port is cut, at both ends.
     Cut(usize, usize),
@@ -55,12 +55,12 @@ struct Flight {
 
 /// The frames that one port has sent.
 #[derive(Debug, Default)]
-struct Line {
+struct SentFrames {
     flights: VecDeque<Flight>,
 }
 
-/// Frames that a wire holds at most.
-const LINE_ROOM: usize = 64;
+/// Frames that may be on a wire at once.
+const WIRE_CAPACITY: usize = 64;
 
 /// Collects what a port puts on its wire.
 struct Outbox<'a> {
@@ -71,8 +71,8 @@ struct Outbox<'a> {
 }
 
 impl Wire for Outbox<'_> {
-    fn has_room(&self) -> bool {
-        self.flights.len() < LINE_ROOM
+    fn has_space(&self) -> bool {
+        self.flights.len() < WIRE_CAPACITY
     }
 
     fn put(&mut self, stamp: u64, parts: &[&[u8]]) {
@@ -111,7 +111,7 @@ struct State {
     stopped: Vec<bool>,
     specs: Vec<CardSpec>,
     /// By card and port.
-    lines: Vec<Vec<Line>>,
+    sent: Vec<Vec<SentFrames>>,
     answers: BTreeMap<u64, Vec<u8>>,
     coming: VecDeque<(u64, Disturbance)>,
     clients: u64,
@@ -140,14 +140,14 @@ impl World {
     pub fn new(specs: Vec<CardSpec>, seed: u64) -> World {
         let cards: Vec<_> =
             specs.iter().map(|spec| Some(Card::new(spec.clone(), seed as u32, 0))).collect();
-        let line = |spec: &CardSpec| spec.ports.iter().map(|_| Line::default()).collect();
+        let sent = |spec: &CardSpec| spec.ports.iter().map(|_| SentFrames::default()).collect();
         let mut state = State {
             now: 0,
             dice: Pcg64Mcg::seed_from_u64(seed),
             noise: 0.0,
             stopped: vec![false; cards.len()],
             cards,
-            lines: specs.iter().map(line).collect(),
+            sent: specs.iter().map(sent).collect(),
             specs,
             answers: BTreeMap::new(),
             coming: VecDeque::new(),
@@ -223,7 +223,7 @@ impl State {
             Disturbance::Kill(card) => {
                 self.cards[card] = None;
                 for port in 0..self.specs[card].ports.len() {
-                    self.lines[card][port].flights.clear();
+                    self.sent[card][port].flights.clear();
                     let (peer, peer_port) = self.other_end(card, port);
                     if let Some(peer) = &mut self.cards[peer] {
                         peer.lost(peer_port);
@@ -237,7 +237,7 @@ impl State {
             Disturbance::Cut(card, port) => {
                 let (peer, peer_port) = self.other_end(card, port);
                 for (card, port) in [(card, port), (peer, peer_port)] {
-                    self.lines[card][port].flights.clear();
+                    self.sent[card][port].flights.clear();
                     self.with(card, |card| card.cut(port));
                 }
             }
@@ -290,13 +290,13 @@ impl State {
                 next = self.now;
             }
             next = next.min(pulse.timer.unwrap_or(u64::MAX).max(self.now + 1));
-            for (port, line) in self.lines[index].iter_mut().enumerate() {
+            for (port, sent) in self.sent[index].iter_mut().enumerate() {
                 let (now, dice, noise) = (self.now, &mut self.dice, self.noise);
-                let mut outbox = Outbox { flights: &mut line.flights, now, dice, noise };
+                let mut outbox = Outbox { flights: &mut sent.flights, now, dice, noise };
                 card.depart(port, &mut outbox);
                 // Frames for a card that has stopped wait, and nobody waits for them.
                 if !self.stopped[self.specs[index].ports[port].peer as usize] {
-                    next = next.min(line.flights.front().map_or(u64::MAX, |flight| flight.due));
+                    next = next.min(sent.flights.front().map_or(u64::MAX, |flight| flight.due));
                 }
             }
             while let Some(reply) = card.reply() {
@@ -307,16 +307,16 @@ impl State {
         next
     }
 
-    /// Takes in the frames that are due at a card.
+    /// Delivers the frames that are due at a card.
     fn deliver(&mut self, index: usize) {
         for port in 0..self.specs[index].ports.len() {
             let (peer, peer_port) = self.other_end(index, port);
             loop {
-                let line = &mut self.lines[peer][peer_port].flights;
-                if line.front().is_none_or(|flight| flight.due > self.now) {
+                let flights = &mut self.sent[peer][peer_port].flights;
+                if flights.front().is_none_or(|flight| flight.due > self.now) {
                     break;
                 }
-                let flight = line.pop_front().expect("it is there");
+                let flight = flights.pop_front().expect("it is there");
                 self.frames += 1;
                 if let Some(card) = &mut self.cards[index] {
                     card.arrived(port, flight.stamp, &flight.bytes);
@@ -325,7 +325,7 @@ impl State {
         }
     }
 
-    /// Frames for cards that take none would hold the clock.
+    /// Drops frames for cards that read none: they would stop the clock.
     fn drop_undeliverable(&mut self) {
         for index in 0..self.cards.len() {
             if self.cards[index].is_some() {
@@ -333,7 +333,7 @@ impl State {
             }
             for port in 0..self.specs[index].ports.len() {
                 let (peer, peer_port) = self.other_end(index, port);
-                self.lines[peer][peer_port].flights.clear();
+                self.sent[peer][peer_port].flights.clear();
             }
         }
     }
@@ -348,8 +348,8 @@ impl State {
     }
 
     /// Runs until a client's answer is there, or so much time has passed.
-    fn await_answer(&mut self, client: u64, patience: Duration) -> Option<Vec<u8>> {
-        let until = self.now.saturating_add(patience.as_nanos() as u64);
+    fn await_answer(&mut self, client: u64, timeout: Duration) -> Option<Vec<u8>> {
+        let until = self.now.saturating_add(timeout.as_nanos() as u64);
         loop {
             if let Some(answer) = self.answers.remove(&client) {
                 return Some(answer);
@@ -402,11 +402,11 @@ impl Transport for Handle {
         };
         let (now, client) = (state.now, ClientId(self.client));
         state.with(self.card, |card| card.request(client, &message, now));
-        let Some(answer) = state.await_answer(self.client, call.patience) else {
+        let Some(answer) = state.await_answer(self.client, call.timeout) else {
             self.broken.store(true, Ordering::Relaxed);
             return match state.cards[self.card] {
                 None => Err(Error::Gone { op }),
-                Some(_) => Err(Error::Unresponsive { op, waited: call.patience }),
+                Some(_) => Err(Error::Unresponsive { op, waited: call.timeout }),
             };
         };
         drop(state);

@@ -176,8 +176,8 @@ fn queue_is_full_by_what_it_holds_not_by_descriptors_alone() {
     let into = at(buffer, 0);
     let reduce = Work::Reduce { into, sources, elements: 1, fold, divisor: 0 };
     let work = encode_work(&vec![reduce.into(); 1000]);
-    let taken = (0..100).take_while(|_| submit(&mut end, HOSTILE, 1, &work).0 == 0).count();
-    assert_eq!(taken, 16);
+    let accepted = (0..100).take_while(|_| submit(&mut end, HOSTILE, 1, &work).0 == 0).count();
+    assert_eq!(accepted, 16);
     assert_eq!(submit(&mut end, HOSTILE, 1, &work).0, Errno::EOVERFLOW as i32);
     end.ask(HOSTILE, RawReset { job: 1, ..RawReset::default() }, &[]);
     assert_eq!(submit(&mut end, HOSTILE, 2, &work).0, 0);
@@ -193,7 +193,7 @@ fn many_operators_leave_a_card_time_to_answer() {
     let (_, long) = submit(&mut end, HOSTILE, 1, &encode_work(&vec![copy.into(); 300]));
     assert!(end.card.advance(1000).busy);
     let (status, answer, _) = end.ask(HOSTILE, wait(short), &[]);
-    assert_eq!((status, answer.completed), (0, short), "what is complete is told at once");
+    assert_eq!((status, answer.completed), (0, short), "what is complete is reported at once");
     let calls = (0..1000).take_while(|at| end.card.advance(2000 + at).busy).count();
     assert!((30..200).contains(&calls), "{calls} calls");
     assert_eq!(end.ask(HOSTILE, wait(long), &[]).1.completed, long);

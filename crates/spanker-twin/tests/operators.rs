@@ -5,7 +5,7 @@
 #[path = "support/ring.rs"]
 mod support;
 
-use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
+use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs};
 use ggml_spanker::{Inputs, Quant, WEIGHT_TYPES, decode, multiply, quantize};
 use spanker_runtime::{BufferId, Descriptor, SpankerControl, Work};
 use spanker_twin::World;
@@ -258,7 +258,7 @@ fn attention(heads: usize, group: usize, offset: usize, kv_heads: usize) {
         queries.chunks_exact(head_size).zip(expected.chunks_exact_mut(head_size)).enumerate()
     {
         let (row, skipped) = (at / heads, (offset + at % heads) / group * head_size * 2);
-        let look = Look {
+        let look = KvView {
             keys: &keys[skipped..],
             values: &values[skipped..],
             stride: kv_heads * head_size * 2,

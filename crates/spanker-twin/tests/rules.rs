@@ -14,10 +14,10 @@ use spanker_twin::Disturbance;
 use support::{SECOND, at, ring};
 
 /// Bytes of the buffers of these tests.
-const ROOM: u64 = 1 << 20;
+const SIZE: u64 = 1 << 20;
 
 fn buffers<const N: usize>(card: &SpankerControl) -> [BufferId; N] {
-    std::array::from_fn(|_| card.allocate(ROOM).unwrap())
+    std::array::from_fn(|_| card.allocate(SIZE).unwrap())
 }
 
 /// One operator of each kind on small sizes, with operands in `x` and `y` and the result in `z`.
@@ -91,7 +91,7 @@ fn ill_sized([a, b, c]: [Place; 3]) -> Vec<Work> {
         pairs: 1,
     };
     let blocks = |rows, width, quant| Work::Quantize { from: a, into: b, rows, width, quant };
-    let pieces = |rows, length, stride| Work::Rows {
+    let strided = |rows, length, stride| Work::Rows {
         from: a,
         into: b,
         rows,
@@ -116,10 +116,10 @@ fn ill_sized([a, b, c]: [Place; 3]) -> Vec<Work> {
         rotate(2, 64, 63),
         rotate(0, 64, 64),
         rotate(huge, huge, 2),
-        pieces(2, 8, 7),
-        pieces(huge, 8, 8),
-        pieces(3, 8, ROOM / 2),
-        best(ROOM / 4 + 1, 0),
+        strided(2, 8, 7),
+        strided(huge, 8, 8),
+        strided(3, 8, SIZE / 2),
+        best(SIZE / 4 + 1, 0),
         best(10, u32::MAX - 9),
         product([1, 100, 1], [8, 8]),
         product([huge, 256, huge], [15, 12]),
@@ -160,7 +160,7 @@ fn operators_in_buffers_that_are_not_there_or_too_short_are_refused() {
     let world = ring(2);
     let (card, other) = (world.control(0), world.control(0));
     let [x, y, z, marked] = buffers(&card);
-    let theirs = other.allocate(ROOM).unwrap();
+    let theirs = other.allocate(SIZE).unwrap();
     let short = card.allocate(12).unwrap();
     for replaced in [BufferId(999), theirs, short] {
         for places in [[replaced, y, z], [x, replaced, z], [x, y, replaced]] {
@@ -261,7 +261,7 @@ fn garbled_card_has_a_wrong_bit_in_every_result() {
     let world = ring(2);
     let card = world.control(0);
     let [x, y, z] = buffers(&card);
-    let ones: Vec<u8> = (0..ROOM / 4).flat_map(|_| 1.0f32.to_le_bytes()).collect();
+    let ones: Vec<u8> = (0..SIZE / 4).flat_map(|_| 1.0f32.to_le_bytes()).collect();
     card.write(x, 0, &ones).unwrap();
     let result = |work: &Work| {
         card.write(z, 0, &ones).unwrap();

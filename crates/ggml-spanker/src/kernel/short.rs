@@ -110,7 +110,7 @@ fn nibbles_and_bits<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
     let bits = s.word(rows, at);
     let mut weights = nibbles(s, rows, at + 4);
     for (group, word) in weights.iter_mut().enumerate() {
-        *word = s.or(*word, s.spread(bits, group));
+        *word = s.or(*word, s.expand_bits(bits, group));
     }
     weights
 }

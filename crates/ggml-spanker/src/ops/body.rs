@@ -4,7 +4,7 @@
 
 use half::f16;
 
-use super::{AttendParts, AttendScratch, Look, NORM_LANES, Pairs, RUN, exp};
+use super::{AttendParts, AttendScratch, KvView, NORM_LANES, Pairs, RUN, exp};
 use crate::simd::Lanes;
 
 #[inline(always)]
@@ -107,18 +107,18 @@ pub(super) fn attend<L: Lanes>(
     l: L,
     queries: &[f32],
     head_size: usize,
-    look: Look<'_>,
+    kv: KvView<'_>,
     scratch: &mut AttendScratch,
     out: &mut [f32],
 ) {
     let heads = queries.len() / head_size;
-    let positions = look.positions;
+    let positions = kv.positions;
     let AttendParts { wide, part, scores } = scratch.parts(heads, head_size, positions);
-    for (at, key) in rows(look.keys, look.stride, head_size).take(positions).enumerate() {
-        ahead(l, look.keys, look.stride, head_size, at);
+    for (at, key) in rows(kv.keys, kv.stride, head_size).take(positions).enumerate() {
+        prefetch_position(l, kv.keys, kv.stride, head_size, at);
         widen(l, key, wide);
         for (head, query) in queries.chunks_exact(head_size).enumerate() {
-            scores[head * positions + at] = dot(l, query, wide) * look.scale;
+            scores[head * positions + at] = dot(l, query, wide) * kv.scale;
         }
     }
     for scores in scores.chunks_exact_mut(positions) {
@@ -126,8 +126,8 @@ pub(super) fn attend<L: Lanes>(
     }
     out.fill(0.0);
     part.fill(0.0);
-    for (at, value) in rows(look.values, look.stride, head_size).take(positions).enumerate() {
-        ahead(l, look.values, look.stride, head_size, at);
+    for (at, value) in rows(kv.values, kv.stride, head_size).take(positions).enumerate() {
+        prefetch_position(l, kv.values, kv.stride, head_size, at);
         widen(l, value, wide);
         for (head, part) in part.chunks_exact_mut(head_size).enumerate() {
             let weight = scores[head * positions + at];
@@ -143,13 +143,13 @@ pub(super) fn attend<L: Lanes>(
 }
 
 /// Positions whose keys or values are on their way while one is worked on.
-const AHEAD: usize = 16;
+const PREFETCH_DISTANCE: usize = 16;
 
-/// Asks for the position that comes `AHEAD` later: heads of other positions lie in between, which processors do not
+/// Prefetches the position `PREFETCH_DISTANCE` later: heads of other positions lie in between, which processors do not
 /// foresee wherever memory begins.
 #[inline(always)]
-fn ahead<L: Lanes>(l: L, bytes: &[u8], stride: usize, head_size: usize, at: usize) {
-    let start = (at + AHEAD) * stride;
+fn prefetch_position<L: Lanes>(l: L, bytes: &[u8], stride: usize, head_size: usize, at: usize) {
+    let start = (at + PREFETCH_DISTANCE) * stride;
     if let Some(bytes) = bytes.get(start..start + 2 * head_size) {
         l.fetch(bytes);
     }
@@ -213,7 +213,7 @@ pub(crate) fn most(values: &[f32]) -> f32 {
 
 #[inline(always)]
 pub(super) fn best<L: Lanes>(_: L, values: &[f32], k: usize) -> Vec<(u32, f32)> {
-    let ahead = |a: &(u32, f32), b: &(u32, f32)| {
+    let order = |a: &(u32, f32), b: &(u32, f32)| {
         let key = |v: f32| if v.is_nan() { f32::NEG_INFINITY } else { v };
         key(b.1).total_cmp(&key(a.1)).then(a.1.is_nan().cmp(&b.1.is_nan())).then(a.0.cmp(&b.0))
     };
@@ -232,7 +232,7 @@ pub(super) fn best<L: Lanes>(_: L, values: &[f32], k: usize) -> Vec<(u32, f32)> 
                 continue;
             }
             let one = ((64 * run + at) as u32, value);
-            let at = found.partition_point(|known| ahead(known, &one).is_lt());
+            let at = found.partition_point(|known| order(known, &one).is_lt());
             if at < k {
                 found.insert(at, one);
                 found.truncate(k);

@@ -3,11 +3,11 @@
 
 use proptest::prelude::*;
 
-use super::{AttendScratch, Look, Pairs, body};
+use super::{AttendScratch, KvView, Pairs, body};
 use crate::path::Path;
 use crate::simd::{Lanes, Work, run_on};
 
-/// Any f32 that a model may meet, and some that it should not.
+/// Any f32 that a model may contain, and some that it should not.
 fn number() -> impl Strategy<Value = f32> {
     prop_oneof![
         20 => -20.0f32..20.0,
@@ -85,9 +85,9 @@ proptest! {
         let queries = &queries[..];
         assert_same(|path| filled(queries.len(), |out| {
             let (keys, values) = (&keys[..], &keys[16..]);
-            let look = Look { keys, values, stride: 2 * head_size, positions, scale: 0.25 };
+            let kv = KvView { keys, values, stride: 2 * head_size, positions, scale: 0.25 };
             let scratch = &mut AttendScratch::default();
-            on_path!(path, attend(queries: &'a [f32], head_size: usize, look: Look<'a>, scratch: &'a mut AttendScratch, out: &'a mut [f32]) -> ());
+            on_path!(path, attend(queries: &'a [f32], head_size: usize, kv: KvView<'a>, scratch: &'a mut AttendScratch, out: &'a mut [f32]) -> ());
         }))?;
     }
 
@@ -125,8 +125,8 @@ fn best_of_many_is_what_sorting_finds() {
 fn attention_over_positions_that_are_not_there_panics() {
     let seen = |positions: usize, stride: usize| {
         let (bytes, mut out) = ([0; 16], [0.0; 2]);
-        let look = Look { keys: &bytes, values: &bytes[..12], stride, positions, scale: 1.0 };
-        super::attend(&[1.0, 1.0], 2, look, &mut AttendScratch::default(), &mut out);
+        let kv = KvView { keys: &bytes, values: &bytes[..12], stride, positions, scale: 1.0 };
+        super::attend(&[1.0, 1.0], 2, kv, &mut AttendScratch::default(), &mut out);
     };
     seen(3, 4);
     for (positions, stride) in [(0, 4), (4, 4), (usize::MAX, 4), (2, usize::MAX)] {

@@ -302,7 +302,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn spread(self, bits: __m256i, group: usize) -> __m256i {
+    fn expand_bits(self, bits: __m256i, group: usize) -> __m256i {
         // The byte that holds the four bits goes to all four bytes of its lane; one bit of each is tested.
         let byte = (group / 2) as i32 * 0x0101_0101;
         let tested = if group.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32 as i32 };
@@ -396,7 +396,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn store(self, a: __m256, out: &mut [f32]) {
         let out = &mut out[..8];
-        // SAFETY: there is room for 8 values, and the processor has the instructions.
+        // SAFETY: the target has space for 8 values, and the processor has the instructions.
         unsafe { _mm256_storeu_ps(out.as_mut_ptr(), a) }
     }
 }

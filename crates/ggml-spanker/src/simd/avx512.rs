@@ -234,7 +234,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn spread(self, bits: __m512i, group: usize) -> __m512i {
+    fn expand_bits(self, bits: __m512i, group: usize) -> __m512i {
         // The byte that holds the four bits goes to all four bytes of its lane; one bit of each is tested.
         let byte = (group / 2) as i32 * 0x0101_0101;
         let tested = if group.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32 as i32 };
@@ -335,7 +335,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn store(self, a: __m512, out: &mut [f32]) {
         let out = &mut out[..16];
-        // SAFETY: there is room for 16 values, and the processor has the instructions.
+        // SAFETY: the target has space for 16 values, and the processor has the instructions.
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), a) }
     }
 }

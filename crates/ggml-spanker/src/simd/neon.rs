@@ -245,7 +245,7 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn spread(self, bits: int32x4_t, group: usize) -> int32x4_t {
+    fn expand_bits(self, bits: int32x4_t, group: usize) -> int32x4_t {
         // The byte that holds the four bits goes to all four bytes of its lane; one bit of each is tested.
         let byte = (group / 2) as i32 * 0x0101_0101;
         let tested = if group.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32 as i32 };
@@ -359,7 +359,7 @@ impl Simd for Neon {
     #[inline(always)]
     fn store(self, a: float32x4_t, out: &mut [f32]) {
         let out = &mut out[..4];
-        // SAFETY: there is room for 4 values.
+        // SAFETY: the target has space for 4 values.
         unsafe { vst1q_f32(out.as_mut_ptr(), a) }
     }
 }

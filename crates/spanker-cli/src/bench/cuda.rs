@@ -8,7 +8,7 @@ mod check;
 mod native;
 mod row;
 
-use spanker_fabric_cuda::{CudaViewMut, Gpu, GpuProbe, Tuning, all_reduce_tuned, probe, reduce};
+use spanker_cuda::{CudaViewMut, Gpu, GpuProbe, Tuning, all_reduce_tuned, probe, reduce};
 use spanker_scheduler::{Collective, DType, ReduceOp, Team, Threads, bf16, f16, host};
 
 use super::{Args, How, collective, sizes};
@@ -89,12 +89,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 fn count(args: &Args, usual: usize) -> Result<usize, Usage> {
     match &args.cards {
         None => Ok(usual),
-        Some(CardList::Count(count)) if (1..=spanker_fabric_cuda::MOST_BUFFERS).contains(count) => {
+        Some(CardList::Count(count)) if (1..=spanker_cuda::MOST_BUFFERS).contains(count) => {
             Ok(*count)
         }
         Some(CardList::Count(count)) => Err(Usage(format!(
             "--cards {count}: a GPU is shared by 1 to {}",
-            spanker_fabric_cuda::MOST_BUFFERS
+            spanker_cuda::MOST_BUFFERS
         ))),
         Some(CardList::Indices(_)) => {
             Err(Usage("--cards: --fabric cuda takes a number, not a list".into()))
@@ -164,7 +164,7 @@ fn measure_as<T: Drawn>(case: &Case, size: usize) -> anyhow::Result<Row> {
         copies.push(gpu.timed(|gpu| {
             (0..REPEATS).try_for_each(|_| {
                 let copied = gpu.stream().memcpy_dtod(&kept, &mut work);
-                copied.map_err(|error| spanker_fabric_cuda::CudaError::Call {
+                copied.map_err(|error| spanker_cuda::CudaError::Call {
                     what: "copy".into(),
                     message: error.to_string(),
                 })
@@ -187,10 +187,10 @@ fn median(mut times: Vec<f64>) -> f64 {
 fn reduce_once(
     case: &Case,
     dtype: DType,
-    work: &mut spanker_fabric_cuda::CudaSlice<u8>,
+    work: &mut spanker_cuda::CudaSlice<u8>,
     stride: usize,
     bytes: usize,
-) -> Result<(), spanker_fabric_cuda::CudaError> {
+) -> Result<(), spanker_cuda::CudaError> {
     let mut places: Vec<CudaViewMut<'_, u8>> =
         work.as_view_mut().chunks_exact_mut(stride.max(1)).collect();
     let mut buffers: Vec<CudaViewMut<'_, u8>> =

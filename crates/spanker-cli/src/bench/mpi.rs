@@ -11,11 +11,10 @@ mod row;
 
 use std::time::{Duration, Instant};
 
-use spanker_fabric::Call;
 use spanker_fabric_mpi::{MpiFabric, World, plain_all_reduce};
 use spanker_scheduler::{
-    Algorithm, Collective, DType, Fabric, FabricError, ReduceOp, Registered, Threads, Workspace,
-    bf16, execute_registered, f16, schedule,
+    Collective, DType, Fabric, FabricError, ReduceOp, Registered, Threads, Workspace, bf16,
+    execute_registered, f16, schedule,
 };
 
 use super::data::{Sample, count_wrong};
@@ -167,9 +166,7 @@ pub(super) fn slowest(fabric: &mut MpiFabric, value: f64) -> Result<f64, FabricE
 /// Waits for all ranks, which go on within microseconds of each other. Ranks that wait for MPI's own barrier may
 /// keep others from their cores, for whole time slices where it does not give them up.
 fn meet(fabric: &mut MpiFabric, deadline: Instant) -> Result<(), FabricError> {
-    let (collective, algorithm) = (Collective::Barrier, Algorithm::OneShot);
-    let (dtype, op) = (DType::U8, ReduceOp::Sum);
-    fabric.commit(&Call { collective, algorithm, elements: 0, dtype, op, plan: 0 }, deadline)
+    fabric.barrier(deadline)
 }
 
 /// One rank's buffers for a way of running the collective.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use spanker_fabric_cuda::{
+use spanker_cuda::{
     CudaCard, CudaError, Discovered, Figure, Gpu, GpuProbe, PeerProbe, Speeds, Subject, discover,
     discover_logical, measured, probe, probe_peer,
 };

@@ -9,7 +9,7 @@ use spanker_steal::Backend;
 /// A product on a processor.
 #[cfg(feature = "cuda")]
 pub(super) fn product(product: &Arc<Product>, index: usize) -> anyhow::Result<Arc<dyn Backend>> {
-    let gpu = spanker_fabric_cuda::GpuProduct::new(Arc::clone(product), index);
+    let gpu = spanker_cuda::GpuProduct::new(Arc::clone(product), index);
     Ok(Arc::new(gpu.map_err(|error| anyhow::anyhow!("gpu:{index}: {error}"))?))
 }
 

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use spanker_twin::desk::{CardStatus, LinkStatus, Request, Status, Target};
+use spanker_twin::control::{CardStatus, LinkStatus, Request, Status, Target};
 
 use crate::output;
 
@@ -20,7 +20,10 @@ pub(super) fn up(status: &Status, notes: &[String], took: Duration) -> anyhow::R
     row("pace", status.pace.name())?;
     row("seed", &status.seed.to_string())?;
     row("directory", &status.dir.display().to_string())?;
-    row("keeper", &format!("pid {}, up after {:.0} ms", status.keeper, took.as_secs_f64() * 1e3))?;
+    row(
+        "keeper",
+        &format!("pid {}, up after {:.0} ms", status.supervisor, took.as_secs_f64() * 1e3),
+    )?;
     for note in notes {
         row("note", note)?;
     }
@@ -39,9 +42,11 @@ fn quoted(path: &Path) -> String {
 
 /// Every card and link.
 pub(super) fn status(status: &Status) -> anyhow::Result<()> {
-    let Status { title, topology, seed, keeper, .. } = status;
+    let Status { title, topology, seed, supervisor, .. } = status;
     let (dir, pace) = (status.dir.display(), status.pace.name());
-    output::line(&format!("{title}, {topology}, pace {pace}, seed {seed}, keeper pid {keeper}"))?;
+    output::line(&format!(
+        "{title}, {topology}, pace {pace}, seed {seed}, keeper pid {supervisor}"
+    ))?;
     output::line(&format!("{dir}\n"))?;
     output::line("card  state         pid  serial            profile")?;
     status.cards.iter().try_for_each(card)?;

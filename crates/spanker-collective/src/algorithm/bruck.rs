@@ -37,7 +37,7 @@ pub(super) fn all_gather(b: &mut Builder) {
     }
 }
 
-/// The all-gather run backwards: where that one spreads a chunk, this one collects contributions.
+/// The all-gather run backwards: where that one broadcasts a chunk, this one collects contributions.
 pub(super) fn reduce_scatter(b: &mut Builder) {
     let n = b.ranks;
     for d in distances(n).rev() {

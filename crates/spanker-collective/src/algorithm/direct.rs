@@ -8,7 +8,7 @@
 //! | all-reduce, two-shot | 2 | 2(n - 1)/n of the buffer |
 //! | broadcast, reduce, gather, scatter | 1 | all at the root |
 //!
-//! Contributions are kept apart until all have arrived and are then folded in rank order: the bits are
+//! Contributions are stored separately until all have arrived and are then folded in rank order: the bits are
 //! those of the serial fold.
 
 use super::Builder;

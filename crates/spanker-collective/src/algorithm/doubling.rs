@@ -2,8 +2,8 @@
 //! Recursive doubling: partners exchange everything and both fold.
 //!
 //! With p the largest power of two up to n: log2 p rounds in which each rank sends the whole buffer,
-//! and two more rounds for the n - p ranks beyond the power of two, which hand their contribution to a
-//! neighbour and are told the result.
+//! and two more rounds for the n - p ranks beyond the power of two, which send their contribution to a
+//! neighbour and receive the result.
 //!
 //! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
 

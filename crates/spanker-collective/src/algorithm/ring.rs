@@ -92,7 +92,7 @@ pub(super) fn scatter(b: &mut Builder, root: Rank) {
     }
 }
 
-/// Each rank sends all its blocks to its neighbour, which takes out its own and passes on the rest.
+/// Each rank sends all its blocks to its neighbour, which removes its own and forwards the rest.
 ///
 /// A packet holds the blocks of one origin, nearest destination first. Two halves of the scratch take
 /// turns: one is sent while the other is received.

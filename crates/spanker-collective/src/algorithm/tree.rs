@@ -53,8 +53,8 @@ pub(super) fn gather(b: &mut Builder, root: Rank) {
     for level in 0..depth(n) {
         b.round();
         for (child, parent) in edges(n, level) {
-            let held = (1usize << level).min(n - child);
-            b.chunks((root + child) % n, (root + parent) % n, root + child, held, None);
+            let chunks = (1usize << level).min(n - child);
+            b.chunks((root + child) % n, (root + parent) % n, root + child, chunks, None);
         }
     }
 }
@@ -65,8 +65,8 @@ pub(super) fn scatter(b: &mut Builder, root: Rank) {
     for level in (0..depth(n)).rev() {
         b.round();
         for (child, parent) in edges(n, level) {
-            let held = (1usize << level).min(n - child);
-            b.chunks((root + parent) % n, (root + child) % n, root + child, held, None);
+            let chunks = (1usize << level).min(n - child);
+            b.chunks((root + parent) % n, (root + child) % n, root + child, chunks, None);
         }
     }
 }

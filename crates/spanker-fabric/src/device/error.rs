@@ -38,7 +38,7 @@ pub enum DeviceErrorKind {
 /// A failed operation on a group of cards. Every card of the group has failed the job with the same fault.
 ///
 /// Cards are named by index, the number in their device's name. The buffers of the caller are as they were.
-/// Whether those on the cards are is told by [`DeviceError::card_buffers_trusted`].
+/// [`DeviceError::card_buffers_trusted`] says whether those on the cards are.
 ///
 /// Who is named when several things are wrong at once: a card that is gone, before a card that does not
 /// answer, before a card that answers nonsense, before a link that is down, before anything else that cards
@@ -60,7 +60,7 @@ impl DeviceError {
         DeviceError { kind, card, peer, detail, waiting, started, source }
     }
 
-    /// A request that cannot be met by any card.
+    /// A request that no card can satisfy.
     pub(super) fn refused(detail: impl fmt::Display) -> Self {
         DeviceError::new(DeviceErrorKind::Refused, None, detail.to_string())
     }
@@ -74,7 +74,7 @@ impl DeviceError {
         }
     }
 
-    /// A request that card `card` did not meet.
+    /// A request that card `card` did not satisfy.
     #[must_use]
     pub fn request(card: usize, error: Error) -> Self {
         let kind = match &error {
@@ -158,7 +158,7 @@ impl DeviceError {
         !self.started
     }
 
-    /// What the cards are told.
+    /// Its numbers as the card ABI encodes them.
     pub(super) fn fault_kind(&self) -> FaultKind {
         match self.kind {
             DeviceErrorKind::Lost => FaultKind::CardLost,

@@ -232,7 +232,7 @@ impl Job<'_> {
 /// Asks all cards at once what they do, except one whose answer is known.
 pub(super) fn ask(
     cards: &[&SpankerControl],
-    patience: Duration,
+    timeout: Duration,
     mut known: Option<(Rank, Error)>,
 ) -> Vec<Answer> {
     let silent = known.as_ref().map(|(rank, _)| *rank);
@@ -241,7 +241,7 @@ pub(super) fn ask(
             .iter()
             .enumerate()
             .map(|(rank, card)| {
-                let ask = || scope.spawn(move || card.state(patience));
+                let ask = || scope.spawn(move || card.state(timeout));
                 (silent != Some(rank)).then(ask)
             })
             .collect();

@@ -82,7 +82,7 @@ struct Card {
 struct World {
     cards: Vec<Card>,
     strict: bool,
-    room: usize,
+    capacity: usize,
     /// The most bytes that a card allocates at once.
     memory: u64,
     /// A request that a card refuses, and with what.
@@ -126,8 +126,8 @@ impl Cards {
             }
         };
         let cards = (0..count).map(card).collect();
-        let (strict, room, memory) = (true, usize::MAX, 1 << 32);
-        Cards(Arc::new(Mutex::new(World { cards, strict, room, memory, refusal: None })))
+        let (strict, capacity, memory) = (true, usize::MAX, 1 << 32);
+        Cards(Arc::new(Mutex::new(World { cards, strict, capacity, memory, refusal: None })))
     }
 
     pub fn ring(count: usize) -> Cards {
@@ -161,8 +161,8 @@ impl Cards {
     }
 
     /// Descriptors that a card's queue takes.
-    pub fn room(&self, room: usize) {
-        self.world().room = room;
+    pub fn capacity(&self, capacity: usize) {
+        self.world().capacity = capacity;
     }
 
     /// Bytes that a card allocates at once.
@@ -314,7 +314,7 @@ impl World {
         }
     }
 
-    /// Lets the first send of a card meet the first receive at the other end.
+    /// Matches the first send of a card with the first receive at the other end.
     fn send(&mut self, number: usize) {
         let card = &self.cards[number];
         let Some(&at) = card.sends.front() else { return };
@@ -477,7 +477,7 @@ impl Transport for Way {
         let op = call.name;
         match world.cards[self.card].health {
             Health::Gone => return Err(Error::Gone { op }),
-            Health::Silent => return Err(Error::Unresponsive { op, waited: call.patience }),
+            Health::Silent => return Err(Error::Unresponsive { op, waited: call.timeout }),
             Health::Nonsense => {
                 return Err(Error::Nonsense { op, what: "it begins with 00000000".into() });
             }
@@ -524,9 +524,9 @@ fn serve_one(mut stream: UnixStream, way: &Way) {
             Direction::ToCard => Payload::ToCard(message.payload),
             Direction::FromCard => Payload::FromCard(&mut out),
         };
-        let patience = Duration::ZERO;
+        let timeout = Duration::ZERO;
         let argument_mut = &mut argument[..];
-        let mut call = Call { name, number, argument: argument_mut, payload, patience };
+        let mut call = Call { name, number, argument: argument_mut, payload, timeout };
         let answer = match way.call(&mut call) {
             Ok(()) => {
                 let head = head(number, 0, sequence, argument.len(), out.len());
@@ -559,7 +559,7 @@ fn answer(world: &mut World, number: usize, call: &mut Call<'_>) -> Result<(), E
     if call.name == "WAIT" {
         world.run();
     }
-    let (room, memory) = (world.room, world.memory);
+    let (capacity, memory) = (world.capacity, world.memory);
     let card = &mut world.cards[number];
     match call.name {
         "GET_VERSION" => put(call, RawVersion { major: 0, minor: 3, patch: 0, reserved: 0 }),
@@ -583,7 +583,7 @@ fn answer(world: &mut World, number: usize, call: &mut Call<'_>) -> Result<(), E
         }
         "FREE" => card.buffers.remove(&get::<RawFree>(call).buffer).map(drop).ok_or(Errno::EINVAL),
         "WRITE" | "READ" => access(card, call),
-        "SUBMIT" => submit(card, call, room),
+        "SUBMIT" => submit(card, call, capacity),
         "WAIT" => wait(card, call),
         "COUNTERS" => put(call, Counters { busy_ps: card.busy, ..Counters::default() }),
         "RESET" => {
@@ -641,7 +641,7 @@ fn access(card: &mut Card, call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-fn submit(card: &mut Card, call: &mut Call<'_>, room: usize) -> Result<(), Errno> {
+fn submit(card: &mut Card, call: &mut Call<'_>, capacity: usize) -> Result<(), Errno> {
     let mut raw: RawSubmit = get(call);
     let Payload::ToCard(bytes) = call.payload else { return Err(Errno::EINVAL) };
     let work = decode_work(bytes).map_err(|_| Errno::EINVAL)?;
@@ -649,7 +649,7 @@ fn submit(card: &mut Card, call: &mut Call<'_>, room: usize) -> Result<(), Errno
         return Err(Errno::EBUSY);
     }
     let waiting = card.queue.iter().filter(|entry| !entry.done).count();
-    if waiting > 0 && waiting + work.len() > room {
+    if waiting > 0 && waiting + work.len() > capacity {
         return Err(Errno::EOVERFLOW);
     }
     let base = card.queue.len();

@@ -13,27 +13,27 @@ impl<P> Link<P> {
         let header = Header { length: TRAINING_BYTES as u16, ..self.header(Kind::Train, false) };
         let hello = Hello {
             seeking: self.state == LinkState::Training,
-            lanes: self.told_lanes,
+            lanes: self.announced_lanes,
             window: self.config.window,
             payload: self.config.payload,
             identity: self.config.identity,
             session: self.session,
             echo: self.peer.map_or(0, |peer| peer.session),
             life: self.life,
-            knows: self.told_knows,
+            knows: self.announced_knows,
             birth: self.config.nonce,
         };
         (header, Body::Training(hello.to_bytes()))
     }
 
-    /// What is queued and what is held stay; the next session decides whether they still count.
+    /// Queued and unconsumed frames stay; the next session decides whether they still count.
     pub(super) fn begin_training(&mut self, now: u64) {
         self.state = LinkState::Training;
         self.session = self.session.wrapping_add(1).max(1);
         self.counters.trainings += 1;
         self.peer = None;
-        self.told_knows = self.knows;
-        self.told_lanes = self.lanes;
+        self.announced_knows = self.knows;
+        self.announced_lanes = self.lanes;
         self.train_at = now;
         self.train_until = now.saturating_add(self.config.train_within);
         self.answer_due = false;
@@ -82,13 +82,13 @@ impl<P> Link<P> {
         }
         // The other end began anew, so this one has to.
         self.begin_training(now);
-        self.meet(hello);
+        self.record_peer(hello);
         Event::Retraining
     }
 
     /// A training frame for an end in training. A session of this end belongs to one start of the
     /// peer: an echo of it from another start may come from a peer that is no more, while the one
-    /// that took its place has heard the same session.
+    /// that replaced it has heard the same session.
     fn seek(&mut self, hello: &Hello, header: &Header, now: u64) -> Event {
         let known = self.peer.map(|peer| peer.session);
         if let Some(peer) = self.peer {
@@ -105,14 +105,14 @@ impl<P> Link<P> {
                 self.begin_training(now);
             }
         }
-        self.meet(hello);
+        self.record_peer(hello);
         if known != Some(hello.session) {
             self.train_at = now;
         }
         if hello.echo == self.session { self.complete(hello, header, now) } else { Event::Nothing }
     }
 
-    fn meet(&mut self, hello: &Hello) {
+    fn record_peer(&mut self, hello: &Hello) {
         self.peer = Some(Peer {
             identity: hello.identity,
             session: hello.session,
@@ -124,18 +124,19 @@ impl<P> Link<P> {
 
     fn complete(&mut self, hello: &Hello, header: &Header, now: u64) -> Event {
         // Both ends compute this from the same four numbers, so they agree.
-        let resumed =
-            self.told_knows != 0 && hello.life == self.told_knows && hello.knows == self.life;
+        let resumed = self.announced_knows != 0
+            && hello.life == self.announced_knows
+            && hello.knows == self.life;
         self.state = LinkState::Up;
         self.knows = hello.life;
-        self.lanes = self.told_lanes.min(hello.lanes);
+        self.lanes = self.announced_lanes.min(hello.lanes);
         self.answer_due = hello.seeking;
         let full = usize::from(self.config.payload.min(hello.payload));
         self.payload_limit = if resumed { self.payload_limit.min(full) } else { full };
         if resumed {
             self.receiver.resume();
             self.sender.rewind();
-            self.take_answer(header, now);
+            self.acknowledge(header, now);
         } else {
             self.sender.reset();
             self.receiver.reset();

@@ -33,7 +33,7 @@ pub(super) struct End {
     stream: Vec<u8>,
     stall: Option<Stall>,
     stalled_until: u64,
-    held: usize,
+    unconsumed: usize,
     window: usize,
     scratch: Vec<u8>,
 }
@@ -56,7 +56,7 @@ impl End {
             stream: Vec::new(),
             stall: case.stall,
             stalled_until: 0,
-            held: 0,
+            unconsumed: 0,
             window: usize::from(case.ends[side].window),
             scratch: Vec::new(),
         }
@@ -67,9 +67,9 @@ impl End {
         self.acked == self.frames && self.delivered == peer.frames
     }
 
-    /// Queues what there is room for and puts a frame on the wire if that is free.
+    /// Queues what fits the window and puts a frame on the wire if that is free.
     pub fn pump(&mut self, now: u64, medium: &mut Medium) -> Result<(), String> {
-        self.take_back()?;
+        self.collect_acked()?;
         while self.pushed < self.frames && self.queue_next() {
             self.pushed += 1;
         }
@@ -108,7 +108,7 @@ impl End {
         self.notices && number % 61 == 60
     }
 
-    fn take_back(&mut self) -> Result<(), String> {
+    fn collect_acked(&mut self) -> Result<(), String> {
         while let Some(item) = self.link.acked() {
             if item.number != self.acked {
                 return Err(format!("frame {} acknowledged, not {}", item.number, self.acked));
@@ -135,9 +135,9 @@ impl End {
     }
 
     pub fn tick(&mut self, now: u64) -> Result<(), String> {
-        if now >= self.stalled_until && self.held > 0 {
-            self.link.consumed(self.held);
-            self.held = 0;
+        if now >= self.stalled_until && self.unconsumed > 0 {
+            self.link.consumed(self.unconsumed);
+            self.unconsumed = 0;
         }
         if self.link.next_timer().is_some_and(|tick| tick * TICK <= now) {
             let event = self.link.tick(now / TICK);
@@ -146,7 +146,7 @@ impl End {
         Ok(())
     }
 
-    /// Takes bytes off the wire. Frames are cut out of the stream, as a real receiver has to.
+    /// Receives bytes from the wire. Frames are cut out of the stream, as a real receiver has to.
     pub fn hear(&mut self, packet: &Packet, now: u64) -> Result<(), String> {
         let mut stream = std::mem::take(&mut self.stream);
         stream.extend_from_slice(&packet.bytes);
@@ -195,9 +195,9 @@ impl End {
         }
         self.delivered += 1;
         self.bytes += payload.len() as u64;
-        self.held += 1;
-        if self.held > self.window {
-            return Err(format!("{} frames for a buffer of {}", self.held, self.window));
+        self.unconsumed += 1;
+        if self.unconsumed > self.window {
+            return Err(format!("{} frames for a buffer of {}", self.unconsumed, self.window));
         }
         if let Some(stall) = self.stall
             && now >= self.stalled_until

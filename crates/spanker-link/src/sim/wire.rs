@@ -9,11 +9,11 @@ use rand_pcg::Pcg64Mcg;
 /// What one direction of a wire does to frames.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Wire {
-    /// Femtoseconds that one lane takes for a byte.
+    /// Femtoseconds per byte on one lane.
     pub lane_byte_fs: u64,
     /// Nanoseconds from the end of a frame at one end to its end at the other.
     pub delay: u64,
-    /// The chance that a line bit is wrong; a byte has ten, and a wrong one changes it at random.
+    /// The probability that a bit on the wire is wrong; a byte has ten, and a wrong one changes it at random.
     pub bit_error_rate: f64,
     /// With so many lanes or fewer there are no bit errors.
     pub sound_lanes: u8,
@@ -56,7 +56,7 @@ pub(super) struct Medium {
     rng: Pcg64Mcg,
     in_flight: VecDeque<Packet>,
     spare: Vec<Vec<u8>>,
-    /// Line bits until the next wrong one.
+    /// Bits on the wire until the next wrong one.
     until_error: u64,
     /// When the sender may begin its next frame.
     pub free: u64,

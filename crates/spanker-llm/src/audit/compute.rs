@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One operator again, from what a card kept of it.
 
-use ggml_spanker::ops::{self, AttendScratch, Look, Pairs};
+use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
 use spanker_model::Quant;
 use spanker_plan::{Addend, Check, Samples};
@@ -177,7 +177,7 @@ fn attention(check: &Check, kept: Kept<'_>) -> Option<String> {
         return None;
     };
     let stride = head_size * 2;
-    let look = Look {
+    let look = KvView {
         keys: kept.bytes(keys, positions * stride),
         values: kept.bytes(values, positions * stride),
         stride: stride as usize,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use ggml_spanker::ops::{self, Look, Pairs};
+use ggml_spanker::ops::{self, KvView, Pairs};
 use ggml_spanker::{Quant, decode, quantize};
 use spanker_runtime::{Place, Work};
 
@@ -197,7 +197,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 let at = shifted(queries, row * width + own.start * head_size * 4);
                 let queries = card.memory.floats(at, (own.end - own.start) * head_size);
                 let skip = kv * head_size * 2;
-                let look = Look {
+                let look = KvView {
                     keys: card.memory.get(shifted(keys, skip), cached - skip),
                     values: card.memory.get(shifted(values, skip), cached - skip),
                     stride: stride as usize,

@@ -8,8 +8,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use spanker_collective::{Algorithm, Collective, DType, Rank, ReduceOp};
-use spanker_fabric::{Call, Fabric, FabricError, Letter, Pool};
+use spanker_collective::Rank;
+use spanker_fabric::{Call, Fabric, FabricError, Message, Pool};
 
 use super::clock::Answer;
 use super::order::Order;
@@ -24,15 +24,8 @@ const LOADING: Duration = Duration::from_secs(600);
 /// Bytes of a stamp, behind those of a message.
 const STAMP: usize = 8;
 
-/// What every message and every commit belongs to.
-const CALL: Call = Call {
-    collective: Collective::Barrier,
-    algorithm: Algorithm::OneShot,
-    elements: 0,
-    dtype: DType::U8,
-    op: ReduceOp::Sum,
-    plan: u64::from_le_bytes(*b"on ranks"),
-};
+/// What every message belongs to: the same call as barriers, which others may have reached already.
+const CALL: Call = Call::BARRIER;
 
 /// FNV-1a of words.
 fn stamp(words: &[u64]) -> u64 {
@@ -112,7 +105,7 @@ impl<'f> Wire<'f> {
         })
     }
 
-    fn letter(&mut self, bytes: &[u8], stamp: u64) -> Letter {
+    fn letter(&mut self, bytes: &[u8], stamp: u64) -> Message {
         self.pool.write(bytes.len() + STAMP, |out| {
             let (text, end) = out.split_at_mut(bytes.len());
             text.copy_from_slice(bytes);
@@ -122,14 +115,14 @@ impl<'f> Wire<'f> {
 
     fn exchange(
         &mut self,
-        sends: &[(Rank, Letter)],
+        sends: &[(Rank, Message)],
         receives: &[Rank],
-    ) -> Result<Vec<Letter>, FabricError> {
+    ) -> Result<Vec<Message>, FabricError> {
         self.fabric.get_mut().exchange(&CALL, sends, receives, Instant::now() + self.patience)
     }
 
     /// What a letter of `peer` says, if it is meant for this place of the run.
-    fn open(&mut self, peer: Rank, letter: &Letter, stamp: u64) -> Result<Letter, FabricError> {
+    fn open(&mut self, peer: Rank, letter: &Message, stamp: u64) -> Result<Message, FabricError> {
         let (rank, actual) = (self.rank(), letter.bytes().len());
         let Some((text, end)) = letter.bytes().split_last_chunk::<STAMP>() else {
             let short = FabricError::Length { rank, peer, expected: STAMP, actual };
@@ -149,10 +142,10 @@ impl<'f> Wire<'f> {
     fn checked(
         &mut self,
         peer: Rank,
-        letter: &Letter,
+        letter: &Message,
         expected: u64,
         stamp: u64,
-    ) -> Result<Letter, FabricError> {
+    ) -> Result<Message, FabricError> {
         let letter = self.open(peer, letter, stamp)?;
         let (actual, expected) = (letter.bytes().len(), expected as usize);
         if actual == expected {
@@ -197,7 +190,7 @@ impl<'f> Wire<'f> {
         order: &Order,
         receives: &[Rank],
         bytes: u64,
-    ) -> Result<Vec<Letter>, FabricError> {
+    ) -> Result<Vec<Message>, FabricError> {
         let stamp = self.next_order();
         let message = self.letter(&order.to_bytes(), stamp);
         let sends: Vec<_> = self.others().into_iter().map(|rank| (rank, message.clone())).collect();
@@ -234,12 +227,12 @@ impl<'f> Wire<'f> {
     /// Agrees with all ranks that a plan is laid out, and stamps messages with it from here on.
     pub(super) fn settle(&mut self, plan: u64) -> Result<(), FabricError> {
         self.plan = plan;
-        self.fabric.get_mut().commit(&CALL, Instant::now() + self.patience.max(LOADING))
+        self.fabric.get_mut().barrier(Instant::now() + self.patience.max(LOADING))
     }
 
     /// Waits until all ranks know that it is over: who left before would look dead to those that do not.
     pub(super) fn part(&mut self) -> Result<(), FabricError> {
-        self.fabric.get_mut().commit(&CALL, Instant::now() + self.patience)
+        self.fabric.get_mut().barrier(Instant::now() + self.patience)
     }
 
     /// Tells the front what came of a step.
@@ -253,7 +246,7 @@ impl<'f> Wire<'f> {
         &mut self,
         step: u64,
         from: &[(Rank, u64)],
-    ) -> Result<Vec<Letter>, FabricError> {
+    ) -> Result<Vec<Message>, FabricError> {
         let ranks: Vec<Rank> = from.iter().map(|&(rank, _)| rank).collect();
         let stamp = stamp(&[self.plan, step]);
         let letters = self.exchange(&[], &ranks)?;

@@ -269,17 +269,17 @@ mirror! {
     struct RawRows = spanker_work_rows {
         /// The head.
         head: RawWork,
-        /// The first piece of the source.
+        /// The first block of the source.
         from: RawPlace,
-        /// The first piece of the destination.
+        /// The first block of the destination.
         into: RawPlace,
-        /// Pieces.
+        /// Blocks.
         rows: u64,
-        /// Bytes of a piece.
+        /// Bytes of a block.
         length: u64,
-        /// Bytes from a piece of the source to the next.
+        /// Bytes from a block of the source to the next.
         from_stride: u64,
-        /// Bytes from a piece of the destination to the next.
+        /// Bytes from a block of the destination to the next.
         into_stride: u64,
     }
     /// See [`crate::Work::Best`].

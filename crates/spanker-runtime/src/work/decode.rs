@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bytes of descriptors as work. Everything that can be told from the bytes alone is checked here.
+//! The bytes of descriptors as work. Everything that the bytes alone determine is checked here.
 
 use bytemuck::{Pod, pod_read_unaligned};
 

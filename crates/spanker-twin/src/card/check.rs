@@ -32,16 +32,16 @@ struct Owned<'a> {
 }
 
 impl Owned<'_> {
-    fn holds(&self, place: Place, length: u64) -> Result<(), Errno> {
+    fn contains(&self, place: Place, length: u64) -> Result<(), Errno> {
         let size = self.memory.owned(self.client, place.buffer)?;
         let end = place.offset.checked_add(length).ok_or(Errno::EINVAL)?;
         require(end <= size)
     }
 
-    /// Room for so many elements, aligned.
+    /// Checks that so many elements fit, aligned.
     fn elements(&self, place: Place, count: u64, size: usize) -> Result<(), Errno> {
         require(place.offset.is_multiple_of(size as u64))?;
-        self.holds(place, count.checked_mul(size as u64).ok_or(Errno::EINVAL)?)
+        self.contains(place, count.checked_mul(size as u64).ok_or(Errno::EINVAL)?)
     }
 }
 
@@ -74,11 +74,11 @@ pub(crate) fn known(fold: Fold) -> Option<(DType, ReduceOp)> {
 fn check_one(owned: &Owned<'_>, ports: usize, work: &Work) -> Result<(), Errno> {
     match *work {
         Work::Copy { from, into, length } => {
-            owned.holds(from, length)?;
-            owned.holds(into, length)?;
+            owned.contains(from, length)?;
+            owned.contains(into, length)?;
             require(apart((from, length), (into, length)))
         }
-        Work::Fill { into, length, .. } => owned.holds(into, length),
+        Work::Fill { into, length, .. } => owned.contains(into, length),
         Work::Reduce { into, ref sources, elements, fold, .. } => {
             let (dtype, _) = known(fold).ok_or(Errno::EINVAL)?;
             owned.elements(into, elements, dtype.size())?;
@@ -92,11 +92,11 @@ fn check_one(owned: &Owned<'_>, ports: usize, work: &Work) -> Result<(), Errno> 
         }
         Work::Send { from, length, port, .. } => {
             require((port as usize) < ports)?;
-            owned.holds(from, length)
+            owned.contains(from, length)
         }
         Work::Receive { into, length, port, landing, .. } => {
             require((port as usize) < ports)?;
-            owned.holds(into, length)?;
+            owned.contains(into, length)?;
             let (Landing::FoldFirst(fold) | Landing::FoldSecond(fold)) = landing else {
                 return Ok(());
             };

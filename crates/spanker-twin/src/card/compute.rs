@@ -33,7 +33,7 @@ pub(crate) const SLICE: u64 = 256 << 10;
 pub(crate) struct Slice {
     /// How far the work is, or nothing when it is complete.
     pub(crate) next: Option<u64>,
-    /// What it took, in bytes that could be copied meanwhile.
+    /// Its cost, in bytes that could be copied meanwhile.
     pub(crate) spent: u64,
 }
 
@@ -94,7 +94,7 @@ impl Alu {
         match *work {
             Work::Copy { from, into, length } => {
                 let part = (length - done).min(SLICE);
-                let scratch = room(&mut self.scratch.out, part as usize);
+                let scratch = scratch_bytes(&mut self.scratch.out, part as usize);
                 scratch.copy_from_slice(read(memory, shifted(from, done), part));
                 self.store(memory, shifted(into, done), part);
                 Slice::of(done + part, length, 2 * part)
@@ -128,7 +128,7 @@ impl Alu {
     /// Brings the first `length` bytes of the scratch memory for results to their place.
     fn store(&mut self, memory: &mut Memory, into: Place, length: u64) {
         let target = memory.get_mut(into, length).expect("it was checked");
-        target.copy_from_slice(room(&mut self.scratch.out, length as usize));
+        target.copy_from_slice(scratch_bytes(&mut self.scratch.out, length as usize));
         self.spoil(target);
     }
 
@@ -166,7 +166,7 @@ fn shifted(place: Place, by: u64) -> Place {
 }
 
 /// At least so many bytes of aligned scratch.
-fn room(scratch: &mut Vec<u64>, bytes: usize) -> &mut [u8] {
+fn scratch_bytes(scratch: &mut Vec<u64>, bytes: usize) -> &mut [u8] {
     let words = bytes.div_ceil(8);
     if scratch.len() < words {
         scratch.resize(words, 0);
@@ -181,11 +181,11 @@ fn fold_bytes<T: Element>(
     op: ReduceOp,
     incoming_first: bool,
 ) {
-    // A frame's data is aligned where its reader took care, and copied where not.
+    // A frame's data is copied unless its reader has aligned it.
     let theirs: &[T] = match bytemuck::try_cast_slice(incoming) {
         Ok(aligned) => aligned,
         Err(_) => {
-            let copy = room(&mut alu.incoming, incoming.len());
+            let copy = scratch_bytes(&mut alu.incoming, incoming.len());
             copy.copy_from_slice(incoming);
             cast_slice(copy)
         }
@@ -205,7 +205,7 @@ fn reduce_places<T: Element>(
     let bytes = elements * size_of::<T>() as u64;
     let operands: Vec<&[T]> =
         sources.iter().map(|&source| cast_slice(read(memory, source, bytes))).collect();
-    let out = room(&mut alu.scratch.out, bytes as usize);
+    let out = scratch_bytes(&mut alu.scratch.out, bytes as usize);
     match operands[..] {
         [only] => out.copy_from_slice(cast_slice(only)),
         _ => reduce(&alu.solo, Threads::Exactly(1), &operands, cast_slice_mut(out), op)

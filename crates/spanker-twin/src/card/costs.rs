@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What work costs on the card's clock, in picoseconds.
 //!
-//! An operator takes what the planner says that it takes.
-//! A frame takes its bytes on the wire, its part of an acknowledgement, and for each time that it breaks the
+//! An operator costs what the planner predicts.
+//! A frame costs its bytes on the wire, its part of an acknowledgement, and for each time that it breaks the
 //! frames that go-back-N sends again.
 
 use rand::Rng;

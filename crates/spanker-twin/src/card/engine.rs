@@ -20,7 +20,7 @@ use crate::spec::Pace;
 
 /// Slices of operators in one call, about a millisecond together.
 const SLICES: u64 = 8;
-/// What starting an operator takes, in the bytes that could be moved meanwhile.
+/// The cost of starting an operator, in bytes that could be moved meanwhile.
 const START: u64 = 4 << 10;
 
 /// The end of a transfer that has not ended.
@@ -58,7 +58,7 @@ impl Submission {
         Submission { ticket, job, client, work, next: 0, ended, open: 0, open_sends, end: 0 }
     }
 
-    /// What it counts for in the queue, by the memory that it takes: a descriptor for one, four sources of a
+    /// What it counts for in the queue, by the memory that it needs: a descriptor for one, four sources of a
     /// reduction for one more, and the submission itself for one.
     pub(super) fn weight(&self) -> usize {
         let sources = |one: &Descriptor| match &one.work {
@@ -90,7 +90,7 @@ pub(crate) struct Send {
     pub(super) from: Place,
     pub(super) length: u64,
     pub(super) tag: u32,
-    /// Bytes handed to the link, and when the last of them has left; nothing before the first frame.
+    /// Bytes passed to the link, and when the last of them has left; nothing before the first frame.
     pub(super) sent: Option<(u64, u64)>,
 }
 
@@ -351,7 +351,7 @@ impl Card {
         }
     }
 
-    /// Takes the work of a failed job out of the queue.
+    /// Removes the work of a failed job from the queue.
     pub(super) fn drop_submissions(&mut self, job: u64, fault: Fault) {
         let issuing = self.queue.get(self.cursor).map(|s| s.job);
         if issuing == Some(job) {

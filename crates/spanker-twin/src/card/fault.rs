@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a job fails. The first card that finds out fails the job with a fault and tells its neighbours, who do
+//! How a job fails. The first card that finds out fails the job with a fault and notifies its neighbours, who do
 //! the same: every card of the job ends with the same fault, whoever found it.
 
 use spanker_runtime::{Fault, FaultKind, abi};
@@ -13,7 +13,7 @@ impl Card {
         self.dead.iter().find(|fault| fault.job == job).copied()
     }
 
-    /// Fails a job on this card and tells the neighbours. The one that told us hears it as well: our notice
+    /// Fails a job on this card and notifies the neighbours. The one that notified us gets it as well: our notice
     /// ends the message of that job on the wire, which breaks off here.
     pub(super) fn fail_job(&mut self, fault: Fault) {
         let job = fault.job;
@@ -32,7 +32,7 @@ impl Card {
         }
         for port in self.ports.iter_mut().filter(|port| port.usable()) {
             port.notices.push_back(fault);
-            // A peer that takes none for so long has worse troubles than the oldest.
+            // A peer that reads none for so long has a worse problem than the loss of the oldest.
             if port.notices.len() > REMEMBERED {
                 port.notices.pop_front();
             }
@@ -43,7 +43,7 @@ impl Card {
         self.settle();
     }
 
-    /// A neighbour tells of a fault.
+    /// A neighbour has reported a fault.
     pub(super) fn noticed(&mut self, port: usize, fault: Fault) {
         self.note(abi::RECORD_NOTICE, port, fault.card, u64::from(fault.kind.code()));
         if self.queue.iter().any(|submission| submission.job == fault.job) {
@@ -62,7 +62,7 @@ impl Card {
         }
     }
 
-    /// Queues notices that found no room before.
+    /// Queues notices that did not fit before.
     pub(super) fn send_notices(&mut self, index: usize) {
         let port = &mut self.ports[index];
         while let Some(fault) = port.notices.front() {

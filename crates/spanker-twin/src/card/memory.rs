@@ -43,10 +43,10 @@ impl Memory {
         self.capacity - self.used
     }
 
-    /// A buffer of zeros. The host's memory is taken when it is first touched.
+    /// A buffer of zeros. The host allocates its memory when it is first touched.
     pub(crate) fn allocate(&mut self, owner: ClientId, length: u64) -> Result<BufferId, Errno> {
-        let room = length.max(1).checked_next_multiple_of(ALIGNMENT).ok_or(Errno::ENOMEM)?;
-        if room > self.available() || self.buffers.len() >= MAX_BUFFERS {
+        let bytes = length.max(1).checked_next_multiple_of(ALIGNMENT).ok_or(Errno::ENOMEM)?;
+        if bytes > self.available() || self.buffers.len() >= MAX_BUFFERS {
             return Err(Errno::ENOMEM);
         }
         let words = usize::try_from(length.div_ceil(8)).map_err(|_| Errno::ENOMEM)?;
@@ -57,7 +57,7 @@ impl Memory {
         let buffer = Buffer { owner, length, words: vec![0; words] };
         let handle = self.next;
         self.next += 1;
-        self.used += room;
+        self.used += bytes;
         self.buffers.insert(handle, buffer);
         Ok(BufferId(handle))
     }

@@ -2,7 +2,7 @@
 //! One port: the end of a link, the messages that wait to be received, and what has come for them.
 //!
 //! A message is a head of 24 bytes (job, tag, length) and its data, cut into frames. Messages of a job that
-//! has failed are dropped wherever they are found; a notice, which travels in order with the data, tells that
+//! has failed are dropped wherever they are found; a notice, which travels in order with the data, says that
 //! a job has failed and ends its message on the wire.
 
 use std::cell::Cell;
@@ -17,7 +17,7 @@ use crate::spec::{Pace, PortSpec};
 
 /// Bytes of a message's head.
 pub(crate) const HEAD: usize = spanker_topology::MESSAGE_HEAD as usize;
-/// The smallest frame that carries a piece of a message behind its head.
+/// The smallest frame that carries part of a message behind its head.
 pub(crate) const SMALLEST: usize = HEAD + 64;
 /// Bytes of a notice.
 pub(crate) const NOTICE: usize = 32;
@@ -107,17 +107,17 @@ pub(crate) struct Incoming {
     pub(crate) got: u64,
 }
 
-/// What has arrived and nobody has taken.
+/// What has arrived before there is a receive for it.
 #[derive(Debug)]
-pub(crate) enum Held {
+pub(crate) enum Unexpected {
     Data { stamp: u64, bytes: Vec<u8> },
     Dead { job: u64 },
 }
 
-impl Held {
+impl Unexpected {
     /// Whether it is the news that a job has ended.
     pub(crate) fn ends(&self, ended: u64) -> bool {
-        matches!(self, Held::Dead { job } if *job == ended)
+        matches!(self, Unexpected::Dead { job } if *job == ended)
     }
 }
 
@@ -135,8 +135,8 @@ pub(crate) struct Port {
     pub(crate) lost: bool,
     pub(crate) receives: VecDeque<Receive>,
     pub(crate) incoming: Option<Incoming>,
-    pub(crate) held: VecDeque<Held>,
-    /// Notices that found no room.
+    pub(crate) unexpected: VecDeque<Unexpected>,
+    /// Notices that did not fit the link's buffer.
     pub(crate) notices: VecDeque<Fault>,
     config: Config,
 }
@@ -175,7 +175,7 @@ impl Port {
             lost: false,
             receives: VecDeque::new(),
             incoming: None,
-            held: VecDeque::new(),
+            unexpected: VecDeque::new(),
             notices: VecDeque::new(),
             config,
         }
@@ -188,7 +188,7 @@ impl Port {
         self.lost = false;
         self.cut = false;
         self.incoming = None;
-        self.held.clear();
+        self.unexpected.clear();
         self.notices.clear();
         self.link.train(now);
     }
@@ -198,7 +198,7 @@ impl Port {
         self.link.cut();
         while self.link.dropped().is_some() {}
         self.incoming = None;
-        self.held.clear();
+        self.unexpected.clear();
         self.notices.clear();
     }
 

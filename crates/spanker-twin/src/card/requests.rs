@@ -78,7 +78,7 @@ impl Card {
         self.note(abi::RECORD_CLIENT, 0, u64::from(pid), 1);
     }
 
-    /// Takes a request of a client that is connected. `arrived` is when its first byte came, in nanoseconds.
+    /// Accepts a request of a client that is connected. `arrived` is when its first byte came, in nanoseconds.
     pub fn request(&mut self, client: ClientId, message: &Message<'_>, arrived: u64) {
         if message.number == RawWait::NUMBER {
             return self.wait(client, message);
@@ -382,7 +382,7 @@ impl Card {
         newest_first.find(|(ended, _)| *ended == ticket).map(|(_, outcome)| *outcome)
     }
 
-    /// Remembers what became of a ticket, and tells those who wait for it.
+    /// Remembers what became of a ticket, and answers those who wait for it.
     pub(super) fn remember(&mut self, client: ClientId, ticket: u64, outcome: Result<u64, Fault>) {
         if let Some(client) = self.clients.iter_mut().find(|c| c.id == client) {
             client.outcomes.push_back((ticket, outcome));

@@ -11,12 +11,12 @@ use spanker_runtime::{Fault, FaultKind, Landing, Place, abi};
 
 use super::check::known;
 use super::costs::{LATEST, later};
-use super::port::{HEAD, Held, Incoming, MessageHead, SMALLEST, Segment, notice_fault};
+use super::port::{HEAD, Incoming, MessageHead, SMALLEST, Segment, Unexpected, notice_fault};
 use super::{Card, Wire};
 
 /// What became of a frame's data.
 #[derive(Debug, PartialEq, Eq)]
-enum Taken {
+enum Delivery {
     /// It is where it belongs, or nowhere because its job is dead.
     Yes,
     /// No receive is there for it yet.
@@ -36,7 +36,7 @@ fn whole_elements(landing: Landing, bytes: usize) -> bool {
 }
 
 impl Card {
-    /// Hands messages to the links. Says whether anything happened.
+    /// Passes messages to the links. Returns whether anything happened.
     pub(super) fn pump(&mut self) -> bool {
         let before = self.progress;
         for port in 0..self.ports.len() {
@@ -53,7 +53,7 @@ impl Card {
         self.progress != before
     }
 
-    /// Hands the first message of a lane to its link. Says whether the next one may follow.
+    /// Passes the first message of a lane to its link. Returns whether the next one may follow.
     fn pump_lane(&mut self, lane: usize) -> bool {
         let Some(send) = self.lanes[lane].queue.front() else { return false };
         let (port, job, issued) = (send.port, send.job, send.issued);
@@ -79,7 +79,7 @@ impl Card {
         let limit =
             (link.frames.payload() as u64).min((link.link.payload_limit() - HEAD) as u64) & !63;
         let mut busy = 0;
-        while (first || sent < send.length) && link.link.room() > 0 {
+        while (first || sent < send.length) && link.link.free_slots() > 0 {
             let part = (send.length - sent).min(limit);
             let head =
                 first.then(|| MessageHead { job, tag: send.tag, length: send.length }.to_bytes());
@@ -94,7 +94,7 @@ impl Card {
             let (stamp, broken) = (later(time, link.frames.latency), Cell::new(broken.min(3)));
             let segment = Segment::Data { head, from, length: part as u32, stamp, broken, ends };
             let pushed = link.link.push(segment, bytes as u16);
-            debug_assert!(pushed.is_ok(), "there was room");
+            debug_assert!(pushed.is_ok(), "the window had space");
             self.progress += 1;
         }
         if !first {
@@ -117,7 +117,7 @@ impl Card {
         if port.cut || port.lost {
             return false;
         }
-        while wire.has_room() {
+        while wire.has_space() {
             let Some((header, body)) = port.link.transmit(now) else { break };
             match body {
                 Body::Payload(Segment::Data { head, from, length, stamp, broken, .. }) => {
@@ -131,12 +131,12 @@ impl Card {
                             &gone
                         }
                     };
-                    let (mut front, back) = seal(&header, &[head, data]);
+                    let (mut start, end) = seal(&header, &[head, data]);
                     if broken.get() > 0 {
                         broken.set(broken.get() - 1);
-                        front[(stamp % 12) as usize] ^= 0x10;
+                        start[(stamp % 12) as usize] ^= 0x10;
                     }
-                    wire.put(*stamp, &[&front, head, data, &back]);
+                    wire.put(*stamp, &[&start, head, data, &end]);
                 }
                 other => {
                     self.frame.clear();
@@ -180,7 +180,7 @@ impl Card {
         match event {
             Event::Deliver if header.kind == spanker_link::Kind::Notice => {
                 if let Some(fault) = notice_fault(payload) {
-                    port.held.push_back(Held::Dead { job: fault.job });
+                    port.unexpected.push_back(Unexpected::Dead { job: fault.job });
                     self.noticed(index, fault);
                     self.drain(index);
                 } else {
@@ -188,11 +188,11 @@ impl Card {
                 }
             }
             Event::Deliver => {
-                let waits = !port.held.is_empty() || self.stuck;
-                if waits || self.take(index, stamp, payload) == Taken::NotYet {
+                let waits = !port.unexpected.is_empty() || self.stuck;
+                if waits || self.deliver(index, stamp, payload) == Delivery::NotYet {
                     let mut bytes = self.spare.pop().unwrap_or_default();
                     bytes.extend_from_slice(payload);
-                    self.ports[index].held.push_back(Held::Data { stamp, bytes });
+                    self.ports[index].unexpected.push_back(Unexpected::Data { stamp, bytes });
                 }
             }
             other => self.link_event(index, other),
@@ -214,7 +214,7 @@ impl Card {
             Event::Trained { peer, resumed } => {
                 self.ports[index].peer = Some(peer);
                 if self.ports[index].link.payload_limit() < SMALLEST {
-                    // No piece of a message fits what this peer can take.
+                    // No part of a message fits the payload of this peer.
                     self.ports[index].down();
                     self.fail_port(index);
                 } else if !resumed {
@@ -239,9 +239,9 @@ impl Card {
         while let Some(segment) = port.link.dropped() {
             lost |= matches!(segment, Segment::Data { .. });
         }
-        lost |= port.incoming.take().is_some() || !port.held.is_empty();
-        port.link.consumed(port.held.len());
-        port.held.clear();
+        lost |= port.incoming.take().is_some() || !port.unexpected.is_empty();
+        port.link.consumed(port.unexpected.len());
+        port.unexpected.clear();
         if lost {
             self.fail_port(index);
         }
@@ -260,14 +260,14 @@ impl Card {
         }
     }
 
-    /// Takes what was held, as far as receives are there for it.
+    /// Delivers what arrived early, as far as there are receives for it.
     pub(super) fn drain(&mut self, index: usize) {
         if self.stuck {
             return;
         }
-        while let Some(held) = self.ports[index].held.pop_front() {
-            match held {
-                Held::Dead { job } => {
+        while let Some(unexpected) = self.ports[index].unexpected.pop_front() {
+            match unexpected {
+                Unexpected::Dead { job } => {
                     let port = &mut self.ports[index];
                     // The message of that job ends here, however much of it has come.
                     if port.incoming.is_some_and(|incoming| incoming.head.job == job) {
@@ -275,12 +275,12 @@ impl Card {
                     }
                     port.link.consumed(1);
                 }
-                Held::Data { stamp, mut bytes } => match self.take(index, stamp, &bytes) {
-                    Taken::NotYet => {
-                        self.ports[index].held.push_front(Held::Data { stamp, bytes });
+                Unexpected::Data { stamp, mut bytes } => match self.deliver(index, stamp, &bytes) {
+                    Delivery::NotYet => {
+                        self.ports[index].unexpected.push_front(Unexpected::Data { stamp, bytes });
                         return;
                     }
-                    Taken::Yes | Taken::Failed => {
+                    Delivery::Yes | Delivery::Failed => {
                         bytes.clear();
                         self.spare.push(bytes);
                     }
@@ -290,7 +290,7 @@ impl Card {
     }
 
     /// Brings a frame's data to where it belongs.
-    fn take(&mut self, index: usize, stamp: u64, payload: &[u8]) -> Taken {
+    fn deliver(&mut self, index: usize, stamp: u64, payload: &[u8]) -> Delivery {
         let port = &mut self.ports[index];
         let (incoming, data) = match port.incoming {
             Some(incoming) => (incoming, payload),
@@ -299,7 +299,7 @@ impl Card {
                 // No head: nothing that this side ever sends.
                 None => {
                     port.link.consumed(1);
-                    return Taken::Yes;
+                    return Delivery::Yes;
                 }
             },
         };
@@ -307,15 +307,15 @@ impl Card {
         let dead = self.dead.iter().any(|fault| fault.job == head.job);
         let port = &mut self.ports[index];
         // News of its end may be behind it, although so many jobs ended since that it is forgotten.
-        let dead = dead || port.held.iter().any(|held| held.ends(head.job));
+        let dead = dead || port.unexpected.iter().any(|unexpected| unexpected.ends(head.job));
         let ours = port.receives.front().filter(|receive| receive.job == head.job);
         let waited = match ours {
             _ if dead => 0,
-            None => return Taken::NotYet,
+            None => return Delivery::NotYet,
             Some(receive) => match receive.after {
                 None => 0,
                 Some(id) => match self.ended(id) {
-                    None => return Taken::NotYet,
+                    None => return Delivery::NotYet,
                     Some(end) => end,
                 },
             },
@@ -325,7 +325,7 @@ impl Card {
         let got = got.saturating_add(data.len() as u64);
         port.incoming = (got < head.length).then_some(Incoming { head, got });
         if dead {
-            return Taken::Yes;
+            return Delivery::Yes;
         }
         let receive = port.receives.front().expect("it was there");
         let (id, issued) = (receive.id, receive.issued);
@@ -333,7 +333,7 @@ impl Card {
         if !expected || got > head.length || !whole_elements(receive.landing, data.len()) {
             let (card, job) = (port.peer.map_or(0, |peer| peer.serial), head.job);
             self.fail_job(Fault { kind: FaultKind::Mismatch, card, peer: 0, job });
-            return Taken::Failed;
+            return Delivery::Failed;
         }
         let at = got - data.len() as u64;
         let (place, landing) = (receive.into, receive.landing);
@@ -344,7 +344,7 @@ impl Card {
             self.ports[index].receives.pop_front();
             self.end_transfer(id, issued.max(waited).max(stamp).min(LATEST), None);
         }
-        Taken::Yes
+        Delivery::Yes
     }
 
     fn land(&mut self, place: Place, data: &[u8], landing: Landing) {

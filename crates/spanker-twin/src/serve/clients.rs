@@ -16,9 +16,9 @@ const MOST: usize = 64;
 /// Bytes of answers that may wait for a program that does not read them.
 const MOST_WAITING: usize = 32 << 20;
 /// Bytes read at a time.
-const PIECE: usize = 256 << 10;
-/// Bytes of an answer that are held back until it is due.
-const HELD_BACK: usize = 32;
+const CHUNK: usize = 256 << 10;
+/// Bytes at the end of an answer that are withheld until it is due.
+const WITHHELD: usize = 32;
 
 /// A connected program.
 struct Client {
@@ -29,7 +29,7 @@ struct Client {
     since: u64,
     outgoing: VecDeque<u8>,
     /// Bytes of `outgoing` that are not to be sent before the time.
-    held: Option<(usize, u64)>,
+    withheld: Option<(usize, u64)>,
     /// To be cut off once `outgoing` is empty.
     leaves: bool,
     /// Requests are left in `incoming` until the program reads its answers.
@@ -39,8 +39,8 @@ struct Client {
 impl Client {
     /// Bytes that may be sent now.
     fn sendable(&self, now: u64) -> usize {
-        match self.held {
-            Some((held, due)) if due > now => self.outgoing.len() - held,
+        match self.withheld {
+            Some((withheld, due)) if due > now => self.outgoing.len() - withheld,
             _ => self.outgoing.len(),
         }
     }
@@ -49,8 +49,8 @@ impl Client {
     fn send(&mut self, now: u64) -> bool {
         let mut left = self.sendable(now);
         while left > 0 {
-            let (front, _) = self.outgoing.as_slices();
-            match self.stream.write(&front[..left.min(front.len())]) {
+            let (first, _) = self.outgoing.as_slices();
+            match self.stream.write(&first[..left.min(first.len())]) {
                 Ok(0) => return false,
                 Ok(count) => {
                     self.outgoing.drain(..count);
@@ -61,8 +61,8 @@ impl Client {
                 Err(_) => return false,
             }
         }
-        if self.held.is_some_and(|(_, due)| due <= now) {
-            self.held = None;
+        if self.withheld.is_some_and(|(_, due)| due <= now) {
+            self.withheld = None;
         }
         true
     }
@@ -73,7 +73,7 @@ impl Client {
             self.since = now;
         }
         let filled = self.incoming.len();
-        self.incoming.resize(filled + PIECE, 0);
+        self.incoming.resize(filled + CHUNK, 0);
         let outcome = self.stream.read(&mut self.incoming[filled..]);
         let count = match &outcome {
             Ok(count) => *count,
@@ -103,14 +103,14 @@ impl Clients {
     /// What to wait for: the listener, then every program.
     pub(super) fn register<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         // One too many waits outside until another leaves.
-        let room = if self.all.len() < MOST { PollFlags::IN } else { PollFlags::empty() };
-        fds.push(PollFd::new(&self.listener, room));
+        let events = if self.all.len() < MOST { PollFlags::IN } else { PollFlags::empty() };
+        fds.push(PollFd::new(&self.listener, events));
         for client in &self.all {
             let mut flags = PollFlags::empty();
             if !client.stalled && !client.leaves {
                 flags |= PollFlags::IN;
             }
-            if client.outgoing.len() > client.held.map_or(0, |(held, _)| held) {
+            if client.outgoing.len() > client.withheld.map_or(0, |(withheld, _)| withheld) {
                 flags |= PollFlags::OUT;
             }
             fds.push(PollFd::new(&client.stream, flags));
@@ -158,21 +158,21 @@ impl Clients {
             self.next += 1;
             card.connect(id, pid);
             let (incoming, outgoing) = (Vec::new(), VecDeque::new());
-            let (held, leaves, stalled) = (None, false, false);
+            let (withheld, leaves, stalled) = (None, false, false);
             self.all.push(Client {
                 id,
                 stream,
                 incoming,
                 since: 0,
                 outgoing,
-                held,
+                withheld,
                 leaves,
                 stalled,
             });
         }
     }
 
-    /// Hands the card's answers to the programs. Says whether there were any, and when the next held-back
+    /// Sends the card's answers to the programs. Returns whether there were any, and when the next withheld
     /// one is due.
     pub(super) fn replies(&mut self, card: &mut Card, now: u64) -> (bool, Option<u64>) {
         let mut any = false;
@@ -182,8 +182,8 @@ impl Clients {
             };
             client.outgoing.extend(&reply.bytes);
             // All but the end is sent at once, so that a long answer is complete when it is due.
-            client.held =
-                (reply.due > now).then_some((HELD_BACK.min(reply.bytes.len()), reply.due));
+            client.withheld =
+                (reply.due > now).then_some((WITHHELD.min(reply.bytes.len()), reply.due));
             client.leaves |= reply.last;
             any = true;
         }
@@ -199,15 +199,15 @@ impl Clients {
             }
         }
         self.remove(card, &gone);
-        (any, self.all.iter().filter_map(|client| client.held.map(|(_, due)| due)).min())
+        (any, self.all.iter().filter_map(|client| client.withheld.map(|(_, due)| due)).min())
     }
 }
 
-/// Hands every whole request of a program to the card, as long as the program reads the answers.
+/// Passes every whole request of a program to the card, as long as the program reads the answers.
 fn requests(card: &mut Card, client: &mut Client) {
     let mut used = 0;
     loop {
-        // A few bytes can ask for many, so that room is looked for before each of them.
+        // A short request can have a long answer, so the space for answers is checked before each of them.
         client.stalled = client.outgoing.len() + card.unsent() >= MOST_WAITING;
         if client.stalled {
             client.incoming.drain(..used);
@@ -222,7 +222,7 @@ fn requests(card: &mut Card, client: &mut Client) {
             Parsed::Incomplete(need) => {
                 client.incoming.drain(..used);
                 let missing = need.saturating_sub(client.incoming.len());
-                client.incoming.reserve(missing.min(PIECE));
+                client.incoming.reserve(missing.min(CHUNK));
                 return;
             }
             Parsed::Refused { error, number, sequence } => {

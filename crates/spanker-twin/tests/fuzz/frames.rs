@@ -11,7 +11,7 @@ use spanker_link::{
 use spanker_runtime::abi::RawSubmit;
 use spanker_runtime::{BufferId, Fold, Landing, Place, Work, encode_work};
 
-use super::pair::{Guarded, HOSTILE, Line, pace};
+use super::pair::{Guarded, HOSTILE, SentFrames, pace};
 use super::script::Script;
 
 /// Runs an input: which of the three, and the bytes.
@@ -20,7 +20,7 @@ pub fn run(bytes: &[u8]) {
     match script.byte() % 4 {
         0 => decode_all(script.left),
         1 => drive_link(&mut script),
-        _ => meet_card(&mut script),
+        _ => fuzz_card(&mut script),
     }
 }
 
@@ -93,9 +93,9 @@ fn drive_link(script: &mut Script<'_>) {
                 let payload = vec![1; usize::from(script.byte())];
                 let length = payload.len() as u16;
                 let notice = script.byte() & 3 == 0;
-                let taken =
+                let accepted =
                     if notice { link.notify(payload, length) } else { link.push(payload, length) };
-                pushed += u64::from(taken.is_ok());
+                pushed += u64::from(accepted.is_ok());
                 Event::Nothing
             }
             4..=6 => {
@@ -129,7 +129,7 @@ fn drive_link(script: &mut Script<'_>) {
         let state = link.state();
         assert_eq!(state == LinkState::Error, link.fault().is_some());
         assert!(event != Event::Deliver || state == LinkState::Up);
-        assert!(state == LinkState::Up || link.room() == 0);
+        assert!(state == LinkState::Up || link.free_slots() == 0);
     }
     link.cut();
     while link.acked().or_else(|| link.dropped()).is_some() {
@@ -180,8 +180,8 @@ impl Peer {
         }
     }
 
-    fn hear(&mut self, line: &mut Line, now: u64) {
-        for (_, bytes) in std::mem::take(&mut line.frames) {
+    fn hear(&mut self, sent: &mut SentFrames, now: u64) {
+        for (_, bytes) in std::mem::take(&mut sent.frames) {
             if let Decoded::Frame { header, payload, .. } = decode(&bytes)
                 && self.link.receive(&header, payload, now) == Event::Deliver
             {
@@ -233,7 +233,7 @@ impl Peer {
 }
 
 /// A card that receives and sends at a port whose peer is a script.
-fn meet_card(script: &mut Script<'_>) {
+fn fuzz_card(script: &mut Script<'_>) {
     let mut end = Guarded::new(pace(script.byte()), 0);
     let payload = 1 + script.short() % MAX_PAYLOAD as u16;
     let payload = if script.byte() & 3 == 0 { payload } else { 2072 };
@@ -241,7 +241,7 @@ fn meet_card(script: &mut Script<'_>) {
     let lengths = submit(&mut end, script);
     let mut peer = Peer { link: Link::new(config), session: None, lengths, stamp: 0, flip: None };
     peer.link.train(0);
-    let mut line = Line::default();
+    let mut sent = SentFrames::default();
     for turn in 0..120 {
         if script.left.is_empty() && turn > 8 {
             break;
@@ -252,8 +252,8 @@ fn meet_card(script: &mut Script<'_>) {
         peer.send(&mut end);
         end.now += 20_000;
         end.card.advance(end.now);
-        end.card.depart(0, &mut line);
-        peer.hear(&mut line, end.now);
+        end.card.depart(0, &mut sent);
+        peer.hear(&mut sent, end.now);
         peer.link.tick(end.now);
         end.drop_replies();
     }

@@ -46,12 +46,12 @@ pub fn pace(number: u8) -> Pace {
 
 /// Frames that one card has sent.
 #[derive(Default)]
-pub struct Line {
+pub struct SentFrames {
     pub frames: VecDeque<(u64, Vec<u8>)>,
 }
 
-impl Wire for Line {
-    fn has_room(&self) -> bool {
+impl Wire for SentFrames {
+    fn has_space(&self) -> bool {
         self.frames.len() < 64
     }
 
@@ -139,14 +139,14 @@ impl Guarded {
 /// Two cards whose ports 0 are joined.
 pub struct Pair {
     pub ends: [Guarded; 2],
-    pub lines: [Line; 2],
+    pub sent: [SentFrames; 2],
 }
 
 impl Pair {
     pub fn new(pace: Pace) -> Pair {
         let mut pair = Pair {
             ends: [Guarded::new(pace, 0), Guarded::new(pace, 1)],
-            lines: [Line::default(), Line::default()],
+            sent: [SentFrames::default(), SentFrames::default()],
         };
         pair.steps(6);
         pair
@@ -156,12 +156,12 @@ impl Pair {
         for _ in 0..count {
             for side in 0..2 {
                 let end = &mut self.ends[side];
-                for (stamp, bytes) in std::mem::take(&mut self.lines[1 - side].frames) {
+                for (stamp, bytes) in std::mem::take(&mut self.sent[1 - side].frames) {
                     end.card.arrived(0, stamp, &bytes);
                 }
                 end.now += STEP;
                 end.card.advance(end.now);
-                end.card.depart(0, &mut self.lines[side]);
+                end.card.depart(0, &mut self.sent[side]);
                 end.drop_replies();
             }
         }

@@ -57,7 +57,7 @@ fn submit(end: &mut Guarded, bytes: &[u8]) {
     }
 }
 
-/// Something that programs and keepers do at any time.
+/// Something that programs and supervisors do at any time.
 fn happen(pair: &mut Pair, act: u8) {
     let now = pair.ends[0].now;
     let end = &mut pair.ends[usize::from(act >> 7)];

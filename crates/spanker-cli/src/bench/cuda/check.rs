@@ -2,7 +2,7 @@
 //! `--check`: every type, operation, number of cards, odd length and alignment against the bits of the host's serial
 //! fold, over arbitrary bit patterns and over ordinary numbers.
 
-use spanker_fabric_cuda::{CudaViewMut, Gpu, all_reduce, reduce};
+use spanker_cuda::{CudaViewMut, Gpu, all_reduce, reduce};
 use spanker_scheduler::{DType, ReduceOp, Team, Threads, bf16, f16, host};
 
 use super::super::Args;

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use serde::Serialize;
-use spanker_fabric_cuda::{CudaError, CudaSlice, Gpu, Nccl, gpu_count};
+use spanker_cuda::{CudaError, CudaSlice, Gpu, Nccl, gpu_count};
 use spanker_scheduler::{Collective, DType, ReduceOp, bf16, chunk, f16};
 
 use super::super::Args;

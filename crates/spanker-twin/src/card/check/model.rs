@@ -31,7 +31,7 @@ fn narrow(width: u64) -> Result<(), Errno> {
     require(width > 0 && width <= WIDEST)
 }
 
-/// Bytes from the first of a piece to the last of another.
+/// Bytes from the first byte of one block to the last byte of another.
 fn span(rows: u64, length: u64, stride: u64) -> Result<u64, Errno> {
     require(length <= stride)?;
     match rows.checked_sub(1) {
@@ -47,7 +47,7 @@ pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             narrow(width)?;
             let bytes = product(&[count.into(), row(weights(quant)?, width)?])?;
             let out = product(&[rows, width, 4])?;
-            owned.holds(table, bytes)?;
+            owned.contains(table, bytes)?;
             owned.elements(ids, rows, 4)?;
             owned.elements(into, out / 4, 4)?;
             require(apart((into, out), (table, bytes)) && apart((into, out), (ids, rows * 4)))
@@ -69,7 +69,7 @@ pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             narrow(width)?;
             let (given, bytes) = (product(&[rows, width])?, product(&[rows, row(input, width)?])?);
             owned.elements(from, given, 4)?;
-            owned.holds(into, bytes)?;
+            owned.contains(into, bytes)?;
             require(input != Quant::F32 || into.offset.is_multiple_of(4))?;
             require(apart((into, bytes), (from, given * 4)))
         }
@@ -90,8 +90,8 @@ pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
         Work::Rows { from, into, rows, length, from_stride, into_stride } => {
             let (source, target) =
                 (span(rows, length, from_stride)?, span(rows, length, into_stride)?);
-            owned.holds(from, source)?;
-            owned.holds(into, target)?;
+            owned.contains(from, source)?;
+            owned.contains(into, target)?;
             require(apart((into, target), (from, source)))
         }
         Work::Best { from, into, count, k, first } => {
@@ -136,9 +136,9 @@ fn matmul(
     require(both || k <= WIDEST)?;
     let (left, right) = (product(&[m, row(inputs, k)?])?, product(&[n, row(weights, k)?])?);
     let results = product(&[m, n])?;
-    owned.holds(a, left)?;
+    owned.contains(a, left)?;
     require(inputs != Quant::F32 || a.offset.is_multiple_of(4))?;
-    owned.holds(b, right)?;
+    owned.contains(b, right)?;
     owned.elements(out, results, 4)?;
     product(&[m, n, k])?;
     let out = (out, results * 4);
@@ -158,13 +158,13 @@ fn attend(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
     let positions = past.checked_add(rows).ok_or(Errno::EINVAL)?;
     require(product(&[positions, heads])? <= MOST_SCORES)?;
     product(&[4, rows, positions, heads, head_size])?;
-    let (numbers, kept) =
+    let (numbers, cached) =
         (product(&[rows, heads, head_size])?, product(&[positions, kv_heads, head_size])?);
     owned.elements(queries, numbers, 4)?;
     owned.elements(into, numbers, 4)?;
-    owned.elements(keys, kept, 2)?;
-    owned.elements(values, kept, 2)?;
+    owned.elements(keys, cached, 2)?;
+    owned.elements(values, cached, 2)?;
     let out = (into, numbers * 4);
     require(into == queries || apart(out, (queries, numbers * 4)))?;
-    require(apart(out, (keys, kept * 2)) && apart(out, (values, kept * 2)))
+    require(apart(out, (keys, cached * 2)) && apart(out, (values, cached * 2)))
 }

@@ -2,10 +2,10 @@
 //! Attention in slices: a row of queries with the heads that share a head of keys and values, or several such.
 
 use bytemuck::cast_slice_mut;
-use ggml_spanker::ops::{self, Look};
+use ggml_spanker::ops::{self, KvView};
 use spanker_runtime::{Place, Work};
 
-use super::{Alu, Memory, SLICE, Slice, floats, read, room, shifted};
+use super::{Alu, Memory, SLICE, Slice, floats, read, scratch_bytes, shifted};
 
 /// Multiply-accumulates in the time of a byte that is copied.
 const MACS_PER_BYTE: u64 = 4;
@@ -57,7 +57,7 @@ impl Alu {
             let skipped = kv * head_size * 2;
             read(memory, shifted(place, skipped), (past + rows) * stride - skipped)
         };
-        let look = Look {
+        let look = KvView {
             keys: seen(keys),
             values: seen(values),
             stride: stride as usize,
@@ -66,7 +66,7 @@ impl Alu {
         };
         let queries = floats(memory, shifted(queries, at), count);
         let scratch = &mut self.scratch;
-        let out = cast_slice_mut(room(&mut scratch.out, (count * 4) as usize));
+        let out = cast_slice_mut(scratch_bytes(&mut scratch.out, (count * 4) as usize));
         ops::attend(queries, head_size as usize, look, &mut scratch.attend, out);
         self.store(memory, shifted(into, at), count * 4);
     }

@@ -6,11 +6,11 @@ use ggml_spanker::ops::{self, Pairs};
 use ggml_spanker::{decode, quantize};
 use spanker_runtime::{Place, Work, abi};
 
-use super::{Alu, Memory, SLICE, Slice, floats, read, room, shifted};
+use super::{Alu, Memory, SLICE, Slice, floats, read, scratch_bytes, shifted};
 use crate::card::traffic::quant;
 
-/// What there is to do for a piece of a copy besides its bytes, in bytes that could be copied meanwhile.
-const PIECE: u64 = 64;
+/// The fixed cost of a block of a strided copy, in bytes that could be copied meanwhile.
+const BLOCK_COST: u64 = 64;
 
 /// How many of `left` units a slice takes that touches `bytes` for each.
 fn share(left: u64, bytes: u64) -> u64 {
@@ -26,7 +26,7 @@ impl Alu {
                 let epsilon = f32::from_bits(epsilon);
                 let weight = floats(memory, weight, width);
                 let given = floats(memory, shifted(from, done * row), part * width);
-                let out = room(&mut self.scratch.out, (part * row) as usize);
+                let out = scratch_bytes(&mut self.scratch.out, (part * row) as usize);
                 let out: &mut [f32] = cast_slice_mut(out);
                 let width = width as usize;
                 for (given, out) in given.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
@@ -41,7 +41,7 @@ impl Alu {
                 let total = rows * width / block;
                 let part = share(total - done, block * 4 + bytes);
                 let values = floats(memory, shifted(from, done * block * 4), part * block);
-                let out = room(&mut self.scratch.out, (part * bytes) as usize);
+                let out = scratch_bytes(&mut self.scratch.out, (part * bytes) as usize);
                 quantize(input, values, out).expect("types and sizes were checked");
                 self.store(memory, shifted(into, done * bytes), part * bytes);
                 Slice::of(done + part, total, part * (block * 4 + bytes))
@@ -50,7 +50,7 @@ impl Alu {
             Work::Halve { from, into, elements } => {
                 let part = share(elements - done, 6);
                 let values = floats(memory, shifted(from, done * 4), part);
-                ops::to_half(values, room(&mut self.scratch.out, (part * 2) as usize));
+                ops::to_half(values, scratch_bytes(&mut self.scratch.out, (part * 2) as usize));
                 self.store(memory, shifted(into, done * 2), part * 2);
                 Slice::of(done + part, elements, part * 6)
             }
@@ -58,7 +58,7 @@ impl Alu {
                 let part = share(elements - done, 12);
                 let [gate, up] =
                     [gate, up].map(|place| floats(memory, shifted(place, done * 4), part));
-                let out = room(&mut self.scratch.out, (part * 4) as usize);
+                let out = scratch_bytes(&mut self.scratch.out, (part * 4) as usize);
                 ops::gate(gate, up, cast_slice_mut(out));
                 self.store(memory, shifted(into, done * 4), part * 4);
                 Slice::of(done + part, elements, part * 12)
@@ -87,7 +87,7 @@ impl Alu {
                 continue;
             };
             let blocks = read(memory, shifted(table, u64::from(local) * bytes), bytes);
-            let out = room(&mut self.scratch.out, row as usize);
+            let out = scratch_bytes(&mut self.scratch.out, row as usize);
             decode(kind, blocks, cast_slice_mut(out)).expect("types and sizes were checked");
             self.store(memory, shifted(into, at * row), row);
         }
@@ -104,7 +104,7 @@ impl Alu {
         let part = share(total - done, head_size * 8);
         let place = shifted(data, done * head_size * 4);
         let bytes = part * head_size * 4;
-        let out = room(&mut self.scratch.out, bytes as usize);
+        let out = scratch_bytes(&mut self.scratch.out, bytes as usize);
         out.copy_from_slice(read(memory, place, bytes));
         let all: &mut [f32] = cast_slice_mut(out);
         for (at, head) in (done..).zip(all.chunks_exact_mut(head_size as usize)) {
@@ -115,7 +115,7 @@ impl Alu {
         Slice::of(done + part, total, 2 * bytes)
     }
 
-    /// `done` counts bytes of pieces.
+    /// `done` counts bytes of blocks.
     fn rows(
         &mut self,
         memory: &mut Memory,
@@ -131,10 +131,10 @@ impl Alu {
             let (row, at) = (done / length, done % length);
             let part = (length - at).min(SLICE);
             let source = read(memory, shifted(from, row * from_stride + at), part);
-            room(&mut self.scratch.out, part as usize).copy_from_slice(source);
+            scratch_bytes(&mut self.scratch.out, part as usize).copy_from_slice(source);
             self.store(memory, shifted(into, row * into_stride + at), part);
             done += part;
-            spent += 2 * part + PIECE;
+            spent += 2 * part + BLOCK_COST;
         }
         Slice::of(done, total, spent)
     }
@@ -163,7 +163,7 @@ impl Alu {
         if done + part < count {
             return Slice::of(done + part, count, spent);
         }
-        let out = room(&mut scratch.out, k as usize * 8);
+        let out = scratch_bytes(&mut scratch.out, k as usize * 8);
         let found = scratch.best.iter().map(|&(place, value)| (place + first, value));
         let pairs = found.chain(std::iter::repeat((u32::MAX, f32::NEG_INFINITY)));
         for (out, (place, value)) in out.chunks_exact_mut(8).zip(pairs) {

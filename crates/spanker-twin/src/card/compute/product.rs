@@ -6,7 +6,7 @@ use bytemuck::cast_slice_mut;
 use ggml_spanker::{HostMatmul, MatmulInt4, Quant, multiply};
 use spanker_runtime::{Place, Work};
 
-use super::{Alu, Memory, Slice, read, room, shifted};
+use super::{Alu, Memory, Slice, read, scratch_bytes, shifted};
 use crate::card::traffic::quant;
 
 /// Multiply-accumulates of one slice.
@@ -32,7 +32,7 @@ impl Alu {
         }
         let [a_type, b_type] = types.map(|id| quant(id).expect("it was checked"));
         let (a_row, b_row) = (a_type.row_bytes(k), b_type.row_bytes(k));
-        // Q4_K inputs are not kept: one row at a time.
+        // Q4_K inputs are not cached: one row at a time.
         let most = if a_type == Quant::Q4K { 1 } else { (INPUTS / k).max(1) };
         let first = done / (most * n) * most;
         let rows = most.min(m - first);
@@ -40,7 +40,7 @@ impl Alu {
         let part = (n - column).min(MACS / (k * rows)).min(WEIGHTS / b_row).max(1);
         let inputs = (shifted(a, first * a_row), rows * a_row);
         let weights = read(memory, shifted(b, column * b_row), part * b_row);
-        let product = room(&mut self.scratch.out, (rows * part * 4) as usize);
+        let product = scratch_bytes(&mut self.scratch.out, (rows * part * 4) as usize);
         let checked = "types and sizes were checked";
         if a_type == Quant::Q4K {
             let left = read(memory, inputs.0, inputs.1);
@@ -48,12 +48,13 @@ impl Alu {
                 .matmul_q4_k(left, weights, product, 1, k as usize, part as usize)
                 .expect(checked);
         } else {
-            let kept = &mut self.scratch.inputs;
+            let loaded = &mut self.scratch.inputs;
             if column == 0 {
                 let bytes = read(memory, inputs.0, inputs.1);
-                kept.load(a_type, bytes, rows as usize, k as usize).expect(checked);
+                loaded.load(a_type, bytes, rows as usize, k as usize).expect(checked);
             }
-            multiply(b_type, weights, part as usize, kept, cast_slice_mut(product)).expect(checked);
+            multiply(b_type, weights, part as usize, loaded, cast_slice_mut(product))
+                .expect(checked);
         }
         self.place_product(memory, shifted(out, (first * n + column) * 4), [rows, part, n]);
         let spent = (rows * part * k / MACS_PER_BYTE).max(part * b_row / WEIGHTS_PER_BYTE);
@@ -62,7 +63,7 @@ impl Alu {
 
     /// Brings `rows` rows of `part` results to where rows are `n` apart.
     fn place_product(&mut self, memory: &mut Memory, out: Place, [rows, part, n]: [u64; 3]) {
-        let product = room(&mut self.scratch.out, (rows * part * 4) as usize);
+        let product = scratch_bytes(&mut self.scratch.out, (rows * part * 4) as usize);
         if self.garble {
             product[0] ^= 0x40;
         }

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A model on graphics processors: programs of `spanker-llm` as lists of instructions that one kernel goes through.
+
+mod device_context;
+mod instructions;
+mod machine;
+mod operands;
+mod planes;
+mod slots;
+mod speeds;
+mod streams;
+
+pub use machine::{Processors, Programs};
+pub use speeds::{Speeds, Subject};
+
+pub(crate) use device_context::{DeviceContext, Workspace, address};
+pub(crate) use instructions::many_rows;
+pub(crate) use operands::{Instruction, Matmul, RoundQ4K};

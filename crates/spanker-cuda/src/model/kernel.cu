@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a model does between products, and the kernel that goes through a program.
+
+__device__ float decoded(const u8 *base, u32 type, u64 blocks, u64 block, u32 at) {
+    if (type == F32) return ((const float *)base)[block];
+    if (type == F16) return half_of(((const u16 *)base)[block]);
+    if (type == BF16) return bf16_of(((const u16 *)base)[block]);
+    if (type == Q4_K || type == Q5_K) {
+        const u8 *b = base + block * (type == Q4_K ? 144 : 176);
+        uint4 head = *(const uint4 *)b;
+        u32 sub = at / 32;
+        int scale, minimum;
+        unpack_scale(head, sub, &scale, &minimum);
+        const u8 *quants = b + (type == Q4_K ? 16 : 48);
+        int q = quants[32 * (at / 64) + at % 32] >> (4 * (at / 32 % 2)) & 15;
+        if (type == Q5_K) q |= (b[16 + at % 32] >> sub & 1) << 4;
+        float d = half_of(head.x & 0xffff), least = half_of(head.x >> 16);
+        return (d * (float)scale) * (float)q - least * (float)minimum;
+    }
+    if (type == Q6_K) {
+        u32 half = at / 128, quarter = at % 128 / 32, column = at % 32;
+        int low = base[block * 128 + 64 * half + 32 * (quarter % 2) + column] >> (4 * (quarter / 2)) & 15;
+        int high = base[blocks * 128 + block * 64 + 32 * half + column] >> (2 * quarter) & 3;
+        float d = half_of(*(const u16 *)(base + blocks * 208 + block * 2));
+        float scale = (float)(i8)base[blocks * 192 + block * 16 + at / 16];
+        return d * scale * (float)((low | high << 4) - 32);
+    }
+    float d, least = 0.0f;
+    int q;
+    if (type == Q8_0) {
+        q = (i8)base[block * 32 + at];
+        d = half_of(*(const u16 *)(base + blocks * 32 + block * 2));
+    } else {
+        u8 byte = base[block * 16 + at % 16];
+        q = at < 16 ? byte & 15 : byte >> 4;
+        if (type == Q4_0) {
+            q -= 8;
+            d = half_of(*(const u16 *)(base + blocks * 16 + block * 2));
+        } else if (type == Q4_1) {
+            d = half_of(*(const u16 *)(base + blocks * 16 + block * 4));
+            least = half_of(*(const u16 *)(base + blocks * 16 + block * 4 + 2));
+        } else {
+            u32 bits = *(const u32 *)(base + blocks * 16 + block * 4);
+            q |= (bits >> at & 1) << 4;
+            if (type == Q5_0) {
+                q -= 16;
+                d = half_of(*(const u16 *)(base + blocks * 20 + block * 2));
+            } else {
+                d = half_of(*(const u16 *)(base + blocks * 20 + block * 4));
+                least = half_of(*(const u16 *)(base + blocks * 20 + block * 4 + 2));
+            }
+        }
+    }
+    return d * (float)q + least;
+}
+
+__device__ APART void embed(const Embed &op, u32 token, const u32 *ids) {
+    const u32 rows = op.rows, width = op.width, type = op.quant, first = op.first, count = op.count;
+    const u32 size = is_plain(type) ? 1 : is_long(type) ? 256 : 32;
+    const u64 blocks = (u64)count * width / size;
+    // A block has as many numbers at a time as it has threads.
+    const u32 parts = (width + THREADS - 1) / THREADS;
+    for (u32 part = blockIdx.x; part < rows * parts; part += gridDim.x) {
+        const u32 row = part / parts, i = part % parts * THREADS + threadIdx.x;
+        if (i >= width) continue;
+        u32 id = rows == 1 ? token : read(ids + row);
+        bool here = id >= first && id - first < count;
+        u64 start = here ? (u64)(id - first) * width : 0;
+        float *into = (float *)op.into + (u64)row * width;
+        u64 at = start + i;
+        float value = here ? decoded((const u8 *)op.table, type, blocks, at / size, at % size) : into[i];
+        if (here && !op.is_overwritten) into[i] = value;
+        if (op.slot) publish((float *)op.slot + i, is_written(value) ? value : __uint_as_float(0x7fffffffu));
+    }
+}
+
+__device__ APART void norm(const Norm &op, u8 *memory) {
+    const u32 rows = op.rows, width = op.width;
+    float *row = (float *)memory;
+    double *lanes = (double *)(row + (width + 1) / 2 * 2);
+    const float *weight = (const float *)op.weight;
+    for (u32 at = blockIdx.x; at < rows; at += gridDim.x) {
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < width; i += THREADS) row[i] = read((const float *)op.from + (u64)at * width + i);
+        __syncthreads();
+        float scale = norm_of(row, width, __uint_as_float(op.epsilon), lanes);
+        float *out = (float *)op.into + (u64)at * width;
+        for (u32 i = threadIdx.x; i < width; i += THREADS) out[i] = (row[i] * scale) * weight[i];
+    }
+}
+
+// Blocks of Q8_K from values that `value` gives.
+template <class F> __device__ void round_long(u64 blocks, u8 *out, F value) {
+    u32 lane = threadIdx.x % 32;
+    for (u64 at = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32; at < blocks; at += (u64)gridDim.x * WARPS) {
+        float v[8];
+        int bytes[8];
+        for (int j = 0; j < 8; j++) v[j] = value(at, j * 32 + lane);
+        float scale = round_values<8>(v, bytes);
+        u8 *block = out + at * 292;
+        for (int j = 0; j < 8; j++) {
+            block[4 + j * 32 + lane] = (u8)bytes[j];
+            int half = bytes[j];
+            for (int by = 8; by > 0; by /= 2) half += __shfl_xor_sync(~0u, half, by);
+            if (lane % 16 == 0) *(u16 *)(block + 260 + (2 * j + lane / 16) * 2) = (u16)(short)half;
+        }
+        if (lane == 0) *(float *)block = scale;
+    }
+}
+
+__device__ APART void quantize(const Quantize &op) {
+    const float *from = (const float *)op.from;
+    u64 values = (u64)op.rows * op.width;
+    if (op.quant == F32) {
+        for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < values; i += (u64)gridDim.x * THREADS)
+            ((float *)op.into)[i] = read(from + i);
+        return;
+    }
+    if (op.quant == Q8_K) {
+        round_long(values / 256, (u8 *)op.into, [=](u64 block, u32 at) { return read(from + block * 256 + at); });
+        return;
+    }
+    u32 lane = threadIdx.x % 32;
+    for (u64 at = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32; at < values / 32; at += (u64)gridDim.x * WARPS) {
+        float value = read(from + at * 32 + lane);
+        int byte;
+        float scale = round_values<1>(&value, &byte);
+        u8 *block = (u8 *)op.into + at * 34;
+        block[2 + lane] = (u8)byte;
+        if (lane == 0) *(u16 *)block = to_half(scale);
+    }
+}
+
+// Rows of Q4_K become inputs.
+__device__ APART void round_q4_k(const RoundQ4K &op) {
+    const u8 *from = (const u8 *)op.from;
+    u64 blocks = op.blocks;
+    round_long(blocks, (u8 *)op.into, [=](u64 block, u32 at) { return decoded(from, Q4_K, blocks, block, at); });
+}
+
+__device__ APART void rotate(const Rotate &op, u32 past) {
+    const u32 heads = op.heads, size = op.head_size, dims = op.dims, half = dims / 2;
+    u64 count = (u64)op.rows * heads * half;
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (u64)gridDim.x * THREADS) {
+        u32 pair = i % half;
+        u64 head = i / half, row = head / heads;
+        float *data = (float *)op.data + head * size;
+        const float *table = (const float *)op.table + (past + row) * dims;
+        u32 one = op.pairs ? pair : 2 * pair, two = op.pairs ? pair + half : 2 * pair + 1;
+        float cos = table[2 * pair], sin = table[2 * pair + 1], a = read(data + one), b = read(data + two);
+        data[one] = a * cos - b * sin;
+        data[two] = a * sin + b * cos;
+    }
+}
+
+__device__ void halve(const Halve &op, u32 past) {
+    u16 *into = (u16 *)op.into + (u64)past * op.row_elements;
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements; i += gridDim.x * THREADS)
+        into[i] = to_half(read((const float *)op.from + i));
+}
+
+__device__ void gate(const Gate &op) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements; i += gridDim.x * THREADS)
+        ((float *)op.into)[i] = gate_of(read((const float *)op.gate + i), read((const float *)op.up + i));
+}
+
+__device__ void add(const Add &op) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements; i += gridDim.x * THREADS)
+        ((float *)op.into)[i] = read((const float *)op.into + i) + read((const float *)op.more + i);
+}
+
+__device__ void fill(const Fill &op) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.words; i += gridDim.x * THREADS)
+        ((u32 *)op.into)[i] = op.pattern;
+}
+
+// Pairs of bytes: blocks of Q8_0 begin at even ones.
+__device__ void copy(const CopyBytes &op) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.bytes / 2; i += gridDim.x * THREADS)
+        ((u16 *)op.into)[i] = read((const u16 *)op.from + i);
+}
+
+__device__ __forceinline__ void note_time(u64 *times, u32 at) {
+    if (times == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
+    u64 now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    times[at] = now;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+spanker_card(const Instruction *program, u32 count, Step step) {
+    __shared__ Instruction window[WINDOW];
+    const u32 WORDS = sizeof(Instruction) / 4;
+    for (u32 i = threadIdx.x; i < min(count, (u32)WINDOW) * WORDS; i += THREADS)
+        ((u32 *)window)[i] = __ldg((const u32 *)program + i);
+    __syncthreads();
+#ifdef STREAM
+    // Everyone waits for the embedding, so it goes first: a run has it at its beginning or not at all.
+    if (window[0].kind == EMBED) embed(window[0].embed, step.token, step.ids);
+    const u8 *ring = shared + step.ring + threadIdx.x / 32 * SLOTS * SLOT_BYTES;
+    __shared__ Prefetch saved[WARPS];
+    __shared__ Rows rows[WARPS][PAIRS];
+    const u32 own_rows = (u32)__cvta_generic_to_shared(rows[threadIdx.x / 32]);
+    From from = {(u32)__cvta_generic_to_shared(ring), own_rows, window, program, 0};
+    Prefetch next;
+    u32 slot = 0;
+    find_instruction(next, from, step.streamed);
+    for (u32 i = 0; i < SLOTS; i++) prefetch_slot(next, from, i * SLOT_BYTES);
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < step.unwritten_parts; i += (u64)gridDim.x * THREADS)
+        step.unwritten[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
+#endif
+    for (u32 at = 0; at < count; at++) {
+        note_time(step.times, at);
+        const Instruction &instruction = window[at % WINDOW];
+        u8 *memory = shared;
+        // Keys and values are prefetched an instruction before they are needed.
+        const Instruction &after = window[(at + 1) % WINDOW];
+        if (at + 1 < count && after.kind == ATTEND) prefetch_kv(after.attend, step);
+        // Another instruction is loaded in the meantime.
+        bool more = threadIdx.x < WORDS && at + WINDOW < count;
+        u32 word = more ? __ldg((const u32 *)(program + at + WINDOW) + threadIdx.x) : 0;
+#ifdef STREAM
+        from.now = at;
+#endif
+        switch (instruction.kind) {
+#ifdef STREAM
+            case EMBED: if (at > 0) __trap(); break;
+            case ATTEND:
+                // What is not needed in the meantime leaves its registers.
+                if (threadIdx.x % 32 == 0) saved[threadIdx.x / 32] = next;
+                attend(instruction.attend, step, memory);
+                __syncwarp();
+                next = saved[threadIdx.x / 32];
+                if (at + 1 < count && blockIdx.x >= instruction.attend.heads && after.kind == STREAMED &&
+                    after.streamed.next != 0 && after.streamed.next < at + WINDOW)
+                    prefetch_meanwhile(after.streamed, window[(after.streamed.next - 1) % WINDOW].streamed,
+                                       instruction.attend.heads);
+                break;
+            case STREAMED: streamed(instruction.streamed, memory, ring, next, slot, from); break;
+#else
+            case EMBED: embed(instruction.embed, step.token, step.ids); break;
+            case ATTEND: attend(instruction.attend, step, memory); break;
+            case VECTOR: vector(instruction, memory); break;
+            case MATMUL: matmul(instruction.matmul, memory); break;
+            case NORM: norm(instruction.norm, memory); break;
+            case QUANTIZE: quantize(instruction.quantize); break;
+            case ROTATE: rotate(instruction.rotate, step.past); break;
+            case HALVE: halve(instruction.halve, step.past); break;
+            case GATE: gate(instruction.gate); break;
+            case ADD: add(instruction.add); break;
+            case FILL: fill(instruction.fill); break;
+            case COPY: copy(instruction.copy_bytes); break;
+            case ROUND_Q4_K: round_q4_k(instruction.round_q4_k); break;
+#endif
+            default: __trap();
+        }
+        if (at + 1 < count) {
+#ifdef STREAM
+            __syncthreads();
+#else
+            arrive(step.barrier);
+            await(step.barrier, step.arrived + (u64)(at + 1) * gridDim.x);
+#endif
+            if (more) ((u32 *)&window[at % WINDOW])[threadIdx.x] = word;
+        }
+    }
+    note_time(step.times, count);
+}

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// Instructions and their operands. Made from the structs of operands.rs, which a test compares with this.
+
+// Kinds of instructions.
+enum Kind {
+    EMBED = 1,
+    NORM = 2,
+    QUANTIZE = 3,
+    MATMUL = 4,
+    ROTATE = 5,
+    HALVE = 6,
+    GATE = 7,
+    ADD = 8,
+    ATTEND = 9,
+    FILL = 10,
+    COPY = 11,
+    VECTOR = 12,
+    ROUND_Q4_K = 13,
+    STREAMED = 14,
+};
+
+// What becomes of a product's results: they are stored, added to what is there, or gate and up are combined.
+enum Keep {
+    STORE = 0,
+    INTO = 1,
+    GATED = 2,
+};
+
+// How the inputs of a streamed product are prepared: normed and rounded, or only rounded.
+enum Ready {
+    NORMED = 1,
+    ROUNDED = 2,
+};
+
+// What a streamed product polls dataflow slots for, as bits: its inputs, and what its results are added to.
+enum Awaits {
+    AWAITS_INPUT = 1,
+    AWAITS_ADDED = 2,
+};
+
+// A matrix of a product: the type of its weights, and its rows.
+struct Matrix {
+    u32 quant;
+    u32 rows;
+};
+static_assert(sizeof(Matrix) == 8, "as the host has it");
+
+// Looks up the embeddings of tokens.
+struct Embed {
+    u32 kind;
+    u32 rows;
+    u32 width;
+    u32 quant;
+    // The first token of the table, and how many it has.
+    u32 first;
+    u32 count;
+    // Whether a later instruction of the same kernel writes `into`.
+    u32 is_overwritten;
+    u32 unused_numbers[13];
+    u64 table;
+    u64 into;
+    u64 unused[6];
+    // The dataflow slot of the results, or 0.
+    u64 slot;
+    u64 unused_addresses[3];
+};
+static_assert(sizeof(Embed) == 176, "as the host has it");
+
+// RMS norm of rows.
+struct Norm {
+    u32 kind;
+    u32 rows;
+    u32 width;
+    u32 epsilon;
+    u32 unused_numbers[16];
+    u64 from;
+    u64 weight;
+    u64 into;
+    u64 unused_addresses[9];
+};
+static_assert(sizeof(Norm) == 176, "as the host has it");
+
+// Rounds rows to blocks of a type.
+struct Quantize {
+    u32 kind;
+    u32 rows;
+    u32 width;
+    u32 quant;
+    u32 unused_numbers[16];
+    u64 from;
+    u64 into;
+    u64 unused_addresses[10];
+};
+static_assert(sizeof(Quantize) == 176, "as the host has it");
+
+// A product of many rows of inputs.
+struct Matmul {
+    u32 kind;
+    u32 rows;
+    u32 width;
+    // Rows of weights.
+    u32 outs;
+    u32 input_quant;
+    u32 weight_quant;
+    u32 unused_numbers[14];
+    u64 inputs;
+    u64 weights;
+    u64 out;
+    u64 unused_addresses[9];
+};
+static_assert(sizeof(Matmul) == 176, "as the host has it");
+
+// Rotary embedding of heads.
+struct Rotate {
+    u32 kind;
+    u32 rows;
+    u32 heads;
+    u32 head_size;
+    u32 dims;
+    // Whether the two numbers of a pair are half of `dims` apart, and not neighbours.
+    u32 pairs;
+    u32 unused_numbers[14];
+    u64 data;
+    u64 table;
+    u64 unused_addresses[10];
+};
+static_assert(sizeof(Rotate) == 176, "as the host has it");
+
+// Rounds to f16 into the KV cache.
+struct Halve {
+    u32 kind;
+    u32 elements;
+    u32 row_elements;
+    u32 unused_numbers[17];
+    u64 from;
+    u64 into;
+    u64 unused_addresses[10];
+};
+static_assert(sizeof(Halve) == 176, "as the host has it");
+
+// Combines gate and up.
+struct Gate {
+    u32 kind;
+    u32 elements;
+    u32 unused_numbers[18];
+    u64 gate;
+    u64 up;
+    u64 into;
+    u64 unused_addresses[9];
+};
+static_assert(sizeof(Gate) == 176, "as the host has it");
+
+// Adds `more` to `into`.
+struct Add {
+    u32 kind;
+    u32 elements;
+    u32 unused_numbers[18];
+    u64 into;
+    u64 more;
+    u64 unused_addresses[10];
+};
+static_assert(sizeof(Add) == 176, "as the host has it");
+
+// Attention of rows of queries.
+struct Attend {
+    u32 kind;
+    u32 rows;
+    u32 heads;
+    u32 kv_heads;
+    u32 head_size;
+    u32 group;
+    u32 offset;
+    u32 scale;
+    // Whether the last key and value are new: they are rotated, and stored in the KV cache.
+    u32 is_fresh;
+    u32 dims;
+    u32 pairs;
+    // The type of blocks of results, or 0.
+    u32 block_quant;
+    // Positions whose values are in shared memory at a time: whole runs.
+    u32 near;
+    // Whether queries, new keys and new values are polled for in dataflow slots.
+    u32 is_awaiting;
+    u32 unused_numbers[6];
+    u64 queries;
+    u64 keys;
+    u64 values;
+    u64 into;
+    u64 table;
+    u64 new_keys;
+    u64 new_values;
+    // Blocks of results.
+    u64 blocks;
+    // A second place for results, or 0.
+    u64 store;
+    u64 unused_addresses[3];
+};
+static_assert(sizeof(Attend) == 176, "as the host has it");
+
+// Fills words with a pattern.
+struct Fill {
+    u32 kind;
+    u32 words;
+    u32 pattern;
+    u32 unused_numbers[17];
+    u64 into;
+    u64 unused_addresses[11];
+};
+static_assert(sizeof(Fill) == 176, "as the host has it");
+
+// Copies bytes, an even number of them.
+struct CopyBytes {
+    u32 kind;
+    u32 bytes;
+    u32 unused_numbers[18];
+    u64 from;
+    u64 into;
+    u64 unused_addresses[10];
+};
+static_assert(sizeof(CopyBytes) == 176, "as the host has it");
+
+// Products of one row of inputs with up to three matrices.
+struct Vector {
+    u32 kind;
+    u32 width;
+    u32 input_quant;
+    // Whether the inputs are normed first.
+    u32 is_normed;
+    u32 epsilon;
+    u32 keep;
+    u32 tile_rows;
+    Matrix matrices[3];
+    u32 unused;
+    // Tiles of the first matrix, of the first two, and of all.
+    u32 tile_ends[3];
+    u32 unused_numbers[3];
+    u64 input;
+    u64 norm_weight;
+    u64 weights[3];
+    u64 outs[3];
+    u64 unused_addresses[4];
+};
+static_assert(sizeof(Vector) == 176, "as the host has it");
+
+// A `Vector` that keeps its results `GATED`: the products of gate and up, combined.
+struct GatedVector {
+    u32 kind;
+    u32 width;
+    u32 input_quant;
+    u32 is_normed;
+    u32 epsilon;
+    u32 keep;
+    u32 tile_rows;
+    Matrix matrices[3];
+    // The type of blocks of results, or 0.
+    u32 block_quant;
+    u32 tile_ends[3];
+    u32 unused_numbers[3];
+    u64 input;
+    u64 norm_weight;
+    u64 weights[3];
+    u64 out;
+    // How many results of each block are there.
+    u64 counters;
+    // Blocks of results.
+    u64 blocks;
+    u64 unused_addresses[4];
+};
+static_assert(sizeof(GatedVector) == 176, "as the host has it");
+
+// Rounds rows of Q4_K to inputs of products.
+struct RoundQ4K {
+    u32 kind;
+    u32 blocks;
+    u32 unused_numbers[18];
+    u64 from;
+    u64 into;
+    u64 unused_addresses[10];
+};
+static_assert(sizeof(RoundQ4K) == 176, "as the host has it");
+
+// Products of one row of inputs with up to three matrices whose weights are prefetched.
+struct Streamed {
+    u32 kind;
+    u32 width;
+    u32 awaits;
+    u32 ready;
+    u32 epsilon;
+    u32 keep;
+    u32 unused;
+    // Pairs of rows of the first matrix, and of the first two. A gated pair is a row of each of two matrices.
+    u32 pair_ends[2];
+    u32 rows[3];
+    u32 unused_numbers[5];
+    // Pairs of every block, and blocks that have one more.
+    u32 block_pairs;
+    u32 larger_blocks;
+    // The index of the next such instruction and one, or 0.
+    u32 next;
+    u64 input;
+    u64 norm_weight;
+    u64 weights[3];
+    u64 outs[3];
+    // What results are added to.
+    u64 added;
+    // Second places for results, or 0.
+    u64 stores[3];
+};
+static_assert(sizeof(Streamed) == 176, "as the host has it");
+
+// What changes from step to step.
+struct Step {
+    u32 past;
+    u32 token;
+    const u32 *ids;
+    // The counter of the grid barrier, and its value before the step.
+    u64 *barrier;
+    u64 arrived;
+    float *scores;
+    u32 scores_each;
+    // The first instruction whose weights are prefetched: its index and one, or 0.
+    u32 streamed;
+    // Where its ring of slots is in shared memory.
+    u32 ring;
+    u32 reserved;
+    // Dataflow slots of the next step, in parts of 16 bytes, which this step resets.
+    uint4 *unwritten;
+    u64 unwritten_parts;
+    // When each instruction begins in the first block, and when the last one ends, in nanoseconds; or null.
+    u64 *times;
+};
+static_assert(sizeof(Step) == 80, "as the host has it");
+
+// An instruction: every struct of operands begins with its kind.
+union Instruction {
+    u32 kind;
+    Embed embed;
+    Norm norm;
+    Quantize quantize;
+    Matmul matmul;
+    Rotate rotate;
+    Halve halve;
+    Gate gate;
+    Add add;
+    Attend attend;
+    Fill fill;
+    CopyBytes copy_bytes;
+    Vector vector;
+    GatedVector gated_vector;
+    RoundQ4K round_q4_k;
+    Streamed streamed;
+};
+static_assert(sizeof(Instruction) == 176, "as the host has it");

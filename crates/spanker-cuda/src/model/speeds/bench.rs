@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A few layers of a model on processors, whose steps are timed: instruction by instruction, and exchange by exchange.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ggml_spanker::ops;
+use spanker_llm::{LlmError, Machine};
+use spanker_model::{Model, Quant};
+use spanker_plan::{
+    Audit, Buffer, CardLayout, Cut, Layout, Load, Numerics, Op, Part, Piece, Place, Programs,
+    Space, Step, Tensor, Want, card_layouts, load,
+};
+use spanker_runtime::BufferId;
+use spanker_topology::{Cluster, ExchangeKind};
+
+use super::fit::{Timed, TimedExchange};
+use crate::model::machine::{self, Processors, Span, Watch};
+use crate::{CudaError, Gpu};
+
+/// Bytes of weights and of the KV cache at least, where there are so many: several times the size of caches.
+const BYTES: u64 = 512 << 20;
+/// Bytes of the KV cache for each position that are enough, and from which context on they count.
+const CACHE_BYTES: u64 = 64 << 10;
+const MANY_POSITIONS: u64 = 256;
+/// Layers at least, where there are so many.
+const LAYERS: usize = 2;
+/// Runs of a step, of which the medians count, and after what time fewer are enough.
+const RUNS: usize = 7;
+const ENOUGH: Duration = Duration::from_millis(60);
+/// How long work goes on before it is timed: an idle device needs a while to reach its clock rate.
+const WARM_UP: Duration = Duration::from_millis(150);
+/// A byte that weights of any type may consist of: none of their numbers is zero or very large.
+const SOME_WEIGHTS: u8 = 0x11;
+/// The same for numbers of 32 bits, which are then about 0.75.
+const SOME_NUMBERS: u8 = 0x3f;
+
+/// Steps of a model that can be timed.
+pub(super) struct Bench {
+    processors: Processors,
+    programs: Programs,
+    prepared: HashMap<u64, machine::Programs>,
+    /// Layers of the whole model for each that is here.
+    pub(super) left_out: f64,
+    /// Seconds to prepare the last program.
+    pub(super) preparing: f64,
+}
+
+/// What a step took.
+pub(super) struct Stepped {
+    pub(super) instructions: Vec<Timed>,
+    /// Every exchange, with what it takes to start instructions after it.
+    pub(super) exchanges: Vec<TimedExchange>,
+    /// Seconds until the host knows the best token, besides instructions and exchanges.
+    pub(super) besides: f64,
+}
+
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// A model with as many layers as it takes to read the weights from memory, at least one of every kind.
+fn shortened(model: &Model, stages: usize, context: u64, most: u64) -> Model {
+    let mut layers: Vec<spanker_model::Layer> = Vec::new();
+    for layer in &model.layers {
+        if !layers.contains(layer) {
+            layers.push(*layer);
+        }
+    }
+    let least = LAYERS.max(stages);
+    let cached = context * 4 * model.kv_heads * model.head_size;
+    let is_enough = |layers: &[spanker_model::Layer]| {
+        let weights: u64 = layers.iter().map(spanker_model::Layer::bytes).sum();
+        let cached = cached * layers.len() as u64;
+        let most_cached =
+            if context < MANY_POSITIONS { 0 } else { BYTES.min(context * CACHE_BYTES) };
+        let is_most = weights.saturating_add(cached) >= most;
+        layers.len() >= least && (is_most || weights >= BYTES && cached >= most_cached)
+    };
+    for layer in &model.layers {
+        let enough = is_enough(&layers);
+        if enough || layers.len() >= model.layers.len() {
+            break;
+        }
+        layers.push(*layer);
+    }
+    Model { layers, ..model.clone() }
+}
+
+fn failed(error: LlmError) -> CudaError {
+    match error {
+        LlmError::Unsupported { what } => CudaError::Unsupported(what),
+        error => CudaError::Unsupported(format!("the model's programs: {error}")),
+    }
+}
+
+impl Bench {
+    /// Steps of a model with such a layout: `groups` are the cards of each stage, with their shares.
+    pub(super) fn new(
+        gpus: &[Arc<Gpu>],
+        model: &Model,
+        cluster: &Cluster,
+        split: spanker_plan::Split,
+        groups: &[Vec<(usize, f64)>],
+        (context, batch): (usize, usize),
+    ) -> Result<Bench, CudaError> {
+        let gpu = gpus.first().ok_or(CudaError::NoDevice)?;
+        let short = shortened(model, groups.len(), context as u64, gpu.memory()?.free / 8);
+        let unplanned = |error: spanker_plan::PlanError| CudaError::Unsupported(error.to_string());
+        let layout = Layout::of_groups(&short, split, groups).map_err(unplanned)?;
+        let stages = &layout.replicas[0];
+        let space = Space {
+            context: context as u64,
+            batch: batch as u64,
+            sequences: 1,
+            audit: Audit::NONE,
+        };
+        let kind = Some(ExchangeKind::Direct);
+        let mut processors = Processors::new(gpus, &layout.cards(), context)?;
+        let kernels = Some(processors.kernels());
+        let layouts = card_layouts(&short, cluster, stages, space, kind, kernels);
+        processors.know(&types(&short));
+        let mut buffers: Vec<HashMap<Buffer, BufferId>> = Vec::with_capacity(layouts.len());
+        for (slot, layout) in layouts.iter().enumerate() {
+            buffers.push(laid_out(&mut processors, slot, layout).map_err(failed)?);
+        }
+        let mut weight = |slot: usize, piece: &Piece| {
+            let pieces = &layouts[slot].weights.pieces;
+            let offset = pieces.iter().find(|(known, _)| known == piece).map_or(0, |(_, at)| *at);
+            Place { buffer: buffers[slot][&Buffer::Weights], offset }
+        };
+        let mut buffer = |slot: usize, of: Buffer| buffers[slot][&of];
+        let numerics = Numerics { epsilon: 1e-5f32.to_bits(), ..Numerics::default() };
+        let programs = Programs::bound(
+            &short,
+            cluster,
+            stages,
+            space,
+            numerics,
+            kind,
+            &mut weight,
+            &mut buffer,
+        );
+        let left_out = model.layers.len() as f64 / short.layers.len() as f64;
+        let (prepared, preparing) = (HashMap::new(), 0.0);
+        let mut bench = Bench { processors, programs, prepared, left_out, preparing };
+        let begun = Instant::now();
+        while begun.elapsed() < WARM_UP {
+            bench.once(1, 0, Watch::Nothing)?;
+        }
+        Ok(bench)
+    }
+
+    fn lists(&self, rows: u64, past: u64) -> Vec<Vec<Op>> {
+        let tokens = vec![0; rows as usize];
+        let want = if rows == 1 { Want::Logits } else { Want::Nothing };
+        let part = Part { sequence: 0, tokens: &tokens, past, want };
+        self.programs.step(&Step { parts: &[part] }, &|from, to| vec![from, to])
+    }
+
+    /// One step: what was written down, and seconds until the host has its result.
+    fn once(&mut self, rows: u64, past: u64, watch: Watch) -> Result<(Vec<Span>, f64), CudaError> {
+        if !self.prepared.contains_key(&rows) {
+            let lists = self.lists(rows, 0);
+            let begun = Instant::now();
+            let groups = self.programs.groups();
+            let mut ready = self.processors.prepare(&lists, groups).map_err(failed)?;
+            if ready.is_none() {
+                self.prepared.clear();
+                self.processors.forget();
+                ready = self.processors.prepare(&lists, groups).map_err(failed)?;
+            }
+            let full = || CudaError::Unsupported(format!("no memory for programs of {rows} rows"));
+            self.preparing = begun.elapsed().as_secs_f64();
+            self.prepared.insert(rows, ready.ok_or_else(full)?);
+        }
+        let tokens = vec![0; rows as usize];
+        let program = &self.prepared[&rows];
+        let begun = Instant::now();
+        let ran = self.processors.watched(program, &tokens, past as usize, watch);
+        let (_, spans) = ran.map_err(failed)?;
+        if rows == 1 {
+            for slot in self.programs.last() {
+                let one = &self.programs.members()[slot];
+                let mut logits =
+                    vec![0.0f32; (one.shard.vocab.end - one.shard.vocab.start) as usize];
+                let place = one.place(Buffer::Logits);
+                let out = bytemuck::cast_slice_mut(&mut logits);
+                self.processors.read(slot, place, out).map_err(failed)?;
+                std::hint::black_box(ops::best(&logits, 1));
+            }
+        } else {
+            self.processors.synchronize()?;
+        }
+        Ok((spans, begun.elapsed().as_secs_f64()))
+    }
+
+    /// Several steps: the spans of one, with the medians of their lengths or ends, and the median of the seconds.
+    fn several(
+        &mut self,
+        rows: u64,
+        past: u64,
+        watch: Watch,
+    ) -> Result<(Vec<Span>, f64), CudaError> {
+        self.once(rows, past, watch)?;
+        let begun = Instant::now();
+        let mut runs = Vec::with_capacity(RUNS);
+        while runs.len() < RUNS && (runs.len() < 2 || begun.elapsed() < ENOUGH) {
+            runs.push(self.once(rows, past, watch)?);
+        }
+        let mut spans = runs[0].0.clone();
+        for (at, span) in spans.iter_mut().enumerate() {
+            let each = runs.iter().filter_map(|(spans, _)| spans.get(at));
+            match watch {
+                Watch::Instructions => {
+                    span.end =
+                        span.start + median(each.map(|span| span.end - span.start).collect());
+                }
+                _ => span.end = median(each.map(|span| span.end).collect()),
+            }
+        }
+        Ok((spans, median(runs.iter().map(|run| run.1).collect())))
+    }
+
+    /// What a step of so many rows takes after so many tokens.
+    pub(super) fn step(&mut self, rows: u64, past: u64) -> Result<Stepped, CudaError> {
+        let (spans, _) = self.several(rows, past, Watch::Instructions)?;
+        let has_exchanges = rows == 1 || spans.iter().any(|span| span.exchanged.is_some());
+        let (ends, wall) = match has_exchanges {
+            true => self.several(rows, past, Watch::Exchanges)?,
+            false => (Vec::new(), 0.0),
+        };
+        let lists = self.lists(rows, past);
+        let loads: Vec<Vec<Option<Load>>> = lists.iter().map(|list| loads(list)).collect();
+        let mut instructions: Vec<Timed> = Vec::new();
+        let mut before: Option<(usize, &Span)> = None;
+        for span in spans.iter().filter(|span| span.exchanged.is_none()) {
+            let seconds = span.end - span.start;
+            // Several instructions for the same operators are one.
+            match (instructions.last_mut(), before) {
+                (Some(last), Some((slot, one))) if (slot, &one.ops) == (span.slot, &span.ops) => {
+                    last.seconds += seconds;
+                }
+                _ => {
+                    let loads = loads[span.slot][span.ops.clone()].iter().flatten().copied();
+                    instructions.push(Timed { rows, loads: loads.collect(), seconds });
+                }
+            }
+            before = Some((span.slot, span));
+        }
+        let (between, after) = self.between(&spans);
+        let mut exchanges = Vec::new();
+        let mut last = 0.0;
+        for (exchange, instructions) in exchanges_of(&ends).into_iter().zip(&between) {
+            let hop =
+                matches!(lists[exchange.slot].get(exchange.ops.start), Some(Op::Receive { .. }));
+            let (bytes, seconds) =
+                (exchange.exchanged.unwrap_or(0), exchange.end - last - instructions);
+            exchanges.push(TimedExchange { rows, hop, bytes, seconds });
+            last = exchange.end;
+        }
+        Ok(Stepped { instructions, exchanges, besides: (wall - last - after).max(0.0) })
+    }
+
+    /// How long processors are at work before each exchange, and after the last.
+    fn between(&self, spans: &[Span]) -> (Vec<f64>, f64) {
+        let mut each: HashMap<usize, f64> = HashMap::new();
+        let mut between = Vec::new();
+        let longest = |each: &HashMap<usize, f64>| each.values().copied().fold(0.0, f64::max);
+        let mut last = None;
+        for span in spans {
+            match span.exchanged {
+                None => {
+                    *each.entry(self.processors.gpu_of(span.slot)).or_default() +=
+                        span.end - span.start;
+                }
+                Some(0) => {}
+                Some(_) if last == Some(span.start) => {}
+                Some(_) => {
+                    between.push(longest(&each));
+                    each.clear();
+                    last = Some(span.start);
+                }
+            }
+        }
+        (between, longest(&each))
+    }
+}
+
+/// Exchanges of groups and what arrives from other stages, each once.
+fn exchanges_of(spans: &[Span]) -> Vec<&Span> {
+    let mut exchange: Vec<&Span> = Vec::new();
+    for span in spans.iter().filter(|span| span.exchanged.is_some_and(|bytes| bytes > 0)) {
+        if exchange.last().is_none_or(|last| last.start != span.start) {
+            exchange.push(span);
+        }
+    }
+    exchange
+}
+
+/// What every operator of a list counts for, as prices count it.
+fn loads(list: &[Op]) -> Vec<Option<Load>> {
+    let mut before = None;
+    let mut loads = Vec::with_capacity(list.len());
+    for op in list {
+        match op {
+            Op::Work(work) => {
+                loads.push(load(work, before));
+                before = Some(work);
+            }
+            Op::Mark { .. } => loads.push(None),
+            _ => {
+                loads.push(None);
+                before = None;
+            }
+        }
+    }
+    loads
+}
+
+/// Allocates what a card has, and writes numbers into it with which work takes as long as with a model's.
+fn laid_out(
+    processors: &mut Processors,
+    slot: usize,
+    layout: &CardLayout,
+) -> Result<HashMap<Buffer, BufferId>, LlmError> {
+    let mut own = HashMap::new();
+    let some = vec![SOME_WEIGHTS; 16 << 20];
+    if let Some(staging) = &layout.gpu {
+        processors.keep(slot, staging)?;
+    }
+    for (buffer, bytes) in layout.allocations().filter(|(of, _)| *of != Buffer::Kernel) {
+        let id = processors.allocate(slot, buffer.name(), bytes)?;
+        own.insert(buffer, id);
+        // Zeros are a rare case, which is slower.
+        let numbers;
+        let with = match buffer {
+            Buffer::Weights | Buffer::Kv => &some,
+            _ => {
+                numbers = vec![SOME_NUMBERS; bytes.min(16 << 20) as usize];
+                &numbers
+            }
+        };
+        let mut at = 0;
+        while at < bytes && buffer != Buffer::Ids {
+            let length = (bytes - at).min(with.len() as u64);
+            let place = Place { buffer: id, offset: at };
+            processors.write(slot, place, &with[..length as usize])?;
+            at += length;
+        }
+    }
+    for (piece, offset) in &layout.weights.pieces {
+        let is_vector = matches!(
+            piece.tensor,
+            Tensor::AttentionNorm
+                | Tensor::FfnNorm
+                | Tensor::FinalNorm
+                | Tensor::Bias(_)
+                | Tensor::HeadNorm(_)
+        );
+        let (Cut::Rows(part) | Cut::Columns(part)) = &piece.cut;
+        if is_vector {
+            let ones = vec![1.0f32; (part.end - part.start) as usize];
+            let place = Place { buffer: own[&Buffer::Weights], offset: *offset };
+            processors.write(slot, place, bytemuck::cast_slice(&ones))?;
+        }
+    }
+    Ok(own)
+}
+
+/// The types of weights that a model has, and of its norms.
+fn types(model: &Model) -> Vec<Quant> {
+    let layers = model.layers.iter().flat_map(|layer| layer.matrices().map(|(_, matrix)| matrix));
+    let matrices = layers.chain([&model.embedding, &model.head]);
+    let mut types = vec![Quant::F32];
+    for matrix in matrices {
+        if !types.contains(&matrix.quant) {
+            types.push(matrix.quant);
+        }
+    }
+    types
+}
