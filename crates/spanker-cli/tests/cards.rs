@@ -10,10 +10,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use ggml_spanker::{HostMatmul, MatmulInt4};
 use rustix::process::Signal;
 use serde_json::Value;
-use spanker_runtime::abi;
+use spanker_fabric::device::Deadline;
+use spanker_jobs::CardMatmul;
 use spanker_runtime::message::{Parsed, head, parse};
+use spanker_runtime::{SpankerControl, abi};
 
 use place::{Place, SOON, pid, signal, within};
 
@@ -414,5 +417,24 @@ fn cards_of_another_major_version_are_refused_by_name() {
     let refused = error(&place, 1, "bench all-reduce --fabric cards");
     let named = "the card speaks ABI 1.0.0, this program 0.3.0";
     assert!(refused.contains("card 0") && refused.contains(named), "{refused}");
+    down(&place);
+}
+
+#[test]
+fn product_on_a_card_that_is_a_process_has_the_hosts_bits_and_a_dead_one_leaves_the_output() {
+    let place = up("--cards 2 --topology ring");
+    let card = SpankerControl::open_path(place.dir.join("spanker1")).expect("a card");
+    let patient = Deadline { detect: SOON, ..Deadline::USUAL };
+    let on_card = CardMatmul::new(card, patient).expect("a card");
+    let (a, b) = (vec![0x31; 3 * 2 * 144], vec![0x24; 7 * 2 * 144]);
+    let (mut out, mut expected) = (vec![0; 84], vec![0; 84]);
+    HostMatmul.matmul_q4_k(&a, &b, &mut expected, 3, 512, 7).expect("dimensions");
+    on_card.matmul_q4_k(&a, &b, &mut out, 3, 512, 7).expect("a product");
+    assert_eq!(out, expected);
+    place.ok("kill 1");
+    out.fill(0xA5);
+    let error = on_card.matmul_q4_k(&a, &b, &mut out, 3, 512, 7).expect_err("no card");
+    assert_eq!(error.to_string(), "card 1: allocate: the card is gone (ALLOCATE)");
+    assert_eq!(out, [0xA5; 84]);
     down(&place);
 }

@@ -2,7 +2,6 @@
 //! Emulated cards that speak other versions of the ABI than this crate's: what they refuse when a program asks all the
 //! same, and what programs that look at the version make of them, alone and in a ring with others.
 
-
 use std::collections::BTreeSet;
 
 use nix::errno::Errno;
