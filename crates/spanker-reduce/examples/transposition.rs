@@ -24,6 +24,9 @@ const TURNS: usize = 31;
 /// threads asleep.
 const AWAKE: Duration = Duration::from_millis(4);
 
+/// An all-reduce in place.
+type Loop<'a> = Box<dyn FnMut(&mut [Vec<f32>]) + 'a>;
+
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -44,7 +47,7 @@ fn run() -> Result<(), String> {
         }
     };
     let names = ["element-outer (before)", "card-outer (after)", "fused, 1 thread", "fused"];
-    let mut loops: [Box<dyn FnMut(&mut [Vec<f32>])>; 4] = [
+    let mut loops: [Loop<'_>; 4] = [
         Box::new(|buffers: &mut [Vec<f32>]| element_outer(buffers, op)),
         Box::new(|buffers: &mut [Vec<f32>]| card_outer(buffers, op)),
         Box::new(fused(Threads::Exactly(1))),
@@ -105,7 +108,7 @@ struct Times {
 
 /// The times of every loop. They take turns, so that what the machine does besides meets them all, and each finds the
 /// same inputs in buffers at the same places.
-fn in_turns(loops: &mut [Box<dyn FnMut(&mut [Vec<f32>]) + '_>], given: &[Vec<f32>]) -> Vec<Times> {
+fn in_turns(loops: &mut [Loop<'_>], given: &[Vec<f32>]) -> Vec<Times> {
     let mut buffers = given.to_vec();
     let mut times = vec![Vec::with_capacity(TURNS); loops.len()];
     for _ in 0..TURNS {
