@@ -56,6 +56,18 @@ pub enum Error {
         /// How many the matrix has.
         len: usize,
     },
+    /// The device that was to compute the product did not.
+    #[error("{device}: {op}: {reason}")]
+    Device {
+        /// The device's name, such as `card 0`.
+        device: String,
+        /// The step that failed, such as `allocate` or `wait`.
+        op: &'static str,
+        /// What it did instead.
+        fault: DeviceFault,
+        /// The same in words, with the values.
+        reason: String,
+    },
     /// A file could not be opened or mapped.
     #[error("{path}: {op}: {reason}")]
     File {
@@ -83,6 +95,28 @@ pub enum Error {
         /// A block's size in bytes.
         block: usize,
     },
+}
+
+/// What a device did instead of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceFault {
+    /// It has not the memory for the operands and the result.
+    Memory,
+    /// It is gone.
+    Lost,
+    /// It answers nobody, or does not get on with the product.
+    Stuck,
+    /// It takes longer than it may.
+    Slow,
+    /// It answers nonsense.
+    Wrong,
+    /// It is at work for another program.
+    Busy,
+    /// Its version of the ABI has no such products.
+    Unsupported,
+    /// It refused for another reason.
+    Refused,
 }
 
 /// The result of an operation on quantised blocks.

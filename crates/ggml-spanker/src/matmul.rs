@@ -23,8 +23,8 @@ pub trait MatmulInt4 {
     ///
     /// [`Error::BadDims`] when `k` is not a positive multiple of [`QK_K`], when `a` or `b` has not
     /// exactly the bytes that the dimensions ask for, or when a size overflows.
-    /// [`Error::OutputTooSmall`] when `out` is shorter than `m * n * OUTPUT_ELEM_BYTES` bytes. Then
-    /// `out` has not changed.
+    /// [`Error::OutputTooSmall`] when `out` is shorter than `m * n * OUTPUT_ELEM_BYTES` bytes.
+    /// [`Error::Device`] when the device failed that was to compute it. Then `out` has not changed.
     fn matmul_q4_k(
         &self,
         a: &[u8],
@@ -36,10 +36,15 @@ pub trait MatmulInt4 {
     ) -> Result<()>;
 }
 
-/// Checks the dimensions of a product against the byte lengths of its operands.
+/// Checks the dimensions of a product against the byte lengths of `a`, `b` and `out`, as every implementation of
+/// [`MatmulInt4`] does before anything else.
 ///
 /// Returns the number of bytes of the result, which is zero when there is nothing to compute.
-pub(crate) fn check_dims(
+///
+/// # Errors
+///
+/// [`Error::BadDims`] and [`Error::OutputTooSmall`], as [`MatmulInt4::matmul_q4_k`] says.
+pub fn check_dims(
     [a_len, b_len, out_len]: [usize; 3],
     m: usize,
     k: usize,

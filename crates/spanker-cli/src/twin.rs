@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use spanker_runtime::AbiVersion;
 use spanker_twin::control::{self, Answer, Ending, Request, Target};
 use spanker_twin::supervisor::{self, News, Program, TwinSpec};
 use spanker_twin::{MOST_CARDS, Pace, Signals, TwinError, home, specs};
@@ -134,6 +135,9 @@ struct Up {
     /// The chance that a line bit flips, on every link: 0 up to 0.5 [default: the profile's]
     #[arg(long, value_name = "RATE", value_parser = bit_error_rate)]
     ber: Option<f64>,
+    /// The version of the ABI that the cards speak, as in 0.2: to rehearse with older and newer cards
+    #[arg(long, value_name = "VERSION", hide = true, default_value_t = AbiVersion::OURS)]
+    abi: AbiVersion,
     /// Stay, and take the twin down on Ctrl-C
     #[arg(long)]
     foreground: bool,
@@ -192,6 +196,7 @@ fn start(up: &Up) -> anyhow::Result<()> {
         pace,
         seed: up.seed,
         bit_error_rate: up.ber,
+        abi: up.abi,
     };
     let signals = Signals::take().map_err(said)?;
     if up.replace {

@@ -10,10 +10,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use ggml_spanker::{HostMatmul, MatmulInt4};
 use rustix::process::Signal;
 use serde_json::Value;
-use spanker_runtime::abi;
+use spanker_fabric::device::Deadline;
+use spanker_jobs::CardMatmul;
 use spanker_runtime::message::{Parsed, head, parse};
+use spanker_runtime::{SpankerControl, abi};
 
 use place::{Place, SOON, pid, signal, within};
 
@@ -312,7 +315,7 @@ fn mistakes_are_named_and_end_with_2() {
 }
 
 /// A socket on which a card answers the question for its version, and every other with this status.
-fn refusing(place: &Place, status: i32) {
+fn refusing(place: &Place, minor: u16, status: i32) {
     std::fs::create_dir_all(&place.dir).expect("a directory");
     let listener = UnixListener::bind(place.dir.join("spanker0")).expect("a socket");
     std::thread::spawn(move || {
@@ -322,7 +325,9 @@ fn refusing(place: &Place, status: i32) {
                 let answer = match abi::request(message.0) {
                     Some(("GET_VERSION", size, _)) => {
                         let head = head(message.0, 0, message.1, size, 0);
-                        [&head[..], &vec![0; size]].concat()
+                        let mut version = vec![0; size];
+                        version[2..4].copy_from_slice(&minor.to_le_bytes());
+                        [&head[..], &version].concat()
                     }
                     _ => head(message.0, status, message.1, 0, 0).to_vec(),
                 };
@@ -356,14 +361,80 @@ fn next_request(stream: &mut UnixStream, bytes: &mut Vec<u8>) -> Option<(u32, u6
 #[test]
 fn card_that_does_not_know_discovery_is_up_and_one_that_fails_it_is_down_with_the_reason() {
     let unknown = Place::new();
-    refusing(&unknown, 25); // ENOTTY
+    refusing(&unknown, 2, 25); // ENOTTY
     let card = &json(&unknown, "cards --json")["cards"][0];
-    assert_eq!((&card["state"], &card["abi"]), (&"up".into(), &"0.0.0".into()), "{card}");
+    assert_eq!((&card["state"], &card["abi"]), (&"up".into(), &"0.2.0".into()), "{card}");
 
     let failing = Place::new();
-    refusing(&failing, 5); // EIO
+    refusing(&failing, 2, 5); // EIO
     let card = &json(&failing, "cards --json")["cards"][0];
     let reason = card["reason"].as_str().unwrap_or_default();
     assert_eq!(card["state"], "down", "{card}");
     assert!(reason.starts_with("CARD_INFO refused (EIO"), "{card}");
+}
+
+/// A ring of three cards of a version of the ABI.
+fn of_version(version: &str) -> Place {
+    up(&format!("--cards 3 --topology ring --abi {version}"))
+}
+
+#[test]
+fn cards_without_link_discovery_are_up_without_links_and_run_no_collective() {
+    for version in ["0.0.0", "0.1.0"] {
+        let place = of_version(version);
+        let report = json(&place, "cards --json");
+        for card in report["cards"].as_array().expect("cards") {
+            assert_eq!((&card["state"], &card["abi"]), (&"up".into(), &version.into()), "{card}");
+            assert_eq!(card.get("serial"), None, "{card}");
+        }
+        assert_eq!(report["links"].as_array().map(Vec::len), Some(0), "{report}");
+        let refused = error(&place, 1, "bench all-reduce --fabric cards");
+        let named = format!("request CARD_INFO needs ABI 0.2.0, the card speaks {version}");
+        assert!(refused.contains("card 0") && refused.contains(&named), "{refused}");
+        down(&place);
+    }
+}
+
+#[test]
+fn cards_of_older_and_newer_minor_versions_with_links_run_collectives() {
+    for version in ["0.2.0", "0.4.0"] {
+        let place = of_version(version);
+        let report = json(&place, "cards --json");
+        assert_eq!(report["cards"][2]["abi"], version, "{report}");
+        assert_eq!(report["links"].as_array().map(Vec::len), Some(6), "{report}");
+        let rows = rows(&place, "all-reduce --sizes 1K");
+        assert_eq!(rows[0]["wrong"], 0, "{rows:?}");
+        down(&place);
+    }
+}
+
+#[test]
+fn cards_of_another_major_version_are_refused_by_name() {
+    let place = of_version("1.0");
+    let report = json(&place, "cards --json");
+    let card = &report["cards"][1];
+    assert_eq!((&card["state"], &card["abi"]), (&"down".into(), &"1.0.0".into()), "{card}");
+    let refused = error(&place, 1, "bench all-reduce --fabric cards");
+    let named = "the card speaks ABI 1.0.0, this program 0.3.0";
+    assert!(refused.contains("card 0") && refused.contains(named), "{refused}");
+    down(&place);
+}
+
+#[test]
+fn product_on_a_card_that_is_a_process_has_the_hosts_bits_and_a_dead_one_leaves_the_output() {
+    let place = up("--cards 2 --topology ring");
+    let card = SpankerControl::open_path(place.dir.join("spanker1")).expect("a card");
+    let patient = Deadline { detect: SOON, ..Deadline::USUAL };
+    let on_card = CardMatmul::new(card, patient).expect("a card");
+    let (a, b) = (vec![0x31; 3 * 2 * 144], vec![0x24; 7 * 2 * 144]);
+    let (mut out, mut expected) = (vec![0; 84], vec![0; 84]);
+    HostMatmul.matmul_q4_k(&a, &b, &mut expected, 3, 512, 7).expect("dimensions");
+    on_card.matmul_q4_k(&a, &b, &mut out, 3, 512, 7).expect("a product");
+    assert_eq!(out, expected);
+    place.ok("kill 1");
+    out.fill(0xA5);
+    let error = on_card.matmul_q4_k(&a, &b, &mut out, 3, 512, 7).expect_err("no card");
+    assert_eq!(error.to_string(), "card 1: allocate: the card is gone (ALLOCATE)");
+    assert_eq!(out, [0xA5; 84]);
+    down(&place);
 }

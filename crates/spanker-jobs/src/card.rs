@@ -14,13 +14,13 @@ use nix::errno::Errno;
 use spanker_fabric::device::Deadline;
 use spanker_model::Quant;
 use spanker_runtime::{
-    BufferId, CardInfo, Descriptor, Error, Fault, FaultKind, Place, REQUEST_TIMEOUT,
-    SpankerControl, Ticket, Work,
+    BufferId, CardInfo, Descriptor, Error, Fault, Feature, Place, SpankerControl, Ticket, Work,
 };
 use spanker_steal::{Backend, Capabilities, Failure, Task};
 
 use crate::JobError;
 use crate::product::{GRAIN, Product};
+use crate::watch::{Unfinished, take_back, watch, words};
 use crate::worker::{Order, Worker};
 
 /// Tasks on a card at a time: one is computed, another's rows come or its results go.
@@ -30,8 +30,6 @@ const TASK_BYTES: usize = 16 << 20;
 /// How long a card that has one task is not asked for it because another may come: longer than whoever got an answer
 /// takes for the next claim.
 const GRACE: Duration = Duration::from_micros(500);
-/// The longest wait before someone looks whether the work is still wanted.
-const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 /// The types of operands and of what rows are rounded to, in the ABI's numbers.
 const WEIGHTS: u32 = number(Quant::Q4K);
@@ -144,6 +142,21 @@ struct Flight {
     job: u64,
 }
 
+/// What a card needs to round rows before it multiplies them. Tasks use it one after the other.
+#[derive(Debug, Clone, Copy)]
+struct Rounding {
+    /// Numbers of rows, from 0.
+    ids: BufferId,
+    /// Rows as f32.
+    values: BufferId,
+    /// Rows as the card multiplies them.
+    blocks: BufferId,
+}
+
+/// What a card must have to round rows. One that has not multiplies them as they are: that takes longer, because it
+/// rounds a row for each piece of the right operand, and gives the same bits.
+const ROUNDING: [Feature; 3] = [Feature::WorkEmbed, Feature::WorkQuantize, Feature::MatmulTypes];
+
 /// A card with what lies on it.
 struct Shop<'a> {
     product: &'a Product,
@@ -153,11 +166,8 @@ struct Shop<'a> {
     /// The most rows of a task.
     rows: usize,
     right: BufferId,
-    /// Numbers of rows, from 0.
-    ids: BufferId,
-    /// Rows as f32, and then as the card multiplies them. Tasks use them one after the other.
-    values: BufferId,
-    blocks: BufferId,
+    /// Nothing for a card that multiplies rows as they are.
+    rounding: Option<Rounding>,
     free: Vec<Slot>,
     flights: VecDeque<Flight>,
     next_job: u64,
@@ -173,7 +183,10 @@ impl<'a> Shop<'a> {
             Some(path) => path.display().to_string(),
             None => "a card".to_owned(),
         };
-        let info = card.info().map_err(|source| blamed(unknown(), "it says nothing", source))?;
+        let silent = |source| blamed(unknown(), "it says nothing", source);
+        let info = card.info().map_err(silent)?;
+        let rounds = ROUNDING.iter().try_fold(true, |all, &one| Ok(all && card.supports(one)?));
+        let rounds = rounds.map_err(silent)?;
         let name = || format!("card {}", info.index);
         let [m, k, n] = product.dims();
         let fits = TASK_BYTES / (4 * k.max(n));
@@ -187,34 +200,28 @@ impl<'a> Shop<'a> {
             card.write(buffer, 0, bytes).map_err(|source| blamed(name(), &what, source))
         };
         let right = allocate(product.right().len())?;
-        let ids = allocate(4 * rows)?;
-        let values = allocate(rows * k * 4)?;
-        let blocks = allocate(rows * Quant::Q8K.row_bytes(k as u64) as usize)?;
+        let rounding = match rounds {
+            false => None,
+            true => Some(Rounding {
+                ids: allocate(4 * rows)?,
+                values: allocate(rows * k * 4)?,
+                blocks: allocate(rows * Quant::Q8K.row_bytes(k as u64) as usize)?,
+            }),
+        };
         let mut free = Vec::with_capacity(IN_FLIGHT);
         for _ in 0..IN_FLIGHT {
             let results = allocate(rows * product.output_bytes())?;
             free.push(Slot { rows: allocate(rows * product.row_bytes())?, results });
         }
         let numbers: Vec<u8> = (0..rows as u32).flat_map(u32::to_le_bytes).collect();
-        write(ids, &numbers)?;
+        if let Some(Rounding { ids, .. }) = rounding {
+            write(ids, &numbers)?;
+        }
         write(right, product.right())?;
         // A number that no other program is likely to begin with; zero stands for all jobs.
         let next_job = RandomState::new().build_hasher().finish() | 1;
         let flights = VecDeque::with_capacity(IN_FLIGHT);
-        Ok(Shop {
-            product,
-            card,
-            info,
-            deadline,
-            rows,
-            right,
-            ids,
-            values,
-            blocks,
-            free,
-            flights,
-            next_job,
-        })
+        Ok(Shop { product, card, info, deadline, rows, right, rounding, free, flights, next_job })
     }
 
     /// Takes orders as long as there is room on the card, and answers the oldest.
@@ -262,32 +269,35 @@ impl<'a> Shop<'a> {
         Ok((ticket, job))
     }
 
-    /// Decodes rows, rounds them, multiplies. With the fence, an emulated card that is held to its profile's pace is
-    /// not done before it would be.
-    fn work(&self, rows: u64, slot: Slot) -> [Descriptor; 4] {
+    /// Decodes rows, rounds them, multiplies; or multiplies them as they are. With the fence, an emulated card that is held
+    /// to its profile's pace is not done before it would be.
+    fn work(&self, rows: u64, slot: Slot) -> Vec<Descriptor> {
         let [_, k, n] = self.product.dims().map(|size| size as u64);
         let at = |buffer: BufferId| Place { buffer, offset: 0 };
+        let multiply = |a: BufferId, input: u32| Work::Matmul {
+            a: at(a),
+            b: at(self.right),
+            out: at(slot.results),
+            shape: [rows, k, n],
+            types: [input, WEIGHTS],
+        };
+        let done = Work::Fence { not_before_ps: 0 };
+        let Some(Rounding { ids, values, blocks }) = self.rounding else {
+            return vec![multiply(slot.rows, WEIGHTS).into(), done.into()];
+        };
         let decode = Work::Embed {
             table: at(slot.rows),
-            ids: at(self.ids),
-            into: at(self.values),
+            ids: at(ids),
+            into: at(values),
             rows,
             width: k,
             quant: WEIGHTS,
             first: 0,
             count: rows as u32,
         };
-        let (from, into) = (at(self.values), at(self.blocks));
+        let (from, into) = (at(values), at(blocks));
         let round = Work::Quantize { from, into, rows, width: k, quant: INPUTS };
-        let multiply = Work::Matmul {
-            a: at(self.blocks),
-            b: at(self.right),
-            out: at(slot.results),
-            shape: [rows, k, n],
-            types: [INPUTS, WEIGHTS],
-        };
-        let done = Work::Fence { not_before_ps: 0 };
-        [decode.into(), round.into(), multiply.into(), done.into()]
+        vec![decode.into(), round.into(), multiply(blocks, INPUTS).into(), done.into()]
     }
 
     /// Waits for the oldest task and answers it.
@@ -303,49 +313,20 @@ impl<'a> Shop<'a> {
         order.answer(read);
     }
 
-    /// Waits until a task is complete, in slices. Time is counted in them, so that it may be virtual.
+    /// Waits until a task is complete. When this fails, the card has let go of the task's buffers, or is lost.
     fn wait(&self, flight: &Flight) -> Result<(), Failure> {
-        let Deadline { detect, total, .. } = self.deadline;
-        let slice = (detect / 2).clamp(Duration::from_millis(1), LONGEST_SLICE);
-        let (mut spent, mut quiet, mut before) = (Duration::ZERO, Duration::ZERO, None);
-        loop {
-            match self.card.wait(flight.ticket, slice) {
-                Ok(_) => return Ok(()),
-                Err(Error::Incomplete { .. }) => {}
-                Err(error) => return Err(self.failure(&error)),
-            }
-            let state = self.card.state(REQUEST_TIMEOUT).map_err(|error| self.failure(&error))?;
-            quiet = if before == Some(state.progress) { quiet + slice } else { Duration::ZERO };
-            before = Some(state.progress);
-            spent += slice;
-            if quiet >= detect {
-                let what = format!("no progress for {} ms", detect.as_millis());
-                return Err(self.give_up(flight, FaultKind::Stuck, &what));
-            }
-            if spent >= total {
-                let what = format!("not done after {} ms", total.as_millis());
-                return Err(self.give_up(flight, FaultKind::Slow, &what));
-            }
-            if !flight.order.is_wanted() {
-                return Err(self.give_up(flight, FaultKind::Aborted, "nobody wants it any more"));
-            }
-        }
-    }
-
-    /// Takes a task from the card. When this returns, the card has let go of its buffers, or is lost.
-    fn give_up(&self, flight: &Flight, kind: FaultKind, what: &str) -> Failure {
+        let is_wanted = || flight.order.is_wanted();
+        let (kind, what) = match watch(self.card, flight.ticket, self.deadline, is_wanted) {
+            Ok(()) => return Ok(()),
+            Err(Unfinished::Card(error)) => return Err(self.failure(&error)),
+            Err(Unfinished::Pending(kind, what)) => (kind, what),
+        };
         let fault = Fault { kind, card: self.info.serial, peer: 0, job: flight.job };
-        let dropped = self.card.abort(fault).and_then(|()| {
-            match self.card.wait(flight.ticket, LONGEST_SLICE) {
-                Ok(_) | Err(Error::Fault(_)) => Ok(()),
-                Err(error) => Err(error),
-            }
-        });
-        match dropped {
+        Err(match take_back(self.card, flight.ticket, fault) {
             Ok(()) => Failure::passing(self.named(what)),
             // A card that does not let go of work does not do other work either.
             Err(error) => Failure::lasting(self.named(format!("{what}; {error}"))),
-        }
+        })
     }
 
     fn failure(&self, error: &Error) -> Failure {
@@ -363,14 +344,6 @@ fn blamed(card: String, what: &str, source: Error) -> JobError {
     JobError::Card { card, what, source }
 }
 
-/// An error with what the system says.
-fn words(error: &Error) -> String {
-    match error {
-        Error::Ioctl { op, source } => format!("{op} refused ({})", source.desc()),
-        other => other.to_string(),
-    }
-}
-
 /// Whether a card is of no use after an error. After a refusal it is, unless the card itself is what is missing.
 fn is_lasting(error: &Error) -> bool {
     match error {
@@ -384,6 +357,8 @@ fn is_lasting(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use spanker_runtime::{FaultKind, REQUEST_TIMEOUT};
+
     use super::*;
 
     #[test]

@@ -5,12 +5,41 @@
 //!   [`CardProduct`] on a card behind the ABI.
 //! - [`Prompts`]: an item is a prompt for a model, its output the tokens of the answer. A [`Replica`] of the model answers
 //!   prompts on threads of this process or on a card.
+//! - [`CardMatmul`] is no job: it is [`MatmulInt4`](ggml_spanker::MatmulInt4), one product at a time on one card.
 //!
 //! Whoever does an item, its output has the same bits. So any backends may share a job, and what one fails to do
 //! another does again. How items are shared out is `spanker-steal`'s business; nothing here looks for cards, reads
 //! files or knows text.
 //!
+//! # Cards of other versions
+//!
+//! A card whose version of the ABI cannot round rows gets both operands in Q4_K and multiplies them as they are, with the
+//! same bits. A [`Replica`] needs all operators of a model; the error for a card without them names the first one.
+//!
 //! # Examples
+//!
+//! One product on a card, with the bits of the host:
+//!
+//! ```
+//! use ggml_spanker::{HostMatmul, MatmulInt4, Q4_K_BLOCK_BYTES, QK_K};
+//! use spanker_fabric::device::Deadline;
+//! use spanker_jobs::CardMatmul;
+//! # use spanker_topology::{Cluster, Profile, Shape};
+//! # use spanker_twin::{Pace, World, specs};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let pair = Cluster::uniform(Profile::builtin("rev-a")?, 2, Shape::Ring)?;
+//! # let world = World::new(specs(&pair, Pace::Card, 1)?, 7);
+//! # let card = world.control(0);
+//! let on_card = CardMatmul::new(card, Deadline::USUAL)?;
+//! let (a, b) = ([0x31; 2 * Q4_K_BLOCK_BYTES], [0x24; Q4_K_BLOCK_BYTES]);
+//! let (mut out, mut expected) = ([0; 8], [0; 8]);
+//! on_card.matmul_q4_k(&a, &b, &mut out, 2, QK_K, 1)?;
+//! HostMatmul.matmul_q4_k(&a, &b, &mut expected, 2, QK_K, 1)?;
+//! assert_eq!(out, expected);
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! A product on three backends that are not equally fast, one of them an emulated card:
 //!
@@ -46,13 +75,16 @@
 
 mod card;
 mod error;
+mod matmul;
 mod product;
 mod prompts;
 mod replica;
+mod watch;
 mod worker;
 
 pub use card::CardProduct;
 pub use error::JobError;
+pub use matmul::CardMatmul;
 pub use product::{Product, on_threads};
 pub use prompts::{NO_TOKEN, Prompts};
 pub use replica::Replica;

@@ -10,12 +10,27 @@ use spanker_fabric::device::Deadline;
 use spanker_llm::{InProcess, Network, OnCards, Session};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Objective, Plan, PlanError, Request, Split};
-use spanker_runtime::SpankerControl;
+use spanker_runtime::{Feature, SpankerControl};
 use spanker_steal::{Backend, Capabilities, Failure, Task};
 use spanker_topology::{Cluster, Profile, Shape};
 
+use crate::watch::words;
 use crate::worker::{Order, Worker};
 use crate::{JobError, Prompts};
+
+/// What a card must have for a model.
+const OPERATORS: [Feature; 10] = [
+    Feature::WorkEmbed,
+    Feature::WorkNorm,
+    Feature::WorkQuantize,
+    Feature::MatmulTypes,
+    Feature::WorkRotate,
+    Feature::WorkHalve,
+    Feature::WorkAttend,
+    Feature::WorkGate,
+    Feature::WorkRows,
+    Feature::WorkBest,
+];
 
 /// A model that answers prompts.
 ///
@@ -60,12 +75,18 @@ impl Replica {
     /// A card that fails, or shows no progress for `deadline.detect`, has a lasting failure that names it.
     ///
     /// # Errors
-    /// [`JobError::Model`] for a card that has not the memory, or fails.
+    /// [`JobError::Card`] for a card whose version of the ABI has not all operators of a model, [`JobError::Model`] for
+    /// one that has not the memory, or fails.
     pub fn on_card<B: AsRef<[u8]> + Send + Sync + 'static>(
         prompts: Arc<Prompts<B>>,
         card: SpankerControl,
         deadline: Deadline,
     ) -> Result<Replica, JobError> {
+        // Found out before the weights are on their way.
+        OPERATORS.iter().try_for_each(|&feature| card.require(feature)).map_err(|source| {
+            let name = card.path().map_or("a card".to_owned(), |path| path.display().to_string());
+            JobError::Card { card: name, what: words(&source), source }
+        })?;
         let (worker, ()) = Worker::start("replica", move |ready, orders| {
             let runner = plan(prompts.network()).and_then(|plan| {
                 let (context, batch) = (prompts.context(), prompts.batch());

@@ -12,6 +12,7 @@ use spanker_fabric::device::Deadline;
 use spanker_jobs::{JobError, NO_TOKEN, Prompts, Replica};
 use spanker_llm::Network;
 use spanker_model::Quant;
+use spanker_runtime::{ABI_VERSION_MINOR, AbiVersion};
 use spanker_steal::{
     Backend, Capabilities, Failure, Incident, IncidentKind, Options, Report, StealError, Task,
     WorkStealingScheduler,
@@ -247,4 +248,25 @@ fn card_without_room_for_the_model_is_refused() {
     let error = Replica::on_card(prompts(2, &[]), card, Deadline::USUAL).expect_err("no memory");
     assert!(matches!(error, JobError::Model(_)), "{error}");
     assert!(error.to_string().starts_with("card 0 needs "), "{error}");
+}
+
+#[test]
+fn card_of_a_version_without_the_operators_of_a_model_is_refused_by_name_and_newer_ones_answer() {
+    let prompts = prompts(2, &[]);
+    let expected = run(&prompts, vec![threads(&prompts, 1)]).0;
+    for minor in 0..=ABI_VERSION_MINOR + 1 {
+        let profile = Profile::builtin("rev-a").expect("a profile");
+        let cluster = Cluster::uniform(profile, 2, Shape::Ring).expect("cards");
+        let mut cards = specs(&cluster, Pace::Card, 1).expect("cards");
+        cards[0].abi = AbiVersion { major: 0, minor, patch: 0 };
+        let world = World::new(cards, 7);
+        if minor >= 3 {
+            assert_eq!(run(&prompts, vec![on_card(&prompts, &world, 0)]).0, expected, "0.{minor}");
+            continue;
+        }
+        let (card, prompts) = (world.control(0), Arc::clone(&prompts));
+        let error = Replica::on_card(prompts, card, Deadline::USUAL).expect_err("too old");
+        let named = format!("a card: work EMBED needs ABI 0.3.0, the card speaks 0.{minor}.0");
+        assert_eq!(error.to_string(), named);
+    }
 }

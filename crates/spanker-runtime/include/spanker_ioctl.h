@@ -22,11 +22,50 @@
 /* The type byte that every request of this ABI carries. */
 #define SPANKER_IOC_MAGIC 0xE3
 
-/* The version that this header describes; a card answers with its own. Another
- * major version is refused by either side. */
+/* The version that this header describes; a card answers with its own.
+ *
+ * A minor version adds requests, kinds of work and types (SPANKER_SINCE_* below) and
+ * changes nothing else: a card does everything up to its own minor version, and a program
+ * asks it for no more. A card answers ENOTTY to a request that it does not know.
+ *
+ * Another major version is refused by either side, on a socket with EPROTONOSUPPORT. PING
+ * and GET_VERSION are answered all the same: their numbers and layouts, and the head of a
+ * message, are those of every major version. */
 #define SPANKER_ABI_VERSION_MAJOR 0
 #define SPANKER_ABI_VERSION_MINOR 3
 #define SPANKER_ABI_VERSION_PATCH 0
+
+/* The minor version since which a card has a request or a kind of work. What is not listed
+ * is in every version. A card without PORT_INFO has no links that anyone can know of. */
+#define SPANKER_SINCE_CARD_INFO 2
+#define SPANKER_SINCE_PORT_INFO 2
+#define SPANKER_SINCE_ALLOCATE 2
+#define SPANKER_SINCE_FREE 2
+#define SPANKER_SINCE_WRITE 2
+#define SPANKER_SINCE_READ 2
+#define SPANKER_SINCE_SUBMIT 2
+#define SPANKER_SINCE_WAIT 2
+#define SPANKER_SINCE_COUNTERS 2
+#define SPANKER_SINCE_RESET 2
+#define SPANKER_SINCE_STATE 2
+#define SPANKER_SINCE_RECORDS 2
+#define SPANKER_SINCE_WORK_COPY 2
+#define SPANKER_SINCE_WORK_FILL 2
+#define SPANKER_SINCE_WORK_REDUCE 2
+#define SPANKER_SINCE_WORK_MATMUL 2 /* Of Q4_K by Q4_K. */
+#define SPANKER_SINCE_WORK_SEND 2
+#define SPANKER_SINCE_WORK_RECEIVE 2
+#define SPANKER_SINCE_WORK_FENCE 2
+#define SPANKER_SINCE_WORK_EMBED 3
+#define SPANKER_SINCE_WORK_NORM 3
+#define SPANKER_SINCE_WORK_QUANTIZE 3
+#define SPANKER_SINCE_WORK_ROTATE 3
+#define SPANKER_SINCE_WORK_HALVE 3
+#define SPANKER_SINCE_WORK_ATTEND 3
+#define SPANKER_SINCE_WORK_GATE 3
+#define SPANKER_SINCE_WORK_ROWS 3
+#define SPANKER_SINCE_WORK_BEST 3
+#define SPANKER_SINCE_MATMUL_TYPES 3 /* Products of the other types. */
 
 /* The answer to SPANKER_IOC_GET_VERSION: 8 bytes. */
 struct spanker_version {
@@ -323,9 +362,9 @@ struct spanker_work_reduce {
 };
 
 /* out (m x n, f32) = a (m rows of k) times the transpose of b (n rows of k). Types are
- * GGML's numbers. Every card knows Q4_K (12) for both, and for b F32 (0), F16 (1), BF16
- * (30) with a of F32, Q4_0 (2), Q4_1 (3), Q5_0 (6), Q5_1 (7), Q8_0 (8) with a of Q8_0,
- * Q4_K (12), Q5_K (13), Q6_K (14) with a of Q8_K (15). */
+ * GGML's numbers. Every card knows Q4_K (12) for both, and since SPANKER_SINCE_MATMUL_TYPES
+ * for b F32 (0), F16 (1), BF16 (30) with a of F32, Q4_0 (2), Q4_1 (3), Q5_0 (6), Q5_1 (7),
+ * Q8_0 (8) with a of Q8_0, Q4_K (12), Q5_K (13), Q6_K (14) with a of Q8_K (15). */
 struct spanker_work_matmul {
 	struct spanker_work head;
 	struct spanker_place a;

@@ -5,8 +5,11 @@
 //! Programs use the typed calls of [`crate::SpankerControl`]; this module is for those who play a card.
 
 use std::fmt;
+use std::str::FromStr;
 
 use bytemuck::{Pod, Zeroable};
+
+use crate::feature::Feature;
 
 /// The major version of the ABI that this crate mirrors; a change breaks older programs.
 pub const ABI_VERSION_MAJOR: u16 = 0;
@@ -37,6 +40,8 @@ pub trait Request: Pod {
     const NAME: &'static str;
     /// Which way its further bytes go. If there are any, the struct begins with their address and length.
     const DIRECTION: Direction = Direction::None;
+    /// The feature that a card needs for it; `None` for what every card has.
+    const FEATURE: Option<Feature>;
 }
 
 macro_rules! mirror {
@@ -458,12 +463,23 @@ pub struct Ping;
 #[repr(transparent)]
 pub struct RawRead(pub RawAccess);
 
+macro_rules! feature {
+    () => {
+        None
+    };
+    ($feature:ident) => {
+        Some(Feature::$feature)
+    };
+}
+
 macro_rules! requests {
-    ($($c_name:literal $type:ident = $code:ident($number:literal $(, $size:ty)?) $direction:ident;)*) => {
+    ($($c_name:literal $type:ident = $code:ident($number:literal $(, $size:ty)?) $direction:ident
+        $(since $feature:ident)?;)*) => {
         $(impl Request for $type {
             const NUMBER: u32 = nix::$code!(MAGIC, $number $(, size_of::<$size>())?) as u32;
             const NAME: &'static str = $c_name;
             const DIRECTION: Direction = Direction::$direction;
+            const FEATURE: Option<Feature> = feature!($($feature)?);
         })*
 
         /// The request with this number: its name, the size of its struct and where its bytes go.
@@ -472,6 +488,18 @@ macro_rules! requests {
             match number {
                 $(<$type as Request>::NUMBER => Some(($c_name, size_of::<$type>(), Direction::$direction)),)*
                 _ => None,
+            }
+        }
+
+        impl Feature {
+            /// The feature that a request needs; `None` for those that every card has, and for numbers that are no
+            /// request.
+            #[must_use]
+            pub fn of_request(number: u32) -> Option<Feature> {
+                match number {
+                    $(<$type as Request>::NUMBER => <$type as Request>::FEATURE,)*
+                    _ => None,
+                }
             }
         }
 
@@ -486,18 +514,18 @@ macro_rules! requests {
 requests! {
     "PING" Ping = request_code_none(1) None;
     "GET_VERSION" RawVersion = request_code_read(2, RawVersion) None;
-    "CARD_INFO" RawCardInfo = request_code_read(3, RawCardInfo) None;
-    "PORT_INFO" RawPortInfo = request_code_readwrite(4, RawPortInfo) None;
-    "ALLOCATE" RawAllocate = request_code_readwrite(5, RawAllocate) None;
-    "FREE" RawFree = request_code_write(6, RawFree) None;
-    "WRITE" RawAccess = request_code_write(7, RawAccess) ToCard;
-    "READ" RawRead = request_code_write(8, RawRead) FromCard;
-    "SUBMIT" RawSubmit = request_code_readwrite(9, RawSubmit) ToCard;
-    "WAIT" RawWait = request_code_readwrite(10, RawWait) None;
-    "COUNTERS" Counters = request_code_read(11, Counters) None;
-    "RESET" RawReset = request_code_write(12, RawReset) None;
-    "STATE" RawState = request_code_read(13, RawState) None;
-    "RECORDS" RawRecords = request_code_readwrite(14, RawRecords) FromCard;
+    "CARD_INFO" RawCardInfo = request_code_read(3, RawCardInfo) None since CardInfo;
+    "PORT_INFO" RawPortInfo = request_code_readwrite(4, RawPortInfo) None since PortInfo;
+    "ALLOCATE" RawAllocate = request_code_readwrite(5, RawAllocate) None since Allocate;
+    "FREE" RawFree = request_code_write(6, RawFree) None since Free;
+    "WRITE" RawAccess = request_code_write(7, RawAccess) ToCard since Write;
+    "READ" RawRead = request_code_write(8, RawRead) FromCard since Read;
+    "SUBMIT" RawSubmit = request_code_readwrite(9, RawSubmit) ToCard since Submit;
+    "WAIT" RawWait = request_code_readwrite(10, RawWait) None since Wait;
+    "COUNTERS" Counters = request_code_read(11, Counters) None since Counters;
+    "RESET" RawReset = request_code_write(12, RawReset) None since Reset;
+    "STATE" RawState = request_code_read(13, RawState) None since State;
+    "RECORDS" RawRecords = request_code_readwrite(14, RawRecords) FromCard since Records;
 }
 
 /// The version of the ABI that a card speaks.
@@ -527,6 +555,25 @@ impl AbiVersion {
 impl fmt::Display for AbiVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+impl FromStr for AbiVersion {
+    type Err = String;
+
+    /// Reads `0.2` or `0.2.0`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("'{text}': expected a version as in 0.2");
+        let number = |part: &str| {
+            let plain = part.bytes().all(|byte| byte.is_ascii_digit());
+            part.parse::<u16>().ok().filter(|_| plain).ok_or_else(bad)
+        };
+        let parts = text.split('.').map(number).collect::<Result<Vec<u16>, String>>()?;
+        match parts[..] {
+            [major, minor] => Ok(AbiVersion { major, minor, patch: 0 }),
+            [major, minor, patch] => Ok(AbiVersion { major, minor, patch }),
+            _ => Err(bad()),
+        }
     }
 }
 
@@ -562,6 +609,7 @@ mod tests {
             .chain(work::layouts())
             .chain(values())
             .chain(numbers())
+            .chain(crate::feature::values())
             .map(clean)
             .collect()
     }
@@ -626,6 +674,54 @@ mod tests {
         let (mirror, header) = (mirror(), c_layout());
         assert!(header.len() > 200, "the header was read: {}", header.len());
         assert_eq!(mirror, header);
+    }
+
+    /// Requests and kinds of work that a header defines and for which it does not say since when.
+    fn undated(names: &BTreeSet<String>) -> Vec<&str> {
+        // Every card has the first two requests; the magic number is none, and the version is of no kind.
+        const ALWAYS: [&str; 4] = ["IOC_MAGIC", "IOC_PING", "IOC_GET_VERSION", "WORK_VERSION"];
+        let bare = |name: &'_ str| name.strip_prefix("SPANKER_").map(str::to_owned);
+        let dated = |bare: &str| {
+            let dated = format!("SPANKER_SINCE_{}", bare.strip_prefix("IOC_").unwrap_or(bare));
+            ALWAYS.contains(&bare) || names.contains(&dated)
+        };
+        let named = |bare: &str| bare.starts_with("IOC_") || bare.starts_with("WORK_");
+        let names = names.iter().map(String::as_str);
+        names.filter(|name| bare(name).is_some_and(|bare| named(&bare) && !dated(&bare))).collect()
+    }
+
+    #[test]
+    fn every_request_and_kind_of_work_of_the_header_has_a_version_since_which_it_is_there() {
+        let mut names = header_names();
+        assert_eq!(undated(&names), [""; 0]);
+        for name in ["SPANKER_SINCE_READ", "SPANKER_SINCE_WORK_GATE"] {
+            assert!(names.remove(name), "{name}");
+        }
+        assert_eq!(undated(&names), ["SPANKER_IOC_READ", "SPANKER_WORK_GATE"]);
+    }
+
+    #[test]
+    fn requests_have_the_feature_of_their_name_and_the_first_two_have_none() {
+        for (name, number) in numbers() {
+            let name = name.trim_start_matches("SPANKER_IOC_");
+            let feature = Feature::of_request(number as u32).map(Feature::name);
+            match name {
+                "PING" | "GET_VERSION" => assert_eq!(feature, None),
+                name => assert_eq!(feature, Some(&*format!("request {name}"))),
+            }
+        }
+    }
+
+    #[test]
+    fn versions_are_read_as_they_are_written_and_nothing_else_is_one() {
+        for version in [AbiVersion::OURS, AbiVersion { major: 7, minor: 8, patch: 9 }] {
+            assert_eq!(version.to_string().parse(), Ok(version));
+        }
+        assert_eq!("0.2".parse(), Ok(AbiVersion { major: 0, minor: 2, patch: 0 }));
+        for bad in ["", "0", "0.", ".2", "0.2.", "0.2.0.1", "0.x", "0.65536", "-0.2", "+0.2"] {
+            let error = bad.parse::<AbiVersion>().expect_err("no version");
+            assert!(error.contains(&format!("'{bad}'")), "{error}");
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::abi::{
 };
 use crate::card::{CardInfo, CardState, CardTime, Fault, PortInfo, Ticket};
 use crate::error::{Error, Result};
+use crate::feature::Feature;
 use crate::transport::{Call, Device, Payload, Socket, Transport};
 use crate::work::{BufferId, Descriptor, encode_work};
 
@@ -45,8 +46,8 @@ const MAX_TRANSFER: usize = 1 << 20;
 pub struct SpankerControl {
     transport: Box<dyn Transport>,
     path: Option<PathBuf>,
-    /// Set once the card has shown that it speaks our version.
-    agreed: OnceLock<()>,
+    /// Set once the card has shown that it speaks our major version.
+    agreed: OnceLock<AbiVersion>,
 }
 
 impl SpankerControl {
@@ -104,7 +105,7 @@ impl SpankerControl {
 
     /// Asks the card which version of the ABI it speaks.
     ///
-    /// The answer is not compared with this crate's own version; the calls that need version 0.2 do so.
+    /// The answer is not compared with this crate's own version; the calls that need more than the first version do so.
     ///
     /// # Errors
     ///
@@ -115,10 +116,28 @@ impl SpankerControl {
         Ok(answer.into())
     }
 
+    /// Whether the card's version of the ABI has a feature. The card is asked for its version once.
+    ///
+    /// # Errors
+    /// [`Error::Version`] if it speaks another major version, else as [`SpankerControl::version`].
+    pub fn supports(&self, feature: Feature) -> Result<bool> {
+        Ok(self.agree()?.has(feature))
+    }
+
+    /// Refuses a card that has not a feature.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], else as [`SpankerControl::supports`].
+    pub fn require(&self, feature: Feature) -> Result<()> {
+        let theirs = self.agree()?;
+        if theirs.has(feature) { Ok(()) } else { Err(Error::Unsupported { feature, theirs }) }
+    }
+
     /// What the card is.
     ///
     /// # Errors
-    /// [`Error::Version`] if it speaks another major version, else as every request.
+    /// [`Error::Version`] if it speaks another major version, [`Error::Unsupported`] if its minor version is too old,
+    /// else as every request.
     pub fn info(&self) -> Result<CardInfo> {
         self.ask::<RawCardInfo>().map(CardInfo::from)
     }
@@ -188,8 +207,13 @@ impl SpankerControl {
     /// # Errors
     /// [`Error::Ioctl`] with `EINVAL` for a descriptor that the card does not accept, `EBUSY` while
     /// another program has work on the card, `EOVERFLOW` if its queue is full, `E2BIG` for more descriptors
-    /// than fits in one request.
+    /// than one request takes. [`Error::Unsupported`] for work that came after the card's version.
     pub fn submit(&self, job: u64, work: &[Descriptor]) -> Result<Ticket> {
+        let theirs = self.agree()?;
+        let needed = work.iter().filter_map(|one| Feature::of_work(&one.work));
+        if let Some(feature) = needed.into_iter().find(|&feature| !theirs.has(feature)) {
+            return Err(Error::Unsupported { feature, theirs });
+        }
         let bytes = encode_work(work);
         if bytes.len() > MESSAGE_MAX_PAYLOAD as usize {
             return Err(Error::Ioctl { op: RawSubmit::NAME, source: Errno::E2BIG });
@@ -268,21 +292,30 @@ impl SpankerControl {
         Ok(raw)
     }
 
-    /// Sends a request that version 0.1 does not have: the two sides agree on the version first.
+    /// The card's version, of our major version.
+    fn agree(&self) -> Result<AbiVersion> {
+        if let Some(&theirs) = self.agreed.get() {
+            return Ok(theirs);
+        }
+        let theirs = self.version()?;
+        if theirs.major != ABI_VERSION_MAJOR {
+            return Err(Error::Version { theirs });
+        }
+        Ok(*self.agreed.get_or_init(|| theirs))
+    }
+
+    /// Sends a request that not every card has: the two sides agree on the version first.
     fn request<R: Request>(
         &self,
         raw: &mut R,
         payload: Payload<'_>,
         timeout: Duration,
     ) -> Result<()> {
-        if self.agreed.get().is_none() {
-            let theirs = self.version()?;
-            if theirs.major != ABI_VERSION_MAJOR {
-                return Err(Error::Version { theirs });
-            }
-            let _ = self.agreed.set(());
+        let theirs = self.agree()?;
+        match R::FEATURE {
+            Some(feature) if !theirs.has(feature) => Err(Error::Unsupported { feature, theirs }),
+            _ => self.call(raw, payload, timeout),
         }
-        self.call(raw, payload, timeout)
     }
 
     fn call<R: Request>(&self, raw: &mut R, payload: Payload<'_>, timeout: Duration) -> Result<()> {

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{AbiVersion, Fault, Ticket};
+use crate::{AbiVersion, Fault, Feature, Ticket};
 
 /// A failed operation on a card.
 ///
@@ -41,9 +41,17 @@ pub enum Error {
         /// The `errno` that the card answered with.
         source: nix::Error,
     },
-    /// The card speaks another major version of the ABI.
+    /// The card speaks another major version of the ABI. The patch is 0 if the card did not tell it.
     #[error("the card speaks ABI {theirs}, this program {}", AbiVersion::OURS)]
     Version {
+        /// The card's version.
+        theirs: AbiVersion,
+    },
+    /// The card's minor version of the ABI is too old for a request or for work. Nothing was asked of it.
+    #[error("{feature} needs ABI {}, the card speaks {theirs}", feature.since_version())]
+    Unsupported {
+        /// What the card has not.
+        feature: Feature,
         /// The card's version.
         theirs: AbiVersion,
     },

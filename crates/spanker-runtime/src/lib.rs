@@ -35,9 +35,23 @@
 //! | `SUBMIT`, `WAIT`, `RESET` | 9, 10, 12 | work, as descriptors ([`encode_work`]), under a job number |
 //! | `COUNTERS`, `STATE`, `RECORDS` | 11, 13, 14 | what the card has done, is doing, and did last |
 //!
-//! As a message, a request is a head of 32 bytes, its struct, and the bytes it moves ([`message`]). Either
-//! side refuses another major version. A card that does not answer in time, goes away or answers nonsense is
-//! an error of its own kind, and the handle is of no more use.
+//! As a message, a request is a head of 32 bytes, its struct, and the bytes it moves ([`message`]). A card that does
+//! not answer in time, goes away or answers nonsense is an error of its own kind, and the handle is of no more use.
+//!
+//! # Versions
+//!
+//! A card and a program may be of different minor versions. [`Feature`] lists what each minor version brought, as the
+//! header does, and [`SpankerControl::supports`] says whether a card has it:
+//!
+//! | minor | brought |
+//! |---|---|
+//! | 1 | `PING`, `GET_VERSION`; every card has them, of whatever major version |
+//! | 2 | the other requests; copies, fills, reductions, products of two Q4_K matrices, sends, receives, fences |
+//! | 3 | the operators of a model, products of other types |
+//!
+//! A request or work that the card is too old for is not sent: [`Error::Unsupported`] names it, the card's version and
+//! the one that is needed. A card of a newer minor version does all that this crate knows. One of another major
+//! version is refused by either side ([`Error::Version`]); it only says which version it is.
 //!
 //! # Faking a card
 //!
@@ -51,6 +65,7 @@ mod card;
 mod cc;
 mod control;
 mod error;
+mod feature;
 pub mod message;
 mod transport;
 mod work;
@@ -65,6 +80,7 @@ pub use card::{
 };
 pub use control::{CONTROL_DEVICE_PATH, REQUEST_TIMEOUT, SpankerControl};
 pub use error::{Error, Result};
+pub use feature::Feature;
 pub use transport::{Call, Payload, Transport};
 pub use work::{
     BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Malformed, Place, Work,

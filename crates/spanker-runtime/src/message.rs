@@ -6,8 +6,8 @@ use bytemuck::{bytes_of, pod_read_unaligned};
 use nix::errno::Errno;
 
 use crate::abi::{
-    ABI_VERSION_MAJOR, ABI_VERSION_MINOR, Direction, MESSAGE_MAGIC, MESSAGE_MAX_PAYLOAD,
-    RawMessage, request,
+    ABI_VERSION_MAJOR, AbiVersion, Direction, MESSAGE_MAGIC, MESSAGE_MAX_PAYLOAD, Ping, RawMessage,
+    RawVersion, Request, request,
 };
 
 /// Bytes of a message's head.
@@ -22,10 +22,23 @@ pub fn head(
     argument: usize,
     payload: usize,
 ) -> [u8; HEAD_BYTES] {
+    head_of(AbiVersion::OURS, number, status, sequence, argument, payload)
+}
+
+/// The same from a sender that speaks another version of the ABI.
+#[must_use]
+pub fn head_of(
+    version: AbiVersion,
+    number: u32,
+    status: i32,
+    sequence: u64,
+    argument: usize,
+    payload: usize,
+) -> [u8; HEAD_BYTES] {
     let raw = RawMessage {
         magic: MESSAGE_MAGIC,
-        major: ABI_VERSION_MAJOR,
-        minor: ABI_VERSION_MINOR,
+        major: version.major,
+        minor: version.minor,
         number,
         status,
         sequence,
@@ -69,6 +82,13 @@ pub enum Parsed<'a> {
     },
 }
 
+/// Whether a request is answered to programs of any major version: without an answer to GET_VERSION they could not
+/// say whom they met.
+#[must_use]
+pub fn is_of_every_version(number: u32) -> bool {
+    number == Ping::NUMBER || number == RawVersion::NUMBER
+}
+
 /// Parses what a client has sent. Lengths are checked before anything of that length is waited for.
 ///
 /// ```
@@ -85,7 +105,7 @@ pub fn parse(bytes: &[u8]) -> Parsed<'_> {
     if raw.magic != MESSAGE_MAGIC {
         return refused(Errno::EBADMSG);
     }
-    if raw.major != ABI_VERSION_MAJOR {
+    if raw.major != ABI_VERSION_MAJOR && !is_of_every_version(number) {
         return refused(Errno::EPROTONOSUPPORT);
     }
     let (argument, payload) = (raw.argument as usize, raw.payload as usize);
@@ -117,6 +137,8 @@ fn whole(bytes: &[u8], number: u32, sequence: u64, argument: usize, payload: usi
 /// The head of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer {
+    /// The card's version, without the patch, which a head does not tell.
+    pub(crate) version: AbiVersion,
     pub(crate) status: i32,
     pub(crate) sequence: u64,
     pub(crate) argument: usize,
@@ -136,5 +158,6 @@ pub(crate) fn answer(head: &[u8; HEAD_BYTES], number: u32) -> Result<Answer, Str
         return Err(format!("it announces {} bytes", raw.payload));
     }
     let (argument, payload) = (raw.argument as usize, raw.payload as usize);
-    Ok(Answer { status: raw.status, sequence: raw.sequence, argument, payload })
+    let version = AbiVersion { major: raw.major, minor: raw.minor, patch: 0 };
+    Ok(Answer { version, status: raw.status, sequence: raw.sequence, argument, payload })
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::libc;
 
+use crate::abi::ABI_VERSION_MAJOR;
 use crate::error::{Error, Result};
 use crate::message::{self, HEAD_BYTES};
 
@@ -151,6 +152,9 @@ fn exchange(stream: &mut UnixStream, sequence: u64, call: &mut Call<'_>) -> Resu
     let answer = message::answer(&head, call.number).map_err(nonsense)?;
     if answer.sequence != sequence {
         return Err(nonsense(format!("sequence {}, expected {sequence}", answer.sequence)));
+    }
+    if answer.status == Errno::EPROTONOSUPPORT as i32 && answer.version.major != ABI_VERSION_MAJOR {
+        return Err(Error::Version { theirs: answer.version });
     }
     if answer.status != 0 {
         if answer.argument + answer.payload > 0 {

@@ -187,6 +187,15 @@ fn a_message_of_another_major_version_is_refused() {
     bytes[4] = 7;
     let Parsed::Refused { error, .. } = parse(&bytes) else { panic!("{:?}", parse(&bytes)) };
     assert_eq!(error, nix::errno::Errno::EPROTONOSUPPORT);
+    // Whoever meets another version must be able to say which.
+    for (number, size) in
+        [(<abi::RawVersion as abi::Request>::NUMBER, 8), (<abi::Ping as abi::Request>::NUMBER, 0)]
+    {
+        let mut bytes = head(number, 0, 1, size, 0).to_vec();
+        bytes.resize(HEAD_BYTES + size, 0);
+        bytes[4] = 7;
+        assert!(matches!(parse(&bytes), Parsed::Request(_)), "{:?}", parse(&bytes));
+    }
 }
 
 #[test]

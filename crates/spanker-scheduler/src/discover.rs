@@ -5,9 +5,9 @@
 //! `SPANKER_DEV_DIR` names, up to the first that does not exist. A link exists if the cards at both of its
 //! ends name each other.
 //!
-//! A card that answers `ENOTTY` to a question about itself or its ports does not know the question: it is taken
-//! for a card without link discovery. Any other failure is an error, because a card that could not answer once
-//! may have links.
+//! A card whose version of the ABI has no questions about cards and ports, or that answers `ENOTTY` to one, does not
+//! know the question: it is taken for a card without link discovery. Any other failure is an error, because a card
+//! that could not answer once may have links.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use spanker_fabric::device::{DeviceError, DeviceErrorKind, DeviceGroup};
-use spanker_runtime::{CardInfo, PortInfo, PortState, SpankerControl};
+use spanker_runtime::{CardInfo, Feature, PortInfo, PortState, SpankerControl};
 use spanker_topology::{Link, LinkState};
 
 use crate::probed::{LinkEnd, ProbedLink, load_links};
@@ -115,11 +115,16 @@ fn ask(control: &SpankerControl) -> spanker_runtime::Result<(CardInfo, Vec<PortI
     Ok((info, ports))
 }
 
-/// Whether a card that answered with this error has no link discovery: `ENOTTY` says that it does not know the
-/// request, over an ioctl as over a socket. No other error says so.
+/// Whether a card with this error has no link discovery: its version of the ABI does not have it, or it says `ENOTTY`,
+/// which means that it does not know the request, over an ioctl as over a socket. No other error says so.
 #[must_use]
 pub fn is_without_discovery(error: &spanker_runtime::Error) -> bool {
-    matches!(error, spanker_runtime::Error::Ioctl { source: Errno::ENOTTY, .. })
+    use spanker_runtime::Error::{Ioctl, Unsupported};
+    matches!(
+        error,
+        Ioctl { source: Errno::ENOTTY, .. }
+            | Unsupported { feature: Feature::CardInfo | Feature::PortInfo, .. }
+    )
 }
 
 /// What a card has said about itself; nothing if it does not know such questions.
@@ -145,8 +150,8 @@ impl Topology<SpankerControl> {
     /// The cards at `/dev/spanker0`, `/dev/spanker1` and so on, up to the first that does not exist, or those
     /// of the folder that `SPANKER_DEV_DIR` names; and the links that their ports tell of.
     ///
-    /// A card that answers `ENOTTY`, as one does that knows no more than the first version of the ABI, has no
-    /// links. Any other answer that is none is an error.
+    /// A card of a version of the ABI without link discovery has no links, and so has one that answers `ENOTTY`. Any
+    /// other answer that is none is an error.
     ///
     /// ```no_run
     /// use spanker_scheduler::{AllReduce, ReduceOp, Topology};

@@ -11,7 +11,9 @@ use bytemuck::{Pod, bytes_of};
 use cards::Cards;
 use nix::errno::Errno;
 use spanker_runtime::abi::{RawCardInfo, RawPortInfo, RawVersion};
-use spanker_runtime::{Call, SpankerControl, Transport};
+use spanker_runtime::{
+    ABI_VERSION_MAJOR, ABI_VERSION_MINOR, AbiVersion, Call, Feature, SpankerControl, Transport,
+};
 use spanker_scheduler::{DeviceErrorKind, Error, Topology, is_without_discovery, survey};
 
 /// How a card answers one of the requests of discovery. It answers the others as it should.
@@ -21,7 +23,7 @@ enum Answer {
     Gone(&'static str),
     Late(&'static str),
     Garbage(&'static str),
-    Major(u16),
+    Version(u16, u16),
     Ports(u32),
     AnotherPort,
 }
@@ -47,11 +49,14 @@ impl Transport for Fake {
             }
             _ => {}
         }
-        let major = if let Answer::Major(major) = self.0 { major } else { 0 };
+        let (major, minor) = match self.0 {
+            Answer::Version(major, minor) => (major, minor),
+            _ => (ABI_VERSION_MAJOR, ABI_VERSION_MINOR),
+        };
         let ports = if let Answer::Ports(ports) = self.0 { ports } else { 1 };
         let port = if let Answer::AnotherPort = self.0 { 3 } else { 0 };
         match op {
-            "GET_VERSION" => put(call, RawVersion { major, ..RawVersion::default() }),
+            "GET_VERSION" => put(call, RawVersion { major, minor, ..RawVersion::default() }),
             "CARD_INFO" => put(call, RawCardInfo { serial: 7, ports, ..RawCardInfo::default() }),
             "PORT_INFO" => put(call, RawPortInfo { port, ..RawPortInfo::default() }),
             _ => return Err(Ioctl { op, source: Errno::ENOTTY }),
@@ -92,6 +97,18 @@ fn card_that_does_not_know_a_question_has_no_links() {
 }
 
 #[test]
+fn card_of_a_version_without_discovery_is_not_asked_and_has_no_links() {
+    for minor in 0..=ABI_VERSION_MINOR + 1 {
+        let found = discovered(Answer::Version(0, minor)).unwrap();
+        assert_eq!((found.n_sails(), found.links().len()), (1, 0), "0.{minor}");
+        // It would answer; but nobody knows what a card means by an answer that its version does not have.
+        let asked = found.group().err().map(|error| error.to_string());
+        let refused = format!("card 0: request STATE needs ABI 0.2.0, the card speaks 0.{minor}.0");
+        assert_eq!(asked == Some(refused), minor < 2, "0.{minor}: {asked:?}");
+    }
+}
+
+#[test]
 fn card_that_refuses_a_question_for_any_other_reason_is_an_error_with_the_question() {
     for (op, errno) in QUESTIONS.into_iter().flat_map(|op| ERRORS.map(|errno| (op, errno))) {
         let error = discovered(Answer::Refusal(op, errno)).unwrap_err();
@@ -115,14 +132,17 @@ fn card_that_is_gone_late_or_answers_nonsense_is_an_error_with_the_question() {
             assert!(error.to_string().contains(op), "{error}");
         }
     }
-    let cases =
-        [(Answer::Ports(257), Wrong), (Answer::AnotherPort, Wrong), (Answer::Major(1), Refused)];
+    let cases = [
+        (Answer::Ports(257), Wrong),
+        (Answer::AnotherPort, Wrong),
+        (Answer::Version(1, 0), Refused),
+    ];
     for (answer, kind) in cases {
         let error = discovered(answer).unwrap_err();
         let Error::Device(device) = &error else { panic!("{error}") };
         assert_eq!((device.kind(), device.card()), (kind, Some(0)), "{error}");
     }
-    let error = discovered(Answer::Major(1)).unwrap_err();
+    let error = discovered(Answer::Version(1, 0)).unwrap_err();
     assert!(error.to_string().starts_with("card 0: the card speaks ABI 1.0.0"), "{error}");
     let error = discovered(Answer::Ports(257)).unwrap_err();
     assert!(
@@ -158,9 +178,15 @@ fn card_behind_a_socket_that_refuses_a_question_is_named_with_its_path() {
 }
 
 #[test]
-fn only_enotty_is_a_card_without_link_discovery() {
+fn only_enotty_and_an_old_version_are_a_card_without_link_discovery() {
     use spanker_runtime::Error as Runtime;
     let op = "CARD_INFO";
+    let theirs = AbiVersion { major: 0, minor: 1, patch: 0 };
+    for &feature in Feature::ALL {
+        let asks = matches!(feature, Feature::CardInfo | Feature::PortInfo);
+        assert_eq!(is_without_discovery(&Runtime::Unsupported { feature, theirs }), asks);
+    }
+    assert!(!is_without_discovery(&Runtime::Version { theirs }));
     assert!(is_without_discovery(&Runtime::Ioctl { op, source: Errno::ENOTTY }));
     for source in ERRORS {
         assert!(!is_without_discovery(&Runtime::Ioctl { op, source }));

@@ -2,6 +2,7 @@
 //! What each card of a twin is: its profile, its ports, and what they are connected to.
 
 use serde::{Deserialize, Serialize};
+use spanker_runtime::AbiVersion;
 use spanker_topology::{
     BytesPerSecond, Cluster, Framing, LinkProfile, Profile, Seconds, Shape, Wire,
 };
@@ -52,6 +53,29 @@ pub struct CardSpec {
     pub pace: Pace,
     /// Where its randomness begins. Each card has its own.
     pub seed: u64,
+    /// The version of the ABI that it speaks. A card of an older minor version has not what came later, one of another
+    /// major version answers PING and GET_VERSION only.
+    #[serde(with = "version")]
+    pub abi: AbiVersion,
+}
+
+/// Versions as text, as in `0.2.0`.
+pub(crate) mod version {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use spanker_runtime::AbiVersion;
+
+    pub(crate) fn serialize<S: Serializer>(
+        version: &AbiVersion,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(version)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<AbiVersion, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// A port of a card. Rates and times are those of what the card sends.
@@ -133,6 +157,7 @@ pub fn specs(cluster: &Cluster, pace: Pace, seed: u64) -> Result<Vec<CardSpec>, 
         ports,
         pace,
         seed: mixed(drawn ^ (card as u64 + 1)),
+        abi: AbiVersion::OURS,
     };
     Ok(ports.into_iter().enumerate().map(spec).collect())
 }

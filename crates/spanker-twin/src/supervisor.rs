@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
+use spanker_runtime::AbiVersion;
 use spanker_topology::Cluster;
 
 use crate::control::{Answer, Request, Status};
@@ -60,6 +61,9 @@ pub struct TwinSpec {
     pub seed: u64,
     /// The bit error rate of every link, if not the profile's.
     pub bit_error_rate: Option<f64>,
+    /// The version of the ABI that the cards speak.
+    #[serde(with = "crate::spec::version")]
+    pub abi: AbiVersion,
 }
 
 /// How a twin comes up.
@@ -139,6 +143,7 @@ pub fn supervise(
         let ports = cards.iter_mut().flat_map(|card| &mut card.ports);
         ports.for_each(|port| port.bit_error_rate = rate);
     }
+    cards.iter_mut().for_each(|card| card.abi = spec.abi);
     raise_limit();
     let home = Home::claim(&spec.dir)?;
     let control = home.dir().join(home::CONTROL_SOCKET);

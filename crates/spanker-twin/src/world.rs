@@ -168,6 +168,15 @@ impl World {
     /// If there is no such card.
     #[must_use]
     pub fn control(&self, card: usize) -> SpankerControl {
+        SpankerControl::over(self.transport(card))
+    }
+
+    /// A program's way to a card, for whoever wants to see or change what passes.
+    ///
+    /// # Panics
+    /// If there is no such card.
+    #[must_use]
+    pub fn transport(&self, card: usize) -> Box<dyn Transport> {
         let mut state = self.state();
         state.clients += 1;
         let client = state.clients;
@@ -175,12 +184,7 @@ impl World {
             card.connect(ClientId(client), 1);
         }
         drop(state);
-        SpankerControl::over(Box::new(Handle {
-            world: self.clone(),
-            card,
-            client,
-            broken: AtomicBool::new(false),
-        }))
+        Box::new(Handle { world: self.clone(), card, client, broken: AtomicBool::new(false) })
     }
 
     /// Lets something happen at once.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loops that the first version ran, as the peer that this one is compared with.
+//! The loops that the first version ran, as the peer that this one is compared with. The all-reduce is the one after its
+//! transposition, card-outer; the element-outer loop before that is timed by the example `transposition` of
+//! `spanker-reduce`.
 
 use super::data::{Buffer, Sample};
 

@@ -6,7 +6,7 @@ mod model;
 
 use nix::errno::Errno;
 use spanker_collective::{DType, ReduceOp};
-use spanker_runtime::{Descriptor, Fold, Landing, Place, Work};
+use spanker_runtime::{AbiVersion, Descriptor, Feature, Fold, Landing, Place, Work};
 
 use super::ClientId;
 use super::memory::Memory;
@@ -14,6 +14,16 @@ use super::memory::Memory;
 /// The latest card time that a fence waits for. Half of all time is left to the work behind it, so that one
 /// program cannot bring the clock to its end for all others.
 const LAST_FENCE: u64 = 1 << 63;
+
+/// Refuses work that a version of the ABI does not know: a kind, or the types of a product.
+pub(crate) fn check_version(abi: AbiVersion, work: &[Descriptor]) -> Result<(), Errno> {
+    let needed = work.iter().filter_map(|one| Feature::of_work(&one.work));
+    match needed.into_iter().find(|&feature| !abi.has(feature)) {
+        None => Ok(()),
+        Some(Feature::MatmulTypes) => Err(Errno::EOPNOTSUPP),
+        Some(_) => Err(Errno::EINVAL),
+    }
+}
 
 /// Checks a whole submission.
 pub(crate) fn check(

@@ -7,14 +7,16 @@ use std::collections::VecDeque;
 use bytemuck::{Pod, bytes_of, pod_read_unaligned};
 use nix::errno::Errno;
 use spanker_runtime::abi::{
-    self, ABI_VERSION_MAJOR, ABI_VERSION_MINOR, ABI_VERSION_PATCH, Ping, RawAccess, RawAllocate,
-    RawCardInfo, RawFault, RawFree, RawPortInfo, RawRead, RawRecord, RawRecords, RawReset,
-    RawState, RawSubmit, RawVersion, RawWait, Request,
+    self, ABI_VERSION_MAJOR, Ping, RawAccess, RawAllocate, RawCardInfo, RawFault, RawFree,
+    RawPortInfo, RawRead, RawRecord, RawRecords, RawReset, RawState, RawSubmit, RawVersion,
+    RawWait, Request,
 };
-use spanker_runtime::message::{HEAD_BYTES, Message, head};
-use spanker_runtime::{BufferId, Counters, Fault, FaultKind, Place, decode_work};
+use spanker_runtime::message::{HEAD_BYTES, Message, head_of, is_of_every_version};
+use spanker_runtime::{
+    AbiVersion, BufferId, Counters, Fault, FaultKind, Feature, Place, decode_work,
+};
 
-use super::check::check;
+use super::check::{check, check_version};
 use super::costs::later;
 use super::engine::Submission;
 use super::{Card, ClientId, REMEMBERED, Reply};
@@ -80,11 +82,27 @@ impl Card {
 
     /// Accepts a request of a client that is connected. `arrived` is when its first byte came, in nanoseconds.
     pub fn request(&mut self, client: ClientId, message: &Message<'_>, arrived: u64) {
+        if let Err(error) = self.known(message.number) {
+            return self.push_reply(client, message.number, message.sequence, Err(error));
+        }
         if message.number == RawWait::NUMBER {
             return self.wait(client, message);
         }
         let answer = self.answer(client, message, arrived);
         self.push_reply(client, message.number, message.sequence, answer);
+    }
+
+    /// Whether the version that the card speaks has a request. Programs speak the major version of this crate: others
+    /// have been refused before.
+    fn known(&self, number: u32) -> Result<(), Errno> {
+        let abi = self.spec.abi;
+        if abi.major != ABI_VERSION_MAJOR && !is_of_every_version(number) {
+            return Err(Errno::EPROTONOSUPPORT);
+        }
+        match Feature::of_request(number) {
+            Some(feature) if !abi.has(feature) => Err(Errno::ENOTTY),
+            _ => Ok(()),
+        }
     }
 
     /// Answers bytes that are no request; the client is to be cut off.
@@ -110,7 +128,8 @@ impl Card {
         };
         let Answer { argument, payload, due } = answer;
         let mut bytes = Vec::with_capacity(HEAD_BYTES + argument.len() + payload.len());
-        bytes.extend_from_slice(&head(number, status, sequence, argument.len(), payload.len()));
+        let (abi, lengths) = (self.spec.abi, (argument.len(), payload.len()));
+        bytes.extend_from_slice(&head_of(abi, number, status, sequence, lengths.0, lengths.1));
         bytes.extend_from_slice(&argument);
         bytes.extend_from_slice(&payload);
         self.unsent += bytes.len();
@@ -126,12 +145,10 @@ impl Card {
         let (argument, payload) = (message.argument, message.payload);
         match message.number {
             Ping::NUMBER => Ok(Answer { argument: Vec::new(), payload: Vec::new(), due: 0 }),
-            RawVersion::NUMBER => Ok(Answer::with(RawVersion {
-                major: ABI_VERSION_MAJOR,
-                minor: ABI_VERSION_MINOR,
-                patch: ABI_VERSION_PATCH,
-                reserved: 0,
-            })),
+            RawVersion::NUMBER => {
+                let AbiVersion { major, minor, patch } = self.spec.abi;
+                Ok(Answer::with(RawVersion { major, minor, patch, reserved: 0 }))
+            }
             RawCardInfo::NUMBER => Ok(Answer::with(self.info())),
             RawPortInfo::NUMBER => self.port_info(read(argument)?).map(Answer::with),
             RawAllocate::NUMBER => {
@@ -275,6 +292,7 @@ impl Card {
             return Err(Errno::EBUSY);
         }
         let work = decode_work(payload).map_err(|_| Errno::EINVAL)?;
+        check_version(self.spec.abi, &work)?;
         let ticket = self.next_ticket;
         let submission = Submission::new(ticket, request.job, client, work, self.ports.len());
         if self.queued + submission.weight() > MAX_QUEUED {
