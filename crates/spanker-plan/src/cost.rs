@@ -6,6 +6,7 @@
 
 pub(crate) mod exchange;
 pub(crate) mod memory;
+mod overhead;
 pub(crate) mod pass;
 pub(crate) mod shard;
 mod tally;
@@ -25,6 +26,7 @@ use crate::program::{
     Buffer, BufferIds, Context, Cost, Exchanging, Holder, Holding, Inputs, Member, Numerics, Op,
     Part, Piece, Sink, Sizing, Space, Step, Terms, Want, Writer, expected_audit,
 };
+use crate::simulate::flow::Flow;
 use crate::simulate::network::Speeds;
 use crate::simulate::{direct, in_a_row};
 use crate::work::BufferId;
@@ -143,6 +145,16 @@ impl<'a> Pricer<'a> {
     pub(crate) fn with_prices(mut self, prices: Rc<PriceList>) -> Self {
         self.prices = prices;
         self
+    }
+
+    /// The messages of a collective by an algorithm.
+    pub(crate) fn flow(
+        &self,
+        collective: Collective,
+        algorithm: Algorithm,
+        ranks: usize,
+    ) -> Rc<Flow> {
+        self.prices.flow(collective, algorithm, ranks)
     }
 
     /// The prices of exchanges, for others on the same cluster.
@@ -551,9 +563,9 @@ impl<'a> Pricer<'a> {
     }
 
     /// A step from the host to the cards, and if somebody reads it, its result back.
-    pub(crate) fn host(&self, first: &Group, last: &Group, read: bool) -> Terms {
+    pub(crate) fn host(&self, first: &[usize], last: &[usize], read: bool) -> Terms {
         let back = match read {
-            true => self.cluster.upload(last.cards[0], Bytes(8 * last.cards.len() as u64)),
+            true => self.cluster.upload(last[0], Bytes(8 * last.len() as u64)),
             false => Seconds::ZERO,
         };
         let audit = self.audit(last, self.model.layers.len() as u64);
@@ -561,14 +573,14 @@ impl<'a> Pricer<'a> {
     }
 
     /// A word from the host to the cards that begin a step.
-    pub(crate) fn word(&self, first: &Group) -> Seconds {
+    pub(crate) fn word(&self, first: &[usize]) -> Seconds {
         let latency = |card: usize| self.cluster.profile(card).host.latency.value;
-        first.cards.iter().map(|&card| latency(card)).fold(Seconds::ZERO, Seconds::max)
+        first.iter().map(|&card| latency(card)).fold(Seconds::ZERO, Seconds::max)
     }
 
     /// What taps take, and the host's reading of what they kept, on the cards that end a step. Others are read
     /// while these compute.
-    fn audit(&self, last: &Group, layers: u64) -> Terms {
+    fn audit(&self, last: &[usize], layers: u64) -> Terms {
         let audit = self.request.taps();
         if audit.is_none() {
             return Terms::default();
@@ -579,13 +591,13 @@ impl<'a> Pricer<'a> {
             fixed: self.cluster.upload(card, Bytes(bytes)),
             ..Terms::default()
         };
-        last.cards.iter().map(on).fold(Terms::default(), Terms::later)
+        last.iter().map(on).fold(Terms::default(), Terms::later)
     }
 
     /// From one stage to the next: every rank of the next gets the activations from one of this.
-    pub(crate) fn hop(&self, from: &Group, to: &Group, rows: f64) -> Seconds {
+    pub(crate) fn hop(&self, from: &[usize], to: &[usize], rows: f64) -> Seconds {
         let bytes = rows * self.model.hidden as f64 * 4.0;
-        let ranks = to.cards.iter().enumerate();
+        let ranks = to.iter().enumerate();
         let pairs = ranks.map(|(rank, &card)| (nearest(self.cluster, from, card, rank), card));
         self.prices.hop(self.cluster, pairs.collect(), bytes)
     }
@@ -658,13 +670,13 @@ const MANY_SEQUENCES: u64 = 64;
 
 /// The card of `from` that sends to a rank of the next stage: the nearest, and of equals the one
 /// with the same place.
-fn nearest(cluster: &Cluster, from: &Group, to: usize, rank: usize) -> usize {
-    let count = from.cards.len();
+fn nearest(cluster: &Cluster, from: &[usize], to: usize, rank: usize) -> usize {
+    let count = from.len();
     let by_distance = |&a: &usize, &b: &usize| {
-        cluster.latency(from.cards[a], to).0.total_cmp(&cluster.latency(from.cards[b], to).0)
+        cluster.latency(from[a], to).0.total_cmp(&cluster.latency(from[b], to).0)
     };
     let turned = (0..count).map(|step| (rank + step) % count);
-    from.cards[turned.min_by(by_distance).unwrap_or(0)]
+    from[turned.min_by(by_distance).unwrap_or(0)]
 }
 
 /// Shares in proportion to `rates`, none above its cap; nothing if the caps leave something over.

@@ -103,6 +103,26 @@ impl Entry {
             .get_or_init(|| sum(passes, |pass| pricer.mean_layer(&self.group, pass).total().0))
     }
 
+    /// What a layer takes at least: what it takes, once that is known.
+    pub(crate) fn least_layer(&self) -> f64 {
+        self.layer.get().copied().unwrap_or(self.at_least)
+    }
+
+    /// Whether it is known what a layer takes.
+    pub(crate) fn priced(&self) -> bool {
+        self.layer.get().is_some()
+    }
+
+    /// What the head takes at least.
+    pub(crate) fn least_head(&self) -> f64 {
+        self.head.get().copied().unwrap_or(self.head_at_least)
+    }
+
+    /// What the embedding takes at least.
+    pub(crate) fn least_embed(&self) -> f64 {
+        self.embed.get().copied().unwrap_or(0.0)
+    }
+
     /// What the head takes.
     pub(crate) fn head(&self, pricer: &Pricer<'_>, passes: &Passes) -> f64 {
         let sequences = passes[0].0.sequences;

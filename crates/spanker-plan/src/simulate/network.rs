@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Wires and what messages take on them: bytes, frames, hops, and what breaks.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
 use rand::Rng;
 use rand_pcg::Pcg32;
 use spanker_topology::{Cluster, ExchangeKind, MESSAGE_HEAD, Shape};
 
+use super::relay::Relays;
 use crate::program::Cost;
 
 /// Frames that break, at random from a seed, and what each costs.
@@ -104,6 +109,8 @@ pub(crate) struct Speeds {
     relays: bool,
     /// Whether cards send around a hub, each with its own part of what all share there.
     hub: bool,
+    /// Who passes on what in which group, for groups that were asked for.
+    passing: RefCell<HashMap<Vec<usize>, Rc<Relays>>>,
 }
 
 impl Speeds {
@@ -138,7 +145,7 @@ impl Speeds {
             }
         };
         let memories = (0..cluster.cards()).map(memory).collect();
-        Speeds { times, memories, relays, hub }
+        Speeds { times, memories, relays, hub, passing: RefCell::default() }
     }
 
     pub(crate) fn memories(&self) -> &[(f64, f64)] {
@@ -216,8 +223,14 @@ impl<'a> Network<'a> {
         self.speeds.relays && !self.speeds.hub
     }
 
-    pub(super) fn cluster(&self) -> &'a Cluster {
-        self.cluster
+    /// Who passes on messages between these cards.
+    pub(super) fn relays(&self, cards: &[usize]) -> Rc<Relays> {
+        let known = self.speeds.passing.borrow().get(cards).cloned();
+        known.unwrap_or_else(|| {
+            let relays = Rc::new(Relays::new(self.cluster, cards));
+            self.speeds.passing.borrow_mut().insert(cards.to_vec(), Rc::clone(&relays));
+            relays
+        })
     }
 
     /// Bytes over one wire, when it and what it shares are free: when they have left, and when they are there.

@@ -3,6 +3,7 @@
 //! with its schedule. What a layer does is said by the programs alone.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use rand::Rng;
 use rand_pcg::Pcg32;
@@ -21,7 +22,7 @@ use crate::work::Work;
 /// Programs for all cards, with the collectives and groups that they refer to.
 pub(crate) struct Items {
     pub(crate) items: Vec<Vec<Item>>,
-    pub(crate) flows: Vec<Flow>,
+    pub(crate) flows: Vec<Rc<Flow>>,
     pub(crate) groups: Vec<Vec<usize>>,
     /// What each collective is, by the number of its flow.
     pub(crate) collectives: Vec<(Collective, Algorithm)>,
@@ -155,8 +156,8 @@ impl<'a> Writer<'a> {
         let stages = copy.stages;
         let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
         let read = wave.parts.iter().any(|part| part.want != Want::Nothing);
-        let down = self.pricer.word(first).0;
-        let back = self.pricer.host(first, last, read).total().0 - down;
+        let down = self.pricer.word(&first.cards).0;
+        let back = self.pricer.host(&first.cards, &last.cards, read).total().0 - down;
         let (home, token, op) = (last.cards[0], wave.token, OUTSIDE);
         let in_place = stages.len() == 1;
         // Steps are told apart by how many tokens come before them, as in a run.
@@ -328,9 +329,9 @@ impl<'a> Writer<'a> {
     }
 
     fn flow(&mut self, collective: Collective, algorithm: Algorithm, ranks: usize) -> u32 {
-        let items = &mut self.items;
+        let (items, pricer) = (&mut self.items, self.pricer);
         *self.known.entry((collective, algorithm, ranks)).or_insert_with(|| {
-            items.flows.push(Flow::new(collective, algorithm, ranks));
+            items.flows.push(pricer.flow(collective, algorithm, ranks));
             items.collectives.push((collective, algorithm));
             items.flows.len() as u32 - 1
         })

@@ -7,7 +7,6 @@
 //! clocks alone, and one pass over the order finds them, once every rank has come to the collective. Where
 //! lanes of several cards cross one shared resource, that resource too serves messages in this order.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use spanker_collective::{Message, Rank};
@@ -31,7 +30,7 @@ pub(super) struct Relays {
 
 impl Relays {
     /// Cards of a group pass messages on; only where these do not connect it, others do, too.
-    fn new(cluster: &Cluster, group: &[usize]) -> Relays {
+    pub(super) fn new(cluster: &Cluster, group: &[usize]) -> Relays {
         let mut cards = group.to_vec();
         let mut joined = true;
         let routes = Wiring::of(cluster, group).map(|wiring| wiring.routes());
@@ -65,12 +64,19 @@ impl Relays {
 }
 
 /// Which collectives are relayed in which groups.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Relaying {
-    /// By flow and group.
-    known: HashMap<(u32, u32), Option<Rc<Relays>>>,
+    groups: usize,
+    /// By flow and group, once it is known.
+    known: Vec<Option<Option<Rc<Relays>>>>,
     /// Ranks of each group that have come to their collective and wait.
-    present: HashMap<u32, usize>,
+    present: Vec<usize>,
+}
+
+impl Relaying {
+    pub(super) fn new(flows: usize, groups: usize) -> Relaying {
+        Relaying { groups, known: vec![None; flows * groups], present: vec![0; groups] }
+    }
 }
 
 /// A message of the level at hand.
@@ -103,14 +109,15 @@ impl<'a> Engine<'a> {
         if !self.network.cards_relay() {
             return None;
         }
-        if let Some(known) = self.relaying.known.get(&(flow, group)) {
+        let at = flow as usize * self.relaying.groups + group as usize;
+        if let Some(known) = &self.relaying.known[at] {
             return known.clone();
         }
         let cards = &self.groups[group as usize];
         let mut messages = self.flows[flow as usize].messages(1.0);
         let any = messages.any(|(from, to, _)| self.network.relayed(cards[from], cards[to]));
-        let found = any.then(|| Rc::new(Relays::new(self.network.cluster(), cards)));
-        self.relaying.known.insert((flow, group), found.clone());
+        let found = any.then(|| self.network.relays(cards));
+        self.relaying.known[at] = Some(found.clone());
         found
     }
 
@@ -119,7 +126,7 @@ impl<'a> Engine<'a> {
         let state = &mut self.cards[card];
         state.begun.get_or_insert(state.clock);
         state.issued = true;
-        let present = self.relaying.present.entry(group).or_default();
+        let present = &mut self.relaying.present[group as usize];
         *present += 1;
         let groups = self.groups;
         let members = &groups[group as usize];
@@ -279,7 +286,7 @@ mod tests {
         };
         let programs: Vec<Vec<Item>> = (0..CARDS).map(item).collect();
         let (speeds, groups) = (Speeds::of(&cluster), [(0..CARDS).collect::<Vec<usize>>()]);
-        let flows = [flow];
+        let flows = [Rc::new(flow)];
         let engine = Engine::new(&cluster, &speeds, &flows, &groups, &programs);
         engine.disturbed(disturbance(&cluster)).run(starts)
     }
