@@ -193,16 +193,28 @@ impl<'a> Pricer<'a> {
         pass: Pass,
         sequences: u64,
     ) -> Vec<Group> {
-        let mut groups: Vec<Group> = Vec::new();
         let everything = Place { first: true, last: true, sequences };
-        for aim in [Aim::Speed, Aim::Fit, Aim::Memory] {
+        let enough =
+            |group: &Group| self.capacity(group, everything) as usize >= self.model.layers.len();
+        self.groups_unless(cards, split, pass, enough)
+    }
+
+    /// The same, where somebody else says whether the cards have room enough with shares by speed.
+    pub(crate) fn groups_unless(
+        &self,
+        cards: &[usize],
+        split: Split,
+        pass: Pass,
+        enough: impl FnOnce(&Group) -> bool,
+    ) -> Vec<Group> {
+        let mut groups: Vec<Group> =
+            self.group(cards, split, Aim::Speed, pass).into_iter().collect();
+        if cards.len() == 1 || groups.first().is_some_and(enough) {
+            return groups;
+        }
+        for aim in [Aim::Fit, Aim::Memory] {
             let group = self.group(cards, split, aim, pass);
             groups.extend(group.filter(|group| !groups.contains(group)));
-            let by_speed = groups.first().map(|group| self.capacity(group, everything));
-            let enough = by_speed.is_some_and(|most| most as usize >= self.model.layers.len());
-            if enough || cards.len() == 1 {
-                break;
-            }
         }
         groups
     }

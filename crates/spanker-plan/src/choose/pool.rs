@@ -178,12 +178,18 @@ fn entries(
         1 => &[Split::Whole],
         _ => &[Split::Gather, Split::Reduce],
     };
+    let place = |first, last| Place { first, last, sequences: terms.sequences };
+    let places = [(false, false), (false, true), (true, false), (true, true)];
+    let room =
+        |group: &Group| pricer.capacities(group, places.map(|(first, last)| place(first, last)));
     for &split in splits {
-        for group in pricer.groups(cards, split, terms.passes[0].0, terms.sequences) {
-            let place = |first, last| Place { first, last, sequences: terms.sequences };
-            let places = [(false, false), (false, true), (true, false), (true, true)];
+        let mut by_speed = None;
+        let enough = |group: &Group| by_speed.insert(room(group))[3] >= layers;
+        let groups = pricer.groups_unless(cards, split, terms.passes[0].0, enough);
+        for group in groups {
             let most = match terms.memory {
-                true => pricer.capacities(&group, places.map(|(first, last)| place(first, last))),
+                // The first has shares by speed.
+                true => by_speed.take().unwrap_or_else(|| room(&group)),
                 false => [layers; 4],
             };
             if !terms.useful(most, layers) {

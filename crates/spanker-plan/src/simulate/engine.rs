@@ -77,7 +77,7 @@ pub(super) struct CardState {
     pub(super) dead: bool,
     /// When the memory had last caught up, and the bytes that went through it since.
     caught_up: f64,
-    touched: f64,
+    pub(super) touched: f64,
     /// When what was sent since has left, and what cards pass on has come.
     pub(super) left: f64,
 }

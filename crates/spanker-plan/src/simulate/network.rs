@@ -233,19 +233,42 @@ impl<'a> Network<'a> {
         })
     }
 
-    /// Bytes over one wire, when it and what it shares are free: when they have left, and when they are there.
-    pub(super) fn cross(&mut self, wire: usize, bytes: f64, ready: f64) -> (f64, f64) {
+    /// Whether frames break.
+    pub(super) fn breaks(&self) -> bool {
+        self.errors.is_some()
+    }
+
+    /// A wire: until when it and what it shares are busy, and its latency.
+    pub(super) fn lane(&self, wire: usize) -> (f64, f64) {
+        let wires = self.cluster.wires();
+        let shared = wires[wire].shared.map_or(0.0, |shared| self.free[wires.len() + shared]);
+        (shared.max(self.free[wire]), wires[wire].latency.0)
+    }
+
+    /// What bytes take on a wire that nothing breaks on.
+    pub(super) fn lane_time(&self, wire: usize, bytes: f64) -> f64 {
         let wires = self.cluster.wires();
         let shared = wires[wire].shared.map(|shared| wires.len() + shared);
         let slower = shared.map_or(0.0, |shared| self.speeds.times[shared].time(bytes));
-        let busy = shared.map_or(0.0, |shared| self.free[shared]).max(self.free[wire]);
-        let late = self.errors.as_mut().map_or(0.0, |errors| errors.delay(bytes));
-        let left = ready.max(busy) + self.speeds.times[wire].time(bytes).max(slower) + late;
+        self.speeds.times[wire].time(bytes).max(slower)
+    }
+
+    /// A wire and what it shares are busy until then.
+    pub(super) fn occupy(&mut self, wire: usize, left: f64) {
         self.free[wire] = left;
-        if let Some(shared) = shared {
-            self.free[shared] = left;
+        let wires = self.cluster.wires();
+        if let Some(shared) = wires[wire].shared {
+            self.free[wires.len() + shared] = left;
         }
-        (left, left + wires[wire].latency.0)
+    }
+
+    /// Bytes over one wire, when it and what it shares are free: when they have left, and when they are there.
+    pub(super) fn cross(&mut self, wire: usize, bytes: f64, ready: f64) -> (f64, f64) {
+        let (busy, latency) = self.lane(wire);
+        let late = self.errors.as_mut().map_or(0.0, |errors| errors.delay(bytes));
+        let left = ready.max(busy) + self.lane_time(wire, bytes) + late;
+        self.occupy(wire, left);
+        (left, left + latency)
     }
 
     /// When a message that is ready at `at` has left and when it arrives, or nothing if a wire has died on it.

@@ -14,7 +14,7 @@ use spanker_topology::Cluster;
 
 use super::engine::{Engine, Item};
 use super::flow::Flow;
-use crate::program::{Action, Routes, Wiring, segments, walk};
+use crate::program::{Action, Routes, Stride, Wiring, segments, stride};
 
 /// Who passes on what in a group, and over which wires.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(super) struct Relays {
     wires: Vec<Option<usize>>,
     /// Whether there is a route between any two ranks.
     joined: bool,
+    /// Whether there is a wire for every hop of every route.
+    wired: bool,
 }
 
 impl Relays {
@@ -59,7 +61,11 @@ impl Relays {
                 *best = Some(index);
             }
         }
-        Relays { routes, cards, wires, joined }
+        let ranks = group.len();
+        let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
+        let hops = pairs.flat_map(|(from, to)| routes.of(from, to).windows(2));
+        let wired = hops.map(|hop| hop[0] * cards.len() + hop[1]).all(|hop| wires[hop].is_some());
+        Relays { routes, cards, wires, joined, wired }
     }
 }
 
@@ -96,6 +102,8 @@ struct Passage<'e, 'a> {
     flow: &'a Flow,
     bytes: f64,
     members: usize,
+    /// Whether nothing can go wrong.
+    calm: bool,
     travels: Vec<Travel<'a>>,
     /// For each segment of a level's messages, when it came to where it is.
     received: Vec<f64>,
@@ -161,10 +169,13 @@ impl<'a> Engine<'a> {
         let flow = &self.flows[flow as usize];
         let (travels, received) = (Vec::new(), Vec::new());
         let stuck = vec![false; relays.cards.len()];
+        let disturbance = &self.disturbance;
+        let safe = disturbance.death.is_empty() && disturbance.cut.is_empty();
+        let calm = safe && relays.wired && !self.network.breaks();
         let mut passage =
-            Passage { engine: self, relays, flow, bytes, members, travels, received, stuck };
+            Passage { engine: self, relays, flow, bytes, members, calm, travels, received, stuck };
         let count = |message: &Message| cut(bytes * flow.fraction(message)).1;
-        walk(flow.levels(), &relays.routes, count, |action| passage.act(action));
+        stride(flow.levels(), &relays.routes, count, |stride| passage.take(stride));
         passage.stuck.truncate(members);
         passage.stuck
     }
@@ -177,12 +188,20 @@ fn cut(bytes: f64) -> (f64, usize) {
 }
 
 impl<'a> Passage<'_, 'a> {
-    fn act(&mut self, action: Action<'a>) {
-        match action {
-            Action::Level { messages } => self.level(messages),
-            Action::Cross { message, hop, segment } => self.cross(message, hop, segment),
-            Action::Fence { rank } => self.fence(rank),
-            Action::Locals { rank, step } => {
+    fn take(&mut self, stride: Stride<'a>) {
+        match stride {
+            Stride::Segments { message, hop, count } if self.calm => {
+                self.cross_calmly(message, hop, count);
+            }
+            Stride::Segments { message, hop, count } => {
+                (0..count).for_each(|segment| self.cross(message, hop, segment));
+            }
+            Stride::Other(Action::Level { messages }) => self.level(messages),
+            Stride::Other(Action::Cross { message, hop, segment }) => {
+                self.cross(message, hop, segment);
+            }
+            Stride::Other(Action::Fence { rank }) => self.fence(rank),
+            Stride::Other(Action::Locals { rank, step }) => {
                 if !self.stuck[rank] {
                     let card = self.relays.cards[rank];
                     self.engine.locals(card, &self.flow.program(rank)[step], self.bytes);
@@ -225,6 +244,53 @@ impl<'a> Passage<'_, 'a> {
             self.engine.touch(card, times * bytes, end);
         }
         self.received[first + segment] = end;
+    }
+
+    /// The same for all segments of a message where nothing can go wrong: what they have in common is looked up
+    /// once.
+    fn cross_calmly(&mut self, message: usize, hop: usize, count: usize) {
+        let Travel { message, bytes, segment: size, first } = self.travels[message];
+        let route = self.relays.routes.of(message.from, message.to);
+        let (here, there) = (route[hop], route[hop + 1]);
+        let cards = &self.relays.cards;
+        let Some(wire) = self.relays.wires[here * cards.len() + there] else { return };
+        let twice = hop + 2 == route.len() && message.fold.is_some();
+        let times = if twice { 2.0 } else { 1.0 };
+        let Engine { network, cards: states, events, .. } = &mut *self.engine;
+        let state = |rank: usize| match rank < self.members {
+            true => {
+                (states[cards[rank]].clock, states[cards[rank]].touched, states[cards[rank]].left)
+            }
+            false => (0.0, 0.0, 0.0),
+        };
+        let (issued, mut touched_here, mut left_here) = state(here);
+        let (clock, mut touched_there, mut left_there) = state(there);
+        let (mut busy, latency) = network.lane(wire);
+        let mut carried = size;
+        let mut time = network.lane_time(wire, size);
+        for (segment, came) in self.received[first..first + count].iter_mut().enumerate() {
+            if segment + 1 == count {
+                carried = size.min(bytes - size * segment as f64).max(0.0);
+                time = network.lane_time(wire, carried);
+            }
+            busy = came.max(issued).max(busy) + time;
+            let end = (busy + latency).max(clock);
+            *came = end;
+            touched_here += carried;
+            left_here = left_here.max(busy);
+            touched_there += times * carried;
+            left_there = left_there.max(end);
+        }
+        network.occupy(wire, busy);
+        *events += count as u64;
+        for (rank, touched, left) in
+            [(here, touched_here, left_here), (there, touched_there, left_there)]
+        {
+            if rank < self.members {
+                let state = &mut states[cards[rank]];
+                (state.touched, state.left) = (touched, left);
+            }
+        }
     }
 
     /// When bytes that came at `came` have left a card, and when they are at the next one.
