@@ -63,7 +63,14 @@ pub(crate) fn divide(
         Some((score.value(sum, longest), sum, longest))
     };
     let (_, least, high) = under(f64::MAX)?;
-    if score.value(least, longest_at_least(stages, layers)) >= beat {
+    if least >= beat {
+        return None;
+    }
+    if let Score::Turns(batches) = score
+        && beat.is_finite()
+        && under(beat / batches).is_none_or(|(_, sum, _)| sum >= beat)
+    {
+        // A shorter longest stage makes the sum no shorter.
         return None;
     }
     // Even without anything besides and with parts of layers the longest stage takes this long.
