@@ -30,7 +30,7 @@ use crate::simulate::flow::Flow;
 use crate::simulate::network::Speeds;
 use crate::simulate::{direct, in_a_row};
 use crate::work::BufferId;
-use exchange::{PriceList, rank_order};
+use exchange::{AtLeast, PriceList, rank_order};
 use memory::{Footprint, Place};
 use pass::Pass;
 use shard::{Shard, Split, Units, shards};
@@ -452,19 +452,31 @@ impl<'a> Pricer<'a> {
         let least = |step: &Step<'_>, layer: usize| {
             let tally = self.fold(group, Phase::Layer(layer), step);
             let mut terms = tally.work();
+            let mut known = None;
             for exchange in &tally.exchanges {
-                terms.communication += self.least_exchange(group, exchange);
+                terms.communication += self.least_exchange(group, exchange, &mut known);
             }
             terms
         };
         self.mean(|layer| self.by_sequences(pass, |step| least(step, layer))).total().0
     }
 
-    /// The least that an exchange of a group takes, without a simulation.
-    fn least_exchange(&self, group: &Group, op: &Op) -> Seconds {
+    /// The least that an exchange of a group takes, without a simulation. `known` is the line over the bytes of the
+    /// group's exchange before.
+    fn least_exchange(
+        &self,
+        group: &Group,
+        op: &Op,
+        known: &mut Option<(Collective, AtLeast)>,
+    ) -> Seconds {
         let Op::Collective { collective, dtype, elements, .. } = op else { return Seconds::ZERO };
         let bytes = *elements as f64 * dtype.size() as f64;
-        Seconds(self.prices.at_least(self.cluster, *collective, &group.cards, bytes))
+        let at_least = match *known {
+            Some((same, at_least)) if same == *collective => at_least,
+            _ => self.prices.at_least(self.cluster, *collective, &group.cards),
+        };
+        *known = Some((*collective, at_least));
+        at_least.of(bytes)
     }
 
     fn mean(&self, terms: impl Fn(usize) -> Terms) -> Terms {

@@ -113,6 +113,16 @@ impl Entry {
         self.layer.get().is_some()
     }
 
+    /// Whether it is known what the head takes.
+    pub(crate) fn priced_head(&self) -> bool {
+        self.head.get().is_some()
+    }
+
+    /// Whether it is known what the embedding takes.
+    pub(crate) fn priced_embed(&self) -> bool {
+        self.embed.get().is_some()
+    }
+
     /// What the head takes at least.
     pub(crate) fn least_head(&self) -> f64 {
         self.head.get().copied().unwrap_or(self.head_at_least)

@@ -72,6 +72,8 @@ pub(crate) struct Search<'a> {
     by_set: OnceCell<HashMap<&'a [u16], Vec<usize>>>,
     /// Hand-offs between groups whose cards are known.
     hops: RefCell<HashMap<(usize, usize), f64>>,
+    /// Room for what the layers of a choice cost.
+    scratch: RefCell<Vec<(f64, u32)>>,
     best: Option<Found>,
     nodes: u64,
 }
@@ -127,6 +129,7 @@ impl<'a> Search<'a> {
             placed: classes.members.iter().all(|class| class.len() == 1),
             by_set: OnceCell::new(),
             hops: RefCell::default(),
+            scratch: RefCell::default(),
             best: None,
             nodes: 0,
         }
@@ -251,7 +254,10 @@ impl<'a> Search<'a> {
         let groups = node.chosen.len() + usize::from(next.is_some());
         let Some(mut left) = layers.checked_sub(groups as u32) else { return f64::INFINITY };
         let mut sum = self.least_ends + self.hop * groups.saturating_sub(1) as f64;
-        let mut costs: Vec<(f64, u32)> = node.chosen.iter().map(cost).collect();
+        let mut scratch = self.scratch.borrow_mut();
+        let costs = &mut *scratch;
+        costs.clear();
+        costs.extend(node.chosen.iter().map(cost));
         let mut speed: f64 = costs.iter().map(|(layer, _)| 1.0 / layer).sum();
         if let Some(least) = next {
             let more = (*self.goal.stages.end() - node.chosen.len()) as f64;
@@ -261,7 +267,7 @@ impl<'a> Search<'a> {
         }
         costs.extend(further);
         costs.sort_by(|a, b| a.0.total_cmp(&b.0));
-        for (layer, most) in costs {
+        for &mut (layer, most) in costs {
             let taken = most.saturating_sub(1).min(left);
             sum += layer * f64::from(taken + 1);
             left -= taken;
@@ -422,9 +428,12 @@ impl<'a> Search<'a> {
     /// What these groups score in this order and the layers of each, if that could be less than `beat`.
     fn evaluate(&self, order: &[usize], beat: f64) -> Option<(f64, Vec<u32>)> {
         let cards = self.place(order);
-        let (costs, apart) = self.costs(order, &cards, false);
-        if at_least(&costs, self.layers(), self.goal.score, apart) >= beat {
-            return None;
+        let (first, last) = (self.pool[order[0]], self.pool[order[order.len() - 1]]);
+        if !first.priced_embed() || !last.priced_head() {
+            let (costs, apart) = self.costs(order, &cards, false);
+            if at_least(&costs, self.layers(), self.goal.score, apart) >= beat {
+                return None;
+            }
         }
         let (costs, apart) = self.costs(order, &cards, true);
         let found = divide(&costs, self.layers(), self.goal.score, apart, beat)?;
@@ -442,7 +451,10 @@ impl<'a> Search<'a> {
         let (pricer, passes, last) = (self.pricer, &self.goal.passes, order.len() - 1);
         let steps: f64 = passes.iter().map(|(_, count)| count).sum();
         let host = |read: bool| pricer.host(&cards[0], &cards[last], read).total().0;
-        let mut apart = (steps - 1.0) * host(false) + host(true);
+        let mut apart = host(true);
+        if steps > 1.0 {
+            apart += (steps - 1.0) * host(false);
+        }
         let cost = |(index, &number): (usize, &usize)| {
             let entry = self.pool[number];
             let mut besides = match index.checked_sub(1) {

@@ -278,6 +278,19 @@ pub struct PriceList {
     hops: RefCell<HashMap<HopKey, Seconds>>,
 }
 
+/// The least that a collective takes, as a line over its bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AtLeast {
+    base: f64,
+    per_byte: f64,
+}
+
+impl AtLeast {
+    pub(crate) fn of(self, bytes: f64) -> Seconds {
+        Seconds(self.base + self.per_byte * bytes)
+    }
+}
+
 /// The collective, what the group looks like and the bits of the bytes.
 type Key = (Collective, Vec<u32>, u64);
 /// The cards on both sides and the bits of the bytes.
@@ -358,15 +371,14 @@ impl PriceList {
         best.expect("a collective has an algorithm")
     }
 
-    /// The least that a collective of so many bytes could take by any algorithm: what the busiest wire carries. It
-    /// costs little where `best` simulates every message.
+    /// The least that a collective could take by any algorithm: what the busiest wire carries. It costs little where
+    /// `best` simulates every message.
     pub(crate) fn at_least(
         &self,
         cluster: &Cluster,
         collective: Collective,
         cards: &[usize],
-        bytes: f64,
-    ) -> f64 {
+    ) -> AtLeast {
         let key = (collective, self.wiring(cluster, cards));
         let known = self.at_least.borrow().get(&key).copied();
         let per_byte = known.unwrap_or_else(|| {
@@ -385,7 +397,7 @@ impl PriceList {
             self.at_least.borrow_mut().insert(key, all);
             all
         });
-        cluster.base(cards).0 + per_byte * bytes
+        AtLeast { base: cluster.base(cards).0, per_byte }
     }
 
     /// What a collective takes by a certain algorithm.

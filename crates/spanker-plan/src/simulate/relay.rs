@@ -266,8 +266,9 @@ impl<'a> Passage<'_, 'a> {
         let (issued, mut touched_here, mut left_here) = state(here);
         let (clock, mut touched_there, mut left_there) = state(there);
         let (mut busy, latency) = network.lane(wire);
+        // All but the last are equally long.
         let mut carried = size;
-        let mut time = network.lane_time(wire, size);
+        let mut time = if count > 1 { network.lane_time(wire, size) } else { 0.0 };
         for (segment, came) in self.received[first..first + count].iter_mut().enumerate() {
             if segment + 1 == count {
                 carried = size.min(bytes - size * segment as f64).max(0.0);
