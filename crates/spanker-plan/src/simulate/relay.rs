@@ -368,6 +368,17 @@ mod tests {
     }
 
     #[test]
+    fn messages_that_nothing_can_happen_to_cross_as_their_segments_do_one_by_one() {
+        let starts = [0.0, 2e-4, 0.0, 1e-5, 3e-3];
+        for bytes in [0.0, 100.0, 65536.0, 1e6, 12_345_678.0] {
+            // Deaths that never come are looked for all the same, segment by segment.
+            let never = Disturbance { death: vec![f64::INFINITY; CARDS], ..Disturbance::default() };
+            let one_by_one = run(bytes, &starts, |_| never.clone());
+            assert_eq!(run(bytes, &starts, |_| Disturbance::default()), one_by_one, "{bytes}");
+        }
+    }
+
+    #[test]
     fn relay_that_dies_leaves_its_group_stuck_with_clocks_that_are_times() {
         let whole = run(65536.0, &[], |_| Disturbance::default());
         let end = whole.clocks.iter().copied().fold(0.0, f64::max);
