@@ -45,9 +45,12 @@ impl Counted {
     }
 }
 
+/// A collective, an algorithm and the number of ranks.
+type Key = (Collective, Algorithm, usize);
+
 /// Schedules that were counted.
 #[derive(Debug, Default)]
-pub(super) struct Counts(RefCell<HashMap<(Collective, Algorithm, usize), Option<Rc<Counted>>>>);
+pub(super) struct Counts(RefCell<HashMap<Key, Option<Rc<Counted>>>>);
 
 impl Counts {
     fn of(
