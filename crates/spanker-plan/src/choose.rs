@@ -335,7 +335,8 @@ impl Chooser<'_> {
 
     /// The groups that a search under a setting may use. Those of few cards are made for these alone; otherwise
     /// all are made once.
-    fn pool(&self, setting: &Setting, memory: bool, share: &Share) -> Rc<Vec<Entry>> {
+    fn pool(&self, wanted: &Wanted<'_>) -> Rc<Vec<Entry>> {
+        let Wanted { family, setting, memory, share } = *wanted;
         let bits = |&(pass, count): &(Pass, f64)| {
             [pass.sequences, pass.tokens, pass.past, count.to_bits()]
         };
@@ -345,7 +346,10 @@ impl Chooser<'_> {
         let few = !self.every_set() || sets(&share.available) < self.classes.sets() / FEW_SETS;
         let available = if few { share.available.clone() } else { self.classes.counts() };
         let others = setting.stages.map_or(0, |stages| stages - 1);
-        let most_cards = self.cards() - others.min(self.cards() - 1);
+        let most_cards = match family {
+            Strategy::OneCard | Strategy::Pipeline => 1,
+            _ => self.cards() - others.min(self.cards() - 1),
+        };
         let all_layers = memory && setting.stages == Some(1);
         let passes = setting.passes.iter().map(bits).collect();
         let key = (passes, setting.sequences, memory, available.clone(), all_layers);
@@ -397,7 +401,7 @@ impl Chooser<'_> {
     fn search(&self, wanted: &Wanted<'_>, even: bool, beat: f64) -> (Option<Found>, bool) {
         let Wanted { family, setting, memory, share } = *wanted;
         let Some(stages) = self.stages(family, setting, memory) else { return (None, true) };
-        let pool = self.pool(setting, memory, share);
+        let pool = self.pool(wanted);
         let goal = Goal {
             score: setting.score,
             passes: Rc::clone(&setting.passes),

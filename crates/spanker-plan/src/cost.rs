@@ -6,6 +6,7 @@
 
 pub(crate) mod exchange;
 pub(crate) mod memory;
+mod overhead;
 pub(crate) mod pass;
 pub(crate) mod shard;
 mod tally;
@@ -25,10 +26,11 @@ use crate::program::{
     Buffer, BufferIds, Context, Cost, Exchanging, Holder, Holding, Inputs, Member, Numerics, Op,
     Part, Piece, Sink, Sizing, Space, Step, Terms, Want, Writer, expected_audit,
 };
+use crate::simulate::flow::Flow;
 use crate::simulate::network::Speeds;
 use crate::simulate::{direct, in_a_row};
 use crate::work::BufferId;
-use exchange::{PriceList, rank_order};
+use exchange::{AtLeast, PriceList, rank_order};
 use memory::{Footprint, Place};
 use pass::Pass;
 use shard::{Shard, Split, Units, shards};
@@ -145,6 +147,16 @@ impl<'a> Pricer<'a> {
         self
     }
 
+    /// The messages of a collective by an algorithm.
+    pub(crate) fn flow(
+        &self,
+        collective: Collective,
+        algorithm: Algorithm,
+        ranks: usize,
+    ) -> Rc<Flow> {
+        self.prices.flow(collective, algorithm, ranks)
+    }
+
     /// The prices of exchanges, for others on the same cluster.
     pub(crate) fn prices(&self) -> Rc<PriceList> {
         Rc::clone(&self.prices)
@@ -181,16 +193,28 @@ impl<'a> Pricer<'a> {
         pass: Pass,
         sequences: u64,
     ) -> Vec<Group> {
-        let mut groups: Vec<Group> = Vec::new();
         let everything = Place { first: true, last: true, sequences };
-        for aim in [Aim::Speed, Aim::Fit, Aim::Memory] {
+        let enough =
+            |group: &Group| self.capacity(group, everything) as usize >= self.model.layers.len();
+        self.groups_unless(cards, split, pass, enough)
+    }
+
+    /// The same, where somebody else says whether the cards have room enough with shares by speed.
+    pub(crate) fn groups_unless(
+        &self,
+        cards: &[usize],
+        split: Split,
+        pass: Pass,
+        enough: impl FnOnce(&Group) -> bool,
+    ) -> Vec<Group> {
+        let mut groups: Vec<Group> =
+            self.group(cards, split, Aim::Speed, pass).into_iter().collect();
+        if cards.len() == 1 || groups.first().is_some_and(enough) {
+            return groups;
+        }
+        for aim in [Aim::Fit, Aim::Memory] {
             let group = self.group(cards, split, aim, pass);
             groups.extend(group.filter(|group| !groups.contains(group)));
-            let by_speed = groups.first().map(|group| self.capacity(group, everything));
-            let enough = by_speed.is_some_and(|most| most as usize >= self.model.layers.len());
-            if enough || cards.len() == 1 {
-                break;
-            }
         }
         groups
     }
@@ -428,19 +452,31 @@ impl<'a> Pricer<'a> {
         let least = |step: &Step<'_>, layer: usize| {
             let tally = self.fold(group, Phase::Layer(layer), step);
             let mut terms = tally.work();
+            let mut known = None;
             for exchange in &tally.exchanges {
-                terms.communication += self.least_exchange(group, exchange);
+                terms.communication += self.least_exchange(group, exchange, &mut known);
             }
             terms
         };
         self.mean(|layer| self.by_sequences(pass, |step| least(step, layer))).total().0
     }
 
-    /// The least that an exchange of a group takes, without a simulation.
-    fn least_exchange(&self, group: &Group, op: &Op) -> Seconds {
+    /// The least that an exchange of a group takes, without a simulation. `known` is the line over the bytes of the
+    /// group's exchange before.
+    fn least_exchange(
+        &self,
+        group: &Group,
+        op: &Op,
+        known: &mut Option<(Collective, AtLeast)>,
+    ) -> Seconds {
         let Op::Collective { collective, dtype, elements, .. } = op else { return Seconds::ZERO };
         let bytes = *elements as f64 * dtype.size() as f64;
-        Seconds(self.prices.at_least(self.cluster, *collective, &group.cards, bytes))
+        let at_least = match *known {
+            Some((same, at_least)) if same == *collective => at_least,
+            _ => self.prices.at_least(self.cluster, *collective, &group.cards),
+        };
+        *known = Some((*collective, at_least));
+        at_least.of(bytes)
     }
 
     fn mean(&self, terms: impl Fn(usize) -> Terms) -> Terms {
@@ -551,9 +587,9 @@ impl<'a> Pricer<'a> {
     }
 
     /// A step from the host to the cards, and if somebody reads it, its result back.
-    pub(crate) fn host(&self, first: &Group, last: &Group, read: bool) -> Terms {
+    pub(crate) fn host(&self, first: &[usize], last: &[usize], read: bool) -> Terms {
         let back = match read {
-            true => self.cluster.upload(last.cards[0], Bytes(8 * last.cards.len() as u64)),
+            true => self.cluster.upload(last[0], Bytes(8 * last.len() as u64)),
             false => Seconds::ZERO,
         };
         let audit = self.audit(last, self.model.layers.len() as u64);
@@ -561,14 +597,14 @@ impl<'a> Pricer<'a> {
     }
 
     /// A word from the host to the cards that begin a step.
-    pub(crate) fn word(&self, first: &Group) -> Seconds {
+    pub(crate) fn word(&self, first: &[usize]) -> Seconds {
         let latency = |card: usize| self.cluster.profile(card).host.latency.value;
-        first.cards.iter().map(|&card| latency(card)).fold(Seconds::ZERO, Seconds::max)
+        first.iter().map(|&card| latency(card)).fold(Seconds::ZERO, Seconds::max)
     }
 
     /// What taps take, and the host's reading of what they kept, on the cards that end a step. Others are read
     /// while these compute.
-    fn audit(&self, last: &Group, layers: u64) -> Terms {
+    fn audit(&self, last: &[usize], layers: u64) -> Terms {
         let audit = self.request.taps();
         if audit.is_none() {
             return Terms::default();
@@ -579,13 +615,13 @@ impl<'a> Pricer<'a> {
             fixed: self.cluster.upload(card, Bytes(bytes)),
             ..Terms::default()
         };
-        last.cards.iter().map(on).fold(Terms::default(), Terms::later)
+        last.iter().map(on).fold(Terms::default(), Terms::later)
     }
 
     /// From one stage to the next: every rank of the next gets the activations from one of this.
-    pub(crate) fn hop(&self, from: &Group, to: &Group, rows: f64) -> Seconds {
+    pub(crate) fn hop(&self, from: &[usize], to: &[usize], rows: f64) -> Seconds {
         let bytes = rows * self.model.hidden as f64 * 4.0;
-        let ranks = to.cards.iter().enumerate();
+        let ranks = to.iter().enumerate();
         let pairs = ranks.map(|(rank, &card)| (nearest(self.cluster, from, card, rank), card));
         self.prices.hop(self.cluster, pairs.collect(), bytes)
     }
@@ -658,13 +694,13 @@ const MANY_SEQUENCES: u64 = 64;
 
 /// The card of `from` that sends to a rank of the next stage: the nearest, and of equals the one
 /// with the same place.
-fn nearest(cluster: &Cluster, from: &Group, to: usize, rank: usize) -> usize {
-    let count = from.cards.len();
+fn nearest(cluster: &Cluster, from: &[usize], to: usize, rank: usize) -> usize {
+    let count = from.len();
     let by_distance = |&a: &usize, &b: &usize| {
-        cluster.latency(from.cards[a], to).0.total_cmp(&cluster.latency(from.cards[b], to).0)
+        cluster.latency(from[a], to).0.total_cmp(&cluster.latency(from[b], to).0)
     };
     let turned = (0..count).map(|step| (rank + step) % count);
-    from.cards[turned.min_by(by_distance).unwrap_or(0)]
+    from[turned.min_by(by_distance).unwrap_or(0)]
 }
 
 /// Shares in proportion to `rates`, none above its cap; nothing if the caps leave something over.

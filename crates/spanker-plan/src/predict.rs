@@ -29,7 +29,7 @@ pub(crate) fn pass_through(
         let mut terms = pricer.stage(stage.layers.clone(), &stage.group, pass, ends);
         if let Some(before) = index.checked_sub(1) {
             let from = &stages[before].group;
-            terms.communication += pricer.hop(from, &stage.group, pass.rows());
+            terms.communication += pricer.hop(&from.cards, &stage.group.cards, pass.rows());
         }
         longest = longest.max(terms.total());
         sum = sum.plus(terms);
@@ -47,7 +47,7 @@ fn decode(
 ) -> (Terms, Seconds) {
     let pass = Pass::decode(sequences, position);
     let passed = pass_through(pricer, stages, pass, true);
-    let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
+    let (first, last) = (&stages[0].group.cards, &stages[stages.len() - 1].group.cards);
     let sum = passed.sum.plus(pricer.host(first, last, true));
     let turn = passed.longest * batches as f64;
     (sum, (turn - sum.total()).max(Seconds::ZERO))
@@ -72,6 +72,7 @@ fn first_token(pricer: &Pricer<'_>, stages: &[Stage], sequences: u64) -> (Second
             sum = sum.plus(pass_through(pricer, stages, pass, false).sum.times(count));
         }
     }
+    let (first, last) = (&first.cards, &last.cards);
     let between = pricer.host(first, last, false).times(pieces - 1.0);
     sum = sum.plus(between).plus(pricer.host(first, last, true));
     (sum.total(), sum, pieces as u64)

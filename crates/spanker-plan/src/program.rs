@@ -41,6 +41,7 @@ pub(crate) use buffers::{
     BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, sizes, sizing,
 };
 pub use crossing::{Action, SEGMENT_ALIGNMENT, segments, walk};
+pub(crate) use crossing::{Stride, stride};
 pub(crate) use price::Loads;
 pub use price::{Cost, Load, OPERATORS_PER_LAYER, Terms, load};
 pub use staging::{GpuPlaces, GpuStaging, HostStaging};

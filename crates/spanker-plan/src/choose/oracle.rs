@@ -8,7 +8,7 @@ use spanker_topology::{
     Bytes, BytesPerSecond, Cluster, Profile, Seconds, Shape, TopologyError, Wire,
 };
 
-use super::{choose, score};
+use super::{Choice, choose, score};
 use crate::cost::pass::Pass;
 use crate::cost::shard::Split;
 use crate::cost::{Group, Pricer};
@@ -77,12 +77,11 @@ fn groups(pricer: &Pricer<'_>, cards: &[usize], pass: Pass) -> Vec<Group> {
     splits.iter().flat_map(|&split| pricer.groups(cards, split, pass, sequences)).collect()
 }
 
-/// The best score of any layout with one copy of the model that fits.
-fn brute_force(model: &Model, cluster: &Cluster, request: &Request) -> f64 {
+/// The best score of any layout with one copy of the model on some cards that fits.
+fn brute_force(model: &Model, cluster: &Cluster, cards: &[usize], request: &Request) -> f64 {
     let pricer = Pricer::new(model, cluster, request);
-    let cards: Vec<usize> = (0..cluster.cards()).collect();
     let mut best = f64::INFINITY;
-    for lists in lists_of_groups(&cards) {
+    for lists in lists_of_groups(cards) {
         if lists.len() > model.layers.len() {
             continue;
         }
@@ -162,6 +161,33 @@ fn cluster(cards: &[(u64, u64)], shape: usize, latency: f64) -> Cluster {
     built.unwrap()
 }
 
+/// The most tokens in a second that two copies of the model give together, each on cards of its own and each
+/// serving half of the sequences.
+fn two_copies(model: &Model, cluster: &Cluster, request: &Request) -> Option<f64> {
+    let half = Request { sequences: request.sequences / 2, ..request.clone() };
+    let cards = cluster.cards();
+    let rates: Vec<f64> = (0..1usize << cards)
+        .map(|mask| {
+            let taken: Vec<usize> = (0..cards).filter(|card| mask & (1 << card) != 0).collect();
+            // Scores of throughput are rates below zero; where nothing fits there is none.
+            -brute_force(model, cluster, &taken, &half)
+        })
+        .collect();
+    let pairs = (1..1usize << cards).flat_map(|one| (1..one).map(move |other| (one, other)));
+    let apart = pairs.filter(|(one, other)| one & other == 0);
+    let both = apart.map(|(one, other)| rates[one] + rates[other]);
+    both.reduce(f64::max).filter(|rate| rate.is_finite())
+}
+
+/// What a layout scores by the prices that the search compares.
+fn searched(choice: &Choice, pricer: &Pricer<'_>, wanted: impl Fn(Strategy) -> bool) -> f64 {
+    let objective = pricer.request.objective;
+    let candidates = choice.candidates.iter().filter(|candidate| wanted(candidate.strategy));
+    let fitting = candidates.filter(|candidate| candidate.prediction.fits());
+    let scores = fitting.map(|candidate| score(objective, &predict(pricer, &candidate.layout)));
+    scores.fold(f64::INFINITY, f64::min)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
@@ -181,20 +207,35 @@ proptest! {
         let request = Request { sequences, context: 512, prompt: 256, ..Request::new(objective) };
         let all: Vec<usize> = (0..cards.len()).collect();
         let choice = choose(&model, &cluster, &all, &request).unwrap();
-        let single = choice.candidates.iter().filter(|c| c.strategy != Strategy::Replicas);
-        let fitting = single.filter(|candidate| candidate.prediction.fits());
         // Both by the prices that the search compares: what is reported also knows how layers overlap.
         let pricer = Pricer::new(&model, &cluster, &request);
-        let chosen = fitting
-            .map(|candidate| score(objective, &predict(&pricer, &candidate.layout)))
-            .fold(f64::INFINITY, f64::min);
-        let best = brute_force(&model, &cluster, &request);
+        let chosen = searched(&choice, &pricer, |strategy| strategy != Strategy::Replicas);
+        let best = brute_force(&model, &cluster, &all, &request);
         prop_assert!(choice.exact, "small cases are searched completely");
         if best.is_infinite() {
             prop_assert!(chosen.is_infinite());
         } else {
             let (low, high) = (best.abs() * (1.0 - 1e-9), best.abs() * (1.0 + 1e-9));
             prop_assert!((low..=high).contains(&chosen.abs()), "chose {chosen}, best is {best}");
+        }
+    }
+    #[test]
+    fn no_two_copies_that_fit_give_more_tokens_than_the_choice(
+        cards in prop::collection::vec((300u64..4000, 60u64..200), 2..5),
+        layers in 2usize..4,
+        shape in 0usize..4,
+        latency in prop::sample::select(vec![1e-6, 1e-4, 3e-3]),
+        sequences in prop::sample::select(vec![2u64, 4]),
+    ) {
+        let model = model(layers);
+        let cluster = cluster(&cards, shape, latency);
+        let request = Request { sequences, context: 512, ..Request::new(Objective::Throughput) };
+        let all: Vec<usize> = (0..cards.len()).collect();
+        let choice = choose(&model, &cluster, &all, &request).unwrap();
+        let pricer = Pricer::new(&model, &cluster, &request);
+        let chosen = -searched(&choice, &pricer, |strategy| strategy == Strategy::Replicas);
+        if let Some(best) = two_copies(&model, &cluster, &request) {
+            prop_assert!(chosen >= best * (1.0 - 1e-9), "chose {chosen}, two copies give {best}");
         }
     }
 }

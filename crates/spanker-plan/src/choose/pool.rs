@@ -103,6 +103,36 @@ impl Entry {
             .get_or_init(|| sum(passes, |pass| pricer.mean_layer(&self.group, pass).total().0))
     }
 
+    /// What a layer takes at least: what it takes, once that is known.
+    pub(crate) fn least_layer(&self) -> f64 {
+        self.layer.get().copied().unwrap_or(self.at_least)
+    }
+
+    /// Whether it is known what a layer takes.
+    pub(crate) fn priced(&self) -> bool {
+        self.layer.get().is_some()
+    }
+
+    /// Whether it is known what the head takes.
+    pub(crate) fn priced_head(&self) -> bool {
+        self.head.get().is_some()
+    }
+
+    /// Whether it is known what the embedding takes.
+    pub(crate) fn priced_embed(&self) -> bool {
+        self.embed.get().is_some()
+    }
+
+    /// What the head takes at least.
+    pub(crate) fn least_head(&self) -> f64 {
+        self.head.get().copied().unwrap_or(self.head_at_least)
+    }
+
+    /// What the embedding takes at least.
+    pub(crate) fn least_embed(&self) -> f64 {
+        self.embed.get().copied().unwrap_or(0.0)
+    }
+
     /// What the head takes.
     pub(crate) fn head(&self, pricer: &Pricer<'_>, passes: &Passes) -> f64 {
         let sequences = passes[0].0.sequences;
@@ -158,12 +188,18 @@ fn entries(
         1 => &[Split::Whole],
         _ => &[Split::Gather, Split::Reduce],
     };
+    let place = |first, last| Place { first, last, sequences: terms.sequences };
+    let places = [(false, false), (false, true), (true, false), (true, true)];
+    let room =
+        |group: &Group| pricer.capacities(group, places.map(|(first, last)| place(first, last)));
     for &split in splits {
-        for group in pricer.groups(cards, split, terms.passes[0].0, terms.sequences) {
-            let place = |first, last| Place { first, last, sequences: terms.sequences };
-            let places = [(false, false), (false, true), (true, false), (true, true)];
+        let mut by_speed = None;
+        let enough = |group: &Group| by_speed.insert(room(group))[3] >= layers;
+        let groups = pricer.groups_unless(cards, split, terms.passes[0].0, enough);
+        for group in groups {
             let most = match terms.memory {
-                true => pricer.capacities(&group, places.map(|(first, last)| place(first, last))),
+                // The first has shares by speed.
+                true => by_speed.take().unwrap_or_else(|| room(&group)),
                 false => [layers; 4],
             };
             if !terms.useful(most, layers) {

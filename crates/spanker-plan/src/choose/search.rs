@@ -6,14 +6,16 @@
 //! best pipeline so far. Without a width the search is exhaustive up to that bound; with one it keeps the
 //! most promising choices of each size only.
 
+use std::borrow::Cow;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 
-use crate::cost::pass::{Pass, Passes};
+use crate::cost::pass::Passes;
 use crate::cost::{Group, Pricer};
 use crate::plan::{Layout, Stage};
 
 use super::pool::{self, Classes, Entry, advance};
-use super::split::{Score, StageCost, divide};
+use super::split::{Score, StageCost, at_least, divide};
 
 /// What is searched for.
 pub(crate) struct Goal<'a> {
@@ -64,8 +66,14 @@ pub(crate) struct Search<'a> {
     least_ends: f64,
     /// The most layers per second that a card of each class could do by itself.
     speeds: Vec<f64>,
+    /// Whether every class has one card: then a group's cards are known before its stage is.
+    placed: bool,
     /// The groups of each set of cards.
-    by_set: HashMap<Vec<u16>, Vec<usize>>,
+    by_set: OnceCell<HashMap<&'a [u16], Vec<usize>>>,
+    /// Hand-offs between groups whose cards are known.
+    hops: RefCell<HashMap<(usize, usize), f64>>,
+    /// Room for what the layers of a choice cost.
+    scratch: RefCell<Vec<(f64, u32)>>,
     best: Option<Found>,
     nodes: u64,
 }
@@ -105,16 +113,37 @@ impl<'a> Search<'a> {
         let hosts = pool
             .iter()
             .filter(|entry| entry.cards() == 1)
-            .map(|entry| pricer.host(&entry.group, &entry.group, false).total().0);
+            .map(|entry| pricer.host(&entry.group.cards, &entry.group.cards, false).total().0);
         // Without single cards in the pool nothing is known about the host's part.
         let host = steps * hosts.reduce(f64::min).unwrap_or(0.0);
         let least_ends = heads.fold(f64::INFINITY, f64::min) + host;
-        let mut by_set: HashMap<Vec<u16>, Vec<usize>> = HashMap::new();
-        for (index, entry) in pool.iter().enumerate() {
-            by_set.entry(entry.takes.clone()).or_default().push(index);
+        Search {
+            pricer,
+            classes,
+            pool,
+            goal,
+            limits,
+            hop,
+            least_ends,
+            speeds,
+            placed: classes.members.iter().all(|class| class.len() == 1),
+            by_set: OnceCell::new(),
+            hops: RefCell::default(),
+            scratch: RefCell::default(),
+            best: None,
+            nodes: 0,
         }
-        let (best, nodes) = (None, 0);
-        Search { pricer, classes, pool, goal, limits, hop, least_ends, speeds, by_set, best, nodes }
+    }
+
+    /// The groups of each set of cards.
+    fn by_set(&self) -> &HashMap<&'a [u16], Vec<usize>> {
+        self.by_set.get_or_init(|| {
+            let mut by_set: HashMap<&[u16], Vec<usize>> = HashMap::new();
+            for (index, entry) in self.pool.iter().enumerate() {
+                by_set.entry(&entry.takes).or_default().push(index);
+            }
+            by_set
+        })
     }
 
     /// The best of the pipelines that one would try first: stages of equally many cards, which follow each other
@@ -127,10 +156,9 @@ impl<'a> Search<'a> {
             for count in stages.clone().filter(|&count| count <= order.len() && round(count)) {
                 let runs = even_runs(order, count);
                 let sets = runs.map(|run| classes_taken(run, self.goal.available.len()));
-                let options: Option<Vec<&Vec<usize>>> =
-                    sets.map(|takes| self.by_set.get(&takes)).collect();
+                let options: Option<Vec<Vec<usize>>> =
+                    sets.map(|takes| self.by_set().get(takes.as_slice()).cloned()).collect();
                 let Some(options) = options else { continue };
-                let options: Vec<Vec<usize>> = options.into_iter().cloned().collect();
                 self.settle_even(&options);
             }
         }
@@ -144,12 +172,12 @@ impl<'a> Search<'a> {
             let each = options.iter().map(|ways| ways[way.min(ways.len() - 1)]);
             each.collect::<Vec<usize>>()
         };
-        let value = |search: &Self, chosen: &[usize]| {
+        let value = |search: &Self, chosen: &[usize], beat: f64| {
             let tensor = chosen.iter().any(|&index| search.pool[index].cards() > 1);
-            let found = (tensor || !search.goal.need_tensor).then(|| search.evaluate(chosen));
-            found.flatten().map_or(f64::INFINITY, |found| found.value)
+            let found = (tensor || !search.goal.need_tensor).then(|| search.evaluate(chosen, beat));
+            found.flatten().map_or(f64::INFINITY, |(value, _)| value)
         };
-        let all = (0..most).map(pick).map(|chosen| (value(self, &chosen), chosen));
+        let all = (0..most).map(pick).map(|chosen| (value(self, &chosen, f64::INFINITY), chosen));
         let Some((mut least, mut chosen)) = all.min_by(|a, b| a.0.total_cmp(&b.0)) else { return };
         if least.is_infinite() {
             return;
@@ -160,7 +188,7 @@ impl<'a> Search<'a> {
             for (stage, ways) in options.iter().enumerate().filter(|(_, ways)| ways.len() > 1) {
                 for &way in ways {
                     let before = std::mem::replace(&mut chosen[stage], way);
-                    let changed = value(self, &chosen);
+                    let changed = value(self, &chosen, least);
                     match changed < least {
                         true => least = changed,
                         false => chosen[stage] = before,
@@ -191,27 +219,45 @@ impl<'a> Search<'a> {
         self.pricer.model.layers.len() as u32
     }
 
+    /// What scores less than this beats the best.
+    fn to_beat(&self) -> f64 {
+        self.best.as_ref().map_or(self.limits.beat, |best| best.value) * (1.0 - 1e-9)
+    }
+
     /// Whether a bound could still beat the best.
     fn hopeful(&self, bound: f64) -> bool {
-        let best = self.best.as_ref().map_or(self.limits.beat, |best| best.value);
-        bound < best * (1.0 - 1e-9)
+        bound < self.to_beat()
+    }
+
+    /// The bound of a choice that could still beat the best. Groups are priced only where it could without.
+    fn promising(&self, node: &Node, next: Option<f64>) -> Option<f64> {
+        let least = |entry: &Entry| entry.least_layer();
+        let bound = self.bound(node, next, least);
+        if !self.hopeful(bound) || node.chosen.iter().all(|&index| self.pool[index].priced()) {
+            return Some(bound).filter(|&bound| self.hopeful(bound));
+        }
+        let priced = |entry: &Entry| entry.layer(self.pricer, &self.goal.passes);
+        Some(self.bound(node, next, priced)).filter(|&bound| self.hopeful(bound))
     }
 
     /// The least score of any pipeline with these groups, and further ones that cost at least `next` a
     /// layer, or none: every group has a layer, the cheapest have most, hand-offs and head are the
     /// shortest, and the cards that are left work as fast as they could alone.
-    fn bound(&self, node: &Node, next: Option<f64>) -> f64 {
+    fn bound(&self, node: &Node, next: Option<f64>, layer: impl Fn(&Entry) -> f64) -> f64 {
         let layers = self.layers();
         let cost = |&index: &usize| {
             let entry = self.pool[index];
             let most = entry.most.iter().copied().max().unwrap_or(0);
-            (entry.layer(self.pricer, &self.goal.passes), most)
+            (layer(entry), most)
         };
         let further = next.map(|least| (least, u32::MAX));
         let groups = node.chosen.len() + usize::from(next.is_some());
         let Some(mut left) = layers.checked_sub(groups as u32) else { return f64::INFINITY };
         let mut sum = self.least_ends + self.hop * groups.saturating_sub(1) as f64;
-        let mut costs: Vec<(f64, u32)> = node.chosen.iter().map(cost).collect();
+        let mut scratch = self.scratch.borrow_mut();
+        let costs = &mut *scratch;
+        costs.clear();
+        costs.extend(node.chosen.iter().map(cost));
         let mut speed: f64 = costs.iter().map(|(layer, _)| 1.0 / layer).sum();
         if let Some(least) = next {
             let more = (*self.goal.stages.end() - node.chosen.len()) as f64;
@@ -221,7 +267,7 @@ impl<'a> Search<'a> {
         }
         costs.extend(further);
         costs.sort_by(|a, b| a.0.total_cmp(&b.0));
-        for (layer, most) in costs {
+        for &mut (layer, most) in costs {
             let taken = most.saturating_sub(1).min(left);
             sum += layer * f64::from(taken + 1);
             left -= taken;
@@ -240,7 +286,7 @@ impl<'a> Search<'a> {
             let mut takes = vec![0u16; node.left.len()];
             let mut found = Vec::new();
             while advance(&mut takes, &node.left) {
-                found.extend(self.by_set.get(&takes).into_iter().flatten().copied());
+                found.extend(self.by_set().get(takes.as_slice()).into_iter().flatten().copied());
             }
             found
         } else {
@@ -270,14 +316,12 @@ impl<'a> Search<'a> {
         }
         for index in self.possible(node, from) {
             // The pool is sorted: where one is hopeless, those that follow are.
-            if !self.hopeful(self.bound(node, Some(self.pool[index].at_least))) {
+            if self.promising(node, Some(self.pool[index].at_least)).is_none() {
                 return;
             }
             self.nodes += 1;
             let child = self.child(node, index);
-            if self.hopeful(self.bound(&child, None)) {
-                self.settle(&child);
-            }
+            self.settle(&child);
             self.deepen(&child, index);
         }
     }
@@ -288,10 +332,8 @@ impl<'a> Search<'a> {
             let mut options: Vec<(f64, usize, usize)> = Vec::new();
             for (at, (node, from)) in level.iter().enumerate() {
                 for index in self.possible(node, *from) {
-                    let bound = self.bound(node, Some(self.pool[index].at_least));
-                    if !self.hopeful(bound) {
-                        break;
-                    }
+                    let least = self.pool[index].at_least;
+                    let Some(bound) = self.promising(node, Some(least)) else { break };
                     options.push((bound, at, index));
                 }
             }
@@ -301,9 +343,7 @@ impl<'a> Search<'a> {
             let mut next = Vec::with_capacity(width);
             for (_, at, index) in options {
                 let child = self.child(&level[at].0, index);
-                if self.hopeful(self.bound(&child, None)) {
-                    self.settle(&child);
-                }
+                self.settle(&child);
                 next.push((child, index));
             }
             if next.is_empty() {
@@ -322,7 +362,7 @@ impl<'a> Search<'a> {
         if self.goal.need_tensor && node.chosen.iter().all(|&index| self.pool[index].cards() == 1) {
             return;
         }
-        if !self.optimistic(node).is_some_and(|value| self.hopeful(value)) {
+        if self.promising(node, None).is_none() || !self.optimistic(node) {
             return;
         }
         let mut order = node.chosen.clone();
@@ -333,8 +373,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The best score of these groups if hand-offs and head were the shortest and every place had room.
-    fn optimistic(&self, node: &Node) -> Option<f64> {
+    /// Whether these groups could beat the best if hand-offs and head were the shortest and every place had room.
+    fn optimistic(&self, node: &Node) -> bool {
         let cost = |&index: &usize| {
             let entry = self.pool[index];
             let layer = entry.layer(self.pricer, &self.goal.passes);
@@ -343,13 +383,14 @@ impl<'a> Search<'a> {
         };
         let costs: Vec<StageCost> = node.chosen.iter().map(cost).collect();
         let apart = self.least_ends + self.hop * (costs.len() - 1) as f64;
-        divide(&costs, self.layers(), self.goal.score, apart).map(|(value, _)| value)
+        let found = divide(&costs, self.layers(), self.goal.score, apart, self.to_beat());
+        found.is_some_and(|(value, _)| self.hopeful(value))
     }
 
     /// Swaps stages of a long pipeline while that helps.
     fn climb(&mut self, mut order: Vec<usize>) {
         order.sort_by_key(|&index| self.pool[index].group.cards[0]);
-        let mut value = self.evaluate(&order).map_or(f64::INFINITY, |found| found.value);
+        let mut value = self.evaluate(&order, f64::INFINITY).map_or(f64::INFINITY, |found| found.0);
         self.try_order(&order);
         // Order moves a hand-off or the head, not the bulk: what is far off stays far off. Very long
         // pipelines are of single cards or of equals, where it hardly matters.
@@ -363,7 +404,8 @@ impl<'a> Search<'a> {
                         continue;
                     }
                     order.swap(a, b);
-                    let swapped = self.evaluate(&order).map_or(f64::INFINITY, |found| found.value);
+                    let swapped =
+                        self.evaluate(&order, value).map_or(f64::INFINITY, |found| found.0);
                     if swapped < value * (1.0 - 1e-12) {
                         value = swapped;
                         improved = true;
@@ -377,70 +419,106 @@ impl<'a> Search<'a> {
     }
 
     fn try_order(&mut self, order: &[usize]) {
-        if let Some(found) = self.evaluate(order).filter(|found| self.hopeful(found.value)) {
-            self.best = Some(found);
+        let Some((value, counts)) = self.evaluate(order, self.to_beat()) else { return };
+        if self.hopeful(value) {
+            self.best = Some(self.found(order, value, &counts));
         }
     }
 
-    fn evaluate(&self, order: &[usize]) -> Option<Found> {
-        let groups = self.place(order);
-        let last = order.len() - 1;
-        let (first, end) = (&groups[0], &groups[last]);
-        let steps: f64 = self.goal.passes.iter().map(|(_, count)| count).sum();
-        let host = |read: bool| self.pricer.host(first, end, read).total().0;
-        let mut apart = (steps - 1.0) * host(false) + host(true);
-        let cost = |(index, &entry): (usize, &usize)| {
-            let entry = self.pool[entry];
-            let (pricer, passes) = (self.pricer, &self.goal.passes);
+    /// What these groups score in this order and the layers of each, if that could be less than `beat`.
+    fn evaluate(&self, order: &[usize], beat: f64) -> Option<(f64, Vec<u32>)> {
+        let cards = self.place(order);
+        let (first, last) = (self.pool[order[0]], self.pool[order[order.len() - 1]]);
+        if !first.priced_embed() || !last.priced_head() {
+            let (costs, apart) = self.costs(order, &cards, false);
+            if at_least(&costs, self.layers(), self.goal.score, apart) >= beat {
+                return None;
+            }
+        }
+        let (costs, apart) = self.costs(order, &cards, true);
+        let found = divide(&costs, self.layers(), self.goal.score, apart, beat)?;
+        found.0.is_finite().then_some(found)
+    }
+
+    /// What the stages cost in this order, and what belongs to none of them: either what they take, or the least that
+    /// is known without pricing anything.
+    fn costs(
+        &self,
+        order: &[usize],
+        cards: &[Cow<'a, [usize]>],
+        priced: bool,
+    ) -> (Vec<StageCost>, f64) {
+        let (pricer, passes, last) = (self.pricer, &self.goal.passes, order.len() - 1);
+        let steps: f64 = passes.iter().map(|(_, count)| count).sum();
+        let host = |read: bool| pricer.host(&cards[0], &cards[last], read).total().0;
+        let mut apart = host(true);
+        if steps > 1.0 {
+            apart += (steps - 1.0) * host(false);
+        }
+        let cost = |(index, &number): (usize, &usize)| {
+            let entry = self.pool[number];
             let mut besides = match index.checked_sub(1) {
-                None => entry.embed(pricer, passes),
-                Some(before) => {
-                    let hop = |pass: Pass| {
-                        self.pricer.hop(&groups[before], &groups[index], pass.rows()).0
-                    };
-                    pool::sum(&self.goal.passes, hop)
-                }
+                None if priced => entry.embed(pricer, passes),
+                None => entry.least_embed(),
+                Some(_) if !priced => self.hop,
+                Some(before) => self.hop(order, cards, before),
             };
             if index == last {
-                if self.goal.head_in_turn {
-                    besides += entry.head(pricer, passes);
-                } else {
-                    apart += entry.head(pricer, passes);
+                let head = if priced { entry.head(pricer, passes) } else { entry.least_head() };
+                match self.goal.head_in_turn {
+                    true => besides += head,
+                    false => apart += head,
                 }
             }
             let place = 2 * usize::from(index == 0) + usize::from(index == last);
             StageCost { layer: entry.layer(pricer, passes), besides, most: entry.most[place] }
         };
-        let costs: Vec<StageCost> = order.iter().enumerate().map(cost).collect();
-        let (value, counts) = divide(&costs, self.layers(), self.goal.score, apart)?;
-        if !value.is_finite() {
-            return None;
+        let costs = order.iter().enumerate().map(cost).collect();
+        (costs, apart)
+    }
+
+    /// What the hand-off behind a stage takes.
+    fn hop(&self, order: &[usize], cards: &[Cow<'a, [usize]>], before: usize) -> f64 {
+        let between = || {
+            let (from, to) = (&cards[before], &cards[before + 1]);
+            pool::sum(&self.goal.passes, |pass| self.pricer.hop(from, to, pass.rows()).0)
+        };
+        match self.placed {
+            true => {
+                let pair = (order[before], order[before + 1]);
+                *self.hops.borrow_mut().entry(pair).or_insert_with(between)
+            }
+            false => between(),
         }
+    }
+
+    /// A pipeline of these groups with so many layers each.
+    fn found(&self, order: &[usize], value: f64, counts: &[u32]) -> Found {
         let mut start = 0;
-        let stages = groups.into_iter().zip(counts).map(|(group, count)| {
+        let cards = self.place(order).into_iter();
+        let stages = order.iter().zip(cards).zip(counts).map(|((&index, cards), &count)| {
             let layers = start..start + count as usize;
             start = layers.end;
+            let group = Group { cards: cards.into_owned(), ..self.pool[index].group.clone() };
             Stage { group, layers }
         });
-        Some(Found { value, stages: stages.collect() })
+        Found { value, stages: stages.collect() }
     }
 
     /// Gives each group cards of its own: the next ones of each class, in the order of the stages.
-    fn place(&self, order: &[usize]) -> Vec<Group> {
-        let mut used = self.goal.before.clone();
-        let mut groups = Vec::with_capacity(order.len());
-        for &index in order {
-            let mut group = self.pool[index].group.clone();
-            for card in &mut group.cards {
-                let stands_for = *card;
-                let class = self.classes.members.iter().position(|c| c.contains(&stands_for));
-                let class = class.expect("a group's cards are in a class");
-                *card = self.classes.members[class][used[class]];
-                used[class] += 1;
-            }
-            groups.push(group);
+    fn place(&self, order: &[usize]) -> Vec<Cow<'a, [usize]>> {
+        if self.placed {
+            return order.iter().map(|&index| Cow::from(&self.pool[index].group.cards)).collect();
         }
-        groups
+        let mut used = self.goal.before.clone();
+        let mut next = |&stands_for: &usize| {
+            let class = self.classes.members.iter().position(|c| c.contains(&stands_for));
+            let class = class.expect("a group's cards are in a class");
+            used[class] += 1;
+            self.classes.members[class][used[class] - 1]
+        };
+        let groups = order.iter().map(|&index| &self.pool[index].group);
+        groups.map(|group| group.cards.iter().map(&mut next).collect()).collect()
     }
 }
 

@@ -33,12 +33,14 @@ pub(crate) struct StageCost {
 /// The division of `layers` that gives the best score, and of equals the one with the shortest longest
 /// stage. Every stage gets at least one layer. `apart` is part of the sum and of no stage.
 ///
-/// For a given longest stage the least sum fills the cheapest stages first.
+/// For a given longest stage the least sum fills the cheapest stages first. Nothing is found where a bound says that
+/// no division scores less than `beat`.
 pub(crate) fn divide(
     stages: &[StageCost],
     layers: u32,
     score: Score,
     apart: f64,
+    beat: f64,
 ) -> Option<(f64, Vec<u32>)> {
     let room: u64 = stages.iter().map(|stage| u64::from(stage.most)).sum();
     if room < u64::from(layers) || layers < stages.len() as u32 {
@@ -61,6 +63,16 @@ pub(crate) fn divide(
         Some((score.value(sum, longest), sum, longest))
     };
     let (_, least, high) = under(f64::MAX)?;
+    if least >= beat {
+        return None;
+    }
+    if let Score::Turns(batches) = score
+        && beat.is_finite()
+        && under(beat / batches).is_none_or(|(_, sum, _)| sum >= beat)
+    {
+        // A shorter longest stage makes the sum no shorter.
+        return None;
+    }
     // Even without anything besides and with parts of layers the longest stage takes this long.
     let speed: f64 = stages.iter().map(|stage| 1.0 / stage.layer).sum();
     let low = f64::from(layers) / speed * (1.0 - 1e-9);
@@ -81,6 +93,24 @@ pub(crate) fn divide(
     };
     let (value, _, _) = under(limit)?;
     Some((value, counts))
+}
+
+/// What every division of `layers` scores at least: all but one layer of each stage cost what they do on the cheapest,
+/// whatever it can hold. Rounded down.
+pub(crate) fn at_least(stages: &[StageCost], layers: u32, score: Score, apart: f64) -> f64 {
+    let ones: f64 = stages.iter().map(|stage| stage.besides + stage.layer).sum();
+    let cheapest = stages.iter().map(|stage| stage.layer).fold(f64::INFINITY, f64::min);
+    let others = layers.saturating_sub(stages.len() as u32);
+    let sum = (apart + ones + cheapest * f64::from(others)) * (1.0 - 1e-9);
+    score.value(sum, longest_at_least(stages, layers))
+}
+
+/// What the longest stage takes at least: if layers could be cut, all stages would take as long. Rounded down.
+fn longest_at_least(stages: &[StageCost], layers: u32) -> f64 {
+    let sums = stages.iter().fold((f64::from(layers), 0.0), |(layers, speed), stage| {
+        (layers + stage.besides / stage.layer, speed + 1.0 / stage.layer)
+    });
+    sums.0 / sums.1 * (1.0 - 1e-9)
 }
 
 /// About the lowest limit from `low` to `high` that is good enough, where `high` is and higher ones stay
@@ -165,12 +195,15 @@ mod tests {
                 .filter(|counts| counts.iter().zip(&stages).all(|(&n, s)| n >= 1 && n <= s.most))
                 .map(|counts| value(&counts))
                 .fold(f64::INFINITY, f64::min);
-            match divide(&stages, layers, score, 1.0) {
+            match divide(&stages, layers, score, 1.0, f64::INFINITY) {
                 None => prop_assert!(legal.is_infinite()),
                 Some((best, counts)) => {
                     prop_assert_eq!(counts.iter().sum::<u32>(), layers);
                     prop_assert!((best - value(&counts)).abs() < 1e-9);
                     prop_assert!(best <= legal * (1.0 + 1e-9), "{} against {}", best, legal);
+                    prop_assert!(at_least(&stages, layers, score, 1.0) <= best);
+                    // A bound never hides what is better than something.
+                    prop_assert!(divide(&stages, layers, score, 1.0, best * (1.0 + 1e-9)).is_some());
                 }
             }
         }

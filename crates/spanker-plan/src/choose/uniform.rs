@@ -45,7 +45,7 @@ fn divided(pricer: &Pricer<'_>, groups: Vec<Group>) -> Option<Layout> {
             Place { first: index == 0, last: index == last, sequences: pricer.request.sequences };
         let mut besides = match index {
             0 => sum(&|pass| pricer.embed(group, pass).total().0),
-            _ => sum(&|pass| pricer.hop(&groups[index - 1], group, pass.rows()).0),
+            _ => sum(&|pass| pricer.hop(&groups[index - 1].cards, &group.cards, pass.rows()).0),
         };
         if index == last && head_in_turn {
             besides += pricer.head(group, passes[0].0.sequences).total().0;
@@ -54,7 +54,7 @@ fn divided(pricer: &Pricer<'_>, groups: Vec<Group>) -> Option<Layout> {
         StageCost { layer, besides, most: pricer.capacity(group, place) }
     };
     let costs: Vec<StageCost> = groups.iter().enumerate().map(cost).collect();
-    let (_, counts) = divide(&costs, pricer.model.layers.len() as u32, score, 0.0)?;
+    let (_, counts) = divide(&costs, pricer.model.layers.len() as u32, score, 0.0, f64::INFINITY)?;
     let mut start = 0;
     let stages = groups.into_iter().zip(counts).map(|(group, count)| {
         let layers = start..start + count as usize;

@@ -19,11 +19,12 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use spanker_collective::{Algorithm, Collective, Transfer, schedule};
+use spanker_collective::{Algorithm, Collective};
 use spanker_topology::{Cluster, ExchangeKind, Kernels, Seconds, Shape};
 
 use super::Group;
-use crate::program::{Exchanging, Overhead, Overheads, Wiring};
+use super::overhead::{Counts, overheads};
+use crate::program::{Exchanging, Overheads};
 use crate::simulate::engine::{Engine, Item, OUTSIDE};
 use crate::simulate::flow::Flow;
 use crate::simulate::network::Speeds;
@@ -75,7 +76,9 @@ pub(crate) fn serial(collective: Collective, algorithm: Algorithm) -> bool {
 /// What a group needs to exchange activations in this way.
 pub(crate) fn exchanging(cluster: &Cluster, group: &Group, kind: ExchangeKind) -> Exchanging {
     let overheads = match kind {
-        ExchangeKind::Schedules if group.cards.len() > 1 => overheads(cluster, &group.cards),
+        ExchangeKind::Schedules if group.cards.len() > 1 => {
+            overheads(cluster, &group.cards, &Counts::default())
+        }
         _ => Overheads::default(),
     };
     let kernels = kernels(cluster, &group.cards);
@@ -91,64 +94,6 @@ pub(crate) fn kernels(cluster: &Cluster, cards: &[usize]) -> Kernels {
 pub(crate) fn exchange_kind(cluster: &Cluster, cards: &[usize]) -> ExchangeKind {
     let link = cluster.profile(cards[0]).link.as_ref();
     link.map(|link| link.exchange).unwrap_or_default()
-}
-
-/// Elements of each rank in the schedules that memory is counted in.
-const COUNTED: usize = 16;
-/// What messages that are passed on begin at a multiple of.
-const PASSED_ON: u64 = 64;
-
-/// The most that any schedule of a model's exchanges needs besides the data, on any card of a group.
-fn overheads(cluster: &Cluster, cards: &[usize]) -> Overheads {
-    let wiring = Wiring::of(cluster, cards).ok();
-    let most = |collective: Collective| {
-        let all = usable(collective, cards.len());
-        let each = all.map(|algorithm| overhead(collective, algorithm, cards.len(), &wiring));
-        each.fold(Overhead::default(), |most, one| Overhead {
-            working: most.working.max(one.working),
-            passed_on: most.passed_on.max(one.passed_on),
-            slack: most.slack.max(one.slack),
-        })
-    };
-    Overheads {
-        gather: most(Collective::AllGather),
-        reduce: most(Collective::AllReduce),
-        broadcast: most(Collective::Broadcast { root: 0 }),
-    }
-}
-
-/// What one schedule needs besides the data.
-fn overhead(
-    collective: Collective,
-    algorithm: Algorithm,
-    ranks: usize,
-    wiring: &Option<Wiring>,
-) -> Overhead {
-    let Ok(schedule) = schedule(collective, algorithm, ranks, ranks * COUNTED) else {
-        return Overhead::default();
-    };
-    let whole = schedule.data_len().max(1) as f64;
-    let mut passed = vec![(0usize, 0u64); ranks];
-    if let Some(wiring) = wiring {
-        for from in 0..ranks {
-            let transfers = schedule.program(from).iter().flat_map(|step| &step.transfers);
-            for transfer in transfers {
-                let Transfer::Send { to, span } = *transfer else { continue };
-                for rank in wiring.between(from, to) {
-                    passed[rank].0 += span.len;
-                    passed[rank].1 += 1;
-                }
-            }
-        }
-    }
-    let elements = passed.iter().map(|passed| passed.0).max().unwrap_or(0);
-    let messages = passed.iter().map(|passed| passed.1).max().unwrap_or(0);
-    Overhead {
-        working: schedule.scratch_len() as f64 / whole,
-        passed_on: elements as f64 / whole,
-        // Chunks of a buffer that does not divide evenly are an element longer.
-        slack: PASSED_ON * (messages + 1) + 8 * (ranks * ranks) as u64,
-    }
 }
 
 /// What it takes until every rank of a stage has its message: `(from, to, bytes)` for each. Cards in between
@@ -187,7 +132,8 @@ pub fn collective_time(
     cards: &[usize],
     bytes: u64,
 ) -> Seconds {
-    let (flow, speeds) = (Flow::new(collective, algorithm, cards.len()), Speeds::of(cluster));
+    let flow = Rc::new(Flow::new(collective, algorithm, cards.len()));
+    let speeds = Speeds::of(cluster);
     cluster.base(cards) + Seconds(timed(cluster, &speeds, &flow, cards, bytes as f64))
 }
 
@@ -201,7 +147,7 @@ const BETWEEN: [f64; 7] = [1e3, 4e3, 1.6e4, 6.4e4, 2.56e5, 1e6, 1.6e7];
 const LINE: f64 = 0.005;
 
 /// How long one collective takes from a standing start.
-fn timed(cluster: &Cluster, speeds: &Speeds, flow: &Flow, cards: &[usize], bytes: f64) -> f64 {
+fn timed(cluster: &Cluster, speeds: &Speeds, flow: &Rc<Flow>, cards: &[usize], bytes: f64) -> f64 {
     let label = Label { activity: Activity::Exchange, layer: 0, token: 0 };
     let mut programs = vec![Vec::new(); cluster.cards()];
     for (rank, &card) in cards.iter().enumerate() {
@@ -258,12 +204,12 @@ fn prices_of(
 ) -> Vec<Price> {
     let (base, speeds) = (cluster.base(cards), Speeds::of(cluster));
     let flows = algorithms.iter().map(|&algorithm| {
-        let flow = Flow::new(collective, algorithm, cards.len());
+        let flow = Rc::new(Flow::new(collective, algorithm, cards.len()));
         let time = |bytes: f64| (bytes, base.0 + timed(cluster, &speeds, &flow, cards, bytes));
         let points = vec![time(0.0), time(MANY)];
         (Price { algorithm, points }, flow)
     });
-    let mut priced: Vec<(Price, Flow)> = flows.collect();
+    let mut priced: Vec<(Price, Rc<Flow>)> = flows.collect();
     // Time over bytes never bends down: it is at most the line, and at least the larger of its two parts.
     let at_most = |bytes: f64| priced.iter().map(|(price, _)| price.at(bytes).0).reduce(f64::min);
     let limits = BETWEEN.map(|bytes| at_most(bytes).unwrap_or(0.0));
@@ -290,7 +236,7 @@ const ONE_SHOT_SUMS: usize = 8;
 const DIRECT: usize = 64;
 
 /// The algorithms that a plan may use for a collective of so many ranks.
-fn usable(collective: Collective, ranks: usize) -> impl Iterator<Item = Algorithm> {
+pub(super) fn usable(collective: Collective, ranks: usize) -> impl Iterator<Item = Algorithm> {
     let worth = move |a: &Algorithm| match a {
         Algorithm::OneShot if collective.reduces() => ranks <= ONE_SHOT_SUMS,
         // Sums in rank order have no other way in a large group.
@@ -324,11 +270,25 @@ pub struct PriceList {
     speeds: OnceCell<Speeds>,
     regular: OnceCell<bool>,
     flows: RefCell<HashMap<(Collective, Algorithm, usize), Rc<Flow>>>,
+    counts: Counts,
     overheads: RefCell<HashMap<Vec<u32>, Overheads>>,
     times: RefCell<HashMap<Key, (Algorithm, Seconds)>>,
     /// Seconds that each byte of a collective takes at least.
     at_least: RefCell<HashMap<(Collective, Vec<u32>), f64>>,
     hops: RefCell<HashMap<HopKey, Seconds>>,
+}
+
+/// The least that a collective takes, as a line over its bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AtLeast {
+    base: f64,
+    per_byte: f64,
+}
+
+impl AtLeast {
+    pub(crate) fn of(self, bytes: f64) -> Seconds {
+        Seconds(self.base + self.per_byte * bytes)
+    }
 }
 
 /// The collective, what the group looks like and the bits of the bytes.
@@ -356,7 +316,7 @@ impl PriceList {
         if let Some(&overheads) = self.overheads.borrow().get(&looks) {
             return Exchanging { kind, overheads, kernels };
         }
-        let overheads = overheads(cluster, cards);
+        let overheads = overheads(cluster, cards, &self.counts);
         self.overheads.borrow_mut().insert(looks, overheads);
         Exchanging { kind, overheads, kernels }
     }
@@ -411,15 +371,14 @@ impl PriceList {
         best.expect("a collective has an algorithm")
     }
 
-    /// The least that a collective of so many bytes could take by any algorithm: what the busiest wire carries. It
-    /// costs little where `best` simulates every message.
+    /// The least that a collective could take by any algorithm: what the busiest wire carries. It costs little where
+    /// `best` simulates every message.
     pub(crate) fn at_least(
         &self,
         cluster: &Cluster,
         collective: Collective,
         cards: &[usize],
-        bytes: f64,
-    ) -> f64 {
+    ) -> AtLeast {
         let key = (collective, self.wiring(cluster, cards));
         let known = self.at_least.borrow().get(&key).copied();
         let per_byte = known.unwrap_or_else(|| {
@@ -438,7 +397,7 @@ impl PriceList {
             self.at_least.borrow_mut().insert(key, all);
             all
         });
-        cluster.base(cards).0 + per_byte * bytes
+        AtLeast { base: cluster.base(cards).0, per_byte }
     }
 
     /// What a collective takes by a certain algorithm.
@@ -454,7 +413,12 @@ impl PriceList {
         cluster.base(cards) + Seconds(timed(cluster, self.speeds(cluster), &flow, cards, bytes))
     }
 
-    fn flow(&self, collective: Collective, algorithm: Algorithm, ranks: usize) -> Rc<Flow> {
+    pub(crate) fn flow(
+        &self,
+        collective: Collective,
+        algorithm: Algorithm,
+        ranks: usize,
+    ) -> Rc<Flow> {
         let mut flows = self.flows.borrow_mut();
         let flow = flows
             .entry((collective, algorithm, ranks))

@@ -70,6 +70,15 @@ pub enum Action<'l> {
     },
 }
 
+/// One entry of the order where the segments of a message that cross a link one after the other are one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Stride<'l> {
+    /// Segments of a message cross a link, from the first to the last.
+    Segments { message: usize, hop: usize, count: usize },
+    /// Anything else.
+    Other(Action<'l>),
+}
+
 /// Goes through a schedule in the order in which cards do. `segments` says how many segments a relayed message
 /// has; messages between neighbours are not cut.
 ///
@@ -77,13 +86,28 @@ pub enum Action<'l> {
 pub fn walk<'l>(
     levels: &'l Levels,
     routes: &Routes,
-    mut segments: impl FnMut(&Message) -> usize,
+    segments: impl FnMut(&Message) -> usize,
     mut visit: impl FnMut(Action<'l>),
 ) {
+    stride(levels, routes, segments, |stride| match stride {
+        Stride::Other(action) => visit(action),
+        Stride::Segments { message, hop, count } => {
+            (0..count).for_each(|segment| visit(Action::Cross { message, hop, segment }));
+        }
+    });
+}
+
+/// The same in longer strides.
+pub(crate) fn stride<'l>(
+    levels: &'l Levels,
+    routes: &Routes,
+    mut segments: impl FnMut(&Message) -> usize,
+    mut take: impl FnMut(Stride<'l>),
+) {
     let mut ranks = Ranks::new(levels, routes);
-    ranks.finish_steps(0, &mut visit);
+    ranks.finish_steps(0, &mut |action| take(Stride::Other(action)));
     for (before, messages) in levels.messages.iter().enumerate() {
-        visit(Action::Level { messages });
+        take(Stride::Other(Action::Level { messages }));
         let travels: Vec<(&[Rank], usize)> = messages
             .iter()
             .map(|message| {
@@ -96,12 +120,11 @@ pub fn walk<'l>(
             for (message, &(route, count)) in travels.iter().enumerate() {
                 let Some(&[here, there]) = route.get(hop..hop + 2) else { continue };
                 ranks.crossed(here, there, hop);
-                for segment in 0..count {
-                    visit(Action::Cross { message, hop, segment });
-                }
+                take(Stride::Segments { message, hop, count });
             }
         }
         // The memory for what is passed on is used again in the next level.
+        let mut visit = |action| take(Stride::Other(action));
         ranks.fence_relays(&mut visit);
         ranks.finish_steps(before + 1, &mut visit);
     }

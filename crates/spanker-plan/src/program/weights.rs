@@ -157,18 +157,16 @@ impl Holding {
     }
 }
 
-/// Says where a piece is; `bytes` are its bytes as stored.
-pub(crate) type Put<'p> = dyn FnMut(&Piece, u64) -> Place + 'p;
-
 /// Lists what a rank holds of a model.
-pub(crate) struct Holder<'a, 'p> {
+pub(crate) struct Holder<'a, P> {
     pub(crate) model: &'a Model,
     pub(crate) shard: &'a Shard,
     pub(crate) split: Split,
-    pub(crate) put: &'a mut Put<'p>,
+    /// Says where a piece is; the number are its bytes as stored. Where nobody looks at pieces, none is made.
+    pub(crate) put: &'a mut P,
 }
 
-impl Holder<'_, '_> {
+impl<P: FnMut(&Piece, u64) -> Place> Holder<'_, P> {
     fn rows(&mut self, tensor: Tensor, layer: usize, matrix: Matrix, rows: Range<u64>) -> Held {
         let count = rows.end - rows.start;
         let bytes = count * matrix.row_bytes();

@@ -11,6 +11,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::rc::Rc;
 
 use spanker_topology::Cluster;
 
@@ -76,7 +77,7 @@ pub(super) struct CardState {
     pub(super) dead: bool,
     /// When the memory had last caught up, and the bytes that went through it since.
     caught_up: f64,
-    touched: f64,
+    pub(super) touched: f64,
     /// When what was sent since has left, and what cards pass on has come.
     pub(super) left: f64,
 }
@@ -107,7 +108,7 @@ impl CardState {
 /// The simulation of one program per card.
 pub(crate) struct Engine<'a> {
     pub(super) network: Network<'a>,
-    pub(super) flows: &'a [Flow],
+    pub(super) flows: &'a [Rc<Flow>],
     /// For each group, the card of each rank.
     pub(super) groups: &'a [Vec<usize>],
     programs: &'a [Vec<Item>],
@@ -155,7 +156,7 @@ impl<'a> Engine<'a> {
     pub(crate) fn new(
         cluster: &'a Cluster,
         speeds: &'a Speeds,
-        flows: &'a [Flow],
+        flows: &'a [Rc<Flow>],
         groups: &'a [Vec<usize>],
         programs: &'a [Vec<Item>],
     ) -> Self {
@@ -171,7 +172,7 @@ impl<'a> Engine<'a> {
             disturbance: Disturbance::default(),
             marks: None,
             collectives: Vec::new(),
-            relaying: Relaying::default(),
+            relaying: Relaying::new(flows.len(), groups.len()),
             done: Vec::new(),
             events: 0,
         }

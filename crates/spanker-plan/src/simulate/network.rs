@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Wires and what messages take on them: bytes, frames, hops, and what breaks.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
 use rand::Rng;
 use rand_pcg::Pcg32;
 use spanker_topology::{Cluster, ExchangeKind, MESSAGE_HEAD, Shape};
 
+use super::relay::Relays;
 use crate::program::Cost;
 
 /// Frames that break, at random from a seed, and what each costs.
@@ -104,6 +109,8 @@ pub(crate) struct Speeds {
     relays: bool,
     /// Whether cards send around a hub, each with its own part of what all share there.
     hub: bool,
+    /// Who passes on what in which group, for groups that were asked for.
+    passing: RefCell<HashMap<Vec<usize>, Rc<Relays>>>,
 }
 
 impl Speeds {
@@ -138,7 +145,7 @@ impl Speeds {
             }
         };
         let memories = (0..cluster.cards()).map(memory).collect();
-        Speeds { times, memories, relays, hub }
+        Speeds { times, memories, relays, hub, passing: RefCell::default() }
     }
 
     pub(crate) fn memories(&self) -> &[(f64, f64)] {
@@ -216,23 +223,52 @@ impl<'a> Network<'a> {
         self.speeds.relays && !self.speeds.hub
     }
 
-    pub(super) fn cluster(&self) -> &'a Cluster {
-        self.cluster
+    /// Who passes on messages between these cards.
+    pub(super) fn relays(&self, cards: &[usize]) -> Rc<Relays> {
+        let known = self.speeds.passing.borrow().get(cards).cloned();
+        known.unwrap_or_else(|| {
+            let relays = Rc::new(Relays::new(self.cluster, cards));
+            self.speeds.passing.borrow_mut().insert(cards.to_vec(), Rc::clone(&relays));
+            relays
+        })
+    }
+
+    /// Whether frames break.
+    pub(super) fn breaks(&self) -> bool {
+        self.errors.is_some()
+    }
+
+    /// A wire: until when it and what it shares are busy, and its latency.
+    pub(super) fn lane(&self, wire: usize) -> (f64, f64) {
+        let wires = self.cluster.wires();
+        let shared = wires[wire].shared.map_or(0.0, |shared| self.free[wires.len() + shared]);
+        (shared.max(self.free[wire]), wires[wire].latency.0)
+    }
+
+    /// What bytes take on a wire that nothing breaks on.
+    pub(super) fn lane_time(&self, wire: usize, bytes: f64) -> f64 {
+        let wires = self.cluster.wires();
+        let shared = wires[wire].shared.map(|shared| wires.len() + shared);
+        let slower = shared.map_or(0.0, |shared| self.speeds.times[shared].time(bytes));
+        self.speeds.times[wire].time(bytes).max(slower)
+    }
+
+    /// A wire and what it shares are busy until then.
+    pub(super) fn occupy(&mut self, wire: usize, left: f64) {
+        self.free[wire] = left;
+        let wires = self.cluster.wires();
+        if let Some(shared) = wires[wire].shared {
+            self.free[wires.len() + shared] = left;
+        }
     }
 
     /// Bytes over one wire, when it and what it shares are free: when they have left, and when they are there.
     pub(super) fn cross(&mut self, wire: usize, bytes: f64, ready: f64) -> (f64, f64) {
-        let wires = self.cluster.wires();
-        let shared = wires[wire].shared.map(|shared| wires.len() + shared);
-        let slower = shared.map_or(0.0, |shared| self.speeds.times[shared].time(bytes));
-        let busy = shared.map_or(0.0, |shared| self.free[shared]).max(self.free[wire]);
+        let (busy, latency) = self.lane(wire);
         let late = self.errors.as_mut().map_or(0.0, |errors| errors.delay(bytes));
-        let left = ready.max(busy) + self.speeds.times[wire].time(bytes).max(slower) + late;
-        self.free[wire] = left;
-        if let Some(shared) = shared {
-            self.free[shared] = left;
-        }
-        (left, left + wires[wire].latency.0)
+        let left = ready.max(busy) + self.lane_time(wire, bytes) + late;
+        self.occupy(wire, left);
+        (left, left + latency)
     }
 
     /// When a message that is ready at `at` has left and when it arrives, or nothing if a wire has died on it.

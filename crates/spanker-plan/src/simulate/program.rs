@@ -3,6 +3,7 @@
 //! with its schedule. What a layer does is said by the programs alone.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use rand::Rng;
 use rand_pcg::Pcg32;
@@ -21,7 +22,7 @@ use crate::work::Work;
 /// Programs for all cards, with the collectives and groups that they refer to.
 pub(crate) struct Items {
     pub(crate) items: Vec<Vec<Item>>,
-    pub(crate) flows: Vec<Flow>,
+    pub(crate) flows: Vec<Rc<Flow>>,
     pub(crate) groups: Vec<Vec<usize>>,
     /// What each collective is, by the number of its flow.
     pub(crate) collectives: Vec<(Collective, Algorithm)>,
@@ -46,6 +47,17 @@ pub(crate) struct Writer<'a> {
     dice: Pcg32,
     /// Whether every operator is an item of its own.
     apart: bool,
+    /// Room for a program.
+    priced: Vec<Priced>,
+}
+
+/// An entry of a program with its price.
+#[derive(Debug, Clone, Copy)]
+enum Priced {
+    /// An operator, which others may be put together with.
+    Work { terms: Terms, bytes: f64, label: Label, op: u32 },
+    /// Anything else.
+    Item(Item),
 }
 
 /// One step of one micro-batch.
@@ -69,7 +81,8 @@ impl<'a> Writer<'a> {
     pub(crate) fn new(pricer: &'a Pricer<'a>, jitter: f64, dice: Pcg32, apart: bool) -> Self {
         let items = vec![Vec::new(); pricer.cluster.cards()];
         let items = Items { items, flows: Vec::new(), groups: Vec::new(), collectives: Vec::new() };
-        Writer { pricer, known: HashMap::new(), items, jitter, dice, apart }
+        let (known, priced) = (HashMap::new(), Vec::new());
+        Writer { pricer, known, items, jitter, dice, apart, priced }
     }
 
     pub(crate) fn write(mut self, layout: &Layout, what: What) -> Items {
@@ -155,8 +168,8 @@ impl<'a> Writer<'a> {
         let stages = copy.stages;
         let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
         let read = wave.parts.iter().any(|part| part.want != Want::Nothing);
-        let down = self.pricer.word(first).0;
-        let back = self.pricer.host(first, last, read).total().0 - down;
+        let down = self.pricer.word(&first.cards).0;
+        let back = self.pricer.host(&first.cards, &last.cards, read).total().0 - down;
         let (home, token, op) = (last.cards[0], wave.token, OUTSIDE);
         let in_place = stages.len() == 1;
         // Steps are told apart by how many tokens come before them, as in a run.
@@ -202,10 +215,21 @@ impl<'a> Writer<'a> {
 
     /// Pieces of a step one after the other on a group, with a note after some of them.
     pub(crate) fn row(mut self, group: &Group, pieces: &[&Lists], noted: [usize; 2]) -> Items {
+        // Layers that are alike are priced once. Nobody reads what is noted of them but when they are done.
+        let mut known: Vec<(*const Lists, Vec<Priced>)> = Vec::new();
         for (rank, &card) in group.cards.iter().enumerate() {
-            for (at, lists) in pieces.iter().enumerate() {
+            known.clear();
+            for (at, &lists) in pieces.iter().enumerate() {
                 let token = at as u32;
-                self.member((group, rank), &|member| group.cards[member], &lists[rank], token);
+                let alike = known.iter().position(|(one, _)| std::ptr::eq(*one, lists));
+                let alike = alike.unwrap_or_else(|| {
+                    let mut priced = Vec::new();
+                    let cards = |member| group.cards[member];
+                    self.price((group, rank), &cards, &lists[rank], token, &mut priced);
+                    known.push((lists, priced));
+                    known.len() - 1
+                });
+                self.put(card, &known[alike].1);
                 if noted.contains(&(at + 1)) {
                     self.push(card, Item::Done { token });
                 }
@@ -221,6 +245,34 @@ impl<'a> Writer<'a> {
         cards: &dyn Fn(usize) -> usize,
         list: &[Op],
         token: u32,
+    ) {
+        let mut priced = std::mem::take(&mut self.priced);
+        self.price((group, rank), cards, list, token, &mut priced);
+        self.put(group.cards[rank], &priced);
+        priced.clear();
+        self.priced = priced;
+    }
+
+    /// Puts entries behind what a card has.
+    fn put(&mut self, card: usize, entries: &[Priced]) {
+        for entry in entries {
+            match *entry {
+                Priced::Work { terms, bytes, label, op } => {
+                    self.work(card, terms, bytes, label, op);
+                }
+                Priced::Item(item) => self.push(card, item),
+            }
+        }
+    }
+
+    /// The same program with prices, before its operators are put together.
+    fn price(
+        &mut self,
+        (group, rank): (&Group, usize),
+        cards: &dyn Fn(usize) -> usize,
+        list: &[Op],
+        token: u32,
+        out: &mut Vec<Priced>,
     ) {
         let card = group.cards[rank];
         let mut label = Label { activity: Activity::Host, layer: 0, token };
@@ -240,7 +292,7 @@ impl<'a> Writer<'a> {
                 Op::Work(work) | Op::Tap(work) => {
                     if let Some(load) = load(work, before) {
                         let terms = self.pricer.cost_of(card).operator(&load);
-                        self.work(card, terms, load.bytes as f64, label, op);
+                        out.push(Priced::Work { terms, bytes: load.bytes as f64, label, op });
                     }
                     before = Some(work);
                 }
@@ -248,18 +300,18 @@ impl<'a> Writer<'a> {
                     before = None;
                     let (to, bytes) = (cards(*to) as u32, *length as f64);
                     let label = Label { activity: Activity::Handoff, ..label };
-                    self.push(card, Item::Send { to, bytes, label, op });
+                    out.push(Priced::Item(Item::Send { to, bytes, label, op }));
                 }
                 Op::Receive { from, .. } => {
                     before = None;
                     let from = cards(*from) as u32;
                     let label = Label { activity: Activity::Handoff, ..label };
-                    self.push(card, Item::Recv { from, label, op });
+                    out.push(Priced::Item(Item::Recv { from, label, op }));
                 }
                 exchange => {
                     before = None;
                     let label = Label { activity: Activity::Exchange, ..label };
-                    self.exchange(group, rank, exchange, label, op);
+                    self.exchange((group, rank), exchange, label, op, out);
                 }
             }
         }
@@ -287,7 +339,14 @@ impl<'a> Writer<'a> {
         self.push(card, Item::Work { seconds, bytes, label, op, parts });
     }
 
-    fn exchange(&mut self, group: &Group, rank: usize, op: &Op, label: Label, number: u32) {
+    fn exchange(
+        &mut self,
+        (group, rank): (&Group, usize),
+        op: &Op,
+        label: Label,
+        number: u32,
+        out: &mut Vec<Priced>,
+    ) {
         let ranks = group.cards.len();
         let (collective, algorithm, bytes, after) = match op {
             Op::Collective { collective, dtype, elements, .. } => {
@@ -311,26 +370,27 @@ impl<'a> Writer<'a> {
         };
         let flow = self.flow(collective, algorithm, ranks);
         let index = self.group(group);
-        let card = group.cards[rank];
         let shared = after > 0.0;
         let base = if shared { 0.0 } else { self.pricer.cluster.base(&group.cards).0 };
         let rank = rank as u32;
         if base > 0.0 {
             let parts = Parts { latency: base, ..Parts::default() };
-            self.push(card, Item::Work { seconds: base, bytes: 0.0, label, op: number, parts });
+            let (seconds, bytes) = (base, 0.0);
+            out.push(Priced::Item(Item::Work { seconds, bytes, label, op: number, parts }));
         }
         let collective = Item::Collective { flow, rank, group: index, bytes, label, op: number };
-        self.push(card, collective);
+        out.push(Priced::Item(collective));
         if shared {
             let parts = Parts { bandwidth: after, ..Parts::default() };
-            self.push(card, Item::Work { seconds: after, bytes: 0.0, label, op: number, parts });
+            let (seconds, bytes) = (after, 0.0);
+            out.push(Priced::Item(Item::Work { seconds, bytes, label, op: number, parts }));
         }
     }
 
     fn flow(&mut self, collective: Collective, algorithm: Algorithm, ranks: usize) -> u32 {
-        let items = &mut self.items;
+        let (items, pricer) = (&mut self.items, self.pricer);
         *self.known.entry((collective, algorithm, ranks)).or_insert_with(|| {
-            items.flows.push(Flow::new(collective, algorithm, ranks));
+            items.flows.push(pricer.flow(collective, algorithm, ranks));
             items.collectives.push((collective, algorithm));
             items.flows.len() as u32 - 1
         })
