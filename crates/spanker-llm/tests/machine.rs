@@ -3,9 +3,6 @@
 //! cards that are threads: so that whoever writes another machine knows what it is asked for.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -21,10 +18,10 @@ use spanker_llm::{
 use spanker_model::Quant;
 use spanker_plan::{Activity, GpuStaging, Label, Op, Plan, Split};
 use spanker_runtime::{BufferId, Place, Work};
+use spanker_test_support::Recipe;
 use spanker_topology::Kernels;
 
-use recipe::Recipe;
-use splits::{CONTEXT, STEPS};
+use splits::{CONTEXT, Open, STEPS};
 use splits::{assert_same, mixed, one_by_one, plan, prompt, run, threads, together};
 
 /// Cards that are byte vectors.
@@ -370,7 +367,7 @@ fn a_recorded_machine_says_what_operators_belong_to_and_leaves_most_tokens_alone
         assert!(own.clone().enumerate().all(|(at, mark)| (mark.op as usize, mark.ops) == (at, 1)));
         // The choice among the logits is the host's, and an operator of the program all the same.
         let best = marks.iter().filter(|mark| mark.card == card && mark.label.token == 7);
-        let last = best.clone().last().expect("a last operator");
+        let last = best.clone().next_back().expect("a last operator");
         assert_eq!(best.count(), own.count() + 1);
         assert_eq!((last.op as usize, last.label.activity), (labels.len(), Activity::Head));
     }

@@ -4,7 +4,9 @@
 #![forbid(unsafe_code)]
 
 mod dependencies;
+mod includes;
 mod spdx;
 
 pub use dependencies::{Metadata, Package, Rules};
+pub use includes::includes_of_other_crates;
 pub use spdx::is_allowed;
