@@ -3,10 +3,12 @@
 //! `tests/`. Nothing depends on this crate.
 #![forbid(unsafe_code)]
 
+mod commands;
 mod dependencies;
 mod includes;
 mod spdx;
 
+pub use commands::{listed_commands, recipes};
 pub use dependencies::{Metadata, Package, Rules};
 pub use includes::includes_of_other_crates;
 pub use spdx::is_allowed;
