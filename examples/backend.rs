@@ -26,7 +26,7 @@ fn work(items: Range<usize>, out: &mut [u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A backend that counts its items, and is lost after a quarter of them all.
+/// A backend that counts its items, and is lost after a sixteenth of them all.
 struct Fragile(AtomicUsize);
 
 impl Backend for Fragile {
@@ -35,7 +35,7 @@ impl Backend for Fragile {
     }
 
     fn run(&self, items: Range<usize>, out: &mut [u8]) -> Result<(), Failure> {
-        if self.0.fetch_add(items.len(), Ordering::Relaxed) > ITEMS / 4 {
+        if self.0.fetch_add(items.len(), Ordering::Relaxed) > ITEMS / 16 {
             // A lasting failure: it is not asked again, and what it held goes to the others.
             return Err(Failure::lasting("the device is gone"));
         }
