@@ -2,9 +2,4 @@
 //! Any bytes as the stream of a program, for a card. What is promised is said in the body.
 #![no_main]
 
-// Each target has bodies that it does not run, and the makers of inputs are for the brief runner.
-#[allow(dead_code)]
-#[path = "../../crates/spanker-twin/tests/fuzz/bodies.rs"]
-mod bodies;
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| bodies::requests::run(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| spanker_fuzz_targets::requests::run(bytes));

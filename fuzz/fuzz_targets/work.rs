@@ -2,9 +2,4 @@
 //! Any bytes as work, for two linked cards. What is promised is said in the body.
 #![no_main]
 
-// Each target has bodies that it does not run, and the makers of inputs are for the brief runner.
-#[allow(dead_code)]
-#[path = "../../crates/spanker-twin/tests/fuzz/bodies.rs"]
-mod bodies;
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| bodies::work::run(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| spanker_fuzz_targets::work::run(bytes));

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Every collective on cards, against the in-process fabric; and what becomes of a job when cards fail.
 
-#[path = "support/cards.rs"]
-mod cards;
-
 use std::time::{Duration, Instant};
 
-use cards::{Cards, Health, ring};
 use proptest::prelude::*;
 use spanker_collective::{Algorithm, Collective, DType, ReduceOp, Schedule, schedule};
 use spanker_fabric::device::{Deadline, DeviceError, DeviceErrorKind, DeviceGroup, examine, lower};
@@ -14,6 +10,7 @@ use spanker_fabric::{Workspace, execute, inproc};
 use spanker_plan::Wiring;
 use spanker_reduce::{Element, bf16, f16};
 use spanker_runtime::{BufferId, Error, FaultKind, Landing, Place, SpankerControl, Work};
+use spanker_test_support::cards::{Cards, Health, ring};
 
 type Links = Vec<(usize, u32, usize, u32)>;
 

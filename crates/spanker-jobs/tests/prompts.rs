@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Prompts over replicas of tiny models, on threads and on emulated cards: the tokens of one replica, whoever made them.
 
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "../../spanker-llm/tests/support/recipe.rs"]
-mod recipe;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,10 +13,9 @@ use spanker_steal::{
     Backend, Capabilities, Failure, Incident, IncidentKind, Options, Report, StealError, Task,
     WorkStealingScheduler,
 };
+use spanker_test_support::Recipe;
 use spanker_topology::{Cluster, Profile, Shape};
 use spanker_twin::{Disturbance, Pace, World, specs};
-
-use recipe::Recipe;
 
 const TOKENS: usize = 6;
 
@@ -31,7 +26,8 @@ fn world(cards: usize) -> World {
 }
 
 fn network() -> Arc<Network<Vec<u8>>> {
-    Arc::new(Recipe::llama(Quant::Q4_0, [5, 5, 32], 160, 352).network())
+    let recipe = Recipe::llama(Quant::Q4_0, [5, 5, 32], 160, 352);
+    Arc::new(Network::new(recipe.file()).expect("a model"))
 }
 
 /// Prompts of different lengths and tokens.

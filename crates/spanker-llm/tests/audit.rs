@@ -2,9 +2,6 @@
 //! Cards whose operators are computed a second time: honest ones are never accused, others are named.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -16,11 +13,11 @@ use spanker_llm::{
 use spanker_model::Quant;
 use spanker_plan::{Buffer, Layout, Plan, Split};
 use spanker_runtime::SpankerControl;
+use spanker_test_support::Recipe;
 use spanker_topology::{Cluster, Profile, Shape};
 use spanker_twin::{Disturbance, Pace, World, specs};
 
-use recipe::Recipe;
-use splits::{CONTEXT, Groups, best, mixed, one_by_one, plan_of, prompt, threads, together};
+use splits::{CONTEXT, Groups, Open, best, mixed, one_by_one, plan_of, prompt, threads, together};
 
 type Tokens = Vec<Vec<(u32, f32)>>;
 

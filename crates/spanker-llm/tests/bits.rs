@@ -3,9 +3,6 @@
 //! bit by bit with a model that is computed token by token with the kernels alone.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -16,10 +13,10 @@ use spanker_llm::{Evaluator, LlmError, Network, Outcome, Rounding, Runner};
 use spanker_llm::{Session, Step, Trail, trail};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Split};
+use spanker_test_support::Recipe;
 use spanker_topology::Shape;
 
-use recipe::Recipe;
-use splits::together;
+use splits::{Open, together};
 use splits::{STEPS, assert_same, best, mixed, one_by_one, plan, plan_of, prompt, run, threads};
 
 /// Shapes that no number of cards divides.

@@ -2,9 +2,6 @@
 //! Models on emulated cards in virtual time: the bits of threads, and what happens when a card is lost.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -14,11 +11,13 @@ use spanker_llm::{LlmError, Loading, Network, OnCards, Recorder, Session, Want, 
 use spanker_model::Quant;
 use spanker_plan::{Layout, Plan, Split};
 use spanker_runtime::SpankerControl;
+use spanker_test_support::Recipe;
 use spanker_topology::{Cluster, Profile, Shape};
 use spanker_twin::{Disturbance, Pace, World, specs};
 
-use recipe::Recipe;
-use splits::{CONTEXT, Groups, STEPS, assert_same, best, mixed, one_by_one, plan, plan_of, prompt};
+use splits::{
+    CONTEXT, Groups, Open, STEPS, assert_same, best, mixed, one_by_one, plan, plan_of, prompt,
+};
 use splits::{run, threads, together};
 
 /// Cards in a ring, with a handle to each.

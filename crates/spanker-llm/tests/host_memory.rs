@@ -2,9 +2,6 @@
 //! Threads allocate what a plan says and nothing else: an allocator that counts is asked, and not the runner.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -15,10 +12,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use spanker_llm::{InProcess, Network, Session, Want};
 use spanker_model::Quant;
 use spanker_plan::{Audit, Buffer, CardLayout, Cut, Layout, Plan, Space, Split, card_layouts};
+use spanker_test_support::Recipe;
 use spanker_topology::{ExchangeKind, Kernels, Shape};
 
-use recipe::Recipe;
-use splits::{Groups, mixed, one_by_one, plan_of, together};
+use splits::{Groups, Open, mixed, one_by_one, plan_of, together};
 
 /// The system's allocator, with a count of the bytes that are in use.
 struct Counting;

@@ -3,13 +3,10 @@
 //! Each is opened and run for a few steps. Errors are right, panics are not; and what runs on one card gives the
 //! same logits on several.
 
-#[path = "support/almost.rs"]
-mod almost;
-
 use std::panic::catch_unwind;
 use std::sync::Arc;
 
-use almost::{Dice, Field, Sketch, plan, sound, tried};
+use spanker_fuzz_targets::models::{Dice, Field, Sketch, plan, sound, tried};
 use spanker_llm::{InProcess, LlmError, Network, Runner, Step, Want};
 use spanker_plan::Split;
 

@@ -3,9 +3,6 @@
 //! cards that are threads: so that whoever writes another machine knows what it is asked for.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -21,10 +18,10 @@ use spanker_llm::{
 use spanker_model::Quant;
 use spanker_plan::{Activity, GpuStaging, Label, Op, Plan, Split};
 use spanker_runtime::{BufferId, Place, Work};
+use spanker_test_support::Recipe;
 use spanker_topology::Kernels;
 
-use recipe::Recipe;
-use splits::{CONTEXT, STEPS};
+use splits::{CONTEXT, Open, STEPS};
 use splits::{assert_same, mixed, one_by_one, plan, prompt, run, threads, together};
 
 /// Cards that are byte vectors.

@@ -3,9 +3,6 @@
 //! fast anything is, is not tested.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -14,10 +11,10 @@ use std::sync::Arc;
 use spanker_llm::{Network, Subject, measure};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Op, Part, Programs, Space, Split, Step, Want, load};
+use spanker_test_support::Recipe;
 use spanker_topology::{Bytes, Cluster, ExchangeKind, OperatorKind, Profile, Provenance, Shape};
 
-use recipe::Recipe;
-use splits::{mixed, one_by_one, together};
+use splits::{Open, mixed, one_by_one, together};
 
 /// Operators of steps of several sizes that a profile has no rate for, by kind and type of weights.
 fn unpriced(

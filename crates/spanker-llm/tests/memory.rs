@@ -3,9 +3,6 @@
 //! are refused by the plan and by the load, whatever the model, the split and the room for tokens.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -16,11 +13,11 @@ use spanker_llm::{InProcess, LlmError, OnCards, Runner, Step, Want};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Objective, Plan, Request, Split};
 use spanker_runtime::SpankerControl;
+use spanker_test_support::Recipe;
 use spanker_topology::{Bytes, Cluster, Profile, Shape};
 use spanker_twin::{Pace, World, specs};
 
-use recipe::Recipe;
-use splits::{mixed, one_by_one, together};
+use splits::{Open, mixed, one_by_one, together};
 
 /// A plan on cards with these bytes of memory for buffers each.
 fn plan(

@@ -12,20 +12,17 @@
 //! and is made again by five products one after another for each layer.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/stored.rs"]
 mod stored;
 
 use std::sync::Arc;
 
 use serde_json::Value;
-use spanker_llm::{InProcess, Session, Want};
+use spanker_llm::{InProcess, Network, Session, Want};
 use spanker_plan::{Layout, Objective, Plan, Request, Split};
+use spanker_test_support::Recipe;
 use spanker_topology::{Cluster, Profile, Shape};
 
-use recipe::Recipe;
 use stored::{floats, list};
 
 fn models() -> Vec<(Recipe, Value)> {
@@ -39,7 +36,7 @@ fn models() -> Vec<(Recipe, Value)> {
 
 /// Logits after each list of tokens.
 fn logits(recipe: &Recipe, prompts: &[Vec<u32>]) -> Vec<Vec<f32>> {
-    let network = Arc::new(recipe.network());
+    let network = Arc::new(Network::new(recipe.file()).expect("a model"));
     let model = network.model().clone();
     let layout = Layout::of_groups(&model, Split::Gather, &[vec![(0, 1.0)]]).expect("a layout");
     let profile = Profile::builtin("rev-a").expect("a profile");

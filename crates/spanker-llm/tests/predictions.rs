@@ -4,9 +4,6 @@
 //! knew it.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -16,11 +13,11 @@ use spanker_llm::{Network, OnCards, Recorder, Session, Want};
 use spanker_model::Quant;
 use spanker_plan::{Conditions, Layout, Mark, Objective, Plan, Request, Split, compare, simulate};
 use spanker_runtime::SpankerControl;
+use spanker_test_support::Recipe;
 use spanker_topology::{Cluster, Profile, Shape};
 use spanker_twin::{Pace, World, specs};
 
-use recipe::Recipe;
-use splits::{Groups, mixed, one_by_one, together};
+use splits::{Groups, Open, mixed, one_by_one, together};
 
 const STEPS: usize = 4;
 const PROMPT: usize = 11;

@@ -3,9 +3,6 @@
 //! its cause. And profiles that are measured on ranks. Ranks are threads here, each with one end of a fabric.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -21,12 +18,12 @@ use spanker_model::Quant;
 use spanker_plan::{
     Activity, Conditions, Layout, Mark, Plan, Request, Split, Trace, compare, simulate,
 };
+use spanker_test_support::Recipe;
 use spanker_topology::{
     Bytes, Cluster, ExchangeKind, OperatorKind, Profile, Provenance, Seconds, Shape,
 };
 
-use recipe::Recipe;
-use splits::{CONTEXT, mixed, one_by_one, plan, prompt, together};
+use splits::{CONTEXT, Open, mixed, one_by_one, plan, prompt, together};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Tokens of the prompt, and of a step at most.

@@ -3,9 +3,6 @@
 //! named to all others. Ranks are threads here, each with one end of a fabric and nothing else in common.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -20,9 +17,9 @@ use spanker_llm::{
 };
 use spanker_model::Quant;
 use spanker_plan::{Plan, Split};
+use spanker_test_support::Recipe;
 
-use recipe::Recipe;
-use splits::{CONTEXT, STEPS};
+use splits::{CONTEXT, Open, STEPS};
 use splits::{assert_same, best, mixed, one_by_one, plan, prompt, run, threads, together};
 
 /// Longer than anything here takes.

@@ -2,9 +2,6 @@
 //! What `verify` must accept and must not: honest splits of random models, and planted faults.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/splits.rs"]
 mod splits;
 
@@ -19,11 +16,11 @@ use spanker_llm::{
 };
 use spanker_model::Quant;
 use spanker_plan::{Layout, Plan, Split};
+use spanker_test_support::Recipe;
 use spanker_topology::{Cluster, Profile, Shape};
 use spanker_twin::{Disturbance, Pace, World, specs};
 
-use recipe::Recipe;
-use splits::{CONTEXT, STEPS, plan, plan_of, prompt, run, threads, together};
+use splits::{CONTEXT, Open, STEPS, plan, plan_of, prompt, run, threads, together};
 
 /// A model, its logits on one card, and what rounding explains.
 struct Case {

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The tables of `docs/link-model.md` are what the formulas give for the built-in profiles.
 
-#[path = "support/tables.rs"]
-mod tables;
-
 use std::fmt::Display;
 
 use spanker_collective::{Algorithm, Collective};
 use spanker_plan::formula::{Link, all_reduce, framed_ring_all_reduce};
 use spanker_plan::{cheapest, prices};
+use spanker_test_support::tables::{self, table};
 use spanker_topology::{
     BytesPerSecond, Cluster, Framing, LinkProfile, Profile, Saturation, Seconds, Shape, Value,
 };
-use tables::table;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

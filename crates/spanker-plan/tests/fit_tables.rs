@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What fits foresee of published measurements that they have not seen: the tables of `docs/fits.md`.
 
-#[path = "support/tables.rs"]
-mod tables;
-
 use spanker_model::{Quant, builtin};
 use spanker_plan::{CardModel, CardSamples};
-use tables::{check, table};
+use spanker_test_support::tables::{check, table};
 
 /// Published by distributed-llama for Q4_0: model, cards, and milliseconds of a token's work and transfer.
 type Published = (&'static str, usize, f64, f64);

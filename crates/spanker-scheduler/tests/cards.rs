@@ -2,10 +2,6 @@
 //! Topologies of cards that can work: what they find, what their collectives promise, how they go on after a
 //! loss.
 
-#[path = "../../spanker-fabric/tests/support/cards.rs"]
-mod cards;
-
-use cards::{Cards, Health};
 use proptest::prelude::*;
 use spanker_collective::Collective;
 use spanker_plan::{cheapest, prices};
@@ -14,6 +10,7 @@ use spanker_scheduler::{
     AllGather, AllReduce, BytesPerSecond, DeviceErrorKind, Error, LinkEnd, LinkState, MockSail,
     ProbedLink, ReduceOp, SpankerControl, Topology, bf16, save_links, survey,
 };
+use spanker_test_support::cards::{Cards, Health};
 
 fn topology(cards: &Cards) -> Topology<SpankerControl> {
     Topology::of_cards(cards.open()).unwrap()

@@ -2,15 +2,12 @@
 //! Collectives on cards that give wrong results: the sample finds them, the right card is named, nothing reaches
 //! the caller; and the schedule is the cheapest that gives the promised bits.
 
-#[path = "../../spanker-fabric/tests/support/cards.rs"]
-mod cards;
-
-use cards::{Cards, Health};
 use spanker_plan::{Price, cheapest, price, prices};
 use spanker_scheduler::{
     Algorithm, Collective, DType, DeviceErrorKind, Element, Error, MockSail, ReduceOp, ResultCheck,
     SpankerControl, Topology, bf16, schedule, verify,
 };
+use spanker_test_support::cards::{Cards, Health};
 
 fn topology(cards: &Cards, check: ResultCheck) -> Topology<SpankerControl> {
     Topology::of_cards(cards.open()).unwrap().with_result_check(check)

@@ -2,19 +2,16 @@
 //! What discovery makes of cards that do not answer questions about themselves: `ENOTTY` alone means a card
 //! without link discovery, and everything else is an error that says which card, where, and what was asked.
 
-#[path = "../../spanker-fabric/tests/support/cards.rs"]
-mod cards;
-
 use std::time::Duration;
 
 use bytemuck::{Pod, bytes_of};
-use cards::Cards;
 use nix::errno::Errno;
 use spanker_runtime::abi::{RawCardInfo, RawPortInfo, RawVersion};
 use spanker_runtime::{
     ABI_VERSION_MAJOR, ABI_VERSION_MINOR, AbiVersion, Call, Feature, SpankerControl, Transport,
 };
 use spanker_scheduler::{DeviceErrorKind, Error, Topology, is_without_discovery, survey};
+use spanker_test_support::cards::Cards;
 
 /// How a card answers one of the requests of discovery. It answers the others as it should.
 #[derive(Debug, Clone, Copy)]

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The tables of `docs/decision.md`: the first version's answers beside what both splits take.
 
-#[path = "../../spanker-plan/tests/support/tables.rs"]
-mod tables;
-
 use spanker_collective::Algorithm;
 use spanker_model::{Matrix, Model, Quant, builtin};
 use spanker_plan::formula::{
@@ -11,8 +8,8 @@ use spanker_plan::formula::{
     tensor_parallel_token,
 };
 use spanker_scheduler::{Strategy, TileShape, pick_strategy};
+use spanker_test_support::tables::{self, table};
 use spanker_topology::{Profile, Seconds};
-use tables::table;
 
 const MODELS: [&str; 3] = ["tinyllama-1.1b", "llama-2-7b", "llama-2-70b"];
 const CARDS: [usize; 3] = [2, 4, 8];

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What programs and peers that mean no good cannot do to a card, one by one. The fuzzers look for the rest.
 
-#[allow(dead_code)]
-#[path = "fuzz/pair.rs"]
-mod pair;
 #[path = "support/ring.rs"]
 mod support;
 
@@ -17,8 +14,8 @@ use spanker_runtime::{
 };
 use spanker_twin::{Disturbance, Pace};
 
-use self::pair::{GUARD, Guarded, HOSTILE};
 use self::support::{SECOND, at, ring};
+use spanker_fuzz_targets::pair::{GUARD, Guarded, HOSTILE};
 
 fn fence() -> Descriptor {
     Work::Fence { not_before_ps: 0 }.into()

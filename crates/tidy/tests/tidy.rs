@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tidy::includes_of_other_crates;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
 }
@@ -135,6 +137,29 @@ fn tests_are_not_ignored() {
         .map(|(name, _)| name)
         .collect();
     assert_none("ignored tests", &found);
+}
+
+#[test]
+fn no_file_includes_one_of_another_crate() {
+    let found: Vec<String> =
+        rust().iter().flat_map(|(name, text)| includes_of_other_crates(name, text)).collect();
+    assert_none("a #[path] that leaves its crate", &found);
+}
+
+#[test]
+fn include_of_another_crate_is_named_and_one_of_the_same_is_not() {
+    let found = |name: &str, path: &str| {
+        let text = format!("//! A test.\n\n#[path = \"{path}\"]\nmod support;\n");
+        includes_of_other_crates(name, &text)
+    };
+    let other = "../../spanker-fabric/tests/support/cards.rs";
+    let test = "crates/spanker-scheduler/tests/cards.rs";
+    assert_eq!(found(test, other), [format!("{test}: {other}")]);
+    let (target, crates) = ("fuzz/fuzz_targets/work.rs", "../../crates/spanker-twin/tests/x.rs");
+    assert_eq!(found(target, crates), [format!("{target}: {crates}")]);
+    assert_eq!(found(test, "../../../../x.rs"), [format!("{test}: ../../../../x.rs")]);
+    assert!(found(test, "support/place.rs").is_empty());
+    assert!(found("crates/spanker-llm/src/inproc/tests.rs", "../../tests/support/a.rs").is_empty());
 }
 
 /// The only files that may contain unsafe code, and what they need it for.

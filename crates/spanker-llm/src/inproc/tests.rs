@@ -2,9 +2,6 @@
 //! Steps of several sequences, which no runner's interface has yet.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "../../tests/support/recipe.rs"]
-mod recipe;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "../../tests/support/splits.rs"]
 mod splits;
 
@@ -13,11 +10,11 @@ use std::time::Instant;
 
 use spanker_model::Quant;
 use spanker_plan::{Layout, Part, Split, Step, Want};
+use spanker_test_support::Recipe;
 use spanker_topology::Shape;
 
 use super::*;
-use recipe::Recipe;
-use splits::{Groups, mixed, one_by_one, plan_of, together};
+use splits::{Groups, Open, mixed, one_by_one, plan_of, together};
 
 const CONTEXT: usize = 16;
 const BATCH: usize = 12;

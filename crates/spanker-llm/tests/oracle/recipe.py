@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models from a seed, as `../support/recipe.rs` makes them, written by a GGUF writer of their own."""
+"""Tiny models from a seed, as `crates/spanker-test-support/src/recipe.rs` makes them, written by a GGUF writer of their own."""
 import struct
 
 import numpy as np

@@ -6,12 +6,24 @@ use std::sync::Arc;
 use spanker_llm::{InProcess, Network, Runner, Session, Trail, Want, trail};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Objective, Plan, Request, Split};
+use spanker_test_support::Recipe;
 use spanker_topology::{Cluster, Profile, Shape};
 
 /// Tokens that all tests have room for.
 pub const CONTEXT: usize = 64;
 /// Tokens that are compared after a prompt.
 pub const STEPS: usize = 3;
+
+/// What there are recipes for.
+pub trait Open {
+    fn network(&self) -> Network<Vec<u8>>;
+}
+
+impl Open for Recipe {
+    fn network(&self) -> Network<Vec<u8>> {
+        Network::new(self.file()).unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    }
+}
 
 /// Groups of cards with their shares.
 pub type Groups = Vec<Vec<(usize, f64)>>;

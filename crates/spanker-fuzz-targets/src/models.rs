@@ -14,30 +14,38 @@ use spanker_topology::{Cluster, Profile, Shape};
 pub struct Dice(pub u64);
 
 impl Dice {
-    pub fn next(&mut self) -> u64 {
+    /// The next number.
+    pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         x ^ (x >> 31)
     }
 
+    /// A number below a count.
     pub fn below(&mut self, count: u64) -> u64 {
-        self.next() % count
+        self.roll() % count
     }
 
+    /// True once in so many times.
     pub fn one_in(&mut self, count: u64) -> bool {
         self.below(count) == 0
     }
 
+    /// One of a list.
     pub fn of<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len() as u64) as usize]
     }
 }
 
+/// A value of a key.
 #[derive(Debug, Clone, Copy)]
 pub enum Field<'a> {
+    /// An unsigned number.
     U32(u32),
+    /// A float.
     F32(f32),
+    /// A string.
     Text(&'a str),
 }
 
@@ -45,10 +53,12 @@ pub enum Field<'a> {
 #[derive(Default)]
 pub struct Sketch {
     keys: Vec<(String, Vec<u8>)>,
+    /// Names, sizes (columns first) and types.
     pub tensors: Vec<(String, Vec<u64>, Quant)>,
 }
 
 impl Sketch {
+    /// Sets a key, whatever it was before.
     pub fn put(&mut self, key: &str, field: Field<'_>) {
         let (kind, value) = match field {
             Field::U32(value) => (4_u32, value.to_le_bytes().to_vec()),
@@ -63,6 +73,7 @@ impl Sketch {
         self.tensors.push((name.to_owned(), dims.to_vec(), quant));
     }
 
+    /// The bytes of the file, with random weights.
     pub fn file(&self, dice: &mut Dice) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3_u32.to_le_bytes());
@@ -87,7 +98,7 @@ impl Sketch {
         let wild = dice.one_in(4);
         for at in 0..end {
             // Bytes of any value make huge scales and numbers that are none; small ones make decent ones.
-            let byte = dice.next() as u8;
+            let byte = dice.roll() as u8;
             out.push(if wild || at % 2 == 0 { byte } else { byte & 0x3F });
         }
         out
@@ -222,6 +233,7 @@ fn spoil(sketch: &mut Sketch, dice: &mut Dice) {
     }
 }
 
+/// A plan of a network for groups of cards with their shares, or why there is none.
 pub fn plan<B: AsRef<[u8]>>(
     network: &Network<B>,
     split: Split,

@@ -7,8 +7,8 @@ use rand_pcg::Pcg64Mcg;
 use spanker_runtime::abi::{RawFree, RawReset, RawSubmit};
 use spanker_runtime::{BufferId, Descriptor, Fold, Landing, Place, Work, decode_work, encode_work};
 
-use super::pair::{GUARD, Guarded, HOSTILE, Pair, pace};
-use super::script::Script;
+use crate::pair::{GUARD, Guarded, HOSTILE, Pair, pace};
+use crate::script::Script;
 
 /// The job of everything here.
 const JOB: u64 = 9;

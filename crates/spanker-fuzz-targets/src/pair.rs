@@ -47,6 +47,7 @@ pub fn pace(number: u8) -> Pace {
 /// Frames that one card has sent.
 #[derive(Default)]
 pub struct SentFrames {
+    /// When each was sent, and its bytes.
     pub frames: VecDeque<(u64, Vec<u8>)>,
 }
 
@@ -62,12 +63,15 @@ impl Wire for SentFrames {
 
 /// One card with a guarded buffer.
 pub struct Guarded {
+    /// The card.
     pub card: Card,
+    /// Its time in nanoseconds.
     pub now: u64,
     buffer: u64,
 }
 
 impl Guarded {
+    /// The card with a number of two, with both programs connected.
     pub fn new(pace: Pace, index: usize) -> Guarded {
         let mut card = Card::new(specs_of(pace)[index].clone(), 7 + index as u32, 0);
         card.connect(GUARD, 1);
@@ -138,11 +142,14 @@ impl Guarded {
 
 /// Two cards whose ports 0 are joined.
 pub struct Pair {
+    /// The cards.
     pub ends: [Guarded; 2],
+    /// What each card has sent and the other has not received.
     pub sent: [SentFrames; 2],
 }
 
 impl Pair {
+    /// Two cards whose link has been trained.
     pub fn new(pace: Pace) -> Pair {
         let mut pair = Pair {
             ends: [Guarded::new(pace, 0), Guarded::new(pace, 1)],
@@ -152,6 +159,7 @@ impl Pair {
         pair
     }
 
+    /// Lets time go on for both.
     pub fn steps(&mut self, count: usize) {
         for _ in 0..count {
             for side in 0..2 {

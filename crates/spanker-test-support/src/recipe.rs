@@ -1,33 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tiny models from a seed, as `../oracle/recipe.py` makes them: the same weights, written by another writer.
+//! Tiny models from a seed, as `crates/spanker-llm/tests/oracle/recipe.py` makes them: the same weights, written by another writer.
 
 use std::io::Write;
 
-use spanker_llm::Network;
 use spanker_model::Quant;
 use spanker_model::gguf::{Field, Writer};
 
 /// What a tiny model is.
 #[derive(Debug, Clone, serde::Deserialize)]
 pub struct Recipe {
+    /// What messages call it.
     pub name: String,
+    /// As GGUF files name it.
     pub architecture: String,
+    /// Blocks.
     pub layers: usize,
+    /// Width of the residual stream.
     pub hidden: u64,
+    /// Heads of queries.
     pub heads: u64,
+    /// Heads of keys and values.
     pub kv_heads: u64,
+    /// Numbers of a head.
     pub head_size: u64,
+    /// Width between the feed-forward matrices.
     pub ffn: u64,
+    /// Tokens.
     pub vocab: u64,
+    /// The type of its matrices.
     pub quant: Quant,
     /// Whether the head is the embedding table.
     pub tied: bool,
+    /// What its weights are made from.
     pub seed: u64,
-    /// Turning numbers of a head, if not all.
+    /// Numbers of a head that the rotary embedding turns, if not all.
     pub dims: Option<u64>,
+    /// The base of the rotary embedding.
     pub base: f32,
     /// Whether there is a tensor of factors of angles.
     pub freqs: bool,
+    /// A linear scale of positions.
     pub linear: Option<f32>,
     /// Whether the head shows the normed residual stream as it is.
     pub plain_head: bool,
@@ -183,10 +195,6 @@ impl Recipe {
         };
         writer.write(&mut file, weights).expect("memory");
         file
-    }
-
-    pub fn network(&self) -> Network<Vec<u8>> {
-        Network::new(self.file()).unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 }
 

@@ -11,8 +11,8 @@ use spanker_link::{
 use spanker_runtime::abi::RawSubmit;
 use spanker_runtime::{BufferId, Fold, Landing, Place, Work, encode_work};
 
-use super::pair::{Guarded, HOSTILE, SentFrames, pace};
-use super::script::Script;
+use crate::pair::{Guarded, HOSTILE, SentFrames, pace};
+use crate::script::Script;
 
 /// Runs an input: which of the three, and the bytes.
 pub fn run(bytes: &[u8]) {

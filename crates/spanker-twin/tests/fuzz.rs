@@ -5,13 +5,11 @@
 //!
 //! A failing seed is printed with the command that replays it. `SPANKER_RUNS` asks for more inputs.
 
-#[path = "bodies.rs"]
-mod bodies;
-
 use std::path::Path;
 
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use spanker_fuzz_targets::{frames, requests, work};
 
 /// A target: its name, what it runs, and what makes its valid inputs.
 struct Target {
@@ -21,20 +19,11 @@ struct Target {
     inputs: u64,
 }
 
-const FRAMES: Target = Target {
-    name: "frames",
-    run: bodies::frames::run,
-    valid: bodies::frames::valid,
-    inputs: 150_000,
-};
-const REQUESTS: Target = Target {
-    name: "requests",
-    run: bodies::requests::run,
-    valid: bodies::requests::valid,
-    inputs: 60_000,
-};
-const WORK: Target =
-    Target { name: "work", run: bodies::work::run, valid: bodies::work::valid, inputs: 60_000 };
+const FRAMES: Target =
+    Target { name: "frames", run: frames::run, valid: frames::valid, inputs: 150_000 };
+const REQUESTS: Target =
+    Target { name: "requests", run: requests::run, valid: requests::valid, inputs: 60_000 };
+const WORK: Target = Target { name: "work", run: work::run, valid: work::valid, inputs: 60_000 };
 
 /// Prints how to see it again if the input panics.
 struct Replay(&'static str, u64);

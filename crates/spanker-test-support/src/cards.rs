@@ -27,11 +27,14 @@ use spanker_runtime::{
 
 /// What is the matter with a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code)]
 pub enum Health {
+    /// Does what it should.
     Well,
+    /// Its process has ended.
     Gone,
+    /// Does not answer.
     Silent,
+    /// Answers with something that is no answer.
     Nonsense,
     /// Answers, and does nothing more.
     Frozen,
@@ -99,7 +102,6 @@ struct Way {
     card: usize,
 }
 
-#[allow(dead_code)]
 impl Cards {
     /// Cards with links (card, port, card, port).
     pub fn new(count: usize, links: &[(usize, u32, usize, u32)]) -> Cards {
@@ -130,6 +132,7 @@ impl Cards {
         Cards(Arc::new(Mutex::new(World { cards, strict, capacity, memory, refusal: None })))
     }
 
+    /// Cards in a ring.
     pub fn ring(count: usize) -> Cards {
         Cards::new(count, &ring(count))
     }
@@ -182,6 +185,7 @@ impl Cards {
         world.cards[card].ailment = Some((progress + after, health));
     }
 
+    /// Card time of each descriptor from now on.
     pub fn cost(&self, card: usize, ps: u64) {
         self.world().cards[card].cost = ps;
     }
@@ -213,7 +217,6 @@ impl Cards {
 }
 
 /// Port 0 of each card to port 1 of the next.
-#[allow(dead_code)]
 pub fn ring(count: usize) -> Vec<(usize, u32, usize, u32)> {
     match count {
         0 | 1 => Vec::new(),

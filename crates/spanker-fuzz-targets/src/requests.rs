@@ -10,9 +10,9 @@ use spanker_runtime::abi::{
 use spanker_runtime::message::{Parsed, head, parse};
 use spanker_runtime::{Counters, encode_work};
 
-use super::pair::{HOSTILE, Pair, pace};
-use super::script::Script;
-use super::work::descriptors;
+use crate::pair::{HOSTILE, Pair, pace};
+use crate::script::Script;
+use crate::work::descriptors;
 
 /// Runs an input: the pace, what happens at the end, and the stream.
 pub fn run(bytes: &[u8]) {
@@ -48,7 +48,7 @@ pub fn run(bytes: &[u8]) {
         pair.ends[0].card.cut(0);
     }
     pair.steps(3);
-    pair.ends.iter_mut().for_each(super::pair::Guarded::check);
+    pair.ends.iter_mut().for_each(crate::pair::Guarded::check);
 }
 
 fn push<R: Request>(out: &mut Vec<u8>, request: R, payload: &[u8]) {
