@@ -104,7 +104,9 @@ impl ClusterArgs {
             let (calibrated, assumed) = fit.calibrate_cluster(&cluster, self.link.is_some());
             cluster = calibrated;
             let name = path.display();
-            assumed.iter().for_each(|text| eprintln!("note: not fitted by {name}: {text}"));
+            assumed
+                .iter()
+                .for_each(|text| crate::output::note(format_args!("not fitted by {name}: {text}")));
         }
         if let Some(path) = &self.link {
             let fit = read_fit(path, LinkModel::from_toml)?;

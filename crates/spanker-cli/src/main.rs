@@ -33,9 +33,10 @@ mod twin;
 mod verify;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Splits one model over several cards.
 #[derive(Debug, Parser)]
@@ -60,8 +61,13 @@ use clap::{Parser, Subcommand};
   spanker run -m smollm2-135m -p 'Hello' --cards 3  a prompt through it, split over three cards
   spanker chat -m smollm2-135m                      a conversation with it
   spanker verify -m smollm2-135m --cards 1..5       proof that any number of cards gives the same tokens
-  spanker synth --help                              models of any size with random weights")]
+  spanker synth --help                              models of any size with random weights
+
+Exit codes: 0 done, 1 failed, 2 a request that makes no sense, 3 a model or buffers that do not fit the memory,
+130 interrupted. Results go to standard output, notes, progress and errors to standard error.")]
 struct Cli {
+    #[command(flatten)]
+    manner: output::Manner,
     #[command(subcommand)]
     command: Command,
 }
@@ -92,6 +98,11 @@ enum Command {
 #[error("{0}")]
 struct Usage(String);
 
+/// Something does not fit the memory that there is: exit code 3.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct DoesNotFit(String);
+
 /// The user has had enough: exit code 130, as for a program that the interrupt ended.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
@@ -108,29 +119,52 @@ fn spelled_out(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item 
 struct Unspoken;
 
 fn main() -> ExitCode {
-    let command = match Cli::try_parse_from(spelled_out(std::env::args_os())) {
-        Ok(cli) => cli.command,
+    let arguments: Vec<OsString> = spelled_out(std::env::args_os()).collect();
+    let cli = match parse(&arguments) {
+        Ok(cli) => cli,
         Err(error) if ranks::is_first() => error.exit(),
         Err(error) => return unspoken(u8::try_from(error.exit_code()).unwrap_or(2)),
     };
-    let outcome = ranks::check(&command).and_then(|()| execute(command));
-    let Err(error) = outcome else { return ExitCode::SUCCESS };
-    if output::is_closed_pipe(&error) {
+    cli.manner.set();
+    let begun = std::time::Instant::now();
+    let outcome = ranks::check(&cli.command).and_then(|()| execute(cli.command));
+    output::progress_done();
+    let code = outcome.map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS);
+    output::detail(format_args!("took {:.2} s", begun.elapsed().as_secs_f64()));
+    code
+}
+
+fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+    let command = Cli::command().color(output::Color::asked(arguments));
+    Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)
+}
+
+/// Says why the command failed, and which exit code that is.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    // Some commands write to standard output themselves, and find there that nobody reads.
+    if output::is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
-    output::progress_done();
-    if error.is::<Unspoken>() {
-        return unspoken(1);
+    let code = exit_code(error);
+    if error.is::<Unspoken>() || (error.is::<Usage>() && !ranks::is_first()) {
+        return unspoken(code);
     }
-    if error.is::<Usage>() && !ranks::is_first() {
-        return unspoken(2);
-    }
-    eprintln!("error: {error:#}");
+    output::error(format_args!("{error:#}"));
     if error.is::<Usage>() {
-        eprintln!("\nFor more information, try '--help'.");
-        return ExitCode::from(2);
+        // That nobody reads it changes nothing.
+        let _ = writeln!(std::io::stderr(), "\nFor more information, try '--help'.");
     }
-    if error.is::<Interrupted>() { ExitCode::from(130) } else { ExitCode::FAILURE }
+    ExitCode::from(code)
+}
+
+/// The exit code for an error, the same in every command.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    match error {
+        error if error.is::<Usage>() => 2,
+        error if error.is::<DoesNotFit>() => 3,
+        error if error.is::<Interrupted>() => 130,
+        _ => 1,
+    }
 }
 
 /// Ends a rank for which another speaks. Launchers end all ranks when one fails: the rank that speaks goes first.

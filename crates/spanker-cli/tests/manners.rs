@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What every command has in common: names that mean one thing, files that are kept, exit codes that survive.
+
+#[allow(dead_code)]
+#[path = "support/desk.rs"]
+mod desk;
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use desk::{Desk, number};
+
+/// The length of the file that `spanker fetch smollm2-135m` gets: what has it counts as fetched.
+const FETCHED_BYTES: u64 = 98_362_432;
+
+fn spanker(desk: &Desk, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    command.args(line.split_whitespace()).current_dir(desk.path());
+    command.env("SPANKER_CACHE", desk.path().join("cache")).env_remove("SPANKER_DEV_DIR");
+    command.env("XDG_RUNTIME_DIR", "/nowhere");
+    command
+}
+
+fn run(desk: &Desk, line: &str) -> Output {
+    spanker(desk, line).output().expect("the command starts")
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A desk whose cache has a small model under the name of one that can be fetched.
+fn with_fetched(quant: &str) -> Desk {
+    let desk = Desk::new(&[]);
+    fs::create_dir_all(desk.path().join("cache/models")).expect("a folder");
+    let shape = "--hidden 64 --heads 2 --kv-heads 1 --ffn 96 --layers 2 --vocab 300 --context 64";
+    let path = "cache/models/smollm2-135m.gguf";
+    desk.text(&format!("synth llama {shape} --quant {quant} --out {path}"));
+    let file = File::options().write(true).open(desk.path().join(path)).expect("a file");
+    file.set_len(FETCHED_BYTES).expect("a sparse file");
+    desk
+}
+
+#[test]
+fn plan_of_a_name_is_for_the_fetched_file_that_a_run_of_that_name_uses() {
+    let desk = with_fetched("q4_1");
+    let output = run(&desk, "plan smollm2-135m --cards 2 --context 64 --out plan.json");
+    let said = errors(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("note: ") && said.contains("smollm2-135m.gguf (q4_1)"), "{said}");
+    let run_line = "run -m smollm2-135m -p hello -n 2 --temp 0 --plan plan.json";
+    let output = run(&desk, run_line);
+    assert!(output.status.success(), "{}", errors(&output));
+    // With a type of weights it is the built-in shape, and the run says what differs.
+    let output = run(&desk, "plan smollm2-135m --quant q4_0 --context 64 --out plan.json");
+    assert!(output.status.success() && !errors(&output).contains("note: smollm2"));
+    let output = run(&desk, run_line);
+    assert_eq!(output.status.code(), Some(1));
+    let said = errors(&output);
+    assert!(said.contains("plan: made for smollm2-135m with layers 30, the file has 2"), "{said}");
+}
+
+#[test]
+fn plan_in_another_type_of_weights_names_the_tensor_and_both_types() {
+    let desk = with_fetched("q4_1");
+    let line = "plan cache/models/smollm2-135m.gguf --quant q4_0 --context 64 --out plan.json";
+    assert!(run(&desk, line).status.success());
+    let output = run(&desk, "run -m smollm2-135m -p hello -n 2 --plan plan.json");
+    let said = errors(&output);
+    let wanted = "plan: made for weights of type q4_0 in blk.0.attn_q, the file has q4_1";
+    assert!(said.contains(wanted), "{said}");
+}
+
+#[test]
+fn plan_of_a_name_without_a_fetched_file_is_for_the_built_in_shape() {
+    let desk = Desk::new(&[]);
+    let output = run(&desk, "plan smollm2-135m --json");
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", errors(&output));
+    let file = desk.path().join("cache/models/smollm2-135m.gguf");
+    fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+    fs::write(&file, "GGUF").expect("a file");
+    let output = run(&desk, "plan smollm2-135m");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(errors(&output).contains("4 bytes, expected 98362432"), "{}", errors(&output));
+}
+
+/// Runs a command whose output nobody reads.
+fn unread(desk: &Desk, line: &str) -> Output {
+    let mut command = spanker(desk, line);
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    drop(child.stdout.take());
+    child.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn closed_pipe_loses_no_file() {
+    let desk = Desk::new(&[("samples.csv", "ranks,bytes,microseconds\n2,8192,6.8\n4,8192,13.5\n")]);
+    for (line, file) in [
+        ("plan tinyllama-1.1b --cards 2 --explain --out plan.json", "plan.json"),
+        ("simulate plan.json --trace trace.json", "trace.json"),
+        ("fit link --samples samples.csv --out link.toml", "link.toml"),
+        ("bench all-reduce --cards 2 --sizes 1K,2K,4K --budget 1 --csv ar.csv", "ar.csv"),
+    ] {
+        let output = unread(&desk, line);
+        assert!(output.status.success(), "{line}: {}", errors(&output));
+        assert!(desk.path().join(file).exists(), "{line}: no {file}");
+    }
+    assert_eq!(desk.read("ar.csv").lines().count(), 4, "{}", desk.read("ar.csv"));
+}
+
+#[test]
+fn failure_stays_a_failure_when_nobody_reads() {
+    let desk = Desk::new(&[]);
+    assert!(run(&desk, "plan llama-2-7b --cards 2 --out two.json").status.success());
+    for (line, code) in [
+        ("simulate two.json --fail card1@10ms", 1),
+        ("simulate two.json --fail card1@10ms --json", 1),
+        ("plan llama-2-70b --cards 8", 3),
+        ("plan llama-2-70b --cards 8 --json", 3),
+        ("simulate two.json --tokens 0", 2),
+    ] {
+        let output = unread(&desk, line);
+        assert_eq!(output.status.code(), Some(code), "{line}: {}", errors(&output));
+    }
+    // Nor when nobody reads what is wrong.
+    let mut command = spanker(&desk, "plan none.gguf");
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    drop((child.stdout.take(), child.stderr.take()));
+    assert_eq!(child.wait().expect("it ends").code(), Some(1));
+}
+
+#[test]
+fn output_that_cannot_be_taken_for_want_of_room_is_a_failure() {
+    let desk = Desk::new(&[]);
+    let full = File::options().write(true).open("/dev/full").expect("/dev/full");
+    let status = spanker(&desk, "cards --mock 2").stdout(full).stderr(Stdio::null()).status();
+    assert_eq!(status.expect("it ends").code(), Some(1));
+}
+
+#[test]
+fn paths_of_results_are_refused_before_the_work_begins() {
+    let desk = Desk::new(&[("taken/x", "")]);
+    assert!(run(&desk, "plan tinyllama-1.1b --cards 2 --out plan.json").status.success());
+    for line in [
+        "plan tinyllama-1.1b --out {}",
+        "simulate plan.json --trace {}",
+        // The samples and the model are not even looked at.
+        "fit link --samples none.csv --out {}",
+        "fit card --samples none.csv --out {}",
+        "probe --fabric inproc -m none.gguf --save {}",
+        "bench all-reduce --csv {}",
+        "synth llama --layers 1 --out {}",
+    ] {
+        for path in ["none/here.json", "taken", "/proc/here.json"] {
+            let line = line.replace("{}", path);
+            let output = run(&desk, &line);
+            assert_eq!(output.status.code(), Some(2), "{line}: {}", errors(&output));
+            assert!(errors(&output).contains(path), "{line}: {}", errors(&output));
+            assert!(output.stdout.is_empty(), "{line} printed before it failed");
+        }
+    }
+    assert_eq!(desk.names(), ["plan.json", "taken"]);
+}
+
+#[test]
+fn bench_table_is_fitted_and_predicts_what_was_measured() {
+    let desk = Desk::new(&[]);
+    for cards in [2, 4] {
+        let line = format!("bench all-reduce --algorithm ring --cards {cards} --sizes 4K,64K,1M");
+        let output = run(&desk, &format!("{line} --budget 20 --csv ar.csv"));
+        assert!(output.status.success(), "{}", errors(&output));
+    }
+    let table = desk.read("ar.csv");
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!((lines[0], lines.len()), ("ranks,bytes,microseconds", 7), "{table}");
+    assert!(lines[1].starts_with("2,4096,") && lines[6].starts_with("4,1048576,"), "{table}");
+    desk.text("fit link --samples ar.csv --out link.toml");
+    let large = desk.json("predict all-reduce --link link.toml --ranks 4 --bytes 1M");
+    let small = desk.json("predict all-reduce --link link.toml --ranks 4 --bytes 4K");
+    let measured: f64 = lines[6].rsplit(',').next().and_then(|us| us.parse().ok()).expect("us");
+    let times = number(&large, "microseconds") / measured;
+    assert!((0.2..5.0).contains(&times), "{large} for {measured}");
+    assert!(number(&small, "microseconds") < number(&large, "microseconds"), "{small} {large}");
+    // What is no table is not added to, and other collectives have none.
+    desk.put("other.csv", b"a,b\n1,2\n");
+    for line in ["bench all-reduce --csv other.csv", "bench all-gather --csv ar.csv"] {
+        assert_eq!(run(&desk, line).status.code(), Some(2), "{line}");
+    }
+    assert_eq!((desk.read("other.csv"), desk.read("ar.csv")), ("a,b\n1,2\n".to_owned(), table));
+    assert!(Path::new(&desk.path().join("link.toml")).exists());
+}
