@@ -6,6 +6,7 @@
 mod desk;
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -191,4 +192,23 @@ fn bench_table_is_fitted_and_predicts_what_was_measured() {
     }
     assert_eq!((desk.read("other.csv"), desk.read("ar.csv")), ("a,b\n1,2\n".to_owned(), table));
     assert!(Path::new(&desk.path().join("link.toml")).exists());
+}
+
+#[test]
+fn model_file_that_is_cut_short_under_a_run_is_an_error_that_names_it() {
+    let desk = Desk::new(&[]);
+    let shape = "--hidden 512 --heads 8 --kv-heads 8 --ffn 1536 --layers 4 --vocab 512";
+    desk.text(&format!("synth llama {shape} --context 4096 --quant q4_0 --out big.gguf"));
+    let mut command = spanker(&desk, "run -m big.gguf -p hello -n 4000 --ignore-eos");
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    // When there is text beyond the prompt, the run is under way.
+    let mut text = [0; 16];
+    child.stdout.as_mut().expect("a pipe").read_exact(&mut text).expect("text");
+    let file = File::options().write(true).open(desk.path().join("big.gguf")).expect("the file");
+    file.set_len(4096).expect("cut short");
+    let output = child.wait_with_output().expect("it ends");
+    let said = errors(&output);
+    assert_eq!(output.status.code(), Some(1), "{:?}: {said}", output.status);
+    assert!(said.contains("error: big.gguf: cut short or unreadable"), "{said}");
 }
