@@ -25,6 +25,7 @@ mod probe;
 mod profiles;
 mod ranks;
 mod run;
+mod shell;
 mod simulate;
 mod sizes;
 mod steal;
@@ -38,9 +39,19 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+/// The version, the commit that it was built from and what was compiled in.
+const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (commit ",
+    env!("SPANKER_COMMIT"),
+    ", ",
+    env!("SPANKER_BACKENDS"),
+    ")"
+);
+
 /// Splits one model over several cards.
 #[derive(Debug, Parser)]
-#[command(name = "spanker", version, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "spanker", version = VERSION, propagate_version = true, arg_required_else_help = true)]
 #[command(after_help = "Start with:
   spanker plan tinyllama-1.1b --cards 4 --explain   the best split, how fast, and why
   spanker plan llama-2-70b --cards 8                whether it fits, and what would do
@@ -62,6 +73,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
   spanker chat -m smollm2-135m                      a conversation with it
   spanker verify -m smollm2-135m --cards 1..5       proof that any number of cards gives the same tokens
   spanker synth --help                              models of any size with random weights
+  spanker completions bash, spanker man             flags for a shell, manual pages
 
 Exit codes: 0 done, 1 failed, 2 a request that makes no sense, 3 a model or buffers that do not fit the memory,
 130 interrupted. Results go to standard output, notes, progress and errors to standard error.")]
@@ -91,6 +103,8 @@ enum Command {
     Twin(twin::Args),
     Fetch(fetch::Args),
     Synth(Box<synth::Args>),
+    Completions(shell::CompletionsArgs),
+    Man(shell::ManArgs),
 }
 
 /// A request that makes no sense: exit code 2, as for a flag that does not exist.
@@ -192,5 +206,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Twin(args) => twin::run(&args),
         Command::Fetch(args) => fetch::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Completions(args) => shell::completions(&args),
+        Command::Man(args) => shell::man(&args),
     }
 }

@@ -77,7 +77,6 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
 }
 
 /// Writes a piece of text to standard output, as [`line`] does and without an end of line.
-#[allow(dead_code, reason = "for commands whose text comes piece by piece")]
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     write(text, "")
 }

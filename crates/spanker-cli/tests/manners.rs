@@ -212,3 +212,55 @@ fn model_file_that_is_cut_short_under_a_run_is_an_error_that_names_it() {
     assert_eq!(output.status.code(), Some(1), "{:?}: {said}", output.status);
     assert!(said.contains("error: big.gguf: cut short or unreadable"), "{said}");
 }
+
+#[test]
+fn version_has_the_commit_and_what_was_compiled_in() {
+    let desk = Desk::new(&[]);
+    let text = desk.text("--version");
+    assert!(text.starts_with("spanker 0.") && text.contains("cuda"), "{text}");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let head = Command::new("git").args(["-C", root, "rev-parse", "--short=12", "HEAD"]).output();
+    let commit = match head {
+        Ok(head) if head.status.success() => String::from_utf8(head.stdout).expect("text"),
+        _ => "unknown".to_owned(),
+    };
+    assert!(text.contains(&format!("(commit {}, ", commit.trim())), "{text} for {commit}");
+}
+
+#[test]
+fn completions_and_manual_pages_have_every_command() {
+    let desk = Desk::new(&[]);
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let text = desk.text(&format!("completions {shell}"));
+        assert!(text.contains("reduce-scatter") || text.contains("simulate"), "{shell}: {text}");
+    }
+    assert!(desk.error(2, "completions tcsh").contains("tcsh"));
+    assert!(desk.text("man").contains(".TH spanker 1"));
+    desk.text("man --out pages");
+    for name in ["spanker.1", "spanker-plan.1", "spanker-fit-link.1", "spanker-man.1"] {
+        assert!(desk.path().join("pages").join(name).exists(), "{name}");
+    }
+    desk.put("taken", b"");
+    assert!(desk.error(2, "man --out taken").contains("taken"));
+}
+
+#[test]
+fn quiet_says_nothing_but_results_and_colours_are_as_asked_for() {
+    let desk = with_fetched("q4_1");
+    let line = "plan smollm2-135m --context 64 --cards 2";
+    let loud = run(&desk, line);
+    assert!(errors(&loud).starts_with("note: smollm2-135m is the fetched"), "{}", errors(&loud));
+    let quiet = run(&desk, &format!("{line} --quiet"));
+    assert_eq!((errors(&quiet).as_str(), &quiet.stdout), ("", &loud.stdout));
+    let verbose = run(&desk, &format!("--verbose {line}"));
+    assert!(errors(&verbose).contains("note: took "), "{}", errors(&verbose));
+    assert_eq!(run(&desk, &format!("{line} --quiet --verbose")).status.code(), Some(2));
+    let red = "\u{1b}[1;31merror:\u{1b}[0m";
+    for (flags, colour) in [("--color always", true), ("--color never", false), ("", false)] {
+        let output = run(&desk, &format!("{flags} plan none.gguf"));
+        assert_eq!(errors(&output).contains(red), colour, "{flags}: {}", errors(&output));
+        let output = run(&desk, &format!("plan --nonsense {flags}"));
+        assert_eq!(errors(&output).contains('\u{1b}'), colour, "{flags}: {}", errors(&output));
+    }
+    assert_eq!(run(&desk, "--color pink cards --mock 2").status.code(), Some(2));
+}

@@ -130,7 +130,7 @@ pub fn render(
 /// Renders a template that makes at most `budget` bytes of texts and lists.
 fn metered(template: &str, root: Value, date: &str, budget: usize) -> Result<String, Error> {
     let config = TemplateConfig {
-        syntax_config: SyntaxConfig::default(),
+        syntax_config: SyntaxConfig,
         // As the library does that models are published with.
         ws_config: WhitespaceConfig {
             keep_trailing_newline: false,
