@@ -41,6 +41,12 @@ pub(crate) struct ClusterArgs {
 }
 
 impl ClusterArgs {
+    /// The flags for some kinds of cards, wired as their profile says.
+    pub(crate) fn of(profile: &str, cards: Option<usize>) -> ClusterArgs {
+        let profile = profile.to_owned();
+        ClusterArgs { profile, cards, topology: None, cluster: None, card: None, link: None }
+    }
+
     /// The cluster that the flags describe.
     pub(crate) fn build(&self) -> anyhow::Result<Cluster> {
         let cluster = match &self.cluster {

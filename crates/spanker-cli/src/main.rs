@@ -15,6 +15,9 @@ mod fetch;
 mod files;
 mod fit;
 mod flight;
+#[cfg(test)]
+mod hints;
+mod list;
 mod llm;
 mod model;
 mod models;
@@ -68,6 +71,7 @@ const VERSION: &str = concat!(
   mpirun -n 4 spanker bench all-reduce --fabric mpi how fast they are between processes and hosts
   spanker flight                                    what happened last on every card
   spanker steal --backends cpu:2,emul:4x,emul:1x    one job over unequal backends, whoever fails
+  spanker models --fit                              the models' names, which fit here, and how fast
   spanker fetch smollm2-135m                        a small model that talks
   spanker run -m smollm2-135m -p 'Hello' --cards 3  a prompt through it, split over three cards
   spanker chat -m smollm2-135m                      a conversation with it
@@ -101,6 +105,7 @@ enum Command {
     Flight(flight::Args),
     Steal(Box<steal::Args>),
     Twin(twin::Args),
+    Models(list::Args),
     Fetch(fetch::Args),
     Synth(Box<synth::Args>),
     Completions(shell::CompletionsArgs),
@@ -204,6 +209,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Flight(args) => flight::run(&args),
         Command::Steal(args) => steal::run(&args),
         Command::Twin(args) => twin::run(&args),
+        Command::Models(args) => list::run(&args),
         Command::Fetch(args) => fetch::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Completions(args) => shell::completions(&args),

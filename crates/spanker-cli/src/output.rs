@@ -202,6 +202,21 @@ pub(crate) fn progress_done() {
     }
 }
 
+/// Columns under their names, two spaces apart; those in `right` stand at their right ends.
+pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>, right: &[&str]) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING).set_header(header.to_vec()).add_rows(rows);
+    for (at, name) in header.iter().enumerate() {
+        if let Some(column) = table.column_mut(at) {
+            column.set_padding((0, 2));
+            if right.contains(name) {
+                column.set_cell_alignment(comfy_table::CellAlignment::Right);
+            }
+        }
+    }
+    table.trim_fmt()
+}
+
 /// A number of bytes as people read it, in decimal units.
 pub(crate) fn bytes(count: u64) -> String {
     let units = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1000, "kB")];

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = Quant::from_str)]
     quant: Option<Quant>,
     /// Tokens that each sequence must have room for
-    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    #[arg(long = "ctx-size", alias = "context", default_value_t = 2048, value_name = "TOKENS")]
     context: u64,
     /// Sequences that are decoded together
     #[arg(long, default_value_t = 1, value_name = "N")]

@@ -264,3 +264,41 @@ fn quiet_says_nothing_but_results_and_colours_are_as_asked_for() {
     }
     assert_eq!(run(&desk, "--color pink cards --mock 2").status.code(), Some(2));
 }
+
+#[test]
+fn models_are_listed_with_their_files_and_what_fits() {
+    let desk = with_fetched("q4_1");
+    let list = |line: &str| -> serde_json::Value {
+        let output = run(&desk, &format!("models {line} --json"));
+        assert!(output.status.success(), "{}", errors(&output));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    };
+    let find = |report: &serde_json::Value, name: &str| {
+        let all = report["models"].as_array().expect("a list");
+        all.iter().find(|model| model["name"] == name).cloned().expect(name)
+    };
+    let plain = list("");
+    let fetched = find(&plain, "smollm2-135m");
+    assert_eq!((&fetched["kind"], &fetched["quant"]), (&"file".into(), &"q4_1".into()));
+    assert!(fetched["path"].as_str().is_some_and(|path| path.ends_with("smollm2-135m.gguf")));
+    let shape = find(&plain, "llama-2-70b");
+    assert_eq!((&shape["kind"], &shape["fits"]), (&"built-in".into(), &serde_json::Value::Null));
+    // As the plan has it.
+    let cards = list("--fit --profile rev-a --cards 4");
+    assert_eq!(find(&cards, "llama-2-70b")["fits"], false);
+    assert!(cards["source"].as_str().is_some_and(|source| source.contains("4 x rev-a")), "{cards}");
+    let plan = desk.json("plan tinyllama-1.1b --quant q4_0 --cards 4");
+    assert_eq!(
+        number(&find(&cards, "tinyllama-1.1b"), "predicted_tokens_per_second"),
+        number(&plan["run"], "tokens_per_second")
+    );
+    let here = list("--fit");
+    assert!(number(&find(&here, "smollm2-135m"), "predicted_tokens_per_second") > 1.0, "{here}");
+    assert!(
+        here["source"].as_str().is_some_and(|source| source.contains("measured now")),
+        "{here}"
+    );
+    let text = String::from_utf8(run(&desk, "models --fit").stdout).expect("text");
+    assert!(text.starts_with("name ") && text.contains("tokens/s"), "{text}");
+    assert_eq!(run(&desk, "models --cards 4").status.code(), Some(2));
+}

@@ -123,6 +123,8 @@ fn a_model_that_does_not_fit_says_by_how_much_and_what_would_do() {
     let text = unfit(&desk, line);
     assert!(text.contains("it does not fit: card") && text.contains("over its memory"), "{text}");
     assert!(text.contains("10 cards (2 more of rev-a)"), "{text}");
+    // Smaller types could be planned and not run.
+    assert!(report["remedies"]["quant"].is_null() && !text.contains("weights as q"), "{text}");
 
     let failed = desk.run(&format!("{line} --out plan.json"));
     let errors = String::from_utf8_lossy(&failed.stderr).into_owned();
@@ -142,7 +144,7 @@ fn a_context_that_cannot_fit_names_one_that_does() {
     assert_eq!(report["fits"], false);
     let context = report["remedies"]["context"].as_u64().expect("a context");
     assert!(context < 4096);
-    desk.text(&format!("plan llama-2-7b --cards 1 --context {context}"));
+    desk.text(&format!("plan llama-2-7b --cards 1 --ctx-size {context}"));
     unfit(&desk, &format!("plan llama-2-7b --cards 1 --context {}", context + 1));
 }
 
