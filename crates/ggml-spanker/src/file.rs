@@ -11,12 +11,15 @@ use memmap2::Mmap;
 use spanker_model::Quant;
 use spanker_model::gguf::{Header, Tensor};
 
+#[cfg(unix)]
+use crate::bus::Watched;
 use crate::error::{Error, Result};
 
 /// A GGUF file whose header has been checked and whose weights are mapped.
 ///
-/// The file must stay as it is while it is mapped. If it is cut short, the next access to a page that is gone ends
-/// the process with `SIGBUS`; if it is written to, weights change. Whoever replaces a model writes a new file
+/// The file must stay as it is while it is mapped. If it is cut short, the next look at a page that is gone ends
+/// the process with exit code 1 and an error that names the file, because there is nothing to return an error to; if it
+/// is written to, weights change. Whoever replaces a model writes a new file
 /// and renames it: the mapping keeps the old one.
 ///
 /// ```
@@ -33,6 +36,9 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct GgufFile {
+    /// Before the mapping, so that it is dropped first.
+    #[cfg(unix)]
+    _watched: Watched,
     map: Mmap,
     header: Header,
 }
@@ -71,7 +77,7 @@ impl GgufFile {
                 reason: error.to_string(),
             }
         };
-        // Inspected before it is opened: opening a pipe would wait for its other end.
+        // Looked at before it is opened: opening a pipe would wait for its other end.
         let is_file = std::fs::metadata(path).map_err(failed("open"))?.is_file();
         if !is_file {
             return Err(failed("open")(io::Error::other("not a regular file")));
@@ -80,8 +86,15 @@ impl GgufFile {
         // SAFETY: the mapping is only ever read. That nobody else changes the file meanwhile cannot be
         // known; the documentation of the type says what happens then.
         let map = unsafe { Mmap::map(&file) }.map_err(failed("map"))?;
+        #[cfg(unix)]
+        let watched = Watched::new(&map, path);
         let header = Header::read(&map[..], map.len() as u64)?;
-        let opened = GgufFile { map, header };
+        let opened = GgufFile {
+            #[cfg(unix)]
+            _watched: watched,
+            map,
+            header,
+        };
         for (name, tensor) in opened.header.tensors() {
             if opened.range(tensor).is_none() {
                 return Err(Error::Range { name: name.escape_debug().to_string() });

@@ -34,6 +34,8 @@
 //! ```
 #![deny(unsafe_code)]
 
+#[cfg(unix)]
+mod bus;
 mod decode;
 mod error;
 mod file;

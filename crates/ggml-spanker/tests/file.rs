@@ -99,3 +99,38 @@ proptest! {
         }
     }
 }
+
+/// Says to a test of this file that it is the process that looks at a file which is cut short.
+const CUT_SHORT: &str = "GGML_SPANKER_CUT_SHORT";
+
+/// Runs this test's binary again, as the process that looks at what `text` names.
+fn looking(text: &str) -> std::process::Output {
+    let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--exact", "file_that_is_cut_short_ends_the_process_with_an_error"]);
+    command.args(["--nocapture"]).env(CUT_SHORT, text).output().expect("it starts")
+}
+
+#[test]
+fn file_that_is_cut_short_ends_the_process_with_an_error() {
+    if let Ok(path) = std::env::var(CUT_SHORT) {
+        // Another file, open and closed again, is not the one to blame.
+        drop(GgufFile::open(format!("{path}.other")).expect("a good file"));
+        let file = GgufFile::open(&path).expect("a good file");
+        let cut = std::fs::File::options().write(true).open(&path).expect("the file");
+        cut.set_len(0).expect("cut short");
+        let sum: u64 = file.bytes().iter().map(|&byte| u64::from(byte)).sum();
+        panic!("a file that is gone has the sum {sum}");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("cut.gguf");
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    bytes.extend([0; 16]);
+    bytes.extend([7; 1 << 16]);
+    std::fs::write(&path, &bytes).expect("a file");
+    std::fs::write(folder.path().join("cut.gguf.other"), &bytes).expect("a file");
+    let output = looking(path.to_str().expect("a name"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{:?}: {said}", output.status);
+    let wanted = "cut.gguf: cut short or unreadable while it was in use";
+    assert!(said.contains(wanted) && !said.contains("other"), "{said}");
+}

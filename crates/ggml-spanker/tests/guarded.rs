@@ -65,3 +65,30 @@ fn weights_at_the_end_of_memory_are_decoded() {
         assert_eq!(expected.map(f32::to_bits), out.map(f32::to_bits), "{quant}");
     }
 }
+
+/// Says to a test that it is the process which reads beyond the end.
+#[cfg(unix)]
+const BEYOND: &str = "GGML_SPANKER_BEYOND";
+
+#[cfg(unix)]
+#[test]
+fn pages_that_no_model_file_lacks_still_end_the_process_by_the_signal() {
+    use std::os::unix::process::ExitStatusExt;
+    if let Ok(path) = std::env::var(BEYOND) {
+        let _model = ggml_spanker::GgufFile::open(path).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        // SAFETY: nobody else has the file; that its page is not there is what this is about.
+        let map = unsafe { MmapOptions::new().len(PAGE).map(&file) }.unwrap();
+        panic!("a page that is not there begins with {}", map[0]);
+    }
+    let mut model = tempfile::NamedTempFile::new().unwrap();
+    model.write_all(b"GGUF\x03\0\0\0").unwrap();
+    model.write_all(&[0; 16]).unwrap();
+    let name = "pages_that_no_model_file_lacks_still_end_the_process_by_the_signal";
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(BEYOND, model.path());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{:?}: {said}", output.status);
+    assert!(!said.contains("cut short"), "{said}");
+}

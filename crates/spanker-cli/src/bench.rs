@@ -36,7 +36,9 @@ mod mpi;
 mod origin;
 mod planner;
 mod row;
+mod samples;
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -46,9 +48,10 @@ use spanker_scheduler::{
 
 use crate::directory::CardList;
 use crate::sizes::{Sizes, human};
-use crate::{Usage, fault, output, ranks};
+use crate::{DoesNotFit, Usage, fault, output, ranks};
 use data::Sample;
 use row::Row;
+use samples::Samples;
 
 /// Measure a collective, in host memory or on cards
 ///
@@ -63,6 +66,8 @@ use row::Row;
   spanker bench all-reduce --cards 4 --sizes 4K..64M
   spanker bench all-reduce --cards 3 --dtype bf16 --op max --threads 1
   spanker bench all-gather --algorithm ring --json
+  spanker bench all-reduce --cards 2 --csv ar.csv && spanker bench all-reduce --cards 4 --csv ar.csv
+  spanker fit link --samples ar.csv --out link.toml
   spanker bench all-reduce --fabric cards
   spanker bench all-reduce --fabric cards --cards 0,1,3 --sizes 8K,1M --algorithm two-shot
   spanker bench all-reduce --fabric cuda --cards 8 --sizes 64M,256M
@@ -119,6 +124,9 @@ pub(crate) struct Args {
     /// With --fabric cuda, compare every type, operation and odd length with the host's bits instead
     #[arg(long)]
     check: bool,
+    /// Add the rows of an all-reduce to a table here, which 'spanker fit link --samples' reads
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
     /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
@@ -234,6 +242,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(Kind::Model(model)) = &args.kind {
         return model::run(model);
     }
+    let mut samples = Samples::begin(args)?;
     match (args.name(), args.ground()) {
         ("planner", _) => return planner::run(args.json),
         ("link", _) => return link::run(args.json),
@@ -241,15 +250,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         (_, ground) if args.check && ground != Ground::Cuda => {
             return Err(Usage("--check is for --fabric cuda".into()).into());
         }
-        (_, Ground::Cards) => return cards::run(args),
+        (_, Ground::Cards) => return cards::run(args, samples),
         #[cfg(feature = "cuda")]
-        (_, Ground::Cuda) => return cuda::run(args),
+        (_, Ground::Cuda) => return cuda::run(args, samples),
         #[cfg(not(feature = "cuda"))]
         (_, Ground::Cuda) => anyhow::bail!(
             "this spanker was built without CUDA\nhint: build it with 'cargo build --release --features cuda'"
         ),
         #[cfg(feature = "mpi")]
-        (_, Ground::Mpi) => return mpi::run(args),
+        (_, Ground::Mpi) => return mpi::run(args, samples),
         #[cfg(not(feature = "mpi"))]
         (_, Ground::Mpi) => return Err(ranks::without_mpi().into()),
         _ => {}
@@ -270,15 +279,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut wrong = 0;
     for (index, &size) in sizes.iter().enumerate() {
-        output::progress(&format!("measuring {} ({}/{})", human(size), index + 1, sizes.len()));
+        if samples.is_useless() {
+            break;
+        }
+        measuring(size, index, sizes.len());
         let row = measure(args.dtype, &case, team, size);
         output::progress_done();
         let row = row?;
         wrong += row.wrong;
+        samples.add(row.sample())?;
         output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
     }
     anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
     Ok(())
+}
+
+/// Shows which size is measured, and how long the rest takes.
+fn measuring(size: usize, at: usize, sizes: usize) {
+    let text = format!("measuring {} ({}/{sizes})", human(size), at + 1);
+    output::progress_of(at as u64, sizes as u64, &text);
 }
 
 /// The sizes of the rows. A barrier moves nothing, so it has one row whatever was asked for.
@@ -358,7 +377,7 @@ fn check_memory(case: &Case, largest: usize) -> anyhow::Result<()> {
         case.cards,
         human(largest)
     );
-    Err(Usage(text).into())
+    Err(DoesNotFit(text).into())
 }
 
 /// Bytes that can be had without anybody being killed for them, where the system says so.

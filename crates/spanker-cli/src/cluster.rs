@@ -41,6 +41,12 @@ pub(crate) struct ClusterArgs {
 }
 
 impl ClusterArgs {
+    /// The flags for some kinds of cards, wired as their profile says.
+    pub(crate) fn of(profile: &str, cards: Option<usize>) -> ClusterArgs {
+        let profile = profile.to_owned();
+        ClusterArgs { profile, cards, topology: None, cluster: None, card: None, link: None }
+    }
+
     /// The cluster that the flags describe.
     pub(crate) fn build(&self) -> anyhow::Result<Cluster> {
         let cluster = match &self.cluster {
@@ -104,7 +110,9 @@ impl ClusterArgs {
             let (calibrated, assumed) = fit.calibrate_cluster(&cluster, self.link.is_some());
             cluster = calibrated;
             let name = path.display();
-            assumed.iter().for_each(|text| eprintln!("note: not fitted by {name}: {text}"));
+            assumed
+                .iter()
+                .for_each(|text| crate::output::note(format_args!("not fitted by {name}: {text}")));
         }
         if let Some(path) = &self.link {
             let fit = read_fit(path, LinkModel::from_toml)?;

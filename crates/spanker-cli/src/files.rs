@@ -2,10 +2,12 @@
 //! Files: read whole with a bound, written whole or not at all.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+
+use crate::Usage;
 
 /// Reads a text of at most `most` bytes. Errors name the path.
 pub(crate) fn read(path: &Path, most: u64) -> anyhow::Result<String> {
@@ -24,6 +26,33 @@ pub(crate) fn read(path: &Path, most: u64) -> anyhow::Result<String> {
             bail!("{shown}: byte {at} is not text in UTF-8")
         }
     }
+}
+
+/// Refuses a path that cannot be written, before the work begins whose result goes there: its folder is missing, it is
+/// a folder or something else that is no file, or nothing can be written there.
+pub(crate) fn check_output(path: &Path) -> Result<(), Usage> {
+    let failed =
+        |error: &dyn std::fmt::Display| Usage(format!("cannot write {}: {error}", path.display()));
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        return Err(failed(&format_args!("there is no folder {}", folder.display())));
+    }
+    if path.exists() {
+        let writable = rustix::fs::access(path, rustix::fs::Access::WRITE_OK);
+        writable.map_err(|error| failed(&io::Error::from(error)))?;
+    }
+    // What is sure to tell is to begin such a file; it goes away again.
+    Draft::new(path).map(drop).map_err(|error| failed(&format_args!("{error:#}")))
+}
+
+/// [`check_output`] for every path that is given.
+pub(crate) fn check_outputs<'a>(
+    paths: impl IntoIterator<Item = &'a Option<PathBuf>>,
+) -> Result<(), Usage> {
+    paths.into_iter().flatten().try_for_each(|path| check_output(path))
 }
 
 /// Writes `text` so that `path` has all of it or is as it was: to a file beside it that then takes
@@ -112,6 +141,29 @@ mod tests {
         let error = format!("{:#}", write(&path, "text").unwrap_err());
         assert!(error.contains("taken") && error.contains("not a regular file"), "{error}");
         assert_eq!(names(folder.path()), ["taken"]);
+    }
+
+    #[test]
+    fn outputs_that_cannot_be_written_are_refused_and_others_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = folder.path().join("a.json");
+        fs::write(&there, "old").unwrap();
+        check_output(&there).unwrap();
+        check_output(&folder.path().join("new.json")).unwrap();
+        assert_eq!(
+            (names(folder.path()), fs::read_to_string(&there).unwrap()),
+            (vec!["a.json".into()], "old".into())
+        );
+        for (path, why) in [
+            (folder.path().to_path_buf(), "not a regular file"),
+            (folder.path().join("none/a.json"), "there is no folder"),
+            (there.join("b.json"), "there is no folder"),
+            (PathBuf::from("/proc/a.json"), "/proc/a.json"),
+            (PathBuf::new(), "no file"),
+        ] {
+            let error = check_output(&path).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains(&path.display().to_string()), "{error}");
+        }
     }
 
     #[cfg(unix)]

@@ -159,6 +159,8 @@ impl Sampled for Card {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let (What::Link(LinkArgs { common }) | What::Card(CardArgs { common })) = &args.what;
+    files::check_outputs([&common.out])?;
     match &args.what {
         What::Link(args) => link(&args.common),
         What::Card(args) => card(&args.common),

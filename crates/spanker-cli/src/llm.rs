@@ -263,7 +263,7 @@ fn tell(event: &Event<'_>) {
             let (strategy, time) = (plan.layout.strategy(), after.as_secs_f64());
             eprintln!("{strategy} again after {time:.2} s, with {tokens} tokens computed anew");
         }
-        Event::Note(text) => eprintln!("note: {text}"),
+        Event::Note(text) => output::note(text),
         _ => {}
     }
 }
@@ -327,7 +327,7 @@ impl SampleArgs {
         };
         let sampling = Sampling::new(settings).map_err(|error| Usage(error.to_string()))?;
         if self.seed.is_none() && self.temp > 0.0 {
-            eprintln!("seed {seed}: the same text again with --seed {seed}");
+            output::note(format_args!("seed {seed}: the same text again with --seed {seed}"));
         }
         Ok(sampling)
     }

@@ -15,6 +15,9 @@ mod fetch;
 mod files;
 mod fit;
 mod flight;
+#[cfg(test)]
+mod hints;
+mod list;
 mod llm;
 mod model;
 mod models;
@@ -26,6 +29,7 @@ mod profiles;
 mod ranks;
 mod report;
 mod run;
+mod shell;
 mod simulate;
 mod sizes;
 mod steal;
@@ -34,14 +38,25 @@ mod twin;
 mod verify;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use spanker_engine::EngineError;
+
+/// The version, the commit that it was built from and what was compiled in.
+const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (commit ",
+    env!("SPANKER_COMMIT"),
+    ", ",
+    env!("SPANKER_BACKENDS"),
+    ")"
+);
 
 /// Splits one model over several cards.
 #[derive(Debug, Parser)]
-#[command(name = "spanker", version, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "spanker", version = VERSION, propagate_version = true, arg_required_else_help = true)]
 #[command(after_help = "Start with:
   spanker plan tinyllama-1.1b --cards 4 --explain   the best split, how fast, and why
   spanker plan llama-2-70b --cards 8                whether it fits, and what would do
@@ -58,12 +73,19 @@ use spanker_engine::EngineError;
   mpirun -n 4 spanker bench all-reduce --fabric mpi how fast they are between processes and hosts
   spanker flight                                    what happened last on every card
   spanker steal --backends cpu:2,emul:4x,emul:1x    one job over unequal backends, whoever fails
+  spanker models --fit                              the models' names, which fit here, and how fast
   spanker fetch smollm2-135m                        a small model that talks
   spanker run -m smollm2-135m -p 'Hello' --cards 3  a prompt through it, split over three cards
   spanker chat -m smollm2-135m                      a conversation with it
   spanker verify -m smollm2-135m --cards 1..5       proof that any number of cards gives the same tokens
-  spanker synth --help                              models of any size with random weights")]
+  spanker synth --help                              models of any size with random weights
+  spanker completions bash, spanker man             flags for a shell, manual pages
+
+Exit codes: 0 done, 1 failed, 2 a request that makes no sense, 3 a model or buffers that do not fit the memory,
+130 interrupted. Results go to standard output, notes, progress and errors to standard error.")]
 struct Cli {
+    #[command(flatten)]
+    manner: output::Manner,
     #[command(subcommand)]
     command: Command,
 }
@@ -85,14 +107,22 @@ enum Command {
     Flight(flight::Args),
     Steal(Box<steal::Args>),
     Twin(twin::Args),
+    Models(list::Args),
     Fetch(fetch::Args),
     Synth(Box<synth::Args>),
+    Completions(shell::CompletionsArgs),
+    Man(shell::ManArgs),
 }
 
 /// A request that makes no sense: exit code 2, as for a flag that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Usage(String);
+
+/// Something does not fit the memory that there is: exit code 3.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct DoesNotFit(String);
 
 /// The user has had enough: exit code 130, as for a program that the interrupt ended.
 #[derive(Debug, thiserror::Error)]
@@ -110,30 +140,43 @@ fn spelled_out(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item 
 struct Unspoken;
 
 fn main() -> ExitCode {
-    let command = match Cli::try_parse_from(spelled_out(std::env::args_os())) {
-        Ok(cli) => cli.command,
+    let arguments: Vec<OsString> = spelled_out(std::env::args_os()).collect();
+    let cli = match parse(&arguments) {
+        Ok(cli) => cli,
         Err(error) if ranks::is_first() => error.exit(),
         Err(error) => return unspoken(u8::try_from(error.exit_code()).unwrap_or(2)),
     };
-    let outcome = ranks::check(&command).and_then(|()| execute(command));
-    let Err(error) = outcome else { return ExitCode::SUCCESS };
-    if output::is_closed_pipe(&error) {
+    cli.manner.set();
+    let begun = std::time::Instant::now();
+    let outcome = ranks::check(&cli.command).and_then(|()| execute(cli.command));
+    output::progress_done();
+    let code = outcome.map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS);
+    output::detail(format_args!("took {:.2} s", begun.elapsed().as_secs_f64()));
+    code
+}
+
+fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+    let command = Cli::command().color(output::Color::asked(arguments));
+    Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)
+}
+
+/// Says why the command failed, and which exit code that is.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    // Some commands write to standard output themselves, and find there that nobody reads.
+    if output::is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
-    output::progress_done();
-    if error.is::<Unspoken>() {
-        return unspoken(1);
+    let code = exit_code(error);
+    if error.is::<Unspoken>() || (code == USAGE && !ranks::is_first()) {
+        return unspoken(code);
     }
-    if code(&error) == USAGE && !ranks::is_first() {
-        return unspoken(USAGE);
-    }
-    eprintln!("error: {error:#}");
+    output::error(format_args!("{error:#}"));
     if let Some(hint) = error.downcast_ref::<EngineError>().and_then(EngineError::hint) {
-        eprintln!("hint: {hint}");
+        let _ = writeln!(std::io::stderr(), "hint: {hint}");
     }
-    let code = code(&error);
     if code == USAGE {
-        eprintln!("\nFor more information, try '--help'.");
+        // That nobody reads it changes nothing.
+        let _ = writeln!(std::io::stderr(), "\nFor more information, try '--help'.");
     }
     ExitCode::from(code)
 }
@@ -141,17 +184,18 @@ fn main() -> ExitCode {
 /// The exit code of a request that makes no sense, as clap has it.
 const USAGE: u8 = 2;
 
-/// The exit code that an error stands for.
-fn code(error: &anyhow::Error) -> u8 {
+/// The exit code for an error, the same in every command.
+fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<EngineError>() {
         Some(EngineError::Request { .. }) => return USAGE,
         Some(EngineError::DoesNotFit { .. }) => return 3,
         _ => {}
     }
-    match () {
-        () if error.is::<Usage>() => USAGE,
-        () if error.is::<Interrupted>() => 130,
-        () => 1,
+    match error {
+        error if error.is::<Usage>() => USAGE,
+        error if error.is::<DoesNotFit>() => 3,
+        error if error.is::<Interrupted>() => 130,
+        _ => 1,
     }
 }
 
@@ -178,7 +222,10 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Flight(args) => flight::run(&args),
         Command::Steal(args) => steal::run(&args),
         Command::Twin(args) => twin::run(&args),
+        Command::Models(args) => list::run(&args),
         Command::Fetch(args) => fetch::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Completions(args) => shell::completions(&args),
+        Command::Man(args) => shell::man(&args),
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A model as a command names it: built in, a GGUF file, or a `config.json`.
+//! A model as a command names it: fetched, built in, a GGUF file, or a `config.json`.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use spanker_model::gguf::Header;
 use spanker_model::{Model, Quant, builtin, builtin_names, from_config_json};
 
-use crate::{Usage, files};
+use crate::{Usage, files, models, output};
 
 /// How weights are stored where nobody says.
 const DEFAULT_QUANT: Quant = Quant::Q4_0;
@@ -19,14 +19,24 @@ const MOST_CONFIG: u64 = 16 << 20;
 /// The model that `text` names: a built-in name, the path of a `.gguf` file, or the path of a
 /// `config.json` or of the folder that holds one.
 ///
-/// A GGUF file says how its weights are stored, unless `quant` replaces it; else it is `q4_0` where
-/// `quant` does not say.
+/// A GGUF file says how its weights are stored, unless `quant` replaces it. A name without `quant` means the file
+/// that was fetched, if one was, because that is what a run of this name uses; else it is the built-in shape in `q4_0`.
 pub(crate) fn load(text: &str, quant: Option<Quant>) -> anyhow::Result<Model> {
     let path = Path::new(text);
     let ends = |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));
     if ends("gguf") {
         let model = from_gguf(path).with_context(|| path.display().to_string())?;
         return Ok(quant.map_or_else(|| model.clone(), |quant| model.with_quant(quant)));
+    }
+    if quant.is_none()
+        && let Some(path) = models::fetched(text)?
+    {
+        let model = from_gguf(&path).with_context(|| path.display().to_string())?;
+        let (shown, stored) = (path.display(), stored(&model));
+        output::note(format_args!(
+            "{text} is the fetched {shown} ({stored}); with --quant it is the built-in shape"
+        ));
+        return Ok(model);
     }
     let quant = quant.unwrap_or(DEFAULT_QUANT);
     if ends("json") {
@@ -44,6 +54,11 @@ pub(crate) fn load(text: &str, quant: Option<Quant>) -> anyhow::Result<Model> {
             Err(Usage(format!("unknown model '{text}' ({expected}: {names})")).into())
         }
     }
+}
+
+/// How most of a model's weights are stored.
+pub(crate) fn stored(model: &Model) -> &'static str {
+    model.layers.first().map_or("?", |layer| layer.up.quant.name())
 }
 
 fn from_gguf(path: &Path) -> anyhow::Result<Model> {

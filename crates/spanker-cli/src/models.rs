@@ -91,6 +91,17 @@ pub(crate) fn find(text: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// The file of the model of this name, if one was fetched. What lies there in its place is an error.
+pub(crate) fn fetched(name: &str) -> anyhow::Result<Option<PathBuf>> {
+    let Some(known) = known(name) else { return Ok(None) };
+    // Without a folder for models nothing was fetched.
+    let Ok(folder) = folder() else { return Ok(None) };
+    match place(&folder, known).exists() {
+        true => find(name).map(Some),
+        false => Ok(None),
+    }
+}
+
 fn missing(text: &str) -> String {
     let names = KNOWN.map(|known| known.name).join(", ");
     format!("no model '{text}' (expected the path of a .gguf file or one of: {names})")

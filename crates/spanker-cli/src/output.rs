@@ -1,40 +1,220 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lines to standard output, and a progress line to a terminal.
+//! What people see: results on standard output; notes, progress and errors on standard error.
+//!
+//! A reader that goes away is no error of the command: what is printed after that is dropped, the work goes on and
+//! the exit code is that of the work. Loops that do nothing but print ask [`is_unread`] and end early.
 
-use std::io::{self, IsTerminal, Write};
+use std::fmt::Display;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-/// Writes one line. A reader that has gone away is an error, not a panic.
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Flags that every command has.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Manner {
+    /// Print results and errors only: no progress, no notes
+    #[arg(long, global = true, conflicts_with = "verbose", display_order = 1000)]
+    quiet: bool,
+    /// Say also what was chosen and how long things took
+    #[arg(long, global = true, display_order = 1000)]
+    verbose: bool,
+    /// Colours: auto (on a terminal, unless NO_COLOR is set), always or never
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN", display_order = 1000)]
+    color: Color,
+}
+
+/// When there are colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Color {
+    /// On a terminal, unless `NO_COLOR` is set.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl Color {
+    /// What arguments ask for that are not parsed yet: also a message about wrong ones has or has not colours.
+    pub(crate) fn asked(arguments: &[std::ffi::OsString]) -> clap::ColorChoice {
+        let texts: Vec<&str> = arguments.iter().filter_map(|argument| argument.to_str()).collect();
+        let mut value = texts.iter().filter_map(|text| text.strip_prefix("--color="));
+        let mut apart = texts.windows(2).filter(|two| two[0] == "--color").map(|two| two[1]);
+        match value.next_back().or_else(|| apart.next_back()) {
+            Some("always") => clap::ColorChoice::Always,
+            Some("never") => clap::ColorChoice::Never,
+            _ => clap::ColorChoice::Auto,
+        }
+    }
+}
+
+static QUIET: AtomicBool = AtomicBool::new(false);
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+static COLOR: AtomicU8 = AtomicU8::new(Color::Auto as u8);
+/// Whether a reader of standard output has gone away.
+static UNREAD: AtomicBool = AtomicBool::new(false);
+
+impl Manner {
+    /// Makes these flags those of the process.
+    pub(crate) fn set(&self) {
+        QUIET.store(self.quiet, Ordering::Relaxed);
+        VERBOSE.store(self.verbose, Ordering::Relaxed);
+        COLOR.store(self.color as u8, Ordering::Relaxed);
+    }
+}
+
+/// Whether nothing but results and errors is wanted.
+pub(crate) fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// Writes one line to standard output. A reader that has gone away is no error, a full disk is one.
 pub(crate) fn line(text: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{text}")?;
-    out.flush()?;
-    Ok(())
+    write(text, "\n")
 }
 
-/// Writes text as it comes, without an end of line.
+/// Writes a piece of text to standard output, as [`line`] does and without an end of line.
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
+    write(text, "")
 }
 
-/// Whether `error` only says that nobody reads the output any more, as under `| head`.
-pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
-    error.downcast_ref::<io::Error>().is_some_and(closed)
+fn write(text: &str, end: &str) -> anyhow::Result<()> {
+    if is_unread() {
+        return Ok(());
+    }
+    let mut out = io::stdout().lock();
+    let written = write!(out, "{text}{end}").and_then(|()| out.flush());
+    match written {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+            UNREAD.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+        other => Ok(other?),
+    }
 }
+
+/// Whether nobody reads standard output any more, as under `| head`.
+pub(crate) fn is_unread() -> bool {
+    UNREAD.load(Ordering::Relaxed)
+}
+
+/// Whether `error` only says that nobody reads standard output any more. Other pipes that break are failures.
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let broken = |error: &io::Error| error.kind() == ErrorKind::BrokenPipe;
+    error.downcast_ref::<io::Error>().is_some_and(broken) && (is_unread() || reader_is_gone())
+}
+
+/// Whether standard output is a pipe or socket whose other end is closed.
+fn reader_is_gone() -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let out = io::stdout();
+    let mut fds = [PollFd::new(&out, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    polled.is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+}
+
+/// Says something that is no result on standard error, in a line that begins with `note:`; not with `--quiet`.
+pub(crate) fn note(text: impl Display) {
+    if !is_quiet() {
+        said("note", "33", &text);
+    }
+}
+
+/// As [`note`], and only with `--verbose`: what was chosen, how long something took.
+pub(crate) fn detail(text: impl Display) {
+    if VERBOSE.load(Ordering::Relaxed) {
+        said("note", "33", &text);
+    }
+}
+
+/// Says why the command fails.
+pub(crate) fn error(text: impl Display) {
+    said("error", "1;31", &text);
+}
+
+/// Writes a labelled line to standard error. That nobody reads it is nobody's fault.
+fn said(label: &str, colour: &str, text: &dyn Display) {
+    progress_done();
+    let _ = match paints() {
+        true => writeln!(io::stderr(), "\x1b[{colour}m{label}:\x1b[0m {text}"),
+        false => writeln!(io::stderr(), "{label}: {text}"),
+    };
+}
+
+/// Whether standard error has colours.
+fn paints() -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    match COLOR.load(Ordering::Relaxed) {
+        colour if colour == Color::Always as u8 => true,
+        colour if colour == Color::Never as u8 => false,
+        _ => {
+            let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+            io::stderr().is_terminal() && !set("NO_COLOR") && !dumb
+        }
+    }
+}
+
+/// The line of progress, where there is one.
+static PROGRESS: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Shows what is going on, where someone watches.
 pub(crate) fn progress(text: &str) {
-    if io::stderr().is_terminal() {
-        eprint!("\r\x1b[2K{text}");
+    show_progress(None, text);
+}
+
+/// Shows that `done` of `all` is done, and when the rest will be, where someone watches.
+pub(crate) fn progress_of(done: u64, all: u64, text: &str) {
+    show_progress(Some((done, all)), text);
+}
+
+fn show_progress(of: Option<(u64, u64)>, text: &str) {
+    if is_quiet() || !io::stderr().is_terminal() {
+        return;
     }
+    let mut progress = PROGRESS.lock().unwrap_or_else(PoisonError::into_inner);
+    let bar = progress.get_or_insert_with(|| {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        bar.enable_steady_tick(Duration::from_millis(200));
+        bar
+    });
+    let template = match of {
+        Some((done, all)) => {
+            bar.set_length(all);
+            bar.set_position(done);
+            "{msg} {wide_bar} {percent:>3} %, {eta} left"
+        }
+        None => "{msg} {elapsed}",
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_message(text.to_owned());
 }
 
 /// Takes the progress line away.
 pub(crate) fn progress_done() {
-    progress("");
+    let bar = PROGRESS.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+}
+
+/// Columns under their names, two spaces apart; those in `right` stand at their right ends.
+pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>, right: &[&str]) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING).set_header(header.to_vec()).add_rows(rows);
+    for (at, name) in header.iter().enumerate() {
+        if let Some(column) = table.column_mut(at) {
+            column.set_padding((0, 2));
+            if right.contains(name) {
+                column.set_cell_alignment(comfy_table::CellAlignment::Right);
+            }
+        }
+    }
+    table.trim_fmt()
 }
 
 /// A number of bytes as people read it, in decimal units.

@@ -12,7 +12,7 @@ use spanker_model::Quant;
 use spanker_plan::{Objective, Plan, PlanError, Request, choose, explain as explanation, remedies};
 
 use crate::cluster::ClusterArgs;
-use crate::{Usage, files, model, output};
+use crate::{DoesNotFit, Usage, files, model, output};
 
 /// Find the fastest way to split a model over cards, and say why
 ///
@@ -28,15 +28,15 @@ use crate::{Usage, files, model, output};
 Times are predictions: the profiles say where their numbers come from ('spanker profiles rev-a').
 --json prints {\"version\": 1, \"candidates\": [..]}, best first; docs/plan-json.md has the fields.")]
 pub(crate) struct Args {
-    /// A built-in name, a .gguf file or a config.json
+    /// A name (of a fetched model, else of a built-in shape), a .gguf file or a config.json
     model: String,
     #[command(flatten)]
     cluster: ClusterArgs,
-    /// How weights are stored [default: as in the .gguf file, else q4_0]
+    /// How weights are stored [default: as in the .gguf file or the fetched model, else q4_0]
     #[arg(long, value_parser = Quant::from_str)]
     quant: Option<Quant>,
     /// Tokens that each sequence must have room for
-    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    #[arg(long = "ctx-size", alias = "context", default_value_t = 2048, value_name = "TOKENS")]
     context: u64,
     /// Sequences that are decoded together
     #[arg(long, default_value_t = 1, value_name = "N")]
@@ -84,6 +84,7 @@ fn objective(text: &str) -> Result<Objective, String> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    files::check_outputs([&args.out])?;
     let model = model::load(&args.model, args.quant)?;
     let cluster = args.cluster.build()?;
     if args.concurrency.is_some() && args.objective != Objective::Throughput {
@@ -127,6 +128,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         explained: explained.as_ref(),
         remedy: remedy.as_ref(),
     };
+    let saved = save(args, &report)?;
     if args.json {
         output::line(&serde_json::to_string(&report.to_json()?)?)?;
     } else {
@@ -134,18 +136,34 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         if args.explain {
             explain::show(&report)?;
         }
+        if let Some(saved) = saved {
+            output::line(&format!("\n{saved}"))?;
+        }
     }
-    let Some(path) = &args.out else { return Ok(()) };
-    let Some(best) = proposed else {
-        anyhow::bail!("{} was not written: no plan fits", path.display());
+    if proposed.is_some() {
+        return Ok(());
+    }
+    let unwritten = args
+        .out
+        .as_ref()
+        .map_or_else(String::new, |path| format!(": {} was not written", path.display()));
+    let cards = match cluster.cards() {
+        1 => "1 card".to_owned(),
+        more => format!("{more} cards"),
     };
-    let runnable = best.layout.not_runnable().is_none();
+    Err(DoesNotFit(format!("{} does not fit on {cards}{unwritten}", model.name)).into())
+}
+
+/// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.
+fn save(args: &Args, report: &report::Report<'_>) -> anyhow::Result<Option<String>> {
+    let (Some(path), Some(best)) = (&args.out, report.proposed) else { return Ok(None) };
+    let report::Report { model, cluster, request, .. } = *report;
     let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
     files::write(path, &plan.to_json())?;
-    if !args.json {
-        let run = if runnable { " or spanker run --plan {0}" } else { "" };
-        let run = run.replace("{0}", &path.display().to_string());
-        output::line(&format!("\nsaved {}: try spanker simulate {0}{run}", path.display()))?;
-    }
-    Ok(())
+    let shown = path.display();
+    let run = match best.layout.not_runnable() {
+        None => format!(" or spanker run --plan {shown}"),
+        Some(_) => String::new(),
+    };
+    Ok(Some(format!("saved {shown}: try spanker simulate {shown}{run}")))
 }

@@ -61,12 +61,12 @@ struct AllReduceArgs {
   spanker predict decode llama-2-70b --card card.toml --quant q4_0 --cards 4
   spanker predict decode model.gguf --card card.toml --cards 4 --link link.toml --json")]
 struct DecodeArgs {
-    /// A built-in name, a .gguf file or a config.json
+    /// A name (of a fetched model, else of a built-in shape), a .gguf file or a config.json
     model: String,
     /// The model of the cards, from 'spanker fit card'
     #[arg(long, value_name = "TOML")]
     card: PathBuf,
-    /// How weights are stored [default: as in the .gguf file, else q4_0]
+    /// How weights are stored [default: as in the .gguf file or the fetched model, else q4_0]
     #[arg(long, value_parser = Quant::from_str)]
     quant: Option<Quant>,
     /// Cards that share the model

@@ -22,7 +22,7 @@ use spanker_topology::{BytesPerSecond, Seconds};
 
 use crate::directory::{self, CardList};
 use crate::sizes::{Sizes, human};
-use crate::{Usage, fault, output};
+use crate::{Usage, fault, files, output};
 
 /// Measure every link between cards
 ///
@@ -126,6 +126,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    files::check_outputs([&args.save])?;
     if (args.model.is_some() || args.threads.is_some())
         && !matches!(args.fabric.as_str(), "inproc" | "mpi")
     {
@@ -184,11 +185,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     });
     let skipped = skipped.collect();
     let report = Report { directory: folder.display().to_string(), nature, links, skipped };
+    save(&folder, &report.links)?;
     match args.json {
-        true => output::line(&serde_json::to_string(&report)?)?,
-        false => show(&report)?,
+        true => output::line(&serde_json::to_string(&report)?),
+        false => show(&report),
     }
-    save(&folder, &report.links)
 }
 
 fn probe(

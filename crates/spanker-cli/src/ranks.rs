@@ -51,15 +51,15 @@ pub(crate) fn leave(host: &spanker_engine::Host, error: &anyhow::Error) -> ! {
             (Some(place), false) => {
                 let rank = spanker_scheduler::launched_rank().unwrap_or(0);
                 let at = place.hosts.get(rank).map_or("?", String::as_str);
-                eprintln!("error: rank {rank} on {at}: {error:#}");
+                crate::output::error(format_args!("rank {rank} on {at}: {error:#}"));
             }
-            _ => eprintln!("error: {error:#}"),
+            _ => crate::output::error(format_args!("{error:#}")),
         }
         if let Some(hint) = engine.and_then(EngineError::hint) {
             eprintln!("hint: {hint}");
         }
     }
-    std::process::exit(if closed { 0 } else { i32::from(crate::code(error)) })
+    std::process::exit(if closed { 0 } else { i32::from(crate::exit_code(error)) })
 }
 
 /// Refuses to run many copies of what is one process's work.

@@ -2,7 +2,7 @@
 //! `spanker run`: a prompt through a model that is split over cards, and how fast that was.
 
 use std::io::{IsTerminal, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use spanker_engine::{Answer, Correction, Engine, FinishReason, Finished, Limits, Options};
@@ -129,6 +129,7 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let limits = args.limits()?;
+    files::check_outputs([&args.trace, &args.logits])?;
     llm::on_host(&args.llm, args.cards.as_ref(), args.plan.as_deref(), |place| {
         lead(args, place, limits)
     })
@@ -152,6 +153,8 @@ fn lead(args: &Args, place: &Place, limits: Limits) -> anyhow::Result<()> {
         show(args, &text)?;
     }
     let audience = Audience::of(args.json);
+    // Whoever stops reading ends the text, not the run.
+    let unread = limits.stop.clone();
     let mut generation = engine.generate(&prompt, sampling, limits)?;
     for piece in &mut generation {
         let piece = piece?;
@@ -159,6 +162,9 @@ fn lead(args: &Args, place: &Place, limits: Limits) -> anyhow::Result<()> {
             audience.correct(correction)?;
         }
         show(args, &piece.text)?;
+        if output::is_unread() {
+            unread.stop();
+        }
     }
     let (answer, _) = generation.into_answer();
     finish(args, engine, &answer)
@@ -222,12 +228,14 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     let finished = engine.finish()?;
     let compared = if args.compare { Some(finished.compare()?) } else { None };
     let comparison = compared.as_ref().and_then(|compared| {
-        let noted = |error: &spanker_engine::EngineError| eprintln!("note: no comparison: {error}");
+        let noted = |error: &spanker_engine::EngineError| {
+            output::note(format_args!("no comparison: {error}"));
+        };
         compared.comparison().inspect_err(noted).ok()
     });
     if let Some(path) = &args.trace {
         let both = compared.as_ref().map(spanker_engine::Compared::to_perfetto);
-        save_trace(path, &both.unwrap_or_else(|| finished.to_perfetto()))?;
+        files::write(path, &both.unwrap_or_else(|| finished.to_perfetto()))?;
     }
     if args.json {
         if let Some(comparison) = &comparison {
@@ -237,6 +245,9 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
         return output::line(&json.to_string());
     }
     output::text("\n")?;
+    if output::is_quiet() {
+        return Ok(());
+    }
     eprintln!();
     let names = compared.as_ref().map(spanker_engine::Compared::names).unwrap_or_default();
     let compared =
@@ -247,18 +258,14 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     }
     if let Some(off) = doubt {
         let (percent, word) = (off.abs(), if off < 0.0 { "faster" } else { "slower" });
-        eprintln!(
-            "note: this machine is {percent:.0} % {word} than when it was measured; the next run measures it again"
-        );
+        output::note(format_args!(
+            "this machine is {percent:.0} % {word} than when it was measured; the next run measures it again"
+        ));
     }
     if let Some(path) = &args.trace {
         eprintln!("saved {}: open it at https://ui.perfetto.dev", path.display());
     }
     Ok(())
-}
-
-fn save_trace(path: &Path, text: &str) -> anyhow::Result<()> {
-    files::write(path, text)
 }
 
 /// Adds to the JSON of pieces what each ran on.

@@ -90,6 +90,7 @@ fn slow(text: &str) -> Result<Slow, String> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    files::check_outputs([&args.trace])?;
     let text = files::read(&args.plan, MOST_PLAN)?;
     let plan = Plan::from_json(&text).with_context(|| args.plan.display().to_string())?;
     // A pipeline gives its first token late and the others at its own pace.

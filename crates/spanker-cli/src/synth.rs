@@ -16,7 +16,7 @@ use spanker_model::{Quant, builtin};
 use spanker_twin::Signals;
 
 use crate::files::Draft;
-use crate::{Interrupted, Usage, output};
+use crate::{Interrupted, Usage, files, output};
 use shape::{Shape, Sizes};
 
 /// Write a model with random weights, as large as a real one
@@ -78,6 +78,7 @@ fn quant(text: &str) -> Result<Quant, String> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    files::check_output(&args.out)?;
     let like = builtin(&args.like, args.quant).map_err(|error| Usage(error.to_string()))?;
     let family = (args.family == "qwen2").then_some("qwen2");
     let architecture = args.arch.as_deref().or(family).unwrap_or(&like.architecture);
@@ -117,8 +118,8 @@ fn write(args: &Args, writer: &Writer) -> anyhow::Result<()> {
             }
             if shown.elapsed() > Duration::from_secs(1) {
                 shown = Instant::now();
-                let (done, all) = (output::bytes(done), output::bytes(all));
-                output::progress(&format!("{done} of {all} written"));
+                let text = format!("{} of {}", output::bytes(done), output::bytes(all));
+                output::progress_of(done, all, &text);
             }
             Ok(())
         })

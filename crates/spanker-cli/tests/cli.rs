@@ -28,8 +28,13 @@ fn rows(args: &[&str]) -> Vec<Value> {
 
 /// What a refused command says. A usage error exits with 2.
 fn usage_error(args: &[&str]) -> String {
+    refused(args, 2)
+}
+
+/// What a command says that prints nothing and exits with `code`.
+fn refused(args: &[&str], code: i32) -> String {
     let output = spanker(args);
-    assert_eq!(output.status.code(), Some(2), "{args:?}");
+    assert_eq!(output.status.code(), Some(code), "{args:?}");
     assert!(output.stdout.is_empty(), "{args:?} printed before it failed");
     String::from_utf8(output.stderr).expect("text")
 }
@@ -229,7 +234,6 @@ fn bad_requests_exit_with_2_and_name_the_value() {
         (&["bench", "all-reduce", "--sizes", "1M..4K"], "runs backwards"),
         (&["bench", "all-reduce", "--sizes", "3"], "--sizes 3"),
         (&["bench", "all-reduce", "--sizes", "99999999999G"], "99999999999G"),
-        (&["bench", "all-reduce", "--sizes", "900G", "--cards", "64"], "900G"),
         (&["bench", "broadcast", "--root", "4"], "--root 4"),
         (&["bench", "all-reduce", "--budget", "0"], "0"),
         (&["bench", "all-reduce", "--cards", "0,1"], "--fabric cards"),
@@ -243,6 +247,13 @@ fn bad_requests_exit_with_2_and_name_the_value() {
         let text = usage_error(args);
         assert!(text.contains(named), "{args:?}: {text}");
     }
+}
+
+#[test]
+fn buffers_that_do_not_fit_the_memory_exit_with_3() {
+    let text = refused(&["bench", "all-reduce", "--sizes", "900G", "--cards", "64"], 3);
+    assert!(text.contains("900G") && text.contains("are available"), "{text}");
+    assert!(stdout(&["--help"]).contains("3 a model or buffers that do not fit"));
 }
 
 #[test]

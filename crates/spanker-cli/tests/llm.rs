@@ -345,7 +345,7 @@ fn prompts_and_plans_that_do_not_fit_fail_and_say_the_numbers() {
     desk.text(&AWKWARD.replace("x.gguf", "y.gguf").replace("--ffn 352", "--ffn 384"));
     desk.text("plan y.gguf --cards 2 --context 64 --out plan.json");
     let error = desk.error(1, "run -m x.gguf -p hello --plan plan.json");
-    assert!(error.contains("it is for another model"), "{error}");
+    assert!(error.contains("with ffn 384, the file has 352"), "{error}");
     let error = desk.error(1, "run -m x.gguf -p hello --plan nothing.json");
     assert!(error.contains("nothing.json"), "{error}");
     desk.put("bad.json", b"{\"kind\": \"plan\"");

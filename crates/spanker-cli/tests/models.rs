@@ -143,7 +143,7 @@ fn shapes_that_make_no_sense_are_usage_errors_and_write_nothing() {
         assert!(error.contains(expected), "{flags}: {error}");
     }
     assert!(desk.error(2, "synth llama").contains("--out"));
-    let error = desk.error(1, "synth llama --layers 1 --out no/such/x.gguf");
+    let error = desk.error(2, "synth llama --layers 1 --out no/such/x.gguf");
     assert!(error.contains("cannot write no/such/x.gguf"), "{error}");
     assert_eq!(desk.names(), [""; 0]);
 }

@@ -100,41 +100,52 @@ fn eight_cards_and_the_published_weights_agree_with_the_formulas() {
     }
 }
 
+/// What a plan says that does not fit, which is exit code 3.
+fn unfit(desk: &Desk, line: &str) -> String {
+    let output = desk.run(line);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{line}: {errors}");
+    assert!(errors.contains("does not fit on"), "{errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
 #[test]
 fn a_model_that_does_not_fit_says_by_how_much_and_what_would_do() {
     let desk = Desk::new(&[]);
     let line = "plan llama-2-70b --quant q4_0 --profile rev-a --cards 8";
-    let report = desk.json(line);
+    let report = unfit(&desk, &format!("{line} --json"));
+    let report: Value = serde_json::from_str(&report).expect("JSON");
     assert_eq!(report["fits"], false);
     assert_eq!(report["remedies"]["cards"], 10);
     assert!(number(&report["remedies"], "over_bytes") > 5e8, "{}", report["remedies"]);
     assert!(number(&report["remedies"], "needed_bytes") > 38.8e9);
     assert!(list(&report, "candidates").iter().all(|candidate| candidate["fits"] == false));
-    let text = desk.text(line);
+    let text = unfit(&desk, line);
     assert!(text.contains("it does not fit: card") && text.contains("over its memory"), "{text}");
     assert!(text.contains("10 cards (2 more of rev-a)"), "{text}");
+    // Smaller types could be planned and not run.
+    assert!(report["remedies"]["quant"].is_null() && !text.contains("weights as q"), "{text}");
 
     let failed = desk.run(&format!("{line} --out plan.json"));
     let errors = String::from_utf8_lossy(&failed.stderr).into_owned();
-    assert_eq!(failed.status.code(), Some(1), "{errors}");
+    assert_eq!(failed.status.code(), Some(3), "{errors}");
     assert!(errors.contains("plan.json was not written"), "{errors}");
     assert!(desk.names().is_empty(), "{:?}", desk.names());
     // What was said to be enough is enough, and one less is not.
     assert_eq!(best_of(&desk, "llama-2-70b --cards 10")["fits"], true);
-    assert_eq!(best_of(&desk, "llama-2-70b --cards 9")["fits"], false);
+    unfit(&desk, "plan llama-2-70b --cards 9");
 }
 
 #[test]
 fn a_context_that_cannot_fit_names_one_that_does() {
     let desk = Desk::new(&[]);
-    let report = desk.json("plan llama-2-7b --cards 1 --context 4096");
+    let report = unfit(&desk, "plan llama-2-7b --cards 1 --context 4096 --json");
+    let report: Value = serde_json::from_str(&report).expect("JSON");
     assert_eq!(report["fits"], false);
     let context = report["remedies"]["context"].as_u64().expect("a context");
     assert!(context < 4096);
-    let fits = |context: u64| {
-        best_of(&desk, &format!("llama-2-7b --cards 1 --context {context}"))["fits"] == true
-    };
-    assert!(fits(context) && !fits(context + 1), "{context}");
+    desk.text(&format!("plan llama-2-7b --cards 1 --ctx-size {context}"));
+    unfit(&desk, &format!("plan llama-2-7b --cards 1 --context {}", context + 1));
 }
 
 #[test]
@@ -715,11 +726,9 @@ fn files_that_are_missing_or_in_the_way_are_named() {
     }
     desk.put("zero.toml", &vec![0; 2 << 20]);
     assert!(desk.error(1, "plan tinyllama-1.1b --link zero.toml").contains("more than"));
-    let output = desk.run("plan tinyllama-1.1b --out taken");
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write taken"));
+    assert!(desk.error(2, "plan tinyllama-1.1b --out taken").contains("cannot write taken"));
     desk.text("plan tinyllama-1.1b --cards 2 --out plan.json");
-    assert!(desk.error(1, "simulate plan.json --trace taken").contains("cannot write taken"));
+    assert!(desk.error(2, "simulate plan.json --trace taken").contains("cannot write taken"));
     assert_eq!(desk.names(), ["plan.json", "taken", "zero.toml"]);
 }
 

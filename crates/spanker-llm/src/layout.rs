@@ -2,7 +2,7 @@
 //! A plan as a network's runners need it: whether it can be run, what each card allocates, and the steps of one
 //! sequence. What a layer is, `spanker-plan` says.
 
-use spanker_model::Quant;
+use spanker_model::{Layer, Matrix, Model, Quant};
 use spanker_plan::{
     Audit, Buffer, BufferId, CardLayout, Part, Piece, Place, Plan, Programs, Space, Stage, Want,
     card_layouts,
@@ -76,16 +76,7 @@ impl<'p> Planned<'p> {
 /// # Errors
 /// [`LlmError::Plan`] that says why not.
 pub fn check_plan<B: AsRef<[u8]>>(network: &Network<B>, plan: &Plan) -> Result<(), LlmError> {
-    let (ours, theirs) = (network.model(), &plan.model);
-    let same = ours.layers == theirs.layers
-        && ours.architecture == theirs.architecture
-        && (ours.hidden, ours.heads, ours.kv_heads, ours.ffn, ours.vocab)
-            == (theirs.hidden, theirs.heads, theirs.kv_heads, theirs.ffn, theirs.vocab)
-        && (ours.biases, ours.head_norms, ours.rope_dims)
-            == (theirs.biases, theirs.head_norms, theirs.rope_dims)
-        && (ours.embedding, ours.head, ours.tied) == (theirs.embedding, theirs.head, theirs.tied);
-    if !same {
-        let what = format!("it is for another model: {} and not {}", theirs.name, ours.name);
+    if let Some(what) = difference(&plan.model, network.model()) {
         return Err(LlmError::plan(what));
     }
     if plan.layout.replicas.len() != 1 {
@@ -97,6 +88,92 @@ pub fn check_plan<B: AsRef<[u8]>>(network: &Network<B>, plan: &Plan) -> Result<(
         return Err(LlmError::plan(format!("keys and values as {kv}: f16 can be run")));
     }
     Ok(())
+}
+
+/// The first thing that a run depends on and in which the model of a plan and that of a file differ, with both values.
+fn difference(plan: &Model, file: &Model) -> Option<String> {
+    // All fields by name, so that a new one is compared or left out on purpose. Names, sources and the context of the
+    // training change nothing in a run.
+    let Model {
+        name,
+        source: _,
+        context: _,
+        architecture,
+        hidden,
+        heads,
+        kv_heads,
+        head_size,
+        ffn,
+        vocab,
+        layers,
+        embedding,
+        head,
+        tied,
+        biases,
+        head_norms,
+        rope_dims,
+        other_bytes: _,
+    } = plan;
+    let differs = |what: &str, planned: &dyn ToString, has: &dyn ToString| {
+        let (planned, has) = (planned.to_string(), has.to_string());
+        let text = format!("made for {name} with {what} {planned}, the file has {has}");
+        (planned != has).then_some(text)
+    };
+    let sizes: [(&str, &dyn ToString, &dyn ToString); 12] = [
+        ("architecture", architecture, &file.architecture),
+        ("layers", &layers.len(), &file.layers.len()),
+        ("hidden", hidden, &file.hidden),
+        ("heads", heads, &file.heads),
+        ("kv_heads", kv_heads, &file.kv_heads),
+        ("head_size", head_size, &file.head_size),
+        ("rope_dims", rope_dims, &file.rope_dims),
+        ("ffn", ffn, &file.ffn),
+        ("vocab", vocab, &file.vocab),
+        ("biases", biases, &file.biases),
+        ("head_norms", head_norms, &file.head_norms),
+        ("tied", tied, &file.tied),
+    ];
+    let tables = || {
+        let embedding = matrix_difference("token_embd", embedding, &file.embedding);
+        embedding.or_else(|| matrix_difference("output", head, &file.head))
+    };
+    let each = || {
+        let mut pairs = layers.iter().zip(&file.layers).enumerate();
+        pairs.find_map(|(at, (planned, has))| layer_difference(at, planned, has))
+    };
+    sizes
+        .into_iter()
+        .find_map(|(what, planned, has)| differs(what, planned, has))
+        .or_else(each)
+        .or_else(tables)
+}
+
+/// A matrix with its name in a layer.
+type Named<'a> = (&'static str, &'a Matrix);
+
+/// The first difference of two layers, with the names that GGUF files have for their matrices.
+fn layer_difference(at: usize, plan: &Layer, file: &Layer) -> Option<String> {
+    let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+    let mut matrices = plan.matrices().into_iter().zip(file.matrices()).zip(names);
+    let differ = |(((_, planned), (_, has)), name): ((Named<'_>, Named<'_>), &str)| {
+        matrix_difference(&format!("blk.{at}.{name}"), planned, has)
+    };
+    let (planned, has) = (plan.other_bytes, file.other_bytes);
+    let other =
+        || format!("made for {planned} bytes of norms and biases in blk.{at}, the file has {has}");
+    matrices.find_map(differ).or_else(|| (planned != has).then(other))
+}
+
+fn matrix_difference(name: &str, plan: &Matrix, file: &Matrix) -> Option<String> {
+    if plan.quant != file.quant {
+        let (planned, has) = (plan.quant, file.quant);
+        return Some(format!("made for weights of type {planned} in {name}, the file has {has}"));
+    }
+    let (planned, has) = ((plan.rows, plan.cols), (file.rows, file.cols));
+    (planned != has).then(|| {
+        let size = |(rows, cols): (u64, u64)| format!("{rows} x {cols}");
+        format!("made for {name} of {}, the file has {}", size(planned), size(has))
+    })
 }
 
 /// Refuses a step that cannot be.
@@ -122,4 +199,40 @@ pub(crate) fn check(programs: &Programs, vocab: u64, step: &Step<'_>) -> Result<
 /// A step of the one sequence.
 pub(crate) fn part<'s>(step: &Step<'s>) -> Part<'s> {
     Part { sequence: 0, tokens: step.tokens, past: step.past as u64, want: step.want }
+}
+
+#[cfg(test)]
+mod tests {
+    use spanker_model::builtin;
+
+    use super::*;
+
+    #[test]
+    fn difference_of_models_names_the_first_field_with_both_values() {
+        let file = builtin("smollm2-135m", Quant::Q4_1).expect("a model");
+        let named = Model { name: "x".into(), source: "gguf".into(), context: 1, ..file.clone() };
+        assert_eq!(difference(&named, &file), None);
+        let plan = builtin("smollm2-135m", Quant::Q4_0).expect("a model");
+        assert_eq!(
+            difference(&plan, &file).as_deref(),
+            Some("made for weights of type q4_0 in blk.0.attn_q, the file has q4_1")
+        );
+        let mut late = file.clone();
+        late.layers[7].down.quant = Quant::Q6K;
+        late.layers[7].other_bytes += 4;
+        assert_eq!(
+            difference(&late, &file).as_deref(),
+            Some("made for weights of type q6_k in blk.7.ffn_down, the file has q4_1")
+        );
+        late.layers[7].down.quant = Quant::Q4_1;
+        let text = difference(&late, &file).expect("other bytes");
+        assert!(text.contains("bytes of norms and biases in blk.7"), "{text}");
+        let mut table = file.clone();
+        table.head.quant = Quant::Q8_0;
+        let text = difference(&table, &file).expect("another head");
+        assert_eq!(text, "made for weights of type q8_0 in output, the file has q4_1");
+        let wide = Model { ffn: 7, ..file.clone() };
+        let text = difference(&wide, &file).expect("another width");
+        assert_eq!(text, "made for smollm2-135m with ffn 7, the file has 1536");
+    }
 }

@@ -166,7 +166,8 @@ fn plans_for_other_cards_or_another_model_are_refused() {
     let other = Recipe { ffn: 384, ..recipe }.network();
     let handles: Vec<&SpankerControl> = controls.iter().collect();
     let error = load(&other, &plan, 3, &handles).expect_err("another model's plan");
-    assert!(error.to_string().contains("it is for another model"), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("with ffn 352, the file has 384"), "{text}");
 }
 
 #[test]

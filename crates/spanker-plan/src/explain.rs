@@ -350,8 +350,8 @@ pub fn remedies(
     let worst = nearest.prediction.memory.iter().max_by_key(|m| over(m))?;
     let needed = nearest.prediction.memory.iter().map(|m| m.footprint.total()).sum();
     let usable = cards.iter().map(|&card| cluster.profile(card).usable()).sum();
-    let smaller =
-        [Quant::Q8_0, Quant::Q6K, Quant::Q5K, Quant::Q4K, Quant::Q4_0, Quant::Q3K, Quant::Q2K];
+    // Types that a run has products for: smaller ones could be planned and not run.
+    let smaller = [Quant::Q8_0, Quant::Q6K, Quant::Q5K, Quant::Q4K, Quant::Q4_0];
     let now = model.weight_bytes();
     let quant = smaller.into_iter().find(|&quant| {
         let model = model.with_quant(quant);

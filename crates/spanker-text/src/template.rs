@@ -2,18 +2,25 @@
 //! Conversations as the text that a model was trained on: chat templates in Jinja.
 //!
 //! A template comes from a file and is hostile: it is rendered with a bound on its steps and on the
-//! size of its text, and it reaches nothing but its arguments. What it keeps in variables meanwhile is
-//! bounded only by its steps. There is no clock; a caller that has one passes the date.
+//! size of all that it computes ([`meter`]), and it reaches nothing but its arguments. There is no clock; a caller
+//! that has one passes the date.
+
+mod meter;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use minijinja::machinery::{
+    CompiledTemplate, TemplateConfig, Token, Vm, WhitespaceConfig, make_string_output, tokenize,
+};
+use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
-use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use spanker_model::gguf::Header;
 
 use crate::TextError;
 use crate::error::printable;
+use meter::Meter;
 
 /// The template of files that have none: ChatML.
 pub const CHATML: &str = "{% for message in messages %}\
@@ -27,8 +34,13 @@ const KEY: &str = "tokenizer.chat_template";
 const FUEL: u64 = 1_000_000;
 /// The longest template, in bytes.
 const LONGEST: usize = 1 << 20;
-/// The longest text that a template may make beyond what it was given, in bytes.
-const MOST_ADDED: usize = 16 << 20;
+/// What all texts and lists that a template makes may have together, in bytes, beyond so many times what it was given.
+const MOST_MADE: usize = 16 << 20;
+/// How many times a template may make what it was given: some pass on the whole conversation for each message.
+const TIMES_GIVEN: usize = 256;
+
+/// The most products in a template: the engine computes those of literals beforehand, up to 100 MB each.
+const MOST_PRODUCTS: usize = 4;
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -98,7 +110,6 @@ pub fn render(
         let reason = format!("{} bytes: expected at most {LONGEST}", template.len());
         return Err(TextError::Template { reason });
     }
-    let environment = environment(context.date);
     let turn = |message: &Message| {
         let (role, content) = (message.role.clone(), message.content.clone());
         Value::from(BTreeMap::from([("role", role), ("content", content)]))
@@ -111,23 +122,59 @@ pub fn render(
         ("eos_token", Value::from(context.eos)),
     ]));
     let given: usize = messages.iter().map(|turn| turn.role.len() + turn.content.len()).sum();
-    let mut text = Bounded { text: Vec::new(), left: given.saturating_mul(2) + MOST_ADDED };
-    let rendered = environment
-        .template_from_str(template)
-        .and_then(|template| template.render_captured_to(arguments, &mut text).map(drop));
-    rendered.map_err(|error| TextError::Template { reason: said(&error) })?;
-    Ok(String::from_utf8_lossy(&text.text).into_owned())
+    let budget = MOST_MADE.saturating_add(given.saturating_mul(TIMES_GIVEN));
+    let rendered = metered(template, arguments, context.date, budget);
+    rendered.map_err(|error| TextError::Template { reason: said(&error) })
 }
 
-fn environment(date: &str) -> Environment<'static> {
+/// Renders a template that makes at most `budget` bytes of texts and lists.
+fn metered(template: &str, root: Value, date: &str, budget: usize) -> Result<String, Error> {
+    let config = TemplateConfig {
+        syntax_config: SyntaxConfig,
+        // As the library does that models are published with.
+        ws_config: WhitespaceConfig {
+            keep_trailing_newline: false,
+            lstrip_blocks: true,
+            trim_blocks: true,
+        },
+        default_auto_escape: Arc::new(|_| AutoEscape::None),
+    };
+    // Products of literals are computed by the compiler, where nothing bounds them.
+    let products = tokenize(template, false, config.syntax_config.clone(), config.ws_config)
+        .filter(|token| matches!(token, Ok((Token::Mul | Token::Pow, _))));
+    if products.count() > MOST_PRODUCTS {
+        let reason = format!("more than {MOST_PRODUCTS} products");
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    // Once to know which filters and methods there are, once to call others in their place.
+    let compile = || CompiledTemplate::new("<string>", template, &config);
+    let (names, longest) = {
+        let compiled = compile()?;
+        let parts = || std::iter::once(&compiled.instructions).chain(compiled.blocks.values());
+        let names: Vec<Vec<String>> = parts().map(meter::names).collect();
+        (names, parts().map(meter::longest_raw).max().unwrap_or(0))
+    };
+    let mut compiled = compile()?;
+    let rewritten = std::iter::once(&mut compiled.instructions).chain(compiled.blocks.values_mut());
+    let meter = Meter::new(budget);
+    rewritten.zip(&names).try_for_each(|(part, names)| meter.rewrite(part, names))?;
+
+    let mut environment = environment(date);
+    meter.install(&mut environment, &names.concat());
+    // Text of the template itself is not paid for: its steps are bounded instead.
+    let most = budget / longest.max(1);
+    environment.set_fuel(Some(FUEL.min(most as u64)));
+    let mut text = String::new();
+    let mut out = make_string_output(&mut text);
+    let (root, vm) = (root, Vm::new(&environment));
+    vm.eval(&compiled.instructions, root, &compiled.blocks, &mut out, AutoEscape::None)?;
+    Ok(text)
+}
+
+fn environment(date: &str) -> Environment<'_> {
     let mut environment = Environment::new();
-    environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(64);
     environment.set_undefined_behavior(UndefinedBehavior::Chainable);
-    // As the library does that models are published with.
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    environment.set_unknown_method_callback(unknown_method_callback);
     environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, reason))
     });
@@ -139,35 +186,12 @@ fn environment(date: &str) -> Environment<'static> {
 /// The error and what caused it, in one line.
 fn said(error: &Error) -> String {
     match error.kind() {
-        ErrorKind::OutOfFuel => return format!("it takes more than {FUEL} steps"),
+        ErrorKind::OutOfFuel => return "it takes too many steps".to_owned(),
         // Nothing but the bound refuses text.
-        ErrorKind::WriteFailure => return "its text is too long".to_owned(),
+        ErrorKind::WriteFailure => return meter::SPENT.to_owned(),
         _ => {}
     }
     let line = error.line().map_or_else(String::new, |line| format!("line {line}: "));
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     format!("{line}{}", printable(&what))
-}
-
-/// A text that does not grow beyond its bound.
-struct Bounded {
-    text: Vec<u8>,
-    left: usize,
-}
-
-impl std::io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match self.left.checked_sub(bytes.len()) {
-            Some(left) => {
-                self.left = left;
-                self.text.extend_from_slice(bytes);
-                Ok(bytes.len())
-            }
-            None => Err(std::io::ErrorKind::FileTooLarge.into()),
-        }
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }

@@ -90,7 +90,7 @@ fn text_is_what_jinja_makes() {
 }
 
 fn error(template: &str) -> String {
-    render(template, &conversation(LONG), PROMPT).expect_err("a bad template").to_string()
+    render(template, &conversation(LONG), PROMPT).expect_err(template).to_string()
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn templates_that_are_malformed_or_hostile_end_with_an_error() {
         ("{{ raise_exception('\u{1b}[2J') }}", "\\u{1b}[2J"),
         (
             "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
-            "it takes more than 1000000 steps",
+            "it takes too many steps",
         ),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "chat template"),
         ("{% include 'other' %}", "chat template"),
@@ -115,8 +115,68 @@ fn templates_that_are_malformed_or_hostile_end_with_an_error() {
         let said = error(template);
         assert!(said.contains(expected), "{template}: {said}");
     }
+    let products = "{{ 'a' * 90000000 }}".repeat(5);
+    assert!(error(&products).contains("more than 4 products"), "{}", error(&products));
     let long = "x".repeat(2 << 20);
     assert!(error(&long).contains("2097152 bytes"), "{}", error(&long));
     let wide = format!("{{% for a in range(9000) %}}{}{{% endfor %}}", "x".repeat(9000));
-    assert!(error(&wide).contains("too long"), "{}", error(&wide));
+    assert!(error(&wide).contains("too many steps"), "{}", error(&wide));
+}
+
+#[test]
+fn templates_that_multiply_what_they_keep_end_with_an_error() {
+    // Without a bound, each of these takes all memory, the stack, or years.
+    for template in [
+        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}",
+        "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s|join }}",
+        "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s={}) %}{% for i in range(60) %}{% set ns.s = {'a': ns.s, 'b': ns.s} %}{% endfor %}{{ ns.s|tojson }}",
+        "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s|replace('a', 'aa') ~ ns.s.replace('b', 'bb') %}{% endfor %}",
+        "{% set ns = namespace(l=[], s='a' * 1000000) %}{% for i in range(90000) %}{% set ns.s = ns.s[1:] ~ i %}{% set ns.l = ns.l + [ns.s] %}{% endfor %}",
+        "{% for i in range(90000) %}{% set x = ('a' ~ i) * 20000000 %}{% endfor %}",
+        "{{ ([1] * 1000000000000)|list }}",
+        "{{ 'a\\nb'|indent(1000000000000) }}",
+        "{{ [1, 2]|tojson(indent=1000000000000) }}",
+        "{{ range(90000)|map('replace', '1', 'a' * 100000)|join }}",
+        "{% macro f(s) %}{{ f(s + s) }}{% endmacro %}{{ f('a' * 9999999) }}",
+        // Deep and circular ones would take the stack.
+        "{% set ns = namespace(s=[]) %}{% for i in range(90000) %}{% set ns.s = [ns.s] %}{% endfor %}",
+        "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}",
+    ] {
+        let said = error(template);
+        assert!(said.contains("too long") || said.contains("too large"), "{template}: {said}");
+    }
+    let wide = "{% set ns = namespace(s=messages) %}{{ ns.s|map(attribute='role')|join(', ') }}";
+    let text = render(wide, &conversation(LONG), PROMPT).expect("a good template");
+    assert_eq!(text, "system, user, assistant, user");
+}
+
+#[test]
+fn operators_filters_and_methods_are_those_of_the_language() {
+    for (template, expected) in [
+        ("{{ 1 + 2 }} {{ 1.5 + 1 }} {{ [1] + [2] }} {{ 'a' + 'b' }}", "3 2.5 [1, 2] ab"),
+        (
+            "{{ 2 * 3 }} {{ 'ab' * 2 }} {{ ([1] * 2)|list }} {{ 'a' ~ 1 ~ none }}",
+            "6 abab [1, 1] a1None",
+        ),
+        (
+            "{{ 'abcd'[1:3] }} {{ [1, 2, 3][::-1] }} {{ {'a': [1, 2]} }}",
+            "bc [3, 2, 1] {\"a\": [1, 2]}",
+        ),
+        ("{{ 'a,b'.split(',')|join('-') }} {{ '-'.join(['x', 'y']) }}", "a-b x-y"),
+        ("{{ 'aXa'|replace('a', 'b') }} {{ 'aXa'.replace('a', '') }}", "bXb X"),
+        ("{{ {'a': 1}|tojson }} {{ [1]|tojson(indent=1) }}", "{\"a\":1} [\n 1\n]"),
+        (
+            "{{ 'a\nb'|indent(2) }}|{{ 'a\n\nb'|indent(1, true) }}|{{ 'a\nb'|indent(width=1, first=true) }}",
+            "a\n  b| a\n\n b| a\n b",
+        ),
+        (
+            "{{ undefined_name.x is defined }} {{ dict(a=1).a }} {{ 'A'|lower|upper|trim }}",
+            "False 1 A",
+        ),
+    ] {
+        assert_eq!(render(template, &[], PROMPT).expect(template), expected);
+    }
 }

@@ -17,8 +17,8 @@ use spanker_scheduler::{
 };
 
 use super::data::{Sample, count_wrong};
-use super::{Args, How, collective, sizes};
-use crate::sizes::human;
+use super::samples::Samples;
+use super::{Args, How, collective, measuring, sizes};
 use crate::{Usage, directory, fault, output};
 use forecast::Forecast;
 use row::{Measured, Row};
@@ -44,7 +44,7 @@ struct Case<'a> {
     budget: Duration,
 }
 
-pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+pub(super) fn run(args: &Args, samples: Samples) -> anyhow::Result<()> {
     let wanted = algorithm(args)?;
     let folder = directory::find();
     let plain = collective(args, 0, &[])?;
@@ -83,17 +83,21 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.json {
         header(args, &case)?;
     }
-    rows(args, &case, &sizes)
+    rows(args, &case, &sizes, samples)
 }
 
-fn rows(args: &Args, case: &Case<'_>, sizes: &[usize]) -> anyhow::Result<()> {
+fn rows(args: &Args, case: &Case<'_>, sizes: &[usize], mut samples: Samples) -> anyhow::Result<()> {
     let mut wrong = 0;
     for (at, &size) in sizes.iter().enumerate() {
-        output::progress(&format!("measuring {} ({}/{})", human(size), at + 1, sizes.len()));
+        if samples.is_useless() {
+            break;
+        }
+        measuring(size, at, sizes.len());
         let row = measure(args.dtype, case, size);
         output::progress_done();
         let row = row.map_err(|error| fault::told(case.cards, error))?;
         wrong += row.wrong;
+        samples.add(row.sample())?;
         output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
     }
     if wrong == 0 {

@@ -11,9 +11,9 @@ mod row;
 use spanker_cuda::{CudaViewMut, Gpu, GpuProbe, Tuning, all_reduce_tuned, probe, reduce};
 use spanker_scheduler::{Collective, DType, ReduceOp, Team, Threads, bf16, f16, host};
 
-use super::{Args, How, collective, sizes};
+use super::samples::Samples;
+use super::{Args, How, collective, measuring, sizes};
 use crate::directory::CardList;
-use crate::sizes::human;
 use crate::{Usage, output};
 use check::{Drawn, same};
 use row::{Measured, Row};
@@ -39,7 +39,7 @@ struct Case {
     tuning: Tuning,
 }
 
-pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+pub(super) fn run(args: &Args, mut samples: Samples) -> anyhow::Result<()> {
     if args.threads != Threads::Auto || args.deadline.is_some() {
         return Err(Usage("--threads and --deadline are not for --fabric cuda".into()).into());
     }
@@ -50,7 +50,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let sizes = sizes(args, plain, SIZES);
     let chosen = collective(args, args.root.unwrap_or(0), &sizes)?;
     match args.algorithm {
-        How::Native => return native::run(args, chosen, &sizes),
+        How::Native => return native::run(args, chosen, &sizes, samples),
         How::Auto | How::Fused => {}
         _ => return Err(Usage("--fabric cuda has --algorithm fused and native".into()).into()),
     }
@@ -74,11 +74,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut wrong = 0;
     for (at, &size) in sizes.iter().enumerate() {
-        output::progress(&format!("measuring {} ({}/{})", human(size), at + 1, sizes.len()));
+        if samples.is_useless() {
+            break;
+        }
+        measuring(size, at, sizes.len());
         let row = measure(args.dtype, &case, size);
         output::progress_done();
         let row = row?;
         wrong += row.wrong;
+        samples.add(row.sample())?;
         output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
     }
     anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");

@@ -47,7 +47,7 @@ fn start<'scope, R: Send + 'scope>(
     work: impl FnOnce() -> R + Send + 'scope,
 ) -> ScopedJoinHandle<'scope, R> {
     std::thread::Builder::new().spawn_scoped(scope, work).unwrap_or_else(|error| {
-        eprintln!("error: a thread for each rank: {error}");
+        crate::output::error(format_args!("a thread for each rank: {error}"));
         std::process::exit(1)
     })
 }

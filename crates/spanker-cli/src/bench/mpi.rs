@@ -19,7 +19,8 @@ use spanker_scheduler::{
 
 use super::data::{Sample, count_wrong};
 use super::row::in_turns;
-use super::{Args, How, PATIENCE, collective, sizes};
+use super::samples::Samples;
+use super::{Args, How, PATIENCE, collective, measuring, sizes};
 use crate::directory::CardList;
 use crate::sizes::human;
 use crate::{Unspoken, Usage, output, ranks};
@@ -39,7 +40,7 @@ pub(super) struct Case {
     budget: Duration,
 }
 
-pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+pub(super) fn run(args: &Args, samples: Samples) -> anyhow::Result<()> {
     let (plain, choice) = (collective(args, 0, &[])?, choice(args)?);
     let sizes = sizes(args, plain, SIZES);
     collective(args, 0, &sizes)?;
@@ -47,7 +48,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         return Err(Usage("--threads is for --fabric host".into()).into());
     }
     let world = ranks::world()?;
-    let outcome = on_ranks(args, &world, choice, &sizes);
+    let outcome = on_ranks(args, &world, choice, &sizes, samples);
     match outcome {
         Err(error) if !world.speaks() && !error.is::<Usage>() => Err(Unspoken.into()),
         other => other,
@@ -74,7 +75,13 @@ fn choice(args: &Args) -> Result<Choice, Usage> {
     }
 }
 
-fn on_ranks(args: &Args, world: &World, choice: Choice, sizes: &[usize]) -> anyhow::Result<()> {
+fn on_ranks(
+    args: &Args,
+    world: &World,
+    choice: Choice,
+    sizes: &[usize],
+    samples: Samples,
+) -> anyhow::Result<()> {
     let ranks = world.ranks();
     match &args.cards {
         Some(CardList::Count(count)) if *count != ranks => {
@@ -98,7 +105,7 @@ fn on_ranks(args: &Args, world: &World, choice: Choice, sizes: &[usize]) -> anyh
         budget: Duration::from_millis(args.budget),
     };
     let mut fabric = world.fabric(PATIENCE)?;
-    let outcome = rows(args, world, &case, choice, sizes, &mut fabric);
+    let outcome = rows(args, world, &case, choice, (sizes, samples), &mut fabric);
     // A rank that fails on its own tells the others, so that all end with the same words.
     outcome.map_err(|error| match error.downcast::<FabricError>() {
         Ok(fault) => fault.into(),
@@ -115,7 +122,7 @@ fn rows(
     world: &World,
     case: &Case,
     choice: Choice,
-    sizes: &[usize],
+    (sizes, mut samples): (&[usize], Samples),
     fabric: &mut MpiFabric,
 ) -> anyhow::Result<()> {
     let speaks = world.rank() == 0;
@@ -125,22 +132,23 @@ fn rows(
     let (mut wrong, mut unsteady) = (0, Vec::new());
     for (at, &size) in sizes.iter().enumerate() {
         if speaks {
-            output::progress(&format!("measuring {} ({}/{})", human(size), at + 1, sizes.len()));
+            measuring(size, at, sizes.len());
         }
         let row = measure(args.dtype, case, choice, size, fabric)?;
         wrong += row.wrong;
         unsteady.extend((!row.steady).then(|| human(size)));
         if speaks {
             output::progress_done();
+            samples.add(row.sample())?;
             output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
         }
     }
     anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
     if speaks && !unsteady.is_empty() {
-        eprintln!(
-            "note: this machine changed while these sizes were measured: {}",
+        output::note(format_args!(
+            "this machine changed while these sizes were measured: {}",
             unsteady.join(", ")
-        );
+        ));
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use spanker_scheduler::host::ReduceError;
 use spanker_scheduler::{Collective, DType};
 
 use super::Case;
+use super::samples::Sample;
 use crate::sizes::human;
 
 /// A line of the table, and the schema of `--json`.
@@ -106,6 +107,12 @@ impl Row {
             "",
             "",
         )
+    }
+
+    /// The row as `spanker fit link` sees it.
+    pub(super) fn sample(&self) -> Sample {
+        let (bytes, microseconds) = (self.bytes_per_card, self.time_us);
+        Sample { ranks: self.cards, bytes, microseconds }
     }
 
     pub(crate) fn text(&self) -> String {

@@ -6,6 +6,8 @@ use std::io::{self, IsTerminal, Write};
 
 use spanker_steal::{BackendReport, Report};
 
+use crate::output;
+
 /// So many backends are shown.
 const MOST_LINES: usize = 20;
 
@@ -18,7 +20,7 @@ pub(super) struct View {
 impl View {
     /// Nothing is shown if `quiet`, or if nobody watches.
     pub(super) fn new(quiet: bool) -> View {
-        View { watched: !quiet && io::stderr().is_terminal(), lines: 0 }
+        View { watched: !quiet && !output::is_quiet() && io::stderr().is_terminal(), lines: 0 }
     }
 
     /// Shows how far the run is.

@@ -43,7 +43,7 @@ impl Forecast {
             Ok(cluster) => cluster,
             // Cards with a profile of somebody's own can be measured all the same.
             Err(Error::Topology(error)) => {
-                eprintln!("note: no prediction: {error}");
+                crate::output::note(format_args!("no prediction: {error}"));
                 return Ok(Forecast {
                     collective,
                     ranks,

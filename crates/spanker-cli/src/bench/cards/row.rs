@@ -7,6 +7,7 @@ use spanker_scheduler::{Algorithm, DType};
 use spanker_topology::Seconds;
 
 use super::Case;
+use crate::bench::samples::Sample;
 use crate::directory;
 use crate::sizes::human;
 
@@ -102,6 +103,12 @@ impl Row {
             "(%)",
             "",
         )
+    }
+
+    /// The row as `spanker fit link` sees it.
+    pub(in crate::bench) fn sample(&self) -> Sample {
+        let (bytes, microseconds) = (self.bytes_per_card, self.time_us);
+        Sample { ranks: self.cards.len(), bytes, microseconds }
     }
 
     pub(super) fn text(&self) -> String {

@@ -9,6 +9,7 @@ use spanker_scheduler::{Collective, DType, ReduceOp, bf16, chunk, f16};
 
 use super::super::Args;
 use super::super::data::{Sample, count_wrong};
+use super::super::samples::{self, Samples};
 use super::{REPEATS, TURNS, count, median};
 use crate::sizes::human;
 use crate::{Usage, output};
@@ -32,7 +33,12 @@ struct Row {
     repeats: usize,
 }
 
-pub(super) fn run(args: &Args, chosen: Collective, sizes: &[usize]) -> anyhow::Result<()> {
+pub(super) fn run(
+    args: &Args,
+    chosen: Collective,
+    sizes: &[usize],
+    mut samples: Samples,
+) -> anyhow::Result<()> {
     let known = matches!(
         chosen,
         Collective::AllReduce
@@ -75,6 +81,8 @@ pub(super) fn run(args: &Args, chosen: Collective, sizes: &[usize]) -> anyhow::R
         output::progress_done();
         let row = row?;
         wrong += row.wrong;
+        let (bytes, microseconds) = (row.bytes_per_card, row.time_us);
+        samples.add(samples::Sample { ranks, bytes, microseconds })?;
         output::line(&if args.json { serde_json::to_string(&row)? } else { text(&row) })?;
     }
     anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");

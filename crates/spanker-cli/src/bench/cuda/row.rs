@@ -5,6 +5,7 @@ use serde::Serialize;
 use spanker_scheduler::{Collective, DType};
 
 use super::{Case, REPEATS, TURNS};
+use crate::bench::samples::Sample;
 use crate::sizes::human;
 
 /// A line of the table, and the schema of `--json`.
@@ -100,6 +101,12 @@ impl Row {
         let units =
             ["(B)", "(elements)", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(%)", ""];
         format!("{}\n{}", line(names), line(units))
+    }
+
+    /// The row as `spanker fit link` sees it.
+    pub(in crate::bench) fn sample(&self) -> Sample {
+        let (bytes, microseconds) = (self.bytes_per_card, self.time_us);
+        Sample { ranks: self.cards, bytes, microseconds }
     }
 
     pub(super) fn text(&self) -> String {

@@ -7,6 +7,7 @@ use spanker_scheduler::DType;
 use super::Case;
 use super::forecast::Way;
 use super::pairs::Pairs;
+use crate::bench::samples::Sample;
 use crate::sizes::human;
 
 /// A line of the table, and the schema of `--json`.
@@ -107,6 +108,12 @@ impl Row {
             "(%)",
             "",
         )
+    }
+
+    /// The row as `spanker fit link` sees it.
+    pub(in crate::bench) fn sample(&self) -> Sample {
+        let (bytes, microseconds) = (self.bytes_per_card, self.time_us);
+        Sample { ranks: self.ranks, bytes, microseconds }
     }
 
     pub(super) fn text(&self) -> String {
