@@ -165,8 +165,9 @@ impl<'p> Chat<'p> {
         })
     }
 
-    /// One turn of the user, and the answer. A turn that cannot be answered is forgotten.
+    /// One turn of the user, and the answer. After a turn that cannot be answered the conversation is as it was.
     fn turn(&mut self, text: &str) -> anyhow::Result<()> {
+        let before = self.turns.clone();
         self.turns.push(Message::new("user", text));
         match self.answer() {
             Ok(answer) => {
@@ -174,7 +175,7 @@ impl<'p> Chat<'p> {
                 output::line("")
             }
             Err(error) => {
-                self.turns.pop();
+                self.turns = before;
                 Err(error)
             }
         }

@@ -47,6 +47,11 @@ impl ClusterArgs {
         ClusterArgs { profile, cards, topology: None, cluster: None, card: None, link: None }
     }
 
+    /// How many cards flags ask for.
+    pub(crate) fn cards(&self) -> Option<usize> {
+        self.cards
+    }
+
     /// The cluster that the flags describe.
     pub(crate) fn build(&self) -> anyhow::Result<Cluster> {
         let cluster = match &self.cluster {

@@ -8,10 +8,14 @@ mod table;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use spanker_model::Quant;
+use spanker_engine::Freshness;
+use spanker_model::{Model, Quant};
 use spanker_plan::{Objective, Plan, PlanError, Request, choose, explain as explanation, remedies};
+use spanker_topology::Cluster;
 
 use crate::cluster::ClusterArgs;
+use crate::directory::CardList;
+use crate::llm::{self, FabricKind};
 use crate::{DoesNotFit, Usage, files, model, output};
 
 /// Find the fastest way to split a model over cards, and say why
@@ -24,6 +28,7 @@ use crate::{DoesNotFit, Usage, files, model, output};
   spanker plan model.gguf --profile rev-a*2,rev-a@1GB/s --explain
   spanker plan llama-2-70b --profile rev-a --cards 10 --objective throughput --concurrency 8
   spanker plan llama-3-8b --cluster cluster.toml --out plan.json   then: spanker simulate plan.json
+  spanker plan smollm2-135m --fabric inproc --cards 2              for threads of this machine, as measured
 
 Times are predictions: the profiles say where their numbers come from ('spanker profiles rev-a').
 --json prints {\"version\": 1, \"candidates\": [..]}, best first; docs/plan-json.md has the fields.")]
@@ -32,6 +37,13 @@ pub(crate) struct Args {
     model: String,
     #[command(flatten)]
     cluster: ClusterArgs,
+    /// Plan for what is here, as it was measured: threads of this machine (inproc), the cards that are there, GPUs
+    /// (cuda) or the processes that mpirun has started. The model is then a .gguf file or a fetched one
+    #[arg(long, value_enum, conflicts_with_all = ["quant", "profile", "cluster", "topology", "card", "link"])]
+    fabric: Option<FabricKind>,
+    /// With --fabric inproc, threads in all; with mpi those of each process [default: as many as there are cores]
+    #[arg(short, long, value_name = "N", requires = "fabric")]
+    threads: Option<usize>,
     /// How weights are stored [default: as in the .gguf file or the fetched model, else q4_0]
     #[arg(long, value_parser = Quant::from_str)]
     quant: Option<Quant>,
@@ -83,10 +95,35 @@ fn objective(text: &str) -> Result<Objective, String> {
     })
 }
 
+impl Args {
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.fabric == Some(FabricKind::Mpi)
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_outputs([&args.out])?;
-    let model = model::load(&args.model, args.quant)?;
-    let cluster = args.cluster.build()?;
+    let Some(fabric) = args.fabric else {
+        return plan(args, &model::load(&args.model, args.quant)?, &args.cluster.build()?);
+    };
+    let here = llm::Args {
+        fabric: Some(fabric),
+        threads: args.threads,
+        ctx_size: Some(usize::try_from(args.context)?),
+        batch_size: usize::try_from(args.batch_size)?,
+        ..llm::Args::usual(&args.model)
+    };
+    let count = args.cluster.cards().map(CardList::Count);
+    llm::on_host(&here, count.as_ref(), None, |place| {
+        let (host, model) = (&place.host, &place.model);
+        let layout = host.usual_layout(model, host.card_count())?;
+        let cluster = host.cluster(model, &place.request(1, 1), &layout, Freshness::Kept)?;
+        plan(args, model.shape(), &cluster)
+    })
+}
+
+fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
     if args.concurrency.is_some() && args.objective != Objective::Throughput {
         let text =
             "--concurrency is for --objective throughput; --batch says what is decoded together";
@@ -109,19 +146,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let cards: Vec<usize> = (0..cluster.cards()).collect();
     output::progress("searching for the best plan ..");
-    let choice = choose(&model, &cluster, &cards, &request).map_err(|error| match error {
+    let choice = choose(model, cluster, &cards, &request).map_err(|error| match error {
         PlanError::Request { what } => anyhow::Error::from(Usage(what)),
         other => other.into(),
     })?;
     // JSON explains the best of all candidates; people read about the plan that they are given.
     let given = if args.json || args.copies { choice.clone() } else { choice.to_run() };
-    let explained = explanation(&model, &cluster, &request, &given);
-    let remedy = remedies(&model, &cluster, &cards, &request, &choice);
+    let explained = explanation(model, cluster, &request, &given);
+    let remedy = remedies(model, cluster, &cards, &request, &choice);
     output::progress_done();
     let proposed = if args.copies { choice.best() } else { choice.best_to_run() };
     let report = report::Report {
-        model: &model,
-        cluster: &cluster,
+        model,
+        cluster,
         request: &request,
         choice: &choice,
         proposed,

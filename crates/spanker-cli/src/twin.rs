@@ -18,7 +18,7 @@ use crate::{Usage, output};
 /// Rehearse with emulated cards: one process each, with links between them
 ///
 /// The cards answer in a directory, as the driver's answer in /dev: $SPANKER_DEV_DIR if that is set, or
-/// 'spanker' in $XDG_RUNTIME_DIR, or /tmp/spanker-UID. A keeper in the background starts and watches them.
+/// 'spanker' in $XDG_RUNTIME_DIR, or /tmp/spanker-UID. A supervisor in the background starts and watches them.
 /// However it ends, no process, socket or file of the twin is left.
 #[derive(Debug, clap::Args)]
 #[command(arg_required_else_help = true)]
@@ -101,7 +101,7 @@ enum Command {
     },
     /// Take the twin down
     ///
-    /// Succeeds if there is none. Stopped cards are killed, and so is a keeper that does not answer.
+    /// Succeeds if there is none. Stopped cards are killed, and so is a supervisor that does not answer.
     Down,
     #[command(hide = true)]
     Keeper {
@@ -257,7 +257,7 @@ fn status(json: bool) -> anyhow::Result<()> {
     match control::ask(&home::find(), &Request::Status).map_err(said)? {
         Answer::Status(status) if json => output::line(&serde_json::to_string(&status)?),
         Answer::Status(status) => show::status(&status),
-        answer => anyhow::bail!("the keeper answers {answer:?}"),
+        answer => anyhow::bail!("the supervisor answers {answer:?}"),
     }
 }
 

@@ -263,6 +263,34 @@ fn chat_from_a_pipe_answers_every_line() {
 }
 
 #[test]
+fn chat_goes_on_after_empty_lines_wrong_commands_and_turns_that_do_not_fit() {
+    let desk = awkward();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    let flags = "chat -m x.gguf -n 4 --temp 0 --ctx-size 64";
+    command.args(flags.split(' ')).current_dir(desk.path());
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let long = "x".repeat(100);
+    let typed =
+        format!("hi\n\n/nope\n{long}\n/stats\n/save c.json\n/reset\n/save d.json\n/quit\nhi\n");
+    child.stdin.take().expect("a pipe").write_all(typed.as_bytes()).expect("a reader");
+    let output = child.wait_with_output().expect("an end");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    for part in ["/nope: no such command", "too many for a context of 64", "tok/s", "2 turns"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    let saved: Value = serde_json::from_str(&desk.read("c.json")).expect("JSON");
+    assert_eq!((&saved[0]["role"], &saved[0]["content"]), (&"user".into(), &"hi".into()));
+    assert_eq!((saved.as_array().map(Vec::len), &saved[1]["role"]), (Some(2), &"assistant".into()));
+    assert_eq!(desk.read("d.json").trim(), "[]");
+}
+
+#[test]
 fn flags_that_make_no_sense_are_usage_errors_that_name_them() {
     let desk = awkward();
     for (flags, parts) in [
@@ -365,4 +393,32 @@ fn saved_plan_of_the_model_runs() {
     if planned["strategy"] != "tensor-reduce" {
         assert_eq!(planned["text"], one["text"]);
     }
+}
+
+#[test]
+fn plan_for_what_is_here_has_the_candidates_of_threads_and_its_layout_runs() {
+    let desk = awkward();
+    let planned = desk.json("plan x.gguf --fabric inproc --cards 2 --ctx-size 64 --out here.json");
+    let best = &planned["candidates"][0];
+    assert!(number(best, "tokens_per_second") > 0.0, "{planned}");
+    let run = desk.json("run -m x.gguf -p hello -n 4 --temp 0 --plan here.json");
+    assert_eq!(run["predicted_for"], "this-machine", "{run}");
+    let error = desk.error(2, "plan x.gguf --fabric inproc --profile rev-a");
+    assert!(error.contains("--fabric") && error.contains("--profile"), "{error}");
+}
+
+#[test]
+fn reason_for_the_end_is_told_and_prompts_come_from_files() {
+    let desk = awkward();
+    let json = desk.json("run -m x.gguf -p hello -n 100 --temp 0 --ctx-size 16 --ignore-eos");
+    assert_eq!(json["finish_reason"], "context", "{json}");
+    let json = desk.json("run -m x.gguf -p hello -n 3 --temp 0 --ignore-eos");
+    assert_eq!((&json["finish_reason"], &json["ended"]), (&"length".into(), &false.into()));
+    let whole = desk.json("run -m x.gguf -p hello -n -1 --temp 0 --ctx-size 32 --ignore-eos");
+    assert_eq!(whole["tokens"].as_array().map(Vec::len), Some(32 - 5 + 1), "{whole}");
+    let error = desk.error(2, "run -m x.gguf -p hello --trace /nowhere/t.json");
+    assert!(error.contains("/nowhere"), "{error}");
+    desk.put("prompt.txt", b"hello");
+    let from_file = desk.json("run -m x.gguf -f prompt.txt -n 3 --temp 0 --ignore-eos");
+    assert_eq!(from_file["text"], json["text"], "{from_file}");
 }

@@ -45,7 +45,7 @@ pub(super) fn status(status: &Status) -> anyhow::Result<()> {
     let Status { title, topology, seed, supervisor, .. } = status;
     let (dir, pace) = (status.dir.display(), status.pace.name());
     output::line(&format!(
-        "{title}, {topology}, pace {pace}, seed {seed}, keeper pid {supervisor}"
+        "{title}, {topology}, pace {pace}, seed {seed}, supervisor pid {supervisor}"
     ))?;
     output::line(&format!("{dir}\n"))?;
     output::line("card  state         pid  serial            profile")?;
