@@ -53,14 +53,8 @@ pub(crate) fn folder() -> anyhow::Result<PathBuf> {
 
 /// The folder for what can be had again: `$SPANKER_CACHE`, or `spanker` in the user's cache.
 pub(crate) fn cache() -> anyhow::Result<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    Ok(match (set("SPANKER_CACHE"), set("XDG_CACHE_HOME"), set("HOME")) {
-        (Some(cache), ..) => PathBuf::from(cache),
-        // A relative one is no folder of the user's, by its definition.
-        (_, Some(cache), _) if Path::new(&cache).is_absolute() => Path::new(&cache).join("spanker"),
-        (_, _, Some(home)) => Path::new(&home).join(".cache/spanker"),
-        _ => bail!("no folder for models\nhint: set SPANKER_CACHE to one"),
-    })
+    let found = spanker_engine::cache_folder();
+    found.context("no folder for models\nhint: set SPANKER_CACHE to one")
 }
 
 /// The file of a model in `folder`.
