@@ -2,7 +2,7 @@
 //! Conversations as the text that a model was trained on: chat templates in Jinja.
 //!
 //! A template comes from a file and is hostile: it is rendered with a bound on its steps and on the
-//! size of all that it computes ([`meter`]), and it reaches nothing but its arguments. There is no clock; a caller
+//! size of all that it computes (`meter`), and it reaches nothing but its arguments. There is no clock; a caller
 //! that has one passes the date.
 
 mod meter;
