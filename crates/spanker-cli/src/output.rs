@@ -76,7 +76,7 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     write(text, "\n")
 }
 
-/// Writes a piece of text to standard output, as [`line`] does and without an end of line.
+/// Writes a piece of text to standard output, as [`line()`] does and without an end of line.
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     write(text, "")
 }
