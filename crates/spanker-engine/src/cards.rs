@@ -123,7 +123,7 @@ impl Backend for Cards {
             return Ok(Loaded { runner: Box::new(runner), memory });
         }
         let host = on_threads(load.model, load.plan, self.threads)?;
-        Ok(Loaded { runner: Box::new(Twice::new(runner, Box::new(host))), memory })
+        Ok(Loaded { runner: Box::new(Twice::new(Box::new(runner), Box::new(host))), memory })
     }
 
     fn replan(&self, left: &[usize], model: &Model, request: Request) -> Result<Plan> {

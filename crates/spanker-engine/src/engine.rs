@@ -182,6 +182,9 @@ impl<'h> Engine<'h> {
             };
             let begun = Instant::now();
             self.session.release();
+            if let Some(piece) = self.pieces.last_mut() {
+                piece.collect(backend)?;
+            }
             observer(&Event::Lost { error: &error, left: &left });
             self.lost += self.left.len() - left.len();
             self.left = left;
@@ -270,11 +273,8 @@ impl<'h> Engine<'h> {
     pub fn finish(self) -> Result<Finished> {
         let Engine { host, mut pieces, session, .. } = self;
         drop(session);
-        if pieces.iter().any(|piece| piece.recorder.is_some())
-            && let Some(marks) = host.backend().marks()?
-            && let Some(last) = pieces.last_mut()
-        {
-            last.recorder = Some(Recorder::from(marks));
+        if let Some(last) = pieces.last_mut() {
+            last.collect(host.backend())?;
         }
         Ok(Finished { pieces })
     }

@@ -384,7 +384,7 @@ impl Host {
     pub fn audit(&self, wished: Option<f64>) -> Result<f64> {
         let fabric = self.fabric();
         match (fabric, wished.unwrap_or(fabric.usual_audit())) {
-            (Fabric::Cards, part) => Ok(part),
+            (Fabric::Cards | Fabric::Mpi, part) => Ok(part),
             (_, 0.0) => Ok(0.0),
             (Fabric::Inproc, part) => Err(EngineError::request(format!(
                 "--audit {part}: threads of this process are not checked"
@@ -392,7 +392,7 @@ impl Host {
             // Their programs have no taps: a second runner is all that checks them.
             (_, part) if part >= 1.0 => Ok(1.0),
             (_, part) => Err(EngineError::request(format!(
-                "--audit {part} is for --fabric cards; cuda and mpi have 0 and 1"
+                "--audit {part} is for --fabric cards and mpi; cuda has 0 and 1"
             ))),
         }
     }
@@ -536,7 +536,7 @@ impl Host {
     /// The request with taps only where programs can have them.
     fn taps(&self, request: &Request) -> Request {
         match self.fabric() {
-            Fabric::Cards => request.clone(),
+            Fabric::Cards | Fabric::Mpi => request.clone(),
             _ => Request { audit: 0.0, ..request.clone() },
         }
     }

@@ -12,6 +12,7 @@ use spanker_plan::{
 };
 
 use crate::error::Result;
+use crate::host::Backend;
 use crate::{directory, layout};
 
 /// Steps of a run on one layout.
@@ -34,6 +35,16 @@ impl Piece {
     pub(crate) fn first(plan: Plan, prompt: Vec<u32>, recorder: Option<Recorder>) -> Piece {
         let cards = (0..plan.cluster.cards() as u32).collect();
         Piece { plan, tokens: prompt, recorder, cards, recovery: Duration::ZERO }
+    }
+
+    /// Collects what cards recorded, where they keep it themselves until the piece is over.
+    pub(crate) fn collect(&mut self, backend: &dyn Backend) -> Result<()> {
+        if self.recorder.is_some()
+            && let Some(marks) = backend.marks()?
+        {
+            self.recorder = Some(Recorder::from(marks));
+        }
+        Ok(())
     }
 
     /// The plan, priced for what the piece began with and for steps from the `steps.start`th after the prompt to the

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use spanker_fabric::{Fabric as Wires, FabricError};
 use spanker_llm::{Follower, Front, LlmError, OnRanks, RankSamples, Subject, Twice, follow};
 use spanker_plan::{Layout, Mark, Plan, Request};
+use spanker_scheduler::DeviceErrorKind;
 use spanker_topology::{Bytes, Cluster};
 
 use crate::error::{EngineError, Result};
 use crate::host::{Backend, Fabric, Load, Loaded, Watch};
+use crate::layout::{self, Split};
 use crate::model::Model;
 use crate::profiles::{self, Freshness};
 use crate::threads::{on_threads, uniform};
@@ -256,21 +258,42 @@ impl Backend for Ranks {
         true
     }
 
-    fn load<'h>(&'h self, _: &[usize], load: &Load<'_>) -> Result<Loaded<'h>, LlmError> {
+    fn load<'h>(&'h self, left: &[usize], load: &Load<'_>) -> Result<Loaded<'h>, LlmError> {
         let Load { model, plan, recorder, log, .. } = load;
+        let (leader, network) = (self.leader()?, model.network());
         let space = (plan.request.context as usize, plan.request.batch as usize);
-        let mut runner =
-            OnRanks::lay_out(self.leader()?, model.network(), plan, space, self.threads)?;
+        let mut runner = OnRanks::lay_out(leader, network, plan, left, space, self.threads)?;
         let memory = runner.memory().to_vec();
         if recorder.is_some() {
             runner.record()?;
         }
-        if log.fraction() < 1.0 {
+        let audit = plan.request.audit;
+        if audit > 0.0 {
+            runner.audit(network, plan, log)?;
+        }
+        if audit < 1.0 {
             return Ok(Loaded { runner: Box::new(runner), memory });
         }
         let host = on_threads(model, plan, self.threads)?;
-        let twice = Twice::unnamed(Box::new(runner), Box::new(host), log);
+        let twice = Twice::new(Box::new(runner), Box::new(host));
         Ok(Loaded { runner: Box::new(twice), memory })
+    }
+
+    fn replan(&self, left: &[usize], model: &Model, request: Request) -> Result<Plan> {
+        let shares = vec![1.0; left.len()];
+        let usual = Split::Gather.layout(model.shape(), &shares);
+        let usual = usual.or_else(|_| Split::Pipeline.layout(model.shape(), &shares))?;
+        let cluster = self.cluster(model, &request, &usual, Freshness::Kept, &|_| {})?;
+        let layout = layout::best(model.shape(), &cluster, &request, true)?;
+        layout::fitting(Plan::new(model.shape().clone(), cluster, request, layout)?)
+    }
+
+    /// A rank that computes wrongly is left out; one that is gone takes the group with it.
+    fn survivors(&self, error: &LlmError, left: &[usize]) -> Option<Vec<usize>> {
+        let LlmError::Device(error) = error else { return None };
+        let wrong = error.card().filter(|_| error.kind() == DeviceErrorKind::Wrong)?;
+        let left: Vec<usize> = left.iter().copied().filter(|&rank| rank != wrong).collect();
+        (!left.is_empty()).then_some(left)
     }
 
     fn marks(&self) -> Result<Option<Vec<Mark>>> {

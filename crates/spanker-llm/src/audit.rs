@@ -147,7 +147,10 @@ impl<'a> Auditor<'a> {
 
 /// Members whose bytes after a collective are not those of the others: all of a stage, if none has most of the
 /// others on its side.
-pub(crate) fn disagreeing(taps: &[Taps], captured: &[Vec<u8>]) -> Vec<usize> {
+pub(crate) fn disagreeing<'c>(
+    taps: &[Taps],
+    captured: impl IntoIterator<Item = &'c [u8]>,
+) -> Vec<usize> {
     let mut stages: HashMap<usize, Vec<(usize, &[u8])>> = HashMap::new();
     for (member, (taps, captured)) in taps.iter().zip(captured).enumerate() {
         for tap in &taps.list {
@@ -192,7 +195,7 @@ mod tests {
         let taps: Vec<Taps> =
             stages.iter().map(|&(stage, _)| Taps { list: vec![tap(stage)], bytes: 1 }).collect();
         let captured: Vec<Vec<u8>> = stages.iter().map(|&(_, byte)| vec![byte]).collect();
-        disagreeing(&taps, &captured)
+        disagreeing(&taps, captured.iter().map(Vec::as_slice))
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::Recorder;
 use crate::runner::{Outcome, Timing, candidates};
 
 /// What a card says after a step.
+#[derive(Default)]
 pub(crate) struct Report {
     /// Time on exchanges and waiting.
     pub(crate) sync: Duration,
@@ -36,6 +37,8 @@ pub(crate) struct Report {
     pub(crate) marks: Vec<Mark>,
     /// What the host asked for.
     pub(crate) read: Option<Vec<u8>>,
+    /// What taps kept of operators.
+    pub(crate) captured: Vec<u8>,
 }
 
 /// A card.
@@ -58,6 +61,8 @@ pub(crate) struct Task {
     pub(crate) traced: bool,
     /// What the host wants to read afterwards.
     pub(crate) read: Option<(Place, u64)>,
+    /// What taps write.
+    pub(crate) captured: Option<(Place, u64)>,
     /// When the step began: the origin of the marks of all cards that share a clock.
     pub(crate) begun: Instant,
 }
@@ -109,10 +114,12 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         peers: &mut P,
         task: Task,
     ) -> Result<Report, Stopped<P::Fault>> {
-        let mut report = Report { sync: Duration::ZERO, sent: 0, marks: Vec::new(), read: None };
+        let mut report = Report::default();
         let work = || {
             self.go_through(program, peers, task, &mut report)?;
-            report.read = task.read.map(|(place, length)| self.memory.get(place, length).to_vec());
+            let bytes = |(place, length): (Place, u64)| self.memory.get(place, length).to_vec();
+            report.read = task.read.map(bytes);
+            report.captured = task.captured.map(bytes).unwrap_or_default();
             Ok::<(), P::Fault>(())
         };
         match catch_unwind(AssertUnwindSafe(work)) {
@@ -130,21 +137,28 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         report: &mut Report,
     ) -> Result<(), P::Fault> {
         let mut log = Log::new(task.begun, task.traced);
-        let mut at = 0;
+        // Taps have no number of their own: they belong to the operator before them.
+        let (mut at, mut taps) = (0, 0);
         while let Some(op) = program.get(at) {
+            let number = at - taps;
             match op {
                 Op::Work(Work::Matmul { a, .. }) => {
                     let shares =
                         |op: &&Op| matches!(op, Op::Work(Work::Matmul { a: b, .. }) if a == b);
                     let run = program[at..].iter().take_while(shares).count();
                     self.products(&program[at..at + run]);
-                    log.worked(report, at, run);
+                    log.worked(report, number, run);
                     at += run;
                     continue;
                 }
                 Op::Work(work) => {
                     self.operate(work);
-                    log.worked(report, at, 1);
+                    log.worked(report, number, 1);
+                }
+                Op::Tap(work) => {
+                    self.operate(work);
+                    log.tapped(report);
+                    taps += 1;
                 }
                 Op::Mark { activity, layer } => log.mark(*activity, *layer),
                 exchange => {
@@ -152,7 +166,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                     self.exchange(exchange, peers, task.step, report)?;
                     let after = Instant::now();
                     report.sync += after - before;
-                    log.exchanged(report, at, after);
+                    log.exchanged(report, number, after);
                 }
             }
             at += 1;
@@ -310,6 +324,14 @@ impl Log {
     fn worked(&mut self, report: &mut Report, op: usize, ops: usize) {
         if self.traced {
             self.add(report, self.label, (op, ops), Instant::now());
+        }
+    }
+
+    /// What was done since the last mark belongs to it.
+    fn tapped(&mut self, report: &mut Report) {
+        if let Some(mark) = report.marks.last_mut() {
+            self.end = self.begun.elapsed().as_secs_f64();
+            mark.end = self.end;
         }
     }
 

@@ -20,6 +20,7 @@ use spanker_topology::{ExchangeKind, Kernels};
 use crate::audit::{AuditLog, Auditor, Found, Member, disagreeing};
 use crate::layout::{self, Planned};
 use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing, candidates};
+use crate::twice::Searched;
 use crate::{LlmError, Network, Recorder};
 use exchange::Exchanges;
 use load::Buffers;
@@ -68,7 +69,7 @@ impl<'a> OnCards<'a> {
         loading: &(dyn Fn(Loading) + Sync),
     ) -> Result<Self, LlmError> {
         let (kind, kernels) = (ExchangeKind::Schedules, Kernels::Card);
-        let planned = Planned::new(network, plan, context, batch, kind, kernels)?;
+        let planned = Planned::new(network, plan, context, batch, kind, kernels)?.tapped();
         let mut controls = Vec::new();
         for &index in planned.stages().iter().flat_map(|stage| &stage.group.cards) {
             let missing = || LlmError::plan(format!("it uses card {index}, which is not there"));
@@ -177,19 +178,8 @@ impl<'a> OnCards<'a> {
         Some(Place { buffer: *id, offset: 0 })
     }
 
-    /// Runs a step again and again, each time with other operators checked, until a card is found wrong.
-    ///
-    /// # Errors
-    /// [`LlmError::Device`] that names the card, and what steps fail with.
-    pub(crate) fn search(&mut self, step: &Step<'_>, times: u64) -> Result<(), LlmError> {
-        for salt in 1..=times {
-            self.attempt(step, salt)?;
-        }
-        Ok(())
-    }
-
     /// Tells the log of a card that was found wrong, and makes the error.
-    pub(crate) fn blame(&self, member: usize, past: usize, what: String) -> LlmError {
+    fn blame(&self, member: usize, past: usize, what: String) -> LlmError {
         let card = self.group.index(member);
         if let Some(auditor) = &self.auditor {
             auditor.log.add(Found { card, past, what: what.clone() });
@@ -198,7 +188,7 @@ impl<'a> OnCards<'a> {
     }
 
     /// Members whose cards do not copy and add as they should, when they are tried one by one.
-    pub(crate) fn examined(&self) -> Vec<usize> {
+    fn examined(&self) -> Vec<usize> {
         let wrong = |&member: &usize| {
             !self.group.request(member, spanker_fabric::device::examine).unwrap_or(false)
         };
@@ -223,7 +213,7 @@ impl<'a> OnCards<'a> {
         });
         self.auditor = Some(auditor);
         match found {
-            None => self.agreement(step.past, &disagreeing(taps, &all)),
+            None => self.agreement(step.past, &disagreeing(taps, all.iter().map(Vec::as_slice))),
             Some(Err(error)) => Err(error),
             Some(Ok((member, what))) => Err(self.blame(member, step.past, what)),
         }
@@ -380,6 +370,20 @@ impl OnCards<'_> {
         }
         outcome.timing = Timing { wall: begun.elapsed(), ..self.measure(finished)? };
         Ok(outcome)
+    }
+}
+
+impl Searched for OnCards<'_> {
+    fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<(), LlmError> {
+        OnCards::attempt(self, step, salt).map(|_| ())
+    }
+
+    fn examine(&self, step: &Step<'_>) -> LlmError {
+        let what = "its results are not those of this host".to_owned();
+        match self.examined()[..] {
+            [member] => self.blame(member, step.past, what),
+            _ => LlmError::Unsure { past: step.past },
+        }
     }
 }
 

@@ -193,7 +193,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         self.steps += 1;
         let task = |of: &Self, member: usize| {
             let read = of.programs.wanted(member, step, part);
-            Task { step: of.steps, traced, read, begun }
+            Task { step: of.steps, traced, read, captured: None, begun }
         };
         for (index, jobs) in self.jobs.iter().enumerate() {
             let job = Job { programs: Arc::clone(&programs), task: task(self, index + 1) };

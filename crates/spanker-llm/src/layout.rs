@@ -37,13 +37,15 @@ impl<'p> Planned<'p> {
         kernels: Kernels,
     ) -> Result<Self, LlmError> {
         check_plan(network, plan)?;
-        // Cards that exchange by schedules are behind the ABI, and have descriptors for taps.
-        let audit = match kind {
-            ExchangeKind::Schedules => plan.request.taps(),
-            _ => Audit::NONE,
-        };
-        let space = Space { context: context as u64, batch: batch as u64, sequences: 1, audit };
+        let (context, batch, audit) = (context as u64, batch as u64, Audit::NONE);
+        let space = Space { context, batch, sequences: 1, audit };
         Ok(Planned { plan, space, kind, kernels })
+    }
+
+    /// The same with the taps that the plan's request asks for: cards keep what operators read and wrote.
+    pub(crate) fn tapped(mut self) -> Self {
+        self.space.audit = self.plan.request.taps();
+        self
     }
 
     pub(crate) fn stages(&self) -> &'p [Stage] {

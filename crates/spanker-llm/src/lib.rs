@@ -51,5 +51,5 @@ pub use recorder::Recorder;
 pub use runner::{MemoryUse, Outcome, Runner, Step, Timing};
 pub use session::Session;
 pub use spanker_plan::Want;
-pub use twice::Twice;
+pub use twice::{Searched, Twice};
 pub use verify::{Bound, Difference, Distance, Fault, Side, Trail, examine_reduce, trail};

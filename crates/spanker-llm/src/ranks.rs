@@ -10,6 +10,7 @@
 //! be heard of within that time: whoever lets the front wait for something else calls [`Front::beat`] (or
 //! [`Runner::beat`]) several times as often, to which all ranks answer.
 
+mod audit;
 mod clock;
 mod follow;
 mod marks;
@@ -31,11 +32,12 @@ use crate::card::{self, Report};
 use crate::layout::{self, Planned};
 use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing};
 use crate::{LlmError, Network};
+use audit::Audited;
 pub use follow::{Follower, follow};
 pub use measure::RankSamples;
 use order::Order;
 use record::Recording;
-use seated::Seated;
+use seated::{Seated, Stepping};
 use wire::{End, FRONT, Wire};
 
 /// The number under which ranks report what they have allocated; steps count from 1.
@@ -130,33 +132,43 @@ impl<'f> Front<'f> {
         batch: usize,
         threads: usize,
     ) -> Result<OnRanks<&mut Front<'f>, B>, LlmError> {
-        OnRanks::lay_out(self, network, plan, (context, batch), threads)
+        let ranks: Vec<usize> = (0..self.ranks()).collect();
+        OnRanks::lay_out(self, network, plan, &ranks, (context, batch), threads)
     }
 
     /// Has all ranks lay a network out; `filled` with numbers, as in the midst of a run, if it is to be measured.
     fn lay<B: AsRef<[u8]> + Send + Sync>(
         &mut self,
         network: &Arc<Network<B>>,
-        plan: &Plan,
+        (plan, ranks): (&Plan, &[usize]),
         (context, batch): (usize, usize),
         threads: usize,
         filled: bool,
     ) -> Result<(Seated<B>, Vec<MemoryUse>), LlmError> {
-        let (kind, kernels) = (ExchangeKind::Direct, crate::inproc::kernels(threads, 1));
-        let planned = Planned::new(network, plan, context, batch, kind, kernels)?;
-        let ranks = self.ranks();
-        if let Some(card) = plan.layout.cards().into_iter().find(|&card| card >= ranks) {
+        let planned = planned(network, plan, (context, batch), threads, filled)?;
+        let known = |card: &usize| ranks.get(*card).is_some_and(|&rank| rank < self.ranks());
+        if let Some(card) = plan.layout.cards().into_iter().find(|card| !known(card)) {
+            let count = ranks.len();
             return Err(LlmError::plan(format!(
-                "it uses card {card}, and there are {ranks} ranks"
+                "it uses card {card}, and there are {count} ranks"
             )));
         }
+        let ranks: Vec<u32> = ranks.iter().map(|&rank| rank as u32).collect();
         self.recording = None;
         let json = plan.to_json();
         let stamp = crate::fingerprint(json.bytes());
         let (context, batch) = (context as u64, batch as u64);
         let network_stamp = network.fingerprint();
-        self.order(&Order::Plan { network: network_stamp, context, batch, filled, json })?;
-        let seated = Seated::new(network, &planned, FRONT, threads, filled);
+        let order = Order::Plan {
+            network: network_stamp,
+            context,
+            batch,
+            filled,
+            ranks: ranks.clone(),
+            json,
+        };
+        self.order(&order)?;
+        let seated = Seated::new(network, &planned, (FRONT, &ranks), threads, filled);
         let seated = seated.inspect_err(|error| self.give_up(error.to_string()))?;
         self.heard(|wire| wire.settle(stamp))?;
         let memory = self.collect_memory(&planned, &seated)?;
@@ -177,10 +189,10 @@ impl<'f> Front<'f> {
             [0, 1].map(|at| words.get(at).map_or(0, |&word| u64::from_le_bytes(word)))
         });
         let layouts = planned.cards();
-        let list = layouts.iter().map(|layout| {
+        let list = layouts.iter().zip(&seated.ranks).map(|(layout, &rank)| {
             let card = layout.card;
             // Ranks may have other numbers of threads, for which they plan themselves.
-            let [planned, allocated] = match card {
+            let [planned, allocated] = match rank {
                 FRONT => [layout.bytes(), seated.allocated()],
                 _ => said.next().unwrap_or_default(),
             };
@@ -218,6 +230,7 @@ pub struct OnRanks<F, B> {
     front: F,
     seated: Seated<B>,
     memory: Vec<MemoryUse>,
+    audited: Option<Audited>,
 }
 
 impl<F, B> std::fmt::Debug for OnRanks<F, B> {
@@ -229,7 +242,7 @@ impl<F, B> std::fmt::Debug for OnRanks<F, B> {
 }
 
 impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
-    /// As [`Front::lay_out`], with a hold on the front that this keeps.
+    /// As [`Front::lay_out`], with a hold on the front that this keeps, and the rank of each of the plan's cards.
     ///
     /// # Errors
     /// As [`Front::lay_out`].
@@ -237,11 +250,12 @@ impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<
         mut front: F,
         network: &Arc<Network<B>>,
         plan: &Plan,
+        ranks: &[usize],
         space: (usize, usize),
         threads: usize,
     ) -> Result<Self, LlmError> {
-        let (seated, memory) = front.lay(network, plan, space, threads, false)?;
-        Ok(OnRanks { front, seated, memory })
+        let (seated, memory) = front.lay(network, (plan, ranks), space, threads, false)?;
+        Ok(OnRanks { front, seated, memory, audited: None })
     }
 }
 
@@ -265,13 +279,13 @@ impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<
     /// The reports of all cards, in the order of their seats.
     fn collect(&mut self, own: Option<Report>, want: Want) -> Result<Vec<Report>, LlmError> {
         let (from, step) = (self.seated.expected(want), self.seated.steps);
-        let letters = self.front.heard(|wire| wire.reports(step, &from))?;
-        let mut letters = letters.into_iter();
+        let messages = self.front.heard(|wire| wire.reports(step, &from))?;
+        let mut messages = messages.into_iter();
         let mut own = own;
-        let seats = self.seated.ranks.iter();
-        let reports = seats.filter_map(|&rank| match rank {
+        let seats = self.seated.ranks.iter().enumerate();
+        let reports = seats.filter_map(|(seat, &rank)| match rank {
             FRONT => own.take(),
-            _ => letters.next().map(|letter| seated::read(letter.bytes())),
+            _ => messages.next().map(|message| self.seated.read(seat, message.bytes())),
         });
         Ok(reports.collect())
     }
@@ -280,7 +294,7 @@ impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<
 impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<F, B> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
         layout::check(&self.seated.programs, self.seated.vocab, step)?;
-        self.go(step, &[], Instant::now())
+        self.attempt(step, 0)
     }
 
     fn batch(&self) -> usize {
@@ -293,24 +307,50 @@ impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> Runner f
 }
 
 impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
+    /// Runs a step. Which operators are checked depends on `salt`.
+    fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<Outcome, LlmError> {
+        self.go(step, (&[], salt), Instant::now())
+    }
+
     /// Runs a step through some layers, or all if there are none.
-    fn go(&mut self, step: &Step<'_>, layers: &[u32], begun: Instant) -> Result<Outcome, LlmError> {
-        self.front.order(&Order::step(step, layers))?;
+    fn go(
+        &mut self,
+        step: &Step<'_>,
+        (layers, salt): (&[u32], u64),
+        begun: Instant,
+    ) -> Result<Outcome, LlmError> {
+        self.front.order(&Order::step(step, layers, salt))?;
         let (seated, traced) = (&mut self.seated, self.front.recording.is_some());
-        let own = self.front.heard(|wire| seated.step(wire, (step, layers), begun, traced))?;
+        let of = Stepping { step, layers, salt, traced };
+        let own = self.front.heard(|wire| seated.step(wire, of, begun))?;
+        let number = self.seated.number();
         let since = self.front.wire.clock(begun);
         let front = &mut *self.front;
         if let (Some(recording), Some(report)) = (&mut front.recording, &own) {
-            recording.keep(record::by_clock(report, FRONT, step.past, since));
+            recording.keep(record::by_clock(report, number, step.past, since));
         }
         let cards = self.seated.ranks.len() as u32;
-        if step.want == Want::Nothing {
+        if step.want == Want::Nothing && !self.seated.is_tapped() {
             // The others tell what they have done with the step that is asked for something.
             let (sync, sent) = own.map_or_else(Default::default, |own| (own.sync, own.sent));
             let timing = Timing { wall: begun.elapsed(), card: None, sync: sync / cards, sent };
             return Ok(Outcome { timing, ..Outcome::default() });
         }
         let reports = self.collect(own, step.want)?;
+        self.compare(step, salt, &reports)?;
         Ok(card::outcome(step.want, begun.elapsed(), &reports))
     }
+}
+
+/// A plan as ranks run it. What is measured is not checked.
+fn planned<'p, B: AsRef<[u8]>>(
+    network: &Network<B>,
+    plan: &'p Plan,
+    (context, batch): (usize, usize),
+    threads: usize,
+    filled: bool,
+) -> Result<Planned<'p>, LlmError> {
+    let (kind, kernels) = (ExchangeKind::Direct, crate::inproc::kernels(threads, 1));
+    let planned = Planned::new(network, plan, context, batch, kind, kernels)?;
+    Ok(if filled { planned } else { planned.tapped() })
 }

@@ -4,16 +4,27 @@
 
 use crate::LlmError;
 use crate::audit::AuditLog;
-use crate::cards::OnCards;
 use crate::runner::{Outcome, Runner, Step};
 
 /// How often a step is run again, with other operators checked, to find the card that was wrong.
 const SEARCHES: u64 = 200;
 
+/// Cards that can say what they did operator by operator.
+pub trait Searched: Runner {
+    /// Runs a step once more; which operators are checked depends on `salt`.
+    ///
+    /// # Errors
+    /// What steps fail with: [`LlmError::Device`] names a card that was wrong.
+    fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<(), LlmError>;
+
+    /// Names the card that was wrong in a step by what each makes of known numbers, where that can be tried.
+    fn examine(&self, step: &Step<'_>) -> LlmError;
+}
+
 /// What is checked.
 enum Checked<'a> {
-    /// Cards that can say what they did operator by operator.
-    Cards(Box<OnCards<'a>>),
+    /// Cards of which the wrong one can be named.
+    Searched(Box<dyn Searched + 'a>),
     /// Others, of which nobody can be named.
     Others(Box<dyn Runner + 'a>, AuditLog),
 }
@@ -26,7 +37,7 @@ pub struct Twice<'a> {
 
 impl std::fmt::Debug for Twice<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let named = matches!(self.checked, Checked::Cards(_));
+        let named = matches!(self.checked, Checked::Searched(_));
         f.debug_struct("Twice").field("named", &named).finish_non_exhaustive()
     }
 }
@@ -34,8 +45,8 @@ impl std::fmt::Debug for Twice<'_> {
 impl<'a> Twice<'a> {
     /// Cards that have begun nothing, and a runner of the same layout that has begun nothing either.
     #[must_use]
-    pub fn new(cards: OnCards<'a>, host: Box<dyn Runner + 'a>) -> Self {
-        Twice { checked: Checked::Cards(Box::new(cards)), host }
+    pub fn new(cards: Box<dyn Searched + 'a>, host: Box<dyn Runner + 'a>) -> Self {
+        Twice { checked: Checked::Searched(cards), host }
     }
 
     /// The same for a runner that cannot say which of its cards was wrong. `log` counts steps.
@@ -50,16 +61,11 @@ impl<'a> Twice<'a> {
 
     /// Which card it was: by its operators, or else by what each makes of known numbers.
     fn culprit(&mut self, step: &Step<'_>) -> LlmError {
-        let unsure = LlmError::Unsure { past: step.past };
-        let Checked::Cards(cards) = &mut self.checked else { return unsure };
-        if let Err(error) = cards.search(step, SEARCHES) {
-            return error;
-        }
-        let what = "its results are not those of this host".to_owned();
-        match cards.examined()[..] {
-            [member] => cards.blame(member, step.past, what),
-            _ => unsure,
-        }
+        let Checked::Searched(cards) = &mut self.checked else {
+            return LlmError::Unsure { past: step.past };
+        };
+        let wrong = (1..=SEARCHES).find_map(|salt| cards.attempt(step, salt).err());
+        wrong.unwrap_or_else(|| cards.examine(step))
     }
 }
 
@@ -77,7 +83,7 @@ fn same(one: &Outcome, other: &Outcome) -> bool {
 impl Runner for Twice<'_> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
         let outcome = match &mut self.checked {
-            Checked::Cards(cards) => cards.step(step)?,
+            Checked::Searched(cards) => cards.step(step)?,
             Checked::Others(runner, log) => {
                 log.count(1);
                 runner.step(step)?
@@ -92,7 +98,7 @@ impl Runner for Twice<'_> {
 
     fn batch(&self) -> usize {
         let batch = match &self.checked {
-            Checked::Cards(cards) => cards.batch(),
+            Checked::Searched(cards) => cards.batch(),
             Checked::Others(runner, _) => runner.batch(),
         };
         batch.min(self.host.batch())
@@ -100,7 +106,7 @@ impl Runner for Twice<'_> {
 
     fn beat(&mut self) -> Result<(), LlmError> {
         match &mut self.checked {
-            Checked::Cards(cards) => cards.beat(),
+            Checked::Searched(cards) => cards.beat(),
             Checked::Others(runner, _) => runner.beat(),
         }
     }

@@ -68,7 +68,7 @@ fn twice<'a>(
     controls: &'a [SpankerControl],
     log: &AuditLog,
 ) -> Twice<'a> {
-    Twice::new(audited(network, plan, 3, controls, log), threads(network, plan, 3, 1))
+    Twice::new(Box::new(audited(network, plan, 3, controls, log)), threads(network, plan, 3, 1))
 }
 
 /// Candidates after a prompt, and the error that ended them if one did; `before` is done before each step.
@@ -254,7 +254,7 @@ fn wrong_weight_row_on_a_card_is_found_where_operators_are_sampled_and_where_all
         change(&runner, &controls, 1, Buffer::Weights, start, row, spoil);
         let runner: Box<dyn Runner> = match audit < 1.0 {
             true => Box::new(runner),
-            false => Box::new(Twice::new(runner, threads(&network, &plan, 3, 1))),
+            false => Box::new(Twice::new(Box::new(runner), threads(&network, &plan, 3, 1))),
         };
         let (_, error) = tried(runner, &tokens, steps, &mut |_| ());
         let error = error.unwrap_or_else(|| panic!("audit {audit}: not found"));
@@ -312,7 +312,7 @@ fn keys_and_values_that_change_on_a_card_are_found() {
         };
         let runner: Box<dyn Runner> = match audit < 1.0 {
             true => Box::new(runner),
-            false => Box::new(Twice::new(runner, threads(&network, &plan, 1, 1))),
+            false => Box::new(Twice::new(Box::new(runner), threads(&network, &plan, 1, 1))),
         };
         let (found, error) = tried(runner, &tokens, 12, &mut spoil);
         let error = error.unwrap_or_else(|| panic!("audit {audit}: not found"));

@@ -175,6 +175,15 @@ pub enum Op {
 }
 
 impl Op {
+    /// Whether it leaves the same bytes on every rank of the card's group.
+    #[must_use]
+    pub fn is_collective(&self) -> bool {
+        use Op::{Broadcast, Collective, Gather, Sum};
+        matches!(self, Gather { .. } | Sum { .. } | Broadcast { .. } | Collective { .. })
+    }
+}
+
+impl Op {
     /// Whether all ranks of a group take part in it together.
     #[must_use]
     pub fn is_exchange(&self) -> bool {

@@ -120,8 +120,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         let text = "--fabric mpi: one number of threads and cards, because ranks are started once";
         return Err(Usage(text.into()).into());
     }
-    if fabric != FabricKind::Cards && args.audit > 0.0 {
-        return Err(Usage("--audit is for --fabric cards".into()).into());
+    if !matches!(fabric, FabricKind::Cards | FabricKind::Mpi) && args.audit > 0.0 {
+        return Err(Usage("--audit is for --fabric cards and mpi".into()).into());
     }
     if !matches!(fabric, FabricKind::Cards | FabricKind::Mpi) && args.deadline.is_some() {
         return Err(Usage("--deadline is for --fabric cards and mpi".into()).into());

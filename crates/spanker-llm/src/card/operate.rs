@@ -73,6 +73,15 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 }
                 _ => unreachable!("programs only add to what is there"),
             },
+            Work::Rows { from, into, rows, length, from_stride, into_stride } => {
+                let end = rows.saturating_sub(1) * into_stride + length;
+                self.write(into, end, |card, out| {
+                    for (row, out) in (0..rows).zip(out.chunks_mut(into_stride as usize)) {
+                        let from = card.memory.get(shifted(from, row * from_stride), length);
+                        out[..length as usize].copy_from_slice(from);
+                    }
+                });
+            }
             Work::Attend { .. } => self.attend(work),
             Work::Best { from, into, count, k, first } => self.best(from, into, count, k, first),
             ref other => unreachable!("programs do not have {other:?}"),

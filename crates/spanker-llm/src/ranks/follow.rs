@@ -6,15 +6,14 @@ use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric, FabricError};
 use spanker_plan::{Mark, Plan, Want};
-use spanker_topology::ExchangeKind;
 
 use super::order::Order;
 use super::record;
-use super::seated::{self, Seated};
+use super::seated::{self, Seated, Stepping};
 use super::wire::{End, Wire};
 use crate::card::Report;
 use crate::fingerprint;
-use crate::layout::{self, Planned};
+use crate::layout;
 use crate::runner::Step;
 use crate::{LlmError, Network};
 
@@ -51,14 +50,14 @@ pub fn follow<B: AsRef<[u8]> + Send + Sync>(
             Order::Beat { .. } | Order::Clock { .. } => {}
             Order::Record => recorded = Some(Vec::new()),
             Order::Collect => record::hand_over(&mut wire, recorded.as_mut())?,
-            Order::Plan { network, context, batch, filled, json } => {
+            Order::Plan { network, context, batch, filled, ranks, json } => {
                 // The last one's memory is free for this one.
                 drop(seated.take());
                 (untold, recorded) = ((Duration::ZERO, 0), None);
                 let space = (context as usize, batch as usize, filled);
-                seated = Some(take_seat(&mut wire, follower, network, space, &json)?);
+                seated = Some(take_seat(&mut wire, follower, network, space, (&json, &ranks))?);
             }
-            Order::Step { past, want, tokens, layers } => {
+            Order::Step { past, want, tokens, layers, salt } => {
                 let begun = Instant::now();
                 let step = Step { tokens: &tokens, past: past as usize, want };
                 let Some(seated) = &mut seated else {
@@ -67,15 +66,16 @@ pub fn follow<B: AsRef<[u8]> + Send + Sync>(
                 if let Err(error) = layout::check(&seated.programs, seated.vocab, &step) {
                     return Err(wire.refuse(error.to_string()).into());
                 }
-                let of = (&step, &layers[..]);
-                let report = seated.step(&mut wire, of, begun, recorded.is_some())?;
+                let (layers, traced) = (&layers[..], recorded.is_some());
+                let of = Stepping { step: &step, layers, salt, traced };
+                let report = seated.step(&mut wire, of, begun)?;
                 let Some(report) = report else { continue };
                 if let Some(recorded) = &mut recorded {
-                    let (card, since) = (wire.rank(), wire.clock(begun));
+                    let (card, since) = (seated.number(), wire.clock(begun));
                     recorded.extend(record::by_clock(&report, card, step.past, since));
                 }
                 untold = (untold.0 + report.sync, untold.1 + report.sent);
-                if want != Want::Nothing {
+                if want != Want::Nothing || seated.is_tapped() {
                     let (sync, sent) = std::mem::take(&mut untold);
                     let report = Report { sync, sent, ..report };
                     wire.report(seated.steps, &seated::write(&report))?;
@@ -91,7 +91,7 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
     follower: &Follower<'_, B>,
     network: u64,
     (context, batch, filled): (usize, usize, bool),
-    json: &str,
+    (json, ranks): (&str, &[u32]),
 ) -> Result<Seated<B>, FabricError> {
     let own = follower.network.fingerprint();
     if own != network {
@@ -109,11 +109,10 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
         }
     }
     let seated = plan.and_then(|plan| {
-        let (kind, kernels) = (ExchangeKind::Direct, crate::inproc::kernels(follower.threads, 1));
-        let planned = Planned::new(follower.network, &plan, context, batch, kind, kernels);
-        let seated = planned.and_then(|planned| {
-            Seated::new(follower.network, &planned, rank, follower.threads, filled)
-        });
+        let (network, threads) = (follower.network, follower.threads);
+        let planned = super::planned(network, &plan, (context, batch), threads, filled);
+        let seated = planned
+            .and_then(|planned| Seated::new(network, &planned, (rank, ranks), threads, filled));
         seated.map_err(|error: LlmError| error.to_string())
     });
     let seated = seated.map_err(|reason| wire.refuse(reason))?;

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use spanker_topology::{Kernels, Profile};
 
-use super::{Front, OnRanks};
+use super::{Front, OnRanks, Stepping};
 use crate::measure::{Cards, Measurable, Ready, Samples, Timed};
 use crate::runner::Step;
 use crate::{LlmError, Network, Subject};
@@ -75,8 +75,10 @@ impl Front<'_> {
         ready: &Ready,
     ) -> Result<impl Measurable, LlmError> {
         let space = (ready.context, ready.batch);
-        let (seated, memory) = self.lay(network, &ready.plan, space, subject.threads, true)?;
-        let mut runner = OnRanks { front: self, seated, memory };
+        let ranks: Vec<usize> = (0..self.ranks()).collect();
+        let plan = (&ready.plan, &ranks[..]);
+        let (seated, memory) = self.lay(network, plan, space, subject.threads, true)?;
+        let mut runner = OnRanks { front: self, seated, memory, audited: None };
         runner.record()?;
         Ok(runner)
     }
@@ -121,17 +123,19 @@ impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> Measurab
     fn timed(&mut self, step: &Step<'_>, layers: Option<&[u32]>) -> Result<Timed, LlmError> {
         let layers = layers.unwrap_or(&[]);
         let begun = Instant::now();
-        self.go(step, layers, begun)?;
+        self.go(step, (layers, 0), begun)?;
         let wall = begun.elapsed().as_secs_f64();
         let since = self.front.wire.clock(begun) - self.front.recording_since();
         let mut marks = vec![Vec::new(); self.seated.ranks.len()];
         for mut mark in self.front.marks()? {
-            let member = self.seated.ranks.iter().position(|&rank| rank == mark.card as usize);
+            let members = self.seated.programs.members();
+            let member = members.iter().position(|member| member.card == mark.card as usize);
             let Some(member) = member else { continue };
             (mark.start, mark.end) = (mark.start - since, mark.end - since);
             marks[member].push(mark);
         }
-        let programs = Arc::new(self.seated.programs_of(step, layers));
+        let of = Stepping { step, layers, salt: 0, traced: true };
+        let programs = Arc::new(self.seated.programs_of(of).0);
         Ok(Timed { programs, marks, wall })
     }
 }

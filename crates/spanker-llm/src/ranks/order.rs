@@ -25,6 +25,8 @@ pub(super) enum Order {
         batch: u64,
         /// Whether buffers are filled with numbers, as in the midst of a run, to measure steps.
         filled: bool,
+        /// The rank of each of the plan's cards.
+        ranks: Vec<u32>,
         /// The plan as JSON.
         json: String,
     },
@@ -38,6 +40,8 @@ pub(super) enum Order {
         tokens: Vec<u32>,
         /// The layers that it goes through, to measure them; none stands for all.
         layers: Vec<u32>,
+        /// Which operators are tapped: see `Programs::audited`.
+        salt: u64,
     },
     /// One rank answers with the time by its clock; the others do nothing.
     Clock {
@@ -63,9 +67,9 @@ const LOGITS: u64 = u64::MAX;
 
 impl Order {
     /// A step through some layers, or all if there are none.
-    pub(super) fn step(step: &Step<'_>, layers: &[u32]) -> Order {
+    pub(super) fn step(step: &Step<'_>, layers: &[u32], salt: u64) -> Order {
         let (past, tokens) = (step.past as u64, step.tokens.to_vec());
-        Order::Step { past, want: step.want, tokens, layers: layers.to_vec() }
+        Order::Step { past, want: step.want, tokens, layers: layers.to_vec(), salt }
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
@@ -76,18 +80,21 @@ impl Order {
         match self {
             Order::Beat { zeros } => vec![BEAT; 1 + zeros],
             Order::Over => vec![OVER],
-            Order::Plan { network, context, batch, filled, json } => {
-                let mut bytes = words(PLAN, &[*network, *context, *batch, u64::from(*filled)]);
+            Order::Plan { network, context, batch, filled, ranks, json } => {
+                let count = ranks.len() as u64;
+                let head = [*network, *context, *batch, u64::from(*filled), count];
+                let mut bytes = words(PLAN, &head);
+                bytes.extend(ranks.iter().flat_map(|rank| rank.to_le_bytes()));
                 bytes.extend_from_slice(json.as_bytes());
                 bytes
             }
-            Order::Step { past, want, tokens, layers } => {
+            Order::Step { past, want, tokens, layers, salt } => {
                 let want = match want {
                     Want::Nothing => NOTHING,
                     Want::Best(k) => u64::from(*k),
                     Want::Logits => LOGITS,
                 };
-                let mut bytes = words(STEP, &[*past, want, layers.len() as u64]);
+                let mut bytes = words(STEP, &[*past, want, *salt, layers.len() as u64]);
                 bytes.extend(layers.iter().chain(tokens).flat_map(|number| number.to_le_bytes()));
                 bytes
             }
@@ -108,24 +115,24 @@ impl Order {
                 let (context, rest) = word(rest)?;
                 let (batch, rest) = word(rest)?;
                 let (filled, rest) = word(rest)?;
+                let (ranks, rest) = numbers(rest)?;
                 let json = std::str::from_utf8(rest).ok()?.to_owned();
                 let filled = [false, true].get(usize::try_from(filled).ok()?).copied()?;
-                Some(Order::Plan { network, context, batch, filled, json })
+                Some(Order::Plan { network, context, batch, filled, ranks, json })
             }
             STEP => {
                 let (past, rest) = word(rest)?;
                 let (want, rest) = word(rest)?;
-                let (count, rest) = word(rest)?;
+                let (salt, rest) = word(rest)?;
+                let (layers, rest) = numbers(rest)?;
                 let want = match want {
                     NOTHING => Want::Nothing,
                     LOGITS => Want::Logits,
                     k => Want::Best(u32::try_from(k).ok()?),
                 };
-                let (numbers, odd) = rest.as_chunks();
-                let (layers, tokens) = numbers.split_at_checked(usize::try_from(count).ok()?)?;
-                let [layers, tokens] = [layers, tokens]
-                    .map(|list| list.iter().map(|&number| u32::from_le_bytes(number)).collect());
-                odd.is_empty().then_some(Order::Step { past, want, tokens, layers })
+                let (tokens, odd) = rest.as_chunks();
+                let tokens = tokens.iter().map(|&token| u32::from_le_bytes(token)).collect();
+                odd.is_empty().then_some(Order::Step { past, want, tokens, layers, salt })
             }
             CLOCK => {
                 let (rank, rest) = word(rest)?;
@@ -141,6 +148,14 @@ impl Order {
 fn word(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (word, rest) = bytes.split_first_chunk()?;
     Some((u64::from_le_bytes(*word), rest))
+}
+
+/// A count and so many numbers.
+fn numbers(bytes: &[u8]) -> Option<(Vec<u32>, &[u8])> {
+    let (count, rest) = word(bytes)?;
+    let bytes = usize::try_from(count).ok()?.checked_mul(4)?;
+    let (list, rest) = rest.split_at_checked(bytes)?;
+    Some((list.as_chunks().0.iter().map(|&number| u32::from_le_bytes(number)).collect(), rest))
 }
 
 #[cfg(test)]
@@ -161,18 +176,25 @@ mod tests {
         prop_oneof![
             (0..40usize).prop_map(|zeros| Order::Beat { zeros }),
             Just(Order::Over),
-            (any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>(), ".*").prop_map(
-                |(network, context, batch, filled, json)| Order::Plan {
+            (any::<[u64; 3]>(), any::<bool>(), numbers(), ".*").prop_map(
+                |([network, context, batch], filled, ranks, json)| Order::Plan {
                     network,
                     context,
                     batch,
                     filled,
+                    ranks,
                     json
                 }
             ),
-            (any::<u64>(), want, numbers(), numbers()).prop_map(|(past, want, tokens, layers)| {
-                Order::Step { past, want, tokens, layers }
-            }),
+            (any::<[u64; 2]>(), want, numbers(), numbers()).prop_map(
+                |([past, salt], want, tokens, layers)| Order::Step {
+                    past,
+                    want,
+                    tokens,
+                    layers,
+                    salt
+                }
+            ),
             any::<u64>().prop_map(|rank| Order::Clock { rank }),
             Just(Order::Record),
             Just(Order::Collect),

@@ -100,7 +100,6 @@ impl Front<'_> {
             let known = recording.others.iter().position(|&(other, _)| other == rank);
             let Some(conversion) = known.map(|at| clocks[at]) else { continue };
             all.extend(list.into_iter().map(|mark| Mark {
-                card: rank as u32,
                 start: conversion.ours(mark.start),
                 end: conversion.ours(mark.end),
                 ..mark

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use spanker_collective::Rank;
 use spanker_fabric::FabricError;
-use spanker_plan::{Op, Part, Programs, Want};
+use spanker_plan::{Buffer, Op, Part, Programs, Taps, Want};
 
 use super::wire::{FRONT, Neighbours, Wire};
 use crate::card::{self, Card, Report, Stopped, Task, allocate};
@@ -27,6 +27,18 @@ pub(super) struct Seated<B> {
     pub(super) planned: u64,
     /// Steps so far.
     pub(super) steps: u64,
+    /// Bytes that taps of each seat's card kept in the last step.
+    tapped: Vec<u64>,
+}
+
+/// Which step it is: its tokens, the layers that it goes through (all if there are none), which operators are tapped,
+/// and whether it says what it does when.
+#[derive(Clone, Copy)]
+pub(super) struct Stepping<'s> {
+    pub(super) step: &'s Step<'s>,
+    pub(super) layers: &'s [u32],
+    pub(super) salt: u64,
+    pub(super) traced: bool,
 }
 
 impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
@@ -35,13 +47,15 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
     pub(super) fn new(
         network: &Arc<Network<B>>,
         planned: &Planned<'_>,
-        rank: Rank,
+        (rank, ranks): (Rank, &[u32]),
         threads: usize,
         filled: bool,
     ) -> Result<Self, LlmError> {
-        let (programs, memories) = allocate(network, planned, &|card| card == rank)?;
+        let rank_of = |card: usize| ranks.get(card).map_or(usize::MAX, |&rank| rank as usize);
+        let (programs, memories) = allocate(network, planned, &|card| rank_of(card) == rank)?;
         let layouts = planned.cards();
-        let ranks: Vec<Rank> = programs.members().iter().map(|member| member.card).collect();
+        let ranks: Vec<Rank> =
+            programs.members().iter().map(|member| rank_of(member.card)).collect();
         let seat = ranks.iter().position(|&one| one == rank);
         let card = seat.zip(memories.into_iter().next()).map(|(seat, mut memory)| {
             if filled {
@@ -56,18 +70,28 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
             (seat, card)
         });
         let planned = seat.map_or(0, |seat| layouts[seat].bytes());
-        Ok(Seated { programs, vocab: network.model().vocab, ranks, card, planned, steps: 0 })
+        let (vocab, tapped) = (network.model().vocab, vec![0; ranks.len()]);
+        Ok(Seated { programs, vocab, ranks, card, planned, steps: 0, tapped })
+    }
+
+    /// The plan's number of this rank's card, or of none.
+    pub(super) fn number(&self) -> usize {
+        let member = self.card.as_ref().map(|(seat, _)| &self.programs.members()[*seat]);
+        member.map_or(usize::MAX, |member| member.card)
+    }
+
+    /// Whether cards keep what operators read and wrote.
+    pub(super) fn is_tapped(&self) -> bool {
+        !self.programs.space().audit.is_none()
     }
 
     /// The programs of all cards for a step through some layers, or all if there are none.
-    pub(super) fn programs_of(&self, step: &Step<'_>, layers: &[u32]) -> Vec<Vec<Op>> {
-        let parts = [layout::part(step)];
-        let whole = spanker_plan::Step { parts: &parts };
-        let mut programs = self.programs.step(&whole, &|from, to| vec![from, to]);
-        if !layers.is_empty() {
-            programs.iter_mut().for_each(|program| keep_layers(program, layers));
+    pub(super) fn programs_of(&self, of: Stepping<'_>) -> (Vec<Vec<Op>>, Vec<Taps>) {
+        let (mut programs, taps) = tapped(&self.programs, of.step, of.salt);
+        if !of.layers.is_empty() {
+            programs.iter_mut().for_each(|program| keep_layers(program, of.layers));
         }
-        programs
+        (programs, taps)
     }
 
     /// Runs this rank's program for a step that has begun; without a card there is no report. What it did when is
@@ -75,20 +99,21 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
     pub(super) fn step(
         &mut self,
         wire: &mut Wire<'_>,
-        (step, layers): (&Step<'_>, &[u32]),
+        of: Stepping<'_>,
         begun: Instant,
-        traced: bool,
     ) -> Result<Option<Report>, FabricError> {
         self.steps += 1;
-        if self.card.is_none() {
+        if self.card.is_none() && !self.is_tapped() {
             return Ok(None);
         }
-        let programs = self.programs_of(step, layers);
+        let (programs, taps) = self.programs_of(of);
+        self.tapped.iter_mut().zip(&taps).for_each(|(bytes, taps)| *bytes = taps.bytes);
         let Some((seat, card)) = &mut self.card else { return Ok(None) };
-        let parts = [layout::part(step)];
+        let parts = [layout::part(of.step)];
         let read = self.programs.wanted(*seat, &spanker_plan::Step { parts: &parts }, 0);
-        let task = Task { step: self.steps, traced, read, begun };
         let place = &self.programs.members()[*seat];
+        let captured = taps.get(*seat).map(|taps| (place.place(Buffer::Audit), taps.bytes));
+        let task = Task { step: self.steps, traced: of.traced, read, captured, begun };
         let members = self.programs.groups()[place.stage].clone();
         let mut peers = Neighbours::new(wire, &self.ranks, members, place.rank, self.steps);
         match card.run(&programs[*seat], &mut peers, task) {
@@ -109,8 +134,20 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
         let step = spanker_plan::Step { parts: &parts };
         let read = |seat: usize| self.programs.wanted(seat, &step, 0).map_or(0, |(_, bytes)| bytes);
         let seats = self.ranks.iter().enumerate().filter(|&(_, &rank)| rank != FRONT);
-        seats.map(|(seat, &rank)| (rank, HEAD + read(seat))).collect()
+        seats.map(|(seat, &rank)| (rank, HEAD + read(seat) + self.tapped[seat])).collect()
     }
+
+    /// What a seat's card reported.
+    pub(super) fn read(&self, seat: usize, bytes: &[u8]) -> Report {
+        read(bytes, self.tapped[seat])
+    }
+}
+
+/// The programs of all cards for a step, with what taps in them check.
+pub(super) fn tapped(programs: &Programs, step: &Step<'_>, salt: u64) -> (Vec<Vec<Op>>, Vec<Taps>) {
+    let parts = [layout::part(step)];
+    let whole = spanker_plan::Step { parts: &parts };
+    programs.audited(&whole, &|from, to| vec![from, to], salt)
 }
 
 /// Bytes of a report before what was asked for.
@@ -121,13 +158,16 @@ pub(super) fn write(report: &Report) -> Vec<u8> {
     let nanos = u64::try_from(report.sync.as_nanos()).unwrap_or(u64::MAX);
     let mut bytes = [nanos.to_le_bytes(), report.sent.to_le_bytes()].concat();
     bytes.extend_from_slice(report.read.as_deref().unwrap_or(&[]));
+    bytes.extend_from_slice(&report.captured);
     bytes
 }
 
-/// A report from bytes, of which there are as many as a report has at least.
-pub(super) fn read(bytes: &[u8]) -> Report {
+/// A report from bytes, of which there are as many as a report has at least, and so many from taps.
+fn read(bytes: &[u8], captured: u64) -> Report {
     let (head, rest) = bytes.split_at(HEAD as usize);
     let word = |at: usize| head.as_chunks().0.get(at).map_or(0, |&word| u64::from_le_bytes(word));
-    let asked = (!rest.is_empty()).then(|| rest.to_vec());
-    Report { sync: Duration::from_nanos(word(0)), sent: word(1), marks: Vec::new(), read: asked }
+    let (asked, captured) = rest.split_at(rest.len() - captured as usize);
+    let read = (!asked.is_empty()).then(|| asked.to_vec());
+    let (sync, captured) = (Duration::from_nanos(word(0)), captured.to_vec());
+    Report { sync, sent: word(1), marks: Vec::new(), read, captured }
 }

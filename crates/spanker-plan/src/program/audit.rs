@@ -149,9 +149,8 @@ impl Auditing<'_> {
         // All ranks of a stage look at the same bytes of the same collective.
         let stage = member.stage;
         let mut same = Dice::new(&[past, sequence, self.step.rows(), stage as u64, self.salt, 1]);
-        let exchanges: Vec<usize> = (0..program.len())
-            .filter(|&index| matches!(program[index], Op::Collective { .. }))
-            .collect();
+        let exchanges: Vec<usize> =
+            (0..program.len()).filter(|&index| program[index].is_collective()).collect();
         if let Some(&index) = exchanges.get(same.below(exchanges.len() as u64) as usize) {
             let made = tap::agreed(&program[index], stage, &mut sink, &mut same);
             chosen.extend(made.map(|made| (index, made)));

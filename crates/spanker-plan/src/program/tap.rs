@@ -93,8 +93,14 @@ pub struct Taps {
 
 /// Some bytes of what a collective leaves on every rank of a stage. The choice must be the same on all of them.
 pub(super) fn agreed(op: &Op, stage: usize, sink: &mut Sink, dice: &mut Dice) -> Option<Made> {
-    let &Op::Collective { dtype, elements, data, .. } = op else { return None };
-    let (start, bytes) = run(dice, elements * dtype.size() as u64, 4 * RUN)?;
+    let (data, length) = match *op {
+        Op::Collective { dtype, elements, data, .. } => (data, elements * dtype.size() as u64),
+        Op::Gather { ref parts, rows, into, .. } => (into, rows * parts.last()?.end),
+        Op::Sum { data, elements } => (data, elements * 4),
+        Op::Broadcast { data, length, .. } => (data, length),
+        _ => return None,
+    };
+    let (start, bytes) = run(dice, length, 4 * RUN)?;
     let (at, work) = sink.take(after(data, start), bytes);
     let check = Check::Agreed { stage, bytes, at };
     Some(Made { check, before: Vec::new(), after: vec![work] })
