@@ -9,8 +9,8 @@ use std::str::FromStr;
 use serde_json::json;
 use spanker_engine::{EngineError, Host, Model};
 use spanker_llm::{
-    Bound, Difference, Evaluator, LlmError, Outcome, Rounding, Runner, Step, Trail, examine_reduce,
-    trail,
+    Bound, Difference, Evaluator, LlmError, Outcome, Rounding, RunLogits, Runner, Step,
+    examine_reduce, run_logits,
 };
 use spanker_plan::Layout;
 
@@ -95,7 +95,7 @@ impl Case {
 struct Reference {
     prompt: Vec<u32>,
     /// One card in process.
-    one: Trail,
+    one: RunLogits,
     /// How far rounding can bring a reduce split from it, if there is one.
     bound: Option<Result<Bound, Difference>>,
 }
@@ -199,8 +199,8 @@ fn on_this_host<'a>(
     prompt: &[u32],
     count: usize,
     fed: Option<&[u32]>,
-) -> Result<Trail, LlmError> {
-    trail(Box::new(Alongside { inner, host: &place.host }), prompt, count, fed)
+) -> Result<RunLogits, LlmError> {
+    run_logits(Box::new(Alongside { inner, host: &place.host }), prompt, count, fed)
 }
 
 /// One card's logits, and what rounding explains if a case adds partial sums.
@@ -299,9 +299,9 @@ fn examine(
     };
     let request = place.request(prompt.len(), args.n_predict);
     let plan = host.plan_untimed(model, &request, case.layout.clone())?;
-    let go = |fed: Option<&[u32]>| -> anyhow::Result<Trail> {
+    let go = |fed: Option<&[u32]>| -> anyhow::Result<RunLogits> {
         let runner = host.runner(model, &plan)?;
-        let found = trail(runner, prompt, args.n_predict, fed);
+        let found = run_logits(runner, prompt, args.n_predict, fed);
         found.map_err(|error| host.explain(error).into())
     };
     let (Some(bound), Some(defined)) = (bound, defined) else {

@@ -123,12 +123,12 @@ impl<'h> Engine<'h> {
         self.session.cut(length);
     }
 
-    /// Lets ranks know that there is more to come: they lose patience with a leader that says nothing.
+    /// Lets ranks know that there is more to come: they lose timeout with a leader that says nothing.
     ///
     /// # Errors
     /// [`EngineError::Run`] if a rank does not answer.
     pub fn heartbeat(&mut self) -> Result<()> {
-        Ok(self.session.beat()?)
+        Ok(self.session.heartbeat()?)
     }
 
     /// Adds tokens to the sequence and runs them, on the cards that are left when one is lost.

@@ -516,7 +516,7 @@ impl Host {
         indices
     }
 
-    /// On ranks: lets the others know that there is more to come. They lose patience with a leader that is silent for
+    /// On ranks: lets the others know that there is more to come. They lose timeout with a leader that is silent for
     /// its timeout.
     ///
     /// # Errors

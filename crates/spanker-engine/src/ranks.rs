@@ -6,7 +6,7 @@ use std::cell::{RefCell, RefMut};
 use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric as Wires, FabricError};
-use spanker_llm::{Follower, Front, LlmError, OnRanks, RankSamples, Subject, Twice, follow};
+use spanker_llm::{Leader, LlmError, OnRanks, RankSamples, Subject, Twice, Worker, run_worker};
 use spanker_plan::{Layout, Mark, Plan, Request};
 use spanker_scheduler::DeviceErrorKind;
 use spanker_topology::{Bytes, Cluster};
@@ -57,7 +57,7 @@ impl RankPlace {
 /// This process as a rank.
 pub(crate) struct Ranks {
     /// The leader's hold on the others, once its model is open.
-    leader: RefCell<Option<Front<'static>>>,
+    leader: RefCell<Option<Leader<'static>>>,
     /// The fabric, until the leader has it or the rank works.
     fabric: RefCell<Option<Box<dyn Wires>>>,
     rank: usize,
@@ -121,20 +121,20 @@ impl Ranks {
         }
         let model = open().inspect_err(|error| refuse(&mut *fabric, error))?;
         fabric.barrier(Instant::now() + OPENING).map_err(LlmError::from)?;
-        self.leader.replace(Some(Front::owning(fabric, self.place.timeout)?));
+        self.leader.replace(Some(Leader::owning(fabric, self.place.timeout)?));
         Ok(model)
     }
 
     pub(crate) fn follow(&self, model: &Model, expected: Option<&Plan>) -> Result<()> {
         let Some(mut fabric) = self.fabric.take() else { return Ok(()) };
-        let follower = Follower {
+        let worker = Worker {
             network: model.network(),
             plan: expected,
             threads: self.threads,
             // The leader opens and measures before its first word.
-            patience: self.place.timeout,
+            timeout: self.place.timeout,
         };
-        Ok(follow(&mut *fabric, &follower)?)
+        Ok(run_worker(&mut *fabric, &worker)?)
     }
 
     pub(crate) fn give_up(&self, reason: &str) {
@@ -167,7 +167,7 @@ impl Ranks {
     }
 
     /// The hold on the other ranks, which one user has at a time.
-    fn leader(&self) -> Result<RefMut<'_, Front<'static>>, LlmError> {
+    fn leader(&self) -> Result<RefMut<'_, Leader<'static>>, LlmError> {
         let busy = |what: &str| LlmError::Unsupported { what: what.to_owned() };
         let leader = self.leader.try_borrow_mut();
         let leader = leader.map_err(|_| busy("the ranks run another plan"))?;
@@ -176,7 +176,7 @@ impl Ranks {
 
     /// Lets the others know that there is more to come.
     pub(crate) fn heartbeat(&self) -> Result<(), LlmError> {
-        self.leader()?.beat()
+        self.leader()?.heartbeat()
     }
 
     fn subject<'l>(&self, layout: &'l Layout, batch: usize) -> Subject<'l> {

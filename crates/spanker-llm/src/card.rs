@@ -3,11 +3,11 @@
 //! notes where the time went. How it reaches other cards is not its business.
 
 mod allocate;
-mod crew;
 pub(crate) mod memory;
 mod operate;
 mod peers;
 mod product;
+mod team_policy;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
@@ -20,9 +20,9 @@ use spanker_reduce::Team;
 use spanker_runtime::{Place, Work};
 
 pub(crate) use self::allocate::{allocate, touch};
-use self::crew::Crew;
 use self::memory::{Memory, part};
 pub(crate) use self::peers::Peers;
+use self::team_policy::TeamPolicy;
 use crate::Recorder;
 use crate::runner::{Outcome, Timing, candidates};
 
@@ -45,7 +45,7 @@ pub(crate) struct Report {
 pub(crate) struct Card<B> {
     memory: Memory<B>,
     team: Team,
-    crew: Crew,
+    team_policy: TeamPolicy,
     inputs: Inputs,
     scratch: Mutex<Vec<AttendScratch>>,
     /// Products of several rows, before they are put in order.
@@ -86,12 +86,12 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         let scratch = || AttendScratch::with_capacity(heads, size, positions);
         let scratch = Mutex::new((0..staging.threads).map(|_| scratch()).collect());
         let tiles = vec![0.0; staging.tiles as usize];
-        Card { memory, team, crew: Crew::new(), inputs, scratch, tiles }
+        Card { memory, team, team_policy: TeamPolicy::new(), inputs, scratch, tiles }
     }
 
     /// Shares work with the team even where that does not pay at the moment.
     pub(crate) fn hold_team_together(&mut self) {
-        self.crew.hold_together();
+        self.team_policy.hold_together();
     }
 
     /// Bytes that it has allocated, each buffer in whole pages: by what there is, and not by what was planned.
@@ -104,7 +104,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
 
     /// Threads that share an operator.
     fn threads(&self) -> usize {
-        if self.crew.alone() { 1 } else { self.team.threads() }
+        if self.team_policy.alone() { 1 } else { self.team.threads() }
     }
 
     /// Runs a program and reads what the host wants from a room.
@@ -190,7 +190,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 let mut words = self.memory.take(into.buffer);
                 let out = part(&mut words, into, rows * row);
                 let own = self.memory.get(from, bytes(rank));
-                let met = peers.meet(own, bytes, |rank, bytes| {
+                let met = peers.all_gather(own, bytes, |rank, bytes| {
                     let range = parts[rank].start as usize..parts[rank].end as usize;
                     let pieces = bytes.chunks_exact(range.len().max(1));
                     for (out, piece) in out.chunks_exact_mut(row as usize).zip(pieces) {
@@ -208,7 +208,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 // Parts come in rank order, so this card's own is overwritten before its turn.
                 let own = &mut self.tiles[..elements as usize];
                 own.copy_from_slice(sum);
-                let met = peers.meet(
+                let met = peers.all_gather(
                     bytemuck::cast_slice(own),
                     |_| elements * 4,
                     |rank, bytes| {
@@ -226,17 +226,17 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             Op::Broadcast { root, data, length } => {
                 report.sent += if root == rank { length * others } else { 0 };
                 let mut words = self.memory.take(data.buffer);
-                let met = peers.spread(root, part(&mut words, data, length));
+                let met = peers.broadcast(root, part(&mut words, data, length));
                 self.memory.put(data.buffer, words);
                 met
             }
             Op::Send { to, from, length } => {
                 report.sent += length;
-                peers.hand(to, step, self.memory.get(from, length))
+                peers.send(to, step, self.memory.get(from, length))
             }
             Op::Receive { from, into, length } => {
                 let mut words = self.memory.take(into.buffer);
-                let met = peers.take(from, step, part(&mut words, into, length));
+                let met = peers.receive(from, step, part(&mut words, into, length));
                 self.memory.put(into.buffer, words);
                 met
             }
@@ -254,7 +254,7 @@ pub(crate) fn pages(bytes: usize) -> u64 {
     (bytes as u64).next_multiple_of(ALIGNMENT)
 }
 
-/// Puts together what the cards of a step say, in the order of their seats.
+/// Puts together what the cards of a step say, in the order of their members.
 pub(crate) fn outcome(want: Want, wall: Duration, reports: &[Report]) -> Outcome {
     let cards = reports.len() as u32;
     let sync = reports.iter().map(|report| report.sync).sum::<Duration>() / cards.max(1);

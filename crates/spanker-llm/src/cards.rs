@@ -288,8 +288,8 @@ impl<'a> OnCards<'a> {
         Ok(out)
     }
 
-    fn port(&self, seat: usize, neighbour: usize) -> u32 {
-        self.group.wiring().port(seat, neighbour).expect("routes follow links")
+    fn port(&self, member: usize, neighbour: usize) -> u32 {
+        self.group.wiring().port(member, neighbour).expect("routes follow links")
     }
 
     fn read(&self, member: usize, buffer: Buffer, bytes: u64) -> Result<Vec<u8>, LlmError> {
@@ -310,9 +310,9 @@ impl<'a> OnCards<'a> {
             }
             Want::Logits => {
                 let mut logits = Vec::new();
-                for seat in last {
-                    let vocab = &self.programs.members()[seat].shard.vocab;
-                    let bytes = self.read(seat, Buffer::Logits, (vocab.end - vocab.start) * 4)?;
+                for member in last {
+                    let vocab = &self.programs.members()[member].shard.vocab;
+                    let bytes = self.read(member, Buffer::Logits, (vocab.end - vocab.start) * 4)?;
                     logits.extend(bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)));
                 }
                 outcome.logits = Some(logits);
@@ -336,8 +336,8 @@ impl<'a> OnCards<'a> {
             true => 0..self.group.ranks(),
             false => self.programs.last(),
         };
-        for seat in read {
-            latest = latest.max(self.group.request(seat, SpankerControl::info)?.clock.0);
+        for member in read {
+            latest = latest.max(self.group.request(member, SpankerControl::info)?.clock.0);
         }
         let took = latest.saturating_sub(self.clock);
         self.clock = self.clock.max(latest);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cards that are threads of this process: each a thread, with a team of helpers if there are threads to
 //! spare. Weights are read where the file lies in memory; everything else belongs to one card alone, and
-//! what cards tell each other goes over a board.
+//! what cards tell each other goes through shared memory.
 
-mod board;
+mod exchange;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -18,7 +18,7 @@ use crate::card::{self, Card, Report, Stopped, Task, Tracing};
 use crate::layout::{self, Planned};
 use crate::runner::{MemoryUse, Outcome, Runner, Step};
 use crate::{LlmError, Network, Recorder};
-use board::{Boards, Link};
+use exchange::{Link, SharedExchanges};
 
 /// How long a card's thread looks for the next step before it sleeps: longer than sampling a token takes.
 const LOOK: Duration = Duration::from_micros(200);
@@ -31,7 +31,7 @@ struct Job {
 
 /// What it answers.
 struct Done {
-    seat: usize,
+    member: usize,
     report: Option<Report>,
 }
 
@@ -41,7 +41,7 @@ struct Done {
 pub struct InProcess<B> {
     network: Arc<Network<B>>,
     programs: Programs,
-    boards: Arc<Boards>,
+    exchanges: Arc<SharedExchanges>,
     first: (Card<B>, Link),
     jobs: Vec<Sender<Job>>,
     done: Receiver<Done>,
@@ -112,7 +112,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         let patient = members.max(threads) <= cores;
         let staging: Vec<HostStaging> =
             layouts.iter().map(|layout| layout.host.unwrap_or_default()).collect();
-        let boards = Arc::new(Boards::new(&programs, &staging, patient));
+        let exchanges = Arc::new(SharedExchanges::new(&programs, &staging, patient));
         let share =
             |member: usize| (threads / members + usize::from(member < threads % members)).max(1);
         let cards = memories.into_iter().zip(staging).enumerate();
@@ -121,11 +121,11 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
             if together {
                 card.hold_team_together();
             }
-            (card, Link::new(&boards, &programs, member))
+            (card, Link::new(&exchanges, &programs, member))
         });
         let cards: Vec<(Card<B>, Link)> = cards.collect();
         let memory = layouts.iter().zip(&cards).enumerate().map(|(member, (layout, (card, _)))| {
-            let allocated = card.allocated() + boards.allocated(&programs, member);
+            let allocated = card.allocated() + exchanges.allocated(&programs, member);
             MemoryUse { card: layout.card, planned: layout.bytes(), allocated }
         });
         let memory = memory.collect();
@@ -147,7 +147,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         Ok(InProcess {
             network,
             programs,
-            boards,
+            exchanges,
             first,
             jobs,
             done,
@@ -207,12 +207,12 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         let (first, link) = &mut self.first;
         reports[0] = play(first, link, &programs[0], own);
         for _ in 0..self.jobs.len() {
-            let Ok(Done { seat, report }) = self.done.recv() else { break };
-            reports[seat] = report;
+            let Ok(Done { member, report }) = self.done.recv() else { break };
+            reports[member] = report;
         }
-        let culprit = self.boards.culprit();
-        if let Some(seat) = culprit.or_else(|| reports.iter().position(Option::is_none)) {
-            return Err(LlmError::Panicked { card: self.programs.members()[seat].card });
+        let culprit = self.exchanges.culprit();
+        if let Some(member) = culprit.or_else(|| reports.iter().position(Option::is_none)) {
+            return Err(LlmError::Panicked { card: self.programs.members()[member].card });
         }
         Ok(reports.into_iter().flatten().collect())
     }
@@ -250,13 +250,13 @@ pub(crate) fn kernels(threads: usize, cards: usize) -> Kernels {
 /// A card's thread.
 fn serve<B: AsRef<[u8]> + Send + Sync>(
     (mut card, mut link): (Card<B>, Link),
-    seat: usize,
+    member: usize,
     jobs: &Receiver<Job>,
     answer: &Sender<Done>,
 ) {
     while let Some(job) = next(jobs) {
-        let report = play(&mut card, &mut link, &job.programs[seat], job.task);
-        if answer.send(Done { seat, report }).is_err() {
+        let report = play(&mut card, &mut link, &job.programs[member], job.task);
+        if answer.send(Done { member, report }).is_err() {
             return;
         }
     }
@@ -296,8 +296,8 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
         let programs = Arc::new(self.programs_of(step));
         let reports = self.go(programs, step.want, self.trace.is_some(), begun)?;
         if let Some(trace) = &self.trace {
-            for (seat, report) in self.programs.members().iter().zip(&reports) {
-                trace.keep(seat.card, report, begun, step.past);
+            for (member, report) in self.programs.members().iter().zip(&reports) {
+                trace.keep(member.card, report, begun, step.past);
             }
         }
         Ok(card::outcome(step.want, begun.elapsed(), &reports))

@@ -20,9 +20,9 @@ use crate::{LlmError, Loading, Network, Recorder};
 
 /// Cards that go through programs themselves.
 ///
-/// A seat is a card's place in the plan. Whatever computes, its results have the bits that `ggml-spanker` defines.
+/// A member is a card's place in the plan. Whatever computes, its results have the bits that `ggml-spanker` defines.
 pub trait Machine {
-    /// Programs for all seats, as the machine likes them.
+    /// Programs for all members, as the machine likes them.
     type Program;
 
     /// Where its kernels are, which says what they keep besides the buffers of programs.
@@ -30,18 +30,18 @@ pub trait Machine {
         Kernels::Card
     }
 
-    /// Makes room on a seat's card. `what` is said if there is too little.
+    /// Makes room on a member's card. `what` is said if there is too little.
     ///
     /// # Errors
     /// What the card says.
-    fn allocate(&mut self, seat: usize, what: &str, bytes: u64) -> Result<BufferId, LlmError>;
+    fn allocate(&mut self, member: usize, what: &str, bytes: u64) -> Result<BufferId, LlmError>;
 
-    /// Makes room on a seat's card for what its kernels keep: as much as the plan says, and nothing afterwards. Says
+    /// Makes room on a member's card for what its kernels keep: as much as the plan says, and nothing afterwards. Says
     /// how many bytes that is.
     ///
     /// # Errors
     /// What the card says.
-    fn keep(&mut self, seat: usize, staging: &GpuStaging) -> Result<u64, LlmError>;
+    fn keep(&mut self, member: usize, staging: &GpuStaging) -> Result<u64, LlmError>;
 
     /// Puts weights of a type somewhere, in whatever order suits the card: programs use them as a whole, from
     /// this place.
@@ -50,7 +50,7 @@ pub trait Machine {
     /// What the card says.
     fn hold(
         &mut self,
-        seat: usize,
+        member: usize,
         place: Place,
         quant: Quant,
         bytes: &[u8],
@@ -60,16 +60,16 @@ pub trait Machine {
     ///
     /// # Errors
     /// What the card says.
-    fn write(&mut self, seat: usize, place: Place, bytes: &[u8]) -> Result<(), LlmError>;
+    fn write(&mut self, member: usize, place: Place, bytes: &[u8]) -> Result<(), LlmError>;
 
     /// Reads bytes as they are.
     ///
     /// # Errors
     /// What the card says.
-    fn read(&mut self, seat: usize, place: Place, out: &mut [u8]) -> Result<(), LlmError>;
+    fn read(&mut self, member: usize, place: Place, out: &mut [u8]) -> Result<(), LlmError>;
 
-    /// Makes programs ready to be run again and again: one list for each seat, as for a step after no tokens.
-    /// `groups` are the seats that exchange with each other. Nothing if there is no room for them beside those that
+    /// Makes programs ready to be run again and again: one list for each member, as for a step after no tokens.
+    /// `groups` are the members that exchange with each other. Nothing if there is no room for them beside those that
     /// are ready.
     ///
     /// # Errors
@@ -114,7 +114,7 @@ pub trait Machine {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Spent {
     /// The card's place in the plan.
-    pub seat: usize,
+    pub member: usize,
     /// The operators of its program that were done.
     pub ops: Range<usize>,
     /// When they began.
@@ -139,7 +139,7 @@ pub struct OnMachine<M: Machine> {
     untraced: u32,
 }
 
-/// A program that is ready, and for each seat what its operators belong to.
+/// A program that is ready, and for each member what its operators belong to.
 #[derive(Debug)]
 struct Prepared<P> {
     program: P,
@@ -303,22 +303,23 @@ impl<M: Machine> OnMachine<M> {
         let (sent, spans) = self.machine.run_traced(&ready.program, step.tokens, step.past)?;
         let members = self.layout.members();
         recorder.add(spans.iter().map(|span| {
-            let mut label = ready.labels[span.seat].get(span.ops.start).copied().unwrap_or(OUTSIDE);
+            let mut label =
+                ready.labels[span.member].get(span.ops.start).copied().unwrap_or(OUTSIDE);
             label.token = step.past as u32;
             if span.exchange && label.activity != Activity::Handoff {
                 label.activity = Activity::Exchange;
             }
             let (op, ops) = (span.ops.start as u32, span.ops.len() as u32);
-            let (card, start, end) = (members[span.seat].card as u32, span.start, span.end);
+            let (card, start, end) = (members[span.member].card as u32, span.start, span.end);
             Mark { card, label, op, ops, start: start + shift, end: end + shift, parts: None }
         }));
-        let left = self.layout.last().map(|seat| {
-            let own = spans.iter().filter(|span| span.seat == seat);
+        let left = self.layout.last().map(|member| {
+            let own = spans.iter().filter(|span| span.member == member);
             let end = shift + own.map(|span| span.end).fold(0.0, f64::max);
-            let labels = &ready.labels[seat];
+            let labels = &ready.labels[member];
             let mut label = labels.last().copied().unwrap_or(OUTSIDE);
             label.token = step.past as u32;
-            let (card, op) = (members[seat].card as u32, labels.len() as u32);
+            let (card, op) = (members[member].card as u32, labels.len() as u32);
             Mark { card, label, op, ops: 1, start: end, end, parts: None }
         });
         Ok((sent, left.collect()))
@@ -354,12 +355,12 @@ impl<M: Machine> OnMachine<M> {
     /// The logits of all cards of the last stage, with the first token of each.
     fn logits(&mut self) -> Result<Vec<(u32, Vec<f32>)>, LlmError> {
         let mut all = Vec::new();
-        for seat in self.layout.last() {
-            let one = &self.layout.members()[seat];
+        for member in self.layout.last() {
+            let one = &self.layout.members()[member];
             let vocab = &one.shard.vocab;
             let mut logits = vec![0.0f32; (vocab.end - vocab.start) as usize];
             let place = one.place(Buffer::Logits);
-            self.machine.read(seat, place, bytemuck::cast_slice_mut(&mut logits))?;
+            self.machine.read(member, place, bytemuck::cast_slice_mut(&mut logits))?;
             all.push((vocab.start as u32, logits));
         }
         Ok(all)

@@ -2,23 +2,23 @@
 //! Cards that are ranks of a fabric: processes, on one host or several, or threads in tests. Rank `r` plays the
 //! plan's card `r`, and holds that card's part of the model alone.
 //!
-//! Rank 0 is the front. It gives orders ([`Front`]): lay this plan out, run this step, it is over. The others
-//! [`follow`]. A step is one order; its exchanges are messages among the ranks of a stage, and at its end every
-//! card tells the front what came of it.
+//! Rank 0 is the leader. It gives orders ([`Leader`]): lay this plan out, run this step, it is over. The others
+//! are workers ([`run_worker`]). A step is one order; its exchanges are messages among the ranks of a stage, and at its end every
+//! card tells the leader what came of it.
 //!
-//! Every wait ends with what it waits for, with the group's fault, or when `patience` is over. So the front must
-//! be heard of within that time: whoever lets the front wait for something else calls [`Front::beat`] (or
-//! [`Runner::beat`]) several times as often, to which all ranks answer.
+//! Every wait ends with what it waits for, with the group's fault, or when `timeout` is over. So the leader must
+//! be heard of within that time: whoever lets the leader wait for something else calls [`Leader::heartbeat`] (or
+//! [`Runner::heartbeat`]) several times as often, to which all ranks answer.
 
 mod audit;
 mod clock;
-mod follow;
 mod marks;
 mod measure;
 mod order;
+mod part;
 mod record;
-mod seated;
 mod wire;
+mod worker;
 
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -33,18 +33,18 @@ use crate::layout::{self, Planned};
 use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing};
 use crate::{LlmError, Network};
 use audit::Audited;
-pub use follow::{Follower, follow};
 pub use measure::RankSamples;
 use order::Order;
+use part::{RankPart, Stepping};
 use record::Recording;
-use seated::{Seated, Stepping};
-use wire::{End, FRONT, Wire};
+use wire::{End, LEADER, Wire};
+pub use worker::{Worker, run_worker};
 
 /// The number under which ranks report what they have allocated; steps count from 1.
 const LAID_OUT: u64 = 0;
 
 /// Rank 0's hold on the others. When it is dropped, they are told that it is over.
-pub struct Front<'f> {
+pub struct Leader<'f> {
     wire: Wire<'f>,
     /// The group has a fault: nobody listens any more.
     faulty: bool,
@@ -52,37 +52,37 @@ pub struct Front<'f> {
     recording: Option<Recording>,
 }
 
-impl std::fmt::Debug for Front<'_> {
+impl std::fmt::Debug for Leader<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Front").field("ranks", &self.wire.ranks()).finish_non_exhaustive()
+        f.debug_struct("Leader").field("ranks", &self.wire.ranks()).finish_non_exhaustive()
     }
 }
 
-impl<'f> Front<'f> {
-    /// The front of a group whose other ranks [`follow`]. No rank is waited for longer than `patience`, which
+impl<'f> Leader<'f> {
+    /// The leader of a group whose other ranks are workers. No rank is waited for longer than `timeout`, which
     /// has to be more than a step takes.
     ///
     /// # Errors
     /// [`LlmError::Unsupported`] for an end that is not rank 0's.
-    pub fn new(fabric: &'f mut dyn Fabric, patience: Duration) -> Result<Self, LlmError> {
-        Self::of(End::Lent(fabric), patience)
+    pub fn new(fabric: &'f mut dyn Fabric, timeout: Duration) -> Result<Self, LlmError> {
+        Self::of(End::Lent(fabric), timeout)
     }
 
     /// The same with a fabric of its own.
     ///
     /// # Errors
     /// [`LlmError::Unsupported`] for an end that is not rank 0's.
-    pub fn owning(fabric: Box<dyn Fabric>, patience: Duration) -> Result<Self, LlmError> {
-        Self::of(End::Own(fabric), patience)
+    pub fn owning(fabric: Box<dyn Fabric>, timeout: Duration) -> Result<Self, LlmError> {
+        Self::of(End::Own(fabric), timeout)
     }
 
-    fn of(fabric: End<'f>, patience: Duration) -> Result<Self, LlmError> {
-        let wire = Wire::new(fabric, patience);
-        if wire.rank() != FRONT {
-            let what = format!("rank {} cannot be the front, which is rank 0", wire.rank());
+    fn of(fabric: End<'f>, timeout: Duration) -> Result<Self, LlmError> {
+        let wire = Wire::new(fabric, timeout);
+        if wire.rank() != LEADER {
+            let what = format!("rank {} cannot be the leader, which is rank 0", wire.rank());
             return Err(LlmError::unsupported(what));
         }
-        Ok(Front { wire, faulty: false, recording: None })
+        Ok(Leader { wire, faulty: false, recording: None })
     }
 
     /// Ranks in the group.
@@ -95,7 +95,7 @@ impl<'f> Front<'f> {
     ///
     /// # Errors
     /// [`LlmError::Fabric`] if one is not.
-    pub fn beat(&mut self) -> Result<(), LlmError> {
+    pub fn heartbeat(&mut self) -> Result<(), LlmError> {
         self.ping(0).map(|_| ())
     }
 
@@ -105,7 +105,7 @@ impl<'f> Front<'f> {
     /// [`LlmError::Fabric`] if one does not.
     pub fn ping(&mut self, bytes: usize) -> Result<Duration, LlmError> {
         let begun = Instant::now();
-        self.order(&Order::Beat { zeros: bytes })?;
+        self.order(&Order::Heartbeat { zeros: bytes })?;
         Ok(begun.elapsed())
     }
 
@@ -131,7 +131,7 @@ impl<'f> Front<'f> {
         context: usize,
         batch: usize,
         threads: usize,
-    ) -> Result<OnRanks<&mut Front<'f>, B>, LlmError> {
+    ) -> Result<OnRanks<&mut Leader<'f>, B>, LlmError> {
         let ranks: Vec<usize> = (0..self.ranks()).collect();
         OnRanks::lay_out(self, network, plan, &ranks, (context, batch), threads)
     }
@@ -144,7 +144,7 @@ impl<'f> Front<'f> {
         (context, batch): (usize, usize),
         threads: usize,
         filled: bool,
-    ) -> Result<(Seated<B>, Vec<MemoryUse>), LlmError> {
+    ) -> Result<(RankPart<B>, Vec<MemoryUse>), LlmError> {
         let planned = planned(network, plan, (context, batch), threads, filled)?;
         let known = |card: &usize| ranks.get(*card).is_some_and(|&rank| rank < self.ranks());
         if let Some(card) = plan.layout.cards().into_iter().find(|card| !known(card)) {
@@ -168,20 +168,20 @@ impl<'f> Front<'f> {
             json,
         };
         self.order(&order)?;
-        let seated = Seated::new(network, &planned, (FRONT, &ranks), threads, filled);
-        let seated = seated.inspect_err(|error| self.give_up(error.to_string()))?;
+        let rank_part = RankPart::new(network, &planned, (LEADER, &ranks), threads, filled);
+        let rank_part = rank_part.inspect_err(|error| self.give_up(error.to_string()))?;
         self.heard(|wire| wire.settle(stamp))?;
-        let memory = self.collect_memory(&planned, &seated)?;
-        Ok((seated, memory))
+        let memory = self.collect_memory(&planned, &rank_part)?;
+        Ok((rank_part, memory))
     }
 
     /// What every card has allocated, as its rank says.
     fn collect_memory<B: AsRef<[u8]> + Send + Sync>(
         &mut self,
         planned: &Planned<'_>,
-        seated: &Seated<B>,
+        rank_part: &RankPart<B>,
     ) -> Result<Vec<MemoryUse>, LlmError> {
-        let others = seated.ranks.iter().filter(|&&rank| rank != FRONT);
+        let others = rank_part.ranks.iter().filter(|&&rank| rank != LEADER);
         let from: Vec<(usize, u64)> = others.map(|&rank| (rank, 16)).collect();
         let messages = self.heard(|wire| wire.reports(LAID_OUT, &from))?;
         let mut said = messages.iter().map(|message| {
@@ -189,11 +189,11 @@ impl<'f> Front<'f> {
             [0, 1].map(|at| words.get(at).map_or(0, |&word| u64::from_le_bytes(word)))
         });
         let layouts = planned.cards();
-        let list = layouts.iter().zip(&seated.ranks).map(|(layout, &rank)| {
+        let list = layouts.iter().zip(&rank_part.ranks).map(|(layout, &rank)| {
             let card = layout.card;
             // Ranks may have other numbers of threads, for which they plan themselves.
             let [planned, allocated] = match rank {
-                FRONT => [layout.bytes(), seated.allocated()],
+                LEADER => [layout.bytes(), rank_part.allocated()],
                 _ => said.next().unwrap_or_default(),
             };
             MemoryUse { card, planned, allocated }
@@ -216,7 +216,7 @@ impl<'f> Front<'f> {
     }
 }
 
-impl Drop for Front<'_> {
+impl Drop for Leader<'_> {
     fn drop(&mut self) {
         if !self.faulty {
             // Who is gone need not be told.
@@ -225,10 +225,10 @@ impl Drop for Front<'_> {
     }
 }
 
-/// A network on ranks, as rank 0 sees it. `F` is the hold on the front: a reference, or a guard of one that is shared.
+/// A network on ranks, as rank 0 sees it. `F` is the hold on the leader: a reference, or a guard of one that is shared.
 pub struct OnRanks<F, B> {
-    front: F,
-    seated: Seated<B>,
+    leader: F,
+    rank_part: RankPart<B>,
     memory: Vec<MemoryUse>,
     audited: Option<Audited>,
 }
@@ -236,77 +236,77 @@ pub struct OnRanks<F, B> {
 impl<F, B> std::fmt::Debug for OnRanks<F, B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OnRanks")
-            .field("cards", &self.seated.programs.members().len())
+            .field("cards", &self.rank_part.programs.members().len())
             .finish_non_exhaustive()
     }
 }
 
-impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
-    /// As [`Front::lay_out`], with a hold on the front that this keeps, and the rank of each of the plan's cards.
+impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
+    /// As [`Leader::lay_out`], with a hold on the leader that this keeps, and the rank of each of the plan's cards.
     ///
     /// # Errors
-    /// As [`Front::lay_out`].
+    /// As [`Leader::lay_out`].
     pub fn lay_out(
-        mut front: F,
+        mut leader: F,
         network: &Arc<Network<B>>,
         plan: &Plan,
         ranks: &[usize],
         space: (usize, usize),
         threads: usize,
     ) -> Result<Self, LlmError> {
-        let (seated, memory) = front.lay(network, (plan, ranks), space, threads, false)?;
-        Ok(OnRanks { front, seated, memory, audited: None })
+        let (rank_part, memory) = leader.lay(network, (plan, ranks), space, threads, false)?;
+        Ok(OnRanks { leader, rank_part, memory, audited: None })
     }
 }
 
-impl<'f, F: DerefMut<Target = Front<'f>>, B> OnRanks<F, B> {
+impl<'f, F: DerefMut<Target = Leader<'f>>, B> OnRanks<F, B> {
     /// What each card was planned to allocate, and what its rank says that it has allocated.
     #[must_use]
     pub fn memory(&self) -> &[MemoryUse] {
         &self.memory
     }
 
-    /// Records from now on what each card does when. [`Front::marks`] gathers it, when this is over.
+    /// Records from now on what each card does when. [`Leader::marks`] gathers it, when this is over.
     ///
     /// # Errors
     /// [`LlmError::Fabric`] if a rank does not answer.
     pub fn record(&mut self) -> Result<(), LlmError> {
-        self.front.record(&self.seated.ranks)
+        self.leader.record(&self.rank_part.ranks)
     }
 }
 
-impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
-    /// The reports of all cards, in the order of their seats.
+impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
+    /// The reports of all cards, in the order of their members.
     fn collect(&mut self, own: Option<Report>, want: Want) -> Result<Vec<Report>, LlmError> {
-        let (from, step) = (self.seated.expected(want), self.seated.steps);
-        let messages = self.front.heard(|wire| wire.reports(step, &from))?;
+        let (from, step) = (self.rank_part.expected(want), self.rank_part.steps);
+        let messages = self.leader.heard(|wire| wire.reports(step, &from))?;
         let mut messages = messages.into_iter();
         let mut own = own;
-        let seats = self.seated.ranks.iter().enumerate();
-        let reports = seats.filter_map(|(seat, &rank)| match rank {
-            FRONT => own.take(),
-            _ => messages.next().map(|message| self.seated.read(seat, message.bytes())),
+        let members = self.rank_part.ranks.iter().enumerate();
+        let reports = members.filter_map(|(member, &rank)| match rank {
+            LEADER => own.take(),
+            _ => messages.next().map(|message| self.rank_part.read(member, message.bytes())),
         });
         Ok(reports.collect())
     }
 }
 
-impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<F, B> {
+impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<F, B> {
     fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        layout::check(&self.seated.programs, self.seated.vocab, step)?;
+        layout::check(&self.rank_part.programs, self.rank_part.vocab, step)?;
         self.attempt(step, 0)
     }
 
     fn batch(&self) -> usize {
-        self.seated.programs.space().batch as usize
+        self.rank_part.programs.space().batch as usize
     }
 
-    fn beat(&mut self) -> Result<(), LlmError> {
-        self.front.beat()
+    fn heartbeat(&mut self) -> Result<(), LlmError> {
+        self.leader.heartbeat()
     }
 }
 
-impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
+impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
     /// Runs a step. Which operators are checked depends on `salt`.
     fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<Outcome, LlmError> {
         self.go(step, (&[], salt), Instant::now())
@@ -319,18 +319,18 @@ impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<
         (layers, salt): (&[u32], u64),
         begun: Instant,
     ) -> Result<Outcome, LlmError> {
-        self.front.order(&Order::step(step, layers, salt))?;
-        let (seated, traced) = (&mut self.seated, self.front.recording.is_some());
+        self.leader.order(&Order::step(step, layers, salt))?;
+        let (rank_part, traced) = (&mut self.rank_part, self.leader.recording.is_some());
         let of = Stepping { step, layers, salt, traced };
-        let own = self.front.heard(|wire| seated.step(wire, of, begun))?;
-        let number = self.seated.number();
-        let since = self.front.wire.clock(begun);
-        let front = &mut *self.front;
-        if let (Some(recording), Some(report)) = (&mut front.recording, &own) {
+        let own = self.leader.heard(|wire| rank_part.step(wire, of, begun))?;
+        let number = self.rank_part.number();
+        let since = self.leader.wire.clock(begun);
+        let leader = &mut *self.leader;
+        if let (Some(recording), Some(report)) = (&mut leader.recording, &own) {
             recording.keep(record::by_clock(report, number, step.past, since));
         }
-        let cards = self.seated.ranks.len() as u32;
-        if step.want == Want::Nothing && !self.seated.is_tapped() {
+        let cards = self.rank_part.ranks.len() as u32;
+        if step.want == Want::Nothing && !self.rank_part.is_tapped() {
             // The others tell what they have done with the step that is asked for something.
             let (sync, sent) = own.map_or_else(Default::default, |own| (own.sync, own.sent));
             let timing = Timing { wall: begun.elapsed(), card: None, sync: sync / cards, sent };

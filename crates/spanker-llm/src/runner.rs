@@ -89,11 +89,11 @@ pub trait Runner {
     /// Tokens that a step takes at most.
     fn batch(&self) -> usize;
 
-    /// Lets cards that would lose patience know that there is more to come. Most have nobody to tell.
+    /// Lets cards that would lose timeout know that there is more to come. Most have nobody to tell.
     ///
     /// # Errors
     /// [`LlmError::Fabric`] if a rank does not answer.
-    fn beat(&mut self) -> Result<(), LlmError> {
+    fn heartbeat(&mut self) -> Result<(), LlmError> {
         Ok(())
     }
 }

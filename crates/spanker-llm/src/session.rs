@@ -45,12 +45,12 @@ impl<'r> Session<'r> {
         self.run(want)
     }
 
-    /// Lets the runner's cards know that there is more to come: see [`Runner::beat`].
+    /// Lets the runner's cards know that there is more to come: see [`Runner::heartbeat`].
     ///
     /// # Errors
-    /// What [`Runner::beat`] fails with.
-    pub fn beat(&mut self) -> Result<(), LlmError> {
-        self.runner.as_mut().map_or(Ok(()), |runner| runner.beat())
+    /// What [`Runner::heartbeat`] fails with.
+    pub fn heartbeat(&mut self) -> Result<(), LlmError> {
+        self.runner.as_mut().map_or(Ok(()), |runner| runner.heartbeat())
     }
 
     /// Forgets all but the first `length` tokens.

@@ -104,10 +104,10 @@ impl Runner for Twice<'_> {
         batch.min(self.host.batch())
     }
 
-    fn beat(&mut self) -> Result<(), LlmError> {
+    fn heartbeat(&mut self) -> Result<(), LlmError> {
         match &mut self.checked {
-            Checked::Searched(cards) => cards.beat(),
-            Checked::Others(runner, _) => runner.beat(),
+            Checked::Searched(cards) => cards.heartbeat(),
+            Checked::Others(runner, _) => runner.heartbeat(),
         }
     }
 }

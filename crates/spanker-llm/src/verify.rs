@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether two ways to run a model give the same tokens and the same logits, and where not.
 //!
-//! [`Trail::difference`] is for what must be the same to the last bit. [`Trail::distance`] is for a reduce split,
+//! [`RunLogits::difference`] is for what must be the same to the last bit. [`RunLogits::distance`] is for a reduce split,
 //! whose sums are rounded in another order than those of one card: it must stay within a [`Bound`]. Neither
 //! accepts what is missing or not a finite number, in the reference as little as in what is examined.
 
@@ -17,7 +17,7 @@ pub use bound::{Bound, Distance, Fault, examine_reduce};
 
 /// Logits after each token, and the token that has the greatest.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Trail {
+pub struct RunLogits {
     /// The tokens.
     pub tokens: Vec<u32>,
     /// The logits before each of them.
@@ -174,7 +174,7 @@ impl fmt::Display for Difference {
     }
 }
 
-impl Trail {
+impl RunLogits {
     /// A number that is the same for the same bits: FNV-1a over all logits of a step.
     #[must_use]
     pub fn hash(&self, step: usize) -> u64 {
@@ -200,7 +200,7 @@ impl Trail {
     /// The first difference from a reference; nothing if every token and every bit is the same, and every logit is
     /// there and a finite number.
     #[must_use]
-    pub fn difference(&self, reference: &Trail) -> Option<Difference> {
+    pub fn difference(&self, reference: &RunLogits) -> Option<Difference> {
         self.mismatch(reference).or_else(|| {
             (0..reference.logits.len()).find_map(|step| {
                 let (theirs, ours) = (&reference.logits[step], &self.logits[step]);
@@ -219,7 +219,7 @@ impl Trail {
     }
 
     /// What is missing or not a number in one of two runs.
-    fn mismatch(&self, reference: &Trail) -> Option<Difference> {
+    fn mismatch(&self, reference: &RunLogits) -> Option<Difference> {
         let tokens = [reference.tokens.len(), self.tokens.len()];
         let logits = [reference.logits.len(), self.logits.len()];
         let steps = tokens[0];
@@ -248,24 +248,24 @@ fn greatest(logits: &[f32]) -> u32 {
 ///
 /// # Errors
 /// What [`Runner::step`] fails with.
-pub fn trail(
+pub fn run_logits(
     runner: Box<dyn Runner + '_>,
     prompt: &[u32],
     count: usize,
     fed: Option<&[u32]>,
-) -> Result<Trail, LlmError> {
+) -> Result<RunLogits, LlmError> {
     let mut session = Session::new(runner);
-    let mut trail = Trail { tokens: Vec::new(), logits: Vec::new() };
+    let mut run_logits = RunLogits { tokens: Vec::new(), logits: Vec::new() };
     let mut outcome = session.feed(prompt, Want::Logits)?;
     loop {
         let logits = outcome.logits.take().unwrap_or_default();
-        trail.tokens.push(greatest(&logits));
-        trail.logits.push(logits);
-        let step = trail.tokens.len() - 1;
-        if trail.tokens.len() >= count {
-            return Ok(trail);
+        run_logits.tokens.push(greatest(&logits));
+        run_logits.logits.push(logits);
+        let step = run_logits.tokens.len() - 1;
+        if run_logits.tokens.len() >= count {
+            return Ok(run_logits);
         }
-        let next = fed.and_then(|fed| fed.get(step).copied()).unwrap_or(trail.tokens[step]);
+        let next = fed.and_then(|fed| fed.get(step).copied()).unwrap_or(run_logits.tokens[step]);
         outcome = session.feed(&[next], Want::Logits)?;
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use spanker_llm::{Evaluator, LlmError, Network, Outcome, Rounding, Runner};
-use spanker_llm::{Session, Step, Trail, trail};
+use spanker_llm::{RunLogits, Session, Step, run_logits};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Split};
 use spanker_test_support::Recipe;
@@ -36,9 +36,9 @@ fn awkward() -> Vec<Recipe> {
 }
 
 /// What the kernels alone give for a prompt and greedy tokens after it.
-fn expected(network: &Network<Vec<u8>>, plan: &spanker_plan::Plan, prompt: &[u32]) -> Trail {
+fn expected(network: &Network<Vec<u8>>, plan: &spanker_plan::Plan, prompt: &[u32]) -> RunLogits {
     let host = Evaluator::new(network, &plan.layout, Rounding::Nearest, 1).expect("a layout");
-    trail(Box::new(host), prompt, STEPS, None).expect("logits")
+    run_logits(Box::new(host), prompt, STEPS, None).expect("logits")
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn threads_and_batches_do_not_change_bits() {
         for &count in counts {
             for batch in [1, 3, 128] {
                 let runner = threads(&network, &plan, batch, count);
-                let found = trail(runner, &tokens, STEPS, None).expect("a trail");
+                let found = run_logits(runner, &tokens, STEPS, None).expect("logits");
                 let what = format!("{cards} cards, {count} threads, batches of {batch}");
                 assert_same(&what, &found, &reference);
             }
@@ -237,7 +237,7 @@ proptest! {
         let one = run(&network, &plan(&network, Split::Gather, &together(&[1.0])), &tokens);
         prop_assume!(shares.len() as u64 <= recipe.hidden);
         let split = plan(&network, Split::Gather, &together(&shares));
-        let found = trail(threads(&network, &split, batch, 2), &tokens, STEPS, None).expect("a trail");
+        let found = run_logits(threads(&network, &split, batch, 2), &tokens, STEPS, None).expect("logits");
         prop_assert_eq!(found.difference(&one), None, "{}", recipe.name);
         let (stage, rest) = shares.split_at(shares.len() / 2);
         let stages = vec![

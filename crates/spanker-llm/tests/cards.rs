@@ -7,7 +7,7 @@ mod splits;
 
 use std::sync::Arc;
 
-use spanker_llm::{LlmError, Loading, Network, OnCards, Recorder, Session, Want, trail};
+use spanker_llm::{LlmError, Loading, Network, OnCards, Recorder, Session, Want, run_logits};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Plan, Split};
 use spanker_runtime::SpankerControl;
@@ -67,7 +67,7 @@ fn every_split_on_cards_has_the_bits_of_threads() {
             let (_world, controls) = ring(plan.layout.cards().len());
             let controls: Vec<&SpankerControl> = controls.iter().collect();
             let runner = load(&network, &plan, 3, &controls).expect("cards");
-            let found = trail(Box::new(runner), &tokens, STEPS, None).expect("a trail");
+            let found = run_logits(Box::new(runner), &tokens, STEPS, None).expect("logits");
             assert_same(&what, &found, &run(&network, &plan, &tokens));
         }
     }
@@ -83,7 +83,7 @@ fn cards_that_have_nothing_of_a_matrix_do_their_part_all_the_same() {
         let (_world, controls) = ring(5);
         let handles: Vec<&SpankerControl> = controls.iter().collect();
         let on_cards = || load(&network, &plan, 3, &handles).expect("cards");
-        let found = trail(Box::new(on_cards()), &tokens, STEPS, None).expect("a trail");
+        let found = run_logits(Box::new(on_cards()), &tokens, STEPS, None).expect("logits");
         assert_same(&format!("{split:?}"), &found, &run(&network, &plan, &tokens));
         let expected = best(&mut Session::new(threads(&network, &plan, 3, 1)), &tokens, 3);
         let found = best(&mut Session::new(Box::new(on_cards())), &tokens, 3);
@@ -105,7 +105,7 @@ fn cards_that_run_a_model_leave_no_memory_behind() {
     let runner = load(&network, &plan, 3, &handles).expect("cards");
     let used = free();
     assert!(used.iter().zip(&before).all(|(used, before)| used < before), "{used:?}");
-    trail(Box::new(runner), &prompt(5, recipe.vocab), 2, None).expect("a trail");
+    run_logits(Box::new(runner), &prompt(5, recipe.vocab), 2, None).expect("logits");
     assert_eq!(free(), before);
 }
 
@@ -182,7 +182,7 @@ fn recorded_steps_have_marks_of_every_card() {
         let mut runner = load(&network, &plan, 3, &handles).expect("cards");
         let recorder = Recorder::new();
         runner.record(&recorder).expect("cards that answer");
-        trail(Box::new(runner), &prompt(4, recipe.vocab), 2, None).expect("a trail");
+        run_logits(Box::new(runner), &prompt(4, recipe.vocab), 2, None).expect("logits");
         let marks = recorder.marks();
         for card in 0..cards {
             let own: Vec<_> = marks.iter().filter(|mark| mark.card as usize == card).collect();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
 use spanker_llm::{
-    LlmError, Machine, Network, OnMachine, Recorder, Runner, Spent, Step, Want, trail,
+    LlmError, Machine, Network, OnMachine, Recorder, Runner, Spent, Step, Want, run_logits,
 };
 use spanker_model::Quant;
 use spanker_plan::{Activity, GpuStaging, Label, Op, Plan, Split};
@@ -27,7 +27,7 @@ use splits::{assert_same, mixed, one_by_one, plan, prompt, run, threads, togethe
 /// Cards that are byte vectors.
 #[derive(Debug, Default)]
 struct Plain {
-    seats: Vec<Vec<Vec<u8>>>,
+    members: Vec<Vec<Vec<u8>>>,
     /// How often programs were made ready.
     prepared: usize,
     /// Programs that are ready, and how many may be.
@@ -38,7 +38,7 @@ struct Plain {
     more: u64,
 }
 
-/// Programs of all seats, and who is in a group.
+/// Programs of all members, and who is in a group.
 type Programs = (Vec<Vec<Op>>, Vec<Range<usize>>);
 
 fn quant(id: u32) -> Quant {
@@ -54,89 +54,89 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 }
 
 impl Plain {
-    fn get(&self, seat: usize, place: Place, length: u64) -> Vec<u8> {
+    fn get(&self, member: usize, place: Place, length: u64) -> Vec<u8> {
         let start = place.offset as usize;
-        self.seats[seat][place.buffer.0 as usize][start..start + length as usize].to_vec()
+        self.members[member][place.buffer.0 as usize][start..start + length as usize].to_vec()
     }
 
-    fn put(&mut self, seat: usize, place: Place, bytes: &[u8]) {
+    fn put(&mut self, member: usize, place: Place, bytes: &[u8]) {
         let start = place.offset as usize;
-        self.seats[seat][place.buffer.0 as usize][start..start + bytes.len()]
+        self.members[member][place.buffer.0 as usize][start..start + bytes.len()]
             .copy_from_slice(bytes);
     }
 
-    fn numbers(&self, seat: usize, place: Place, count: u64) -> Vec<f32> {
-        floats(&self.get(seat, place, count * 4))
+    fn numbers(&self, member: usize, place: Place, count: u64) -> Vec<f32> {
+        floats(&self.get(member, place, count * 4))
     }
 
-    fn work(&mut self, seat: usize, work: &Work, tokens: &[u32], past: u64) {
+    fn work(&mut self, member: usize, work: &Work, tokens: &[u32], past: u64) {
         match *work {
             Work::Fill { length: 4, .. } => {}
             Work::Fill { into, length, pattern } => {
-                self.put(seat, into, &pattern.to_le_bytes().repeat(length as usize / 4));
+                self.put(member, into, &pattern.to_le_bytes().repeat(length as usize / 4));
             }
-            Work::Embed { .. } => self.embed(seat, work, tokens),
+            Work::Embed { .. } => self.embed(member, work, tokens),
             Work::Norm { from, weight, into, rows, width, epsilon } => {
-                let weight = self.numbers(seat, weight, width);
-                let mut all = self.numbers(seat, from, rows * width);
+                let weight = self.numbers(member, weight, width);
+                let mut all = self.numbers(member, from, rows * width);
                 for row in all.chunks_exact_mut(width as usize) {
                     let before = row.to_vec();
                     ops::norm(&before, &weight, f32::from_bits(epsilon), row);
                 }
-                self.put(seat, into, &bytes(&all));
+                self.put(member, into, &bytes(&all));
             }
             Work::Quantize { from, into, rows, width, quant: id } => {
                 let mut out = vec![0; (rows * quant(id).row_bytes(width)) as usize];
-                let values = self.numbers(seat, from, rows * width);
+                let values = self.numbers(member, from, rows * width);
                 quantize(quant(id), &values, &mut out).expect("whole blocks");
-                self.put(seat, into, &out);
+                self.put(member, into, &out);
             }
             Work::Matmul { a, b, out, shape: [rows, width, outs], types: [input, weights] } => {
                 let mut inputs = Inputs::new();
-                let from = self.get(seat, a, rows * quant(input).row_bytes(width));
+                let from = self.get(member, a, rows * quant(input).row_bytes(width));
                 inputs.load(quant(input), &from, rows as usize, width as usize).expect("rows");
-                let weights_bytes = self.get(seat, b, outs * quant(weights).row_bytes(width));
+                let weights_bytes = self.get(member, b, outs * quant(weights).row_bytes(width));
                 let mut product = vec![0.0; (rows * outs) as usize];
                 multiply(quant(weights), &weights_bytes, outs as usize, &inputs, &mut product)
                     .expect("a product");
-                self.put(seat, out, &bytes(&product));
+                self.put(member, out, &bytes(&product));
             }
             Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
                 let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
                 let width = heads * head_size;
-                let mut all = self.numbers(seat, data, rows * width);
+                let mut all = self.numbers(member, data, rows * width);
                 for (at, row) in all.chunks_exact_mut(width as usize).enumerate() {
                     let offset = table.offset + (past + at as u64) * dims * 4;
-                    let turns = self.numbers(seat, Place { offset, ..table }, dims);
+                    let turns = self.numbers(member, Place { offset, ..table }, dims);
                     ops::rotate(row, head_size as usize, &turns, pairs);
                 }
-                self.put(seat, data, &bytes(&all));
+                self.put(member, data, &bytes(&all));
             }
             Work::Halve { from, into, elements } => {
                 let rows = tokens.len() as u64;
                 let mut out = vec![0; elements as usize * 2];
-                ops::to_half(&self.numbers(seat, from, elements), &mut out);
+                ops::to_half(&self.numbers(member, from, elements), &mut out);
                 let offset = into.offset + past * (elements / rows) * 2;
-                self.put(seat, Place { offset, ..into }, &out);
+                self.put(member, Place { offset, ..into }, &out);
             }
             Work::Gate { gate, up, into, elements } => {
                 let mut out = vec![0.0; elements as usize];
                 let (gate, up) =
-                    (self.numbers(seat, gate, elements), self.numbers(seat, up, elements));
+                    (self.numbers(member, gate, elements), self.numbers(member, up, elements));
                 ops::gate(&gate, &up, &mut out);
-                self.put(seat, into, &bytes(&out));
+                self.put(member, into, &bytes(&out));
             }
             Work::Reduce { into, ref sources, elements, .. } => {
-                let mut sum = self.numbers(seat, sources[0], elements);
-                ops::add(&mut sum, &self.numbers(seat, sources[1], elements));
-                self.put(seat, into, &bytes(&sum));
+                let mut sum = self.numbers(member, sources[0], elements);
+                ops::add(&mut sum, &self.numbers(member, sources[1], elements));
+                self.put(member, into, &bytes(&sum));
             }
-            Work::Attend { .. } => self.attend(seat, work, past),
+            Work::Attend { .. } => self.attend(member, work, past),
             ref other => panic!("programs do not have {other:?}"),
         }
     }
 
-    fn embed(&mut self, seat: usize, work: &Work, tokens: &[u32]) {
+    fn embed(&mut self, member: usize, work: &Work, tokens: &[u32]) {
         let Work::Embed { table, into, width, quant: id, first, count, .. } = *work else { return };
         let row = quant(id).row_bytes(width);
         for (at, token) in tokens.iter().enumerate() {
@@ -145,13 +145,13 @@ impl Plain {
             };
             let from = Place { offset: table.offset + u64::from(token) * row, ..table };
             let mut out = vec![0.0; width as usize];
-            decode(quant(id), &self.get(seat, from, row), &mut out).expect("a row");
+            decode(quant(id), &self.get(member, from, row), &mut out).expect("a row");
             let into = Place { offset: into.offset + at as u64 * width * 4, ..into };
-            self.put(seat, into, &bytes(&out));
+            self.put(member, into, &bytes(&out));
         }
     }
 
-    fn attend(&mut self, seat: usize, work: &Work, past: u64) {
+    fn attend(&mut self, member: usize, work: &Work, past: u64) {
         let Work::Attend {
             queries,
             keys,
@@ -171,8 +171,8 @@ impl Plain {
         };
         let stride = kv_heads * size * 2;
         let cached = (past + rows) * stride;
-        let (keys, values) = (self.get(seat, keys, cached), self.get(seat, values, cached));
-        let asked = self.numbers(seat, queries, rows * heads * size);
+        let (keys, values) = (self.get(member, keys, cached), self.get(member, values, cached));
+        let asked = self.numbers(member, queries, rows * heads * size);
         let mut out = vec![0.0; asked.len()];
         let units = asked.chunks_exact(size as usize).zip(out.chunks_exact_mut(size as usize));
         for (unit, (query, out)) in units.enumerate() {
@@ -187,7 +187,7 @@ impl Plain {
             };
             ops::attend(query, size as usize, look, &mut AttendScratch::default(), out);
         }
-        self.put(seat, into, &bytes(&out));
+        self.put(member, into, &bytes(&out));
     }
 
     /// What the ranks of a group give each other.
@@ -196,37 +196,37 @@ impl Plain {
             Op::Gather { parts, rows, .. } => {
                 let row = parts.last().map_or(0, |part| part.end) as usize;
                 let mut whole = vec![0; row * *rows as usize];
-                for ((seat, op), part) in group.clone().zip(ops).zip(parts.iter()) {
+                for ((member, op), part) in group.clone().zip(ops).zip(parts.iter()) {
                     let Op::Gather { from, .. } = op else { panic!("{op:?}") };
                     let width = part.end - part.start;
-                    let own = self.get(seat, *from, width * rows);
+                    let own = self.get(member, *from, width * rows);
                     for (at, whole) in whole.chunks_exact_mut(row).enumerate() {
                         whole[part.start as usize..part.end as usize]
                             .copy_from_slice(&own[at * width as usize..][..width as usize]);
                     }
                 }
-                for (seat, op) in group.clone().zip(ops) {
+                for (member, op) in group.clone().zip(ops) {
                     let Op::Gather { into, .. } = op else { panic!("{op:?}") };
-                    self.put(seat, *into, &whole);
+                    self.put(member, *into, &whole);
                 }
             }
             Op::Sum { data, elements } => {
                 let mut sum = self.numbers(group.start, *data, *elements);
-                for (seat, op) in group.clone().zip(ops).skip(1) {
+                for (member, op) in group.clone().zip(ops).skip(1) {
                     let Op::Sum { data, .. } = op else { panic!("{op:?}") };
-                    ops::add(&mut sum, &self.numbers(seat, *data, *elements));
+                    ops::add(&mut sum, &self.numbers(member, *data, *elements));
                 }
-                for (seat, op) in group.clone().zip(ops) {
+                for (member, op) in group.clone().zip(ops) {
                     let Op::Sum { data, .. } = op else { panic!("{op:?}") };
-                    self.put(seat, *data, &bytes(&sum));
+                    self.put(member, *data, &bytes(&sum));
                 }
             }
             Op::Broadcast { root, length, .. } => {
                 let Op::Broadcast { data, .. } = ops[*root] else { panic!("{:?}", ops[*root]) };
                 let given = self.get(group.start + root, data, *length);
-                for (seat, op) in group.clone().zip(ops) {
+                for (member, op) in group.clone().zip(ops) {
                     let Op::Broadcast { data, .. } = op else { panic!("{op:?}") };
-                    self.put(seat, *data, &given);
+                    self.put(member, *data, &given);
                 }
             }
             other => panic!("no exchange of a group: {other:?}"),
@@ -237,24 +237,30 @@ impl Plain {
 impl Machine for Plain {
     type Program = Programs;
 
-    fn allocate(&mut self, seat: usize, _: &str, bytes: u64) -> Result<BufferId, LlmError> {
-        let count = self.seats.len().max(seat + 1);
-        self.seats.resize_with(count, Vec::new);
-        self.seats[seat].push(vec![0; bytes as usize]);
-        Ok(BufferId(self.seats[seat].len() as u64 - 1))
+    fn allocate(&mut self, member: usize, _: &str, bytes: u64) -> Result<BufferId, LlmError> {
+        let count = self.members.len().max(member + 1);
+        self.members.resize_with(count, Vec::new);
+        self.members[member].push(vec![0; bytes as usize]);
+        Ok(BufferId(self.members[member].len() as u64 - 1))
     }
 
-    fn hold(&mut self, seat: usize, place: Place, _: Quant, bytes: &[u8]) -> Result<(), LlmError> {
-        self.write(seat, place, bytes)
+    fn hold(
+        &mut self,
+        member: usize,
+        place: Place,
+        _: Quant,
+        bytes: &[u8],
+    ) -> Result<(), LlmError> {
+        self.write(member, place, bytes)
     }
 
-    fn write(&mut self, seat: usize, place: Place, bytes: &[u8]) -> Result<(), LlmError> {
-        self.put(seat, place, bytes);
+    fn write(&mut self, member: usize, place: Place, bytes: &[u8]) -> Result<(), LlmError> {
+        self.put(member, place, bytes);
         Ok(())
     }
 
-    fn read(&mut self, seat: usize, place: Place, out: &mut [u8]) -> Result<(), LlmError> {
-        out.copy_from_slice(&self.get(seat, place, out.len() as u64));
+    fn read(&mut self, member: usize, place: Place, out: &mut [u8]) -> Result<(), LlmError> {
+        out.copy_from_slice(&self.get(member, place, out.len() as u64));
         Ok(())
     }
 
@@ -288,35 +294,35 @@ impl Machine for Plain {
         let (programs, groups) = program;
         let mut at = vec![0; programs.len()];
         let mut handed: HashMap<(usize, usize), VecDeque<Vec<u8>>> = HashMap::new();
-        while (0..programs.len()).any(|seat| at[seat] < programs[seat].len()) {
-            for seat in 0..programs.len() {
-                while let Some(op) = programs[seat].get(at[seat]) {
+        while (0..programs.len()).any(|member| at[member] < programs[member].len()) {
+            for member in 0..programs.len() {
+                while let Some(op) = programs[member].get(at[member]) {
                     match op {
-                        Op::Work(work) => self.work(seat, work, tokens, past as u64),
+                        Op::Work(work) => self.work(member, work, tokens, past as u64),
                         Op::Mark { .. } => {}
                         Op::Send { to, from, length } => {
-                            let given = self.get(seat, *from, *length);
-                            handed.entry((seat, *to)).or_default().push_back(given);
+                            let given = self.get(member, *from, *length);
+                            handed.entry((member, *to)).or_default().push_back(given);
                         }
                         Op::Receive { from, into, .. } => {
-                            let waiting = handed.get_mut(&(*from, seat));
+                            let waiting = handed.get_mut(&(*from, member));
                             let Some(given) = waiting.and_then(VecDeque::pop_front) else { break };
-                            self.put(seat, *into, &given);
+                            self.put(member, *into, &given);
                         }
                         _ => break,
                     }
-                    at[seat] += 1;
+                    at[member] += 1;
                 }
             }
             for group in groups {
                 let next: Option<Vec<Op>> =
-                    group.clone().map(|seat| programs[seat].get(at[seat]).cloned()).collect();
+                    group.clone().map(|member| programs[member].get(at[member]).cloned()).collect();
                 let meets = |op: &Op| {
                     matches!(op, Op::Gather { .. } | Op::Sum { .. } | Op::Broadcast { .. })
                 };
                 if let Some(next) = next.filter(|next| next.iter().all(meets)) {
                     self.exchange(group, &next);
-                    group.clone().for_each(|seat| at[seat] += 1);
+                    group.clone().for_each(|member| at[member] += 1);
                 }
             }
         }
@@ -330,10 +336,10 @@ impl Machine for Plain {
         past: usize,
     ) -> Result<(u64, Vec<Spent>), LlmError> {
         self.run(program, tokens, past)?;
-        let spent = program.0.iter().enumerate().flat_map(|(seat, list)| {
+        let spent = program.0.iter().enumerate().flat_map(|(member, list)| {
             let of = move |(at, op): (usize, &Op)| {
                 let (start, end) = (at as f64, at as f64 + 1.0);
-                Spent { seat, ops: at..at + 1, start, end, exchange: op.is_exchange() }
+                Spent { member, ops: at..at + 1, start, end, exchange: op.is_exchange() }
             };
             list.iter().enumerate().map(of)
         });
@@ -402,7 +408,7 @@ fn programs_that_have_no_room_beside_others_take_their_place() {
     let tokens = prompt(7, recipe.vocab);
     let machine = Plain { room: Some(1), ..Plain::default() };
     let machine = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
-    let found = trail(Box::new(machine), &tokens, STEPS, None).unwrap();
+    let found = run_logits(Box::new(machine), &tokens, STEPS, None).unwrap();
     assert_same("room for one program", &found, &run(&network, &plan, &tokens));
     let machine = Plain { room: Some(0), ..Plain::default() };
     let refused = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap_err();
@@ -427,7 +433,7 @@ fn programs_of_a_group_are_made_ready_once_for_each_owner_of_tokens() {
 fn assert_like_threads(what: &str, recipe: &Recipe, network: &Arc<Network<Vec<u8>>>, plan: &Plan) {
     let tokens = prompt(7, recipe.vocab);
     let machine = OnMachine::load(network, plan, CONTEXT, 3, Plain::default(), &|_| ()).unwrap();
-    let found = trail(Box::new(machine), &tokens, STEPS, None).unwrap();
+    let found = run_logits(Box::new(machine), &tokens, STEPS, None).unwrap();
     assert_same(what, &found, &run(network, plan, &tokens));
 }
 

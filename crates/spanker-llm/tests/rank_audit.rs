@@ -13,8 +13,8 @@ use spanker_fabric::conformance::on_all;
 use spanker_fabric::inproc::{Inproc, group};
 use spanker_fabric::{Call, Fabric, FabricError, Message, Pool};
 use spanker_llm::{
-    AuditLog, Follower, Front, LlmError, Network, OnRanks, Runner, Session, Step, Twice, Want,
-    follow,
+    AuditLog, Leader, LlmError, Network, OnRanks, Runner, Session, Step, Twice, Want, Worker,
+    run_worker,
 };
 use spanker_model::Quant;
 use spanker_plan::{Plan, Split};
@@ -42,17 +42,17 @@ struct Rank {
 }
 
 /// Runs `lead` on rank 0 of a group of three.
-fn led<R: Send>(ranks: &[Rank; 2], lead: impl Fn(&mut Front<'_>) -> R + Sync) -> R {
+fn led<R: Send>(ranks: &[Rank; 2], lead: impl Fn(&mut Leader<'_>) -> R + Sync) -> R {
     let outcomes = on_all(group(3), |mut fabric| {
         let Some(one) = fabric.rank().checked_sub(1) else {
-            let mut front = Front::new(&mut fabric, TIMEOUT).expect("rank 0");
-            return Some(lead(&mut front));
+            let mut leader = Leader::new(&mut fabric, TIMEOUT).expect("rank 0");
+            return Some(lead(&mut leader));
         };
         let Rank { network, honest } = &ranks[one];
-        let follower = Follower { network, plan: None, threads: 1, patience: TIMEOUT };
+        let worker = Worker { network, plan: None, threads: 1, timeout: TIMEOUT };
         let ended = match honest {
-            true => follow(&mut fabric, &follower),
-            false => follow(&mut Liar(fabric, Pool::default()), &follower),
+            true => run_worker(&mut fabric, &worker),
+            false => run_worker(&mut Liar(fabric, Pool::default()), &worker),
         };
         ended.expect("the leader ends it");
         None
@@ -125,8 +125,8 @@ fn honest_ranks_are_never_accused_and_give_the_tokens_of_threads() {
             let plan = plan(&network, split, &groups, audit);
             let expected = best(&mut Session::new(threads(&network, &plan, 3, 1)), &tokens, 9);
             let log = AuditLog::new(audit);
-            let (found, memory) = led(&[honest(), honest()], |front| {
-                let mut runner = front.lay_out(&network, &plan, CONTEXT, 3, 1).expect("a layout");
+            let (found, memory) = led(&[honest(), honest()], |leader| {
+                let mut runner = leader.lay_out(&network, &plan, CONTEXT, 3, 1).expect("a layout");
                 runner.audit(&network, &plan, &log).expect("the same plan");
                 let memory = runner.memory().to_vec();
                 (best(&mut Session::new(Box::new(runner)), &tokens, 9), memory)
@@ -146,8 +146,8 @@ fn wrong(ranks: &[Rank; 2], split: Split, audit: f64, twice: bool) -> (LlmError,
     let network = Arc::new(small().network());
     let plan = plan(&network, split, &together(&[1.0; 3]), audit);
     let log = AuditLog::new(audit);
-    let error = led(ranks, |front| {
-        let mut runner = front.lay_out(&network, &plan, CONTEXT, 3, 1).expect("a layout");
+    let error = led(ranks, |leader| {
+        let mut runner = leader.lay_out(&network, &plan, CONTEXT, 3, 1).expect("a layout");
         runner.audit(&network, &plan, &log).expect("the same plan");
         match twice {
             false => tried(&mut runner, CONTEXT),
@@ -214,10 +214,10 @@ fn plan_runs_on_the_ranks_that_are_named_for_it() {
     let plan = plan(&network, Split::Gather, &together(&[1.0; 2]), 0.3);
     let expected = best(&mut Session::new(threads(&network, &plan, 3, 1)), &tokens, 9);
     let log = AuditLog::new(0.3);
-    let (found, unknown) = led(&ranks, |front| {
-        let unknown = OnRanks::lay_out(&mut *front, &network, &plan, &[0, 3], (CONTEXT, 3), 1);
+    let (found, unknown) = led(&ranks, |leader| {
+        let unknown = OnRanks::lay_out(&mut *leader, &network, &plan, &[0, 3], (CONTEXT, 3), 1);
         let unknown = unknown.map(|_| ()).expect_err("there is no rank 3").to_string();
-        let runner = OnRanks::lay_out(front, &network, &plan, &[0, 2], (CONTEXT, 3), 1);
+        let runner = OnRanks::lay_out(leader, &network, &plan, &[0, 2], (CONTEXT, 3), 1);
         let mut runner = runner.expect("a layout");
         runner.audit(&network, &plan, &log).expect("the same plan");
         (best(&mut Session::new(Box::new(runner)), &tokens, 9), unknown)

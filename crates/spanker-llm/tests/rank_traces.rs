@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What all ranks did when reaches the front, by one clock: every card, every operator of its program, no effect before
+//! What all ranks did when reaches the leader, by one clock: every card, every operator of its program, no effect before
 //! its cause. And profiles that are measured on ranks. Ranks are threads here, each with one end of a fabric.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
@@ -13,7 +13,7 @@ use std::time::Duration;
 use spanker_fabric::Fabric;
 use spanker_fabric::conformance::on_all;
 use spanker_fabric::inproc::group;
-use spanker_llm::{Follower, Front, Network, Session, Subject, Want, follow};
+use spanker_llm::{Leader, Network, Session, Subject, Want, Worker, run_worker};
 use spanker_model::Quant;
 use spanker_plan::{
     Activity, Conditions, Layout, Mark, Plan, Request, Split, Trace, compare, simulate,
@@ -25,7 +25,7 @@ use spanker_topology::{
 
 use splits::{CONTEXT, Open, mixed, one_by_one, plan, prompt, together};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Tokens of the prompt, and of a step at most.
 const PROMPT: usize = 7;
 const BATCH: usize = 4;
@@ -36,27 +36,27 @@ fn small() -> Recipe {
     Recipe { layers: 3, ..Recipe::llama(Quant::Q4_0, [4, 4, 32], 128, 256) }
 }
 
-/// Runs `lead` on rank 0 of a group whose other ranks follow, and returns what it gives.
+/// Runs `lead` on rank 0 of a group whose other ranks are workers, and returns what it gives.
 fn led<R: Send>(
     ranks: usize,
     network: &Arc<Network<Vec<u8>>>,
-    lead: impl Fn(&mut Front<'_>) -> R + Sync,
+    lead: impl Fn(&mut Leader<'_>) -> R + Sync,
 ) -> R {
     let outcomes = on_all(group(ranks), |mut fabric| {
         if fabric.rank() > 0 {
-            let follower = Follower { network, plan: None, threads: 1, patience: PATIENCE };
-            follow(&mut fabric, &follower).expect("the front ends it");
+            let worker = Worker { network, plan: None, threads: 1, timeout: TIMEOUT };
+            run_worker(&mut fabric, &worker).expect("the leader ends it");
             return None;
         }
-        let mut front = Front::new(&mut fabric, PATIENCE).expect("rank 0");
-        Some(lead(&mut front))
+        let mut leader = Leader::new(&mut fabric, TIMEOUT).expect("rank 0");
+        Some(lead(&mut leader))
     });
     outcomes.into_iter().flatten().next().expect("rank 0 was there")
 }
 
 /// What all ranks did in a prompt and some tokens after it.
-fn recorded(front: &mut Front<'_>, network: &Arc<Network<Vec<u8>>>, plan: &Plan) -> Vec<Mark> {
-    let mut runner = front.lay_out(network, plan, CONTEXT, BATCH, 1).expect("a layout");
+fn recorded(leader: &mut Leader<'_>, network: &Arc<Network<Vec<u8>>>, plan: &Plan) -> Vec<Mark> {
+    let mut runner = leader.lay_out(network, plan, CONTEXT, BATCH, 1).expect("a layout");
     runner.record().expect("all are there");
     let mut session = Session::new(Box::new(runner));
     let mut fed = prompt(PROMPT, network.model().vocab);
@@ -65,7 +65,7 @@ fn recorded(front: &mut Front<'_>, network: &Arc<Network<Vec<u8>>>, plan: &Plan)
         fed = vec![outcome.best[0].0];
     }
     drop(session);
-    front.marks().expect("all are there")
+    leader.marks().expect("all are there")
 }
 
 fn trace(cards: usize, marks: Vec<Mark>) -> Trace {
@@ -93,7 +93,7 @@ fn trace_of_ranks_has_every_card_and_compares_with_the_prediction_in_causes_that
         let ranks = plan.layout.cards().len();
         let cluster = Cluster::uniform(profile, ranks, Shape::Switch).expect("cards");
         let plan = Plan::new(plan.model, cluster, request, plan.layout).expect("a plan");
-        let marks = led(ranks, &network, |front| recorded(front, &network, &plan));
+        let marks = led(ranks, &network, |leader| recorded(leader, &network, &plan));
         for card in 0..ranks as u32 {
             let mut own: Vec<&Mark> = marks.iter().filter(|mark| mark.card == card).collect();
             own.sort_by(|a, b| a.start.total_cmp(&b.start));
@@ -123,7 +123,7 @@ fn trace_of_ranks_has_every_card_and_compares_with_the_prediction_in_causes_that
 fn exchanges_of_two_ranks_end_after_both_have_come() {
     let network = Arc::new(small().network());
     let plan = plan(&network, Split::Gather, &together(&[1.0, 1.0]));
-    let marks = led(2, &network, |front| recorded(front, &network, &plan));
+    let marks = led(2, &network, |leader| recorded(leader, &network, &plan));
     let exchanges = |card: u32| -> Vec<Mark> {
         let own = marks.iter().filter(|mark| mark.card == card);
         own.filter(|mark| mark.label.activity == Activity::Exchange).copied().collect()
@@ -144,12 +144,12 @@ fn exchanges_of_two_ranks_end_after_both_have_come() {
 fn marks_are_forgotten_when_they_were_given_and_without_a_recording_there_are_none() {
     let network = Arc::new(small().network());
     let plan = plan(&network, Split::Gather, &together(&[1.0, 1.0]));
-    let counts = led(3, &network, |front| {
-        let none = front.marks().expect("nothing to ask for").len();
-        let some = recorded(front, &network, &plan).len();
-        let again = front.marks().expect("all are there").len();
-        drop(front.lay_out(&network, &plan, CONTEXT, BATCH, 1).expect("a layout"));
-        [none, some, again, front.marks().expect("nothing to ask for").len()]
+    let counts = led(3, &network, |leader| {
+        let none = leader.marks().expect("nothing to ask for").len();
+        let some = recorded(leader, &network, &plan).len();
+        let again = leader.marks().expect("all are there").len();
+        drop(leader.lay_out(&network, &plan, CONTEXT, BATCH, 1).expect("a layout"));
+        [none, some, again, leader.marks().expect("nothing to ask for").len()]
     });
     assert!(counts[1] > 0);
     assert_eq!([counts[0], counts[2], counts[3]], [0; 3]);
@@ -162,12 +162,12 @@ fn profile_of_ranks_is_measured_on_them_and_prices_messages() {
         let layout = Layout::of_groups(network.model(), Split::Gather, &groups).expect("a layout");
         let ranks = layout.cards().len();
         let subject = Subject { layout: &layout, batch: 16, threads: 1, memory: Bytes(8 << 30) };
-        let (profile, after) = led(ranks, &network, |front| {
-            let profile = front.measure(&network, &subject, &mut |_| ()).expect("a profile");
+        let (profile, after) = led(ranks, &network, |leader| {
+            let profile = leader.measure(&network, &subject, &mut |_| ()).expect("a profile");
             // Prices of another day are replaced, those of sizes that are not measured again are not.
             let mut old = profile.clone();
             old.link.as_mut().expect("a link").latency.value = Seconds(1.0);
-            let new = front.refresh(&network, &subject, old).expect("a profile");
+            let new = leader.refresh(&network, &subject, old).expect("a profile");
             let of = |profile: &Profile, rows: u64| {
                 let all = profile.compute.operators.iter();
                 all.filter(|entry| entry.kind == OperatorKind::Product && entry.rows == rows)
@@ -180,7 +180,7 @@ fn profile_of_ranks_is_measured_on_them_and_prices_messages() {
             assert!(new.link.expect("a link").latency.value.0 < 0.5);
             // Steps of a run come after it, on the same ranks.
             let plan = plan(&network, Split::Gather, &groups);
-            (profile, recorded(front, &network, &plan).len())
+            (profile, recorded(leader, &network, &plan).len())
         });
         assert!(after > 0);
         assert_eq!(Profile::from_toml(&profile.to_toml()), Ok(profile.clone()));

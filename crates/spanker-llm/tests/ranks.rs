@@ -13,7 +13,8 @@ use spanker_fabric::conformance::on_all;
 use spanker_fabric::inproc::{Inproc, group};
 use spanker_fabric::{Fabric, FabricError};
 use spanker_llm::{
-    Follower, Front, LlmError, Network, Runner, Session, Step, Trail, Want, follow, trail,
+    Leader, LlmError, Network, RunLogits, Runner, Session, Step, Want, Worker, run_logits,
+    run_worker,
 };
 use spanker_model::Quant;
 use spanker_plan::{Plan, Split};
@@ -23,42 +24,42 @@ use splits::{CONTEXT, Open, STEPS};
 use splits::{assert_same, best, mixed, one_by_one, plan, prompt, run, threads, together};
 
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn small() -> Recipe {
     Recipe { layers: 5, ..Recipe::llama(Quant::Q4_0, [5, 5, 32], 160, 352) }
 }
 
-/// What a rank that is not the front does.
-fn follower(fabric: &mut Inproc, network: &Arc<Network<Vec<u8>>>) -> Result<(), LlmError> {
-    follow(fabric, &Follower { network, plan: None, threads: 1, patience: PATIENCE })
+/// What a rank that is not the leader does.
+fn worker(fabric: &mut Inproc, network: &Arc<Network<Vec<u8>>>) -> Result<(), LlmError> {
+    run_worker(fabric, &Worker { network, plan: None, threads: 1, timeout: TIMEOUT })
 }
 
-/// Runs `lead` on rank 0 of a group whose other ranks follow, and returns what it gives. All ranks end well.
+/// Runs `lead` on rank 0 of a group whose other ranks are workers, and returns what it gives. All ranks end well.
 fn led<R: Send>(
     ranks: usize,
     network: &Arc<Network<Vec<u8>>>,
-    lead: impl Fn(&mut Front<'_>) -> R + Sync,
+    lead: impl Fn(&mut Leader<'_>) -> R + Sync,
 ) -> R {
     let outcomes = on_all(group(ranks), |mut fabric| {
         if fabric.rank() > 0 {
-            follower(&mut fabric, network).expect("the front ends it");
+            worker(&mut fabric, network).expect("the leader ends it");
             return None;
         }
-        let mut front = Front::new(&mut fabric, PATIENCE).expect("rank 0");
-        Some(lead(&mut front))
+        let mut leader = Leader::new(&mut fabric, TIMEOUT).expect("rank 0");
+        Some(lead(&mut leader))
     });
     outcomes.into_iter().flatten().next().expect("rank 0 was there")
 }
 
-fn trail_of(
-    front: &mut Front<'_>,
+fn logits_of(
+    leader: &mut Leader<'_>,
     network: &Arc<Network<Vec<u8>>>,
     plan: &Plan,
     tokens: &[u32],
-) -> Trail {
-    let runner = front.lay_out(network, plan, CONTEXT, 3, 1).expect("a layout");
-    trail(Box::new(runner), tokens, STEPS, None).expect("a trail")
+) -> RunLogits {
+    let runner = leader.lay_out(network, plan, CONTEXT, 3, 1).expect("a layout");
+    run_logits(Box::new(runner), tokens, STEPS, None).expect("logits")
 }
 
 #[test]
@@ -78,7 +79,7 @@ fn ranks_have_the_bits_of_threads_for_every_split_and_number() {
         }
         for (split, groups) in layouts {
             let plan = plan(&network, split, &groups);
-            let found = led(ranks, &network, |front| trail_of(front, &network, &plan, &tokens));
+            let found = led(ranks, &network, |leader| logits_of(leader, &network, &plan, &tokens));
             let what = format!("{ranks} ranks, {split:?} {groups:?}");
             assert_same(&what, &found, &run(&network, &plan, &tokens));
             if split == Split::Gather {
@@ -98,11 +99,11 @@ fn candidates_of_a_last_stage_elsewhere_reach_the_front() {
         let plan = plan(&network, Split::Gather, &groups);
         let expected = best(&mut Session::new(threads(&network, &plan, 3, 1)), &tokens, 4);
         let ranks = plan.layout.cards().len();
-        let (found, sent) = led(ranks, &network, |front| {
-            let runner = front.lay_out(&network, &plan, CONTEXT, 3, 1).expect("a layout");
+        let (found, sent) = led(ranks, &network, |leader| {
+            let runner = leader.lay_out(&network, &plan, CONTEXT, 3, 1).expect("a layout");
             let mut session = Session::new(Box::new(runner));
             let found = best(&mut session, &tokens, 4);
-            session.beat().expect("all are there");
+            session.heartbeat().expect("all are there");
             let timing = session.feed(&[1], Want::Best(1)).expect("a step").timing;
             (found, timing.sent)
         });
@@ -123,7 +124,7 @@ fn ranks_without_a_card_wait_and_the_front_need_not_have_one() {
         let (cluster, request) = (whole.cluster.clone(), whole.request.clone());
         let plan = Plan::new(network.model().clone(), cluster, request, layout.expect("a layout"));
         let plan = plan.expect("a plan");
-        let found = led(4, &network, |front| trail_of(front, &network, &plan, &tokens));
+        let found = led(4, &network, |leader| logits_of(leader, &network, &plan, &tokens));
         assert_same(&format!("{groups:?}"), &found, &reference);
     }
 }
@@ -138,8 +139,8 @@ fn plans_one_after_the_other_run_on_the_same_ranks() {
         plan(&network, Split::Reduce, &together(&[1.0; 3])),
         plan(&network, Split::Gather, &one_by_one(2)),
     ];
-    let found = led(3, &network, |front| {
-        plans.iter().map(|plan| trail_of(front, &network, plan, &tokens)).collect::<Vec<_>>()
+    let found = led(3, &network, |leader| {
+        plans.iter().map(|plan| logits_of(leader, &network, plan, &tokens)).collect::<Vec<_>>()
     });
     for (found, plan) in found.iter().zip(&plans) {
         assert_same("one of three", found, &run(&network, plan, &tokens));
@@ -152,9 +153,9 @@ fn steps_and_plans_that_cannot_be_leave_the_ranks_as_they_were() {
     let network = Arc::new(recipe.network());
     let two = plan(&network, Split::Gather, &together(&[1.0; 2]));
     let five = plan(&network, Split::Gather, &together(&[1.0; 5]));
-    let texts = led(2, &network, |front| {
-        let many = front.lay_out(&network, &five, CONTEXT, 3, 1).expect_err("too many cards");
-        let mut runner = front.lay_out(&network, &two, CONTEXT, 3, 1).expect("a layout");
+    let texts = led(2, &network, |leader| {
+        let many = leader.lay_out(&network, &five, CONTEXT, 3, 1).expect_err("too many cards");
+        let mut runner = leader.lay_out(&network, &two, CONTEXT, 3, 1).expect("a layout");
         let mut step = |tokens: &[u32], past| {
             runner.step(&Step { tokens, past, want: Want::Best(1) }).map(|_| ())
         };
@@ -176,11 +177,11 @@ fn disturbed(
     let plan = plan(network, Split::Gather, &together(&[1.0; 3]));
     let outcomes = on_all(group(3), |mut fabric| match fabric.rank() {
         2 => act(fabric),
-        1 => Some(follower(&mut fabric, network).expect_err("a fault")),
+        1 => Some(worker(&mut fabric, network).expect_err("a fault")),
         _ => {
-            let mut front = Front::new(&mut fabric, PATIENCE).expect("rank 0");
+            let mut leader = Leader::new(&mut fabric, TIMEOUT).expect("rank 0");
             let mut lead = || -> Result<(), LlmError> {
-                let mut runner = front.lay_out(network, &plan, CONTEXT, 3, 1)?;
+                let mut runner = leader.lay_out(network, &plan, CONTEXT, 3, 1)?;
                 for past in 0..CONTEXT {
                     runner.step(&Step { tokens: &[1], past, want: Want::Best(1) })?;
                 }
@@ -245,8 +246,8 @@ fn rank_that_dies_anywhere_is_named_to_all_others() {
     for left in [0, 1, 2, 5, 9, 13, 40] {
         let errors = disturbed(&network, |fabric| {
             let mut fabric = Mortal { inner: Some(fabric), left };
-            let (network, patience) = (&network, PATIENCE);
-            let _ = follow(&mut fabric, &Follower { network, plan: None, threads: 1, patience });
+            let (network, timeout) = (&network, TIMEOUT);
+            let _ = run_worker(&mut fabric, &Worker { network, plan: None, threads: 1, timeout });
             None
         });
         assert_eq!(errors.len(), 2);
@@ -262,9 +263,9 @@ fn rank_with_another_plan_or_model_is_told_so_and_so_are_all_others() {
     let network = Arc::new(small().network());
     let other = plan(&network, Split::Gather, &one_by_one(3));
     let errors = disturbed(&network, |mut fabric| {
-        let (plan, patience) = (Some(&other), PATIENCE);
-        let follower = Follower { network: &network, plan, threads: 1, patience };
-        Some(follow(&mut fabric, &follower).expect_err("another plan"))
+        let (plan, timeout) = (Some(&other), TIMEOUT);
+        let worker = Worker { network: &network, plan, threads: 1, timeout };
+        Some(run_worker(&mut fabric, &worker).expect_err("another plan"))
     });
     assert_eq!(errors.len(), 3);
     for error in &errors {
@@ -273,7 +274,7 @@ fn rank_with_another_plan_or_model_is_told_so_and_so_are_all_others() {
     }
     let strange = Arc::new(Recipe { seed: 5, base: 500.0, ..small() }.network());
     let errors = disturbed(&network, |mut fabric| {
-        Some(follower(&mut fabric, &strange).expect_err("another model"))
+        Some(worker(&mut fabric, &strange).expect_err("another model"))
     });
     assert_eq!(errors.len(), 3);
     for error in &errors {
@@ -285,21 +286,21 @@ fn rank_with_another_plan_or_model_is_told_so_and_so_are_all_others() {
 #[test]
 fn silent_front_is_given_up_and_one_that_beats_is_not() {
     let network = Arc::new(small().network());
-    let patience = Duration::from_millis(1500);
+    let timeout = Duration::from_millis(1500);
     let everyone_done = std::sync::Barrier::new(3);
     let errors = on_all(group(3), |mut fabric| {
         let outcome = if fabric.rank() == 0 {
-            let mut front = Front::new(&mut fabric, PATIENCE).expect("rank 0");
+            let mut leader = Leader::new(&mut fabric, TIMEOUT).expect("rank 0");
             for _ in 0..8 {
-                std::thread::sleep(patience / 7);
-                front.beat().expect("they are patient enough");
+                std::thread::sleep(timeout / 7);
+                leader.heartbeat().expect("they are patient enough");
             }
             // From here on it is there, but says nothing.
             everyone_done.wait();
-            front.beat()
+            leader.heartbeat()
         } else {
-            let follower = Follower { network: &network, plan: None, threads: 1, patience };
-            let outcome = follow(&mut fabric, &follower);
+            let worker = Worker { network: &network, plan: None, threads: 1, timeout };
+            let outcome = run_worker(&mut fabric, &worker);
             everyone_done.wait();
             outcome
         };
@@ -314,12 +315,12 @@ fn front_that_gives_up_ends_all_others_with_its_words() {
     let network = Arc::new(small().network());
     let errors = on_all(group(3), |mut fabric| {
         if fabric.rank() > 0 {
-            return follower(&mut fabric, &network).expect_err("it gives up").to_string();
+            return worker(&mut fabric, &network).expect_err("it gives up").to_string();
         }
-        let mut front = Front::new(&mut fabric, PATIENCE).expect("rank 0");
-        front.ping(100_000).expect("all are there");
-        front.give_up("no such file");
-        front.beat().expect_err("it gave up").to_string()
+        let mut leader = Leader::new(&mut fabric, TIMEOUT).expect("rank 0");
+        leader.ping(100_000).expect("all are there");
+        leader.give_up("no such file");
+        leader.heartbeat().expect_err("it gave up").to_string()
     });
     assert_eq!(errors, ["rank 0: no such file"; 3]);
 }
@@ -327,6 +328,6 @@ fn front_that_gives_up_ends_all_others_with_its_words() {
 #[test]
 fn front_that_is_not_rank_0_is_refused() {
     let mut ends = group(2);
-    let error = Front::new(&mut ends[1], PATIENCE).expect_err("rank 1");
-    assert_eq!(error.to_string(), "rank 1 cannot be the front, which is rank 0");
+    let error = Leader::new(&mut ends[1], TIMEOUT).expect_err("rank 1");
+    assert_eq!(error.to_string(), "rank 1 cannot be the leader, which is rank 0");
 }

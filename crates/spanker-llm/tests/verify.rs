@@ -12,7 +12,7 @@ use ggml_spanker::WEIGHT_TYPES;
 use proptest::prelude::*;
 use spanker_llm::{
     Bound, Difference, Distance, Evaluator, Fault, LlmError, Network, OnCards, Outcome, Rounding,
-    Runner, Side, Step, Trail, examine_reduce, trail,
+    RunLogits, Runner, Side, Step, examine_reduce, run_logits,
 };
 use spanker_model::Quant;
 use spanker_plan::{Layout, Plan, Split};
@@ -27,7 +27,7 @@ struct Case {
     recipe: Recipe,
     network: Arc<Network<Vec<u8>>>,
     tokens: Vec<u32>,
-    reference: Trail,
+    reference: RunLogits,
     bound: Bound,
 }
 
@@ -40,9 +40,9 @@ impl Case {
         let sample = |seed| {
             let rounding = Rounding::Random { seed, parts: 5 };
             let host = Evaluator::new(&network, &one.layout, rounding, 1).expect("a layout");
-            trail(Box::new(host), &tokens, STEPS, Some(&reference.tokens)).expect("logits")
+            run_logits(Box::new(host), &tokens, STEPS, Some(&reference.tokens)).expect("logits")
         };
-        let samples: Vec<Trail> = (0..Bound::SAMPLES).map(sample).collect();
+        let samples: Vec<RunLogits> = (0..Bound::SAMPLES).map(sample).collect();
         let bound = Bound::new(&reference, &samples).expect("numbers");
         Case { recipe: recipe.clone(), network, tokens, reference, bound }
     }
@@ -52,11 +52,11 @@ impl Case {
     }
 
     /// What a runner gives for the reference's tokens.
-    fn fed(&self, runner: Box<dyn Runner + '_>) -> Trail {
-        trail(runner, &self.tokens, STEPS, Some(&self.reference.tokens)).expect("logits")
+    fn fed(&self, runner: Box<dyn Runner + '_>) -> RunLogits {
+        run_logits(runner, &self.tokens, STEPS, Some(&self.reference.tokens)).expect("logits")
     }
 
-    fn defined(&self, plan: &Plan) -> Trail {
+    fn defined(&self, plan: &Plan) -> RunLogits {
         let host = Evaluator::new(&self.network, &plan.layout, Rounding::Nearest, 1);
         self.fed(Box::new(host.expect("a layout")))
     }
@@ -352,7 +352,7 @@ fn logits_that_are_missing_fail_every_split() {
             assert_eq!(found.difference(&found).map(|same| same.kind()), Some("length"), "{what}");
         }
     }
-    let cuts: [fn(&mut Trail); 4] = [
+    let cuts: [fn(&mut RunLogits); 4] = [
         |run| run.logits.truncate(2),
         |run| run.tokens.truncate(2),
         |run| (run.logits.truncate(2), run.tokens.truncate(2)).0,
@@ -366,7 +366,7 @@ fn logits_that_are_missing_fail_every_split() {
         let third = found.distance(&case.reference, &case.bound).expect_err("a difference");
         assert_eq!([one, other, third].map(|found| found.kind()), ["steps"; 3], "cut {at}");
     }
-    let nothing = Trail { tokens: Vec::new(), logits: Vec::new() };
+    let nothing = RunLogits { tokens: Vec::new(), logits: Vec::new() };
     assert_eq!(nothing.difference(&nothing).map(|same| same.kind()), Some("steps"));
 }
 

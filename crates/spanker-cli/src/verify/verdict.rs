@@ -2,7 +2,7 @@
 //! What came of a case of `spanker verify`, in words and as JSON.
 
 use serde_json::{Value, json};
-use spanker_llm::{Difference, Distance, Fault, Side, Trail};
+use spanker_llm::{Difference, Distance, Fault, RunLogits, Side};
 use spanker_text::Tokenizer;
 
 /// What came of a case.
@@ -22,8 +22,8 @@ impl Verdict {
 
     /// A split that must have one card's bits.
     pub(super) fn exact(
-        found: &Trail,
-        reference: &Trail,
+        found: &RunLogits,
+        reference: &RunLogits,
         cards: usize,
         tokenizer: &Tokenizer,
     ) -> Verdict {
@@ -49,7 +49,7 @@ impl Verdict {
 
     /// A reduce split on several cards, and how far it is from one card if that can be measured.
     pub(super) fn reduce(
-        found: &Trail,
+        found: &RunLogits,
         examined: Result<Distance, Fault>,
         measured: Option<Distance>,
         cards: usize,

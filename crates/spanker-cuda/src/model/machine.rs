@@ -525,7 +525,7 @@ impl Machine for Processors {
         let (sent, spans) = self.watched(program, tokens, past, Watch::Instructions)?;
         let spent = spans.into_iter().map(|span| {
             let Span { slot, ops, start, end, exchanged } = span;
-            Spent { seat: slot, ops, start, end, exchange: exchanged.is_some() }
+            Spent { member: slot, ops, start, end, exchange: exchanged.is_some() }
         });
         Ok((sent, spent.collect()))
     }

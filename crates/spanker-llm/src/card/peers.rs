@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How a card that this process plays reaches the others. It says nothing about what is exchanged.
 
-/// A card's way to the others: a board between threads, or a fabric between processes.
+/// A card's way to the others: memory that threads share, or a fabric between processes.
 pub(crate) trait Peers {
     /// Why another card cannot be reached.
     type Fault;
@@ -14,7 +14,7 @@ pub(crate) trait Peers {
 
     /// Gives bytes to every rank of the group, and calls `read` with what each has given, in the order of
     /// ranks and its own included. `bytes` says how many a rank gives.
-    fn meet(
+    fn all_gather(
         &mut self,
         own: &[u8],
         bytes: impl Fn(usize) -> u64,
@@ -22,11 +22,11 @@ pub(crate) trait Peers {
     ) -> Result<(), Self::Fault>;
 
     /// Gives the bytes of rank `root` to all others of the group.
-    fn spread(&mut self, root: usize, data: &mut [u8]) -> Result<(), Self::Fault>;
+    fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<(), Self::Fault>;
 
-    /// Hands bytes to a seat of the next stage, in this step.
-    fn hand(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), Self::Fault>;
+    /// Hands bytes to a member of the next stage, in this step.
+    fn send(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), Self::Fault>;
 
-    /// Takes what a seat of the stage before hands over in this step.
-    fn take(&mut self, from: usize, step: u64, into: &mut [u8]) -> Result<(), Self::Fault>;
+    /// Takes what a member of the stage before hands over in this step.
+    fn receive(&mut self, from: usize, step: u64, into: &mut [u8]) -> Result<(), Self::Fault>;
 }

@@ -62,7 +62,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 let begun = Instant::now();
                 self.one_row(&products, &units);
                 if self.team.threads() > 1 {
-                    self.crew.took(bytes, begun.elapsed());
+                    self.team_policy.took(bytes, begun.elapsed());
                 }
             }
             _ => self.many_rows(&products, &units, m),

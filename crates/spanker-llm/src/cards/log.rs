@@ -14,7 +14,7 @@ pub(super) struct Log {
     recorder: Recorder,
     /// The clock when the run began, in picoseconds.
     origin: u64,
-    /// The last entry that was read from each seat.
+    /// The last entry that was read from each member.
     seen: Vec<u64>,
     /// For each member of the step in hand: from which descriptor on it is at which operator.
     ops: Vec<Vec<At>>,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use spanker_fabric::device::DeviceError;
 use spanker_plan::{Buffer, CardLayout, Piece, Place, Plan, Programs};
 
-use super::{Front, OnRanks, planned, seated};
+use super::{Leader, OnRanks, part, planned};
 use crate::audit::{AuditLog, Auditor, Found, Member, disagreeing};
 use crate::card::Report;
 use crate::runner::Step;
@@ -28,7 +28,7 @@ pub(super) struct Audited {
 
 impl<'f, F, B> OnRanks<F, B>
 where
-    F: DerefMut<Target = Front<'f>>,
+    F: DerefMut<Target = Leader<'f>>,
     B: AsRef<[u8]> + Send + Sync + 'static,
 {
     /// Compares from now on what ranks keep of their operators with what this rank makes of it: the part of them that
@@ -42,7 +42,7 @@ where
         plan: &Plan,
         log: &AuditLog,
     ) -> Result<(), LlmError> {
-        let space = self.seated.programs.space();
+        let space = self.rank_part.programs.space();
         let space = (space.context as usize, space.batch as usize);
         let planned = planned(network, plan, space, 1, false)?;
         let layouts = planned.cards();
@@ -69,7 +69,7 @@ impl<F, B> OnRanks<F, B> {
     ) -> Result<(), LlmError> {
         let Some(Audited { auditor, programs, layouts }) = &mut self.audited else { return Ok(()) };
         auditor.forget(step.past as u64);
-        let (_, taps) = seated::tapped(programs, step, salt);
+        let (_, taps) = part::tapped(programs, step, salt);
         for (at, (taps, report)) in taps.iter().zip(reports).enumerate() {
             let (kept, captured) = (taps.bytes, &report.captured[..]);
             if captured.len() as u64 != kept {
@@ -92,8 +92,8 @@ impl<F, B> OnRanks<F, B> {
     }
 
     /// Tells the log of a rank that was found wrong, and makes the error.
-    fn blame(&self, seat: usize, past: usize, what: String) -> LlmError {
-        let card = self.seated.ranks[seat];
+    fn blame(&self, member: usize, past: usize, what: String) -> LlmError {
+        let card = self.rank_part.ranks[member];
         if let Some(audited) = &self.audited {
             audited.auditor.log.add(Found { card, past, what: what.clone() });
         }
@@ -103,7 +103,7 @@ impl<F, B> OnRanks<F, B> {
 
 impl<'f, F, B> Searched for OnRanks<F, B>
 where
-    F: DerefMut<Target = Front<'f>>,
+    F: DerefMut<Target = Leader<'f>>,
     B: AsRef<[u8]> + Send + Sync,
 {
     fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<(), LlmError> {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Times of other ranks by the front's clock.
+//! Times of other ranks by the leader's clock.
 //!
-//! The front asks a rank for its time, several times in a row. The rank looked at its clock somewhere between the
+//! The leader asks a rank for its time, several times in a row. The rank looked at its clock somewhere between the
 //! question and the answer, so the shortest round trip says best what it was: half of it is the most that the middle
 //! can be wrong by. It is asked before a recording and at its end; in between, clocks drift apart on a line.
 
@@ -13,11 +13,11 @@ pub(super) const QUESTIONS: usize = 16;
 pub(super) struct Reading {
     /// By the rank's clock, in seconds.
     pub(super) theirs: f64,
-    /// By the front's.
+    /// By the leader's.
     pub(super) ours: f64,
 }
 
-/// A question and its answer: when it was asked and answered, by the front's clock, and the rank's time.
+/// A question and its answer: when it was asked and answered, by the leader's clock, and the rank's time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Answer {
     pub(super) asked: f64,
@@ -32,11 +32,11 @@ pub(super) fn read(answers: &[Answer]) -> Option<Reading> {
     Some(Reading { theirs: best.theirs, ours: f64::midpoint(best.asked, best.answered) })
 }
 
-/// From a rank's clock to the front's.
+/// From a rank's clock to the leader's.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Conversion {
     from: Reading,
-    /// Seconds of the front for each of the rank.
+    /// Seconds of the leader for each of the rank.
     pace: f64,
 }
 
@@ -52,7 +52,7 @@ impl Conversion {
         Conversion { from: first, pace }
     }
 
-    /// A moment of the rank by the front's clock.
+    /// A moment of the rank by the leader's clock.
     pub(super) fn ours(&self, theirs: f64) -> f64 {
         self.from.ours + (theirs - self.from.theirs) * self.pace
     }

@@ -10,17 +10,17 @@ use std::time::Instant;
 
 use spanker_topology::{Kernels, Profile};
 
-use super::{Front, OnRanks, Stepping};
+use super::{Leader, OnRanks, Stepping};
 use crate::measure::{Cards, Measurable, Ready, Samples, Timed};
 use crate::runner::Step;
 use crate::{LlmError, Network, Subject};
 
-impl Front<'_> {
+impl Leader<'_> {
     /// Measures cards that are ranks, and makes a profile of one of them. `subject.threads` are those of this rank
     /// alone; `subject.memory` is that of all. `progress` is called with the number of rows that is measured next.
     ///
     /// # Errors
-    /// What [`Front::lay_out`] and steps fail with.
+    /// What [`Leader::lay_out`] and steps fail with.
     pub fn measure<B: AsRef<[u8]> + Send + Sync>(
         &mut self,
         network: &Arc<Network<B>>,
@@ -35,7 +35,7 @@ impl Front<'_> {
     /// Measures once more, and adds that to what was seen before.
     ///
     /// # Errors
-    /// What [`Front::lay_out`] and steps fail with.
+    /// What [`Leader::lay_out`] and steps fail with.
     pub fn measure_more<B: AsRef<[u8]> + Send + Sync>(
         &mut self,
         network: &Arc<Network<B>>,
@@ -52,7 +52,7 @@ impl Front<'_> {
     /// depends on where processes and virtual machines run at the moment. A few steps say so.
     ///
     /// # Errors
-    /// What [`Front::lay_out`] and steps fail with.
+    /// What [`Leader::lay_out`] and steps fail with.
     pub fn refresh<B: AsRef<[u8]> + Send + Sync>(
         &mut self,
         network: &Arc<Network<B>>,
@@ -77,8 +77,8 @@ impl Front<'_> {
         let space = (ready.context, ready.batch);
         let ranks: Vec<usize> = (0..self.ranks()).collect();
         let plan = (&ready.plan, &ranks[..]);
-        let (seated, memory) = self.lay(network, plan, space, subject.threads, true)?;
-        let mut runner = OnRanks { front: self, seated, memory, audited: None };
+        let (rank_part, memory) = self.lay(network, plan, space, subject.threads, true)?;
+        let mut runner = OnRanks { leader: self, rank_part, memory, audited: None };
         runner.record()?;
         Ok(runner)
     }
@@ -113,11 +113,11 @@ impl RankSamples {
     }
 }
 
-impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> Measurable
+impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> Measurable
     for OnRanks<F, B>
 {
     fn groups(&self) -> &[Range<usize>] {
-        self.seated.programs.groups()
+        self.rank_part.programs.groups()
     }
 
     fn timed(&mut self, step: &Step<'_>, layers: Option<&[u32]>) -> Result<Timed, LlmError> {
@@ -125,17 +125,17 @@ impl<'f, F: DerefMut<Target = Front<'f>>, B: AsRef<[u8]> + Send + Sync> Measurab
         let begun = Instant::now();
         self.go(step, (layers, 0), begun)?;
         let wall = begun.elapsed().as_secs_f64();
-        let since = self.front.wire.clock(begun) - self.front.recording_since();
-        let mut marks = vec![Vec::new(); self.seated.ranks.len()];
-        for mut mark in self.front.marks()? {
-            let members = self.seated.programs.members();
+        let since = self.leader.wire.clock(begun) - self.leader.recording_since();
+        let mut marks = vec![Vec::new(); self.rank_part.ranks.len()];
+        for mut mark in self.leader.marks()? {
+            let members = self.rank_part.programs.members();
             let member = members.iter().position(|member| member.card == mark.card as usize);
             let Some(member) = member else { continue };
             (mark.start, mark.end) = (mark.start - since, mark.end - since);
             marks[member].push(mark);
         }
         let of = Stepping { step, layers, salt: 0, traced: true };
-        let programs = Arc::new(self.seated.programs_of(of).0);
+        let programs = Arc::new(self.rank_part.programs_of(of).0);
         Ok(Timed { programs, marks, wall })
     }
 }

@@ -9,7 +9,7 @@ use crate::runner::Step;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Order {
     /// Nothing, but there is more to come: answer.
-    Beat {
+    Heartbeat {
         /// Bytes of zeros that come with it, to see how long they take.
         zeros: usize,
     },
@@ -54,7 +54,7 @@ pub(super) enum Order {
     Collect,
 }
 
-const BEAT: u8 = 0;
+const HEARTBEAT: u8 = 0;
 const OVER: u8 = 1;
 const PLAN: u8 = 2;
 const STEP: u8 = 3;
@@ -78,7 +78,7 @@ impl Order {
             std::iter::once(kind).chain(words).collect::<Vec<u8>>()
         };
         match self {
-            Order::Beat { zeros } => vec![BEAT; 1 + zeros],
+            Order::Heartbeat { zeros } => vec![HEARTBEAT; 1 + zeros],
             Order::Over => vec![OVER],
             Order::Plan { network, context, batch, filled, ranks, json } => {
                 let count = ranks.len() as u64;
@@ -108,7 +108,9 @@ impl Order {
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Order> {
         let (&kind, rest) = bytes.split_first()?;
         match kind {
-            BEAT => rest.iter().all(|&byte| byte == 0).then_some(Order::Beat { zeros: rest.len() }),
+            HEARTBEAT => {
+                rest.iter().all(|&byte| byte == 0).then_some(Order::Heartbeat { zeros: rest.len() })
+            }
             OVER => rest.is_empty().then_some(Order::Over),
             PLAN => {
                 let (network, rest) = word(rest)?;
@@ -174,7 +176,7 @@ mod tests {
             (1..=1024u32).prop_map(Want::Best)
         ];
         prop_oneof![
-            (0..40usize).prop_map(|zeros| Order::Beat { zeros }),
+            (0..40usize).prop_map(|zeros| Order::Heartbeat { zeros }),
             Just(Order::Over),
             (any::<[u64; 3]>(), any::<bool>(), numbers(), ".*").prop_map(
                 |([network, context, batch], filled, ranks, json)| Order::Plan {

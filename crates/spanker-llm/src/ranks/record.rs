@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What all ranks did when, by the front's clock.
+//! What all ranks did when, by the leader's clock.
 //!
-//! Every rank keeps what its card did, by its own clock, until the front collects it: nothing is sent in the midst of
+//! Every rank keeps what its card did, by its own clock, until the leader collects it: nothing is sent in the midst of
 //! steps. Clocks are compared before the recording and when it is collected.
 
 use std::time::Instant;
@@ -13,8 +13,8 @@ use spanker_plan::Mark;
 use super::clock::{self, Conversion, Reading};
 use super::marks;
 use super::order::Order;
-use super::wire::{FRONT, Wire};
-use super::{Front, LlmError};
+use super::wire::{LEADER, Wire};
+use super::{Leader, LlmError};
 use crate::card::Report;
 
 /// The number under which ranks hand over what they recorded, and from here on its parts. Steps count from 1.
@@ -23,11 +23,11 @@ const COLLECTED: u64 = 1 << 63;
 /// A recording on its way.
 #[derive(Debug)]
 pub(super) struct Recording {
-    /// When it began, by the front's clock.
+    /// When it began, by the leader's clock.
     began: f64,
     /// The other ranks with a card, and their clocks at the beginning.
     others: Vec<(Rank, Reading)>,
-    /// What the front's own card did.
+    /// What the leader's own card did.
     own: Vec<Mark>,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn by_clock(
     })
 }
 
-/// Sends the front what was recorded, and forgets it.
+/// Sends the leader what was recorded, and forgets it.
 pub(super) fn hand_over(
     wire: &mut Wire<'_>,
     recorded: Option<&mut Vec<Mark>>,
@@ -66,11 +66,11 @@ pub(super) fn hand_over(
     Ok(())
 }
 
-impl Front<'_> {
+impl Leader<'_> {
     /// Lets these ranks record from now on what their cards do.
     pub(super) fn record(&mut self, ranks: &[Rank]) -> Result<(), LlmError> {
         self.order(&Order::Record)?;
-        let others = ranks.iter().copied().filter(|&rank| rank != FRONT);
+        let others = ranks.iter().copied().filter(|&rank| rank != LEADER);
         let others = others.map(|rank| Ok((rank, self.read_clock(rank)?)));
         let others = others.collect::<Result<Vec<_>, LlmError>>()?;
         let began = self.wire.clock(Instant::now());
@@ -95,7 +95,7 @@ impl Front<'_> {
         }
         self.order(&Order::Collect)?;
         // Ranks without a card hand over nothing, and say so.
-        for rank in (0..self.ranks()).filter(|&rank| rank != FRONT) {
+        for rank in (0..self.ranks()).filter(|&rank| rank != LEADER) {
             let list = self.collect_from(rank)?;
             let known = recording.others.iter().position(|&(other, _)| other == rank);
             let Some(conversion) = known.map(|at| clocks[at]) else { continue };

@@ -16,7 +16,7 @@ use super::order::Order;
 use crate::card::Peers;
 
 /// The rank that gives orders.
-pub(super) const FRONT: Rank = 0;
+pub(super) const LEADER: Rank = 0;
 
 /// How long a rank may take to lay a plan out: it may have to read its part of the file from a disk.
 const LOADING: Duration = Duration::from_secs(600);
@@ -58,7 +58,7 @@ impl End<'_> {
 pub(super) struct Wire<'f> {
     fabric: End<'f>,
     pool: Pool,
-    patience: Duration,
+    timeout: Duration,
     /// Orders so far.
     orders: u64,
     /// What the plan in use is stamped with.
@@ -68,9 +68,9 @@ pub(super) struct Wire<'f> {
 }
 
 impl<'f> Wire<'f> {
-    pub(super) fn new(fabric: End<'f>, patience: Duration) -> Self {
+    pub(super) fn new(fabric: End<'f>, timeout: Duration) -> Self {
         let origin = Instant::now();
-        Wire { fabric, pool: Pool::default(), patience, orders: 0, plan: 0, origin }
+        Wire { fabric, pool: Pool::default(), timeout, orders: 0, plan: 0, origin }
     }
 
     /// A moment by this rank's clock, in seconds.
@@ -92,20 +92,20 @@ impl<'f> Wire<'f> {
         self.fabric.get_mut().abort(FabricError::Refused { rank, reason })
     }
 
-    /// Gives the group up because this rank and the front mean different things.
+    /// Gives the group up because this rank and the leader mean different things.
     pub(super) fn disagree(&mut self, field: &'static str, ours: u64, theirs: u64) -> FabricError {
         let (ours, theirs) = (format!("{ours:016x}"), format!("{theirs:016x}"));
         let rank = self.rank();
         self.fabric.get_mut().abort(FabricError::Mismatch {
             rank,
-            peer: FRONT,
+            peer: LEADER,
             field,
             ours,
             theirs,
         })
     }
 
-    fn letter(&mut self, bytes: &[u8], stamp: u64) -> Message {
+    fn stamped(&mut self, bytes: &[u8], stamp: u64) -> Message {
         self.pool.write(bytes.len() + STAMP, |out| {
             let (text, end) = out.split_at_mut(bytes.len());
             text.copy_from_slice(bytes);
@@ -118,13 +118,13 @@ impl<'f> Wire<'f> {
         sends: &[(Rank, Message)],
         receives: &[Rank],
     ) -> Result<Vec<Message>, FabricError> {
-        self.fabric.get_mut().exchange(&CALL, sends, receives, Instant::now() + self.patience)
+        self.fabric.get_mut().exchange(&CALL, sends, receives, Instant::now() + self.timeout)
     }
 
-    /// What a letter of `peer` says, if it is meant for this place of the run.
-    fn open(&mut self, peer: Rank, letter: &Message, stamp: u64) -> Result<Message, FabricError> {
-        let (rank, actual) = (self.rank(), letter.bytes().len());
-        let Some((text, end)) = letter.bytes().split_last_chunk::<STAMP>() else {
+    /// What a message of `peer` says, if it is meant for this place of the run.
+    fn open(&mut self, peer: Rank, message: &Message, stamp: u64) -> Result<Message, FabricError> {
+        let (rank, actual) = (self.rank(), message.bytes().len());
+        let Some((text, end)) = message.bytes().split_last_chunk::<STAMP>() else {
             let short = FabricError::Length { rank, peer, expected: STAMP, actual };
             return Err(self.fabric.get_mut().abort(short));
         };
@@ -135,28 +135,28 @@ impl<'f> Wire<'f> {
             let other = FabricError::Mismatch { rank, peer, field, ours, theirs };
             return Err(self.fabric.get_mut().abort(other));
         }
-        Ok(letter.part(0..length))
+        Ok(message.part(0..length))
     }
 
     /// The same, if it is as long as it must be.
     fn checked(
         &mut self,
         peer: Rank,
-        letter: &Message,
+        message: &Message,
         expected: u64,
         stamp: u64,
     ) -> Result<Message, FabricError> {
-        let letter = self.open(peer, letter, stamp)?;
-        let (actual, expected) = (letter.bytes().len(), expected as usize);
+        let message = self.open(peer, message, stamp)?;
+        let (actual, expected) = (message.bytes().len(), expected as usize);
         if actual == expected {
-            return Ok(letter);
+            return Ok(message);
         }
         let rank = self.rank();
         Err(self.fabric.get_mut().abort(FabricError::Length { rank, peer, expected, actual }))
     }
 
     fn others(&self) -> Vec<Rank> {
-        (0..self.ranks()).filter(|&rank| rank != FRONT).collect()
+        (0..self.ranks()).filter(|&rank| rank != LEADER).collect()
     }
 
     /// What the next order is stamped with.
@@ -165,9 +165,9 @@ impl<'f> Wire<'f> {
         stamp(&[self.plan, self.orders])
     }
 
-    /// Gives an order to all other ranks. A beat is answered.
+    /// Gives an order to all other ranks. A heartbeat is answered.
     pub(super) fn order(&mut self, order: &Order) -> Result<(), FabricError> {
-        let receives = if let Order::Beat { .. } = order { self.others() } else { Vec::new() };
+        let receives = if let Order::Heartbeat { .. } = order { self.others() } else { Vec::new() };
         self.ask(order, &receives, 0).map(|_| ())
     }
 
@@ -192,31 +192,31 @@ impl<'f> Wire<'f> {
         bytes: u64,
     ) -> Result<Vec<Message>, FabricError> {
         let stamp = self.next_order();
-        let message = self.letter(&order.to_bytes(), stamp);
+        let message = self.stamped(&order.to_bytes(), stamp);
         let sends: Vec<_> = self.others().into_iter().map(|rank| (rank, message.clone())).collect();
         let answers = self.exchange(&sends, receives)?;
         let answers = answers.iter().zip(receives);
         answers.map(|(answer, &peer)| self.checked(peer, answer, bytes, stamp)).collect()
     }
 
-    /// Waits for an order, and answers beats and questions for the time.
+    /// Waits for an order, and answers heartbeats and questions for the time.
     pub(super) fn next(&mut self) -> Result<Order, FabricError> {
         loop {
             let stamp = self.next_order();
             let mut order = None;
-            for letter in self.exchange(&[], &[FRONT])? {
-                order = Order::from_bytes(self.open(FRONT, &letter, stamp)?.bytes());
+            for message in self.exchange(&[], &[LEADER])? {
+                order = Order::from_bytes(self.open(LEADER, &message, stamp)?.bytes());
             }
             match order {
                 None => return Err(self.refuse("an order of rank 0 makes no sense".into())),
-                Some(Order::Beat { .. }) => {
-                    let answer = self.letter(&[], stamp);
-                    self.exchange(&[(FRONT, answer)], &[])?;
+                Some(Order::Heartbeat { .. }) => {
+                    let answer = self.stamped(&[], stamp);
+                    self.exchange(&[(LEADER, answer)], &[])?;
                 }
                 Some(Order::Clock { rank }) if rank == self.rank() as u64 => {
                     let now = self.clock(Instant::now());
-                    let answer = self.letter(&now.to_le_bytes(), stamp);
-                    self.exchange(&[(FRONT, answer)], &[])?;
+                    let answer = self.stamped(&now.to_le_bytes(), stamp);
+                    self.exchange(&[(LEADER, answer)], &[])?;
                 }
                 Some(Order::Clock { .. }) => {}
                 Some(order) => return Ok(order),
@@ -227,18 +227,18 @@ impl<'f> Wire<'f> {
     /// Agrees with all ranks that a plan is laid out, and stamps messages with it from here on.
     pub(super) fn settle(&mut self, plan: u64) -> Result<(), FabricError> {
         self.plan = plan;
-        self.fabric.get_mut().barrier(Instant::now() + self.patience.max(LOADING))
+        self.fabric.get_mut().barrier(Instant::now() + self.timeout.max(LOADING))
     }
 
     /// Waits until all ranks know that it is over: who left before would look dead to those that do not.
     pub(super) fn part(&mut self) -> Result<(), FabricError> {
-        self.fabric.get_mut().barrier(Instant::now() + self.patience)
+        self.fabric.get_mut().barrier(Instant::now() + self.timeout)
     }
 
-    /// Tells the front what came of a step.
+    /// Tells the leader what came of a step.
     pub(super) fn report(&mut self, step: u64, bytes: &[u8]) -> Result<(), FabricError> {
-        let letter = self.letter(bytes, stamp(&[self.plan, step]));
-        self.exchange(&[(FRONT, letter)], &[]).map(|_| ())
+        let message = self.stamped(bytes, stamp(&[self.plan, step]));
+        self.exchange(&[(LEADER, message)], &[]).map(|_| ())
     }
 
     /// What came of a step on each of these ranks, so many bytes each.
@@ -249,9 +249,11 @@ impl<'f> Wire<'f> {
     ) -> Result<Vec<Message>, FabricError> {
         let ranks: Vec<Rank> = from.iter().map(|&(rank, _)| rank).collect();
         let stamp = stamp(&[self.plan, step]);
-        let letters = self.exchange(&[], &ranks)?;
-        let checked = letters.iter().zip(from);
-        checked.map(|(letter, &(rank, length))| self.checked(rank, letter, length, stamp)).collect()
+        let messages = self.exchange(&[], &ranks)?;
+        let checked = messages.iter().zip(from);
+        checked
+            .map(|(message, &(rank, length))| self.checked(rank, message, length, stamp))
+            .collect()
     }
 }
 
@@ -261,9 +263,9 @@ impl<'f> Wire<'f> {
 /// after a fault nobody's memory is used again.
 pub(super) struct Neighbours<'w, 'f> {
     wire: &'w mut Wire<'f>,
-    /// The rank of every seat.
-    seats: &'w [Rank],
-    /// The seats of the card's group.
+    /// The rank of every member.
+    ranks: &'w [Rank],
+    /// The members of the card's group.
     members: Range<usize>,
     /// The card's rank there.
     rank: usize,
@@ -275,17 +277,17 @@ pub(super) struct Neighbours<'w, 'f> {
 impl<'w, 'f> Neighbours<'w, 'f> {
     pub(super) fn new(
         wire: &'w mut Wire<'f>,
-        seats: &'w [Rank],
+        ranks: &'w [Rank],
         members: Range<usize>,
         rank: usize,
         step: u64,
     ) -> Self {
-        Neighbours { wire, seats, members, rank, step, exchanges: 0 }
+        Neighbours { wire, ranks, members, rank, step, exchanges: 0 }
     }
 
     /// The rank, in the fabric, of a rank of the group.
     fn at(&self, member: usize) -> Rank {
-        self.seats[self.members.start + member]
+        self.ranks[self.members.start + member]
     }
 
     /// What the next exchange of the group is stamped with.
@@ -301,9 +303,9 @@ impl<'w, 'f> Neighbours<'w, 'f> {
 
     /// Takes the bytes of one rank.
     fn fetch(&mut self, from: Rank, into: &mut [u8], stamp: u64) -> Result<(), FabricError> {
-        for letter in self.wire.exchange(&[], &[from])? {
-            let letter = self.wire.checked(from, &letter, into.len() as u64, stamp)?;
-            into.copy_from_slice(letter.bytes());
+        for message in self.wire.exchange(&[], &[from])? {
+            let message = self.wire.checked(from, &message, into.len() as u64, stamp)?;
+            into.copy_from_slice(message.bytes());
         }
         Ok(())
     }
@@ -320,7 +322,7 @@ impl Peers for Neighbours<'_, '_> {
         self.members.len()
     }
 
-    fn meet(
+    fn all_gather(
         &mut self,
         own: &[u8],
         bytes: impl Fn(usize) -> u64,
@@ -330,41 +332,41 @@ impl Peers for Neighbours<'_, '_> {
         // Who has nothing to give sends nothing.
         let others: Vec<usize> = (0..self.ranks()).filter(|&other| other != self.rank).collect();
         let givers: Vec<usize> = others.iter().copied().filter(|&one| bytes(one) > 0).collect();
-        let letter = self.wire.letter(own, stamp);
+        let message = self.wire.stamped(own, stamp);
         let takers = if own.is_empty() { &[] } else { &others[..] };
-        let sends: Vec<_> = takers.iter().map(|&one| (self.at(one), letter.clone())).collect();
+        let sends: Vec<_> = takers.iter().map(|&one| (self.at(one), message.clone())).collect();
         let receives: Vec<Rank> = givers.iter().map(|&one| self.at(one)).collect();
-        let mut letters = self.wire.exchange(&sends, &receives)?.into_iter().zip(givers);
+        let mut messages = self.wire.exchange(&sends, &receives)?.into_iter().zip(givers);
         for rank in 0..self.ranks() {
             if rank == self.rank {
                 read(rank, own);
             } else if bytes(rank) > 0
-                && let Some((letter, giver)) = letters.next()
+                && let Some((message, giver)) = messages.next()
             {
-                let letter = self.wire.checked(self.at(giver), &letter, bytes(giver), stamp)?;
-                read(giver, letter.bytes());
+                let message = self.wire.checked(self.at(giver), &message, bytes(giver), stamp)?;
+                read(giver, message.bytes());
             }
         }
         Ok(())
     }
 
-    fn spread(&mut self, root: usize, data: &mut [u8]) -> Result<(), FabricError> {
+    fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<(), FabricError> {
         let stamp = self.next_exchange();
         if root != self.rank {
             return self.fetch(self.at(root), data, stamp);
         }
-        let letter = self.wire.letter(data, stamp);
+        let message = self.wire.stamped(data, stamp);
         let others = (0..self.ranks()).filter(|&other| other != root);
-        let sends: Vec<_> = others.map(|one| (self.at(one), letter.clone())).collect();
+        let sends: Vec<_> = others.map(|one| (self.at(one), message.clone())).collect();
         self.wire.exchange(&sends, &[]).map(|_| ())
     }
 
-    fn hand(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), FabricError> {
-        let letter = self.wire.letter(bytes, self.passing(step));
-        self.wire.exchange(&[(self.seats[to], letter)], &[]).map(|_| ())
+    fn send(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), FabricError> {
+        let message = self.wire.stamped(bytes, self.passing(step));
+        self.wire.exchange(&[(self.ranks[to], message)], &[]).map(|_| ())
     }
 
-    fn take(&mut self, from: usize, step: u64, into: &mut [u8]) -> Result<(), FabricError> {
-        self.fetch(self.seats[from], into, self.passing(step))
+    fn receive(&mut self, from: usize, step: u64, into: &mut [u8]) -> Result<(), FabricError> {
+        self.fetch(self.ranks[from], into, self.passing(step))
     }
 }

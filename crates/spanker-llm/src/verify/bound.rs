@@ -18,7 +18,7 @@
 
 use std::fmt;
 
-use super::{Difference, Trail};
+use super::{Difference, RunLogits};
 
 /// What rounding explains at each step.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,7 +80,7 @@ impl Bound {
     ///
     /// # Errors
     /// What is missing or not a number in the reference or in a sample.
-    pub fn new(reference: &Trail, samples: &[Trail]) -> Result<Bound, Difference> {
+    pub fn new(reference: &RunLogits, samples: &[RunLogits]) -> Result<Bound, Difference> {
         let steps = reference.logits.len();
         let mut bound = Bound { most: vec![0.0; steps], mean: vec![0.0; steps] };
         for sample in samples {
@@ -100,7 +100,11 @@ impl Bound {
     ///
     /// # Errors
     /// What is missing or not a finite number in one of the two, as then nothing can be measured.
-    pub fn measure(&self, found: &Trail, reference: &Trail) -> Result<Distance, Difference> {
+    pub fn measure(
+        &self,
+        found: &RunLogits,
+        reference: &RunLogits,
+    ) -> Result<Distance, Difference> {
         if let Some(mismatch) = found.mismatch(reference) {
             return Err(mismatch);
         }
@@ -138,13 +142,13 @@ impl Bound {
     }
 }
 
-impl Trail {
+impl RunLogits {
     /// How far this is from a reference whose tokens it was fed, if rounding explains it.
     ///
     /// # Errors
     /// What is missing, what is not a finite number, a token that wins although the reference has it further behind
     /// than rounding explains, and logits beyond the bound: the first of these, in this order.
-    pub fn distance(&self, reference: &Trail, bound: &Bound) -> Result<Distance, Difference> {
+    pub fn distance(&self, reference: &RunLogits, bound: &Bound) -> Result<Distance, Difference> {
         let distance = bound.measure(self, reference)?;
         self.winners(reference, bound)?;
         for (step, (theirs, ours)) in reference.logits.iter().zip(&self.logits).enumerate() {
@@ -162,7 +166,7 @@ impl Trail {
     }
 
     /// Refuses a token that wins although the reference has it too far behind.
-    fn winners(&self, reference: &Trail, bound: &Bound) -> Result<(), Difference> {
+    fn winners(&self, reference: &RunLogits, bound: &Bound) -> Result<(), Difference> {
         for (step, theirs) in reference.logits.iter().enumerate() {
             let tokens = [reference.tokens[step], self.tokens[step]];
             if tokens[0] == tokens[1] {
@@ -226,9 +230,9 @@ impl fmt::Display for Fault {
 /// # Errors
 /// The first fault.
 pub fn examine_reduce(
-    runs: [&Trail; 2],
-    defined: &Trail,
-    reference: &Trail,
+    runs: [&RunLogits; 2],
+    defined: &RunLogits,
+    reference: &RunLogits,
     bound: &Bound,
 ) -> Result<Distance, Fault> {
     let [found, again] = runs;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use spanker_llm::{InProcess, Network, Runner, Session, Trail, Want, trail};
+use spanker_llm::{InProcess, Network, RunLogits, Runner, Session, Want, run_logits};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Objective, Plan, Request, Split};
 use spanker_test_support::Recipe;
@@ -68,9 +68,9 @@ pub fn threads(
     Box::new(runner.expect("cards"))
 }
 
-/// The trail of a prompt on cards that are threads, one thread each.
-pub fn run(network: &Arc<Network<Vec<u8>>>, plan: &Plan, prompt: &[u32]) -> Trail {
-    trail(threads(network, plan, 3, 1), prompt, STEPS, None).expect("a trail")
+/// The run_logits of a prompt on cards that are threads, one thread each.
+pub fn run(network: &Arc<Network<Vec<u8>>>, plan: &Plan, prompt: &[u32]) -> RunLogits {
+    run_logits(threads(network, plan, 3, 1), prompt, STEPS, None).expect("a run_logits")
 }
 
 /// Different tokens, all of a vocabulary.
@@ -79,9 +79,10 @@ pub fn prompt(length: usize, vocab: u64) -> Vec<u32> {
 }
 
 /// Every bit is that of the reference.
-pub fn assert_same(what: &str, found: &Trail, reference: &Trail) {
+pub fn assert_same(what: &str, found: &RunLogits, reference: &RunLogits) {
     assert_eq!(found.tokens, reference.tokens, "{what}");
-    let lengths = |trail: &Trail| trail.logits.iter().map(Vec::len).collect::<Vec<_>>();
+    let lengths =
+        |run_logits: &RunLogits| run_logits.logits.iter().map(Vec::len).collect::<Vec<_>>();
     assert_eq!(lengths(found), lengths(reference), "{what}");
     assert_eq!(found.difference(reference), None, "{what}");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every rank but the front does: wait for an order, carry it out, wait for the next.
+//! What every rank but the leader does: wait for an order, carry it out, wait for the next.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use spanker_fabric::{Fabric, FabricError};
 use spanker_plan::{Mark, Plan, Want};
 
 use super::order::Order;
+use super::part::{self, RankPart, Stepping};
 use super::record;
-use super::seated::{self, Seated, Stepping};
 use super::wire::{End, Wire};
 use crate::card::Report;
 use crate::fingerprint;
@@ -19,81 +19,81 @@ use crate::{LlmError, Network};
 
 /// What a rank brings along.
 #[derive(Debug)]
-pub struct Follower<'n, B> {
+pub struct Worker<'n, B> {
     /// Its own copy of the model's file.
     pub network: &'n Arc<Network<B>>,
     /// The plan whose layout it expects, if it knows one; another layout is refused.
     pub plan: Option<&'n Plan>,
     /// Threads that share its part.
     pub threads: usize,
-    /// How long it waits for another rank, the front included.
-    pub patience: Duration,
+    /// How long it waits for another rank, the leader included.
+    pub timeout: Duration,
 }
 
-/// Does what the front says until that says that it is over.
+/// Does what the leader says until that says that it is over.
 ///
 /// # Errors
 /// [`LlmError::Fabric`] with the group's fault, which names a rank: this one, if it has another model or plan
-/// than the front, or not the memory.
-pub fn follow<B: AsRef<[u8]> + Send + Sync>(
+/// than the leader, or not the memory.
+pub fn run_worker<B: AsRef<[u8]> + Send + Sync>(
     fabric: &mut dyn Fabric,
-    follower: &Follower<'_, B>,
+    worker: &Worker<'_, B>,
 ) -> Result<(), LlmError> {
-    let mut wire = Wire::new(End::Lent(fabric), follower.patience);
-    let mut seated: Option<Seated<B>> = None;
+    let mut wire = Wire::new(End::Lent(fabric), worker.timeout);
+    let mut rank_part: Option<RankPart<B>> = None;
     // What was done in steps that were asked for nothing is told with the next that is.
     let mut untold = (Duration::ZERO, 0);
     let mut recorded: Option<Vec<Mark>> = None;
     loop {
         match wire.next()? {
             Order::Over => return Ok(wire.part()?),
-            Order::Beat { .. } | Order::Clock { .. } => {}
+            Order::Heartbeat { .. } | Order::Clock { .. } => {}
             Order::Record => recorded = Some(Vec::new()),
             Order::Collect => record::hand_over(&mut wire, recorded.as_mut())?,
             Order::Plan { network, context, batch, filled, ranks, json } => {
                 // The last one's memory is free for this one.
-                drop(seated.take());
+                drop(rank_part.take());
                 (untold, recorded) = ((Duration::ZERO, 0), None);
                 let space = (context as usize, batch as usize, filled);
-                seated = Some(take_seat(&mut wire, follower, network, space, (&json, &ranks))?);
+                rank_part = Some(take_part(&mut wire, worker, network, space, (&json, &ranks))?);
             }
             Order::Step { past, want, tokens, layers, salt } => {
                 let begun = Instant::now();
                 let step = Step { tokens: &tokens, past: past as usize, want };
-                let Some(seated) = &mut seated else {
+                let Some(rank_part) = &mut rank_part else {
                     return Err(wire.refuse("there is no plan to run a step of".into()).into());
                 };
-                if let Err(error) = layout::check(&seated.programs, seated.vocab, &step) {
+                if let Err(error) = layout::check(&rank_part.programs, rank_part.vocab, &step) {
                     return Err(wire.refuse(error.to_string()).into());
                 }
                 let (layers, traced) = (&layers[..], recorded.is_some());
                 let of = Stepping { step: &step, layers, salt, traced };
-                let report = seated.step(&mut wire, of, begun)?;
+                let report = rank_part.step(&mut wire, of, begun)?;
                 let Some(report) = report else { continue };
                 if let Some(recorded) = &mut recorded {
-                    let (card, since) = (seated.number(), wire.clock(begun));
+                    let (card, since) = (rank_part.number(), wire.clock(begun));
                     recorded.extend(record::by_clock(&report, card, step.past, since));
                 }
                 untold = (untold.0 + report.sync, untold.1 + report.sent);
-                if want != Want::Nothing || seated.is_tapped() {
+                if want != Want::Nothing || rank_part.is_tapped() {
                     let (sync, sent) = std::mem::take(&mut untold);
                     let report = Report { sync, sent, ..report };
-                    wire.report(seated.steps, &seated::write(&report))?;
+                    wire.report(rank_part.steps, &part::write(&report))?;
                 }
             }
         }
     }
 }
 
-/// Lays out this rank's part of the front's plan, if it agrees to it.
-fn take_seat<B: AsRef<[u8]> + Send + Sync>(
+/// Lays out this rank's part of the leader's plan, if it agrees to it.
+fn take_part<B: AsRef<[u8]> + Send + Sync>(
     wire: &mut Wire<'_>,
-    follower: &Follower<'_, B>,
+    worker: &Worker<'_, B>,
     network: u64,
     (context, batch, filled): (usize, usize, bool),
     (json, ranks): (&str, &[u32]),
-) -> Result<Seated<B>, FabricError> {
-    let own = follower.network.fingerprint();
+) -> Result<RankPart<B>, FabricError> {
+    let own = worker.network.fingerprint();
     if own != network {
         return Err(wire.disagree("model", own, network));
     }
@@ -101,25 +101,25 @@ fn take_seat<B: AsRef<[u8]> + Send + Sync>(
     let rank = wire.rank();
     let plan = Plan::from_json(json).map_err(|error| error.to_string());
     // Prices are the leader's: it has measured the ranks.
-    if let (Some(expected), Ok(plan)) = (follower.plan, &plan) {
+    if let (Some(expected), Ok(plan)) = (worker.plan, &plan) {
         let number = |plan: &Plan| fingerprint(format!("{:?}", plan.layout).bytes());
         let (own, theirs) = (number(expected), number(plan));
         if own != theirs {
             return Err(wire.disagree("plan", own, theirs));
         }
     }
-    let seated = plan.and_then(|plan| {
-        let (network, threads) = (follower.network, follower.threads);
+    let rank_part = plan.and_then(|plan| {
+        let (network, threads) = (worker.network, worker.threads);
         let planned = super::planned(network, &plan, (context, batch), threads, filled);
-        let seated = planned
-            .and_then(|planned| Seated::new(network, &planned, (rank, ranks), threads, filled));
-        seated.map_err(|error: LlmError| error.to_string())
+        let rank_part = planned
+            .and_then(|planned| RankPart::new(network, &planned, (rank, ranks), threads, filled));
+        rank_part.map_err(|error: LlmError| error.to_string())
     });
-    let seated = seated.map_err(|reason| wire.refuse(reason))?;
+    let rank_part = rank_part.map_err(|reason| wire.refuse(reason))?;
     wire.settle(stamp)?;
-    if seated.ranks.contains(&rank) {
-        let said = [seated.planned, seated.allocated()].map(u64::to_le_bytes).concat();
+    if rank_part.ranks.contains(&rank) {
+        let said = [rank_part.planned, rank_part.allocated()].map(u64::to_le_bytes).concat();
         wire.report(super::LAID_OUT, &said)?;
     }
-    Ok(seated)
+    Ok(rank_part)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a rank has of a plan that is laid out: its seat, if it has one, and what its card says after a step.
+//! What a rank has of a plan that is laid out: its member, if it has one, and what its card says after a step.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use spanker_collective::Rank;
 use spanker_fabric::FabricError;
 use spanker_plan::{Buffer, Op, Part, Programs, Taps, Want};
 
-use super::wire::{FRONT, Neighbours, Wire};
+use super::wire::{LEADER, Neighbours, Wire};
 use crate::card::{self, Card, Report, Stopped, Task, allocate};
 use crate::layout::{self, Planned};
 use crate::measure::keep_layers;
@@ -16,18 +16,18 @@ use crate::runner::Step;
 use crate::{LlmError, Network};
 
 /// A rank's part of a plan.
-pub(super) struct Seated<B> {
+pub(super) struct RankPart<B> {
     pub(super) programs: Programs,
     pub(super) vocab: u64,
-    /// The rank of every seat.
+    /// The rank of every member.
     pub(super) ranks: Vec<Rank>,
-    /// This rank's seat and card.
+    /// This rank's member and card.
     card: Option<(usize, Card<B>)>,
     /// Bytes that its card was planned to allocate.
     pub(super) planned: u64,
     /// Steps so far.
     pub(super) steps: u64,
-    /// Bytes that taps of each seat's card kept in the last step.
+    /// Bytes that taps of each member's card kept in the last step.
     tapped: Vec<u64>,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Stepping<'s> {
     pub(super) traced: bool,
 }
 
-impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
+impl<B: AsRef<[u8]> + Send + Sync> RankPart<B> {
     /// Lays out this rank's part of a plan, and reads it once, so that steps do not wait for a disk. To be measured,
     /// it is `filled` with numbers, as in the midst of a run.
     pub(super) fn new(
@@ -56,27 +56,27 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
         let layouts = planned.cards();
         let ranks: Vec<Rank> =
             programs.members().iter().map(|member| rank_of(member.card)).collect();
-        let seat = ranks.iter().position(|&one| one == rank);
-        let card = seat.zip(memories.into_iter().next()).map(|(seat, mut memory)| {
+        let member = ranks.iter().position(|&one| one == rank);
+        let card = member.zip(memories.into_iter().next()).map(|(member, mut memory)| {
             if filled {
                 memory.fill();
             }
-            card::touch(network, &programs, seat);
-            let staging = layouts[seat].host.unwrap_or_default();
+            card::touch(network, &programs, member);
+            let staging = layouts[member].host.unwrap_or_default();
             let mut card = Card::new(memory, threads, staging);
             if filled {
                 card.hold_team_together();
             }
-            (seat, card)
+            (member, card)
         });
-        let planned = seat.map_or(0, |seat| layouts[seat].bytes());
+        let planned = member.map_or(0, |member| layouts[member].bytes());
         let (vocab, tapped) = (network.model().vocab, vec![0; ranks.len()]);
-        Ok(Seated { programs, vocab, ranks, card, planned, steps: 0, tapped })
+        Ok(RankPart { programs, vocab, ranks, card, planned, steps: 0, tapped })
     }
 
     /// The plan's number of this rank's card, or of none.
     pub(super) fn number(&self) -> usize {
-        let member = self.card.as_ref().map(|(seat, _)| &self.programs.members()[*seat]);
+        let member = self.card.as_ref().map(|(member, _)| &self.programs.members()[*member]);
         member.map_or(usize::MAX, |member| member.card)
     }
 
@@ -108,15 +108,15 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
         }
         let (programs, taps) = self.programs_of(of);
         self.tapped.iter_mut().zip(&taps).for_each(|(bytes, taps)| *bytes = taps.bytes);
-        let Some((seat, card)) = &mut self.card else { return Ok(None) };
+        let Some((member, card)) = &mut self.card else { return Ok(None) };
         let parts = [layout::part(of.step)];
-        let read = self.programs.wanted(*seat, &spanker_plan::Step { parts: &parts }, 0);
-        let place = &self.programs.members()[*seat];
-        let captured = taps.get(*seat).map(|taps| (place.place(Buffer::Audit), taps.bytes));
+        let read = self.programs.wanted(*member, &spanker_plan::Step { parts: &parts }, 0);
+        let place = &self.programs.members()[*member];
+        let captured = taps.get(*member).map(|taps| (place.place(Buffer::Audit), taps.bytes));
         let task = Task { step: self.steps, traced: of.traced, read, captured, begun };
         let members = self.programs.groups()[place.stage].clone();
         let mut peers = Neighbours::new(wire, &self.ranks, members, place.rank, self.steps);
-        match card.run(&programs[*seat], &mut peers, task) {
+        match card.run(&programs[*member], &mut peers, task) {
             Ok(report) => Ok(Some(report)),
             Err(Stopped::Fault(fault)) => Err(fault),
             Err(Stopped::Panicked) => Err(wire.refuse("its card has panicked".into())),
@@ -128,18 +128,19 @@ impl<B: AsRef<[u8]> + Send + Sync> Seated<B> {
         self.card.as_ref().map_or(0, |(_, card)| card.allocated())
     }
 
-    /// The ranks whose reports the front waits for, with their bytes.
+    /// The ranks whose reports the leader waits for, with their bytes.
     pub(super) fn expected(&self, want: Want) -> Vec<(Rank, u64)> {
         let parts = [Part { sequence: 0, tokens: &[], past: 0, want }];
         let step = spanker_plan::Step { parts: &parts };
-        let read = |seat: usize| self.programs.wanted(seat, &step, 0).map_or(0, |(_, bytes)| bytes);
-        let seats = self.ranks.iter().enumerate().filter(|&(_, &rank)| rank != FRONT);
-        seats.map(|(seat, &rank)| (rank, HEAD + read(seat) + self.tapped[seat])).collect()
+        let read =
+            |member: usize| self.programs.wanted(member, &step, 0).map_or(0, |(_, bytes)| bytes);
+        let members = self.ranks.iter().enumerate().filter(|&(_, &rank)| rank != LEADER);
+        members.map(|(member, &rank)| (rank, HEAD + read(member) + self.tapped[member])).collect()
     }
 
-    /// What a seat's card reported.
-    pub(super) fn read(&self, seat: usize, bytes: &[u8]) -> Report {
-        read(bytes, self.tapped[seat])
+    /// What a member's card reported.
+    pub(super) fn read(&self, member: usize, bytes: &[u8]) -> Report {
+        read(bytes, self.tapped[member])
     }
 }
 

@@ -21,7 +21,7 @@ const TIMES: f64 = 4.0;
 
 /// What is known of the team.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct TeamPolicy {
     /// Bytes of weights in a nanosecond, when shared; nothing before the first product.
     rate: f64,
     /// Products that are still to be done alone.
@@ -33,9 +33,9 @@ pub(super) struct Crew {
     steady: bool,
 }
 
-impl Crew {
-    pub(super) fn new() -> Crew {
-        Crew { rate: 0.0, alone: 0, pause: SHORT, smooth: 0, steady: false }
+impl TeamPolicy {
+    pub(super) fn new() -> TeamPolicy {
+        TeamPolicy { rate: 0.0, alone: 0, pause: SHORT, smooth: 0, steady: false }
     }
 
     /// Shares work whatever happens from now on: for whoever measures what sharing takes.
@@ -80,11 +80,11 @@ mod tests {
     const USUAL: Duration = Duration::from_micros(50);
     const STALL: Duration = Duration::from_millis(3);
 
-    /// Products until the crew works together again.
-    fn pause(crew: &mut Crew) -> u32 {
+    /// Products until work is shared again.
+    fn pause(policy: &mut TeamPolicy) -> u32 {
         let mut count = 0;
-        while crew.alone() {
-            crew.took(500_000, 2 * USUAL);
+        while policy.alone() {
+            policy.took(500_000, 2 * USUAL);
             count += 1;
         }
         count
@@ -92,14 +92,14 @@ mod tests {
 
     #[test]
     fn crew_that_stalls_again_and_again_works_alone_for_longer_and_longer() {
-        let mut crew = Crew::new();
-        (0..10).for_each(|_| crew.took(500_000, USUAL));
-        assert!(!crew.alone());
+        let mut policy = TeamPolicy::new();
+        (0..10).for_each(|_| policy.took(500_000, USUAL));
+        assert!(!policy.alone());
         let pauses: Vec<u32> = (0..12)
             .map(|_| {
-                crew.took(500_000, STALL);
-                assert!(crew.alone());
-                pause(&mut crew)
+                policy.took(500_000, STALL);
+                assert!(policy.alone());
+                pause(&mut policy)
             })
             .collect();
         assert_eq!(pauses[..3], [64, 128, 256]);
@@ -108,31 +108,31 @@ mod tests {
 
     #[test]
     fn crew_that_has_worked_well_for_long_takes_a_stall_lightly() {
-        let mut crew = Crew::new();
+        let mut policy = TeamPolicy::new();
         for _ in 0..3 {
-            (0..SMOOTH).for_each(|_| crew.took(500_000, USUAL));
-            crew.took(500_000, STALL);
-            assert_eq!(pause(&mut crew), SHORT);
+            (0..SMOOTH).for_each(|_| policy.took(500_000, USUAL));
+            policy.took(500_000, STALL);
+            assert_eq!(pause(&mut policy), SHORT);
         }
     }
 
     #[test]
     fn crew_that_is_held_together_never_works_alone() {
-        let mut crew = Crew::new();
-        (0..10).for_each(|_| crew.took(500_000, USUAL));
-        crew.took(500_000, STALL);
-        assert!(crew.alone());
-        crew.hold_together();
-        crew.took(500_000, STALL);
-        assert!(!crew.alone());
+        let mut policy = TeamPolicy::new();
+        (0..10).for_each(|_| policy.took(500_000, USUAL));
+        policy.took(500_000, STALL);
+        assert!(policy.alone());
+        policy.hold_together();
+        policy.took(500_000, STALL);
+        assert!(!policy.alone());
     }
 
     #[test]
     fn products_of_any_size_at_the_usual_rate_are_no_stalls() {
-        let mut crew = Crew::new();
+        let mut policy = TeamPolicy::new();
         for factor in [1u32, 100, 3, 1000, 1] {
-            crew.took(500_000 * u64::from(factor), USUAL * factor);
-            assert!(!crew.alone());
+            policy.took(500_000 * u64::from(factor), USUAL * factor);
+            assert!(!policy.alone());
         }
     }
 }

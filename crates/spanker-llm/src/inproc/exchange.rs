@@ -35,49 +35,53 @@ impl Slot {
     }
 }
 
-/// All boards of a run.
+/// All exchanges of a run.
 #[derive(Debug)]
-pub(super) struct Boards {
+pub(super) struct SharedExchanges {
     /// By stage and rank.
     slots: Vec<Vec<[Slot; 2]>>,
-    /// By receiving seat: what the stage before hands over.
-    hands: Vec<Slot>,
-    /// A seat that has failed.
+    /// By receiving member: what the stage before sends.
+    sent: Vec<Slot>,
+    /// A member that has failed.
     failed: AtomicUsize,
     /// How often to look before giving up the core.
     looks: u32,
 }
 
-impl Boards {
-    /// Boards for what cards exchange: `staging` says how much that is, card by card.
-    pub(super) fn new(programs: &Programs, staging: &[HostStaging], patient: bool) -> Boards {
+impl SharedExchanges {
+    /// Slots for what cards exchange: `staging` says how much that is, card by card.
+    pub(super) fn new(
+        programs: &Programs,
+        staging: &[HostStaging],
+        patient: bool,
+    ) -> SharedExchanges {
         let slots = |members: &std::ops::Range<usize>| {
             let given = staging[members.clone()].iter().map(|card| card.given);
             given.map(|bytes| [Slot::new(bytes), Slot::new(bytes)]).collect()
         };
-        Boards {
+        SharedExchanges {
             slots: programs.groups().iter().map(slots).collect(),
-            hands: staging.iter().map(|card| Slot::new(card.handed)).collect(),
+            sent: staging.iter().map(|card| Slot::new(card.handed)).collect(),
             failed: AtomicUsize::new(NOBODY),
             looks: if patient { 2000 } else { 20 },
         }
     }
 
-    /// Bytes that are there for what a seat gives and is handed, in whole pages.
-    pub(super) fn allocated(&self, programs: &Programs, seat: usize) -> u64 {
-        let member = &programs.members()[seat];
-        let given = self.slots[member.stage][member.rank].iter().map(Slot::allocated).sum();
-        pages(given) + pages(self.hands[seat].allocated())
+    /// Bytes that are there for what a member gives and is sent, in whole pages.
+    pub(super) fn allocated(&self, programs: &Programs, member: usize) -> u64 {
+        let place = &programs.members()[member];
+        let given = self.slots[place.stage][place.rank].iter().map(Slot::allocated).sum();
+        pages(given) + pages(self.sent[member].allocated())
     }
 
-    /// The seat that has failed, if one has.
+    /// The member that has failed, if one has.
     pub(super) fn culprit(&self) -> Option<usize> {
-        Some(self.failed.load(Ordering::Acquire)).filter(|&seat| seat != NOBODY)
+        Some(self.failed.load(Ordering::Acquire)).filter(|&member| member != NOBODY)
     }
 
-    /// Lets everybody know that a seat has failed.
-    pub(super) fn fail(&self, seat: usize) {
-        let _ = self.failed.compare_exchange(NOBODY, seat, Ordering::AcqRel, Ordering::Acquire);
+    /// Lets everybody know that a member has failed.
+    pub(super) fn fail(&self, member: usize) {
+        let _ = self.failed.compare_exchange(NOBODY, member, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// Waits until a slot is for an exchange.
@@ -113,8 +117,8 @@ pub(super) struct GivenUp;
 /// A card's way to the others.
 #[derive(Debug)]
 pub(super) struct Link {
-    boards: Arc<Boards>,
-    seat: usize,
+    shared: Arc<SharedExchanges>,
+    member: usize,
     stage: usize,
     rank: usize,
     /// Exchanges of the group so far.
@@ -122,29 +126,29 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(boards: &Arc<Boards>, programs: &Programs, seat: usize) -> Link {
-        let member = &programs.members()[seat];
-        let (stage, rank) = (member.stage, member.rank);
-        Link { boards: Arc::clone(boards), seat, stage, rank, exchanges: 0 }
+    pub(super) fn new(shared: &Arc<SharedExchanges>, programs: &Programs, member: usize) -> Link {
+        let place = &programs.members()[member];
+        let (stage, rank) = (place.stage, place.rank);
+        Link { shared: Arc::clone(shared), member, stage, rank, exchanges: 0 }
     }
 
     /// Lets everybody know that this card has failed.
     pub(super) fn fail(&self) {
-        self.boards.fail(self.seat);
+        self.shared.fail(self.member);
     }
 
     /// Leaves bytes for the next exchange of the group.
     fn leave(&mut self, own: &[u8]) {
         self.exchanges += 1;
         let turn = (self.exchanges % 2) as usize;
-        fill(&self.boards.slots[self.stage][self.rank][turn], self.exchanges, own);
+        fill(&self.shared.slots[self.stage][self.rank][turn], self.exchanges, own);
     }
 
     /// Calls `read` with what each rank has left for this exchange.
     fn read(&self, mut read: impl FnMut(usize, &[u8])) -> Result<(), GivenUp> {
         let turn = (self.exchanges % 2) as usize;
-        for (rank, slot) in self.boards.slots[self.stage].iter().enumerate() {
-            self.boards.wait(&slot[turn], self.exchanges)?;
+        for (rank, slot) in self.shared.slots[self.stage].iter().enumerate() {
+            self.shared.wait(&slot[turn], self.exchanges)?;
             read(rank, &slot[turn].bytes.read().unwrap_or_else(PoisonError::into_inner));
         }
         Ok(())
@@ -159,10 +163,10 @@ impl Peers for Link {
     }
 
     fn ranks(&self) -> usize {
-        self.boards.slots[self.stage].len()
+        self.shared.slots[self.stage].len()
     }
 
-    fn meet(
+    fn all_gather(
         &mut self,
         own: &[u8],
         _: impl Fn(usize) -> u64,
@@ -172,7 +176,7 @@ impl Peers for Link {
         self.read(read)
     }
 
-    fn spread(&mut self, root: usize, data: &mut [u8]) -> Result<(), GivenUp> {
+    fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<(), GivenUp> {
         self.leave(if root == self.rank { data } else { &[] });
         self.read(|rank, given| {
             if rank == root {
@@ -181,14 +185,14 @@ impl Peers for Link {
         })
     }
 
-    fn hand(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), GivenUp> {
-        fill(&self.boards.hands[to], step, bytes);
+    fn send(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), GivenUp> {
+        fill(&self.shared.sent[to], step, bytes);
         Ok(())
     }
 
-    fn take(&mut self, _: usize, step: u64, into: &mut [u8]) -> Result<(), GivenUp> {
-        let slot = &self.boards.hands[self.seat];
-        self.boards.wait(slot, step)?;
+    fn receive(&mut self, _: usize, step: u64, into: &mut [u8]) -> Result<(), GivenUp> {
+        let slot = &self.shared.sent[self.member];
+        self.shared.wait(slot, step)?;
         into.copy_from_slice(&slot.bytes.read().unwrap_or_else(PoisonError::into_inner));
         Ok(())
     }
