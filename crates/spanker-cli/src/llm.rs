@@ -5,7 +5,7 @@ use std::path::Path;
 
 use spanker_engine::{EngineError, Event, Fabric, Host, Model, Sampling, Wish};
 use spanker_plan::{Plan, Request};
-use spanker_text::Settings;
+use spanker_text::{Penalties, Settings};
 
 use crate::directory::{self, CardList};
 use crate::{Usage, files, models, output};
@@ -287,21 +287,36 @@ pub(crate) fn fraction(text: &str) -> Result<f64, String> {
     }
 }
 
+/// What is chosen by unless flags say otherwise.
+const USUAL: Settings = Settings::usual(0);
+
 /// How tokens are chosen, with the names and values that llama.cpp has.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SampleArgs {
     /// Temperature; 0 always takes the best token
-    #[arg(long, default_value_t = 0.8, value_name = "T")]
+    #[arg(long, default_value_t = USUAL.temperature, value_name = "T")]
     temp: f64,
     /// Choose among the best K
-    #[arg(long, default_value_t = 40, value_name = "K")]
+    #[arg(long, default_value_t = USUAL.top_k, value_name = "K")]
     top_k: usize,
     /// Choose among the best that together have this probability
-    #[arg(long, default_value_t = 0.95, value_name = "P")]
+    #[arg(long, default_value_t = USUAL.top_p, value_name = "P")]
     top_p: f64,
     /// Leave out what is less likely than this part of the best
-    #[arg(long, default_value_t = 0.05, value_name = "P")]
+    #[arg(long, default_value_t = USUAL.min_p, value_name = "P")]
     min_p: f64,
+    /// Divides the logits of tokens that came before (positive ones; negative ones are multiplied); 1 changes nothing
+    #[arg(long, default_value_t = USUAL.penalties.repeat, value_name = "N")]
+    repeat_penalty: f64,
+    /// Tokens that count as having come before: the last N, those of the prompt included
+    #[arg(long, default_value_t = USUAL.penalties.last, value_name = "N")]
+    repeat_last_n: usize,
+    /// Taken from the logits of tokens that came before
+    #[arg(long, default_value_t = USUAL.penalties.presence, value_name = "N", allow_negative_numbers = true)]
+    presence_penalty: f64,
+    /// Taken from the logits of tokens for each time that they came before
+    #[arg(long, default_value_t = USUAL.penalties.frequency, value_name = "N", allow_negative_numbers = true)]
+    frequency_penalty: f64,
     /// Seed: the same seed gives the same text [default: from the clock, and shown]
     #[arg(short, long, value_name = "N")]
     seed: Option<u64>,
@@ -323,6 +338,12 @@ impl SampleArgs {
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
+            penalties: Penalties {
+                repeat: self.repeat_penalty,
+                presence: self.presence_penalty,
+                frequency: self.frequency_penalty,
+                last: self.repeat_last_n,
+            },
             seed,
         };
         let sampling = Sampling::new(settings).map_err(|error| Usage(error.to_string()))?;

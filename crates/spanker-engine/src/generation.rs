@@ -141,7 +141,8 @@ impl<'e, 'h> Generation<'e, 'h> {
         if limits.tokens == Some(0) {
             return Err(EngineError::request("--n-predict 0: at least one token is generated"));
         }
-        let sampler = sampling.sampler;
+        let mut sampler = sampling.sampler;
+        prompt.iter().for_each(|&token| sampler.accept(token));
         let vocab = engine.model().shape().vocab as usize;
         let want = match sampler.wanted(vocab) {
             wanted if wanted > MOST_CANDIDATES => Want::Logits,
@@ -224,6 +225,7 @@ impl<'e, 'h> Generation<'e, 'h> {
             Some(logits) => self.sampler.choose(logits)?,
             None => self.sampler.choose_from(&outcome.best)?,
         };
+        self.sampler.accept(token);
         let ends = self.engine.model().tokenizer().is_end(token) && !self.limits.ignore_end;
         Ok((!ends).then_some(token))
     }

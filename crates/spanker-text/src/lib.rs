@@ -19,7 +19,7 @@ mod vocab;
 mod words;
 
 pub use error::TextError;
-pub use sample::{Candidate, Sampler, Settings, best};
+pub use sample::{Candidate, Penalties, Sampler, Settings, best};
 pub use stream::Stream;
 pub use tokenizer::Tokenizer;
 pub use vocab::Kind;

@@ -5,6 +5,7 @@
 //! the same tokens everywhere.
 
 use std::cmp::Ordering;
+use std::collections::VecDeque;
 
 use rand::Rng;
 use rand::SeedableRng;
@@ -26,27 +27,74 @@ pub struct Settings {
     pub top_p: f64,
     /// Only tokens with this share of the best one's probability; 0 takes all.
     pub min_p: f64,
+    /// What makes tokens of the text so far less likely.
+    pub penalties: Penalties,
     /// Where the generator begins.
     pub seed: u64,
+}
+
+/// What makes tokens of the text so far less likely, as llama.cpp and OpenAI have it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Penalties {
+    /// Divides the positive logits of tokens that came before and multiplies negative ones; 1 changes nothing.
+    pub repeat: f64,
+    /// Taken from the logits of tokens that came before; 0 changes nothing.
+    pub presence: f64,
+    /// The same for each time that they came.
+    pub frequency: f64,
+    /// How many of the last tokens count, those of the prompt included.
+    pub last: usize,
+}
+
+impl Penalties {
+    /// No penalties. The last 64 tokens would count.
+    pub const NONE: Penalties = Penalties { repeat: 1.0, presence: 0.0, frequency: 0.0, last: 64 };
+
+    fn are_none(self) -> bool {
+        let Penalties { repeat, presence, frequency, last } = self;
+        last == 0 || (repeat == 1.0 && presence == 0.0 && frequency == 0.0)
+    }
+
+    /// Whether no token can become more likely.
+    fn only_lower(self) -> bool {
+        self.repeat >= 1.0 && self.presence >= 0.0 && self.frequency >= 0.0
+    }
+
+    /// The logit of a token that came so many times.
+    fn apply(self, logit: f32, times: usize) -> f32 {
+        let Penalties { repeat, presence, frequency, .. } = self;
+        let logit = f64::from(logit);
+        let scaled = if logit > 0.0 { logit / repeat } else { logit * repeat };
+        (scaled - presence - times as f64 * frequency) as f32
+    }
 }
 
 impl Settings {
     /// The settings that llama.cpp has unless told otherwise.
     #[must_use]
     pub const fn usual(seed: u64) -> Settings {
-        Settings { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, seed }
+        Settings {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            penalties: Penalties::NONE,
+            seed,
+        }
     }
 
     /// Always the greatest logit.
     #[must_use]
     pub const fn greedy() -> Settings {
-        Settings { temperature: 0.0, top_k: 1, top_p: 1.0, min_p: 0.0, seed: 0 }
+        let penalties = Penalties::NONE;
+        Settings { temperature: 0.0, top_k: 1, top_p: 1.0, min_p: 0.0, penalties, seed: 0 }
     }
 }
 
 /// Chooses tokens, one after the other.
 ///
-/// The best `top_k` candidates stay, of these the best that together have the probability `top_p`, of
+/// Logits of tokens that were accepted ([`Sampler::accept`]) are lowered by the penalties. The best `top_k` candidates
+/// stay, of these the best that together have the probability `top_p`, of
 /// these those with at least the share `min_p` of the best one's probability; their logits are divided
 /// by the temperature, and one is drawn. Logits that are not numbers never win.
 ///
@@ -65,6 +113,8 @@ impl Settings {
 pub struct Sampler {
     settings: Settings,
     random: Pcg64Mcg,
+    /// The last tokens that were accepted, as many as penalties count.
+    recent: VecDeque<u32>,
 }
 
 impl Sampler {
@@ -72,9 +122,10 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// A temperature that is negative or no number, or a probability that is not between 0 and 1.
+    /// A temperature that is negative or no number, a probability that is not between 0 and 1, or a penalty that is no
+    /// number.
     pub fn new(settings: Settings) -> Result<Sampler, TextError> {
-        let Settings { temperature, top_p, min_p, seed, .. } = settings;
+        let Settings { temperature, top_p, min_p, penalties, seed, .. } = settings;
         let wrong = |setting, value: f64, expected| {
             Err(TextError::Setting { setting, value: value.to_string(), expected })
         };
@@ -87,7 +138,28 @@ impl Sampler {
         if !(0.0..=1.0).contains(&min_p) {
             return wrong("min-p", min_p, "a number from 0 to 1");
         }
-        Ok(Sampler { settings, random: Pcg64Mcg::seed_from_u64(seed) })
+        let Penalties { repeat, presence, frequency, .. } = penalties;
+        if !(repeat.is_finite() && repeat > 0.0) {
+            return wrong("repeat-penalty", repeat, "a number above 0; 1 changes nothing");
+        }
+        for (name, value) in [("presence-penalty", presence), ("frequency-penalty", frequency)] {
+            if !value.is_finite() {
+                return wrong(name, value, "a number; 0 changes nothing");
+            }
+        }
+        let random = Pcg64Mcg::seed_from_u64(seed);
+        Ok(Sampler { settings, random, recent: VecDeque::new() })
+    }
+
+    /// Takes note of a token of the text: of the prompt, or one that was chosen. Penalties are for these.
+    pub fn accept(&mut self, token: u32) {
+        if self.settings.penalties.are_none() {
+            return;
+        }
+        self.recent.push_back(token);
+        if self.recent.len() > self.settings.penalties.last {
+            self.recent.pop_front();
+        }
     }
 
     /// The settings.
@@ -109,11 +181,43 @@ impl Sampler {
     /// the others make no difference.
     #[must_use]
     pub fn wanted(&self, tokens: usize) -> usize {
-        match self.settings {
-            Settings { temperature: 0.0, .. } => tokens.min(1),
-            Settings { top_k: 0, .. } => tokens,
-            Settings { top_k, .. } => tokens.min(top_k),
+        let Penalties { last, .. } = self.settings.penalties;
+        match self.settings.penalties {
+            penalties if penalties.are_none() => self.kept(tokens),
+            // Each token that is lowered lets one more come up.
+            penalties if penalties.only_lower() => {
+                self.kept(tokens).saturating_add(last).min(tokens)
+            }
+            _ => tokens,
         }
+    }
+
+    /// How many of so many candidates `top_k` leaves.
+    fn kept(&self, candidates: usize) -> usize {
+        match self.settings {
+            Settings { temperature: 0.0, .. } => candidates.min(1),
+            Settings { top_k: 0, .. } => candidates,
+            Settings { top_k, .. } => candidates.min(top_k),
+        }
+    }
+
+    /// Candidates after penalties, in order.
+    fn penalized(&self, candidates: &[Candidate]) -> Vec<Candidate> {
+        let penalties = self.settings.penalties;
+        let lowered = |&(token, logit): &Candidate| match self
+            .recent
+            .iter()
+            .filter(|&&recent| recent == token)
+            .count()
+        {
+            0 => (token, logit),
+            times => (token, penalties.apply(logit, times)),
+        };
+        let mut all: Vec<Candidate> = candidates.iter().map(lowered).collect();
+        if !penalties.are_none() {
+            all.sort_by(order);
+        }
+        all
     }
 
     /// The next token from the best candidates: by logit descending, then by token ascending, as
@@ -123,9 +227,10 @@ impl Sampler {
     ///
     /// No logit is a number above -inf.
     pub fn choose_from(&mut self, candidates: &[Candidate]) -> Result<u32, TextError> {
-        let wanted = self.wanted(candidates.len());
         let usable = candidates.iter().filter(|(_, logit)| *logit > f32::NEG_INFINITY);
-        let kept: Vec<Candidate> = usable.take(wanted).copied().collect();
+        let usable: Vec<Candidate> = usable.copied().collect();
+        let mut kept = self.penalized(&usable);
+        kept.truncate(self.kept(candidates.len()));
         let Some(&(first, top)) = kept.first() else {
             return Err(TextError::NoCandidate { candidates: candidates.len() });
         };
@@ -190,16 +295,18 @@ fn exp(x: f64) -> f64 {
     sum * power(half) * power(twos as i32 - half)
 }
 
+/// By logit descending, then by token ascending.
+fn order(a: &Candidate, b: &Candidate) -> Ordering {
+    // Zeros of both signs are equal, so that their tokens decide.
+    b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0))
+}
+
 /// The greatest `count` logits with their tokens: by logit descending, then by token ascending. What is
 /// not a number is left out.
 #[must_use]
 pub fn best(logits: &[f32], count: usize) -> Vec<Candidate> {
     let mut all: Vec<Candidate> =
         (0..).zip(logits).map(|(at, logit)| (at, *logit)).filter(|(_, l)| !l.is_nan()).collect();
-    let order = |a: &Candidate, b: &Candidate| {
-        // Zeros of both signs are equal, so that their tokens decide.
-        b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0))
-    };
     if count == 0 {
         return Vec::new();
     }

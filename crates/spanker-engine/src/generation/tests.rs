@@ -202,7 +202,7 @@ struct Came {
 }
 
 fn sampling() -> Sampling {
-    let settings = Settings { temperature: 0.9, top_k: 20, top_p: 0.95, min_p: 0.0, seed: 5 };
+    let settings = Settings { temperature: 0.9, top_k: 20, min_p: 0.0, ..Settings::usual(5) };
     Sampling::new(settings).expect("settings")
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What samplers choose, by their settings.
 
-use super::{Sampler, Settings, best, exp};
+use super::{Penalties, Sampler, Settings, best, exp};
 use proptest::prelude::*;
 
 fn sampler(settings: Settings) -> Sampler {
@@ -18,7 +18,7 @@ fn counts(settings: Settings, logits: &[f32]) -> Vec<usize> {
     counts
 }
 
-const ALL: Settings = Settings { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1 };
+const ALL: Settings = Settings { temperature: 1.0, top_k: 0, seed: 1, ..Settings::greedy() };
 
 #[test]
 fn exponential_is_that_of_the_system_nearly() {
@@ -98,7 +98,7 @@ proptest! {
         temperature in 0.0..5.0_f64, top_k in 0_usize..70, top_p in 0.01..=1.0_f64,
         min_p in 0.0..=1.0_f64, seed: u64,
     ) {
-        let settings = Settings { temperature, top_k, top_p, min_p, seed };
+        let settings = Settings { temperature, top_k, top_p, min_p, seed, ..ALL };
         let usable = logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
         match sampler(settings).choose(&logits) {
             Ok(token) => prop_assert!(logits[token as usize] > f32::NEG_INFINITY),
@@ -119,5 +119,69 @@ proptest! {
         if count > 0 && !logits.is_empty() {
             prop_assert_eq!(sampler.clone().choose(&logits), sampler.choose_from(&all));
         }
+    }
+}
+
+/// A greedy sampler that has accepted these tokens.
+fn penalized(penalties: Penalties, accepted: &[u32]) -> Sampler {
+    let mut sampler = sampler(Settings { penalties, ..Settings::greedy() });
+    accepted.iter().for_each(|&token| sampler.accept(token));
+    sampler
+}
+
+#[test]
+fn penalties_lower_what_came_before_as_llama_cpp_does() {
+    // Positive logits are divided and negative ones multiplied: 4 / 2 < 3, and -1 * 2 < -1.5.
+    let repeat = Penalties { repeat: 2.0, ..Penalties::NONE };
+    assert_eq!(penalized(repeat, &[0]).choose(&[4.0, 3.0]), Ok(1));
+    assert_eq!(penalized(repeat, &[0]).choose(&[4.0, 1.9]), Ok(0));
+    assert_eq!(penalized(repeat, &[0]).choose(&[-1.0, -1.5]), Ok(1));
+    // Once, however often it came; and for each time.
+    let presence = Penalties { presence: 1.0, ..Penalties::NONE };
+    assert_eq!(penalized(presence, &[0, 0, 0]).choose(&[4.0, 2.9]), Ok(0));
+    let frequency = Penalties { frequency: 0.5, ..Penalties::NONE };
+    assert_eq!(penalized(frequency, &[0, 0, 0]).choose(&[4.0, 2.9]), Ok(1));
+    assert_eq!(penalized(frequency, &[0, 0]).choose(&[4.0, 2.9]), Ok(0));
+}
+
+#[test]
+fn penalties_forget_what_is_further_back() {
+    let penalties = Penalties { presence: 5.0, last: 2, ..Penalties::NONE };
+    assert_eq!(penalized(penalties, &[0, 1]).choose(&[4.0, 3.0, 0.5]), Ok(2));
+    assert_eq!(penalized(penalties, &[0, 1, 2]).choose(&[4.0, 3.0, 0.5]), Ok(0));
+    let none = Penalties { last: 0, ..penalties };
+    assert_eq!(penalized(none, &[0]).choose(&[4.0, 3.0]), Ok(0));
+}
+
+#[test]
+fn penalties_that_are_no_numbers_are_refused() {
+    for (penalties, name) in [
+        (Penalties { repeat: 0.0, ..Penalties::NONE }, "repeat-penalty"),
+        (Penalties { repeat: f64::INFINITY, ..Penalties::NONE }, "repeat-penalty"),
+        (Penalties { presence: f64::NAN, ..Penalties::NONE }, "presence-penalty"),
+        (Penalties { frequency: f64::NEG_INFINITY, ..Penalties::NONE }, "frequency-penalty"),
+    ] {
+        let error =
+            Sampler::new(Settings { penalties, ..Settings::greedy() }).expect_err("no number");
+        assert!(error.to_string().contains(name), "{error}");
+    }
+}
+
+proptest! {
+    /// Whoever gets the best candidates alone chooses what whoever gets all logits does.
+    #[test]
+    fn wanted_candidates_are_enough_with_penalties(
+        logits in prop::collection::vec(-9.0f32..9.0, 1..60),
+        accepted in prop::collection::vec(0u32..60, 0..30),
+        (repeat, presence, frequency) in (0.5f64..3.0, -1.0f64..2.0, -1.0f64..2.0),
+        (last, top_k, seed) in (0usize..20, 0usize..8, any::<u64>()),
+    ) {
+        let penalties = Penalties { repeat, presence, frequency, last };
+        let settings = Settings { top_k, penalties, ..Settings::usual(seed) };
+        let mut one = sampler(settings);
+        accepted.iter().for_each(|&token| one.accept(token));
+        let mut other = one.clone();
+        let few = best(&logits, one.wanted(logits.len()));
+        prop_assert_eq!(one.choose_from(&few), other.choose_from(&best(&logits, logits.len())));
     }
 }
