@@ -254,6 +254,10 @@ fn tell(event: &Event<'_>) {
             let (percent, megabytes) = (done * 100 / (*total).max(1), total / 1_000_000);
             output::progress(&format!("loading {megabytes} MB onto the cards: {percent} %"));
         }
+        Event::Prompt { done, total } => {
+            let text = format!("reading a prompt of {total} tokens");
+            output::progress_of(*done as u64, *total as u64, &text);
+        }
         Event::Done => output::progress_done(),
         Event::Lost { error, left } => {
             let (list, many) = (directory::list(left), if left.len() == 1 { "" } else { "s" });

@@ -78,7 +78,11 @@ impl<'h> Engine<'h> {
         let load = Load { model, plan: &plan, recorder: recorder.as_ref(), log: &log, observer };
         let loaded = host.backend().load(&left, &load).map_err(|error| host.explain(error))?;
         let pieces = vec![Piece::first(plan.clone(), Vec::new(), recorder)];
-        let (session, memory) = (Session::new(loaded.runner), loaded.memory);
+        let session = Session::new(loaded.runner).with_progress(move |done, total| {
+            let event = if done < total { Event::Prompt { done, total } } else { Event::Done };
+            observer(&event);
+        });
+        let memory = loaded.memory;
         Ok(Engine { host, model, plan, session, left, lost: 0, pieces, memory, log })
     }
 

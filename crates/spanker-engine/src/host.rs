@@ -43,7 +43,14 @@ pub enum Event<'a> {
         /// Bytes in all.
         total: u64,
     },
-    /// What was measured or loaded is complete.
+    /// Tokens of a prompt are run, in several pieces.
+    Prompt {
+        /// Tokens that were run.
+        done: usize,
+        /// Tokens in all.
+        total: usize,
+    },
+    /// What was measured, loaded or read is complete.
     Done,
     /// A card was lost; the run goes on with these.
     Lost {

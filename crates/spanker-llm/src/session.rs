@@ -13,7 +13,11 @@ pub struct Session<'r> {
     tokens: Vec<u32>,
     /// Tokens whose keys and values are on the cards.
     done: usize,
+    progress: Option<Progress<'r>>,
 }
+
+/// Who is told how many of how many tokens are run.
+type Progress<'r> = Box<dyn Fn(usize, usize) + 'r>;
 
 impl std::fmt::Debug for Session<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -25,7 +29,14 @@ impl<'r> Session<'r> {
     /// An empty sequence.
     #[must_use]
     pub fn new(runner: Box<dyn Runner + 'r>) -> Self {
-        Session { runner: Some(runner), tokens: Vec::new(), done: 0 }
+        Session { runner: Some(runner), tokens: Vec::new(), done: 0, progress: None }
+    }
+
+    /// Has `progress` told how many of how many tokens are run, before each piece of those that take several.
+    #[must_use]
+    pub fn with_progress(mut self, progress: impl Fn(usize, usize) + 'r) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
     }
 
     /// All tokens so far, those included that a runner failed at.
@@ -82,7 +93,12 @@ impl<'r> Session<'r> {
         };
         let mut total = Timing::default();
         let mut last = Outcome::default();
+        let (begun, all) = (self.done, self.tokens.len() - self.done);
+        let progress = self.progress.as_ref().filter(|_| all > runner.batch());
         while self.done < self.tokens.len() {
+            if let Some(progress) = progress {
+                progress(self.done - begun, all);
+            }
             let end = self.tokens.len().min(self.done + runner.batch());
             let complete = end == self.tokens.len();
             let want = if complete { want } else { Want::Nothing };
@@ -91,6 +107,41 @@ impl<'r> Session<'r> {
             self.done = end;
             total = total.plus(last.timing);
         }
+        if let Some(progress) = progress {
+            progress(all, all);
+        }
         Ok(Outcome { timing: total, ..last })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// Takes three tokens in a step, and computes nothing.
+    struct Idle;
+
+    impl Runner for Idle {
+        fn step(&mut self, _: &Step<'_>) -> Result<Outcome, LlmError> {
+            Ok(Outcome::default())
+        }
+
+        fn batch(&self) -> usize {
+            3
+        }
+    }
+
+    #[test]
+    fn prompts_in_several_pieces_say_how_far_they_are_and_others_do_not() {
+        let seen = RefCell::new(Vec::new());
+        let mut session = Session::new(Box::new(Idle))
+            .with_progress(|done, all| seen.borrow_mut().push((done, all)));
+        session.feed(&[0; 3], Want::Nothing).expect("a step");
+        session.feed(&[0], Want::Nothing).expect("a step");
+        assert!(seen.borrow().is_empty());
+        session.feed(&[0; 7], Want::Nothing).expect("steps");
+        assert_eq!(seen.borrow()[..], [(0, 7), (3, 7), (6, 7), (7, 7)]);
     }
 }
