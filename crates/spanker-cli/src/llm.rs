@@ -75,7 +75,7 @@ pub(crate) struct Args {
     /// Where the cards are [default: mpi if mpirun has started several, else inproc]
     #[arg(long, value_enum)]
     pub(crate) fabric: Option<FabricKind>,
-    /// How much each card gets, as in 2,2,1
+    /// How much each card gets, as in 2,2,1; also -ts. What came of it is in the report
     #[arg(long, value_name = "SHARES", value_delimiter = ',', visible_alias = "ts")]
     pub(crate) tensor_split: Option<Vec<f64>>,
     /// How long cards may show no progress before they are given up, for --fabric cards and mpi; for mpi more than a

@@ -14,6 +14,11 @@ pub(crate) fn slower(percent: f64) -> String {
     format!("{:.1} % {word} than predicted", percent.abs())
 }
 
+/// What parts of the weights may differ by and count as the same: rows come in blocks.
+const EQUAL: f64 = 1.05;
+/// Cards whose parts are listed one by one.
+const LISTED: usize = 8;
+
 /// The report for machines.
 pub(crate) fn to_json(summary: &Summary<'_>) -> serde_json::Value {
     let (all, middle) = summary.speeds();
@@ -53,6 +58,8 @@ pub(crate) fn to_json(summary: &Summary<'_>) -> serde_json::Value {
         "token": { "us": micros(step.time()), "sync_us": micros(step.sync),
             "compute_us": micros(step.time().saturating_sub(step.sync)), "bytes_sent": step.sent,
             "wall_us": micros(step.wall) },
+        "shares": summary.shares().iter().map(|(card, part)| json!({ "card": card, "weights": part }))
+            .collect::<Vec<_>>(),
         "memory": summary.memory.iter().map(|card| json!({ "card": card.card,
             "planned_bytes": card.planned, "allocated_bytes": card.allocated }))
             .collect::<Vec<_>>(),
@@ -92,6 +99,7 @@ pub(crate) fn lines(summary: &Summary<'_>) -> Vec<String> {
         if layout.cards().len() == 1 { "" } else { "s" },
         summary.place.map(|place| format!("; {}", place.words())).unwrap_or_default(),
     )];
+    lines.extend(shares(&summary.shares()));
     let (prompt, time) = (summary.answer.prompt_tokens, summary.answer.prompt.time());
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     lines.push(format!(
@@ -132,9 +140,34 @@ pub(crate) fn lines(summary: &Summary<'_>) -> Vec<String> {
     lines
 }
 
+/// Parts of the weights, where cards do not have the same.
+fn shares(cards: &[(usize, f64)]) -> Option<String> {
+    let parts = || cards.iter().map(|(_, part)| *part);
+    let (least, most) = (parts().fold(f64::INFINITY, f64::min), parts().fold(0.0, f64::max));
+    if cards.len() < 2 || most <= least * EQUAL {
+        return None;
+    }
+    if cards.len() > LISTED {
+        let (least, most) = (least * 100.0, most * 100.0);
+        return Some(format!("weights     {least:.1} to {most:.1} % on each card"));
+    }
+    let list = cards.iter().map(|(card, part)| format!("card {card} {:.1} %", part * 100.0));
+    Some(format!("weights     {}", list.collect::<Vec<_>>().join(", ")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_are_listed_where_cards_have_different_ones() {
+        assert_eq!(shares(&[(0, 1.0)]), None);
+        assert_eq!(shares(&[(0, 0.5), (1, 0.5)]), None);
+        let text = shares(&[(0, 0.75), (2, 0.25)]);
+        assert_eq!(text.as_deref(), Some("weights     card 0 75.0 %, card 2 25.0 %"));
+        let many: Vec<(usize, f64)> = (0..9).map(|card| (card, 0.1 + card as f64 / 90.0)).collect();
+        assert_eq!(shares(&many).as_deref(), Some("weights     10.0 to 18.9 % on each card"));
+    }
 
     #[test]
     fn times_above_the_prediction_are_slower_and_speeds_above_it_faster() {

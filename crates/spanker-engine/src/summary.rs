@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use spanker_llm::{AuditLog, MemoryUse, Outcome, Timing};
-use spanker_plan::{Plan, Prediction};
+use spanker_plan::{CardMemory, Plan, Prediction};
 
 use crate::ranks::RankPlace;
 
@@ -127,6 +127,15 @@ impl Summary<'_> {
     #[must_use]
     pub fn middle(&self) -> Timing {
         median(self.answer.steps.get(self.steps.clone()).unwrap_or_default())
+    }
+
+    /// Which part of all weights each card of the plan holds, in the order of cards. What several hold counts for each.
+    #[must_use]
+    pub fn shares(&self) -> Vec<(usize, f64)> {
+        let cards = &self.prediction.memory;
+        let weights = |card: &CardMemory| card.footprint.weights.0 as f64;
+        let total: f64 = cards.iter().map(weights).sum();
+        cards.iter().map(|card| (card.card, weights(card) / total.max(1.0))).collect()
     }
 
     /// The kinds of cards that the prediction is for.
