@@ -8,13 +8,18 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use serde_json::{Map, Value, json};
-use spanker_plan::{CardGap, Causes, Comparison, Gap, Origin, Trace, compare, read_perfetto};
+use spanker_plan::{
+    CardGap, Causes, CompareError, Comparison, Gap, Origin, Trace, compare, read_perfetto,
+};
 use spanker_topology::Seconds;
 
 use crate::{Usage, files, output};
 
 /// The largest file of a trace, in bytes.
 const MOST_TRACE: u64 = 512 << 20;
+/// What to do about traces of different things.
+const OTHER: &str = "predict what ran: 'spanker run --compare' does; or give 'spanker plan' the fabric, the cards and --prompt with \
+                     the prompt's tokens, and 'spanker simulate' --prompt";
 /// Columns of cards that a table has beside the one of the whole.
 const CARDS_PER_TABLE: usize = 6;
 
@@ -26,11 +31,12 @@ const CARDS_PER_TABLE: usize = 6;
 /// of the whole follows the critical path of the run; the others are the same time as each card saw it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  spanker simulate plan.json --tokens 16 --trace predicted.json
-  spanker run -m smollm2-135m -p 'Hello' --plan plan.json --trace measured.json
-  spanker compare predicted.json measured.json
-  spanker compare predicted.json measured.json --tokens 8..15 --json
-  spanker compare both.json both.json               a file that has both traces
+  spanker run -m smollm2-135m -p 'Hello' --cards 2 --compare --trace both.json    a table, and a file with both traces
+  spanker compare both.json both.json --tokens 8..15 --json                       the same from the file, for some tokens
+  spanker compare predicted.json measured.json                                    from two files
+
+A prediction by itself has the prompt's length, not its tokens: 'spanker plan --prompt N --out plan.json' and
+'spanker simulate plan.json --prompt --trace predicted.json' are for a run with N tokens of prompt.
 
 docs/compare.md says how causes are found and what --json prints.")]
 pub(crate) struct Args {
@@ -71,7 +77,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let predicted = read(&args.predicted, &[Origin::Predicted])?;
     // A simulation under other conditions may stand for the run.
     let measured = read(&args.measured, &[Origin::Measured, Origin::Predicted])?;
-    let mut comparison = compare(&predicted, &measured)?;
+    let mut comparison = compare(&predicted, &measured).map_err(|error| match error {
+        // Programs of a prompt and of a token differ, and so do those of threads and of cards.
+        CompareError::Cards { .. } | CompareError::Tokens { .. } | CompareError::Beyond { .. } => {
+            anyhow::anyhow!("{error}\nhint: {OTHER}")
+        }
+        error => error.into(),
+    })?;
     if let Some(Tokens(range)) = &args.tokens {
         comparison = comparison.of_tokens(range);
         if comparison.steps.is_empty() {

@@ -67,7 +67,8 @@ const VERSION: &str = concat!(
   spanker predict --help                            how long an all-reduce or a token takes by them
   spanker bench all-reduce --cards 4                how fast collectives are on this machine
   spanker twin up --cards 4                         emulated cards to rehearse with
-  spanker cards, spanker probe                      the cards, and what their links take
+  spanker cards                                     the cards that are there
+  spanker probe                                     what their links take
   spanker bench all-reduce --fabric cards           how fast collectives are on them, against the prediction
   spanker probe --fabric cuda                       what the GPUs of this machine do
   mpirun -n 4 spanker bench all-reduce --fabric mpi how fast they are between processes and hosts
@@ -79,7 +80,8 @@ const VERSION: &str = concat!(
   spanker chat -m smollm2-135m                      a conversation with it
   spanker verify -m smollm2-135m --cards 1..5       proof that any number of cards gives the same tokens
   spanker synth --help                              models of any size with random weights
-  spanker completions bash, spanker man             flags for a shell, manual pages
+  spanker completions bash                          flags and commands for a shell
+  spanker man                                       the manual page
 
 Exit codes: 0 done, 1 failed, 2 a request that makes no sense, 3 a model or buffers that do not fit the memory,
 130 interrupted. Results go to standard output, notes, progress and errors to standard error.")]

@@ -26,7 +26,7 @@ use crate::{DoesNotFit, Usage, files, model, output};
 #[command(after_help = "Examples:
   spanker plan tinyllama-1.1b --quant q4_0 --profile rev-a --cards 4 --topology ring
   spanker plan model.gguf --profile rev-a*2,rev-a@1GB/s --explain
-  spanker plan llama-2-70b --profile rev-a --cards 10 --objective throughput --concurrency 8
+  spanker plan llama-2-70b --profile rev-a --cards 12 --objective throughput --concurrency 8
   spanker plan llama-3-8b --cluster cluster.toml --out plan.json   then: spanker simulate plan.json
   spanker plan smollm2-135m --fabric inproc --cards 2              for threads of this machine, as measured
 
