@@ -170,7 +170,16 @@ fn work(kind: u64) -> &'static str {
         abi::WORK_SEND => "a send",
         abi::WORK_RECEIVE => "a receive",
         abi::WORK_FENCE => "a fence",
-        _ => "something",
+        abi::WORK_EMBED => "an embedding",
+        abi::WORK_NORM => "a norm",
+        abi::WORK_QUANTIZE => "a quantization",
+        abi::WORK_ROTATE => "a rotary embedding",
+        abi::WORK_HALVE => "a conversion to f16",
+        abi::WORK_ATTEND => "attention",
+        abi::WORK_GATE => "a gate",
+        abi::WORK_ROWS => "a copy of rows",
+        abi::WORK_BEST => "a choice of candidates",
+        _ => "unknown work",
     }
 }
 
@@ -226,6 +235,9 @@ mod tests {
         for kind in abi::RECORD_SUBMITTED..=abi::RECORD_CLIENT {
             let entry = entry(0, &Record { kind, a: 1, b: 2, ..Record::default() }, &[]);
             assert!(entry.kind != "unknown" && !entry.text.is_empty(), "{kind}");
+        }
+        for kind in abi::WORK_COPY..=abi::WORK_BEST {
+            assert_ne!(work(u64::from(kind)), work(0), "{kind}");
         }
         let entry = entry(0, &Record { kind: 99, ..Record::default() }, &[]);
         assert_eq!((entry.kind, entry.text.as_str()), ("unknown", "entry of kind 99: 0 0"));

@@ -7,7 +7,7 @@ mod place;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ggml_spanker::{HostMatmul, MatmulInt4};
@@ -175,6 +175,41 @@ fn card_that_is_killed_during_a_bench_ends_it_within_a_second_and_the_rest_goes_
     assert!(kinds.contains(&"submitted") && kinds.contains(&"link"), "{kinds:?}");
     let text = text(&place, "flight");
     assert!(text.contains("   2  down") && text.contains("is complete"), "{text}");
+    down(&place);
+}
+
+#[test]
+fn run_opens_every_card_once_and_writes_its_weights_once() {
+    let place = up("--cards 3");
+    let model = place.outer.path().join("model.gguf");
+    let model = model.display();
+    text(
+        &place,
+        &format!(
+            "synth llama --hidden 256 --heads 8 --kv-heads 4 --ffn 512 --layers 4 --vocab 512 --out {model}"
+        ),
+    );
+    let weights = std::fs::metadata(model.to_string()).expect("a model").len();
+    let command =
+        format!("run -m {model} -p abc -n 4 --ignore-eos --temp 0 --ctx-size 64 --fabric cards");
+    let mut command = place.spanker(&command);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut running = command.spawn().expect("the command starts");
+    let process = running.id();
+    assert!(running.wait().expect("it ends").success());
+    let flight = json(&place, "flight --all --json");
+    let came = format!("process {process} came");
+    let mut written = 0;
+    for card in 0..3 {
+        let records = flight["records"].as_array().expect("records").iter();
+        let of_card = records.filter(|record| record["card"] == card && record["text"] == came[..]);
+        assert_eq!(of_card.count(), 1, "card {card} was opened once");
+        let control = SpankerControl::open_path(place.dir.join(format!("spanker{card}")));
+        written += control.and_then(|card| card.counters()).expect("a card").host_in;
+    }
+    // Norms and rotary angles are on every card; everything else is on one.
+    let once = weights / 2..weights * 5 / 4;
+    assert!(once.contains(&written), "{written} bytes were written, the model has {weights}");
     down(&place);
 }
 
