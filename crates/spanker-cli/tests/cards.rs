@@ -179,6 +179,25 @@ fn card_that_is_killed_during_a_bench_ends_it_within_a_second_and_the_rest_goes_
 }
 
 #[test]
+fn run_on_cards_of_an_old_version_is_refused_before_weights_are_sent() {
+    let place = up("--cards 2 --abi 0.2.0");
+    let model = place.outer.path().join("model.gguf");
+    let model = model.display();
+    text(
+        &place,
+        &format!(
+            "synth llama --hidden 64 --heads 4 --kv-heads 2 --ffn 128 --layers 2 --vocab 300 --out {model}"
+        ),
+    );
+    let errors = error(&place, 1, &format!("run -m {model} -p abc -n 4 --fabric cards"));
+    assert!(errors.contains("card 0") && errors.contains("0.2.0"), "{errors}");
+    let card = SpankerControl::open_path(place.dir.join("spanker0")).expect("a card");
+    let written = card.counters().expect("a card").host_in;
+    assert_eq!(written, 0, "{errors}");
+    down(&place);
+}
+
+#[test]
 fn run_opens_every_card_once_and_writes_its_weights_once() {
     let place = up("--cards 3");
     let model = place.outer.path().join("model.gguf");

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use spanker_fabric::device::{Deadline, DeviceError, DeviceGroup};
 use spanker_plan::{Buffer, CardLayout, Op, Place, Plan, Programs, Taps, Want};
 use spanker_runtime::abi::Counters;
-use spanker_runtime::{Descriptor, Pace, SpankerControl, Work};
+use spanker_runtime::{Descriptor, Feature, Pace, SpankerControl, Work};
 use spanker_topology::{ExchangeKind, Kernels};
 
 use crate::audit::{AuditLog, Auditor, Found, Member, disagreeing};
@@ -26,6 +26,20 @@ use exchange::Exchanges;
 use load::Buffers;
 pub use load::Loading;
 use log::Log;
+
+/// What a card must have for a model.
+const OPERATORS: [Feature; 10] = [
+    Feature::WorkEmbed,
+    Feature::WorkNorm,
+    Feature::WorkQuantize,
+    Feature::MatmulTypes,
+    Feature::WorkRotate,
+    Feature::WorkHalve,
+    Feature::WorkAttend,
+    Feature::WorkGate,
+    Feature::WorkRows,
+    Feature::WorkBest,
+];
 
 /// A network on cards.
 ///
@@ -79,6 +93,10 @@ impl<'a> OnCards<'a> {
         let layouts = planned.cards();
         let mut free_before = Vec::with_capacity(controls.len());
         for (member, layout) in layouts.iter().enumerate() {
+            // Found out before the weights are on their way.
+            let known =
+                |card: &SpankerControl| OPERATORS.iter().try_for_each(|&one| card.require(one));
+            group.request(member, known)?;
             let available = group.request(member, SpankerControl::info)?.available;
             let (card, needed) = (group.index(member), layout.bytes());
             if needed > available {
