@@ -78,7 +78,7 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
     let lines = Lines::read();
     loop {
         if lines.watched {
-            eprint!("> ");
+            output::prompt("> ");
         }
         interrupts.idle();
         let line = lines.next(timeout, &mut || Ok(chat.engine.heartbeat()?))?;
@@ -94,9 +94,9 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
             Ok(Going::Home) => return Ok(()),
             // A turn that cannot be answered is no reason to end the conversation.
             Err(error) if is_survivable(&error) => {
-                eprintln!("{error:#}");
+                output::said_line(format_args!("{error:#}"));
                 if let Some(hint) = error.downcast_ref().and_then(EngineError::hint) {
-                    eprintln!("hint: {hint}");
+                    output::said_line(format_args!("hint: {hint}"));
                 }
             }
             Err(error) => return Err(error),
@@ -204,7 +204,9 @@ impl<'p> Chat<'p> {
         self.sampling = sampling;
         self.stats = crate::report::lines(&self.engine.summary(&answer)?);
         if wrong(&self.engine) > before && self.turns.len() > 1 {
-            eprintln!("answers before this one came from the same cards and may be wrong");
+            output::said_line(format_args!(
+                "answers before this one came from the same cards and may be wrong"
+            ));
         }
         Ok(answer.text)
     }
@@ -216,17 +218,17 @@ impl<'p> Chat<'p> {
         };
         match name {
             "quit" | "exit" => return Ok(Going::Home),
-            "help" => eprintln!("{HELP}"),
+            "help" => output::said_line(HELP),
             "reset" => self.turns.clear(),
-            "stats" if self.stats.is_empty() => eprintln!("nothing was answered yet"),
-            "stats" => self.stats.iter().for_each(|line| eprintln!("{line}")),
+            "stats" if self.stats.is_empty() => output::said_line("nothing was answered yet"),
+            "stats" => self.stats.iter().for_each(|line| output::said_line(&line)),
             "save" => {
                 files::write(file()?, &to_json(&self.turns))?;
-                eprintln!("saved {rest}: {} turns", self.turns.len());
+                output::said_line(format_args!("saved {rest}: {} turns", self.turns.len()));
             }
             "load" => {
                 self.turns = from_json(&files::read(file()?, MOST_SAVED)?)?;
-                eprintln!("loaded {rest}: {} turns", self.turns.len());
+                output::said_line(format_args!("loaded {rest}: {} turns", self.turns.len()));
             }
             _ => anyhow::bail!("/{name}: no such command\n{HELP}"),
         }

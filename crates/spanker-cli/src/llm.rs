@@ -261,11 +261,13 @@ fn tell(event: &Event<'_>) {
         Event::Done => output::progress_done(),
         Event::Lost { error, left } => {
             let (list, many) = (directory::list(left), if left.len() == 1 { "" } else { "s" });
-            eprintln!("\n{error}: going on with card{many} {list}");
+            output::said_line(format_args!("\n{error}: going on with card{many} {list}"));
         }
         Event::Resumed { plan, after, tokens } => {
             let (strategy, time) = (plan.layout.strategy(), after.as_secs_f64());
-            eprintln!("{strategy} again after {time:.2} s, with {tokens} tokens computed anew");
+            output::said_line(format_args!(
+                "{strategy} again after {time:.2} s, with {tokens} tokens computed anew"
+            ));
         }
         Event::Note(text) => output::note(text),
         _ => {}

@@ -135,6 +135,17 @@ pub(crate) fn error(text: impl Display) {
     said("error", "1;31", &text);
 }
 
+/// Writes a line to standard error. That nobody reads it is nobody's fault.
+pub(crate) fn said_line(text: impl Display) {
+    progress_done();
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Asks for input on standard error.
+pub(crate) fn prompt(text: &str) {
+    let _ = write!(io::stderr(), "{text}");
+}
+
 /// Writes a labelled line to standard error. That nobody reads it is nobody's fault.
 fn said(label: &str, colour: &str, text: &dyn Display) {
     progress_done();

@@ -56,7 +56,7 @@ pub(crate) fn leave(host: &spanker_engine::Host, error: &anyhow::Error) -> ! {
             _ => crate::output::error(format_args!("{error:#}")),
         }
         if let Some(hint) = engine.and_then(EngineError::hint) {
-            eprintln!("hint: {hint}");
+            crate::output::said_line(format_args!("hint: {hint}"));
         }
     }
     std::process::exit(if closed { 0 } else { i32::from(crate::exit_code(error)) })

@@ -202,9 +202,9 @@ impl Audience {
             Audience::Later => Ok(()),
             Audience::Terminal => {
                 println!();
-                eprintln!(
+                output::said_line(format_args!(
                     "token {number} and what followed was wrong: {blamed}; the right text from there:"
-                );
+                ));
                 Ok(())
             }
             Audience::Stream => anyhow::bail!(
@@ -248,13 +248,15 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     if output::is_quiet() {
         return Ok(());
     }
-    eprintln!();
+    output::said_line("");
     let names = compared.as_ref().map(spanker_engine::Compared::names).unwrap_or_default();
     let compared =
         comparison.iter().flat_map(|comparison| crate::compare::lines(comparison, names));
-    lines.into_iter().chain(compared).for_each(|line| eprintln!("{line}"));
+    lines.into_iter().chain(compared).for_each(|line| output::said_line(&line));
     if answer.finish == Some(FinishReason::Context) {
-        eprintln!("the context is full\nhint: give more room with --ctx-size");
+        output::said_line(format_args!(
+            "the context is full\nhint: give more room with --ctx-size"
+        ));
     }
     if let Some(off) = doubt {
         let (percent, word) = (off.abs(), if off < 0.0 { "faster" } else { "slower" });
@@ -263,7 +265,10 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
         ));
     }
     if let Some(path) = &args.trace {
-        eprintln!("saved {}: open it at https://ui.perfetto.dev", path.display());
+        output::said_line(format_args!(
+            "saved {}: open it at https://ui.perfetto.dev",
+            path.display()
+        ));
     }
     Ok(())
 }

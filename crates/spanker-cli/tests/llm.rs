@@ -120,6 +120,22 @@ fn verify_of_weights_that_are_not_numbers_fails_for_every_split_and_names_the_lo
 }
 
 #[test]
+fn report_that_nobody_reads_changes_no_exit_code() {
+    let desk = awkward();
+    for line in [
+        "run -m x.gguf -p hello -n 3 --cards 2 --compare",
+        "run -m x.gguf -p hello -n -1 --ignore-eos",
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+        command.args(line.split_whitespace()).current_dir(desk.path());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut running = command.spawn().expect("the command starts");
+        drop(running.stderr.take());
+        assert_eq!(running.wait().expect("it ends").code(), Some(0), "{line}");
+    }
+}
+
+#[test]
 fn run_prints_the_prompt_the_text_and_the_report() {
     let desk = awkward();
     let output = desk.run("run -m x.gguf -p hello -n 8 --temp 0 --cards 3");
