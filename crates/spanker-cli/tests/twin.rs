@@ -227,7 +227,7 @@ fn nonsense_and_silence_at_the_desk_do_not_harm_the_twin() {
     let nonsense: [&[u8]; 4] =
         [&[0xff; 64], b"\x02\0\0\0{}", b"\x08\0\0\0\"fly\"", b"\x06\0\0\0\"down\""];
     for bytes in nonsense {
-        let mut stream = UnixStream::connect(place.dir.join("twin")).expect("the keeper listens");
+        let mut stream = UnixStream::connect(place.dir.join("twin")).expect("the supervisor listens");
         stream.write_all(bytes).expect("it takes anything");
         // The last one is not nonsense, but nobody waits for what comes of it.
         drop(stream);
@@ -237,7 +237,7 @@ fn nonsense_and_silence_at_the_desk_do_not_harm_the_twin() {
     }
     place.assert_nothing_is_left();
     place.ok("up --cards 1");
-    let _silent = UnixStream::connect(place.dir.join("twin")).expect("the keeper listens");
+    let _silent = UnixStream::connect(place.dir.join("twin")).expect("the supervisor listens");
     assert_eq!(place.card_state(0), "up");
     place.ok("down");
     place.assert_nothing_is_left();
@@ -288,7 +288,7 @@ fn up_that_ends_before_the_twin_is_up_leaves_nothing() {
             if status.success() {
                 place.ok("down");
             } else if sent == Signal::KILL {
-                // The keeper may have come first; then the twin is up and stays.
+                // The supervisor may have come first; then the twin is up and stays.
                 let settled = || match place.output("status").status.success() {
                     true => Some(place.ok("down")),
                     false => place.processes().is_empty().then(String::new),

@@ -21,7 +21,7 @@ pub(super) fn up(status: &Status, notes: &[String], took: Duration) -> anyhow::R
     row("seed", &status.seed.to_string())?;
     row("directory", &status.dir.display().to_string())?;
     row(
-        "keeper",
+        "supervisor",
         &format!("pid {}, up after {:.0} ms", status.supervisor, took.as_secs_f64() * 1e3),
     )?;
     for note in notes {
