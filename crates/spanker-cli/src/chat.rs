@@ -221,7 +221,7 @@ impl<'p> Chat<'p> {
             "help" => output::said_line(HELP),
             "reset" => self.turns.clear(),
             "stats" if self.stats.is_empty() => output::said_line("nothing was answered yet"),
-            "stats" => self.stats.iter().for_each(|line| output::said_line(&line)),
+            "stats" => self.stats.iter().for_each(output::said_line),
             "save" => {
                 files::write(file()?, &to_json(&self.turns))?;
                 output::said_line(format_args!("saved {rest}: {} turns", self.turns.len()));

@@ -252,7 +252,7 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     let names = compared.as_ref().map(spanker_engine::Compared::names).unwrap_or_default();
     let compared =
         comparison.iter().flat_map(|comparison| crate::compare::lines(comparison, names));
-    lines.into_iter().chain(compared).for_each(|line| output::said_line(&line));
+    lines.into_iter().chain(compared).for_each(output::said_line);
     if answer.finish == Some(FinishReason::Context) {
         output::said_line(format_args!(
             "the context is full\nhint: give more room with --ctx-size"

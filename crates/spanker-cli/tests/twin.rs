@@ -227,7 +227,8 @@ fn nonsense_and_silence_at_the_desk_do_not_harm_the_twin() {
     let nonsense: [&[u8]; 4] =
         [&[0xff; 64], b"\x02\0\0\0{}", b"\x08\0\0\0\"fly\"", b"\x06\0\0\0\"down\""];
     for bytes in nonsense {
-        let mut stream = UnixStream::connect(place.dir.join("twin")).expect("the supervisor listens");
+        let mut stream =
+            UnixStream::connect(place.dir.join("twin")).expect("the supervisor listens");
         stream.write_all(bytes).expect("it takes anything");
         // The last one is not nonsense, but nobody waits for what comes of it.
         drop(stream);

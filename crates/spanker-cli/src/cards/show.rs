@@ -20,61 +20,66 @@ pub(super) fn show(report: &Report) -> anyhow::Result<()> {
         let nature = report.nature.map_or(String::new(), |nature| format!(" ({nature})"));
         output::line(&format!("{folder}{nature}\n"))?;
     }
-    match report.mock {
-        true => output::line("card  kind")?,
-        false => output::line(&format!(
-            "card  state  kind  {:<12} {:<8}  {:>19}  {:<5}  owner",
-            "profile", "pace", "memory free", "abi"
-        ))?,
-    }
-    report.cards.iter().try_for_each(card)?;
+    cards(report)?;
     match report.mock {
         true => matrix(report),
         false => links(&report.links),
     }
 }
 
-fn card(card: &Card) -> anyhow::Result<()> {
-    let Card { card: index, state, .. } = card;
-    let kind = card.kind.unwrap_or("-");
-    if kind == "mock" {
-        return output::line(&format!("{index:>4}  {kind}"));
-    }
-    let start = format!("{index:>4}  {state:<5}  {kind:<4}");
-    if let Some(reason) = &card.reason {
-        return output::line(&format!("{start}  {reason}"));
-    }
-    let abi = card.abi.as_deref().unwrap_or("-");
-    let Some(more) = &card.more else {
-        return output::line(&format!("{start}  abi {abi}, which has no links"));
+fn cards(report: &Report) -> anyhow::Result<()> {
+    let (header, right) = match report.mock {
+        true => (&["card", "kind"][..], &["card"][..]),
+        false => (&CARDS[..], &["card", "memory free"][..]),
     };
-    let memory = format!("{} of {}", Bytes(more.memory_free_bytes), Bytes(more.memory_bytes));
-    let owner = more.owner.map_or_else(|| "-".into(), |pid| format!("pid {pid}"));
-    let (profile, pace) = (&more.profile, more.pace);
-    output::line(&format!("{start}  {profile:<12} {pace:<8}  {memory:>19}  {abi:<5}  {owner}"))
+    output::line(&output::table(header, report.cards.iter().map(card).collect(), right))
+}
+
+const CARDS: [&str; 8] =
+    ["card", "state", "kind", "profile", "pace", "memory free", "abi", "owner"];
+
+fn card(card: &Card) -> Vec<String> {
+    let kind = card.kind.unwrap_or("-").to_owned();
+    let mut row = vec![card.card.to_string()];
+    if kind == "mock" {
+        row.push(kind);
+        return row;
+    }
+    row.extend([card.state.to_string(), kind]);
+    let abi = card.abi.as_deref().unwrap_or("-");
+    let nothing = |why: &str| ["-", "-", "-", abi, why].map(str::to_owned);
+    match (&card.reason, &card.more) {
+        (Some(reason), _) => row.extend(nothing(reason)),
+        (None, None) => row.extend(nothing("its version has no links")),
+        (None, Some(more)) => {
+            let (free, all) = (Bytes(more.memory_free_bytes), Bytes(more.memory_bytes));
+            let owner = more.owner.map_or_else(|| "-".into(), |pid| format!("pid {pid}"));
+            let (profile, pace) = (more.profile.clone(), more.pace.to_string());
+            row.extend([profile, pace, format!("{free} of {all}"), abi.into(), owner]);
+        }
+    }
+    row
 }
 
 fn links(links: &[LinkRow]) -> anyhow::Result<()> {
     if links.is_empty() {
         return Ok(());
     }
-    output::line(&format!(
-        "\nlink      {:<8}  {:>5}  {:>12}  {:>10}  by",
-        "state", "lanes", "bandwidth", "latency"
-    ))?;
-    for link in links.iter().take(MOST_LINKS) {
+    let row = |link: &LinkRow| {
         let to = link.to.map_or_else(|| "?".into(), |to| to.to_string());
-        let name = format!("{} -> {to}", link.from);
         let rate = link.bandwidth_bytes_per_second.map(|rate| BytesPerSecond(rate).to_string());
         let latency = link.latency_ns.map(|ns| Seconds(ns as f64 / 1e9).to_string());
-        let (rate, latency) =
-            (rate.unwrap_or_else(|| "-".into()), latency.unwrap_or_else(|| "-".into()));
-        let lanes = link.lanes.map_or_else(|| "-".into(), |lanes| lanes.to_string());
-        let (state, by) = (&link.state, link.source.unwrap_or("-"));
-        output::line(&format!(
-            "{name:<8}  {state:<8}  {lanes:>5}  {rate:>12}  {latency:>10}  {by}"
-        ))?;
-    }
+        let figures = [link.lanes.map(|lanes| lanes.to_string()), rate, latency];
+        let figures = figures.map(|figure| figure.unwrap_or_else(|| "-".into()));
+        let mut row = vec![format!("{} -> {to}", link.from), link.state.to_string()];
+        row.extend(figures);
+        row.push(link.source.unwrap_or("-").into());
+        row
+    };
+    let header = ["link", "state", "lanes", "bandwidth", "latency", "by"];
+    let rows = links.iter().take(MOST_LINKS).map(row).collect();
+    let table = output::table(&header, rows, &["lanes", "bandwidth", "latency"]);
+    output::line(&format!("\n{table}"))?;
     match links.len().checked_sub(MOST_LINKS) {
         Some(left) if left > 0 => output::line(&format!("and {left} more: --json has every link")),
         _ => Ok(()),

@@ -48,36 +48,40 @@ pub(super) fn status(status: &Status) -> anyhow::Result<()> {
         "{title}, {topology}, pace {pace}, seed {seed}, supervisor pid {supervisor}"
     ))?;
     output::line(&format!("{dir}\n"))?;
-    output::line("card  state         pid  serial            profile")?;
-    status.cards.iter().try_for_each(card)?;
+    let header = ["card", "state", "pid", "serial", "profile"];
+    let cards = status.cards.iter().map(card).collect();
+    output::line(&output::table(&header, cards, &["card", "pid"]))?;
     if status.links.is_empty() {
         return Ok(());
     }
-    output::line("\nlink   state     lanes          rate     latency  bit errors")?;
-    status.links.iter().try_for_each(link)
+    let header = ["link", "state", "lanes", "rate", "latency", "bit errors"];
+    let links = status.links.iter().map(link).collect();
+    output::line(&format!("\n{}", output::table(&header, links, &header[2..])))
 }
 
-fn card(card: &CardStatus) -> anyhow::Result<()> {
-    let CardStatus { card: index, state, serial, profile, .. } = card;
+fn card(card: &CardStatus) -> Vec<String> {
     let pid = card.pid.map_or_else(|| "-".into(), |pid| pid.to_string());
-    let faults = match card.faults.is_empty() {
-        true => String::new(),
-        false => format!("  ({})", card.faults.join(", ")),
+    let profile = match card.faults.is_empty() {
+        true => card.profile.clone(),
+        false => format!("{}  ({})", card.profile, card.faults.join(", ")),
     };
-    output::line(&format!("{index:>4}  {state:<8} {pid:>8}  {serial:016x}  {profile}{faults}"))
+    vec![
+        card.card.to_string(),
+        card.state.to_string(),
+        pid,
+        format!("{:016x}", card.serial),
+        profile,
+    ]
 }
 
-fn link(link: &LinkStatus) -> anyhow::Result<()> {
+fn link(link: &LinkStatus) -> Vec<String> {
     let LinkStatus { between: [a, b], state, lanes, .. } = link;
-    let (name, rate, latency) =
-        (format!("{a}-{b}"), link.bandwidth.to_string(), link.latency.to_string());
     let errors = match link.bit_error_rate {
         0.0 => "0".into(),
         rate => format!("{rate:e}"),
     };
-    output::line(&format!(
-        "{name:<5}  {state:<8}  {lanes:>5}  {rate:>12}  {latency:>10}  {errors:>10}"
-    ))
+    let (rate, latency) = (link.bandwidth.to_string(), link.latency.to_string());
+    vec![format!("{a}-{b}"), state.to_string(), lanes.to_string(), rate, latency, errors]
 }
 
 /// What was done to a twin.
