@@ -1,23 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker verify`: every split on every number of cards against one card, bit by bit.
 
-mod verdict;
-
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use serde_json::json;
-use spanker_engine::{EngineError, Host, Model};
-use spanker_llm::{
-    Bound, Difference, Evaluator, LlmError, Outcome, Rounding, RunLogits, Runner, Step,
-    examine_reduce, run_logits,
-};
-use spanker_plan::Layout;
+use serde_json::{Value, json};
+use spanker_engine::{Case, Model, Verdict, Verifier};
+use spanker_llm::Distance;
 
 use crate::directory::CardList;
 use crate::llm::{self, Place, Split};
 use crate::{Usage, output};
-use verdict::Verdict;
 
 /// Prove that a model gives the same tokens on any number of cards
 ///
@@ -77,48 +70,6 @@ impl FromStr for Counts {
     }
 }
 
-/// One way to run the model.
-struct Case {
-    split: Split,
-    shares: Vec<f64>,
-    layout: Layout,
-}
-
-impl Case {
-    /// Whether partial sums are added.
-    fn adds(&self) -> bool {
-        self.split == Split::Reduce && self.shares.len() > 1
-    }
-}
-
-/// What cases are compared with.
-struct Reference {
-    prompt: Vec<u32>,
-    /// One card in process.
-    one: RunLogits,
-    /// How far rounding can bring a reduce split from it, if there is one.
-    bound: Option<Result<Bound, Difference>>,
-}
-
-/// A runner of this process, between whose steps ranks hear that there is more to come.
-struct Alongside<'a> {
-    inner: Box<dyn Runner + 'a>,
-    host: &'a Host,
-}
-
-impl Runner for Alongside<'_> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        match self.host.heartbeat() {
-            Err(EngineError::Run(error)) => Err(error),
-            _ => self.inner.step(step),
-        }
-    }
-
-    fn batch(&self) -> usize {
-        self.inner.batch()
-    }
-}
-
 impl Args {
     /// Whether this is work for all processes that a launcher has started.
     pub(crate) fn takes_ranks(&self) -> bool {
@@ -165,10 +116,16 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
         let text = format!("{most} cards: --fabric {} has {ranks}", place.host.fabric().name());
         return Err(Usage(text).into());
     }
-    let reference = reference(args, place, prompt, &cases)?;
+    let Place { host, model, .. } = place;
+    let request = place.request(prompt.len(), args.n_predict);
+    let run = (prompt, args.n_predict);
+    let mut progress = |text: &str| output::progress(text);
+    let verifier = Verifier::new(host, model, &request, run, &cases, &mut progress);
+    output::progress_done();
+    let verifier = verifier?;
     if !args.json {
-        let text = place.model.tokenizer().decode(&reference.one.tokens);
-        let fingerprint = reference.one.fingerprint();
+        let text = model.tokenizer().decode(&verifier.one().tokens);
+        let fingerprint = verifier.one().fingerprint();
         output::line(&format!("one card, in process: {fingerprint:016x}  {text:?}"))?;
         if let Some(place) = place.host.rank_place() {
             output::line(&place.words())?;
@@ -176,8 +133,8 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
     }
     let mut failed = 0;
     for case in &cases {
-        output::progress(&format!("{:?} on {} cards ..", case.split, case.shares.len()));
-        let verdict = examine(args, place, &reference, case);
+        output::progress(&format!("{} on {} cards ..", case.split.name(), case.shares.len()));
+        let verdict = verifier.examine(case);
         output::progress_done();
         let verdict = verdict?;
         failed += usize::from(!verdict.holds);
@@ -192,54 +149,8 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What something of this process gives, while cards elsewhere wait.
-fn on_this_host<'a>(
-    place: &'a Place,
-    inner: Box<dyn Runner + 'a>,
-    prompt: &[u32],
-    count: usize,
-    fed: Option<&[u32]>,
-) -> Result<RunLogits, LlmError> {
-    run_logits(Box::new(Alongside { inner, host: &place.host }), prompt, count, fed)
-}
-
-/// One card's logits, and what rounding explains if a case adds partial sums.
-fn reference(
-    args: &Args,
-    place: &Place,
-    prompt: Vec<u32>,
-    cases: &[Case],
-) -> anyhow::Result<Reference> {
-    let Place { host, model, .. } = place;
-    let (network, threads) = (model.network(), host.thread_count());
-    let layout = spanker_engine::Split::Gather.layout(model.shape(), &[1.0])?;
-    output::progress("one card ..");
-    let one = Host::threads(threads, 1)?;
-    let plan = one.plan_untimed(model, &place.request(1, 1), layout.clone())?;
-    let one = on_this_host(place, one.runner(model, &plan)?, &prompt, args.n_predict, None)?;
-    let adding = cases.iter().filter(|case| case.adds());
-    let bound = match adding.map(|case| case.shares.len()).max() {
-        None => None,
-        Some(parts) => {
-            let mut samples = Vec::new();
-            for seed in 0..Bound::SAMPLES {
-                output::progress(&format!("rounding at random, {seed} of {} ..", Bound::SAMPLES));
-                let rounding = Rounding::Random { seed, parts };
-                let rounded = Evaluator::new(network, &layout, rounding, threads)?;
-                let (rounded, fed) = (Box::new(rounded), Some(&one.tokens[..]));
-                samples.push(on_this_host(place, rounded, &prompt, args.n_predict, fed)?);
-            }
-            Some(Bound::new(&one, &samples))
-        }
-    };
-    output::progress_done();
-    Ok(Reference { prompt, one, bound })
-}
-
 /// Every split on every number of cards that can have it.
 fn cases(args: &Args, model: &Model, usual: RangeInclusive<usize>) -> anyhow::Result<Vec<Case>> {
-    let model = model.shape();
-    let layers = model.layers.len();
     let all = match (&args.cards, &args.llm.tensor_split) {
         (None, Some(shares)) => vec![shares.clone()],
         (Some(Counts(range)), None) => range.clone().map(|count| vec![1.0; count]).collect(),
@@ -252,75 +163,19 @@ fn cases(args: &Args, model: &Model, usual: RangeInclusive<usize>) -> anyhow::Re
             return Err(Usage(text).into());
         }
     };
-    let mut cases = Vec::new();
-    for shares in all {
-        let splits = [Split::Gather, Split::Reduce, Split::Pipeline, Split::Mixed];
-        let wanted = |split: &Split| match args.split {
-            Some(only) => *split == only,
-            None => match (shares.len(), split) {
-                (1, split) => *split == Split::Gather,
-                (cards, Split::Pipeline) => cards <= layers,
-                (cards, Split::Mixed) => cards > 2 && layers > 1,
-                _ => true,
-            },
-        };
-        for split in splits.into_iter().filter(wanted) {
-            let layout = spanker_engine::Split::from(split).layout(model, &shares)?;
-            cases.push(Case { split, shares: shares.clone(), layout });
-        }
-    }
-    Ok(cases)
-}
-
-fn examine(
-    args: &Args,
-    place: &Place,
-    reference: &Reference,
-    case: &Case,
-) -> anyhow::Result<Verdict> {
-    let Place { host, model, .. } = place;
-    let (prompt, one, tokenizer) = (&reference.prompt, &reference.one, model.tokenizer());
-    let cards = case.shares.len();
-    let bound = match &reference.bound {
-        Some(Err(difference)) if case.adds() => {
-            return Ok(Verdict::differs(difference, cards, tokenizer));
-        }
-        Some(Ok(bound)) if case.adds() => Some(bound),
-        _ => None,
-    };
-    let defined = match bound {
-        None => None,
-        Some(_) => {
-            let (rounding, threads) = (Rounding::Nearest, host.thread_count());
-            let exact = Evaluator::new(model.network(), &case.layout, rounding, threads)?;
-            let (exact, fed) = (Box::new(exact), Some(&one.tokens[..]));
-            Some(on_this_host(place, exact, prompt, args.n_predict, fed)?)
-        }
-    };
-    let request = place.request(prompt.len(), args.n_predict);
-    let plan = host.plan_untimed(model, &request, case.layout.clone())?;
-    let go = |fed: Option<&[u32]>| -> anyhow::Result<RunLogits> {
-        let runner = host.runner(model, &plan)?;
-        let found = run_logits(runner, prompt, args.n_predict, fed);
-        found.map_err(|error| host.explain(error).into())
-    };
-    let (Some(bound), Some(defined)) = (bound, defined) else {
-        return Ok(Verdict::exact(&go(None)?, one, cards, tokenizer));
-    };
-    let (found, again) = (go(Some(&one.tokens))?, go(Some(&one.tokens))?);
-    let examined = examine_reduce([&found, &again], &defined, one, bound);
-    let measured = bound.measure(&found, one).ok();
-    Ok(Verdict::reduce(&found, examined, measured, cards, tokenizer))
+    let only = args.split.map(Into::into);
+    let cases = all.iter().map(|shares| Case::all(model, shares, only));
+    Ok(cases.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 fn tell(args: &Args, case: &Case, verdict: &Verdict, fabric: &str) -> anyhow::Result<()> {
-    let name = format!("{:?}", case.split).to_lowercase();
+    let name = case.split.name();
     if args.json {
         let mut line = json!({
             "cards": case.shares.len(), "shares": case.shares, "split": name, "fabric": fabric,
             "strategy": case.layout.strategy().name(),
         });
-        verdict.describe(&mut line);
+        describe(verdict, &mut line);
         return output::line(&line.to_string());
     }
     let shares: Vec<String> = case.shares.iter().map(f64::to_string).collect();
@@ -332,11 +187,25 @@ fn tell(args: &Args, case: &Case, verdict: &Verdict, fabric: &str) -> anyhow::Re
     output::line(&format!("{mark:<5} {cards:<14} {name:<9} {}", verdict.words))
 }
 
+/// Adds what came of a case to its fields.
+fn describe(verdict: &Verdict, line: &mut Value) {
+    line["holds"] = verdict.holds.into();
+    line["what"] = verdict.words.as_str().into();
+    line["reason"] = verdict.reason.into();
+    let described = verdict.distance.map(|distance| {
+        let Distance { greatest, other_tokens, step, most, mean, .. } = distance;
+        let found = json!({ "greatest": greatest, "other_tokens": other_tokens, "step": step,
+            "most": most[0], "rms": mean[0] });
+        (found, json!({ "step": step, "most": most[1], "rms": mean[1] }))
+    });
+    (line["distance"], line["bound"]) = described.unwrap_or_default();
+}
+
 /// The sentence that says it all.
 fn summary(cases: &[Case]) -> String {
     let mut counts: Vec<usize> = cases
         .iter()
-        .filter(|case| case.split != Split::Reduce)
+        .filter(|case| case.split != spanker_engine::Split::Reduce)
         .map(|case| case.shares.len())
         .collect();
     counts.dedup();

@@ -28,6 +28,7 @@ mod ranks;
 mod sampling;
 mod summary;
 mod threads;
+mod verify;
 
 pub use calibration::Calibration;
 pub use cards::explain;
@@ -43,3 +44,4 @@ pub use profiles::{Freshness, cache_folder};
 pub use ranks::RankPlace;
 pub use sampling::Sampling;
 pub use summary::{Answer, FinishReason, Summary, median, off, rate};
+pub use verify::{Case, Verdict, Verifier};
