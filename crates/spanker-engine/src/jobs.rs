@@ -112,8 +112,8 @@ pub use product::{Product, on_threads};
 pub use prompts::{NO_TOKEN, Prompts};
 pub use questions::PromptAnswer;
 #[cfg(feature = "mpi")]
-pub use ranks::{RankReport, RankShare, run_on_ranks};
+pub use ranks::{ClaimTrips, RankReport, RankShare, run_on_ranks};
 pub use replica::Replica;
-pub use report::{BackendShare, JobReport};
+pub use report::{BackendShare, JobReport, JobTotals};
 pub use request::{BackendFault, HotPart, JobRequest, PreparedJob, Workload};
 pub use run::JobWatch;

@@ -2,7 +2,7 @@
 //! A job over ranks that are processes: flags that make no sense there, and the table of rank 0.
 
 use spanker_engine::EngineError;
-use spanker_engine::jobs::{RankReport, run_on_ranks};
+use spanker_engine::jobs::{ClaimTrips, JobTotals, RankReport, run_on_ranks};
 
 use super::table::{count, rate, show_counts, show_efficiency};
 use super::{Args, Stop, told, watched};
@@ -52,14 +52,15 @@ fn check(args: &Args) -> Result<(), Usage> {
 }
 
 fn show(report: &RankReport) -> anyhow::Result<()> {
-    let (items, ranks) = (count(report.items, "item"), count(report.ranks.len(), "rank"));
-    output::line(&format!("# {}, {items} over {ranks}, {}", report.job, report.library))?;
+    let JobTotals { job, items, seconds, .. } = report.totals;
+    let (all, ranks) = (count(items, "item"), count(report.ranks.len(), "rank"));
+    output::line(&format!("# {job}, {all} over {ranks}, {}", report.library))?;
     output::line(&line([
         "rank", "backend", "items", "share", "chunks", "items/s", "busy", "idle", "claim", "state",
     ]))?;
     for (rank, share) in report.ranks.iter().enumerate() {
-        let part = 100.0 * share.items as f64 / report.items.max(1) as f64;
-        let busy = 100.0 * (share.busy_seconds / report.seconds).min(1.0);
+        let part = 100.0 * share.items as f64 / items.max(1) as f64;
+        let busy = 100.0 * (share.busy_seconds / seconds).min(1.0);
         let if_answered = |text: String| if share.answered { text } else { "-".to_owned() };
         output::line(&line([
             &rank.to_string(),
@@ -70,19 +71,20 @@ fn show(report: &RankReport) -> anyhow::Result<()> {
             &rate(share.rate),
             &if_answered(format!("{busy:.1} %")),
             &if_answered(format!("{:.1} %", 100.0 - busy)),
-            &if_answered(format!("{:.1} us", share.claim_us)),
+            &if_answered(format!("{:.1} us", share.trips.claim_us)),
             &share.state,
         ]))?;
     }
     output::line("")?;
-    show_efficiency(report.efficiency, report.ideal_seconds, report.seconds)?;
-    let claims = count(usize::try_from(report.claims).unwrap_or(usize::MAX), "claim");
-    let RankReport { claim_us, claim_us_min, claim_us_bare, .. } = report;
+    show_efficiency(&report.totals)?;
+    let ClaimTrips { claims, claim_us, claim_us_min, .. } = report.trips;
+    let claims = count(usize::try_from(claims).unwrap_or(usize::MAX), "claim");
     output::line(&format!(
         "{claims} of one round trip: {claim_us:.1} us in the mean, {claim_us_min:.1} us the shortest, \
-         {claim_us_bare:.1} us before the start"
+         {:.1} us before the start",
+        report.claim_us_bare
     ))?;
-    show_counts([report.items, report.done, report.lost, report.duplicated], report.wrong_bytes)
+    show_counts(&report.totals)
 }
 
 fn line(cells: [&str; 10]) -> String {

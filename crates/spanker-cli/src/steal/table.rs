@@ -2,7 +2,7 @@
 //! What came of a job: a table for people, and an exit code.
 
 use anyhow::bail;
-use spanker_engine::jobs::{BackendShare, JobReport};
+use spanker_engine::jobs::{BackendShare, JobReport, JobTotals};
 use spanker_topology::Seconds;
 
 use crate::{Interrupted, output};
@@ -12,14 +12,14 @@ const SHOWN: usize = 10;
 
 /// Shows a report.
 pub(super) fn show(report: &JobReport) -> anyhow::Result<()> {
+    let JobTotals { job, items, .. } = report.totals;
     let how = if report.simulated { " in virtual time" } else { "" };
     let backends = count(report.backends.len(), "backend");
-    let items = count(report.items, "item");
-    output::line(&format!("# {}, {items} over {backends}{how}", report.job))?;
+    output::line(&format!("# {job}, {} over {backends}{how}", count(items, "item")))?;
     let header = ["backend", "items", "share", "chunks", "mean chunk", "items/s", "state"];
     output::line(&row(header))?;
     for backend in &report.backends {
-        let share = 100.0 * backend.items as f64 / report.items.max(1) as f64;
+        let share = 100.0 * backend.items as f64 / items.max(1) as f64;
         let mean = backend.items.checked_div(backend.chunks).unwrap_or(0);
         output::line(&row([
             &backend.name,
@@ -65,34 +65,30 @@ fn show_failures(report: &JobReport) -> anyhow::Result<()> {
 }
 
 fn show_figures(report: &JobReport) -> anyhow::Result<()> {
-    let JobReport { items, done, redone, audited, lost, duplicated, .. } = *report;
-    show_efficiency(report.efficiency, report.ideal_seconds, report.seconds)?;
+    show_efficiency(&report.totals)?;
     if let Some(line) = origin_line(report) {
         output::line(&line)?;
     }
+    let JobReport { redone, audited, .. } = report;
     if redone + audited > 0 {
         output::line(&format!("{audited} done again to compare, {redone} thrown out"))?;
     }
-    show_counts([items, done, lost, duplicated], report.wrong_bytes)
+    show_counts(&report.totals)
 }
 
 /// Shows how far a job was from the ideal time.
-pub(super) fn show_efficiency(
-    efficiency: Option<f64>,
-    ideal: f64,
-    seconds: f64,
-) -> anyhow::Result<()> {
-    let (ideal, seconds) = (Seconds(ideal), Seconds(seconds));
-    output::line(&match efficiency {
+pub(super) fn show_efficiency(totals: &JobTotals) -> anyhow::Result<()> {
+    let (ideal, seconds) = (Seconds(totals.ideal_seconds), Seconds(totals.seconds));
+    output::line(&match totals.efficiency {
         Some(efficiency) => format!("efficiency {efficiency:.3} (ideal {ideal}, took {seconds})"),
         None => format!("unfinished after {seconds}"),
     })
 }
 
 /// Shows how many items there were, and are done, lost and done twice.
-pub(super) fn show_counts(counts: [usize; 4], wrong_bytes: Option<usize>) -> anyhow::Result<()> {
-    let [items, done, lost, duplicated] = counts;
-    let bytes = match wrong_bytes {
+pub(super) fn show_counts(totals: &JobTotals) -> anyhow::Result<()> {
+    let JobTotals { items, done, lost, duplicated, .. } = totals;
+    let bytes = match totals.wrong_bytes {
         None => "not compared".to_owned(),
         Some(0) if done == items => "every byte as expected".to_owned(),
         Some(0) => "every byte of them as expected".to_owned(),
@@ -112,7 +108,7 @@ fn origin_line(report: &JobReport) -> Option<String> {
         line += &format!(", {} wrong", count(wrong, "byte"));
     }
     line += ")";
-    Some(match report.efficiency {
+    Some(match report.totals.efficiency {
         Some(here) if efficiency > 0.0 => line + &format!(": {:.2}x", here / efficiency),
         _ => line,
     })
@@ -143,11 +139,12 @@ pub(super) fn end(report: &JobReport) -> anyhow::Result<()> {
             if lost { "\nhint: 'spanker cards' shows which answer, and who has them" } else { "" };
         bail!("{error}{hint}");
     }
-    if let Some(wrong @ 1..) = report.wrong_bytes {
+    let JobTotals { lost, duplicated, wrong_bytes, .. } = report.totals;
+    if let Some(wrong @ 1..) = wrong_bytes {
         bail!("{} wrong", count(wrong, "byte"));
     }
-    if report.lost > 0 || report.duplicated > 0 {
-        bail!("{} lost and {} done twice", count(report.lost, "item"), report.duplicated);
+    if lost > 0 || duplicated > 0 {
+        bail!("{} lost and {duplicated} done twice", count(lost, "item"));
     }
     Ok(())
 }

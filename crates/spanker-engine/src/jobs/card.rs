@@ -54,20 +54,6 @@ const fn number(quant: Quant) -> u32 {
 /// that is at work for another program. A card shows progress when it has done one of the steps of a task, so
 /// `deadline.detect` is to be longer than sixteen rows take. `deadline.slow_after` is not looked at: whoever shares out the rows knows
 /// how fast the card is.
-///
-/// # Examples
-///
-/// ```no_run
-/// use spanker_fabric::device::Deadline;
-/// use spanker_engine::jobs::{CardProduct, Product};
-/// use spanker_runtime::SpankerControl;
-/// use std::sync::Arc;
-///
-/// let product = Arc::new(Product::synthetic(4096, 2048, 2048, 7)?);
-/// let card = SpankerControl::open_path("/dev/spanker0")?;
-/// let backend = CardProduct::new(product, card, Deadline::USUAL)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
 pub struct CardProduct {
     worker: Worker,

@@ -2,6 +2,7 @@
 //! What can be wrong with a job before anybody works on it, and over ranks. What goes wrong later is a
 //! [`Failure`] of one backend.
 
+use spanker_fabric::FabricError;
 use spanker_llm::LlmError;
 use spanker_plan::PlanError;
 use spanker_steal::{Failure, StealError};
@@ -68,7 +69,14 @@ pub enum JobError {
     /// The job was stopped before there was anything to report.
     #[error("interrupted")]
     Interrupted,
-    /// A rank could not go on.
+    /// Ranks do not agree, or one is lost.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// MPI failed.
+    #[cfg(feature = "mpi")]
+    #[error(transparent)]
+    Mpi(#[from] spanker_fabric_mpi::MpiError),
+    /// A rank could not go on, or its job is not done.
     #[error("{what}")]
     Rank {
         /// What was wrong.

@@ -4,7 +4,6 @@
 
 use std::ops::Range;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use spanker_steal::{Failure, Spans};
 
@@ -16,8 +15,6 @@ const ROUNDS: f64 = 500.0;
 const BATCH: usize = 1024;
 /// The same where outputs are large.
 const LEAST: usize = 16;
-/// How long a speed is measured.
-const MEASURE: Duration = Duration::from_millis(300);
 
 /// Items that cost so many times as much as others.
 pub(super) type Hot = [(Range<usize>, f64)];
@@ -51,6 +48,11 @@ impl Expected {
             }
             Expected::Unknown => {}
         }
+    }
+
+    /// Items and bytes of `out`, the outputs of `items` of so many bytes each, that are not as they should be.
+    pub(super) fn wrong_in(&self, items: Range<usize>, bytes: usize, out: &[u8]) -> Wrong {
+        wrong_in(items, bytes, out, |items, out| self.write(items, out))
     }
 }
 
@@ -100,7 +102,7 @@ pub(super) struct Wrong {
 }
 
 /// Items and bytes of `out`, the outputs of `items` of so many bytes each, that are not those of `expected`.
-pub(super) fn wrong_in(
+fn wrong_in(
     items: Range<usize>,
     bytes: usize,
     out: &[u8],
@@ -164,27 +166,6 @@ pub(super) fn hash(items: Range<usize>, hot: &Hot, out: &mut [u8]) {
     }
 }
 
-/// Items a second that each of so many threads hashes while all of them do.
-pub(super) fn hash_rate(threads: usize) -> f64 {
-    let begun = Instant::now();
-    let count = |place: usize| {
-        let mut out = [0; BATCH * BYTES];
-        let mut done = 0;
-        while begun.elapsed() < MEASURE {
-            let start = place * MEASURE.as_nanos() as usize + done;
-            hash(start..start + BATCH, &[], &mut out);
-            std::hint::black_box(&out);
-            done += BATCH;
-        }
-        done as f64 / begun.elapsed().as_secs_f64()
-    };
-    let rates: f64 = thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|place| scope.spawn(move || count(place))).collect();
-        count(0) + others.into_iter().map(|other| other.join().unwrap_or(0.0)).sum::<f64>()
-    });
-    rates / threads as f64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,8 +179,7 @@ mod tests {
         };
         let outputs = all_of(3000, BYTES, &|| false, work).unwrap().unwrap();
         let table = Expected::Table { bytes: BYTES, outputs };
-        let wrong =
-            |out: &[u8]| wrong_in(900..1700, BYTES, out, |items, out| table.write(items, out));
+        let wrong = |out: &[u8]| table.wrong_in(900..1700, BYTES, out);
         let mut out = vec![0; 800 * BYTES];
         hash(900..1700, &hot, &mut out);
         assert_eq!(wrong(&out), Wrong { items: 0, bytes: 0 });

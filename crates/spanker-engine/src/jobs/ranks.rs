@@ -6,7 +6,6 @@ mod lanes;
 mod report;
 mod window;
 
-use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +19,7 @@ use super::{JobError, JobWatch};
 use crate::error::{EngineError, Result};
 use lanes::{Answer, Lanes};
 use report::Findings;
-pub use report::{RankReport, RankShare};
+pub use report::{ClaimTrips, RankReport, RankShare};
 use window::{ClaimWindow, DONE, STOPPED, Snapshot, count};
 
 /// How long ranks may take to get ready, beside each other's measurements.
@@ -54,12 +53,21 @@ pub fn run_on_ranks<E: From<EngineError>>(
     publish: impl FnOnce(&RankReport) -> Result<(), E>,
 ) -> Result<(), E> {
     let prepared = checked(request, world).and_then(JobRequest::prepare);
-    let job = prepared.inspect_err(|error| {
-        if !matches!(error, EngineError::Request { .. }) {
-            world.give_up();
-        }
+    let job = prepared.inspect_err(|error| match error {
+        EngineError::Request { .. } => {}
+        _ => world.give_up(),
     })?;
-    share(&job, world, watch, publish).inspect_err(|_| world.give_up())
+    let run = || -> Result<(), E> {
+        let mut run = RankRun::begin(&job, world, watch)?;
+        let outcome = run.work().map_err(E::from).and_then(|report| {
+            let Some(report) = report else { return Ok(()) };
+            publish(&report)?;
+            report.failure().map_or(Ok(()), |what| Err(EngineError::from(failed(what)).into()))
+        });
+        let closed = run.close(outcome.is_ok());
+        outcome.and(closed.map_err(|error| EngineError::from(error).into()))
+    };
+    run().inspect_err(|_| world.give_up())
 }
 
 /// Refuses what makes no sense over ranks.
@@ -80,133 +88,141 @@ fn checked(mut request: JobRequest, world: &World) -> Result<JobRequest> {
 }
 
 /// A rank that cannot go on.
-fn failed(what: impl Display) -> JobError {
-    JobError::Rank { what: what.to_string() }
+fn failed(what: impl Into<String>) -> JobError {
+    JobError::Rank { what: what.into() }
 }
 
-/// The job from beginning to end, on every rank.
-fn share<E: From<EngineError>>(
-    job: &PreparedJob,
-    world: &World,
-    watch: &JobWatch<'_>,
-    publish: impl FnOnce(&RankReport) -> Result<(), E>,
-) -> Result<(), E> {
-    let (workers, mut window) = begin(job, world, watch)?;
-    let outcome = work_and_wait(job, &workers, world, &mut window, watch, publish);
-    match outcome {
-        Ok(()) => window.close().map_err(|error| EngineError::from(failed(error)).into()),
-        Err(error) => {
-            // Ranks that wait for the end are told that there is none.
-            if world.rank() == 0 {
-                let _ = window.publish_end(STOPPED);
+/// One rank's part of a job.
+struct RankRun<'a> {
+    job: &'a PreparedJob,
+    world: &'a World,
+    watch: &'a JobWatch<'a>,
+    workers: Workers,
+    window: ClaimWindow<'a>,
+    timeout: Duration,
+}
+
+impl<'a> RankRun<'a> {
+    /// Makes sure that all ranks have the same job, gets this rank's backend ready, and opens the window.
+    fn begin(
+        job: &'a PreparedJob,
+        world: &'a World,
+        watch: &'a JobWatch<'a>,
+    ) -> Result<RankRun<'a>> {
+        let (rank, timeout) = (world.rank(), job.request.options.patience);
+        let text = format!("{:?} {} {}", job.request, job.job.items(), job.bytes);
+        agree(world, "the job", spanker_llm::fingerprint(text.bytes()))?;
+        // One rank after the other, so that each is measured alone. No rank needs the processor to get ready to sleep.
+        let turns = if matches!(job.inputs, Inputs::Sleep) { 1 } else { world.ranks() };
+        let mut workers = None;
+        for turn in 0..turns {
+            if turn == rank || turns == 1 {
+                workers = Some(Workers::open(job, rank..rank + 1, watch)?);
             }
-            Err(error)
+            agree(world, "the turn", turn as u64)?;
         }
+        let workers = workers.ok_or_else(|| failed("this rank had no turn"))?;
+        let mut window = ClaimWindow::open(world, job.job.items(), job.bytes, timeout)?;
+        window.publish_speed(workers.rates[0])?;
+        if rank + 1 == world.ranks() {
+            // The others wait for this one at the start.
+            window.measure()?;
+        }
+        Ok(RankRun { job, world, watch, workers, window, timeout })
     }
-}
 
-/// Makes sure that all ranks have the same job, gets this rank's backend ready, and opens the window.
-fn begin<'w>(
-    job: &PreparedJob,
-    world: &'w World,
-    watch: &JobWatch<'_>,
-) -> Result<(Workers, ClaimWindow<'w>)> {
-    let text = format!("{:?} {} {}", job.request, job.job.items(), job.bytes);
-    agree(world, "the job", spanker_llm::fingerprint(text.bytes()))?;
-    let rank = world.rank();
-    // One rank after the other, so that each is measured alone. No rank needs the processor to get ready to sleep.
-    let turns = if matches!(job.inputs, Inputs::Sleep) { 1 } else { world.ranks() };
-    let mut workers = None;
-    for turn in 0..turns {
-        if turn == rank || turns == 1 {
-            workers = Some(Workers::open(job, rank..rank + 1, watch)?);
+    /// Does this rank's part of the items and waits for the end. Rank 0 waits for all others and reports.
+    fn work(&mut self) -> Result<Option<RankReport>> {
+        let (job, rank, ranks) = (self.job, self.world.rank(), self.world.ranks());
+        let backend: Arc<dyn Backend> = self.workers.with_faults(job, &Arc::default())?.remove(0);
+        let claims = RankClaims::new(&job.job, rank, ranks, &backend.capabilities());
+        let claims = claims.map_err(JobError::from)?;
+        let lanes = Lanes::start(&backend, job.lanes(job.kinds()[rank]), job.bytes)?;
+        // By default the system puts off wake-ups by 50 us, and others may wait for this rank.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+        agree(self.world, "the start", 0)?;
+        let (begun, queues) = (Instant::now(), vec![Queue::default(); lanes.count()]);
+        let stopped = Claiming { run: self, claims, lanes, queues, begun }.work()?;
+        let state = if stopped.is_none() { DONE } else { STOPPED };
+        self.window.publish_stats(state, begun.elapsed())?;
+        if let Some(why) = &stopped {
+            (self.watch.note)(&format!("rank {rank}: stopped: {why}"));
         }
-        agree(world, "the turn", turn as u64)?;
+        if rank > 0 {
+            self.wait_for_end()?;
+            return Ok(None);
+        }
+        let (seen, silent) = self.wait_for_all()?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let (missing, marked) = count(&self.window.marks()?, ranks);
+        let wrong_bytes = job.wrong_bytes(&self.workers, &missing, &self.window.outputs()?);
+        let findings = Findings { seen, seconds, missing, marked, wrong_bytes, silent };
+        Ok(Some(RankReport::new(job, self.world, findings)))
     }
-    let workers = workers.ok_or_else(|| failed("this rank had no turn"))?;
-    let opened = ClaimWindow::open(world, job.job.items(), job.bytes, job.request.options.patience);
-    let mut window = opened.map_err(failed)?;
-    window.publish_speed(workers.rates[0]).map_err(failed)?;
-    if rank + 1 == world.ranks() {
-        // The others wait for this one at the start.
-        window.measure().map_err(failed)?;
+
+    /// Ends the job. If it is not done, ranks that wait for rank 0 are told so, and others are not waited for.
+    fn close(mut self, is_done: bool) -> Result<(), JobError> {
+        if self.world.rank() == 0 {
+            self.window.publish_end(if is_done { DONE } else { STOPPED })?;
+        }
+        if is_done { self.window.close() } else { Ok(()) }
     }
-    Ok((workers, window))
+
+    /// Looks at the window until `over` says what came of it. It is told whether nothing has changed there for `timeout`.
+    fn poll<T>(
+        &mut self,
+        pause: Duration,
+        timeout: Duration,
+        over: impl Fn(&Snapshot, bool) -> Result<Option<T>, JobError>,
+    ) -> Result<T, JobError> {
+        let (mut last, mut heard) = (self.window.snapshot()?, Instant::now());
+        loop {
+            let seen = self.window.snapshot()?;
+            if seen != last {
+                (last, heard) = (seen, Instant::now());
+            }
+            if let Some(end) = over(&last, heard.elapsed() > timeout)? {
+                return Ok(end);
+            }
+            self.watch.check()?;
+            std::thread::sleep(pause);
+        }
+    }
+
+    /// Waits until every rank has said what it did. Returns that, and the ranks that have not, with why.
+    fn wait_for_all(&mut self) -> Result<(Snapshot, Vec<(usize, String)>), JobError> {
+        let (world, timeout) = (self.world, self.timeout);
+        self.poll(POLL, timeout, |seen, late| {
+            let silent = |rank: &usize| seen.stats[*rank].state == 0;
+            let missing: Vec<usize> = (0..world.ranks()).filter(silent).collect();
+            if !late && !missing.iter().all(|rank| world.is_dead(*rank)) {
+                return Ok(None);
+            }
+            let why = |rank: usize| match world.is_dead(rank) {
+                true => (rank, "died".to_owned()),
+                false => (rank, format!("has not answered for {timeout:?}")),
+            };
+            Ok(Some((seen.clone(), missing.into_iter().map(why).collect())))
+        })
+    }
+
+    /// Waits until rank 0 says that it is over. Rank 0 waits for the others as long before it says so.
+    fn wait_for_end(&mut self) -> Result<(), JobError> {
+        let (world, timeout) = (self.world, 2 * self.timeout);
+        self.poll(END_POLL, timeout, |seen, late| match seen.end {
+            DONE => Ok(Some(())),
+            0 if world.is_dead(0) => Err(failed("rank 0 died, and the outputs with it")),
+            0 if late => {
+                Err(failed(format!("rank 0 has not said for {timeout:?} that it is over")))
+            }
+            0 => Ok(None),
+            _ => Err(JobError::Ended),
+        })
+    }
 }
 
 fn agree(world: &World, what: &'static str, value: u64) -> Result<(), JobError> {
-    world.agree(what, value, Instant::now() + READY).map_err(failed)
-}
-
-/// Works, publishes what this rank did, and waits for the end; rank 0 makes the report of it.
-fn work_and_wait<E: From<EngineError>>(
-    job: &PreparedJob,
-    workers: &Workers,
-    world: &World,
-    window: &mut ClaimWindow<'_>,
-    watch: &JobWatch<'_>,
-    publish: impl FnOnce(&RankReport) -> Result<(), E>,
-) -> Result<(), E> {
-    let timeout = job.request.options.patience;
-    let begun = work(job, workers, world, window, watch)?;
-    if world.rank() > 0 {
-        return Ok(wait_for_end(world, window, watch, timeout).map_err(EngineError::from)?);
-    }
-    let report = count_up(job, workers, world, window, watch, begun)?;
-    publish(&report)?;
-    if let Some(what) = report.failure() {
-        return Err(EngineError::from(failed(what)).into());
-    }
-    Ok(window.publish_end(DONE).map_err(|error| EngineError::from(failed(error)))?)
-}
-
-/// Does this rank's part of the items. Returns when it has begun.
-fn work(
-    job: &PreparedJob,
-    workers: &Workers,
-    world: &World,
-    window: &mut ClaimWindow<'_>,
-    watch: &JobWatch<'_>,
-) -> Result<Instant> {
-    let rank = world.rank();
-    let backend: Arc<dyn Backend> = workers.with_faults(job, &Arc::default())?.remove(0);
-    let claims = RankClaims::new(&job.job, rank, world.ranks(), &backend.capabilities());
-    let claims = claims.map_err(JobError::from)?;
-    let lanes = Lanes::start(&backend, job.lanes(job.kinds()[rank]), job.bytes)?;
-    // By default the system puts off wake-ups by 50 us, and others may wait for this rank.
-    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-    agree(world, "the start", 0)?;
-    let begun = Instant::now();
-    let queues = vec![Queue::default(); lanes.count()];
-    let pause = if rank == 0 { PROGRESS } else { LOOK };
-    let timeout = job.request.options.patience;
-    let mut worker =
-        RankWorker { window, claims, lanes, queues, begun, pause, leads: rank == 0, timeout };
-    let stopped = worker.work(watch)?;
-    let state = if stopped.is_none() { DONE } else { STOPPED };
-    window.publish_stats(state, begun.elapsed()).map_err(failed)?;
-    if let Some(why) = &stopped {
-        (watch.note)(&format!("rank {rank}: stopped: {why}"));
-    }
-    Ok(begun)
-}
-
-/// Waits for all ranks and makes the report, on rank 0.
-fn count_up(
-    job: &PreparedJob,
-    workers: &Workers,
-    world: &World,
-    window: &mut ClaimWindow<'_>,
-    watch: &JobWatch<'_>,
-    begun: Instant,
-) -> Result<RankReport> {
-    let (seen, silent) = wait_for_all(world, window, watch, job.request.options.patience)?;
-    let seconds = begun.elapsed().as_secs_f64();
-    let (missing, marked) = count(&window.marks().map_err(failed)?, world.ranks());
-    let out = window.outputs().map_err(failed)?;
-    let wrong_bytes = job.wrong_bytes(workers, &missing, &out);
-    let findings = Findings { seen, seconds, missing, marked, wrong_bytes, silent };
-    Ok(RankReport::new(job, world, findings))
+    Ok(world.agree(what, value, Instant::now() + READY)?)
 }
 
 /// What a lane has to do.
@@ -218,48 +234,53 @@ struct Queue {
     claim_at: f64,
 }
 
-/// A rank at work.
-struct RankWorker<'b, 'w> {
-    window: &'b mut ClaimWindow<'w>,
+/// A rank that claims items for its lanes.
+struct Claiming<'r, 'a> {
+    run: &'r mut RankRun<'a>,
     claims: RankClaims,
     lanes: Lanes,
     queues: Vec<Queue>,
     begun: Instant,
-    /// How long to wait for an answer before looking at something else.
-    pause: Duration,
-    /// This is rank 0, whose window the others use.
-    leads: bool,
-    timeout: Duration,
 }
 
-impl RankWorker<'_, '_> {
+impl Claiming<'_, '_> {
+    /// How long to wait for an answer before looking at something else.
+    fn pause(&self) -> Duration {
+        if self.leads() { PROGRESS } else { LOOK }
+    }
+
+    /// Whether this is rank 0, whose window the others use.
+    fn leads(&self) -> bool {
+        self.run.world.rank() == 0
+    }
+
     fn now(&self) -> f64 {
         self.begun.elapsed().as_secs_f64()
     }
 
     /// Works until everything is taken and this rank's part of it is done. Returns why it has stopped before, if so.
-    fn work(&mut self, watch: &JobWatch<'_>) -> Result<Option<String>, JobError> {
+    fn work(&mut self) -> Result<Option<String>, JobError> {
         let (mut over, mut stopped, mut failures) = (false, None, 0);
         let mut heard = Instant::now();
         loop {
-            let mut pause = self.pause;
+            let mut pause = self.pause();
             if !over && stopped.is_none() {
                 (over, pause) = self.claim()?;
             }
             // Outputs travel while the next task is under way.
-            self.window.flush().map_err(failed)?;
+            self.run.window.flush()?;
             let idle = self.queues.iter().all(|queue| queue.tasks == 0);
             if idle && (over || stopped.is_some()) {
                 return Ok(stopped);
             }
             let answer = self.lanes.wait(pause);
-            if self.leads {
-                self.window.progress().map_err(failed)?;
+            if self.leads() {
+                self.run.window.progress()?;
             }
             let Some(answer) = answer else {
-                watch.check()?;
-                if !idle && heard.elapsed() > self.timeout {
-                    let timeout = self.timeout;
+                self.run.watch.check()?;
+                if !idle && heard.elapsed() > self.run.timeout {
+                    let timeout = self.run.timeout;
                     return Err(failed(format!("the backend has not answered for {timeout:?}")));
                 }
                 continue;
@@ -284,16 +305,16 @@ impl RankWorker<'_, '_> {
             return Ok(None);
         }
         self.queues[lane].tasks -= 1;
-        self.window.busy(took);
+        self.run.window.busy(took);
         self.claims.timed(items.len(), took.as_secs_f64());
-        self.window.put(items, out).map_err(failed)?;
+        self.run.window.put(items, out)?;
         Ok(None)
     }
 
     /// Claims for every lane that has nothing to do, or soon will. Returns whether everything is taken, and how long to
     /// wait otherwise.
     fn claim(&mut self) -> Result<(bool, Duration), JobError> {
-        let (mut rates, mut pause) = (Vec::new(), self.pause);
+        let (mut rates, mut pause) = (Vec::new(), self.pause());
         for lane in 0..self.queues.len() {
             loop {
                 let (now, Queue { tasks, claim_at }) = (self.now(), self.queues[lane]);
@@ -303,14 +324,14 @@ impl RankWorker<'_, '_> {
                     break;
                 }
                 match self.claims.ask(now) {
-                    Ask::Over => return Ok((true, self.pause)),
+                    Ask::Over => return Ok((true, self.pause())),
                     Ask::Later(seconds) => {
                         let later = Duration::try_from_secs_f64(seconds).unwrap_or(pause);
                         return Ok((false, pause.min(later)));
                     }
                     Ask::Add(items) => {
                         let rate = self.claims.rate();
-                        let before = self.window.claim(items, rate, &mut rates).map_err(failed)?;
+                        let before = self.run.window.claim(items, rate, &mut rates)?;
                         let came = self.now();
                         if let Some(items) = self.claims.answer(items, before, &rates, now, came) {
                             self.give(lane, items, came);
@@ -335,64 +356,4 @@ impl RankWorker<'_, '_> {
         let last = |long: f64| start + long - ahead.min(LAST_PART * long);
         queue.claim_at = long.map_or(f64::INFINITY, last);
     }
-}
-
-/// Looks at the window until `over` says what came of it. It is told whether nothing has changed there for `timeout`.
-fn poll<T>(
-    window: &mut ClaimWindow<'_>,
-    watch: &JobWatch<'_>,
-    pause: Duration,
-    timeout: Duration,
-    over: impl Fn(&Snapshot, bool) -> Result<Option<T>, JobError>,
-) -> Result<T, JobError> {
-    let (mut last, mut heard) = (window.snapshot().map_err(failed)?, Instant::now());
-    loop {
-        let seen = window.snapshot().map_err(failed)?;
-        if seen != last {
-            (last, heard) = (seen, Instant::now());
-        }
-        if let Some(end) = over(&last, heard.elapsed() > timeout)? {
-            return Ok(end);
-        }
-        watch.check()?;
-        std::thread::sleep(pause);
-    }
-}
-
-/// Waits until every rank has said what it did. Returns that, and the ranks that have not, with why.
-fn wait_for_all(
-    world: &World,
-    window: &mut ClaimWindow<'_>,
-    watch: &JobWatch<'_>,
-    timeout: Duration,
-) -> Result<(Snapshot, Vec<(usize, String)>), JobError> {
-    poll(window, watch, POLL, timeout, |seen, late| {
-        let silent = |rank: &usize| seen.stats[*rank].state == 0;
-        let missing: Vec<usize> = (0..world.ranks()).filter(silent).collect();
-        if !late && !missing.iter().all(|rank| world.is_dead(*rank)) {
-            return Ok(None);
-        }
-        let why = |rank: usize| match world.is_dead(rank) {
-            true => (rank, "died".to_owned()),
-            false => (rank, format!("has not answered for {timeout:?}")),
-        };
-        Ok(Some((seen.clone(), missing.into_iter().map(why).collect())))
-    })
-}
-
-/// Waits until rank 0 says that it is over. Rank 0 waits for the others as long before it says so.
-fn wait_for_end(
-    world: &World,
-    window: &mut ClaimWindow<'_>,
-    watch: &JobWatch<'_>,
-    timeout: Duration,
-) -> Result<(), JobError> {
-    let timeout = 2 * timeout;
-    poll(window, watch, END_POLL, timeout, |seen, late| match seen.end {
-        DONE => Ok(Some(())),
-        0 if world.is_dead(0) => Err(failed("rank 0 died, and the outputs with it")),
-        0 if late => Err(failed(format!("rank 0 has not said for {timeout:?} that it is over"))),
-        0 => Ok(None),
-        _ => Err(JobError::Ended),
-    })
 }

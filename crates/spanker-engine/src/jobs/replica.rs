@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, SyncSender};
 
 use spanker_fabric::device::Deadline;
 use spanker_llm::{InProcess, Network, OnCards, Session};
@@ -58,14 +58,8 @@ impl Replica {
                 let (context, batch) = (prompts.context(), prompts.batch());
                 Ok(InProcess::new(network, &plan, context, batch, threads)?)
             });
-            match runner {
-                Err(error) => drop(ready.send(Err(error))),
-                Ok(runner) => {
-                    if ready.send(Ok(())).is_ok() {
-                        serve(&prompts, Session::new(Box::new(runner)), orders);
-                    }
-                }
-            }
+            let session = runner.map(|runner| Session::new(Box::new(runner)));
+            serve(&prompts, session, ready, orders);
         })?;
         Ok(Replica { worker, id: "cpu" })
     }
@@ -93,15 +87,11 @@ impl Replica {
                 let one = |_| Some(&card);
                 Ok(OnCards::load(prompts.network(), &plan, context, batch, &one, &|_| ())?)
             });
-            match runner {
-                Err(error) => drop(ready.send(Err(error))),
-                Ok(mut runner) => {
-                    runner.set_deadline(deadline);
-                    if ready.send(Ok(())).is_ok() {
-                        serve(&prompts, Session::new(Box::new(runner)), orders);
-                    }
-                }
-            }
+            let session = runner.map(|mut runner| {
+                runner.set_deadline(deadline);
+                Session::new(Box::new(runner))
+            });
+            serve(&prompts, session, ready, orders);
         })?;
         Ok(Replica { worker, id: "card" })
     }
@@ -125,7 +115,20 @@ impl Backend for Replica {
     }
 }
 
-fn serve<B: AsRef<[u8]>>(prompts: &Prompts<B>, mut session: Session<'_>, orders: &Receiver<Order>) {
+/// Says whether there is a model, and answers prompts with it.
+fn serve<B: AsRef<[u8]>>(
+    prompts: &Prompts<B>,
+    session: Result<Session<'_>, JobError>,
+    ready: &SyncSender<Result<(), JobError>>,
+    orders: &Receiver<Order>,
+) {
+    let mut session = match session {
+        Ok(session) => session,
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    if ready.send(Ok(())).is_err() {
+        return;
+    }
     while let Ok(mut order) = orders.recv() {
         let outcome = prompts.work(&mut session, &mut order);
         order.answer(outcome);

@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 use serde_json::json;
 use spanker_steal::{BackendReport, Incident, IncidentKind, Report, StealError};
 
+use super::JobError;
 use super::backends::BackendKind;
 use super::questions::PromptAnswer;
 use super::request::PreparedJob;
@@ -14,24 +15,12 @@ use super::request::PreparedJob;
 /// Ranges of missing items that are serialized.
 const NAMED: usize = 1000;
 
-/// What the first version's rule made of the same job.
-pub(super) struct ByOrigin {
-    /// Until the last unit that was done.
-    pub(super) seconds: f64,
-    /// Items that were done, and are right.
-    pub(super) done: usize,
-    /// Bytes of them that are wrong, where there are bytes.
-    pub(super) wrong_bytes: Option<usize>,
-}
-
-/// What came of a job.
+/// What came of a job, wherever it ran.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct JobReport {
+pub struct JobTotals {
     /// Of what is serialized.
     pub version: u32,
-    /// The job ran in virtual time.
-    pub simulated: bool,
     /// What the items are, in a word.
     pub job: &'static str,
     /// What chance started from.
@@ -46,19 +35,62 @@ pub struct JobReport {
     pub duplicated: usize,
     /// Bytes that are not as they should be; nothing if nobody has compared them.
     pub wrong_bytes: Option<usize>,
-    /// Items that were thrown out and done again.
-    pub redone: usize,
-    /// Items that a second backend did to compare.
-    pub audited: usize,
-    /// Tasks that were begun.
-    pub launches: usize,
     /// How long it took.
     pub seconds: f64,
     /// The shortest time in which these backends could do it; infinite if they cannot.
     pub ideal_seconds: f64,
     /// The part of the ideal speed, if the job was done.
     pub efficiency: Option<f64>,
-    /// The same by the first version's rule, and less by what it lost.
+    /// Items that are not done.
+    #[serde(serialize_with = "ranges")]
+    pub missing: Vec<Range<usize>>,
+}
+
+impl JobTotals {
+    /// Totals without times and comparisons.
+    pub(super) fn new(job: &PreparedJob, missing: Vec<Range<usize>>) -> JobTotals {
+        let items = job.job.items();
+        let lost = missing.iter().map(ExactSizeIterator::len).sum();
+        JobTotals {
+            version: 1,
+            job: job.request.workload.name(),
+            seed: job.request.seed,
+            items,
+            done: items - lost,
+            lost,
+            duplicated: 0,
+            wrong_bytes: None,
+            seconds: 0.0,
+            ideal_seconds: f64::INFINITY,
+            efficiency: None,
+            missing,
+        }
+    }
+
+    /// Says how long the job took and ideally would have taken.
+    pub(super) fn took(&mut self, seconds: f64, ideal_seconds: f64, is_done: bool) {
+        let is_done = is_done && ideal_seconds.is_finite() && seconds > 0.0;
+        self.efficiency = is_done.then(|| ideal_seconds / seconds);
+        (self.seconds, self.ideal_seconds) = (seconds, ideal_seconds);
+    }
+}
+
+/// What came of a job in one process.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct JobReport {
+    /// Items, bytes and times.
+    #[serde(flatten)]
+    pub totals: JobTotals,
+    /// The job ran in virtual time.
+    pub simulated: bool,
+    /// Items that were thrown out and done again.
+    pub redone: usize,
+    /// Items that a second backend did to compare.
+    pub audited: usize,
+    /// Tasks that were begun.
+    pub launches: usize,
+    /// The part of the ideal speed by the first version's rule, and less by what it lost.
     pub origin_efficiency: Option<f64>,
     /// How long that took.
     pub origin_seconds: Option<f64>,
@@ -75,9 +107,6 @@ pub struct JobReport {
     pub more_failures: usize,
     /// Timings that were not believed.
     pub implausible_timings: usize,
-    /// Items that are not done.
-    #[serde(serialize_with = "ranges")]
-    pub missing: Vec<Range<usize>>,
     /// What prompts were answered, if the items are prompts.
     pub answers: Option<Vec<PromptAnswer>>,
     /// Why the job did not end well.
@@ -112,17 +141,21 @@ pub struct BackendShare {
 
 impl JobReport {
     /// What a run says about itself; times and comparisons are still to come.
-    pub(super) fn new(job: &PreparedJob, ended: Result<Report, StealError>) -> JobReport {
-        let items = job.job.items();
+    ///
+    /// # Errors
+    /// [`JobError::Steal`] for a job that has not begun.
+    pub(super) fn new(
+        job: &PreparedJob,
+        ended: Result<Report, StealError>,
+    ) -> Result<JobReport, JobError> {
         let (report, missing, error, interrupted) = match ended {
             Ok(report) => (report, Vec::new(), None, false),
             Err(error) => {
-                let interrupted = matches!(error, StealError::Cancelled(_));
-                let (report, missing) = match error.unfinished() {
-                    Some(unfinished) => (unfinished.report.clone(), unfinished.missing.clone()),
-                    None => (nothing(job), std::iter::once(0..items).collect()),
+                let Some(unfinished) = error.unfinished().cloned() else {
+                    return Err(error.into());
                 };
-                (report, missing, Some(error.to_string()), interrupted)
+                let interrupted = matches!(error, StealError::Cancelled(_));
+                (unfinished.report, unfinished.missing, Some(error.to_string()), interrupted)
             }
         };
         let all = report.incidents.len();
@@ -141,22 +174,15 @@ impl JobReport {
                 name: backend.name,
             }
         };
-        JobReport {
-            version: 1,
+        let mut totals = JobTotals::new(job, missing);
+        (totals.done, totals.lost) = (report.done, totals.items - report.done);
+        totals.duplicated = report.duplicated;
+        Ok(JobReport {
+            totals,
             simulated: job.request.simulate,
-            job: job.request.workload.name(),
-            seed: job.request.seed,
-            items,
-            done: report.done,
-            lost: items - report.done,
-            duplicated: report.duplicated,
-            wrong_bytes: Some(0),
             redone: report.redone,
             audited: report.audited,
             launches: 0,
-            seconds: 0.0,
-            ideal_seconds: f64::INFINITY,
-            efficiency: None,
             origin_efficiency: None,
             origin_seconds: None,
             origin_lost: None,
@@ -165,49 +191,22 @@ impl JobReport {
             more_failures: report.more_incidents,
             implausible_timings: all - failures.len(),
             failures,
-            missing,
             answers: None,
             error,
             interrupted,
-        }
+        })
     }
 
-    /// The report with what follows from its times, and from those of the first version's rule.
-    pub(super) fn rated(mut self, origin: Option<ByOrigin>) -> JobReport {
-        let possible = self.ideal_seconds.is_finite();
-        let sound = self.error.is_none() && possible && self.seconds > 0.0;
-        self.efficiency = sound.then(|| self.ideal_seconds / self.seconds);
-        let Some(ByOrigin { seconds, done, wrong_bytes }) = origin else { return self };
+    /// Says what the first version's rule made of the same job: until when it did something, how many items are right,
+    /// and how many bytes are not.
+    pub(super) fn compare(&mut self, seconds: f64, right: usize, wrong_bytes: Option<usize>) {
+        let JobTotals { items, ideal_seconds, .. } = self.totals;
         self.origin_seconds = Some(seconds);
-        self.origin_lost = Some(self.items - done);
+        self.origin_lost = Some(items - right);
         self.origin_wrong_bytes = wrong_bytes;
-        let part = done as f64 / self.items as f64;
-        let efficiency = if done == 0 { 0.0 } else { self.ideal_seconds / seconds * part };
-        self.origin_efficiency = possible.then_some(efficiency);
-        self
-    }
-}
-
-/// The report of a run that did not begin.
-fn nothing(job: &PreparedJob) -> Report {
-    let backend = |name: &String| BackendReport {
-        name: name.clone(),
-        items: 0,
-        chunks: 0,
-        rate: 0.0,
-        last_chunk: 0,
-        benched: None,
-    };
-    Report {
-        items: job.job.items(),
-        done: 0,
-        duplicated: 0,
-        redone: 0,
-        audited: 0,
-        elapsed: std::time::Duration::ZERO,
-        backends: job.names.iter().map(backend).collect(),
-        incidents: Vec::new(),
-        more_incidents: 0,
+        let part = right as f64 / items as f64;
+        let efficiency = if right == 0 { 0.0 } else { ideal_seconds / seconds * part };
+        self.origin_efficiency = ideal_seconds.is_finite().then_some(efficiency);
     }
 }
 
@@ -224,6 +223,6 @@ fn incidents<S: Serializer>(incidents: &[Incident], to: S) -> Result<S::Ok, S::E
 }
 
 /// The first ranges, as pairs.
-pub(super) fn ranges<S: Serializer>(ranges: &[Range<usize>], to: S) -> Result<S::Ok, S::Error> {
+fn ranges<S: Serializer>(ranges: &[Range<usize>], to: S) -> Result<S::Ok, S::Error> {
     to.collect_seq(ranges.iter().take(NAMED).map(|range| [range.start, range.end]))
 }

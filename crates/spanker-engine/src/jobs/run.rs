@@ -46,7 +46,7 @@ impl PreparedJob {
     /// [`JobError::Interrupted`] if the job was stopped before it began.
     pub fn run(&self, watch: &JobWatch<'_>) -> Result<JobReport> {
         if self.request.simulate {
-            return Ok(self.simulate());
+            return Ok(self.simulate()?);
         }
         let workers = Workers::open(self, 0..self.names.len(), watch)?;
         let scenario = self.scenario(&workers.rates);
@@ -64,23 +64,21 @@ impl PreparedJob {
             (watch.report)(report);
         });
         let seconds = begun.elapsed().as_secs_f64();
-        let mut report = JobReport::new(self, ended);
-        report.seconds = seconds;
-        report.ideal_seconds = ideal(&scenario);
+        let mut report = JobReport::new(self, ended)?;
+        let totals = &mut report.totals;
+        totals.took(seconds, ideal(&scenario), report.error.is_none());
+        totals.wrong_bytes = self.wrong_bytes(&workers, &totals.missing, &out);
         report.launches = launches.load(Ordering::Relaxed);
-        report.wrong_bytes = self.wrong_bytes(&workers, &report.missing, &out);
         if let Inputs::Prompts(questions, _) = &self.inputs {
-            report.answers = Some(questions.read(&out, &report.missing));
+            report.answers = Some(questions.read(&out, &report.totals.missing));
         }
         // Nobody waits for a rule that is known to take for ever.
         let worth_it =
-            report.ideal_seconds.is_finite() && by_rule(&scenario).seconds <= MOST_ORIGIN;
-        let mut by_origin = None;
+            report.totals.ideal_seconds.is_finite() && by_rule(&scenario).seconds <= MOST_ORIGIN;
         if self.request.origin && report.answers.is_none() && !report.interrupted && worth_it {
-            by_origin = origin::run(self, &scenario, &workers, watch)?;
-            report.interrupted = (watch.stop)();
+            origin::run(self, &scenario, &workers, watch, &mut report)?;
         }
-        Ok(report.rated(by_origin))
+        Ok(report)
     }
 
     /// Bytes of the outputs that are not as they should be, without those of missing items; nothing if nobody knows.

@@ -4,10 +4,10 @@
 use spanker_steal::{Origin, Scenario, SimBackend, Trouble, ideal_seconds, origin, simulate};
 
 use super::backends::BackendKind;
-use super::expected;
-use super::report::{ByOrigin, JobReport};
+use super::report::JobReport;
 use super::request::PreparedJob;
 use super::workers::rates;
+use super::{JobError, expected};
 
 impl PreparedJob {
     /// The job and who does it, at so many items a second of a task of each backend, as virtual time knows them.
@@ -29,31 +29,27 @@ impl PreparedJob {
     }
 
     /// Runs it in virtual time.
-    pub(super) fn simulate(&self) -> JobReport {
+    pub(super) fn simulate(&self) -> Result<JobReport, JobError> {
         let scenario = self.scenario(&rates(self.kinds(), self.base, self.base));
         let items = self.job.items();
         let run = simulate(&scenario);
-        let mut report = JobReport::new(self, run.outcome);
-        report.seconds = run.seconds;
-        report.ideal_seconds = ideal(&scenario);
+        let mut report = JobReport::new(self, run.outcome)?;
         report.launches = run.launches;
-        // By the simulation's own count.
-        report.lost = run.lost;
-        report.duplicated = run.duplicated;
         if run.hung {
             report.error = Some("the run came to no end".into());
         }
-        if !run.out.is_empty() {
-            let expected = |items, out: &mut [u8]| scenario.expected(items, out);
-            let wrong =
-                expected::wrong_bytes(items, self.bytes, &report.missing, &run.out, expected);
-            report.wrong_bytes = Some(wrong);
-        }
-        let by_origin = self.request.origin.then(|| {
+        let totals = &mut report.totals;
+        totals.took(run.seconds, ideal(&scenario), report.error.is_none());
+        // By the simulation's own count.
+        (totals.lost, totals.duplicated) = (run.lost, run.duplicated);
+        let expected = |items, out: &mut [u8]| scenario.expected(items, out);
+        let wrong = expected::wrong_bytes(items, self.bytes, &totals.missing, &run.out, expected);
+        totals.wrong_bytes = Some(wrong);
+        if self.request.origin {
             let origin = by_rule(&scenario);
-            ByOrigin { seconds: origin.seconds, done: items - origin.lost, wrong_bytes: None }
-        });
-        report.rated(by_origin)
+            report.compare(origin.seconds, items - origin.lost, None);
+        }
+        Ok(report)
     }
 }
 

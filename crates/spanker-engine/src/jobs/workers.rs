@@ -145,6 +145,15 @@ impl Opening<'_> {
         cpus.map(|kind| kind.lanes()).sum()
     }
 
+    /// Items a second of each backend, from those of a thread of `threads` alone and beside all others.
+    fn rates(&self, threads: &dyn Backend) -> Result<Vec<f64>, JobError> {
+        self.measuring("a thread");
+        let rate = |tasks| speed::alone(threads, tasks, self.job.job.items(), self.job.bytes);
+        let (count, base) = (self.threads(), rate(1)?);
+        let thread = if count > 1 { rate(count)? } else { base };
+        Ok(rates(self.kinds(), thread, base))
+    }
+
     fn measuring(&self, name: &str) {
         (self.watch.progress)(&format!("measuring how fast {name} is .."));
     }
@@ -194,18 +203,15 @@ impl Opening<'_> {
 
     /// Threads hash.
     fn hash(self) -> Result<Workers> {
-        let hot: Arc<expected::Hot> = self.job.hot.clone().into();
         let work = |hot: Arc<expected::Hot>| {
             move |items: Range<usize>, out: &mut [u8]| {
                 expected::hash(items, &hot, out);
                 Ok(())
             }
         };
+        let hot: Arc<expected::Hot> = self.job.hot.clone().into();
         let expected = self.table(work(Arc::clone(&hot)))?;
-        self.measuring("a thread");
-        let (threads, base) = (self.threads(), expected::hash_rate(1));
-        let thread = if threads > 1 { expected::hash_rate(threads) } else { base };
-        let rates = rates(self.kinds(), thread, base);
+        let rates = self.rates(&Cpu::new(self.threads().max(1), work(Arc::new([]))))?;
         let inner = |(kind, rate): (&BackendKind, &f64)| match kind {
             BackendKind::Cpu { threads } => {
                 Arc::new(Cpu::new(*threads, work(Arc::clone(&hot)))) as Arc<dyn Backend>
@@ -231,13 +237,8 @@ impl Opening<'_> {
         };
         let found: Vec<Option<_>> = self.kinds().iter().map(found).collect::<Result<_>>()?;
         let expected = self.table(|items, out| product.rows(items, out))?;
-        self.measuring("a thread");
-        let count = self.threads();
-        let threads = on_threads(Arc::clone(product), count.max(1));
-        let rate = |tasks| speed::alone(threads.as_ref(), tasks, items, bytes);
-        let base = rate(1).map_err(JobError::from)?;
-        let thread = if count > 1 { rate(count).map_err(JobError::from)? } else { base };
-        let mut rates = rates(self.kinds(), thread, base);
+        let threads = on_threads(Arc::clone(product), self.threads().max(1));
+        let mut rates = self.rates(threads.as_ref())?;
         let mut inner = Vec::new();
         for (place, (kind, device)) in self.kinds().iter().zip(found).enumerate() {
             inner.push(match (kind, device) {

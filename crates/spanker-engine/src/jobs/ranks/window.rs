@@ -5,7 +5,9 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use spanker_fabric_mpi::{MpiError, Window, World};
+use spanker_fabric_mpi::{Window, World};
+
+use super::JobError;
 
 /// Words of a rank's statistics.
 const FIELDS: usize = 9;
@@ -88,7 +90,7 @@ impl<'w> ClaimWindow<'w> {
         items: usize,
         bytes: usize,
         timeout: Duration,
-    ) -> Result<ClaimWindow<'w>, MpiError> {
+    ) -> Result<ClaimWindow<'w>, JobError> {
         let (rank, ranks) = (world.rank(), world.ranks());
         // Of each rank its rate, its speed and its stats, and the end.
         let words = ranks * (2 + FIELDS) + 1;
@@ -104,7 +106,7 @@ impl<'w> ClaimWindow<'w> {
         items: u64,
         rate: f64,
         rates: &mut Vec<f64>,
-    ) -> Result<u64, MpiError> {
+    ) -> Result<u64, JobError> {
         self.addends[..self.ranks].fill(0);
         // A rate is the bits of a number, and nobody else adds to this word: the difference makes it the new one.
         self.addends[self.rank] = rate.to_bits().wrapping_sub(self.own_rate);
@@ -122,7 +124,7 @@ impl<'w> ClaimWindow<'w> {
     }
 
     /// Measures a claim that takes nothing and sends nothing: the median of some.
-    pub(super) fn measure(&mut self) -> Result<(), MpiError> {
+    pub(super) fn measure(&mut self) -> Result<(), JobError> {
         let mut times = [0; BARE];
         self.addends[..self.ranks].fill(0);
         for time in &mut times {
@@ -136,7 +138,7 @@ impl<'w> ClaimWindow<'w> {
     }
 
     /// Sends outputs with the next round trip.
-    pub(super) fn put(&mut self, items: Range<usize>, out: Vec<u8>) -> Result<(), MpiError> {
+    pub(super) fn put(&mut self, items: Range<usize>, out: Vec<u8>) -> Result<(), JobError> {
         self.stats.items += items.len() as u64;
         self.stats.chunks += 1;
         self.window.put(items.start * self.bytes, out)?;
@@ -150,7 +152,7 @@ impl<'w> ClaimWindow<'w> {
     }
 
     /// Waits until the outputs that were sent are at rank 0, and then marks them: a mark is never there before its output.
-    pub(super) fn flush(&mut self) -> Result<(), MpiError> {
+    pub(super) fn flush(&mut self) -> Result<(), JobError> {
         if self.unmarked.is_empty() {
             return Ok(());
         }
@@ -165,22 +167,22 @@ impl<'w> ClaimWindow<'w> {
     }
 
     /// Publishes how fast a task of this rank is; once.
-    pub(super) fn publish_speed(&mut self, speed: f64) -> Result<(), MpiError> {
+    pub(super) fn publish_speed(&mut self, speed: f64) -> Result<(), JobError> {
         self.add(self.ranks + self.rank, &[speed.to_bits()])
     }
 
     /// Publishes what this rank did; once.
-    pub(super) fn publish_stats(&mut self, state: u64, took: Duration) -> Result<(), MpiError> {
+    pub(super) fn publish_stats(&mut self, state: u64, took: Duration) -> Result<(), JobError> {
         let stats = RankStats { state, took: nanoseconds(took), ..self.stats };
         self.add(2 * self.ranks + self.rank * FIELDS, &stats.words())
     }
 
     /// Publishes how the job ended; once, by rank 0.
-    pub(super) fn publish_end(&mut self, state: u64) -> Result<(), MpiError> {
+    pub(super) fn publish_end(&mut self, state: u64) -> Result<(), JobError> {
         self.add(self.addends.len() - 1, &[state])
     }
 
-    fn add(&mut self, at: usize, words: &[u64]) -> Result<(), MpiError> {
+    fn add(&mut self, at: usize, words: &[u64]) -> Result<(), JobError> {
         self.addends.fill(0);
         self.addends[at..at + words.len()].copy_from_slice(words);
         self.window.round(0, &self.addends)?;
@@ -188,7 +190,7 @@ impl<'w> ClaimWindow<'w> {
     }
 
     /// Reads what all ranks can see.
-    pub(super) fn snapshot(&mut self) -> Result<Snapshot, MpiError> {
+    pub(super) fn snapshot(&mut self) -> Result<Snapshot, JobError> {
         self.addends.fill(0);
         let (cursor, words) = self.window.round(0, &self.addends)?;
         let (rates, rest) = words.split_at(self.ranks);
@@ -200,23 +202,23 @@ impl<'w> ClaimWindow<'w> {
     }
 
     /// All outputs as far as they are there.
-    pub(super) fn outputs(&mut self) -> Result<Vec<u8>, MpiError> {
-        self.window.read(0, self.items * self.bytes)
+    pub(super) fn outputs(&mut self) -> Result<Vec<u8>, JobError> {
+        Ok(self.window.read(0, self.items * self.bytes)?)
     }
 
     /// For each item 0, or one more than the rank that did it.
-    pub(super) fn marks(&mut self) -> Result<Vec<u8>, MpiError> {
-        self.window.read(self.items * self.bytes, self.items)
+    pub(super) fn marks(&mut self) -> Result<Vec<u8>, JobError> {
+        Ok(self.window.read(self.items * self.bytes, self.items)?)
     }
 
     /// Lets MPI get on with what others want of this rank.
-    pub(super) fn progress(&self) -> Result<(), MpiError> {
-        self.window.poke()
+    pub(super) fn progress(&self) -> Result<(), JobError> {
+        Ok(self.window.poke()?)
     }
 
     /// Closes it. Every rank must.
-    pub(super) fn close(self) -> Result<(), MpiError> {
-        self.window.close()
+    pub(super) fn close(self) -> Result<(), JobError> {
+        Ok(self.window.close()?)
     }
 }
 
