@@ -14,14 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use spanker_engine::jobs::{
-    BackendFault, BackendList, HotPart, JobError, JobRequest, JobWatch, Workload,
-};
+use spanker_engine::jobs::{BackendList, JobError, JobRequest, JobWatch, Workload};
 use spanker_engine::{EngineError, Model};
 use spanker_steal::Options;
 use spanker_twin::Signals;
 
 use crate::{Interrupted, Unspoken, Usage, files, models, output};
+use faults::{Hot, Named};
 use view::View;
 
 /// The part that is done again by others when a backend computes wrong bytes.
@@ -102,19 +101,19 @@ pub(crate) struct Args {
     item_time: Option<Duration>,
     /// Items that cost more: 0.9..1.0*10 makes the last tenth cost 10 times as much; may be given again
     #[arg(long, value_name = "PART*FACTOR", value_parser = faults::hot)]
-    hot: Vec<HotPart>,
+    hot: Vec<Hot>,
     /// A backend that dies: emul1@0.5s; may be given again, as all faults, and without a time from the start
     #[arg(long, value_name = "NAME@TIME", value_parser = faults::kill)]
-    kill: Vec<BackendFault>,
+    kill: Vec<Named>,
     /// A backend that hangs: emul1@0.5s for ever, emul1@0.5s+2s for two seconds
     #[arg(long, value_name = "NAME@TIME", value_parser = faults::hang)]
-    hang: Vec<BackendFault>,
+    hang: Vec<Named>,
     /// A backend that slows down: emul1*8@0.5s takes 8 times as long from then on, emul1@0.5s 4 times
     #[arg(long, value_name = "NAME*FACTOR@TIME", value_parser = faults::slow)]
-    slow: Vec<BackendFault>,
+    slow: Vec<Named>,
     /// A backend that computes wrong bytes: emul1@0.5s
     #[arg(long, value_name = "NAME@TIME", value_parser = faults::corrupt)]
-    corrupt: Vec<BackendFault>,
+    corrupt: Vec<Named>,
     /// The part of the items, 0 to 1, that a second backend does again to compare [default: 0, or 0.02 with --corrupt]
     #[arg(long, value_name = "PART", value_parser = part)]
     audit: Option<f64>,

@@ -25,29 +25,6 @@
 //!
 //! # Examples
 //!
-//! One product on a card, with the bits of the host:
-//!
-//! ```
-//! use ggml_spanker::{HostMatmul, MatmulInt4, Q4_K_BLOCK_BYTES, QK_K};
-//! use spanker_fabric::device::Deadline;
-//! use spanker_engine::jobs::CardMatmul;
-//! # use spanker_topology::{Cluster, Profile, Shape};
-//! # use spanker_twin::{Pace, World, specs};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let pair = Cluster::uniform(Profile::builtin("rev-a")?, 2, Shape::Ring)?;
-//! # let world = World::new(specs(&pair, Pace::Card, 1)?, 7);
-//! # let card = world.control(0);
-//! let on_card = CardMatmul::new(card, Deadline::USUAL)?;
-//! let (a, b) = ([0x31; 2 * Q4_K_BLOCK_BYTES], [0x24; Q4_K_BLOCK_BYTES]);
-//! let (mut out, mut expected) = ([0; 8], [0; 8]);
-//! on_card.matmul_q4_k(&a, &b, &mut out, 2, QK_K, 1)?;
-//! HostMatmul.matmul_q4_k(&a, &b, &mut expected, 2, QK_K, 1)?;
-//! assert_eq!(out, expected);
-//! # Ok(())
-//! # }
-//! ```
-//!
 //! A product on three backends that are not equally fast, one of them an emulated card:
 //!
 //! ```
@@ -115,5 +92,5 @@ pub use questions::PromptAnswer;
 pub use ranks::{ClaimTrips, RankReport, RankShare, run_on_ranks};
 pub use replica::Replica;
 pub use report::{BackendShare, JobReport, JobTotals};
-pub use request::{BackendFault, HotPart, JobRequest, PreparedJob, Workload};
+pub use request::{JobRequest, PreparedJob, Workload};
 pub use run::JobWatch;

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What goes wrong, as the command line says it: `emul1@0.5s`, `emul1@0.5s+2s`, `emul1*4@0.5s`; and which items cost more.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
-use spanker_engine::jobs::{BackendFault, HotPart};
 use spanker_steal::{Fault, Trouble};
 use spanker_topology::Seconds;
+
+/// A backend's name, and what goes wrong with it.
+pub(super) type Named = (String, Fault);
+/// A part of the job, and how many times as much its items cost.
+pub(super) type Hot = (Range<f64>, f64);
 
 /// How many times as long things may take.
 const FACTORS: RangeInclusive<f64> = 1.0..=1e6;
@@ -14,31 +18,31 @@ const FACTORS: RangeInclusive<f64> = 1.0..=1e6;
 const SLOW: f64 = 4.0;
 
 /// Reads `emul1` and `emul1@0.5s`.
-pub(super) fn kill(text: &str) -> Result<BackendFault, String> {
+pub(super) fn kill(text: &str) -> Result<Named, String> {
     let (backend, at) = named(text, "emul1 or emul1@0.5s")?;
     let at = at.map_or(Ok(Duration::ZERO), time)?;
-    Ok(BackendFault { backend, fault: Fault { at, trouble: Trouble::Kill } })
+    Ok((backend, Fault { at, trouble: Trouble::Kill }))
 }
 
 /// The same.
-pub(super) fn corrupt(text: &str) -> Result<BackendFault, String> {
-    let BackendFault { backend, fault } = kill(text)?;
-    Ok(BackendFault { backend, fault: Fault { trouble: Trouble::Corrupt, ..fault } })
+pub(super) fn corrupt(text: &str) -> Result<Named, String> {
+    let (backend, fault) = kill(text)?;
+    Ok((backend, Fault { trouble: Trouble::Corrupt, ..fault }))
 }
 
 /// Reads `emul1`, `emul1@0.5s` and `emul1@0.5s+2s`.
-pub(super) fn hang(text: &str) -> Result<BackendFault, String> {
+pub(super) fn hang(text: &str) -> Result<Named, String> {
     let (text, lasts) = match text.split_once('+') {
         None => (text, None),
         Some((text, lasts)) => (text, Some(time(lasts)?)),
     };
     let (backend, at) = named(text, "emul1, emul1@0.5s or emul1@0.5s+2s")?;
     let at = at.map_or(Ok(Duration::ZERO), time)?;
-    Ok(BackendFault { backend, fault: Fault { at, trouble: Trouble::Hang(lasts) } })
+    Ok((backend, Fault { at, trouble: Trouble::Hang(lasts) }))
 }
 
 /// Reads `emul1`, `emul1*4`, `emul1@0.5s`, `emul1*4@0.5s`, `emul1@0.5s*4` and `emul1@0.5s:4x`.
-pub(super) fn slow(text: &str) -> Result<BackendFault, String> {
+pub(super) fn slow(text: &str) -> Result<Named, String> {
     let like = "emul1@0.5s or emul1*4@0.5s";
     let (before, after) = match text.split_once('@') {
         None => (text, None),
@@ -56,7 +60,7 @@ pub(super) fn slow(text: &str) -> Result<BackendFault, String> {
     let (backend, _) = named(before, like)?;
     let at = at.map_or(Ok(Duration::ZERO), time)?;
     let trouble = Trouble::Slow(word.map_or(Ok(SLOW), factor)?);
-    Ok(BackendFault { backend, fault: Fault { at, trouble } })
+    Ok((backend, Fault { at, trouble }))
 }
 
 /// What is before `*4` or `:4x`, and the rest.
@@ -93,14 +97,14 @@ fn factor(text: &str) -> Result<f64, String> {
 }
 
 /// Reads `0.9..1.0*10`.
-pub(super) fn hot(text: &str) -> Result<HotPart, String> {
+pub(super) fn hot(text: &str) -> Result<Hot, String> {
     let bad = || format!("'{text}' is not like 0.9..1.0*10, with parts of the job from 0 to 1");
     let (part, word) = text.split_once('*').ok_or_else(bad)?;
     let (start, end) = part.split_once("..").ok_or_else(bad)?;
     let end_of = |text: &str| text.trim().parse::<f64>().map_err(|_| bad());
     let part = end_of(start)?..end_of(end)?;
     if part.start >= 0.0 && part.start < part.end && part.end <= 1.0 {
-        Ok(HotPart { part, factor: factor(word)? })
+        Ok((part, factor(word)?))
     } else {
         Err(bad())
     }
@@ -110,8 +114,8 @@ pub(super) fn hot(text: &str) -> Result<HotPart, String> {
 mod tests {
     use super::*;
 
-    fn of(named: Result<BackendFault, String>) -> (String, f64, Trouble) {
-        let BackendFault { backend, fault } = named.unwrap();
+    fn of(named: Result<Named, String>) -> (String, f64, Trouble) {
+        let (backend, fault) = named.unwrap();
         (backend, fault.at.as_secs_f64(), fault.trouble)
     }
 
@@ -153,8 +157,8 @@ mod tests {
 
     #[test]
     fn hot_parts_are_read_with_their_factor() {
-        assert_eq!(hot("0.9..1.0*10"), Ok(HotPart { part: 0.9..1.0, factor: 10.0 }));
-        assert_eq!(hot("0..1*2x"), Ok(HotPart { part: 0.0..1.0, factor: 2.0 }));
+        assert_eq!(hot("0.9..1.0*10"), Ok((0.9..1.0, 10.0)));
+        assert_eq!(hot("0..1*2x"), Ok((0.0..1.0, 2.0)));
         for bad in ["", "0.9..1.0", "1..0*2", "-1..1*2", "0..2*2", "nan..1*2", "0..1*0", "0..1*nan"]
         {
             assert!(hot(bad).is_err(), "{bad}");

@@ -41,8 +41,6 @@ const Q4_K: u32 = match Quant::Q4K.ggml_id() {
 /// `deadline.detect`, or takes `deadline.total`, is taken back from the card, which can go on with other work;
 /// `deadline.slow_after` is not looked at. After [`DeviceFault::Lost`] and [`DeviceFault::Wrong`], and
 /// where a card was silent, the handle is of no more use.
-///
-/// The [module](super) has an example.
 #[derive(Debug)]
 pub struct CardMatmul {
     card: SpankerControl,

@@ -91,16 +91,6 @@ impl<B: AsRef<[u8]>> Prompts<B> {
     }
 
     /// The answers in outputs of the job: each without what fills it up.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # fn answers(prompts: &spanker_engine::jobs::Prompts<Vec<u8>>, out: &[u8]) {
-    /// for (prompt, answer) in prompts.prompts().iter().zip(prompts.answers(out)) {
-    ///     println!("{prompt:?}: {answer:?}");
-    /// }
-    /// # }
-    /// ```
     pub fn answers<'a>(&self, out: &'a [u8]) -> impl Iterator<Item = Vec<u32>> + use<'a, B> {
         out.chunks_exact(4 * self.tokens).map(|one| {
             let words = one.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word));

@@ -76,32 +76,6 @@ impl Workload {
     }
 }
 
-/// A part of a job whose items cost more.
-#[derive(Debug, Clone, PartialEq)]
-pub struct HotPart {
-    /// Where it begins and ends, from 0 to 1.
-    pub part: Range<f64>,
-    /// How many times as much an item costs.
-    pub factor: f64,
-}
-
-impl HotPart {
-    /// The items of a job of so many, and how many times as much each costs.
-    fn items(&self, items: usize) -> (Range<usize>, f64) {
-        let at = |part: f64| ((part * items as f64).round() as usize).min(items);
-        (at(self.part.start)..at(self.part.end), self.factor)
-    }
-}
-
-/// A fault of a backend that is known by its name.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BackendFault {
-    /// The backend's name, as in [`BackendList::names`].
-    pub backend: String,
-    /// What goes wrong with it, and when.
-    pub fault: Fault,
-}
-
 /// A job as it is asked for.
 #[derive(Debug, Clone)]
 pub struct JobRequest {
@@ -109,10 +83,10 @@ pub struct JobRequest {
     pub workload: Workload,
     /// Who does them.
     pub backends: BackendList,
-    /// What goes wrong with backends.
-    pub faults: Vec<BackendFault>,
-    /// Items that cost more than others.
-    pub hot: Vec<HotPart>,
+    /// What goes wrong with which backend, by its name as in [`BackendList::names`].
+    pub faults: Vec<(String, Fault)>,
+    /// Parts of the items, from 0 to 1, and how many times as much as others each of them costs.
+    pub hot: Vec<(Range<f64>, f64)>,
     /// What an item takes at the base speed, where items sleep; without it, the whole job ideally takes a second.
     pub item_time: Option<Duration>,
     /// What every chunk of an emulated backend costs beside its items.
@@ -188,7 +162,9 @@ impl JobRequest {
         };
         let job = job.options(self.options.clone());
         let items = job.items();
-        let hot = self.hot.iter().map(|hot| hot.items(items)).collect();
+        let at = |part: f64| ((part * items as f64).round() as usize).min(items);
+        let hot = self.hot.iter().map(|(part, cost)| (at(part.start)..at(part.end), *cost));
+        let hot = hot.collect();
         let base = match self.item_time {
             Some(time) => 1.0 / time.as_secs_f64(),
             None => items as f64 / (IDEAL * self.backends.speeds()),
@@ -248,7 +224,7 @@ impl JobRequest {
     /// What goes wrong with each of the backends of these names, in order of time.
     fn faults_of(&self, names: &[String]) -> Result<Vec<Vec<Fault>>> {
         let mut faults = vec![Vec::new(); names.len()];
-        for BackendFault { backend, fault } in &self.faults {
+        for (backend, fault) in &self.faults {
             let place = names.iter().position(|name| name == backend).ok_or_else(|| {
                 let there = names.join(", ");
                 EngineError::request(format!("there is no backend '{backend}': there are {there}"))
@@ -293,17 +269,5 @@ impl PreparedJob {
 
     pub(super) fn kinds(&self) -> &[BackendKind] {
         &self.request.backends.0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hot_parts_are_items_of_the_job() {
-        let hot = |part, factor, items| HotPart { part, factor }.items(items);
-        assert_eq!(hot(0.9..1.0, 10.0, 1000), (900..1000, 10.0));
-        assert_eq!(hot(0.0..1.0, 2.0, 3), (0..3, 2.0));
     }
 }

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Products of Q4_K matrices on one card: the bits of the host, and failures that leave the output as it was.
 
-#[path = "support/lone.rs"]
-mod lone;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,30 +8,14 @@ use ggml_spanker::{DeviceFault, Error, HostMatmul, MatmulInt4, OUTPUT_ELEM_BYTES
 use nix::errno::Errno;
 use spanker_engine::jobs::{CardMatmul, CardProduct, JobError, Product};
 use spanker_fabric::device::Deadline;
-use spanker_runtime::{
-    ABI_VERSION_MINOR, AbiVersion, Call, Error as CardError, Landing, Place, SpankerControl,
-    Transport, Work,
-};
+use spanker_runtime::{ABI_VERSION_MINOR, Call, Error as CardError, SpankerControl, Transport};
 use spanker_steal::Backend;
-use spanker_topology::{Cluster, Profile, Shape};
-use spanker_twin::{CardSpec, Disturbance, Pace, World, specs};
+use spanker_twin::{Disturbance, Pace, World};
 
-use lone::Lone;
-
-/// A card that makes no progress is noticed soon.
-const DEADLINE: Deadline = Deadline { detect: Duration::from_millis(50), ..Deadline::USUAL };
+use super::lone::Lone;
+use super::{DEADLINE, occupy, world, world_of};
 
 const SHAPES: [[usize; 3]; 3] = [[1, 256, 1], [3, 512, 7], [64, 2048, 33]];
-
-fn cards(count: usize) -> Vec<CardSpec> {
-    let profile = Profile::builtin("rev-a").expect("a profile");
-    let cluster = Cluster::uniform(profile, count, Shape::Ring).expect("cards");
-    specs(&cluster, Pace::Card, 1).expect("cards")
-}
-
-fn world() -> World {
-    World::new(cards(2), 7)
-}
 
 fn on_card(card: SpankerControl) -> CardMatmul {
     CardMatmul::new(card, DEADLINE).expect("a card")
@@ -86,7 +67,7 @@ fn failure(on_card: &CardMatmul) -> (String, &'static str, DeviceFault, String) 
 
 #[test]
 fn products_on_a_simulated_card_have_the_hosts_bits_and_leave_no_buffer() {
-    let world = world();
+    let world = world(2);
     let free = || world.control(0).info().expect("an answer").available;
     let before = free();
     let on_card = on_card(world.control(0));
@@ -109,9 +90,7 @@ fn products_on_a_card_behind_a_socket_have_the_hosts_bits_at_every_pace() {
 #[test]
 fn products_on_cards_of_every_minor_version_have_the_hosts_bits_or_are_refused_by_name() {
     for minor in 0..=ABI_VERSION_MINOR + 1 {
-        let mut cards = cards(2);
-        cards[0].abi = AbiVersion { major: 0, minor, patch: 0 };
-        let world = World::new(cards, 7);
+        let world = world_of(2, Some(minor));
         // The whole product at once, and its rows as a backend does them.
         let product = Arc::new(Product::synthetic(37, 512, 7, 3).expect("dimensions"));
         let rows = CardProduct::new(Arc::clone(&product), world.control(0), DEADLINE);
@@ -137,7 +116,7 @@ fn products_on_cards_of_every_minor_version_have_the_hosts_bits_or_are_refused_b
 
 #[test]
 fn dimensions_and_outputs_are_refused_as_on_the_host_and_nothing_is_asked_of_the_card() {
-    let world = world();
+    let world = world(2);
     let on_card = on_card(world.control(0));
     // Whatever is asked of it from now on fails.
     world.disturb(Disturbance::Kill(0));
@@ -199,7 +178,7 @@ impl Transport for Fragile {
 
 /// A product on a card whose request of some number after its introduction fails; and the requests of the product.
 fn fragile(at: usize, answer: Option<Errno>) -> (CardMatmul, Arc<Mutex<Vec<&'static str>>>) {
-    let world = world();
+    let world = world(2);
     let seen = Arc::new(Mutex::new(Vec::new()));
     // GET_VERSION and CARD_INFO come first.
     let fatal = (at + 2, answer);
@@ -253,7 +232,7 @@ fn card_that_refuses_any_request_of_a_product_is_named_and_does_the_next_one() {
 
 #[test]
 fn card_that_dies_while_it_computes_is_lost_and_one_that_stands_still_is_stuck() {
-    let world = world();
+    let world = world(2);
     let on_card = on_card(world.control(0));
     world.disturb(Disturbance::Stick(0));
     let (_, op, fault, text) = failure(&on_card);
@@ -266,14 +245,10 @@ fn card_that_dies_while_it_computes_is_lost_and_one_that_stands_still_is_stuck()
 
 #[test]
 fn silent_card_is_stuck_and_a_busy_one_is_busy_until_it_is_free() {
-    let world = world();
+    let world = world(2);
     let busy = on_card(world.control(0));
     let other = world.control(0);
-    let buffer = other.allocate(64).expect("memory");
-    // Nobody sends it anything.
-    let (into, landing) = (Place { buffer, offset: 0 }, Landing::Store);
-    let endless = Work::Receive { into, length: 64, port: 0, tag: 0, landing };
-    other.submit(1, &[endless.into()]).expect("work");
+    occupy(&other);
     assert_eq!((failure(&busy).1, failure(&busy).2), ("submit", DeviceFault::Busy));
     drop(other);
     assert_host_bits(&busy, SHAPES[1]);
@@ -285,7 +260,7 @@ fn silent_card_is_stuck_and_a_busy_one_is_busy_until_it_is_free() {
 
 #[test]
 fn card_without_the_memory_says_how_much_is_needed_and_free_and_can_go_on_with_less() {
-    let world = world();
+    let world = world(2);
     let card = world.control(0);
     let free = card.info().expect("an answer").available;
     // Pages that are left: one for each operand of the small product and none for a large one.
@@ -315,7 +290,7 @@ fn card_without_the_memory_says_how_much_is_needed_and_free_and_can_go_on_with_l
 
 #[test]
 fn calls_of_many_threads_take_turns_and_get_their_own_products() {
-    let world = world();
+    let world = world(2);
     let on_card = on_card(world.control(0));
     std::thread::scope(|scope| {
         for rows in 1..6 {

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Jobs on cards that are played behind sockets, with a clock of their own: the bits of one thread, also when a card goes.
 
-#[path = "support/lone.rs"]
-mod lone;
-#[path = "support/watched.rs"]
-mod watched;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,8 +10,8 @@ use spanker_fabric::device::Deadline;
 use spanker_steal::{Backend, Cpu, Options, WorkStealingScheduler};
 use spanker_twin::Pace;
 
-use lone::Lone;
-use watched::watched;
+use super::lone::Lone;
+use super::watched::watched;
 
 /// Patient: the machine may be busy.
 const DEADLINE: Deadline =

@@ -8,22 +8,15 @@ use spanker_engine::jobs::{JobError, NO_TOKEN, Prompts, Replica};
 use spanker_fabric::device::Deadline;
 use spanker_llm::Network;
 use spanker_model::Quant;
-use spanker_runtime::{ABI_VERSION_MINOR, AbiVersion};
-use spanker_steal::{
-    Backend, Capabilities, Failure, Incident, IncidentKind, Options, Report, StealError, Task,
-    WorkStealingScheduler,
-};
+use spanker_runtime::ABI_VERSION_MINOR;
+use spanker_steal::{Backend, Options, Report, StealError, WorkStealingScheduler};
 use spanker_test_support::Recipe;
-use spanker_topology::{Cluster, Profile, Shape};
-use spanker_twin::{Disturbance, Pace, World, specs};
+use spanker_twin::{Disturbance, World};
+
+use super::watched::watched;
+use super::{faults, fill, world, world_of};
 
 const TOKENS: usize = 6;
-
-fn world(cards: usize) -> World {
-    let profile = Profile::builtin("rev-a").expect("a profile");
-    let cluster = Cluster::uniform(profile, cards, Shape::Ring).expect("cards");
-    World::new(specs(&cluster, Pace::Card, 1).expect("cards"), 7)
-}
 
 fn network() -> Arc<Network<Vec<u8>>> {
     let recipe = Recipe::llama(Quant::Q4_0, [5, 5, 32], 160, 352);
@@ -55,13 +48,6 @@ fn run(prompts: &Prompts<Vec<u8>>, backends: Vec<Arc<dyn Backend>>) -> (Vec<u8>,
     let report = scheduler.run(&prompts.job(), &mut out).expect("a run");
     assert_eq!((report.done, report.duplicated), (prompts.prompts().len(), 0));
     (out, report)
-}
-
-/// What went wrong and was not a matter of time: a busy machine makes leases run out and timings hard to believe.
-fn faults(report: &Report) -> Vec<&Incident> {
-    use IncidentKind::{Expired, Implausible, Refused};
-    let timely = |one: &&Incident| !matches!(one.kind, Expired | Implausible | Refused);
-    report.incidents.iter().filter(timely).collect()
 }
 
 /// Every prompt alone on a replica of its own.
@@ -122,31 +108,6 @@ fn answer_that_ends_is_filled_up_and_the_end_is_part_of_it() {
     assert_eq!(NO_TOKEN, u32::MAX);
 }
 
-/// A replica that waits for leave to begin, or tells that it has been asked.
-struct Gate {
-    inner: Arc<dyn Backend>,
-    event: Box<dyn Fn() + Send + Sync>,
-}
-
-impl Backend for Gate {
-    fn id(&self) -> &'static str {
-        self.inner.id()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn run(&self, items: std::ops::Range<usize>, out: &mut [u8]) -> Result<(), Failure> {
-        self.inner.run(items, out)
-    }
-
-    fn submit(&self, task: Task) {
-        (self.event)();
-        self.inner.submit(task);
-    }
-}
-
 #[test]
 fn card_that_dies_is_named_and_the_other_replica_answers_its_prompts() {
     let prompts = prompts(12, &[]);
@@ -154,20 +115,16 @@ fn card_that_dies_is_named_and_the_other_replica_answers_its_prompts() {
     let world = world(2);
     let died = Arc::new(AtomicBool::new(false));
     let (tell, dying) = (Arc::clone(&died), world.clone());
-    let card = Gate {
-        inner: on_card(&prompts, &world, 1),
-        event: Box::new(move || {
-            dying.disturb(Disturbance::Kill(1));
-            tell.store(true, Ordering::Release);
-        }),
-    };
-    let wait = move || {
+    let card = watched(on_card(&prompts, &world, 1), move |_| {
+        dying.disturb(Disturbance::Kill(1));
+        tell.store(true, Ordering::Release);
+    });
+    let other = watched(threads(&prompts, 1), move |_| {
         while !died.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
-    };
-    let other = Gate { inner: threads(&prompts, 1), event: Box::new(wait) };
-    let (out, report) = run(&prompts, vec![Arc::new(card), Arc::new(other)]);
+    });
+    let (out, report) = run(&prompts, vec![card, other]);
     assert_eq!(out, alone);
     let benched = report.backends[0].benched.as_deref().expect("a dead card");
     assert!(benched.contains("card 1 is gone"), "{benched}");
@@ -180,9 +137,9 @@ fn cancelled_run_ends_between_two_tokens() {
     let many = Arc::new(many);
     let job = many.job();
     let cancel = job.canceller();
-    let gate = Gate { inner: threads(&many, 1), event: Box::new(move || cancel.cancel()) };
+    let replica = watched(threads(&many, 1), move |_| cancel.cancel());
     let mut out = vec![0; 4 * 200 * 4];
-    let scheduler = WorkStealingScheduler::new(vec![Arc::new(gate)]);
+    let scheduler = WorkStealingScheduler::new(vec![replica]);
     let error = scheduler.run(&job, &mut out).expect_err("a run that was cancelled");
     assert!(matches!(error, StealError::Cancelled(_)), "{error}");
     assert_eq!(error.unfinished().map(|left| left.report.done), Some(0));
@@ -239,8 +196,7 @@ fn prompts_that_are_not_there_are_refused_and_the_replica_goes_on() {
 fn card_without_room_for_the_model_is_refused() {
     let world = world(2);
     let card = world.control(0);
-    let free = card.info().expect("an answer").available;
-    card.allocate(free - 1000).expect("nearly all of it");
+    fill(&card);
     let error = Replica::on_card(prompts(2, &[]), card, Deadline::USUAL).expect_err("no memory");
     assert!(matches!(error, JobError::Model(_)), "{error}");
     assert!(error.to_string().starts_with("card 0 needs "), "{error}");
@@ -251,11 +207,7 @@ fn card_of_a_version_without_the_operators_of_a_model_is_refused_by_name_and_new
     let prompts = prompts(2, &[]);
     let expected = run(&prompts, vec![threads(&prompts, 1)]).0;
     for minor in 0..=ABI_VERSION_MINOR + 1 {
-        let profile = Profile::builtin("rev-a").expect("a profile");
-        let cluster = Cluster::uniform(profile, 2, Shape::Ring).expect("cards");
-        let mut cards = specs(&cluster, Pace::Card, 1).expect("cards");
-        cards[0].abi = AbiVersion { major: 0, minor, patch: 0 };
-        let world = World::new(cards, 7);
+        let world = world_of(2, Some(minor));
         if minor >= 3 {
             assert_eq!(run(&prompts, vec![on_card(&prompts, &world, 0)]).0, expected, "0.{minor}");
             continue;

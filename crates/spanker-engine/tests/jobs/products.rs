@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Products over unequal backends, threads and emulated cards, healthy and not: always the bits of one thread.
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,22 +9,12 @@ use std::time::Duration;
 use ggml_spanker::{HostMatmul, MatmulInt4};
 use proptest::prelude::{ProptestConfig, prop_assert_eq, proptest};
 use spanker_engine::jobs::{CardProduct, JobError, Product, on_threads};
-use spanker_fabric::device::Deadline;
-use spanker_runtime::{Landing, Place, SpankerControl, Work};
+use spanker_runtime::SpankerControl;
 use spanker_steal::{Backend, Incident, IncidentKind, Options, Report, WorkStealingScheduler};
-use spanker_topology::{Cluster, Profile, Shape};
-use spanker_twin::{Disturbance, Pace, World, specs};
+use spanker_twin::{Disturbance, World};
 
-use watched::watched;
-
-/// A card that makes no progress is noticed soon.
-const DEADLINE: Deadline = Deadline { detect: Duration::from_millis(50), ..Deadline::USUAL };
-
-fn world(cards: usize) -> World {
-    let profile = Profile::builtin("rev-a").expect("a profile");
-    let cluster = Cluster::uniform(profile, cards, Shape::Ring).expect("cards");
-    World::new(specs(&cluster, Pace::Card, 1).expect("cards"), 7)
-}
+use super::watched::watched;
+use super::{DEADLINE, faults, fill, occupy, world};
 
 fn product(m: usize, k: usize, n: usize) -> Arc<Product> {
     Arc::new(Product::synthetic(m, k, n, 11).expect("dimensions"))
@@ -54,13 +41,6 @@ fn run(product: &Product, backends: Vec<Arc<dyn Backend>>, options: Options) -> 
     assert_eq!((report.done, report.duplicated), (product.dims()[0], 0));
     assert!(out == expected, "other bits: {report:?}");
     report
-}
-
-/// What went wrong and was not a matter of time: a busy machine makes leases run out and timings hard to believe.
-fn faults(report: &Report) -> Vec<&Incident> {
-    use IncidentKind::{Expired, Implausible, Refused};
-    let timely = |one: &&Incident| !matches!(one.kind, Expired | Implausible | Refused);
-    report.incidents.iter().filter(timely).collect()
 }
 
 /// Chunks so short that every backend gets many.
@@ -244,11 +224,7 @@ fn card_at_work_for_another_program_fails_for_now_and_works_later() {
     let world = world(2);
     let card = on_card(&product, world.control(0));
     let other = world.control(0);
-    let buffer = other.allocate(64).expect("memory");
-    let (into, landing) = (Place { buffer, offset: 0 }, Landing::Store);
-    // Nobody sends it anything.
-    let endless = Work::Receive { into, length: 64, port: 0, tag: 0, landing };
-    other.submit(1, &[endless.into()]).expect("work");
+    occupy(&other);
     let mut out = vec![0; 20 * 12];
     let failure = card.run(0..20, &mut out).expect_err("a card that is busy");
     assert!(!failure.is_lasting());
@@ -293,8 +269,7 @@ fn card_that_computes_garbage_is_found_out_and_its_rows_are_done_again() {
 fn card_without_the_memory_or_that_is_gone_is_refused_at_once() {
     let world = world(2);
     let card = world.control(0);
-    let free = card.info().expect("an answer").available;
-    card.allocate(free - 1000).expect("nearly all of it");
+    fill(&card);
     let error = CardProduct::new(product(20, 256, 64), card, DEADLINE).expect_err("no memory");
     assert!(error.to_string().starts_with("card 0: no room for 9216 bytes"), "{error}");
     let card = world.control(1);
