@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use spanker_engine::jobs::{BackendList, JobError, JobRequest, JobWatch, Workload};
+use spanker_engine::jobs::{self, BackendList, JobError, JobRequest, JobWatch, Workload};
 use spanker_engine::{EngineError, Model};
 use spanker_steal::Options;
 use spanker_twin::Signals;
@@ -31,22 +31,6 @@ const SIDE: usize = 1024;
 const TOKENS: usize = 16;
 /// More bytes than any list of prompts has.
 const MOST_BYTES: u64 = 64 << 20;
-/// What there is to answer where nobody says.
-const PROMPTS: [&str; 12] = [
-    "The three primary colours are",
-    "The capital of France is",
-    "Water boils at",
-    "Once upon a time",
-    "The sun rises in the",
-    "Two and two make",
-    "A haiku about the sea:",
-    "The opposite of cold is",
-    "Bread is made from",
-    "The largest planet is",
-    "To be or not to be,",
-    "My favourite season is",
-];
-
 /// Split one job over unequal backends, whoever fails
 ///
 /// Every backend takes chunks that suit its speed, which is measured as it goes, and every item is done exactly once:
@@ -243,7 +227,7 @@ impl OfJob {
             return Err(Usage("--tokens 0: an answer has at least one token".into()).into());
         }
         let texts: Vec<String> = match &self.prompts {
-            None => PROMPTS.map(str::to_owned).to_vec(),
+            None => jobs::PROMPTS.map(str::to_owned).to_vec(),
             Some(file) => {
                 let text = files::read(file, MOST_BYTES)?;
                 let lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -349,31 +333,16 @@ impl Args {
     }
 }
 
-/// Whether the user has had enough.
-struct Stop {
-    signals: Signals,
-    asked: AtomicBool,
-}
-
-impl Stop {
-    /// Threads that are started later leave interrupts to this, so it comes first.
-    fn new() -> anyhow::Result<Stop> {
-        Ok(Stop { signals: Signals::take()?, asked: AtomicBool::new(false) })
-    }
-
-    fn asked(&self) -> bool {
-        if self.signals.caught().end {
-            self.asked.store(true, Ordering::Relaxed);
-        }
-        self.asked.load(Ordering::Relaxed)
-    }
-}
-
 /// Runs something that is watched: what it does is shown unless `quiet`, and an interrupt stops it.
-fn watched<T>(stop: Option<&Stop>, quiet: bool, run: impl FnOnce(&JobWatch<'_>) -> T) -> T {
-    let view = RefCell::new(View::new(quiet));
+fn watched<T>(interrupt: Option<Signals>, quiet: bool, run: impl FnOnce(&JobWatch<'_>) -> T) -> T {
+    let (stopped, view) = (AtomicBool::new(false), RefCell::new(View::new(quiet)));
     let outcome = run(&JobWatch {
-        stop: &|| stop.is_some_and(Stop::asked),
+        stop: &|| {
+            if interrupt.as_ref().is_some_and(|signals| signals.caught().end) {
+                stopped.store(true, Ordering::Relaxed);
+            }
+            stopped.load(Ordering::Relaxed)
+        },
         progress: &|text| {
             view.borrow_mut().clear();
             match text {
@@ -398,18 +367,12 @@ fn told(error: EngineError) -> anyhow::Error {
     }
 }
 
-/// Runs it over ranks.
-#[cfg(not(feature = "mpi"))]
-fn over_ranks(_: &Args) -> anyhow::Result<()> {
-    Err(crate::ranks::without_mpi().into())
-}
-
-#[cfg(feature = "mpi")]
-use ranks::run as over_ranks;
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.takes_ranks() {
-        return over_ranks(args);
+        #[cfg(feature = "mpi")]
+        return ranks::run(args);
+        #[cfg(not(feature = "mpi"))]
+        return Err(crate::ranks::without_mpi().into());
     }
     let job = args.request()?.prepare().map_err(|error| match error {
         error @ EngineError::Prompt { .. } => {
@@ -417,9 +380,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         error => error.into(),
     })?;
-    // Virtual time passes quickly, and ends as any program does.
-    let stop = if args.simulate { None } else { Some(Stop::new()?) };
-    let report = watched(stop.as_ref(), args.json, |watch| job.run(watch)).map_err(told)?;
+    // Threads that are started later leave interrupts to this. Virtual time passes quickly, and ends as any program does.
+    let interrupt = if args.simulate { None } else { Some(Signals::take()?) };
+    let report = watched(interrupt, args.json, |watch| job.run(watch)).map_err(told)?;
     if args.json {
         output::line(&serde_json::to_value(&report)?.to_string())?;
     } else {

@@ -87,7 +87,7 @@ pub use gpu::GpuProduct;
 pub use matmul::CardMatmul;
 pub use product::{Product, on_threads};
 pub use prompts::{NO_TOKEN, Prompts};
-pub use questions::PromptAnswer;
+pub use questions::{PROMPTS, PromptAnswer};
 #[cfg(feature = "mpi")]
 pub use ranks::{ClaimTrips, RankReport, RankShare, run_on_ranks};
 pub use replica::Replica;

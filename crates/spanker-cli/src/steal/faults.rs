@@ -20,7 +20,6 @@ const SLOW: f64 = 4.0;
 /// Reads `emul1` and `emul1@0.5s`.
 pub(super) fn kill(text: &str) -> Result<Named, String> {
     let (backend, at) = named(text, "emul1 or emul1@0.5s")?;
-    let at = at.map_or(Ok(Duration::ZERO), time)?;
     Ok((backend, Fault { at, trouble: Trouble::Kill }))
 }
 
@@ -32,53 +31,37 @@ pub(super) fn corrupt(text: &str) -> Result<Named, String> {
 
 /// Reads `emul1`, `emul1@0.5s` and `emul1@0.5s+2s`.
 pub(super) fn hang(text: &str) -> Result<Named, String> {
-    let (text, lasts) = match text.split_once('+') {
-        None => (text, None),
-        Some((text, lasts)) => (text, Some(time(lasts)?)),
-    };
+    let (text, lasts) = cut(text, &['+']);
+    let trouble = Trouble::Hang(lasts.map(time).transpose()?);
     let (backend, at) = named(text, "emul1, emul1@0.5s or emul1@0.5s+2s")?;
-    let at = at.map_or(Ok(Duration::ZERO), time)?;
-    Ok((backend, Fault { at, trouble: Trouble::Hang(lasts) }))
+    Ok((backend, Fault { at, trouble }))
 }
 
 /// Reads `emul1`, `emul1*4`, `emul1@0.5s`, `emul1*4@0.5s`, `emul1@0.5s*4` and `emul1@0.5s:4x`.
 pub(super) fn slow(text: &str) -> Result<Named, String> {
-    let like = "emul1@0.5s or emul1*4@0.5s";
-    let (before, after) = match text.split_once('@') {
-        None => (text, None),
-        Some((before, after)) => (before, Some(after)),
-    };
-    let (before, first) = cut(before);
-    let (at, second) = after.map_or((None, None), |after| {
-        let (at, factor) = cut(after);
-        (Some(at), factor)
-    });
-    let word = match (first, second) {
-        (Some(_), Some(_)) => return Err(format!("'{text}' has two factors")),
-        (first, second) => first.or(second),
-    };
-    let (backend, _) = named(before, like)?;
-    let at = at.map_or(Ok(Duration::ZERO), time)?;
-    let trouble = Trouble::Slow(word.map_or(Ok(SLOW), factor)?);
-    Ok((backend, Fault { at, trouble }))
-}
-
-/// What is before `*4` or `:4x`, and the rest.
-fn cut(text: &str) -> (&str, Option<&str>) {
-    match text.split_once(['*', ':']) {
-        None => (text, None),
-        Some((before, factor)) => (before, Some(factor)),
+    let (before, after) = cut(text, &['@']);
+    let (name, first) = cut(before, &['*', ':']);
+    let (at, second) = after.map_or(("0", None), |after| cut(after, &['*', ':']));
+    if first.is_some() && second.is_some() {
+        return Err(format!("'{text}' has two factors"));
     }
+    let (backend, _) = named(name, "emul1@0.5s or emul1*4@0.5s")?;
+    let trouble = Trouble::Slow(first.or(second).map_or(Ok(SLOW), factor)?);
+    Ok((backend, Fault { at: time(at)?, trouble }))
 }
 
-/// A backend's name, and what is after `@`.
-fn named<'t>(text: &'t str, like: &str) -> Result<(String, Option<&'t str>), String> {
-    let (name, at) = match text.split_once('@') {
-        None => (text, None),
-        Some((name, at)) => (name, Some(at)),
-    };
-    let plain = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric());
-    if plain { Ok((name.to_owned(), at)) } else { Err(format!("'{text}' is not like {like}")) }
+/// What is before the first of these letters, and what is after it.
+fn cut<'t>(text: &'t str, letters: &[char]) -> (&'t str, Option<&'t str>) {
+    text.split_once(letters).map_or((text, None), |(before, after)| (before, Some(after)))
+}
+
+/// A backend's name and the time after `@`, or the start.
+fn named(text: &str, like: &str) -> Result<(String, Duration), String> {
+    let (name, at) = cut(text, &['@']);
+    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric()) {
+        return Err(format!("'{text}' is not like {like}"));
+    }
+    Ok((name.to_owned(), at.map_or(Ok(Duration::ZERO), time)?))
 }
 
 /// Reads a time.

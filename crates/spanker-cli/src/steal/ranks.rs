@@ -3,15 +3,16 @@
 
 use spanker_engine::EngineError;
 use spanker_engine::jobs::{ClaimTrips, JobTotals, RankReport, run_on_ranks};
+use spanker_twin::Signals;
 
 use super::table::{count, rate, show_counts, show_efficiency};
-use super::{Args, Stop, told, watched};
+use super::{Args, told, watched};
 use crate::{Unspoken, Usage, output, ranks};
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let world = ranks::world()?;
     check(args)?;
-    let stop = Stop::new()?;
+    let interrupt = Some(Signals::take()?);
     let request = args.request()?;
     let publish = |report: &RankReport| -> anyhow::Result<()> {
         match args.json {
@@ -20,8 +21,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         }
     };
     let quiet = args.json || world.rank() > 0;
-    let outcome =
-        watched(Some(&stop), quiet, |watch| run_on_ranks(&world, request, watch, publish));
+    let outcome = watched(interrupt, quiet, |watch| run_on_ranks(&world, request, watch, publish));
     outcome.map_err(|error| {
         let error = match error.downcast::<EngineError>() {
             // All ranks find the same, and leave together.

@@ -130,13 +130,10 @@ fn kind(word: &str) -> Result<BackendKind, String> {
                 Err(format!("'{word}': expected a speed of {least}x to {most}x, as in emul:4x"))
             }
         },
-        "card" => match rest.parse() {
-            Ok(index) => Ok(BackendKind::Card { index }),
-            Err(_) => Err(format!("'{word}': expected a card's number, as in card:0")),
-        },
-        "gpu" => match rest.parse() {
+        "card" | "gpu" => match rest.parse() {
+            Ok(index) if id == "card" => Ok(BackendKind::Card { index }),
             Ok(index) => Ok(BackendKind::Gpu { index }),
-            Err(_) => Err(format!("'{word}': expected a GPU's number, as in gpu:0")),
+            Err(_) => Err(format!("'{word}': expected the number of a {id}, as in {id}:0")),
         },
         _ => Err(bad()),
     }

@@ -144,17 +144,6 @@ impl std::fmt::Debug for Product {
 }
 
 /// A product on threads of this process, which are trusted where others disagree.
-///
-/// # Examples
-///
-/// ```
-/// use spanker_engine::jobs::{Product, on_threads};
-/// use std::sync::Arc;
-///
-/// let product = Arc::new(Product::synthetic(4, 256, 3, 7)?);
-/// assert_eq!(on_threads(product, 2).capabilities().in_flight, 2);
-/// # Ok::<(), spanker_engine::jobs::JobError>(())
-/// ```
 #[must_use]
 pub fn on_threads(product: Arc<Product>, threads: usize) -> Arc<dyn Backend> {
     Arc::new(Cpu::new(threads, move |items, out: &mut [u8]| product.rows(items, out)))
