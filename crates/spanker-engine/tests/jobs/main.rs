@@ -5,6 +5,7 @@ mod lone;
 mod matmul;
 mod products;
 mod prompts;
+mod requests;
 mod sockets;
 mod watched;
 
