@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::thread;
 
-use spanker_steal::{Failure, Spans};
+use spanker_steal::{Failure, Scenario, Spans};
 
 /// Bytes of one output of a job that sleeps or hashes.
 pub(super) const BYTES: usize = 8;
@@ -21,7 +21,7 @@ pub(super) type Hot = [(Range<usize>, f64)];
 
 /// The outputs of a job as they should be.
 pub(super) enum Expected {
-    /// A number that depends on the item, and costs nothing.
+    /// Numbers that depend on the item, as in virtual time.
     Numbers,
     /// All outputs, of so many bytes each.
     Table { bytes: usize, outputs: Vec<u8> },
@@ -30,19 +30,10 @@ pub(super) enum Expected {
 }
 
 impl Expected {
-    /// Whether there is something to compare outputs with.
-    pub(super) fn is_known(&self) -> bool {
-        !matches!(self, Expected::Unknown)
-    }
-
     /// Writes the outputs of some items, at no cost. Where nobody knows, nothing is written.
     pub(super) fn write(&self, items: Range<usize>, out: &mut [u8]) {
         match self {
-            Expected::Numbers => {
-                for (item, out) in items.zip(out.chunks_exact_mut(BYTES)) {
-                    out.copy_from_slice(&mixed(item as u64, 1).to_le_bytes());
-                }
-            }
+            Expected::Numbers => Scenario::expected(items, out),
             Expected::Table { bytes, outputs } => {
                 out.copy_from_slice(&outputs[items.start * bytes..items.end * bytes]);
             }
@@ -52,7 +43,41 @@ impl Expected {
 
     /// Items and bytes of `out`, the outputs of `items` of so many bytes each, that are not as they should be.
     pub(super) fn wrong_in(&self, items: Range<usize>, bytes: usize, out: &[u8]) -> Wrong {
-        wrong_in(items, bytes, out, |items, out| self.write(items, out))
+        let batch = batch(bytes);
+        let mut right = vec![0; batch * bytes];
+        let mut wrong = Wrong::default();
+        for (place, out) in out.chunks(batch * bytes).enumerate() {
+            let right = &mut right[..out.len()];
+            let start = items.start + place * batch;
+            self.write(start..start + out.len() / bytes, right);
+            if *out == *right {
+                continue;
+            }
+            for (is, should) in out.chunks(bytes).zip(right.chunks(bytes)) {
+                wrong.items += usize::from(is != should);
+                wrong.bytes += is.iter().zip(should).filter(|(is, should)| is != should).count();
+            }
+        }
+        wrong
+    }
+
+    /// Wrong bytes among all outputs of a job, without those that are missing. Nothing if nobody knows.
+    pub(super) fn wrong_bytes(
+        &self,
+        items: usize,
+        bytes: usize,
+        missing: &[Range<usize>],
+        out: &[u8],
+    ) -> Option<usize> {
+        let mut gone = Spans::new();
+        for range in missing {
+            gone.insert(range.clone());
+        }
+        let wrong = |items: Range<usize>| {
+            let out = &out[items.start * bytes..items.end * bytes];
+            self.wrong_in(items, bytes, out).bytes
+        };
+        (!matches!(self, Expected::Unknown)).then(|| gone.gaps(0..items).map(wrong).sum())
     }
 }
 
@@ -99,51 +124,6 @@ pub(super) fn all_of(
 pub(super) struct Wrong {
     pub(super) items: usize,
     pub(super) bytes: usize,
-}
-
-/// Items and bytes of `out`, the outputs of `items` of so many bytes each, that are not those of `expected`.
-fn wrong_in(
-    items: Range<usize>,
-    bytes: usize,
-    out: &[u8],
-    expected: impl Fn(Range<usize>, &mut [u8]),
-) -> Wrong {
-    let batch = batch(bytes);
-    let mut right = vec![0; batch * bytes];
-    let mut wrong = Wrong::default();
-    for (place, out) in out.chunks(batch * bytes).enumerate() {
-        let right = &mut right[..out.len()];
-        let start = items.start + place * batch;
-        expected(start..start + out.len() / bytes, right);
-        if *out == *right {
-            continue;
-        }
-        for (is, should) in out.chunks(bytes).zip(right.chunks(bytes)) {
-            wrong.items += usize::from(is != should);
-            wrong.bytes += is.iter().zip(should).filter(|(is, should)| is != should).count();
-        }
-    }
-    wrong
-}
-
-/// Wrong bytes among all outputs of a job, without those that are missing.
-pub(super) fn wrong_bytes(
-    items: usize,
-    bytes: usize,
-    missing: &[Range<usize>],
-    out: &[u8],
-    expected: impl Fn(Range<usize>, &mut [u8]),
-) -> usize {
-    let mut gone = Spans::new();
-    for range in missing {
-        gone.insert(range.clone());
-    }
-    let there = gone.gaps(0..items);
-    let wrong = |items: Range<usize>| {
-        let out = &out[items.start * bytes..items.end * bytes];
-        wrong_in(items, bytes, out, &expected).bytes
-    };
-    there.map(wrong).sum()
 }
 
 /// So many rounds of a mixing function, each of which waits for the one before.
@@ -194,12 +174,13 @@ mod tests {
 
     #[test]
     fn outputs_that_are_missing_are_not_compared() {
-        let expected = |items, out: &mut [u8]| Expected::Numbers.write(items, out);
         let mut out = vec![0; 100 * BYTES];
-        expected(0..100, &mut out);
+        Expected::Numbers.write(0..100, &mut out);
         out[10 * BYTES..20 * BYTES].fill(0xff);
         let part = std::iter::once(10..20).collect::<Vec<_>>();
-        assert_eq!(wrong_bytes(100, BYTES, &part, &out, expected), 0);
-        assert!(wrong_bytes(100, BYTES, &[], &out, expected) > 50);
+        let wrong = |missing: &[_]| Expected::Numbers.wrong_bytes(100, BYTES, missing, &out);
+        assert_eq!(wrong(&part), Some(0));
+        assert!(wrong(&[]).is_some_and(|bytes| bytes > 50));
+        assert_eq!(Expected::Unknown.wrong_bytes(100, BYTES, &[], &out), None);
     }
 }

@@ -155,7 +155,8 @@ impl<'a> RankRun<'a> {
         let (seen, silent) = self.wait_for_all()?;
         let seconds = begun.elapsed().as_secs_f64();
         let (missing, marked) = count(&self.window.marks()?, ranks);
-        let wrong_bytes = job.wrong_bytes(&self.workers, &missing, &self.window.outputs()?);
+        let (out, expected) = (self.window.outputs()?, &self.workers.expected);
+        let wrong_bytes = expected.wrong_bytes(job.job.items(), job.bytes, &missing, &out);
         let findings = Findings { seen, seconds, missing, marked, wrong_bytes, silent };
         Ok(Some(RankReport::new(job, self.world, findings)))
     }

@@ -11,7 +11,7 @@ use super::report::JobReport;
 use super::request::{Inputs, PreparedJob};
 use super::simulated::{by_rule, ideal};
 use super::workers::Workers;
-use super::{JobError, expected, origin};
+use super::{JobError, origin};
 use crate::error::Result;
 
 /// The first version's rule is not run where it would take more seconds.
@@ -67,7 +67,7 @@ impl PreparedJob {
         let mut report = JobReport::new(self, ended)?;
         let totals = &mut report.totals;
         totals.took(seconds, ideal(&scenario), report.error.is_none());
-        totals.wrong_bytes = self.wrong_bytes(&workers, &totals.missing, &out);
+        totals.wrong_bytes = workers.expected.wrong_bytes(items, self.bytes, &totals.missing, &out);
         report.launches = launches.load(Ordering::Relaxed);
         if let Inputs::Prompts(questions, _) = &self.inputs {
             report.answers = Some(questions.read(&out, &report.totals.missing));
@@ -79,18 +79,5 @@ impl PreparedJob {
             origin::run(self, &scenario, &workers, watch, &mut report)?;
         }
         Ok(report)
-    }
-
-    /// Bytes of the outputs that are not as they should be, without those of missing items; nothing if nobody knows.
-    pub(super) fn wrong_bytes(
-        &self,
-        workers: &Workers,
-        missing: &[std::ops::Range<usize>],
-        out: &[u8],
-    ) -> Option<usize> {
-        let expected = |items, out: &mut [u8]| workers.expected.write(items, out);
-        let (items, bytes) = (self.job.items(), self.bytes);
-        let wrong = || expected::wrong_bytes(items, bytes, missing, out, expected);
-        workers.expected.is_known().then(wrong)
     }
 }

@@ -3,11 +3,12 @@
 
 use spanker_steal::{Origin, Scenario, SimBackend, Trouble, ideal_seconds, origin, simulate};
 
+use super::JobError;
 use super::backends::BackendKind;
+use super::expected::Expected;
 use super::report::JobReport;
 use super::request::PreparedJob;
 use super::workers::rates;
-use super::{JobError, expected};
 
 impl PreparedJob {
     /// The job and who does it, at so many items a second of a task of each backend, as virtual time knows them.
@@ -42,9 +43,8 @@ impl PreparedJob {
         totals.took(run.seconds, ideal(&scenario), report.error.is_none());
         // By the simulation's own count.
         (totals.lost, totals.duplicated) = (run.lost, run.duplicated);
-        let expected = |items, out: &mut [u8]| scenario.expected(items, out);
-        let wrong = expected::wrong_bytes(items, self.bytes, &totals.missing, &run.out, expected);
-        totals.wrong_bytes = Some(wrong);
+        totals.wrong_bytes =
+            Expected::Numbers.wrong_bytes(items, self.bytes, &totals.missing, &run.out);
         if self.request.origin {
             let origin = by_rule(&scenario);
             report.compare(origin.seconds, items - origin.lost, None);
