@@ -32,7 +32,7 @@ const TASK_BYTES: usize = 16 << 20;
 const GRACE: Duration = Duration::from_micros(500);
 
 /// The types of operands and of what rows are rounded to, in the ABI's numbers.
-const WEIGHTS: u32 = number(Quant::Q4K);
+pub(super) const WEIGHTS: u32 = number(Quant::Q4K);
 const INPUTS: u32 = number(Quant::Q8K);
 
 const fn number(quant: Quant) -> u32 {

@@ -15,16 +15,11 @@ use spanker_runtime::{
 };
 
 use super::JobError;
+use super::card::WEIGHTS;
 use super::watch::{Unfinished, take_back, watch, words};
 
 /// Multiply-accumulates of one descriptor, about: a card shows progress at least after each.
 const MACS: usize = 1 << 28;
-
-/// GGML's number of Q4_K, in which the card gets both operands.
-const Q4_K: u32 = match Quant::Q4K.ggml_id() {
-    Some(id) => id,
-    None => panic!("GGML has a number for Q4_K"),
-};
 
 /// Multiplies Q4_K matrices on a card behind the ABI.
 ///
@@ -174,7 +169,7 @@ fn pieces([a, b, out]: [BufferId; 3], [m, k, n]: [usize; 3]) -> Vec<Descriptor> 
             b: Place { buffer: b, offset: 0 },
             out: Place { buffer: out, offset: (first * n * OUTPUT_ELEM_BYTES) as u64 },
             shape: [rows.min(m - first) as u64, k as u64, n as u64],
-            types: [Q4_K, Q4_K],
+            types: [WEIGHTS, WEIGHTS],
         };
         [product.into(), Work::Fence { not_before_ps: 0 }.into()]
     };

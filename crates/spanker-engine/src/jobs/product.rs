@@ -50,15 +50,6 @@ impl Product {
     /// # Errors
     /// [`JobError::Nothing`] without rows, [`JobError::Product`] for a `k` that is no positive multiple of
     /// [`QK_K`], for operands of other lengths than the dimensions ask for, and for sizes that overflow.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use spanker_engine::jobs::Product;
-    ///
-    /// let refused = Product::new(vec![0; 144], vec![0; 100], 1, 256, 1).unwrap_err();
-    /// assert_eq!(refused.to_string(), "bad dimensions: m = 1, k = 256, n = 1 with blocks of 256");
-    /// ```
     pub fn new(a: Vec<u8>, b: Vec<u8>, m: usize, k: usize, n: usize) -> Result<Product, JobError> {
         let [left, right] = sizes(m, k, n)?;
         if (a.len(), b.len()) != (left, right) {

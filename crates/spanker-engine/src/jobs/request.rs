@@ -179,30 +179,22 @@ impl JobRequest {
         let matmul = matches!(self.workload, Workload::Matmul { .. });
         let refused = |what: String| Err(EngineError::request(what));
         for kind in &self.backends.0 {
-            match kind {
+            return refused(match kind {
                 BackendKind::Card { index } if !prompts && !matmul => {
-                    return refused(format!(
-                        "card:{index}: --job {job} runs on cpu and emul backends only"
-                    ));
+                    format!("card:{index}: --job {job} runs on cpu and emul backends only")
                 }
                 BackendKind::Card { index } if self.simulate => {
-                    return refused(format!(
-                        "card:{index}: a card has no virtual time, use emul with --simulate"
-                    ));
+                    format!("card:{index}: a card has no virtual time, use emul with --simulate")
                 }
                 BackendKind::Gpu { index } if !matmul || self.simulate => {
-                    return refused(format!(
-                        "gpu:{index}: GPUs do --job matmul, on real threads only"
-                    ));
+                    format!("gpu:{index}: GPUs do --job matmul, on real threads only")
                 }
-                BackendKind::Emul { speed } if prompts => {
-                    return refused(format!(
-                        "emul:{speed}x: nobody knows an answer without a model: --job prompts runs on \
-                         cpu and card backends only"
-                    ));
-                }
-                _ => {}
-            }
+                BackendKind::Emul { speed } if prompts => format!(
+                    "emul:{speed}x: nobody knows an answer without a model: --job prompts runs on \
+                     cpu and card backends only"
+                ),
+                _ => continue,
+            });
         }
         if self.simulate && prompts {
             return refused("--job prompts runs for real only, without --simulate".into());
