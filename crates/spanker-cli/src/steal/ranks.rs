@@ -6,7 +6,7 @@ use spanker_engine::jobs::{ClaimTrips, JobTotals, RankReport, run_on_ranks};
 use spanker_twin::Signals;
 
 use super::table::{count, rate, show_counts, show_efficiency};
-use super::{Args, told, watched};
+use super::{Args, JobKind, told, watched};
 use crate::{Unspoken, Usage, output, ranks};
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
@@ -43,6 +43,10 @@ fn check(args: &Args) -> Result<(), Usage> {
         ("--checksums", args.checksums),
         ("--lease", args.lease.is_some()),
     ];
+    if args.job == JobKind::Prompts {
+        // Said before a model is opened.
+        return Err(Usage("--job prompts runs in one process, without --fabric mpi".into()));
+    }
     match flags.into_iter().find(|(_, given)| *given) {
         Some((flag, _)) => Err(Usage(format!(
             "{flag} is for one process: over ranks, nobody does again what another has taken"
