@@ -226,14 +226,12 @@ impl OfJob {
         if tokens == 0 {
             return Err(Usage("--tokens 0: an answer has at least one token".into()).into());
         }
-        let texts: Vec<String> = match &self.prompts {
-            None => jobs::PROMPTS.map(str::to_owned).to_vec(),
-            Some(file) => {
-                let text = files::read(file, MOST_BYTES)?;
-                let lines = text.lines().filter(|line| !line.trim().is_empty());
-                lines.map(str::to_owned).collect()
-            }
+        let text = match &self.prompts {
+            None => jobs::PROMPTS.to_owned(),
+            Some(file) => files::read(file, MOST_BYTES)?,
         };
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        let texts: Vec<String> = lines.map(str::to_owned).collect();
         if texts.is_empty() {
             anyhow::bail!("{}: no prompts, expected one on every line", self.source());
         }

@@ -133,7 +133,10 @@ fn kind(word: &str) -> Result<BackendKind, String> {
         "card" | "gpu" => match rest.parse() {
             Ok(index) if id == "card" => Ok(BackendKind::Card { index }),
             Ok(index) => Ok(BackendKind::Gpu { index }),
-            Err(_) => Err(format!("'{word}': expected the number of a {id}, as in {id}:0")),
+            Err(_) => {
+                let what = if id == "card" { "card" } else { "GPU" };
+                Err(format!("'{word}': expected a {what}'s number, as in {id}:0"))
+            }
         },
         _ => Err(bad()),
     }

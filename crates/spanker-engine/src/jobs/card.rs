@@ -72,11 +72,11 @@ impl CardProduct {
         deadline: Deadline,
     ) -> Result<CardProduct, JobError> {
         let (worker, most_items) = Worker::start("card", move |ready, orders| {
-            match Shop::open(&product, &card, deadline) {
+            match CardContext::open(&product, &card, deadline) {
                 Err(error) => drop(ready.send(Err(error))),
-                Ok(mut shop) => {
-                    if ready.send(Ok(shop.rows)).is_ok() {
-                        shop.serve(orders);
+                Ok(mut context) => {
+                    if ready.send(Ok(context.rows)).is_ok() {
+                        context.serve(orders);
                     }
                 }
             }
@@ -121,7 +121,7 @@ struct Slot {
 }
 
 /// A task that the card has.
-struct Flight {
+struct InFlight {
     order: Order,
     slot: Slot,
     ticket: Ticket,
@@ -144,7 +144,7 @@ struct Rounding {
 const ROUNDING: [Feature; 3] = [Feature::WorkEmbed, Feature::WorkQuantize, Feature::MatmulTypes];
 
 /// A card with what lies on it.
-struct Shop<'a> {
+struct CardContext<'a> {
     product: &'a Product,
     card: &'a SpankerControl,
     info: CardInfo,
@@ -155,16 +155,16 @@ struct Shop<'a> {
     /// Nothing for a card that multiplies rows as they are.
     rounding: Option<Rounding>,
     free: Vec<Slot>,
-    flights: VecDeque<Flight>,
+    flights: VecDeque<InFlight>,
     next_job: u64,
 }
 
-impl<'a> Shop<'a> {
+impl<'a> CardContext<'a> {
     fn open(
         product: &'a Product,
         card: &'a SpankerControl,
         deadline: Deadline,
-    ) -> Result<Shop<'a>, JobError> {
+    ) -> Result<CardContext<'a>, JobError> {
         let unknown = || match card.path() {
             Some(path) => path.display().to_string(),
             None => "a card".to_owned(),
@@ -207,7 +207,7 @@ impl<'a> Shop<'a> {
         // A number that no other program is likely to begin with; zero stands for all jobs.
         let next_job = RandomState::new().build_hasher().finish() | 1;
         let flights = VecDeque::with_capacity(IN_FLIGHT);
-        Ok(Shop { product, card, info, deadline, rows, right, rounding, free, flights, next_job })
+        Ok(Self { product, card, info, deadline, rows, right, rounding, free, flights, next_job })
     }
 
     /// Takes orders as long as there is room on the card, and answers the oldest.
@@ -232,7 +232,7 @@ impl<'a> Shop<'a> {
             return order.answer(Err(Failure::passing(self.named("it has no room"))));
         };
         match self.submit(&mut order, slot) {
-            Ok((ticket, job)) => self.flights.push_back(Flight { order, slot, ticket, job }),
+            Ok((ticket, job)) => self.flights.push_back(InFlight { order, slot, ticket, job }),
             Err(failure) => {
                 self.free.push(slot);
                 order.answer(Err(failure));
@@ -290,7 +290,7 @@ impl<'a> Shop<'a> {
     fn finish(&mut self) {
         let Some(flight) = self.flights.pop_front() else { return };
         let outcome = self.wait(&flight);
-        let Flight { mut order, slot, .. } = flight;
+        let InFlight { mut order, slot, .. } = flight;
         self.free.push(slot);
         let read = outcome.and_then(|()| {
             let read = self.card.read(slot.results, 0, order.output());
@@ -300,7 +300,7 @@ impl<'a> Shop<'a> {
     }
 
     /// Waits until a task is complete. When this fails, the card has let go of the task's buffers, or is lost.
-    fn wait(&self, flight: &Flight) -> Result<(), Failure> {
+    fn wait(&self, flight: &InFlight) -> Result<(), Failure> {
         let is_wanted = || flight.order.is_wanted();
         let (kind, what) = match watch(self.card, flight.ticket, self.deadline, is_wanted) {
             Ok(()) => return Ok(()),

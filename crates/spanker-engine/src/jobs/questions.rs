@@ -12,21 +12,10 @@ use super::{JobError, Prompts};
 use crate::error::{EngineError, Result};
 use crate::model::Model;
 
-/// Short prompts to try a model with.
-pub const PROMPTS: [&str; 12] = [
-    "The three primary colours are",
-    "The capital of France is",
-    "Water boils at",
-    "Once upon a time",
-    "The sun rises in the",
-    "Two and two make",
-    "A haiku about the sea:",
-    "The opposite of cold is",
-    "Bread is made from",
-    "The largest planet is",
-    "To be or not to be,",
-    "My favourite season is",
-];
+/// Short prompts to try a model with, one on every line.
+pub const PROMPTS: &str = "The three primary colours are\nThe capital of France is\nWater boils at
+Once upon a time\nThe sun rises in the\nTwo and two make\nA haiku about the sea:\nThe opposite of cold is
+Bread is made from\nThe largest planet is\nTo be or not to be,\nMy favourite season is";
 
 /// Prompts for a model.
 pub(super) struct Questions {

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use spanker_fabric_mpi::World;
 use spanker_steal::{Ask, Backend, RankClaims};
 
+use super::report::JobTotals;
 use super::request::{Inputs, JobRequest, PreparedJob, Workload};
 use super::workers::Workers;
 use super::{JobError, JobWatch};
 use crate::error::{EngineError, Result};
 use lanes::{Answer, Lanes};
-use report::Findings;
 pub use report::{ClaimTrips, RankReport, RankShare};
 use window::{ClaimWindow, DONE, STOPPED, Snapshot, count};
 
@@ -155,10 +155,10 @@ impl<'a> RankRun<'a> {
         let (seen, silent) = self.wait_for_all()?;
         let seconds = begun.elapsed().as_secs_f64();
         let (missing, marked) = count(&self.window.marks()?, ranks);
-        let (out, expected) = (self.window.outputs()?, &self.workers.expected);
-        let wrong_bytes = expected.wrong_bytes(job.job.items(), job.bytes, &missing, &out);
-        let findings = Findings { seen, seconds, missing, marked, wrong_bytes, silent };
-        Ok(Some(RankReport::new(job, self.world, findings)))
+        let (out, mut totals) = (self.window.outputs()?, JobTotals::new(job, missing));
+        totals.compare(&self.workers.expected, job.bytes, &out);
+        let report = RankReport::new(job, self.world, totals, seconds, &seen, &marked, &silent);
+        Ok(Some(report))
     }
 
     /// Ends the job. If it is not done, ranks that wait for rank 0 are told so, and others are not waited for.

@@ -9,6 +9,7 @@ use spanker_steal::{BackendReport, Incident, IncidentKind, Report, StealError};
 
 use super::JobError;
 use super::backends::BackendKind;
+use super::expected::Expected;
 use super::questions::PromptAnswer;
 use super::request::PreparedJob;
 
@@ -65,6 +66,11 @@ impl JobTotals {
             efficiency: None,
             missing,
         }
+    }
+
+    /// Counts the bytes of outputs of so many bytes each that are not as they should be.
+    pub(super) fn compare(&mut self, expected: &Expected, bytes: usize, out: &[u8]) {
+        self.wrong_bytes = expected.wrong_bytes(self.items, bytes, &self.missing, out);
     }
 
     /// Says how long the job took and ideally would have taken.

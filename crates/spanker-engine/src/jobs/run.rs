@@ -67,7 +67,7 @@ impl PreparedJob {
         let mut report = JobReport::new(self, ended)?;
         let totals = &mut report.totals;
         totals.took(seconds, ideal(&scenario), report.error.is_none());
-        totals.wrong_bytes = workers.expected.wrong_bytes(items, self.bytes, &totals.missing, &out);
+        totals.compare(&workers.expected, self.bytes, &out);
         report.launches = launches.load(Ordering::Relaxed);
         if let Inputs::Prompts(questions, _) = &self.inputs {
             report.answers = Some(questions.read(&out, &report.totals.missing));

@@ -43,8 +43,7 @@ impl PreparedJob {
         totals.took(run.seconds, ideal(&scenario), report.error.is_none());
         // By the simulation's own count.
         (totals.lost, totals.duplicated) = (run.lost, run.duplicated);
-        totals.wrong_bytes =
-            Expected::Numbers.wrong_bytes(items, self.bytes, &totals.missing, &run.out);
+        totals.compare(&Expected::Numbers, self.bytes, &run.out);
         if self.request.origin {
             let origin = by_rule(&scenario);
             report.compare(origin.seconds, items - origin.lost, None);

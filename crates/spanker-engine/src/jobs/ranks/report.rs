@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What came of a job over ranks, as rank 0 counts it.
 
-use std::ops::Range;
-
 use serde::Serialize;
 use spanker_fabric_mpi::World;
 
@@ -88,26 +86,23 @@ pub struct RankShare {
     pub answered: bool,
 }
 
-/// What there is to know in the end, on rank 0.
-pub(super) struct Findings {
-    pub(super) seen: Snapshot,
-    pub(super) seconds: f64,
-    pub(super) missing: Vec<Range<usize>>,
-    /// Items that each rank marked.
-    pub(super) marked: Vec<usize>,
-    pub(super) wrong_bytes: Option<usize>,
-    /// Ranks that have not said what they did, and why.
-    pub(super) silent: Vec<(usize, String)>,
-}
-
 /// Nanoseconds in microseconds.
 fn microseconds(time: u64) -> f64 {
     time as f64 * 1e-3
 }
 
 impl RankReport {
-    pub(super) fn new(job: &PreparedJob, world: &World, findings: Findings) -> RankReport {
-        let Findings { seen, seconds, missing, marked, wrong_bytes, silent } = findings;
+    /// What rank 0 knows in the end: `marked` are the items that each rank marked, `silent` the ranks that have not said what
+    /// they did, with why.
+    pub(super) fn new(
+        job: &PreparedJob,
+        world: &World,
+        mut totals: JobTotals,
+        seconds: f64,
+        seen: &Snapshot,
+        marked: &[usize],
+        silent: &[(usize, String)],
+    ) -> RankReport {
         let share = |(rank, stats): (usize, &RankStats)| {
             let lanes = job.lanes(job.kinds()[rank]);
             let why = silent.iter().find(|(other, _)| *other == rank);
@@ -133,11 +128,9 @@ impl RankReport {
         let twice = |(stats, marked): (&RankStats, &usize)| {
             usize::try_from(stats.items).unwrap_or(usize::MAX).saturating_sub(*marked)
         };
-        let mut totals = JobTotals::new(job, missing);
         let seconds = seconds.max(most(|stats| stats.took) as f64 * 1e-9);
         totals.took(seconds, ideal(&job.scenario(&seen.speeds)), totals.lost == 0);
-        totals.duplicated = seen.stats.iter().zip(&marked).map(twice).sum();
-        totals.wrong_bytes = wrong_bytes;
+        totals.duplicated = seen.stats.iter().zip(marked).map(twice).sum();
         RankReport {
             totals,
             fabric: "mpi",
