@@ -6,8 +6,8 @@
 //!   ([`quantize`], [`Inputs`]); [`ops`] is the rest of a Llama-family model. [`decode`] turns weights into f32.
 //! - [`Shape`] cuts quantised matrices by rows and by columns.
 //! - [`MatmulInt4`] is the product of two Q4_K matrices: [`HostMatmul`] computes it on the host's processor,
-//!   [`MockSail`] computes the same and records the bus traffic that a card would see. `CardMatmul` of the crate
-//!   `spanker-jobs` has a card compute it, with the same bits.
+//!   [`MockSail`] computes the same and records the bus traffic that a card would see.
+//!   `spanker_engine::jobs::CardMatmul` has a card compute it, with the same bits.
 //!
 //! Every result has bits of its own that no processor, number of threads or split changes: there is one
 //! definition in plain Rust, and vector instructions ([`Path`]) give exactly its bits.

@@ -367,7 +367,7 @@ fn check_memory(case: &Case, largest: usize) -> anyhow::Result<()> {
     // and every rank has a thread with its stack and its part of the schedule.
     let (copies, each) = if case.how == How::Fused { (3, 0) } else { (8, 1 << 20) };
     let needed = largest.saturating_mul(copies).saturating_add(each).saturating_mul(case.cards);
-    let Some(available) = available_memory() else { return Ok(()) };
+    let Some(available) = spanker_engine::memory::available() else { return Ok(()) };
     if needed <= available {
         return Ok(());
     }
@@ -378,14 +378,6 @@ fn check_memory(case: &Case, largest: usize) -> anyhow::Result<()> {
         human(largest)
     );
     Err(DoesNotFit(text).into())
-}
-
-/// Bytes that can be had without anybody being killed for them, where the system says so.
-pub(crate) fn available_memory() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    let kibibytes: usize = line.split_whitespace().nth(1)?.parse().ok()?;
-    kibibytes.checked_mul(1024)
 }
 
 fn measure(dtype: DType, case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {

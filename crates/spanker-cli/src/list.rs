@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             Some(Place::Cards(Box::new(cluster)))
         }
         (true, None) => {
-            let free = crate::bench::available_memory().map(|bytes| bytes as u64);
+            let free = spanker_engine::memory::available().map(|bytes| bytes as u64);
             Some(Place::Here { free, rate: measured_rate() })
         }
     };

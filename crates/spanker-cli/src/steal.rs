@@ -1,39 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `spanker steal`: one job over unequal backends, with faults if one likes; on real threads or in virtual time. How
-//! items are given out is `spanker-steal`'s business; here are flags, backends to rehearse with, tables and JSON.
+//! `spanker steal`: one job over unequal backends, with faults if one likes; on real threads, ranks or in virtual time. The
+//! engine prepares and runs it; here are flags, tables, JSON and progress.
 
-mod cards;
-mod crew;
 mod faults;
-mod gpu;
-mod live;
-mod material;
-mod origin;
-mod outcome;
-mod planned;
-mod prepare;
-mod questions;
 #[cfg(feature = "mpi")]
 mod ranks;
-mod speed;
+mod table;
 mod view;
-mod work;
 
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use spanker_steal::{Fault, Job, Options};
+use spanker_engine::jobs::{self, BackendList, JobError, JobRequest, JobWatch, Workload};
+use spanker_engine::{EngineError, Model};
+use spanker_steal::Options;
+use spanker_twin::Signals;
 
-use crate::Usage;
-use crew::{Crew, Kind};
+use crate::{Interrupted, Unspoken, Usage, files, models, output};
 use faults::{Hot, Named};
-use material::Material;
-use outcome::{Outcome, end};
+use view::View;
 
-/// How long a job whose items sleep ideally takes, in seconds, where nobody says how long an item does.
-const IDEAL: f64 = 1.0;
 /// The part that is done again by others when a backend computes wrong bytes.
 const AUDIT: f64 = 0.02;
-
+/// Values that both operands of a product share, and rows of the right one, where nobody says.
+const SIDE: usize = 1024;
+/// Tokens of an answer where nobody says.
+const TOKENS: usize = 16;
+/// More bytes than any list of prompts has.
+const MOST_BYTES: u64 = 64 << 20;
 /// Split one job over unequal backends, whoever fails
 ///
 /// Every backend takes chunks that suit its speed, which is measured as it goes, and every item is done exactly once:
@@ -69,10 +66,10 @@ pub(crate) struct Args {
     /// Who does it, up to 128: cpu:N (N threads), emul:4x (4 times the base speed), emul:20x*7 (seven of them),
     /// card:0 (a card, for matmul and prompts), gpu:0 (a GPU, for matmul)
     #[arg(long, value_name = "LIST")]
-    backends: Crew,
+    backends: BackendList,
     /// Where the backends are: threads of this process, or the ranks that mpirun started, one backend each
     #[arg(long, default_value = "threads", value_enum)]
-    fabric: Ground,
+    fabric: Fabric,
     /// Items of the job, as in 1000000 or 1M; for matmul rows of the left operand [default: 1000000, or 4096 rows]
     #[arg(long, value_name = "N", value_parser = items)]
     items: Option<usize>,
@@ -81,7 +78,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "sleep", value_enum)]
     job: JobKind,
     #[command(flatten)]
-    real: material::Flags,
+    of_job: OfJob,
     /// What an item takes at 1x, for sleep and --simulate; a cpu thread is 1x [default: what makes the whole job
     /// take a second, if all goes well]
     #[arg(long, value_name = "TIME", value_parser = faults::time)]
@@ -141,7 +138,7 @@ pub(crate) struct Args {
 
 /// Where backends are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Ground {
+enum Fabric {
     /// Threads of this process
     Threads,
     /// Processes, on one host or several
@@ -161,29 +158,85 @@ enum JobKind {
     Prompts,
 }
 
-impl JobKind {
-    fn name(self) -> &'static str {
-        match self {
-            JobKind::Sleep => "sleep",
-            JobKind::Hash => "hash",
-            JobKind::Matmul => "matmul",
-            JobKind::Prompts => "prompts",
+/// Flags for one job each.
+#[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
+struct OfJob {
+    /// Values of a row, for matmul: a multiple of 256 [default: 1024]
+    #[arg(long, value_name = "K")]
+    k: Option<usize>,
+    /// Rows of the right operand, and so values of an output, for matmul [default: 1024]
+    #[arg(long, value_name = "N")]
+    n: Option<usize>,
+    /// The model, for prompts: a .gguf file, or the name of a fetched model
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<String>,
+    /// A file with a prompt on every line, for prompts [default: a dozen short ones]
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
+    /// Tokens of an answer at most, for prompts [default: 16]
+    #[arg(long, value_name = "N")]
+    tokens: Option<usize>,
+    /// Answer all prompts once more beforehand, in one process, and compare every token
+    #[arg(long)]
+    check: bool,
+}
+
+impl OfJob {
+    /// Refuses flags of other jobs.
+    fn check(&self, kind: JobKind) -> Result<(), Usage> {
+        let flags = [
+            ("--k", self.k.is_some(), JobKind::Matmul, "matmul"),
+            ("--n", self.n.is_some(), JobKind::Matmul, "matmul"),
+            ("--model", self.model.is_some(), JobKind::Prompts, "prompts"),
+            ("--prompts", self.prompts.is_some(), JobKind::Prompts, "prompts"),
+            ("--tokens", self.tokens.is_some(), JobKind::Prompts, "prompts"),
+            ("--check", self.check, JobKind::Prompts, "prompts"),
+        ];
+        match flags.into_iter().find(|(_, given, of, _)| *given && *of != kind) {
+            Some((flag, .., job)) => Err(Usage(format!("{flag} is for --job {job}"))),
+            None => Ok(()),
         }
     }
 
-    /// Items where nobody says how many.
-    fn items(self) -> usize {
-        if self == JobKind::Matmul { 4096 } else { 1_000_000 }
+    /// A product of so many rows.
+    fn matmul(&self, rows: usize) -> Result<Workload, Usage> {
+        let (k, n) = (self.k.unwrap_or(SIDE), self.n.unwrap_or(SIDE));
+        if k == 0 || !k.is_multiple_of(ggml_spanker::QK_K) {
+            let block = ggml_spanker::QK_K;
+            return Err(Usage(format!("--k {k}: expected a positive multiple of {block}")));
+        }
+        if n.checked_mul(4).is_none_or(|bytes| bytes == 0) {
+            return Err(Usage(format!("--n {n}: expected a number of rows above zero")));
+        }
+        Ok(Workload::Matmul { rows, k, n })
     }
 
-    /// How a run deals with time where nobody says. Answers take as long as they like, and a copy that is lost says
-    /// so itself.
-    fn options(self) -> Options {
-        let (lease, patience) = (Duration::from_secs(30), Duration::from_secs(600));
-        match self {
-            JobKind::Prompts => Options { lease, patience, ..Options::STANDARD },
-            _ => Options::STANDARD,
+    /// Where prompts are from.
+    fn source(&self) -> String {
+        self.prompts.as_ref().map_or("built in".to_owned(), |file| file.display().to_string())
+    }
+
+    /// The prompts of a file, or those that are built in, for a model as `spanker run` finds it.
+    fn prompts(&self) -> anyhow::Result<Workload> {
+        let Some(model) = &self.model else {
+            return Err(Usage("--job prompts needs a model: -m MODEL".into()).into());
+        };
+        let tokens = self.tokens.unwrap_or(TOKENS);
+        if tokens == 0 {
+            return Err(Usage("--tokens 0: an answer has at least one token".into()).into());
         }
+        let text = match &self.prompts {
+            None => jobs::PROMPTS.to_owned(),
+            Some(file) => files::read(file, MOST_BYTES)?,
+        };
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        let texts: Vec<String> = lines.map(str::to_owned).collect();
+        if texts.is_empty() {
+            anyhow::bail!("{}: no prompts, expected one on every line", self.source());
+        }
+        let model = Arc::new(Model::open(models::find(model)?)?);
+        Ok(Workload::Prompts { model, texts, tokens, check: self.check })
     }
 }
 
@@ -216,13 +269,28 @@ fn within(flag: &str, time: Duration, least: Duration, most: Duration) -> Result
 impl Args {
     /// Whether this is the work of all ranks together.
     pub(crate) fn takes_ranks(&self) -> bool {
-        self.fabric == Ground::Mpi
+        self.fabric == Fabric::Mpi
+    }
+
+    /// What the items are.
+    fn workload(&self) -> anyhow::Result<Workload> {
+        self.of_job.check(self.job)?;
+        let items = |usual: usize| self.items.unwrap_or(usual);
+        Ok(match self.job {
+            JobKind::Sleep => Workload::Sleep { items: items(1_000_000) },
+            JobKind::Hash => Workload::Hash { items: items(1_000_000) },
+            JobKind::Matmul => self.of_job.matmul(items(4096))?,
+            JobKind::Prompts if self.items.is_some() => {
+                let text = "--items is for other jobs: with --job prompts an item is a prompt";
+                return Err(Usage(text.into()).into());
+            }
+            JobKind::Prompts => self.of_job.prompts()?,
+        })
     }
 
     /// How the run deals with time, trouble and trust, if that makes sense.
-    fn options(&self) -> Result<Options, Usage> {
+    fn options(&self, standard: Options) -> Result<Options, Usage> {
         const HOUR: Duration = Duration::from_secs(3600);
-        let standard = self.job.options();
         let options = Options {
             cap: self.cap.unwrap_or(standard.cap),
             lease: self.lease.unwrap_or(standard.lease),
@@ -242,102 +310,83 @@ impl Args {
         Ok(options)
     }
 
-    /// What goes wrong with each backend, in order of time.
-    fn faults(&self, names: &[String]) -> Result<Vec<Vec<Fault>>, Usage> {
-        let mut faults = vec![Vec::new(); names.len()];
-        let all = [&self.kill, &self.hang, &self.slow, &self.corrupt];
-        for Named { backend, fault } in all.into_iter().flatten() {
-            let place = names.iter().position(|name| name == backend).ok_or_else(|| {
-                Usage(format!("there is no backend '{backend}': there are {}", names.join(", ")))
-            })?;
-            faults[place].push(*fault);
-        }
-        faults.iter_mut().for_each(|faults| faults.sort_by_key(|fault| fault.at));
-        Ok(faults)
-    }
-
-    /// What is asked for, with the faults sorted out.
-    fn setup(&self) -> anyhow::Result<Setup> {
-        let options = self.options()?;
-        let names = self.backends.names();
-        let faults = self.faults(&names)?;
-        let (material, job) = Material::of(self, options)?;
-        let items = job.items();
-        let hot = self.hot.iter().map(|hot| hot.items(items)).collect();
-        Ok(Setup {
-            kind: self.job,
-            material,
-            job,
-            kinds: self.backends.0.clone(),
-            names,
-            faults,
-            hot,
-            base: match self.item_time {
-                Some(time) => 1.0 / time.as_secs_f64(),
-                None => items as f64 / (IDEAL * self.backends.speeds()),
-            },
+    /// What is asked for.
+    fn request(&self) -> anyhow::Result<JobRequest> {
+        let workload = self.workload()?;
+        let faults = [&self.kill, &self.hang, &self.slow, &self.corrupt];
+        Ok(JobRequest {
+            backends: self.backends.clone(),
+            faults: faults.into_iter().flatten().cloned().collect(),
+            hot: self.hot.clone(),
+            item_time: self.item_time,
             launch: self.launch,
             told: self.told,
-            jitter: self.jitter.unwrap_or(0.0),
             seed: self.seed,
-            threads: self.backends.cpu_threads(),
-            origin: !self.no_origin && self.job != JobKind::Prompts,
-            quiet: self.json,
+            options: self.options(workload.options())?,
+            simulate: self.simulate,
+            jitter: self.jitter.unwrap_or(0.0),
+            origin: !self.no_origin,
+            workload,
         })
     }
 }
 
-/// What is asked for.
-struct Setup {
-    kind: JobKind,
-    material: Material,
-    job: Job,
-    kinds: Vec<Kind>,
-    names: Vec<String>,
-    /// What goes wrong with each backend, in order of time.
-    faults: Vec<Vec<Fault>>,
-    hot: Vec<(std::ops::Range<usize>, f64)>,
-    /// Items a second at 1x, where items sleep.
-    base: f64,
-    launch: Duration,
-    told: bool,
-    jitter: f64,
-    seed: u64,
-    /// Threads of all cpu backends.
-    threads: usize,
-    origin: bool,
-    /// Nothing is shown before the end.
-    quiet: bool,
+/// Runs something that is watched: what it does is shown unless `quiet`, and an interrupt stops it.
+fn watched<T>(interrupt: Option<Signals>, quiet: bool, run: impl FnOnce(&JobWatch<'_>) -> T) -> T {
+    let (stopped, view) = (AtomicBool::new(false), RefCell::new(View::new(quiet)));
+    let outcome = run(&JobWatch {
+        stop: &|| {
+            if interrupt.as_ref().is_some_and(|signals| signals.caught().end) {
+                stopped.store(true, Ordering::Relaxed);
+            }
+            stopped.load(Ordering::Relaxed)
+        },
+        progress: &|text| {
+            view.borrow_mut().clear();
+            match text {
+                _ if quiet => {}
+                "" => output::progress_done(),
+                text => output::progress(text),
+            }
+        },
+        report: &|report| view.borrow_mut().show(report),
+        note: &|text| eprintln!("{text}"),
+    });
+    view.borrow_mut().clear();
+    outcome
 }
 
-impl Setup {
-    /// Tasks that a backend works on at a time. A copy of a model answers one prompt after the other.
-    fn lanes(&self, kind: Kind) -> usize {
-        if self.kind == JobKind::Prompts { 1 } else { kind.lanes() }
+/// An error of the engine as the command tells it.
+fn told(error: EngineError) -> anyhow::Error {
+    match error {
+        EngineError::Job(JobError::Interrupted) => Interrupted.into(),
+        EngineError::Job(JobError::Ended) => Unspoken.into(),
+        other => other.into(),
     }
 }
-
-/// Runs it over ranks.
-#[cfg(not(feature = "mpi"))]
-fn over_ranks(_: &Args) -> anyhow::Result<()> {
-    Err(crate::ranks::without_mpi().into())
-}
-
-#[cfg(feature = "mpi")]
-use ranks::run as over_ranks;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.takes_ranks() {
-        return over_ranks(args);
+        #[cfg(feature = "mpi")]
+        return ranks::run(args);
+        #[cfg(not(feature = "mpi"))]
+        return Err(crate::ranks::without_mpi().into());
     }
-    let setup = args.setup()?;
-    let outcome: Outcome = if args.simulate { planned::run(&setup) } else { live::run(&setup)? };
+    let job = args.request()?.prepare().map_err(|error| match error {
+        error @ EngineError::Prompt { .. } => {
+            anyhow::Error::from(error).context(args.of_job.source())
+        }
+        error => error.into(),
+    })?;
+    // Threads that are started later leave interrupts to this. Virtual time passes quickly, and ends as any program does.
+    let interrupt = if args.simulate { None } else { Some(Signals::take()?) };
+    let report = watched(interrupt, args.json, |watch| job.run(watch)).map_err(told)?;
     if args.json {
-        crate::output::line(&outcome.to_json(&setup).to_string())?;
+        output::line(&serde_json::to_value(&report)?.to_string())?;
     } else {
-        outcome.show(&setup)?;
+        table::show(&report)?;
     }
-    end(outcome, &setup)
+    table::end(&report)
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use ggml_spanker::{HostMatmul, MatmulInt4};
 use rustix::process::Signal;
 use serde_json::Value;
+use spanker_engine::jobs::CardMatmul;
 use spanker_fabric::device::Deadline;
-use spanker_jobs::CardMatmul;
 use spanker_runtime::message::{Parsed, head, parse};
 use spanker_runtime::{SpankerControl, abi};
 

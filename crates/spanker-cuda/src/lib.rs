@@ -26,7 +26,7 @@ pub use model::{Processors, Programs, Speeds, Subject};
 pub use nccl::Nccl;
 pub use nvml::{NvLink, Pcie};
 pub use probe::{Figure, GpuProbe, PeerProbe, copy_rate, probe, probe_peer};
-pub use product::GpuProduct;
+pub use product::GpuMatmul;
 pub use profile::measured;
 pub use reduce::{MOST_BUFFERS, all_reduce, reduce};
 #[doc(hidden)]

@@ -1,54 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A product of quantised matrices on a graphics processor, as a backend of work stealing: the right operand lies in its
-//! memory, and while it multiplies one task's rows, another's come or go.
+//! Rows times a quantised matrix that lies in a graphics processor's memory: while it multiplies one call's rows, another's
+//! come or go.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::CudaSlice;
-use spanker_jobs::Product;
 use spanker_model::Quant;
 use spanker_plan::GpuStaging;
-use spanker_steal::{Backend, Capabilities, Failure};
 
 use crate::model::{DeviceContext, Instruction, Matmul, RoundQ4K, Workspace, address, many_rows};
 use crate::{CudaError, Gpu};
 
-/// Tasks at a time: one is computed, another's rows come or its results go.
+/// Calls at a time: one is computed, another's rows come or its results go.
 const LANES: usize = 2;
-/// Bytes of a task's results at most.
-const TASK_BYTES: usize = 32 << 20;
+/// Bytes of a call's results at most.
+const CALL_BYTES: usize = 32 << 20;
 /// Rows that are given out together.
 const GRAIN: usize = 16;
 
-/// A product on one processor. Rows are rounded and multiplied as on the host, with the same bits.
+/// A Q4_K matrix on one processor. Rows are rounded and multiplied as on the host, with the same bits.
 ///
 /// ```no_run
-/// use std::sync::Arc;
-/// use spanker_cuda::GpuProduct;
-/// use spanker_jobs::{Product, on_threads};
-/// use spanker_steal::WorkStealingScheduler;
+/// use spanker_cuda::GpuMatmul;
 ///
-/// let product = Arc::new(Product::synthetic(4096, 4096, 4096, 7)?);
-/// let gpu = GpuProduct::new(Arc::clone(&product), 0)?;
-/// let both = WorkStealingScheduler::new(vec![Arc::new(gpu), on_threads(Arc::clone(&product), 8)]);
-/// let mut out = vec![0; 4096 * 4096 * 4];
-/// both.run(&product.job(), &mut out)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// // One row of 256 weights is a block of 144 bytes.
+/// let gpu = GpuMatmul::new(&[0; 3 * 144], [2, 256, 3], 0)?;
+/// let mut out = [0; 2 * 3 * 4];
+/// gpu.multiply(&[0; 2 * 144], &mut out)?;
+/// # Ok::<(), spanker_cuda::CudaError>(())
 /// ```
-pub struct GpuProduct {
-    product: Arc<Product>,
+pub struct GpuMatmul {
     lanes: Vec<Mutex<Lane>>,
-    most_items: usize,
+    width: usize,
+    outs: usize,
+    most_rows: usize,
 }
 
-impl std::fmt::Debug for GpuProduct {
+impl std::fmt::Debug for GpuMatmul {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GpuProduct").field("product", &self.product).finish_non_exhaustive()
+        let GpuMatmul { width, outs, .. } = self;
+        f.debug_struct("GpuMatmul")
+            .field("width", width)
+            .field("outs", outs)
+            .finish_non_exhaustive()
     }
 }
 
-/// A stream of its own, with memory for one task.
+/// A stream of its own, with memory for one call.
 struct Lane {
     device: DeviceContext,
     work: Workspace,
@@ -58,14 +56,20 @@ struct Lane {
     out: CudaSlice<u8>,
 }
 
-impl GpuProduct {
-    /// Brings the right operand onto a processor and allocates memory for tasks.
+impl GpuMatmul {
+    /// Brings a matrix onto a processor and allocates memory for calls. `dims`: rows that are multiplied in all, values of a
+    /// row, rows of the matrix.
     ///
     /// # Errors
-    /// [`CudaError::Missing`], [`CudaError::NoDevice`], [`CudaError::Memory`], and whatever else it says.
-    pub fn new(product: Arc<Product>, gpu: usize) -> Result<GpuProduct, CudaError> {
-        let [rows, width, outs] = product.dims();
-        let most = (TASK_BYTES / (outs * 4) / GRAIN * GRAIN).max(GRAIN).min(rows.max(1));
+    /// [`CudaError::Missing`], [`CudaError::NoDevice`], [`CudaError::Memory`], [`CudaError::Unsupported`] for a matrix of
+    /// another size, and whatever else it says.
+    pub fn new(right: &[u8], dims: [usize; 3], gpu: usize) -> Result<GpuMatmul, CudaError> {
+        let [rows, width, outs] = dims;
+        if outs == 0 || width == 0 || right.len() != outs * row_bytes(width) {
+            let what = format!("{} bytes for {outs} rows of {width} weights", right.len());
+            return Err(CudaError::Unsupported(what));
+        }
+        let most_rows = (CALL_BYTES / (outs * 4) / GRAIN * GRAIN).max(GRAIN).min(rows.max(1));
         let lane = || -> Result<Mutex<Lane>, CudaError> {
             // A handle has one stream.
             let gpu = Arc::new(Gpu::open(gpu)?);
@@ -80,21 +84,46 @@ impl GpuProduct {
                 parts: 1,
                 slots: 0,
             };
-            let right = product.right();
             let mut copy = gpu.allocate(right.len(), "the right operand")?;
             device.write(&mut copy, 0, right)?;
-            let inputs = most * Quant::Q8K.row_bytes(width as u64) as usize;
+            let rounded = most_rows * Quant::Q8K.row_bytes(width as u64) as usize;
             Ok(Mutex::new(Lane {
                 right: copy,
-                left: gpu.allocate(most * product.row_bytes(), "rows of the left operand")?,
-                inputs: gpu.allocate(inputs, "rounded rows")?,
-                out: gpu.allocate(most * outs * 4, "results")?,
+                left: gpu.allocate(most_rows * row_bytes(width), "rows of the left operand")?,
+                inputs: gpu.allocate(rounded, "rounded rows")?,
+                out: gpu.allocate(most_rows * outs * 4, "results")?,
                 work: Workspace::new(&gpu, &staging)?,
                 device,
             }))
         };
         let lanes = (0..LANES).map(|_| lane()).collect::<Result<_, _>>()?;
-        Ok(GpuProduct { product, lanes, most_items: most })
+        Ok(GpuMatmul { lanes, width, outs, most_rows })
+    }
+
+    /// Calls that overlap.
+    #[must_use]
+    pub fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Rows that there is memory for in one call.
+    #[must_use]
+    pub fn most_rows(&self) -> usize {
+        self.most_rows
+    }
+
+    /// Multiplies rows in Q4_K, at most [`most_rows`](Self::most_rows), into f32.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] for other sizes, and whatever else the processor says.
+    pub fn multiply(&self, left: &[u8], out: &mut [u8]) -> Result<(), CudaError> {
+        let rows = left.len() / row_bytes(self.width);
+        let fits = rows * row_bytes(self.width) == left.len() && rows * self.outs * 4 == out.len();
+        if !fits || rows > self.most_rows {
+            let what = format!("{} bytes of rows into {} bytes", left.len(), out.len());
+            return Err(CudaError::Unsupported(what));
+        }
+        self.lane().multiply(left, [rows, self.width, self.outs], out)
     }
 
     /// A lane that nobody uses, or the first that will be free.
@@ -102,6 +131,11 @@ impl GpuProduct {
         let free = self.lanes.iter().find_map(|lane| lane.try_lock().ok());
         free.unwrap_or_else(|| self.lanes[0].lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// Bytes of a row of weights.
+fn row_bytes(width: usize) -> usize {
+    Quant::Q4K.row_bytes(width as u64) as usize
 }
 
 impl Lane {
@@ -135,40 +169,11 @@ impl Lane {
         let program = [Instruction::new(round), Instruction::new(product)];
         let shared = many_rows(Quant::Q4K, small(width)?, self.device.tile_rows());
         let blocks = self.device.blocks(shared)?;
-        // The last task's results were read, so its instructions are no longer used.
+        // The last call's results were read, so its instructions are no longer used.
         self.work.forget();
         let loaded = self.device.load(&mut self.work, &program, shared, blocks)?;
         let full = || CudaError::Unsupported("no memory for two instructions".into());
         self.device.run(&mut self.work, &loaded.ok_or_else(full)?, 0, 0)?;
         self.device.read(&self.out, 0, out)
-    }
-}
-
-impl Backend for GpuProduct {
-    fn id(&self) -> &'static str {
-        "gpu"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let most_items = Some(self.most_items);
-        Capabilities { in_flight: LANES, most_items, ..Capabilities::PLAIN }
-    }
-
-    fn run(&self, items: Range<usize>, out: &mut [u8]) -> Result<(), Failure> {
-        let [_, width, outs] = self.product.dims();
-        let mut first = items.start;
-        let all = self.product.left(&items, out.len())?;
-        let row = self.product.row_bytes();
-        for (left, out) in
-            all.chunks(self.most_items * row).zip(out.chunks_mut(self.most_items * outs * 4))
-        {
-            let rows = left.len() / row;
-            let lasting = |error: CudaError| {
-                Failure::lasting(format!("rows {first}..{}: {error}", first + rows))
-            };
-            self.lane().multiply(left, [rows, width, outs], out).map_err(lasting)?;
-            first += rows;
-        }
-        Ok(())
     }
 }

@@ -65,6 +65,9 @@ pub enum EngineError {
     /// A run that could not go on.
     #[error(transparent)]
     Run(#[from] LlmError),
+    /// A job over unequal backends that cannot be.
+    #[error(transparent)]
+    Job(#[from] crate::jobs::JobError),
     /// The next token could not be chosen, or text could not be read.
     #[error(transparent)]
     Text(#[from] spanker_text::TextError),

@@ -8,6 +8,8 @@
 //! engine lays the model out over the cards that are left and goes on; when a card was wrong, it computes everything
 //! again without it and says what was wrong of what it had given out.
 //!
+//! [`jobs`] share the items of one job among backends of different speeds, whoever fails.
+//!
 //! Nothing here prints: whoever wants to know what happens gives the host an observer.
 #![forbid(unsafe_code)]
 
@@ -20,7 +22,9 @@ mod generation;
 mod given;
 mod gpus;
 mod host;
+pub mod jobs;
 mod layout;
+pub mod memory;
 mod model;
 mod pieces;
 mod profiles;

@@ -14,14 +14,13 @@ use spanker_topology::{Bytes, Profile};
 
 use crate::error::{EngineError, Result};
 use crate::host::{Event, Watch};
+use crate::memory;
 use crate::model::Model;
 
 /// More than any profile has.
 const MOST_PROFILE: u64 = 1 << 20;
 /// Profiles that are kept.
 const MOST_KEPT: usize = 64;
-/// Memory where the system does not say how much there is.
-const UNKNOWN_MEMORY: u64 = 1_000_000_000_000;
 
 /// How far a run may be from its prediction before what the prediction came from is measured again.
 const FAR: f64 = 0.1;
@@ -55,7 +54,7 @@ pub(crate) fn doubt(
 /// Cards of this machine of which nothing was measured.
 pub(crate) fn assumed(layout: &Layout) -> Result<Profile> {
     let cards = layout.cards().last().map_or(1, |card| card + 1);
-    Ok(spanker_llm::unmeasured(cards, Bytes(memory_of_machine()))?)
+    Ok(spanker_llm::unmeasured(cards, Bytes(memory::of_machine()))?)
 }
 
 /// How something is measured: it is given what to call with the number of rows that comes next.
@@ -119,7 +118,7 @@ pub(crate) fn key(
         env!("CARGO_PKG_VERSION"),
         program(),
         processor(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
-        memory_of_machine(),
+        memory::of_machine(),
     )
 }
 
@@ -140,20 +139,6 @@ fn processor(listed: &str) -> String {
     };
     let names = ["model name", "cpu family", "model", "stepping", "cache size"];
     names.map(value).join(", ")
-}
-
-/// What the system has, or lets this process have.
-pub(crate) fn memory_of_machine() -> u64 {
-    let listed = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
-    memory(&listed, &limit)
-}
-
-fn memory(listed: &str, limit: &str) -> u64 {
-    let total = listed.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let total = total.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    let total = total.map_or(UNKNOWN_MEMORY, |kibibytes| kibibytes.saturating_mul(1024));
-    limit.trim().parse().map_or(total, |limit: u64| total.min(limit))
 }
 
 /// The folder for what can be had again: `$SPANKER_CACHE`, or `spanker` in the user's cache. Nothing where no variable
@@ -304,15 +289,6 @@ mod tests {
         let kept = Kept::new(&file.join("profiles"), "key".into());
         assert_eq!(kept.read().unwrap(), None);
         assert!(kept.write(&Profile::builtin("rev-a").unwrap()).is_err());
-    }
-
-    #[test]
-    fn memory_is_what_the_system_has_or_a_limit_below_that() {
-        let listed = "MemTotal:       24000000 kB\nMemFree:  1 kB\n";
-        assert_eq!(memory(listed, "max\n"), 24_576_000_000);
-        assert_eq!(memory(listed, "1000000\n"), 1_000_000);
-        assert_eq!(memory(listed, "99000000000\n"), 24_576_000_000);
-        assert_eq!(memory("", ""), UNKNOWN_MEMORY);
     }
 
     #[test]

@@ -183,7 +183,7 @@ impl Ranks {
         let cards = layout.cards().last().map_or(1, |card| card + 1);
         // Ranks of other hosts take nothing from this one's memory.
         let here = self.place.here.min(cards).max(1) as u64;
-        let memory = Bytes(profiles::memory_of_machine() / here * cards as u64);
+        let memory = Bytes(crate::memory::of_machine() / here * cards as u64);
         Subject { layout, batch, threads: self.threads, memory }
     }
 

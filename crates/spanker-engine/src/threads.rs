@@ -37,7 +37,7 @@ pub(crate) fn on_threads(
 
 /// What is measured of a layout on so many threads.
 pub(crate) fn subject(layout: &Layout, batch: usize, threads: usize) -> Subject<'_> {
-    Subject { layout, batch, threads, memory: Bytes(profiles::memory_of_machine()) }
+    Subject { layout, batch, threads, memory: Bytes(crate::memory::of_machine()) }
 }
 
 /// Equal cards that all reach each other, as many as a layout numbers.

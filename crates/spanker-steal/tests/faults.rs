@@ -109,7 +109,7 @@ impl Case {
     fn complaint(&self, run: &Simulated) -> Option<String> {
         let items = self.scenario.job.items();
         let mut wanted = vec![0; run.out.len()];
-        self.scenario.expected(0..items, &mut wanted);
+        Scenario::expected(0..items, &mut wanted);
         if run.hung {
             return Some(format!("it hung at {} s: {:?}", run.seconds, run.outcome));
         }
@@ -215,7 +215,7 @@ fn backend_that_goes_wrong_late_is_found_by_its_last_task_whatever_the_sample() 
     let scenario = Scenario { job, backends, hot: Vec::new(), jitter: 0.0, seed: 1 };
     let run = simulate(&scenario);
     let mut wanted = vec![0; run.out.len()];
-    scenario.expected(0..100_000, &mut wanted);
+    Scenario::expected(0..100_000, &mut wanted);
     assert!(run.out == wanted, "wrong bytes are left");
     let report = run.outcome.expect("it ends well");
     assert_eq!(report.backends[1].benched.as_deref(), Some("it gave wrong bytes"));

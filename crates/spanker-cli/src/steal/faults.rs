@@ -7,95 +7,61 @@ use std::time::Duration;
 use spanker_steal::{Fault, Trouble};
 use spanker_topology::Seconds;
 
+/// A backend's name, and what goes wrong with it.
+pub(super) type Named = (String, Fault);
+/// A part of the job, and how many times as much its items cost.
+pub(super) type Hot = (Range<f64>, f64);
+
 /// How many times as long things may take.
 const FACTORS: RangeInclusive<f64> = 1.0..=1e6;
 /// The factor of a backend that is slow, unless there is another.
 const SLOW: f64 = 4.0;
 
-/// A fault of a backend that is known by its name.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Named {
-    pub(super) backend: String,
-    pub(super) fault: Fault,
-}
-
-/// A part of the job whose items cost more.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Hot {
-    part: Range<f64>,
-    factor: f64,
-}
-
-impl Hot {
-    /// The items, and how many times as much each costs.
-    pub(super) fn items(&self, items: usize) -> (Range<usize>, f64) {
-        let at = |part: f64| ((part * items as f64).round() as usize).min(items);
-        (at(self.part.start)..at(self.part.end), self.factor)
-    }
-}
-
 /// Reads `emul1` and `emul1@0.5s`.
 pub(super) fn kill(text: &str) -> Result<Named, String> {
     let (backend, at) = named(text, "emul1 or emul1@0.5s")?;
-    let at = at.map_or(Ok(Duration::ZERO), time)?;
-    Ok(Named { backend, fault: Fault { at, trouble: Trouble::Kill } })
+    Ok((backend, Fault { at, trouble: Trouble::Kill }))
 }
 
 /// The same.
 pub(super) fn corrupt(text: &str) -> Result<Named, String> {
-    let Named { backend, fault } = kill(text)?;
-    Ok(Named { backend, fault: Fault { trouble: Trouble::Corrupt, ..fault } })
+    let (backend, fault) = kill(text)?;
+    Ok((backend, Fault { trouble: Trouble::Corrupt, ..fault }))
 }
 
 /// Reads `emul1`, `emul1@0.5s` and `emul1@0.5s+2s`.
 pub(super) fn hang(text: &str) -> Result<Named, String> {
-    let (text, lasts) = match text.split_once('+') {
-        None => (text, None),
-        Some((text, lasts)) => (text, Some(time(lasts)?)),
-    };
+    let (text, lasts) = cut(text, &['+']);
+    let trouble = Trouble::Hang(lasts.map(time).transpose()?);
     let (backend, at) = named(text, "emul1, emul1@0.5s or emul1@0.5s+2s")?;
-    let at = at.map_or(Ok(Duration::ZERO), time)?;
-    Ok(Named { backend, fault: Fault { at, trouble: Trouble::Hang(lasts) } })
+    Ok((backend, Fault { at, trouble }))
 }
 
 /// Reads `emul1`, `emul1*4`, `emul1@0.5s`, `emul1*4@0.5s`, `emul1@0.5s*4` and `emul1@0.5s:4x`.
 pub(super) fn slow(text: &str) -> Result<Named, String> {
-    let like = "emul1@0.5s or emul1*4@0.5s";
-    let (before, after) = match text.split_once('@') {
-        None => (text, None),
-        Some((before, after)) => (before, Some(after)),
-    };
-    let (before, first) = cut(before);
-    let (at, second) = after.map_or((None, None), |after| {
-        let (at, factor) = cut(after);
-        (Some(at), factor)
-    });
-    let word = match (first, second) {
-        (Some(_), Some(_)) => return Err(format!("'{text}' has two factors")),
-        (first, second) => first.or(second),
-    };
-    let (backend, _) = named(before, like)?;
-    let at = at.map_or(Ok(Duration::ZERO), time)?;
-    let trouble = Trouble::Slow(word.map_or(Ok(SLOW), factor)?);
-    Ok(Named { backend, fault: Fault { at, trouble } })
-}
-
-/// What is before `*4` or `:4x`, and the rest.
-fn cut(text: &str) -> (&str, Option<&str>) {
-    match text.split_once(['*', ':']) {
-        None => (text, None),
-        Some((before, factor)) => (before, Some(factor)),
+    let (before, after) = cut(text, &['@']);
+    let (name, first) = cut(before, &['*', ':']);
+    let (at, second) = after.map_or(("0", None), |after| cut(after, &['*', ':']));
+    if first.is_some() && second.is_some() {
+        return Err(format!("'{text}' has two factors"));
     }
+    let (backend, _) = named(name, "emul1@0.5s or emul1*4@0.5s")?;
+    let trouble = Trouble::Slow(first.or(second).map_or(Ok(SLOW), factor)?);
+    Ok((backend, Fault { at: time(at)?, trouble }))
 }
 
-/// A backend's name, and what is after `@`.
-fn named<'t>(text: &'t str, like: &str) -> Result<(String, Option<&'t str>), String> {
-    let (name, at) = match text.split_once('@') {
-        None => (text, None),
-        Some((name, at)) => (name, Some(at)),
-    };
-    let plain = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric());
-    if plain { Ok((name.to_owned(), at)) } else { Err(format!("'{text}' is not like {like}")) }
+/// What is before the first of these letters, and what is after it.
+fn cut<'t>(text: &'t str, letters: &[char]) -> (&'t str, Option<&'t str>) {
+    text.split_once(letters).map_or((text, None), |(before, after)| (before, Some(after)))
+}
+
+/// A backend's name and the time after `@`, or the start.
+fn named(text: &str, like: &str) -> Result<(String, Duration), String> {
+    let (name, at) = cut(text, &['@']);
+    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric()) {
+        return Err(format!("'{text}' is not like {like}"));
+    }
+    Ok((name.to_owned(), at.map_or(Ok(Duration::ZERO), time)?))
 }
 
 /// Reads a time.
@@ -121,7 +87,7 @@ pub(super) fn hot(text: &str) -> Result<Hot, String> {
     let end_of = |text: &str| text.trim().parse::<f64>().map_err(|_| bad());
     let part = end_of(start)?..end_of(end)?;
     if part.start >= 0.0 && part.start < part.end && part.end <= 1.0 {
-        Ok(Hot { part, factor: factor(word)? })
+        Ok((part, factor(word)?))
     } else {
         Err(bad())
     }
@@ -132,7 +98,7 @@ mod tests {
     use super::*;
 
     fn of(named: Result<Named, String>) -> (String, f64, Trouble) {
-        let Named { backend, fault } = named.unwrap();
+        let (backend, fault) = named.unwrap();
         (backend, fault.at.as_secs_f64(), fault.trouble)
     }
 
@@ -173,9 +139,9 @@ mod tests {
     }
 
     #[test]
-    fn hot_parts_are_read_as_items_of_the_job() {
-        assert_eq!(hot("0.9..1.0*10").unwrap().items(1000), (900..1000, 10.0));
-        assert_eq!(hot("0..1*2x").unwrap().items(3), (0..3, 2.0));
+    fn hot_parts_are_read_with_their_factor() {
+        assert_eq!(hot("0.9..1.0*10"), Ok((0.9..1.0, 10.0)));
+        assert_eq!(hot("0..1*2x"), Ok((0.0..1.0, 2.0)));
         for bad in ["", "0.9..1.0", "1..0*2", "-1..1*2", "0..2*2", "nan..1*2", "0..1*0", "0..1*nan"]
         {
             assert!(hot(bad).is_err(), "{bad}");

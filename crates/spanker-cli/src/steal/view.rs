@@ -69,7 +69,7 @@ fn line(backend: &BackendReport) -> String {
     let state: String = state.chars().take(20).collect();
     format!(
         "{name:<8}{:>14}/s  chunk {last_chunk:>9}  {items:>12} items  {state}",
-        super::outcome::rate(*rate)
+        super::table::rate(*rate)
     )
 }
 
