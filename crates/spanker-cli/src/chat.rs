@@ -5,9 +5,8 @@ mod input;
 
 use std::path::Path;
 
-use spanker_engine::{Engine, EngineError, Limits, Options, Sampling, Stop};
+use spanker_engine::{Conversation, Engine, EngineError, Limits, Options, Sampling, Stop};
 use spanker_plan::Request;
-use spanker_text::template::{self, Context, Message};
 
 use crate::directory::CardList;
 use crate::llm::{self, AuditArgs, Place, SampleArgs, Split};
@@ -133,9 +132,7 @@ struct Chat<'p> {
     place: &'p Place,
     engine: Engine<'p>,
     sampling: Sampling,
-    template: String,
-    system: Option<Message>,
-    turns: Vec<Message>,
+    conversation: Conversation,
     limits: Limits,
     stats: Vec<String>,
 }
@@ -147,14 +144,14 @@ impl<'p> Chat<'p> {
         engine: Engine<'p>,
         stop: Stop,
     ) -> anyhow::Result<Chat<'p>> {
+        // A model that cannot talk says so at once.
+        place.model.chat_template()?;
         Ok(Chat {
             args,
             place,
             engine,
             sampling: args.sampling.sampling()?,
-            template: place.model.chat_template()?,
-            system: args.system.as_ref().map(|text| Message::new("system", text.clone())),
-            turns: Vec::new(),
+            conversation: Conversation::new(args.system.clone()),
             limits: Limits {
                 tokens: Some(args.n_predict),
                 stops: args.sampling.stops.clone(),
@@ -167,22 +164,23 @@ impl<'p> Chat<'p> {
 
     /// One turn of the user, and the answer. After a turn that cannot be answered the conversation is as it was.
     fn turn(&mut self, text: &str) -> anyhow::Result<()> {
-        let before = self.turns.clone();
-        self.turns.push(Message::new("user", text));
+        let before = self.conversation.clone();
+        self.conversation.ask(text);
         match self.answer() {
             Ok(answer) => {
-                self.turns.push(Message::new("assistant", answer));
+                self.conversation.answer(answer);
                 output::line("")
             }
             Err(error) => {
-                self.turns = before;
+                self.conversation = before;
                 Err(error)
             }
         }
     }
 
     fn answer(&mut self) -> anyhow::Result<String> {
-        let tokens = self.fitting()?;
+        let Place { model, context, .. } = self.place;
+        let tokens = self.conversation.fit(model, *context, self.args.n_predict)?;
         // What is on the cards already stays there.
         let known = self.engine.tokens().iter().zip(&tokens).take_while(|(a, b)| a == b).count();
         let kept = known.min(tokens.len() - 1);
@@ -203,7 +201,7 @@ impl<'p> Chat<'p> {
         let (answer, sampling) = generation.into_answer();
         self.sampling = sampling;
         self.stats = crate::report::lines(&self.engine.summary(&answer)?);
-        if wrong(&self.engine) > before && self.turns.len() > 1 {
+        if wrong(&self.engine) > before && self.conversation.turns().len() > 1 {
             output::said_line(format_args!(
                 "answers before this one came from the same cards and may be wrong"
             ));
@@ -219,74 +217,21 @@ impl<'p> Chat<'p> {
         match name {
             "quit" | "exit" => return Ok(Going::Home),
             "help" => output::said_line(HELP),
-            "reset" => self.turns.clear(),
+            "reset" => self.conversation.clear(),
             "stats" if self.stats.is_empty() => output::said_line("nothing was answered yet"),
             "stats" => self.stats.iter().for_each(output::said_line),
             "save" => {
-                files::write(file()?, &to_json(&self.turns))?;
-                output::said_line(format_args!("saved {rest}: {} turns", self.turns.len()));
+                files::write(file()?, &self.conversation.to_json())?;
+                let turns = self.conversation.turns().len();
+                output::said_line(format_args!("saved {rest}: {turns} turns"));
             }
             "load" => {
-                self.turns = from_json(&files::read(file()?, MOST_SAVED)?)?;
-                output::said_line(format_args!("loaded {rest}: {} turns", self.turns.len()));
+                self.conversation.load_json(&files::read(file()?, MOST_SAVED)?)?;
+                let turns = self.conversation.turns().len();
+                output::said_line(format_args!("loaded {rest}: {turns} turns"));
             }
             _ => anyhow::bail!("/{name}: no such command\n{HELP}"),
         }
         Ok(Going::On)
     }
-
-    /// The conversation as tokens, without its oldest turns if it would leave no room for an answer.
-    fn fitting(&mut self) -> anyhow::Result<Vec<u32>> {
-        let (tokenizer, context) = (self.place.model.tokenizer(), self.place.context);
-        let piece = |token: Option<u32>| {
-            let bytes = token.map(|token| tokenizer.piece(token)).unwrap_or_default();
-            String::from_utf8_lossy(bytes).into_owned()
-        };
-        let (bos, eos) = (piece(tokenizer.bos()), piece(tokenizer.eos()));
-        let guarded = |message: &Message| match message.role.as_str() {
-            "user" => Message::new("user", tokenizer.guard(&message.content)),
-            _ => message.clone(),
-        };
-        loop {
-            let all: Vec<Message> =
-                self.system.iter().chain(self.turns.iter()).map(guarded).collect();
-            let given = Context { add_generation_prompt: true, bos: &bos, eos: &eos, date: "" };
-            let text = template::render(&self.template, &all, given)?;
-            // A template that writes the first token itself must not get it twice.
-            let begins = tokenizer.add_bos() && (bos.is_empty() || !text.starts_with(&bos));
-            let tokens = tokenizer.encode_template(&text, begins);
-            let room = self.args.n_predict.min(context / 4).max(1);
-            if tokens.len() + room <= context {
-                return Ok(tokens);
-            }
-            if self.turns.len() == 1 {
-                let count = tokens.len();
-                anyhow::bail!(
-                    "this turn has {count} tokens, too many for a context of {context}\nhint: give more room with --ctx-size"
-                );
-            }
-            self.turns.drain(..2.min(self.turns.len() - 1));
-        }
-    }
-}
-
-/// Turns as JSON, in the form that chat APIs have.
-fn to_json(turns: &[Message]) -> String {
-    let list: Vec<_> = turns
-        .iter()
-        .map(|turn| serde_json::json!({ "role": turn.role, "content": turn.content }))
-        .collect();
-    format!("{:#}\n", serde_json::Value::from(list))
-}
-
-fn from_json(text: &str) -> anyhow::Result<Vec<Message>> {
-    let list: Vec<serde_json::Value> = serde_json::from_str(text)?;
-    let turn = |(at, value): (usize, &serde_json::Value)| {
-        let field = |name: &str| {
-            let found = value[name].as_str().map(str::to_owned);
-            found.ok_or_else(|| anyhow::anyhow!("turn {at} has no text '{name}'"))
-        };
-        Ok(Message::new(field("role")?, field("content")?))
-    };
-    list.iter().enumerate().map(turn).collect()
 }

@@ -3,6 +3,8 @@
 //! virtual time, how fast collectives are on this machine, and emulated cards.
 //!
 //! Only the edges are here: flags, tables and JSON. The work is in the libraries.
+// A closed pipe would be a panic: `output` writes.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod bench;
 mod cards;

@@ -201,7 +201,7 @@ impl Audience {
         match self {
             Audience::Later => Ok(()),
             Audience::Terminal => {
-                println!();
+                output::line("")?;
                 output::said_line(format_args!(
                     "token {number} and what followed was wrong: {blamed}; the right text from there:"
                 ));

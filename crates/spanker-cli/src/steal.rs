@@ -350,7 +350,7 @@ fn watched<T>(interrupt: Option<Signals>, quiet: bool, run: impl FnOnce(&JobWatc
             }
         },
         report: &|report| view.borrow_mut().show(report),
-        note: &|text| eprintln!("{text}"),
+        note: &|text| output::said_line(text),
     });
     view.borrow_mut().clear();
     outcome

@@ -15,6 +15,7 @@
 
 mod calibration;
 mod cards;
+mod conversation;
 pub mod directory;
 mod engine;
 mod error;
@@ -36,6 +37,7 @@ mod verify;
 
 pub use calibration::Calibration;
 pub use cards::explain;
+pub use conversation::Conversation;
 pub use directory::CardList;
 pub use engine::{Engine, Finished, Options};
 pub use error::{EngineError, Result};

@@ -41,6 +41,14 @@ const OPERATORS: [Feature; 10] = [
     Feature::WorkBest,
 ];
 
+/// Whether a card's version of the ABI has all operators of a model.
+///
+/// # Errors
+/// [`spanker_runtime::Error::Unsupported`] for the first that it does not have.
+pub fn require_operators(card: &SpankerControl) -> Result<(), spanker_runtime::Error> {
+    OPERATORS.iter().try_for_each(|&feature| card.require(feature))
+}
+
 /// A network on cards.
 ///
 /// Buffers on the cards are freed when it is dropped.
@@ -94,9 +102,7 @@ impl<'a> OnCards<'a> {
         let mut free_before = Vec::with_capacity(controls.len());
         for (member, layout) in layouts.iter().enumerate() {
             // Found out before the weights are on their way.
-            let known =
-                |card: &SpankerControl| OPERATORS.iter().try_for_each(|&one| card.require(one));
-            group.request(member, known)?;
+            group.request(member, require_operators)?;
             let available = group.request(member, SpankerControl::info)?.available;
             let (card, needed) = (group.index(member), layout.bytes());
             if needed > available {

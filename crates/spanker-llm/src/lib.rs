@@ -37,7 +37,7 @@ mod twice;
 mod verify;
 
 pub use audit::{AuditLog, Found};
-pub use cards::{Loading, OnCards};
+pub use cards::{Loading, OnCards, require_operators};
 pub use error::LlmError;
 pub use evaluator::{Evaluator, Rounding};
 pub use fingerprint::fingerprint;

@@ -7,30 +7,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
 use spanker_fabric::device::Deadline;
-use spanker_llm::{InProcess, Network, OnCards, Session};
+use spanker_llm::{InProcess, Network, OnCards, Session, require_operators};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Objective, Plan, PlanError, Request, Split};
-use spanker_runtime::{Feature, SpankerControl};
+use spanker_runtime::SpankerControl;
 use spanker_steal::{Backend, Capabilities, Failure, Task};
 use spanker_topology::{Cluster, Profile, Shape};
 
 use super::watch::words;
 use super::worker::{Order, Worker};
 use super::{JobError, Prompts};
-
-/// What a card must have for a model.
-const OPERATORS: [Feature; 10] = [
-    Feature::WorkEmbed,
-    Feature::WorkNorm,
-    Feature::WorkQuantize,
-    Feature::MatmulTypes,
-    Feature::WorkRotate,
-    Feature::WorkHalve,
-    Feature::WorkAttend,
-    Feature::WorkGate,
-    Feature::WorkRows,
-    Feature::WorkBest,
-];
 
 /// A model that answers prompts.
 ///
@@ -77,7 +63,7 @@ impl Replica {
         deadline: Deadline,
     ) -> Result<Replica, JobError> {
         // Found out before the weights are on their way.
-        OPERATORS.iter().try_for_each(|&feature| card.require(feature)).map_err(|source| {
+        require_operators(&card).map_err(|source| {
             let name = card.path().map_or("a card".to_owned(), |path| path.display().to_string());
             JobError::Card { card: name, what: words(&source), source }
         })?;
