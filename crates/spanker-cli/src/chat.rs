@@ -167,6 +167,11 @@ impl<'p> Chat<'p> {
         let before = self.conversation.clone();
         self.conversation.ask(text);
         match self.answer() {
+            // Stopped before the first word: as if it had not been asked.
+            Ok(answer) if answer.is_empty() && self.limits.stop.is_stopped() => {
+                self.conversation = before;
+                output::line("")
+            }
             Ok(answer) => {
                 self.conversation.answer(answer);
                 output::line("")

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A model on the cards of a host: one sequence, step by step, on the cards that are left when one is lost.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Instant;
 
 use spanker_llm::{AuditLog, LlmError, MemoryUse, Outcome, Recorder, Session, Want};
 use spanker_plan::Plan;
 
 use crate::error::{EngineError, Result};
-use crate::generation::{Generation, Limits};
+use crate::generation::{Generation, Limits, Stop};
 use crate::given::casts_doubt;
 use crate::host::{Event, Fabric, Host, Load, Loaded};
 use crate::model::Model;
@@ -41,6 +43,8 @@ pub struct Engine<'h> {
     pieces: Vec<Piece>,
     memory: Vec<MemoryUse>,
     log: AuditLog,
+    /// What ends the generation that is under way.
+    stop: Rc<RefCell<Stop>>,
 }
 
 impl std::fmt::Debug for Engine<'_> {
@@ -78,12 +82,15 @@ impl<'h> Engine<'h> {
         let load = Load { model, plan: &plan, recorder: recorder.as_ref(), log: &log, observer };
         let loaded = host.backend().load(&left, &load).map_err(|error| host.explain(error))?;
         let pieces = vec![Piece::first(plan.clone(), Vec::new(), recorder)];
+        let stop = Rc::new(RefCell::new(Stop::default()));
+        let stopped = Rc::clone(&stop);
         let session = Session::new(loaded.runner).with_progress(move |done, total| {
-            let event = if done < total { Event::Prompt { done, total } } else { Event::Done };
-            observer(&event);
+            let ends = done == total || stopped.borrow().is_stopped();
+            observer(&if ends { Event::Done } else { Event::Prompt { done, total } });
+            !ends
         });
         let memory = loaded.memory;
-        Ok(Engine { host, model, plan, session, left, lost: 0, pieces, memory, log })
+        Ok(Engine { host, model, plan, session, left, lost: 0, pieces, memory, log, stop })
     }
 
     /// What it runs by.
@@ -161,9 +168,15 @@ impl<'h> Engine<'h> {
     pub(crate) fn try_feed(&mut self, tokens: &[u32], want: Want) -> Result<Doubtful> {
         match self.session.feed(tokens, want) {
             Ok(outcome) => Ok(Ok(outcome)),
+            Err(error @ LlmError::Stopped { .. }) => Err(error.into()),
             Err(error) if casts_doubt(&error) => Ok(Err(error)),
             Err(error) => self.recover(error, want).map(Ok),
         }
+    }
+
+    /// What ends a prompt between two of its pieces, until this is called again.
+    pub(crate) fn stop_by(&self, stop: &Stop) {
+        self.stop.replace(stop.clone());
     }
 
     /// What the first layout began with: the sequence of the first prompt.

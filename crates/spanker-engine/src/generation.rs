@@ -151,6 +151,7 @@ impl<'e, 'h> Generation<'e, 'h> {
         let end = engine.tokens().len() + prompt.len();
         let whole: Vec<u32> = engine.tokens().iter().chain(prompt).copied().collect();
         engine.begin(&whole);
+        engine.stop_by(&limits.stop);
         Ok(Generation {
             begun: sampler.clone(),
             sampler,
@@ -307,6 +308,10 @@ impl Iterator for Generation<'_, '_> {
                 Some(outcome) => self.choose(&outcome).map(Some),
             });
             match chosen {
+                // In the midst of the prompt, before there is a token.
+                Err(EngineError::Run(LlmError::Stopped { .. })) => {
+                    self.finish(FinishReason::Stopped)
+                }
                 Err(error) => {
                     self.next = Next::Nothing;
                     return Some(Err(error));

@@ -78,6 +78,14 @@ pub enum LlmError {
         /// Tokens before the step.
         past: usize,
     },
+    /// Somebody wanted no more of a prompt that was being run.
+    #[error("stopped after {done} of {total} tokens of the prompt")]
+    Stopped {
+        /// Tokens that were run.
+        done: usize,
+        /// Tokens in all.
+        total: usize,
+    },
     /// A thread that plays a card ended in a panic.
     #[error("card {card}: its thread has panicked")]
     Panicked {

@@ -16,8 +16,8 @@ pub struct Session<'r> {
     progress: Option<Progress<'r>>,
 }
 
-/// Who is told how many of how many tokens are run.
-type Progress<'r> = Box<dyn Fn(usize, usize) + 'r>;
+/// Who is told how many of how many tokens are run, and says whether it goes on.
+type Progress<'r> = Box<dyn Fn(usize, usize) -> bool + 'r>;
 
 impl std::fmt::Debug for Session<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -32,9 +32,10 @@ impl<'r> Session<'r> {
         Session { runner: Some(runner), tokens: Vec::new(), done: 0, progress: None }
     }
 
-    /// Has `progress` told how many of how many tokens are run, before each piece of those that take several.
+    /// Has `progress` told how many of how many tokens are run, before each piece of those that take several. It says
+    /// whether to go on: [`LlmError::Stopped`] if not, and what was run stays.
     #[must_use]
-    pub fn with_progress(mut self, progress: impl Fn(usize, usize) + 'r) -> Self {
+    pub fn with_progress(mut self, progress: impl Fn(usize, usize) -> bool + 'r) -> Self {
         self.progress = Some(Box::new(progress));
         self
     }
@@ -96,8 +97,9 @@ impl<'r> Session<'r> {
         let (begun, all) = (self.done, self.tokens.len() - self.done);
         let progress = self.progress.as_ref().filter(|_| all > runner.batch());
         while self.done < self.tokens.len() {
-            if let Some(progress) = progress {
-                progress(self.done - begun, all);
+            let done = self.done - begun;
+            if progress.is_some_and(|progress| !progress(done, all)) {
+                return Err(LlmError::Stopped { done, total: all });
             }
             let end = self.tokens.len().min(self.done + runner.batch());
             let complete = end == self.tokens.len();
@@ -108,7 +110,7 @@ impl<'r> Session<'r> {
             total = total.plus(last.timing);
         }
         if let Some(progress) = progress {
-            progress(all, all);
+            let _ = progress(all, all);
         }
         Ok(Outcome { timing: total, ..last })
     }
@@ -136,12 +138,21 @@ mod tests {
     #[test]
     fn prompts_in_several_pieces_say_how_far_they_are_and_others_do_not() {
         let seen = RefCell::new(Vec::new());
-        let mut session = Session::new(Box::new(Idle))
-            .with_progress(|done, all| seen.borrow_mut().push((done, all)));
+        let mut session = Session::new(Box::new(Idle)).with_progress(|done, all| {
+            seen.borrow_mut().push((done, all));
+            seen.borrow().len() < 7
+        });
         session.feed(&[0; 3], Want::Nothing).expect("a step");
         session.feed(&[0], Want::Nothing).expect("a step");
         assert!(seen.borrow().is_empty());
         session.feed(&[0; 7], Want::Nothing).expect("steps");
         assert_eq!(seen.borrow()[..], [(0, 7), (3, 7), (6, 7), (7, 7)]);
+        // The third of the next pieces is not run; what was run stays, and the rest is run with what follows.
+        let stopped = session.feed(&[0; 9], Want::Nothing).expect_err("it is stopped");
+        assert!(matches!(stopped, LlmError::Stopped { done: 6, total: 9 }), "{stopped}");
+        assert_eq!(session.tokens().len(), 20);
+        session.feed(&[0], Want::Nothing).expect_err("four tokens are two pieces");
+        session.cut(18);
+        session.feed(&[0], Want::Nothing).expect("a step");
     }
 }
