@@ -1,57 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `spanker bench`: a collective over a range of sizes, checked and timed: in host memory beside its limit
-//! and the original loop, on cards beside what was predicted; or a model, the planner, the link's frames,
-//! the claims of work stealing.
-//!
-//! Everything that a row compares was measured in the same run, taking turns, and each figure is a
-//! median.
+//! `spanker bench`: flags, tables and JSON of what `spanker-bench` measures.
 
-/// Calls a function for the type that a [`DType`] names.
-macro_rules! for_type {
-    ($dtype:expr, $call:ident($($argument:expr),*)) => {
-        match $dtype {
-            DType::F64 => $call::<f64>($($argument),*),
-            DType::F16 => $call::<f16>($($argument),*),
-            DType::Bf16 => $call::<bf16>($($argument),*),
-            DType::I32 => $call::<i32>($($argument),*),
-            DType::I64 => $call::<i64>($($argument),*),
-            DType::U8 => $call::<u8>($($argument),*),
-            DType::U32 => $call::<u32>($($argument),*),
-            _ => $call::<f32>($($argument),*),
-        }
-    };
-}
-
-mod cards;
-mod claims;
-#[cfg(feature = "cuda")]
-mod cuda;
-mod data;
-mod fused;
-mod link;
-mod messages;
+mod fixed;
 mod model;
-#[cfg(feature = "mpi")]
-mod mpi;
-mod origin;
-mod planner;
-mod row;
+mod place;
 mod samples;
+mod table;
 
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use spanker_scheduler::{
-    Algorithm, Collective, DType, MAX_RANKS, ReduceOp, Team, Threads, bf16, f16, inproc,
-};
+use spanker_bench::{BenchError, Beside, Case, Choice, Place, rows};
+use spanker_scheduler::{Collective, DType, ReduceOp, Threads};
 
 use crate::directory::CardList;
 use crate::sizes::{Sizes, human};
-use crate::{DoesNotFit, Usage, fault, output, ranks};
-use data::Sample;
-use row::Row;
+use crate::{Usage, fault, output, ranks};
 use samples::Samples;
+
+pub(crate) use spanker_bench::available_memory;
 
 /// Measure a collective, in host memory or on cards
 ///
@@ -112,8 +80,8 @@ pub(crate) struct Args {
     /// messages (the message algorithm that suits the size), ring, recursive-doubling,
     /// halving-doubling, tree, one-shot or two-shot; with --fabric cuda native (NCCL between GPUs), with
     /// --fabric mpi native (MPI's own)
-    #[arg(long, default_value = "auto", value_parser = How::from_str)]
-    algorithm: How,
+    #[arg(long, default_value = "auto", value_parser = Choice::from_str)]
+    algorithm: Choice,
     /// Milliseconds to spend on each figure
     #[arg(long, default_value_t = 400, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     budget: u64,
@@ -183,36 +151,6 @@ impl FromStr for Ground {
     }
 }
 
-/// How the collective is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
-    Auto,
-    Fused,
-    Suited,
-    Messages(Algorithm),
-    /// What the fabric has for it by itself.
-    Native,
-}
-
-impl FromStr for How {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(How::Auto),
-            "fused" => Ok(How::Fused),
-            "messages" => Ok(How::Suited),
-            "native" => Ok(How::Native),
-            _ => text.parse().map(How::Messages).map_err(|_| {
-                let names = Algorithm::ALL.map(Algorithm::name).join(", ");
-                format!(
-                    "unknown algorithm '{text}' (expected auto, fused, messages, native, {names})"
-                )
-            }),
-        }
-    }
-}
-
 /// More threads than this help no machine that people have.
 const MOST_THREADS: usize = 256;
 
@@ -224,196 +162,132 @@ fn threads(text: &str) -> Result<Threads, String> {
     }
 }
 
-/// What is measured, apart from the size.
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    collective: Collective,
-    cards: usize,
-    op: ReduceOp,
-    threads: Threads,
-    how: How,
-    budget: Duration,
-}
-
-/// How long a message may take before the bench gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(Kind::Model(model)) = &args.kind {
         return model::run(model);
     }
-    let mut samples = Samples::begin(args)?;
+    let samples = Samples::begin(args)?;
     match (args.name(), args.ground()) {
-        ("planner", _) => return planner::run(args.json),
-        ("link", _) => return link::run(args.json),
-        ("claims", _) => return claims::run(args.json),
+        ("planner", _) => fixed::planner(args.json),
+        ("link", _) => fixed::link(args.json),
+        ("claims", _) => fixed::claims(args.json),
         (_, ground) if args.check && ground != Ground::Cuda => {
-            return Err(Usage("--check is for --fabric cuda".into()).into());
+            Err(Usage("--check is for --fabric cuda".into()).into())
         }
-        (_, Ground::Cards) => return cards::run(args, samples),
+        (_, Ground::Host) => place::host(args, samples),
+        (_, Ground::Cards) => place::cards(args, samples),
         #[cfg(feature = "cuda")]
-        (_, Ground::Cuda) => return cuda::run(args, samples),
+        (_, Ground::Cuda) => place::cuda(args, samples),
         #[cfg(not(feature = "cuda"))]
         (_, Ground::Cuda) => anyhow::bail!(
             "this spanker was built without CUDA\nhint: build it with 'cargo build --release --features cuda'"
         ),
         #[cfg(feature = "mpi")]
-        (_, Ground::Mpi) => return mpi::run(args, samples),
+        (_, Ground::Mpi) => place::mpi(args, samples),
         #[cfg(not(feature = "mpi"))]
-        (_, Ground::Mpi) => return Err(ranks::without_mpi().into()),
-        _ => {}
+        (_, Ground::Mpi) => Err(ranks::without_mpi().into()),
     }
-    let case = case(args)?;
-    let sizes = sizes(args, case.collective, "4K..64M");
-    check_memory(&case, sizes.iter().copied().max().unwrap_or(0))?;
-    let own_team;
-    let team = match args.threads {
-        Threads::Exactly(count) if count > Team::global().threads() => {
-            own_team = Team::new(count);
-            &own_team
+}
+
+/// An error of a benchmark as the command tells it.
+pub(crate) fn told(error: BenchError) -> anyhow::Error {
+    match error {
+        BenchError::Engine(error) => error.into(),
+        other => other.into(),
+    }
+}
+
+/// Measures all sizes and shows their rows, if this process is the one that speaks.
+fn show<P: Place>(
+    args: &Args,
+    place: &mut P,
+    case: &Case,
+    sizes: &[usize],
+    mut samples: Samples,
+    speaks: bool,
+) -> anyhow::Result<()> {
+    let measuring = |at: usize, size: usize| {
+        if speaks {
+            let text = format!("measuring {} ({}/{})", human(size), at + 1, sizes.len());
+            output::progress_of(at as u64, sizes.len() as u64, &text);
         }
-        _ => Team::global(),
     };
-    if !args.json {
-        header(args, &case)?;
-    }
-    let mut wrong = 0;
-    for (index, &size) in sizes.iter().enumerate() {
-        if samples.is_useless() {
-            break;
-        }
-        measuring(size, index, sizes.len());
-        let row = measure(args.dtype, &case, team, size);
+    let (mut wrong, mut unsteady) = (0, Vec::new());
+    let mut table = output::Rows::default();
+    for row in rows(place, case, sizes, measuring) {
         output::progress_done();
-        let row = row?;
+        let row = row.map_err(told)?;
         wrong += row.wrong;
-        samples.add(row.sample())?;
-        output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
+        if !speaks {
+            continue;
+        }
+        samples.add(&row)?;
+        match args.json {
+            true => output::line(&serde_json::to_string(&row)?)?,
+            false => table.add(&table::cells(&row))?,
+        }
+        match row.beside {
+            // Other ranks measure all rows, and wait for this one.
+            Beside::Ranks { steady, .. } => {
+                unsteady.extend((!steady).then(|| human(row.bytes_per_card)));
+            }
+            _ if samples.is_useless() => break,
+            _ => {}
+        }
     }
-    anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
+    place.verdict(wrong).map_err(told)?;
+    if !unsteady.is_empty() {
+        let list = unsteady.join(", ");
+        output::note(format_args!("this machine changed while these sizes were measured: {list}"));
+    }
     Ok(())
 }
 
-/// Shows which size is measured, and how long the rest takes.
-fn measuring(size: usize, at: usize, sizes: usize) {
-    let text = format!("measuring {} ({}/{sizes})", human(size), at + 1);
-    output::progress_of(at as u64, sizes as u64, &text);
-}
-
 /// The sizes of the rows. A barrier moves nothing, so it has one row whatever was asked for.
-fn sizes(args: &Args, collective: Collective, usual: &str) -> Vec<usize> {
-    if collective == Collective::Barrier {
-        return vec![0];
+fn sizes(args: &Args, usual: &str) -> Result<Vec<usize>, Usage> {
+    if named(args)? == Collective::Barrier {
+        return Ok(vec![0]);
     }
     let chosen = args.sizes.clone().map_or_else(|| usual.parse(), Ok);
-    chosen.map_or_else(|_| Vec::new(), |Sizes(sizes)| sizes)
-}
-
-/// The collective, if it is defined for the type, over this many cards.
-fn collective(args: &Args, root: usize, sizes: &[usize]) -> Result<Collective, Usage> {
-    let collective = match args.name().parse::<Collective>() {
-        Ok(collective) => collective.with_root(root),
-        Err(error) => return Err(Usage(error.to_string())),
-    };
-    if collective.reduces() && !args.op.is_defined_for(args.dtype) {
-        return Err(Usage(format!("--op {} is not defined for --dtype {}", args.op, args.dtype)));
-    }
+    let Sizes(sizes) = chosen.map_err(Usage)?;
     let element = args.dtype.size();
-    match sizes.iter().find(|&&size| size < element && size > 0) {
+    match sizes.iter().find(|&&size| size < element) {
         Some(size) => {
             Err(Usage(format!("--sizes {size}: less than one element of {element} bytes")))
         }
-        None => Ok(collective),
+        None => Ok(sizes),
     }
 }
 
-fn case(args: &Args) -> anyhow::Result<Case> {
-    let usage = |text: String| Err(Usage(text).into());
-    let cards = match &args.cards {
-        None => 4,
-        Some(CardList::Count(count)) => *count,
-        Some(CardList::Indices(_)) => {
-            return usage("--cards: a list of cards is for --fabric cards".into());
-        }
-    };
-    if args.deadline.is_some() {
-        return usage("--deadline is for --fabric cards and mpi".into());
+fn named(args: &Args) -> Result<Collective, Usage> {
+    args.name().parse::<Collective>().map_err(|error| Usage(error.to_string()))
+}
+
+/// What is measured over so many cards, if it is defined for the type.
+fn case(args: &Args, ranks: usize, root: usize) -> Result<Case, Usage> {
+    let collective = named(args)?.with_root(root);
+    if collective.reduces() && !args.op.is_defined_for(args.dtype) {
+        return Err(Usage(format!("--op {} is not defined for --dtype {}", args.op, args.dtype)));
     }
-    if cards == 0 || cards > MAX_RANKS {
-        return usage(format!("--cards {cards}: a group has 1 to {MAX_RANKS} cards"));
-    }
-    let root = args.root.unwrap_or(0);
-    let kind = collective(args, root, &[])?;
-    let collective = collective(args, root, &sizes(args, kind, "4K..64M"))?;
-    if root >= cards {
-        return usage(format!("--root {root}: there are cards 0 to {}", cards - 1));
-    }
-    let how = match (collective, args.algorithm) {
-        (Collective::Barrier, How::Auto | How::Fused) => How::Suited,
-        (_, How::Native) => {
-            return usage("--algorithm native is for --fabric mpi and --fabric cuda".into());
-        }
-        (_, How::Auto) => How::Fused,
-        (_, how) => how,
-    };
-    let (op, threads) = (args.op, args.threads);
     let budget = Duration::from_millis(args.budget);
-    Ok(Case { collective, cards, op, threads, how, budget })
+    Ok(Case { collective, op: args.op, dtype: args.dtype, ranks, budget })
 }
 
-/// Refuses what the machine cannot hold, instead of being killed half-way.
-fn check_memory(case: &Case, largest: usize) -> anyhow::Result<()> {
-    // Inputs, outputs and the original loop's buffer; messages are also on the way and being folded,
-    // and every rank has a thread with its stack and its part of the schedule.
-    let (copies, each) = if case.how == How::Fused { (3, 0) } else { (8, 1 << 20) };
-    let needed = largest.saturating_mul(copies).saturating_add(each).saturating_mul(case.cards);
-    let Some(available) = available_memory() else { return Ok(()) };
-    if needed <= available {
-        return Ok(());
-    }
-    let (needed, available) = (needed >> 20, available >> 20);
-    let text = format!(
-        "{} cards of {} need about {needed} MiB, and {available} MiB are available",
-        case.cards,
-        human(largest)
-    );
-    Err(DoesNotFit(text).into())
-}
-
-/// Bytes that can be had without anybody being killed for them, where the system says so.
-pub(crate) fn available_memory() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    let kibibytes: usize = line.split_whitespace().nth(1)?.parse().ok()?;
-    kibibytes.checked_mul(1024)
-}
-
-fn measure(dtype: DType, case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {
-    for_type!(dtype, measure_as(case, team, size))
-}
-
-fn measure_as<T: Sample>(case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {
-    let len = size / size_of::<T>();
-    match case.how {
-        How::Auto | How::Fused => fused::measure::<T>(case, team, len),
-        How::Messages(algorithm) => messages::measure::<T>(case, algorithm, team, len),
-        How::Suited | How::Native => {
-            let algorithm = inproc::suited(case.collective, case.cards, size);
-            messages::measure::<T>(case, algorithm, team, len)
-        }
+/// The root among so many cards.
+fn root(args: &Args, ranks: usize, what: &str) -> Result<usize, Usage> {
+    match args.root.unwrap_or(0) {
+        root if root < ranks => Ok(root),
+        root => Err(Usage(format!("--root {root}: there are {what} 0 to {}", ranks - 1))),
     }
 }
 
-fn header(args: &Args, case: &Case) -> anyhow::Result<()> {
-    let path = match case.how {
-        How::Fused => "in one address space, no messages",
-        _ => "as messages between threads",
-    };
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    output::line(&format!(
-        "# {} over {} cards, {path}; {cores} cores; medians; #wrong counts elements over all cards",
-        args.name(),
-        case.cards
-    ))?;
-    output::line(&Row::header())
+/// Refuses flags that a place has no use for.
+fn check_flags(args: &Args, threads: bool, deadline: bool) -> Result<(), Usage> {
+    if !threads && args.threads != Threads::Auto {
+        return Err(Usage("--threads is for --fabric host".into()));
+    }
+    if !deadline && args.deadline.is_some() {
+        return Err(Usage("--deadline is for --fabric cards and mpi".into()));
+    }
+    Ok(())
 }

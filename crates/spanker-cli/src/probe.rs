@@ -7,19 +7,16 @@
 mod cuda;
 mod machine;
 
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use serde::Serialize;
-use spanker_plan::Line;
-use spanker_runtime::SpankerControl;
-use spanker_scheduler::{
-    Deadline, DeviceError, DeviceGroup, Link, LinkEnd, LinkState, ProbedLink, Topology, load_links,
-    save_links,
-};
+use spanker_bench::{LinkProbe, probe_links, save_links};
+use spanker_scheduler::LinkState;
 use spanker_topology::{BytesPerSecond, Seconds};
 
+use crate::bench::told;
 use crate::directory::{self, CardList};
 use crate::sizes::{Sizes, human};
 use crate::{Usage, fault, files, output};
@@ -82,7 +79,7 @@ struct Report {
     directory: String,
     /// What the cards are and whose clock times are by.
     nature: &'static str,
-    links: Vec<Probed>,
+    links: Vec<LinkProbe>,
     /// Links that were not measured, because they are not up.
     skipped: Vec<Skipped>,
 }
@@ -92,30 +89,6 @@ struct Skipped {
     from: usize,
     to: usize,
     state: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Probed {
-    from: usize,
-    to: usize,
-    /// Nothing where no line explains the samples.
-    bandwidth_bytes_per_second: Option<u64>,
-    latency_ns: Option<f64>,
-    /// How far the line is from a sample at most, as a share of the sample.
-    worst_residual: Option<f64>,
-    profile_bandwidth_bytes_per_second: Option<u64>,
-    profile_latency_ns: u128,
-    samples: Vec<Sample>,
-    #[serde(skip)]
-    ends: (LinkEnd, LinkEnd),
-    #[serde(skip)]
-    line: Option<Line>,
-}
-
-#[derive(Debug, Serialize)]
-struct Sample {
-    bytes: u64,
-    seconds: f64,
 }
 
 impl Args {
@@ -164,120 +137,69 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let cards = directory::open(&folder, &indices)?;
     let first = cards.sails().first().context("a topology has a card")?;
-    let info = first.info().map_err(|error| directory::blamed(&folder, &indices, error))?;
+    let info = first.info().map_err(|error| directory::blamed(&folder, &indices, &error))?;
     let nature = directory::nature(info.pace);
-    let (up, down): (Vec<&Link>, Vec<&Link>) =
-        cards.links().iter().partition(|link| link.state == LinkState::Up);
-    anyhow::ensure!(!up.is_empty(), "no link is up between cards {}", directory::list(&indices));
-    let mut links = Vec::with_capacity(up.len());
-    for (at, link) in up.iter().enumerate() {
-        let ends = (link.local_sail, link.remote_sail);
-        let place = format!("{}/{}", at + 1, up.len());
-        let probed = probe(&cards, ends, args, &place);
+    let down = cards.links().iter().filter(|link| link.state != LinkState::Up);
+    let mut links = Vec::new();
+    let begins = |(from, to): (usize, usize), (at, all): (usize, usize), size: usize| {
+        output::progress(&format!("link {from} -> {to} ({}/{all}): {}", at + 1, human(size)));
+    };
+    for link in probe_links(&cards, &args.sizes.0, args.deadline, begins) {
         output::progress_done();
-        links.push(probed.map_err(|error| fault::told(&cards, error))?);
+        links.push(link.map_err(told)?);
     }
+    anyhow::ensure!(!links.is_empty(), "no link is up between cards {}", directory::list(&indices));
     let index = |place: usize| cards.indices()[place];
-    let skipped = down.iter().map(|link| Skipped {
+    let skipped = down.map(|link| Skipped {
         from: index(link.local_sail),
         to: index(link.remote_sail),
         state: link.state.to_string(),
     });
     let skipped = skipped.collect();
     let report = Report { directory: folder.display().to_string(), nature, links, skipped };
-    save(&folder, &report.links)?;
+    save_links(&folder, &report.links).map_err(told)?;
     match args.json {
         true => output::line(&serde_json::to_string(&report)?),
         false => show(&report),
     }
 }
 
-fn probe(
-    cards: &Topology<SpankerControl>,
-    (from, to): (usize, usize),
-    args: &Args,
-    place: &str,
-) -> Result<Probed, DeviceError> {
-    let (here, there) = (&cards.sails()[from], &cards.sails()[to]);
-    let group = DeviceGroup::new(&[here, there])?;
-    let deadline = Deadline { detect: args.deadline, ..Deadline::USUAL };
-    let mut samples = Vec::with_capacity(args.sizes.0.len());
-    for &size in &args.sizes.0 {
-        let (a, b) = (group.index(0), group.index(1));
-        output::progress(&format!("link {a} -> {b} ({place}): {}", human(size)));
-        let bytes = size as u64;
-        let seconds = group.message_time(0, 1, bytes, &deadline)?.as_secs_f64();
-        samples.push(Sample { bytes, seconds });
-    }
-    let line = Line::fit(&samples.iter().map(|s| (s.bytes, s.seconds)).collect::<Vec<_>>());
-    let (sent, came) = (group.end(0, 1), group.end(1, 0));
-    let said = sent.and_then(|(_, port)| here.port(port).ok());
-    let end = |end: Option<(u64, u32)>| {
-        let (serial, port) = end.unwrap_or_default();
-        LinkEnd { serial, port }
-    };
-    Ok(Probed {
-        from: group.index(0),
-        to: group.index(1),
-        bandwidth_bytes_per_second: line.map(|line| line.bandwidth.0),
-        latency_ns: line.map(|line| line.latency.0 * 1e9),
-        worst_residual: line.map(|line| line.worst),
-        profile_bandwidth_bytes_per_second: said.and_then(|port| port.bandwidth),
-        profile_latency_ns: said.map_or(0, |port| port.latency.as_nanos()),
-        samples,
-        ends: (end(sent), end(came)),
-        line,
-    })
-}
-
 fn show(report: &Report) -> anyhow::Result<()> {
     output::line(&format!("{} ({})\n", report.directory, report.nature))?;
-    output::line(&format!(
-        "link      {:>10} {:>10} {:>7}  {:>9} {:>9} {:>7}  {:>9}",
-        "bandwidth", "profile", "differs", "latency", "profile", "differs", "worst fit"
-    ))?;
-    for link in &report.links {
-        let name = format!("{} -> {}", link.from, link.to);
-        let Some(line) = link.line else {
-            output::line(&format!("{name:<8}  no line explains the samples: --json has them"))?;
-            continue;
-        };
-        let differs = |found: f64, said: f64| match said > 0.0 {
-            true => format!("{:+.1} %", (found / said - 1.0) * 100.0),
-            false => "-".into(),
-        };
-        let rate = link.profile_bandwidth_bytes_per_second.unwrap_or(0);
-        let latency = link.profile_latency_ns as f64 / 1e9;
-        let said = |known: bool, text: String| if known { text } else { "-".into() };
-        output::line(&format!(
-            "{name:<8}  {:>10} {:>10} {:>7}  {:>9} {:>9} {:>7}  {:>7.1} %",
-            line.bandwidth.to_string(),
-            said(rate > 0, BytesPerSecond(rate).to_string()),
-            differs(line.bandwidth.0 as f64, rate as f64),
-            line.latency.to_string(),
-            said(latency > 0.0, Seconds(latency).to_string()),
-            differs(line.latency.0, latency),
-            line.worst * 100.0,
-        ))?;
+    let header =
+        ["link", "bandwidth", "profile", "differs", "latency", "profile", "differs", "worst fit"];
+    let rows: Vec<Vec<String>> = report.links.iter().filter_map(row).collect();
+    if !rows.is_empty() {
+        output::line(&output::table(&header, rows, &header[1..]))?;
+    }
+    for link in report.links.iter().filter(|link| link.line.is_none()) {
+        let (from, to) = (link.from, link.to);
+        output::line(&format!("{from} -> {to}  no line explains the samples: --json has them"))?;
     }
     for Skipped { from, to, state } in &report.skipped {
-        output::line(&format!("{:<8}  not measured: it is {state}", format!("{from} -> {to}")))?;
+        output::line(&format!("{from} -> {to}  not measured: it is {state}"))?;
     }
     Ok(())
 }
 
-/// Keeps what was found out, and what is known of other links.
-fn save(folder: &Path, links: &[Probed]) -> anyhow::Result<()> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    let fresh = links.iter().filter_map(|link| {
-        let ((from, to), line) = (link.ends, link.line?);
-        let (bandwidth, latency) = (line.bandwidth, line.latency);
-        Some(ProbedLink { from, to, bandwidth, latency, fitted: now })
-    });
-    let fresh: Vec<ProbedLink> = fresh.collect();
-    // What was saved before and makes no sense is replaced.
-    let mut all = load_links(folder).unwrap_or_default();
-    all.retain(|old| !fresh.iter().any(|new| (new.from, new.to) == (old.from, old.to)));
-    all.extend(fresh);
-    Ok(save_links(folder, &all)?)
+/// A link beside its profile, where a line explains its samples.
+fn row(link: &LinkProbe) -> Option<Vec<String>> {
+    let line = link.line?;
+    let differs = |found: f64, said: f64| match said > 0.0 {
+        true => format!("{:+.1} %", (found / said - 1.0) * 100.0),
+        false => "-".into(),
+    };
+    let rate = link.profile_bandwidth_bytes_per_second.unwrap_or(0);
+    let latency = link.profile_latency_ns as f64 / 1e9;
+    let said = |known: bool, text: String| if known { text } else { "-".into() };
+    Some(vec![
+        format!("{} -> {}", link.from, link.to),
+        line.bandwidth.to_string(),
+        said(rate > 0, BytesPerSecond(rate).to_string()),
+        differs(line.bandwidth.0 as f64, rate as f64),
+        line.latency.to_string(),
+        said(latency > 0.0, Seconds(latency).to_string()),
+        differs(line.latency.0, latency),
+        format!("{:.1} %", line.worst * 100.0),
+    ])
 }

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use spanker_bench::Row;
 use spanker_plan::LinkSamples;
 
 use super::Args;
@@ -12,14 +13,6 @@ use crate::{Usage, files};
 const HEADER: &str = "ranks,bytes,microseconds";
 /// The largest table that is added to, in bytes.
 const MOST_TABLE: u64 = 16 << 20;
-
-/// One all-reduce as the fit sees it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Sample {
-    pub(super) ranks: usize,
-    pub(super) bytes: usize,
-    pub(super) microseconds: f64,
-}
 
 /// The table, if one is wanted.
 pub(super) struct Samples {
@@ -57,9 +50,9 @@ impl Samples {
     }
 
     /// Adds a row and saves the table, so that whatever comes after it cannot take it away.
-    pub(super) fn add(&mut self, sample: Sample) -> anyhow::Result<()> {
+    pub(super) fn add(&mut self, row: &Row) -> anyhow::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
-        let Sample { ranks, bytes, microseconds } = sample;
+        let (ranks, bytes, microseconds) = (row.ranks(), row.bytes_per_card, row.time_us);
         self.text.push_str(&format!("{ranks},{bytes},{microseconds}\n"));
         files::write(path, &self.text)
     }

@@ -5,10 +5,11 @@
 
 use spanker_scheduler::{Collective, Element, ReduceOp, bf16, chunk, f16};
 
-use super::origin::all_reduce;
+use crate::collective::Case;
+use crate::origin::all_reduce;
 
-/// An element type that the bench can fill and check.
-pub(crate) trait Sample: Element + Default {
+/// An element type that a bench can fill and check.
+pub trait Sample: Element + Default {
     /// What `card` of `cards` contributes to `element`: small, and for products a sign or, from one
     /// card, a two.
     fn input(op: ReduceOp, cards: usize, card: usize, element: usize) -> Self;
@@ -18,13 +19,22 @@ pub(crate) trait Sample: Element + Default {
 
     /// Plain arithmetic for the original loop. `None` where it has no such operation.
     fn origin_all_reduce(op: ReduceOp) -> Option<Origin<Self>>;
+
+    /// An ordinary number from random bits: a float between -1 and 1, any integer.
+    fn ordinary(bits: u64) -> Self;
+
+    /// Any pattern of bits.
+    fn pattern(bits: u64) -> Self;
+
+    /// The value as a double and the distance of floats of this type after 1; nothing for integers.
+    fn float(self) -> Option<(f64, f64)>;
 }
 
 /// The original all-reduce, for one type and operation.
-pub(crate) type Origin<T> = fn(&mut [Buffer<T>]);
+pub type Origin<T> = fn(&mut [Buffer<T>]);
 
 /// Scrambles card and element into bits that look random.
-fn scramble(card: usize, element: usize) -> u64 {
+pub(crate) fn scramble(card: usize, element: usize) -> u64 {
     let mut z = (card as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ element as u64;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -53,8 +63,17 @@ fn float_reduction(op: ReduceOp, cards: usize, element: usize) -> f64 {
 }
 
 macro_rules! float_sample {
-    ($type:ty, $from:expr, $tolerance:expr) => {
+    ($type:ty, $bits:ty, $from:expr, $tolerance:expr) => {
         impl Sample for $type {
+            fn ordinary(bits: u64) -> Self {
+                ($from)((bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0)
+            }
+            fn pattern(bits: u64) -> Self {
+                <$type>::from_bits(bits as $bits)
+            }
+            fn float(self) -> Option<(f64, f64)> {
+                Some((f64::from(self), f64::from(<$type>::EPSILON)))
+            }
             fn input(op: ReduceOp, cards: usize, card: usize, element: usize) -> Self {
                 ($from)(float_input(op, cards, card, element))
             }
@@ -81,10 +100,10 @@ macro_rules! float_sample {
     };
 }
 
-float_sample!(f32, |x: f64| x as f32, 1e-6);
-float_sample!(f64, |x: f64| x, 1e-14);
-float_sample!(f16, f16::from_f64, 1e-3);
-float_sample!(bf16, bf16::from_f64, 1e-2);
+float_sample!(f32, u32, |x: f64| x as f32, 1e-6);
+float_sample!(f64, u64, |x: f64| x, 1e-14);
+float_sample!(f16, u16, f16::from_f64, 1e-3);
+float_sample!(bf16, u16, bf16::from_f64, 1e-2);
 
 fn integer_input(card: usize, element: usize) -> i64 {
     (scramble(card, element) % 7) as i64
@@ -93,6 +112,15 @@ fn integer_input(card: usize, element: usize) -> i64 {
 macro_rules! integer_sample {
     ($type:ty) => {
         impl Sample for $type {
+            fn ordinary(bits: u64) -> Self {
+                bits as $type
+            }
+            fn pattern(bits: u64) -> Self {
+                bits as $type
+            }
+            fn float(self) -> Option<(f64, f64)> {
+                None
+            }
             fn input(_op: ReduceOp, _cards: usize, card: usize, element: usize) -> Self {
                 integer_input(card, element) as $type
             }
@@ -134,7 +162,7 @@ integer_sample!(u32);
 
 /// A card's buffer, on a page boundary as a card's driver would map it.
 #[derive(Debug)]
-pub(crate) struct Buffer<T> {
+pub struct Buffer<T> {
     storage: Vec<T>,
     start: usize,
     len: usize,
@@ -153,18 +181,6 @@ impl<T: Sample> Buffer<T> {
     pub(crate) fn group(count: usize, len: usize) -> Vec<Self> {
         (0..count).map(|_| Buffer::new(len)).collect()
     }
-
-    /// Writes what `card` contributes to the elements from `first` on.
-    pub(crate) fn fill(&mut self, op: ReduceOp, cards: usize, card: usize, first: usize) {
-        for (i, value) in self.as_mut().iter_mut().enumerate() {
-            *value = T::input(op, cards, card, first + i);
-        }
-    }
-
-    /// Writes zeros, which stay zeros however often they are summed.
-    pub(crate) fn clear(&mut self) {
-        self.as_mut().fill(T::default());
-    }
 }
 
 impl<T> AsRef<[T]> for Buffer<T> {
@@ -179,15 +195,16 @@ impl<T> AsMut<[T]> for Buffer<T> {
     }
 }
 
-/// Counts the elements of `data` that are not what `collective` promises to rank `rank`, in place.
-pub(crate) fn count_wrong<T: Sample>(
-    collective: Collective,
-    op: ReduceOp,
-    cards: usize,
-    len: usize,
-    rank: usize,
-    data: &[T],
-) -> usize {
+/// Writes what a card contributes to the elements from `first` on.
+pub(crate) fn fill<T: Sample>(case: &Case, card: usize, first: usize, data: &mut [T]) {
+    for (i, value) in data.iter_mut().enumerate() {
+        *value = T::input(case.op, case.ranks, card, first + i);
+    }
+}
+
+/// Counts the elements of `data` that are not what the collective over buffers of `len` promises to a rank, in place.
+pub(crate) fn count_wrong<T: Sample>(case: &Case, len: usize, rank: usize, data: &[T]) -> usize {
+    let Case { collective, op, ranks: cards, .. } = *case;
     let mine = chunk(len, cards, rank);
     let reduced = |range: std::ops::Range<usize>| {
         range.filter(|&i| !T::is_reduction(data[i], op, cards, i)).count()
@@ -223,9 +240,14 @@ mod tests {
 
     #[test]
     fn a_wrong_element_is_counted() {
-        let all_reduce = |data: &[f32]| {
-            count_wrong(Collective::AllReduce, ReduceOp::Sum, 3, data.len(), 0, data)
+        let case = Case {
+            collective: Collective::AllReduce,
+            op: ReduceOp::Sum,
+            dtype: spanker_scheduler::DType::F32,
+            ranks: 3,
+            budget: std::time::Duration::ZERO,
         };
+        let all_reduce = |data: &[f32]| count_wrong(&case, data.len(), 0, data);
         let mut data: Vec<f32> =
             (0..10).map(|i| float_reduction(ReduceOp::Sum, 3, i) as f32).collect();
         assert_eq!(all_reduce(&data), 0);
@@ -240,5 +262,13 @@ mod tests {
             |card| (0..64).map(|i| i32::input(ReduceOp::Sum, 2, card, i)).collect::<Vec<_>>();
         assert_ne!(values(0), values(1));
         assert!(values(0).windows(2).any(|pair| pair[0] != pair[1]));
+    }
+
+    #[test]
+    fn drawn_numbers_are_ordinary_where_they_should_be() {
+        for element in 0..1000 {
+            let x = f16::ordinary(scramble(3, element));
+            assert!((-1.0..=1.0).contains(&f64::from(x)), "{x}");
+        }
     }
 }

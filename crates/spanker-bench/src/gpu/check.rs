@@ -1,81 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--check`: every type, operation, number of cards, odd length and alignment against the bits of the host's serial
-//! fold, over arbitrary bit patterns and over ordinary numbers.
+//! Every type, operation, number of cards, odd length and alignment against the bits of the host's serial fold, over
+//! arbitrary bit patterns and over ordinary numbers.
 
+use serde::Serialize;
 use spanker_cuda::{CudaViewMut, Gpu, all_reduce, reduce};
-use spanker_scheduler::{DType, ReduceOp, Team, Threads, bf16, f16, host};
+use spanker_scheduler::{DType, ReduceOp, Team, Threads, host};
 
-use super::super::Args;
-use super::super::data::Sample;
-use crate::output;
+use super::refused;
+use crate::element::{Sample, scramble};
+use crate::error::Result;
 
 /// Numbers of cards: with kernels of their own, and with the one for any number.
 const CARDS: [usize; 7] = [1, 2, 3, 4, 5, 8, 9];
 /// Elements of a buffer: less than a piece, odd, and more than one block's.
 const LENGTHS: [usize; 5] = [1, 7, 1023, 4099, 100_003];
 
-/// An element type whose values can be drawn and compared.
-pub(super) trait Drawn: Sample {
-    /// An ordinary number: a float between -1 and 1, any integer.
-    fn tame(bits: u64) -> Self;
-
-    /// Any pattern of bits.
-    fn wild(bits: u64) -> Self;
-
-    /// The value as a double and the distance of floats of this type after 1; nothing for integers.
-    fn float(self) -> Option<(f64, f64)>;
+/// What was compared for a type and an operation.
+#[derive(Debug, Clone, Serialize)]
+pub struct Checked {
+    /// The type.
+    pub dtype: &'static str,
+    /// The operation.
+    pub op: &'static str,
+    /// Elements that were compared.
+    pub elements: usize,
+    /// Those that were wrong.
+    pub wrong: usize,
 }
 
-macro_rules! drawn_float {
-    ($type:ty, $bits:ty, $from:expr, $epsilon:expr) => {
-        impl Drawn for $type {
-            fn tame(bits: u64) -> Self {
-                ($from)((bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0)
-            }
-            fn wild(bits: u64) -> Self {
-                <$type>::from_bits(bits as $bits)
-            }
-            fn float(self) -> Option<(f64, f64)> {
-                Some((f64::from(self), f64::from($epsilon)))
-            }
-        }
-    };
+/// Checks every type with every operation that it has, one at a time. `begins` is told which comes next.
+///
+/// # Errors
+/// What the GPU fails with.
+pub fn check(
+    mut begins: impl FnMut(DType, ReduceOp),
+) -> Result<impl Iterator<Item = Result<Checked>>> {
+    let gpu = Gpu::open(0)?;
+    let pairs = DType::ALL.into_iter().flat_map(|dtype| {
+        let ops = ReduceOp::ALL.into_iter().filter(move |op| op.is_defined_for(dtype));
+        ops.map(move |op| (dtype, op))
+    });
+    Ok(pairs.map(move |(dtype, op)| {
+        begins(dtype, op);
+        let (elements, wrong) = for_type!(dtype, T => check_as::<T>(&gpu, op))?;
+        Ok(Checked { dtype: dtype.name(), op: op.name(), elements, wrong })
+    }))
 }
-
-drawn_float!(f32, u32, |x: f64| x as f32, f32::EPSILON);
-drawn_float!(f64, u64, |x: f64| x, f64::EPSILON);
-drawn_float!(f16, u16, f16::from_f64, f16::EPSILON);
-drawn_float!(bf16, u16, bf16::from_f64, bf16::EPSILON);
-
-macro_rules! drawn_integer {
-    ($($type:ty),*) => {
-        $(impl Drawn for $type {
-            fn tame(bits: u64) -> Self {
-                bits as $type
-            }
-            fn wild(bits: u64) -> Self {
-                bits as $type
-            }
-            fn float(self) -> Option<(f64, f64)> {
-                None
-            }
-        })*
-    };
-}
-
-drawn_integer!(i32, i64, u8, u32);
 
 /// Bits that look random, for one element of a card.
 pub(super) fn draw(card: usize, element: usize) -> u64 {
-    let mut z = (card as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (element as u64 + 1);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    scramble(card + 1, element + 1)
 }
 
 /// Whether a result is what the host has: the same bits, or both NaN. A logsumexp may be off by 2 units in the last
 /// place of 1, or of the result if that is larger, for each fold.
-pub(super) fn same<T: Drawn>(found: T, expected: T, op: ReduceOp, folds: usize) -> bool {
+pub(super) fn same<T: Sample>(found: T, expected: T, op: ReduceOp, folds: usize) -> bool {
     if bytemuck::bytes_of(&found) == bytemuck::bytes_of(&expected) {
         return true;
     }
@@ -110,47 +89,16 @@ impl Lie {
     }
 }
 
-pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let gpu = Gpu::open(0)?;
-    let mut wrong = 0;
-    for dtype in DType::ALL {
-        for op in ReduceOp::ALL.into_iter().filter(|op| op.is_defined_for(dtype)) {
-            output::progress(&format!("checking {op} of {dtype}"));
-            let checked = check(&gpu, dtype, op);
-            output::progress_done();
-            let (elements, bad) = checked?;
-            wrong += bad;
-            output::line(&match args.json {
-                true => serde_json::json!({
-                    "dtype": dtype.name(), "op": op.name(), "elements": elements, "wrong": bad,
-                })
-                .to_string(),
-                false => format!(
-                    "{:<5} {:<10} {elements:>9} elements, {bad} wrong",
-                    dtype.name(),
-                    op.name()
-                ),
-            })?;
-        }
-    }
-    anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
-    Ok(())
-}
-
-fn check(gpu: &Gpu, dtype: DType, op: ReduceOp) -> anyhow::Result<(usize, usize)> {
-    for_type!(dtype, check_as(gpu, op))
-}
-
 /// Elements that were compared, and those that were wrong.
-fn check_as<T: Drawn>(gpu: &Gpu, op: ReduceOp) -> anyhow::Result<(usize, usize)> {
+fn check_as<T: Sample>(gpu: &Gpu, op: ReduceOp) -> Result<(usize, usize)> {
     let (mut elements, mut wrong) = (0, 0);
     for cards in CARDS {
         for len in LENGTHS {
             for lie in Lie::ALL {
                 // Every second element is any pattern of bits.
                 let value = |card: usize, i: usize| match i % 2 {
-                    0 => T::wild(draw(card, i)),
-                    _ => T::tame(draw(card, i)),
+                    0 => T::pattern(draw(card, i)),
+                    _ => T::ordinary(draw(card, i)),
                 };
                 let inputs: Vec<Vec<T>> =
                     (0..cards).map(|card| (0..len).map(|i| value(card, i)).collect()).collect();
@@ -173,13 +121,13 @@ fn check_as<T: Drawn>(gpu: &Gpu, op: ReduceOp) -> anyhow::Result<(usize, usize)>
 }
 
 /// What the GPU makes of the inputs: of all cards' buffers, or of the root's.
-fn on_gpu<T: Drawn>(
+fn on_gpu<T: Sample>(
     gpu: &Gpu,
     inputs: &[Vec<T>],
     op: ReduceOp,
     lie: Lie,
     root: Option<usize>,
-) -> anyhow::Result<Vec<Vec<T>>> {
+) -> Result<Vec<Vec<T>>> {
     let (cards, len) = (inputs.len(), inputs[0].len());
     let bytes = len * size_of::<T>();
     let stride = (bytes + 16 * size_of::<T>()).next_multiple_of(256);
@@ -190,7 +138,9 @@ fn on_gpu<T: Drawn>(
     let mut memory = gpu.allocate(stride * cards, "buffers to check")?;
     for (card, input) in inputs.iter().enumerate() {
         let mut buffer = memory.slice_mut(place(card));
-        gpu.stream().memcpy_htod(bytemuck::cast_slice::<T, u8>(input), &mut buffer)?;
+        gpu.stream()
+            .memcpy_htod(bytemuck::cast_slice::<T, u8>(input), &mut buffer)
+            .map_err(refused)?;
     }
     {
         let mut places: Vec<CudaViewMut<'_, u8>> =
@@ -212,7 +162,9 @@ fn on_gpu<T: Drawn>(
     for card in 0..cards {
         let mut output = vec![T::default(); len];
         let buffer = memory.slice(place(card));
-        gpu.stream().memcpy_dtoh(&buffer, bytemuck::cast_slice_mut::<T, u8>(&mut output))?;
+        gpu.stream()
+            .memcpy_dtoh(&buffer, bytemuck::cast_slice_mut::<T, u8>(&mut output))
+            .map_err(refused)?;
         gpu.synchronize()?;
         outputs.push(output);
     }
@@ -234,14 +186,5 @@ mod tests {
         assert!(same(f32::NAN, -f32::NAN, ReduceOp::Max, 1));
         assert!(!same(f32::NAN, 1.0, ReduceOp::LogSumExp, 1));
         assert!(!same(3i32, 2, ReduceOp::Avg, 1));
-    }
-
-    #[test]
-    fn drawn_numbers_are_ordinary_where_they_should_be() {
-        for element in 0..1000 {
-            let x = f16::tame(draw(3, element));
-            assert!((-1.0..=1.0).contains(&f64::from(x)), "{x}");
-        }
-        assert_ne!(draw(0, 1), draw(1, 0));
     }
 }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `spanker bench claims`: what it costs to take work, beside the one atomic addition that it cannot do without.
+//! What it costs to take work, beside the one atomic addition that it cannot do without.
 
 use std::hint::black_box;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde::Serialize;
 use spanker_steal::{Capabilities, Claim, Claims, Job, Ledger, Member, Piece, Token};
 
-use crate::output;
+use crate::error::{BenchError, Result};
+use crate::turns::median;
 
 /// What a claim may cost alone, in nanoseconds.
 const BAR: f64 = 50.0;
@@ -18,47 +19,24 @@ const REPEATS: usize = 41;
 const CLAIMS: usize = 20_000;
 
 /// Nanoseconds of each subject, medians of timings that took turns.
-struct Costs {
-    addition: f64,
-    claim: f64,
-    cycle: f64,
-    addition_two: f64,
-    claim_two: f64,
-}
-
-pub(super) fn run(as_json: bool) -> anyhow::Result<()> {
-    output::progress("claims ..");
-    let costs = measure()?;
-    output::progress_done();
-    let Costs { addition, claim, cycle, addition_two, claim_two } = costs;
-    if as_json {
-        return output::line(
-            &json!({
-                "claim_ns": claim,
-                "atomic_addition_ns": addition,
-                "claim_lease_and_acceptance_ns": cycle,
-                "claim_two_threads_ns": claim_two,
-                "atomic_addition_two_threads_ns": addition_two,
-                "bar_ns": BAR,
-            })
-            .to_string(),
-        );
-    }
-    output::line("# one claim, in ns; medians that took turns")?;
-    output::line(&format!("{:<44} {:>8} {:>9}", "", "ns", "additions"))?;
-    let row = |what: &str, cost: f64, of: f64| {
-        output::line(&format!("{what:<44} {cost:>8.1} {:>8.1}x", cost / of))
-    };
-    row("an atomic addition, one thread", addition, addition)?;
-    row("a claim, one thread", claim, addition)?;
-    row("a claim, its lease and its acceptance", cycle, addition)?;
-    row("an atomic addition, two threads", addition_two, addition_two)?;
-    row("a claim, two threads", claim_two, addition_two)?;
-    output::line(&format!("\nbar: {BAR} ns for a claim alone: {:.2} of it", claim / BAR))
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ClaimCosts {
+    /// A claim, one thread.
+    pub claim_ns: f64,
+    /// An atomic addition, one thread.
+    pub atomic_addition_ns: f64,
+    /// A claim, its lease and its acceptance.
+    pub claim_lease_and_acceptance_ns: f64,
+    /// A claim while another thread claims, too.
+    pub claim_two_threads_ns: f64,
+    /// An atomic addition while another thread adds, too.
+    pub atomic_addition_two_threads_ns: f64,
+    /// What a claim may cost alone.
+    pub bar_ns: f64,
 }
 
 /// A job that no bench comes to the end of, for two backends of known speed.
-fn open() -> anyhow::Result<(Ledger, std::sync::Arc<Claims>)> {
+fn open() -> Result<(Ledger, std::sync::Arc<Claims>)> {
     let capabilities = Capabilities {
         rate: Some(1e5),
         launch: Some(Duration::from_micros(50)),
@@ -76,7 +54,11 @@ fn take(claims: &Claims, backend: usize) -> Option<Piece> {
     }
 }
 
-fn measure() -> anyhow::Result<Costs> {
+/// Times claims beside atomic additions.
+///
+/// # Errors
+/// [`BenchError::Claims`] if the job ends, which it is too large for.
+pub fn claims() -> Result<ClaimCosts> {
     let mut samples: [Vec<f64>; 5] = Default::default();
     let counter = AtomicUsize::new(0);
     for _ in 0..REPEATS {
@@ -98,7 +80,9 @@ fn measure() -> anyhow::Result<Costs> {
             ledger.claimed(token, piece, at);
             black_box(ledger.completed(token, items, &[], None, at + Duration::from_millis(9)));
         }));
-        anyhow::ensure!(lost == 0, "{lost} claims of the bench got nothing");
+        if lost > 0 {
+            return Err(BenchError::Claims(lost));
+        }
         samples[3].push(timed_twice(|_| {
             black_box(counter.fetch_add(black_box(1200), Ordering::Relaxed));
         }));
@@ -106,11 +90,16 @@ fn measure() -> anyhow::Result<Costs> {
             black_box(take(&claims, thread));
         }));
     }
-    let [addition, claim, cycle, addition_two, claim_two] = samples.map(|mut samples| {
-        samples.sort_by(f64::total_cmp);
-        samples[samples.len() / 2]
-    });
-    Ok(Costs { addition, claim, cycle, addition_two, claim_two })
+    let [addition, claim, cycle, addition_two, claim_two] =
+        samples.map(|samples| median(&samples).unwrap_or(f64::NAN));
+    Ok(ClaimCosts {
+        claim_ns: claim,
+        atomic_addition_ns: addition,
+        claim_lease_and_acceptance_ns: cycle,
+        claim_two_threads_ns: claim_two,
+        atomic_addition_two_threads_ns: addition_two,
+        bar_ns: BAR,
+    })
 }
 
 /// Nanoseconds of one of many calls.

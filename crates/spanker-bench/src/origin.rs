@@ -3,7 +3,7 @@
 //! transposition, card-outer; the element-outer loop before that is timed by the example `transposition` of
 //! `spanker-reduce`.
 
-use super::data::{Buffer, Sample};
+use crate::element::{Buffer, Sample};
 
 /// All-reduce: fold card after card into a fresh buffer, finish it, copy it to each card.
 #[inline(always)]

@@ -24,6 +24,8 @@ pub(super) struct Forecast {
     priced: Option<(Cluster, Vec<Price>)>,
     /// The algorithm where nothing is priced.
     usual: Algorithm,
+    /// Why nothing is priced, where cards have a pace.
+    pub(super) unpredicted: Option<String>,
 }
 
 impl Forecast {
@@ -33,33 +35,29 @@ impl Forecast {
         pace: Pace,
         collective: Collective,
         wanted: Option<Algorithm>,
-    ) -> anyhow::Result<Forecast> {
+    ) -> Result<Forecast, Error> {
         let ranks: Vec<usize> = (0..cards.n_sails()).collect();
         let usual = wanted.unwrap_or(Algorithm::Ring);
+        let (unseen, priced) = (Seconds::ZERO, None);
+        let unpriced = Forecast { collective, ranks, unseen, priced, usual, unpredicted: None };
         if pace == Pace::Unshaped {
-            return Ok(Forecast { collective, ranks, unseen: Seconds::ZERO, priced: None, usual });
+            return Ok(unpriced);
         }
         let cluster = match cards.cluster() {
             Ok(cluster) => cluster,
             // Cards with a profile of somebody's own can be measured all the same.
             Err(Error::Topology(error)) => {
-                crate::output::note(format_args!("no prediction: {error}"));
-                return Ok(Forecast {
-                    collective,
-                    ranks,
-                    unseen: Seconds::ZERO,
-                    priced: None,
-                    usual,
-                });
+                return Ok(Forecast { unpredicted: Some(error.to_string()), ..unpriced });
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
+        let ranks = &unpriced.ranks;
         let priced = match wanted {
-            Some(algorithm) => vec![price(&cluster, collective, algorithm, &ranks)],
-            None => prices(&cluster, collective, &ranks),
+            Some(algorithm) => vec![price(&cluster, collective, algorithm, ranks)],
+            None => prices(&cluster, collective, ranks),
         };
-        let unseen = if pace == Pace::Real { Seconds::ZERO } else { cluster.base(&ranks) };
-        Ok(Forecast { collective, ranks, unseen, priced: Some((cluster, priced)), usual })
+        let unseen = if pace == Pace::Real { Seconds::ZERO } else { cluster.base(ranks) };
+        Ok(Forecast { unseen, priced: Some((cluster, priced)), ..unpriced })
     }
 
     /// The algorithm for a size, and what it will take.

@@ -7,7 +7,8 @@
 
 use std::time::Duration;
 
-use super::super::row::{Subject, warm_up};
+use crate::error::Result;
+use crate::turns::{Subject, warm_up};
 
 /// How long a batch lasts at least.
 const BATCH: Duration = Duration::from_millis(1);
@@ -16,26 +17,26 @@ const FOURS: std::ops::RangeInclusive<u128> = 15..=250;
 
 /// What a comparison found.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pairs {
+pub(crate) struct Pairs {
     /// Median seconds of a call.
-    pub(super) ours: f64,
-    pub(super) theirs: f64,
+    pub(crate) ours: f64,
+    pub(crate) theirs: f64,
     /// How many times as fast ours is: the median of all fours.
-    pub(super) ratio: f64,
+    pub(crate) ratio: f64,
     /// Where the median lies with a confidence of 95 %.
-    pub(super) range: [f64; 2],
+    pub(crate) range: [f64; 2],
     /// How many fours there were.
-    pub(super) repeats: usize,
+    pub(crate) repeats: usize,
 }
 
 /// Compares `ours` with `theirs`, within twice `budget`.
 ///
 /// Ranks must get the same durations: they decide how often both are called.
-pub(super) fn in_pairs(
+pub(crate) fn in_pairs(
     budget: Duration,
     ours: &mut Subject<'_>,
     theirs: &mut Subject<'_>,
-) -> anyhow::Result<Pairs> {
+) -> Result<Pairs> {
     let (one, other) = (warm_up(budget, ours)?, warm_up(budget, theirs)?);
     // The batches of the faster one are short, and those of the slower one fill the budget.
     let (once, slower) = (one.min(other), one.max(other));

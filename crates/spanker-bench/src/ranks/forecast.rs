@@ -11,29 +11,17 @@
 //! What cores take to reach each other can change from one second to the next, where a virtual machine is moved.
 //! So the probe comes right before what it predicts, and again after it.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use spanker_fabric_mpi::MpiFabric;
 use spanker_scheduler::{Algorithm, Collective, DType, ReduceOp, schedule};
 
-use super::super::data::Sample;
-use super::{Case, Choice, Runner};
-
-/// How a collective is run between processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    Native,
-    Schedule(Algorithm),
-}
-
-impl Way {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Way::Native => "native",
-            Way::Schedule(algorithm) => algorithm.name(),
-        }
-    }
-}
+use super::Runner;
+use crate::collective::{Case, Choice, Way};
+use crate::element::Sample;
+use crate::error::Result;
+use crate::turns::{Subject, Turn, take_turns};
 
 /// The least bytes that are timed, and how many times as many the next are.
 const LEAST: usize = 48;
@@ -69,26 +57,20 @@ struct Probe<T> {
     way: Way,
     bytes: usize,
     runner: Runner<T>,
-    calls: usize,
-    seconds: Vec<f64>,
 }
 
 impl<T: Sample> Probe<T> {
     /// Nothing if the way cannot do it.
-    fn new(case: &Case, way: Way, bytes: usize) -> anyhow::Result<Option<Self>> {
+    fn new(case: &Case, way: Way, bytes: usize, timeout: Duration) -> Result<Option<Self>> {
         // Every number of ranks divides it, for all-to-all.
         let elements = bytes.div_ceil(size_of::<T>()).next_multiple_of(case.ranks);
         if !can(case, way, elements) {
             return Ok(None);
         }
-        let (runner, bytes) = (Runner::new(case, way, elements)?, elements * size_of::<T>());
-        Ok(Some(Probe { way, bytes, runner, calls: 1, seconds: Vec::new() }))
+        let (runner, bytes) =
+            (Runner::new(case, way, elements, timeout)?, elements * size_of::<T>());
+        Ok(Some(Probe { way, bytes, runner }))
     }
-}
-
-fn median(mut samples: Vec<f64>) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
 }
 
 /// The sizes to time so that this one lies between them, or beyond them if it is larger than all.
@@ -110,21 +92,22 @@ impl Forecast {
         case: &Case,
         ways: &[Way],
         size: usize,
+        timeout: Duration,
         fabric: &mut MpiFabric,
-    ) -> anyhow::Result<Forecast> {
+    ) -> Result<Forecast> {
         let mut probes = Vec::new();
         for (&way, bytes) in
             ways.iter().flat_map(|way| around(size).into_iter().map(move |at| (way, at)))
         {
-            probes.extend(Probe::<T>::new(case, way, bytes)?);
+            probes.extend(Probe::<T>::new(case, way, bytes, timeout)?);
         }
         let mut forecast = Forecast { curves: Vec::new() };
-        forecast.add(take_turns(case, probes, fabric)?);
+        forecast.add(probe_in_turns(case, probes, fabric)?);
         for at in 0..forecast.curves.len() {
             for _ in 0..CLOSER {
                 let Some(bytes) = halfway(&forecast.curves[at].points, size as f64) else { break };
-                let probe = Probe::<T>::new(case, forecast.curves[at].way, bytes)?;
-                forecast.add(take_turns(case, probe.into_iter().collect(), fabric)?);
+                let probe = Probe::<T>::new(case, forecast.curves[at].way, bytes, timeout)?;
+                forecast.add(probe_in_turns(case, probe.into_iter().collect(), fabric)?);
             }
         }
         Ok(forecast)
@@ -162,25 +145,30 @@ impl Forecast {
 }
 
 /// Times all in turns: what the machine does meanwhile counts for all of them.
-fn take_turns<T: Sample>(
+fn probe_in_turns<T: Sample>(
     case: &Case,
     mut probes: Vec<Probe<T>>,
     fabric: &mut MpiFabric,
-) -> anyhow::Result<Vec<(Way, usize, f64)>> {
+) -> Result<Vec<(Way, usize, f64)>> {
+    let places: Vec<(Way, usize)> = probes.iter().map(|probe| (probe.way, probe.bytes)).collect();
+    let fabric = &RefCell::new(fabric);
+    let mut subjects: Vec<Box<Subject<'_>>> = Vec::with_capacity(probes.len());
     for probe in &mut probes {
+        subjects.push(Box::new(move |calls| {
+            Ok(probe.runner.timed(case, &mut fabric.borrow_mut(), calls)?)
+        }));
+    }
+    let mut turns = Vec::with_capacity(subjects.len());
+    for subject in &mut subjects {
         // The first call sets up connections and memory.
-        probe.runner.timed(case, fabric, 1)?;
+        subject(1)?;
         // All ranks get the same time, and so the same number of calls.
-        let once = probe.runner.timed(case, fabric, 1)?.max(Duration::from_nanos(100));
-        probe.calls = (TURN.as_nanos() / once.as_nanos()).clamp(1, 1000) as usize;
+        let once = subject(1)?.max(Duration::from_nanos(100));
+        let calls = (TURN.as_nanos() / once.as_nanos()).clamp(1, 1000) as usize;
+        turns.push(Turn::new(subject, calls));
     }
-    for _ in 0..TURNS {
-        for Probe { runner, calls, seconds, .. } in &mut probes {
-            let took = runner.timed(case, fabric, *calls)?.as_secs_f64();
-            seconds.push(took / *calls as f64);
-        }
-    }
-    Ok(probes.into_iter().map(|probe| (probe.way, probe.bytes, median(probe.seconds))).collect())
+    let seconds = take_turns(TURNS, &mut turns)?;
+    Ok(places.into_iter().zip(seconds).map(|((way, bytes), time)| (way, bytes, time)).collect())
 }
 
 /// The size between the two around `bytes` that is to be timed, too: they differ much and are far apart.
@@ -195,8 +183,8 @@ fn halfway(points: &[(f64, f64)], bytes: f64) -> Option<usize> {
 pub(super) fn ways(case: &Case, choice: Choice, dtype: DType) -> Vec<Way> {
     match choice {
         Choice::Given(way) => vec![way],
-        Choice::Cheapest { native } => {
-            let native = (native && has_native(case, dtype)).then_some(Way::Native);
+        Choice::Auto | Choice::Messages => {
+            let native = (choice == Choice::Auto && has_native(case, dtype)).then_some(Way::Native);
             native.into_iter().chain(Algorithm::ALL.map(Way::Schedule)).collect()
         }
     }
@@ -211,12 +199,10 @@ fn has_native(case: &Case, dtype: DType) -> bool {
 /// Whether a way can do so many elements.
 fn can(case: &Case, way: Way, elements: usize) -> bool {
     match way {
-        Way::Native => {
-            case.collective != Collective::AllToAll || elements.is_multiple_of(case.ranks)
-        }
         Way::Schedule(algorithm) => {
             schedule(case.collective, algorithm, case.ranks, elements).is_ok()
         }
+        _ => case.collective != Collective::AllToAll || elements.is_multiple_of(case.ranks),
     }
 }
 
@@ -279,8 +265,8 @@ mod tests {
         let case = Case {
             collective: Collective::AllToAll,
             op: ReduceOp::Sum,
+            dtype: DType::F32,
             ranks: 3,
-            patience: Duration::from_secs(1),
             budget: Duration::from_secs(1),
         };
         let curve = |way, points: [f64; 2]| Curve {

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which collective is measured, how it may be run, and the loop over its sizes that every place shares.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use spanker_scheduler::{Algorithm, Collective, DType, ReduceOp};
+
+use crate::element::Sample;
+use crate::error::{BenchError, Result};
+use crate::row::{Measured, Row};
+
+/// How long one call of a collective may take, unless something else is wanted.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What is measured, apart from the size.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// The collective.
+    pub collective: Collective,
+    /// The operation of collectives that reduce.
+    pub op: ReduceOp,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// How many cards or ranks take part.
+    pub ranks: usize,
+    /// How long to spend on each figure.
+    pub budget: Duration,
+}
+
+/// How a collective is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// In one address space, without messages.
+    Fused,
+    /// What the fabric has for it by itself.
+    Native,
+    /// As messages, by the schedule of an algorithm.
+    Schedule(Algorithm),
+}
+
+impl Way {
+    /// Its name, which [`Choice`] parses.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Fused => "fused",
+            Way::Native => "native",
+            Way::Schedule(algorithm) => algorithm.name(),
+        }
+    }
+}
+
+/// Which way is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// The best that the place knows.
+    Auto,
+    /// The best schedule.
+    Messages,
+    /// This one.
+    Given(Way),
+}
+
+impl FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Choice::Auto),
+            "messages" => Ok(Choice::Messages),
+            "fused" => Ok(Choice::Given(Way::Fused)),
+            "native" => Ok(Choice::Given(Way::Native)),
+            _ => text.parse().map(|way| Choice::Given(Way::Schedule(way))).map_err(|_| {
+                let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+                format!(
+                    "unknown algorithm '{text}' (expected auto, fused, messages, native, {names})"
+                )
+            }),
+        }
+    }
+}
+
+/// Somewhere collectives run.
+pub trait Place {
+    /// Checks the collective once on known inputs, and times it.
+    ///
+    /// # Errors
+    /// What the place fails with.
+    fn measure<T: Sample>(&mut self, case: &Case, elements: usize) -> Result<Measured>;
+
+    /// What follows from so many wrong elements.
+    ///
+    /// # Errors
+    /// [`BenchError::Wrong`] if there are any.
+    fn verdict(&self, wrong: usize) -> Result<()> {
+        match wrong {
+            0 => Ok(()),
+            _ => Err(BenchError::Wrong(format!("{wrong} elements are wrong"))),
+        }
+    }
+}
+
+/// Measures a collective for each size, one row at a time. `begins` is told before each which one of the sizes it is.
+pub fn rows<'a, P: Place>(
+    place: &'a mut P,
+    case: &'a Case,
+    sizes: &'a [usize],
+    mut begins: impl FnMut(usize, usize) + 'a,
+) -> impl Iterator<Item = Result<Row>> + 'a {
+    sizes.iter().enumerate().map(move |(at, &size)| {
+        begins(at, size);
+        let elements = size / case.dtype.size();
+        let measured = for_type!(case.dtype, T => place.measure::<T>(case, elements));
+        Ok(Row::new(case, measured?))
+    })
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How fast one core makes and reads the link's frames, beside what it could at best, and how fast two ends of the
+//! protocol run in virtual time.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use spanker_link::measure;
+use spanker_link::sim::{Case, run as simulate};
+
+use crate::error::Result;
+
+/// What encoding and decoding together shall reach, in GB/s of payload.
+const BAR: f64 = 2.0;
+const PAYLOADS: [usize; 3] = [512, 2048, 4096];
+const REPEATS: usize = 51;
+/// Payload of the simulated transfer.
+const PAYLOAD: u16 = 2048;
+/// Frames of the simulated transfer, and nanoseconds of its wires.
+const FRAMES: u64 = 200_000;
+const DELAY: u64 = 500;
+
+/// Speeds of frames of one size on one core, in GB/s of payload.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct FrameSpeed {
+    /// Bytes of payload.
+    pub payload_bytes: usize,
+    /// Encoding and decoding together.
+    pub both_gbps: f64,
+    /// Encoding.
+    pub encode_gbps: f64,
+    /// Decoding.
+    pub decode_gbps: f64,
+    /// The checksum alone.
+    pub crc32c_gbps: f64,
+    /// A copy alone.
+    pub memcpy_gbps: f64,
+    /// What both together shall reach.
+    pub bar_gbps: f64,
+}
+
+/// Both ends of a link in virtual time, one way, every check included.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct SimulatedLink {
+    /// Frames that came through.
+    pub simulated_frames: u64,
+    /// The host's time.
+    pub wall_seconds: f64,
+    /// Frames in a second of it.
+    pub frames_per_second: f64,
+}
+
+impl SimulatedLink {
+    /// Payload in a second of the host's time, in GB/s.
+    #[must_use]
+    pub fn gbps(&self) -> f64 {
+        self.frames_per_second * f64::from(PAYLOAD) / 1e9
+    }
+}
+
+/// Times frames of each size, one size at a time. `begins` is told the size.
+pub fn frames(mut begins: impl FnMut(usize)) -> impl Iterator<Item = FrameSpeed> {
+    let start = Instant::now();
+    PAYLOADS.into_iter().map(move |payload| {
+        begins(payload);
+        let speed = measure(payload, REPEATS, || start.elapsed().as_secs_f64());
+        FrameSpeed {
+            payload_bytes: payload,
+            both_gbps: speed.both,
+            encode_gbps: speed.encode,
+            decode_gbps: speed.decode,
+            crc32c_gbps: speed.crc,
+            memcpy_gbps: speed.copy,
+            bar_gbps: BAR,
+        }
+    })
+}
+
+/// Times the protocol in virtual time.
+///
+/// # Errors
+/// A flaw of the protocol, which there is none of.
+pub fn simulated_link() -> Result<SimulatedLink> {
+    let begun = Instant::now();
+    let report = simulate(&Case::one_way(1, PAYLOAD, DELAY, FRAMES))?;
+    let wall_seconds = begun.elapsed().as_secs_f64();
+    let simulated_frames = report.delivered[1];
+    let frames_per_second = simulated_frames as f64 / wall_seconds;
+    Ok(SimulatedLink { simulated_frames, wall_seconds, frames_per_second })
+}

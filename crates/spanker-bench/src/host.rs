@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Collectives over buffers in host memory: fused, without messages, or as messages between threads; beside the limit
+//! that the memory sets and beside the original loop.
+
+use std::cell::RefCell;
+
+use spanker_scheduler::host::{
+    ReduceError, all_gather, all_reduce, all_to_all, broadcast, gather, memory_limit, reduce,
+    reduce_scatter, scatter, threads_for,
+};
+use spanker_scheduler::{Algorithm, Collective, Team, Threads, chunk, inproc};
+
+use crate::collective::{Case, Choice, Place, Way};
+use crate::element::{Buffer, Sample, count_wrong, fill};
+use crate::error::{BenchError, Result};
+use crate::row::{Measured, beside_host};
+use crate::turns::{Subject, in_turns, timed};
+use crate::{messages, origin};
+
+/// Buffers in host memory.
+#[derive(Debug)]
+pub struct Host {
+    threads: Threads,
+    /// Nothing for the schedule that suits the size.
+    way: Option<Way>,
+    own_team: Option<Team>,
+}
+
+impl Host {
+    /// Threads of the fused path, and how collectives are run. A barrier moves nothing: it is always messages.
+    #[must_use]
+    pub fn new(collective: Collective, threads: Threads, choice: Choice) -> Host {
+        let way = match (collective, choice) {
+            (Collective::Barrier, Choice::Auto | Choice::Given(Way::Fused)) => None,
+            (_, Choice::Auto) => Some(Way::Fused),
+            (_, Choice::Messages | Choice::Given(Way::Native)) => None,
+            (_, Choice::Given(way)) => Some(way),
+        };
+        let more = |count: &usize| *count > Team::global().threads();
+        let own_team = match threads {
+            Threads::Exactly(count) => Some(count).filter(more).map(Team::new),
+            _ => None,
+        };
+        Host { threads, way, own_team }
+    }
+
+    /// Whether collectives need no messages.
+    #[must_use]
+    pub fn is_fused(&self) -> bool {
+        self.way == Some(Way::Fused)
+    }
+
+    /// Refuses what the machine cannot hold, instead of being killed half-way.
+    ///
+    /// # Errors
+    /// [`BenchError::DoesNotFit`].
+    pub fn check_memory(&self, case: &Case, largest: usize) -> Result<()> {
+        // Inputs, outputs and the original loop's buffer; messages are also on the way and being folded,
+        // and every rank has a thread with its stack and its part of the schedule.
+        let (copies, each) = if self.is_fused() { (3, 0) } else { (8, 1 << 20) };
+        let needed = largest.saturating_mul(copies).saturating_add(each).saturating_mul(case.ranks);
+        match available_memory() {
+            Some(available) if needed > available => Err(BenchError::DoesNotFit(format!(
+                "{} cards need about {} MiB, and {} MiB are available",
+                case.ranks,
+                needed >> 20,
+                available >> 20
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn team(&self) -> &Team {
+        self.own_team.as_ref().unwrap_or_else(|| Team::global())
+    }
+
+    fn fused<T: Sample>(&self, case: &Case, len: usize) -> Result<Measured> {
+        let (team, threads) = (self.team(), self.threads);
+        let mut stage = Stage::<T>::new(case, len);
+        let wrong = stage.count_wrong(case, team, threads, len)?;
+        stage.clear();
+        let used = threads_for(team, threads, case.ranks * len * size_of::<T>());
+        // The peers run over the very same buffers: where they lie in the caches is then no difference.
+        let stage = RefCell::new(stage);
+        let mut subject = |count: usize| {
+            let stage = &mut *stage.borrow_mut();
+            Ok(timed(count, || stage.call(case, team, threads))?)
+        };
+        let mut measured = beside_peers(&stage, case, team, used, &mut subject)?;
+        (measured.wrong, measured.elements) = (wrong, len);
+        Ok(measured)
+    }
+
+    fn messages<T: Sample>(&self, case: &Case, by: Algorithm, len: usize) -> Result<Measured> {
+        // The limit is what as many threads can do as there are ranks and cores for them.
+        let threads = case.ranks.min(self.team().threads());
+        let stage = RefCell::new(Stage::<T>::new(case, len));
+        let (wrong, mut measured) = messages::run::<T, _>(case, by, len, |subject| {
+            beside_peers(&stage, case, self.team(), threads, subject)
+        })?;
+        (measured.wrong, measured.elements, measured.way) = (wrong, len, Way::Schedule(by));
+        if let crate::Beside::Host { threads, .. } = &mut measured.beside {
+            *threads = case.ranks;
+        }
+        Ok(measured)
+    }
+}
+
+impl Place for Host {
+    fn measure<T: Sample>(&mut self, case: &Case, len: usize) -> Result<Measured> {
+        match self.way {
+            Some(Way::Schedule(algorithm)) => self.messages::<T>(case, algorithm, len),
+            Some(_) => self.fused::<T>(case, len),
+            None => {
+                let algorithm = inproc::suited(case.collective, case.ranks, len * size_of::<T>());
+                self.messages::<T>(case, algorithm, len)
+            }
+        }
+    }
+}
+
+/// Bytes that can be had without anybody being killed for them, where the system says so.
+#[must_use]
+pub fn available_memory() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let kibibytes: usize = line.split_whitespace().nth(1)?.parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+/// The buffers of one collective: in-place ones have no outputs.
+struct Stage<T> {
+    inputs: Vec<Buffer<T>>,
+    outputs: Vec<Buffer<T>>,
+}
+
+impl<T: Sample> Stage<T> {
+    fn new(case: &Case, len: usize) -> Self {
+        let n = case.ranks;
+        let chunks = || (0..n).map(|card| Buffer::new(chunk(len, n, card).len())).collect();
+        let blocks = || (0..n).map(|card| Buffer::new(n * chunk(len, n, card).len())).collect();
+        let (inputs, outputs) = match case.collective {
+            Collective::ReduceScatter => (Buffer::group(n, len), chunks()),
+            Collective::AllGather => (chunks(), Buffer::group(n, len)),
+            Collective::Broadcast { .. } => (Buffer::group(1, len), Buffer::group(n - 1, len)),
+            Collective::Reduce { .. } => (Buffer::group(n, len), Buffer::group(1, len)),
+            Collective::Gather { .. } => (chunks(), Buffer::group(1, len)),
+            Collective::Scatter { .. } => (Buffer::group(1, len), chunks()),
+            Collective::AllToAll => (Buffer::group(n, len), blocks()),
+            _ => (Buffer::group(n, len), Vec::new()),
+        };
+        Stage { inputs, outputs }
+    }
+
+    /// Writes zeros, which stay zeros however often they are summed.
+    fn clear(&mut self) {
+        for buffer in self.inputs.iter_mut().chain(&mut self.outputs) {
+            buffer.as_mut().fill(T::default());
+        }
+    }
+
+    fn call(&mut self, case: &Case, team: &Team, threads: Threads) -> Result<(), ReduceError> {
+        let Stage { inputs, outputs } = self;
+        match case.collective {
+            Collective::ReduceScatter => reduce_scatter(team, threads, inputs, outputs, case.op),
+            Collective::AllGather => all_gather(team, threads, inputs, outputs),
+            Collective::Broadcast { .. } => broadcast(team, threads, inputs[0].as_ref(), outputs),
+            Collective::Reduce { .. } => {
+                reduce(team, threads, inputs, outputs[0].as_mut(), case.op)
+            }
+            Collective::Gather { .. } => gather(team, threads, inputs, outputs[0].as_mut()),
+            Collective::Scatter { .. } => scatter(team, threads, inputs[0].as_ref(), outputs),
+            Collective::AllToAll => all_to_all(team, threads, inputs, outputs),
+            _ => all_reduce(team, threads, inputs, case.op),
+        }
+    }
+
+    /// The read-modify-write stream over the bytes that the collective reads or writes, whichever are
+    /// more.
+    fn limit(&mut self, team: &Team, threads: usize) -> Result<(), ReduceError> {
+        let weight = |buffers: &[Buffer<T>]| {
+            let elements: usize = buffers.iter().map(|buffer| buffer.as_ref().len()).sum();
+            // Of equal ones, those that are in fewer pieces.
+            (elements, std::cmp::Reverse(buffers.len()))
+        };
+        let inputs = weight(&self.inputs) >= weight(&self.outputs);
+        let buffers = if inputs { &mut self.inputs } else { &mut self.outputs };
+        memory_limit(team, Threads::Exactly(threads), buffers)
+    }
+
+    /// Whether the first version had a loop for this.
+    fn has_origin(case: &Case) -> bool {
+        match case.collective {
+            Collective::AllReduce => T::origin_all_reduce(case.op).is_some(),
+            Collective::AllGather => true,
+            _ => false,
+        }
+    }
+
+    /// That loop, and a copy of its result to each card.
+    fn origin(&mut self, case: &Case) -> Result<(), ReduceError> {
+        match (case.collective, T::origin_all_reduce(case.op)) {
+            (Collective::AllReduce, Some(all_reduce)) => all_reduce(&mut self.inputs),
+            _ => origin::all_gather(&self.inputs, &mut self.outputs),
+        }
+        Ok(())
+    }
+
+    /// Runs once on known inputs and counts the wrong elements over all cards.
+    fn count_wrong(
+        &mut self,
+        case: &Case,
+        team: &Team,
+        threads: Threads,
+        len: usize,
+    ) -> Result<usize, ReduceError> {
+        let (n, collective) = (case.ranks, case.collective);
+        let root = collective.root().unwrap_or(0);
+        let chunked = matches!(collective, Collective::AllGather | Collective::Gather { .. });
+        let alone = self.inputs.len() == 1;
+        for (card, input) in self.inputs.iter_mut().enumerate() {
+            let first = if chunked { chunk(len, n, card).start } else { 0 };
+            fill(case, if alone { root } else { card }, first, input.as_mut());
+        }
+        self.call(case, team, threads)?;
+        let results = if self.outputs.is_empty() { &self.inputs } else { &self.outputs };
+        let mut wrong = 0;
+        for (place, result) in results.iter().enumerate() {
+            // Outputs that hold one chunk are checked where the chunk lies in the whole buffer.
+            let mut whole;
+            let (rank, data) = match collective {
+                Collective::ReduceScatter | Collective::Scatter { .. } => {
+                    whole = vec![T::default(); len];
+                    whole[chunk(len, n, place)].copy_from_slice(result.as_ref());
+                    (place, &whole[..])
+                }
+                Collective::Reduce { root } | Collective::Gather { root } => {
+                    (root, result.as_ref())
+                }
+                _ => (place, result.as_ref()),
+            };
+            wrong += count_wrong(case, len, rank, data);
+        }
+        Ok(wrong)
+    }
+}
+
+/// Times `subject` in turns with the limit of the memory and, where there is one, the original loop,
+/// which run over `stage`.
+fn beside_peers<T: Sample>(
+    stage: &RefCell<Stage<T>>,
+    case: &Case,
+    team: &Team,
+    threads: usize,
+    subject: &mut Subject<'_>,
+) -> Result<Measured> {
+    let mut limit = |count: usize| {
+        let stage = &mut *stage.borrow_mut();
+        Ok(timed(count, || stage.limit(team, threads))?)
+    };
+    let mut origin = |count: usize| {
+        let stage = &mut *stage.borrow_mut();
+        Ok(timed(count, || stage.origin(case))?)
+    };
+    let mut subjects: Vec<&mut Subject<'_>> = vec![subject, &mut limit];
+    if Stage::<T>::has_origin(case) {
+        subjects.push(&mut origin);
+    }
+    let (medians, repeats) = in_turns(case.budget, &mut subjects)?;
+    let (seconds, limit, origin) = (medians[0], medians[1], medians.get(2).copied());
+    let beside = beside_host(case, threads, seconds, limit, origin);
+    let (way, predicted) = (Way::Fused, None);
+    Ok(Measured { way, elements: 0, seconds, repeats, wrong: 0, predicted, beside })
+}

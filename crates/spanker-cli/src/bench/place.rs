@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The places where collectives are measured, as flags name them.
+
+use spanker_bench::{Cards, Choice, Host, Way};
+use spanker_scheduler::MAX_RANKS;
+
+use super::samples::Samples;
+use super::{Args, CardList, case, check_flags, root, show, sizes, told};
+use crate::sizes::human;
+use crate::{DoesNotFit, Usage, directory, output};
+
+/// How many cards flags ask for, where cards are numbered from 0.
+fn count(args: &Args, usual: usize) -> Result<usize, Usage> {
+    match &args.cards {
+        None => Ok(usual),
+        Some(CardList::Count(count)) => Ok(*count),
+        Some(CardList::Indices(_)) => Err(Usage(
+            "--cards takes a number here, not a list: a list of cards is for --fabric cards".into(),
+        )),
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+pub(super) fn host(args: &Args, samples: Samples) -> anyhow::Result<()> {
+    let cards = count(args, 4)?;
+    check_flags(args, true, false)?;
+    if cards == 0 || cards > MAX_RANKS {
+        let text = format!("--cards {cards}: a group has 1 to {MAX_RANKS} cards");
+        return Err(Usage(text).into());
+    }
+    if args.algorithm == Choice::Given(Way::Native) {
+        let text = "--algorithm native is for --fabric mpi and --fabric cuda";
+        return Err(Usage(text.into()).into());
+    }
+    let sizes = sizes(args, "4K..64M")?;
+    let case = case(args, cards, root(args, cards, "cards")?)?;
+    let mut host = Host::new(case.collective, args.threads, args.algorithm);
+    let largest = sizes.iter().copied().max().unwrap_or(0);
+    host.check_memory(&case, largest)
+        .map_err(|error| DoesNotFit(format!("--sizes {}: {error}", human(largest))))?;
+    if !args.json {
+        let path = match host.is_fused() {
+            true => "in one address space, no messages",
+            false => "as messages between threads",
+        };
+        output::line(&format!(
+            "# {} over {cards} cards, {path}; {} cores; medians; #wrong counts elements over all cards",
+            args.name(),
+            cores()
+        ))?;
+    }
+    show(args, &mut host, &case, &sizes, samples, true)
+}
+
+pub(super) fn cards(args: &Args, samples: Samples) -> anyhow::Result<()> {
+    check_flags(args, false, true)?;
+    let wanted = match args.algorithm {
+        Choice::Auto => None,
+        Choice::Given(Way::Schedule(algorithm)) => Some(algorithm),
+        Choice::Given(Way::Native) => {
+            let text = "--algorithm native is for --fabric mpi and --fabric cuda";
+            return Err(Usage(text.into()).into());
+        }
+        Choice::Given(Way::Fused) | Choice::Messages => {
+            let text = "--algorithm fused and messages are for --fabric host";
+            return Err(Usage(text.into()).into());
+        }
+    };
+    let sizes = sizes(args, "1K,8K,64K,1M,4M")?;
+    case(args, 1, 0)?;
+    let folder = directory::find();
+    let indices = directory::chosen(&folder, args.cards.as_ref())?;
+    let list = directory::list(&indices);
+    let root = match args.root {
+        None => 0,
+        Some(card) => indices
+            .iter()
+            .position(|&index| index == card)
+            .ok_or_else(|| Usage(format!("--root {card}: the group is {list}")))?,
+    };
+    let case = case(args, indices.len(), root)?;
+    let topology = directory::open(&folder, &indices)?;
+    let cards = Cards::new(&folder, &topology, case.collective, wanted, args.deadline);
+    let mut cards = cards.map_err(told)?;
+    if let Some(reason) = cards.unpredicted() {
+        output::note(format_args!("no prediction: {reason}"));
+    }
+    if !args.json {
+        output::line(&format!(
+            "# {} on cards {list} ({}); #wrong counts elements over all cards",
+            args.name(),
+            cards.nature()
+        ))?;
+    }
+    show(args, &mut cards, &case, &sizes, samples, true)
+}
+
+#[cfg(feature = "cuda")]
+pub(super) fn cuda(args: &Args, samples: Samples) -> anyhow::Result<()> {
+    use spanker_bench::gpu;
+    use spanker_scheduler::Collective;
+    check_flags(args, false, false)?;
+    if args.check {
+        return check(args);
+    }
+    let sizes = sizes(args, "1M,16M,64M,256M")?;
+    let plain = case(args, 1, args.root.unwrap_or(0))?.collective;
+    let native = match args.algorithm {
+        Choice::Given(Way::Native) => true,
+        Choice::Auto | Choice::Given(Way::Fused) => false,
+        _ => return Err(Usage("--fabric cuda has --algorithm fused and native".into()).into()),
+    };
+    if native {
+        return nccl(args, plain, &sizes, samples);
+    }
+    if !matches!(plain, Collective::AllReduce | Collective::Reduce { .. }) {
+        let text = format!("{plain}: logical cards of one GPU have all-reduce and reduce");
+        return Err(Usage(text).into());
+    }
+    let (cards, most) = (count(args, 4)?, gpu::MOST_CARDS);
+    if !(1..=most).contains(&cards) {
+        return Err(Usage(format!("--cards {cards}: a GPU is shared by 1 to {most}")).into());
+    }
+    let case = case(args, cards, root(args, cards, "cards")?)?;
+    output::progress("measuring copies");
+    let opened = gpu::LogicalCards::open();
+    output::progress_done();
+    let mut place = opened.map_err(told)?;
+    if !args.json {
+        let (name, copy) = (&place.probe().name, place.probe().copy.bytes_per_second as f64 / 1e9);
+        output::line(&format!(
+            "# {} over {cards} logical cards that share GPU 0 ({name}): one GPU emulates {cards}; copies move \
+             {copy:.0} GB/s; medians; #wrong counts elements over all cards",
+            args.name()
+        ))?;
+    }
+    show(args, &mut place, &case, &sizes, samples, true)
+}
+
+#[cfg(feature = "cuda")]
+fn nccl(
+    args: &Args,
+    plain: spanker_scheduler::Collective,
+    sizes: &[usize],
+    samples: Samples,
+) -> anyhow::Result<()> {
+    use spanker_bench::gpu::NcclRanks;
+    if !NcclRanks::has(plain) {
+        let text = format!(
+            "{plain}: NCCL is used for all-reduce, all-gather, reduce-scatter and broadcast"
+        );
+        return Err(Usage(text).into());
+    }
+    let there = spanker_cuda::gpu_count()?;
+    let ranks = count(args, there)?;
+    if ranks == 0 || ranks > there {
+        let text = format!("--cards {ranks}: NCCL has a rank for each GPU, and there are {there}");
+        return Err(Usage(text).into());
+    }
+    let case = case(args, ranks, root(args, ranks, "ranks")?)?;
+    let mut place = NcclRanks::open(ranks).map_err(told)?;
+    if !args.json {
+        output::line(&format!(
+            "# {} over {ranks} GPUs by {}; wall time; medians; #wrong counts elements over all ranks",
+            args.name(),
+            place.library()
+        ))?;
+    }
+    show(args, &mut place, &case, sizes, samples, true)
+}
+
+/// Every type, operation and odd length against the host's bits.
+#[cfg(feature = "cuda")]
+fn check(args: &Args) -> anyhow::Result<()> {
+    let checking = |dtype, op| output::progress(&format!("checking {op} of {dtype}"));
+    let (mut wrong, mut table) = (0, output::Rows::default());
+    for checked in spanker_bench::gpu::check(checking).map_err(told)? {
+        output::progress_done();
+        let checked = checked.map_err(told)?;
+        wrong += checked.wrong;
+        match args.json {
+            true => output::line(&serde_json::to_string(&checked)?)?,
+            false => table.add(&super::table::checked(&checked))?,
+        }
+    }
+    anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
+    Ok(())
+}
+
+#[cfg(feature = "mpi")]
+pub(super) fn mpi(args: &Args, samples: Samples) -> anyhow::Result<()> {
+    if args.algorithm == Choice::Given(Way::Fused) {
+        return Err(Usage("--algorithm fused is for --fabric host".into()).into());
+    }
+    check_flags(args, false, true)?;
+    let sizes = sizes(args, "4,64,1K,8K,64K,1M,4M,16M")?;
+    case(args, 1, 0)?;
+    let world = crate::ranks::world()?;
+    match on_ranks(args, &world, &sizes, samples) {
+        Err(error) if !world.speaks() && !error.is::<Usage>() => Err(crate::Unspoken.into()),
+        other => other,
+    }
+}
+
+#[cfg(feature = "mpi")]
+fn on_ranks(
+    args: &Args,
+    world: &spanker_fabric_mpi::World,
+    sizes: &[usize],
+    samples: Samples,
+) -> anyhow::Result<()> {
+    let ranks = world.ranks();
+    let asked = count(args, ranks)?;
+    if asked != ranks {
+        let text = format!("--cards {asked}: there are {ranks} ranks, each of them one card");
+        return Err(Usage(text).into());
+    }
+    let case = case(args, ranks, root(args, ranks, "ranks")?)?;
+    let speaks = world.rank() == 0;
+    let place = spanker_bench::ranks::Ranks::new(world, args.algorithm, args.deadline);
+    let mut place = place.map_err(told)?;
+    let mut outcome = Ok(());
+    if speaks && !args.json {
+        let mut hosts: Vec<&String> = world.hosts().iter().collect();
+        hosts.sort();
+        hosts.dedup();
+        outcome = output::line(&format!(
+            "# {} over {ranks} ranks on {} (hosts: {}; {} cores here); medians; #wrong counts elements over all ranks\n\
+             # predicted from other sizes close by, timed by all ranks right before",
+            args.name(),
+            world.library(),
+            hosts.len(),
+            cores()
+        ));
+    }
+    let outcome = outcome.and_then(|()| show(args, &mut place, &case, sizes, samples, speaks));
+    outcome.inspect_err(|error| {
+        // A rank that fails on its own tells the others, so that all end with the same words.
+        if !matches!(error.downcast_ref(), Some(spanker_bench::BenchError::Fabric(_))) {
+            place.give_up(format!("{error:#}"));
+        }
+    })
+}
