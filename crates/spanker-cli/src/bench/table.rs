@@ -13,9 +13,9 @@ fn figure(value: Option<f64>, digits: usize, unit: &str) -> String {
 
 pub(super) fn cells(row: &Row) -> Vec<Cell> {
     let mut cells = vec![
-        Cell::of("size", "(B)", 8, human(row.bytes_per_card)),
+        Cell::of("size", "(B)", 6, human(row.bytes_per_card)),
         Cell::of("count", "(elements)", 10, row.count),
-        Cell::of("type", "", 5, row.dtype),
+        Cell::of("type", "", 4, row.dtype),
         Cell::of("op", "", 9, row.op),
         Cell::of("algorithm", "", 18, row.algorithm),
     ];
@@ -29,15 +29,15 @@ pub(super) fn cells(row: &Row) -> Vec<Cell> {
         _ => "time",
     };
     cells.extend([
-        Cell::of(time, "(us)", 11, format!("{:.2}", row.time_us)),
-        Cell::of("algbw", "(GB/s)", 8, format!("{:.3}", row.algbw_gbps)),
-        Cell::of("busbw", "(GB/s)", 8, format!("{:.3}", row.busbw_gbps)),
-        Cell::of("#wrong", "", 7, row.wrong),
+        Cell::of(time, "(us)", 9, format!("{:.2}", row.time_us)),
+        Cell::of("algbw", "(GB/s)", 7, format!("{:.3}", row.algbw_gbps)),
+        Cell::of("busbw", "(GB/s)", 7, format!("{:.3}", row.busbw_gbps)),
+        Cell::of("#wrong", "", 6, row.wrong),
     ]);
     if let Some(forecast) = row.forecast {
         let error = forecast.error_percent.map_or_else(|| "-".into(), |e| format!("{e:+.2}"));
         cells.extend([
-            Cell::of("predicted", "(us)", 11, figure(forecast.predicted_us, 2, "")),
+            Cell::of("predicted", "(us)", 9, figure(forecast.predicted_us, 2, "")),
             Cell::of("error", "(%)", 7, error),
         ]);
     }
@@ -50,8 +50,8 @@ pub(super) fn cells(row: &Row) -> Vec<Cell> {
             cells.push(Cell::of("vs MPI", "", 7, figure(vs_mpi, 2, "x")));
         }
         Beside::Logical { moved_gbps, copy_gbps, of_copy, .. } => cells.extend([
-            Cell::of("moved", "(GB/s)", 8, format!("{moved_gbps:.1}")),
-            Cell::of("copy", "(GB/s)", 8, format!("{copy_gbps:.1}")),
+            Cell::of("moved", "(GB/s)", 7, format!("{moved_gbps:.1}")),
+            Cell::of("copy", "(GB/s)", 7, format!("{copy_gbps:.1}")),
             Cell::of("of copy", "", 8, format!("{of_copy:.3}")),
         ]),
         Beside::Cards { .. } | Beside::Nccl { .. } => {}
@@ -65,6 +65,6 @@ pub(super) fn checked(checked: &spanker_bench::gpu::Checked) -> Vec<Cell> {
         Cell::words("type", 5, checked.dtype),
         Cell::words("op", 10, checked.op),
         Cell::of("elements", "", 9, checked.elements),
-        Cell::of("#wrong", "", 7, checked.wrong),
+        Cell::of("#wrong", "", 6, checked.wrong),
     ]
 }
