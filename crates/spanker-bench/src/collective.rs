@@ -115,3 +115,59 @@ pub fn rows<'a, P: Place>(
         Ok(Row::new(case, measured?))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::Beside;
+
+    /// Takes a microsecond for each element, and gets the last of more than 100 wrong.
+    struct Careless;
+
+    impl Place for Careless {
+        fn measure<T: Sample>(&mut self, case: &Case, elements: usize) -> Result<Measured> {
+            assert_eq!(T::DTYPE, case.dtype);
+            Ok(Measured {
+                way: Way::Native,
+                elements,
+                seconds: elements as f64 * 1e-6,
+                repeats: 1,
+                wrong: usize::from(elements > 100),
+                predicted: None,
+                beside: Beside::Nccl { gpus: case.ranks, library: String::new() },
+            })
+        }
+    }
+
+    #[test]
+    fn every_size_has_a_row_in_its_type_and_wrong_elements_are_an_error() {
+        for dtype in DType::ALL {
+            let case = Case {
+                collective: Collective::AllReduce,
+                op: ReduceOp::Sum,
+                dtype,
+                ranks: 2,
+                budget: Duration::ZERO,
+            };
+            let sizes = [dtype.size(), 200 * dtype.size() + dtype.size() / 2];
+            let (mut begun, mut place) = (Vec::new(), Careless);
+            let rows: Vec<Row> = rows(&mut place, &case, &sizes, |at, size| begun.push((at, size)))
+                .collect::<Result<_>>()
+                .unwrap();
+            assert_eq!(rows.iter().map(|row| row.count).collect::<Vec<_>>(), [1, 200]);
+            assert_eq!(begun, [(0, sizes[0]), (1, sizes[1])]);
+            let wrong = rows.iter().map(|row| row.wrong).sum();
+            assert_eq!(place.verdict(wrong).unwrap_err().to_string(), "1 elements are wrong");
+            assert!(place.verdict(rows[0].wrong).is_ok());
+        }
+    }
+
+    #[test]
+    fn ways_are_parsed_by_their_names() {
+        for way in [Way::Fused, Way::Native, Way::Schedule(Algorithm::Ring)] {
+            assert_eq!(way.name().parse(), Ok(Choice::Given(way)));
+        }
+        assert_eq!(("auto".parse(), "messages".parse()), (Ok(Choice::Auto), Ok(Choice::Messages)));
+        assert!("rign".parse::<Choice>().unwrap_err().contains("'rign'"));
+    }
+}

@@ -1,73 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The shape of a model that is made up, and the GGUF file that describes it.
+//! Models with random weights, as large as real ones, for benchmarks and tests: their shapes, and the GGUF files that
+//! hold them. They say nothing sensible.
 
-use anyhow::Context;
+mod blocks;
+
+use std::io::{self, Write};
+
 use spanker_model::gguf::{Field, Header, Writer};
 use spanker_model::{MAX_LAYERS, Model, ModelError, Quant};
-
-use crate::Usage;
 
 /// The tokens with a meaning, which come last.
 const MARKS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 /// The fewest tokens: every byte and the marks.
-pub(super) const LEAST_VOCAB: u64 = 256 + MARKS.len() as u64;
+const LEAST_VOCAB: u64 = 256 + MARKS.len() as u64;
 /// The largest size that a flag takes. The writer and the reader have bounds of their own.
 const MOST: u64 = 1 << 24;
 
-/// The sizes of a model.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub(super) struct Shape {
-    pub(super) name: String,
-    pub(super) architecture: String,
-    pub(super) quant: Quant,
-    pub(super) layers: u64,
-    pub(super) hidden: u64,
-    pub(super) heads: u64,
-    pub(super) kv_heads: u64,
-    pub(super) head_size: u64,
-    pub(super) ffn: u64,
-    pub(super) vocab: u64,
-    pub(super) context: u64,
-    pub(super) tied: bool,
+/// The sizes of a synthetic model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SyntheticModel {
+    /// The name that the file has.
+    pub name: String,
+    /// `llama`, or `qwen2`, which has biases.
+    pub architecture: String,
+    /// How weights are stored.
+    pub quant: Quant,
+    /// Layers.
+    pub layers: u64,
+    /// Width of the hidden state.
+    pub hidden: u64,
+    /// Heads of queries.
+    pub heads: u64,
+    /// Heads of keys and values.
+    pub kv_heads: u64,
+    /// Width of a head.
+    pub head_size: u64,
+    /// Width of the feed-forward network.
+    pub ffn: u64,
+    /// Tokens of the vocabulary.
+    pub vocab: u64,
+    /// Positions that the model is said to know.
+    pub context: u64,
+    /// Whether the output is the table of embeddings.
+    pub tied: bool,
 }
 
 /// Sizes that replace those of the model that is imitated.
-#[derive(Debug, clap::Args)]
-pub(super) struct Sizes {
-    /// Layers
-    #[arg(long, value_name = "N")]
-    layers: Option<u64>,
-    /// Width of the hidden state
-    #[arg(long, value_name = "N")]
-    hidden: Option<u64>,
-    /// Heads of queries
-    #[arg(long, value_name = "N")]
-    heads: Option<u64>,
-    /// Heads of keys and values
-    #[arg(long, value_name = "N")]
-    kv_heads: Option<u64>,
-    /// Width of a head, an even number; hidden / heads if one of them is given and this is not
-    #[arg(long, value_name = "N")]
-    head_size: Option<u64>,
-    /// Width of the feed-forward network
-    #[arg(long, value_name = "N")]
-    ffn: Option<u64>,
-    /// Tokens of the vocabulary, at least 259
-    #[arg(long, value_name = "N")]
-    vocab: Option<u64>,
-    /// Positions that the model is said to know
-    #[arg(long, value_name = "N")]
-    context: Option<u64>,
+#[derive(Debug, Clone, Default)]
+pub struct Sizes {
+    /// Layers.
+    pub layers: Option<u64>,
+    /// Width of the hidden state.
+    pub hidden: Option<u64>,
+    /// Heads of queries.
+    pub heads: Option<u64>,
+    /// Heads of keys and values.
+    pub kv_heads: Option<u64>,
+    /// Width of a head, an even number; hidden / heads if one of them is given and this is not.
+    pub head_size: Option<u64>,
+    /// Width of the feed-forward network.
+    pub ffn: Option<u64>,
+    /// Tokens of the vocabulary, at least 259.
+    pub vocab: Option<u64>,
+    /// Positions that the model is said to know.
+    pub context: Option<u64>,
 }
 
-impl Shape {
+impl SyntheticModel {
     /// The shape of `like` with some sizes replaced.
-    pub(super) fn of(
+    ///
+    /// # Errors
+    /// [`ModelError::Inconsistent`] names a size that is out of bounds or does not go with another.
+    pub fn like(
         like: &Model,
         architecture: &str,
         quant: Quant,
         sizes: &Sizes,
-    ) -> Result<Shape, Usage> {
+    ) -> Result<SyntheticModel, ModelError> {
         let heads = sizes.heads.unwrap_or(like.heads);
         let hidden = sizes.hidden.unwrap_or(like.hidden);
         let head_size = match sizes.head_size {
@@ -75,8 +84,8 @@ impl Shape {
             None if sizes.heads.is_none() && sizes.hidden.is_none() => like.head_size,
             None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
             None => {
-                let text = format!("--heads {heads} do not divide --hidden {hidden}");
-                return Err(Usage(format!("{text}: give --head-size, too")));
+                let reason = format!("do not divide hidden {hidden}: a head-size is needed, too");
+                return Err(inconsistent("heads", heads, reason));
             }
         };
         // Fewer heads than the other model's keys have get keys of their own.
@@ -84,7 +93,7 @@ impl Shape {
             let fits = heads > 0 && heads.is_multiple_of(like.kv_heads);
             if fits { like.kv_heads } else { heads }
         });
-        let shape = Shape {
+        let shape = SyntheticModel {
             name: format!("synthetic {}", like.name),
             architecture: architecture.to_owned(),
             quant,
@@ -102,41 +111,43 @@ impl Shape {
         Ok(shape)
     }
 
-    fn check(&self) -> Result<(), Usage> {
-        for (flag, size, least, most) in [
-            ("--layers", self.layers, 1, MAX_LAYERS),
-            ("--hidden", self.hidden, 1, MOST),
-            ("--heads", self.heads, 1, MOST),
-            ("--kv-heads", self.kv_heads, 1, MOST),
-            ("--head-size", self.head_size, 2, MOST),
-            ("--ffn", self.ffn, 1, MOST),
-            ("--vocab", self.vocab, LEAST_VOCAB, MOST),
-            ("--context", self.context, 1, MOST),
+    fn check(&self) -> Result<(), ModelError> {
+        for (what, size, least, most) in [
+            ("layers", self.layers, 1, MAX_LAYERS),
+            ("hidden", self.hidden, 1, MOST),
+            ("heads", self.heads, 1, MOST),
+            ("kv-heads", self.kv_heads, 1, MOST),
+            ("head-size", self.head_size, 2, MOST),
+            ("ffn", self.ffn, 1, MOST),
+            ("vocab", self.vocab, LEAST_VOCAB, MOST),
+            ("context", self.context, 1, MOST),
         ] {
             if !(least..=most).contains(&size) {
-                return Err(Usage(format!("{flag} {size}: expected {least} to {most}")));
+                return Err(inconsistent(what, size, format!("expected {least} to {most}")));
             }
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
-            let (heads, kv) = (self.heads, self.kv_heads);
-            return Err(Usage(format!("--kv-heads {kv} do not divide --heads {heads}")));
+            let reason = format!("do not divide heads {}", self.heads);
+            return Err(inconsistent("kv-heads", self.kv_heads, reason));
         }
         if !self.head_size.is_multiple_of(2) {
-            let size = self.head_size;
-            return Err(Usage(format!("--head-size {size}: positions turn pairs, so it is even")));
+            let reason = "rotary embeddings turn pairs, so it is even".into();
+            return Err(inconsistent("head-size", self.head_size, reason));
         }
         Ok(())
     }
 
     /// The file without its weights, checked by reading it back.
-    pub(super) fn file(&self) -> anyhow::Result<Writer> {
+    ///
+    /// # Errors
+    /// [`ModelError`] if no model has this shape.
+    pub fn file(&self) -> Result<Writer, ModelError> {
         let mut writer = Writer::new();
         self.metadata(&mut writer)?;
         self.tokenizer(&mut writer)?;
         self.tensors(&mut writer)?;
         let header = writer.header();
-        let read = Header::read(&header[..], writer.file_bytes()).and_then(|header| header.model());
-        read.map_err(|error| Usage(error.to_string())).context("no model has this shape")?;
+        Header::read(&header[..], writer.file_bytes())?.model()?;
         Ok(writer)
     }
 
@@ -228,6 +239,27 @@ impl Shape {
         }
         writer.tensor("output_norm.weight", &[self.hidden], Quant::F32)
     }
+}
+
+/// Writes a file with random weights: the same seed gives the same bytes. `progress` is told how many more bytes of
+/// weights are there, and can end it.
+///
+/// # Errors
+/// What the output or `progress` fails with.
+pub fn write(
+    writer: &Writer,
+    out: impl Write,
+    seed: u64,
+    mut progress: impl FnMut(u64) -> io::Result<()>,
+) -> io::Result<()> {
+    writer.write(out, |at, out| {
+        let (name, tensor) = &writer.tensors()[at];
+        blocks::write(out, seed, at, (name, tensor), &mut progress)
+    })
+}
+
+fn inconsistent(what: &str, size: u64, reason: String) -> ModelError {
+    ModelError::Inconsistent { what: format!("{what} {size}"), reason }
 }
 
 /// What spells each byte in a byte-level vocabulary: itself where it can be seen, else a letter from
