@@ -16,35 +16,6 @@ const LEAST_VOCAB: u64 = 256 + MARKS.len() as u64;
 /// The largest size that a flag takes. The writer and the reader have bounds of their own.
 const MOST: u64 = 1 << 24;
 
-/// The sizes of a synthetic model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SyntheticModel {
-    /// The name that the file has.
-    pub name: String,
-    /// `llama`, or `qwen2`, which has biases.
-    pub architecture: String,
-    /// How weights are stored.
-    pub quant: Quant,
-    /// Layers.
-    pub layers: u64,
-    /// Width of the hidden state.
-    pub hidden: u64,
-    /// Heads of queries.
-    pub heads: u64,
-    /// Heads of keys and values.
-    pub kv_heads: u64,
-    /// Width of a head.
-    pub head_size: u64,
-    /// Width of the feed-forward network.
-    pub ffn: u64,
-    /// Tokens of the vocabulary.
-    pub vocab: u64,
-    /// Positions that the model is said to know.
-    pub context: u64,
-    /// Whether the output is the table of embeddings.
-    pub tied: bool,
-}
-
 /// Sizes that replace those of the model that is imitated.
 #[derive(Debug, Clone, Default)]
 pub struct Sizes {
@@ -66,17 +37,51 @@ pub struct Sizes {
     pub context: Option<u64>,
 }
 
-impl SyntheticModel {
-    /// The shape of `like` with some sizes replaced.
-    ///
-    /// # Errors
-    /// [`ModelError::Inconsistent`] names a size that is out of bounds or does not go with another.
-    pub fn like(
+/// The file of a model as large as `like` with some sizes replaced, without its weights, which [`write`] makes; and the
+/// model that it describes.
+///
+/// # Errors
+/// [`ModelError::Inconsistent`] names a size that is out of bounds or does not go with another.
+pub fn like(
+    like: &Model,
+    architecture: &str,
+    quant: Quant,
+    sizes: &Sizes,
+) -> Result<(Writer, Model), ModelError> {
+    let shape = Shape::of(like, architecture, quant, sizes)?;
+    let mut writer = Writer::new();
+    shape.metadata(&mut writer)?;
+    shape.tokenizer(&mut writer)?;
+    shape.tensors(&mut writer)?;
+    let header = writer.header();
+    let model = Header::read(&header[..], writer.file_bytes())?.model()?;
+    Ok((writer, model))
+}
+
+/// The sizes of a model.
+struct Shape {
+    name: String,
+    /// `llama`, or `qwen2`, which has biases.
+    architecture: String,
+    quant: Quant,
+    layers: u64,
+    hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    head_size: u64,
+    ffn: u64,
+    vocab: u64,
+    context: u64,
+    tied: bool,
+}
+
+impl Shape {
+    fn of(
         like: &Model,
         architecture: &str,
         quant: Quant,
         sizes: &Sizes,
-    ) -> Result<SyntheticModel, ModelError> {
+    ) -> Result<Shape, ModelError> {
         let heads = sizes.heads.unwrap_or(like.heads);
         let hidden = sizes.hidden.unwrap_or(like.hidden);
         let head_size = match sizes.head_size {
@@ -93,7 +98,7 @@ impl SyntheticModel {
             let fits = heads > 0 && heads.is_multiple_of(like.kv_heads);
             if fits { like.kv_heads } else { heads }
         });
-        let shape = SyntheticModel {
+        let shape = Shape {
             name: format!("synthetic {}", like.name),
             architecture: architecture.to_owned(),
             quant,
@@ -135,20 +140,6 @@ impl SyntheticModel {
             return Err(inconsistent("head-size", self.head_size, reason));
         }
         Ok(())
-    }
-
-    /// The file without its weights, checked by reading it back.
-    ///
-    /// # Errors
-    /// [`ModelError`] if no model has this shape.
-    pub fn file(&self) -> Result<Writer, ModelError> {
-        let mut writer = Writer::new();
-        self.metadata(&mut writer)?;
-        self.tokenizer(&mut writer)?;
-        self.tensors(&mut writer)?;
-        let header = writer.header();
-        Header::read(&header[..], writer.file_bytes())?.model()?;
-        Ok(writer)
     }
 
     fn metadata(&self, writer: &mut Writer) -> Result<(), ModelError> {

@@ -55,7 +55,7 @@ pub(crate) struct Args {
     /// Where it runs: host (buffers in host memory), cards (those that 'spanker cards' shows), cuda (logical
     /// cards that share GPU 0, or with --algorithm native one rank for each GPU) or mpi (the processes that
     /// mpirun has started, each of them one card) [default: host, or under mpirun mpi]
-    #[arg(long, value_parser = Ground::from_str)]
+    #[arg(long, value_enum, hide_possible_values = true)]
     fabric: Option<Ground>,
     /// How many cards are in the group, or with --fabric cards which (0,1,3) [default: 4, or all]
     #[arg(long, value_name = "N|LIST")]
@@ -129,7 +129,7 @@ impl Args {
 }
 
 /// Where collectives run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Ground {
     Host,
     Cards,
@@ -137,18 +137,8 @@ enum Ground {
     Mpi,
 }
 
-impl FromStr for Ground {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "host" => Ok(Ground::Host),
-            "cards" => Ok(Ground::Cards),
-            "cuda" => Ok(Ground::Cuda),
-            "mpi" => Ok(Ground::Mpi),
-            _ => Err("expected host, cards, cuda or mpi".into()),
-        }
-    }
+fn refuse(text: impl Into<String>) -> anyhow::Result<()> {
+    Err(Usage(text.into()).into())
 }
 
 /// More threads than this help no machine that people have.
@@ -172,7 +162,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         ("link", _) => fixed::link(args.json),
         ("claims", _) => fixed::claims(args.json),
         (_, ground) if args.check && ground != Ground::Cuda => {
-            Err(Usage("--check is for --fabric cuda".into()).into())
+            refuse("--check is for --fabric cuda")
         }
         (_, Ground::Host) => place::host(args, samples),
         (_, Ground::Cards) => place::cards(args, samples),
@@ -223,7 +213,7 @@ fn show<P: Place>(
         }
         samples.add(&row)?;
         match args.json {
-            true => output::line(&serde_json::to_string(&row)?)?,
+            true => output::json(&row)?,
             false => table.add(&table::cells(&row))?,
         }
         match row.beside {

@@ -258,7 +258,7 @@ fn finish<S: Sampled>(
         None => report.hint = Some(format!("--out {example} saves the model, for {next}")),
     }
     if args.json {
-        return output::line(&serde_json::to_string(&report)?);
+        return output::json(&report);
     }
     show(&report)
 }

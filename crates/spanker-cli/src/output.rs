@@ -76,6 +76,11 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     write(text, "\n")
 }
 
+/// Writes one line of JSON to standard output.
+pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    line(&serde_json::to_string(value)?)
+}
+
 /// Writes a piece of text to standard output, as [`line()`] does and without an end of line.
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     write(text, "")

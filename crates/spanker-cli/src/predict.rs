@@ -137,7 +137,7 @@ fn all_reduce(args: &AllReduceArgs) -> anyhow::Result<()> {
     let (ranks, bytes, provenance) = (args.ranks, args.bytes, link.provenance().to_string());
     if args.json {
         let report = AllReduce { microseconds: value, low, high, ranks, bytes, provenance };
-        return output::line(&serde_json::to_string(&report)?);
+        return output::json(&report);
     }
     let size = human(bytes);
     output::line(&format!(
@@ -178,7 +178,7 @@ fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
         notes: caveats,
     };
     if args.json {
-        return output::line(&serde_json::to_string(&report)?);
+        return output::json(&report);
     }
     show(&report, &card, link.is_some())?;
     notes(&report.notes)

@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let report = Report { directory: folder.display().to_string(), nature, links, skipped };
     save_links(&folder, &report.links).map_err(told)?;
     match args.json {
-        true => output::line(&serde_json::to_string(&report)?),
+        true => output::json(&report),
         false => show(&report),
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ggml_spanker::WEIGHT_TYPES;
-use ggml_spanker::synthetic::{self, Sizes, SyntheticModel};
+use ggml_spanker::synthetic::{self, Sizes};
 use serde_json::json;
 use spanker_model::gguf::Writer;
 use spanker_model::{Quant, builtin};
@@ -104,26 +104,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let like = builtin(&args.like, args.quant).map_err(|error| Usage(error.to_string()))?;
     let family = (args.family == "qwen2").then_some("qwen2");
     let architecture = args.arch.as_deref().or(family).unwrap_or(&like.architecture);
-    let shape = SyntheticModel::like(&like, architecture, args.quant, &args.sizes.sizes())
+    let (writer, model) = synthetic::like(&like, architecture, args.quant, &args.sizes.sizes())
         .map_err(|error| Usage(format!("--{error}")))?;
-    let writer =
-        shape.file().map_err(|error| Usage(format!("no model has this shape: {error}")))?;
     let shown = args.out.display();
     write(args, &writer).with_context(|| format!("cannot write {shown}"))?;
-    let SyntheticModel { name, architecture, quant, layers, .. } = &shape;
+    let (name, layers, quant, seed) = (&model.name, model.layers.len(), args.quant, args.seed);
     if args.json {
         return output::line(
             &json!({
-                "path": args.out, "bytes": writer.file_bytes(), "seed": args.seed,
+                "path": args.out, "bytes": writer.file_bytes(), "seed": seed,
                 "tensors": writer.tensors().len(), "name": name, "architecture": architecture,
-                "quant": quant, "layers": layers, "hidden": shape.hidden, "heads": shape.heads,
-                "kv_heads": shape.kv_heads, "head_size": shape.head_size, "ffn": shape.ffn,
-                "vocab": shape.vocab, "context": shape.context, "tied": shape.tied,
+                "quant": quant, "layers": layers, "hidden": model.hidden, "heads": model.heads,
+                "kv_heads": model.kv_heads, "head_size": model.head_size, "ffn": model.ffn,
+                "vocab": model.vocab, "context": model.context, "tied": model.tied,
             })
             .to_string(),
         );
     }
-    let (size, seed) = (output::bytes(writer.file_bytes()), args.seed);
+    let size = output::bytes(writer.file_bytes());
     output::line(&format!("{shown}: {name}, {layers} layers, {quant}, {size}, seed {seed}"))
 }
 

@@ -8,10 +8,6 @@ use spanker_bench::{
 use super::told;
 use crate::output::{self, Cell, Rows};
 
-fn json(row: &impl serde::Serialize) -> anyhow::Result<()> {
-    output::line(&serde_json::to_string(row)?)
-}
-
 pub(super) fn planner(as_json: bool) -> anyhow::Result<()> {
     if !as_json {
         output::line(
@@ -23,7 +19,7 @@ pub(super) fn planner(as_json: bool) -> anyhow::Result<()> {
         output::progress_done();
         let row = row.map_err(told)?;
         if as_json {
-            json(&row)?;
+            output::json(&row)?;
             continue;
         }
         table.add(&[
@@ -35,7 +31,7 @@ pub(super) fn planner(as_json: bool) -> anyhow::Result<()> {
     }
     let found = simulation().map_err(told)?;
     if as_json {
-        return json(&found);
+        return output::json(&found);
     }
     let (rate, cards) = (found.events_per_second / 1e6, found.virtual_seconds);
     output::line(&format!(
@@ -59,7 +55,7 @@ pub(super) fn link(as_json: bool) -> anyhow::Result<()> {
     for row in frames(|payload| output::progress(&format!("frames of {payload} B"))) {
         output::progress_done();
         if as_json {
-            json(&row)?;
+            output::json(&row)?;
             continue;
         }
         bar = row.bar_gbps;
@@ -77,7 +73,7 @@ pub(super) fn link(as_json: bool) -> anyhow::Result<()> {
     }
     let found = simulated_link().map_err(told)?;
     if as_json {
-        return json(&found);
+        return output::json(&found);
     }
     output::line(&format!(
         "\nbar: {bar} GB/s for both; two simulated ends, every check included: {:.2} M frames/s ({:.2} GB/s)",
@@ -92,7 +88,7 @@ pub(super) fn claims(as_json: bool) -> anyhow::Result<()> {
     output::progress_done();
     let costs = costs.map_err(told)?;
     if as_json {
-        return json(&costs);
+        return output::json(&costs);
     }
     output::line("# one claim, in ns; medians that took turns")?;
     let (one, two) = (costs.atomic_addition_ns, costs.atomic_addition_two_threads_ns);

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use spanker_bench::{Memory, ModelRow, Work, model};
 use spanker_engine::Host;
 
+use super::refuse;
 use crate::directory::CardList;
 use crate::llm::{self, FabricKind, Place, Split};
-use crate::output::Cell;
-use crate::{Usage, output};
+use crate::output::{self, Cell};
 
 /// Measure how fast a model runs: its prompt (pp) and its tokens (tg)
 ///
@@ -93,17 +93,16 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let fabric = args.llm(None).fabric();
     let list = |most: Option<&u64>| most.map(|&count| CardList::Count(count as usize));
     if !matches!(fabric, FabricKind::Inproc | FabricKind::Mpi) && !args.threads.is_empty() {
-        return Err(Usage("--threads is for --fabric inproc and mpi".into()).into());
+        return refuse("--threads is for --fabric inproc and mpi");
     }
     if fabric == FabricKind::Mpi && (args.threads.len() > 1 || args.cards.len() > 1) {
-        let text = "--fabric mpi: one number of threads and cards, because ranks are started once";
-        return Err(Usage(text.into()).into());
+        return refuse("--fabric mpi: one number of threads and cards, ranks are started once");
     }
     if fabric != FabricKind::Cards && args.audit > 0.0 {
-        return Err(Usage("--audit is for --fabric cards".into()).into());
+        return refuse("--audit is for --fabric cards");
     }
     if !matches!(fabric, FabricKind::Cards | FabricKind::Mpi) && args.deadline.is_some() {
-        return Err(Usage("--deadline is for --fabric cards and mpi".into()).into());
+        return refuse("--deadline is for --fabric cards and mpi");
     }
     let begun = Instant::now();
     let threads = args.threads.first().map(|&threads| threads as usize);
@@ -119,7 +118,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             wish: args.llm(None).wish(args.split),
         };
         if !args.json {
-            output::line(&headline(place, args.repeats))?;
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let size = output::bytes(place.model.network().bytes().len() as u64);
+            let (name, repeats) = (&place.model.shape().name, args.repeats);
+            let text = format!("# {name}, {size}; {cores} cores; tokens/s, medians of {repeats}");
+            output::line(&text)?;
         }
         let hosts = hosts(args, place)?;
         let hosts: Vec<&Host> = match hosts.is_empty() {
@@ -135,7 +138,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             output::progress_done();
             for row in rows.map_err(super::told)? {
                 match args.json {
-                    true => output::line(&serde_json::to_string(&row)?)?,
+                    true => output::json(&row)?,
                     false => table.add(&cells(fabric, &row))?,
                 }
             }
@@ -157,26 +160,17 @@ fn hosts(args: &Args, place: &Place) -> anyhow::Result<Vec<Host>> {
     }
     let inproc = args.llm(None).fabric() == FabricKind::Inproc;
     let mut rows: Vec<(usize, Option<usize>)> = Vec::new();
-    for &count in &counts {
-        for &threads in &threads {
-            // A card is a thread, so there are no fewer of these.
-            let row = (count, inproc.then_some(threads.max(count)));
-            if !rows.contains(&row) {
-                rows.push(row);
-            }
+    for (&count, &threads) in
+        counts.iter().flat_map(|count| threads.iter().map(move |t| (count, t)))
+    {
+        // A card is a thread, so there are no fewer of these.
+        let row = (count, inproc.then_some(threads.max(count)));
+        if !rows.contains(&row) {
+            rows.push(row);
         }
     }
-    let host = |(count, threads): (usize, Option<usize>)| {
-        args.llm(threads).host(Some(&CardList::Count(count)))
-    };
-    rows.into_iter().map(host).collect()
-}
-
-fn headline(place: &Place, repeats: u64) -> String {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let size = output::bytes(place.model.network().bytes().len() as u64);
-    let name = &place.model.shape().name;
-    format!("# {name}, {size}; {cores} cores; tokens/s, medians of {repeats}")
+    let hosts = rows.into_iter();
+    hosts.map(|(count, threads)| args.llm(threads).host(Some(&CardList::Count(count)))).collect()
 }
 
 /// The line about memory.

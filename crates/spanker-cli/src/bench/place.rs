@@ -5,9 +5,11 @@ use spanker_bench::{Cards, Choice, Host, Way};
 use spanker_scheduler::MAX_RANKS;
 
 use super::samples::Samples;
-use super::{Args, CardList, case, check_flags, root, show, sizes, told};
+use super::{Args, CardList, case, check_flags, refuse, root, show, sizes, told};
 use crate::sizes::human;
 use crate::{DoesNotFit, Usage, directory, output};
+
+const NATIVE: &str = "--algorithm native is for --fabric mpi and --fabric cuda";
 
 /// How many cards flags ask for, where cards are numbered from 0.
 fn count(args: &Args, usual: usize) -> Result<usize, Usage> {
@@ -24,16 +26,25 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
+/// What is measured where, unless rows are JSON.
+fn title(args: &Args, over: &str, text: &str) -> anyhow::Result<()> {
+    match args.json {
+        true => Ok(()),
+        false => output::line(&format!(
+            "# {} {text}; #wrong counts elements over all {over}",
+            args.name()
+        )),
+    }
+}
+
 pub(super) fn host(args: &Args, samples: Samples) -> anyhow::Result<()> {
     let cards = count(args, 4)?;
     check_flags(args, true, false)?;
     if cards == 0 || cards > MAX_RANKS {
-        let text = format!("--cards {cards}: a group has 1 to {MAX_RANKS} cards");
-        return Err(Usage(text).into());
+        return refuse(format!("--cards {cards}: a group has 1 to {MAX_RANKS} cards"));
     }
     if args.algorithm == Choice::Given(Way::Native) {
-        let text = "--algorithm native is for --fabric mpi and --fabric cuda";
-        return Err(Usage(text.into()).into());
+        return refuse(NATIVE);
     }
     let sizes = sizes(args, "4K..64M")?;
     let case = case(args, cards, root(args, cards, "cards")?)?;
@@ -41,17 +52,12 @@ pub(super) fn host(args: &Args, samples: Samples) -> anyhow::Result<()> {
     let largest = sizes.iter().copied().max().unwrap_or(0);
     host.check_memory(&case, largest)
         .map_err(|error| DoesNotFit(format!("--sizes {}: {error}", human(largest))))?;
-    if !args.json {
-        let path = match host.is_fused() {
-            true => "in one address space, no messages",
-            false => "as messages between threads",
-        };
-        output::line(&format!(
-            "# {} over {cards} cards, {path}; {} cores; medians; #wrong counts elements over all cards",
-            args.name(),
-            cores()
-        ))?;
-    }
+    let path = match host.is_fused() {
+        true => "in one address space, no messages",
+        false => "as messages between threads",
+    };
+    let cores = cores();
+    title(args, "cards", &format!("over {cards} cards, {path}; {cores} cores; medians"))?;
     show(args, &mut host, &case, &sizes, samples, true)
 }
 
@@ -60,13 +66,9 @@ pub(super) fn cards(args: &Args, samples: Samples) -> anyhow::Result<()> {
     let wanted = match args.algorithm {
         Choice::Auto => None,
         Choice::Given(Way::Schedule(algorithm)) => Some(algorithm),
-        Choice::Given(Way::Native) => {
-            let text = "--algorithm native is for --fabric mpi and --fabric cuda";
-            return Err(Usage(text.into()).into());
-        }
+        Choice::Given(Way::Native) => return refuse(NATIVE),
         Choice::Given(Way::Fused) | Choice::Messages => {
-            let text = "--algorithm fused and messages are for --fabric host";
-            return Err(Usage(text.into()).into());
+            return refuse("--algorithm fused and messages are for --fabric host");
         }
     };
     let sizes = sizes(args, "1K,8K,64K,1M,4M")?;
@@ -88,13 +90,7 @@ pub(super) fn cards(args: &Args, samples: Samples) -> anyhow::Result<()> {
     if let Some(reason) = cards.unpredicted() {
         output::note(format_args!("no prediction: {reason}"));
     }
-    if !args.json {
-        output::line(&format!(
-            "# {} on cards {list} ({}); #wrong counts elements over all cards",
-            args.name(),
-            cards.nature()
-        ))?;
-    }
+    title(args, "cards", &format!("on cards {list} ({})", cards.nature()))?;
     show(args, &mut cards, &case, &sizes, samples, true)
 }
 
@@ -111,32 +107,29 @@ pub(super) fn cuda(args: &Args, samples: Samples) -> anyhow::Result<()> {
     let native = match args.algorithm {
         Choice::Given(Way::Native) => true,
         Choice::Auto | Choice::Given(Way::Fused) => false,
-        _ => return Err(Usage("--fabric cuda has --algorithm fused and native".into()).into()),
+        _ => return refuse("--fabric cuda has --algorithm fused and native"),
     };
     if native {
         return nccl(args, plain, &sizes, samples);
     }
     if !matches!(plain, Collective::AllReduce | Collective::Reduce { .. }) {
-        let text = format!("{plain}: logical cards of one GPU have all-reduce and reduce");
-        return Err(Usage(text).into());
+        return refuse(format!("{plain}: logical cards of one GPU have all-reduce and reduce"));
     }
     let (cards, most) = (count(args, 4)?, gpu::MOST_CARDS);
     if !(1..=most).contains(&cards) {
-        return Err(Usage(format!("--cards {cards}: a GPU is shared by 1 to {most}")).into());
+        return refuse(format!("--cards {cards}: a GPU is shared by 1 to {most}"));
     }
     let case = case(args, cards, root(args, cards, "cards")?)?;
     output::progress("measuring copies");
     let opened = gpu::LogicalCards::open();
     output::progress_done();
     let mut place = opened.map_err(told)?;
-    if !args.json {
-        let (name, copy) = (&place.probe().name, place.probe().copy.bytes_per_second as f64 / 1e9);
-        output::line(&format!(
-            "# {} over {cards} logical cards that share GPU 0 ({name}): one GPU emulates {cards}; copies move \
-             {copy:.0} GB/s; medians; #wrong counts elements over all cards",
-            args.name()
-        ))?;
-    }
+    let (name, copy) = (&place.probe().name, place.probe().copy.bytes_per_second as f64 / 1e9);
+    let text = format!(
+        "over {cards} logical cards that share GPU 0 ({name}): one GPU emulates {cards}; copies move {copy:.0} GB/s; \
+         medians"
+    );
+    title(args, "cards", &text)?;
     show(args, &mut place, &case, &sizes, samples, true)
 }
 
@@ -149,26 +142,21 @@ fn nccl(
 ) -> anyhow::Result<()> {
     use spanker_bench::gpu::NcclRanks;
     if !NcclRanks::has(plain) {
-        let text = format!(
+        return refuse(format!(
             "{plain}: NCCL is used for all-reduce, all-gather, reduce-scatter and broadcast"
-        );
-        return Err(Usage(text).into());
+        ));
     }
     let there = spanker_cuda::gpu_count()?;
     let ranks = count(args, there)?;
     if ranks == 0 || ranks > there {
-        let text = format!("--cards {ranks}: NCCL has a rank for each GPU, and there are {there}");
-        return Err(Usage(text).into());
+        return refuse(format!(
+            "--cards {ranks}: NCCL has a rank for each GPU, and there are {there}"
+        ));
     }
     let case = case(args, ranks, root(args, ranks, "ranks")?)?;
     let mut place = NcclRanks::open(ranks).map_err(told)?;
-    if !args.json {
-        output::line(&format!(
-            "# {} over {ranks} GPUs by {}; wall time; medians; #wrong counts elements over all ranks",
-            args.name(),
-            place.library()
-        ))?;
-    }
+    let library = place.library();
+    title(args, "ranks", &format!("over {ranks} GPUs by {library}; wall time; medians"))?;
     show(args, &mut place, &case, sizes, samples, true)
 }
 
@@ -182,7 +170,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
         let checked = checked.map_err(told)?;
         wrong += checked.wrong;
         match args.json {
-            true => output::line(&serde_json::to_string(&checked)?)?,
+            true => output::json(&checked)?,
             false => table.add(&super::table::checked(&checked))?,
         }
     }
@@ -193,7 +181,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
 #[cfg(feature = "mpi")]
 pub(super) fn mpi(args: &Args, samples: Samples) -> anyhow::Result<()> {
     if args.algorithm == Choice::Given(Way::Fused) {
-        return Err(Usage("--algorithm fused is for --fabric host".into()).into());
+        return refuse("--algorithm fused is for --fabric host");
     }
     check_flags(args, false, true)?;
     let sizes = sizes(args, "4,64,1K,8K,64K,1M,4M,16M")?;
@@ -215,27 +203,21 @@ fn on_ranks(
     let ranks = world.ranks();
     let asked = count(args, ranks)?;
     if asked != ranks {
-        let text = format!("--cards {asked}: there are {ranks} ranks, each of them one card");
-        return Err(Usage(text).into());
+        return refuse(format!("--cards {asked}: there are {ranks} ranks, each of them one card"));
     }
     let case = case(args, ranks, root(args, ranks, "ranks")?)?;
     let speaks = world.rank() == 0;
     let place = spanker_bench::ranks::Ranks::new(world, args.algorithm, args.deadline);
     let mut place = place.map_err(told)?;
-    let mut outcome = Ok(());
-    if speaks && !args.json {
-        let mut hosts: Vec<&String> = world.hosts().iter().collect();
-        hosts.sort();
-        hosts.dedup();
-        outcome = output::line(&format!(
-            "# {} over {ranks} ranks on {} (hosts: {}; {} cores here); medians; #wrong counts elements over all ranks\n\
-             # predicted from other sizes close by, timed by all ranks right before",
-            args.name(),
-            world.library(),
-            hosts.len(),
-            cores()
-        ));
-    }
+    let mut hosts: Vec<&String> = world.hosts().iter().collect();
+    hosts.sort();
+    hosts.dedup();
+    let (library, hosts, cores) = (world.library(), hosts.len(), cores());
+    let text = format!(
+        "over {ranks} ranks on {library} (hosts: {hosts}; {cores} cores here); predicted from other sizes close by, \
+         timed by all ranks right before; medians"
+    );
+    let outcome = if speaks { title(args, "ranks", &text) } else { Ok(()) };
     let outcome = outcome.and_then(|()| show(args, &mut place, &case, sizes, samples, speaks));
     outcome.inspect_err(|error| {
         // A rank that fails on its own tells the others, so that all end with the same words.

@@ -19,7 +19,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         files::write(path, &profile.to_toml())?;
     }
     match args.json {
-        true => output::line(&serde_json::to_string(&report)?),
+        true => output::json(&report),
         false => show(&report, args),
     }
 }

@@ -30,7 +30,7 @@ fn show(args: &Args, profile: &Profile) -> anyhow::Result<()> {
         files::write(path, &profile.to_toml())?;
     }
     if args.json {
-        return output::line(&serde_json::to_string(profile)?);
+        return output::json(profile);
     }
     output::line(&format!("{}: {}\n", profile.name, profile.summary))?;
     let header = ["operator", "type", "rows", "overhead", "rate"];
