@@ -120,8 +120,8 @@ impl<S> Row<S> {
 
 /// What identifies a sample in a table.
 trait Sampled: Serialize {
-    fn header() -> String;
-    fn text(&self) -> String;
+    const HEADER: &[&str];
+    fn cells(&self) -> Vec<String>;
 }
 
 #[derive(Debug, Serialize)]
@@ -131,13 +131,11 @@ struct Link {
 }
 
 impl Sampled for Link {
-    fn header() -> String {
-        format!("{:>6} {:>12}", "ranks", "bytes")
-    }
+    const HEADER: &[&str] = &["ranks", "bytes"];
 
-    fn text(&self) -> String {
+    fn cells(&self) -> Vec<String> {
         let bytes = usize::try_from(self.bytes).map_or_else(|_| self.bytes.to_string(), human);
-        format!("{:>6} {bytes:>12}", self.ranks)
+        vec![self.ranks.to_string(), bytes]
     }
 }
 
@@ -149,12 +147,10 @@ struct Card {
 }
 
 impl Sampled for Card {
-    fn header() -> String {
-        format!("{:<24} {:<6} {:>5}", "model", "quant", "cards")
-    }
+    const HEADER: &[&str] = &["model", "quant", "cards"];
 
-    fn text(&self) -> String {
-        format!("{:<24} {:<6} {:>5}", self.model, self.quant, self.cards)
+    fn cells(&self) -> Vec<String> {
+        vec![self.model.clone(), self.quant.clone(), self.cards.to_string()]
     }
 }
 
@@ -265,28 +261,28 @@ fn finish<S: Sampled>(
 
 fn show<S: Sampled>(report: &Report<S>) -> anyhow::Result<()> {
     let unit = report.unit;
-    let header = S::header();
-    output::line(&format!("{header} {:>12} {:>12} {:>8}", "measured", "predicted", "error"))?;
-    for row in &report.samples {
-        let note = if row.rejected { "  rejected" } else { "" };
-        output::line(&format!(
-            "{} {:>9.2} {unit} {:>9.2} {unit} {:>+7.1}%{note}",
-            row.sample.text(),
-            row.measured,
-            row.predicted,
-            row.error_percent
-        ))?;
-    }
+    let rows = report.samples.iter().map(|row| {
+        let mut cells = row.sample.cells();
+        cells.extend([row.measured, row.predicted].map(|time| format!("{time:.2} {unit}")));
+        cells.push(format!("{:+.1}%", row.error_percent));
+        cells.push(if row.rejected { "rejected".into() } else { String::new() });
+        cells
+    });
+    let header = [S::HEADER, &["measured", "predicted", "error", ""]].concat();
+    let right = ["ranks", "bytes", "cards", "measured", "predicted", "error"];
+    output::line(&output::table(&header, rows.collect(), &right))?;
     let (mean, worst) = (report.mean_error_percent, report.worst_error_percent);
     output::line(&format!("\nerror: {mean:.1} % on average, {worst:.1} % at worst"))?;
     output::line(&format!("\nparameters ({})", report.provenance))?;
-    for Parameter { name, value, unit, meaning } in &report.parameters {
+    let rows = report.parameters.iter().map(|Parameter { name, value, unit, meaning }| {
         let value = match value.abs() {
             v if v > 0.0 && v < 1e-3 => format!("{value:.4e}"),
             _ => format!("{value:.4}"),
         };
-        output::line(&format!("  {name:<22} {value:>12} {unit:<6} {meaning}"))?;
-    }
+        vec![(*name).to_owned(), value, (*unit).to_owned(), meaning.clone()]
+    });
+    let header = ["name", "value", "unit", "meaning"];
+    output::line(&output::table(&header, rows.collect(), &["value"]))?;
     for note in &report.notes {
         output::line(&format!("\nnote: {note}"))?;
     }

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use serde::Serialize;
 use spanker_collective::MAX_RANKS;
-use spanker_model::{Model, Quant};
-use spanker_plan::{Band, CardModel, LinkModel, PlanError};
+use spanker_model::Quant;
+use spanker_plan::{Band, CardModel, LinkModel, PlanError, decode_time};
 
 use crate::sizes::{bytes, human};
 use crate::{Usage, files, model, output};
@@ -149,45 +149,31 @@ fn all_reduce(args: &AllReduceArgs) -> anyhow::Result<()> {
 fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
     check_group("--cards", args.cards)?;
     let shape = model::load(&args.model, args.quant)?;
-    let fitted = read(&args.card, CardModel::from_toml)?;
+    let card = read(&args.card, CardModel::from_toml)?;
     let link = args.link.as_deref().map(|path| read(path, LinkModel::from_toml)).transpose()?;
-    // A model of the links stands for what a card's fit knows about exchanges.
-    let card = if link.is_some() { fitted.without_exchange() } else { fitted.clone() };
-    let work = card.predict(&shape, args.cards);
-    let talk = link.as_ref().map_or(Band::ZERO, |link| communication(link, &shape, args.cards));
-    let Band { value, low, high } = work.time + talk;
+    let found = decode_time(&card, link.as_ref(), &shape, args.cards);
+    let Band { value, low, high } = found.time;
     // Where weights are stored in several types, the file says more than one name can.
     let stored = || shape.layers.first().map(|layer| layer.gate.quant.to_string());
     let quant = args.quant.map(|quant| quant.to_string()).or_else(stored).unwrap_or_default();
-    let mut caveats = card.caveats();
-    if link.is_some() && fitted.exchange_per_layer(args.cards).is_some() {
-        caveats.push("the card's fit has exchanges, too: --link takes their place".to_owned());
-    }
-    caveats.extend(link.iter().flat_map(LinkModel::caveats));
     let report = Decode {
         milliseconds: value,
         low,
         high,
-        memory_ms: work.memory_ms,
-        fixed_ms: work.fixed_ms,
-        communication_ms: talk.value + work.exchange_ms,
+        memory_ms: found.memory_ms,
+        fixed_ms: found.fixed_ms,
+        communication_ms: found.communication_ms,
         model: shape.name.clone(),
         quant,
         cards: args.cards,
         provenance: card.provenance().to_string(),
-        notes: caveats,
+        notes: found.notes,
     };
     if args.json {
         return output::json(&report);
     }
     show(&report, &card, link.is_some())?;
     notes(&report.notes)
-}
-
-/// Two all-reduces in each layer, of one token's activations in f32, in milliseconds.
-fn communication(link: &LinkModel, shape: &Model, cards: usize) -> Band {
-    let calls = 2.0 * shape.layers.len() as f64;
-    link.predict(cards, shape.hidden * 4) * (calls / 1e3)
 }
 
 fn show(report: &Decode, card: &CardModel, linked: bool) -> anyhow::Result<()> {
@@ -197,12 +183,6 @@ fn show(report: &Decode, card: &CardModel, linked: bool) -> anyhow::Result<()> {
         "{model} {quant} on {cards} {word}: {milliseconds:.2} ms per token \
          ({low:.2} to {high:.2}, {provenance})"
     ))?;
-    let term = |name: &str, time: f64, about: &str| {
-        output::line(&format!("  {name:<14} {time:>9.2} ms  {about}"))
-    };
-    let rate = format!("weights at {}", card.memory_bandwidth());
-    term("memory", report.memory_ms, &rate)?;
-    term("fixed", report.fixed_ms, "does not shrink with more cards")?;
     let fitted = card.exchange_per_layer(*cards).is_some();
     let calls = match (linked, fitted, *cards) {
         (_, _, 1) => "one card has nobody to talk to",
@@ -210,7 +190,15 @@ fn show(report: &Decode, card: &CardModel, linked: bool) -> anyhow::Result<()> {
         (false, true, _) => "fitted to the samples; grows with the cards",
         (false, false, _) => "not included: --link link.toml adds it",
     };
-    term("communication", report.communication_ms, calls)
+    let term = |name: &str, time: f64, about: &str| {
+        vec![name.to_owned(), format!("{time:.2}"), about.to_owned()]
+    };
+    let rows = vec![
+        term("memory", report.memory_ms, &format!("weights at {}", card.memory_bandwidth())),
+        term("fixed", report.fixed_ms, "does not shrink with more cards"),
+        term("communication", report.communication_ms, calls),
+    ];
+    output::line(&output::table(&["part", "ms", "about"], rows, &["ms"]))
 }
 
 fn notes(caveats: &[String]) -> anyhow::Result<()> {
