@@ -56,7 +56,7 @@ impl<'a> Cards<'a> {
         };
         let group = cards.group().map_err(|error| match error {
             Error::Device(error) => explain(cards, error).into(),
-            other => BenchError::Scheduler(other),
+            other => BenchError::from(other),
         })?;
         let pace = pace(cards).map_err(|error| blamed(&error))?;
         let forecast = Forecast::new(cards, pace, collective, wanted).map_err(|e| blamed(&e))?;

@@ -2,9 +2,7 @@
 //! What can go wrong with a benchmark.
 
 use spanker_engine::EngineError;
-use spanker_plan::PlanError;
-use spanker_scheduler::host::ReduceError;
-use spanker_scheduler::{CollectiveError, DeviceError, FabricError};
+use spanker_scheduler::{DeviceError, FabricError};
 
 /// A benchmark that could not be made, or could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -16,59 +14,46 @@ pub enum BenchError {
     /// Elements of results are wrong.
     #[error("{0}")]
     Wrong(String),
-    /// There is no thread for every rank.
+    /// Threads that this machine does not give, or that have ended early.
     #[error("a thread for each rank: {0}")]
-    Threads(std::io::Error),
-    /// A thread of a rank has ended early.
-    #[error("the thread of rank {0} is gone")]
-    Lost(usize),
-    /// Claims that got no work.
-    #[error("{0} claims of the bench got nothing")]
-    Claims(usize),
+    Threads(String),
     /// Cards, models and hosts.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A group of cards.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A topology.
-    #[error(transparent)]
-    Scheduler(#[from] spanker_scheduler::Error),
-    /// A card.
-    #[error(transparent)]
-    Runtime(#[from] spanker_runtime::Error),
     /// Ranks.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// Buffers in host memory.
+    /// What is measured fails by itself.
     #[error(transparent)]
-    Reduce(#[from] ReduceError),
-    /// A schedule.
-    #[error(transparent)]
-    Collective(#[from] CollectiveError),
-    /// A plan.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// A model's shape.
-    #[error(transparent)]
-    Model(#[from] spanker_model::ModelError),
-    /// A cluster.
-    #[error(transparent)]
-    Topology(#[from] spanker_topology::TopologyError),
-    /// The link's protocol in virtual time.
-    #[error(transparent)]
-    Link(#[from] spanker_link::sim::Flaw),
-    /// A job over backends.
-    #[error(transparent)]
-    Steal(#[from] spanker_steal::StealError),
-    /// A graphics processor.
-    #[cfg(feature = "cuda")]
-    #[error(transparent)]
-    Cuda(#[from] spanker_cuda::CudaError),
-    /// MPI itself.
-    #[cfg(feature = "mpi")]
-    #[error(transparent)]
-    Mpi(#[from] spanker_fabric_mpi::MpiError),
+    Subject(Box<dyn std::error::Error + Send + Sync>),
+}
+
+macro_rules! subjects {
+    ($($(#[$when:meta])? $error:ty),* $(,)?) => {
+        $($(#[$when])?
+        impl From<$error> for BenchError {
+            fn from(error: $error) -> BenchError {
+                BenchError::Subject(Box::new(error))
+            }
+        })*
+    };
+}
+
+subjects! {
+    spanker_link::sim::Flaw,
+    spanker_model::ModelError,
+    spanker_plan::PlanError,
+    spanker_runtime::Error,
+    spanker_scheduler::CollectiveError,
+    spanker_scheduler::Error,
+    spanker_scheduler::host::ReduceError,
+    spanker_steal::StealError,
+    spanker_topology::TopologyError,
+    #[cfg(feature = "cuda")] spanker_cuda::CudaError,
+    #[cfg(feature = "mpi")] spanker_fabric_mpi::MpiError,
 }
 
 /// What comes of a call.

@@ -13,7 +13,7 @@ use spanker_scheduler::{Algorithm, Collective, Team, Threads, chunk, inproc};
 use crate::collective::{Case, Choice, Place, Way};
 use crate::element::{Buffer, Sample, count_wrong, fill};
 use crate::error::{BenchError, Result};
-use crate::row::{Measured, beside_host};
+use crate::row::{Beside, Measured};
 use crate::turns::{Subject, in_turns, timed};
 use crate::{messages, origin};
 
@@ -99,7 +99,7 @@ impl Host {
             beside_peers(&stage, case, self.team(), threads, subject)
         })?;
         (measured.wrong, measured.elements, measured.way) = (wrong, len, Way::Schedule(by));
-        if let crate::Beside::Host { threads, .. } = &mut measured.beside {
+        if let Beside::Host { threads, .. } = &mut measured.beside {
             *threads = case.ranks;
         }
         Ok(measured)
@@ -268,7 +268,14 @@ fn beside_peers<T: Sample>(
     }
     let (medians, repeats) = in_turns(case.budget, &mut subjects)?;
     let (seconds, limit, origin) = (medians[0], medians[1], medians.get(2).copied());
-    let beside = beside_host(case, threads, seconds, limit, origin);
+    let beside = Beside::Host {
+        cards: case.ranks,
+        threads,
+        limit_fraction: (case.collective != Collective::Barrier).then_some(limit / seconds),
+        origin_speedup: origin.map(|origin| origin / seconds),
+        limit_us: limit * 1e6,
+        origin_us: origin.map(|origin| origin * 1e6),
+    };
     let (way, predicted) = (Way::Fused, None);
     Ok(Measured { way, elements: 0, seconds, repeats, wrong: 0, predicted, beside })
 }

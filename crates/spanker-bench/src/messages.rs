@@ -41,7 +41,7 @@ pub(crate) fn run<T: Sample, R>(
             let (done, outcomes) = channel();
             std::thread::Builder::new()
                 .spawn_scoped(scope, move || serve::<T>(end, case, plan, &received, &done))
-                .map_err(BenchError::Threads)?;
+                .map_err(|error| BenchError::Threads(error.to_string()))?;
             ranks.push((orders, outcomes));
         }
         let (_, wrong) = all(&ranks, Order::Check)?;
@@ -52,12 +52,13 @@ pub(crate) fn run<T: Sample, R>(
 
 /// Has all ranks do something: how long rank 0 took, and wrong elements over all.
 fn all(ranks: &[(Sender<Order>, Receiver<Outcome>)], order: Order) -> Result<(Duration, usize)> {
+    let gone = |rank: usize| BenchError::Threads(format!("that of rank {rank} is gone"));
     for (rank, (orders, _)) in ranks.iter().enumerate() {
-        orders.send(order).map_err(|_| BenchError::Lost(rank))?;
+        orders.send(order).map_err(|_| gone(rank))?;
     }
     let (mut first, mut wrong) = (Duration::ZERO, 0);
     for (rank, (_, outcomes)) in ranks.iter().enumerate() {
-        let (took, bad) = outcomes.recv().map_err(|_| BenchError::Lost(rank))??;
+        let (took, bad) = outcomes.recv().map_err(|_| gone(rank))??;
         wrong += bad;
         if rank == 0 {
             first = took;

@@ -41,15 +41,6 @@ pub struct SimulationTime {
     pub events_per_second: f64,
 }
 
-/// One case of planning.
-struct Case {
-    name: &'static str,
-    cluster: Cluster,
-    objective: Objective,
-    /// What it may take, in seconds.
-    limit: f64,
-}
-
 /// Cards that all differ, in rate and in memory.
 fn different(count: u64, most: u64) -> Result<Vec<Profile>> {
     let card = |index: u64| -> Result<Profile> {
@@ -61,21 +52,18 @@ fn different(count: u64, most: u64) -> Result<Vec<Profile>> {
     (0..count).map(card).collect()
 }
 
-fn cases() -> Result<Vec<Case>> {
+/// Cases of planning, with what they may take, in seconds.
+fn cases() -> Result<[(&'static str, Cluster, Objective, f64); 6]> {
     let eight = Cluster::new(different(8, 12_000)?, Shape::Ring)?;
-    let sixty_four = Cluster::new(different(64, 2_000)?, Shape::Ring)?;
+    let many = Cluster::new(different(64, 2_000)?, Shape::Ring)?;
     let equal = Cluster::uniform(Profile::builtin("rev-a")?, 64, Shape::Ring)?;
-    let case = |name, cluster: &Cluster, objective, limit| {
-        let cluster = cluster.clone();
-        Case { name, cluster, objective, limit }
-    };
-    Ok(vec![
-        case("8 different cards, latency", &eight, Objective::Latency, 0.1),
-        case("8 different cards, ttft", &eight, Objective::Ttft, 0.1),
-        case("8 different cards, throughput", &eight, Objective::Throughput, 0.1),
-        case("64 equal cards, latency", &equal, Objective::Latency, 5.0),
-        case("64 different cards, latency", &sixty_four, Objective::Latency, 5.0),
-        case("64 different cards, throughput", &sixty_four, Objective::Throughput, 5.0),
+    Ok([
+        ("8 different cards, latency", eight.clone(), Objective::Latency, 0.1),
+        ("8 different cards, ttft", eight.clone(), Objective::Ttft, 0.1),
+        ("8 different cards, throughput", eight, Objective::Throughput, 0.1),
+        ("64 equal cards, latency", equal, Objective::Latency, 5.0),
+        ("64 different cards, latency", many.clone(), Objective::Latency, 5.0),
+        ("64 different cards, throughput", many, Objective::Throughput, 5.0),
     ])
 }
 
@@ -98,13 +86,13 @@ pub fn planner(
     mut begins: impl FnMut(&'static str),
 ) -> Result<impl Iterator<Item = Result<PlanTime>>> {
     let model = subject()?;
-    Ok(cases()?.into_iter().map(move |case| {
-        begins(case.name);
-        let sequences = if case.objective == Objective::Throughput { 8 } else { 1 };
-        let request = Request { sequences, ..Request::new(case.objective) };
-        let cards: Vec<usize> = (0..case.cluster.cards()).collect();
-        let seconds = median(|| choose(&model, &case.cluster, &cards, &request).map(drop))?;
-        Ok(PlanTime { plan: case.name, seconds, limit_seconds: case.limit })
+    Ok(cases()?.into_iter().map(move |(plan, cluster, objective, limit_seconds)| {
+        begins(plan);
+        let sequences = if objective == Objective::Throughput { 8 } else { 1 };
+        let request = Request { sequences, ..Request::new(objective) };
+        let cards: Vec<usize> = (0..cluster.cards()).collect();
+        let seconds = median(|| choose(&model, &cluster, &cards, &request).map(drop))?;
+        Ok(PlanTime { plan, seconds, limit_seconds })
     }))
 }
 

@@ -2,7 +2,6 @@
 //! One row of results: what every place has in common, and what it is compared with there.
 
 use serde::Serialize;
-use spanker_scheduler::Collective;
 
 use crate::collective::{Case, Way};
 
@@ -189,29 +188,10 @@ impl Row {
     }
 }
 
-/// Host memory beside the stream that is its limit and the original loop, all in seconds.
-pub(crate) fn beside_host(
-    case: &Case,
-    threads: usize,
-    seconds: f64,
-    limit: f64,
-    origin: Option<f64>,
-) -> Beside {
-    let moves = case.collective != Collective::Barrier;
-    Beside::Host {
-        cards: case.ranks,
-        threads,
-        limit_fraction: moves.then_some(limit / seconds),
-        origin_speedup: origin.map(|origin| origin / seconds),
-        limit_us: limit * 1e6,
-        origin_us: origin.map(|origin| origin * 1e6),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spanker_scheduler::{DType, ReduceOp};
+    use spanker_scheduler::{Collective, DType, ReduceOp};
     use std::time::Duration;
 
     fn row(predicted: Option<Option<f64>>, beside: Beside) -> serde_json::Value {

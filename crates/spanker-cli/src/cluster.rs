@@ -124,7 +124,11 @@ impl ClusterArgs {
     }
 }
 
-fn read_fit<T>(path: &Path, parse: impl Fn(&str) -> Result<T, PlanError>) -> anyhow::Result<T> {
+/// Reads a fitted model.
+pub(crate) fn read_fit<T>(
+    path: &Path,
+    parse: impl Fn(&str) -> Result<T, PlanError>,
+) -> anyhow::Result<T> {
     let text = files::read(path, MOST_TOML)?;
     parse(&text).with_context(|| path.display().to_string())
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use serde::Serialize;
+use serde_json::json;
 use spanker_bench::{LinkProbe, probe_links, save_links};
 use spanker_scheduler::LinkState;
 use spanker_topology::{BytesPerSecond, Seconds};
@@ -73,24 +73,6 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The schema of `--json`.
-#[derive(Debug, Serialize)]
-struct Report {
-    directory: String,
-    /// What the cards are and whose clock times are by.
-    nature: &'static str,
-    links: Vec<LinkProbe>,
-    /// Links that were not measured, because they are not up.
-    skipped: Vec<Skipped>,
-}
-
-#[derive(Debug, Serialize)]
-struct Skipped {
-    from: usize,
-    to: usize,
-    state: String,
-}
-
 impl Args {
     /// Whether this is work for all processes that a launcher has started.
     pub(crate) fn takes_ranks(&self) -> bool {
@@ -100,10 +82,10 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_outputs([&args.save])?;
-    if (args.model.is_some() || args.threads.is_some())
-        && !matches!(args.fabric.as_str(), "inproc" | "mpi")
-    {
-        return Err(Usage("--model and --threads are for --fabric inproc and mpi".into()).into());
+    let refuse = |text: &str| Err(Usage(text.into()).into());
+    let machine = matches!(args.fabric.as_str(), "inproc" | "mpi");
+    if (args.model.is_some() || args.threads.is_some()) && !machine {
+        return refuse("--model and --threads are for --fabric inproc and mpi");
     }
     if args.fabric == "cuda" {
         #[cfg(feature = "cuda")]
@@ -112,19 +94,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         anyhow::bail!("--fabric cuda: this program was built without it");
     }
     if args.gpus.is_some() {
-        return Err(Usage(
-            "--gpus and the logical cards that it asks for are for --fabric cuda".into(),
-        )
-        .into());
+        return refuse("--gpus and the logical cards that it asks for are for --fabric cuda");
     }
-    if matches!(args.fabric.as_str(), "inproc" | "mpi") {
-        return machine::run(args);
+    match (machine, &args.save) {
+        (true, _) => machine::run(args),
+        (false, None) => links(args),
+        (false, Some(_)) => refuse(
+            "--save is for --fabric inproc, cuda and mpi: what links take is kept beside the cards",
+        ),
     }
-    if args.save.is_some() {
-        let text =
-            "--save is for --fabric inproc, cuda and mpi: what links take is kept beside the cards";
-        return Err(Usage(text.into()).into());
-    }
+}
+
+/// Measures the links between cards.
+fn links(args: &Args) -> anyhow::Result<()> {
     let folder = directory::find();
     let indices = match &args.cards {
         // Without a word about cards, those that are left are measured.
@@ -149,34 +131,28 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         links.push(link.map_err(told)?);
     }
     anyhow::ensure!(!links.is_empty(), "no link is up between cards {}", directory::list(&indices));
+    save_links(&folder, &links).map_err(told)?;
     let index = |place: usize| cards.indices()[place];
-    let skipped = down.map(|link| Skipped {
-        from: index(link.local_sail),
-        to: index(link.remote_sail),
-        state: link.state.to_string(),
-    });
-    let skipped = skipped.collect();
-    let report = Report { directory: folder.display().to_string(), nature, links, skipped };
-    save_links(&folder, &report.links).map_err(told)?;
-    match args.json {
-        true => output::json(&report),
-        false => show(&report),
+    // Links that were not measured, because they are not up.
+    let skipped: Vec<(usize, usize, String)> = down
+        .map(|link| (index(link.local_sail), index(link.remote_sail), link.state.to_string()))
+        .collect();
+    if args.json {
+        let skip = |(from, to, state): &(usize, usize, String)| json!({ "from": from, "to": to, "state": state });
+        return output::json(&json!({
+            "directory": folder.display().to_string(), "nature": nature, "links": links,
+            "skipped": skipped.iter().map(skip).collect::<Vec<_>>(),
+        }));
     }
-}
-
-fn show(report: &Report) -> anyhow::Result<()> {
-    output::line(&format!("{} ({})\n", report.directory, report.nature))?;
+    output::line(&format!("{} ({nature})\n", folder.display()))?;
     let header =
         ["link", "bandwidth", "profile", "differs", "latency", "profile", "differs", "worst fit"];
-    let rows: Vec<Vec<String>> = report.links.iter().filter_map(row).collect();
-    if !rows.is_empty() {
-        output::line(&output::table(&header, rows, &header[1..]))?;
-    }
-    for link in report.links.iter().filter(|link| link.line.is_none()) {
-        let (from, to) = (link.from, link.to);
+    let rows = links.iter().filter_map(row).collect();
+    output::line(&output::table(&header, rows, &header[1..]))?;
+    for LinkProbe { from, to, .. } in links.iter().filter(|link| link.line.is_none()) {
         output::line(&format!("{from} -> {to}  no line explains the samples: --json has them"))?;
     }
-    for Skipped { from, to, state } in &report.skipped {
+    for (from, to, state) in &skipped {
         output::line(&format!("{from} -> {to}  not measured: it is {state}"))?;
     }
     Ok(())

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return output::line(profiles[0].to_toml().trim_end());
     }
     if args.json {
-        return profiles.iter().try_for_each(|profile| output::json(profile));
+        return profiles.iter().try_for_each(output::json);
     }
     if args.name.is_some() {
         return show(&profiles[0]);

@@ -68,33 +68,15 @@ pub(super) fn same<T: Sample>(found: T, expected: T, op: ReduceOp, folds: usize)
     op == ReduceOp::LogSumExp && (found - expected).abs() <= allowed
 }
 
-/// How the buffers lie: all on boundaries of 16 bytes, all one element after one, or each differently.
-#[derive(Debug, Clone, Copy)]
-enum Lie {
-    Aligned,
-    Shifted,
-    Unequal,
-}
-
-impl Lie {
-    const ALL: [Lie; 3] = [Lie::Aligned, Lie::Shifted, Lie::Unequal];
-
-    /// Elements before the buffer of a card.
-    fn before(self, card: usize) -> usize {
-        match self {
-            Lie::Aligned => 0,
-            Lie::Shifted => 1,
-            Lie::Unequal => card % 3,
-        }
-    }
-}
+/// Elements before the buffer of a card: all lie on boundaries of 16 bytes, all one element after one, or each differently.
+const BEFORE: [fn(usize) -> usize; 3] = [|_| 0, |_| 1, |card| card % 3];
 
 /// Elements that were compared, and those that were wrong.
 fn check_as<T: Sample>(gpu: &Gpu, op: ReduceOp) -> Result<(usize, usize)> {
     let (mut elements, mut wrong) = (0, 0);
     for cards in CARDS {
         for len in LENGTHS {
-            for lie in Lie::ALL {
+            for before in BEFORE {
                 // Every second element is any pattern of bits.
                 let value = |card: usize, i: usize| match i % 2 {
                     0 => T::pattern(draw(card, i)),
@@ -105,7 +87,7 @@ fn check_as<T: Sample>(gpu: &Gpu, op: ReduceOp) -> Result<(usize, usize)> {
                 let mut expected = inputs[0].clone();
                 host::reduce(Team::global(), Threads::Auto, &inputs, &mut expected, op)?;
                 for root in [None, Some(cards - 1)] {
-                    let outputs = on_gpu(gpu, &inputs, op, lie, root)?;
+                    let outputs = on_gpu(gpu, &inputs, op, before, root)?;
                     for (card, output) in outputs.iter().enumerate() {
                         let kept = root.is_some_and(|root| root != card);
                         let right = if kept { &inputs[card] } else { &expected };
@@ -125,14 +107,14 @@ fn on_gpu<T: Sample>(
     gpu: &Gpu,
     inputs: &[Vec<T>],
     op: ReduceOp,
-    lie: Lie,
+    before: fn(usize) -> usize,
     root: Option<usize>,
 ) -> Result<Vec<Vec<T>>> {
     let (cards, len) = (inputs.len(), inputs[0].len());
     let bytes = len * size_of::<T>();
     let stride = (bytes + 16 * size_of::<T>()).next_multiple_of(256);
     let place = |card: usize| {
-        let first = card * stride + lie.before(card) * size_of::<T>();
+        let first = card * stride + before(card) * size_of::<T>();
         first..first + bytes
     };
     let mut memory = gpu.allocate(stride * cards, "buffers to check")?;
@@ -149,7 +131,7 @@ fn on_gpu<T: Sample>(
             .iter_mut()
             .enumerate()
             .map(|(card, whole)| {
-                let first = lie.before(card) * size_of::<T>();
+                let first = before(card) * size_of::<T>();
                 whole.slice_mut(first..first + bytes)
             })
             .collect();
