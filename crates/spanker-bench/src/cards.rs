@@ -14,12 +14,12 @@ use spanker_runtime::{Pace, SpankerControl};
 use spanker_scheduler::device::{Timing, examine};
 use spanker_scheduler::{Algorithm, Collective, Deadline, DeviceGroup, Error, Topology};
 
-use crate::collective::{Case, Place, Way};
-use crate::element::{Sample, count_wrong, fill};
+use crate::collective::{BenchTarget, Case, Method};
+use crate::element::{BenchElement, count_wrong, fill};
 use crate::error::{BenchError, Result};
 use crate::row::{Beside, Measured};
 use crate::turns::{Turn, take_turns};
-use forecast::Forecast;
+use forecast::PriceForecast;
 
 /// Runs by the host's clock of which the median counts.
 const RUNS: u32 = 7;
@@ -34,7 +34,7 @@ pub struct Cards<'a> {
     cards: &'a Topology<SpankerControl>,
     group: DeviceGroup<'a>,
     pace: Pace,
-    forecast: Forecast,
+    forecast: PriceForecast,
     deadline: Deadline,
 }
 
@@ -59,7 +59,8 @@ impl<'a> Cards<'a> {
             other => BenchError::from(other),
         })?;
         let pace = pace(cards).map_err(|error| blamed(&error))?;
-        let forecast = Forecast::new(cards, pace, collective, wanted).map_err(|e| blamed(&e))?;
+        let forecast =
+            PriceForecast::new(cards, pace, collective, wanted).map_err(|e| blamed(&e))?;
         let usual = Deadline::USUAL;
         let deadline = Deadline { detect: detect.unwrap_or(usual.detect), total: TOTAL, ..usual };
         Ok(Cards { cards, group, pace, forecast, deadline })
@@ -77,7 +78,7 @@ impl<'a> Cards<'a> {
         self.forecast.unpredicted.as_deref()
     }
 
-    fn measured<T: Sample>(&self, case: &Case, elements: usize) -> Result<Measured> {
+    fn measured<T: BenchElement>(&self, case: &Case, elements: usize) -> Result<Measured> {
         let (algorithm, predicted) = self.forecast.of(elements, size_of::<T>(), case.op);
         let (wrong, once) = self.checked::<T>(case, algorithm, elements)?;
         let (seconds, repeats) = match once.card_ps {
@@ -85,7 +86,7 @@ impl<'a> Cards<'a> {
             None => self.timed::<T>(case, algorithm, elements, once.wall)?,
         };
         Ok(Measured {
-            way: Way::Schedule(algorithm),
+            method: Method::Schedule(algorithm),
             elements,
             seconds,
             repeats,
@@ -101,7 +102,7 @@ impl<'a> Cards<'a> {
     }
 
     /// Runs once on known inputs, and counts the wrong elements over all cards.
-    fn checked<T: Sample>(
+    fn checked<T: BenchElement>(
         &self,
         case: &Case,
         algorithm: Algorithm,
@@ -125,7 +126,7 @@ impl<'a> Cards<'a> {
 
     /// Median seconds of one collective by the host's clock, and how many were run. Buffers are zeros, which
     /// stay zeros however often they are summed.
-    fn timed<T: Sample>(
+    fn timed<T: BenchElement>(
         &self,
         case: &Case,
         algorithm: Algorithm,
@@ -149,8 +150,8 @@ impl<'a> Cards<'a> {
     }
 }
 
-impl Place for Cards<'_> {
-    fn measure<T: Sample>(&mut self, case: &Case, elements: usize) -> Result<Measured> {
+impl BenchTarget for Cards<'_> {
+    fn measure<T: BenchElement>(&mut self, case: &Case, elements: usize) -> Result<Measured> {
         self.measured::<T>(case, elements).map_err(|error| match error {
             BenchError::Device(error) => explain(self.cards, error).into(),
             other => other,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which collective is measured, how it may be run, and the loop over its sizes that every place shares.
+//! Which collective is measured, how it may be run, and the loop over its sizes that every target shares.
 
 use std::str::FromStr;
 use std::time::Duration;
 
 use spanker_scheduler::{Algorithm, Collective, DType, ReduceOp};
 
-use crate::element::Sample;
+use crate::element::BenchElement;
 use crate::error::{BenchError, Result};
 use crate::row::{Measured, Row};
 
@@ -30,7 +30,7 @@ pub struct Case {
 
 /// How a collective is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Method {
     /// In one address space, without messages.
     Fused,
     /// What the fabric has for it by itself.
@@ -39,39 +39,39 @@ pub enum Way {
     Schedule(Algorithm),
 }
 
-impl Way {
-    /// Its name, which [`Choice`] parses.
+impl Method {
+    /// Its name, which [`MethodChoice`] parses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Way::Fused => "fused",
-            Way::Native => "native",
-            Way::Schedule(algorithm) => algorithm.name(),
+            Method::Fused => "fused",
+            Method::Native => "native",
+            Method::Schedule(algorithm) => algorithm.name(),
         }
     }
 }
 
-/// Which way is asked for.
+/// Which method is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
-    /// The best that the place knows.
+pub enum MethodChoice {
+    /// The best that the target knows.
     Auto,
     /// The best schedule.
     Messages,
     /// This one.
-    Given(Way),
+    Given(Method),
 }
 
-impl FromStr for Choice {
+impl FromStr for MethodChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "auto" => Ok(Choice::Auto),
-            "messages" => Ok(Choice::Messages),
-            "fused" => Ok(Choice::Given(Way::Fused)),
-            "native" => Ok(Choice::Given(Way::Native)),
-            _ => text.parse().map(|way| Choice::Given(Way::Schedule(way))).map_err(|_| {
+            "auto" => Ok(MethodChoice::Auto),
+            "messages" => Ok(MethodChoice::Messages),
+            "fused" => Ok(MethodChoice::Given(Method::Fused)),
+            "native" => Ok(MethodChoice::Given(Method::Native)),
+            _ => text.parse().map(|method| MethodChoice::Given(Method::Schedule(method))).map_err(|_| {
                 let names = Algorithm::ALL.map(Algorithm::name).join(", ");
                 format!(
                     "unknown algorithm '{text}' (expected auto, fused, messages, native, {names})"
@@ -82,12 +82,12 @@ impl FromStr for Choice {
 }
 
 /// Somewhere collectives run.
-pub trait Place {
+pub trait BenchTarget {
     /// Checks the collective once on known inputs, and times it.
     ///
     /// # Errors
-    /// What the place fails with.
-    fn measure<T: Sample>(&mut self, case: &Case, elements: usize) -> Result<Measured>;
+    /// What the target fails with.
+    fn measure<T: BenchElement>(&mut self, case: &Case, elements: usize) -> Result<Measured>;
 
     /// What follows from so many wrong elements.
     ///
@@ -102,8 +102,8 @@ pub trait Place {
 }
 
 /// Measures a collective for each size, one row at a time. `begins` is told before each which one of the sizes it is.
-pub fn rows<'a, P: Place>(
-    place: &'a mut P,
+pub fn rows<'a, P: BenchTarget>(
+    target: &'a mut P,
     case: &'a Case,
     sizes: &'a [usize],
     mut begins: impl FnMut(usize, usize) + 'a,
@@ -111,7 +111,7 @@ pub fn rows<'a, P: Place>(
     sizes.iter().enumerate().map(move |(at, &size)| {
         begins(at, size);
         let elements = size / case.dtype.size();
-        let measured = for_type!(case.dtype, T => place.measure::<T>(case, elements));
+        let measured = for_type!(case.dtype, T => target.measure::<T>(case, elements));
         Ok(Row::new(case, measured?))
     })
 }
@@ -124,11 +124,11 @@ mod tests {
     /// Takes a microsecond for each element, and gets the last of more than 100 wrong.
     struct Careless;
 
-    impl Place for Careless {
-        fn measure<T: Sample>(&mut self, case: &Case, elements: usize) -> Result<Measured> {
+    impl BenchTarget for Careless {
+        fn measure<T: BenchElement>(&mut self, case: &Case, elements: usize) -> Result<Measured> {
             assert_eq!(T::DTYPE, case.dtype);
             Ok(Measured {
-                way: Way::Native,
+                method: Method::Native,
                 elements,
                 seconds: elements as f64 * 1e-6,
                 repeats: 1,
@@ -150,24 +150,28 @@ mod tests {
                 budget: Duration::ZERO,
             };
             let sizes = [dtype.size(), 200 * dtype.size() + dtype.size() / 2];
-            let (mut begun, mut place) = (Vec::new(), Careless);
-            let rows: Vec<Row> = rows(&mut place, &case, &sizes, |at, size| begun.push((at, size)))
-                .collect::<Result<_>>()
-                .unwrap();
+            let (mut begun, mut target) = (Vec::new(), Careless);
+            let rows: Vec<Row> =
+                rows(&mut target, &case, &sizes, |at, size| begun.push((at, size)))
+                    .collect::<Result<_>>()
+                    .unwrap();
             assert_eq!(rows.iter().map(|row| row.count).collect::<Vec<_>>(), [1, 200]);
             assert_eq!(begun, [(0, sizes[0]), (1, sizes[1])]);
             let wrong = rows.iter().map(|row| row.wrong).sum();
-            assert_eq!(place.verdict(wrong).unwrap_err().to_string(), "1 elements are wrong");
-            assert!(place.verdict(rows[0].wrong).is_ok());
+            assert_eq!(target.verdict(wrong).unwrap_err().to_string(), "1 elements are wrong");
+            assert!(target.verdict(rows[0].wrong).is_ok());
         }
     }
 
     #[test]
     fn ways_are_parsed_by_their_names() {
-        for way in [Way::Fused, Way::Native, Way::Schedule(Algorithm::Ring)] {
-            assert_eq!(way.name().parse(), Ok(Choice::Given(way)));
+        for method in [Method::Fused, Method::Native, Method::Schedule(Algorithm::Ring)] {
+            assert_eq!(method.name().parse(), Ok(MethodChoice::Given(method)));
         }
-        assert_eq!(("auto".parse(), "messages".parse()), (Ok(Choice::Auto), Ok(Choice::Messages)));
-        assert!("rign".parse::<Choice>().unwrap_err().contains("'rign'"));
+        assert_eq!(
+            ("auto".parse(), "messages".parse()),
+            (Ok(MethodChoice::Auto), Ok(MethodChoice::Messages))
+        );
+        assert!("rign".parse::<MethodChoice>().unwrap_err().contains("'rign'"));
     }
 }

@@ -9,7 +9,7 @@ use crate::collective::Case;
 use crate::origin::all_reduce;
 
 /// An element type that a bench can fill and check.
-pub trait Sample: Element + Default {
+pub trait BenchElement: Element + Default {
     /// What `card` of `cards` contributes to `element`: small, and for products a sign or, from one
     /// card, a two.
     fn input(op: ReduceOp, cards: usize, card: usize, element: usize) -> Self;
@@ -64,7 +64,7 @@ fn float_reduction(op: ReduceOp, cards: usize, element: usize) -> f64 {
 
 macro_rules! float_sample {
     ($type:ty, $bits:ty, $from:expr, $tolerance:expr) => {
-        impl Sample for $type {
+        impl BenchElement for $type {
             fn ordinary(bits: u64) -> Self {
                 ($from)((bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0)
             }
@@ -111,7 +111,7 @@ fn integer_input(card: usize, element: usize) -> i64 {
 
 macro_rules! integer_sample {
     ($type:ty) => {
-        impl Sample for $type {
+        impl BenchElement for $type {
             fn ordinary(bits: u64) -> Self {
                 bits as $type
             }
@@ -170,7 +170,7 @@ pub struct Buffer<T> {
 
 const PAGE: usize = 4096;
 
-impl<T: Sample> Buffer<T> {
+impl<T: BenchElement> Buffer<T> {
     pub(crate) fn new(len: usize) -> Self {
         let storage = vec![T::default(); len + PAGE / size_of::<T>()];
         let start = storage.as_ptr().align_offset(PAGE);
@@ -196,14 +196,19 @@ impl<T> AsMut<[T]> for Buffer<T> {
 }
 
 /// Writes what a card contributes to the elements from `first` on.
-pub(crate) fn fill<T: Sample>(case: &Case, card: usize, first: usize, data: &mut [T]) {
+pub(crate) fn fill<T: BenchElement>(case: &Case, card: usize, first: usize, data: &mut [T]) {
     for (i, value) in data.iter_mut().enumerate() {
         *value = T::input(case.op, case.ranks, card, first + i);
     }
 }
 
 /// Counts the elements of `data` that are not what the collective over buffers of `len` promises to a rank, in place.
-pub(crate) fn count_wrong<T: Sample>(case: &Case, len: usize, rank: usize, data: &[T]) -> usize {
+pub(crate) fn count_wrong<T: BenchElement>(
+    case: &Case,
+    len: usize,
+    rank: usize,
+    data: &[T],
+) -> usize {
     let Case { collective, op, ranks: cards, .. } = *case;
     let mine = chunk(len, cards, rank);
     let reduced = |range: std::ops::Range<usize>| {

@@ -18,8 +18,8 @@ use spanker_cuda::{
 use spanker_engine::EngineError;
 use spanker_scheduler::{Collective, Team, Threads, host};
 
-use crate::collective::{Case, Place, Way};
-use crate::element::Sample;
+use crate::collective::{BenchTarget, Case, Method};
+use crate::element::BenchElement;
 use crate::error::Result;
 use crate::row::{Beside, Measured};
 use crate::turns::{Turn, take_turns};
@@ -88,7 +88,7 @@ impl LogicalCards {
     }
 
     /// The cards' inputs in the GPU's memory, each on a boundary of its own as separate allocations would be.
-    fn upload<T: Sample>(&self, inputs: &[Vec<T>], stride: usize) -> Result<CudaSlice<u8>> {
+    fn upload<T: BenchElement>(&self, inputs: &[Vec<T>], stride: usize) -> Result<CudaSlice<u8>> {
         let mut kept = self.gpu.allocate(stride * inputs.len(), "the cards' inputs")?;
         for (card, values) in inputs.iter().enumerate() {
             let values = bytemuck::cast_slice::<T, u8>(values);
@@ -99,7 +99,7 @@ impl LogicalCards {
     }
 
     /// Wrong elements over all cards of a result.
-    fn count_wrong<T: Sample>(
+    fn count_wrong<T: BenchElement>(
         &self,
         case: &Case,
         inputs: &[Vec<T>],
@@ -126,8 +126,8 @@ impl LogicalCards {
     }
 }
 
-impl Place for LogicalCards {
-    fn measure<T: Sample>(&mut self, case: &Case, len: usize) -> Result<Measured> {
+impl BenchTarget for LogicalCards {
+    fn measure<T: BenchElement>(&mut self, case: &Case, len: usize) -> Result<Measured> {
         let (gpu, cards) = (&self.gpu, case.ranks);
         let bytes = len * size_of::<T>();
         let stride = bytes.next_multiple_of(256);
@@ -158,7 +158,7 @@ impl Place for LogicalCards {
         let moved = (bytes * (cards + written)) as f64;
         let probed = self.probe.copy.bytes_per_second.max(1) as f64;
         Ok(Measured {
-            way: Way::Fused,
+            method: Method::Fused,
             elements: len,
             seconds,
             repeats: TURNS * REPEATS,
@@ -184,7 +184,7 @@ fn refused(error: impl std::fmt::Display) -> CudaError {
 }
 
 /// The inputs of one card: a period of drawn values, over and over.
-fn inputs<T: Sample>(card: usize, len: usize) -> Vec<T> {
+fn inputs<T: BenchElement>(card: usize, len: usize) -> Vec<T> {
     let mut values: Vec<T> =
         (0..len.min(PERIOD)).map(|i| T::ordinary(check::draw(card, i))).collect();
     while values.len() < len {

@@ -10,8 +10,8 @@ use spanker_scheduler::host::{
 };
 use spanker_scheduler::{Algorithm, Collective, Team, Threads, chunk, inproc};
 
-use crate::collective::{Case, Choice, Place, Way};
-use crate::element::{Buffer, Sample, count_wrong, fill};
+use crate::collective::{BenchTarget, Case, Method, MethodChoice};
+use crate::element::{BenchElement, Buffer, count_wrong, fill};
 use crate::error::{BenchError, Result};
 use crate::row::{Beside, Measured};
 use crate::turns::{Subject, in_turns, timed};
@@ -19,43 +19,43 @@ use crate::{messages, origin};
 
 /// Buffers in host memory.
 #[derive(Debug)]
-pub struct Host {
+pub struct HostMemory {
     threads: Threads,
     /// Nothing for the schedule that suits the size.
-    way: Option<Way>,
+    method: Option<Method>,
     own_team: Option<Team>,
 }
 
-impl Host {
+impl HostMemory {
     /// Threads of the fused path, and how collectives are run. A barrier moves nothing: it is always messages.
     #[must_use]
-    pub fn new(collective: Collective, threads: Threads, choice: Choice) -> Host {
-        let way = match (collective, choice) {
-            (Collective::Barrier, Choice::Auto | Choice::Given(Way::Fused)) => None,
-            (_, Choice::Auto) => Some(Way::Fused),
-            (_, Choice::Messages | Choice::Given(Way::Native)) => None,
-            (_, Choice::Given(way)) => Some(way),
+    pub fn new(collective: Collective, threads: Threads, choice: MethodChoice) -> HostMemory {
+        let method = match (collective, choice) {
+            (Collective::Barrier, MethodChoice::Auto | MethodChoice::Given(Method::Fused)) => None,
+            (_, MethodChoice::Auto) => Some(Method::Fused),
+            (_, MethodChoice::Messages | MethodChoice::Given(Method::Native)) => None,
+            (_, MethodChoice::Given(method)) => Some(method),
         };
         let more = |count: &usize| *count > Team::global().threads();
         let own_team = match threads {
             Threads::Exactly(count) => Some(count).filter(more).map(Team::new),
             _ => None,
         };
-        Host { threads, way, own_team }
+        HostMemory { threads, method, own_team }
     }
 
     /// Whether collectives need no messages.
     #[must_use]
     pub fn is_fused(&self) -> bool {
-        self.way == Some(Way::Fused)
+        self.method == Some(Method::Fused)
     }
 
-    /// Refuses what the machine cannot hold, instead of being killed half-way.
+    /// Refuses what the machine cannot hold, instead of being killed half-method.
     ///
     /// # Errors
     /// [`BenchError::DoesNotFit`].
     pub fn check_memory(&self, case: &Case, largest: usize) -> Result<()> {
-        // Inputs, outputs and the original loop's buffer; messages are also on the way and being folded,
+        // Inputs, outputs and the original loop's buffer; messages are also on the method and being folded,
         // and every rank has a thread with its stack and its part of the schedule.
         let (copies, each) = if self.is_fused() { (3, 0) } else { (8, 1 << 20) };
         let needed = largest.saturating_mul(copies).saturating_add(each).saturating_mul(case.ranks);
@@ -74,7 +74,7 @@ impl Host {
         self.own_team.as_ref().unwrap_or_else(|| Team::global())
     }
 
-    fn fused<T: Sample>(&self, case: &Case, len: usize) -> Result<Measured> {
+    fn fused<T: BenchElement>(&self, case: &Case, len: usize) -> Result<Measured> {
         let (team, threads) = (self.team(), self.threads);
         let mut stage = Stage::<T>::new(case, len);
         let wrong = stage.count_wrong(case, team, threads, len)?;
@@ -91,14 +91,19 @@ impl Host {
         Ok(measured)
     }
 
-    fn messages<T: Sample>(&self, case: &Case, by: Algorithm, len: usize) -> Result<Measured> {
+    fn messages<T: BenchElement>(
+        &self,
+        case: &Case,
+        by: Algorithm,
+        len: usize,
+    ) -> Result<Measured> {
         // The limit is what as many threads can do as there are ranks and cores for them.
         let threads = case.ranks.min(self.team().threads());
         let stage = RefCell::new(Stage::<T>::new(case, len));
         let (wrong, mut measured) = messages::run::<T, _>(case, by, len, |subject| {
             beside_peers(&stage, case, self.team(), threads, subject)
         })?;
-        (measured.wrong, measured.elements, measured.way) = (wrong, len, Way::Schedule(by));
+        (measured.wrong, measured.elements, measured.method) = (wrong, len, Method::Schedule(by));
         if let Beside::Host { threads, .. } = &mut measured.beside {
             *threads = case.ranks;
         }
@@ -106,10 +111,10 @@ impl Host {
     }
 }
 
-impl Place for Host {
-    fn measure<T: Sample>(&mut self, case: &Case, len: usize) -> Result<Measured> {
-        match self.way {
-            Some(Way::Schedule(algorithm)) => self.messages::<T>(case, algorithm, len),
+impl BenchTarget for HostMemory {
+    fn measure<T: BenchElement>(&mut self, case: &Case, len: usize) -> Result<Measured> {
+        match self.method {
+            Some(Method::Schedule(algorithm)) => self.messages::<T>(case, algorithm, len),
             Some(_) => self.fused::<T>(case, len),
             None => {
                 let algorithm = inproc::suited(case.collective, case.ranks, len * size_of::<T>());
@@ -134,7 +139,7 @@ struct Stage<T> {
     outputs: Vec<Buffer<T>>,
 }
 
-impl<T: Sample> Stage<T> {
+impl<T: BenchElement> Stage<T> {
     fn new(case: &Case, len: usize) -> Self {
         let n = case.ranks;
         let chunks = || (0..n).map(|card| Buffer::new(chunk(len, n, card).len())).collect();
@@ -247,7 +252,7 @@ impl<T: Sample> Stage<T> {
 
 /// Times `subject` in turns with the limit of the memory and, where there is one, the original loop,
 /// which run over `stage`.
-fn beside_peers<T: Sample>(
+fn beside_peers<T: BenchElement>(
     stage: &RefCell<Stage<T>>,
     case: &Case,
     team: &Team,
@@ -276,6 +281,6 @@ fn beside_peers<T: Sample>(
         limit_us: limit * 1e6,
         origin_us: origin.map(|origin| origin * 1e6),
     };
-    let (way, predicted) = (Way::Fused, None);
-    Ok(Measured { way, elements: 0, seconds, repeats, wrong: 0, predicted, beside })
+    let (method, predicted) = (Method::Fused, None);
+    Ok(Measured { method, elements: 0, seconds, repeats, wrong: 0, predicted, beside })
 }

@@ -2,8 +2,8 @@
 //! Benchmarks beside what was predicted: collectives on every fabric, a model, the planner, the link's frames, the
 //! claims of work stealing; and the measurements that become profiles of links and GPUs.
 //!
-//! A [`Case`] says which collective is measured; a place where it runs ([`Host`], [`Cards`], ranks, GPUs) measures it
-//! for each size, and every place gives the same [`Row`]. What a row compares was measured in the same run, in turns,
+//! A [`Case`] says which collective is measured; a target, where it runs ([`HostMemory`], [`Cards`], ranks, GPUs) measures it
+//! for each size, and every target gives the same [`Row`]. What a row compares was measured in the same run, in turns,
 //! and each figure is a median. Results are checked against values that are computed here from scratch.
 //!
 //! Nothing here prints: rows are pulled, and whoever pulls them shows them.
@@ -52,11 +52,11 @@ mod turns;
 
 pub use cards::Cards;
 pub use claims::{ClaimCosts, claims};
-pub use collective::{Case, Choice, Place, Way, rows};
-pub use element::Sample;
+pub use collective::{BenchTarget, Case, Method, MethodChoice, rows};
+pub use element::BenchElement;
 pub use error::{BenchError, Result};
 pub use frames::{FrameSpeed, SimulatedLink, frames, simulated_link};
-pub use host::{Host, available_memory};
+pub use host::{HostMemory, available_memory};
 pub use links::{LinkProbe, LinkSample, probe_links, save_links};
 pub use model::{Limit, Memory, ModelRow, Phase, TokenTime, Work, model};
 pub use planner::{PlanTime, SimulationTime, planner, simulation};

@@ -11,7 +11,7 @@ use spanker_scheduler::{
 };
 
 use crate::collective::{Case, TIMEOUT};
-use crate::element::{Sample, count_wrong, fill};
+use crate::element::{BenchElement, count_wrong, fill};
 use crate::error::{BenchError, Result};
 use crate::turns::{Subject, timed};
 
@@ -26,7 +26,7 @@ enum Order {
 type Outcome = Result<(Duration, usize), FabricError>;
 
 /// Starts a thread for each rank, counts the wrong elements over all of them, and hands `measure` the subject to time.
-pub(crate) fn run<T: Sample, R>(
+pub(crate) fn run<T: BenchElement, R>(
     case: &Case,
     algorithm: Algorithm,
     len: usize,
@@ -68,7 +68,7 @@ fn all(ranks: &[(Sender<Order>, Receiver<Outcome>)], order: Order) -> Result<(Du
 }
 
 /// One rank's side, until there are no more orders.
-fn serve<T: Sample>(
+fn serve<T: BenchElement>(
     mut end: inproc::Inproc,
     case: &Case,
     plan: &Schedule,

@@ -3,11 +3,11 @@
 //! transposition, card-outer; the element-outer loop before that is timed by the example `transposition` of
 //! `spanker-reduce`.
 
-use crate::element::{Buffer, Sample};
+use crate::element::{BenchElement, Buffer};
 
 /// All-reduce: fold card after card into a fresh buffer, finish it, copy it to each card.
 #[inline(always)]
-pub(crate) fn all_reduce<T: Sample>(
+pub(crate) fn all_reduce<T: BenchElement>(
     cards: &mut [Buffer<T>],
     fold: impl Fn(T, T) -> T,
     finish: impl Fn(T, usize) -> T,
@@ -29,7 +29,7 @@ pub(crate) fn all_reduce<T: Sample>(
 }
 
 /// All-gather: append card after card to a fresh buffer, copy it to each card.
-pub(crate) fn all_gather<T: Sample>(inputs: &[Buffer<T>], outputs: &mut [Buffer<T>]) {
+pub(crate) fn all_gather<T: BenchElement>(inputs: &[Buffer<T>], outputs: &mut [Buffer<T>]) {
     let mut gathered = Vec::with_capacity(inputs.iter().map(|input| input.as_ref().len()).sum());
     for input in inputs {
         gathered.extend_from_slice(input.as_ref());

@@ -15,20 +15,20 @@ use spanker_scheduler::{
     schedule,
 };
 
-use crate::collective::{Case, Choice, Place, TIMEOUT, Way};
-use crate::element::{Sample, count_wrong, fill};
+use crate::collective::{BenchTarget, Case, Method, MethodChoice, TIMEOUT};
+use crate::element::{BenchElement, count_wrong, fill};
 use crate::error::Result;
 use crate::pairs::in_pairs;
 use crate::row::{Beside, Measured};
 use crate::turns::in_turns;
-use forecast::Forecast;
+use forecast::ProbeForecast;
 
 /// All ranks of a launcher, of which this process is one. Every one of them has to measure the same rows.
 #[derive(Debug)]
 pub struct Ranks {
     fabric: MpiFabric,
     rank: usize,
-    choice: Choice,
+    choice: MethodChoice,
     timeout: Duration,
 }
 
@@ -37,7 +37,7 @@ impl Ranks {
     ///
     /// # Errors
     /// What MPI fails with.
-    pub fn new(world: &World, choice: Choice, timeout: Option<Duration>) -> Result<Ranks> {
+    pub fn new(world: &World, choice: MethodChoice, timeout: Option<Duration>) -> Result<Ranks> {
         let (fabric, timeout) = (world.fabric(TIMEOUT)?, timeout.unwrap_or(TIMEOUT));
         Ok(Ranks { fabric, rank: world.rank(), choice, timeout })
     }
@@ -48,24 +48,24 @@ impl Ranks {
     }
 }
 
-impl Place for Ranks {
+impl BenchTarget for Ranks {
     /// Predicts and measures, again if the prediction would be another one afterwards.
-    fn measure<T: Sample>(&mut self, case: &Case, elements: usize) -> Result<Measured> {
+    fn measure<T: BenchElement>(&mut self, case: &Case, elements: usize) -> Result<Measured> {
         let bytes = elements * size_of::<T>();
-        let ways = forecast::ways(case, self.choice, T::DTYPE);
+        let methods = forecast::methods(case, self.choice, T::DTYPE);
         let (fabric, timeout) = (&mut self.fabric, self.timeout);
         let mut tries = 1;
         loop {
-            let before = Forecast::measure::<T>(case, &ways, bytes, timeout, fabric)?;
-            let way = match self.choice {
-                Choice::Given(way) => way,
+            let before = ProbeForecast::measure::<T>(case, &methods, bytes, timeout, fabric)?;
+            let method = match self.choice {
+                MethodChoice::Given(method) => method,
                 // All ranks have the same figures, so they choose the same.
                 _ => before.cheapest(case, elements, size_of::<T>()),
             };
-            let predicted = before.of(way, bytes);
-            let mut measured = measure_as::<T>(case, way, elements, timeout, fabric)?;
-            let after = Forecast::measure::<T>(case, &[way], bytes, timeout, fabric)?;
-            let pair = predicted.zip(after.of(way, bytes));
+            let predicted = before.of(method, bytes);
+            let mut measured = measure_as::<T>(case, method, elements, timeout, fabric)?;
+            let after = ProbeForecast::measure::<T>(case, &[method], bytes, timeout, fabric)?;
+            let pair = predicted.zip(after.of(method, bytes));
             let apart = pair.map_or(0.0, |(before, after)| (after / before).ln().abs());
             if apart <= STEADY || tries == TRIES {
                 measured.predicted = Some(predicted);
@@ -92,7 +92,7 @@ fn slowest(fabric: &mut MpiFabric, value: f64) -> Result<f64, FabricError> {
     Ok(shared[0])
 }
 
-/// One rank's buffers for a way of running the collective.
+/// One rank's buffers for a method of running the collective.
 struct Runner<T> {
     plan: Option<spanker_scheduler::Schedule>,
     registered: Registered<T>,
@@ -104,10 +104,10 @@ struct Runner<T> {
 /// Calls that share a look at the clock: their deadline is so many times that of one.
 const CALLS: usize = 64;
 
-impl<T: Sample> Runner<T> {
-    fn new(case: &Case, way: Way, elements: usize, timeout: Duration) -> Result<Self> {
-        let plan = match way {
-            Way::Schedule(algorithm) => {
+impl<T: BenchElement> Runner<T> {
+    fn new(case: &Case, method: Method, elements: usize, timeout: Duration) -> Result<Self> {
+        let plan = match method {
+            Method::Schedule(algorithm) => {
                 Some(schedule(case.collective, algorithm, case.ranks, elements)?)
             }
             _ => None,
@@ -176,14 +176,14 @@ impl<T: Sample> Runner<T> {
     }
 }
 
-fn measure_as<T: Sample>(
+fn measure_as<T: BenchElement>(
     case: &Case,
-    way: Way,
+    method: Method,
     elements: usize,
     timeout: Duration,
     fabric: &mut MpiFabric,
 ) -> Result<Measured> {
-    let mut runner = Runner::<T>::new(case, way, elements, timeout)?;
+    let mut runner = Runner::<T>::new(case, method, elements, timeout)?;
     let wrong = checked(case, &mut runner, elements, fabric)?;
     runner.data().fill(T::default());
     let compared = case.collective == Collective::AllReduce
@@ -217,11 +217,11 @@ fn measure_as<T: Sample>(
         vs_mpi_range: versus.map(|pairs| pairs.range),
         steady: true,
     };
-    Ok(Measured { way, elements, seconds, repeats, wrong, predicted: None, beside })
+    Ok(Measured { method, elements, seconds, repeats, wrong, predicted: None, beside })
 }
 
 /// Runs once on known inputs, and counts the wrong elements over all ranks.
-fn checked<T: Sample>(
+fn checked<T: BenchElement>(
     case: &Case,
     runner: &mut Runner<T>,
     elements: usize,

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One row of results: what every place has in common, and what it is compared with there.
+//! One row of results: what every target has in common, and what it is compared with there.
 
 use serde::Serialize;
 
-use crate::collective::{Case, Way};
+use crate::collective::{Case, Method};
 
 /// What was measured of one size.
 #[derive(Debug)]
 pub struct Measured {
     /// How it was run.
-    pub way: Way,
+    pub method: Method,
     /// Elements of a card's whole buffer.
     pub elements: usize,
     /// Median seconds of one call.
@@ -18,7 +18,7 @@ pub struct Measured {
     pub repeats: usize,
     /// Wrong elements over all cards.
     pub wrong: usize,
-    /// Seconds by the forecast: nothing where the place has none, `Some(None)` where it has none for these cards.
+    /// Seconds by the forecast: nothing where the target has none, `Some(None)` where it has none for these cards.
     pub predicted: Option<Option<f64>>,
     /// What it is compared with.
     pub beside: Beside,
@@ -29,7 +29,7 @@ pub struct Measured {
 pub struct Row {
     /// The collective's name.
     pub collective: &'static str,
-    /// The place's name; nothing for host memory.
+    /// The fabric; nothing for host memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fabric: Option<&'static str>,
     /// The type of the elements.
@@ -152,7 +152,7 @@ impl Beside {
 
 impl Row {
     pub(crate) fn new(case: &Case, measured: Measured) -> Row {
-        let Measured { way, elements, seconds, repeats, wrong, predicted, beside } = measured;
+        let Measured { method, elements, seconds, repeats, wrong, predicted, beside } = measured;
         let bytes = elements * case.dtype.size();
         let algbw = bytes as f64 / seconds / 1e9;
         Row {
@@ -160,7 +160,7 @@ impl Row {
             fabric: beside.fabric(),
             dtype: case.dtype.name(),
             op: if case.collective.reduces() { case.op.name() } else { "none" },
-            algorithm: way.name(),
+            algorithm: method.name(),
             bytes_per_card: bytes,
             count: elements,
             time_us: seconds * 1e6,
@@ -202,9 +202,9 @@ mod tests {
             ranks: 2,
             budget: Duration::from_millis(1),
         };
-        let way = Way::Native;
+        let method = Method::Native;
         let measured = Measured {
-            way,
+            method,
             elements: 1000,
             seconds: 1e-3,
             repeats: 7,

@@ -3,15 +3,15 @@
 
 mod fixed;
 mod model;
-mod place;
 mod samples;
 mod table;
+mod targets;
 
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use spanker_bench::{BenchError, Beside, Case, Choice, Place, rows};
+use spanker_bench::{BenchError, BenchTarget, Beside, Case, MethodChoice, rows};
 use spanker_scheduler::{Collective, DType, ReduceOp, Threads};
 
 use crate::directory::CardList;
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// cards that share GPU 0, or with --algorithm native one rank for each GPU) or mpi (the processes that
     /// mpirun has started, each of them one card) [default: host, or under mpirun mpi]
     #[arg(long, value_enum, hide_possible_values = true)]
-    fabric: Option<Ground>,
+    fabric: Option<BenchFabric>,
     /// How many cards are in the group, or with --fabric cards which (0,1,3) [default: 4, or all]
     #[arg(long, value_name = "N|LIST")]
     cards: Option<CardList>,
@@ -80,8 +80,8 @@ pub(crate) struct Args {
     /// messages (the message algorithm that suits the size), ring, recursive-doubling,
     /// halving-doubling, tree, one-shot or two-shot; with --fabric cuda native (NCCL between GPUs), with
     /// --fabric mpi native (MPI's own)
-    #[arg(long, default_value = "auto", value_parser = Choice::from_str)]
-    algorithm: Choice,
+    #[arg(long, default_value = "auto", value_parser = MethodChoice::from_str)]
+    algorithm: MethodChoice,
     /// Milliseconds to spend on each figure
     #[arg(long, default_value_t = 400, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     budget: u64,
@@ -113,8 +113,8 @@ impl Args {
     }
 
     /// Where collectives run.
-    fn ground(&self) -> Ground {
-        let usual = if ranks::launched().is_some() { Ground::Mpi } else { Ground::Host };
+    fn fabric(&self) -> BenchFabric {
+        let usual = if ranks::launched().is_some() { BenchFabric::Mpi } else { BenchFabric::Host };
         self.fabric.unwrap_or(usual)
     }
 
@@ -123,14 +123,14 @@ impl Args {
         let alone = ["planner", "link", "claims"].contains(&self.name());
         match &self.kind {
             Some(Kind::Model(args)) => args.takes_ranks(),
-            None => !alone && self.ground() == Ground::Mpi,
+            None => !alone && self.fabric() == BenchFabric::Mpi,
         }
     }
 }
 
 /// Where collectives run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Ground {
+enum BenchFabric {
     Host,
     Cards,
     Cuda,
@@ -157,25 +157,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return model::run(model);
     }
     let samples = Samples::begin(args)?;
-    match (args.name(), args.ground()) {
+    match (args.name(), args.fabric()) {
         ("planner", _) => fixed::planner(args.json),
         ("link", _) => fixed::link(args.json),
         ("claims", _) => fixed::claims(args.json),
-        (_, ground) if args.check && ground != Ground::Cuda => {
+        (_, fabric) if args.check && fabric != BenchFabric::Cuda => {
             refuse("--check is for --fabric cuda")
         }
-        (_, Ground::Host) => place::host(args, samples),
-        (_, Ground::Cards) => place::cards(args, samples),
+        (_, BenchFabric::Host) => targets::host(args, samples),
+        (_, BenchFabric::Cards) => targets::cards(args, samples),
         #[cfg(feature = "cuda")]
-        (_, Ground::Cuda) => place::cuda(args, samples),
+        (_, BenchFabric::Cuda) => targets::cuda(args, samples),
         #[cfg(not(feature = "cuda"))]
-        (_, Ground::Cuda) => anyhow::bail!(
+        (_, BenchFabric::Cuda) => anyhow::bail!(
             "this spanker was built without CUDA\nhint: build it with 'cargo build --release --features cuda'"
         ),
         #[cfg(feature = "mpi")]
-        (_, Ground::Mpi) => place::mpi(args, samples),
+        (_, BenchFabric::Mpi) => targets::mpi(args, samples),
         #[cfg(not(feature = "mpi"))]
-        (_, Ground::Mpi) => Err(ranks::without_mpi().into()),
+        (_, BenchFabric::Mpi) => Err(ranks::without_mpi().into()),
     }
 }
 
@@ -188,9 +188,9 @@ pub(crate) fn told(error: BenchError) -> anyhow::Error {
 }
 
 /// Measures all sizes and shows their rows, if this process is the one that speaks.
-fn show<P: Place>(
+fn show<P: BenchTarget>(
     args: &Args,
-    place: &mut P,
+    target: &mut P,
     case: &Case,
     sizes: &[usize],
     mut samples: Samples,
@@ -204,7 +204,7 @@ fn show<P: Place>(
     };
     let (mut wrong, mut unsteady) = (0, Vec::new());
     let mut table = output::Rows::default();
-    for row in rows(place, case, sizes, measuring) {
+    for row in rows(target, case, sizes, measuring) {
         output::progress_done();
         let row = row.map_err(told)?;
         wrong += row.wrong;
@@ -225,7 +225,7 @@ fn show<P: Place>(
             _ => {}
         }
     }
-    place.verdict(wrong).map_err(told)?;
+    target.verdict(wrong).map_err(told)?;
     if !unsteady.is_empty() {
         let list = unsteady.join(", ");
         output::note(format_args!("this machine changed while these sizes were measured: {list}"));
@@ -271,7 +271,7 @@ fn root(args: &Args, ranks: usize, what: &str) -> Result<usize, Usage> {
     }
 }
 
-/// Refuses flags that a place has no use for.
+/// Refuses flags that a target has no use for.
 fn check_flags(args: &Args, threads: bool, deadline: bool) -> Result<(), Usage> {
     if !threads && args.threads != Threads::Auto {
         return Err(Usage("--threads is for --fabric host".into()));

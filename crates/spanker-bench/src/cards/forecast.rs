@@ -14,7 +14,7 @@ const ALIKE: f64 = 1.001;
 
 /// Prices of algorithms on given cards.
 #[derive(Debug)]
-pub(super) struct Forecast {
+pub(super) struct PriceForecast {
     collective: Collective,
     ranks: Vec<usize>,
     /// What starting a collective costs and prices contain, where cards do not show it: emulated ones start at
@@ -28,18 +28,19 @@ pub(super) struct Forecast {
     pub(super) unpredicted: Option<String>,
 }
 
-impl Forecast {
+impl PriceForecast {
     /// Prices the algorithm that is wanted, or all.
     pub(super) fn new(
         cards: &Topology<SpankerControl>,
         pace: Pace,
         collective: Collective,
         wanted: Option<Algorithm>,
-    ) -> Result<Forecast, Error> {
+    ) -> Result<PriceForecast, Error> {
         let ranks: Vec<usize> = (0..cards.n_sails()).collect();
         let usual = wanted.unwrap_or(Algorithm::Ring);
         let (unseen, priced) = (Seconds::ZERO, None);
-        let unpriced = Forecast { collective, ranks, unseen, priced, usual, unpredicted: None };
+        let unpriced =
+            PriceForecast { collective, ranks, unseen, priced, usual, unpredicted: None };
         if pace == Pace::Unshaped {
             return Ok(unpriced);
         }
@@ -47,7 +48,7 @@ impl Forecast {
             Ok(cluster) => cluster,
             // Cards with a profile of somebody's own can be measured all the same.
             Err(Error::Topology(error)) => {
-                return Ok(Forecast { unpredicted: Some(error.to_string()), ..unpriced });
+                return Ok(PriceForecast { unpredicted: Some(error.to_string()), ..unpriced });
             }
             Err(error) => return Err(error),
         };
@@ -57,7 +58,7 @@ impl Forecast {
             None => prices(&cluster, collective, ranks),
         };
         let unseen = if pace == Pace::Real { Seconds::ZERO } else { cluster.base(ranks) };
-        Ok(Forecast { unseen, priced: Some((cluster, priced)), ..unpriced })
+        Ok(PriceForecast { unseen, priced: Some((cluster, priced)), ..unpriced })
     }
 
     /// The algorithm for a size, and what it will take.

@@ -7,7 +7,7 @@ use spanker_cuda::{CudaViewMut, Gpu, all_reduce, reduce};
 use spanker_scheduler::{DType, ReduceOp, Team, Threads, host};
 
 use super::refused;
-use crate::element::{Sample, scramble};
+use crate::element::{BenchElement, scramble};
 use crate::error::Result;
 
 /// Numbers of cards: with kernels of their own, and with the one for any number.
@@ -54,7 +54,7 @@ pub(super) fn draw(card: usize, element: usize) -> u64 {
 
 /// Whether a result is what the host has: the same bits, or both NaN. A logsumexp may be off by 2 units in the last
 /// place of 1, or of the result if that is larger, for each fold.
-pub(super) fn same<T: Sample>(found: T, expected: T, op: ReduceOp, folds: usize) -> bool {
+pub(super) fn same<T: BenchElement>(found: T, expected: T, op: ReduceOp, folds: usize) -> bool {
     if bytemuck::bytes_of(&found) == bytemuck::bytes_of(&expected) {
         return true;
     }
@@ -72,7 +72,7 @@ pub(super) fn same<T: Sample>(found: T, expected: T, op: ReduceOp, folds: usize)
 const BEFORE: [fn(usize) -> usize; 3] = [|_| 0, |_| 1, |card| card % 3];
 
 /// Elements that were compared, and those that were wrong.
-fn check_as<T: Sample>(gpu: &Gpu, op: ReduceOp) -> Result<(usize, usize)> {
+fn check_as<T: BenchElement>(gpu: &Gpu, op: ReduceOp) -> Result<(usize, usize)> {
     let (mut elements, mut wrong) = (0, 0);
     for cards in CARDS {
         for len in LENGTHS {
@@ -103,7 +103,7 @@ fn check_as<T: Sample>(gpu: &Gpu, op: ReduceOp) -> Result<(usize, usize)> {
 }
 
 /// What the GPU makes of the inputs: of all cards' buffers, or of the root's.
-fn on_gpu<T: Sample>(
+fn on_gpu<T: BenchElement>(
     gpu: &Gpu,
     inputs: &[Vec<T>],
     op: ReduceOp,

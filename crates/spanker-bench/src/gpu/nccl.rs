@@ -7,8 +7,8 @@ use spanker_cuda::{CudaError, CudaSlice, Gpu, Nccl};
 use spanker_scheduler::{Collective, chunk};
 
 use super::{REPEATS, TURNS, refused};
-use crate::collective::{Case, Place, Way};
-use crate::element::{Sample, count_wrong, fill};
+use crate::collective::{BenchTarget, Case, Method};
+use crate::element::{BenchElement, count_wrong, fill};
 use crate::error::Result;
 use crate::row::{Beside, Measured};
 use crate::turns::{Turn, take_turns};
@@ -51,8 +51,8 @@ impl NcclRanks {
     }
 }
 
-impl Place for NcclRanks {
-    fn measure<T: Sample>(&mut self, case: &Case, elements: usize) -> Result<Measured> {
+impl BenchTarget for NcclRanks {
+    fn measure<T: BenchElement>(&mut self, case: &Case, elements: usize) -> Result<Measured> {
         let (ranks, group) = (case.ranks, &mut self.group);
         // NCCL's parts are all of one length.
         let len = (elements / ranks).max(1) * ranks;
@@ -95,7 +95,7 @@ impl Place for NcclRanks {
         };
         let medians = take_turns(TURNS, &mut [Turn::new(&mut subject, REPEATS)])?;
         Ok(Measured {
-            way: Way::Native,
+            method: Method::Native,
             elements: len,
             seconds: medians[0],
             repeats: TURNS * REPEATS,

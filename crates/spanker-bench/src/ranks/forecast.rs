@@ -2,7 +2,7 @@
 //! What a collective between processes will take: a profile of the same processes, from a short probe.
 //!
 //! What a collective takes between processes is no sum of messages and folds: ranks that share cores hold each other
-//! up, MPI changes its way of sending with the size, and caches keep what was just received. So every way that may be
+//! up, MPI changes its way of sending with the size, and caches keep what was just received. So every method that may be
 //! chosen is timed as a whole, by all ranks at the same time, at the sizes around the one that is asked for, of a list
 //! that doubles; others lie on a line between. The sizes of the list are not those that are usually asked for. Where
 //! times differ much from one to the next, MPI may have changed its way in between: sizes closer to the one that is
@@ -18,8 +18,8 @@ use spanker_fabric_mpi::MpiFabric;
 use spanker_scheduler::{Algorithm, Collective, DType, ReduceOp, schedule};
 
 use super::Runner;
-use crate::collective::{Case, Choice, Way};
-use crate::element::Sample;
+use crate::collective::{Case, Method, MethodChoice};
+use crate::element::BenchElement;
 use crate::error::Result;
 use crate::turns::{Subject, Turn, take_turns};
 
@@ -40,36 +40,36 @@ const TURN: Duration = Duration::from_millis(2);
 
 /// What the probe found.
 #[derive(Debug)]
-pub(super) struct Forecast {
+pub(super) struct ProbeForecast {
     curves: Vec<Curve>,
 }
 
-/// What a way takes, by bytes.
+/// What a method takes, by bytes.
 #[derive(Debug)]
 struct Curve {
-    way: Way,
+    method: Method,
     /// Bytes and seconds, in ascending order of bytes.
     points: Vec<(f64, f64)>,
 }
 
 /// One of the things that take turns.
 struct Probe<T> {
-    way: Way,
+    method: Method,
     bytes: usize,
     runner: Runner<T>,
 }
 
-impl<T: Sample> Probe<T> {
-    /// Nothing if the way cannot do it.
-    fn new(case: &Case, way: Way, bytes: usize, timeout: Duration) -> Result<Option<Self>> {
+impl<T: BenchElement> Probe<T> {
+    /// Nothing if the method cannot do it.
+    fn new(case: &Case, method: Method, bytes: usize, timeout: Duration) -> Result<Option<Self>> {
         // Every number of ranks divides it, for all-to-all.
         let elements = bytes.div_ceil(size_of::<T>()).next_multiple_of(case.ranks);
-        if !can(case, way, elements) {
+        if !can(case, method, elements) {
             return Ok(None);
         }
         let (runner, bytes) =
-            (Runner::new(case, way, elements, timeout)?, elements * size_of::<T>());
-        Ok(Some(Probe { way, bytes, runner }))
+            (Runner::new(case, method, elements, timeout)?, elements * size_of::<T>());
+        Ok(Some(Probe { method, bytes, runner }))
     }
 }
 
@@ -86,27 +86,27 @@ fn around(size: usize) -> Vec<usize> {
     vec![above / TIMES_AS_MANY, above]
 }
 
-impl Forecast {
-    /// Times ways around a size. All ranks must call it, and find the same.
-    pub(super) fn measure<T: Sample>(
+impl ProbeForecast {
+    /// Times methods around a size. All ranks must call it, and find the same.
+    pub(super) fn measure<T: BenchElement>(
         case: &Case,
-        ways: &[Way],
+        methods: &[Method],
         size: usize,
         timeout: Duration,
         fabric: &mut MpiFabric,
-    ) -> Result<Forecast> {
+    ) -> Result<ProbeForecast> {
         let mut probes = Vec::new();
-        for (&way, bytes) in
-            ways.iter().flat_map(|way| around(size).into_iter().map(move |at| (way, at)))
+        for (&method, bytes) in
+            methods.iter().flat_map(|method| around(size).into_iter().map(move |at| (method, at)))
         {
-            probes.extend(Probe::<T>::new(case, way, bytes, timeout)?);
+            probes.extend(Probe::<T>::new(case, method, bytes, timeout)?);
         }
-        let mut forecast = Forecast { curves: Vec::new() };
+        let mut forecast = ProbeForecast { curves: Vec::new() };
         forecast.add(probe_in_turns(case, probes, fabric)?);
         for at in 0..forecast.curves.len() {
             for _ in 0..CLOSER {
                 let Some(bytes) = halfway(&forecast.curves[at].points, size as f64) else { break };
-                let probe = Probe::<T>::new(case, forecast.curves[at].way, bytes, timeout)?;
+                let probe = Probe::<T>::new(case, forecast.curves[at].method, bytes, timeout)?;
                 forecast.add(probe_in_turns(case, probe.into_iter().collect(), fabric)?);
             }
         }
@@ -114,11 +114,11 @@ impl Forecast {
     }
 
     /// Adds what was timed.
-    fn add(&mut self, timed: Vec<(Way, usize, f64)>) {
-        for (way, bytes, seconds) in timed {
-            let known = self.curves.iter().position(|curve| curve.way == way);
+    fn add(&mut self, timed: Vec<(Method, usize, f64)>) {
+        for (method, bytes, seconds) in timed {
+            let known = self.curves.iter().position(|curve| curve.method == method);
             let at = known.unwrap_or_else(|| {
-                self.curves.push(Curve { way, points: Vec::new() });
+                self.curves.push(Curve { method, points: Vec::new() });
                 self.curves.len() - 1
             });
             let points = &mut self.curves[at].points;
@@ -127,30 +127,31 @@ impl Forecast {
         }
     }
 
-    /// What a way will take, in seconds.
-    pub(super) fn of(&self, way: Way, bytes: usize) -> Option<f64> {
-        let curve = self.curves.iter().find(|curve| curve.way == way)?;
+    /// What a method will take, in seconds.
+    pub(super) fn of(&self, method: Method, bytes: usize) -> Option<f64> {
+        let curve = self.curves.iter().find(|curve| curve.method == method)?;
         between(&curve.points, bytes as f64)
     }
 
-    /// The way that takes the least.
-    pub(super) fn cheapest(&self, case: &Case, elements: usize, size: usize) -> Way {
-        let able = self.curves.iter().filter(|curve| can(case, curve.way, elements));
+    /// The method that takes the least.
+    pub(super) fn cheapest(&self, case: &Case, elements: usize, size: usize) -> Method {
+        let able = self.curves.iter().filter(|curve| can(case, curve.method, elements));
         let times = able.filter_map(|curve| {
-            Some((curve.way, between(&curve.points, (elements * size) as f64)?))
+            Some((curve.method, between(&curve.points, (elements * size) as f64)?))
         });
         let best = times.min_by(|a, b| a.1.total_cmp(&b.1));
-        best.map_or(Way::Schedule(Algorithm::Ring), |(way, _)| way)
+        best.map_or(Method::Schedule(Algorithm::Ring), |(method, _)| method)
     }
 }
 
 /// Times all in turns: what the machine does meanwhile counts for all of them.
-fn probe_in_turns<T: Sample>(
+fn probe_in_turns<T: BenchElement>(
     case: &Case,
     mut probes: Vec<Probe<T>>,
     fabric: &mut MpiFabric,
-) -> Result<Vec<(Way, usize, f64)>> {
-    let places: Vec<(Way, usize)> = probes.iter().map(|probe| (probe.way, probe.bytes)).collect();
+) -> Result<Vec<(Method, usize, f64)>> {
+    let places: Vec<(Method, usize)> =
+        probes.iter().map(|probe| (probe.method, probe.bytes)).collect();
     let fabric = &RefCell::new(fabric);
     let mut subjects: Vec<Box<Subject<'_>>> = Vec::with_capacity(probes.len());
     for probe in &mut probes {
@@ -168,7 +169,11 @@ fn probe_in_turns<T: Sample>(
         turns.push(Turn::new(subject, calls));
     }
     let seconds = take_turns(TURNS, &mut turns)?;
-    Ok(places.into_iter().zip(seconds).map(|((way, bytes), time)| (way, bytes, time)).collect())
+    Ok(places
+        .into_iter()
+        .zip(seconds)
+        .map(|((method, bytes), time)| (method, bytes, time))
+        .collect())
 }
 
 /// The size between the two around `bytes` that is to be timed, too: they differ much and are far apart.
@@ -179,13 +184,14 @@ fn halfway(points: &[(f64, f64)], bytes: f64) -> Option<usize> {
     (differ && large - small > CLOSE * bytes).then_some(f64::midpoint(small, large) as usize)
 }
 
-/// The ways that may be chosen.
-pub(super) fn ways(case: &Case, choice: Choice, dtype: DType) -> Vec<Way> {
+/// The methods that may be chosen.
+pub(super) fn methods(case: &Case, choice: MethodChoice, dtype: DType) -> Vec<Method> {
     match choice {
-        Choice::Given(way) => vec![way],
-        Choice::Auto | Choice::Messages => {
-            let native = (choice == Choice::Auto && has_native(case, dtype)).then_some(Way::Native);
-            native.into_iter().chain(Algorithm::ALL.map(Way::Schedule)).collect()
+        MethodChoice::Given(method) => vec![method],
+        MethodChoice::Auto | MethodChoice::Messages => {
+            let native =
+                (choice == MethodChoice::Auto && has_native(case, dtype)).then_some(Method::Native);
+            native.into_iter().chain(Algorithm::ALL.map(Method::Schedule)).collect()
         }
     }
 }
@@ -196,10 +202,10 @@ fn has_native(case: &Case, dtype: DType) -> bool {
     op && !matches!(dtype, DType::F16 | DType::Bf16)
 }
 
-/// Whether a way can do so many elements.
-fn can(case: &Case, way: Way, elements: usize) -> bool {
-    match way {
-        Way::Schedule(algorithm) => {
+/// Whether a method can do so many elements.
+fn can(case: &Case, method: Method, elements: usize) -> bool {
+    match method {
+        Method::Schedule(algorithm) => {
             schedule(case.collective, algorithm, case.ranks, elements).is_ok()
         }
         _ => case.collective != Collective::AllToAll || elements.is_multiple_of(case.ranks),
@@ -269,18 +275,18 @@ mod tests {
             ranks: 3,
             budget: Duration::from_secs(1),
         };
-        let curve = |way, points: [f64; 2]| Curve {
-            way,
+        let curve = |method, points: [f64; 2]| Curve {
+            method,
             points: vec![(12.0, points[0]), (12000.0, points[1])],
         };
-        let (native, ring) = (Way::Native, Way::Schedule(Algorithm::Ring));
+        let (native, ring) = (Method::Native, Method::Schedule(Algorithm::Ring));
         let forecast =
-            Forecast { curves: vec![curve(native, [1.0, 5.0]), curve(ring, [2.0, 3.0])] };
+            ProbeForecast { curves: vec![curve(native, [1.0, 5.0]), curve(ring, [2.0, 3.0])] };
         assert_eq!(forecast.cheapest(&case, 3, 4), native);
         assert_eq!(forecast.cheapest(&case, 3000, 4), ring);
         // MPI's own takes as many elements for every rank.
         assert_eq!(forecast.cheapest(&case, 4, 4), ring);
         assert_eq!(forecast.of(ring, 12), Some(2.0));
-        assert_eq!(forecast.of(Way::Schedule(Algorithm::Tree), 12), None);
+        assert_eq!(forecast.of(Method::Schedule(Algorithm::Tree), 12), None);
     }
 }

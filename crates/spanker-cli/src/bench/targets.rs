@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The places where collectives are measured, as flags name them.
+//! The targets where collectives are measured, as flags name them.
 
-use spanker_bench::{Cards, Choice, Host, Way};
+use spanker_bench::{Cards, HostMemory, Method, MethodChoice};
 use spanker_scheduler::MAX_RANKS;
 
 use super::samples::Samples;
@@ -43,12 +43,12 @@ pub(super) fn host(args: &Args, samples: Samples) -> anyhow::Result<()> {
     if cards == 0 || cards > MAX_RANKS {
         return refuse(format!("--cards {cards}: a group has 1 to {MAX_RANKS} cards"));
     }
-    if args.algorithm == Choice::Given(Way::Native) {
+    if args.algorithm == MethodChoice::Given(Method::Native) {
         return refuse(NATIVE);
     }
     let sizes = sizes(args, "4K..64M")?;
     let case = case(args, cards, root(args, cards, "cards")?)?;
-    let mut host = Host::new(case.collective, args.threads, args.algorithm);
+    let mut host = HostMemory::new(case.collective, args.threads, args.algorithm);
     let largest = sizes.iter().copied().max().unwrap_or(0);
     host.check_memory(&case, largest)
         .map_err(|error| DoesNotFit(format!("--sizes {}: {error}", human(largest))))?;
@@ -64,10 +64,10 @@ pub(super) fn host(args: &Args, samples: Samples) -> anyhow::Result<()> {
 pub(super) fn cards(args: &Args, samples: Samples) -> anyhow::Result<()> {
     check_flags(args, false, true)?;
     let wanted = match args.algorithm {
-        Choice::Auto => None,
-        Choice::Given(Way::Schedule(algorithm)) => Some(algorithm),
-        Choice::Given(Way::Native) => return refuse(NATIVE),
-        Choice::Given(Way::Fused) | Choice::Messages => {
+        MethodChoice::Auto => None,
+        MethodChoice::Given(Method::Schedule(algorithm)) => Some(algorithm),
+        MethodChoice::Given(Method::Native) => return refuse(NATIVE),
+        MethodChoice::Given(Method::Fused) | MethodChoice::Messages => {
             return refuse("--algorithm fused and messages are for --fabric host");
         }
     };
@@ -105,8 +105,8 @@ pub(super) fn cuda(args: &Args, samples: Samples) -> anyhow::Result<()> {
     let sizes = sizes(args, "1M,16M,64M,256M")?;
     let plain = case(args, 1, args.root.unwrap_or(0))?.collective;
     let native = match args.algorithm {
-        Choice::Given(Way::Native) => true,
-        Choice::Auto | Choice::Given(Way::Fused) => false,
+        MethodChoice::Given(Method::Native) => true,
+        MethodChoice::Auto | MethodChoice::Given(Method::Fused) => false,
         _ => return refuse("--fabric cuda has --algorithm fused and native"),
     };
     if native {
@@ -123,14 +123,14 @@ pub(super) fn cuda(args: &Args, samples: Samples) -> anyhow::Result<()> {
     output::progress("measuring copies");
     let opened = gpu::LogicalCards::open();
     output::progress_done();
-    let mut place = opened.map_err(told)?;
-    let (name, copy) = (&place.probe().name, place.probe().copy.bytes_per_second as f64 / 1e9);
+    let mut target = opened.map_err(told)?;
+    let (name, copy) = (&target.probe().name, target.probe().copy.bytes_per_second as f64 / 1e9);
     let text = format!(
         "over {cards} logical cards that share GPU 0 ({name}): one GPU emulates {cards}; copies move {copy:.0} GB/s; \
          medians"
     );
     title(args, "cards", &text)?;
-    show(args, &mut place, &case, &sizes, samples, true)
+    show(args, &mut target, &case, &sizes, samples, true)
 }
 
 #[cfg(feature = "cuda")]
@@ -154,10 +154,10 @@ fn nccl(
         ));
     }
     let case = case(args, ranks, root(args, ranks, "ranks")?)?;
-    let mut place = NcclRanks::open(ranks).map_err(told)?;
-    let library = place.library();
+    let mut target = NcclRanks::open(ranks).map_err(told)?;
+    let library = target.library();
     title(args, "ranks", &format!("over {ranks} GPUs by {library}; wall time; medians"))?;
-    show(args, &mut place, &case, sizes, samples, true)
+    show(args, &mut target, &case, sizes, samples, true)
 }
 
 /// Every type, operation and odd length against the host's bits.
@@ -180,7 +180,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
 
 #[cfg(feature = "mpi")]
 pub(super) fn mpi(args: &Args, samples: Samples) -> anyhow::Result<()> {
-    if args.algorithm == Choice::Given(Way::Fused) {
+    if args.algorithm == MethodChoice::Given(Method::Fused) {
         return refuse("--algorithm fused is for --fabric host");
     }
     check_flags(args, false, true)?;
@@ -207,8 +207,8 @@ fn on_ranks(
     }
     let case = case(args, ranks, root(args, ranks, "ranks")?)?;
     let speaks = world.rank() == 0;
-    let place = spanker_bench::ranks::Ranks::new(world, args.algorithm, args.deadline);
-    let mut place = place.map_err(told)?;
+    let target = spanker_bench::ranks::Ranks::new(world, args.algorithm, args.deadline);
+    let mut target = target.map_err(told)?;
     let mut hosts: Vec<&String> = world.hosts().iter().collect();
     hosts.sort();
     hosts.dedup();
@@ -218,11 +218,11 @@ fn on_ranks(
          timed by all ranks right before; medians"
     );
     let outcome = if speaks { title(args, "ranks", &text) } else { Ok(()) };
-    let outcome = outcome.and_then(|()| show(args, &mut place, &case, sizes, samples, speaks));
+    let outcome = outcome.and_then(|()| show(args, &mut target, &case, sizes, samples, speaks));
     outcome.inspect_err(|error| {
         // A rank that fails on its own tells the others, so that all end with the same words.
         if !matches!(error.downcast_ref(), Some(spanker_bench::BenchError::Fabric(_))) {
-            place.give_up(format!("{error:#}"));
+            target.give_up(format!("{error:#}"));
         }
     })
 }
