@@ -5,13 +5,13 @@
 use std::time::Instant;
 
 use serde::Serialize;
-use spanker_link::measure;
 use spanker_link::sim::{Case, run as simulate};
+use spanker_link::{Speed, measure};
 
 use crate::error::Result;
 
 /// What encoding and decoding together shall reach, in GB/s of payload.
-const BAR: f64 = 2.0;
+pub const FRAMES_BAR_GBPS: f64 = 2.0;
 const PAYLOADS: [usize; 3] = [512, 2048, 4096];
 const REPEATS: usize = 51;
 /// Payload of the simulated transfer.
@@ -19,25 +19,6 @@ const PAYLOAD: u16 = 2048;
 /// Frames of the simulated transfer, and nanoseconds of its wires.
 const FRAMES: u64 = 200_000;
 const DELAY: u64 = 500;
-
-/// Speeds of frames of one size on one core, in GB/s of payload.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct FrameSpeed {
-    /// Bytes of payload.
-    pub payload_bytes: usize,
-    /// Encoding and decoding together.
-    pub both_gbps: f64,
-    /// Encoding.
-    pub encode_gbps: f64,
-    /// Decoding.
-    pub decode_gbps: f64,
-    /// The checksum alone.
-    pub crc32c_gbps: f64,
-    /// A copy alone.
-    pub memcpy_gbps: f64,
-    /// What both together shall reach.
-    pub bar_gbps: f64,
-}
 
 /// Both ends of a link in virtual time, one way, every check included.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -58,21 +39,13 @@ impl SimulatedLink {
     }
 }
 
-/// Times frames of each size, one size at a time. `begins` is told the size.
-pub fn frames(mut begins: impl FnMut(usize)) -> impl Iterator<Item = FrameSpeed> {
+/// Times frames of each size on one core, one size at a time: its bytes of payload, and how fast they are made and read.
+/// `begins` is told the size.
+pub fn frames(mut begins: impl FnMut(usize)) -> impl Iterator<Item = (usize, Speed)> {
     let start = Instant::now();
     PAYLOADS.into_iter().map(move |payload| {
         begins(payload);
-        let speed = measure(payload, REPEATS, || start.elapsed().as_secs_f64());
-        FrameSpeed {
-            payload_bytes: payload,
-            both_gbps: speed.both,
-            encode_gbps: speed.encode,
-            decode_gbps: speed.decode,
-            crc32c_gbps: speed.crc,
-            memcpy_gbps: speed.copy,
-            bar_gbps: BAR,
-        }
+        (payload, measure(payload, REPEATS, || start.elapsed().as_secs_f64()))
     })
 }
 

@@ -137,7 +137,7 @@ enum BenchFabric {
     Mpi,
 }
 
-fn refuse(text: impl Into<String>) -> anyhow::Result<()> {
+fn refuse<T>(text: impl Into<String>) -> anyhow::Result<T> {
     Err(Usage(text.into()).into())
 }
 
@@ -238,13 +238,10 @@ fn sizes(args: &Args, usual: &str) -> Result<Vec<usize>, Usage> {
     if named(args)? == Collective::Barrier {
         return Ok(vec![0]);
     }
-    let chosen = args.sizes.clone().map_or_else(|| usual.parse(), Ok);
-    let Sizes(sizes) = chosen.map_err(Usage)?;
-    let element = args.dtype.size();
-    match sizes.iter().find(|&&size| size < element) {
-        Some(size) => {
-            Err(Usage(format!("--sizes {size}: less than one element of {element} bytes")))
-        }
+    let Sizes(sizes) = args.sizes.clone().map_or_else(|| usual.parse(), Ok).map_err(Usage)?;
+    let least = args.dtype.size();
+    match sizes.iter().find(|&&size| size < least) {
+        Some(size) => Err(Usage(format!("--sizes {size}: less than one element of {least} bytes"))),
         None => Ok(sizes),
     }
 }
@@ -272,12 +269,10 @@ fn root(args: &Args, ranks: usize, what: &str) -> Result<usize, Usage> {
 }
 
 /// Refuses flags that a target has no use for.
-fn check_flags(args: &Args, threads: bool, deadline: bool) -> Result<(), Usage> {
-    if !threads && args.threads != Threads::Auto {
-        return Err(Usage("--threads is for --fabric host".into()));
+fn check_flags(args: &Args, threads: bool, deadline: bool) -> anyhow::Result<()> {
+    match (args.threads, args.deadline) {
+        (Threads::Exactly(_), _) if !threads => refuse("--threads is for --fabric host"),
+        (_, Some(_)) if !deadline => refuse("--deadline is for --fabric cards and mpi"),
+        _ => Ok(()),
     }
-    if !deadline && args.deadline.is_some() {
-        return Err(Usage("--deadline is for --fabric cards and mpi".into()));
-    }
-    Ok(())
 }

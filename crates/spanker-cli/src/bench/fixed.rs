@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker bench planner`, `link` and `claims`: benchmarks without a choice, beside what they may take.
 
+use serde_json::json;
 use spanker_bench::{
-    claims as measure_claims, frames, planner as plans, simulated_link, simulation,
+    FRAMES_BAR_GBPS, claims as measure_claims, frames, planner as plans, simulated_link, simulation,
 };
 
 use super::told;
@@ -51,24 +52,27 @@ pub(super) fn link(as_json: bool) -> anyhow::Result<()> {
             "# frames of the inter-card link, one core, GB/s of payload; medians that took turns",
         )?;
     }
-    let (mut table, mut bar) = (Rows::default(), 0.0);
-    for row in frames(|payload| output::progress(&format!("frames of {payload} B"))) {
+    let (mut table, bar) = (Rows::default(), FRAMES_BAR_GBPS);
+    for (payload, speed) in frames(|payload| output::progress(&format!("frames of {payload} B"))) {
         output::progress_done();
         if as_json {
-            output::json(&row)?;
+            output::json(&json!({
+                "payload_bytes": payload, "both_gbps": speed.both, "encode_gbps": speed.encode,
+                "decode_gbps": speed.decode, "crc32c_gbps": speed.crc, "memcpy_gbps": speed.copy,
+                "bar_gbps": bar,
+            }))?;
             continue;
         }
-        bar = row.bar_gbps;
-        let speed = |name, value: f64| Cell::of(name, "", 7, format!("{value:.2}"));
+        let rate = |name, value: f64| Cell::of(name, "", 7, format!("{value:.2}"));
         table.add(&[
-            Cell::of("payload", "", 7, row.payload_bytes),
-            speed("both", row.both_gbps),
-            speed("encode", row.encode_gbps),
-            speed("decode", row.decode_gbps),
-            speed("crc32c", row.crc32c_gbps),
-            speed("memcpy", row.memcpy_gbps),
-            speed("of crc32c", row.both_gbps / row.crc32c_gbps),
-            Cell::of("of bar", "", 8, format!("{:.1}x", row.both_gbps / row.bar_gbps)),
+            Cell::of("payload", "", 7, payload),
+            rate("both", speed.both),
+            rate("encode", speed.encode),
+            rate("decode", speed.decode),
+            rate("crc32c", speed.crc),
+            rate("memcpy", speed.copy),
+            rate("of crc32c", speed.both / speed.crc),
+            Cell::of("of bar", "", 8, format!("{:.1}x", speed.both / bar)),
         ])?;
     }
     let found = simulated_link().map_err(told)?;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use spanker_bench::Row;
 use spanker_plan::LinkSamples;
 
-use super::Args;
-use crate::{Usage, files};
+use super::{Args, refuse};
+use crate::files;
 
 /// The first line of the table.
 const HEADER: &str = "ranks,bytes,microseconds";
@@ -28,9 +28,7 @@ impl Samples {
         let Some(path) = &args.csv else { return Ok(Samples { path: None, text }) };
         if args.name() != "all-reduce" || args.check {
             let name = args.name();
-            return Err(
-                Usage(format!("--csv is for all-reduce, which is fitted, not for {name}")).into()
-            );
+            return refuse(format!("--csv is for all-reduce, which is fitted, not for {name}"));
         }
         files::check_output(path)?;
         if path.exists() {
@@ -40,7 +38,7 @@ impl Samples {
                 && let Err(error) = table
             {
                 let shown = path.display();
-                return Err(Usage(format!("--csv {shown}: not a table to add to: {error}")).into());
+                return refuse(format!("--csv {shown}: not a table to add to: {error}"));
             }
             if !text.ends_with('\n') {
                 text.push('\n');
