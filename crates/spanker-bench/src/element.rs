@@ -6,7 +6,6 @@
 use spanker_scheduler::{Collective, Element, ReduceOp, bf16, chunk, f16};
 
 use crate::collective::Case;
-use crate::origin::all_reduce;
 
 /// An element type that a bench can fill and check.
 pub trait BenchElement: Element + Default {
@@ -192,6 +191,41 @@ impl<T> AsRef<[T]> for Buffer<T> {
 impl<T> AsMut<[T]> for Buffer<T> {
     fn as_mut(&mut self) -> &mut [T] {
         &mut self.storage[self.start..self.start + self.len]
+    }
+}
+
+/// The all-reduce that the first version ran, after its transposition (the element-outer loop before that is timed by the
+/// example `transposition` of `spanker-reduce`): fold card after card into a fresh buffer, finish it, copy it to each card.
+#[inline(always)]
+fn all_reduce<T: BenchElement>(
+    cards: &mut [Buffer<T>],
+    fold: impl Fn(T, T) -> T,
+    finish: impl Fn(T, usize) -> T,
+) {
+    let Some((first, rest)) = cards.split_first() else { return };
+    let mut reduced = first.as_ref().to_vec();
+    for card in rest {
+        for (total, &x) in reduced.iter_mut().zip(card.as_ref()) {
+            *total = fold(*total, x);
+        }
+    }
+    let count = cards.len();
+    for total in &mut reduced {
+        *total = finish(*total, count);
+    }
+    for card in cards {
+        card.as_mut().copy_from_slice(&reduced);
+    }
+}
+
+/// The all-gather that it ran: append card after card to a fresh buffer, copy it to each card.
+pub(crate) fn origin_all_gather<T: BenchElement>(inputs: &[Buffer<T>], outputs: &mut [Buffer<T>]) {
+    let mut gathered = Vec::with_capacity(inputs.iter().map(|input| input.as_ref().len()).sum());
+    for input in inputs {
+        gathered.extend_from_slice(input.as_ref());
+    }
+    for output in outputs {
+        output.as_mut().copy_from_slice(&gathered);
     }
 }
 

@@ -11,11 +11,11 @@ use spanker_scheduler::host::{
 use spanker_scheduler::{Algorithm, Collective, Team, Threads, chunk, inproc};
 
 use crate::collective::{BenchTarget, Case, Method, MethodChoice};
-use crate::element::{BenchElement, Buffer, count_wrong, fill};
+use crate::element::{BenchElement, Buffer, count_wrong, fill, origin_all_gather};
 use crate::error::{BenchError, Result};
+use crate::messages;
 use crate::row::{Beside, Measured};
 use crate::turns::{Subject, in_turns, timed};
-use crate::{messages, origin};
 
 /// Buffers in host memory.
 #[derive(Debug)]
@@ -206,7 +206,7 @@ impl<T: BenchElement> Stage<T> {
     fn origin(&mut self, case: &Case) -> Result<(), ReduceError> {
         match (case.collective, T::origin_all_reduce(case.op)) {
             (Collective::AllReduce, Some(all_reduce)) => all_reduce(&mut self.inputs),
-            _ => origin::all_gather(&self.inputs, &mut self.outputs),
+            _ => origin_all_gather(&self.inputs, &mut self.outputs),
         }
         Ok(())
     }

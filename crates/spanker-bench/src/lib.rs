@@ -41,7 +41,6 @@ mod host;
 mod links;
 mod messages;
 mod model;
-mod origin;
 #[cfg(feature = "mpi")]
 mod pairs;
 mod planner;
