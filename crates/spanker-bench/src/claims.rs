@@ -10,7 +10,7 @@ use serde::Serialize;
 use spanker_steal::{Capabilities, Claim, Claims, Job, Ledger, Member, Piece, Token};
 
 use crate::error::{BenchError, Result};
-use crate::turns::median;
+use crate::turns::{Subject, Turn, take_turns, timed};
 
 /// What a claim may cost alone, in nanoseconds.
 const BAR: f64 = 50.0;
@@ -59,68 +59,67 @@ fn take(claims: &Claims, backend: usize) -> Option<Piece> {
 /// # Errors
 /// [`BenchError::Wrong`] if claims get nothing, which the job is too large for.
 pub fn claims() -> Result<ClaimCosts> {
-    let mut samples: [Vec<f64>; 5] = Default::default();
-    let counter = AtomicUsize::new(0);
-    for _ in 0..REPEATS {
-        let (mut ledger, claims) = open()?;
-        samples[0].push(timed(|| {
-            black_box(counter.fetch_add(black_box(1200), Ordering::Relaxed));
-        }));
-        samples[1].push(timed(|| {
-            black_box(take(&claims, 0));
-        }));
-        let mut serial = 0;
-        let mut lost = 0;
-        samples[2].push(timed(|| {
-            serial += 1;
-            let token = Token { epoch: 1, lane: 0, serial };
-            let at = Duration::from_millis(10 * serial);
-            let Some(piece) = take(&claims, 0) else { return lost += 1 };
-            let items: Range<usize> = piece.items.clone();
-            ledger.claimed(token, piece, at);
-            black_box(ledger.completed(token, items, &[], None, at + Duration::from_millis(9)));
-        }));
-        if lost > 0 {
-            return Err(BenchError::Wrong(format!("{lost} claims of the bench got nothing")));
-        }
-        samples[3].push(timed_twice(|_| {
-            black_box(counter.fetch_add(black_box(1200), Ordering::Relaxed));
-        }));
-        samples[4].push(timed_twice(|thread| {
-            black_box(take(&claims, thread));
-        }));
-    }
-    let [addition, claim, cycle, addition_two, claim_two] =
-        samples.map(|samples| median(&samples).unwrap_or(f64::NAN));
+    let ((_, claims), counter) = (open()?, AtomicUsize::new(0));
+    let add = |_: usize| {
+        black_box(counter.fetch_add(black_box(1200), Ordering::Relaxed));
+    };
+    let claim = |backend: usize| {
+        black_box(take(&claims, backend));
+    };
+    let mut subjects: [Box<Subject<'_>>; 5] = [
+        Box::new(|calls| Ok(on_one_thread(calls, 0, &add))),
+        Box::new(|calls| Ok(on_one_thread(calls, 0, &claim))),
+        Box::new(cycles),
+        Box::new(|calls| Ok(on_two_threads(calls, &add))),
+        Box::new(|calls| Ok(on_two_threads(calls, &claim))),
+    ];
+    let mut turns: Vec<Turn<'_, '_>> =
+        subjects.iter_mut().map(|subject| Turn::new(subject, CLAIMS)).collect();
+    let medians = take_turns(REPEATS, &mut turns)?;
+    let ns = |at: usize| medians[at] * 1e9;
     Ok(ClaimCosts {
-        claim_ns: claim,
-        atomic_addition_ns: addition,
-        claim_lease_and_acceptance_ns: cycle,
-        claim_two_threads_ns: claim_two,
-        atomic_addition_two_threads_ns: addition_two,
+        claim_ns: ns(1),
+        atomic_addition_ns: ns(0),
+        claim_lease_and_acceptance_ns: ns(2),
+        claim_two_threads_ns: ns(4),
+        atomic_addition_two_threads_ns: ns(3),
         bar_ns: BAR,
     })
 }
 
-/// Nanoseconds of one of many calls.
-fn timed(mut work: impl FnMut()) -> f64 {
-    let begun = Instant::now();
-    for _ in 0..CLAIMS {
-        work();
-    }
-    begun.elapsed().as_secs_f64() * 1e9 / CLAIMS as f64
+/// How long claims take with their leases and acceptances, in a job of their own.
+fn cycles(calls: usize) -> Result<Duration> {
+    let ((mut ledger, claims), mut serial) = (open()?, 0);
+    timed(calls, || {
+        serial += 1;
+        let token = Token { epoch: 1, lane: 0, serial };
+        let at = Duration::from_millis(10 * serial);
+        let Some(piece) = take(&claims, 0) else {
+            return Err(BenchError::Wrong(format!("claim {serial} of the bench got nothing")));
+        };
+        let items: Range<usize> = piece.items.clone();
+        ledger.claimed(token, piece, at);
+        black_box(ledger.completed(token, items, &[], None, at + Duration::from_millis(9)));
+        Ok(())
+    })
 }
 
-/// The same on two threads at once, the mean of both.
-fn timed_twice(work: impl Fn(usize) + Sync) -> f64 {
+fn on_one_thread(calls: usize, thread: usize, work: &impl Fn(usize)) -> Duration {
+    let begun = Instant::now();
+    (0..calls).for_each(|_| work(thread));
+    begun.elapsed()
+}
+
+/// How long calls take on two threads at once, the mean of both.
+fn on_two_threads(calls: usize, work: &(impl Fn(usize) + Sync)) -> Duration {
     let ready = std::sync::Barrier::new(2);
     let one = |thread: usize| {
         ready.wait();
-        timed(|| work(thread))
+        on_one_thread(calls, thread, work)
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| one(1));
         let mine = one(0);
-        other.join().map_or(mine, |other| (mine + other) / 2.0)
+        other.join().map_or(mine, |other| (mine + other) / 2)
     })
 }
