@@ -10,7 +10,7 @@ mod row;
 
 use std::time::{Duration, Instant};
 
-use spanker_engine::{Calibration, Engine, Fabric, Host, Model, Options, Wish, request};
+use spanker_engine::{Calibration, Engine, Fabric, Host, Model, Options, Wish};
 use spanker_llm::Want;
 use spanker_plan::{Plan, Request};
 use spanker_reduce::Team;
@@ -22,18 +22,12 @@ pub use row::{Limit, Memory, ModelRow, Phase, TokenTime};
 /// What is asked of every host.
 #[derive(Debug, Clone)]
 pub struct Work {
-    /// Tokens of the prompt.
-    pub prompt: usize,
-    /// Tokens that are generated after it.
+    /// The prompt, the room for tokens, the batch, and the part of cards' operators that the host computes again.
+    pub request: Request,
+    /// Tokens that are generated after the prompt.
     pub generated: usize,
-    /// Tokens that there is room for.
-    pub context: usize,
-    /// Tokens of a prompt that are run together.
-    pub batch: usize,
     /// Repeats, after one to warm up.
     pub repeats: u64,
-    /// Part of the cards' operators that this host computes again meanwhile.
-    pub audit: f64,
     /// How to split the model.
     pub wish: Wish,
 }
@@ -69,8 +63,8 @@ pub fn model(
     let weights = Weights::of(network);
     // Tokens of no meaning: what is asked of the cards does not depend on them.
     let vocab = network.model().vocab;
-    let prompt: Vec<u32> =
-        (0..work.prompt as u64).map(|at| ((100 + 7 * at) % vocab) as u32).collect();
+    let prompt = (0..work.request.prompt).map(|at| ((100 + 7 * at) % vocab) as u32);
+    let prompt: Vec<u32> = prompt.collect();
     let subjects = hosts.iter().map(|&host| Subject::new(host, model, work, opened));
     let mut subjects = subjects.collect::<Result<Vec<_>>>()?;
     for turn in 0..=work.repeats {
@@ -112,8 +106,7 @@ struct Subject<'p> {
 impl<'p> Subject<'p> {
     fn new(host: &'p Host, model: &'p Model, work: &Work, opened: Duration) -> Result<Self> {
         let begun = Instant::now();
-        let asked = request(work.context, work.batch, work.prompt, work.generated);
-        let plan = host.plan(model, &Request { audit: work.audit, ..asked }, &work.wish)?;
+        let plan = host.plan(model, &work.request, &work.wish)?;
         let calibration = Calibration::new(host, model, &plan)?;
         let planned = begun.elapsed();
         let inproc = host.fabric() == Fabric::Inproc;
@@ -131,7 +124,7 @@ impl<'p> Subject<'p> {
 
     fn load(&mut self, work: &Work) -> Result<()> {
         if self.engine.is_none() {
-            let options = Options { record: false, audit: work.audit };
+            let options = Options { record: false, audit: work.request.audit };
             let plan = self.plan.clone();
             self.engine = Some(Engine::load_with(self.host, self.model, plan, options)?);
         }

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use spanker_plan::{
     CardModel, CardSamples, LinkModel, LinkSample, LinkSamples, Parameter, PlanError,
 };
-use spanker_topology::Provenance;
 
 use crate::sizes::human;
 use crate::{files, model, output};
@@ -89,7 +88,7 @@ struct Common {
 const MOST_SAMPLES: u64 = 64 << 20;
 
 /// What is shown, and the schema of `--json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Report {
     kind: &'static str,
     provenance: String,
@@ -102,33 +101,6 @@ struct Report {
     out: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<String>,
-}
-
-impl Report {
-    fn new(
-        kind: &'static str,
-        unit: &'static str,
-        provenance: Provenance,
-        parameters: Vec<Parameter>,
-        samples: Vec<Row>,
-        notes: Vec<String>,
-    ) -> Report {
-        let errors = || samples.iter().filter(|row| !row.rejected).map(|r| r.error_percent.abs());
-        let mean_error_percent = errors().sum::<f64>() / errors().count().max(1) as f64;
-        let worst_error_percent = errors().fold(0.0, f64::max);
-        Report {
-            kind,
-            provenance: provenance.to_string(),
-            unit,
-            parameters,
-            mean_error_percent,
-            worst_error_percent,
-            samples,
-            notes,
-            out: None,
-            hint: None,
-        }
-    }
 }
 
 /// A sample beside what the model says.
@@ -196,7 +168,15 @@ fn link(args: &Common) -> anyhow::Result<()> {
             wild.microseconds, wild.bytes, wild.ranks
         ));
     }
-    let report = Report::new("link", "us", fitted.provenance(), fitted.parameters(), rows, notes);
+    let report = Report {
+        kind: "link",
+        provenance: fitted.provenance().to_string(),
+        unit: "us",
+        parameters: fitted.parameters(),
+        samples: rows,
+        notes,
+        ..Report::default()
+    };
     let next = "spanker predict all-reduce --link link.toml --ranks 8 --bytes 8K";
     finish(report, args, &fitted.to_toml(), next)
 }
@@ -213,9 +193,15 @@ fn card(args: &Common) -> anyhow::Result<()> {
         let measured = sample.milliseconds + sample.transfer_ms.unwrap_or(0.0);
         Row::new(json!({ "model": model, "quant": quant, "cards": cards }), measured, predicted)
     };
-    let rows = samples.samples().iter().map(row).collect();
-    let (parameters, notes) = (fitted.parameters(), fitted.caveats());
-    let report = Report::new("card", "ms", fitted.provenance(), parameters, rows, notes);
+    let report = Report {
+        kind: "card",
+        provenance: fitted.provenance().to_string(),
+        unit: "ms",
+        parameters: fitted.parameters(),
+        samples: samples.samples().iter().map(row).collect(),
+        notes: fitted.caveats(),
+        ..Report::default()
+    };
     let next = "spanker predict decode llama-2-7b --card card.toml --cards 4";
     finish(report, args, &fitted.to_toml(), next)
 }
@@ -226,6 +212,10 @@ fn named(path: &Path, error: PlanError) -> anyhow::Error {
 
 /// Saves the model, if asked to, and shows the report.
 fn finish(mut report: Report, args: &Common, file: &str, next: &str) -> anyhow::Result<()> {
+    let errors =
+        || report.samples.iter().filter(|row| !row.rejected).map(|r| r.error_percent.abs());
+    (report.mean_error_percent, report.worst_error_percent) =
+        (errors().sum::<f64>() / errors().count().max(1) as f64, errors().fold(0.0, f64::max));
     match &args.out {
         Some(path) => {
             files::write(path, file)?;

@@ -131,7 +131,7 @@ pub(super) fn row(
         strategy: plan.layout.strategy().name(),
         repeats: work.repeats,
         prompt: Phase {
-            tokens: work.prompt as u64,
+            tokens: work.request.prompt,
             tokens_per_second: median(&repeats.prompt_wall),
             card_tokens_per_second: median(&repeats.prompt_card),
             each: repeats.prompt_wall,
@@ -155,6 +155,6 @@ pub(super) fn row(
             of_limit: read.zip(wall).map(|(read, wall)| wall * repeats.bytes.max(1) as f64 / read),
         },
         load_ms,
-        memory: Memory::of(model, work.context),
+        memory: Memory::of(model, work.request.context as usize),
     }
 }

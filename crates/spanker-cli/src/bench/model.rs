@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use spanker_bench::{Memory, ModelRow, Work, model};
 use spanker_engine::Host;
+use spanker_plan::Request;
 
 use super::refuse;
 use crate::directory::CardList;
@@ -108,15 +109,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let threads = args.threads.first().map(|&threads| threads as usize);
     llm::on_host(&args.llm(threads), list(args.cards.iter().max()).as_ref(), None, |place| {
         let opened = begun.elapsed();
-        let work = Work {
-            prompt: args.prompt as usize,
-            generated: args.generated as usize,
-            context: place.context,
-            batch: place.batch,
-            repeats: args.repeats,
-            audit: args.audit,
-            wish: args.llm(None).wish(args.split),
-        };
+        let (prompt, generated) = (args.prompt as usize, args.generated as usize);
+        let request = Request { audit: args.audit, ..place.request(prompt, generated) };
+        let wish = args.llm(None).wish(args.split);
+        let work = Work { request, generated, repeats: args.repeats, wish };
         if !args.json {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let size = output::bytes(place.model.network().bytes().len() as u64);
