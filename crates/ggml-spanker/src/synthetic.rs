@@ -37,7 +37,7 @@ pub struct Sizes {
     pub context: Option<u64>,
 }
 
-/// The file of a model as large as `like` with some sizes replaced, without its weights, which [`write`] makes; and the
+/// The file of a model as large as `like` with some sizes replaced, without its weights, which [`write()`] makes; and the
 /// model that it describes.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ pub const FRAMES_BAR_GBPS: f64 = 2.0;
 const PAYLOADS: [usize; 3] = [512, 2048, 4096];
 const REPEATS: usize = 51;
 /// Payload of the simulated transfer.
-const PAYLOAD: u16 = 2048;
+pub const SIMULATED_PAYLOAD: u16 = 2048;
 /// Frames of the simulated transfer, and nanoseconds of its wires.
 const FRAMES: u64 = 200_000;
 const DELAY: u64 = 500;
@@ -29,14 +29,6 @@ pub struct SimulatedLink {
     pub wall_seconds: f64,
     /// Frames in a second of it.
     pub frames_per_second: f64,
-}
-
-impl SimulatedLink {
-    /// Payload in a second of the host's time, in GB/s.
-    #[must_use]
-    pub fn gbps(&self) -> f64 {
-        self.frames_per_second * f64::from(PAYLOAD) / 1e9
-    }
 }
 
 /// Times frames of each size on one core, one size at a time: its bytes of payload, and how fast they are made and read.
@@ -55,7 +47,7 @@ pub fn frames(mut begins: impl FnMut(usize)) -> impl Iterator<Item = (usize, Spe
 /// A flaw of the protocol, which there is none of.
 pub fn simulated_link() -> Result<SimulatedLink> {
     let begun = Instant::now();
-    let report = simulate(&Case::one_way(1, PAYLOAD, DELAY, FRAMES))?;
+    let report = simulate(&Case::one_way(1, SIMULATED_PAYLOAD, DELAY, FRAMES))?;
     let wall_seconds = begun.elapsed().as_secs_f64();
     let simulated_frames = report.delivered[1];
     let frames_per_second = simulated_frames as f64 / wall_seconds;

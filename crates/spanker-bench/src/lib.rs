@@ -54,7 +54,7 @@ pub use claims::{ClaimCosts, claims};
 pub use collective::{BenchTarget, Case, Method, MethodChoice, rows};
 pub use element::BenchElement;
 pub use error::{BenchError, Result};
-pub use frames::{FRAMES_BAR_GBPS, SimulatedLink, frames, simulated_link};
+pub use frames::{FRAMES_BAR_GBPS, SIMULATED_PAYLOAD, SimulatedLink, frames, simulated_link};
 pub use host::{HostMemory, available_memory};
 pub use links::{LinkProbe, LinkSample, probe_links, save_links};
 pub use model::{Limit, Memory, ModelRow, Phase, TokenTime, Work, model};

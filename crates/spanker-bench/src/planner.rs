@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use serde::Serialize;
 use spanker_engine::EngineError;
-use spanker_model::{Model, Quant, builtin};
+use spanker_model::{Quant, builtin};
 use spanker_plan::{Conditions, Objective, Plan, PlanError, Request, choose, simulate};
 use spanker_topology::{Bytes, BytesPerSecond, Cluster, Profile, Shape};
 
 use crate::error::Result;
 use crate::turns::{Turn, take_turns, timed};
 
+/// The model that is planned: 80 layers.
+const MODEL: &str = "llama-2-70b";
 /// Runs of which the median counts.
 const RUNS: usize = 5;
 
@@ -73,11 +75,6 @@ fn median(mut run: impl FnMut() -> Result<(), PlanError>) -> Result<f64> {
     Ok(take_turns(RUNS, &mut [Turn::new(&mut subject, 1)])?[0])
 }
 
-/// The model that is planned: 80 layers.
-fn subject() -> Result<Model> {
-    Ok(builtin("llama-2-70b", Quant::Q4_0)?)
-}
-
 /// Times planning, one case at a time. `begins` is told which.
 ///
 /// # Errors
@@ -85,7 +82,7 @@ fn subject() -> Result<Model> {
 pub fn planner(
     mut begins: impl FnMut(&'static str),
 ) -> Result<impl Iterator<Item = Result<PlanTime>>> {
-    let model = subject()?;
+    let model = builtin(MODEL, Quant::Q4_0)?;
     Ok(cases()?.into_iter().map(move |(plan, cluster, objective, limit_seconds)| {
         begins(plan);
         let sequences = if objective == Objective::Throughput { 8 } else { 1 };
@@ -101,7 +98,7 @@ pub fn planner(
 /// # Errors
 /// What planning fails with.
 pub fn simulation() -> Result<SimulationTime> {
-    let model = subject()?;
+    let model = builtin(MODEL, Quant::Q4_0)?;
     let cluster = Cluster::uniform(Profile::builtin("rev-a")?, 64, Shape::Ring)?;
     let request = Request::new(Objective::Latency);
     let cards: Vec<usize> = (0..64).collect();

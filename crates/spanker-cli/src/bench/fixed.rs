@@ -3,7 +3,8 @@
 
 use serde_json::json;
 use spanker_bench::{
-    FRAMES_BAR_GBPS, claims as measure_claims, frames, planner as plans, simulated_link, simulation,
+    FRAMES_BAR_GBPS, SIMULATED_PAYLOAD, claims as measure_claims, frames, planner as plans,
+    simulated_link, simulation,
 };
 
 use super::told;
@@ -82,7 +83,7 @@ pub(super) fn link(as_json: bool) -> anyhow::Result<()> {
     output::line(&format!(
         "\nbar: {bar} GB/s for both; two simulated ends, every check included: {:.2} M frames/s ({:.2} GB/s)",
         found.frames_per_second / 1e6,
-        found.gbps()
+        found.frames_per_second * f64::from(SIMULATED_PAYLOAD) / 1e9
     ))
 }
 
