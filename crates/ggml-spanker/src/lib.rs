@@ -4,6 +4,7 @@
 //! - [`GgufFile`] maps a model file and finds its tensors.
 //! - [`multiply`] multiplies rows of weights, in any of [`WEIGHT_TYPES`], with rows of activations
 //!   ([`quantize`], [`Inputs`]); [`ops`] is the rest of a Llama-family model. [`decode`] turns weights into f32.
+//! - [`synthetic`] makes models with random weights.
 //! - [`Shape`] cuts quantised matrices by rows and by columns.
 //! - [`MatmulInt4`] is the product of two Q4_K matrices: [`HostMatmul`] computes it on the host's processor,
 //!   [`MockSail`] computes the same and records the bus traffic that a card would see.
@@ -50,6 +51,7 @@ mod product;
 pub mod q4_k;
 mod shard;
 mod simd;
+pub mod synthetic;
 
 pub use decode::{WEIGHT_TYPES, decode};
 pub use error::{DeviceFault, Error, Result};

@@ -1,56 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `spanker bench`: a collective over a range of sizes, checked and timed: in host memory beside its limit
-//! and the original loop, on cards beside what was predicted; or a model, the planner, the link's frames,
-//! the claims of work stealing.
-//!
-//! Everything that a row compares was measured in the same run, taking turns, and each figure is a
-//! median.
+//! `spanker bench`: flags, tables and JSON of what `spanker-bench` measures.
 
-/// Calls a function for the type that a [`DType`] names.
-macro_rules! for_type {
-    ($dtype:expr, $call:ident($($argument:expr),*)) => {
-        match $dtype {
-            DType::F64 => $call::<f64>($($argument),*),
-            DType::F16 => $call::<f16>($($argument),*),
-            DType::Bf16 => $call::<bf16>($($argument),*),
-            DType::I32 => $call::<i32>($($argument),*),
-            DType::I64 => $call::<i64>($($argument),*),
-            DType::U8 => $call::<u8>($($argument),*),
-            DType::U32 => $call::<u32>($($argument),*),
-            _ => $call::<f32>($($argument),*),
-        }
-    };
-}
-
-mod cards;
-mod claims;
-#[cfg(feature = "cuda")]
-mod cuda;
-mod data;
-mod fused;
-mod link;
-mod messages;
+mod fixed;
 mod model;
-#[cfg(feature = "mpi")]
-mod mpi;
-mod origin;
-mod planner;
-mod row;
 mod samples;
+mod table;
+mod targets;
 
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use spanker_scheduler::{
-    Algorithm, Collective, DType, MAX_RANKS, ReduceOp, Team, Threads, bf16, f16, inproc,
-};
+use spanker_bench::{BenchError, BenchTarget, Beside, Case, MethodChoice, rows};
+use spanker_scheduler::{Collective, DType, ReduceOp, Threads};
 
 use crate::directory::CardList;
 use crate::sizes::{Sizes, human};
-use crate::{DoesNotFit, Usage, fault, output, ranks};
-use data::Sample;
-use row::Row;
+use crate::{Usage, fault, output, ranks};
 use samples::Samples;
 
 /// Measure a collective, in host memory or on cards
@@ -87,8 +53,8 @@ pub(crate) struct Args {
     /// Where it runs: host (buffers in host memory), cards (those that 'spanker cards' shows), cuda (logical
     /// cards that share GPU 0, or with --algorithm native one rank for each GPU) or mpi (the processes that
     /// mpirun has started, each of them one card) [default: host, or under mpirun mpi]
-    #[arg(long, value_parser = Ground::from_str)]
-    fabric: Option<Ground>,
+    #[arg(long, value_enum, hide_possible_values = true)]
+    fabric: Option<BenchFabric>,
     /// How many cards are in the group, or with --fabric cards which (0,1,3) [default: 4, or all]
     #[arg(long, value_name = "N|LIST")]
     cards: Option<CardList>,
@@ -112,8 +78,8 @@ pub(crate) struct Args {
     /// messages (the message algorithm that suits the size), ring, recursive-doubling,
     /// halving-doubling, tree, one-shot or two-shot; with --fabric cuda native (NCCL between GPUs), with
     /// --fabric mpi native (MPI's own)
-    #[arg(long, default_value = "auto", value_parser = How::from_str)]
-    algorithm: How,
+    #[arg(long, default_value = "auto", value_parser = MethodChoice::from_str)]
+    algorithm: MethodChoice,
     /// Milliseconds to spend on each figure
     #[arg(long, default_value_t = 400, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     budget: u64,
@@ -145,8 +111,8 @@ impl Args {
     }
 
     /// Where collectives run.
-    fn ground(&self) -> Ground {
-        let usual = if ranks::launched().is_some() { Ground::Mpi } else { Ground::Host };
+    fn fabric(&self) -> BenchFabric {
+        let usual = if ranks::launched().is_some() { BenchFabric::Mpi } else { BenchFabric::Host };
         self.fabric.unwrap_or(usual)
     }
 
@@ -155,62 +121,22 @@ impl Args {
         let alone = ["planner", "link", "claims"].contains(&self.name());
         match &self.kind {
             Some(Kind::Model(args)) => args.takes_ranks(),
-            None => !alone && self.ground() == Ground::Mpi,
+            None => !alone && self.fabric() == BenchFabric::Mpi,
         }
     }
 }
 
 /// Where collectives run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ground {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum BenchFabric {
     Host,
     Cards,
     Cuda,
     Mpi,
 }
 
-impl FromStr for Ground {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "host" => Ok(Ground::Host),
-            "cards" => Ok(Ground::Cards),
-            "cuda" => Ok(Ground::Cuda),
-            "mpi" => Ok(Ground::Mpi),
-            _ => Err("expected host, cards, cuda or mpi".into()),
-        }
-    }
-}
-
-/// How the collective is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
-    Auto,
-    Fused,
-    Suited,
-    Messages(Algorithm),
-    /// What the fabric has for it by itself.
-    Native,
-}
-
-impl FromStr for How {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(How::Auto),
-            "fused" => Ok(How::Fused),
-            "messages" => Ok(How::Suited),
-            "native" => Ok(How::Native),
-            _ => text.parse().map(How::Messages).map_err(|_| {
-                let names = Algorithm::ALL.map(Algorithm::name).join(", ");
-                format!(
-                    "unknown algorithm '{text}' (expected auto, fused, messages, native, {names})"
-                )
-            }),
-        }
-    }
+fn refuse<T>(text: impl Into<String>) -> anyhow::Result<T> {
+    Err(Usage(text.into()).into())
 }
 
 /// More threads than this help no machine that people have.
@@ -224,188 +150,127 @@ fn threads(text: &str) -> Result<Threads, String> {
     }
 }
 
-/// What is measured, apart from the size.
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    collective: Collective,
-    cards: usize,
-    op: ReduceOp,
-    threads: Threads,
-    how: How,
-    budget: Duration,
-}
-
-/// How long a message may take before the bench gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(Kind::Model(model)) = &args.kind {
         return model::run(model);
     }
-    let mut samples = Samples::begin(args)?;
-    match (args.name(), args.ground()) {
-        ("planner", _) => return planner::run(args.json),
-        ("link", _) => return link::run(args.json),
-        ("claims", _) => return claims::run(args.json),
-        (_, ground) if args.check && ground != Ground::Cuda => {
-            return Err(Usage("--check is for --fabric cuda".into()).into());
+    let samples = Samples::begin(args)?;
+    match (args.name(), args.fabric()) {
+        ("planner", _) => fixed::planner(args.json),
+        ("link", _) => fixed::link(args.json),
+        ("claims", _) => fixed::claims(args.json),
+        (_, fabric) if args.check && fabric != BenchFabric::Cuda => {
+            refuse("--check is for --fabric cuda")
         }
-        (_, Ground::Cards) => return cards::run(args, samples),
+        (_, BenchFabric::Host) => targets::host(args, samples),
+        (_, BenchFabric::Cards) => targets::cards(args, samples),
         #[cfg(feature = "cuda")]
-        (_, Ground::Cuda) => return cuda::run(args, samples),
+        (_, BenchFabric::Cuda) => targets::cuda(args, samples),
         #[cfg(not(feature = "cuda"))]
-        (_, Ground::Cuda) => anyhow::bail!(
+        (_, BenchFabric::Cuda) => anyhow::bail!(
             "this spanker was built without CUDA\nhint: build it with 'cargo build --release --features cuda'"
         ),
         #[cfg(feature = "mpi")]
-        (_, Ground::Mpi) => return mpi::run(args, samples),
+        (_, BenchFabric::Mpi) => targets::mpi(args, samples),
         #[cfg(not(feature = "mpi"))]
-        (_, Ground::Mpi) => return Err(ranks::without_mpi().into()),
-        _ => {}
+        (_, BenchFabric::Mpi) => Err(ranks::without_mpi().into()),
     }
-    let case = case(args)?;
-    let sizes = sizes(args, case.collective, "4K..64M");
-    check_memory(&case, sizes.iter().copied().max().unwrap_or(0))?;
-    let own_team;
-    let team = match args.threads {
-        Threads::Exactly(count) if count > Team::global().threads() => {
-            own_team = Team::new(count);
-            &own_team
+}
+
+/// An error of a benchmark as the command tells it.
+pub(crate) fn told(error: BenchError) -> anyhow::Error {
+    match error {
+        BenchError::Engine(error) => error.into(),
+        other => other.into(),
+    }
+}
+
+/// Measures all sizes and shows their rows, if this process is the one that speaks.
+fn show<P: BenchTarget>(
+    args: &Args,
+    target: &mut P,
+    case: &Case,
+    sizes: &[usize],
+    mut samples: Samples,
+    speaks: bool,
+) -> anyhow::Result<()> {
+    let measuring = |at: usize, size: usize| {
+        if speaks {
+            let text = format!("measuring {} ({}/{})", human(size), at + 1, sizes.len());
+            output::progress_of(at as u64, sizes.len() as u64, &text);
         }
-        _ => Team::global(),
     };
-    if !args.json {
-        header(args, &case)?;
-    }
-    let mut wrong = 0;
-    for (index, &size) in sizes.iter().enumerate() {
-        if samples.is_useless() {
-            break;
-        }
-        measuring(size, index, sizes.len());
-        let row = measure(args.dtype, &case, team, size);
+    let (mut wrong, mut unsteady) = (0, Vec::new());
+    let mut table = output::Rows::default();
+    for row in rows(target, case, sizes, measuring) {
         output::progress_done();
-        let row = row?;
+        let row = row.map_err(told)?;
         wrong += row.wrong;
-        samples.add(row.sample())?;
-        output::line(&if args.json { serde_json::to_string(&row)? } else { row.text() })?;
+        if !speaks {
+            continue;
+        }
+        samples.add(&row)?;
+        match args.json {
+            true => output::json(&row)?,
+            false => table.add(&table::cells(&row))?,
+        }
+        match row.beside {
+            // Other ranks measure all rows, and wait for this one.
+            Beside::Ranks { steady, .. } => {
+                unsteady.extend((!steady).then(|| human(row.bytes_per_card)));
+            }
+            _ if samples.is_useless() => break,
+            _ => {}
+        }
     }
-    anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
+    target.verdict(wrong).map_err(told)?;
+    if !unsteady.is_empty() {
+        let list = unsteady.join(", ");
+        output::note(format_args!("this machine changed while these sizes were measured: {list}"));
+    }
     Ok(())
 }
 
-/// Shows which size is measured, and how long the rest takes.
-fn measuring(size: usize, at: usize, sizes: usize) {
-    let text = format!("measuring {} ({}/{sizes})", human(size), at + 1);
-    output::progress_of(at as u64, sizes as u64, &text);
-}
-
 /// The sizes of the rows. A barrier moves nothing, so it has one row whatever was asked for.
-fn sizes(args: &Args, collective: Collective, usual: &str) -> Vec<usize> {
-    if collective == Collective::Barrier {
-        return vec![0];
+fn sizes(args: &Args, usual: &str) -> Result<Vec<usize>, Usage> {
+    if named(args)? == Collective::Barrier {
+        return Ok(vec![0]);
     }
-    let chosen = args.sizes.clone().map_or_else(|| usual.parse(), Ok);
-    chosen.map_or_else(|_| Vec::new(), |Sizes(sizes)| sizes)
+    let Sizes(sizes) = args.sizes.clone().map_or_else(|| usual.parse(), Ok).map_err(Usage)?;
+    let least = args.dtype.size();
+    match sizes.iter().find(|&&size| size < least) {
+        Some(size) => Err(Usage(format!("--sizes {size}: less than one element of {least} bytes"))),
+        None => Ok(sizes),
+    }
 }
 
-/// The collective, if it is defined for the type, over this many cards.
-fn collective(args: &Args, root: usize, sizes: &[usize]) -> Result<Collective, Usage> {
-    let collective = match args.name().parse::<Collective>() {
-        Ok(collective) => collective.with_root(root),
-        Err(error) => return Err(Usage(error.to_string())),
-    };
+fn named(args: &Args) -> Result<Collective, Usage> {
+    args.name().parse::<Collective>().map_err(|error| Usage(error.to_string()))
+}
+
+/// What is measured over so many cards, if it is defined for the type.
+fn case(args: &Args, ranks: usize, root: usize) -> Result<Case, Usage> {
+    let collective = named(args)?.with_root(root);
     if collective.reduces() && !args.op.is_defined_for(args.dtype) {
         return Err(Usage(format!("--op {} is not defined for --dtype {}", args.op, args.dtype)));
     }
-    let element = args.dtype.size();
-    match sizes.iter().find(|&&size| size < element && size > 0) {
-        Some(size) => {
-            Err(Usage(format!("--sizes {size}: less than one element of {element} bytes")))
-        }
-        None => Ok(collective),
-    }
-}
-
-fn case(args: &Args) -> anyhow::Result<Case> {
-    let usage = |text: String| Err(Usage(text).into());
-    let cards = match &args.cards {
-        None => 4,
-        Some(CardList::Count(count)) => *count,
-        Some(CardList::Indices(_)) => {
-            return usage("--cards: a list of cards is for --fabric cards".into());
-        }
-    };
-    if args.deadline.is_some() {
-        return usage("--deadline is for --fabric cards and mpi".into());
-    }
-    if cards == 0 || cards > MAX_RANKS {
-        return usage(format!("--cards {cards}: a group has 1 to {MAX_RANKS} cards"));
-    }
-    let root = args.root.unwrap_or(0);
-    let kind = collective(args, root, &[])?;
-    let collective = collective(args, root, &sizes(args, kind, "4K..64M"))?;
-    if root >= cards {
-        return usage(format!("--root {root}: there are cards 0 to {}", cards - 1));
-    }
-    let how = match (collective, args.algorithm) {
-        (Collective::Barrier, How::Auto | How::Fused) => How::Suited,
-        (_, How::Native) => {
-            return usage("--algorithm native is for --fabric mpi and --fabric cuda".into());
-        }
-        (_, How::Auto) => How::Fused,
-        (_, how) => how,
-    };
-    let (op, threads) = (args.op, args.threads);
     let budget = Duration::from_millis(args.budget);
-    Ok(Case { collective, cards, op, threads, how, budget })
+    Ok(Case { collective, op: args.op, dtype: args.dtype, ranks, budget })
 }
 
-/// Refuses what the machine cannot hold, instead of being killed half-way.
-fn check_memory(case: &Case, largest: usize) -> anyhow::Result<()> {
-    // Inputs, outputs and the original loop's buffer; messages are also on the way and being folded,
-    // and every rank has a thread with its stack and its part of the schedule.
-    let (copies, each) = if case.how == How::Fused { (3, 0) } else { (8, 1 << 20) };
-    let needed = largest.saturating_mul(copies).saturating_add(each).saturating_mul(case.cards);
-    let Some(available) = spanker_engine::memory::available() else { return Ok(()) };
-    if needed <= available {
-        return Ok(());
-    }
-    let (needed, available) = (needed >> 20, available >> 20);
-    let text = format!(
-        "{} cards of {} need about {needed} MiB, and {available} MiB are available",
-        case.cards,
-        human(largest)
-    );
-    Err(DoesNotFit(text).into())
-}
-
-fn measure(dtype: DType, case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {
-    for_type!(dtype, measure_as(case, team, size))
-}
-
-fn measure_as<T: Sample>(case: &Case, team: &Team, size: usize) -> anyhow::Result<Row> {
-    let len = size / size_of::<T>();
-    match case.how {
-        How::Auto | How::Fused => fused::measure::<T>(case, team, len),
-        How::Messages(algorithm) => messages::measure::<T>(case, algorithm, team, len),
-        How::Suited | How::Native => {
-            let algorithm = inproc::suited(case.collective, case.cards, size);
-            messages::measure::<T>(case, algorithm, team, len)
-        }
+/// The root among so many cards.
+fn root(args: &Args, ranks: usize, what: &str) -> Result<usize, Usage> {
+    match args.root.unwrap_or(0) {
+        root if root < ranks => Ok(root),
+        root => Err(Usage(format!("--root {root}: there are {what} 0 to {}", ranks - 1))),
     }
 }
 
-fn header(args: &Args, case: &Case) -> anyhow::Result<()> {
-    let path = match case.how {
-        How::Fused => "in one address space, no messages",
-        _ => "as messages between threads",
-    };
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    output::line(&format!(
-        "# {} over {} cards, {path}; {cores} cores; medians; #wrong counts elements over all cards",
-        args.name(),
-        case.cards
-    ))?;
-    output::line(&Row::header())
+/// Refuses flags that a target has no use for.
+fn check_flags(args: &Args, threads: bool, deadline: bool) -> anyhow::Result<()> {
+    match (args.threads, args.deadline) {
+        (Threads::Exactly(_), _) if !threads => refuse("--threads is for --fabric host"),
+        (_, Some(_)) if !deadline => refuse("--deadline is for --fabric cards and mpi"),
+        _ => Ok(()),
+    }
 }

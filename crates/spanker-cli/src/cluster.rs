@@ -6,10 +6,7 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use spanker_plan::{CardModel, LinkModel, PlanError};
-use spanker_topology::{
-    Bytes, BytesPerSecond, Cluster, Confidence, MAX_CARDS, Profile, Provenance, Seconds, Shape,
-    TopologyError, Value,
-};
+use spanker_topology::{BytesPerSecond, Cluster, MAX_CARDS, Profile, Shape, TopologyError};
 
 use crate::{Usage, files};
 
@@ -121,57 +118,19 @@ impl ClusterArgs {
         }
         if let Some(path) = &self.link {
             let fit = read_fit(path, LinkModel::from_toml)?;
-            cluster = calibrate_links(&cluster, &fit);
+            cluster = fit.calibrate_cluster(&cluster);
         }
         Ok(cluster)
     }
 }
 
-fn read_fit<T>(path: &Path, parse: impl Fn(&str) -> Result<T, PlanError>) -> anyhow::Result<T> {
+/// Reads a fitted model.
+pub(crate) fn read_fit<T>(
+    path: &Path,
+    parse: impl Fn(&str) -> Result<T, PlanError>,
+) -> anyhow::Result<T> {
     let text = files::read(path, MOST_TOML)?;
     parse(&text).with_context(|| path.display().to_string())
-}
-
-fn fitted<T>(value: &mut Value<T>, number: T) {
-    *value = Value {
-        value: number,
-        low: None,
-        high: None,
-        provenance: Provenance::Fitted,
-        confidence: Confidence::Medium,
-        source: "fitted to samples".into(),
-    };
-}
-
-/// Gives all links the numbers with which a ring of two takes what the fit predicts for two ranks, and a
-/// third rank adds what it adds there.
-fn calibrate_links(cluster: &Cluster, fit: &LinkModel) -> Cluster {
-    let micros = |ranks, bytes| fit.predict(ranks, bytes).value;
-    let step = Seconds::from_micros(((micros(3, 1) - micros(2, 1)) / 2.0).max(0.0));
-    let base = Seconds::from_micros((micros(2, 1) - 2.0 * step.micros()).max(0.0));
-    let size = Bytes(1 << 20);
-    let transfer = Seconds::from_micros((micros(2, size.0) - micros(2, 1)).max(1e-3));
-    let rate = BytesPerSecond((size.0 as f64 / transfer.0) as u64);
-    let wired = cluster.with_changed_wires(|wire| {
-        wire.bandwidth = rate;
-        if wire.latency > Seconds::ZERO {
-            wire.latency = step;
-        }
-    });
-    // The lanes of a ring's cards and the host of a star are the links themselves; a fabric is not.
-    let wired = wired.with_changed_shared(|shared, _| {
-        if matches!(cluster.shape(), Shape::Ring | Shape::Star) {
-            shared.bandwidth = rate;
-        }
-    });
-    wired.with_profiles(|card| {
-        if let Some(link) = &mut card.link {
-            link.framing = None;
-            fitted(&mut link.bandwidth, rate);
-            fitted(&mut link.latency, step);
-            fitted(&mut link.base, base);
-        }
-    })
 }
 
 /// A profile by name, or by its path from a folder.

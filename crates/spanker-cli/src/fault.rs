@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Faults of cards as the command tells them, and how long cards may be silent.
-
-pub(crate) use crate::directory::explained as told;
+//! How long cards may be silent.
 
 /// How long cards may be silent, as flags give it.
 pub(crate) fn detect(text: &str) -> Result<std::time::Duration, String> {

@@ -4,7 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use spanker_plan::{CardModel, CardSamples, LinkModel, LinkSamples, Parameter, PlanError};
+use serde_json::{Value, json};
+use spanker_plan::{
+    CardModel, CardSamples, LinkModel, LinkSample, LinkSamples, Parameter, PlanError,
+};
 
 use crate::sizes::human;
 use crate::{files, model, output};
@@ -85,13 +88,13 @@ struct Common {
 const MOST_SAMPLES: u64 = 64 << 20;
 
 /// What is shown, and the schema of `--json`.
-#[derive(Debug, Serialize)]
-struct Report<S> {
+#[derive(Debug, Default, Serialize)]
+struct Report {
     kind: &'static str,
     provenance: String,
     unit: &'static str,
     parameters: Vec<Parameter>,
-    samples: Vec<Row<S>>,
+    samples: Vec<Row>,
     mean_error_percent: f64,
     worst_error_percent: f64,
     notes: Vec<String>,
@@ -102,59 +105,35 @@ struct Report<S> {
 
 /// A sample beside what the model says.
 #[derive(Debug, Serialize)]
-struct Row<S> {
+struct Row {
     #[serde(flatten)]
-    sample: S,
+    sample: Value,
     measured: f64,
     predicted: f64,
     error_percent: f64,
     rejected: bool,
 }
 
-impl<S> Row<S> {
-    fn new(sample: S, measured: f64, predicted: f64) -> Row<S> {
+impl Row {
+    fn new(sample: Value, measured: f64, predicted: f64) -> Row {
         let error_percent = 100.0 * (predicted / measured - 1.0);
         Row { sample, measured, predicted, error_percent, rejected: false }
     }
-}
 
-/// What identifies a sample in a table.
-trait Sampled: Serialize {
-    fn header() -> String;
-    fn text(&self) -> String;
-}
-
-#[derive(Debug, Serialize)]
-struct Link {
-    ranks: usize,
-    bytes: u64,
-}
-
-impl Sampled for Link {
-    fn header() -> String {
-        format!("{:>6} {:>12}", "ranks", "bytes")
-    }
-
-    fn text(&self) -> String {
-        let bytes = usize::try_from(self.bytes).map_or_else(|_| self.bytes.to_string(), human);
-        format!("{:>6} {bytes:>12}", self.ranks)
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct Card {
-    model: String,
-    quant: String,
-    cards: usize,
-}
-
-impl Sampled for Card {
-    fn header() -> String {
-        format!("{:<24} {:<6} {:>5}", "model", "quant", "cards")
-    }
-
-    fn text(&self) -> String {
-        format!("{:<24} {:<6} {:>5}", self.model, self.quant, self.cards)
+    fn cells(&self, header: &[&str], unit: &str) -> Vec<String> {
+        let cell = |name: &&str| match &self.sample[*name] {
+            Value::String(text) => text.clone(),
+            Value::Number(bytes) if *name == "bytes" => {
+                let small = bytes.as_u64().and_then(|bytes| usize::try_from(bytes).ok());
+                small.map_or_else(|| bytes.to_string(), human)
+            }
+            other => other.to_string(),
+        };
+        let mut cells: Vec<String> = header.iter().map(cell).collect();
+        cells.extend([self.measured, self.predicted].map(|time| format!("{time:.2} {unit}")));
+        cells.push(format!("{:+.1}%", self.error_percent));
+        cells.push(if self.rejected { "rejected".into() } else { String::new() });
+        cells
     }
 }
 
@@ -172,12 +151,11 @@ fn link(args: &Common) -> anyhow::Result<()> {
     let of_file = |error| named(&args.samples, error);
     let samples = LinkSamples::from_csv(&text).map_err(of_file)?;
     let fitted = LinkModel::fit(&samples).map_err(of_file)?;
-    let mut rows: Vec<Row<Link>> = Vec::new();
-    for sample in samples.samples() {
-        let (ranks, bytes) = (sample.ranks, sample.bytes);
+    let row = |&LinkSample { ranks, bytes, microseconds }: &LinkSample| {
         let predicted = fitted.predict(ranks, bytes).value;
-        rows.push(Row::new(Link { ranks, bytes }, sample.microseconds, predicted));
-    }
+        Row::new(json!({ "ranks": ranks, "bytes": bytes }), microseconds, predicted)
+    };
+    let mut rows: Vec<Row> = samples.samples().iter().map(row).collect();
     let mut notes = fitted.caveats();
     if let Some(wild) = fitted.rejected() {
         let at = samples.samples().iter().position(|sample| *sample == wild);
@@ -196,14 +174,11 @@ fn link(args: &Common) -> anyhow::Result<()> {
         unit: "us",
         parameters: fitted.parameters(),
         samples: rows,
-        mean_error_percent: 0.0,
-        worst_error_percent: 0.0,
         notes,
-        out: None,
-        hint: None,
+        ..Report::default()
     };
     let next = "spanker predict all-reduce --link link.toml --ranks 8 --bytes 8K";
-    finish(report, args, &fitted.to_toml(), ("link.toml", next))
+    finish(report, args, &fitted.to_toml(), next)
 }
 
 fn card(args: &Common) -> anyhow::Result<()> {
@@ -214,9 +189,9 @@ fn card(args: &Common) -> anyhow::Result<()> {
     let fitted = CardModel::fit(&samples).map_err(of_file)?;
     let row = |sample: &spanker_plan::CardSample| {
         let predicted = fitted.predict(&sample.shape, sample.cards).time.value;
-        let (model, quant) = (sample.model.clone(), sample.quant.to_string());
+        let (model, quant, cards) = (&sample.model, sample.quant.to_string(), sample.cards);
         let measured = sample.milliseconds + sample.transfer_ms.unwrap_or(0.0);
-        Row::new(Card { model, quant, cards: sample.cards }, measured, predicted)
+        Row::new(json!({ "model": model, "quant": quant, "cards": cards }), measured, predicted)
     };
     let report = Report {
         kind: "card",
@@ -224,14 +199,11 @@ fn card(args: &Common) -> anyhow::Result<()> {
         unit: "ms",
         parameters: fitted.parameters(),
         samples: samples.samples().iter().map(row).collect(),
-        mean_error_percent: 0.0,
-        worst_error_percent: 0.0,
         notes: fitted.caveats(),
-        out: None,
-        hint: None,
+        ..Report::default()
     };
     let next = "spanker predict decode llama-2-7b --card card.toml --cards 4";
-    finish(report, args, &fitted.to_toml(), ("card.toml", next))
+    finish(report, args, &fitted.to_toml(), next)
 }
 
 fn named(path: &Path, error: PlanError) -> anyhow::Error {
@@ -239,54 +211,45 @@ fn named(path: &Path, error: PlanError) -> anyhow::Error {
 }
 
 /// Saves the model, if asked to, and shows the report.
-fn finish<S: Sampled>(
-    mut report: Report<S>,
-    args: &Common,
-    file: &str,
-    (example, next): (&str, &str),
-) -> anyhow::Result<()> {
+fn finish(mut report: Report, args: &Common, file: &str, next: &str) -> anyhow::Result<()> {
     let errors =
         || report.samples.iter().filter(|row| !row.rejected).map(|r| r.error_percent.abs());
-    let count = errors().count().max(1) as f64;
     (report.mean_error_percent, report.worst_error_percent) =
-        (errors().sum::<f64>() / count, errors().fold(0.0, f64::max));
+        (errors().sum::<f64>() / errors().count().max(1) as f64, errors().fold(0.0, f64::max));
     match &args.out {
         Some(path) => {
             files::write(path, file)?;
             report.out = Some(path.display().to_string());
         }
-        None => report.hint = Some(format!("--out {example} saves the model, for {next}")),
+        None => {
+            report.hint = Some(format!("--out {}.toml saves the model, for {next}", report.kind));
+        }
     }
     if args.json {
-        return output::line(&serde_json::to_string(&report)?);
+        return output::json(&report);
     }
     show(&report)
 }
 
-fn show<S: Sampled>(report: &Report<S>) -> anyhow::Result<()> {
-    let unit = report.unit;
-    let header = S::header();
-    output::line(&format!("{header} {:>12} {:>12} {:>8}", "measured", "predicted", "error"))?;
-    for row in &report.samples {
-        let note = if row.rejected { "  rejected" } else { "" };
-        output::line(&format!(
-            "{} {:>9.2} {unit} {:>9.2} {unit} {:>+7.1}%{note}",
-            row.sample.text(),
-            row.measured,
-            row.predicted,
-            row.error_percent
-        ))?;
-    }
+fn show(report: &Report) -> anyhow::Result<()> {
+    let of: &[&str] =
+        if report.kind == "link" { &["ranks", "bytes"] } else { &["model", "quant", "cards"] };
+    let rows = report.samples.iter().map(|row| row.cells(of, report.unit));
+    let header = [of, &["measured", "predicted", "error", ""]].concat();
+    let right = ["ranks", "bytes", "cards", "measured", "predicted", "error"];
+    output::line(&output::table(&header, rows.collect(), &right))?;
     let (mean, worst) = (report.mean_error_percent, report.worst_error_percent);
     output::line(&format!("\nerror: {mean:.1} % on average, {worst:.1} % at worst"))?;
     output::line(&format!("\nparameters ({})", report.provenance))?;
-    for Parameter { name, value, unit, meaning } in &report.parameters {
+    let rows = report.parameters.iter().map(|Parameter { name, value, unit, meaning }| {
         let value = match value.abs() {
             v if v > 0.0 && v < 1e-3 => format!("{value:.4e}"),
             _ => format!("{value:.4}"),
         };
-        output::line(&format!("  {name:<22} {value:>12} {unit:<6} {meaning}"))?;
-    }
+        vec![(*name).to_owned(), value, (*unit).to_owned(), meaning.clone()]
+    });
+    let header = ["name", "value", "unit", "meaning"];
+    output::line(&output::table(&header, rows.collect(), &["value"]))?;
     for note in &report.notes {
         output::line(&format!("\nnote: {note}"))?;
     }

@@ -76,6 +76,11 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     write(text, "\n")
 }
 
+/// Writes one line of JSON to standard output.
+pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    line(&serde_json::to_string(value)?)
+}
+
 /// Writes a piece of text to standard output, as [`line()`] does and without an end of line.
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     write(text, "")
@@ -218,14 +223,72 @@ pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>, right: &[&str]) -> 
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING).set_header(header.to_vec()).add_rows(rows);
     for (at, name) in header.iter().enumerate() {
-        if let Some(column) = table.column_mut(at) {
-            column.set_padding((0, 2));
-            if right.contains(name) {
-                column.set_cell_alignment(comfy_table::CellAlignment::Right);
-            }
-        }
+        align(&mut table, at, right.contains(name), None);
     }
     table.trim_fmt()
+}
+
+fn align(table: &mut comfy_table::Table, at: usize, right: bool, least: Option<u16>) {
+    let Some(column) = table.column_mut(at) else { return };
+    column.set_padding((0, 2));
+    if right {
+        column.set_cell_alignment(comfy_table::CellAlignment::Right);
+    }
+    if let Some(least) = least {
+        let width = comfy_table::Width::Fixed(least + 2);
+        column.set_constraint(comfy_table::ColumnConstraint::LowerBoundary(width));
+    }
+}
+
+/// A cell with its column: name, unit below it, least width.
+pub(crate) struct Cell {
+    name: &'static str,
+    unit: &'static str,
+    width: u16,
+    right: bool,
+    text: String,
+}
+
+impl Cell {
+    /// A figure, which stands at the right end of its column.
+    pub(crate) fn of(
+        name: &'static str,
+        unit: &'static str,
+        width: u16,
+        text: impl Display,
+    ) -> Cell {
+        let least = name.len().max(unit.len()) as u16;
+        Cell { name, unit, width: width.max(least), right: true, text: text.to_string() }
+    }
+
+    /// Words, which stand at the left end.
+    pub(crate) fn words(name: &'static str, width: u16, text: impl Display) -> Cell {
+        Cell { right: false, ..Cell::of(name, "", width, text) }
+    }
+}
+
+/// A table whose rows are shown as they come: the header with the first.
+#[derive(Default)]
+pub(crate) struct Rows {
+    begun: bool,
+}
+
+impl Rows {
+    pub(crate) fn add(&mut self, cells: &[Cell]) -> anyhow::Result<()> {
+        let mut table = comfy_table::Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        if !std::mem::replace(&mut self.begun, true) {
+            table.add_row(cells.iter().map(|cell| cell.name));
+            if cells.iter().any(|cell| !cell.unit.is_empty()) {
+                table.add_row(cells.iter().map(|cell| cell.unit));
+            }
+        }
+        table.add_row(cells.iter().map(|cell| cell.text.as_str()));
+        for (at, cell) in cells.iter().enumerate() {
+            align(&mut table, at, cell.right, Some(cell.width));
+        }
+        line(&table.trim_fmt())
+    }
 }
 
 /// A number of bytes as people read it, in decimal units.

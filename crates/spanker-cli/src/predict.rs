@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker predict`: how long something takes, by models that were fitted, with its band.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde::Serialize;
+use serde_json::json;
 use spanker_collective::MAX_RANKS;
-use spanker_model::{Model, Quant};
-use spanker_plan::{Band, CardModel, LinkModel, PlanError};
+use spanker_model::Quant;
+use spanker_plan::{Band, CardModel, DecodeTime, LinkModel, decode_time};
 
+use crate::cluster::read_fit;
 use crate::sizes::{bytes, human};
-use crate::{Usage, files, model, output};
+use crate::{Usage, model, output};
 
 /// Predict times with fitted models
 ///
@@ -80,47 +81,11 @@ struct DecodeArgs {
     json: bool,
 }
 
-/// The largest file of a fitted model, in bytes.
-const MOST_FIT: u64 = 1 << 20;
-
-/// The schema of `--json` for an all-reduce.
-#[derive(Debug, Serialize)]
-struct AllReduce {
-    microseconds: f64,
-    low: f64,
-    high: f64,
-    ranks: usize,
-    bytes: usize,
-    provenance: String,
-}
-
-/// The schema of `--json` for a token.
-#[derive(Debug, Serialize)]
-struct Decode {
-    milliseconds: f64,
-    low: f64,
-    high: f64,
-    memory_ms: f64,
-    fixed_ms: f64,
-    communication_ms: f64,
-    model: String,
-    quant: String,
-    cards: usize,
-    provenance: String,
-    notes: Vec<String>,
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
         What::AllReduce(args) => all_reduce(args),
         What::Decode(args) => decode(args),
     }
-}
-
-/// Reads a fitted model.
-fn read<M>(path: &Path, parse: fn(&str) -> Result<M, PlanError>) -> anyhow::Result<M> {
-    let text = files::read(path, MOST_FIT)?;
-    parse(&text).map_err(|error| anyhow::Error::new(error).context(path.display().to_string()))
 }
 
 fn check_group(flag: &str, count: usize) -> anyhow::Result<()> {
@@ -132,12 +97,14 @@ fn check_group(flag: &str, count: usize) -> anyhow::Result<()> {
 
 fn all_reduce(args: &AllReduceArgs) -> anyhow::Result<()> {
     check_group("--ranks", args.ranks)?;
-    let link = read(&args.link, LinkModel::from_toml)?;
+    let link = read_fit(&args.link, LinkModel::from_toml)?;
     let Band { value, low, high } = link.predict(args.ranks, args.bytes as u64);
     let (ranks, bytes, provenance) = (args.ranks, args.bytes, link.provenance().to_string());
     if args.json {
-        let report = AllReduce { microseconds: value, low, high, ranks, bytes, provenance };
-        return output::line(&serde_json::to_string(&report)?);
+        return output::json(&json!({
+            "microseconds": value, "low": low, "high": high, "ranks": ranks, "bytes": bytes,
+            "provenance": provenance,
+        }));
     }
     let size = human(bytes);
     output::line(&format!(
@@ -149,68 +116,43 @@ fn all_reduce(args: &AllReduceArgs) -> anyhow::Result<()> {
 fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
     check_group("--cards", args.cards)?;
     let shape = model::load(&args.model, args.quant)?;
-    let fitted = read(&args.card, CardModel::from_toml)?;
-    let link = args.link.as_deref().map(|path| read(path, LinkModel::from_toml)).transpose()?;
-    // A model of the links stands for what a card's fit knows about exchanges.
-    let card = if link.is_some() { fitted.without_exchange() } else { fitted.clone() };
-    let work = card.predict(&shape, args.cards);
-    let talk = link.as_ref().map_or(Band::ZERO, |link| communication(link, &shape, args.cards));
-    let Band { value, low, high } = work.time + talk;
+    let card = read_fit(&args.card, CardModel::from_toml)?;
+    let link = args.link.as_deref().map(|path| read_fit(path, LinkModel::from_toml)).transpose()?;
+    let found = decode_time(&card, link.as_ref(), &shape, args.cards);
+    let Band { value, low, high } = found.time;
     // Where weights are stored in several types, the file says more than one name can.
     let stored = || shape.layers.first().map(|layer| layer.gate.quant.to_string());
     let quant = args.quant.map(|quant| quant.to_string()).or_else(stored).unwrap_or_default();
-    let mut caveats = card.caveats();
-    if link.is_some() && fitted.exchange_per_layer(args.cards).is_some() {
-        caveats.push("the card's fit has exchanges, too: --link takes their place".to_owned());
-    }
-    caveats.extend(link.iter().flat_map(LinkModel::caveats));
-    let report = Decode {
-        milliseconds: value,
-        low,
-        high,
-        memory_ms: work.memory_ms,
-        fixed_ms: work.fixed_ms,
-        communication_ms: talk.value + work.exchange_ms,
-        model: shape.name.clone(),
-        quant,
-        cards: args.cards,
-        provenance: card.provenance().to_string(),
-        notes: caveats,
-    };
+    let (model, cards, provenance) = (&shape.name, args.cards, card.provenance().to_string());
+    let DecodeTime { memory_ms, fixed_ms, communication_ms, .. } = found;
     if args.json {
-        return output::line(&serde_json::to_string(&report)?);
+        return output::json(&json!({
+            "milliseconds": value, "low": low, "high": high, "memory_ms": memory_ms,
+            "fixed_ms": fixed_ms, "communication_ms": communication_ms, "model": model,
+            "quant": quant, "cards": cards, "provenance": provenance, "notes": found.notes,
+        }));
     }
-    show(&report, &card, link.is_some())?;
-    notes(&report.notes)
-}
-
-/// Two all-reduces in each layer, of one token's activations in f32, in milliseconds.
-fn communication(link: &LinkModel, shape: &Model, cards: usize) -> Band {
-    let calls = 2.0 * shape.layers.len() as f64;
-    link.predict(cards, shape.hidden * 4) * (calls / 1e3)
-}
-
-fn show(report: &Decode, card: &CardModel, linked: bool) -> anyhow::Result<()> {
-    let Decode { milliseconds, low, high, model, quant, cards, provenance, .. } = report;
-    let word = if *cards == 1 { "card" } else { "cards" };
+    let word = if cards == 1 { "card" } else { "cards" };
     output::line(&format!(
-        "{model} {quant} on {cards} {word}: {milliseconds:.2} ms per token \
-         ({low:.2} to {high:.2}, {provenance})"
+        "{model} {quant} on {cards} {word}: {value:.2} ms per token ({low:.2} to {high:.2}, {provenance})"
     ))?;
-    let term = |name: &str, time: f64, about: &str| {
-        output::line(&format!("  {name:<14} {time:>9.2} ms  {about}"))
-    };
-    let rate = format!("weights at {}", card.memory_bandwidth());
-    term("memory", report.memory_ms, &rate)?;
-    term("fixed", report.fixed_ms, "does not shrink with more cards")?;
-    let fitted = card.exchange_per_layer(*cards).is_some();
-    let calls = match (linked, fitted, *cards) {
+    let fitted = card.exchange_per_layer(cards).is_some();
+    let calls = match (link.is_some(), fitted, cards) {
         (_, _, 1) => "one card has nobody to talk to",
         (true, _, _) => "two all-reduces in each layer",
         (false, true, _) => "fitted to the samples; grows with the cards",
         (false, false, _) => "not included: --link link.toml adds it",
     };
-    term("communication", report.communication_ms, calls)
+    let term = |name: &str, time: f64, about: &str| {
+        vec![name.to_owned(), format!("{time:.2}"), about.to_owned()]
+    };
+    let rows = vec![
+        term("memory", memory_ms, &format!("weights at {}", card.memory_bandwidth())),
+        term("fixed", fixed_ms, "does not shrink with more cards"),
+        term("communication", communication_ms, calls),
+    ];
+    output::line(&output::table(&["part", "ms", "about"], rows, &["ms"]))?;
+    notes(&found.notes)
 }
 
 fn notes(caveats: &[String]) -> anyhow::Result<()> {

@@ -38,73 +38,69 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return output::line(profiles[0].to_toml().trim_end());
     }
     if args.json {
-        return profiles
-            .iter()
-            .try_for_each(|profile| output::line(&serde_json::to_string(profile)?));
+        return profiles.iter().try_for_each(output::json);
     }
     if args.name.is_some() {
         return show(&profiles[0]);
     }
-    for profile in &profiles {
-        output::line(&format!("{:<18} {}", profile.name, profile.summary))?;
-    }
-    Ok(())
+    let row = |profile: &Profile| vec![profile.name.clone(), profile.summary.clone()];
+    let rows = profiles.iter().map(row).collect();
+    output::line(&output::table(&["name", "what it is"], rows, &[]))
 }
 
 fn show(profile: &Profile) -> anyhow::Result<()> {
     output::line(&format!("{}: {}", profile.name, profile.summary))?;
     output::line(&format!("wired as a {} unless told otherwise\n", profile.topology))?;
     let (memory, compute, host) = (&profile.memory, &profile.compute, &profile.host);
-    row("memory capacity", &memory.capacity)?;
-    row("memory reserved", &memory.reserved)?;
-    row("memory bandwidth", &memory.bandwidth)?;
-    row("compute", &compute.rate)?;
-    row("fixed per operator", &compute.per_operator)?;
-    row("fixed per token", &compute.per_token)?;
-    if let Some(first_use) = &compute.first_use {
-        row("first use", first_use)?;
-    }
+    let mut rows = vec![
+        row("memory capacity", &memory.capacity),
+        row("memory reserved", &memory.reserved),
+        row("memory bandwidth", &memory.bandwidth),
+        row("compute", &compute.rate),
+        row("fixed per operator", &compute.per_operator),
+        row("fixed per token", &compute.per_token),
+    ];
+    rows.extend(compute.first_use.as_ref().map(|first_use| row("first use", first_use)));
+    let plain = |name: &str, value: String, source: &str| {
+        vec![name.into(), value, String::new(), String::new(), String::new(), source.into()]
+    };
     if !compute.operators.is_empty() {
-        let count = compute.operators.len();
-        output::line(&format!("{:<20} {count:>12}  rates: --toml lists them", "by operator"))?;
+        let count = compute.operators.len().to_string();
+        rows.push(plain("by operator", count, "rates: --toml lists them"));
     }
     if let Some(link) = &profile.link {
-        row("link, one direction", &link.bandwidth)?;
+        rows.push(row("link, one direction", &link.bandwidth));
         if link.framing.is_some() {
-            let rate = link.sustained(link.lanes.value);
-            output::line(&format!("{:<20} {rate:>12}  after framing", "link, sustained"))?;
+            let rate = link.sustained(link.lanes.value).to_string();
+            rows.push(plain("link, sustained", rate, "after framing"));
         }
-        if let Some(fabric) = &link.fabric {
-            row("shared fabric", fabric)?;
-        }
-        row("bit error rate", &link.bit_error_rate)?;
-        row("lanes", &link.lanes)?;
-        row("ports", &link.ports)?;
-        row("link latency", &link.latency)?;
-        row("collective base", &link.base)?;
-        row("link round trip", &link.round_trip)?;
-        row("link training", &link.training)?;
-        output::line(&format!("{:<20} {:>12}", "exchanges", link.exchange.name()))?;
+        rows.extend(link.fabric.as_ref().map(|fabric| row("shared fabric", fabric)));
+        rows.extend([
+            row("bit error rate", &link.bit_error_rate),
+            row("lanes", &link.lanes),
+            row("ports", &link.ports),
+            row("link latency", &link.latency),
+            row("collective base", &link.base),
+            row("link round trip", &link.round_trip),
+            row("link training", &link.training),
+            plain("exchanges", link.exchange.name().into(), ""),
+        ]);
     }
-    row("host bandwidth", &host.bandwidth)?;
-    row("host latency", &host.latency)?;
-    match &profile.power_watts {
-        Some(power) => row("power (W)", power),
-        None => Ok(()),
-    }
+    rows.extend([row("host bandwidth", &host.bandwidth), row("host latency", &host.latency)]);
+    rows.extend(profile.power_watts.as_ref().map(|power| row("power (W)", power)));
+    let header = ["number", "value", "range", "provenance", "confidence", "source"];
+    output::line(&output::table(&header, rows, &["value"]))
 }
 
-fn row<T: Display>(name: &str, value: &Value<T>) -> anyhow::Result<()> {
+fn row<T: Display>(name: &str, value: &Value<T>) -> Vec<String> {
     let range = match (&value.low, &value.high) {
         (None, None) => String::new(),
         (low, high) => {
             let end = |end: &Option<T>| end.as_ref().map_or_else(|| "?".into(), T::to_string);
-            format!(" ({} to {})", end(low), end(high))
+            format!("{} to {}", end(low), end(high))
         }
     };
+    let (provenance, confidence) = (value.provenance.to_string(), value.confidence.to_string());
     let number = value.value.to_string();
-    output::line(&format!(
-        "{name:<20} {number:>12}{range}  {}, confidence {}: {}",
-        value.provenance, value.confidence, value.source
-    ))
+    vec![name.into(), number, range, provenance, confidence, value.source.to_string()]
 }

@@ -7,7 +7,9 @@ use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::json;
-use spanker_plan::{Conditions, Fault, Origin, Plan, PlanError, Slow, Trace, simulate};
+use spanker_plan::{
+    Conditions, Fault, Incident, Origin, Plan, PlanError, SimulatedTimes, Slow, Trace, simulate,
+};
 use spanker_topology::Seconds;
 
 use crate::{Usage, files, output};
@@ -119,11 +121,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.trace {
         files::write(path, &trace.to_perfetto(Origin::Predicted))?;
     }
-    let summary = Summary::of(&plan, &conditions, &trace);
-    if args.json {
-        output::line(&summary.to_json(&trace, wall).to_string())?;
-    } else {
-        summary.show(&trace, wall, args)?;
+    let times = SimulatedTimes::of(&plan, &conditions, &trace);
+    match args.json {
+        true => output::json(&to_json(&times, &trace, wall))?,
+        false => show(&times, &trace, wall, args)?,
     }
     if trace.tokens.len() < tokens as usize {
         let reason = trace.incidents.last().map_or("nothing happened", |last| &last.what);
@@ -132,97 +133,52 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The prediction beside the run.
-struct Summary {
-    sequences: u64,
-    predicted: Seconds,
-    predicted_rate: f64,
-    /// The mean time of a token, from the start of the first.
-    simulated: Option<Seconds>,
-    /// When the prompt was through, and when it should have been.
-    prompt: Option<(Seconds, Seconds)>,
+fn to_json(times: &SimulatedTimes, trace: &Trace, wall: f64) -> serde_json::Value {
+    json!({
+        "version": 1,
+        "predicted_ms_per_token": times.predicted.millis(),
+        "simulated_ms_per_token": times.simulated.map(Seconds::millis),
+        "difference_percent": times.difference_percent(),
+        "predicted_tokens_per_second": times.predicted_rate,
+        "simulated_tokens_per_second": times.simulated_rate,
+        "predicted_ttft_ms": times.prompt.map(|(_, predicted)| predicted.millis()),
+        "simulated_ttft_ms": times.prompt.map(|(simulated, _)| simulated.millis()),
+        "tokens_ms": trace.tokens.iter().map(|at| at * 1e3).collect::<Vec<_>>(),
+        "end_ms": trace.end() * 1e3,
+        "incidents": trace.incidents.iter()
+            .map(|i| json!({ "at_ms": i.at * 1e3, "what": i.what })).collect::<Vec<_>>(),
+        "events": trace.events,
+        "wall_seconds": wall,
+    })
 }
 
-impl Summary {
-    fn of(plan: &Plan, conditions: &Conditions, trace: &Trace) -> Summary {
-        // The prediction for the middle of the tokens that were simulated, wherever they begin.
-        let begun = if conditions.prompt { plan.request.prompt } else { plan.request.position };
-        let position = begun + u64::from(conditions.tokens.saturating_sub(1)) / 2;
-        let mut there = plan.clone();
-        there.request.position = position.min(plan.request.context - 1);
-        let prediction = there.predict();
-        let prompt =
-            conditions.prompt.then(|| trace.incidents.iter().find(|i| i.what.contains("prompt")));
-        let prompt = prompt.flatten().map(|incident| Seconds(incident.at));
-        let begun = prompt.map_or(0.0, |at| at.0);
-        // A pipeline that is shared gives its first token late and the others at its own pace.
-        let steady = trace.tokens.len() / 2;
-        let simulated = match (prediction.waiting > Seconds::ZERO, trace.tokens.last()) {
-            (_, None) => None,
-            (true, Some(&last)) if trace.tokens.len() > steady + 1 => {
-                let since = trace.tokens[steady];
-                Some((last - since) / (trace.tokens.len() - 1 - steady) as f64)
-            }
-            (_, Some(&last)) => Some((last - begun) / trace.tokens.len() as f64),
-        };
-        Summary {
-            sequences: plan.request.sequences,
-            predicted: prediction.token,
-            predicted_rate: prediction.tokens_per_second,
-            simulated: simulated.map(Seconds),
-            prompt: prompt.map(|at| (at, prediction.ttft)),
-        }
+fn show(times: &SimulatedTimes, trace: &Trace, wall: f64, args: &Args) -> anyhow::Result<()> {
+    output::line(trace.to_chart(args.width.clamp(10, 400)).trim_end())?;
+    output::line("")?;
+    let row = |incident: &Incident| vec![Seconds(incident.at).to_string(), incident.what.clone()];
+    if !trace.incidents.is_empty() {
+        let rows = trace.incidents.iter().map(row).collect();
+        output::line(&output::table(&["at", "what happened"], rows, &["at"]))?;
     }
-
-    fn off(&self) -> Option<f64> {
-        self.simulated.map(|simulated| 100.0 * (simulated.0 / self.predicted.0 - 1.0))
+    if let Some((simulated, predicted)) = times.prompt {
+        let off = 100.0 * (simulated.0 / predicted.0 - 1.0);
+        output::line(&format!(
+            "first token: predicted {predicted}, simulated {simulated} ({off:+.2} %)"
+        ))?;
     }
-
-    fn to_json(&self, trace: &Trace, wall: f64) -> serde_json::Value {
-        json!({
-            "version": 1,
-            "predicted_ms_per_token": self.predicted.millis(),
-            "simulated_ms_per_token": self.simulated.map(Seconds::millis),
-            "difference_percent": self.off(),
-            "predicted_tokens_per_second": self.predicted_rate,
-            "simulated_tokens_per_second": self.simulated.map(|s| self.sequences as f64 / s.0),
-            "predicted_ttft_ms": self.prompt.map(|(_, predicted)| predicted.millis()),
-            "simulated_ttft_ms": self.prompt.map(|(simulated, _)| simulated.millis()),
-            "tokens_ms": trace.tokens.iter().map(|at| at * 1e3).collect::<Vec<_>>(),
-            "end_ms": trace.end() * 1e3,
-            "incidents": trace.incidents.iter()
-                .map(|i| json!({ "at_ms": i.at * 1e3, "what": i.what })).collect::<Vec<_>>(),
-            "events": trace.events,
-            "wall_seconds": wall,
-        })
+    if let (Some(simulated), Some(off)) = (times.simulated, times.difference_percent()) {
+        let count = trace.tokens.len();
+        output::line(&format!(
+            "a token: predicted {}, simulated {simulated} ({off:+.2} %) over {count} {}",
+            times.predicted,
+            if count == 1 { "token" } else { "tokens" }
+        ))?;
     }
-
-    fn show(&self, trace: &Trace, wall: f64, args: &Args) -> anyhow::Result<()> {
-        output::line(trace.to_chart(args.width.clamp(10, 400)).trim_end())?;
-        output::line("")?;
-        for incident in &trace.incidents {
-            output::line(&format!("{:>9}  {}", Seconds(incident.at).to_string(), incident.what))?;
-        }
-        if let Some((simulated, predicted)) = self.prompt {
-            let off = 100.0 * (simulated.0 / predicted.0 - 1.0);
-            output::line(&format!(
-                "first token: predicted {predicted}, simulated {simulated} ({off:+.2} %)"
-            ))?;
-        }
-        if let (Some(simulated), Some(off)) = (self.simulated, self.off()) {
-            let count = trace.tokens.len();
-            output::line(&format!(
-                "a token: predicted {}, simulated {simulated} ({off:+.2} %) over {count} {}",
-                self.predicted,
-                if count == 1 { "token" } else { "tokens" }
-            ))?;
-        }
-        let rate = trace.events as f64 / wall / 1e6;
-        output::line(&format!("{} events in {} ({rate:.1} M/s)", trace.events, Seconds(wall)))?;
-        match &args.trace {
-            Some(path) => output::line(&format!("saved {}", path.display())),
-            None => Ok(()),
-        }
+    let rate = trace.events as f64 / wall / 1e6;
+    output::line(&format!("{} events in {} ({rate:.1} M/s)", trace.events, Seconds(wall)))?;
+    match &args.trace {
+        Some(path) => output::line(&format!("saved {}", path.display())),
+        None => Ok(()),
     }
 }
 

@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker synth`: models with random weights, for benchmarks and tests. They say nothing sensible.
 
-mod blocks;
-mod shape;
-
 use std::io::{self, BufWriter};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ggml_spanker::WEIGHT_TYPES;
-use serde::Serialize;
+use ggml_spanker::synthetic::{self, Sizes};
+use serde_json::json;
 use spanker_model::gguf::Writer;
 use spanker_model::{Quant, builtin};
 use spanker_twin::Signals;
 
 use crate::files::Draft;
 use crate::{Interrupted, Usage, files, output};
-use shape::{Shape, Sizes};
 
 /// Write a model with random weights, as large as a real one
 ///
@@ -50,21 +47,46 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
-    sizes: Sizes,
+    sizes: SizeArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// What was written.
-#[derive(Debug, Serialize)]
-struct Report {
-    path: PathBuf,
-    bytes: u64,
-    seed: u64,
-    tensors: usize,
-    #[serde(flatten)]
-    shape: Shape,
+/// Sizes that replace those of the model that is imitated.
+#[derive(Debug, clap::Args)]
+struct SizeArgs {
+    /// Layers
+    #[arg(long, value_name = "N")]
+    layers: Option<u64>,
+    /// Width of the hidden state
+    #[arg(long, value_name = "N")]
+    hidden: Option<u64>,
+    /// Heads of queries
+    #[arg(long, value_name = "N")]
+    heads: Option<u64>,
+    /// Heads of keys and values
+    #[arg(long, value_name = "N")]
+    kv_heads: Option<u64>,
+    /// Width of a head, an even number; hidden / heads if one of them is given and this is not
+    #[arg(long, value_name = "N")]
+    head_size: Option<u64>,
+    /// Width of the feed-forward network
+    #[arg(long, value_name = "N")]
+    ffn: Option<u64>,
+    /// Tokens of the vocabulary, at least 259
+    #[arg(long, value_name = "N")]
+    vocab: Option<u64>,
+    /// Positions that the model is said to know
+    #[arg(long, value_name = "N")]
+    context: Option<u64>,
+}
+
+impl SizeArgs {
+    fn sizes(&self) -> Sizes {
+        let SizeArgs { layers, hidden, heads, kv_heads, head_size, ffn, vocab, context } = *self;
+        Sizes { layers, hidden, heads, kv_heads, head_size, ffn, vocab, context }
+    }
 }
 
 fn quant(text: &str) -> Result<Quant, String> {
@@ -82,25 +104,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let like = builtin(&args.like, args.quant).map_err(|error| Usage(error.to_string()))?;
     let family = (args.family == "qwen2").then_some("qwen2");
     let architecture = args.arch.as_deref().or(family).unwrap_or(&like.architecture);
-    let shape = Shape::of(&like, architecture, args.quant, &args.sizes)?;
-    let writer = shape.file()?;
+    let (writer, model) = synthetic::like(&like, architecture, args.quant, &args.sizes.sizes())
+        .map_err(|error| Usage(format!("--{error}")))?;
     let shown = args.out.display();
     write(args, &writer).with_context(|| format!("cannot write {shown}"))?;
-    let report = Report {
-        path: args.out.clone(),
-        bytes: writer.file_bytes(),
-        seed: args.seed,
-        tensors: writer.tensors().len(),
-        shape,
-    };
+    let (name, layers, quant, seed) = (&model.name, model.layers.len(), args.quant, args.seed);
     if args.json {
-        return output::line(&serde_json::to_string(&report)?);
+        return output::line(
+            &json!({
+                "path": args.out, "bytes": writer.file_bytes(), "seed": seed,
+                "tensors": writer.tensors().len(), "name": name, "architecture": architecture,
+                "quant": quant, "layers": layers, "hidden": model.hidden, "heads": model.heads,
+                "kv_heads": model.kv_heads, "head_size": model.head_size, "ffn": model.ffn,
+                "vocab": model.vocab, "context": model.context, "tied": model.tied,
+            })
+            .to_string(),
+        );
     }
-    let (shape, size) = (&report.shape, output::bytes(report.bytes));
-    output::line(&format!(
-        "{shown}: {}, {} layers, {}, {size}, seed {}",
-        shape.name, shape.layers, shape.quant, args.seed
-    ))
+    let size = output::bytes(writer.file_bytes());
+    output::line(&format!("{shown}: {name}, {layers} layers, {quant}, {size}, seed {seed}"))
 }
 
 /// Writes the file, all of it or nothing.
@@ -109,20 +131,17 @@ fn write(args: &Args, writer: &Writer) -> anyhow::Result<()> {
     let mut draft = Draft::new(&args.out)?;
     let (all, start) = (writer.file_bytes(), Instant::now());
     let (mut done, mut shown) = (0, start);
-    let written = writer.write(BufWriter::new(draft.file()), |at, out| {
-        let (name, tensor) = &writer.tensors()[at];
-        blocks::write(out, args.seed, at, (name, tensor), |bytes| {
-            done += bytes;
-            if signals.caught().end {
-                return Err(io::Error::other(Interrupted));
-            }
-            if shown.elapsed() > Duration::from_secs(1) {
-                shown = Instant::now();
-                let text = format!("{} of {}", output::bytes(done), output::bytes(all));
-                output::progress_of(done, all, &text);
-            }
-            Ok(())
-        })
+    let written = synthetic::write(writer, BufWriter::new(draft.file()), args.seed, |bytes| {
+        done += bytes;
+        if signals.caught().end {
+            return Err(io::Error::other(Interrupted));
+        }
+        if shown.elapsed() > Duration::from_secs(1) {
+            shown = Instant::now();
+            let text = format!("{} of {}", output::bytes(done), output::bytes(all));
+            output::progress_of(done, all, &text);
+        }
+        Ok(())
     });
     output::progress_done();
     match written {

@@ -19,11 +19,13 @@ fn stdout(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-fn rows(args: &[&str]) -> Vec<Value> {
-    let mut all = vec!["bench"];
-    all.extend(args);
-    all.extend(["--json", "--budget", "1"]);
-    stdout(&all).lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect()
+/// The rows of a bench, whose flags have no spaces in them.
+fn rows(line: &str) -> Vec<Value> {
+    let line = format!("bench {line} --json --budget 1");
+    stdout(&line.split(' ').collect::<Vec<_>>())
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a JSON object"))
+        .collect()
 }
 
 /// What a refused command says. A usage error exits with 2.
@@ -59,34 +61,16 @@ fn one_of_the_ranks_says_what_is_wrong_with_the_flags() {
 
 #[test]
 fn every_collective_is_right_by_every_way_of_running_it() {
-    let collectives = [
-        "all-reduce",
-        "reduce-scatter",
-        "all-gather",
-        "broadcast",
-        "reduce",
-        "gather",
-        "scatter",
-        "all-to-all",
-        "barrier",
-    ];
-    let ways = [
-        "auto",
-        "fused",
-        "messages",
-        "ring",
-        "recursive-doubling",
-        "halving-doubling",
-        "tree",
-        "one-shot",
-        "two-shot",
-    ];
-    for collective in collectives {
-        for way in ways {
-            let args = [collective, "--cards", "3", "--sizes", "1000", "--algorithm", way];
-            let rows = rows(&args);
-            assert_eq!(rows.len(), 1, "{args:?}");
-            assert_eq!(rows[0]["wrong"], 0, "{args:?}: {}", rows[0]);
+    let collectives =
+        "all-reduce reduce-scatter all-gather broadcast reduce gather scatter all-to-all barrier";
+    let ways =
+        "auto fused messages ring recursive-doubling halving-doubling tree one-shot two-shot";
+    for collective in collectives.split(' ') {
+        for way in ways.split(' ') {
+            let line = format!("{collective} --cards 3 --sizes 1000 --algorithm {way}");
+            let rows = rows(&line);
+            assert_eq!(rows.len(), 1, "{line}");
+            assert_eq!(rows[0]["wrong"], 0, "{line}: {}", rows[0]);
             assert_eq!(rows[0]["collective"], collective);
         }
     }
@@ -99,21 +83,9 @@ fn every_legal_pair_of_type_and_operation_is_right() {
         let own: &[&str] = if float { &["logsumexp"] } else { &["or", "and", "xor"] };
         for op in ["sum", "product", "max", "min", "avg"].iter().chain(own) {
             for way in ["fused", "ring"] {
-                let args = [
-                    "all-reduce",
-                    "--cards",
-                    "5",
-                    "--sizes",
-                    "1000",
-                    "--dtype",
-                    dtype,
-                    "--op",
-                    op,
-                    "--algorithm",
-                    way,
-                ];
-                let row = &rows(&args)[0];
-                assert_eq!(row["wrong"], 0, "{args:?}: {row}");
+                let of = format!("--dtype {dtype} --op {op} --algorithm {way}");
+                let row = &rows(&format!("all-reduce --cards 5 --sizes 1000 {of}"))[0];
+                assert_eq!(row["wrong"], 0, "{of}: {row}");
                 assert_eq!((&row["dtype"], &row["op"]), (&dtype.into(), &(*op).into()));
             }
         }
@@ -124,33 +96,22 @@ fn every_legal_pair_of_type_and_operation_is_right() {
 fn large_groups_with_narrow_types_are_right() {
     for (dtype, op) in [("f16", "product"), ("bf16", "sum"), ("u8", "avg"), ("f16", "avg")] {
         for way in ["fused", "ring", "tree", "recursive-doubling", "one-shot"] {
-            let args = [
-                "all-reduce",
-                "--cards",
-                "64",
-                "--sizes",
-                "2K",
-                "--dtype",
-                dtype,
-                "--op",
-                op,
-                "--algorithm",
-                way,
-            ];
-            assert_eq!(rows(&args)[0]["wrong"], 0, "{args:?}");
+            let of = format!("--dtype {dtype} --op {op} --algorithm {way}");
+            let row = &rows(&format!("all-reduce --cards 64 --sizes 2K {of}"))[0];
+            assert_eq!(row["wrong"], 0, "{of}: {row}");
         }
     }
 }
 
 #[test]
 fn a_barrier_has_one_row_whatever_the_sizes() {
-    let rows = rows(&["barrier", "--cards", "4", "--sizes", "3,900G"]);
+    let rows = rows("barrier --cards 4 --sizes 3,900G");
     assert_eq!((rows.len(), &rows[0]["bytes_per_card"]), (1, &Value::from(0)));
 }
 
 #[test]
 fn json_rows_have_every_documented_field() {
-    let row = &rows(&["all-reduce", "--cards", "4", "--sizes", "4K", "--threads", "2"])[0];
+    let row = &rows("all-reduce --cards 4 --sizes 4K --threads 2")[0];
     for (field, value) in [
         ("collective", Value::from("all-reduce")),
         ("cards", 4.into()),
@@ -184,9 +145,9 @@ fn a_table_has_a_line_for_each_size_under_the_known_columns() {
 fn uneven_sizes_and_odd_groups_are_right() {
     for cards in ["1", "2", "5", "17"] {
         for way in ["fused", "messages", "ring", "halving-doubling"] {
-            let args = ["all-reduce", "--cards", cards, "--sizes", "4,12,1001", "--algorithm", way];
-            for row in rows(&args) {
-                assert_eq!(row["wrong"], 0, "{args:?}: {row}");
+            let line = format!("all-reduce --cards {cards} --sizes 4,12,1001 --algorithm {way}");
+            for row in rows(&line) {
+                assert_eq!(row["wrong"], 0, "{line}: {row}");
             }
         }
     }

@@ -134,10 +134,10 @@ fn shapes_that_make_no_sense_are_usage_errors_and_write_nothing() {
         ("llama --vocab 258", "--vocab 258: expected 259 to"),
         ("llama --layers 0", "--layers 0"),
         ("llama --heads 0", "--heads 0"),
-        ("llama --heads 7", "--heads 7 do not divide --hidden 2048"),
-        ("llama --heads 6 --kv-heads 4 --hidden 384", "--kv-heads 4 do not divide --heads 6"),
+        ("llama --heads 7", "--heads 7: do not divide hidden 2048"),
+        ("llama --heads 6 --kv-heads 4 --hidden 384", "--kv-heads 4: do not divide heads 6"),
         ("llama --head-size 3", "--head-size 3"),
-        ("llama --hidden 99999999999", "--hidden 99999999999"),
+        ("llama --hidden 99999999999", "hidden 99999999999"),
     ] {
         let error = desk.error(2, &format!("synth {flags} --out x.gguf"));
         assert!(error.contains(expected), "{flags}: {error}");

@@ -742,7 +742,7 @@ fn profiles_show_where_every_number_comes_from() {
         assert!(text.contains("memory bandwidth") && text.contains("confidence"), "{text}");
     }
     let lines = desk.text("profiles --json");
-    assert_eq!(lines.lines().count(), names.lines().count());
+    assert_eq!(lines.lines().count() + 1, names.lines().count(), "a header and a line for each");
     for line in lines.lines() {
         let profile: Value = serde_json::from_str(line).expect("JSON");
         assert!(profile["memory"]["bandwidth"]["source"].is_string(), "{profile}");

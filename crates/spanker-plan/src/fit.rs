@@ -53,6 +53,7 @@
 
 mod band;
 mod card;
+mod decode;
 mod file;
 mod line;
 mod link;
@@ -61,6 +62,7 @@ mod solve;
 
 pub use band::{Band, Parameter};
 pub use card::{CardModel, CardTime};
+pub use decode::{DecodeTime, decode_time};
 pub use line::Line;
 pub use link::LinkModel;
 pub use samples::{CardSample, CardSamples, LinkSample, LinkSamples};

@@ -36,8 +36,8 @@ pub use cost::shard::{Shard, Split};
 pub use error::PlanError;
 pub use explain::{BreakEven, Explanation, Remedies, Resource, explain, remedies};
 pub use fit::{
-    Band, CardModel, CardSample, CardSamples, CardTime, Line, LinkModel, LinkSample, LinkSamples,
-    Parameter,
+    Band, CardModel, CardSample, CardSamples, CardTime, DecodeTime, Line, LinkModel, LinkSample,
+    LinkSamples, Parameter, decode_time,
 };
 pub use plan::{
     Candidate, CardMemory, Exchanged, Layout, PLAN_VERSION, Plan, Prediction, Stage, Strategy,
@@ -50,7 +50,7 @@ pub use program::{
     segments, walk,
 };
 pub use request::{Objective, Request, USUAL_BATCH};
-pub use simulate::{Conditions, Fault, MAX_TOKENS, Slow, simulate};
+pub use simulate::{Conditions, Fault, MAX_TOKENS, SimulatedTimes, Slow, simulate};
 pub use trace::perfetto::{Origin, TraceError, perfetto_of_both, read_perfetto};
 pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};
 pub use work::{BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Place, Work};

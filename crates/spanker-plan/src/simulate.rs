@@ -12,6 +12,7 @@ pub(crate) mod network;
 mod program;
 mod recover;
 mod relay;
+mod times;
 
 use std::collections::HashMap;
 
@@ -28,6 +29,7 @@ use engine::{Disturbance, Ended, Engine};
 use network::{Errors, Speeds};
 pub(crate) use program::direct;
 use program::{Items, What, Writer};
+pub use times::SimulatedTimes;
 
 /// The most tokens that one simulation may have.
 pub const MAX_TOKENS: u32 = 100_000;

@@ -1,24 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker bench model`: how fast a model takes a prompt and makes tokens, for every number of threads and
-//! cards, beside the limit that reading its weights sets, or beside the prediction for cards.
-//!
-//! Rows of threads take turns. Cards are lent to one row at a time: their clocks go on for whoever uses them.
-
-mod read;
-mod row;
+//! cards.
 
 use std::time::{Duration, Instant};
 
-use spanker_engine::{Calibration, Engine, Host, Options};
-use spanker_llm::Want;
-use spanker_plan::{Plan, Request};
-use spanker_reduce::Team;
+use spanker_bench::{Memory, ModelRow, Work, model};
+use spanker_engine::Host;
+use spanker_plan::Request;
 
+use super::refuse;
 use crate::directory::CardList;
 use crate::llm::{self, FabricKind, Place, Split};
-use crate::{Usage, output};
-use read::Weights;
-use row::Row;
+use crate::output::{self, Cell};
 
 /// Measure how fast a model runs: its prompt (pp) and its tokens (tg)
 ///
@@ -97,43 +90,35 @@ impl Args {
     }
 }
 
-/// What a row runs on.
-struct Subject<'p> {
-    place: &'p Place,
-    host: &'p Host,
-    plan: Plan,
-    engine: Option<Engine<'p>>,
-    calibration: Calibration,
-    /// Threads that read the weights and no more.
-    readers: Option<Team>,
-    load: Duration,
-    row: Row,
-}
-
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let fabric = args.llm(None).fabric();
     let list = |most: Option<&u64>| most.map(|&count| CardList::Count(count as usize));
     if !matches!(fabric, FabricKind::Inproc | FabricKind::Mpi) && !args.threads.is_empty() {
-        return Err(Usage("--threads is for --fabric inproc and mpi".into()).into());
+        return refuse("--threads is for --fabric inproc and mpi");
     }
     if fabric == FabricKind::Mpi && (args.threads.len() > 1 || args.cards.len() > 1) {
-        let text = "--fabric mpi: one number of threads and cards, because ranks are started once";
-        return Err(Usage(text.into()).into());
+        return refuse("--fabric mpi: one number of threads and cards, ranks are started once");
     }
     if !matches!(fabric, FabricKind::Cards | FabricKind::Mpi) && args.audit > 0.0 {
-        return Err(Usage("--audit is for --fabric cards and mpi".into()).into());
+        return refuse("--audit is for --fabric cards and mpi");
     }
     if !matches!(fabric, FabricKind::Cards | FabricKind::Mpi) && args.deadline.is_some() {
-        return Err(Usage("--deadline is for --fabric cards and mpi".into()).into());
+        return refuse("--deadline is for --fabric cards and mpi");
     }
     let begun = Instant::now();
     let threads = args.threads.first().map(|&threads| threads as usize);
     llm::on_host(&args.llm(threads), list(args.cards.iter().max()).as_ref(), None, |place| {
         let opened = begun.elapsed();
+        let (prompt, generated) = (args.prompt as usize, args.generated as usize);
+        let request = Request { audit: args.audit, ..place.request(prompt, generated) };
+        let wish = args.llm(None).wish(args.split);
+        let work = Work { request, generated, repeats: args.repeats, wish };
         if !args.json {
-            for line in row::header(fabric, place, args.repeats) {
-                output::line(&line)?;
-            }
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let size = output::bytes(place.model.network().bytes().len() as u64);
+            let (name, repeats) = (&place.model.shape().name, args.repeats);
+            let text = format!("# {name}, {size}; {cores} cores; tokens/s, medians of {repeats}");
+            output::line(&text)?;
         }
         let hosts = hosts(args, place)?;
         let hosts: Vec<&Host> = match hosts.is_empty() {
@@ -142,13 +127,19 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         };
         // Threads take turns; cards, GPUs and ranks are lent to one row at a time.
         let at_a_time = if fabric == FabricKind::Inproc { hosts.len() } else { 1 };
+        let turn = |turn| output::progress(&format!("turn {turn} of {}", args.repeats));
+        let mut table = output::Rows::default();
         for hosts in hosts.chunks(at_a_time.max(1)) {
-            let subjects = hosts.iter().map(|&host| Subject::new(args, place, host, opened));
-            let mut subjects = subjects.collect::<anyhow::Result<Vec<_>>>()?;
-            measure(args, place, &mut subjects)?;
-            show(args, fabric, &subjects)?;
+            let rows = model(&place.model, hosts, &work, opened, turn);
+            output::progress_done();
+            for row in rows.map_err(super::told)? {
+                match args.json {
+                    true => output::json(&row)?,
+                    false => table.add(&cells(fabric, &row))?,
+                }
+            }
         }
-        if args.json { Ok(()) } else { output::line(&row::memory(place)) }
+        if args.json { Ok(()) } else { output::line(&memory(place)) }
     })
 }
 
@@ -165,137 +156,86 @@ fn hosts(args: &Args, place: &Place) -> anyhow::Result<Vec<Host>> {
     }
     let inproc = args.llm(None).fabric() == FabricKind::Inproc;
     let mut rows: Vec<(usize, Option<usize>)> = Vec::new();
-    for &count in &counts {
-        for &threads in &threads {
-            // A card is a thread, so there are no fewer of these.
-            let row = (count, inproc.then_some(threads.max(count)));
-            if !rows.contains(&row) {
-                rows.push(row);
-            }
+    for (&count, &threads) in
+        counts.iter().flat_map(|count| threads.iter().map(move |t| (count, t)))
+    {
+        // A card is a thread, so there are no fewer of these.
+        let row = (count, inproc.then_some(threads.max(count)));
+        if !rows.contains(&row) {
+            rows.push(row);
         }
     }
-    let host = |(count, threads): (usize, Option<usize>)| {
-        args.llm(threads).host(Some(&CardList::Count(count)))
+    let hosts = rows.into_iter();
+    hosts.map(|(count, threads)| args.llm(threads).host(Some(&CardList::Count(count)))).collect()
+}
+
+/// The line about memory.
+fn memory(place: &Place) -> String {
+    let Memory { file_bytes, kv_bytes, peak_bytes } = Memory::of(&place.model, place.context);
+    let peak = peak_bytes.map_or_else(|| "not known".into(), output::bytes);
+    let (file, cache) = (output::bytes(file_bytes), output::bytes(kv_bytes));
+    format!("# most memory of this process: {peak}; file {file}, KV cache {cache} a row")
+}
+
+fn cells(fabric: FabricKind, row: &ModelRow) -> Vec<Cell> {
+    let figure = |value: Option<f64>, digits: usize| match value {
+        Some(value) => format!("{value:.digits$}"),
+        None => "-".into(),
     };
-    rows.into_iter().map(host).collect()
-}
-
-impl<'p> Subject<'p> {
-    fn new(
-        args: &Args,
-        place: &'p Place,
-        host: &'p Host,
-        opened: Duration,
-    ) -> anyhow::Result<Subject<'p>> {
-        let begun = Instant::now();
-        let model = &place.model;
-        let (prompt, generated) = (args.prompt as usize, args.generated as usize);
-        let request = Request { audit: args.audit, ..place.request(prompt, generated) };
-        let plan = host.plan(model, &request, &args.llm(None).wish(args.split))?;
-        let calibration = Calibration::new(host, model, &plan)?;
-        let planned = begun.elapsed();
-        let readers = row::reads(args.llm(None).fabric()).then(|| Team::new(host.thread_count()));
-        let row = Row { bandwidths: host.gpu_read_rate()?.into_iter().collect(), ..Row::default() };
-        let load = opened + planned;
-        let mut subject =
-            Subject { place, host, plan, engine: None, calibration, readers, load, row };
-        let begun = Instant::now();
-        subject.load(args)?;
-        subject.load += begun.elapsed();
-        Ok(subject)
-    }
-
-    fn load(&mut self, args: &Args) -> anyhow::Result<&mut Engine<'p>> {
-        let options = Options { record: false, audit: args.audit };
-        let (host, model) = (self.host, &self.place.model);
-        Ok(match self.engine.take() {
-            Some(engine) => self.engine.insert(engine),
-            None => {
-                let engine = Engine::load_with(host, model, self.plan.clone(), options)?;
-                self.engine.insert(engine)
-            }
-        })
-    }
-
-    /// Measures what predictions are made from.
-    fn calibrate(&mut self) -> anyhow::Result<()> {
-        if self.host.rank_place().is_some() {
-            // Ranks hold one layout at a time.
-            self.engine = None;
+    let percent = |error: Option<f64>| match error {
+        Some(error) => format!("{error:+.1} %"),
+        None => "-".into(),
+    };
+    let (prompt, tokens) = (&row.prompt, &row.generation);
+    let [pp, tg] = [prompt, tokens].map(|phase| phase.tokens_per_second);
+    let predicted = tokens.predicted_tokens_per_second;
+    let read = row.limit.read_bytes_per_second.unwrap_or(0.0) / 1e9;
+    let speeds = |digits: usize| {
+        [Cell::of("pp", "", 11, figure(pp, digits)), Cell::of("tg", "", 11, figure(tg, digits))]
+    };
+    let limit = [
+        Cell::of("of limit", "", 9, figure(row.limit.of_limit.or(Some(0.0)), 2)),
+        Cell::of("read (GB/s)", "", 11, format!("{read:.2}")),
+    ];
+    let load = Cell::of("load (ms)", "", 10, format!("{:.1}", row.load_ms));
+    let cards = Cell::of("cards", "", 5, row.cards);
+    match fabric {
+        FabricKind::Inproc | FabricKind::Mpi => {
+            let threads = row.threads.unwrap_or_default();
+            let mut cells = vec![cards, Cell::of("threads", "", 7, threads)];
+            cells.extend(speeds(2).into_iter().chain(limit));
+            let sync = row.token.sync_us.unwrap_or(0.0);
+            cells.extend([
+                Cell::of("sync (us)", "", 9, format!("{sync:.1}")),
+                load,
+                Cell::of("pp error", "", 9, percent(prompt.error_percent(pp))),
+                Cell::of("tg error", "", 9, percent(tokens.error_percent(tg))),
+            ]);
+            cells
         }
-        Ok(self.calibration.round(self.host, &self.place.model, &self.plan)?)
-    }
-}
-
-/// Lets the subjects take turns.
-fn measure(args: &Args, place: &Place, subjects: &mut [Subject<'_>]) -> anyhow::Result<()> {
-    let network = place.model.network();
-    let weights = Weights::of(network);
-    // Tokens of no meaning: what is asked of the cards does not depend on them.
-    let vocab = network.model().vocab;
-    let prompt: Vec<u32> = (0..args.prompt).map(|at| ((100 + 7 * at) % vocab) as u32).collect();
-    for turn in 0..=args.repeats {
-        for subject in &mut *subjects {
-            output::progress(&format!("turn {turn} of {}", args.repeats));
-            let warm = turn > 0;
-            if let Some(team) = &subject.readers {
-                let seconds = weights.read(network.bytes(), team);
-                subject.row.bandwidths.extend(warm.then_some(weights.bytes() as f64 / seconds));
-            }
-            subject.calibrate()?;
-            let mut row = std::mem::take(&mut subject.row);
-            let engine = subject.load(args)?;
-            once(engine, &prompt, args.generated, warm.then_some(&mut row))?;
-            subject.row = row;
+        FabricKind::Cuda => {
+            let mut cells = vec![cards];
+            cells.extend(speeds(2).into_iter().chain(limit));
+            cells.extend([
+                Cell::of("predicted", "", 11, format!("{predicted:.2}")),
+                Cell::of("error", "", 8, percent(tokens.error_percent(tg))),
+                load,
+            ]);
+            cells
+        }
+        FabricKind::Cards => {
+            let [pp_card, tg_card] = [prompt, tokens].map(|phase| phase.card_tokens_per_second);
+            vec![
+                cards,
+                Cell::of("split", "", 9, row.strategy),
+                Cell::of("pp card", "", 10, figure(pp_card, 3)),
+                Cell::of("tg card", "", 10, figure(tg_card, 3)),
+                Cell::of("predicted", "", 10, format!("{predicted:.3}")),
+                Cell::of("error", "", 8, percent(tokens.error_percent(tg_card))),
+                Cell::of("pp wall", "", 10, figure(pp, 3)),
+                Cell::of("tg wall", "", 10, figure(tg, 3)),
+                load,
+            ]
         }
     }
-    output::progress_done();
-    for subject in subjects {
-        subject.row.bytes = weights.bytes();
-        subject.plan = subject.calibration.priced(&subject.plan)?;
-    }
-    Ok(())
-}
-
-/// One prompt, and tokens after it.
-fn once(
-    engine: &mut Engine<'_>,
-    prompt: &[u32],
-    generated: u64,
-    row: Option<&mut Row>,
-) -> anyhow::Result<()> {
-    engine.cut(0);
-    let begun = Instant::now();
-    let mut outcome = engine.feed(prompt, Want::Best(1))?;
-    let (prompt_wall, prompt_card) = (begun.elapsed(), outcome.timing.card);
-    let begun = Instant::now();
-    let (mut sync, mut card) = (Duration::ZERO, None);
-    for _ in 0..generated {
-        let token = outcome.best.first().map_or(0, |&(token, _)| token);
-        outcome = engine.feed(&[token], Want::Best(1))?;
-        sync += outcome.timing.sync;
-        card = outcome.timing.card.map(|time| time + card.unwrap_or_default());
-    }
-    let wall = begun.elapsed();
-    if let Some(row) = row {
-        let rate = |count: u64, time: Duration| count as f64 / time.as_secs_f64();
-        let tokens = prompt.len() as u64;
-        row.prompt_wall.push(rate(tokens, prompt_wall));
-        row.prompt_card.extend(prompt_card.map(|time| rate(tokens, time)));
-        row.wall.push(rate(generated, wall));
-        row.card.extend(card.map(|time| rate(generated, time)));
-        row.sync.push(sync.as_secs_f64() / generated as f64);
-    }
-    Ok(())
-}
-
-fn show(args: &Args, fabric: FabricKind, subjects: &[Subject<'_>]) -> anyhow::Result<()> {
-    for subject in subjects {
-        let text = match args.json {
-            true => subject.to_json(args).to_string(),
-            false => subject.text(fabric),
-        };
-        output::line(&text)?;
-    }
-    Ok(())
 }

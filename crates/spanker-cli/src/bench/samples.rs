@@ -3,23 +3,16 @@
 
 use std::path::PathBuf;
 
+use spanker_bench::Row;
 use spanker_plan::LinkSamples;
 
-use super::Args;
-use crate::{Usage, files};
+use super::{Args, refuse};
+use crate::files;
 
 /// The first line of the table.
 const HEADER: &str = "ranks,bytes,microseconds";
 /// The largest table that is added to, in bytes.
 const MOST_TABLE: u64 = 16 << 20;
-
-/// One all-reduce as the fit sees it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Sample {
-    pub(super) ranks: usize,
-    pub(super) bytes: usize,
-    pub(super) microseconds: f64,
-}
 
 /// The table, if one is wanted.
 pub(super) struct Samples {
@@ -35,9 +28,7 @@ impl Samples {
         let Some(path) = &args.csv else { return Ok(Samples { path: None, text }) };
         if args.name() != "all-reduce" || args.check {
             let name = args.name();
-            return Err(
-                Usage(format!("--csv is for all-reduce, which is fitted, not for {name}")).into()
-            );
+            return refuse(format!("--csv is for all-reduce, which is fitted, not for {name}"));
         }
         files::check_output(path)?;
         if path.exists() {
@@ -47,7 +38,7 @@ impl Samples {
                 && let Err(error) = table
             {
                 let shown = path.display();
-                return Err(Usage(format!("--csv {shown}: not a table to add to: {error}")).into());
+                return refuse(format!("--csv {shown}: not a table to add to: {error}"));
             }
             if !text.ends_with('\n') {
                 text.push('\n');
@@ -57,9 +48,9 @@ impl Samples {
     }
 
     /// Adds a row and saves the table, so that whatever comes after it cannot take it away.
-    pub(super) fn add(&mut self, sample: Sample) -> anyhow::Result<()> {
+    pub(super) fn add(&mut self, row: &Row) -> anyhow::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
-        let Sample { ranks, bytes, microseconds } = sample;
+        let (ranks, bytes, microseconds) = (row.ranks(), row.bytes_per_card, row.time_us);
         self.text.push_str(&format!("{ranks},{bytes},{microseconds}\n"));
         files::write(path, &self.text)
     }

@@ -2,7 +2,7 @@
 //! `spanker probe --fabric inproc` and `mpi`: what a card that is a thread or a process takes for each kind of
 //! operator of a model, measured, as a table and as a profile.
 
-use spanker_topology::{BytesPerSecond, OperatorKind, OperatorRate, Profile, Seconds};
+use spanker_topology::{BytesPerSecond, OperatorKind, OperatorRate, Profile};
 
 use spanker_engine::Freshness;
 
@@ -30,16 +30,12 @@ fn show(args: &Args, profile: &Profile) -> anyhow::Result<()> {
         files::write(path, &profile.to_toml())?;
     }
     if args.json {
-        return output::line(&serde_json::to_string(profile)?);
+        return output::json(profile);
     }
     output::line(&format!("{}: {}\n", profile.name, profile.summary))?;
-    output::line(&format!(
-        "{:<10} {:<6} {:>5} {:>10} {:>14}",
-        "operator", "type", "rows", "overhead", "rate"
-    ))?;
-    for entry in &profile.compute.operators {
-        output::line(&row(entry))?;
-    }
+    let header = ["operator", "type", "rows", "overhead", "rate"];
+    let rows = profile.compute.operators.iter().map(row).collect();
+    output::line(&output::table(&header, rows, &header[2..]))?;
     output::line(&format!("\na step besides its operators: {}", profile.host.latency.value * 2.0))?;
     if let Some(link) = &profile.link {
         output::line(&format!(
@@ -56,17 +52,16 @@ fn show(args: &Args, profile: &Profile) -> anyhow::Result<()> {
     }
 }
 
-fn row(entry: &OperatorRate) -> String {
+fn row(entry: &OperatorRate) -> Vec<String> {
     let rate = match entry.kind {
         OperatorKind::Attention => format!("{:.2} GMAC/s", entry.rate / 1e9),
         _ => BytesPerSecond(entry.rate.min(1e18) as u64).to_string(),
     };
-    let overhead: Seconds = entry.overhead;
-    format!(
-        "{:<10} {:<6} {:>5} {:>10} {rate:>14}",
-        entry.kind.name(),
-        entry.weights.as_deref().unwrap_or("-"),
-        entry.rows,
-        overhead.to_string(),
-    )
+    vec![
+        entry.kind.name().into(),
+        entry.weights.as_deref().unwrap_or("-").into(),
+        entry.rows.to_string(),
+        entry.overhead.to_string(),
+        rate,
+    ]
 }

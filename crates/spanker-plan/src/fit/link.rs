@@ -30,6 +30,7 @@
 //! All parameters are zero or more, residuals are relative, and one wild sample does not matter: its
 //! pull is bounded, and if all others agree much better without it, it is rejected.
 
+mod calibrate;
 mod choose;
 mod forms;
 mod toml;
