@@ -75,14 +75,16 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
     let timeout = host.rank_place().map(|place| place.timeout / 4);
     let mut chat = Chat::new(args, place, engine, stop)?;
     let lines = Lines::read();
+    // Whoever pipes lines in and sees no messages learns of turns that failed by the exit code.
+    let mut failed = 0;
     loop {
         if lines.watched {
             output::prompt("> ");
         }
         interrupts.idle();
         let line = lines.next(timeout, &mut || Ok(chat.engine.heartbeat()?))?;
-        let Some(line) = line else { return Ok(()) };
-        interrupts.busy();
+        let Some(line) = line.filter(|_| !output::is_unread()) else { break };
+        interrupts.busy(&chat.limits.stop);
         let said = line.and_then(|line| match Input::of(&line) {
             Input::Nothing => Ok(Going::On),
             Input::Command(name, rest) => chat.command(name, rest),
@@ -90,9 +92,10 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
         });
         match said {
             Ok(Going::On) => {}
-            Ok(Going::Home) => return Ok(()),
+            Ok(Going::Home) => break,
             // A turn that cannot be answered is no reason to end the conversation.
-            Err(error) if is_survivable(&error) => {
+            Err(error) if chat.engine.is_loaded() && is_survivable(&error) => {
+                failed += u32::from(!lines.watched);
                 output::said_line(format_args!("{error:#}"));
                 if let Some(hint) = error.downcast_ref().and_then(EngineError::hint) {
                     output::said_line(format_args!("hint: {hint}"));
@@ -100,6 +103,11 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
             }
             Err(error) => return Err(error),
         }
+    }
+    match failed {
+        0 => Ok(()),
+        1 => anyhow::bail!("1 line could not be answered"),
+        failed => anyhow::bail!("{failed} lines could not be answered"),
     }
 }
 
@@ -192,8 +200,8 @@ impl<'p> Chat<'p> {
         self.engine.cut(kept);
         let wrong = |engine: &Engine<'_>| engine.audit().map_or(0, |log| log.found().len());
         let before = wrong(&self.engine);
-        self.limits.stop.reset();
         let (sampling, limits) = (self.sampling.clone(), self.limits.clone());
+        let stop = limits.stop.clone();
         let mut generation = self.engine.generate(&tokens[kept..], sampling, limits)?;
         let audience = Audience::of(false);
         for piece in &mut generation {
@@ -202,6 +210,10 @@ impl<'p> Chat<'p> {
                 audience.correct(correction)?;
             }
             output::text(&piece.text)?;
+            // Whoever stops reading ends the conversation.
+            if output::is_unread() {
+                stop.stop();
+            }
         }
         let (answer, sampling) = generation.into_answer();
         self.sampling = sampling;

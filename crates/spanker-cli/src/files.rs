@@ -75,6 +75,9 @@ pub(crate) struct Draft {
     target: PathBuf,
 }
 
+/// Names that are tried for a draft.
+const DRAFTS: u32 = 100;
+
 impl Draft {
     /// Begins the file that becomes `path`.
     pub(crate) fn new(path: &Path) -> anyhow::Result<Draft> {
@@ -85,10 +88,18 @@ impl Draft {
             Err(_) => path.to_path_buf(),
         };
         let Some(name) = target.file_name() else { bail!("it names no file") };
-        let mut beside = name.to_os_string();
-        beside.push(format!(".{}.tmp", std::process::id()));
-        let beside = target.with_file_name(beside);
-        Ok(Draft { file: File::create_new(&beside)?, beside, target })
+        // A process of the same number may have been killed while it wrote.
+        for attempt in 0..DRAFTS {
+            let mut beside = name.to_os_string();
+            beside.push(format!(".{}-{attempt}.tmp", std::process::id()));
+            let beside = target.with_file_name(beside);
+            match File::create_new(&beside) {
+                Ok(file) => return Ok(Draft { file, beside, target }),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        bail!("{DRAFTS} unfinished files of that name are in the way")
     }
 
     /// The file to write to.

@@ -70,7 +70,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Tokens of a prompt that are run together
-    #[arg(short, long, default_value_t = 128, value_name = "TOKENS")]
+    #[arg(short, long, default_value_t = spanker_plan::USUAL_BATCH as usize, value_name = "TOKENS")]
     pub(crate) batch_size: usize,
     /// Where the cards are [default: mpi if mpirun has started several, else inproc]
     #[arg(long, value_enum)]

@@ -129,16 +129,20 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let limits = args.limits()?;
-    files::check_outputs([&args.trace, &args.logits])?;
+    // What other ranks have is not read or written.
+    let mut text = String::new();
+    if crate::ranks::is_first() {
+        files::check_outputs([&args.trace, &args.logits])?;
+        text = args.text()?;
+    }
     llm::on_host(&args.llm, args.cards.as_ref(), args.plan.as_deref(), |place| {
-        lead(args, place, limits)
+        lead(args, place, &text, limits)
     })
 }
 
-fn lead(args: &Args, place: &Place, limits: Limits) -> anyhow::Result<()> {
+fn lead(args: &Args, place: &Place, text: &str, limits: Limits) -> anyhow::Result<()> {
     let Place { host, model, context, .. } = place;
-    let text = args.text()?;
-    let prompt = place.encode(&text)?;
+    let prompt = place.encode(text)?;
     let sampling = args.sampling.sampling()?;
     let audit = host.audit(args.audit.audit)?;
     let steps = limits.tokens.unwrap_or(*context).min(context - prompt.len());
@@ -150,7 +154,7 @@ fn lead(args: &Args, place: &Place, limits: Limits) -> anyhow::Result<()> {
     let record = args.trace.is_some() || args.compare;
     let mut engine = Engine::load_with(host, model, plan, Options { record, audit })?;
     if !args.no_display_prompt {
-        show(args, &text)?;
+        show(args, text)?;
     }
     let audience = Audience::of(args.json);
     // Whoever stops reading ends the text, not the run.
@@ -226,13 +230,12 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     let (mut json, lines) = (report::to_json(&summary), report::lines(&summary));
     let doubt = engine.doubt(&summary);
     let finished = engine.finish()?;
-    let compared = if args.compare { Some(finished.compare()?) } else { None };
-    let comparison = compared.as_ref().and_then(|compared| {
-        let noted = |error: &spanker_engine::EngineError| {
-            output::note(format_args!("no comparison: {error}"));
-        };
-        compared.comparison().inspect_err(noted).ok()
-    });
+    let noted =
+        |error: &spanker_engine::EngineError| output::note(format_args!("no comparison: {error}"));
+    // Without a comparison, everything else is there.
+    let compared = args.compare.then(|| finished.compare().inspect_err(noted).ok()).flatten();
+    let comparison =
+        compared.as_ref().and_then(|compared| compared.comparison().inspect_err(noted).ok());
     if let Some(path) = &args.trace {
         let both = compared.as_ref().map(spanker_engine::Compared::to_perfetto);
         files::write(path, &both.unwrap_or_else(|| finished.to_perfetto()))?;

@@ -296,8 +296,14 @@ fn chat_goes_on_after_empty_lines_wrong_commands_and_turns_that_do_not_fit() {
     child.stdin.take().expect("a pipe").write_all(typed.as_bytes()).expect("a reader");
     let output = child.wait_with_output().expect("an end");
     let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
-    for part in ["/nope: no such command", "too many for a context of 64", "tok/s", "2 turns"] {
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    for part in [
+        "error: 2 lines could not be answered",
+        "/nope: no such command",
+        "too many for a context of 64",
+        "tok/s",
+        "2 turns",
+    ] {
         assert!(told.contains(part), "{part}: {told}");
     }
     let saved: Value = serde_json::from_str(&desk.read("c.json")).expect("JSON");

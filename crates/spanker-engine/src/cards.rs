@@ -19,6 +19,8 @@ use crate::model::Model;
 use crate::profiles::Freshness;
 use crate::threads::on_threads;
 
+/// How often cards are looked at after a loss, for each of them.
+const TURNS: usize = 3;
 /// How long a step may take in all, as waited by the host.
 const TOTAL: Duration = Duration::from_secs(3600);
 
@@ -129,7 +131,7 @@ impl Backend for Cards {
     fn replan(&self, left: &[usize], model: &Model, request: Request) -> Result<Plan> {
         let cluster = self.cluster_of(left)?;
         let layout = layout::best(model.shape(), &cluster, &request, false)?;
-        layout::fitting(Plan::new(model.shape().clone(), cluster, request, layout)?)
+        layout::fitting(Plan::new(model.shape().clone(), cluster, request, layout)?, left)
     }
 
     /// Those that answer and reach each other.
@@ -151,20 +153,25 @@ impl Backend for Cards {
             }
             _ => return None,
         };
-        // Others may be gone as well, or apart. Every turn leaves fewer.
-        while !well.is_empty() {
+        // Others may be gone as well, or apart, and may go while they are looked at: a few turns for each.
+        for _ in 0..TURNS * left.len() {
             let before = well.len();
             let alive = directory::alive(&self.folder);
             well.retain(|index| alive.contains(index));
-            let Ok(cards) = directory::open(&self.folder, &well) else { return None };
+            if well.is_empty() {
+                return None;
+            }
+            let Ok(cards) = directory::open(&self.folder, &well) else { continue };
             match cards.group() {
                 Ok(_) if well.len() == before => return Some(well),
                 Ok(_) => {}
                 Err(error) => {
-                    well = cards.survivors(&error);
-                    if well.len() >= before {
+                    let reached = cards.survivors(&error);
+                    // Nobody by itself: whoever has gone since is not alive any more.
+                    if reached.len() >= before && !self.lack_one(&well) {
                         return None;
                     }
+                    well = reached;
                 }
             }
         }

@@ -54,6 +54,9 @@ impl Conversation {
         let room = answer.min(context / 4).max(1);
         loop {
             let tokens = self.encode(model)?;
+            if tokens.is_empty() {
+                return Err(EngineError::request("the chat template makes no text of this turn"));
+            }
             if tokens.len() + room <= context {
                 return Ok(tokens);
             }
@@ -79,12 +82,11 @@ impl Conversation {
         };
         let (bos, eos) = (piece(tokenizer.bos()), piece(tokenizer.eos()));
         let system = self.system.as_ref().map(|text| Message::new("system", text.clone()));
-        // Special tokens that a user types stay text.
-        let turns = self.turns.iter().map(|turn| match turn.role.as_str() {
-            "user" => Message::new("user", tokenizer.guard(&turn.content)),
-            _ => turn.clone(),
-        });
-        let all: Vec<Message> = system.into_iter().chain(turns).collect();
+        // Special tokens in what somebody has written stay text, whoever it was.
+        let all = system.iter().chain(&self.turns);
+        let all: Vec<Message> = all
+            .map(|turn| Message::new(turn.role.clone(), tokenizer.guard(&turn.content)))
+            .collect();
         let given = Context { add_generation_prompt: true, bos: &bos, eos: &eos, date: "" };
         let text = template::render(&model.chat_template()?, &all, given)?;
         // A template that writes the first token itself must not get it twice.

@@ -89,7 +89,7 @@ impl<'h> Engine<'h> {
             observer(&if ends { Event::Done } else { Event::Prompt { done, total } });
             !ends
         });
-        let memory = loaded.memory;
+        let memory = numbered(loaded.memory, &left);
         Ok(Engine { host, model, plan, session, left, lost: 0, pieces, memory, log, stop })
     }
 
@@ -134,6 +134,12 @@ impl<'h> Engine<'h> {
         self.session.cut(length);
     }
 
+    /// Whether the model is on cards: it is on none any more when those that are left after a loss are too few.
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        self.session.is_ready()
+    }
+
     /// Lets ranks know that there is more to come: they lose timeout with a leader that says nothing.
     ///
     /// # Errors
@@ -170,7 +176,7 @@ impl<'h> Engine<'h> {
             Ok(outcome) => Ok(Ok(outcome)),
             Err(error @ LlmError::Stopped { .. }) => Err(error.into()),
             Err(error) if casts_doubt(&error) => Ok(Err(error)),
-            Err(error) => self.recover(error, want).map(Ok),
+            Err(error) => self.recover(error, want, true),
         }
     }
 
@@ -179,9 +185,12 @@ impl<'h> Engine<'h> {
         self.stop.replace(stop.clone());
     }
 
-    /// What the first layout began with: the sequence of the first prompt.
+    /// What an answer begins with: the sequence with its prompt. A recording is of all answers, from the first prompt on.
     pub(crate) fn begin(&mut self, tokens: &[u32]) {
-        if let [first] = &mut self.pieces[..]
+        if self.pieces.iter().all(|piece| piece.recorder.is_none()) {
+            // Every answer has a prediction of its own.
+            self.pieces = vec![Piece { tokens: tokens.to_vec(), ..self.piece() }];
+        } else if let [first] = &mut self.pieces[..]
             && first.tokens.is_empty()
         {
             first.tokens = tokens.to_vec();
@@ -189,8 +198,14 @@ impl<'h> Engine<'h> {
     }
 
     /// Lays the model out over the cards that are left and computes everything again there. Shares and splits that
-    /// were asked for were for the cards that there were.
-    pub(crate) fn recover(&mut self, mut error: LlmError, want: Want) -> Result<Outcome> {
+    /// were asked for were for the cards that there were. With `given`, tokens were chosen since the prompt: a card that
+    /// then turns out to be wrong casts doubt on them.
+    pub(crate) fn recover(
+        &mut self,
+        mut error: LlmError,
+        want: Want,
+        given: bool,
+    ) -> Result<Doubtful> {
         let (host, backend) = (self.host, self.host.backend());
         let observer = &**host.observer();
         for _ in 0..=2 * host.card_count() {
@@ -221,7 +236,7 @@ impl<'h> Engine<'h> {
                 observer,
             };
             let resumed = backend.load(&self.left, &load).and_then(|Loaded { runner, memory }| {
-                self.memory = memory;
+                self.memory = numbered(memory, &self.left);
                 piece.recovery = begun.elapsed();
                 self.pieces.push(piece);
                 self.session.go_on(runner, want)
@@ -230,8 +245,9 @@ impl<'h> Engine<'h> {
                 Ok(outcome) => {
                     let (after, tokens) = (begun.elapsed(), self.session.tokens().len());
                     observer(&Event::Resumed { plan: &self.plan, after, tokens });
-                    return Ok(outcome);
+                    return Ok(Ok(outcome));
                 }
+                Err(again) if given && casts_doubt(&again) => return Ok(Err(again)),
                 Err(again) => error = again,
             }
         }
@@ -260,15 +276,22 @@ impl<'h> Engine<'h> {
     /// # Errors
     /// [`EngineError::Plan`] if a plan cannot be priced for the steps that there were.
     pub fn summary<'a>(&'a self, answer: &'a Answer) -> Result<Summary<'a>> {
-        let prompt = answer.prompt_tokens;
+        let prompt = answer.past_tokens + answer.prompt_tokens;
         let (number, steps) = pieces::last_with_steps(&self.pieces, prompt, answer.steps.len());
         let reader = &self.pieces[pieces::reader_of(&self.pieces, prompt)];
         let first = &self.pieces[0].tokens;
         let mut prediction = self.pieces[number].priced(prompt, &steps)?.predict_prompt(first);
-        prediction.ttft = reader.priced(prompt, &steps)?.predict_prompt(&reader.tokens).ttft;
+        let priced = reader.priced(prompt, &steps)?;
+        prediction.ttft = priced.predict_prompt(&reader.tokens).ttft;
+        // What was on the cards already was not run again, unless one was lost.
+        let known = answer.past_tokens.min(reader.tokens.len());
+        if known > 0 && self.pieces.len() == 1 {
+            prediction.ttft.0 -= priced.predict_prompt(&reader.tokens[..known]).ttft.0;
+        }
         let (memory, place, lost) = (&self.memory[..], self.host.rank_place(), self.lost);
         let audit = self.audit();
-        Ok(Summary { answer, plan: &self.plan, prediction, lost, steps, place, memory, audit })
+        let (plan, numbers) = (&self.plan, &self.left[..]);
+        Ok(Summary { answer, plan, prediction, lost, steps, place, memory, numbers, audit })
     }
 
     /// Forgets what was measured of threads if an answer took another time than it should have. Says in percent how much
@@ -295,6 +318,14 @@ impl<'h> Engine<'h> {
         }
         Ok(Finished { pieces })
     }
+}
+
+/// What cards allocate, by the devices' numbers.
+fn numbered(mut memory: Vec<MemoryUse>, numbers: &[usize]) -> Vec<MemoryUse> {
+    for one in &mut memory {
+        one.card = numbers.get(one.card).copied().unwrap_or(one.card);
+    }
+    memory
 }
 
 /// A run that is over, with what was recorded of it.

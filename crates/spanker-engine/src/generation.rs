@@ -142,13 +142,16 @@ impl<'e, 'h> Generation<'e, 'h> {
             return Err(EngineError::request("--n-predict 0: at least one token is generated"));
         }
         let mut sampler = sampling.sampler;
-        prompt.iter().for_each(|&token| sampler.accept(token));
+        // The sequence as it is now, whatever was accepted before.
+        sampler.forget();
+        engine.tokens().iter().chain(prompt).for_each(|&token| sampler.accept(token));
         let vocab = engine.model().shape().vocab as usize;
         let want = match sampler.wanted(vocab) {
             wanted if wanted > MOST_CANDIDATES => Want::Logits,
             wanted => Want::Best(wanted as u32),
         };
-        let end = engine.tokens().len() + prompt.len();
+        let past_tokens = engine.tokens().len();
+        let end = past_tokens + prompt.len();
         let whole: Vec<u32> = engine.tokens().iter().chain(prompt).copied().collect();
         engine.begin(&whole);
         engine.stop_by(&limits.stop);
@@ -165,7 +168,7 @@ impl<'e, 'h> Generation<'e, 'h> {
             given: Given::default(),
             shown: 0,
             stream: Stream::new(),
-            answer: Answer { prompt_tokens: prompt.len(), ..Answer::default() },
+            answer: Answer { prompt_tokens: prompt.len(), past_tokens, ..Answer::default() },
             engine,
         })
     }
@@ -203,11 +206,11 @@ impl<'e, 'h> Generation<'e, 'h> {
                 self.engine.cut(self.end);
                 self.sampler = self.begun.clone();
                 self.stream = Stream::new();
-                self.answer = Answer { prompt_tokens: self.prompt, ..Answer::default() };
+                let (prompt_tokens, past_tokens) = (self.prompt, self.end - self.prompt);
+                self.answer = Answer { prompt_tokens, past_tokens, ..Answer::default() };
                 self.blamed = error.to_string();
-                let outcome = self.engine.recover(error, self.first())?;
-                self.answer.begin(&outcome);
-                Ok(Some(outcome))
+                let outcome = self.engine.recover(error, self.first(), false)?;
+                Ok(self.certain(outcome).inspect(|outcome| self.answer.begin(outcome)))
             }
         }
     }

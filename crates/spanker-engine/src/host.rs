@@ -424,7 +424,10 @@ impl Host {
         if self.backend.measures_layouts() && layout != usual {
             return self.plan_as(model, request, layout);
         }
-        layout::fitting(Plan::new(shape.clone(), cluster, self.taps(request), layout)?)
+        layout::fitting(
+            Plan::new(shape.clone(), cluster, self.taps(request), layout)?,
+            &self.backend.indices(),
+        )
     }
 
     /// The plan of a layout, with prices of what is here.
@@ -434,7 +437,7 @@ impl Host {
     pub fn plan_as(&self, model: &Model, request: &Request, layout: Layout) -> Result<Plan> {
         let cluster = self.cluster(model, request, &layout, Freshness::Kept)?;
         let plan = Plan::new(model.shape().clone(), cluster, self.taps(request), layout)?;
-        layout::fitting(plan)
+        layout::fitting(plan, &self.backend.indices())
     }
 
     /// The plan of a layout whose steps are run and not timed: nothing is measured.
@@ -443,7 +446,12 @@ impl Host {
     /// As [`Host::plan`].
     pub fn plan_untimed(&self, model: &Model, request: &Request, layout: Layout) -> Result<Plan> {
         let cluster = self.cluster(model, request, &layout, Freshness::Assumed)?;
-        Ok(Plan::new(model.shape().clone(), cluster, self.taps(request), layout)?)
+        let plan = Plan::new(model.shape().clone(), cluster, self.taps(request), layout)?;
+        match self.fabric() {
+            // Nothing is assumed of their memory.
+            Fabric::Cards => layout::fitting(plan, &self.backend.indices()),
+            _ => Ok(plan),
+        }
     }
 
     /// A plan that was made before, with prices of what is here and for this request.

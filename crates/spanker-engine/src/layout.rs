@@ -151,13 +151,14 @@ pub(crate) fn best(
     })
 }
 
-/// The plan, if every card has the memory that it allocates.
-pub(crate) fn fitting(plan: Plan) -> Result<Plan> {
+/// The plan, if every card has the memory that it allocates. `numbers` are the devices'.
+pub(crate) fn fitting(plan: Plan, numbers: &[usize]) -> Result<Plan> {
     let memory = plan.predict().memory;
     match memory.iter().find(|memory| !memory.fits()) {
         None => Ok(plan),
         Some(full) => {
-            let (needs, has, card) = (full.used(), full.capacity, full.card);
+            let (needs, has) = (full.used(), full.capacity);
+            let card = numbers.get(full.card).copied().unwrap_or(full.card);
             Err(EngineError::DoesNotFit {
                 what: format!("card {card} would need {needs} and has {has}"),
                 hint: Some(

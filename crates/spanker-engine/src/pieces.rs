@@ -92,9 +92,14 @@ impl Piece {
         let conditions = Conditions {
             prompt: true,
             prompt_tokens: self.tokens.clone(),
-            ..Conditions::calm(u32::try_from(steps).unwrap_or(u32::MAX))
+            // A simulation has a token at least; a piece may have the prompt alone.
+            ..Conditions::calm(u32::try_from(steps).unwrap_or(u32::MAX).max(1))
         };
         let mut predicted = simulate(&self.priced(begun, &(0..steps))?, &conditions)?;
+        if steps == 0 {
+            predicted.marks.retain(|mark| (mark.label.token as usize) < begun);
+            predicted.tokens.clear();
+        }
         predicted.marks = self.renamed(predicted.marks);
         Ok(predicted)
     }

@@ -285,7 +285,11 @@ impl Backend for Ranks {
         let usual = usual.or_else(|_| Split::Pipeline.layout(model.shape(), &shares))?;
         let cluster = self.cluster(model, &request, &usual, Freshness::Kept, &|_| {})?;
         let layout = layout::best(model.shape(), &cluster, &request, true)?;
-        layout::fitting(Plan::new(model.shape().clone(), cluster, request, layout)?)
+        let cluster = match layout == usual {
+            true => cluster,
+            false => self.cluster(model, &request, &layout, Freshness::Kept, &|_| {})?,
+        };
+        layout::fitting(Plan::new(model.shape().clone(), cluster, request, layout)?, left)
     }
 
     /// A rank that computes wrongly is left out; one that is gone takes the group with it.

@@ -51,6 +51,8 @@ pub struct Answer {
     pub prompt: Timing,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Tokens of the sequence before it, which were on the cards already.
+    pub past_tokens: usize,
     /// What each token after the first took.
     pub steps: Vec<Timing>,
     /// The logits after the prompt, if they were kept.
@@ -84,6 +86,8 @@ pub struct Summary<'a> {
     pub place: Option<&'a RankPlace>,
     /// What each card was planned to allocate, and what it has.
     pub memory: &'a [MemoryUse],
+    /// The device's number of each card of the plan.
+    pub numbers: &'a [usize],
     /// What was checked of what cards computed.
     pub audit: Option<&'a AuditLog>,
 }
@@ -129,13 +133,14 @@ impl Summary<'_> {
         median(self.answer.steps.get(self.steps.clone()).unwrap_or_default())
     }
 
-    /// Which part of all weights each card of the plan holds, in the order of cards. What several hold counts for each.
+    /// Which part of all weights each card holds: the device's number, and the part. What several hold counts for each.
     #[must_use]
     pub fn shares(&self) -> Vec<(usize, f64)> {
         let cards = &self.prediction.memory;
         let weights = |card: &CardMemory| card.footprint.weights.0 as f64;
         let total: f64 = cards.iter().map(weights).sum();
-        cards.iter().map(|card| (card.card, weights(card) / total.max(1.0))).collect()
+        let number = |card: usize| self.numbers.get(card).copied().unwrap_or(card);
+        cards.iter().map(|card| (number(card.card), weights(card) / total.max(1.0))).collect()
     }
 
     /// The kinds of cards that the prediction is for.

@@ -50,6 +50,8 @@ pub struct Leader<'f> {
     faulty: bool,
     /// What is recorded of the layout in use.
     recording: Option<Recording>,
+    /// When the first recording began: the times of all count from there.
+    origin: Option<f64>,
 }
 
 impl std::fmt::Debug for Leader<'_> {
@@ -82,7 +84,7 @@ impl<'f> Leader<'f> {
             let what = format!("rank {} cannot be the leader, which is rank 0", wire.rank());
             return Err(LlmError::unsupported(what));
         }
-        Ok(Leader { wire, faulty: false, recording: None })
+        Ok(Leader { wire, faulty: false, recording: None, origin: None })
     }
 
     /// Ranks in the group.

@@ -71,6 +71,12 @@ impl<'r> Session<'r> {
         self.done = self.done.min(length);
     }
 
+    /// Whether there is a runner.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.runner.is_some()
+    }
+
     /// Gives the runner up, so that its memory is free for another.
     pub fn release(&mut self) {
         self.runner = None;

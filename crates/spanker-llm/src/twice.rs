@@ -5,7 +5,10 @@
 use crate::LlmError;
 use crate::audit::AuditLog;
 use crate::runner::{Outcome, Runner, Step};
+use spanker_plan::Want;
 
+/// Tokens that the host runs before cards hear of it.
+const PIECE: usize = 16;
 /// How often a step is run again, with other operators checked, to find the card that was wrong.
 const SEARCHES: u64 = 200;
 
@@ -59,6 +62,20 @@ impl<'a> Twice<'a> {
         Twice { checked: Checked::Others(runner, log.clone()), host }
     }
 
+    /// The same step on this host, in pieces, so that cards elsewhere hear of it meanwhile. Bits do not depend on pieces.
+    fn on_host(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+        let mut last = Outcome::default();
+        let mut past = step.past;
+        for tokens in step.tokens.chunks(PIECE) {
+            self.heartbeat()?;
+            let complete = past + tokens.len() == step.past + step.tokens.len();
+            let want = if complete { step.want } else { Want::Nothing };
+            last = self.host.step(&Step { tokens, past, want })?;
+            past += tokens.len();
+        }
+        Ok(last)
+    }
+
     /// Which card it was: by its operators, or else by what each makes of known numbers.
     fn culprit(&mut self, step: &Step<'_>) -> LlmError {
         let Checked::Searched(cards) = &mut self.checked else {
@@ -89,7 +106,7 @@ impl Runner for Twice<'_> {
                 runner.step(step)?
             }
         };
-        let right = self.host.step(step)?;
+        let right = self.on_host(step)?;
         match same(&outcome, &right) {
             true => Ok(outcome),
             false => Err(self.culprit(step)),

@@ -151,6 +151,11 @@ impl Sampler {
         Ok(Sampler { settings, random, recent: VecDeque::new() })
     }
 
+    /// Forgets the tokens that were accepted.
+    pub fn forget(&mut self) {
+        self.recent.clear();
+    }
+
     /// Takes note of a token of the text: of the prompt, or one that was chosen. Penalties are for these.
     pub fn accept(&mut self, token: u32) {
         if self.settings.penalties.are_none() {

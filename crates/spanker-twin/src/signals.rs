@@ -16,6 +16,8 @@ use crate::error::Tried;
 pub struct Caught {
     /// To end: an interrupt from the terminal, its end, or a plain kill.
     pub end: bool,
+    /// To end by all means: the terminal's end, or a plain kill.
+    pub kill: bool,
     /// A child has ended.
     pub child: bool,
 }
@@ -58,10 +60,13 @@ impl Signals {
     pub fn caught(&self) -> Caught {
         let mut caught = Caught::default();
         while let Ok(Some(signal)) = self.fd.read_signal() {
-            match signal.ssi_signo as i32 == Signal::SIGCHLD as i32 {
+            let number = signal.ssi_signo as i32;
+            match number == Signal::SIGCHLD as i32 {
                 true => caught.child = true,
                 false => caught.end = true,
             }
+            caught.kill |=
+                [Signal::SIGTERM, Signal::SIGHUP].iter().any(|&kill| number == kill as i32);
         }
         caught
     }

@@ -44,12 +44,14 @@ impl<'l> Input<'l> {
 
 /// A line, or why it cannot be used.
 type Line = anyhow::Result<String>;
+/// The same, or why there will be no more.
+type Received = anyhow::Result<Line>;
 
 /// Lines of standard input, read beside everything else.
 pub(super) struct Lines {
     /// Whether a person types them.
     pub(super) watched: bool,
-    lines: Receiver<Line>,
+    lines: Receiver<Received>,
 }
 
 impl Lines {
@@ -58,7 +60,8 @@ impl Lines {
         std::thread::spawn(move || {
             let mut input = std::io::stdin().lock();
             while let Some(line) = next_line(&mut input) {
-                if sender.send(line).is_err() {
+                let last = line.is_err();
+                if sender.send(line).is_err() || last {
                     return;
                 }
             }
@@ -74,7 +77,7 @@ impl Lines {
     ) -> anyhow::Result<Option<Line>> {
         loop {
             match self.lines.recv_timeout(every.unwrap_or(LOOK)) {
-                Ok(line) => return Ok(Some(line)),
+                Ok(line) => return line.map(Some),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => heartbeat()?,
             }
@@ -83,7 +86,7 @@ impl Lines {
 }
 
 /// A line; the rest of one that is too long is passed over.
-fn next_line(input: &mut impl BufRead) -> Option<Line> {
+fn next_line(input: &mut impl BufRead) -> Option<Received> {
     let mut bytes = Vec::new();
     match input.by_ref().take(LONGEST).read_until(b'\n', &mut bytes) {
         Ok(0) => return None,
@@ -99,12 +102,14 @@ fn next_line(input: &mut impl BufRead) -> Option<Line> {
                 _ => break,
             }
         }
-        return Some(Err(anyhow::anyhow!("a line of more than {LONGEST} bytes is passed over")));
+        return Some(Ok(Err(anyhow::anyhow!(
+            "a line of more than {LONGEST} bytes is passed over"
+        ))));
     }
-    Some(String::from_utf8(bytes).map_err(|_| anyhow::anyhow!("a line that is not UTF-8")))
+    Some(Ok(String::from_utf8(bytes).map_err(|_| anyhow::anyhow!("a line that is not UTF-8"))))
 }
 
-/// Ctrl-C: ends an answer; where there is none, or the answer does not end, the program.
+/// Ctrl-C: ends an answer; where there is none, or the answer does not end, the program. So does a plain kill.
 pub(super) struct Interrupts {
     busy: Arc<AtomicBool>,
 }
@@ -112,12 +117,16 @@ pub(super) struct Interrupts {
 impl Interrupts {
     pub(super) fn watch(stop: &Stop) -> anyhow::Result<Interrupts> {
         let signals = Signals::take()?;
-        let busy = Arc::new(AtomicBool::new(true));
+        let busy = Arc::new(AtomicBool::new(false));
         let (stop, at_work) = (stop.clone(), Arc::clone(&busy));
         std::thread::spawn(move || {
             loop {
                 let [] = signals.wait([], None);
-                if !signals.caught().end {
+                let caught = signals.caught();
+                if caught.kill {
+                    std::process::exit(143);
+                }
+                if !caught.end {
                     continue;
                 }
                 if at_work.load(Ordering::Relaxed) && !stop.is_stopped() {
@@ -135,8 +144,9 @@ impl Interrupts {
         self.busy.store(false, Ordering::Relaxed);
     }
 
-    /// Something is.
-    pub(super) fn busy(&self) {
+    /// Something is: what stopped the last answer does not stop this one.
+    pub(super) fn busy(&self, stop: &Stop) {
+        stop.reset();
         self.busy.store(true, Ordering::Relaxed);
     }
 }
@@ -159,8 +169,21 @@ mod tests {
         let mut text = vec![b'a'; 3 * LONGEST as usize / 2];
         text.extend_from_slice(b"\nhello\n");
         let mut input = &text[..];
-        assert!(next_line(&mut input).is_some_and(|line| line.is_err()));
-        assert_eq!(next_line(&mut input).and_then(Result::ok).as_deref(), Some("hello\n"));
+        assert!(next_line(&mut input).is_some_and(|line| line.is_ok_and(|line| line.is_err())));
+        let line = next_line(&mut input).and_then(Result::ok).and_then(Result::ok);
+        assert_eq!(line.as_deref(), Some("hello\n"));
         assert!(next_line(&mut input).is_none());
+    }
+
+    #[test]
+    fn input_that_cannot_be_read_is_an_end() {
+        struct Broken;
+        impl Read for Broken {
+            fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+                Err(std::io::Error::other("broken"))
+            }
+        }
+        let mut input = std::io::BufReader::new(Broken);
+        assert!(next_line(&mut input).is_some_and(|line| line.is_err()));
     }
 }

@@ -23,8 +23,6 @@ const COLLECTED: u64 = 1 << 63;
 /// A recording on its way.
 #[derive(Debug)]
 pub(super) struct Recording {
-    /// When it began, by the leader's clock.
-    began: f64,
     /// The other ranks with a card, and their clocks at the beginning.
     others: Vec<(Rank, Reading)>,
     /// What the leader's own card did.
@@ -73,12 +71,13 @@ impl Leader<'_> {
         let others = ranks.iter().copied().filter(|&rank| rank != LEADER);
         let others = others.map(|rank| Ok((rank, self.read_clock(rank)?)));
         let others = others.collect::<Result<Vec<_>, LlmError>>()?;
-        let began = self.wire.clock(Instant::now());
-        self.recording = Some(Recording { began, others, own: Vec::new() });
+        let now = self.wire.clock(Instant::now());
+        self.origin.get_or_insert(now);
+        self.recording = Some(Recording { others, own: Vec::new() });
         Ok(())
     }
 
-    /// What all cards did since the recording began or marks were last asked for, in seconds since the recording
+    /// What all cards did since the recording began or marks were last asked for, in seconds since the first recording
     /// began. Nothing if there is no recording.
     ///
     /// Times of other ranks are converted to this rank's clock: see `ranks/clock.rs`. They are wrong by half of the
@@ -105,18 +104,18 @@ impl Leader<'_> {
                 ..mark
             }));
         }
-        let began = recording.began;
+        let origin = self.recording_since();
         all.iter_mut().for_each(|mark| {
-            mark.start -= began;
-            mark.end -= began;
+            mark.start -= origin;
+            mark.end -= origin;
         });
         self.recording = Some(recording);
         Ok(all)
     }
 
-    /// When the recording began, by this rank's clock.
+    /// When the first recording began, by this rank's clock.
     pub(super) fn recording_since(&self) -> f64 {
-        self.recording.as_ref().map_or(0.0, |recording| recording.began)
+        self.origin.unwrap_or(0.0)
     }
 
     fn collect_from(&mut self, rank: Rank) -> Result<Vec<Mark>, LlmError> {

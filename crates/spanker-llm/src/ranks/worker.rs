@@ -44,6 +44,7 @@ pub fn run_worker<B: AsRef<[u8]> + Send + Sync>(
     // What was done in steps that were asked for nothing is told with the next that is.
     let mut untold = (Duration::ZERO, 0);
     let mut recorded: Option<Vec<Mark>> = None;
+    let mut expected = worker.plan;
     loop {
         match wire.next()? {
             Order::Over => return Ok(wire.part()?),
@@ -55,7 +56,11 @@ pub fn run_worker<B: AsRef<[u8]> + Send + Sync>(
                 drop(rank_part.take());
                 (untold, recorded) = ((Duration::ZERO, 0), None);
                 let space = (context as usize, batch as usize, filled);
-                rank_part = Some(take_part(&mut wire, worker, network, space, (&json, &ranks))?);
+                // Measurements have layouts of their own, and so has what follows a rank that was left out.
+                let plan = if filled { None } else { expected.take() };
+                let Worker { network: file, threads, timeout, .. } = *worker;
+                let worker = Worker { network: file, plan, threads, timeout };
+                rank_part = Some(take_part(&mut wire, &worker, network, space, (&json, &ranks))?);
             }
             Order::Step { past, want, tokens, layers, salt } => {
                 let begun = Instant::now();
