@@ -119,6 +119,52 @@ fn verify_of_weights_that_are_not_numbers_fails_for_every_split_and_names_the_lo
     assert_eq!((&line["holds"], &line["reason"]), (&false.into(), &"not-finite".into()), "{line}");
 }
 
+/// What `chat` says, fed with these lines, and its exit code.
+fn chat(desk: &Desk, flags: &str, lines: &str) -> (String, Option<i32>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    command.args(["chat", "-m", "x.gguf"]).args(flags.split_whitespace()).current_dir(desk.path());
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the command starts");
+    child.stdin.take().expect("a pipe").write_all(lines.as_bytes()).expect("a reader");
+    let output = child.wait_with_output().expect("an end");
+    (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
+}
+
+#[test]
+fn every_answer_of_a_chat_is_beside_its_own_prediction() {
+    let desk = awkward();
+    let (told, code) = chat(&desk, "-n 4 --temp 0 -t 1", "hello there\n/stats\nhi\n/stats\n");
+    assert_eq!(code, Some(0), "{told}");
+    let predicted: Vec<f64> = told
+        .lines()
+        .filter(|line| line.starts_with("prompt "))
+        .filter_map(|line| line.split("predicted").nth(1)?.split_whitespace().next()?.parse().ok())
+        .collect();
+    // The second prompt is shorter, and what came before it is not run again.
+    assert!(matches!(predicted[..], [first, second] if 0.0 < second && second < first), "{told}");
+}
+
+#[test]
+fn run_of_one_token_is_compared_and_traced() {
+    let desk = awkward();
+    let json = desk.json("run -m x.gguf -p hello -n 1 --temp 0 --cards 2 --compare --trace t.json");
+    assert_eq!(json["tokens"].as_array().map(Vec::len), Some(1), "{json}");
+    assert!(number(&json["compare"]["whole"], "predicted_ms") > 0.0, "{json}");
+    assert!(desk.read("t.json").contains("traceEvents"));
+}
+
+#[test]
+fn input_that_cannot_be_read_ends_a_chat() {
+    let desk = awkward();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    command.args(["chat", "-m", "x.gguf"]).current_dir(desk.path());
+    let folder = fs::File::open(desk.path()).expect("a folder");
+    let output = command.stdin(folder).output().expect("the command starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert_eq!(errors.matches("cannot read standard input").count(), 1, "{errors}");
+}
+
 #[test]
 fn report_that_nobody_reads_changes_no_exit_code() {
     let desk = awkward();

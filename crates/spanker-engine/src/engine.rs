@@ -281,12 +281,12 @@ impl<'h> Engine<'h> {
         let reader = &self.pieces[pieces::reader_of(&self.pieces, prompt)];
         let first = &self.pieces[0].tokens;
         let mut prediction = self.pieces[number].priced(prompt, &steps)?.predict_prompt(first);
-        let priced = reader.priced(prompt, &steps)?;
-        prediction.ttft = priced.predict_prompt(&reader.tokens).ttft;
+        prediction.ttft = reader.priced(prompt, &steps)?.predict_prompt(&reader.tokens).ttft;
         // What was on the cards already was not run again, unless one was lost.
         let known = answer.past_tokens.min(reader.tokens.len());
         if known > 0 && self.pieces.len() == 1 {
-            prediction.ttft.0 -= priced.predict_prompt(&reader.tokens[..known]).ttft.0;
+            let before = reader.priced(known, &steps)?;
+            prediction.ttft.0 -= before.predict_prompt(&reader.tokens[..known]).ttft.0;
         }
         let (memory, place, lost) = (&self.memory[..], self.host.rank_place(), self.lost);
         let audit = self.audit();
