@@ -2,13 +2,13 @@
 //! `spanker compare` as a user runs it: the table, JSON, files that are no traces, exit codes.
 
 #[allow(dead_code)]
-#[path = "support/desk.rs"]
-mod desk;
+#[path = "support/scratch.rs"]
+mod scratch;
 
 use serde_json::Value;
 use spanker_plan::{Activity, Label, Mark, Origin, Parts, Trace, perfetto_of_both};
 
-use desk::{Desk, number};
+use scratch::{Scratch, number};
 
 /// Two cards, each of which has half of a product, and then they exchange. Card 1's memory takes `slow` times as
 /// long.
@@ -34,9 +34,9 @@ fn trace(tokens: u32, slow: f64, predicted: bool) -> Trace {
     Trace { cards: 2, tokens: ends, marks, incidents: vec![], events: 0 }
 }
 
-fn desk() -> Desk {
+fn scratch() -> Scratch {
     let (predicted, measured) = (trace(4, 1.0, true), trace(5, 1.2, false));
-    Desk::new(&[
+    Scratch::new(&[
         ("predicted.json", &predicted.to_perfetto(Origin::Predicted)),
         ("measured.json", &measured.to_perfetto(Origin::Measured)),
         ("both.json", &perfetto_of_both(&predicted, &measured)),
@@ -45,7 +45,7 @@ fn desk() -> Desk {
 
 #[test]
 fn compare_shows_a_slow_card_as_its_memory_and_as_waiting_on_the_other() {
-    let text = desk().text("compare predicted.json measured.json");
+    let text = scratch().text("compare predicted.json measured.json");
     let expected = "                           whole      card 0      card 1
 predicted                 4.4 ms      4.4 ms      4.4 ms
 measured                  5.2 ms      5.2 ms      5.2 ms
@@ -75,8 +75,8 @@ left out: token 4: only the measured trace has it
 
 #[test]
 fn compare_json_has_causes_that_add_up_for_the_whole_every_card_and_every_step() {
-    let desk = desk();
-    let answer = desk.json("compare predicted.json measured.json");
+    let scratch = scratch();
+    let answer = scratch.json("compare predicted.json measured.json");
     let list = |value: &Value, field: &str| value[field].as_array().unwrap().clone();
     let mut gaps = vec![answer["whole"].clone()];
     gaps.extend(list(&answer, "cards"));
@@ -100,13 +100,13 @@ fn compare_json_has_causes_that_add_up_for_the_whole_every_card_and_every_step()
     assert_eq!(answer["version"], 1);
     assert_eq!(answer["left_out"][0]["token"], 4);
     // One file with both is the same.
-    assert_eq!(desk.json("compare both.json both.json"), answer);
+    assert_eq!(scratch.json("compare both.json both.json"), answer);
 }
 
 #[test]
 fn compare_of_some_tokens_counts_these_alone() {
-    let desk = desk();
-    let answer = desk.json("compare predicted.json measured.json --tokens 1..2");
+    let scratch = scratch();
+    let answer = scratch.json("compare predicted.json measured.json --tokens 1..2");
     assert_eq!(answer["steps"].as_array().unwrap().len(), 2);
     assert!((number(&answer["whole"], "predicted_ms") - 2.2).abs() < 1e-6, "{answer}");
     assert_eq!(answer["left_out"].as_array().unwrap().len(), 0);
@@ -116,23 +116,23 @@ fn compare_of_some_tokens_counts_these_alone() {
         ("--tokens 70..80", "--tokens 70..80: no step to compare: the traces have none"),
         ("--tokens 4", "only the measured trace has it"),
     ] {
-        let error = desk.error(2, &format!("compare predicted.json measured.json {line}"));
+        let error = scratch.error(2, &format!("compare predicted.json measured.json {line}"));
         assert!(error.contains(said), "{error}");
     }
-    assert!(desk.error(2, "compare predicted.json").contains("<MEASURED>"));
+    assert!(scratch.error(2, "compare predicted.json").contains("<MEASURED>"));
 }
 
 #[test]
 fn compare_refuses_what_is_no_trace_or_the_wrong_one_and_names_the_file() {
-    let desk = desk();
+    let scratch = scratch();
     let none = Trace { marks: vec![], ..trace(1, 1.0, true) };
-    desk.put("none.json", none.to_perfetto(Origin::Predicted).as_bytes());
+    scratch.put("none.json", none.to_perfetto(Origin::Predicted).as_bytes());
     let mut three = trace(4, 1.0, false);
     three.cards = 3;
     three.marks.iter_mut().for_each(|mark| mark.card += 1);
-    desk.put("others.json", three.to_perfetto(Origin::Measured).as_bytes());
-    desk.put("text.json", b"hello");
-    desk.put(
+    scratch.put("others.json", three.to_perfetto(Origin::Measured).as_bytes());
+    scratch.put("text.json", b"hello");
+    scratch.put(
         "chrome.json",
         b"{\"traceEvents\":[{\"ph\":\"X\",\"name\":\"paint\",\"ts\":1,\"dur\":2}]}",
     );
@@ -147,15 +147,15 @@ fn compare_refuses_what_is_no_trace_or_the_wrong_one_and_names_the_file() {
         ),
         ("predicted.json others.json", "predicted for cards 0..1, measured on cards 1..2"),
     ] {
-        let error = desk.error(1, &format!("compare {files}"));
+        let error = scratch.error(1, &format!("compare {files}"));
         assert!(error.contains(said), "'{said}' in '{error}'");
     }
 }
 
 #[test]
 fn two_simulations_can_be_compared() {
-    let desk = desk();
-    desk.put("slow.json", trace(4, 1.5, true).to_perfetto(Origin::Predicted).as_bytes());
-    let answer = desk.json("compare predicted.json slow.json");
+    let scratch = scratch();
+    scratch.put("slow.json", trace(4, 1.5, true).to_perfetto(Origin::Predicted).as_bytes());
+    let answer = scratch.json("compare predicted.json slow.json");
     assert!((number(&answer["whole"]["causes"], "memory_ms") - 2.0).abs() < 1e-6, "{answer}");
 }

@@ -3,33 +3,32 @@
 //! traces, exit codes.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/desk.rs"]
-mod desk;
+#[path = "support/scratch.rs"]
+mod scratch;
 
 use std::fs;
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use serde_json::Value;
 use spanker_model::Quant;
 use spanker_model::gguf::{Field, Header, Writer};
 
-use desk::{Desk, number};
+use scratch::{Scratch, number};
 
 /// A model whose heads, rows and blocks no number of cards divides.
 const AWKWARD: &str = "synth llama --layers 2 --hidden 160 --heads 5 --kv-heads 5 --ffn 352 --vocab 300 \
      --context 128 --quant q4_0 --out x.gguf";
 
-fn awkward() -> Desk {
-    let desk = Desk::new(&[]);
-    desk.text(AWKWARD);
-    desk
+fn awkward() -> Scratch {
+    let scratch = Scratch::new(&[]);
+    scratch.text(AWKWARD);
+    scratch
 }
 
 /// A run of words that may be empty or have spaces.
-fn words(desk: &Desk, words: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
-    command.args(words).current_dir(desk.path()).output().expect("the command starts")
+fn words(scratch: &Scratch, words: &[&str]) -> Output {
+    scratch.command().args(words).output().expect("the command starts")
 }
 
 /// A model of zeros of any architecture and type, without a tokenizer.
@@ -62,19 +61,19 @@ fn zeros(architecture: &str, quant: Quant) -> Vec<u8> {
 
 #[test]
 fn verify_of_an_awkward_model_holds_for_every_split_and_share() {
-    let desk = awkward();
-    let text = desk.text("verify -m x.gguf --cards 1..4 -n 4");
+    let scratch = awkward();
+    let text = scratch.text("verify -m x.gguf --cards 1..4 -n 4");
     // Two layers make no pipeline of three: that is left out, and said so where it is asked for.
     let counts = ["gather", "reduce", "pipeline", "mixed"].map(|name| text.matches(name).count());
     assert_eq!(counts, [4, 3, 1, 2], "{text}");
     assert_eq!(text.matches("identical\n").count(), 7, "{text}");
     assert_eq!(text.matches("repeats; logits within").count(), 3, "{text}");
     assert!(text.ends_with("identical on 1, 2, 3 and 4 cards\n"), "{text}");
-    let error = desk.error(2, "verify -m x.gguf --cards 3 --split pipeline");
+    let error = scratch.error(2, "verify -m x.gguf --cards 3 --split pipeline");
     assert!(error.contains("3 stages for 2 layers"), "{error}");
-    let text = desk.text("verify -m x.gguf -ts 3,1 -n 4");
+    let text = scratch.text("verify -m x.gguf -ts 3,1 -n 4");
     assert!(text.contains("2 cards (3,1)") && !text.contains("FAIL"), "{text}");
-    let text = desk.text("verify -m x.gguf --cards 3..4 --split mixed -n 4 --json");
+    let text = scratch.text("verify -m x.gguf --cards 3..4 --split mixed -n 4 --json");
     let lines: Vec<Value> =
         text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(lines.len(), 2);
@@ -86,8 +85,8 @@ fn verify_of_an_awkward_model_holds_for_every_split_and_share() {
 
 #[test]
 fn verify_of_a_reduce_split_reports_its_distance_and_the_bound() {
-    let desk = awkward();
-    let line = desk.json("verify -m x.gguf --cards 3 --split reduce -n 4");
+    let scratch = awkward();
+    let line = scratch.json("verify -m x.gguf --cards 3 --split reduce -n 4");
     assert_eq!((&line["holds"], &line["reason"]), (&true.into(), &Value::Null), "{line}");
     for (measure, bound) in [("most", "most"), ("rms", "rms")] {
         let distance = number(&line["distance"], measure);
@@ -95,46 +94,50 @@ fn verify_of_a_reduce_split_reports_its_distance_and_the_bound() {
         assert!(distance >= 0.0 && distance <= bound && bound > 0.0 && bound < 1.0, "{line}");
     }
     assert_eq!(line["distance"]["step"], line["bound"]["step"], "{line}");
-    let line = desk.json("verify -m x.gguf --cards 3 --split gather -n 4");
+    let line = scratch.json("verify -m x.gguf --cards 3 --split gather -n 4");
     assert_eq!((&line["distance"], &line["bound"]), (&Value::Null, &Value::Null), "{line}");
 }
 
 #[test]
 fn verify_of_weights_that_are_not_numbers_fails_for_every_split_and_names_the_logit() {
-    let desk = awkward();
-    let mut file = fs::read(desk.path().join("x.gguf")).expect("a file");
+    let scratch = awkward();
+    let mut file = fs::read(scratch.path().join("x.gguf")).expect("a file");
     let header = Header::read(&file[..], file.len() as u64).expect("a header");
     let down = &header.tensors()["blk.1.ffn_down.weight"];
     let start = (header.data_offset() + down.offset) as usize;
     // The scale of the first block, which makes one element of every row of activations not a number.
     file[start..start + 2].copy_from_slice(&0x7E00u16.to_le_bytes());
-    desk.put("nan.gguf", &file);
-    let output = desk.run("verify -m nan.gguf --cards 2 -n 2");
+    scratch.put("nan.gguf", &file);
+    let output = scratch.run("verify -m nan.gguf --cards 2 -n 2");
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     let named = "step 0: the reference's logit of token 0 is NaN on 1 card\n";
     assert_eq!((text.matches("FAIL").count(), text.matches(named).count()), (3, 3), "{text}");
-    let output = desk.run("verify -m nan.gguf --cards 2 --split reduce -n 2 --json");
+    let output = scratch.run("verify -m nan.gguf --cards 2 --split reduce -n 2 --json");
     let line: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&line["holds"], &line["reason"]), (&false.into(), &"not-finite".into()), "{line}");
 }
 
-/// What `chat` says, fed with these lines, and its exit code.
-fn chat(desk: &Desk, flags: &str, lines: &str) -> (String, Option<i32>) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
-    command.args(["chat", "-m", "x.gguf"]).args(flags.split_whitespace()).current_dir(desk.path());
-    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+/// What `chat` gives, fed with these lines.
+fn chat(scratch: &Scratch, flags: &str, lines: &str) -> Output {
+    let mut command = scratch.command();
+    command.args(["chat", "-m", "x.gguf"]).args(flags.split_whitespace());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the command starts");
     child.stdin.take().expect("a pipe").write_all(lines.as_bytes()).expect("a reader");
-    let output = child.wait_with_output().expect("an end");
-    (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
+    child.wait_with_output().expect("an end")
 }
 
 #[test]
 fn every_answer_of_a_chat_is_beside_its_own_prediction() {
-    let desk = awkward();
-    let (told, code) = chat(&desk, "-n 4 --temp 0 -t 1", "hello there\n/stats\nhi\n/stats\n");
-    assert_eq!(code, Some(0), "{told}");
+    let scratch = awkward();
+    let output = chat(
+        &scratch,
+        "-n 4 --temp 0 -t 1",
+        "it is a long and winding road to the sea\n/stats\nhi\n/stats\n",
+    );
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
     let predicted: Vec<f64> = told
         .lines()
         .filter(|line| line.starts_with("prompt "))
@@ -146,19 +149,20 @@ fn every_answer_of_a_chat_is_beside_its_own_prediction() {
 
 #[test]
 fn run_of_one_token_is_compared_and_traced() {
-    let desk = awkward();
-    let json = desk.json("run -m x.gguf -p hello -n 1 --temp 0 --cards 2 --compare --trace t.json");
+    let scratch = awkward();
+    let json =
+        scratch.json("run -m x.gguf -p hello -n 1 --temp 0 --cards 2 --compare --trace t.json");
     assert_eq!(json["tokens"].as_array().map(Vec::len), Some(1), "{json}");
     assert!(number(&json["compare"]["whole"], "predicted_ms") > 0.0, "{json}");
-    assert!(desk.read("t.json").contains("traceEvents"));
+    assert!(scratch.read("t.json").contains("traceEvents"));
 }
 
 #[test]
 fn input_that_cannot_be_read_ends_a_chat() {
-    let desk = awkward();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
-    command.args(["chat", "-m", "x.gguf"]).current_dir(desk.path());
-    let folder = fs::File::open(desk.path()).expect("a folder");
+    let scratch = awkward();
+    let mut command = scratch.command();
+    command.args(["chat", "-m", "x.gguf"]);
+    let folder = fs::File::open(scratch.path()).expect("a folder");
     let output = command.stdin(folder).output().expect("the command starts");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
@@ -167,13 +171,13 @@ fn input_that_cannot_be_read_ends_a_chat() {
 
 #[test]
 fn report_that_nobody_reads_changes_no_exit_code() {
-    let desk = awkward();
+    let scratch = awkward();
     for line in [
         "run -m x.gguf -p hello -n 3 --cards 2 --compare",
         "run -m x.gguf -p hello -n -1 --ignore-eos",
     ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
-        command.args(line.split_whitespace()).current_dir(desk.path());
+        let mut command = scratch.command();
+        command.args(line.split_whitespace());
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut running = command.spawn().expect("the command starts");
         drop(running.stderr.take());
@@ -183,11 +187,11 @@ fn report_that_nobody_reads_changes_no_exit_code() {
 
 #[test]
 fn run_prints_the_prompt_the_text_and_the_report() {
-    let desk = awkward();
-    let output = desk.run("run -m x.gguf -p hello -n 8 --temp 0 --cards 3");
+    let scratch = awkward();
+    let output = scratch.run("run -m x.gguf -p hello -n 8 --temp 0 --cards 3");
     let (text, report) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let json = desk.json("run -m x.gguf -p hello -n 8 --temp 0 --cards 3");
+    let json = scratch.json("run -m x.gguf -p hello -n 8 --temp 0 --cards 3");
     let generated = json["text"].as_str().expect("text");
     // The text alone, so that it can be piped.
     assert_eq!(text, format!("hello{generated}\n"));
@@ -197,14 +201,14 @@ fn run_prints_the_prompt_the_text_and_the_report() {
     for part in ["a token", "= compute", "+ sync", "bytes between cards", "predicted", "measured"] {
         assert!(report.contains(part), "{part}: {report}");
     }
-    let silent = desk.text("run -m x.gguf -p hello -n 8 --temp 0 --cards 3 --no-display-prompt");
+    let silent = scratch.text("run -m x.gguf -p hello -n 8 --temp 0 --cards 3 --no-display-prompt");
     assert_eq!(silent, format!("{generated}\n"));
 }
 
 #[test]
 fn run_as_json_has_every_field_and_the_text_does_not_depend_on_the_split() {
-    let desk = awkward();
-    let one = desk.json("run -m x.gguf -p hello -n 8 --temp 0");
+    let scratch = awkward();
+    let one = scratch.json("run -m x.gguf -p hello -n 8 --temp 0");
     assert_eq!(
         (&one["version"], &one["cards"], &one["cards_lost"]),
         (&1.into(), &1.into(), &0.into())
@@ -231,7 +235,7 @@ fn run_as_json_has_every_field_and_the_text_does_not_depend_on_the_split() {
     for flags in
         ["--cards 3", "-ts 3,1", "--cards 2 --split pipeline", "--cards 4 --split mixed -t 3 -b 2"]
     {
-        let split = desk.json(&format!("run -m x.gguf -p hello -n 8 --temp 0 {flags}"));
+        let split = scratch.json(&format!("run -m x.gguf -p hello -n 8 --temp 0 {flags}"));
         assert_eq!((&split["text"], &split["tokens"]), (&one["text"], &one["tokens"]), "{flags}");
         assert!(number(&split["token"], "bytes_sent") > 0.0, "{flags}");
     }
@@ -239,9 +243,10 @@ fn run_as_json_has_every_field_and_the_text_does_not_depend_on_the_split() {
 
 #[test]
 fn same_seed_gives_the_same_text_and_another_seed_another() {
-    let desk = awkward();
+    let scratch = awkward();
     let text = |seed: u32| {
-        desk.json(&format!("run -m x.gguf -p hello -n 12 --temp 1.5 --seed {seed}"))["text"].clone()
+        scratch.json(&format!("run -m x.gguf -p hello -n 12 --temp 1.5 --seed {seed}"))["text"]
+            .clone()
     };
     let first = text(7);
     assert_eq!(text(7), first);
@@ -250,11 +255,11 @@ fn same_seed_gives_the_same_text_and_another_seed_another() {
 
 #[test]
 fn end_of_text_ends_a_run_unless_it_is_ignored() {
-    let desk = awkward();
+    let scratch = awkward();
     // All tokens are about as likely, so that the end comes by chance, which the seed decides.
     let flags = "--temp 50 --top-k 0 --top-p 1 --min-p 0 -n 100";
     let run = |seed: u32, more: &str| {
-        desk.json(&format!("run -m x.gguf -p hello {flags} --seed {seed} {more}"))
+        scratch.json(&format!("run -m x.gguf -p hello {flags} --seed {seed} {more}"))
     };
     let (seed, ended) = (1..40)
         .map(|seed| (seed, run(seed, "")))
@@ -272,11 +277,11 @@ fn end_of_text_ends_a_run_unless_it_is_ignored() {
 
 #[test]
 fn run_ends_where_the_context_is_full() {
-    let desk = awkward();
-    let json = desk.json("run -m x.gguf -p hello -n 100 --temp 0 --ctx-size 16 --ignore-eos");
+    let scratch = awkward();
+    let json = scratch.json("run -m x.gguf -p hello -n 100 --temp 0 --ctx-size 16 --ignore-eos");
     // The last token needs no place of its own.
     assert_eq!(json["tokens"].as_array().map(Vec::len), Some(16 - 5 + 1));
-    let one = desk.json("run -m x.gguf -p hello -n 1 --temp 0");
+    let one = scratch.json("run -m x.gguf -p hello -n 1 --temp 0");
     assert_eq!(
         (one["tokens"].as_array().map(Vec::len), &one["generation"]["tokens"]),
         (Some(1), &0.into())
@@ -285,13 +290,13 @@ fn run_ends_where_the_context_is_full() {
 
 #[test]
 fn trace_of_a_run_is_json_with_marks_of_every_card() {
-    let desk = awkward();
+    let scratch = awkward();
     for (flags, cards) in [("--cards 3", 3), ("--cards 2 --split pipeline", 2)] {
         let output =
-            desk.run(&format!("run -m x.gguf -p hello -n 3 --temp 0 --trace t.json {flags}"));
+            scratch.run(&format!("run -m x.gguf -p hello -n 3 --temp 0 --trace t.json {flags}"));
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && told.contains("saved t.json"), "{told}");
-        let trace: Value = serde_json::from_str(&desk.read("t.json")).expect("JSON");
+        let trace: Value = serde_json::from_str(&scratch.read("t.json")).expect("JSON");
         let events = trace["traceEvents"].as_array().expect("events");
         for card in 0..cards {
             let own = |event: &&Value| event["ph"] == "X" && event["tid"] == card;
@@ -306,18 +311,8 @@ fn trace_of_a_run_is_json_with_marks_of_every_card() {
 
 #[test]
 fn chat_from_a_pipe_answers_every_line() {
-    let desk = awkward();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
-    let flags = "chat -m x.gguf -n 4 --temp 0 --cards 2 --seed 3";
-    command.args(flags.split(' ')).current_dir(desk.path());
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the command starts");
-    child.stdin.take().expect("a pipe").write_all(b"hello\nand\n").expect("a reader");
-    let output = child.wait_with_output().expect("an end");
+    let scratch = awkward();
+    let output = chat(&scratch, "-n 4 --temp 0 --cards 2 --seed 3", "hello\nand\n");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && errors.is_empty(), "{errors}");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -326,21 +321,11 @@ fn chat_from_a_pipe_answers_every_line() {
 
 #[test]
 fn chat_goes_on_after_empty_lines_wrong_commands_and_turns_that_do_not_fit() {
-    let desk = awkward();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
-    let flags = "chat -m x.gguf -n 4 --temp 0 --ctx-size 64";
-    command.args(flags.split(' ')).current_dir(desk.path());
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the command starts");
+    let scratch = awkward();
     let long = "x".repeat(100);
     let typed =
         format!("hi\n\n/nope\n{long}\n/stats\n/save c.json\n/reset\n/save d.json\n/quit\nhi\n");
-    child.stdin.take().expect("a pipe").write_all(typed.as_bytes()).expect("a reader");
-    let output = child.wait_with_output().expect("an end");
+    let output = chat(&scratch, "-n 4 --temp 0 --ctx-size 64", &typed);
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{told}");
     for part in [
@@ -352,15 +337,15 @@ fn chat_goes_on_after_empty_lines_wrong_commands_and_turns_that_do_not_fit() {
     ] {
         assert!(told.contains(part), "{part}: {told}");
     }
-    let saved: Value = serde_json::from_str(&desk.read("c.json")).expect("JSON");
+    let saved: Value = serde_json::from_str(&scratch.read("c.json")).expect("JSON");
     assert_eq!((&saved[0]["role"], &saved[0]["content"]), (&"user".into(), &"hi".into()));
     assert_eq!((saved.as_array().map(Vec::len), &saved[1]["role"]), (Some(2), &"assistant".into()));
-    assert_eq!(desk.read("d.json").trim(), "[]");
+    assert_eq!(scratch.read("d.json").trim(), "[]");
 }
 
 #[test]
 fn flags_that_make_no_sense_are_usage_errors_that_name_them() {
-    let desk = awkward();
+    let scratch = awkward();
     for (flags, parts) in [
         ("-p a --split sideways", &["sideways", "--split"][..]),
         ("-p a --cards 2 -ts 1,2,3", &["--tensor-split", "3 shares", "2 cards"]),
@@ -384,10 +369,10 @@ fn flags_that_make_no_sense_are_usage_errors_that_name_them() {
         ("-p a --plan p.json --split gather", &["--plan", "--split"]),
         ("", &["--prompt"]),
     ] {
-        let error = desk.error(2, &format!("run -m x.gguf {flags}"));
+        let error = scratch.error(2, &format!("run -m x.gguf {flags}"));
         assert!(parts.iter().all(|part| error.contains(part)), "{flags}: {error}");
     }
-    let output = words(&desk, &["run", "-m", "x.gguf", "-p", ""]);
+    let output = words(&scratch, &["run", "-m", "x.gguf", "-p", ""]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), error.contains("the prompt has no tokens")), (Some(2), true));
     for (flags, part) in [
@@ -397,22 +382,22 @@ fn flags_that_make_no_sense_are_usage_errors_that_name_them() {
         ("--cards 1..3 -ts 1,1", "2 shares"),
         ("-n 0", "--n-predict 0"),
     ] {
-        let error = desk.error(2, &format!("verify -m x.gguf {flags}"));
+        let error = scratch.error(2, &format!("verify -m x.gguf {flags}"));
         assert!(error.contains(part), "{flags}: {error}");
     }
 }
 
 #[test]
 fn files_that_are_no_models_fail_and_are_named() {
-    let desk = awkward();
-    let whole = fs::read(desk.path().join("x.gguf")).expect("a file");
-    desk.put("half.gguf", &whole[..whole.len() / 2]);
-    desk.put("head.gguf", &whole[..1000]);
-    desk.put("text.gguf", b"this is no model, it is a text");
-    desk.put("empty.gguf", b"");
-    desk.put("gpt2.gguf", &zeros("gpt2", Quant::F16));
-    desk.put("q2.gguf", &zeros("llama", Quant::Q2K));
-    desk.put("mute.gguf", &zeros("llama", Quant::F16));
+    let scratch = awkward();
+    let whole = fs::read(scratch.path().join("x.gguf")).expect("a file");
+    scratch.put("half.gguf", &whole[..whole.len() / 2]);
+    scratch.put("head.gguf", &whole[..1000]);
+    scratch.put("text.gguf", b"this is no model, it is a text");
+    scratch.put("empty.gguf", b"");
+    scratch.put("gpt2.gguf", &zeros("gpt2", Quant::F16));
+    scratch.put("q2.gguf", &zeros("llama", Quant::Q2K));
+    scratch.put("mute.gguf", &zeros("llama", Quant::F16));
     for (file, parts) in [
         ("half.gguf", &["tensor"][..]),
         ("head.gguf", &[]),
@@ -424,7 +409,7 @@ fn files_that_are_no_models_fail_and_are_named() {
         ("nothing.gguf", &["nothing.gguf"]),
     ] {
         for command in ["run -p hello", "verify", "chat"] {
-            let error = desk.error(1, &format!("{command} -m {file}"));
+            let error = scratch.error(1, &format!("{command} -m {file}"));
             let named = error.contains(file) && parts.iter().all(|part| error.contains(part));
             assert!(named, "{command} {file}: {error}");
         }
@@ -433,28 +418,28 @@ fn files_that_are_no_models_fail_and_are_named() {
 
 #[test]
 fn prompts_and_plans_that_do_not_fit_fail_and_say_the_numbers() {
-    let desk = awkward();
-    let error = desk.error(1, "run -m x.gguf -p abcdefgh --ctx-size 8");
+    let scratch = awkward();
+    let error = scratch.error(1, "run -m x.gguf -p abcdefgh --ctx-size 8");
     assert!(error.contains("8 tokens") && error.contains("hint: "), "{error}");
-    let error = desk.error(1, "verify -m x.gguf -p abcd --ctx-size 8 -n 5");
+    let error = scratch.error(1, "verify -m x.gguf -p abcd --ctx-size 8 -n 5");
     assert!(error.contains("9 tokens do not fit a context of 8"), "{error}");
-    desk.text(&AWKWARD.replace("x.gguf", "y.gguf").replace("--ffn 352", "--ffn 384"));
-    desk.text("plan y.gguf --cards 2 --context 64 --out plan.json");
-    let error = desk.error(1, "run -m x.gguf -p hello --plan plan.json");
+    scratch.text(&AWKWARD.replace("x.gguf", "y.gguf").replace("--ffn 352", "--ffn 384"));
+    scratch.text("plan y.gguf --cards 2 --context 64 --out plan.json");
+    let error = scratch.error(1, "run -m x.gguf -p hello --plan plan.json");
     assert!(error.contains("with ffn 384, the file has 352"), "{error}");
-    let error = desk.error(1, "run -m x.gguf -p hello --plan nothing.json");
+    let error = scratch.error(1, "run -m x.gguf -p hello --plan nothing.json");
     assert!(error.contains("nothing.json"), "{error}");
-    desk.put("bad.json", b"{\"kind\": \"plan\"");
-    let error = desk.error(1, "run -m x.gguf -p hello --plan bad.json");
+    scratch.put("bad.json", b"{\"kind\": \"plan\"");
+    let error = scratch.error(1, "run -m x.gguf -p hello --plan bad.json");
     assert!(error.contains("bad.json"), "{error}");
 }
 
 #[test]
 fn saved_plan_of_the_model_runs() {
-    let desk = awkward();
-    desk.text("plan x.gguf --cards 2 --context 64 --out plan.json");
-    let planned = desk.json("run -m x.gguf -p hello -n 4 --temp 0 --plan plan.json");
-    let one = desk.json("run -m x.gguf -p hello -n 4 --temp 0");
+    let scratch = awkward();
+    scratch.text("plan x.gguf --cards 2 --context 64 --out plan.json");
+    let planned = scratch.json("run -m x.gguf -p hello -n 4 --temp 0 --plan plan.json");
+    let one = scratch.json("run -m x.gguf -p hello -n 4 --temp 0");
     assert_eq!(planned["tokens"].as_array().map(Vec::len), Some(4), "{planned}");
     // The plan was made for cards that are not here: what is predicted is for this machine.
     assert_eq!(planned["predicted_for"], "this-machine", "{planned}");
@@ -465,28 +450,29 @@ fn saved_plan_of_the_model_runs() {
 
 #[test]
 fn plan_for_what_is_here_has_the_candidates_of_threads_and_its_layout_runs() {
-    let desk = awkward();
-    let planned = desk.json("plan x.gguf --fabric inproc --cards 2 --ctx-size 64 --out here.json");
+    let scratch = awkward();
+    let planned =
+        scratch.json("plan x.gguf --fabric inproc --cards 2 --ctx-size 64 --out here.json");
     let best = &planned["candidates"][0];
     assert!(number(best, "tokens_per_second") > 0.0, "{planned}");
-    let run = desk.json("run -m x.gguf -p hello -n 4 --temp 0 --plan here.json");
+    let run = scratch.json("run -m x.gguf -p hello -n 4 --temp 0 --plan here.json");
     assert_eq!(run["predicted_for"], "this-machine", "{run}");
-    let error = desk.error(2, "plan x.gguf --fabric inproc --profile rev-a");
+    let error = scratch.error(2, "plan x.gguf --fabric inproc --profile rev-a");
     assert!(error.contains("--fabric") && error.contains("--profile"), "{error}");
 }
 
 #[test]
 fn reason_for_the_end_is_told_and_prompts_come_from_files() {
-    let desk = awkward();
-    let json = desk.json("run -m x.gguf -p hello -n 100 --temp 0 --ctx-size 16 --ignore-eos");
+    let scratch = awkward();
+    let json = scratch.json("run -m x.gguf -p hello -n 100 --temp 0 --ctx-size 16 --ignore-eos");
     assert_eq!(json["finish_reason"], "context", "{json}");
-    let json = desk.json("run -m x.gguf -p hello -n 3 --temp 0 --ignore-eos");
+    let json = scratch.json("run -m x.gguf -p hello -n 3 --temp 0 --ignore-eos");
     assert_eq!((&json["finish_reason"], &json["ended"]), (&"length".into(), &false.into()));
-    let whole = desk.json("run -m x.gguf -p hello -n -1 --temp 0 --ctx-size 32 --ignore-eos");
+    let whole = scratch.json("run -m x.gguf -p hello -n -1 --temp 0 --ctx-size 32 --ignore-eos");
     assert_eq!(whole["tokens"].as_array().map(Vec::len), Some(32 - 5 + 1), "{whole}");
-    let error = desk.error(2, "run -m x.gguf -p hello --trace /nowhere/t.json");
+    let error = scratch.error(2, "run -m x.gguf -p hello --trace /nowhere/t.json");
     assert!(error.contains("/nowhere"), "{error}");
-    desk.put("prompt.txt", b"hello");
-    let from_file = desk.json("run -m x.gguf -f prompt.txt -n 3 --temp 0 --ignore-eos");
+    scratch.put("prompt.txt", b"hello");
+    let from_file = scratch.json("run -m x.gguf -f prompt.txt -n 3 --temp 0 --ignore-eos");
     assert_eq!(from_file["text"], json["text"], "{from_file}");
 }

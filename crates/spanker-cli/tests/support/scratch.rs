@@ -12,13 +12,13 @@ use tempfile::TempDir;
 const CACHE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/cache");
 
 /// A folder to work in, which is the command's working directory.
-pub struct Desk(TempDir);
+pub struct Scratch(TempDir);
 
-impl Desk {
-    pub fn new(files: &[(&str, &str)]) -> Desk {
-        let desk = Desk(tempfile::tempdir().expect("a folder"));
-        files.iter().for_each(|(name, text)| desk.put(name, text.as_bytes()));
-        desk
+impl Scratch {
+    pub fn new(files: &[(&str, &str)]) -> Scratch {
+        let scratch = Scratch(tempfile::tempdir().expect("a folder"));
+        files.iter().for_each(|(name, text)| scratch.put(name, text.as_bytes()));
+        scratch
     }
 
     pub fn put(&self, name: &str, bytes: &[u8]) {
@@ -31,13 +31,16 @@ impl Desk {
         fs::read_to_string(self.0.path().join(name)).expect(name)
     }
 
+    /// The command in this folder.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+        command.current_dir(self.0.path()).env("SPANKER_CACHE", CACHE);
+        command
+    }
+
     pub fn run(&self, line: &str) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_spanker"))
-            .args(line.split_whitespace())
-            .current_dir(self.0.path())
-            .env("SPANKER_CACHE", CACHE)
-            .output()
-            .expect("the command starts")
+        let mut command = self.command();
+        command.args(line.split_whitespace()).output().expect("the command starts")
     }
 
     pub fn text(&self, line: &str) -> String {
