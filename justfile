@@ -40,6 +40,10 @@ check-mpi:
 two-hosts *args:
     scripts/two-hosts "$@"
 
+# Every example of --help and of the README, with a binary
+check-examples *args:
+    scripts/check-examples "$@"
+
 # Everything that needs a GPU, with the binary in $SPANKER
 check-gpu *args:
     scripts/check-gpu "$@"
@@ -55,6 +59,10 @@ check-steal *args:
 # A hundred million frames over a link with errors
 check-link *args:
     scripts/check-link "$@"
+
+# How fast two release builds are, in turns
+compare-versions *args:
+    scripts/compare-versions "$@"
 
 # Predictions for threads of this machine against measurements
 check-predictions *args:
