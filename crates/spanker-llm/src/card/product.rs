@@ -56,16 +56,19 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             products.push(Product { quant, b, out, n: n as usize, row: quant.row_bytes(k) });
         }
         let units = self.units(&products);
+        let begun = Instant::now();
         match m {
             1 => {
                 let bytes = products.iter().map(|product| product.n as u64 * product.row).sum();
-                let begun = Instant::now();
                 self.one_row(&products, &units);
                 if self.team.threads() > 1 {
                     self.team_policy.took(bytes, begun.elapsed());
                 }
             }
-            _ => self.many_rows(&products, &units, m),
+            _ => {
+                self.many_rows(&products, &units, m);
+                self.team_policy.passed(begun.elapsed());
+            }
         }
     }
 

@@ -8,12 +8,12 @@
 
 use std::time::Duration;
 
-/// Products that are done alone after a stall.
-const SHORT: u32 = 64;
-/// The same after many stalls: about a second of a small model.
-const LONG: u32 = 16 * 1024;
-/// Shared products without a stall after which the next one counts as the first.
-const SMOOTH: u32 = 512;
+/// How long a card works alone after a stall.
+const SHORT: Duration = Duration::from_millis(6);
+/// The same after many stalls.
+const LONG: Duration = Duration::from_secs(1);
+/// Shared work without a stall after which the next one counts as the first.
+const SMOOTH: Duration = Duration::from_millis(25);
 /// What a product may take more than expected before it counts as a stall.
 const GRACE: Duration = Duration::from_micros(300);
 /// And how many times as long.
@@ -24,28 +24,40 @@ const TIMES: f64 = 4.0;
 pub(super) struct TeamPolicy {
     /// Bytes of weights in a nanosecond, when shared; nothing before the first product.
     rate: f64,
-    /// Products that are still to be done alone.
-    alone: u32,
-    /// How many that will be after the next stall.
-    pause: u32,
-    smooth: u32,
+    /// How long the card still works alone.
+    alone: Duration,
+    /// How long that will be after the next stall.
+    pause: Duration,
+    /// Shared work since the last stall.
+    smooth: Duration,
     /// Whether work is shared whatever happens.
     steady: bool,
 }
 
 impl TeamPolicy {
     pub(super) fn new() -> TeamPolicy {
-        TeamPolicy { rate: 0.0, alone: 0, pause: SHORT, smooth: 0, steady: false }
+        TeamPolicy {
+            rate: 0.0,
+            alone: Duration::ZERO,
+            pause: SHORT,
+            smooth: Duration::ZERO,
+            steady: false,
+        }
     }
 
     /// Shares work whatever happens from now on: for whoever measures what sharing takes.
     pub(super) fn hold_together(&mut self) {
-        (self.steady, self.alone) = (true, 0);
+        (self.steady, self.alone) = (true, Duration::ZERO);
     }
 
     /// Whether the card works alone at the moment.
     pub(super) fn alone(&self) -> bool {
-        self.alone > 0
+        !self.alone.is_zero()
+    }
+
+    /// So much time has passed with work of many rows, of which nothing is expected.
+    pub(super) fn passed(&mut self, time: Duration) {
+        self.alone = self.alone.saturating_sub(time);
     }
 
     /// A product of so many bytes of weights took so long.
@@ -53,20 +65,19 @@ impl TeamPolicy {
         if self.steady {
             return;
         }
-        if self.alone > 0 {
-            self.alone -= 1;
-            return;
+        if self.alone() {
+            return self.passed(time);
         }
         let nanos = time.as_nanos() as f64;
         let expected = if self.rate > 0.0 { bytes as f64 / self.rate } else { nanos };
         if nanos > TIMES * expected + GRACE.as_nanos() as f64 {
-            (self.alone, self.smooth) = (self.pause, 0);
+            (self.alone, self.smooth) = (self.pause, Duration::ZERO);
             self.pause = (2 * self.pause).min(LONG);
             return;
         }
         let rate = bytes as f64 / nanos.max(1.0);
         self.rate = if self.rate > 0.0 { 0.95 * self.rate + 0.05 * rate } else { rate };
-        self.smooth += 1;
+        self.smooth += time;
         if self.smooth >= SMOOTH {
             self.pause = SHORT;
         }
@@ -80,44 +91,44 @@ mod tests {
     const USUAL: Duration = Duration::from_micros(50);
     const STALL: Duration = Duration::from_millis(3);
 
-    /// Products until work is shared again.
-    fn pause(policy: &mut TeamPolicy) -> u32 {
-        let mut count = 0;
+    /// The time until work is shared again.
+    fn pause(policy: &mut TeamPolicy) -> Duration {
+        let mut time = Duration::ZERO;
         while policy.alone() {
             policy.took(500_000, 2 * USUAL);
-            count += 1;
+            time += 2 * USUAL;
         }
-        count
+        time
     }
 
     #[test]
-    fn crew_that_stalls_again_and_again_works_alone_for_longer_and_longer() {
+    fn team_that_stalls_again_and_again_works_alone_for_longer_and_longer() {
         let mut policy = TeamPolicy::new();
         (0..10).for_each(|_| policy.took(500_000, USUAL));
         assert!(!policy.alone());
-        let pauses: Vec<u32> = (0..12)
+        let pauses: Vec<Duration> = (0..12)
             .map(|_| {
                 policy.took(500_000, STALL);
                 assert!(policy.alone());
                 pause(&mut policy)
             })
             .collect();
-        assert_eq!(pauses[..3], [64, 128, 256]);
+        assert_eq!(pauses[..3], [SHORT, 2 * SHORT, 4 * SHORT]);
         assert_eq!(pauses[11], LONG);
     }
 
     #[test]
-    fn crew_that_has_worked_well_for_long_takes_a_stall_lightly() {
+    fn team_that_has_worked_well_for_long_takes_a_stall_lightly() {
         let mut policy = TeamPolicy::new();
         for _ in 0..3 {
-            (0..SMOOTH).for_each(|_| policy.took(500_000, USUAL));
+            (0..600).for_each(|_| policy.took(500_000, USUAL));
             policy.took(500_000, STALL);
             assert_eq!(pause(&mut policy), SHORT);
         }
     }
 
     #[test]
-    fn crew_that_is_held_together_never_works_alone() {
+    fn team_that_is_held_together_never_works_alone() {
         let mut policy = TeamPolicy::new();
         (0..10).for_each(|_| policy.took(500_000, USUAL));
         policy.took(500_000, STALL);
