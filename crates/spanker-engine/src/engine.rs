@@ -287,6 +287,8 @@ impl<'h> Engine<'h> {
         if known > 0 && self.pieces.len() == 1 {
             let before = reader.priced(known, &steps)?;
             prediction.ttft.0 -= before.predict_prompt(&reader.tokens[..known]).ttft.0;
+            // Of two long prompts that were priced in other pieces not even a token may be left.
+            prediction.ttft.0 = prediction.ttft.0.max(prediction.token.0);
         }
         let (memory, place, lost) = (&self.memory[..], self.host.rank_place(), self.lost);
         let audit = self.audit();
