@@ -232,7 +232,7 @@ impl Shape {
     }
 }
 
-/// Writes a file with random weights: the same seed gives the same bytes. `progress` is told how many more bytes of
+/// Writes a file with random weights: the same seed gives the same bytes. `progress` is called with how many more bytes of
 /// weights are there, and can end it.
 ///
 /// # Errors

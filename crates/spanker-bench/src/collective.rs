@@ -101,7 +101,7 @@ pub trait BenchTarget {
     }
 }
 
-/// Measures a collective for each size, one row at a time. `begins` is told before each which one of the sizes it is.
+/// Measures a collective for each size, one row at a time. `begins` is called before each with which one of the sizes it is.
 pub fn rows<'a, P: BenchTarget>(
     target: &'a mut P,
     case: &'a Case,

@@ -32,7 +32,7 @@ pub struct SimulatedLink {
 }
 
 /// Times frames of each size on one core, one size at a time: its bytes of payload, and how fast they are made and read.
-/// `begins` is told the size.
+/// `begins` is called with the size.
 pub fn frames(mut begins: impl FnMut(usize)) -> impl Iterator<Item = (usize, Speed)> {
     let start = Instant::now();
     PAYLOADS.into_iter().map(move |payload| {

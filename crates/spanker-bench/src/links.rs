@@ -50,7 +50,7 @@ pub struct LinkSample {
     pub seconds: f64,
 }
 
-/// Measures every link of some cards that is up, one at a time. `begins` is told the link, which one it is of how many, and
+/// Measures every link of some cards that is up, one at a time. `begins` is called with the link, which one it is of how many, and
 /// the bytes of the message. `detect` is how long no card may get on with its work.
 pub fn probe_links<'a>(
     cards: &'a Topology<SpankerControl>,

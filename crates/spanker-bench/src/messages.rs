@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Collectives as schedules over the in-process fabric: a thread for each rank, which runs what it is told to and
+//! Collectives as schedules over the in-process fabric: a thread for each rank, which runs what it is sent and
 //! waits while something else is measured.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,7 +15,7 @@ use crate::element::{BenchElement, count_wrong, fill};
 use crate::error::{BenchError, Result};
 use crate::turns::{Subject, timed};
 
-/// What a rank is told to do: one call on known inputs, or so many calls that are timed together.
+/// What a rank is to do: one call on known inputs, or so many calls that are timed together.
 #[derive(Debug, Clone, Copy)]
 enum Order {
     Check,

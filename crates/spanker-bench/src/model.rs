@@ -48,7 +48,7 @@ struct Repeats {
 }
 
 /// Measures a model on hosts that take turns. Cards, GPUs and ranks are lent to one row at a time: their hosts come
-/// one by one. `opened` is how long it took to open host and model; `begins` is told which turn comes next.
+/// one by one. `opened` is how long it took to open host and model; `begins` is called with which turn comes next.
 ///
 /// # Errors
 /// What planning, loading or running the model fails with.

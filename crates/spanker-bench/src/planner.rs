@@ -75,7 +75,7 @@ fn median(mut run: impl FnMut() -> Result<(), PlanError>) -> Result<f64> {
     Ok(take_turns(RUNS, &mut [Turn::new(&mut subject, 1)])?[0])
 }
 
-/// Times planning, one case at a time. `begins` is told which.
+/// Times planning, one case at a time. `begins` is called with which.
 ///
 /// # Errors
 /// What planning fails with.

@@ -178,7 +178,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// An error of a benchmark as the command tells it.
-pub(crate) fn told(error: BenchError) -> anyhow::Error {
+pub(crate) fn failure(error: BenchError) -> anyhow::Error {
     match error {
         BenchError::Engine(error) => error.into(),
         other => other.into(),
@@ -204,7 +204,7 @@ fn show<P: BenchTarget>(
     let mut table = output::Rows::default();
     for row in rows(target, case, sizes, measuring) {
         output::progress_done();
-        let row = row.map_err(told)?;
+        let row = row.map_err(failure)?;
         wrong += row.wrong;
         if !speaks {
             continue;
@@ -223,7 +223,7 @@ fn show<P: BenchTarget>(
             _ => {}
         }
     }
-    target.verdict(wrong).map_err(told)?;
+    target.verdict(wrong).map_err(failure)?;
     if !unsteady.is_empty() {
         let list = unsteady.join(", ");
         output::note(format_args!("this machine changed while these sizes were measured: {list}"));

@@ -16,7 +16,7 @@ use spanker_bench::{LinkProbe, probe_links, save_links};
 use spanker_scheduler::LinkState;
 use spanker_topology::{BytesPerSecond, Seconds};
 
-use crate::bench::told;
+use crate::bench::failure;
 use crate::directory::{self, CardList};
 use crate::sizes::{Sizes, human};
 use crate::{Usage, fault, files, output};
@@ -128,10 +128,10 @@ fn links(args: &Args) -> anyhow::Result<()> {
     };
     for link in probe_links(&cards, &args.sizes.0, args.deadline, begins) {
         output::progress_done();
-        links.push(link.map_err(told)?);
+        links.push(link.map_err(failure)?);
     }
     anyhow::ensure!(!links.is_empty(), "no link is up between cards {}", directory::list(&indices));
-    save_links(&folder, &links).map_err(told)?;
+    save_links(&folder, &links).map_err(failure)?;
     let index = |place: usize| cards.indices()[place];
     // Links that were not measured, because they are not up.
     let skipped: Vec<(usize, usize, String)> = down

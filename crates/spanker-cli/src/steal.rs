@@ -357,7 +357,7 @@ fn watched<T>(interrupt: Option<Signals>, quiet: bool, run: impl FnOnce(&JobWatc
 }
 
 /// An error of the engine as the command tells it.
-fn told(error: EngineError) -> anyhow::Error {
+fn failure(error: EngineError) -> anyhow::Error {
     match error {
         EngineError::Job(JobError::Interrupted) => Interrupted.into(),
         EngineError::Job(JobError::Ended) => Unspoken.into(),
@@ -380,7 +380,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })?;
     // Threads that are started later leave interrupts to this. Virtual time passes quickly, and ends as any program does.
     let interrupt = if args.simulate { None } else { Some(Signals::take()?) };
-    let report = watched(interrupt, args.json, |watch| job.run(watch)).map_err(told)?;
+    let report = watched(interrupt, args.json, |watch| job.run(watch)).map_err(failure)?;
     if args.json {
         output::line(&serde_json::to_value(&report)?.to_string())?;
     } else {

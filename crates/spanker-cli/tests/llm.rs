@@ -136,14 +136,14 @@ fn every_answer_of_a_chat_is_beside_a_prediction() {
         "-n 4 --temp 0 -t 1",
         "it is a long and winding road to the sea\n/stats\nhi\n/stats\n",
     );
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
-    let predicted: Vec<f64> = told
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let predicted: Vec<f64> = stderr
         .lines()
         .filter(|line| line.starts_with("prompt "))
         .filter_map(|line| line.split("predicted").nth(1)?.split_whitespace().next()?.parse().ok())
         .collect();
-    assert!(matches!(predicted[..], [first, second] if 0.0 < first && 0.0 < second), "{told}");
+    assert!(matches!(predicted[..], [first, second] if 0.0 < first && 0.0 < second), "{stderr}");
 }
 
 #[test]
@@ -293,8 +293,8 @@ fn trace_of_a_run_is_json_with_marks_of_every_card() {
     for (flags, cards) in [("--cards 3", 3), ("--cards 2 --split pipeline", 2)] {
         let output =
             scratch.run(&format!("run -m x.gguf -p hello -n 3 --temp 0 --trace t.json {flags}"));
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && told.contains("saved t.json"), "{told}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && stderr.contains("saved t.json"), "{stderr}");
         let trace: Value = serde_json::from_str(&scratch.read("t.json")).expect("JSON");
         let events = trace["traceEvents"].as_array().expect("events");
         for card in 0..cards {
@@ -325,8 +325,8 @@ fn chat_goes_on_after_empty_lines_wrong_commands_and_turns_that_do_not_fit() {
     let typed =
         format!("hi\n\n/nope\n{long}\n/stats\n/save c.json\n/reset\n/save d.json\n/quit\nhi\n");
     let output = chat(&scratch, "-n 4 --temp 0 --ctx-size 64", &typed);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
     for part in [
         "error: 2 lines could not be answered",
         "/nope: no such command",
@@ -334,7 +334,7 @@ fn chat_goes_on_after_empty_lines_wrong_commands_and_turns_that_do_not_fit() {
         "tok/s",
         "2 turns",
     ] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(stderr.contains(part), "{part}: {stderr}");
     }
     let saved: Value = serde_json::from_str(&scratch.read("c.json")).expect("JSON");
     assert_eq!((&saved[0]["role"], &saved[0]["content"]), (&"user".into(), &"hi".into()));

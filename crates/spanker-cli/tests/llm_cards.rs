@@ -99,7 +99,7 @@ fn card_that_is_killed_in_mid_run_is_named_and_the_text_is_the_same() {
     let line = errors.lines().find(|line| line.starts_with("predicted ")).expect("a prediction");
     let off = line.rsplit_once('(').and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
     assert!(off.is_some_and(|off: f64| off < 5.0), "{line}");
-    // The dead card is not used again, and whoever asks for it is told.
+    // The dead card is not used again, and whoever asks for it is stderr.
     let output = place.spanker(&format!("{run} --fabric cards")).output().expect("it starts");
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -199,21 +199,22 @@ fn second_card_that_is_killed_leaves_one_that_goes_on_with_the_same_text() {
     out.read_exact(&mut first).expect("text");
     kill(2);
     // The second dies while the model is laid out again, or soon after.
-    let mut told = String::new();
-    while !told.contains("going on") {
-        assert_ne!(errors.read_line(&mut told).expect("text"), 0, "{told}");
+    let mut stderr = String::new();
+    while !stderr.contains("going on") {
+        assert_ne!(errors.read_line(&mut stderr).expect("text"), 0, "{stderr}");
     }
     kill(0);
     let mut text = first.to_vec();
     out.read_to_end(&mut text).expect("text");
-    errors.read_to_string(&mut told).expect("text");
-    assert!(child.wait().expect("an end").success(), "{told}");
+    errors.read_to_string(&mut stderr).expect("text");
+    assert!(child.wait().expect("an end").success(), "{stderr}");
     // In a ring of four, cards 1 and 3 reach each other over the others alone.
-    let alone = told.contains("going on with card 1\n") || told.contains("going on with card 3\n");
-    assert!(told.contains("going on with cards 0,1,3\n") && alone, "{told}");
+    let alone =
+        stderr.contains("going on with card 1\n") || stderr.contains("going on with card 3\n");
+    assert!(stderr.contains("going on with cards 0,1,3\n") && alone, "{stderr}");
     let expected = undisturbed["text"].as_str().expect("text");
     assert_eq!(String::from_utf8_lossy(&text), format!("{expected}\n"));
-    assert!(told.contains("\none-card on 1 card"), "{told}");
+    assert!(stderr.contains("\none-card on 1 card"), "{stderr}");
     down(&place);
 }
 
@@ -286,7 +287,7 @@ fn run_on_a_garbling_card_names_it_and_has_the_text_of_one_card() {
         "--audit 1 --split gather",
         "--split mixed",
     ] {
-        let (text, told) = ok(&place, &format!("{on_cards} {flags} --json"));
+        let (text, stderr) = ok(&place, &format!("{on_cards} {flags} --json"));
         let line: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!((&line["text"], &line["tokens"]), (&right["text"], &right["tokens"]), "{flags}");
         assert_eq!(
@@ -295,13 +296,14 @@ fn run_on_a_garbling_card_names_it_and_has_the_text_of_one_card() {
         );
         assert_eq!(line["audit"]["corrected_from"], Value::Null, "{flags}: {line}");
         assert!(
-            told.contains("card 2 gives wrong answers") && told.contains("going on with cards 0,1"),
-            "{told}"
+            stderr.contains("card 2 gives wrong answers")
+                && stderr.contains("going on with cards 0,1"),
+            "{stderr}"
         );
         // A pipe gets the same text: nothing wrong was written before the card was found.
-        let (text, told) = ok(&place, &format!("{on_cards} {flags} --no-display-prompt"));
+        let (text, stderr) = ok(&place, &format!("{on_cards} {flags} --no-display-prompt"));
         assert_eq!(text, format!("{}\n", right["text"].as_str().expect("text")), "{flags}");
-        assert!(told.contains("card 2 was wrong"), "{flags}: {told}");
+        assert!(stderr.contains("card 2 was wrong"), "{flags}: {stderr}");
     }
     // Who does not look does not find.
     let line = json(&place, &format!("{on_cards} --split gather --audit 0"));
@@ -340,18 +342,18 @@ fn card_that_begins_to_garble_in_mid_run_never_gives_wrong_text_and_success() {
         let mut text = first.to_vec();
         out.read_to_end(&mut text).expect("text");
         let output = child.wait_with_output().expect("an end");
-        let (text, told) =
+        let (text, stderr) =
             (String::from_utf8_lossy(&text), String::from_utf8_lossy(&output.stderr));
-        assert!(told.contains("card 2 gives wrong answers"), "{told}");
+        assert!(stderr.contains("card 2 gives wrong answers"), "{stderr}");
         match output.status.code() {
             Some(0) => {
                 assert_eq!(text, format!("{right}\n"), "{flags}");
             }
             Some(1) => assert!(
-                told.contains("in the output is wrong") && told.contains("--audit 1"),
-                "{told}"
+                stderr.contains("in the output is wrong") && stderr.contains("--audit 1"),
+                "{stderr}"
             ),
-            other => panic!("{other:?}: {told}"),
+            other => panic!("{other:?}: {stderr}"),
         }
         place.ok("restore");
     }

@@ -75,14 +75,14 @@ fn every_shape_comes_up() {
 fn second_up_is_refused_unless_it_replaces() {
     let place = Place::new();
     place.ok("up --cards 2");
-    let keeper = place.status()["keeper"].clone();
+    let supervisor = place.status()["keeper"].clone();
     let error = place.error(1, "up --cards 2");
-    assert!(error.contains(&format!("(supervisor pid {keeper})")), "{error}");
+    assert!(error.contains(&format!("(supervisor pid {supervisor})")), "{error}");
     assert!(error.contains("\nhint: 'spanker twin down'"), "{error}");
-    assert_eq!(place.status()["keeper"], keeper);
+    assert_eq!(place.status()["keeper"], supervisor);
     place.ok("up --cards 3 --replace");
     let status = place.status();
-    assert_ne!(status["keeper"], keeper);
+    assert_ne!(status["keeper"], supervisor);
     assert_eq!(place.processes().len(), 4);
     place.ok("down");
     place.assert_nothing_is_left();

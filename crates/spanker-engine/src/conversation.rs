@@ -51,13 +51,13 @@ impl Conversation {
     /// [`EngineError::Prompt`] for a last turn that leaves no room by itself, [`EngineError::Text`] for a template that
     /// fails.
     pub fn fit(&mut self, model: &Model, context: usize, answer: usize) -> Result<Vec<u32>> {
-        let room = answer.min(context / 4).max(1);
+        let reserved = answer.min(context / 4).max(1);
         loop {
             let tokens = self.encode(model)?;
             if tokens.is_empty() {
                 return Err(EngineError::request("the chat template makes no text of this turn"));
             }
-            if tokens.len() + room <= context {
+            if tokens.len() + reserved <= context {
                 return Ok(tokens);
             }
             if self.turns.len() <= 1 {

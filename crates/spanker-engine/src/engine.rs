@@ -105,7 +105,7 @@ impl<'h> Engine<'h> {
         self.model
     }
 
-    /// Tokens that there is room for.
+    /// The context, in tokens.
     #[must_use]
     pub fn context(&self) -> usize {
         self.plan.request.context as usize

@@ -72,7 +72,7 @@ pub enum Event<'a> {
     Note(&'a str),
 }
 
-/// Who is told of events.
+/// Who gets events.
 pub(crate) type Observer = Arc<Watch>;
 
 /// What is called with events, from any thread.
@@ -290,7 +290,7 @@ impl Host {
         Ok(Host::of(Ranks::of(fabric, place, threads)))
     }
 
-    /// Has `observer` told of what happens.
+    /// Calls `observer` with what happens.
     #[must_use]
     pub fn observed(mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Host {
         self.observer = Arc::new(observer);

@@ -98,7 +98,7 @@ impl Runner for Alongside<'_> {
 }
 
 impl<'h> Verifier<'h> {
-    /// Runs a prompt and `count` tokens on one card in this process, as often as `cases` need it. `progress` is told
+    /// Runs a prompt and `count` tokens on one card in this process, as often as `cases` need it. `progress` is called with
     /// what comes next.
     ///
     /// # Errors

@@ -37,7 +37,7 @@ pub enum LlmError {
     Context {
         /// Tokens that there would be.
         tokens: usize,
-        /// Tokens that there is room for.
+        /// The context, in tokens.
         context: usize,
     },
     /// A token that the vocabulary does not have.

@@ -30,13 +30,13 @@ pub trait Machine {
         Kernels::Card
     }
 
-    /// Makes room on a member's card. `what` is said if there is too little.
+    /// Allocates on a member's card. `what` is said if there is too little.
     ///
     /// # Errors
     /// What the card says.
     fn allocate(&mut self, member: usize, what: &str, bytes: u64) -> Result<BufferId, LlmError>;
 
-    /// Makes room on a member's card for what its kernels keep: as much as the plan says, and nothing afterwards. Says
+    /// Allocates on a member's card what its kernels keep: as much as the plan says, and nothing afterwards. Says
     /// how many bytes that is.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ pub struct Session<'r> {
     progress: Option<Progress<'r>>,
 }
 
-/// Who is told how many of how many tokens are run, and says whether it goes on.
+/// Called with how many of how many tokens are run; says whether it goes on.
 type Progress<'r> = Box<dyn Fn(usize, usize) -> bool + 'r>;
 
 impl std::fmt::Debug for Session<'_> {
@@ -32,7 +32,7 @@ impl<'r> Session<'r> {
         Session { runner: Some(runner), tokens: Vec::new(), done: 0, progress: None }
     }
 
-    /// Has `progress` told how many of how many tokens are run, before each piece of those that take several. It says
+    /// Calls `progress` with how many of how many tokens are run, before each piece of those that take several. It says
     /// whether to go on: [`LlmError::Stopped`] if not, and what was run stays.
     #[must_use]
     pub fn with_progress(mut self, progress: impl Fn(usize, usize) -> bool + 'r) -> Self {

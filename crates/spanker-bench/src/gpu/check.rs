@@ -28,7 +28,7 @@ pub struct Checked {
     pub wrong: usize,
 }
 
-/// Checks every type with every operation that it has, one at a time. `begins` is told which comes next.
+/// Checks every type with every operation that it has, one at a time. `begins` is called with which comes next.
 ///
 /// # Errors
 /// What the GPU fails with.

@@ -61,7 +61,7 @@ impl From<&Link> for GpuLink {
 }
 
 /// Measures the GPUs of this machine, or GPU 0 as so many logical cards, and with `profiled` also the profile of the
-/// first. `begins` is told what comes next.
+/// first. `begins` is called with what comes next.
 ///
 /// # Errors
 /// What a GPU fails with.

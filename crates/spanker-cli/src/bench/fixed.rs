@@ -7,7 +7,7 @@ use spanker_bench::{
     simulated_link, simulation,
 };
 
-use super::told;
+use super::failure;
 use crate::output::{self, Cell, Rows};
 
 pub(super) fn planner(as_json: bool) -> anyhow::Result<()> {
@@ -17,9 +17,9 @@ pub(super) fn planner(as_json: bool) -> anyhow::Result<()> {
         )?;
     }
     let mut table = Rows::default();
-    for row in plans(output::progress).map_err(told)? {
+    for row in plans(output::progress).map_err(failure)? {
         output::progress_done();
-        let row = row.map_err(told)?;
+        let row = row.map_err(failure)?;
         if as_json {
             output::json(&row)?;
             continue;
@@ -31,7 +31,7 @@ pub(super) fn planner(as_json: bool) -> anyhow::Result<()> {
             Cell::of("of limit", "", 9, format!("{:.3}", row.seconds / row.limit_seconds)),
         ])?;
     }
-    let found = simulation().map_err(told)?;
+    let found = simulation().map_err(failure)?;
     if as_json {
         return output::json(&found);
     }
@@ -76,7 +76,7 @@ pub(super) fn link(as_json: bool) -> anyhow::Result<()> {
             Cell::of("of bar", "", 8, format!("{:.1}x", speed.both / bar)),
         ])?;
     }
-    let found = simulated_link().map_err(told)?;
+    let found = simulated_link().map_err(failure)?;
     if as_json {
         return output::json(&found);
     }
@@ -91,7 +91,7 @@ pub(super) fn claims(as_json: bool) -> anyhow::Result<()> {
     output::progress("claims ..");
     let costs = measure_claims();
     output::progress_done();
-    let costs = costs.map_err(told)?;
+    let costs = costs.map_err(failure)?;
     if as_json {
         return output::json(&costs);
     }

@@ -132,7 +132,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         for hosts in hosts.chunks(at_a_time.max(1)) {
             let rows = model(&place.model, hosts, &work, opened, turn);
             output::progress_done();
-            for row in rows.map_err(super::told)? {
+            for row in rows.map_err(super::failure)? {
                 match args.json {
                     true => output::json(&row)?,
                     false => table.add(&cells(fabric, &row))?,

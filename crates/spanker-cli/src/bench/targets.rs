@@ -5,7 +5,7 @@ use spanker_bench::{Cards, HostMemory, Method, MethodChoice};
 use spanker_scheduler::MAX_RANKS;
 
 use super::samples::Samples;
-use super::{Args, CardList, case, check_flags, refuse, root, show, sizes, told};
+use super::{Args, CardList, case, check_flags, failure, refuse, root, show, sizes};
 use crate::sizes::human;
 use crate::{DoesNotFit, Usage, directory, output};
 
@@ -86,7 +86,7 @@ pub(super) fn cards(args: &Args, samples: Samples) -> anyhow::Result<()> {
     let case = case(args, indices.len(), root)?;
     let topology = directory::open(&folder, &indices)?;
     let cards = Cards::new(&folder, &topology, case.collective, wanted, args.deadline);
-    let mut cards = cards.map_err(told)?;
+    let mut cards = cards.map_err(failure)?;
     if let Some(reason) = cards.unpredicted() {
         output::note(format_args!("no prediction: {reason}"));
     }
@@ -123,7 +123,7 @@ pub(super) fn cuda(args: &Args, samples: Samples) -> anyhow::Result<()> {
     output::progress("measuring copies");
     let opened = gpu::LogicalCards::open();
     output::progress_done();
-    let mut target = opened.map_err(told)?;
+    let mut target = opened.map_err(failure)?;
     let (name, copy) = (&target.probe().name, target.probe().copy.bytes_per_second as f64 / 1e9);
     let text = format!(
         "over {cards} logical cards that share GPU 0 ({name}): one GPU emulates {cards}; copies move {copy:.0} GB/s; \
@@ -154,7 +154,7 @@ fn nccl(
         ));
     }
     let case = case(args, ranks, root(args, ranks, "ranks")?)?;
-    let mut target = NcclRanks::open(ranks).map_err(told)?;
+    let mut target = NcclRanks::open(ranks).map_err(failure)?;
     let library = target.library();
     title(args, "ranks", &format!("over {ranks} GPUs by {library}; wall time; medians"))?;
     show(args, &mut target, &case, sizes, samples, true)
@@ -165,9 +165,9 @@ fn nccl(
 fn check(args: &Args) -> anyhow::Result<()> {
     let checking = |dtype, op| output::progress(&format!("checking {op} of {dtype}"));
     let (mut wrong, mut table) = (0, output::Rows::default());
-    for checked in spanker_bench::gpu::check(checking).map_err(told)? {
+    for checked in spanker_bench::gpu::check(checking).map_err(failure)? {
         output::progress_done();
-        let checked = checked.map_err(told)?;
+        let checked = checked.map_err(failure)?;
         wrong += checked.wrong;
         match args.json {
             true => output::json(&checked)?,
@@ -208,7 +208,7 @@ fn on_ranks(
     let case = case(args, ranks, root(args, ranks, "ranks")?)?;
     let speaks = world.rank() == 0;
     let target = spanker_bench::ranks::Ranks::new(world, args.algorithm, args.deadline);
-    let mut target = target.map_err(told)?;
+    let mut target = target.map_err(failure)?;
     let mut hosts: Vec<&String> = world.hosts().iter().collect();
     hosts.sort();
     hosts.dedup();

@@ -14,7 +14,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let found = profile_gpus(args.gpus, args.save.is_some(), output::progress);
     output::progress_done();
-    let (report, profile) = found.map_err(crate::bench::told)?;
+    let (report, profile) = found.map_err(crate::bench::failure)?;
     if let (Some(path), Some(profile)) = (&args.save, profile) {
         files::write(path, &profile.to_toml())?;
     }

@@ -50,9 +50,9 @@ pub(super) fn slow(text: &str) -> Result<Named, String> {
     Ok((backend, Fault { at: time(at)?, trouble }))
 }
 
-/// What is before the first of these letters, and what is after it.
-fn cut<'t>(text: &'t str, letters: &[char]) -> (&'t str, Option<&'t str>) {
-    text.split_once(letters).map_or((text, None), |(before, after)| (before, Some(after)))
+/// What is before the first of these characters, and what is after it.
+fn cut<'t>(text: &'t str, characters: &[char]) -> (&'t str, Option<&'t str>) {
+    text.split_once(characters).map_or((text, None), |(before, after)| (before, Some(after)))
 }
 
 /// A backend's name and the time after `@`, or the start.

@@ -6,7 +6,7 @@ use spanker_engine::jobs::{ClaimTrips, JobTotals, RankReport, run_on_ranks};
 use spanker_twin::Signals;
 
 use super::table::{count, rate, show_counts, show_efficiency};
-use super::{Args, JobKind, told, watched};
+use super::{Args, JobKind, failure, watched};
 use crate::{Unspoken, Usage, output, ranks};
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
@@ -26,7 +26,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         let error = match error.downcast::<EngineError>() {
             // All ranks find the same, and leave together.
             Ok(error @ EngineError::Request { .. }) => return error.into(),
-            Ok(error) => told(error),
+            Ok(error) => failure(error),
             Err(error) => error,
         };
         let own = world.rank() > 0 && !error.is::<Unspoken>();

@@ -91,9 +91,9 @@ struct OneLine<'a>(&'a str);
 
 impl fmt::Display for OneLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|letter| match letter.is_control() {
-            true => write!(f, "{}", letter.escape_default()),
-            false => write!(f, "{letter}"),
+        self.0.chars().try_for_each(|character| match character.is_control() {
+            true => write!(f, "{}", character.escape_default()),
+            false => write!(f, "{character}"),
         })
     }
 }

@@ -21,11 +21,11 @@ const MOST_ORIGIN: f64 = 60.0;
 pub struct JobWatch<'a> {
     /// Whether the job should end; asked often, and from several threads.
     pub stop: &'a (dyn Fn() -> bool + Sync),
-    /// Told what is being done before and after the run; nothing if that is over.
+    /// Called with what is being done before and after the run; nothing if that is over.
     pub progress: &'a dyn Fn(&str),
-    /// Told how far the run is, several times a second.
+    /// Called with how far the run is, several times a second.
     pub report: &'a dyn Fn(&Report),
-    /// Told what a user should know although the job goes on.
+    /// Called with what a user should know although the job goes on.
     pub note: &'a dyn Fn(&str),
 }
 

@@ -19,7 +19,7 @@ pub(super) enum Order {
     Plan {
         /// The fingerprint of the network that it is for.
         network: u64,
-        /// Tokens that there is room for.
+        /// The context, in tokens.
         context: u64,
         /// Tokens that a step takes at most.
         batch: u64,
