@@ -128,6 +128,22 @@ mod tests {
     }
 
     #[test]
+    fn pauses_of_large_products_are_as_long_as_those_of_small_ones() {
+        let large = 40 * USUAL;
+        let mut policy = TeamPolicy::new();
+        (0..10).for_each(|_| policy.took(20_000_000, large));
+        for _ in 0..12 {
+            policy.took(20_000_000, 10 * large);
+            let mut alone = Duration::ZERO;
+            while policy.alone() {
+                policy.took(20_000_000, 2 * large);
+                alone += 2 * large;
+            }
+            assert!(alone <= LONG + 2 * large, "{alone:?}");
+        }
+    }
+
+    #[test]
     fn team_that_is_held_together_never_works_alone() {
         let mut policy = TeamPolicy::new();
         (0..10).for_each(|_| policy.took(500_000, USUAL));
