@@ -11,8 +11,9 @@ use spanker_plan::Request;
 use crate::directory::CardList;
 use crate::llm::{self, AuditArgs, Place, SampleArgs, Split};
 use crate::run::Audience;
-use crate::{Usage, files, output};
+use crate::{Usage, output};
 use input::{Input, Interrupts, Lines};
+use spanker_engine::files;
 
 /// Tokens of a turn that a plan is priced for.
 const TURN: usize = 64;
@@ -238,7 +239,7 @@ impl<'p> Chat<'p> {
             "stats" if self.stats.is_empty() => output::said_line("nothing was answered yet"),
             "stats" => self.stats.iter().for_each(output::said_line),
             "save" => {
-                files::write(file()?, &self.conversation.to_json())?;
+                files::write(file()?, self.conversation.to_json())?;
                 let turns = self.conversation.turns().len();
                 output::said_line(format_args!("saved {rest}: {turns} turns"));
             }

@@ -8,7 +8,8 @@ use anyhow::Context;
 use spanker_plan::{CardModel, LinkModel, PlanError};
 use spanker_topology::{BytesPerSecond, Cluster, MAX_CARDS, Profile, Shape, TopologyError};
 
-use crate::{Usage, files};
+use crate::Usage;
+use spanker_engine::files;
 
 /// More than any profile or cluster file has.
 const MOST_TOML: u64 = 1 << 20;

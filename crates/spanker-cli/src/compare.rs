@@ -13,7 +13,8 @@ use spanker_plan::{
 };
 use spanker_topology::Seconds;
 
-use crate::{Usage, files, output};
+use crate::{Usage, output};
+use spanker_engine::files;
 
 /// The largest file of a trace, in bytes.
 const MOST_TRACE: u64 = 512 << 20;

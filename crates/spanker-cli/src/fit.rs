@@ -9,8 +9,9 @@ use spanker_plan::{
     CardModel, CardSamples, LinkModel, LinkSample, LinkSamples, Parameter, PlanError,
 };
 
+use crate::output;
 use crate::sizes::human;
-use crate::{files, model, output};
+use spanker_engine::{files, shape};
 
 /// Fit a model of a link or a card to measurements
 ///
@@ -184,7 +185,9 @@ fn link(args: &Common) -> anyhow::Result<()> {
 fn card(args: &Common) -> anyhow::Result<()> {
     let text = files::read(&args.samples, MOST_SAMPLES)?;
     let of_file = |error| named(&args.samples, error);
-    let find = |name: &str, quant| model::load(name, Some(quant)).map_err(|e| format!("{e:#}"));
+    let find = |name: &str, quant| {
+        shape::find(name, Some(quant)).map(|found| found.model).map_err(|error| error.to_string())
+    };
     let samples = CardSamples::from_csv_with(&text, find).map_err(of_file)?;
     let fitted = CardModel::fit(&samples).map_err(of_file)?;
     let row = |sample: &spanker_plan::CardSample| {

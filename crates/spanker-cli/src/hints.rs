@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hints name flags that exist: every `hint:` of this crate's sources against the flags that the command has.
+//! Hints name flags that exist: every `hint:` of this crate's and the engine's sources against the flags that the command
+//! has.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,7 +42,9 @@ fn named(text: &str) -> Vec<(Option<String>, String)> {
 /// What follows each `hint` in a source up to the end of its text.
 fn hints(source: &str) -> Vec<String> {
     let mut found = Vec::new();
-    for mark in ["hint: ", "HINT: &str = \"", "hint = Some(format!(\""] {
+    for mark in
+        ["hint: ", "HINT: &str = \"", "hint = Some(format!(\"", "hint: Some(\"", "hint = \""]
+    {
         for (at, _) in source.match_indices(mark) {
             let rest = &source[at + mark.len()..];
             let end = rest.find('"').unwrap_or(rest.len());
@@ -90,7 +93,9 @@ fn sources(folder: &Path, found: &mut Vec<String>) {
 #[test]
 fn hints_name_flags_that_exist() {
     let mut all = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
+    for folder in ["src", "../spanker-engine/src"] {
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut all);
+    }
     let count: usize = all.iter().map(|source| hints(source).len()).sum();
     assert!(count > 20, "{count} hints were found");
     let bad: Vec<String> = all.iter().flat_map(|source| wrong(source)).collect();

@@ -3,12 +3,15 @@
 
 use std::path::Path;
 
-use spanker_engine::{EngineError, Event, Fabric, Host, Model, Sampling, Wish};
+use spanker_engine::{Event, Fabric, Host, Model, Sampling, Wish};
 use spanker_plan::{Plan, Request};
 use spanker_text::{Penalties, Settings};
 
 use crate::directory::{self, CardList};
-use crate::{Usage, files, models, output};
+use crate::{Usage, output};
+use spanker_engine::shape::{self, Found};
+use spanker_engine::{files, models};
+use spanker_model::{Model as Shape, Quant};
 
 /// The context where neither a flag nor the model asks for less.
 const CONTEXT: usize = 2048;
@@ -210,14 +213,7 @@ pub(crate) fn on_host(
         _ => None,
     };
     let host = args.host(cards.or(planned.as_ref()))?;
-    let model =
-        host.open_with(|| {
-            let path = models::find(&args.model);
-            Model::open(path.map_err(|error| EngineError::Unavailable {
-                what: format!("{error:#}"),
-                hint: None,
-            })?)
-        });
+    let model = host.open_with(|| Model::open(models::find(&args.model)?));
     let ranks = host.rank_place().is_some();
     if !ranks {
         return lead(&Place::new(args, host, model?)?);
@@ -235,6 +231,18 @@ pub(crate) fn on_host(
         place.host.give_up(&format!("{error:#}"));
         crate::ranks::leave(&place.host, &error)
     })
+}
+
+/// The shape that a name or a path means; which of two it is, where that is not plain, is said.
+pub(crate) fn shape(text: &str, quant: Option<Quant>) -> anyhow::Result<Shape> {
+    let Found { model, fetched } = shape::find(text, quant)?;
+    if let Some(path) = fetched {
+        let (shown, stored) = (path.display(), shape::stored(&model));
+        output::note(format_args!(
+            "{text} is the fetched {shown} ({stored}); with --quant it is the built-in shape"
+        ));
+    }
+    Ok(model)
 }
 
 /// A plan from a file.

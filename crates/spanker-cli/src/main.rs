@@ -14,15 +14,12 @@ mod compare;
 mod directory;
 mod fault;
 mod fetch;
-mod files;
 mod fit;
 mod flight;
 #[cfg(test)]
 mod hints;
 mod list;
 mod llm;
-mod model;
-mod models;
 mod output;
 mod plan;
 mod predict;
@@ -191,6 +188,7 @@ const USAGE: u8 = 2;
 /// The exit code for an error, the same in every command.
 fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<EngineError>() {
+        Some(error) if error.is_interrupt() => return 130,
         Some(EngineError::Request { .. }) => return USAGE,
         Some(EngineError::DoesNotFit { .. }) => return 3,
         _ => {}

@@ -16,7 +16,8 @@ use spanker_topology::Cluster;
 use crate::cluster::ClusterArgs;
 use crate::directory::CardList;
 use crate::llm::{self, FabricKind};
-use crate::{DoesNotFit, Usage, files, model, output};
+use crate::{DoesNotFit, Usage, output};
+use spanker_engine::files;
 
 /// Find the fastest way to split a model over cards, and say why
 ///
@@ -105,7 +106,7 @@ impl Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_outputs([&args.out])?;
     let Some(fabric) = args.fabric else {
-        return plan(args, &model::load(&args.model, args.quant)?, &args.cluster.build()?);
+        return plan(args, &llm::shape(&args.model, args.quant)?, &args.cluster.build()?);
     };
     let here = llm::Args {
         fabric: Some(fabric),
@@ -196,7 +197,7 @@ fn save(args: &Args, report: &report::Report<'_>) -> anyhow::Result<Option<Strin
     let (Some(path), Some(best)) = (&args.out, report.proposed) else { return Ok(None) };
     let report::Report { model, cluster, request, .. } = *report;
     let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
-    files::write(path, &plan.to_json())?;
+    files::write(path, plan.to_json())?;
     let shown = path.display();
     let run = match best.layout.not_runnable() {
         None => format!(" or spanker run --plan {shown}"),

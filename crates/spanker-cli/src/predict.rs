@@ -11,7 +11,7 @@ use spanker_plan::{Band, CardModel, DecodeTime, LinkModel, decode_time};
 
 use crate::cluster::read_fit;
 use crate::sizes::{bytes, human};
-use crate::{Usage, model, output};
+use crate::{Usage, llm, output};
 
 /// Predict times with fitted models
 ///
@@ -115,7 +115,7 @@ fn all_reduce(args: &AllReduceArgs) -> anyhow::Result<()> {
 
 fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
     check_group("--cards", args.cards)?;
-    let shape = model::load(&args.model, args.quant)?;
+    let shape = llm::shape(&args.model, args.quant)?;
     let card = read_fit(&args.card, CardModel::from_toml)?;
     let link = args.link.as_deref().map(|path| read_fit(path, LinkModel::from_toml)).transpose()?;
     let found = decode_time(&card, link.as_ref(), &shape, args.cards);

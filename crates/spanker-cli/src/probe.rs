@@ -19,7 +19,8 @@ use spanker_topology::{BytesPerSecond, Seconds};
 use crate::bench::failure;
 use crate::directory::{self, CardList};
 use crate::sizes::{Sizes, human};
-use crate::{Usage, fault, files, output};
+use crate::{Usage, fault, output};
+use spanker_engine::files;
 
 /// Measure every link between cards
 ///

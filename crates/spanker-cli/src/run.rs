@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker run`: a prompt through a model that is split over cards, and how fast that was.
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -11,7 +11,8 @@ use spanker_plan::Request;
 use crate::directory::CardList;
 use crate::llm::{self, AuditArgs, Place, SampleArgs, Split};
 use crate::report;
-use crate::{Usage, files, output};
+use crate::{Usage, output};
+use spanker_engine::files;
 
 /// More than any prompt has.
 const MOST_PROMPT: u64 = 64 << 20;
@@ -97,7 +98,7 @@ impl Args {
     /// The text to go on from.
     fn text(&self) -> anyhow::Result<String> {
         match (&self.file, self.prompt.as_deref()) {
-            (Some(file), _) => files::read(file, MOST_PROMPT),
+            (Some(file), _) => Ok(files::read(file, MOST_PROMPT)?),
             (None, Some("-")) => {
                 let mut text = String::new();
                 let read = std::io::stdin().lock().take(MOST_PROMPT).read_to_string(&mut text);
@@ -222,9 +223,7 @@ impl Audience {
 fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()> {
     if let (Some(path), Some(logits)) = (&args.logits, &answer.logits) {
         let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
-        let mut draft = files::Draft::new(path)?;
-        draft.file().write_all(&bytes)?;
-        draft.finish()?;
+        files::write(path, bytes)?;
     }
     let summary = engine.summary(answer)?;
     let (mut json, lines) = (report::to_json(&summary), report::lines(&summary));
@@ -238,7 +237,7 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
         compared.as_ref().and_then(|compared| compared.comparison().inspect_err(noted).ok());
     if let Some(path) = &args.trace {
         let both = compared.as_ref().map(spanker_engine::Compared::to_perfetto);
-        files::write(path, &both.unwrap_or_else(|| finished.to_perfetto()))?;
+        files::write(path, both.unwrap_or_else(|| finished.to_perfetto()))?;
     }
     if args.json {
         if let Some(comparison) = &comparison {

@@ -12,7 +12,8 @@ use spanker_plan::{
 };
 use spanker_topology::Seconds;
 
-use crate::{Usage, files, output};
+use crate::{Usage, output};
+use spanker_engine::files;
 
 /// More than any plan has.
 const MOST_PLAN: u64 = 64 << 20;
@@ -119,7 +120,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let wall = begun.elapsed().as_secs_f64();
     output::progress_done();
     if let Some(path) = &args.trace {
-        files::write(path, &trace.to_perfetto(Origin::Predicted))?;
+        files::write(path, trace.to_perfetto(Origin::Predicted))?;
     }
     let times = SimulatedTimes::of(&plan, &conditions, &trace);
     match args.json {

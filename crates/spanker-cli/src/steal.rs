@@ -19,8 +19,9 @@ use spanker_engine::{EngineError, Model};
 use spanker_steal::Options;
 use spanker_twin::Signals;
 
-use crate::{Interrupted, Unspoken, Usage, files, models, output};
+use crate::{Interrupted, Unspoken, Usage, output};
 use faults::{Hot, Named};
+use spanker_engine::{files, models};
 use view::View;
 
 /// The part that is done again by others when a backend computes wrong bytes.

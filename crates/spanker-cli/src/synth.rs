@@ -13,8 +13,8 @@ use spanker_model::gguf::Writer;
 use spanker_model::{Quant, builtin};
 use spanker_twin::Signals;
 
-use crate::files::Draft;
-use crate::{Interrupted, Usage, files, output};
+use crate::{Interrupted, Usage, output};
+use spanker_engine::files::{self, Draft};
 
 /// Write a model with random weights, as large as a real one
 ///
@@ -145,7 +145,7 @@ fn write(args: &Args, writer: &Writer) -> anyhow::Result<()> {
     });
     output::progress_done();
     match written {
-        Ok(()) => draft.finish(),
+        Ok(()) => Ok(draft.finish()?),
         Err(error) if error.get_ref().is_some_and(|inner| inner.is::<Interrupted>()) => {
             Err(Interrupted.into())
         }

@@ -50,6 +50,25 @@ pub enum EngineError {
         /// What is wrong with it.
         what: String,
     },
+    /// A file or folder that cannot be opened, read, written or made.
+    #[error("cannot {doing}: {error}")]
+    Io {
+        /// What could not be done, with the path.
+        doing: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// A model that could not be downloaded.
+    #[error("cannot fetch {model}: {cause}")]
+    Fetch {
+        /// Its name.
+        model: &'static str,
+        /// Why.
+        cause: Box<EngineError>,
+    },
+    /// Whoever asked for it has had enough.
+    #[error("interrupted")]
+    Interrupted,
     /// A plan that cannot be made.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -92,6 +111,20 @@ impl EngineError {
         EngineError::File { path: path.to_path_buf(), what: what.to_string() }
     }
 
+    pub(crate) fn io(doing: impl Into<String>, error: std::io::Error) -> EngineError {
+        EngineError::Io { doing: doing.into(), error }
+    }
+
+    /// Whether nothing went wrong: whoever asked for it has had enough.
+    #[must_use]
+    pub fn is_interrupt(&self) -> bool {
+        match self {
+            EngineError::Interrupted | EngineError::Job(crate::jobs::JobError::Interrupted) => true,
+            EngineError::Fetch { cause, .. } => cause.is_interrupt(),
+            _ => false,
+        }
+    }
+
     /// What to do about it, where that is known.
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
@@ -100,6 +133,7 @@ impl EngineError {
             | EngineError::DoesNotFit { hint, .. }
             | EngineError::Prompt { hint, .. }
             | EngineError::Unavailable { hint, .. } => hint.as_deref(),
+            EngineError::Fetch { cause, .. } => cause.hint(),
             _ => None,
         }
     }

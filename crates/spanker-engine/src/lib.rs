@@ -15,10 +15,13 @@
 
 mod calibration;
 mod cards;
+mod catalog;
 mod conversation;
 pub mod directory;
 mod engine;
 mod error;
+mod fetch;
+pub mod files;
 mod generation;
 mod given;
 mod gpus;
@@ -27,20 +30,24 @@ pub mod jobs;
 mod layout;
 pub mod memory;
 mod model;
+pub mod models;
 mod pieces;
 mod profiles;
 mod ranks;
 mod sampling;
+pub mod shape;
 mod summary;
 mod threads;
 mod verify;
 
 pub use calibration::Calibration;
 pub use cards::explain;
+pub use catalog::{Fit, FitPlace, Listed, list_models};
 pub use conversation::Conversation;
 pub use directory::CardList;
 pub use engine::{Engine, Finished, Options};
 pub use error::{EngineError, Result};
+pub use fetch::{FetchEvent, FetchReport, FetchWatch, fetch};
 pub use generation::{Correction, Generation, Limits, Piece, Stop};
 pub use host::{Event, Fabric, Host};
 pub use layout::{Split, Wish, request};

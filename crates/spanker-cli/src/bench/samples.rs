@@ -7,7 +7,7 @@ use spanker_bench::Row;
 use spanker_plan::LinkSamples;
 
 use super::{Args, refuse};
-use crate::files;
+use spanker_engine::files;
 
 /// The first line of the table.
 const HEADER: &str = "ranks,bytes,microseconds";
@@ -52,7 +52,7 @@ impl Samples {
         let Some(path) = &self.path else { return Ok(()) };
         let (ranks, bytes, microseconds) = (row.ranks(), row.bytes_per_card, row.time_us);
         self.text.push_str(&format!("{ranks},{bytes},{microseconds}\n"));
-        files::write(path, &self.text)
+        Ok(files::write(path, &self.text)?)
     }
 
     /// Whether further rows are of use to nobody: no table is wanted and nobody reads the output.

