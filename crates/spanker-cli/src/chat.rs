@@ -218,7 +218,7 @@ impl<'p> Chat<'p> {
         }
         let (answer, sampling) = generation.into_answer();
         self.sampling = sampling;
-        self.stats = crate::report::lines(&self.engine.summary(&answer)?);
+        self.stats = self.engine.summary(&answer)?.lines();
         if wrong(&self.engine) > before && self.conversation.turns().len() > 1 {
             output::said_line(format_args!(
                 "answers before this one came from the same cards and may be wrong"

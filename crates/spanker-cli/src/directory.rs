@@ -3,5 +3,5 @@
 
 pub(crate) use spanker_engine::CardList;
 pub(crate) use spanker_engine::directory::{
-    HINT, alive, blamed, chosen, find, first, kind, list, nature, open, pace, reason,
+    HINT, alive, blamed, chosen, find, first, list, nature, open,
 };

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker flight`: what every card is doing, and what happened last on it.
 
-use std::time::Duration;
-
-use serde::Serialize;
-use spanker_runtime::{Activity, FaultKind, Record, abi};
-use spanker_scheduler::{LinkState, Surveyed, survey};
+use spanker_engine::{FlightEntry, FlightReport, read_flight};
 
 use crate::{directory, output};
 
@@ -28,218 +24,37 @@ pub(crate) struct Args {
 
 /// Entries that are shown unless all are wanted.
 const USUAL: usize = 40;
-/// How long a card may take to say what it is doing.
-const PATIENCE: Duration = Duration::from_millis(500);
-
-/// The schema of `--json`.
-#[derive(Debug, Serialize)]
-struct Report {
-    directory: String,
-    cards: Vec<CardRow>,
-    /// Entries before those listed.
-    left_out: usize,
-    records: Vec<Entry>,
-}
-
-#[derive(Debug, Serialize)]
-struct CardRow {
-    card: usize,
-    state: &'static str,
-    doing: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    submitted: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    completed: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    card_time_us: Option<f64>,
-}
-
-#[derive(Debug, Serialize)]
-struct Entry {
-    card: usize,
-    sequence: u64,
-    wall_ns: u64,
-    card_time_us: f64,
-    kind: &'static str,
-    text: String,
-}
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let folder = directory::find();
-    let cards = survey(&folder);
-    if cards.is_empty() {
-        let first = directory::first(&folder);
-        anyhow::bail!("no cards at {}\nhint: {}", first.display(), directory::HINT);
-    }
-    let rows = cards.iter().map(|card| doing(card, &cards)).collect();
-    let mut records = Vec::new();
-    for surveyed in &cards {
-        let Ok(card) = &surveyed.card else { continue };
-        // A card that dies meanwhile has nothing more to say.
-        let found = card.control.records().unwrap_or_default();
-        let visit = |record: &&Record| {
-            record.kind == abi::RECORD_CLIENT && record.a == u64::from(std::process::id())
-        };
-        // That somebody looks is no news to whoever looks.
-        let news = found.iter().filter(|record| !visit(record));
-        records.extend(news.map(|record| entry(surveyed.index, record, &cards)));
-    }
-    records.sort_by_key(|entry| (entry.wall_ns, entry.card, entry.sequence));
-    let left_out = if args.all { 0 } else { records.len().saturating_sub(USUAL) };
-    records.drain(..left_out);
-    let directory = folder.display().to_string();
-    let report = Report { directory, cards: rows, left_out, records };
+    let report = read_flight(&directory::find(), (!args.all).then_some(USUAL))?;
     match args.json {
-        true => output::line(&serde_json::to_string(&report)?),
+        true => output::json(&report),
         false => show(&report),
     }
 }
 
-/// A card by its serial, as people know it.
-fn named(serial: u64, cards: &[Surveyed]) -> String {
-    let is = |card: &&Surveyed| card.card.as_ref().is_ok_and(|card| card.info.serial == serial);
-    match cards.iter().find(is) {
-        Some(card) => format!("card {}", card.index),
-        None if serial == 0 => "nobody".into(),
-        None => format!("a card that does not answer (serial {serial:x})"),
-    }
-}
-
-fn doing(surveyed: &Surveyed, cards: &[Surveyed]) -> CardRow {
-    let down = |doing: String| CardRow {
-        card: surveyed.index,
-        state: "down",
-        doing,
-        submitted: None,
-        completed: None,
-        card_time_us: None,
-    };
-    let Ok(card) = &surveyed.card else { return down(directory::reason(surveyed)) };
-    let state = match card.control.state(PATIENCE) {
-        Ok(state) => state,
-        Err(error) => return down(error.to_string()),
-    };
-    let doing = match state.activity {
-        Activity::Idle => "idle".into(),
-        Activity::Working => "working".into(),
-        Activity::Sending { port, peer } => {
-            format!("sending to {} at port {port}", named(peer, cards))
-        }
-        Activity::Receiving { port, peer } => {
-            format!("waiting for {} at port {port}", named(peer, cards))
-        }
-        _ => "something that this program does not know".into(),
-    };
-    CardRow {
-        card: surveyed.index,
-        state: "up",
-        doing,
-        submitted: Some(state.submitted.0),
-        completed: Some(state.completed.0),
-        card_time_us: Some(state.clock.micros()),
-    }
-}
-
-fn entry(card: usize, record: &Record, cards: &[Surveyed]) -> Entry {
-    let (a, b, port) = (record.a, record.b, record.port);
-    let (kind, text) = match record.kind {
-        abi::RECORD_SUBMITTED => ("submitted", format!("work {a} came in: {b} descriptors")),
-        abi::RECORD_STARTED => ("started", format!("work {a}: {} started", work(b))),
-        abi::RECORD_DONE => ("done", format!("work {a}: {} is done", work(b))),
-        abi::RECORD_COMPLETE => ("complete", format!("work {a} is complete")),
-        abi::RECORD_LINK => {
-            ("link", format!("port {port} to {} is {}", named(b, cards), link_state(a)))
-        }
-        abi::RECORD_FAULT => ("fault", format!("a job failed: {}", fault(a, b, cards))),
-        abi::RECORD_NOTICE => ("notice", format!("a neighbour tells: {}", fault(a, b, cards))),
-        abi::RECORD_RESET => ("reset", "a program gave up a job".into()),
-        abi::RECORD_CLIENT if b == 0 => ("client", format!("process {a} went away")),
-        abi::RECORD_CLIENT => ("client", format!("process {a} came")),
-        other => ("unknown", format!("entry of kind {other}: {a} {b}")),
-    };
-    let (sequence, wall_ns) = (record.sequence, record.wall_ns);
-    Entry { card, sequence, wall_ns, card_time_us: record.card_time_ps as f64 / 1e6, kind, text }
-}
-
-fn work(kind: u64) -> &'static str {
-    match u16::try_from(kind).unwrap_or(0) {
-        abi::WORK_COPY => "a copy",
-        abi::WORK_FILL => "a fill",
-        abi::WORK_REDUCE => "a reduction",
-        abi::WORK_MATMUL => "a product",
-        abi::WORK_SEND => "a send",
-        abi::WORK_RECEIVE => "a receive",
-        abi::WORK_FENCE => "a fence",
-        abi::WORK_EMBED => "an embedding",
-        abi::WORK_NORM => "a norm",
-        abi::WORK_QUANTIZE => "a quantization",
-        abi::WORK_ROTATE => "a rotary embedding",
-        abi::WORK_HALVE => "a conversion to f16",
-        abi::WORK_ATTEND => "attention",
-        abi::WORK_GATE => "a gate",
-        abi::WORK_ROWS => "a copy of rows",
-        abi::WORK_BEST => "a choice of candidates",
-        _ => "unknown work",
-    }
-}
-
-fn link_state(code: u64) -> String {
-    let states = [LinkState::Down, LinkState::Training, LinkState::Up, LinkState::Error];
-    let state = usize::try_from(code).ok().and_then(|code| states.get(code));
-    state.map_or_else(|| format!("in state {code}"), |state| state.to_string())
-}
-
-fn fault(culprit: u64, kind: u64, cards: &[Surveyed]) -> String {
-    let card = named(culprit, cards);
-    match FaultKind::from_code(u32::try_from(kind).unwrap_or(u32::MAX)) {
-        FaultKind::CardLost => format!("{card} is gone"),
-        FaultKind::LinkDown => format!("a link of {card} is down"),
-        FaultKind::Stuck => format!("{card} is stuck"),
-        FaultKind::Slow => format!("{card} is too slow"),
-        FaultKind::Mismatch => format!("{card} sent another message than was expected"),
-        FaultKind::Aborted => "the program gave it up".into(),
-        _ => format!("{card} gives wrong answers"),
-    }
-}
-
-fn show(report: &Report) -> anyhow::Result<()> {
-    output::line(&format!("{}\n\ncard  state  doing", report.directory))?;
-    for row in &report.cards {
-        let CardRow { card, state, doing, .. } = row;
+fn show(report: &FlightReport) -> anyhow::Result<()> {
+    let cards = report.cards.iter().map(|row| {
         let done = match (row.completed, row.submitted) {
             (Some(done), Some(all)) if done < all => format!(" ({done} of {all} complete)"),
             _ => String::new(),
         };
-        output::line(&format!("{card:>4}  {state:<5}  {doing}{done}"))?;
-    }
+        vec![row.card.to_string(), row.state.to_owned(), format!("{}{done}", row.doing)]
+    });
+    let table = output::table(&["card", "state", "doing"], cards.collect(), &["card"]);
+    output::line(&format!("{}\n\n{table}", report.directory))?;
     let Some(last) = report.records.last() else { return Ok(()) };
-    let last = last.wall_ns;
-    output::line("\n  before the last  card  entry")?;
-    if report.left_out > 0 {
-        let left = report.left_out;
-        output::line(&format!("{:>16}     .  {left} entries before: --all shows them", "."))?;
-    }
-    for Entry { card, wall_ns, text, .. } in &report.records {
-        let before = last.saturating_sub(*wall_ns) as f64 / 1e6;
-        output::line(&format!("{before:>13.3} ms  {card:>4}  {text}"))?;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_known_kind_of_entry_has_words() {
-        for kind in abi::RECORD_SUBMITTED..=abi::RECORD_CLIENT {
-            let entry = entry(0, &Record { kind, a: 1, b: 2, ..Record::default() }, &[]);
-            assert!(entry.kind != "unknown" && !entry.text.is_empty(), "{kind}");
+    let before = match report.left_out {
+        0 => None,
+        left => {
+            Some(vec![".".into(), ".".into(), format!("{left} entries before: --all shows them")])
         }
-        for kind in abi::WORK_COPY..=abi::WORK_BEST {
-            assert_ne!(work(u64::from(kind)), work(0), "{kind}");
-        }
-        let entry = entry(0, &Record { kind: 99, ..Record::default() }, &[]);
-        assert_eq!((entry.kind, entry.text.as_str()), ("unknown", "entry of kind 99: 0 0"));
-    }
+    };
+    let entry = |entry: &FlightEntry| {
+        let before = last.wall_ns.saturating_sub(entry.wall_ns) as f64 / 1e6;
+        vec![format!("{before:.3} ms"), entry.card.to_string(), entry.text.clone()]
+    };
+    let rows = before.into_iter().chain(report.records.iter().map(entry)).collect();
+    let header = ["before the last", "card", "entry"];
+    output::line(&format!("\n{}", output::table(&header, rows, &header[..2])))
 }

@@ -7,8 +7,7 @@ use serde::Serialize;
 use spanker_engine::{FitPlace, Listed, list_models};
 use spanker_model::Quant;
 
-use crate::cluster::ClusterArgs;
-use crate::output;
+use crate::{cluster, output};
 
 /// List models: built-in shapes, and files that were fetched
 ///
@@ -52,7 +51,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let place = match (args.fit, &args.profile) {
         (false, _) => None,
         (true, Some(profile)) => {
-            let cluster = ClusterArgs::of(profile, args.cards).build()?;
+            let cluster = cluster::of(profile, args.cards)?;
             Some(FitPlace::Cards(Box::new(cluster)))
         }
         (true, None) => {
@@ -80,7 +79,7 @@ fn source(place: &FitPlace) -> String {
             )
         }
         FitPlace::Cards(cluster) => {
-            let kinds = crate::cluster::describe(cluster);
+            let kinds = cluster.describe();
             format!("the best plan for {kinds} by their profiles, as 'spanker plan' finds it")
         }
     }

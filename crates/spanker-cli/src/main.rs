@@ -26,7 +26,6 @@ mod predict;
 mod probe;
 mod profiles;
 mod ranks;
-mod report;
 mod run;
 mod shell;
 mod simulate;

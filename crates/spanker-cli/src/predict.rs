@@ -6,10 +6,10 @@ use std::str::FromStr;
 
 use serde_json::json;
 use spanker_collective::MAX_RANKS;
+use spanker_engine::read_fit;
 use spanker_model::Quant;
 use spanker_plan::{Band, CardModel, DecodeTime, LinkModel, decode_time};
 
-use crate::cluster::read_fit;
 use crate::sizes::{bytes, human};
 use crate::{Usage, llm, output};
 

@@ -4,9 +4,10 @@
 use std::fmt::Display;
 use std::path::Path;
 
+use spanker_engine::profile;
 use spanker_topology::{Profile, Value};
 
-use crate::{cluster, output};
+use crate::output;
 
 /// Show the built-in card profiles, or one of them with the source of every number
 #[derive(Debug, clap::Args)]
@@ -28,7 +29,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let profiles = match &args.name {
-        Some(name) => vec![cluster::profile(name, Path::new("."))?],
+        Some(name) => vec![profile(name, Path::new("."))?],
         None => Profile::builtin_names()
             .iter()
             .map(|name| Profile::builtin(name))

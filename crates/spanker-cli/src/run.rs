@@ -10,7 +10,6 @@ use spanker_plan::Request;
 
 use crate::directory::CardList;
 use crate::llm::{self, AuditArgs, Place, SampleArgs, Split};
-use crate::report;
 use crate::{Usage, output};
 use spanker_engine::files;
 
@@ -226,7 +225,7 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
         files::write(path, bytes)?;
     }
     let summary = engine.summary(answer)?;
-    let (mut json, lines) = (report::to_json(&summary), report::lines(&summary));
+    let (mut json, lines) = (summary.to_json(), summary.lines());
     let doubt = engine.doubt(&summary);
     let finished = engine.finish()?;
     let noted =

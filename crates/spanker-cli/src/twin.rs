@@ -12,7 +12,7 @@ use spanker_twin::control::{self, Answer, Ending, Request, Target};
 use spanker_twin::supervisor::{self, News, Program, TwinSpec};
 use spanker_twin::{MOST_CARDS, Pace, Signals, TwinError, home, specs};
 
-use crate::cluster::{self, ClusterArgs};
+use crate::cluster::ClusterArgs;
 use crate::{Usage, output};
 
 /// Rehearse with emulated cards: one process each, with links between them
@@ -191,7 +191,7 @@ fn start(up: &Up) -> anyhow::Result<()> {
     specs(&cluster, pace, up.seed).map_err(said)?;
     let spec = TwinSpec {
         dir: home::find(),
-        title: cluster::describe(&cluster),
+        title: cluster.describe(),
         cluster,
         pace,
         seed: up.seed,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use spanker_llm::LlmError;
 use spanker_plan::PlanError;
+use spanker_topology::TopologyError;
 
 /// A request that cannot be met, or a run that could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +112,16 @@ impl EngineError {
         EngineError::File { path: path.to_path_buf(), what: what.to_string() }
     }
 
+    /// The same as what is wrong with a file.
+    pub(crate) fn in_file(self, path: &Path) -> EngineError {
+        match self {
+            EngineError::Request { what, hint } => {
+                EngineError::Request { what: format!("{}: {what}", path.display()), hint }
+            }
+            other => EngineError::file(path, other),
+        }
+    }
+
     pub(crate) fn io(doing: impl Into<String>, error: std::io::Error) -> EngineError {
         EngineError::Io { doing: doing.into(), error }
     }
@@ -136,6 +147,12 @@ impl EngineError {
             EngineError::Fetch { cause, .. } => cause.hint(),
             _ => None,
         }
+    }
+}
+
+impl From<TopologyError> for EngineError {
+    fn from(error: TopologyError) -> EngineError {
+        EngineError::cluster(&error)
     }
 }
 

@@ -2,6 +2,8 @@
 //! How a generation went: what came out, why it ended, by whose clock, where a token's time went, and how far that was
 //! from the prediction.
 
+mod report;
+
 use std::ops::Range;
 use std::time::Duration;
 

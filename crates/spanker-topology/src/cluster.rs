@@ -260,6 +260,21 @@ impl Cluster {
         &self.wired.profiles[self.wired.cards[card]]
     }
 
+    /// What it is made of, in a few words: `2 x rev-a, 1 x rev-a@1GB/s`.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let mut kinds: Vec<(&str, usize)> = Vec::new();
+        for card in 0..self.cards() {
+            let name = self.profile(card).name.as_str();
+            match kinds.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((name, 1)),
+            }
+        }
+        let listed = kinds.iter().map(|(name, count)| format!("{count} x {name}"));
+        listed.collect::<Vec<_>>().join(", ")
+    }
+
     /// A number that cards of the same kind share.
     #[must_use]
     pub fn kind(&self, card: usize) -> usize {

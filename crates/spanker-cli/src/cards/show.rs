@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cards and links as tables.
 
+use spanker_engine::{CardReport, CardRow, LinkRow};
 use spanker_topology::{Bytes, BytesPerSecond, Seconds};
 
-use super::{Card, LinkRow, Report};
 use crate::{directory, output};
 
 /// More rows than this help nobody; the JSON has all of them.
 const MOST_LINKS: usize = 64;
 
-pub(super) fn show(report: &Report) -> anyhow::Result<()> {
+pub(super) fn show(report: &CardReport) -> anyhow::Result<()> {
     if report.cards.is_empty() {
         let folder = report.directory.as_deref().unwrap_or("/dev");
         output::line(&format!("no cards at {folder}/spanker0 and on"))?;
@@ -27,7 +27,7 @@ pub(super) fn show(report: &Report) -> anyhow::Result<()> {
     }
 }
 
-fn cards(report: &Report) -> anyhow::Result<()> {
+fn cards(report: &CardReport) -> anyhow::Result<()> {
     let (header, right) = match report.mock {
         true => (&["card", "kind"][..], &["card"][..]),
         false => (&CARDS[..], &["card", "memory free"][..]),
@@ -38,7 +38,7 @@ fn cards(report: &Report) -> anyhow::Result<()> {
 const CARDS: [&str; 8] =
     ["card", "state", "kind", "profile", "pace", "memory free", "abi", "owner"];
 
-fn card(card: &Card) -> Vec<String> {
+fn card(card: &CardRow) -> Vec<String> {
     let kind = card.kind.unwrap_or("-").to_owned();
     let mut row = vec![card.card.to_string()];
     if kind == "mock" {
@@ -86,7 +86,7 @@ fn links(links: &[LinkRow]) -> anyhow::Result<()> {
     }
 }
 
-fn matrix(report: &Report) -> anyhow::Result<()> {
+fn matrix(report: &CardReport) -> anyhow::Result<()> {
     output::line("\nlinks, from row to column (mock: nothing of this was measured)")?;
     // Wider than a terminal helps nobody; the JSON has all of them.
     let shown = report.cards.len().min(16);

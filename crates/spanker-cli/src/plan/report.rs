@@ -8,8 +8,6 @@ use spanker_plan::{
 };
 use spanker_topology::{Cluster, Seconds};
 
-use crate::cluster::describe;
-
 /// Everything that was asked and found.
 pub(crate) struct Report<'a> {
     pub(crate) model: &'a Model,
@@ -37,7 +35,7 @@ impl Report<'_> {
             },
             "cluster": {
                 "cards": self.cluster.cards(),
-                "kinds": describe(self.cluster),
+                "kinds": self.cluster.describe(),
                 "topology": self.cluster.shape().name(),
                 "notes": self.cluster.notes(),
                 "profiles": (0..self.cluster.cards())

@@ -5,7 +5,6 @@ use spanker_plan::{Candidate, CardMemory, Objective, Remedies, Strategy};
 use spanker_topology::Bytes;
 
 use super::report::Report;
-use crate::cluster::describe;
 use crate::output::line;
 
 pub(super) fn show(report: &Report<'_>) -> anyhow::Result<()> {
@@ -28,7 +27,7 @@ pub(super) fn show(report: &Report<'_>) -> anyhow::Result<()> {
     };
     line(&format!(
         "{}{wired}; {sequences} of up to {} tokens; objective {}\n",
-        describe(report.cluster),
+        report.cluster.describe(),
         request.context,
         request.objective
     ))?;

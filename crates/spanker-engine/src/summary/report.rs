@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a run tells about its speed: by whose clock, where a token's time went, and how far it was from the
-//! prediction.
+//! A summary as JSON and as text: by whose clock, where a token's time went, and how far it was from the prediction.
 
 use std::time::Duration;
 
 use serde_json::json;
-use spanker_engine::{FinishReason, Summary, off, rate};
 use spanker_llm::Timing;
 
+use super::{FinishReason, Summary, off, rate};
+
 /// How far a time is from its prediction, in words.
-pub(crate) fn slower(percent: f64) -> String {
+fn slower(percent: f64) -> String {
     let word = if percent < 0.0 { "faster" } else { "slower" };
     format!("{:.1} % {word} than predicted", percent.abs())
 }
@@ -19,8 +19,21 @@ const EQUAL: f64 = 1.05;
 /// Cards whose parts are listed one by one.
 const LISTED: usize = 8;
 
-/// The report for machines.
-pub(crate) fn to_json(summary: &Summary<'_>) -> serde_json::Value {
+impl Summary<'_> {
+    /// The summary for machines.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        to_json(self)
+    }
+
+    /// The summary for people, line by line.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        lines(self)
+    }
+}
+
+fn to_json(summary: &Summary<'_>) -> serde_json::Value {
     let (all, middle) = summary.speeds();
     let step = summary.middle();
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
@@ -88,8 +101,7 @@ fn audit(summary: &Summary<'_>) -> Option<String> {
     Some(format!("audit       {what} computed again here, {wrong}"))
 }
 
-/// The report for people, line by line.
-pub(crate) fn lines(summary: &Summary<'_>) -> Vec<String> {
+fn lines(summary: &Summary<'_>) -> Vec<String> {
     let clock = if summary.by_card_clocks() { "card time" } else { "wall time" };
     let layout = &summary.plan.layout;
     let mut lines = vec![format!(
