@@ -17,21 +17,21 @@ pub(super) fn show(report: &JobReport) -> anyhow::Result<()> {
     let backends = count(report.backends.len(), "backend");
     output::line(&format!("# {job}, {} over {backends}{how}", count(items, "item")))?;
     let header = ["backend", "items", "share", "chunks", "mean chunk", "items/s", "state"];
-    output::line(&row(header))?;
-    for backend in &report.backends {
+    let row = |backend: &BackendShare| {
         let share = 100.0 * backend.items as f64 / items.max(1) as f64;
         let mean = backend.items.checked_div(backend.chunks).unwrap_or(0);
-        output::line(&row([
-            &backend.name,
-            &backend.items.to_string(),
-            &format!("{share:.1} %"),
-            &backend.chunks.to_string(),
-            &mean.to_string(),
-            &rate(backend.rate),
-            &state(backend),
-        ]))?;
-    }
-    output::line("")?;
+        vec![
+            backend.name.clone(),
+            backend.items.to_string(),
+            format!("{share:.1} %"),
+            backend.chunks.to_string(),
+            mean.to_string(),
+            rate(backend.rate),
+            state(backend),
+        ]
+    };
+    let rows = report.backends.iter().map(row).collect();
+    output::line(&format!("{}\n", output::table(&header, rows, &header[1..6])))?;
     show_failures(report)?;
     show_figures(report)?;
     let Some(answers) = &report.answers else { return Ok(()) };
@@ -117,11 +117,6 @@ fn origin_line(report: &JobReport) -> Option<String> {
 /// Items a second, with a fraction where it matters.
 pub(super) fn rate(rate: f64) -> String {
     if rate < 100.0 && rate > 0.0 { format!("{rate:.2}") } else { format!("{rate:.0}") }
-}
-
-fn row(cells: [&str; 7]) -> String {
-    let [name, items, share, chunks, mean, rate, state] = cells;
-    format!("{name:<8} {items:>12} {share:>8} {chunks:>8} {mean:>11} {rate:>12}  {state}")
 }
 
 pub(super) fn count(number: usize, thing: &str) -> String {
