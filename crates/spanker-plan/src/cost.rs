@@ -6,9 +6,11 @@
 
 pub(crate) mod exchange;
 pub(crate) mod memory;
+pub(crate) mod method;
 mod overhead;
 pub(crate) mod pass;
 pub(crate) mod shard;
+pub(crate) mod table;
 mod tally;
 
 use std::cell::{OnceCell, RefCell};
@@ -27,11 +29,12 @@ use crate::program::{
     Part, Piece, Sink, Sizing, Space, Step, Terms, Want, Writer, expected_audit,
 };
 use crate::simulate::flow::Flow;
+use crate::simulate::in_a_row;
 use crate::simulate::network::Speeds;
-use crate::simulate::{direct, in_a_row};
 use crate::work::BufferId;
 use exchange::{AtLeast, PriceList, rank_order};
 use memory::{Footprint, Place};
+use method::PricedExchange;
 use pass::Pass;
 use shard::{Shard, Split, Units, shards};
 use tally::{RankTally, Tally};
@@ -82,13 +85,6 @@ pub(crate) struct Pricer<'a> {
     everything: OnceCell<Footprint>,
     /// The tokens of the prompt, where they are known.
     prompt: Vec<u32>,
-}
-
-/// What all ranks of a group do together.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Exchange {
-    pub(crate) collective: Collective,
-    pub(crate) bytes: f64,
 }
 
 /// The op lists of a group's ranks.
@@ -336,46 +332,24 @@ impl<'a> Pricer<'a> {
 
     /// What an exchange of a group takes.
     pub(crate) fn exchange_time(&self, group: &Group, op: &Op) -> Seconds {
-        if let Op::Collective { collective, dtype, elements, .. } = op {
-            let bytes = *elements as f64 * dtype.size() as f64;
-            return self.best(group, Exchange { collective: *collective, bytes }).1;
-        }
-        if !op.is_exchange() {
-            return Seconds::ZERO;
-        }
-        let (collective, bytes) = direct(op, group.cards.len());
-        if self.exchange_kind(group) == ExchangeKind::SharedMemory {
-            let Some(link) = &self.cluster.profile(group.cards[0]).link else {
-                return Seconds::ZERO;
-            };
-            let reading = Seconds(bytes / link.bandwidth.value.0 as f64);
-            return link.base.value + link.latency.value + reading;
-        }
-        self.prices.by(self.cluster, collective, Algorithm::OneShot, &group.cards, bytes)
+        self.exchange(group, op).map_or(Seconds::ZERO, |exchange| exchange.time)
+    }
+
+    /// How a group runs an exchange, and what it takes. Nothing for what is none.
+    pub(crate) fn exchange(&self, group: &Group, op: &Op) -> Option<PricedExchange> {
+        self.prices.exchange(self.cluster, &group.cards, op)
     }
 
     /// An exchange in words and numbers.
-    pub(crate) fn describe(&self, group: &Group, op: &Op, after: &'static str) -> Exchanged {
-        let (collective, algorithm, bytes) = match op {
-            Op::Collective { collective, dtype, elements, .. } => {
-                let bytes = *elements as f64 * dtype.size() as f64;
-                let best = self.best(group, Exchange { collective: *collective, bytes });
-                (*collective, best.0.name(), bytes)
-            }
-            other => {
-                let (collective, bytes) = direct(other, group.cards.len());
-                (collective, self.exchange_kind(group).name(), bytes)
-            }
-        };
-        let time = self.exchange_time(group, op);
-        Exchanged { after, collective: name_of(collective), bytes, algorithm, time }
-    }
-
-    /// The cheapest way to do a collective within a group. Sums are added in rank order, which two algorithms
-    /// do.
-    pub(crate) fn best(&self, group: &Group, exchange: Exchange) -> (Algorithm, Seconds) {
-        let Exchange { collective, bytes } = exchange;
-        self.prices.best(self.cluster, collective, &group.cards, bytes)
+    pub(crate) fn describe(
+        &self,
+        group: &Group,
+        op: &Op,
+        after: &'static str,
+    ) -> Option<Exchanged> {
+        let PricedExchange { collective, bytes, method, time } = self.exchange(group, op)?;
+        let (collective, algorithm) = (name_of(collective), method.name());
+        Some(Exchanged { after, collective, bytes, algorithm, time })
     }
 
     /// What a pass takes, by what it takes for some numbers of sequences.

@@ -32,7 +32,9 @@ pub use compare::{
 pub use cost::Group;
 pub use cost::exchange::{Price, PriceList, cheapest, collective_time, price, prices};
 pub use cost::memory::{ALIGNMENT, Allocation, Arena, Footprint};
+pub use cost::method::ExchangeMethod;
 pub use cost::shard::{Shard, Split};
+pub use cost::table::ExchangeTable;
 pub use error::PlanError;
 pub use explain::{BreakEven, Explanation, Remedies, Resource, explain, remedies};
 pub use fit::{

@@ -419,8 +419,7 @@ impl Plan {
                 match op {
                     Op::Mark { activity: Activity::Embed, .. } => after = "embedding",
                     Op::Mark { activity, .. } => after = activity.name(),
-                    op if op.is_exchange() => described.push(pricer.describe(group, op, after)),
-                    _ => {}
+                    op => described.extend(pricer.describe(group, op, after)),
                 }
             }
             described

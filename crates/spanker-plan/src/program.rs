@@ -193,10 +193,11 @@ impl Op {
         )
     }
 
-    /// The bytes that an exchange of so many ranks counts for where they exchange without schedules.
+    /// The bytes that an exchange of so many ranks counts for: the parts of all ranks, or what one gives to all.
     #[must_use]
     pub fn exchanged_bytes(&self, ranks: usize) -> f64 {
-        crate::simulate::direct(self, ranks).1
+        let (collective, bytes) = crate::cost::method::collective_of(self, ranks);
+        if collective.reduces() { bytes * ranks as f64 } else { bytes }
     }
 }
 

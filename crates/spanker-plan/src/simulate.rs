@@ -27,7 +27,6 @@ use crate::trace::{Incident, Mark, Parts, Trace};
 use crate::{Plan, PlanError};
 use engine::{Disturbance, Ended, Engine};
 use network::{Errors, Speeds};
-pub(crate) use program::direct;
 use program::{Items, What, Writer};
 pub use times::SimulatedTimes;
 

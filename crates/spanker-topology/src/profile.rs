@@ -136,6 +136,8 @@ pub enum ExchangeKind {
     Schedules,
     /// Everybody sends to everybody, each part as long as it is.
     Direct,
+    /// By the cheapest schedule, in messages between processes, each part as long as it is.
+    Messages,
     /// In one memory: everybody leaves a part there and reads all others'.
     SharedMemory,
 }
@@ -205,6 +207,7 @@ impl ExchangeKind {
         match self {
             ExchangeKind::Schedules => "schedules",
             ExchangeKind::Direct => "direct",
+            ExchangeKind::Messages => "messages",
             ExchangeKind::SharedMemory => "shared-memory",
         }
     }

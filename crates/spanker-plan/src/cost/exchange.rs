@@ -266,13 +266,15 @@ pub(super) fn usable(collective: Collective, ranks: usize) -> impl Iterator<Item
 #[derive(Debug, Default)]
 pub struct PriceList {
     /// The only algorithm, where not the best one is wanted.
-    only: Option<Algorithm>,
+    pub(super) only: Option<Algorithm>,
     speeds: OnceCell<Speeds>,
     regular: OnceCell<bool>,
     flows: RefCell<HashMap<(Collective, Algorithm, usize), Rc<Flow>>>,
     counts: Counts,
     overheads: RefCell<HashMap<Vec<u32>, Overheads>>,
     times: RefCell<HashMap<Key, (Algorithm, Seconds)>>,
+    /// What certain algorithms take.
+    by: RefCell<HashMap<(Algorithm, Key), Seconds>>,
     /// Seconds that each byte of a collective takes at least.
     at_least: RefCell<HashMap<(Collective, Vec<u32>), f64>>,
     hops: RefCell<HashMap<HopKey, Seconds>>,
@@ -409,8 +411,15 @@ impl PriceList {
         cards: &[usize],
         bytes: f64,
     ) -> Seconds {
+        let key = (algorithm, (collective, self.looks(cluster, cards), bytes.to_bits()));
+        if let Some(&known) = self.by.borrow().get(&key) {
+            return known;
+        }
         let flow = self.flow(collective, algorithm, cards.len());
-        cluster.base(cards) + Seconds(timed(cluster, self.speeds(cluster), &flow, cards, bytes))
+        let time = timed(cluster, self.speeds(cluster), &flow, cards, bytes);
+        let time = cluster.base(cards) + Seconds(time);
+        self.by.borrow_mut().insert(key, time);
+        time
     }
 
     pub(crate) fn flow(

@@ -12,8 +12,9 @@ use spanker_topology::{ExchangeKind, Shape};
 
 use super::engine::{Item, OUTSIDE};
 use super::flow::Flow;
+use crate::cost::method::ExchangeMethod;
 use crate::cost::pass::Pass;
-use crate::cost::{Exchange, Group, Lists, Pricer};
+use crate::cost::{Group, Lists, Pricer};
 use crate::plan::{Layout, Stage, in_flight, sequences_per_replica, served};
 use crate::program::{Op, Part, Programs, Step, Terms, Want, Wiring, load};
 use crate::trace::{Activity, Label, Parts};
@@ -347,25 +348,14 @@ impl<'a> Writer<'a> {
         number: u32,
         out: &mut Vec<Priced>,
     ) {
-        let ranks = group.cards.len();
-        let (collective, algorithm, bytes, after) = match op {
-            Op::Collective { collective, dtype, elements, .. } => {
-                let bytes = *elements as f64 * dtype.size() as f64;
-                let exchange = Exchange { collective: *collective, bytes };
-                (*collective, self.pricer.best(group, exchange).0, bytes, 0.0)
-            }
-            other => {
-                let whole = self.pricer.exchange_time(group, other).0;
-                let (collective, bytes) = direct(other, ranks);
-                match self.pricer.exchange_kind(group) {
-                    // Everybody is there, and then reads.
-                    ExchangeKind::SharedMemory => {
-                        let latency = self.pricer.cluster.latency(group.cards[0], group.cards[1]);
-                        let after = (whole - latency.0).max(0.0);
-                        (collective, Algorithm::OneShot, 0.0, after)
-                    }
-                    _ => (collective, Algorithm::OneShot, bytes, 0.0),
-                }
+        let Some(priced) = self.pricer.exchange(group, op) else { return };
+        let (collective, ranks) = (priced.collective, group.cards.len());
+        let (algorithm, bytes, after) = match priced.method {
+            ExchangeMethod::Schedule(algorithm) => (algorithm, priced.bytes, 0.0),
+            // Everybody is there, and then reads.
+            ExchangeMethod::SharedMemory => {
+                let latency = self.pricer.cluster.latency(group.cards[0], group.cards[1]);
+                (Algorithm::OneShot, 0.0, (priced.time.0 - latency.0).max(0.0))
             }
         };
         let flow = self.flow(collective, algorithm, ranks);
@@ -403,20 +393,5 @@ impl<'a> Writer<'a> {
             groups.push(group.cards.clone());
             groups.len() - 1
         }) as u32
-    }
-}
-
-/// The collective that stands for an exchange without a schedule, and the bytes that it carries.
-pub(crate) fn direct(op: &Op, ranks: usize) -> (Collective, f64) {
-    match op {
-        Op::Gather { parts, rows, .. } => {
-            let longest = parts.iter().map(crate::cost::shard::len).max().unwrap_or(0);
-            (Collective::AllGather, (*rows * longest) as f64 * ranks as f64)
-        }
-        Op::Sum { elements, .. } => (Collective::AllGather, *elements as f64 * 4.0 * ranks as f64),
-        Op::Broadcast { root, length, .. } => {
-            (Collective::Broadcast { root: *root }, *length as f64)
-        }
-        _ => (Collective::AllGather, 0.0),
     }
 }
