@@ -181,15 +181,13 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         step: u64,
         report: &mut Report,
     ) -> Result<(), P::Fault> {
-        let (rank, others) = (peers.rank(), peers.ranks() as u64 - 1);
         match *op {
             Op::Gather { ref parts, rows, from, into } => {
                 let bytes = |rank: usize| rows * (parts[rank].end - parts[rank].start);
-                report.sent += bytes(rank) * others;
                 let row = parts.last().map_or(0, |part| part.end);
                 let mut words = self.memory.take(into.buffer);
                 let out = part(&mut words, into, rows * row);
-                let own = self.memory.get(from, bytes(rank));
+                let own = self.memory.get(from, bytes(peers.rank()));
                 let met = peers.all_gather(own, bytes, |rank, bytes| {
                     let range = parts[rank].start as usize..parts[rank].end as usize;
                     let pieces = bytes.chunks_exact(range.len().max(1));
@@ -198,37 +196,20 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                     }
                 });
                 self.memory.put(into.buffer, words);
-                met
+                met.map(|sent| report.sent += sent)
             }
             Op::Sum { data, elements } => {
-                report.sent += elements * 4 * others;
                 let mut words = self.memory.take(data.buffer);
-                let sum: &mut [f32] =
-                    bytemuck::cast_slice_mut(part(&mut words, data, elements * 4));
-                // Parts come in rank order, so this card's own is overwritten before its turn.
-                let own = &mut self.tiles[..elements as usize];
-                own.copy_from_slice(sum);
-                let met = peers.all_gather(
-                    bytemuck::cast_slice(own),
-                    |_| elements * 4,
-                    |rank, bytes| {
-                        let numbers =
-                            bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word));
-                        match rank {
-                            0 => sum.iter_mut().zip(numbers).for_each(|(sum, value)| *sum = value),
-                            _ => sum.iter_mut().zip(numbers).for_each(|(sum, value)| *sum += value),
-                        }
-                    },
-                );
+                let numbers = part(&mut words, data, elements * 4);
+                let met = peers.sum(bytemuck::cast_slice_mut(numbers));
                 self.memory.put(data.buffer, words);
-                met
+                met.map(|sent| report.sent += sent)
             }
             Op::Broadcast { root, data, length } => {
-                report.sent += if root == rank { length * others } else { 0 };
                 let mut words = self.memory.take(data.buffer);
                 let met = peers.broadcast(root, part(&mut words, data, length));
                 self.memory.put(data.buffer, words);
-                met
+                met.map(|sent| report.sent += sent)
             }
             Op::Send { to, from, length } => {
                 report.sent += length;

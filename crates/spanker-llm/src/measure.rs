@@ -145,7 +145,7 @@ impl Cards {
     fn exchange(self) -> ExchangeKind {
         match self {
             Cards::Threads => ExchangeKind::SharedMemory,
-            Cards::Ranks => ExchangeKind::Direct,
+            Cards::Ranks => ExchangeKind::Messages,
         }
     }
 }
@@ -418,6 +418,7 @@ fn set_link(profile: &mut Profile, usual: &Usual<'_>, cards: Cards) {
         let bandwidth = BytesPerSecond((1.0 / per_byte).min(1e15) as u64);
         measured(&mut link.bandwidth, bandwidth, cards);
         measured(&mut link.latency, Seconds(latency), cards);
+        link.exchange = cards.exchange();
         measured(&mut link.round_trip, Seconds(2.0 * latency), cards);
     }
 }

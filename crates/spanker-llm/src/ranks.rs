@@ -12,11 +12,13 @@
 
 mod audit;
 mod clock;
+mod exchange;
 mod marks;
 mod measure;
 mod order;
 mod part;
 mod record;
+mod rounds;
 mod wire;
 mod worker;
 
@@ -25,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric, FabricError};
-use spanker_plan::{Plan, Want};
+use spanker_plan::{ExchangeTable, Plan, Want};
 use spanker_topology::ExchangeKind;
 
 use crate::card::{self, Report};
@@ -158,7 +160,12 @@ impl<'f> Leader<'f> {
         let ranks: Vec<u32> = ranks.iter().map(|&rank| rank as u32).collect();
         self.recording = None;
         let json = plan.to_json();
-        let stamp = crate::fingerprint(json.bytes());
+        let exchanges = match filled {
+            // What a link takes is fitted to messages from everybody to everybody.
+            true => ExchangeTable::one_shot(planned.stages().len()),
+            false => ExchangeTable::of(plan),
+        };
+        let stamp = plan_stamp(&json, &exchanges.to_bytes());
         let (context, batch) = (context as u64, batch as u64);
         let network_stamp = network.fingerprint();
         let order = Order::Plan {
@@ -167,10 +174,12 @@ impl<'f> Leader<'f> {
             batch,
             filled,
             ranks: ranks.clone(),
+            exchanges: exchanges.to_bytes(),
             json,
         };
         self.order(&order)?;
-        let rank_part = RankPart::new(network, &planned, (LEADER, &ranks), threads, filled);
+        let rank_part =
+            RankPart::new(network, &planned, (LEADER, &ranks), exchanges, threads, filled);
         let rank_part = rank_part.inspect_err(|error| self.give_up(error.to_string()))?;
         self.heard(|wire| wire.settle(stamp))?;
         let memory = self.collect_memory(&planned, &rank_part)?;
@@ -344,6 +353,12 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks
     }
 }
 
+/// What a plan's messages are stamped with: ranks that have another plan, or other algorithms for its exchanges, find
+/// out from the first message between them.
+fn plan_stamp(json: &str, exchanges: &[u8]) -> u64 {
+    crate::fingerprint(json.bytes().chain(exchanges.iter().copied()))
+}
+
 /// A plan as ranks run it. What is measured is not checked.
 fn planned<'p, B: AsRef<[u8]>>(
     network: &Network<B>,
@@ -352,7 +367,7 @@ fn planned<'p, B: AsRef<[u8]>>(
     threads: usize,
     filled: bool,
 ) -> Result<Planned<'p>, LlmError> {
-    let (kind, kernels) = (ExchangeKind::Direct, crate::inproc::kernels(threads, 1));
+    let (kind, kernels) = (ExchangeKind::Messages, crate::inproc::kernels(threads, 1));
     let planned = Planned::new(network, plan, context, batch, kind, kernels)?;
     Ok(if filled { planned } else { planned.tapped() })
 }

@@ -89,7 +89,7 @@ fn trace_of_ranks_has_every_card_and_compares_with_the_prediction_in_causes_that
             ..plan.request
         };
         let mut profile = plan.cluster.profile(0).clone();
-        profile.link.as_mut().expect("a link").exchange = ExchangeKind::Direct;
+        profile.link.as_mut().expect("a link").exchange = ExchangeKind::Messages;
         let ranks = plan.layout.cards().len();
         let cluster = Cluster::uniform(profile, ranks, Shape::Switch).expect("cards");
         let plan = Plan::new(plan.model, cluster, request, plan.layout).expect("a plan");
@@ -185,7 +185,7 @@ fn profile_of_ranks_is_measured_on_them_and_prices_messages() {
         assert!(after > 0);
         assert_eq!(Profile::from_toml(&profile.to_toml()), Ok(profile.clone()));
         let link = profile.link.as_ref().expect("a link");
-        assert_eq!(link.exchange, ExchangeKind::Direct);
+        assert_eq!(link.exchange, ExchangeKind::Messages);
         assert_eq!(link.latency.provenance, Provenance::Measured, "{groups:?}");
         assert!(!profile.compute.operators.is_empty());
         let cluster = Cluster::uniform(profile, ranks, Shape::Switch).expect("cards");

@@ -153,6 +153,11 @@ impl Link {
         }
         Ok(())
     }
+
+    /// Bytes that others get of so many.
+    fn to_others(&self, bytes: usize) -> u64 {
+        bytes as u64 * (self.ranks() as u64 - 1)
+    }
 }
 
 impl Peers for Link {
@@ -171,18 +176,34 @@ impl Peers for Link {
         own: &[u8],
         _: impl Fn(usize) -> u64,
         read: impl FnMut(usize, &[u8]),
-    ) -> Result<(), GivenUp> {
+    ) -> Result<u64, GivenUp> {
         self.leave(own);
-        self.read(read)
+        self.read(read)?;
+        Ok(self.to_others(own.len()))
     }
 
-    fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<(), GivenUp> {
-        self.leave(if root == self.rank { data } else { &[] });
+    fn sum(&mut self, data: &mut [f32]) -> Result<u64, GivenUp> {
+        // What this rank has is in its slot, so the sum can take its place.
+        self.leave(bytemuck::cast_slice(data));
+        self.read(|rank, given| {
+            let numbers = given.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word));
+            match rank {
+                0 => data.iter_mut().zip(numbers).for_each(|(sum, value)| *sum = value),
+                _ => data.iter_mut().zip(numbers).for_each(|(sum, value)| *sum += value),
+            }
+        })?;
+        Ok(self.to_others(size_of_val(data)))
+    }
+
+    fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<u64, GivenUp> {
+        let is_root = root == self.rank;
+        self.leave(if is_root { data } else { &[] });
         self.read(|rank, given| {
             if rank == root {
                 data.copy_from_slice(given);
             }
-        })
+        })?;
+        Ok(if is_root { self.to_others(data.len()) } else { 0 })
     }
 
     fn send(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), GivenUp> {

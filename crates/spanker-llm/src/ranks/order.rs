@@ -27,6 +27,8 @@ pub(super) enum Order {
         filled: bool,
         /// The rank of each of the plan's cards.
         ranks: Vec<u32>,
+        /// The algorithms of its exchanges: the bytes of an `ExchangeTable`.
+        exchanges: Vec<u8>,
         /// The plan as JSON.
         json: String,
     },
@@ -80,11 +82,13 @@ impl Order {
         match self {
             Order::Heartbeat { zeros } => vec![HEARTBEAT; 1 + zeros],
             Order::Over => vec![OVER],
-            Order::Plan { network, context, batch, filled, ranks, json } => {
+            Order::Plan { network, context, batch, filled, ranks, exchanges, json } => {
                 let count = ranks.len() as u64;
                 let head = [*network, *context, *batch, u64::from(*filled), count];
                 let mut bytes = words(PLAN, &head);
                 bytes.extend(ranks.iter().flat_map(|rank| rank.to_le_bytes()));
+                bytes.extend((exchanges.len() as u64).to_le_bytes());
+                bytes.extend_from_slice(exchanges);
                 bytes.extend_from_slice(json.as_bytes());
                 bytes
             }
@@ -118,9 +122,12 @@ impl Order {
                 let (batch, rest) = word(rest)?;
                 let (filled, rest) = word(rest)?;
                 let (ranks, rest) = numbers(rest)?;
-                let json = std::str::from_utf8(rest).ok()?.to_owned();
+                let (length, rest) = word(rest)?;
+                let (exchanges, rest) = rest.split_at_checked(usize::try_from(length).ok()?)?;
+                let (exchanges, json) =
+                    (exchanges.to_vec(), std::str::from_utf8(rest).ok()?.to_owned());
                 let filled = [false, true].get(usize::try_from(filled).ok()?).copied()?;
-                Some(Order::Plan { network, context, batch, filled, ranks, json })
+                Some(Order::Plan { network, context, batch, filled, ranks, exchanges, json })
             }
             STEP => {
                 let (past, rest) = word(rest)?;
@@ -178,13 +185,14 @@ mod tests {
         prop_oneof![
             (0..40usize).prop_map(|zeros| Order::Heartbeat { zeros }),
             Just(Order::Over),
-            (any::<[u64; 3]>(), any::<bool>(), numbers(), ".*").prop_map(
-                |([network, context, batch], filled, ranks, json)| Order::Plan {
+            (any::<[u64; 3]>(), any::<bool>(), numbers(), any::<Vec<u8>>(), ".*").prop_map(
+                |([network, context, batch], filled, ranks, exchanges, json)| Order::Plan {
                     network,
                     context,
                     batch,
                     filled,
                     ranks,
+                    exchanges,
                     json
                 }
             ),

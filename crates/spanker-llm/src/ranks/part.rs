@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use spanker_collective::Rank;
 use spanker_fabric::FabricError;
-use spanker_plan::{Buffer, Op, Part, Programs, Taps, Want};
+use spanker_plan::{Buffer, ExchangeTable, Op, Part, Programs, Taps, Want};
 
-use super::wire::{LEADER, Neighbours, Wire};
+use super::exchange::{Exchanges, Neighbours};
+use super::wire::{LEADER, Wire};
 use crate::card::{self, Card, Report, Stopped, Task, allocate};
 use crate::layout::{self, Planned};
 use crate::measure::keep_layers;
@@ -21,8 +22,8 @@ pub(super) struct RankPart<B> {
     pub(super) vocab: u64,
     /// The rank of every member.
     pub(super) ranks: Vec<Rank>,
-    /// This rank's member and card.
-    card: Option<(usize, Card<B>)>,
+    /// This rank's member and card, and how that meets the others of its stage.
+    card: Option<(usize, Card<B>, Exchanges)>,
     /// Bytes that its card was planned to allocate.
     pub(super) planned: u64,
     /// Steps so far.
@@ -48,6 +49,7 @@ impl<B: AsRef<[u8]> + Send + Sync> RankPart<B> {
         network: &Arc<Network<B>>,
         planned: &Planned<'_>,
         (rank, ranks): (Rank, &[u32]),
+        table: ExchangeTable,
         threads: usize,
         filled: bool,
     ) -> Result<Self, LlmError> {
@@ -67,7 +69,10 @@ impl<B: AsRef<[u8]> + Send + Sync> RankPart<B> {
             if filled {
                 card.hold_team_together();
             }
-            (member, card)
+            let place = &programs.members()[member];
+            let group = ranks[programs.groups()[place.stage].clone()].to_vec();
+            let exchanges = Exchanges::new(table, place.stage, group, place.rank);
+            (member, card, exchanges)
         });
         let planned = member.map_or(0, |member| layouts[member].bytes());
         let (vocab, tapped) = (network.model().vocab, vec![0; ranks.len()]);
@@ -76,7 +81,7 @@ impl<B: AsRef<[u8]> + Send + Sync> RankPart<B> {
 
     /// The plan's number of this rank's card, or of none.
     pub(super) fn number(&self) -> usize {
-        let member = self.card.as_ref().map(|(member, _)| &self.programs.members()[*member]);
+        let member = self.card.as_ref().map(|(member, ..)| &self.programs.members()[*member]);
         member.map_or(usize::MAX, |member| member.card)
     }
 
@@ -108,14 +113,13 @@ impl<B: AsRef<[u8]> + Send + Sync> RankPart<B> {
         }
         let (programs, taps) = self.programs_of(of);
         self.tapped.iter_mut().zip(&taps).for_each(|(bytes, taps)| *bytes = taps.bytes);
-        let Some((member, card)) = &mut self.card else { return Ok(None) };
+        let Some((member, card, exchanges)) = &mut self.card else { return Ok(None) };
         let parts = [layout::part(of.step)];
         let read = self.programs.wanted(*member, &spanker_plan::Step { parts: &parts }, 0);
         let place = &self.programs.members()[*member];
         let captured = taps.get(*member).map(|taps| (place.place(Buffer::Audit), taps.bytes));
         let task = Task { step: self.steps, traced: of.traced, read, captured, begun };
-        let members = self.programs.groups()[place.stage].clone();
-        let mut peers = Neighbours::new(wire, &self.ranks, members, place.rank, self.steps);
+        let mut peers = Neighbours::new(wire, exchanges, &self.ranks, self.steps);
         match card.run(&programs[*member], &mut peers, task) {
             Ok(report) => Ok(Some(report)),
             Err(Stopped::Fault(fault)) => Err(fault),
@@ -125,7 +129,7 @@ impl<B: AsRef<[u8]> + Send + Sync> RankPart<B> {
 
     /// Bytes that this rank's card has allocated.
     pub(super) fn allocated(&self) -> u64 {
-        self.card.as_ref().map_or(0, |(_, card)| card.allocated())
+        self.card.as_ref().map_or(0, |(_, card, _)| card.allocated())
     }
 
     /// The ranks whose reports the leader waits for, with their bytes.

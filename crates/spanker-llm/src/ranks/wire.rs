@@ -5,7 +5,6 @@
 //! To the fabric all of it is one call, from the first order to the last: its ranks are in different exchanges of
 //! it most of the time, and a fabric may take that for a mistake if they are different calls.
 
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use spanker_collective::Rank;
@@ -13,7 +12,6 @@ use spanker_fabric::{Call, Fabric, FabricError, Message, Pool};
 
 use super::clock::Answer;
 use super::order::Order;
-use crate::card::Peers;
 
 /// The rank that gives orders.
 pub(super) const LEADER: Rank = 0;
@@ -28,7 +26,7 @@ const STAMP: usize = 8;
 const CALL: Call = Call::BARRIER;
 
 /// FNV-1a of words.
-fn stamp(words: &[u64]) -> u64 {
+pub(super) fn stamp(words: &[u64]) -> u64 {
     crate::fingerprint(words.iter().flat_map(|word| word.to_le_bytes()))
 }
 
@@ -105,12 +103,38 @@ impl<'f> Wire<'f> {
         })
     }
 
-    fn stamped(&mut self, bytes: &[u8], stamp: u64) -> Message {
-        self.pool.write(bytes.len() + STAMP, |out| {
-            let (text, end) = out.split_at_mut(bytes.len());
-            text.copy_from_slice(bytes);
+    /// What messages of the plan in use are stamped with.
+    pub(super) fn plan(&self) -> u64 {
+        self.plan
+    }
+
+    /// How long a rank waits for another.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// A message of some parts, end to end, with a stamp.
+    pub(super) fn stamped(&mut self, parts: &[&[u8]], stamp: u64) -> Message {
+        let bytes = parts.iter().map(|part| part.len()).sum::<usize>();
+        self.pool.write(bytes + STAMP, |out| {
+            let (mut rest, end) = out.split_at_mut(bytes);
+            for part in parts {
+                let (own, others) = rest.split_at_mut(part.len());
+                own.copy_from_slice(part);
+                rest = others;
+            }
             end.copy_from_slice(&stamp.to_le_bytes());
         })
+    }
+
+    /// Bytes of a stamped message without its stamp.
+    pub(super) fn payload(message: &Message) -> u64 {
+        message.bytes().len().saturating_sub(STAMP) as u64
+    }
+
+    /// Bytes of this rank's own.
+    pub(super) fn write(&mut self, length: usize, fill: impl FnOnce(&mut [u8])) -> Message {
+        self.pool.write(length, fill)
     }
 
     fn exchange(
@@ -118,7 +142,37 @@ impl<'f> Wire<'f> {
         sends: &[(Rank, Message)],
         receives: &[Rank],
     ) -> Result<Vec<Message>, FabricError> {
-        self.fabric.get_mut().exchange(&CALL, sends, receives, Instant::now() + self.timeout)
+        self.exchange_until(sends, receives, Instant::now() + self.timeout)
+    }
+
+    /// Sends messages and receives others, all at once.
+    pub(super) fn exchange_until(
+        &mut self,
+        sends: &[(Rank, Message)],
+        receives: &[Rank],
+        deadline: Instant,
+    ) -> Result<Vec<Message>, FabricError> {
+        self.fabric.get_mut().exchange(&CALL, sends, receives, deadline)
+    }
+
+    /// Sends bytes to one rank.
+    pub(super) fn send(&mut self, to: Rank, bytes: &[u8], stamp: u64) -> Result<(), FabricError> {
+        let message = self.stamped(&[bytes], stamp);
+        self.exchange(&[(to, message)], &[]).map(|_| ())
+    }
+
+    /// Takes the bytes of one rank.
+    pub(super) fn fetch(
+        &mut self,
+        from: Rank,
+        into: &mut [u8],
+        stamp: u64,
+    ) -> Result<(), FabricError> {
+        for message in self.exchange(&[], &[from])? {
+            let message = self.checked(from, &message, into.len() as u64, stamp)?;
+            into.copy_from_slice(message.bytes());
+        }
+        Ok(())
     }
 
     /// What a message of `peer` says, if it is meant for this place of the run.
@@ -139,7 +193,7 @@ impl<'f> Wire<'f> {
     }
 
     /// The same, if it is as long as it must be.
-    fn checked(
+    pub(super) fn checked(
         &mut self,
         peer: Rank,
         message: &Message,
@@ -192,7 +246,7 @@ impl<'f> Wire<'f> {
         bytes: u64,
     ) -> Result<Vec<Message>, FabricError> {
         let stamp = self.next_order();
-        let message = self.stamped(&order.to_bytes(), stamp);
+        let message = self.stamped(&[&order.to_bytes()], stamp);
         let sends: Vec<_> = self.others().into_iter().map(|rank| (rank, message.clone())).collect();
         let answers = self.exchange(&sends, receives)?;
         let answers = answers.iter().zip(receives);
@@ -210,13 +264,11 @@ impl<'f> Wire<'f> {
             match order {
                 None => return Err(self.refuse("an order of rank 0 makes no sense".into())),
                 Some(Order::Heartbeat { .. }) => {
-                    let answer = self.stamped(&[], stamp);
-                    self.exchange(&[(LEADER, answer)], &[])?;
+                    self.send(LEADER, &[], stamp)?;
                 }
                 Some(Order::Clock { rank }) if rank == self.rank() as u64 => {
                     let now = self.clock(Instant::now());
-                    let answer = self.stamped(&now.to_le_bytes(), stamp);
-                    self.exchange(&[(LEADER, answer)], &[])?;
+                    self.send(LEADER, &now.to_le_bytes(), stamp)?;
                 }
                 Some(Order::Clock { .. }) => {}
                 Some(order) => return Ok(order),
@@ -237,8 +289,7 @@ impl<'f> Wire<'f> {
 
     /// Tells the leader what came of a step.
     pub(super) fn report(&mut self, step: u64, bytes: &[u8]) -> Result<(), FabricError> {
-        let message = self.stamped(bytes, stamp(&[self.plan, step]));
-        self.exchange(&[(LEADER, message)], &[]).map(|_| ())
+        self.send(LEADER, bytes, stamp(&[self.plan, step]))
     }
 
     /// What came of a step on each of these ranks, so many bytes each.
@@ -254,119 +305,5 @@ impl<'f> Wire<'f> {
         checked
             .map(|(message, &(rank, length))| self.checked(rank, message, length, stamp))
             .collect()
-    }
-}
-
-/// A card's way to the others, which are other ranks.
-///
-/// Nothing is committed here: what a step gives back leaves rank 0 only when all of its reports have come, and
-/// after a fault nobody's memory is used again.
-pub(super) struct Neighbours<'w, 'f> {
-    wire: &'w mut Wire<'f>,
-    /// The rank of every member.
-    ranks: &'w [Rank],
-    /// The members of the card's group.
-    members: Range<usize>,
-    /// The card's rank there.
-    rank: usize,
-    step: u64,
-    /// Exchanges of the group in this step.
-    exchanges: u64,
-}
-
-impl<'w, 'f> Neighbours<'w, 'f> {
-    pub(super) fn new(
-        wire: &'w mut Wire<'f>,
-        ranks: &'w [Rank],
-        members: Range<usize>,
-        rank: usize,
-        step: u64,
-    ) -> Self {
-        Neighbours { wire, ranks, members, rank, step, exchanges: 0 }
-    }
-
-    /// The rank, in the fabric, of a rank of the group.
-    fn at(&self, member: usize) -> Rank {
-        self.ranks[self.members.start + member]
-    }
-
-    /// What the next exchange of the group is stamped with.
-    fn next_exchange(&mut self) -> u64 {
-        self.exchanges += 1;
-        stamp(&[self.wire.plan, self.step, self.exchanges])
-    }
-
-    /// What messages from one stage to the next are stamped with.
-    fn passing(&self, step: u64) -> u64 {
-        stamp(&[self.wire.plan, step, u64::MAX])
-    }
-
-    /// Takes the bytes of one rank.
-    fn fetch(&mut self, from: Rank, into: &mut [u8], stamp: u64) -> Result<(), FabricError> {
-        for message in self.wire.exchange(&[], &[from])? {
-            let message = self.wire.checked(from, &message, into.len() as u64, stamp)?;
-            into.copy_from_slice(message.bytes());
-        }
-        Ok(())
-    }
-}
-
-impl Peers for Neighbours<'_, '_> {
-    type Fault = FabricError;
-
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn ranks(&self) -> usize {
-        self.members.len()
-    }
-
-    fn all_gather(
-        &mut self,
-        own: &[u8],
-        bytes: impl Fn(usize) -> u64,
-        mut read: impl FnMut(usize, &[u8]),
-    ) -> Result<(), FabricError> {
-        let stamp = self.next_exchange();
-        // Who has nothing to give sends nothing.
-        let others: Vec<usize> = (0..self.ranks()).filter(|&other| other != self.rank).collect();
-        let givers: Vec<usize> = others.iter().copied().filter(|&one| bytes(one) > 0).collect();
-        let message = self.wire.stamped(own, stamp);
-        let takers = if own.is_empty() { &[] } else { &others[..] };
-        let sends: Vec<_> = takers.iter().map(|&one| (self.at(one), message.clone())).collect();
-        let receives: Vec<Rank> = givers.iter().map(|&one| self.at(one)).collect();
-        let mut messages = self.wire.exchange(&sends, &receives)?.into_iter().zip(givers);
-        for rank in 0..self.ranks() {
-            if rank == self.rank {
-                read(rank, own);
-            } else if bytes(rank) > 0
-                && let Some((message, giver)) = messages.next()
-            {
-                let message = self.wire.checked(self.at(giver), &message, bytes(giver), stamp)?;
-                read(giver, message.bytes());
-            }
-        }
-        Ok(())
-    }
-
-    fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<(), FabricError> {
-        let stamp = self.next_exchange();
-        if root != self.rank {
-            return self.fetch(self.at(root), data, stamp);
-        }
-        let message = self.wire.stamped(data, stamp);
-        let others = (0..self.ranks()).filter(|&other| other != root);
-        let sends: Vec<_> = others.map(|one| (self.at(one), message.clone())).collect();
-        self.wire.exchange(&sends, &[]).map(|_| ())
-    }
-
-    fn send(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), FabricError> {
-        let message = self.wire.stamped(bytes, self.passing(step));
-        self.wire.exchange(&[(self.ranks[to], message)], &[]).map(|_| ())
-    }
-
-    fn receive(&mut self, from: usize, step: u64, into: &mut [u8]) -> Result<(), FabricError> {
-        self.fetch(self.ranks[from], into, self.passing(step))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric, FabricError};
-use spanker_plan::{Mark, Plan, Want};
+use spanker_plan::{ExchangeTable, Mark, Plan, Want};
 
 use super::order::Order;
 use super::part::{self, RankPart, Stepping};
@@ -51,7 +51,7 @@ pub fn run_worker<B: AsRef<[u8]> + Send + Sync>(
             Order::Heartbeat { .. } | Order::Clock { .. } => {}
             Order::Record => recorded = Some(Vec::new()),
             Order::Collect => record::hand_over(&mut wire, recorded.as_mut())?,
-            Order::Plan { network, context, batch, filled, ranks, json } => {
+            Order::Plan { network, context, batch, filled, ranks, exchanges, json } => {
                 // The last one's memory is free for this one.
                 drop(rank_part.take());
                 (untold, recorded) = ((Duration::ZERO, 0), None);
@@ -60,7 +60,8 @@ pub fn run_worker<B: AsRef<[u8]> + Send + Sync>(
                 let plan = if filled { None } else { expected.take() };
                 let Worker { network: file, threads, timeout, .. } = *worker;
                 let worker = Worker { network: file, plan, threads, timeout };
-                rank_part = Some(take_part(&mut wire, &worker, network, space, (&json, &ranks))?);
+                let order = (&json[..], &ranks[..], &exchanges[..]);
+                rank_part = Some(take_part(&mut wire, &worker, network, space, order)?);
             }
             Order::Step { past, want, tokens, layers, salt } => {
                 let begun = Instant::now();
@@ -96,13 +97,13 @@ fn take_part<B: AsRef<[u8]> + Send + Sync>(
     worker: &Worker<'_, B>,
     network: u64,
     (context, batch, filled): (usize, usize, bool),
-    (json, ranks): (&str, &[u32]),
+    (json, ranks, exchanges): (&str, &[u32], &[u8]),
 ) -> Result<RankPart<B>, FabricError> {
     let own = worker.network.fingerprint();
     if own != network {
         return Err(wire.disagree("model", own, network));
     }
-    let stamp = fingerprint(json.bytes());
+    let stamp = super::plan_stamp(json, exchanges);
     let rank = wire.rank();
     let plan = Plan::from_json(json).map_err(|error| error.to_string());
     // Prices are the leader's: it has measured the ranks.
@@ -116,8 +117,13 @@ fn take_part<B: AsRef<[u8]> + Send + Sync>(
     let rank_part = plan.and_then(|plan| {
         let (network, threads) = (worker.network, worker.threads);
         let planned = super::planned(network, &plan, (context, batch), threads, filled);
-        let rank_part = planned
-            .and_then(|planned| RankPart::new(network, &planned, (rank, ranks), threads, filled));
+        let rank_part = planned.and_then(|planned| {
+            let groups = planned.stages().iter().map(|stage| stage.group.cards.len());
+            let groups: Vec<usize> = groups.collect();
+            let table = ExchangeTable::from_bytes(exchanges, &groups);
+            let table = table.ok_or_else(|| LlmError::plan("its exchanges make no sense"))?;
+            RankPart::new(network, &planned, (rank, ranks), table, threads, filled)
+        });
         rank_part.map_err(|error: LlmError| error.to_string())
     });
     let rank_part = rank_part.map_err(|reason| wire.refuse(reason))?;

@@ -199,9 +199,6 @@ impl Sizing<'_> {
         if last && sequences > 1 {
             tiles = tiles.max(sequences * len(&shard.vocab));
         }
-        if self.group.split == Split::Reduce && ranks > 1 {
-            tiles = tiles.max(rows * hidden);
-        }
         let shared = self.exchanging.kind == ExchangeKind::SharedMemory;
         let stream = rows * hidden * 4;
         let given = match self.group.split {
