@@ -319,3 +319,6 @@ impl Peers for Neighbours<'_, '_> {
         self.wire.fetch(self.ranks[from], into, self.passing(step))
     }
 }
+
+#[cfg(test)]
+mod tests;
