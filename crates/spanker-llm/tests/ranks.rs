@@ -19,6 +19,7 @@ use spanker_llm::{
 use spanker_model::Quant;
 use spanker_plan::{Plan, Split};
 use spanker_test_support::Recipe;
+use spanker_topology::{BytesPerSecond, Cluster, ExchangeKind, Seconds, Shape};
 
 use splits::{CONTEXT, Open, STEPS};
 use splits::{assert_same, best, mixed, one_by_one, plan, prompt, run, threads, together};
@@ -87,6 +88,50 @@ fn ranks_have_the_bits_of_threads_for_every_split_and_number() {
                 assert_same(&what, &found, &run(&network, &one, &tokens));
             }
         }
+    }
+}
+
+/// The same plan for ranks whose links are that slow, which exchange in messages.
+fn over_links(plan: Plan, latency: f64, bandwidth: u64) -> Plan {
+    let mut profile = plan.cluster.profile(0).clone();
+    let link = profile.link.as_mut().expect("a link");
+    link.exchange = ExchangeKind::Messages;
+    link.latency.value = Seconds(latency);
+    (link.bandwidth.value, link.framing) = (BytesPerSecond(bandwidth), None);
+    let cluster = Cluster::uniform(profile, plan.cluster.cards(), Shape::Switch).expect("cards");
+    Plan::new(plan.model, cluster, plan.request, plan.layout).expect("a plan")
+}
+
+#[test]
+fn ranks_have_the_bits_of_threads_whatever_their_links_make_the_cheapest_algorithms() {
+    let recipe = small();
+    let network = Arc::new(recipe.network());
+    let tokens = prompt(7, recipe.vocab);
+    let mut algorithms: Vec<&str> = Vec::new();
+    for ranks in 2..=6 {
+        let uneven: Vec<f64> = (1..=ranks).map(|share| share as f64).collect();
+        for (split, groups) in [
+            (Split::Gather, together(&uneven)),
+            (Split::Reduce, together(&vec![1.0; ranks])),
+            (Split::Reduce, mixed(ranks)),
+        ] {
+            let plan = plan(&network, split, &groups);
+            let reference = run(&network, &plan, &tokens);
+            for (latency, bandwidth) in [(1e-3, 100_000_000_000), (1e-9, 1 << 20)] {
+                let plan = over_links(plan.clone(), latency, bandwidth);
+                let used = [1, 3].map(|rows| plan.exchanges_of(rows).concat()).concat();
+                algorithms.extend(used.iter().map(|exchange| exchange.algorithm));
+                let found =
+                    led(ranks, &network, |leader| logits_of(leader, &network, &plan, &tokens));
+                let what = format!("{ranks} ranks, {split:?} {groups:?}, {latency} s");
+                assert_same(&what, &found, &reference);
+            }
+        }
+    }
+    algorithms.sort_unstable();
+    algorithms.dedup();
+    for used in ["one-shot", "two-shot", "tree"] {
+        assert!(algorithms.contains(&used), "{used} of {algorithms:?}");
     }
 }
 

@@ -398,13 +398,20 @@ impl Plan {
         lists
     }
 
-    /// The collectives of one layer, of the head and of the embedding, with the algorithm chosen for each,
-    /// stage by stage.
+    /// The collectives of one layer, of the head and of the embedding when a token is generated, with the algorithm chosen
+    /// for each, stage by stage.
     #[must_use]
     pub fn exchanges(&self) -> Vec<Vec<Exchanged>> {
+        self.exchanges_of(1)
+    }
+
+    /// The same for a piece of a prompt of so many rows: what is larger may have another algorithm.
+    #[must_use]
+    pub fn exchanges_of(&self, rows: usize) -> Vec<Vec<Exchanged>> {
         let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
-        let sequences = sequences_at_once(&self.request, &self.layout);
-        let part = |sequence| Part { sequence, tokens: &[0], past: 0, want: Want::Best(1) };
+        let sequences = if rows > 1 { 1 } else { sequences_at_once(&self.request, &self.layout) };
+        let tokens = vec![0; rows.max(1)];
+        let part = |sequence| Part { sequence, tokens: &tokens, past: 0, want: Want::Best(1) };
         let parts: Vec<Part<'_>> = (0..sequences.max(1)).map(part).collect();
         let step = Step { parts: &parts };
         let describe = |stage: &Stage| {

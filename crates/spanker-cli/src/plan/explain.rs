@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why the best plan is the best, as one would tell a colleague.
 
-use spanker_plan::{Candidate, Explanation, Objective, Plan, Resource, Strategy};
+use spanker_plan::{Candidate, Exchanged, Explanation, Objective, Plan, Resource, Strategy};
 use spanker_topology::{Bytes, Seconds};
 
 use super::report::Report;
@@ -111,21 +111,36 @@ fn worth(report: &Report<'_>, explained: &Explanation) -> anyhow::Result<()> {
 fn exchanges(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {
     let (model, cluster) = (report.model.clone(), report.cluster.clone());
     let plan = Plan::new(model, cluster, report.request.clone(), best.layout.clone())?;
-    let stages = plan.exchanges();
-    let Some(first) = stages.iter().find(|list| !list.is_empty()) else { return Ok(()) };
-    let mut told: Vec<String> = Vec::new();
-    for exchange in first {
-        let text = format!(
+    let rows = report.request.prompt.min(report.request.batch) as usize;
+    let (token, prompt) = (first(plan.exchanges()), first(plan.exchanges_of(rows)));
+    if token.is_empty() {
+        return Ok(());
+    }
+    line(&format!("  Exchanges: {}.", list(&token)))?;
+    let algorithms = |list: &[Exchanged]| list.iter().map(|one| one.algorithm).collect::<Vec<_>>();
+    if algorithms(&token)[..] == algorithms(&prompt)[..] {
+        return Ok(());
+    }
+    line(&format!("  Exchanges of {rows} rows of a prompt: {}.", list(&prompt)))
+}
+
+/// The first stage whose cards exchange something.
+fn first(stages: Vec<Vec<Exchanged>>) -> Vec<Exchanged> {
+    stages.into_iter().find(|list| !list.is_empty()).unwrap_or_default()
+}
+
+fn list(exchanges: &[Exchanged]) -> String {
+    let words = exchanges.iter().map(|exchange| {
+        format!(
             "{} after {} ({}, {}, {})",
             exchange.collective,
             exchange.after,
             Bytes(exchange.bytes as u64),
             exchange.algorithm,
             exchange.time
-        );
-        told.push(text);
-    }
-    line(&format!("  Exchanges: {}.", told.join("; ")))
+        )
+    });
+    words.collect::<Vec<_>>().join("; ")
 }
 
 fn context(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {

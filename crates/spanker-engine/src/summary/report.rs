@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use spanker_llm::Timing;
+use spanker_plan::Exchanged;
 
 use super::{FinishReason, Summary, off, rate};
 
@@ -76,8 +77,27 @@ fn to_json(summary: &Summary<'_>) -> serde_json::Value {
         "memory": summary.memory.iter().map(|card| json!({ "card": card.card,
             "planned_bytes": card.planned, "allocated_bytes": card.allocated }))
             .collect::<Vec<_>>(),
+        "exchanges": exchanges(&summary.plan.exchanges()),
+        "prompt_exchanges": exchanges(&summary.plan.exchanges_of(piece(summary))),
         "audit": audit,
     })
+}
+
+/// Rows of the largest piece that the prompt went through in.
+fn piece(summary: &Summary<'_>) -> usize {
+    summary.answer.prompt_tokens.min(summary.plan.request.batch as usize).max(1)
+}
+
+/// How the cards of each stage exchange.
+fn exchanges(stages: &[Vec<Exchanged>]) -> Vec<serde_json::Value> {
+    let all = stages.iter().enumerate();
+    let all = all.flat_map(|(stage, list)| list.iter().map(move |exchange| (stage, exchange)));
+    let described = all.map(|(stage, exchange)| {
+        json!({ "stage": stage, "after": exchange.after, "collective": exchange.collective,
+                "bytes": exchange.bytes, "algorithm": exchange.algorithm,
+                "predicted_us": exchange.time.0 * 1e6 })
+    });
+    described.collect()
 }
 
 /// What was checked, in words.

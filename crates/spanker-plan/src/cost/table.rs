@@ -142,3 +142,93 @@ impl ExchangeTable {
         Some(table)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spanker_topology::{BytesPerSecond, Profile, Shape};
+
+    use super::super::exchange::links_alone;
+    use crate::{Layout, Objective, Request, Split};
+
+    /// Ranks whose links take 2 us and 1 ms for a megabyte.
+    fn ranks(count: usize, kind: ExchangeKind) -> Cluster {
+        let mut profile: Profile = links_alone("rev-a");
+        let link = profile.link.as_mut().unwrap();
+        link.exchange = kind;
+        link.bandwidth.value = BytesPerSecond(1_000_000_000);
+        Cluster::uniform(profile, count, Shape::Switch).unwrap()
+    }
+
+    fn plan(count: usize, kind: ExchangeKind) -> Plan {
+        let model = spanker_model::builtin("tinyllama-1.1b", spanker_model::Quant::Q4_0).unwrap();
+        let group = (0..count).map(|card| (card, 1.0)).collect();
+        let layout = Layout::of_groups(&model, Split::Reduce, &[group]).unwrap();
+        Plan::new(model, ranks(count, kind), Request::new(Objective::Latency), layout).unwrap()
+    }
+
+    #[test]
+    fn table_has_what_is_priced_and_other_algorithms_for_small_and_large_exchanges() {
+        let (count, cards) = (5, [0, 1, 2, 3, 4]);
+        let plan = plan(count, ExchangeKind::Messages);
+        let (table, prices) = (ExchangeTable::of(&plan), PriceList::default());
+        for collective in COLLECTIVES {
+            for bytes in [1.0, 100.0, 4608.0, 65536.0, 70_000.0, 3e6, 5e8] {
+                let (chosen, time) = prices.in_messages(&plan.cluster, collective, &cards, bytes);
+                assert_eq!(chosen, table.algorithm(0, collective, bytes), "{collective} {bytes}");
+                let alone = super::super::exchange::collective_time(
+                    &plan.cluster,
+                    collective,
+                    chosen,
+                    &cards,
+                    bytes as u64,
+                );
+                assert_eq!(time, alone, "{collective} {bytes}");
+            }
+        }
+        let of = |collective, bytes| table.algorithm(0, collective, bytes);
+        assert_eq!(of(Collective::AllReduce, 256.0), Algorithm::OneShot);
+        assert_eq!(of(Collective::AllReduce, 1e6), Algorithm::TwoShot);
+        assert_eq!(of(Collective::Broadcast { root: 3 }, 64.0), Algorithm::OneShot);
+        assert_ne!(of(Collective::Broadcast { root: 3 }, 1e6), Algorithm::OneShot);
+    }
+
+    #[test]
+    fn cards_that_exchange_directly_are_priced_and_run_by_one_shot() {
+        let table = ExchangeTable::of(&plan(5, ExchangeKind::Direct));
+        assert_eq!(table, ExchangeTable::one_shot(1));
+    }
+
+    #[test]
+    fn prediction_of_a_plan_takes_the_algorithms_of_its_table() {
+        let plan = plan(5, ExchangeKind::Messages);
+        let table = ExchangeTable::of(&plan);
+        let mut seen = Vec::new();
+        for rows in [1, 512] {
+            for exchange in plan.exchanges_of(rows).concat() {
+                let collective = COLLECTIVES.into_iter().find(|c| c.name() == exchange.collective);
+                let of = table.algorithm(0, collective.unwrap(), exchange.bytes);
+                assert_eq!(of.name(), exchange.algorithm, "{rows}: {exchange:?}");
+                seen.push(of);
+            }
+        }
+        assert!(seen.contains(&Algorithm::OneShot) && seen.contains(&Algorithm::TwoShot));
+    }
+
+    #[test]
+    fn bytes_that_are_no_table_for_these_stages_are_refused() {
+        let table = ExchangeTable::of(&plan(5, ExchangeKind::Messages));
+        let bytes = table.to_bytes();
+        assert_eq!(ExchangeTable::from_bytes(&bytes, &[5]).as_ref(), Some(&table));
+        assert_eq!(ExchangeTable::from_bytes(&bytes, &[5, 5]), None);
+        assert_eq!(ExchangeTable::from_bytes(&bytes[1..], &[5]), None);
+        let changed = |at: usize, number: u8| {
+            let mut bytes = bytes.clone();
+            bytes[at] = number;
+            ExchangeTable::from_bytes(&bytes, &[5])
+        };
+        assert_eq!(changed(0, 200), None, "no algorithm");
+        assert!(changed(0, 0).is_some(), "gathers by ring");
+        assert_eq!(changed(SIZES, 0), None, "a ring does not add in rank order");
+    }
+}

@@ -225,3 +225,18 @@ fn ranks_with_different_tables_find_out_from_the_first_message() {
     assert_eq!(errors[0], errors[1]);
     assert!(errors[0].contains("disagree on the place in the run"), "{}", errors[0]);
 }
+
+#[test]
+fn part_that_has_changed_is_not_sent_as_it_was() {
+    let mut fabric = group(1).remove(0);
+    let mut wire = Wire::new(End::Lent(&mut fabric), TIMEOUT);
+    let own = |_: Range<usize>| &b"old"[..];
+    let mut run = Run { own: &own, parts: 1, slots: vec![None], whole: Vec::new(), sent: 0 };
+    let text = |message: Option<Message>| message.expect("not empty").bytes()[..3].to_vec();
+    assert_eq!(text(run.message(&mut wire, &(0..1), 7)), b"old");
+    let new = wire.stamped(&[b"new"], 7);
+    let received = Received { from: 0, slots: 0..1, parts: 0..1 };
+    run.store(&received, &new.part(0..3), new, |_| 3);
+    assert_eq!(text(run.message(&mut wire, &(0..1), 7)), b"new");
+    assert_eq!(run.sent, 6);
+}
