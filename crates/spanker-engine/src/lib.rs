@@ -37,6 +37,7 @@ mod pieces;
 mod profiles;
 mod ranks;
 mod sampling;
+mod service;
 pub mod shape;
 mod summary;
 mod survey;
@@ -61,6 +62,10 @@ pub use pieces::{Compared, Piece as RunPiece};
 pub use profiles::{Freshness, cache_folder};
 pub use ranks::RankPlace;
 pub use sampling::Sampling;
+pub use service::{
+    Ask, CardState, CardStatus, Chance, Constraint, Delivery, Done, KvBlocks, Refusal, ServedPiece,
+    Service, ServiceOptions, Status, Taken, Update,
+};
 pub use summary::{Answer, FinishReason, Summary, median, off, rate};
 pub use survey::{CardDetails, CardReport, CardRow, LinkRow, mock_cards, survey_cards};
 pub use verify::{Case, Verdict, Verifier};
