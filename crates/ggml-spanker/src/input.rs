@@ -87,7 +87,7 @@ impl Work for Quantize<'_> {
 
 /// Rounds the values of a block to bytes and returns their scale.
 #[inline(always)]
-fn round_block<const N: usize>(values: &[f32; N], out: &mut [u8]) -> f32 {
+pub(crate) fn round_block<const N: usize>(values: &[f32; N], out: &mut [u8]) -> f32 {
     // Adding 1.5 * 2^23 rounds to the nearest whole number, ties to even, and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // Magnitudes are in the order of their bits; what is not finite comes after all numbers.

@@ -5,7 +5,10 @@
 //! processor and however rows are shared out. Lengths are the caller's to check: functions panic where they
 //! do not belong together.
 
+mod attend;
 mod body;
+
+pub use attend::{AttendScratch, KvView, Queries, attend, attend_blocks, fold, keep, partial_len};
 
 use crate::path::Path;
 use crate::simd::{Lanes, Work, run_on};
@@ -142,106 +145,6 @@ pub fn add(into: &mut [f32], row: &[f32]) {
 pub fn to_half(values: &[f32], out: &mut [u8]) {
     assert_eq!(out.len(), values.len() * 2);
     on_path!(Path::best(), to_half(values: &'a [f32], out: &'a mut [u8]) -> ());
-}
-
-/// The part of the KV cache that a row of queries attends to, for the heads that share one head of keys and values.
-#[derive(Debug, Clone, Copy)]
-pub struct KvView<'a> {
-    /// Keys of all positions as f16: one row of `stride` bytes for each.
-    pub keys: &'a [u8],
-    /// Values, likewise.
-    pub values: &'a [u8],
-    /// Bytes from a position to the next, in both.
-    pub stride: usize,
-    /// Positions that are attended to.
-    pub positions: usize,
-    /// What products of queries and keys are multiplied with.
-    pub scale: f32,
-}
-
-/// Positions whose values [`attend`] adds up before it adds them to those before.
-pub const RUN: usize = 64;
-
-/// Memory that [`attend`] uses again from call to call. It begins on a cache line: vectors that cross two
-/// cache lines are read and written at half the speed, and memory from the allocator may begin anywhere.
-#[derive(Debug, Clone, Default)]
-pub struct AttendScratch {
-    floats: Vec<f32>,
-}
-
-/// Numbers in a cache line.
-const LINE_FLOATS: usize = 16;
-
-/// The parts of an [`AttendScratch`].
-struct AttendParts<'a> {
-    /// A key or value as numbers.
-    wide: &'a mut [f32],
-    /// What a run of positions has added up to, head by head.
-    part: &'a mut [f32],
-    /// Scores of all positions, head by head.
-    scores: &'a mut [f32],
-}
-
-impl AttendScratch {
-    /// Memory for so many heads that share keys and values of so many positions: [`attend`] with no more of them
-    /// allocates nothing.
-    #[must_use]
-    pub fn with_capacity(heads: usize, head_size: usize, positions: usize) -> AttendScratch {
-        AttendScratch { floats: Vec::with_capacity(Self::needed(heads, head_size, positions)) }
-    }
-
-    fn needed(heads: usize, head_size: usize, positions: usize) -> usize {
-        let lines = |count: usize| count.next_multiple_of(LINE_FLOATS);
-        LINE_FLOATS + lines(head_size) + lines(heads * head_size) + heads * positions
-    }
-
-    /// Bytes of memory that it has, used or not.
-    #[must_use]
-    pub fn allocated_bytes(&self) -> usize {
-        self.floats.capacity() * 4
-    }
-
-    fn parts(&mut self, heads: usize, head_size: usize, positions: usize) -> AttendParts<'_> {
-        self.floats.resize(Self::needed(heads, head_size, positions), 0.0);
-        let skipped = self.floats.as_ptr().align_offset(4 * LINE_FLOATS).min(LINE_FLOATS);
-        let (wide, rest) =
-            self.floats[skipped..].split_at_mut(head_size.next_multiple_of(LINE_FLOATS));
-        let (part, rest) = rest.split_at_mut((heads * head_size).next_multiple_of(LINE_FLOATS));
-        AttendParts {
-            wide: &mut wide[..head_size],
-            part: &mut part[..heads * head_size],
-            scores: &mut rest[..heads * positions],
-        }
-    }
-}
-
-/// Attention of some heads of one row that share their keys and values.
-///
-/// `queries` and `out` are the heads, end to end. For each head: scores are [`dot`] products times the
-/// scale; the largest is subtracted; [`exp`] of each, divided by their sum in 16 lanes like `dot`; values times
-/// these, added position by position in runs of [`RUN`], and the runs from the first.
-///
-/// # Panics
-/// If lengths do not belong together, no position is seen, or keys or values end before the last that is.
-pub fn attend(
-    queries: &[f32],
-    head_size: usize,
-    kv: KvView<'_>,
-    scratch: &mut AttendScratch,
-    out: &mut [f32],
-) {
-    assert!(queries.len() == out.len() && queries.len().is_multiple_of(head_size));
-    let last = kv.positions.checked_sub(1).and_then(|last| last.checked_mul(kv.stride));
-    let need = last.zip(head_size.checked_mul(2)).and_then(|(last, size)| last.checked_add(size));
-    let there = |bytes: &[u8]| need.is_some_and(|need| need <= bytes.len());
-    assert!(there(kv.keys) && there(kv.values));
-    on_path!(Path::best(), attend(
-        queries: &'a [f32],
-        head_size: usize,
-        kv: KvView<'a>,
-        scratch: &'a mut AttendScratch,
-        out: &'a mut [f32]
-    ) -> ());
 }
 
 /// The `k` largest values with their places, largest first and the lowest place first among equals.

@@ -4,7 +4,7 @@
 
 use half::f16;
 
-use super::{AttendParts, AttendScratch, KvView, NORM_LANES, Pairs, RUN, exp};
+use super::{NORM_LANES, Pairs, exp};
 use crate::simd::Lanes;
 
 #[inline(always)]
@@ -99,100 +99,6 @@ pub(super) fn to_half<L: Lanes>(l: L, values: &[f32], out: &mut [u8]) {
     }
     for (out, value) in rest_out.chunks_exact_mut(2).zip(rest) {
         out.copy_from_slice(&f16::from_f32_const(*value).to_le_bytes());
-    }
-}
-
-#[inline(always)]
-pub(super) fn attend<L: Lanes>(
-    l: L,
-    queries: &[f32],
-    head_size: usize,
-    kv: KvView<'_>,
-    scratch: &mut AttendScratch,
-    out: &mut [f32],
-) {
-    let heads = queries.len() / head_size;
-    let positions = kv.positions;
-    let AttendParts { wide, part, scores } = scratch.parts(heads, head_size, positions);
-    for (at, key) in rows(kv.keys, kv.stride, head_size).take(positions).enumerate() {
-        prefetch_position(l, kv.keys, kv.stride, head_size, at);
-        widen(l, key, wide);
-        for (head, query) in queries.chunks_exact(head_size).enumerate() {
-            scores[head * positions + at] = dot(l, query, wide) * kv.scale;
-        }
-    }
-    for scores in scores.chunks_exact_mut(positions) {
-        soften(l, scores);
-    }
-    out.fill(0.0);
-    part.fill(0.0);
-    for (at, value) in rows(kv.values, kv.stride, head_size).take(positions).enumerate() {
-        prefetch_position(l, kv.values, kv.stride, head_size, at);
-        widen(l, value, wide);
-        for (head, part) in part.chunks_exact_mut(head_size).enumerate() {
-            let weight = scores[head * positions + at];
-            for (part, value) in part.iter_mut().zip(&*wide) {
-                *part += weight * value;
-            }
-        }
-        if (at + 1).is_multiple_of(RUN) || at + 1 == positions {
-            add(l, out, part);
-            part.fill(0.0);
-        }
-    }
-}
-
-/// Positions whose keys or values are on their way while one is worked on.
-const PREFETCH_DISTANCE: usize = 16;
-
-/// Prefetches the position `PREFETCH_DISTANCE` later: heads of other positions lie in between, which processors do not
-/// foresee wherever memory begins.
-#[inline(always)]
-fn prefetch_position<L: Lanes>(l: L, bytes: &[u8], stride: usize, head_size: usize, at: usize) {
-    let start = (at + PREFETCH_DISTANCE) * stride;
-    if let Some(bytes) = bytes.get(start..start + 2 * head_size) {
-        l.fetch(bytes);
-    }
-}
-
-/// One head of each position.
-#[inline(always)]
-fn rows(bytes: &[u8], stride: usize, head_size: usize) -> impl Iterator<Item = &[u8]> {
-    (0..).map_while(move |at: usize| bytes.get(at * stride..at * stride + 2 * head_size))
-}
-
-#[inline(always)]
-fn widen<L: Lanes>(l: L, bytes: &[u8], out: &mut [f32]) {
-    let (wide, rest) = bytes.as_chunks();
-    let (wide_out, rest_out) = out.as_chunks_mut();
-    for (out, bytes) in wide_out.iter_mut().zip(wide) {
-        *out = l.wide_values(l.wide_f16(bytes));
-    }
-    for (out, half) in rest_out.iter_mut().zip(rest.as_chunks().0) {
-        *out = f16::from_le_bytes(*half).to_f32_const();
-    }
-}
-
-/// Scores become shares that add up to one.
-#[inline(always)]
-fn soften<L: Lanes>(l: L, scores: &mut [f32]) {
-    let most = most(scores);
-    for score in scores.iter_mut() {
-        *score = exp(*score - most);
-    }
-    let (wide, rest) = scores.as_chunks::<16>();
-    let mut lanes = [0.0f32; 16];
-    for scores in wide {
-        for lane in 0..16 {
-            lanes[lane] += scores[lane];
-        }
-    }
-    for (lane, score) in lanes.iter_mut().zip(rest) {
-        *lane += score;
-    }
-    let sum = l.wide_sum(l.wide(&lanes));
-    for score in scores.iter_mut() {
-        *score /= sum;
     }
 }
 
