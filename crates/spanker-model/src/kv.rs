@@ -97,4 +97,64 @@ impl KvShape {
     pub const fn blocks_for(positions: u64) -> u64 {
         positions.div_ceil(KV_BLOCK)
     }
+
+    /// Where the numbers of a head of a position's key lie in a block, or of its value.
+    #[must_use]
+    pub const fn numbers(&self, head: u64, is_key: bool, slot: u64) -> Strided {
+        let start = self.half_at(head, is_key);
+        let each = if matches!(self.quant, Quant::F16) { 2 } else { 1 };
+        self.strided(start, each, self.head_size, is_key, slot)
+    }
+
+    /// The same for its scales, where there are any.
+    #[must_use]
+    pub const fn scale_bytes(&self, head: u64, is_key: bool, slot: u64) -> Option<Strided> {
+        if matches!(self.quant, Quant::F16) {
+            return None;
+        }
+        let start = self.half_at(head, is_key) + self.scales_at();
+        Some(self.strided(start, 2, self.scales(), is_key, slot))
+    }
+
+    /// Where the first `slots` positions of a head's keys and values lie in a block: numbers of keys and of values, and
+    /// their scales where there are any.
+    pub fn first_slots(&self, head: u64, slots: u64) -> impl Iterator<Item = Strided> {
+        let shape = *self;
+        let wider = move |one: Strided, is_key: bool| match is_key {
+            true => Strided { length: one.length * slots, ..one },
+            false => Strided { length: one.length * slots, stride: one.length * slots, ..one },
+        };
+        [true, false].into_iter().flat_map(move |is_key| {
+            let scales = shape.scale_bytes(head, is_key, 0);
+            let pieces = [Some(shape.numbers(head, is_key, 0)), scales];
+            pieces.into_iter().flatten().map(move |one| wider(one, is_key))
+        })
+    }
+
+    const fn half_at(&self, head: u64, is_key: bool) -> u64 {
+        head * self.head_bytes() + if is_key { 0 } else { self.half_bytes() }
+    }
+
+    /// So many numbers of some bytes, one for each position or one position's end to end.
+    const fn strided(&self, start: u64, bytes: u64, count: u64, apart: bool, slot: u64) -> Strided {
+        if apart {
+            let (offset, stride) = (start + slot * bytes, KV_BLOCK * bytes);
+            return Strided { offset, rows: count, length: bytes, stride };
+        }
+        let length = count * bytes;
+        Strided { offset: start + slot * length, rows: 1, length, stride: length }
+    }
+}
+
+/// Bytes at a stride.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strided {
+    /// Where the first piece begins.
+    pub offset: u64,
+    /// Pieces.
+    pub rows: u64,
+    /// Bytes of a piece.
+    pub length: u64,
+    /// Bytes from a piece to the next.
+    pub stride: u64,
 }

@@ -34,7 +34,7 @@ mod wire;
 pub use builtin::{builtin, builtin_names};
 pub use config::from_config_json;
 pub use error::ModelError;
-pub use kv::{KV_BLOCK, KvShape};
+pub use kv::{KV_BLOCK, KvShape, Strided};
 pub use layer::{Layer, Matrix};
 pub use model::{MAX_LAYERS, Model};
 pub use quant::Quant;

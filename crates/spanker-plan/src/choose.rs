@@ -120,7 +120,7 @@ pub fn choose(
     cards: &[usize],
     request: &Request,
 ) -> Result<Choice, PlanError> {
-    request.check().map_err(|what| PlanError::Request { what })?;
+    request.check_for(model).map_err(|what| PlanError::Request { what })?;
     if cards.is_empty() || cards.iter().any(|&card| card >= cluster.cards()) {
         let what = format!("cards {cards:?} are not cards of a cluster of {}", cluster.cards());
         return Err(PlanError::Request { what });

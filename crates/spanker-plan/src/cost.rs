@@ -19,7 +19,7 @@ use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 use spanker_collective::{Algorithm, Collective};
-use spanker_model::Model;
+use spanker_model::{KvShape, Model};
 use spanker_topology::{Bytes, Cluster, ExchangeKind, Seconds};
 
 use crate::Request;
@@ -83,8 +83,6 @@ pub(crate) struct Pricer<'a> {
     rates: RefCell<Vec<(Pass, Rc<[f64]>)>>,
     /// What one card would hold of everything.
     everything: OnceCell<Footprint>,
-    /// The tokens of the prompt, where they are known.
-    prompt: Vec<u32>,
 }
 
 /// The op lists of a group's ranks.
@@ -132,7 +130,6 @@ impl<'a> Pricer<'a> {
             inputs: Inputs::of(model, 0..model.layers.len()),
             rates: RefCell::default(),
             everything: OnceCell::new(),
-            prompt: Vec::new(),
         }
     }
 
@@ -175,9 +172,9 @@ impl<'a> Pricer<'a> {
 
     /// What a card has to have room for, by the request.
     pub(crate) fn space(&self, sequences: u64) -> Space {
-        let Request { context, batch, .. } = *self.request;
-        let audit = self.request.taps();
-        Space { context, batch: batch.min(context).max(sequences), sequences, audit }
+        let Request { context, batch, kv, .. } = *self.request;
+        let (audit, blocks) = (self.request.taps(), self.request.blocks_for(sequences));
+        Space { context, batch: batch.min(context).max(sequences), sequences, blocks, kv, audit }
     }
 
     /// The groups that these cards can form with a split: shares by speed, and where that would overfill a
@@ -308,7 +305,10 @@ impl<'a> Pricer<'a> {
         let mut writer = Writer::new(of, step, sink);
         let all = 0..members.len();
         match piece {
-            Phase::Embed => writer.embed(all),
+            Phase::Embed => {
+                writer.data(all.clone());
+                writer.embed(all);
+            }
             Phase::Layer(layer) => writer.layer(0, all, 0, layer),
             Phase::Head => writer.head(0, all),
         }
@@ -324,7 +324,8 @@ impl<'a> Pricer<'a> {
     /// and apart from that the exchanges between the phases.
     fn fold(&self, group: &Group, piece: Phase, step: &Step<'_>) -> Tally<'_> {
         let ranks = group.cards.iter().map(|&card| RankTally::new(self.cost_of(card))).collect();
-        let tally = Tally { ranks, phases: Vec::with_capacity(8), exchanges: Vec::new() };
+        let (phases, exchanges) = (Vec::with_capacity(8), Vec::new());
+        let tally = Tally { ranks, phases, exchanges, reach: step.reach() };
         let mut tally = self.write(group, piece, step, tally);
         tally.close();
         tally
@@ -354,17 +355,16 @@ impl<'a> Pricer<'a> {
 
     /// What a pass takes, by what it takes for some numbers of sequences.
     fn by_sequences(&self, pass: Pass, terms: impl Fn(&Step<'_>) -> Terms) -> Terms {
-        let tokens = self.tokens(pass.past, pass.tokens);
-        let at = |sequences: u64| {
-            let part = |sequence: u64| Part {
-                sequence,
-                tokens: &tokens,
-                past: pass.past,
-                want: Want::Best(1),
-            };
-            let parts: Vec<Part<'_>> = (0..sequences).map(part).collect();
-            terms(&Step { parts: &parts })
+        let tokens = vec![0; pass.tokens as usize];
+        let blocks = vec![0; KvShape::blocks_for(pass.past + pass.tokens) as usize];
+        let part = Part {
+            tokens: &tokens,
+            past: pass.past,
+            blocks: &blocks,
+            want: Want::Best(1),
+            outputs: 1,
         };
+        let at = |sequences: u64| terms(&Step::of(&vec![part; sequences as usize]));
         let (most, half) = (MANY_SEQUENCES, MANY_SEQUENCES / 2);
         if pass.sequences > most {
             // Time is a line over sequences long before that.
@@ -374,24 +374,9 @@ impl<'a> Pricer<'a> {
         at(pass.sequences.max(1))
     }
 
-    /// Tokens from a position on: those of the prompt that is priced, or ones that stand for any, spread over
-    /// the vocabulary.
-    pub(crate) fn tokens(&self, past: u64, count: u64) -> Vec<u32> {
-        let any = |at: u64| (at.wrapping_mul(0x9E37_79B1) % self.model.vocab) as u32;
-        let token = |at: u64| self.prompt.get((past + at) as usize).copied();
-        (0..count).map(|at| token(at).unwrap_or_else(|| any(at))).collect()
-    }
-
-    /// The same for a prompt whose tokens are known: which card has a token's row is part of the price.
-    pub(crate) fn with_prompt(mut self, tokens: &[u32]) -> Self {
-        let known = |&&token: &&u32| u64::from(token) < self.model.vocab;
-        self.prompt = tokens.iter().take_while(known).copied().collect();
-        self
-    }
-
-    /// Whether the prompt's tokens are known.
-    pub(crate) fn knows_prompt(&self) -> bool {
-        !self.prompt.is_empty()
+    /// Whether layers that follow each other are simulated as such.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.exact
     }
 
     /// A piece of a pass on a group if exchanges were free.
@@ -443,8 +428,8 @@ impl<'a> Pricer<'a> {
         op: &Op,
         known: &mut Option<(Collective, AtLeast)>,
     ) -> Seconds {
-        let Op::Collective { collective, dtype, elements, .. } = op else { return Seconds::ZERO };
-        let bytes = *elements as f64 * dtype.size() as f64;
+        let Op::Collective { collective, fold, elements, .. } = op else { return Seconds::ZERO };
+        let bytes = *elements as f64 * fold.size() as f64;
         let at_least = match *known {
             Some((same, at_least)) if same == *collective => at_least,
             _ => self.prices.at_least(self.cluster, *collective, &group.cards),
@@ -500,10 +485,6 @@ impl<'a> Pricer<'a> {
     ) -> Terms {
         let priced =
             |piece: Phase| (self.fold(group, piece, step).work(), self.lists(group, piece, step));
-        if first && step.rows() > SOME_ROWS && !self.knows_prompt() {
-            let rest = self.in_a_row(layers, group, step, (false, head));
-            return rest.plus(self.many_rows(group, step));
-        }
         let kinds: Vec<(Terms, Lists)> =
             self.kinds.iter().map(|&(layer, _)| priced(Phase::Layer(layer))).collect();
         let embed = first.then(|| priced(Phase::Embed));
@@ -514,26 +495,9 @@ impl<'a> Pricer<'a> {
             each.clone().chain(ends).fold(Terms::default(), |sum, (work, _)| sum.plus(*work));
         let lists: Vec<&Lists> = each.map(|(_, lists)| lists).collect();
         let (embed, head) = (embed.as_ref().map(|(_, e)| e), head.as_ref().map(|(_, h)| h));
-        let whole = in_a_row(self, group, step.rows(), embed, &lists, head);
+        let whole = in_a_row(self, group, step, embed, &lists, head);
         terms.communication = (whole - terms.total()).max(Seconds::ZERO);
         terms
-    }
-
-    /// The embedding of many tokens that stand for any: a part of them is simulated, and the others take as long.
-    fn many_rows(&self, group: &Group, step: &Step<'_>) -> Terms {
-        let mut left = SOME_ROWS as usize;
-        let some = step.parts.iter().map_while(|part| {
-            let tokens = &part.tokens[..part.tokens.len().min(left)];
-            left -= tokens.len();
-            (!tokens.is_empty()).then_some(Part { tokens, ..*part })
-        });
-        let some: Vec<Part<'_>> = some.collect();
-        let some = Step { parts: &some };
-        let lists = self.lists(group, Phase::Embed, &some);
-        let whole = in_a_row(self, group, some.rows(), None, &[&lists], None);
-        let work = self.fold(group, Phase::Embed, step).work();
-        let whole = whole * (step.rows() as f64 / some.rows() as f64);
-        Terms { communication: (whole - work.total()).max(Seconds::ZERO), ..work }
     }
 
     /// How many of some layers there are of each kind.
@@ -659,9 +623,6 @@ impl<'a> Pricer<'a> {
         most.map(|most| most as u32)
     }
 }
-
-/// Rows of the embedding that are simulated where there are more.
-const SOME_ROWS: u64 = 16;
 
 /// Sequences beyond which time is taken as a line over them.
 const MANY_SEQUENCES: u64 = 64;

@@ -45,14 +45,17 @@ pub use plan::{
     Candidate, CardMemory, Exchanged, Layout, PLAN_VERSION, Plan, Prediction, Stage, Strategy,
 };
 pub use program::{
-    Action, Addend, Apart, Audit, Buffer, CardLayout, Check, Cost, Cut, GpuPlaces, GpuStaging,
-    HostStaging, Load, MAX_CANDIDATES, Member, Numerics, OPERATORS_PER_LAYER, Op, Part, Piece,
-    Programs, Projection, RankLink, Routes, SEGMENT_ALIGNMENT, Samples, Space, Step, Tap, Taps,
-    Tensor, Terms, USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, WeightLayout, Wiring, card_layouts, load,
-    segments, walk,
+    ATTEND_ROWS, Action, Addend, Apart, Audit, Buffer, CardLayout, Check, Cost, Cut, GpuPlaces,
+    GpuStaging, HostStaging, Load, MAX_CANDIDATES, Member, Numerics, OPERATORS_PER_LAYER, Op, Part,
+    Piece, Programs, Projection, RankLink, Reach, Routes, SEGMENT_ALIGNMENT, Samples, Space, Step,
+    StepShape, StepTables, Tap, Taps, Tensor, Terms, USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, Wanted,
+    WeightLayout, Wiring, card_layouts, load, segments, walk,
 };
 pub use request::{Objective, Request, USUAL_BATCH};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, SimulatedTimes, Slow, simulate};
 pub use trace::perfetto::{Origin, TraceError, perfetto_of_both, read_perfetto};
 pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};
-pub use work::{BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Place, Work};
+pub use work::{
+    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, MAX_WRITE, Place,
+    ROW_BYTES, Work,
+};

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use spanker_collective::Collective;
-use spanker_model::Model;
+use spanker_model::{KvShape, Model};
 use spanker_topology::{Bytes, Cluster, Seconds};
 
 use crate::cost::memory::{Allocation, Footprint, Place};
@@ -318,7 +318,7 @@ impl Plan {
         request: Request,
         layout: Layout,
     ) -> Result<Plan, PlanError> {
-        request.check().map_err(|what| PlanError::Request { what })?;
+        request.check_for(&model).map_err(|what| PlanError::Request { what })?;
         layout.check(&model, &cluster)?;
         Ok(Plan { version: PLAN_VERSION, kind: "plan".into(), model, cluster, request, layout })
     }
@@ -360,12 +360,10 @@ impl Plan {
         crate::predict::predict(&pricer, &self.layout)
     }
 
-    /// The same for the first prompt of a run, whose tokens are known.
+    /// The same with what the first prompt of a run takes besides.
     #[must_use]
-    pub fn predict_prompt(&self, tokens: &[u32]) -> Prediction {
-        let pricer = Pricer::new(&self.model, &self.cluster, &self.request).exactly();
-        let pricer = pricer.with_prompt(tokens);
-        let mut prediction = crate::predict::predict(&pricer, &self.layout);
+    pub fn predict_first(&self) -> Prediction {
+        let mut prediction = self.predict();
         let first_use = |card: usize| {
             let compute = &self.cluster.profile(card).compute;
             compute.first_use.as_ref().map_or(Seconds::ZERO, |value| value.value)
@@ -411,9 +409,11 @@ impl Plan {
         let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
         let sequences = if rows > 1 { 1 } else { sequences_at_once(&self.request, &self.layout) };
         let tokens = vec![0; rows.max(1)];
-        let part = |sequence| Part { sequence, tokens: &tokens, past: 0, want: Want::Best(1) };
-        let parts: Vec<Part<'_>> = (0..sequences.max(1)).map(part).collect();
-        let step = Step { parts: &parts };
+        let blocks = vec![0; KvShape::blocks_for(tokens.len() as u64) as usize];
+        let want = Want::Best(1);
+        let part = Part { tokens: &tokens, past: 0, blocks: &blocks, want, outputs: 1 };
+        let parts = vec![part; sequences.max(1) as usize];
+        let step = Step::of(&parts);
         let describe = |stage: &Stage| {
             let group = &stage.group;
             let mut ops =
@@ -439,7 +439,6 @@ pub(crate) fn name_of(collective: Collective) -> &'static str {
     match collective {
         Collective::AllReduce => "all-reduce",
         Collective::AllGather => "all-gather",
-        Collective::Broadcast { .. } => "broadcast",
         _ => "collective",
     }
 }

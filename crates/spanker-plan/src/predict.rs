@@ -53,7 +53,7 @@ fn decode(
     (sum, (turn - sum.total()).max(Seconds::ZERO))
 }
 
-/// Pieces of a prompt that are priced one by one where their tokens are known.
+/// Pieces of a prompt that are priced one by one in predictions that somebody reads.
 const MOST_PIECES: f64 = 16.0;
 
 /// The time to the first token and where it goes: the pieces of the prompt one after the other, as runs do it.
@@ -63,7 +63,7 @@ fn first_token(pricer: &Pricer<'_>, stages: &[Stage], sequences: u64) -> (Second
     let passes = Pass::prefill(sequences, request.prompt, request.batch);
     let pieces: f64 = passes.iter().map(|(_, count)| count).sum();
     let mut sum = pricer.head(last, sequences);
-    if pricer.knows_prompt() && pieces <= MOST_PIECES {
+    if pricer.is_exact() && pieces <= MOST_PIECES {
         for pass in Pass::pieces(sequences, request.prompt, request.batch) {
             sum = sum.plus(pass_through(pricer, stages, pass, false).sum);
         }

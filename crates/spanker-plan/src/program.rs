@@ -15,6 +15,7 @@ mod buffers;
 mod crossing;
 mod price;
 mod staging;
+mod tables;
 mod tap;
 mod weights;
 mod wiring;
@@ -23,15 +24,15 @@ mod write;
 use std::ops::Range;
 use std::sync::Arc;
 
-use spanker_collective::{Collective, DType};
-use spanker_model::Model;
+use spanker_collective::Collective;
+use spanker_model::{KvShape, Model};
 use spanker_topology::{Cluster, ExchangeKind, Kernels};
 
 use crate::cost::exchange;
 use crate::cost::memory::Footprint;
-use crate::cost::shard::{Shard, Split};
+use crate::cost::shard::{Shard, Split, len};
 use crate::plan::Stage;
-use crate::work::{BufferId, Place, Work};
+use crate::work::{BufferId, Fold, Place, Work};
 use crate::{Activity, PlanError};
 use audit::Auditing;
 pub(crate) use audit::expected as expected_audit;
@@ -43,8 +44,9 @@ pub(crate) use buffers::{
 pub use crossing::{Action, SEGMENT_ALIGNMENT, segments, walk};
 pub(crate) use crossing::{Stride, stride};
 pub(crate) use price::Loads;
-pub use price::{Cost, Load, OPERATORS_PER_LAYER, Terms, load};
-pub use staging::{GpuPlaces, GpuStaging, HostStaging};
+pub use price::{Cost, Load, OPERATORS_PER_LAYER, Reach, Terms, load};
+pub use staging::{ATTEND_ROWS, GpuPlaces, GpuStaging, HostStaging};
+pub use tables::{Shape as StepShape, StepTables};
 pub use tap::{Addend, Check, Samples, Tap, Taps};
 pub use weights::{Cut, Piece, Projection, Tensor, WEIGHT_ALIGNMENT, WeightLayout};
 pub(crate) use weights::{Held, HeldLayer, Holder, Holding, padded};
@@ -65,14 +67,30 @@ pub enum Want {
 /// Tokens of one sequence that go through the model in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part<'a> {
-    /// Which sequence, from 0: where its KV cache is.
-    pub sequence: u64,
     /// The tokens.
     pub tokens: &'a [u32],
     /// Tokens before them.
     pub past: u64,
-    /// What is asked for after the last of them.
+    /// The blocks of the KV cache that the sequence has, in order: for these tokens and all before them.
+    pub blocks: &'a [u32],
+    /// What is asked for after each of the last tokens.
     pub want: Want,
+    /// After how many of the last tokens it is asked for; at least one, unless nothing is asked for.
+    pub outputs: u64,
+}
+
+impl<'a> Part<'a> {
+    /// Tokens of a sequence with its blocks, of which something is asked for after the last.
+    #[must_use]
+    pub fn new(tokens: &'a [u32], past: u64, blocks: &'a [u32], want: Want) -> Part<'a> {
+        Part { tokens, past, blocks, want, outputs: 1 }
+    }
+
+    /// Rows that something is asked for.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        if self.want == Want::Nothing { 0 } else { self.outputs }
+    }
 }
 
 /// What goes through the model at once: tokens of any number of sequences.
@@ -80,6 +98,16 @@ pub struct Part<'a> {
 pub struct Step<'a> {
     /// The sequences' parts, in the order of their rows.
     pub parts: &'a [Part<'a>],
+    /// Blocks of the KV cache that are copied before: from, and to.
+    pub copies: &'a [[u32; 2]],
+}
+
+impl<'a> Step<'a> {
+    /// Tokens of sequences, without copies.
+    #[must_use]
+    pub fn of(parts: &'a [Part<'a>]) -> Step<'a> {
+        Step { parts, copies: &[] }
+    }
 }
 
 impl Step<'_> {
@@ -89,8 +117,14 @@ impl Step<'_> {
         self.parts.iter().map(|part| part.tokens.len() as u64).sum()
     }
 
-    /// The most candidates that any part asks for: cards give so many for each part that asks for some, and of those
-    /// the best are what a part asks for.
+    /// Rows of all parts that something is asked for.
+    #[must_use]
+    pub fn outputs(&self) -> u64 {
+        self.parts.iter().map(Part::asked).sum()
+    }
+
+    /// The most candidates that any part asks for: cards give so many for each output, and of those the best are what a
+    /// part asks for.
     #[must_use]
     pub fn candidates(&self) -> Option<u32> {
         let asked = self.parts.iter().filter_map(|part| match part.want {
@@ -98,6 +132,32 @@ impl Step<'_> {
             _ => None,
         });
         asked.max()
+    }
+
+    /// The part that a row belongs to, and the row's position there.
+    #[must_use]
+    pub fn row(&self, row: u64) -> Option<(&Part<'_>, u64)> {
+        let mut start = 0;
+        self.parts.iter().find_map(|part| {
+            let first = start;
+            start += part.tokens.len() as u64;
+            (row < start).then(|| (part, part.past + row - first))
+        })
+    }
+
+    /// The rows that something is asked for.
+    pub fn output_rows(&self) -> impl Iterator<Item = u64> + '_ {
+        let mut end = 0;
+        self.parts.iter().flat_map(move |part| {
+            end += part.tokens.len() as u64;
+            end - part.asked()..end
+        })
+    }
+
+    /// How far back its rows look.
+    #[must_use]
+    pub fn reach(&self) -> Reach {
+        Reach::of(self.parts.iter().map(|part| (part.tokens.len() as u64, part.past)))
     }
 }
 
@@ -107,6 +167,14 @@ impl Step<'_> {
 pub enum Op {
     /// Work on the card's own memory.
     Work(Work),
+    /// The tables of the step come: tokens, where rows lie, which of them something is asked for, and block tables. They
+    /// are [`StepTables`], and no part of the program.
+    Data {
+        /// Where they go.
+        into: Place,
+        /// Bytes.
+        length: u64,
+    },
     /// Every rank of the card's group has a part of each of `rows` rows; afterwards each has all of them.
     Gather {
         /// The bytes of a row that each rank has.
@@ -118,28 +186,21 @@ pub enum Op {
         /// Whole rows.
         into: Place,
     },
-    /// Adds the f32s of all ranks of the group, in the order of their ranks.
-    Sum {
-        /// Where they are, and where the sum will be.
+    /// Folds the words of all ranks of the group, in the order of their ranks.
+    Fold {
+        /// Where they are, and where the result will be.
         data: Place,
         /// How many.
         elements: u64,
-    },
-    /// One rank of the group gives bytes to all others.
-    Broadcast {
-        /// The rank that has them.
-        root: usize,
-        /// Where they are and will be.
-        data: Place,
-        /// How many.
-        length: u64,
+        /// Their type, of 4 bytes, and the operation.
+        fold: Fold,
     },
     /// A collective of the group, in place, by a schedule.
     Collective {
         /// Which.
         collective: Collective,
-        /// The elements' type. Sums are added in rank order.
-        dtype: DType,
+        /// The elements' type, and the operation of a reduction, in rank order.
+        fold: Fold,
         /// Elements of the whole.
         elements: u64,
         /// Where they are and will be.
@@ -175,22 +236,10 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it leaves the same bytes on every rank of the card's group.
-    #[must_use]
-    pub fn is_collective(&self) -> bool {
-        use Op::{Broadcast, Collective, Gather, Sum};
-        matches!(self, Gather { .. } | Sum { .. } | Broadcast { .. } | Collective { .. })
-    }
-}
-
-impl Op {
-    /// Whether all ranks of a group take part in it together.
+    /// Whether all ranks of a group take part in it together. It leaves the same bytes on all of them.
     #[must_use]
     pub fn is_exchange(&self) -> bool {
-        matches!(
-            self,
-            Op::Gather { .. } | Op::Sum { .. } | Op::Broadcast { .. } | Op::Collective { .. }
-        )
+        matches!(self, Op::Gather { .. } | Op::Fold { .. } | Op::Collective { .. })
     }
 
     /// The bytes that an exchange of so many ranks counts for: the parts of all ranks, or what one gives to all.
@@ -417,10 +466,25 @@ impl Programs {
         if rows == 0 || rows > most || step.parts.iter().any(|part| part.tokens.is_empty()) {
             return refused(format!("a step of {rows} tokens, from 1 to {most} are possible"));
         }
+        let (parts, most) = (step.parts.len() as u64, self.space.sequences);
+        if parts.max(step.outputs()) > most {
+            let outputs = step.outputs();
+            let what = format!("{parts} sequences with {outputs} outputs, {most} are possible");
+            return refused(what);
+        }
         for part in step.parts {
-            let (sequence, sequences) = (part.sequence, self.space.sequences);
-            if sequence >= sequences {
-                return refused(format!("sequence {sequence} of {sequences}"));
+            let (needed, blocks) =
+                (KvShape::blocks_for(part.past + part.tokens.len() as u64), self.space.blocks);
+            let unknown = part.blocks.iter().find(|&&block| u64::from(block) >= blocks);
+            if (part.blocks.len() as u64) < needed || unknown.is_some() {
+                let given = part.blocks.len();
+                let what = format!("{given} blocks for {needed}, numbers up to {blocks}");
+                return refused(what);
+            }
+            let outputs = part.asked();
+            if part.want != Want::Nothing && !(1..=part.tokens.len() as u64).contains(&outputs) {
+                let tokens = part.tokens.len();
+                return refused(format!("{outputs} outputs of {tokens} tokens"));
             }
             let (end, context) = (part.past + part.tokens.len() as u64, self.space.context);
             if end > context {
@@ -484,6 +548,7 @@ impl Programs {
             members: &self.members,
         };
         let mut writer = Writer::new(of, step, vec![Vec::new(); self.members.len()]);
+        writer.data(0..self.members.len());
         writer.embed(self.groups[0].clone());
         for (index, stage) in self.stages.iter().enumerate() {
             let members = self.groups[index].clone();
@@ -495,38 +560,44 @@ impl Programs {
                 writer.layer(index, members.clone(), layer, stage.layers.start + layer);
             }
         }
-        if step.parts.iter().any(|part| part.want != Want::Nothing) {
+        if step.outputs() > 0 {
             writer.head(self.stages.len() - 1, self.last());
         }
         writer.programs
     }
 
-    /// What a member reads out for the host after a step, for one of its parts. Where that asks for candidates, these
-    /// are [`Step::candidates`] of each card of the last stage, each card's best first.
+    /// The tables of a step, which every card's program begins with.
     #[must_use]
-    pub fn wanted(&self, member: usize, step: &Step<'_>, part: usize) -> Option<(Place, u64)> {
+    pub fn tables(&self, step: &Step<'_>) -> Vec<u8> {
+        StepTables::of(step).bytes(step)
+    }
+
+    /// What a member reads out for the host after a step, for all of its outputs: candidates, [`Step::candidates`] of each
+    /// card of the last stage for each output, each card's best first; or logits, output by output.
+    #[must_use]
+    pub fn wanted(&self, member: usize, step: &Step<'_>) -> Wanted {
         let last = self.last();
         let one = &self.members[member];
-        let (before, asked) = (&step.parts[..part], step.parts.get(part)?.want);
-        let shifted = |buffer: Buffer, place: usize, bytes: u64| {
-            (Place { offset: place as u64 * bytes, ..one.place(buffer) }, bytes)
-        };
-        match asked {
-            Want::Best(_) if member == last.start => {
-                let (buffer, cards) = match last.len() {
-                    1 => (Buffer::Best, 1),
-                    cards => (Buffer::AllBest, cards),
-                };
-                let place = before.iter().filter(|part| matches!(part.want, Want::Best(_))).count();
-                let each = u64::from(step.candidates()?) * 8 * cards as u64;
-                Some(shifted(buffer, place, each))
-            }
-            Want::Logits if last.contains(&member) => {
-                let vocab = &one.shard.vocab;
-                let place = before.iter().filter(|part| part.want != Want::Nothing).count();
-                Some(shifted(Buffer::Logits, place, (vocab.end - vocab.start) * 4))
-            }
-            _ => None,
+        let outputs = step.outputs();
+        let mut wanted = Wanted::default();
+        if let Some(k) = step.candidates().filter(|_| member == last.start) {
+            let buffer = if last.len() == 1 { Buffer::Best } else { Buffer::AllBest };
+            let bytes = outputs * u64::from(k) * 8 * last.len() as u64;
+            wanted.best = Some((one.place(buffer), bytes));
         }
+        if last.contains(&member) && step.parts.iter().any(|part| part.want == Want::Logits) {
+            let bytes = outputs * len(&one.shard.vocab) * 4;
+            wanted.logits = Some((one.place(Buffer::Logits), bytes));
+        }
+        wanted
     }
+}
+
+/// What the host reads of a card after a step: where, and how many bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wanted {
+    /// Candidates.
+    pub best: Option<(Place, u64)>,
+    /// Logits.
+    pub logits: Option<(Place, u64)>,
 }

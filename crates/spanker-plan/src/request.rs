@@ -4,7 +4,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use spanker_model::Quant;
+use spanker_model::{KvShape, Model, Quant};
 
 use crate::program::{Audit, USUAL_AUDIT};
 
@@ -61,6 +61,9 @@ pub struct Request {
     /// Rows that a card works on at a time: longer prompts go through in pieces.
     #[serde(default = "usual_batch")]
     pub batch: u64,
+    /// Blocks of keys and values that all sequences of a copy of the model share; nothing for what they need at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u64>,
     /// The part of the work that is computed a second time and compared: 0 is nothing, 1 everything.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub audit: f64,
@@ -82,8 +85,15 @@ impl Request {
     #[must_use]
     pub fn new(objective: Objective) -> Request {
         let (kv, batch) = (Quant::F16, USUAL_BATCH);
-        let (sequences, context, prompt, position, audit) = (1, 2048, 512, 0, 0.0);
-        Request { objective, sequences, context, prompt, position, kv, batch, audit }
+        let (sequences, context, prompt, position, blocks) = (1, 2048, 512, 0, None);
+        let audit = 0.0;
+        Request { objective, sequences, context, prompt, position, kv, batch, blocks, audit }
+    }
+
+    /// Blocks of keys and values for so many sequences.
+    #[must_use]
+    pub fn blocks_for(&self, sequences: u64) -> u64 {
+        self.blocks.unwrap_or_else(|| sequences.saturating_mul(KvShape::blocks_for(self.context)))
     }
 
     /// How many operators of a step are checked on each card. Where everything is computed twice, these say
@@ -117,9 +127,22 @@ impl Request {
             let (position, context) = (self.position, self.context);
             return Err(format!("position {position} is not inside the context of {context}"));
         }
-        match self.kv {
-            Quant::F16 => Ok(()),
-            other => Err(format!("keys and values as {other}: f16 is what runs")),
+        let one = KvShape::blocks_for(self.context);
+        if let Some(blocks) = self.blocks.filter(|&blocks| blocks < one) {
+            let context = self.context;
+            return Err(format!(
+                "{blocks} blocks of keys and values, and a context of {context} needs {one}"
+            ));
         }
+        KvShape { heads: 1, head_size: 32, quant: self.kv }.check()
+    }
+
+    /// The same for a model, whose heads must have room for what keys and values are stored as.
+    ///
+    /// # Errors
+    /// A sentence that names the value.
+    pub fn check_for(&self, model: &Model) -> Result<(), String> {
+        self.check()?;
+        KvShape { heads: 1, head_size: model.head_size, quant: self.kv }.check()
     }
 }

@@ -23,6 +23,7 @@ use spanker_topology::{Cluster, Seconds};
 use crate::cost::exchange::collective_time;
 use crate::cost::{Group, Lists, Pricer};
 use crate::plan::{Layout, in_flight, sequences_per_replica};
+use crate::program::Step;
 use crate::trace::{Incident, Mark, Parts, Trace};
 use crate::{Plan, PlanError};
 use engine::{Disturbance, Ended, Engine};
@@ -81,8 +82,6 @@ pub struct Conditions {
     pub tokens: u32,
     /// Whether the prompt comes first.
     pub prompt: bool,
-    /// The prompt's tokens, where they are known: which card has a token's row is part of a program.
-    pub prompt_tokens: Vec<u32>,
     /// What chance starts from: the same seed gives the same trace.
     pub seed: u64,
     /// The largest part by which a piece of work may take longer, at random.
@@ -106,7 +105,6 @@ impl Conditions {
         Conditions {
             tokens,
             prompt: false,
-            prompt_tokens: Vec::new(),
             seed: 0,
             jitter: 0.0,
             slow: Vec::new(),
@@ -299,8 +297,7 @@ impl Run<'_> {
     }
 
     fn piece(&mut self, what: What) -> (Ended, Vec<usize>) {
-        let pricer = Pricer::new(&self.plan.model, &self.cluster, &self.plan.request)
-            .with_prompt(&self.conditions.prompt_tokens);
+        let pricer = Pricer::new(&self.plan.model, &self.cluster, &self.plan.request);
         let dice = Pcg32::from_rng(&mut self.dice);
         let record = self.conditions.record;
         let items =
@@ -381,7 +378,7 @@ impl Run<'_> {
 pub(crate) fn in_a_row(
     pricer: &Pricer<'_>,
     group: &Group,
-    rows: u64,
+    step: &Step<'_>,
     embed: Option<&Lists>,
     layers: &[&Lists],
     head: Option<&Lists>,
@@ -389,7 +386,7 @@ pub(crate) fn in_a_row(
     let pairs = (group.cards.len() * group.cards.len()) as u64;
     let count = layers.len();
     // Long steps are mostly work, and who is early in one layer is early in the next.
-    let most = match rows {
+    let most = match step.rows() {
         2.. if pairs >= MANY_PAIRS => FEWEST_LONG_LAYERS,
         2.. => FEWEST_LAYERS,
         _ => (MESSAGES / pairs).clamp(FEWEST_LAYERS, MOST_LAYERS),
@@ -400,7 +397,7 @@ pub(crate) fn in_a_row(
         embed.into_iter().chain(layers[..times].iter().copied()).chain(head).collect();
     let noted = [before + times / 2, before + times];
     let dice = Pcg32::seed_from_u64(0);
-    let items = Writer::new(pricer, 0.0, dice, false).row(group, &pieces, noted);
+    let items = Writer::new(pricer, 0.0, dice, false).row(group, &pieces, step.reach(), noted);
     let (cluster, speeds) = (pricer.cluster, pricer.speeds());
     let ended = Engine::new(cluster, speeds, &items.flows, &items.groups, &items.items).run(&[]);
     if !ended.complete {

@@ -2,6 +2,11 @@
 //! What a card does, operator by operator: the words in which programs are written, priced and run. How work
 //! becomes bytes for a device is `spanker-runtime`'s; whether a place lies inside a buffer is the card's to know.
 
+use std::sync::Arc;
+
+use spanker_collective::DType;
+use spanker_model::{KvShape, Quant};
+
 /// A buffer in a card's memory. Handles are numbers that the card gives out once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(pub u64);
@@ -24,6 +29,14 @@ pub struct Fold {
     pub op: u16,
 }
 
+impl Fold {
+    /// Bytes of an element; none for a type that is unknown.
+    #[must_use]
+    pub fn size(self) -> u64 {
+        DType::from_code(self.dtype).map_or(0, DType::size) as u64
+    }
+}
+
 /// What a receive does with what comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Landing {
@@ -38,8 +51,44 @@ pub enum Landing {
 /// The most sources that one reduction takes.
 pub const MAX_SOURCES: usize = 256;
 
+/// The most bytes that one [`Work::Write`] stores.
+pub const MAX_WRITE: u64 = 1 << 20;
+
 /// The most numbers that [`Work::Best`] picks.
 pub const MAX_BEST: u32 = 4096;
+
+/// Where a row of a step lies in its sequence: 8 bytes, its position and the first entry of its block table, both u32.
+pub const ROW_BYTES: u64 = 8;
+
+/// The KV cache of one layer, in blocks of [`spanker_model::KV_BLOCK`] positions, and how rows find theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KvCache {
+    /// The first block.
+    pub blocks: Place,
+    /// Blocks that there are.
+    pub count: u64,
+    /// Where each row of the step lies: [`ROW_BYTES`] for each.
+    pub rows: Place,
+    /// Block tables: a u32 for each block of a sequence.
+    pub tables: Place,
+    /// Entries of all tables.
+    pub entries: u64,
+    /// Heads of keys and of values.
+    pub heads: u64,
+    /// Numbers of a head.
+    pub head_size: u64,
+    /// GGML's number of the type that they are stored as: F16 or Q8_0.
+    pub quant: u32,
+}
+
+impl KvCache {
+    /// How blocks lie in memory; nothing for a type that is unknown.
+    #[must_use]
+    pub fn shape(&self) -> Option<KvShape> {
+        let (heads, head_size) = (self.heads, self.head_size);
+        Quant::from_ggml_id(self.quant).map(|quant| KvShape { heads, head_size, quant })
+    }
+}
 
 /// One thing that a card does.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -232,6 +281,76 @@ pub enum Work {
         /// What is added to places.
         first: u32,
     },
+    /// Stores bytes that came with the work.
+    Write {
+        /// The destination.
+        into: Place,
+        /// The bytes, a multiple of 4, at most [`MAX_WRITE`].
+        bytes: Arc<[u8]>,
+    },
+    /// Adds one row of f32 to every row.
+    AddRow {
+        /// The rows, which become the sums.
+        into: Place,
+        /// What is added.
+        row: Place,
+        /// Rows.
+        rows: u64,
+        /// Numbers of a row.
+        width: u64,
+    },
+    /// Rotates the heads of rows of f32 by positions that lie in memory, in place.
+    RotateRows {
+        /// The rows.
+        data: Place,
+        /// `dims` f32 for each position: cosine and sine of each pair.
+        table: Place,
+        /// Positions of the table. Rows of later ones are left alone.
+        positions: u64,
+        /// Where each row lies: [`ROW_BYTES`] for each.
+        at: Place,
+        /// Rows.
+        rows: u64,
+        /// Heads of a row.
+        heads: u64,
+        /// Numbers of a head.
+        head_size: u64,
+        /// Of these, the first that are rotated; an even number.
+        dims: u64,
+        /// Which numbers are pairs (`PAIRS_*` of the ABI's header).
+        pairs: u32,
+    },
+    /// Puts keys and values of rows into the blocks of their sequences. Rows whose block is not there are left out.
+    Keep {
+        /// Rows of f32, the cache's heads each.
+        keys: Place,
+        /// Likewise.
+        values: Place,
+        /// Where they go.
+        cache: KvCache,
+        /// Rows.
+        rows: u64,
+    },
+    /// Attention of rows of queries over the blocks of their sequences, up to each row's position. Rows of which a block
+    /// is not there are left alone.
+    AttendBlocks {
+        /// Rows of `heads` heads of f32.
+        queries: Place,
+        /// Keys and values.
+        cache: KvCache,
+        /// Rows as those of the queries; it may be `queries`.
+        into: Place,
+        /// Rows of queries.
+        rows: u64,
+        /// Heads of a row.
+        heads: u64,
+        /// Head `h` uses head `(offset + h) / group` of keys and values.
+        group: u64,
+        /// See `group`.
+        offset: u64,
+        /// What products of queries and keys are multiplied with: the bits of an f32.
+        scale: u32,
+    },
     /// Sends bytes to the card at a port.
     Send {
         /// The source.
@@ -291,7 +410,17 @@ impl Work {
             | Work::Halve { from, into, .. }
             | Work::Rows { from, into, .. }
             | Work::Best { from, into, .. } => vec![from, into],
-            Work::Fill { into, .. } | Work::Receive { into, .. } => vec![into],
+            Work::Fill { into, .. } | Work::Receive { into, .. } | Work::Write { into, .. } => {
+                vec![into]
+            }
+            Work::AddRow { into, row, .. } => vec![into, row],
+            Work::RotateRows { data, table, at, .. } => vec![data, table, at],
+            Work::Keep { keys, values, cache, .. } => {
+                vec![keys, values, &mut cache.blocks, &mut cache.rows, &mut cache.tables]
+            }
+            Work::AttendBlocks { queries, cache, into, .. } => {
+                vec![queries, &mut cache.blocks, &mut cache.rows, &mut cache.tables, into]
+            }
             Work::Reduce { into, sources, .. } => {
                 sources.iter_mut().chain(std::iter::once(into)).collect()
             }

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use spanker_model::{Model, Quant, builtin};
 use spanker_plan::{
-    Audit, Buffer, Check, Conditions, Cost, Layout, Objective, Op, Part, Plan, Programs, Request,
-    Space, Split, Step, Taps, USUAL_AUDIT, Want, Work, card_layouts, load, simulate,
+    Audit, Buffer, Check, Conditions, Cost, Layout, Objective, Op, Part, Plan, Programs, Reach,
+    Request, Space, Split, Step, Taps, USUAL_AUDIT, Want, Work, card_layouts, load, simulate,
 };
 use spanker_topology::{Bytes, Cluster, Profile, Shape};
 
@@ -26,8 +26,18 @@ fn layouts(model: &Model) -> Vec<Layout> {
 }
 
 fn space(audit: f64) -> Space {
-    Space { context: 512, batch: 16, sequences: 1, audit: Audit::of(audit) }
+    Space::of(512, 16, 1, Audit::of(audit))
 }
+
+/// Blocks of one sequence, in order.
+const BLOCKS: [u32; 200] = {
+    let (mut blocks, mut at) = ([0; 200], 0);
+    while at < 200 {
+        blocks[at] = at as u32;
+        at += 1;
+    }
+    blocks
+};
 
 fn direct(from: usize, to: usize) -> Vec<usize> {
     vec![from, to]
@@ -43,8 +53,9 @@ fn taps_leave_the_rest_of_a_program_as_it_is_and_are_the_same_every_time() {
         let tapped = Programs::symbolic(&model, &cluster, stages, space(0.3));
         for (past, rows) in [(0, 16), (16, 1), (300, 1)] {
             let tokens: Vec<u32> = (0..rows).collect();
-            let part = Part { sequence: 0, tokens: &tokens, past, want: Want::Best(40) };
-            let step = Step { parts: &[part] };
+            let part = Part::new(&tokens, past, &BLOCKS, Want::Best(40));
+            let parts = [part];
+            let step = Step::of(&parts);
             let (programs, taps) = tapped.audited(&step, &direct, 0);
             assert_eq!(programs, tapped.step(&step, &direct));
             assert_eq!((programs.len(), taps.len()), (3, 3));
@@ -76,8 +87,8 @@ fn captures_lie_in_the_buffers_that_are_allocated() {
             let programs = Programs::symbolic(&model, &cluster, stages, space(audit));
             for (past, rows) in [(0, 16), (16, 1), (511, 1)] {
                 let tokens: Vec<u32> = (0..rows).collect();
-                let part = Part { sequence: 0, tokens: &tokens, past, want: Want::Best(40) };
-                let (lists, taps) = programs.audited(&Step { parts: &[part] }, &direct, salt);
+                let part = Part::new(&tokens, past, &BLOCKS, Want::Best(40));
+                let (lists, taps) = programs.audited(&Step::of(&[part]), &direct, salt);
                 for ((list, taps), sizes) in lists.iter().zip(&taps).zip(&sizes) {
                     assert!(taps.bytes <= sizes[&Buffer::Audit.symbol().0]);
                     for op in list {
@@ -111,8 +122,9 @@ fn every_kind_of_operator_of_every_layer_is_checked_in_time() {
     for turn in 0..4000u64 {
         let past = turn % 511;
         let tokens = [(turn * 17 % 49152) as u32];
-        let part = Part { sequence: turn / 511, tokens: &tokens, past, want: Want::Best(40) };
-        let (_, taps) = programs.audited(&Step { parts: &[part] }, &direct, 0);
+        let blocks: Vec<u32> = (0..8).map(|at| at ^ (turn / 511) as u32).collect();
+        let part = Part::new(&tokens, past, &blocks, Want::Best(40));
+        let (_, taps) = programs.audited(&Step::of(&[part]), &direct, 0);
         for (member, taps) in taps.iter().enumerate() {
             assert!(taps.list.len() >= 2);
             positions +=
@@ -171,17 +183,19 @@ fn audit_costs(model: &Model, cards: usize, split: Split, position: u64, part: f
     };
     let token = 1.0 / plan(0.0).predict().tokens_per_second;
     let predicted = 1.0 / plan(part).predict().tokens_per_second / token - 1.0;
-    let space = Space { context: position + 1024, batch: 16, sequences: 1, audit: Audit::of(part) };
+    let space = Space::of(position + 1024, 16, 1, Audit::of(part));
     let programs = Programs::symbolic(model, &cluster, &layout.replicas[0], space);
     let cost = Cost::of(cluster.profile(0));
     let mut more = 0.0;
     let steps = 150;
     for past in position..position + steps {
-        let part = Part { sequence: 0, tokens: &[7], past, want: Want::Best(40) };
-        let (lists, taps) = programs.audited(&Step { parts: &[part] }, &direct, 0);
+        let part = Part::new(&[7], past, &BLOCKS, Want::Best(40));
+        let (lists, taps) = programs.audited(&Step::of(&[part]), &direct, 0);
         let on = |(list, taps): (&Vec<Op>, &Taps)| {
             let copies = list.iter().filter_map(|op| match op {
-                Op::Tap(work) => load(work, None).map(|load| cost.operator(&load).total().0),
+                Op::Tap(work) => {
+                    load(work, None, &Reach::default()).map(|load| cost.operator(&load).total().0)
+                }
                 _ => None,
             });
             copies.sum::<f64>() + cluster.upload(0, Bytes(taps.bytes)).0

@@ -3,8 +3,8 @@
 
 use spanker_model::{Model, Quant, builtin};
 use spanker_plan::{
-    Activity, Audit, Conditions, Cost, Layout, Mark, OPERATORS_PER_LAYER, Objective, Op, Part,
-    Plan, Programs, Request, Space, Split, Step, Trace, Want, Work, load, simulate,
+    Activity, Audit, Conditions, Cost, Layout, Load, Mark, OPERATORS_PER_LAYER, Objective, Op,
+    Part, Plan, Programs, Reach, Request, Space, Split, Step, Trace, Want, Work, load, simulate,
 };
 use spanker_topology::{Cluster, Profile, Shape};
 
@@ -42,12 +42,15 @@ fn layouts(cards: usize) -> Vec<(Split, Vec<Vec<usize>>)> {
     list
 }
 
+/// How far one token without others before it looks back.
+const REACH: Reach = Reach { read: 1, by_single: 1, by_several: 0, longest: 1 };
+
 /// The program of one card for one token.
 fn alone(model: &Model, cluster: &Cluster, plan: &Plan) -> Vec<Op> {
-    let space = Space { context: 512, batch: 128, sequences: 1, audit: Audit::NONE };
+    let space = Space::of(512, 128, 1, Audit::NONE);
     let programs = Programs::symbolic(model, cluster, &plan.layout.replicas[0], space);
-    let parts = [Part { sequence: 0, tokens: &[0], past: 0, want: Want::Best(1) }];
-    programs.step(&Step { parts: &parts }, &|from, to| vec![from, to]).swap_remove(0)
+    let parts = [Part::new(&[0], 0, &[0], Want::Best(1))];
+    programs.step(&Step::of(&parts), &|from, to| vec![from, to]).swap_remove(0)
 }
 
 #[test]
@@ -66,10 +69,11 @@ fn operators_with_a_fixed_cost_are_as_many_as_documented() {
                     inside = !matches!(activity, Activity::Embed | Activity::Head);
                 }
                 Op::Work(work) => {
-                    let counts = load(work, before).is_some_and(|load| load.starts);
+                    let counts = load(work, before, &REACH).is_some_and(|load| load.starts);
                     starts[at] += u32::from(counts && inside);
                     before = Some(work);
                 }
+                Op::Data { .. } => {}
                 other => panic!("one card has {other:?}"),
             }
         }
@@ -88,8 +92,11 @@ fn price_of_one_card_is_the_sum_of_its_operators_and_of_its_simulated_marks() {
         let mut before: Option<&Work> = None;
         let mut sum = 0.0;
         for op in &program {
+            if let Op::Data { length, .. } = op {
+                sum += cost.operator(&Load::data(*length)).total().0;
+            }
             let Op::Work(work) = op else { continue };
-            sum += load(work, before).map_or(0.0, |load| cost.operator(&load).total().0);
+            sum += load(work, before, &REACH).map_or(0.0, |load| cost.operator(&load).total().0);
             before = Some(work);
         }
         let trace = simulate(&plan, &Conditions::calm(1)).unwrap();

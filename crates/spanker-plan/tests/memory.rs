@@ -84,9 +84,15 @@ proptest! {
 fn keys_and_values_that_no_runner_keeps_are_refused_by_name() {
     let model = builtin("smollm2-135m", Quant::Q4_0).unwrap();
     let cluster = Cluster::uniform(Profile::builtin("rev-a").unwrap(), 1, Shape::Ring).unwrap();
-    let request = Request { kv: Quant::Q8_0, ..Request::new(Objective::Latency) };
-    let error = choose(&model, &cluster, &[0], &request).unwrap_err().to_string();
-    assert!(error.contains("q8_0"), "{error}");
+    let refused = |model: &Model, kv: Quant| {
+        let request = Request { kv, ..Request::new(Objective::Latency) };
+        choose(model, &cluster, &[0], &request).unwrap_err().to_string()
+    };
+    assert!(refused(&model, Quant::Q4K).contains("q4_k"));
+    // Heads of another number than whole blocks.
+    let odd = Model { head_size: 72, heads: 8, kv_heads: 8, ..model };
+    let error = refused(&odd, Quant::Q8_0);
+    assert!(error.contains("q8_0") && error.contains("72"), "{error}");
 }
 
 #[test]

@@ -6,8 +6,9 @@ use proptest::prelude::*;
 use spanker_collective::DType;
 use spanker_model::{Model, Quant, builtin};
 use spanker_plan::{
-    ALIGNMENT, Buffer, BufferId, CardLayout, Layout, Numerics, Objective, Op, Part, Piece, Place,
-    Plan, Programs, Request, Space, Split, Step, Want, Wiring, Work, card_layouts,
+    ALIGNMENT, Audit, Buffer, BufferId, CardLayout, KvCache, Layout, Numerics, Objective, Op, Part,
+    Piece, Place, Plan, Programs, ROW_BYTES, Request, Space, Split, Step, Want, Wiring, Work,
+    card_layouts,
 };
 use spanker_topology::{Cluster, ExchangeKind, Kernels, Profile, Shape};
 
@@ -61,6 +62,13 @@ fn layout(model: &Model, cards: usize, split: Split, cut: &[bool], shares: &[f64
     Layout::of_groups(model, split, &groups).unwrap()
 }
 
+/// The bytes of a layer's KV cache and of the tables that lead there.
+fn kept(cache: &KvCache, rows: u64) -> Vec<(Place, u64)> {
+    let blocks = cache.count * cache.shape().unwrap().block_bytes();
+    let tables = (cache.tables, cache.entries * 4);
+    vec![(cache.blocks, blocks), (cache.rows, rows * ROW_BYTES), tables]
+}
+
 /// The bytes that an operator names: where each run begins, and its length.
 fn extents(work: &Work) -> Vec<(Place, u64)> {
     let row = |id: u32, width: u64| Quant::from_ggml_id(id).unwrap().row_bytes(width);
@@ -84,25 +92,18 @@ fn extents(work: &Work) -> Vec<(Place, u64)> {
         Work::Quantize { from, into, rows, width, quant } => {
             vec![(from, rows * width * 4), (into, rows * row(quant, width))]
         }
-        Work::Rotate { data, table, rows, heads, head_size, dims, .. } => {
-            vec![(data, rows * heads * head_size * 4), (table, rows * dims * 4)]
-        }
-        Work::Halve { from, into, elements } => vec![(from, elements * 4), (into, elements * 2)],
-        Work::Attend {
-            queries,
-            keys,
-            values,
-            into,
-            rows,
-            heads,
-            kv_heads,
-            head_size,
-            past,
-            ..
-        } => {
+        Work::AddRow { into, row, rows, width } => vec![(into, rows * width * 4), (row, width * 4)],
+        Work::RotateRows { data, table, positions, at, rows, heads, head_size, dims, .. } => {
             let row = rows * heads * head_size * 4;
-            let kept = (past + rows) * kv_heads * head_size * 2;
-            vec![(queries, row), (keys, kept), (values, kept), (into, row)]
+            vec![(data, row), (table, positions * dims * 4), (at, rows * ROW_BYTES)]
+        }
+        Work::Keep { keys, values, cache, rows } => {
+            let row = rows * cache.heads * cache.head_size * 4;
+            [vec![(keys, row), (values, row)], kept(&cache, rows)].concat()
+        }
+        Work::AttendBlocks { queries, cache, into, rows, heads, .. } => {
+            let row = rows * heads * cache.head_size * 4;
+            [vec![(queries, row), (into, row)], kept(&cache, rows)].concat()
         }
         Work::Gate { gate, up, into, elements } => {
             [gate, up, into].map(|place| (place, elements * 4)).to_vec()
@@ -126,10 +127,9 @@ fn named(op: &Op, rank: usize) -> Vec<(Place, u64)> {
             let own = parts[rank].end - parts[rank].start;
             vec![(*from, rows * own), (*into, rows * parts.last().unwrap().end)]
         }
-        Op::Sum { data, elements } => vec![(*data, elements * 4)],
-        Op::Broadcast { data, length, .. } => vec![(*data, *length)],
-        Op::Collective { data, elements, dtype, .. } => {
-            vec![(*data, elements * dtype.size() as u64)]
+        Op::Data { into, length } => vec![(*into, *length)],
+        Op::Fold { data, elements, fold } | Op::Collective { data, elements, fold, .. } => {
+            vec![(*data, elements * fold.size())]
         }
         Op::Send { from, length, .. } => vec![(*from, *length)],
         Op::Receive { into, length, .. } => vec![(*into, *length)],
@@ -156,37 +156,26 @@ fn outside(layout: &CardLayout, program: &[Op]) -> Vec<String> {
     found
 }
 
-/// What the host cannot read of what a step's parts ask for, because it is outside of its buffer or on top of another
-/// part's.
+/// What the host cannot read of what a step asks for, because it is outside of its buffer.
 fn unread(layout: &CardLayout, programs: &Programs, member: usize, step: &Step<'_>) -> Vec<String> {
     let sizes: Vec<(Buffer, u64)> = layout.allocations().collect();
-    let mut found = Vec::new();
-    let mut known: Vec<(Place, u64)> = Vec::new();
-    for part in 0..step.parts.len() {
-        let Some((place, bytes)) = programs.wanted(member, step, part) else { continue };
+    let wanted = programs.wanted(member, step);
+    let reads = [wanted.best, wanted.logits].into_iter().flatten();
+    let outside = reads.filter_map(|(place, bytes)| {
         let buffer = sizes.iter().find(|(buffer, _)| buffer.symbol() == place.buffer);
-        if place.offset + bytes > buffer.map_or(0, |(_, size)| *size) {
-            found.push(format!("part {part} is read to {} of {buffer:?}", place.offset + bytes));
-        }
-        let apart = |(other, more): &(Place, u64)| {
-            other.buffer != place.buffer
-                || other.offset + more <= place.offset
-                || place.offset + bytes <= other.offset
-        };
-        if !known.iter().all(apart) {
-            found.push(format!("part {part} is read where another one is"));
-        }
-        known.push((place, bytes));
-    }
-    found
+        let end = place.offset + bytes;
+        let is_outside = end > buffer.map_or(0, |(_, size)| *size);
+        is_outside.then(|| format!("{buffer:?} is read to {end}"))
+    });
+    outside.collect()
 }
 
 /// A random step: for each sequence its tokens, those before them and what is wanted.
 type Drawn = (u64, u64, u8);
 
 /// The parts of a step of these sequences that a space has room for.
-fn parts<'t>(space: Space, drawn: &[Drawn], tokens: &'t [u32]) -> Vec<Part<'t>> {
-    let mut left = space.batch;
+fn parts<'t>(space: Space, drawn: &[Drawn], tokens: &'t [u32], blocks: &'t [u32]) -> Vec<Part<'t>> {
+    let (mut left, mut outputs) = (space.batch, space.sequences);
     let mut list = Vec::new();
     for (sequence, &(count, past, want)) in drawn.iter().enumerate() {
         if sequence as u64 >= space.sequences || left == 0 {
@@ -202,7 +191,12 @@ fn parts<'t>(space: Space, drawn: &[Drawn], tokens: &'t [u32]) -> Vec<Part<'t>> 
             _ => Want::Best(7),
         };
         let tokens = &tokens[..count as usize];
-        list.push(Part { sequence: sequence as u64, tokens, past, want });
+        // Of the last parts as many outputs as there are left.
+        let most = outputs.saturating_sub(space.sequences - sequence as u64 - 1);
+        let asked = most.clamp(1, count);
+        outputs -= if want == Want::Nothing { 0 } else { asked };
+        let blocks = &blocks[sequence * blocks.len() / space.sequences as usize..];
+        list.push(Part { tokens, past, blocks, want, outputs: asked });
     }
     list
 }
@@ -216,13 +210,15 @@ fn walk(
 ) -> Vec<String> {
     let tokens: Vec<u32> =
         (0..space.batch).map(|at| (at * 0x9E37_79B1 % model.vocab) as u32).collect();
-    let parts = parts(space, drawn, &tokens);
+    let blocks: Vec<u32> = (0..space.blocks as u32).rev().collect();
+    let parts = parts(space, drawn, &tokens, &blocks);
+    let copies = [[0, space.blocks as u32 - 1]];
     let mut found = Vec::new();
     for stages in &layout.replicas {
         let mut layouts = card_layouts(model, cluster, stages, space, None, None);
         layouts.iter_mut().for_each(&edit);
         let programs = Programs::symbolic(model, cluster, stages, space);
-        let step = Step { parts: &parts };
+        let step = Step { parts: &parts, copies: &copies[usize::from(space.blocks < 2)..] };
         programs.check(&step).unwrap();
         let cards: Vec<usize> = programs.members().iter().map(|member| member.card).collect();
         let wiring = Wiring::of(cluster, &cards).unwrap();
@@ -247,9 +243,12 @@ proptest! {
         shares in prop::collection::vec(0.05f64..2.0, 6),
         (context, batch, sequences) in (1u64..300, 1u64..24, 1u64..4),
         drawn in prop::collection::vec((1u64..24, 0u64..300, 0u8..4), 1..4),
+        whole in any::<bool>(),
     ) {
         let layout = layout(&model, cluster.cards(), split, &cut, &shares);
-        let space = Space { context, batch: batch.min(context).max(sequences), sequences, audit: spanker_plan::Audit::NONE };
+        let space = Space::of(context, batch.min(context).max(sequences), sequences, Audit::NONE);
+        let kv = if whole && model.head_size % 32 == 0 { Quant::Q8_0 } else { Quant::F16 };
+        let space = Space { kv, ..space };
         let found = walk((&model, &cluster, &layout), space, &drawn, |_| {});
         prop_assert!(found.is_empty(), "{}", found.join("\n"));
     }
@@ -304,8 +303,7 @@ fn a_gpus_kernel_has_room_for_every_program_that_its_plan_has_steps_for() {
             let ring =
                 Cluster::uniform(Profile::builtin("rev-a").unwrap(), 3, Shape::Ring).unwrap();
             let layout = layout(&model, 3, split, &cut, &[1.0, 2.0, 1.0]);
-            let audit = spanker_plan::Audit::NONE;
-            let space = Space { context: 9000, batch: 40, sequences: 1, audit };
+            let space = Space::of(9000, 40, 1, Audit::NONE);
             let (stages, kind) = (&layout.replicas[0], Some(ExchangeKind::Direct));
             let layouts = card_layouts(&model, &ring, stages, space, kind, Some(gpu));
             let (mut weight, mut buffer) =
@@ -323,13 +321,12 @@ fn a_gpus_kernel_has_room_for_every_program_that_its_plan_has_steps_for() {
             );
             for (which, rows) in [1, 40].into_iter().enumerate() {
                 let tokens: Vec<u32> = (0..rows).map(|at| at * 1001).collect();
-                let part = Part { sequence: 0, tokens: &tokens, past: 0, want: Want::Logits };
-                let lists = programs.step(&Step { parts: &[part] }, &|from, to| vec![from, to]);
+                let parts = [Part::new(&tokens, 0, &[0], Want::Logits)];
+                let lists = programs.step(&Step::of(&parts), &|from, to| vec![from, to]);
                 for (layout, list) in layouts.iter().zip(lists) {
                     let gpu = layout.gpu.unwrap();
                     // Tokens and marks take no instruction; a gather of one card is a copy.
                     let takes = |op: &&Op| match op {
-                        Op::Work(Work::Fill { length, .. }) => *length != 4,
                         Op::Work(_) | Op::Gather { .. } => true,
                         _ => false,
                     };
@@ -349,38 +346,36 @@ fn a_gpus_kernel_has_room_for_every_program_that_its_plan_has_steps_for() {
 fn candidates_of_a_step_have_room_for_the_most_that_any_part_asks_for() {
     let model = builtin("smollm2-135m", Quant::Q4_0).unwrap();
     let ring = Cluster::uniform(Profile::builtin("rev-a").unwrap(), 3, Shape::Ring).unwrap();
-    let space = Space { context: 64, batch: 8, sequences: 4, audit: spanker_plan::Audit::NONE };
+    let space = Space::of(64, 8, 4, Audit::NONE);
     let layout = layout(&model, 3, Split::Gather, &[false; 3], &[1.0; 3]);
     let programs = Programs::symbolic(&model, &ring, &layout.replicas[0], space);
-    let part = |sequence, want| Part { sequence, tokens: &[1, 2], past: 0, want };
     // Whatever the first asks for, the others get theirs.
     let wants = [Want::Logits, Want::Best(3), Want::Best(9), Want::Nothing];
     for turn in 0..wants.len() {
         let wants: Vec<Want> = (0..4).map(|at| wants[(at + turn) % 4]).collect();
-        let parts: Vec<Part<'_>> = (0..4).map(|at| part(at as u64, wants[at])).collect();
-        let step = Step { parts: &parts };
+        let parts: Vec<Part<'_>> =
+            wants.iter().map(|&want| Part::new(&[1, 2], 0, &[0], want)).collect();
+        let step = Step::of(&parts);
         let lists = programs.step(&step, &|from, to| vec![from, to]);
         for (member, list) in lists.iter().enumerate() {
             let best = list.iter().filter_map(|op| match op {
                 Op::Work(Work::Best { into, k, .. }) => Some((into.offset, *k)),
                 _ => None,
             });
-            assert_eq!(best.collect::<Vec<_>>(), [(0, 9), (9 * 8, 9)], "{wants:?}");
+            let each: Vec<(u64, u32)> = (0..3).map(|at| (at * 9 * 8, 9)).collect();
+            assert_eq!(best.collect::<Vec<_>>(), each, "{wants:?}");
             // The last exchange is that of all candidates.
             let gathered = list.iter().rev().find_map(|op| match op {
                 Op::Collective { elements, .. } => Some(*elements),
                 _ => None,
             });
-            assert_eq!(gathered, Some(3 * 2 * 9 * 8), "{wants:?}");
-            let read = |want: Want| {
-                let at = wants.iter().position(|&one| one == want).unwrap();
-                programs.wanted(member, &step, at).map(|(_, bytes)| bytes)
-            };
-            let first = member == 0;
-            assert_eq!(read(Want::Best(3)), first.then_some(3 * 9 * 8));
-            assert_eq!(read(Want::Best(9)), first.then_some(3 * 9 * 8));
-            assert_eq!(read(Want::Nothing), None);
-            assert!(read(Want::Logits).is_some());
+            assert_eq!(gathered, Some(3 * 3 * 9 * 8), "{wants:?}");
+            let wanted = programs.wanted(member, &step);
+            let first = (member == 0).then_some(3 * 3 * 9 * 8);
+            assert_eq!(wanted.best.map(|(_, bytes)| bytes), first);
+            let vocab = &programs.members()[member].shard.vocab;
+            let logits = 3 * (vocab.end - vocab.start) * 4;
+            assert_eq!(wanted.logits.map(|(_, bytes)| bytes), Some(logits));
         }
     }
 }
@@ -389,7 +384,7 @@ fn candidates_of_a_step_have_room_for_the_most_that_any_part_asks_for() {
 fn a_buffer_of_half_its_size_is_found_by_the_walk() {
     let model = builtin("smollm2-135m", Quant::Q4K).unwrap();
     let ring = Cluster::uniform(Profile::builtin("rev-a").unwrap(), 4, Shape::Ring).unwrap();
-    let space = Space { context: 64, batch: 8, sequences: 2, audit: spanker_plan::Audit::NONE };
+    let space = Space::of(64, 8, 2, Audit::NONE);
     let drawn = [(4, 60, 2), (4, 60, 2)];
     let mut planted = Vec::new();
     for (split, cut) in [
@@ -421,7 +416,7 @@ fn a_buffer_of_half_its_size_is_found_by_the_walk() {
         Buffer::Weights,
         Buffer::Table,
         Buffer::Kv,
-        Buffer::Ids,
+        Buffer::Step,
         Buffer::X,
         Buffer::H,
         Buffer::Queries,

@@ -2,7 +2,7 @@
 //! What a card has to hold: the buffers of its program, as an allocator of whole pages has them.
 
 use serde::{Deserialize, Serialize};
-use spanker_model::Model;
+use spanker_model::{KvShape, Model};
 use spanker_topology::Bytes;
 
 use super::shard::{Shard, Split, len};
@@ -140,11 +140,11 @@ pub(crate) fn per_layer(
         crate::work::Place { buffer: BufferId(0), offset: 0 }
     };
     Holder { model, shard, split, put: &mut put }.layer(layer);
-    let row = len(&shard.kv_heads) * model.head_size * 2;
-    let tokens = space.context.saturating_mul(space.sequences);
+    let (heads, head_size) = (len(&shard.kv_heads), model.head_size);
+    let kept = KvShape { heads, head_size, quant: space.kv };
     Footprint {
         weights: Bytes(weights),
-        kv: Bytes(row.saturating_mul(2).saturating_mul(tokens)),
+        kv: Bytes(kept.block_bytes().saturating_mul(space.blocks)),
         buffers: Bytes(0),
     }
 }

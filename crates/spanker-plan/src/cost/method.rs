@@ -55,12 +55,9 @@ pub(crate) fn collective_of(op: &Op, ranks: usize) -> (Collective, f64) {
             let longest = parts.iter().map(super::shard::len).max().unwrap_or(0);
             (Collective::AllGather, (*rows * longest) as f64 * ranks as f64)
         }
-        Op::Sum { elements, .. } => (Collective::AllReduce, *elements as f64 * 4.0),
-        Op::Broadcast { root, length, .. } => {
-            (Collective::Broadcast { root: *root }, *length as f64)
-        }
-        Op::Collective { collective, dtype, elements, .. } => {
-            (*collective, *elements as f64 * dtype.size() as f64)
+        Op::Fold { elements, .. } => (Collective::AllReduce, *elements as f64 * 4.0),
+        Op::Collective { collective, fold, elements, .. } => {
+            (*collective, *elements as f64 * fold.size() as f64)
         }
         _ => (Collective::AllGather, 0.0),
     }

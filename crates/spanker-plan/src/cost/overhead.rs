@@ -80,11 +80,7 @@ pub(super) fn overheads(cluster: &Cluster, cards: &[usize], counts: &Counts) -> 
             slack: most.slack.max(one.slack),
         })
     };
-    Overheads {
-        gather: most(Collective::AllGather),
-        reduce: most(Collective::AllReduce),
-        broadcast: most(Collective::Broadcast { root: 0 }),
-    }
+    Overheads { gather: most(Collective::AllGather), reduce: most(Collective::AllReduce) }
 }
 
 /// What one schedule needs besides the data.

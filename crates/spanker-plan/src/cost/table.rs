@@ -17,8 +17,7 @@ const FIRST: u32 = 6;
 const SIZES: usize = 19;
 
 /// The collectives that a model's exchanges are.
-const COLLECTIVES: [Collective; 3] =
-    [Collective::AllGather, Collective::AllReduce, Collective::Broadcast { root: 0 }];
+const COLLECTIVES: [Collective; 2] = [Collective::AllGather, Collective::AllReduce];
 
 /// Where a size is in the table.
 fn place(bytes: f64) -> usize {
@@ -32,8 +31,7 @@ fn size(place: usize) -> f64 {
 }
 
 impl PriceList {
-    /// How ranks run a collective of so many bytes in messages, and what it takes. At which root it is does not count in
-    /// the choice.
+    /// How ranks run a collective of so many bytes in messages, and what it takes.
     pub(crate) fn in_messages(
         &self,
         cluster: &Cluster,
@@ -41,9 +39,9 @@ impl PriceList {
         cards: &[usize],
         bytes: f64,
     ) -> (Algorithm, Seconds) {
-        let chosen = self.only.unwrap_or_else(|| {
-            self.best(cluster, collective.with_root(0), cards, size(place(bytes))).0
-        });
+        let chosen = self
+            .only
+            .unwrap_or_else(|| self.best(cluster, collective, cards, size(place(bytes))).0);
         (chosen, self.by(cluster, collective, chosen, cards, bytes))
     }
 }
@@ -103,7 +101,7 @@ impl ExchangeTable {
     /// If there is no such stage, or models have no such collective.
     #[must_use]
     pub fn algorithm(&self, stage: usize, collective: Collective, bytes: f64) -> Algorithm {
-        let row = COLLECTIVES.iter().position(|&known| known == collective.with_root(0));
+        let row = COLLECTIVES.iter().position(|&known| known == collective);
         self.stages[stage][row.expect("a collective of models")][place(bytes)]
     }
 
@@ -189,8 +187,6 @@ mod tests {
         let of = |collective, bytes| table.algorithm(0, collective, bytes);
         assert_eq!(of(Collective::AllReduce, 256.0), Algorithm::OneShot);
         assert_eq!(of(Collective::AllReduce, 1e6), Algorithm::TwoShot);
-        assert_eq!(of(Collective::Broadcast { root: 3 }, 64.0), Algorithm::OneShot);
-        assert_ne!(of(Collective::Broadcast { root: 3 }, 1e6), Algorithm::OneShot);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! What the programs of a group take, added up while they are written: nothing of them is kept but the
 //! exchanges.
 
-use crate::program::{Cost, Loads, Op, Sink, Terms};
+use crate::program::{Cost, Load, Loads, Op, Reach, Sink, Terms};
 
 /// One rank's part.
 pub(crate) struct RankTally<'c> {
@@ -27,6 +27,8 @@ pub(crate) struct Tally<'c> {
     pub(crate) phases: Vec<Terms>,
     /// The exchanges, as the first rank has them.
     pub(crate) exchanges: Vec<Op>,
+    /// How far back the step's rows look.
+    pub(crate) reach: Reach,
 }
 
 impl Tally<'_> {
@@ -58,9 +60,14 @@ impl Sink for Tally<'_> {
         match &op {
             Op::Work(work) => {
                 let rank = &mut self.ranks[member];
-                if let Some(load) = rank.loads.next(work) {
+                if let Some(load) = rank.loads.next(work, &self.reach) {
                     rank.sum = rank.sum.plus(rank.cost.operator(&load));
                 }
+            }
+            // The tables of a step are a copy that nothing is put together with.
+            Op::Data { length, .. } => {
+                let rank = &mut self.ranks[member];
+                rank.sum = rank.sum.plus(rank.cost.operator(&Load::data(*length)));
             }
             Op::Mark { .. } | Op::Tap(_) => {}
             _ => {

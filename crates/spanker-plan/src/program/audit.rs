@@ -19,7 +19,7 @@ use crate::Activity;
 use crate::cost::shard::Shard;
 use crate::cost::shard::len;
 use crate::work::{Place, Work};
-use spanker_model::Model;
+use spanker_model::{KV_BLOCK, KvShape, Model, Strided};
 
 /// The part of a step's operators that is checked where nobody asks for another.
 pub const USUAL_AUDIT: f64 = 0.01;
@@ -85,7 +85,9 @@ pub(crate) fn expected(model: &Model, audit: Audit, layers: u64, position: u64) 
 pub(crate) fn capacity(model: &Model, shard: &Shard, layers: u64, space: Space) -> u64 {
     let widest = model.hidden.max(model.heads * model.head_size).max(model.ffn) * 4;
     let taps = space.audit.count(layers * OPERATORS + 8);
-    let attention = space.context.saturating_mul(model.head_size * 4) + model.head_size * 8 + 64;
+    let kept = KvShape { heads: 1, head_size: model.head_size, quant: space.kv };
+    let blocks = KvShape::blocks_for(space.context);
+    let attention = blocks.saturating_mul(kept.head_bytes()) + model.head_size * 8 + 64;
     let best = len(&shard.vocab) * 4 + super::MAX_CANDIDATES * 8 + 64;
     let large = attention.max(best).min(LARGEST);
     large + (taps + 2).saturating_mul(widest * 2 + 512).min(16 << 20)
@@ -131,9 +133,8 @@ pub(super) struct Auditing<'a> {
 impl Auditing<'_> {
     /// A member's program with taps, and what they check.
     pub(super) fn apply(&self, at: usize, member: &Member, program: Vec<Op>) -> (Vec<Op>, Taps) {
-        let first = self.step.parts.first();
-        let (past, sequence) = first.map_or((0, 0), |part| (part.past, part.sequence));
-        let mut dice = Dice::new(&[past, sequence, self.step.rows(), at as u64, self.salt]);
+        let seed = self.seed();
+        let mut dice = Dice::new(&[seed, self.step.rows(), at as u64, self.salt]);
         let works: Vec<usize> = (0..program.len())
             .filter(|&index| matches!(&program[index], Op::Work(work) if Check::knows(work)))
             .collect();
@@ -148,9 +149,9 @@ impl Auditing<'_> {
         let mut chosen: Vec<(usize, Made)> = Vec::new();
         // All ranks of a stage look at the same bytes of the same collective.
         let stage = member.stage;
-        let mut same = Dice::new(&[past, sequence, self.step.rows(), stage as u64, self.salt, 1]);
+        let mut same = Dice::new(&[seed, self.step.rows(), stage as u64, self.salt, 1]);
         let exchanges: Vec<usize> =
-            (0..program.len()).filter(|&index| program[index].is_collective()).collect();
+            (0..program.len()).filter(|&index| program[index].is_exchange()).collect();
         if let Some(&index) = exchanges.get(same.below(exchanges.len() as u64) as usize) {
             let made = tap::agreed(&program[index], stage, &mut sink, &mut same);
             chosen.extend(made.map(|made| (index, made)));
@@ -185,15 +186,26 @@ impl Auditing<'_> {
             program.push(Op::Tap(work));
             taps.list.push(Tap { activity: Activity::Host, layer: 0, check });
         }
-        if let Some(part) = first {
+        let parts = self.step.parts;
+        if let Some(part) = parts.get(dice.below(parts.len() as u64) as usize) {
             self.cells(at, member, part, &mut sink, &mut dice, &mut program, &mut taps);
         }
         taps.bytes = sink.used;
         (program, taps)
     }
 
+    /// A number that is another one for another step: which positions of which blocks come next.
+    fn seed(&self) -> u64 {
+        let parts = self.step.parts.iter();
+        let words = parts.flat_map(|part| {
+            let block = part.blocks.get((part.past / KV_BLOCK) as usize);
+            [part.past, block.map_or(0, |&block| u64::from(block))]
+        });
+        Dice::new(&words.collect::<Vec<u64>>()).next()
+    }
+
     /// One head of one key or value of the position that was written last, and of an older one: what is in the
-    /// KV cache stays what it was. Which of a position's heads is looked at depends on the position alone.
+    /// KV cache stays what it was. Which of a position's heads is looked at depends on its place alone.
     #[allow(clippy::too_many_arguments, reason = "where taps go")]
     fn cells(
         &self,
@@ -215,18 +227,20 @@ impl Auditing<'_> {
         if part.past > 0 {
             positions.push((dice.below(part.past), false));
         }
+        let kept = KvShape { heads, head_size: size, quant: self.space.kv };
         for (position, fresh) in positions {
-            let mut cell = Dice::new(&[position, at as u64]);
-            let (layer, which, head) = (cell.below(layers), cell.below(2), cell.below(heads));
-            let slot = (2 * layer + which) * self.space.sequences + part.sequence;
-            let row = heads * size * 2;
-            let start = slot * self.space.context * row + position * row + head * size * 2;
+            let (block, slot) = (part.blocks[(position / KV_BLOCK) as usize], position % KV_BLOCK);
+            let mut cell = Dice::new(&[u64::from(block), slot, at as u64]);
+            let (layer, is_key, head) = (cell.below(layers), cell.below(2) == 0, cell.below(heads));
+            let Strided { offset, rows, length, stride } = kept.numbers(head, is_key, slot);
+            let start =
+                (layer * self.space.blocks + u64::from(block)) * kept.block_bytes() + offset;
             let from = member.place(Buffer::Kv);
             let from = Place { offset: from.offset + start, ..from };
-            let (captured, copy) = sink.take(from, size * 2);
+            let (captured, copy) = sink.strided(from, rows, length, stride);
             program.push(Op::Tap(copy));
-            let sequence = part.sequence;
-            let check = Check::Cached { sequence, position, fresh, bytes: size * 2, at: captured };
+            let bytes = rows * length;
+            let check = Check::Cached { block, slot, position, fresh, bytes, at: captured };
             taps.list.push(Tap { activity: Activity::Attention, layer: layer as u32, check });
         }
     }
@@ -239,6 +253,11 @@ pub(super) struct Sink {
 }
 
 impl Sink {
+    /// Where the next capture goes.
+    pub(super) fn used(&self) -> u64 {
+        self.used
+    }
+
     /// Room for pieces at a stride, and what copies them there.
     pub(super) fn strided(
         &mut self,

@@ -3,10 +3,11 @@
 
 use std::ops::Range;
 
-use spanker_model::{Layer, Model, Quant};
+use spanker_model::{KvShape, Layer, Model, Quant};
 use spanker_topology::{ExchangeKind, Kernels};
 
 use super::audit::{Audit, capacity};
+use super::tables::StepTables;
 use crate::cost::Group;
 use crate::cost::shard::{Split, len};
 use crate::plan::Stage;
@@ -22,8 +23,8 @@ pub enum Buffer {
     Table,
     /// The KV cache of all layers.
     Kv,
-    /// Token ids.
-    Ids,
+    /// The tables of a step.
+    Step,
     /// The residual stream.
     X,
     /// Normed rows.
@@ -92,7 +93,7 @@ impl Buffer {
             Buffer::Weights => "weights",
             Buffer::Kv => "KV cache",
             Buffer::Table => "positions",
-            Buffer::Ids => "tokens",
+            Buffer::Step => "step",
             Buffer::Audit => "audit",
             Buffer::Logits | Buffer::Best | Buffer::AllBest => "logits",
             Buffer::Relay | Buffer::Padded | Buffer::Working | Buffer::PassedOn => "messages",
@@ -119,10 +120,23 @@ pub struct Space {
     pub context: u64,
     /// Rows of a step.
     pub batch: u64,
-    /// Sequences.
+    /// Sequences of a step, and rows that something is asked for.
     pub sequences: u64,
+    /// Blocks of the KV cache.
+    pub blocks: u64,
+    /// What keys and values are stored as.
+    pub kv: Quant,
     /// How much of a step is checked.
     pub audit: Audit,
+}
+
+impl Space {
+    /// Room for as many sequences as go through together, each with blocks of its own for keys and values as F16.
+    #[must_use]
+    pub fn of(context: u64, batch: u64, sequences: u64, audit: Audit) -> Space {
+        let blocks = sequences.saturating_mul(KvShape::blocks_for(context));
+        Space { context, batch, sequences, blocks, kv: Quant::F16, audit }
+    }
 }
 
 /// The buffers of one card, by what they are for.
@@ -173,7 +187,6 @@ impl Overhead {
 pub(crate) struct Overheads {
     pub(crate) gather: Overhead,
     pub(crate) reduce: Overhead,
-    pub(crate) broadcast: Overhead,
 }
 
 /// How a group exchanges.
@@ -284,17 +297,19 @@ impl<'a> Sizing<'a> {
     #[inline]
     fn named(&self, rank: usize, mut buffer: impl FnMut(Buffer, u64)) {
         let (model, inputs, (first, last)) = (self.model, self.inputs, self.ends);
-        let Space { context, batch, sequences, audit } = self.space;
+        let Space { context, batch, sequences, blocks, kv: kept, audit } = self.space;
         let shard = &self.group.shards[rank];
         let rows = batch.max(sequences);
         let (hidden, size) = (model.hidden, model.head_size);
         let (heads, kv) = (len(&shard.heads) * size, len(&shard.kv_heads) * size);
         let ffn = len(&shard.ffn);
         let times = |one: u64, other: u64| one.saturating_mul(other);
-        let cached = times(times(inputs.layers * 2, times(context, sequences)), kv * 2);
+        let kept = KvShape { heads: len(&shard.kv_heads), head_size: size, quant: kept };
+        let cached = times(times(inputs.layers, blocks), kept.block_bytes());
         let head = |quant: Quant| last && model.head.quant.input() == quant;
         buffer(Buffer::Table, times(context, model.rope_dims * 4));
         buffer(Buffer::Kv, cached);
+        buffer(Buffer::Step, StepTables::most(self.space));
         buffer(Buffer::X, rows * hidden * 4);
         buffer(Buffer::H, rows * hidden * 4);
         buffer(Buffer::Queries, rows * heads * 4);
@@ -315,9 +330,6 @@ impl<'a> Sizing<'a> {
             let part = len(&shard.output).max(len(&shard.down)) * 4;
             buffer(Buffer::Part, rows * part.max(inputs.whole));
             buffer(Buffer::Wide, rows * (model.heads * size).max(model.ffn) * 4);
-        }
-        if first {
-            buffer(Buffer::Ids, rows * 4);
         }
         if last {
             let ranks = self.group.cards.len() as u64;
@@ -387,15 +399,14 @@ fn messages(
         }
         _ => reduced = stream,
     }
+    // Rows of the embedding table that other ranks have.
+    if first {
+        reduced = reduced.max(stream);
+    }
     if last {
         gathered = gathered.max(sequences * ranks * MAX_CANDIDATES * 8);
     }
-    let broadcast = if first { stream } else { 0 };
-    let needs = [
-        overheads.gather.bytes(gathered),
-        overheads.reduce.bytes(reduced),
-        overheads.broadcast.bytes(broadcast),
-    ];
+    let needs = [overheads.gather.bytes(gathered), overheads.reduce.bytes(reduced)];
     let (working, passed_on) = needs
         .into_iter()
         .fold((1, 1), |most, need| (u64::max(most.0, need.0), u64::max(most.1, need.1)));

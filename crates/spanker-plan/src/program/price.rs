@@ -5,11 +5,10 @@
 //! has measured a kind of operator, it takes what was measured.
 
 use serde::{Deserialize, Serialize};
-use spanker_collective::DType;
 use spanker_model::Quant;
 use spanker_topology::{OperatorKind, OperatorRate, Profile, Seconds, operator_time};
 
-use crate::work::{Place, Work};
+use crate::work::{Place, ROW_BYTES, Work};
 
 /// Operators of a layer on one card that have a fixed cost: a norm, queries with keys and values, attention, output, a
 /// sum, a norm, gate with up, down, a sum. What a layer does between these is counted by its traffic alone.
@@ -63,6 +62,55 @@ impl Terms {
     }
 }
 
+/// How far back the rows of a step look: what attention counts for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reach {
+    /// Positions whose keys and values are read, of every sequence once.
+    pub read: u64,
+    /// Positions that are seen by rows which are alone in their sequence.
+    pub by_single: u64,
+    /// Positions that are seen by all other rows.
+    pub by_several: u64,
+    /// The most rows of one sequence.
+    pub longest: u64,
+}
+
+impl Reach {
+    /// Of sequences by their rows and the positions before them.
+    ///
+    /// ```
+    /// use spanker_plan::Reach;
+    /// let reach = Reach::of([(1, 9), (3, 4)]);
+    /// assert_eq!((reach.read, reach.by_single, reach.by_several), (10 + 7, 10, 5 + 6 + 7));
+    /// ```
+    #[must_use]
+    pub fn of(sequences: impl IntoIterator<Item = (u64, u64)>) -> Reach {
+        let mut reach = Reach::default();
+        for (rows, past) in sequences {
+            let seen = rows.saturating_mul(past).saturating_add(rows * (rows + 1) / 2);
+            reach.read = reach.read.saturating_add(past.saturating_add(rows));
+            let by = if rows == 1 { &mut reach.by_single } else { &mut reach.by_several };
+            *by = by.saturating_add(seen);
+            reach.longest = reach.longest.max(rows);
+        }
+        reach
+    }
+
+    /// Of rows by their positions and block tables, as they lie in a card's memory: rows of the same table that follow
+    /// each other are of one sequence.
+    #[must_use]
+    pub fn of_rows(rows: &[[u32; 2]]) -> Reach {
+        let sequences = rows.chunk_by(|one, next| one[1] == next[1]);
+        Reach::of(sequences.map(|rows| (rows.len() as u64, u64::from(rows[0][0]))))
+    }
+
+    /// Positions that are seen by all rows.
+    #[must_use]
+    pub fn seen(&self) -> u64 {
+        self.by_single.saturating_add(self.by_several)
+    }
+}
+
 /// What an operator counts for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
@@ -78,14 +126,22 @@ pub struct Load {
     pub macs: u64,
     /// What measured rates of its kind count: see [`OperatorKind`].
     pub units: u64,
+    /// Of these, those that count as if each row were alone: what attention of sequences of one row comes to.
+    pub single_units: u64,
     /// Whether it takes the fixed time of an operator.
     pub starts: bool,
 }
 
 impl Load {
+    /// What storing the tables of a step counts for.
+    #[must_use]
+    pub fn data(bytes: u64) -> Load {
+        Load::new(OperatorKind::Copy, 1, bytes, true)
+    }
+
     #[inline(always)]
     fn new(kind: OperatorKind, rows: u64, bytes: u64, starts: bool) -> Load {
-        Load { kind, weights: None, rows, bytes, macs: 0, units: bytes, starts }
+        Load { kind, weights: None, rows, bytes, macs: 0, units: bytes, single_units: 0, starts }
     }
 }
 
@@ -121,10 +177,12 @@ fn shared_heads(heads: u64, group: u64, offset: u64) -> (u64, u64) {
 ///
 /// Products that follow each other with the same inputs are one operator: queries with keys and values, gate
 /// with up. What models do between products is not counted as operators either; its traffic is.
+///
+/// `reach` is that of the step's rows.
 #[must_use]
-pub fn load(work: &Work, before: Option<&Work>) -> Option<Load> {
+pub fn load(work: &Work, before: Option<&Work>, reach: &Reach) -> Option<Load> {
     let inputs = inputs(work);
-    load_of(work, inputs.is_some() && before.and_then(self::inputs) == inputs)
+    load_of(work, inputs.is_some() && before.and_then(self::inputs) == inputs, reach)
 }
 
 /// What the operators of a program count for, one after the other.
@@ -136,11 +194,11 @@ pub(crate) struct Loads {
 impl Loads {
     /// What the next operator counts for. Where the operator is known, little of this is left after inlining.
     #[inline(always)]
-    pub(crate) fn next(&mut self, work: &Work) -> Option<Load> {
+    pub(crate) fn next(&mut self, work: &Work, reach: &Reach) -> Option<Load> {
         let inputs = inputs(work);
         let follows = inputs.is_some() && inputs == self.before;
         self.before = inputs;
-        load_of(work, follows)
+        load_of(work, follows, reach)
     }
 
     /// Something comes between that is no operator.
@@ -164,14 +222,13 @@ fn inputs(work: &Work) -> Option<Inputs> {
 
 /// What an operator counts for; `follows` says whether it is a product behind another one of the same inputs.
 #[inline(always)]
-fn load_of(work: &Work, follows: bool) -> Option<Load> {
+fn load_of(work: &Work, follows: bool, reach: &Reach) -> Option<Load> {
     use OperatorKind as Kind;
     Some(match *work {
         Work::Copy { length, .. } => Load::new(Kind::Copy, 1, 2 * length, true),
         Work::Fill { length, .. } => Load::new(Kind::Copy, 1, length, true),
         Work::Reduce { ref sources, elements, fold, .. } => {
-            let size = DType::from_code(fold.dtype).map_or(0, DType::size) as u64;
-            Load::new(Kind::Add, 1, (sources.len() as u64 + 1) * elements * size, true)
+            Load::new(Kind::Add, 1, (sources.len() as u64 + 1) * elements * fold.size(), true)
         }
         Work::Matmul { shape: [m, k, n], types: [a, b], .. } => {
             let inputs = if follows { 0 } else { m * row_bytes(a, k) };
@@ -203,6 +260,28 @@ fn load_of(work: &Work, follows: bool) -> Option<Load> {
             Load::new(Kind::Rotate, rows, rows * (2 * heads * head_size + dims) * 4, false)
         }
         Work::Halve { elements, .. } => Load::new(Kind::Cache, 1, 6 * elements, false),
+        Work::Write { ref bytes, .. } => Load::data(bytes.len() as u64),
+        Work::AddRow { rows, width, .. } => {
+            Load::new(Kind::Add, rows, (2 * rows + 1) * width * 4, true)
+        }
+        Work::RotateRows { rows, heads, head_size, dims, .. } => {
+            let bytes = rows * ((2 * heads * head_size + dims) * 4 + ROW_BYTES);
+            Load::new(Kind::Rotate, rows, bytes, false)
+        }
+        Work::Keep { rows, cache, .. } => {
+            let each =
+                2 * cache.heads * (cache.head_size * 4 + row_bytes(cache.quant, cache.head_size));
+            Load::new(Kind::Cache, rows, rows * (each + ROW_BYTES), false)
+        }
+        Work::AttendBlocks { rows, heads, group, offset, cache, .. } => {
+            let (first, behind) = shared_heads(heads, group, offset);
+            let kept = 2 * (behind - first) * row_bytes(cache.quant, cache.head_size);
+            let each = 2 * heads * cache.head_size;
+            let load = Load::new(Kind::Attention, rows, reach.read.saturating_mul(kept), true);
+            let [macs, single_units] =
+                [reach.seen(), reach.by_single].map(|seen| seen.saturating_mul(each));
+            Load { rows: reach.longest, macs, units: macs, single_units, ..load }
+        }
         Work::Gate { elements, .. } => Load::new(Kind::Gate, 1, 12 * elements, false),
         Work::Rows { rows, length, .. } => Load::new(Kind::Copy, rows, 2 * rows * length, false),
         Work::Best { count, k, .. } => {
@@ -284,8 +363,13 @@ impl Cost {
         };
         let entries = find(load.weights).or_else(|| find(None))?;
         let units = load.units as f64;
-        let whole = operator_time(entries, load.rows, units)?;
         let empty = operator_time(entries, load.rows, 0.0)?;
+        let alone = match load.single_units {
+            0 => 0.0,
+            units => operator_time(entries, 1, units as f64)? - operator_time(entries, 1, 0.0)?,
+        };
+        let together = units - load.single_units as f64;
+        let whole = operator_time(entries, load.rows, together)? + alone;
         // One of several that share their inputs adds its size and not its start.
         let fixed = if load.kind == OperatorKind::Product && !load.starts { 0.0 } else { empty };
         let one = entries.first().map_or(0.0, |first| units / first.rate);

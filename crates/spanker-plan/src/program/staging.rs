@@ -4,12 +4,14 @@
 //!
 //! Programs do not name these buffers; only whoever runs a program on threads of a host or on graphics processors does.
 
-use spanker_model::Quant;
+use spanker_model::{KV_BLOCK, KvShape, Quant};
 use spanker_topology::{ExchangeKind, Kernels};
 
 use super::buffers::{Buffer, Inputs, MAX_CANDIDATES, Sizing};
 use crate::cost::shard::{Split, len};
 
+/// Rows of a sequence that are attended together: keys and values are taken apart once for all of them.
+pub const ATTEND_ROWS: u64 = 16;
 /// Values of a run of inputs, which have one sum and, in Q8_0, one scale.
 const RUN: u64 = 32;
 /// Values that have one scale in Q8_K.
@@ -28,8 +30,10 @@ pub struct HostStaging {
     pub heads: u64,
     /// Numbers of a head.
     pub head_size: u64,
-    /// Positions that are attended to.
-    pub positions: u64,
+    /// Rows that are attended at a time by one thread.
+    pub rows: u64,
+    /// Blocks of one row, with all of the card's heads, that threads share.
+    pub shared_blocks: u64,
     /// Bytes that the card gives to the others of its group in one exchange at most.
     pub given: u64,
     /// Bytes that the stage before hands over in one step at most.
@@ -49,12 +53,21 @@ impl HostStaging {
     /// Bytes of what threads keep to attend.
     #[must_use]
     pub fn attention_bytes(&self) -> u64 {
-        let scores = self.heads.saturating_mul(self.positions);
-        // The others fill lines of 16 numbers, and so does what is left out to begin with one.
-        let lines = |count: u64| count.next_multiple_of(16);
-        let rest = 16 + lines(self.head_size) + lines(self.heads * self.head_size);
-        let each = scores.saturating_add(rest);
+        let pairs = self.rows * self.heads;
+        // A slab of keys or values as numbers, and what is left out to begin with a line of 16 numbers.
+        let each = 16 + 64 * KV_BLOCK + pairs * (KV_BLOCK + self.partial() + 2);
         each.saturating_mul(4 * self.threads)
+    }
+
+    /// Bytes of what blocks come to that threads share.
+    #[must_use]
+    pub fn partial_bytes(&self) -> u64 {
+        self.shared_blocks.saturating_mul(self.partial() * 4)
+    }
+
+    /// Numbers that a block of one head of one row comes to.
+    fn partial(&self) -> u64 {
+        16 + self.head_size.next_multiple_of(16)
     }
 
     /// Calls `buffer` with each that is not empty, and its bytes.
@@ -62,7 +75,7 @@ impl HostStaging {
         let all = [
             (Buffer::KernelInputs, self.input_bytes()),
             (Buffer::Tiles, self.tiles * 4),
-            (Buffer::Scores, self.attention_bytes()),
+            (Buffer::Scores, self.attention_bytes() + self.partial_bytes()),
             // One is read while the next is written.
             (Buffer::Given, 2 * self.given),
             (Buffer::Handed, self.handed),
@@ -156,11 +169,9 @@ impl Sizing<'_> {
         let shard = &self.group.shards[rank];
         let (sequences, layers) = (space.sequences, self.inputs.layers);
         let batch = space.batch.max(sequences);
-        // Norms, quantisation, products, sums and copies of a layer, and attention of every sequence.
-        let instructions = |rows: u64| {
-            let biases = if model.biases { 3 * rows } else { 0 };
-            3 + 2 * sequences + layers * (26 + 5 * sequences + biases)
-        };
+        // Norms, quantisation, products, sums and copies of a layer, and attention.
+        let biases = if model.biases { 3 } else { 0 };
+        let instructions = 6 + sequences + layers * (30 + biases);
         // Every number that an instruction writes for another has a slot.
         let (heads, kv) = (len(&shard.heads), len(&shard.kv_heads));
         let numbers = 2 * (heads + kv) * model.head_size + 2 * model.hidden + 2 * len(&shard.ffn);
@@ -171,7 +182,7 @@ impl Sizing<'_> {
             context: space.context,
             batch,
             multiprocessors: u64::from(multiprocessors),
-            instructions: [instructions(1), instructions(batch)],
+            instructions: [instructions; 2],
             parts: 8 + 5 * layers,
             slots: slots.next_multiple_of(GpuStaging::ALIGNMENT),
         })
@@ -221,7 +232,11 @@ impl Sizing<'_> {
             threads: u64::from(threads),
             heads: group.min(len(&shard.heads)),
             head_size: size,
-            positions: space.context,
+            rows: rows.min(ATTEND_ROWS),
+            shared_blocks: match threads {
+                0 | 1 => 0,
+                _ => len(&shard.heads) * KvShape::blocks_for(space.context),
+            },
             given,
             handed: if shared && !first { stream } else { 0 },
         })

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a tap of an operator captures, and what has to come out of it.
 
-use spanker_model::Quant;
+use spanker_model::{KV_BLOCK, KvShape, Quant, Strided};
 
 use super::audit::{Dice, Made, Sink};
 use super::{Buffer, Held, Member, Op, Step};
@@ -39,18 +39,10 @@ pub enum Check {
     Quantize { quant: u32, elements: u64, from: u64, into: u64 },
     /// One head.
     Rotate { position: u64, head_size: u64, pairs: u32, from: u64, into: u64 },
-    /// Numbers as f16.
-    Halve { elements: u64, from: u64, into: u64 },
-    /// One head of one row.
-    Attend {
-        positions: u64,
-        head_size: u64,
-        scale: u32,
-        query: u64,
-        keys: u64,
-        values: u64,
-        into: u64,
-    },
+    /// One head of a key or value as the KV cache has it: numbers, and then scales.
+    Keep { shape: KvShape, is_key: bool, from: u64, numbers: u64, scales: u64 },
+    /// One head of one row, with the blocks of its head of keys and values end to end.
+    Attend { shape: KvShape, position: u64, scale: u32, query: u64, blocks: u64, into: u64 },
     /// Gated numbers.
     Gate { elements: u64, gate: u64, up: u64, into: u64 },
     /// Sums of two.
@@ -67,8 +59,8 @@ pub enum Check {
     Agreed { stage: usize, bytes: u64, at: u64 },
     /// Bytes of a row of weights.
     Stored { weights: Place, bytes: u64, at: u64 },
-    /// A head of a key or value of a position: what it was when it was `fresh`.
-    Cached { sequence: u64, position: u64, fresh: bool, bytes: u64, at: u64 },
+    /// Numbers of a head of a key or value in a slot of a block: what they were when they were `fresh`.
+    Cached { block: u32, slot: u64, position: u64, fresh: bool, bytes: u64, at: u64 },
 }
 
 /// An operator that is checked.
@@ -94,10 +86,10 @@ pub struct Taps {
 /// Some bytes of what a collective leaves on every rank of a stage. The choice must be the same on all of them.
 pub(super) fn agreed(op: &Op, stage: usize, sink: &mut Sink, dice: &mut Dice) -> Option<Made> {
     let (data, length) = match *op {
-        Op::Collective { dtype, elements, data, .. } => (data, elements * dtype.size() as u64),
+        Op::Collective { fold, elements, data, .. } | Op::Fold { data, elements, fold } => {
+            (data, elements * fold.size())
+        }
         Op::Gather { ref parts, rows, into, .. } => (into, rows * parts.last()?.end),
-        Op::Sum { data, elements } => (data, elements * 4),
-        Op::Broadcast { data, length, .. } => (data, length),
         _ => return None,
     };
     let (start, bytes) = run(dice, length, 4 * RUN)?;
@@ -169,6 +161,14 @@ impl Captures<'_> {
         self.input(from, bytes, false)
     }
 
+    /// Bytes at a stride of what begins here.
+    fn strided(&mut self, from: Place, bytes: Strided) -> u64 {
+        let Strided { offset, rows, length, stride } = bytes;
+        let (at, work) = self.sink.strided(after(from, offset), rows, length, stride);
+        self.after.push(work);
+        at
+    }
+
     fn samples(&mut self, dice: &mut Dice, row: Place, count: u64) -> Samples {
         samples(self.sink, dice, row, count, &mut self.after)
     }
@@ -178,7 +178,9 @@ impl Check {
     /// Whether an operator can be checked.
     pub(super) fn knows(work: &Work) -> bool {
         match work {
-            Work::Send { .. } | Work::Receive { .. } | Work::Fence { .. } => false,
+            Work::Send { .. } | Work::Receive { .. } | Work::Fence { .. } | Work::Write { .. } => {
+                false
+            }
             Work::Reduce { sources, divisor, .. } => sources.len() == 2 && *divisor <= 1,
             _ => true,
         }
@@ -195,13 +197,15 @@ impl Check {
         let mut captures = Captures { sink, before: Vec::new(), after: Vec::new() };
         let check = match work {
             Work::Matmul { .. } | Work::Norm { .. } | Work::Embed { .. } => {
-                rows(work, step, &mut captures, dice)?
+                rows(work, (step, member), &mut captures, dice)?
             }
-            Work::Attend { .. } | Work::Rotate { .. } => heads(work, member, &mut captures, dice)?,
+            Work::AttendBlocks { .. } | Work::RotateRows { .. } | Work::Keep { .. } => {
+                heads(work, step, &mut captures, dice)?
+            }
             Work::Copy { .. } | Work::Rows { .. } | Work::Fill { .. } | Work::Best { .. } => {
                 moved(work, &mut captures, dice)?
             }
-            _ => runs(work, member, &mut captures, dice)?,
+            _ => runs(work, &mut captures, dice)?,
         };
         let Captures { before, after, .. } = captures;
         Some(Made { check, before, after })
@@ -215,7 +219,7 @@ fn row_bytes(id: u32, width: u64) -> Option<u64> {
 /// Elements of one row of a product, a norm or an embedding.
 fn rows(
     work: &Work,
-    step: &Step<'_>,
+    (step, member): (&Step<'_>, &Member),
     captures: &mut Captures<'_>,
     dice: &mut Dice,
 ) -> Option<Check> {
@@ -231,6 +235,15 @@ fn rows(
             let from_row = captures.input(after(from, row), width * 4, from == into);
             let samples = captures.samples(dice, after(into, row), width);
             Some(Check::Norm { weight, width, epsilon, from: from_row, samples })
+        }
+        // Rows that are picked out of others.
+        Work::Embed { table, into, rows, width, .. } if table == member.place(Buffer::X) => {
+            let output = dice.below(rows);
+            let row = step.output_rows().nth(output as usize)?;
+            let bytes = (width * 4).min(4 * RUN);
+            let from = captures.input(after(table, row * width * 4), bytes, false);
+            let into = captures.output(after(into, output * width * 4), bytes);
+            Some(Check::Copied { bytes, from, into })
         }
         Work::Embed { table, into, width, quant, first, count, .. } => {
             let tokens = step.parts.iter().flat_map(|part| part.tokens).enumerate();
@@ -250,60 +263,65 @@ fn rows(
 /// One head of a row.
 fn heads(
     work: &Work,
-    member: &Member,
+    step: &Step<'_>,
     captures: &mut Captures<'_>,
     dice: &mut Dice,
 ) -> Option<Check> {
     match *work {
-        Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
+        Work::RotateRows { data, rows, heads, head_size, pairs, .. } => {
             let (row, head) = (dice.below(rows), dice.below(heads));
             let place = after(data, (row * heads + head) * head_size * 4);
-            let first = table.offset.checked_sub(member.place(Buffer::Table).offset)?;
-            let position = first / (dims * 4) + row;
+            let (_, position) = step.row(row)?;
             let from = captures.input(place, head_size * 4, true);
             let into = captures.output(place, head_size * 4);
             Some(Check::Rotate { position, head_size, pairs, from, into })
         }
-        Work::Attend {
-            queries,
-            keys,
-            values,
-            into,
-            rows,
-            heads,
-            kv_heads,
-            head_size,
-            group,
-            offset,
-            past,
-            scale,
-        } => {
+        Work::Keep { keys, values, cache, rows } => {
+            let (row, head, is_key) =
+                (dice.below(rows), dice.below(cache.heads), dice.below(2) == 0);
+            let (part, position) = step.row(row)?;
+            let (shape, from) = (cache.shape()?, if is_key { keys } else { values });
+            let size = cache.head_size * 4;
+            let from = captures.input(after(from, (row * cache.heads + head) * size), size, false);
+            let block = part.blocks[(position / KV_BLOCK) as usize];
+            let block = after(cache.blocks, u64::from(block) * shape.block_bytes());
+            let slot = position % KV_BLOCK;
+            let numbers = captures.strided(block, shape.numbers(head, is_key, slot));
+            let scales = shape.scale_bytes(head, is_key, slot);
+            let scales = scales.map_or(0, |scales| captures.strided(block, scales));
+            Some(Check::Keep { shape, is_key, from, numbers, scales })
+        }
+        Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale } => {
             let (row, head) = (dice.below(rows), dice.below(heads));
-            let (positions, shift) = (past + row + 1, (row * heads + head) * head_size * 4);
-            let kv = (offset + head) / group.max(1) * head_size * 2;
-            let query = captures.input(after(queries, shift), head_size * 4, queries == into);
-            let mut all = |from: Place| {
-                let stride = kv_heads * head_size * 2;
-                let (at, work) =
-                    captures.sink.strided(after(from, kv), positions, head_size * 2, stride);
-                captures.after.push(work);
-                at
+            let (part, position) = step.row(row)?;
+            let (shape, size) = (cache.shape()?, cache.head_size * 4);
+            let shift = (row * heads + head) * size;
+            let kv = (offset + head) / group.max(1);
+            let query = captures.input(after(queries, shift), size, queries == into);
+            let (last, slots) = (position / KV_BLOCK, position % KV_BLOCK + 1);
+            let place = |at: u64| {
+                let block = u64::from(part.blocks[at as usize]);
+                after(cache.blocks, block * shape.block_bytes() + kv * shape.head_bytes())
             };
-            let (keys, values) = (all(keys), all(values));
-            let into = captures.output(after(into, shift), head_size * 4);
-            Some(Check::Attend { positions, head_size, scale, query, keys, values, into })
+            // Whole blocks, and of the last one what is seen.
+            let blocks = captures.sink.used();
+            for at in 0..last {
+                let (_, work) = captures.sink.take(place(at), shape.head_bytes());
+                captures.after.push(work);
+            }
+            for piece in shape.first_slots(0, slots) {
+                captures.strided(place(last), piece);
+            }
+            let into = captures.output(after(into, shift), size);
+            let shape = KvShape { heads: 1, ..shape };
+            Some(Check::Attend { shape, position, scale, query, blocks, into })
         }
         _ => None,
     }
 }
 
 /// A run of numbers.
-fn runs(
-    work: &Work,
-    member: &Member,
-    captures: &mut Captures<'_>,
-    dice: &mut Dice,
-) -> Option<Check> {
+fn runs(work: &Work, captures: &mut Captures<'_>, dice: &mut Dice) -> Option<Check> {
     match *work {
         Work::Quantize { from, into, rows, width, quant: id } => {
             let quant = Quant::from_ggml_id(id)?;
@@ -315,11 +333,14 @@ fn runs(
             let into = captures.output(after(into, start * bytes), blocks * bytes);
             Some(Check::Quantize { quant: id, elements, from, into })
         }
-        Work::Halve { from, into, elements } => {
-            let (start, elements) = run(dice, elements, RUN)?;
-            let from = captures.input(after(from, start * 4), elements * 4, from == into);
-            let into = captures.output(after(into, start * 2), elements * 2);
-            Some(Check::Halve { elements, from, into })
+        Work::AddRow { into, row, rows, width } => {
+            let shift = dice.below(rows) * width * 4;
+            let (start, elements) = run(dice, width, RUN)?;
+            let place = after(into, shift + start * 4);
+            let first = captures.input(place, elements * 4, true);
+            let second = Addend::Weights(after(row, start * 4));
+            let into = captures.output(place, elements * 4);
+            Some(Check::Add { elements, first, second, into })
         }
         Work::Gate { gate, up, into, elements } => {
             let (start, elements) = run(dice, elements, RUN)?;
@@ -332,15 +353,11 @@ fn runs(
         Work::Reduce { into, ref sources, elements, .. } => {
             let &[first, second] = &sources[..] else { return None };
             let (start, elements) = run(dice, elements, RUN)?;
-            let weights = member.holding.layers.first().map(|layer| layer.attention_norm.buffer);
             let bytes = elements * 4;
             let place = after(first, start * 4);
             let first = captures.input(place, bytes, first == into);
             let place = after(second, start * 4);
-            let second = match weights == Some(second.buffer) {
-                true => Addend::Weights(place),
-                false => Addend::Captured(captures.input(place, bytes, second == into)),
-            };
+            let second = Addend::Captured(captures.input(place, bytes, second == into));
             let into = captures.output(after(into, start * 4), bytes);
             Some(Check::Add { elements, first, second, into })
         }

@@ -5,13 +5,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use spanker_collective::{Collective, DType, ReduceOp};
-use spanker_model::{Model, Quant};
+use spanker_model::{KvShape, Model, Quant};
 use spanker_topology::ExchangeKind;
 
-use super::{Buffer, Held, HeldLayer, Member, Numerics, Op, Space, Step, Want};
+use super::tables::Outputs;
+use super::{Buffer, Held, HeldLayer, Member, Numerics, Op, Space, Step, StepShape, StepTables};
 use crate::Activity;
 use crate::cost::shard::{Shard, Split, len};
-use crate::work::{Fold, Place, Work};
+use crate::work::{Fold, KvCache, Place, Work};
 
 const F32: u64 = 4;
 
@@ -45,6 +46,8 @@ pub(crate) struct Writer<'a, S> {
     members: &'a [Member],
     step: &'a Step<'a>,
     rows: u64,
+    shape: StepShape,
+    tables: StepTables,
     /// For each member, the types that its normed rows are ready for.
     ready: Vec<[bool; 2]>,
     pub(crate) programs: S,
@@ -53,7 +56,8 @@ pub(crate) struct Writer<'a, S> {
 impl<'a, S: Sink> Writer<'a, S> {
     pub(crate) fn new(of: Context<'a>, step: &'a Step<'a>, programs: S) -> Self {
         let ready = vec![[false; 2]; of.members.len()];
-        Writer { of, members: of.members, step, rows: step.rows(), ready, programs }
+        let (shape, tables) = (StepShape::of(step), StepTables::of(step));
+        Writer { of, members: of.members, step, rows: shape.rows, shape, tables, ready, programs }
     }
 
     fn place(&self, member: usize, buffer: Buffer) -> Place {
@@ -75,27 +79,52 @@ impl<'a, S: Sink> Writer<'a, S> {
         self.of.stages[stage].1 == ExchangeKind::Schedules
     }
 
-    /// Each token's row comes from the rank that has it.
+    /// The tables of the step, on every card.
+    pub(crate) fn data(&mut self, members: Range<usize>) {
+        let length = StepTables::length(self.step);
+        for member in members {
+            let into = self.place(member, Buffer::Step);
+            self.programs.push(member, Op::Data { into, length });
+            for &[from, to] in self.step.copies {
+                self.copy_block(member, u64::from(from), u64::from(to));
+            }
+        }
+    }
+
+    /// Copies a block of the KV cache, in all layers of a member.
+    fn copy_block(&mut self, member: usize, from: u64, to: u64) {
+        let one = &self.members[member];
+        let heads = len(&one.shard.kv_heads);
+        let shape = KvShape { heads, head_size: self.of.model.head_size, quant: self.of.space.kv };
+        let (base, length) = (self.place(member, Buffer::Kv), shape.block_bytes());
+        for layer in 0..one.holding.layers.len() as u64 {
+            let block = |at: u64| after(base, (layer * self.of.space.blocks + at) * length);
+            if length > 0 {
+                self.work(member, Work::Copy { from: block(from), into: block(to), length });
+            }
+        }
+    }
+
+    /// Each token's row comes from the rank that has it: others have zeros, which change nothing.
     pub(crate) fn embed(&mut self, members: Range<usize>) {
         self.mark(members.clone(), Activity::Embed, 0);
-        let width = self.of.model.hidden;
-        let tokens: Vec<u32> =
-            self.step.parts.iter().flat_map(|part| part.tokens).copied().collect();
+        let (width, ids) = (self.of.model.hidden, self.tables.ids);
+        let elements = self.rows * width;
+        let shared = members.len() > 1;
         for member in members.clone() {
+            let into = self.place(member, Buffer::X);
+            if shared {
+                self.work(member, Work::Fill { into, length: elements * F32, pattern: 0 });
+            }
             let Some(table) = self.members[member].holding.embedding else { continue };
             if table.rows == 0 {
                 continue;
             }
-            let ids = self.place(member, Buffer::Ids);
-            for (at, &token) in tokens.iter().enumerate() {
-                let into = after(ids, at as u64 * 4);
-                self.work(member, Work::Fill { into, length: 4, pattern: token });
-            }
             let first = self.members[member].shard.vocab.start as u32;
             let embed = Work::Embed {
                 table: table.place,
-                ids,
-                into: self.place(member, Buffer::X),
+                ids: after(self.place(member, Buffer::Step), ids),
+                into,
                 rows: self.rows,
                 width,
                 quant: ggml_id(table.quant),
@@ -104,31 +133,28 @@ impl<'a, S: Sink> Writer<'a, S> {
             };
             self.work(member, embed);
         }
-        if members.len() == 1 {
-            return;
+        if shared {
+            self.all_reduce(0, members, Buffer::X, elements, words());
         }
-        let owner = |token: u32| {
-            let holds =
-                |member: usize| self.members[member].shard.vocab.contains(&u64::from(token));
-            members.clone().position(holds).unwrap_or(0)
-        };
-        let owners: Vec<usize> = tokens.iter().map(|&token| owner(token)).collect();
-        let mut start = 0;
-        for run in owners.chunk_by(|a, b| a == b) {
-            let elements = run.len() as u64 * width;
-            for member in members.clone() {
-                let data = after(self.place(member, Buffer::X), start * width * F32);
-                let (root, length) = (run[0], elements * F32);
-                let op = match self.schedules(0) {
-                    true => {
-                        let collective = Collective::Broadcast { root };
-                        Op::Collective { collective, dtype: DType::F32, elements, data }
-                    }
-                    false => Op::Broadcast { root, data, length },
-                };
-                self.programs.push(member, op);
-            }
-            start += run.len() as u64;
+    }
+
+    /// Folds a buffer of all ranks of a stage.
+    fn all_reduce(
+        &mut self,
+        stage: usize,
+        members: Range<usize>,
+        buffer: Buffer,
+        elements: u64,
+        fold: Fold,
+    ) {
+        for member in members {
+            let data = self.place(member, buffer);
+            let collective = Collective::AllReduce;
+            let op = match self.schedules(stage) {
+                true => Op::Collective { collective, fold, elements, data },
+                false => Op::Fold { data, elements, fold },
+            };
+            self.programs.push(member, op);
         }
     }
 
@@ -207,10 +233,10 @@ impl<'a, S: Sink> Writer<'a, S> {
         }
         if let Some(biases) = held.biases {
             let widths = [heads * size, kv * size, kv * size];
-            for ((bias, buffer), width) in biases.into_iter().zip(buffers).zip(widths) {
-                for row in 0..rows {
-                    let into = after(self.place(member, buffer), row * width * F32);
-                    self.add(member, into, bias, width);
+            for ((row, buffer), width) in biases.into_iter().zip(buffers).zip(widths) {
+                let into = self.place(member, buffer);
+                if width > 0 {
+                    self.work(member, Work::AddRow { into, row, rows, width });
                 }
             }
         }
@@ -226,60 +252,49 @@ impl<'a, S: Sink> Writer<'a, S> {
         self.attend(member, layer, heads, kv);
     }
 
-    /// Rotary embedding, the KV cache and attention, sequence by sequence.
+    /// Rotary embedding, the KV cache and attention, of the rows of all sequences.
     fn attend(&mut self, member: usize, layer: usize, heads: u64, kv: u64) {
-        let (model, space) = (self.of.model, self.of.space);
-        let size = model.head_size;
-        let (dims, pairs) = (model.rope_dims, self.of.numerics.pairs);
-        let row = kv * size * 2;
-        let cache = space.context * row;
-        let group = model.heads / model.kv_heads;
-        let offset = self.members[member].shard.heads.start % group;
-        let scale = (1.0 / (size as f32).sqrt()).to_bits();
-        let mut first = 0;
-        for part in self.step.parts {
-            let (rows, past) = (part.tokens.len() as u64, part.past);
-            let at = |buffer: Buffer, width: u64| {
-                after(self.place(member, buffer), first * width * size * F32)
-            };
-            let (queries, keys, values) =
-                (at(Buffer::Queries, heads), at(Buffer::Keys, kv), at(Buffer::Values, kv));
-            let into = at(Buffer::Heads, heads);
-            let table = after(self.place(member, Buffer::Table), past * dims * F32);
-            let base = self.place(member, Buffer::Kv);
-            let cached = |which: u64| {
-                let slot = (2 * layer as u64 + which) * space.sequences + part.sequence;
-                after(base, slot * cache)
-            };
-            let (key_cache, value_cache) = (cached(0), cached(1));
-            for (data, heads) in [(queries, heads), (keys, kv)] {
-                let head_size = size;
-                self.work(
-                    member,
-                    Work::Rotate { data, table, rows, heads, head_size, dims, pairs },
-                );
-            }
-            for (from, cache) in [(keys, key_cache), (values, value_cache)] {
-                let into = after(cache, past * row);
-                self.work(member, Work::Halve { from, into, elements: rows * kv * size });
-            }
-            let attend = Work::Attend {
-                queries,
-                keys: key_cache,
-                values: value_cache,
-                into,
+        let (model, space, rows) = (self.of.model, self.of.space, self.rows);
+        let (head_size, dims) = (model.head_size, model.rope_dims);
+        let shape = KvShape { heads: kv, head_size, quant: space.kv };
+        let tables = self.place(member, Buffer::Step);
+        let cache = KvCache {
+            blocks: after(
+                self.place(member, Buffer::Kv),
+                layer as u64 * space.blocks * shape.block_bytes(),
+            ),
+            count: space.blocks,
+            rows: after(tables, self.tables.rows),
+            tables: after(tables, self.tables.tables),
+            entries: self.tables.entries(space),
+            heads: kv,
+            head_size,
+            quant: ggml_id(space.kv),
+        };
+        let of = |buffer: Buffer| self.place(member, buffer);
+        let (queries, keys, values) = (of(Buffer::Queries), of(Buffer::Keys), of(Buffer::Values));
+        let (table, into) = (of(Buffer::Table), of(Buffer::Heads));
+        for (data, heads) in [(queries, heads), (keys, kv)] {
+            let (positions, at, pairs) = (space.context, cache.rows, self.of.numerics.pairs);
+            let turn = Work::RotateRows {
+                data,
+                table,
+                positions,
+                at,
                 rows,
                 heads,
-                kv_heads: kv,
-                head_size: size,
-                group,
-                offset,
-                past,
-                scale,
+                head_size,
+                dims,
+                pairs,
             };
-            self.work(member, attend);
-            first += rows;
+            self.work(member, turn);
         }
+        self.work(member, Work::Keep { keys, values, cache, rows });
+        let group = model.heads / model.kv_heads;
+        let offset = self.members[member].shard.heads.start % group;
+        let scale = (1.0 / (head_size as f32).sqrt()).to_bits();
+        let attend = Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale };
+        self.work(member, attend);
     }
 
     /// Puts the results of the heads together, as the next product consumes them.
@@ -375,17 +390,7 @@ impl<'a, S: Sink> Writer<'a, S> {
                 self.gather(stage, members.clone(), Buffer::Part, Buffer::Y, parts);
             }
             Split::Reduce => {
-                for member in members.clone() {
-                    let data = self.place(member, Buffer::Y);
-                    let op = match self.schedules(stage) {
-                        true => {
-                            let collective = Collective::AllReduce;
-                            Op::Collective { collective, dtype: DType::F32, elements, data }
-                        }
-                        false => Op::Sum { data, elements },
-                    };
-                    self.programs.push(member, op);
-                }
+                self.all_reduce(stage, members.clone(), Buffer::Y, elements, sums());
             }
             Split::Whole => {}
         }
@@ -414,50 +419,49 @@ impl<'a, S: Sink> Writer<'a, S> {
         self.work(member, Work::Gate { gate, up, into: gate, elements });
     }
 
-    /// The head for the last token of every part that asks for something, and what it asks for.
+    /// The head for the rows that something is asked for, and what is asked.
     pub(crate) fn head(&mut self, stage: usize, members: Range<usize>) {
         self.mark(members.clone(), Activity::Head, self.of.model.layers.len());
         let width = self.of.model.hidden;
-        // The rows that outputs are asked for, and what is asked.
-        let mut end = 0;
-        let ends = self.step.parts.iter().map(|part| {
-            end += part.tokens.len() as u64;
-            (end - 1, part.want)
-        });
-        let outputs: Vec<(u64, Want)> = ends.filter(|(_, want)| *want != Want::Nothing).collect();
-        let rows = outputs.len() as u64;
+        let StepShape { rows: all, outputs: rows, which, candidates } = self.shape;
         for member in members.clone() {
             let Some((weight, held)) = self.members[member].holding.head else { continue };
-            let (x, h) = (self.place(member, Buffer::X), self.place(member, Buffer::H));
+            let (x, into) = (self.place(member, Buffer::X), self.place(member, Buffer::H));
             let epsilon = self.of.numerics.epsilon;
-            for (at, &(row, _)) in outputs.iter().enumerate() {
-                let from = after(x, row * width * F32);
-                let into = after(h, at as u64 * width * F32);
-                self.work(member, Work::Norm { from, weight, into, rows: 1, width, epsilon });
-            }
+            let from = match which {
+                Outputs::Last => after(x, (all - rows) * width * F32),
+                Outputs::Listed => {
+                    let ids = after(self.place(member, Buffer::Step), self.tables.outputs);
+                    let (quant, first, count) = (ggml_id(Quant::F32), 0, all as u32);
+                    self.work(
+                        member,
+                        Work::Embed { table: x, ids, into, rows, width, quant, first, count },
+                    );
+                    into
+                }
+            };
+            self.work(member, Work::Norm { from, weight, into, rows, width, epsilon });
             let quant = held.quant.input();
             if quant != Quant::F32 {
-                let (from, into) = (h, self.input_place(member, held.quant));
+                let (from, into) = (into, self.input_place(member, held.quant));
                 let quant = ggml_id(quant);
                 self.work(member, Work::Quantize { from, into, rows, width, quant });
             }
             let a = self.input_place(member, held.quant);
             self.product(member, held, a, self.place(member, Buffer::Logits), rows);
-            let Some(k) = self.step.candidates() else { continue };
+            let Some(k) = candidates else { continue };
             let first = self.members[member].shard.vocab.start as u32;
-            let best = outputs.iter().enumerate().filter(|(_, (_, want))| *want != Want::Logits);
-            for (place, (at, _)) in best.enumerate() {
-                let from = after(self.place(member, Buffer::Logits), at as u64 * held.rows * F32);
-                let into = after(self.place(member, Buffer::Best), place as u64 * u64::from(k) * 8);
+            for output in 0..rows {
+                let from = after(self.place(member, Buffer::Logits), output * held.rows * F32);
+                let into = after(self.place(member, Buffer::Best), output * u64::from(k) * 8);
                 self.work(member, Work::Best { from, into, count: held.rows, k, first });
             }
         }
-        // Candidates of all sequences travel together, as many for each as any asks for.
-        let Some(k) = self.step.candidates().filter(|_| members.len() > 1) else { return };
+        // Candidates of all outputs travel together, as many for each as any asks for.
+        let Some(k) = candidates.filter(|_| members.len() > 1) else { return };
         let each = u64::from(k) * 8;
         let parts = (0..members.len() as u64).map(|rank| rank * each..(rank + 1) * each).collect();
-        let asked = outputs.iter().filter(|(_, want)| *want != Want::Logits).count() as u64;
-        self.gather_rows(stage, members, Buffer::Best, Buffer::AllBest, parts, asked);
+        self.gather_rows(stage, members, Buffer::Best, Buffer::AllBest, parts, rows);
     }
 
     fn norm(&mut self, member: usize, weight: Place) {
@@ -508,7 +512,7 @@ impl<'a, S: Sink> Writer<'a, S> {
     }
 
     fn add(&mut self, member: usize, into: Place, more: Place, elements: u64) {
-        let fold = Fold { dtype: DType::F32.code(), op: ReduceOp::Sum.code().unwrap_or_default() };
+        let fold = sums();
         let sources = vec![into, more];
         self.work(member, Work::Reduce { into, sources, elements, fold, divisor: 0 });
     }
@@ -569,7 +573,7 @@ impl<'a, S: Sink> Writer<'a, S> {
             self.work(member, Work::Copy { from, into: slot, length: rows * own });
         }
         let (collective, elements) = (Collective::AllGather, chunk * parts.len() as u64);
-        self.programs.push(member, Op::Collective { collective, dtype: DType::U8, elements, data });
+        self.programs.push(member, Op::Collective { collective, fold: bytes(), elements, data });
         if in_place {
             return;
         }
@@ -581,6 +585,25 @@ impl<'a, S: Sink> Writer<'a, S> {
             self.work(member, Work::Rows { from, into, rows, length, from_stride, into_stride });
         }
     }
+}
+
+/// Sums of f32.
+fn sums() -> Fold {
+    fold(DType::F32, ReduceOp::Sum)
+}
+
+/// What rows of zeros change nothing of.
+fn words() -> Fold {
+    fold(DType::U32, ReduceOp::BitwiseOr)
+}
+
+/// Bytes that are moved and not folded.
+fn bytes() -> Fold {
+    fold(DType::U8, ReduceOp::BitwiseOr)
+}
+
+fn fold(dtype: DType, op: ReduceOp) -> Fold {
+    Fold { dtype: dtype.code(), op: op.code().unwrap_or_default() }
 }
 
 fn after(place: Place, bytes: u64) -> Place {

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use rand::Rng;
 use rand_pcg::Pcg32;
 use spanker_collective::{Algorithm, Collective};
+use spanker_model::KvShape;
 use spanker_topology::{ExchangeKind, Shape};
 
 use super::engine::{Item, OUTSIDE};
@@ -16,7 +17,7 @@ use crate::cost::method::ExchangeMethod;
 use crate::cost::pass::Pass;
 use crate::cost::{Group, Lists, Pricer};
 use crate::plan::{Layout, Stage, in_flight, sequences_per_replica, served};
-use crate::program::{Op, Part, Programs, Step, Terms, Want, Wiring, load};
+use crate::program::{Load, Op, Part, Programs, Reach, Step, Terms, Want, Wiring, load};
 use crate::trace::{Activity, Label, Parts};
 use crate::work::Work;
 
@@ -61,6 +62,15 @@ enum Priced {
     Item(Item),
 }
 
+/// What a program is priced for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Given {
+    /// Tokens before the step.
+    token: u32,
+    /// How far back its rows look.
+    reach: Reach,
+}
+
 /// One step of one micro-batch.
 struct Wave<'w> {
     parts: &'w [Part<'w>],
@@ -96,19 +106,14 @@ impl<'a> Writer<'a> {
             match what {
                 What::Decode { tokens, number, position } if served > 0 => {
                     for token in 0..tokens {
-                        let mut sequence = 0;
                         for batch in 0..batches {
                             let together = served / batches + u64::from(batch < served % batches);
                             let past = position + u64::from(token);
-                            let parts: Vec<Part<'_>> = (sequence..sequence + together)
-                                .map(|at| Part {
-                                    sequence: at,
-                                    tokens: &[0],
-                                    past,
-                                    want: Want::Best(1),
-                                })
-                                .collect();
-                            sequence += together;
+                            let blocks = vec![0; KvShape::blocks_for(past + 1) as usize];
+                            let want = Want::Best(1);
+                            let part =
+                                Part { tokens: &[0], past, blocks: &blocks, want, outputs: 1 };
+                            let parts = vec![part; together as usize];
                             let wave = Wave {
                                 parts: &parts,
                                 token: number + token,
@@ -149,11 +154,12 @@ impl<'a> Writer<'a> {
         let count = pieces.len();
         for (piece, pass) in pieces.into_iter().enumerate() {
             let end = piece + 1 == count;
-            let tokens = self.pricer.tokens(pass.past, pass.tokens);
+            let tokens = vec![0; pass.tokens as usize];
+            let blocks = vec![0; KvShape::blocks_for(pass.past + pass.tokens) as usize];
             let want = if end { Want::Best(1) } else { Want::Nothing };
-            let parts: Vec<Part<'_>> = (0..sequences)
-                .map(|sequence| Part { sequence, tokens: &tokens, past: pass.past, want })
-                .collect();
+            let past = pass.past;
+            let part = Part { tokens: &tokens, past, blocks: &blocks, want, outputs: 1 };
+            let parts = vec![part; sequences as usize];
             let wave =
                 Wave { parts: &parts, token: 0, first: piece == 0, last: end, completes: end };
             self.wave(copy, &wave);
@@ -188,12 +194,14 @@ impl<'a> Writer<'a> {
             Some(wiring) => wiring.route(from, to),
             None => direct(from, to),
         };
-        let parts = Step { parts: wave.parts };
+        let parts = Step::of(wave.parts);
         let lists = copy.programs.step(&parts, &routed);
         let members = copy.programs.members();
         for (one, list) in members.iter().zip(&lists) {
             let group = &copy.stages[one.stage].group;
-            self.member((group, one.rank), &|member| members[member].card, list, label.token);
+            let cards = |member: usize| members[member].card;
+            let given = Given { token: label.token, reach: parts.reach() };
+            self.member((group, one.rank), &cards, list, given);
         }
         if back > 0.0 {
             self.outside(home, back, label);
@@ -215,7 +223,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Pieces of a step one after the other on a group, with a note after some of them.
-    pub(crate) fn row(mut self, group: &Group, pieces: &[&Lists], noted: [usize; 2]) -> Items {
+    pub(crate) fn row(
+        mut self,
+        group: &Group,
+        pieces: &[&Lists],
+        reach: Reach,
+        noted: [usize; 2],
+    ) -> Items {
         // Layers that are alike are priced once. Nobody reads what is noted of them but when they are done.
         let mut known: Vec<(*const Lists, Vec<Priced>)> = Vec::new();
         for (rank, &card) in group.cards.iter().enumerate() {
@@ -226,7 +240,8 @@ impl<'a> Writer<'a> {
                 let alike = alike.unwrap_or_else(|| {
                     let mut priced = Vec::new();
                     let cards = |member| group.cards[member];
-                    self.price((group, rank), &cards, &lists[rank], token, &mut priced);
+                    let given = Given { token, reach };
+                    self.price((group, rank), &cards, &lists[rank], given, &mut priced);
                     known.push((lists, priced));
                     known.len() - 1
                 });
@@ -245,10 +260,10 @@ impl<'a> Writer<'a> {
         (group, rank): (&Group, usize),
         cards: &dyn Fn(usize) -> usize,
         list: &[Op],
-        token: u32,
+        given: Given,
     ) {
         let mut priced = std::mem::take(&mut self.priced);
-        self.price((group, rank), cards, list, token, &mut priced);
+        self.price((group, rank), cards, list, given, &mut priced);
         self.put(group.cards[rank], &priced);
         priced.clear();
         self.priced = priced;
@@ -272,7 +287,7 @@ impl<'a> Writer<'a> {
         (group, rank): (&Group, usize),
         cards: &dyn Fn(usize) -> usize,
         list: &[Op],
-        token: u32,
+        Given { token, reach }: Given,
         out: &mut Vec<Priced>,
     ) {
         let card = group.cards[rank];
@@ -291,11 +306,15 @@ impl<'a> Writer<'a> {
                     label = Label { activity: *activity, layer: *layer, token };
                 }
                 Op::Work(work) | Op::Tap(work) => {
-                    if let Some(load) = load(work, before) {
+                    if let Some(load) = load(work, before, &reach) {
                         let terms = self.pricer.cost_of(card).operator(&load);
                         out.push(Priced::Work { terms, bytes: load.bytes as f64, label, op });
                     }
                     before = Some(work);
+                }
+                Op::Data { length, .. } => {
+                    let terms = self.pricer.cost_of(card).operator(&Load::data(*length));
+                    out.push(Priced::Work { terms, bytes: *length as f64, label, op });
                 }
                 Op::Send { to, length, .. } => {
                     before = None;
