@@ -12,7 +12,8 @@ mod log;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use spanker_plan::{Activity, BufferId, CardLayout, Check, Cut, Place, Tap, Taps};
+use spanker_model::KV_BLOCK;
+use spanker_plan::{Activity, BufferId, CardLayout, Check, Cut, Place, Step, Tap, Taps};
 
 use crate::{LlmError, Network};
 pub use log::{AuditLog, Found};
@@ -59,15 +60,15 @@ impl<B: AsRef<[u8]> + Send + Sync> Weights for Network<B> {
     }
 }
 
-/// A head of a key or value of a position: member, sequence and position.
-type Cell = (usize, u64, u64);
+/// A slot of a block.
+type Cell = (u32, u64);
 
 /// Checks taps.
 pub(crate) struct Auditor<'a> {
     weights: Arc<dyn Weights + 'a>,
     pub(crate) log: AuditLog,
-    /// What the KV cache had when it was last looked at.
-    cells: HashMap<Cell, Vec<u8>>,
+    /// What a head of a key or value in the KV cache was when it was last looked at, for each member.
+    cells: HashMap<Cell, HashMap<usize, Vec<u8>>>,
 }
 
 impl std::fmt::Debug for Auditor<'_> {
@@ -89,9 +90,17 @@ impl<'a> Auditor<'a> {
         Auditor { weights, log, cells: HashMap::new() }
     }
 
-    /// Positions from here on are written anew.
-    pub(crate) fn forget(&mut self, past: u64) {
-        self.cells.retain(|(_, _, position), _| *position < past);
+    /// Slots that a step writes, and blocks that it copies to, are written anew.
+    pub(crate) fn forget(&mut self, step: &Step<'_>) {
+        for &[_, to] in step.copies {
+            (0..KV_BLOCK).for_each(|slot| drop(self.cells.remove(&(to, slot))));
+        }
+        for part in step.parts {
+            for position in part.past..part.past + part.tokens.len() as u64 {
+                let block = part.blocks[(position / KV_BLOCK) as usize];
+                self.cells.remove(&(block, position % KV_BLOCK));
+            }
+        }
     }
 
     /// Computes a member's taps again. What is not as it must be, in words.
@@ -107,12 +116,11 @@ impl<'a> Auditor<'a> {
         self.log.count(taps.list.len() as u64);
         for tap in &taps.list {
             let differs = match &tap.check {
-                Check::Cached { sequence, position, fresh, bytes, at } => {
-                    let cell = (member.at, *sequence, *position);
+                Check::Cached { block, slot, position, fresh, bytes, at } => {
+                    let cells = self.cells.entry((*block, *slot)).or_default();
                     let now = &captured[*at as usize..(*at + *bytes) as usize];
-                    let before = self.cells.get(&cell).filter(|_| !fresh);
+                    let before = cells.insert(member.at, now.to_vec()).filter(|_| !fresh);
                     let changed = before.is_some_and(|before| before != now);
-                    self.cells.insert(cell, now.to_vec());
                     changed.then(|| format!("the KV cache of position {position} has changed"))
                 }
                 Check::Agreed { .. } => None,

@@ -3,6 +3,7 @@
 //! notes where the time went. How it reaches other cards is not its business.
 
 mod allocate;
+mod attend;
 pub(crate) mod memory;
 mod operate;
 mod peers;
@@ -15,19 +16,19 @@ use std::time::{Duration, Instant};
 
 use ggml_spanker::Inputs;
 use ggml_spanker::ops::AttendScratch;
-use spanker_plan::{ALIGNMENT, Activity, HostStaging, Label, Mark, Op, Want};
+use spanker_plan::{ALIGNMENT, Activity, HostStaging, Label, Mark, Op, Wanted};
 use spanker_reduce::Team;
 use spanker_runtime::{Place, Work};
 
 pub(crate) use self::allocate::{allocate, touch};
 use self::memory::{Memory, part};
-pub(crate) use self::peers::Peers;
+pub(crate) use self::peers::{Folding, Peers};
 use self::team_policy::TeamPolicy;
 use crate::Recorder;
-use crate::runner::{Outcome, Timing, candidates};
+use crate::runner::{Asked, Given, Outcome, Timing};
 
 /// What a card says after a step.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Report {
     /// Time on exchanges and waiting.
     pub(crate) sync: Duration,
@@ -36,7 +37,7 @@ pub(crate) struct Report {
     /// What it did when, in seconds since the step began.
     pub(crate) marks: Vec<Mark>,
     /// What the host asked for.
-    pub(crate) read: Option<Vec<u8>>,
+    pub(crate) given: Given,
     /// What taps kept of operators.
     pub(crate) captured: Vec<u8>,
 }
@@ -47,9 +48,25 @@ pub(crate) struct Card<B> {
     team: Team,
     team_policy: TeamPolicy,
     inputs: Inputs,
-    scratch: Mutex<Vec<AttendScratch>>,
+    scratch: Mutex<Vec<Attending>>,
+    /// What blocks that threads share come to.
+    partials: Vec<f32>,
     /// Products of several rows, before they are put in order.
     tiles: Vec<f32>,
+}
+
+/// What a thread attends with.
+#[derive(Default)]
+struct Attending {
+    attend: AttendScratch,
+    queries: Vec<f32>,
+    results: Vec<f32>,
+}
+
+impl Attending {
+    fn allocated_bytes(&self) -> usize {
+        self.attend.allocated_bytes() + (self.queries.capacity() + self.results.capacity()) * 4
+    }
 }
 
 /// What a card's thread is told to do.
@@ -60,7 +77,7 @@ pub(crate) struct Task {
     /// Whether it says what it does when.
     pub(crate) traced: bool,
     /// What the host wants to read afterwards.
-    pub(crate) read: Option<(Place, u64)>,
+    pub(crate) wanted: Wanted,
     /// What taps write.
     pub(crate) captured: Option<(Place, u64)>,
     /// When the step began: the origin of the marks of all cards that share a clock.
@@ -81,12 +98,17 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
     pub(crate) fn new(memory: Memory<B>, threads: usize, staging: HostStaging) -> Self {
         let team = Team::new(threads);
         let inputs = Inputs::with_capacity(staging.inputs.map(|values| values as usize));
-        let (heads, size) = (staging.heads as usize, staging.head_size as usize);
-        let positions = staging.positions as usize;
-        let scratch = || AttendScratch::with_capacity(heads, size, positions);
+        let [rows, heads, size] =
+            [staging.rows, staging.heads, staging.head_size].map(|count| count as usize);
+        let scratch = || Attending {
+            attend: AttendScratch::with_capacity(rows, heads, size),
+            queries: Vec::with_capacity(rows * heads * size),
+            results: Vec::with_capacity(rows * heads * size),
+        };
         let scratch = Mutex::new((0..staging.threads).map(|_| scratch()).collect());
+        let partials = Vec::with_capacity((staging.partial_bytes() / 4) as usize);
         let tiles = vec![0.0; staging.tiles as usize];
-        Card { memory, team, team_policy: TeamPolicy::new(), inputs, scratch, tiles }
+        Card { memory, team, team_policy: TeamPolicy::new(), inputs, scratch, partials, tiles }
     }
 
     /// Shares work with the team even where that does not pay at the moment.
@@ -97,7 +119,8 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
     /// Bytes that it has allocated, each buffer in whole pages: by what there is, and not by what was planned.
     pub(crate) fn allocated(&self) -> u64 {
         let scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let scratch = scratch.iter().map(AttendScratch::allocated_bytes).sum();
+        let scratch: usize = scratch.iter().map(Attending::allocated_bytes).sum();
+        let scratch = scratch + self.partials.capacity() * 4;
         let kept = [self.inputs.allocated_bytes(), self.tiles.capacity() * 4, scratch];
         self.memory.allocated() + kept.into_iter().map(pages).sum::<u64>()
     }
@@ -107,18 +130,19 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         if self.team_policy.alone() { 1 } else { self.team.threads() }
     }
 
-    /// Runs a program and reads what the host wants from a room.
+    /// Runs a program with the tables of a step, and reads what the host wants.
     pub(crate) fn run<P: Peers>(
         &mut self,
-        program: &[Op],
+        (program, tables): (&[Op], &[u8]),
         peers: &mut P,
         task: Task,
     ) -> Result<Report, Stopped<P::Fault>> {
         let mut report = Report::default();
         let work = || {
-            self.go_through(program, peers, task, &mut report)?;
+            self.go_through((program, tables), peers, task, &mut report)?;
             let bytes = |(place, length): (Place, u64)| self.memory.get(place, length).to_vec();
-            report.read = task.read.map(bytes);
+            report.given.best = task.wanted.best.map(bytes).unwrap_or_default();
+            report.given.logits = task.wanted.logits.map(bytes).into_iter().collect();
             report.captured = task.captured.map(bytes).unwrap_or_default();
             Ok::<(), P::Fault>(())
         };
@@ -131,7 +155,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
 
     fn go_through<P: Peers>(
         &mut self,
-        program: &[Op],
+        (program, tables): (&[Op], &[u8]),
         peers: &mut P,
         task: Task,
         report: &mut Report,
@@ -153,6 +177,12 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 }
                 Op::Work(work) => {
                     self.operate(work);
+                    log.worked(report, number, 1);
+                }
+                Op::Data { into, .. } => {
+                    let mut words = self.memory.take(into.buffer);
+                    part(&mut words, *into, tables.len() as u64).copy_from_slice(tables);
+                    self.memory.put(into.buffer, words);
                     log.worked(report, number, 1);
                 }
                 Op::Tap(work) => {
@@ -198,16 +228,9 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 self.memory.put(into.buffer, words);
                 met.map(|sent| report.sent += sent)
             }
-            Op::Sum { data, elements } => {
+            Op::Fold { data, elements, fold } => {
                 let mut words = self.memory.take(data.buffer);
-                let numbers = part(&mut words, data, elements * 4);
-                let met = peers.sum(bytemuck::cast_slice_mut(numbers));
-                self.memory.put(data.buffer, words);
-                met.map(|sent| report.sent += sent)
-            }
-            Op::Broadcast { root, data, length } => {
-                let mut words = self.memory.take(data.buffer);
-                let met = peers.broadcast(root, part(&mut words, data, length));
+                let met = peers.fold(part(&mut words, data, elements * 4), Folding::of(fold));
                 self.memory.put(data.buffer, words);
                 met.map(|sent| report.sent += sent)
             }
@@ -224,7 +247,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             Op::Collective { .. } => {
                 unreachable!("cards of this process exchange without schedules")
             }
-            Op::Work(_) | Op::Tap(_) | Op::Mark { .. } => Ok(()),
+            Op::Work(_) | Op::Data { .. } | Op::Tap(_) | Op::Mark { .. } => Ok(()),
             _ => unreachable!("an exchange that nobody has taught this card"),
         }
     }
@@ -236,25 +259,19 @@ pub(crate) fn pages(bytes: usize) -> u64 {
 }
 
 /// Puts together what the cards of a step say, in the order of their members.
-pub(crate) fn outcome(want: Want, wall: Duration, reports: &[Report]) -> Outcome {
+pub(crate) fn outcome(asked: &Asked, wall: Duration, reports: Vec<Report>) -> Outcome {
     let cards = reports.len() as u32;
     let sync = reports.iter().map(|report| report.sync).sum::<Duration>() / cards.max(1);
     let sent = reports.iter().map(|report| report.sent).sum();
     let timing = Timing { wall, card: None, sync, sent };
-    let mut outcome = Outcome { timing, ..Outcome::default() };
-    match want {
-        Want::Best(k) => {
-            let read = reports.iter().find_map(|report| report.read.as_deref());
-            outcome.best = candidates(read.unwrap_or(&[]), k as usize);
+    let mut given = Given::default();
+    for report in reports {
+        if !report.given.best.is_empty() {
+            given.best = report.given.best;
         }
-        Want::Logits => {
-            let parts = reports.iter().filter_map(|report| report.read.as_deref());
-            let words = parts.flat_map(|part| part.as_chunks().0.iter());
-            outcome.logits = Some(words.map(|&word| f32::from_le_bytes(word)).collect());
-        }
-        Want::Nothing => {}
+        given.logits.extend(report.given.logits);
     }
-    outcome
+    Outcome { outputs: given.outputs(asked), timing }
 }
 
 /// A trace of a run, and when that began.

@@ -10,12 +10,12 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use ggml_spanker::ops::{self, AttendScratch, KvView};
+use ggml_spanker::ops::{self, AttendScratch, KvView, Queries};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
-use spanker_model::Quant;
+use spanker_model::{KV_BLOCK, KvShape, Quant};
 use spanker_plan::{Cut, Layout, Shard, Split, Stage, Want};
 
-use crate::runner::{Outcome, Runner, Step, Timing};
+use crate::runner::{Outcome, Output, Part, Runner, Step, Timing};
 use crate::{LlmError, Network};
 
 /// How activations are rounded.
@@ -34,11 +34,10 @@ pub enum Rounding {
     },
 }
 
-/// Keys and values of one layer, as f16, one row for each position.
+/// Keys and values of one layer of the one sequence, in blocks in order.
 #[derive(Debug, Clone, Default)]
 struct Cache {
-    keys: Vec<u8>,
-    values: Vec<u8>,
+    blocks: Vec<u8>,
 }
 
 /// A model on the host.
@@ -50,6 +49,8 @@ pub struct Evaluator<'a, B> {
     caches: Vec<Cache>,
     noise: Option<Noise>,
     threads: usize,
+    /// What came of the step that is under way.
+    ended: Option<Outcome>,
 }
 
 impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
@@ -87,7 +88,7 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
             Rounding::Random { seed, parts } => Some(Noise { state: seed, parts }),
         };
         let caches = vec![Cache::default(); layers];
-        Ok(Evaluator { network, shards, caches, noise, threads: threads.max(1) })
+        Ok(Evaluator { network, shards, caches, noise, threads: threads.max(1), ended: None })
     }
 
     /// The residual stream after the last layer for the next token.
@@ -146,27 +147,28 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
             }
             rows.push(row);
         }
-        let cache = &mut self.caches[layer];
-        for (row, kept) in rows[1..].iter_mut().zip([&mut cache.keys, &mut cache.values]) {
-            if let Some(noise) = &mut self.noise {
-                noise.halves(row);
-            }
-            let mut halves = vec![0; row.len() * 2];
-            ops::to_half(row, &mut halves);
-            kept.extend(halves);
+        if let Some(noise) = &mut self.noise {
+            rows[1..].iter_mut().for_each(|row| noise.halves(row));
         }
-        let stride = rows[1].len() * 2;
-        let mut out = vec![0.0; rows[0].len()];
-        let heads = rows[0].chunks(size * group).zip(out.chunks_mut(size * group));
-        for (kv, (queries, out)) in heads.enumerate() {
-            let look = KvView {
-                keys: &cache.keys[kv * size * 2..],
-                values: &cache.values[kv * size * 2..],
-                stride,
-                positions: position + 1,
-                scale: 1.0 / (size as f32).sqrt(),
-            };
-            ops::attend(queries, size, look, &mut AttendScratch::default(), out);
+        let shape = KvShape {
+            heads: model.kv_heads,
+            head_size: model.head_size,
+            quant: Quant::F16,
+        };
+        let cache = &mut self.caches[layer].blocks;
+        let block = shape.block_bytes() as usize;
+        let last = position / KV_BLOCK as usize * block;
+        cache.resize(cache.len().max(last + block), 0);
+        let [queries, keys, values] = &rows[..] else { unreachable!("three products") };
+        ops::keep(shape, position, keys, values, &mut cache[last..last + block]);
+        let table: Vec<u32> = (0..=(position as u64 / KV_BLOCK) as u32).collect();
+        let mut out = vec![0.0; queries.len()];
+        let heads = queries.chunks(size * group).zip(out.chunks_mut(size * group));
+        for (head, (rows, out)) in heads.enumerate() {
+            let scale = 1.0 / (size as f32).sqrt();
+            let queries = Queries { rows, heads: group, first: position, scale };
+            let view = KvView { cache, table: &table, shape, head };
+            ops::attend(queries, view, &mut AttendScratch::default(), out);
         }
         Ok(out)
     }
@@ -279,30 +281,40 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
     }
 }
 
-impl<B: AsRef<[u8]> + Sync> Runner for Evaluator<'_, B> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        let model = self.network.model();
-        let (vocab, row) = (model.vocab, (model.kv_heads * model.head_size * 2) as usize);
-        if let Some(&token) = step.tokens.iter().find(|&&token| u64::from(token) >= vocab) {
+impl<B: AsRef<[u8]> + Sync> Evaluator<'_, B> {
+    fn run(&mut self, part: &Part<'_>) -> Result<Output, LlmError> {
+        let vocab = self.network.model().vocab;
+        if let Some(&token) = part.tokens.iter().find(|&&token| u64::from(token) >= vocab) {
             return Err(LlmError::Token { token, vocab });
         }
-        for cache in &mut self.caches {
-            cache.keys.truncate(step.past * row);
-            cache.values.truncate(step.past * row);
-        }
-        let begun = Instant::now();
         let mut x = Vec::new();
-        for (at, &token) in step.tokens.iter().enumerate() {
-            x = self.token(step.past + at, u64::from(token))?;
+        for (at, &token) in part.tokens.iter().enumerate() {
+            x = self.token(part.past as usize + at, u64::from(token))?;
         }
-        let mut outcome = Outcome::default();
-        match step.want {
+        let mut output = Output::default();
+        match part.want {
             Want::Nothing => {}
-            Want::Logits => outcome.logits = Some(self.logits(&x)?),
-            Want::Best(k) => outcome.best = ops::best(&self.logits(&x)?, k as usize),
+            Want::Logits => output.logits = Some(self.logits(&x)?),
+            Want::Best(k) => output.best = ops::best(&self.logits(&x)?, k as usize),
         }
-        outcome.timing = Timing { wall: begun.elapsed(), ..Timing::default() };
-        Ok(outcome)
+        Ok(output)
+    }
+}
+
+impl<B: AsRef<[u8]> + Sync> Runner for Evaluator<'_, B> {
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
+        let begun = Instant::now();
+        let &[part] = step.parts else {
+            return Err(LlmError::unsupported("one sequence at a time on one card of the host"));
+        };
+        let outputs = vec![self.run(&part)?];
+        let timing = Timing { wall: begun.elapsed(), ..Timing::default() };
+        self.ended = Some(Outcome { outputs, timing });
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        Ok(self.ended.take().unwrap_or_default())
     }
 
     fn batch(&self) -> usize {

@@ -5,44 +5,67 @@
 
 mod exchange;
 
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spanker_plan::{CardLayout, HostStaging, Op, Part, Plan, Programs, Want};
+use spanker_plan::{CardLayout, HostStaging, Op, Plan, Programs, StepShape};
 use spanker_topology::{ExchangeKind, Kernels};
 
 use crate::card::memory::Memory;
 use crate::card::{self, Card, Report, Stopped, Task, Tracing};
 use crate::layout::{self, Planned};
-use crate::runner::{MemoryUse, Outcome, Runner, Step};
+use crate::runner::{Asked, MemoryUse, Outcome, Runner, Step};
 use crate::{LlmError, Network, Recorder};
 use exchange::{Link, SharedExchanges};
 
 /// How long a card's thread looks for the next step before it sleeps: longer than sampling a token takes.
 const LOOK: Duration = Duration::from_micros(200);
 
+/// The programs of all cards for steps of one shape.
+type Lists = Arc<Vec<Vec<Op>>>;
+
 /// What a card's thread is told to do.
 struct Job {
-    programs: Arc<Vec<Vec<Op>>>,
+    programs: Lists,
+    tables: Arc<[u8]>,
     task: Task,
 }
 
 /// What it answers.
 struct Done {
     member: usize,
+    step: u64,
     report: Option<Report>,
 }
 
+/// A step that is under way.
+struct Begun {
+    /// Its parts without tokens and blocks: what was asked for.
+    step: Asked,
+    number: u64,
+    since: Instant,
+    /// The first card's own job, where that works on the caller's thread.
+    own: Option<Job>,
+    reports: Vec<Option<Report>>,
+}
+
+/// Programs that are kept: steps of so many shapes take turns.
+const MOST_PROGRAMS: usize = 64;
+
 /// A network on cards that are threads of this process.
 ///
-/// The first card works on the thread that calls [`Runner::step`].
+/// The first card works on the thread that calls [`Runner::end`], unless the cards are a pipeline.
 pub struct InProcess<B> {
     network: Arc<Network<B>>,
     programs: Programs,
+    written: HashMap<StepShape, Lists>,
+    begun: VecDeque<Begun>,
     exchanges: Arc<SharedExchanges>,
-    first: (Card<B>, Link),
+    first: Option<(Card<B>, Link)>,
+    /// The threads of all cards but the first, or of all.
     jobs: Vec<Sender<Job>>,
     done: Receiver<Done>,
     threads: Vec<JoinHandle<()>>,
@@ -130,23 +153,27 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         });
         let memory = memory.collect();
         let mut cards = cards.into_iter();
-        let first = cards.next().expect("a plan has cards");
+        // In a pipeline the first card works on what comes next while the caller waits for the last one.
+        let first = if programs.groups().len() == 1 { cards.next() } else { None };
+        let skipped = usize::from(first.is_some());
         let (answer, done) = channel();
         let (mut jobs, mut handles) = (Vec::new(), Vec::new());
         for (index, card) in cards.enumerate() {
-            let (sender, receiver) = channel();
+            let (member, (sender, receiver)) = (index + skipped, channel());
             let answer = answer.clone();
-            let work = move || serve(card, index + 1, &receiver, &answer);
-            let named = std::thread::Builder::new().name(format!("spanker-card-{}", index + 1));
+            let work = move || serve(card, member, &receiver, &answer);
+            let named = std::thread::Builder::new().name(format!("spanker-card-{member}"));
             // Without its sender, a thread that runs already ends.
             let refused =
-                |error| LlmError::unsupported(format!("card {}: no thread: {error}", index + 1));
+                |error| LlmError::unsupported(format!("card {member}: no thread: {error}"));
             handles.push(named.spawn(work).map_err(refused)?);
             jobs.push(sender);
         }
         Ok(InProcess {
             network,
             programs,
+            written: HashMap::new(),
+            begun: VecDeque::new(),
             exchanges,
             first,
             jobs,
@@ -160,9 +187,23 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
 
     /// The programs of all cards for a step.
     pub(crate) fn programs_of(&self, step: &Step<'_>) -> Vec<Vec<Op>> {
-        let parts = [layout::part(step)];
-        let whole = spanker_plan::Step { parts: &parts };
-        self.programs.step(&whole, &|from, to| vec![from, to])
+        self.programs.step(step, &|from, to| vec![from, to])
+    }
+
+    /// The same, which steps of the same shape share.
+    fn written(&mut self, step: &Step<'_>) -> Lists {
+        let shape = StepShape::of(step);
+        if let Some(known) = self.written.get(&shape).filter(|_| step.copies.is_empty()) {
+            return Arc::clone(known);
+        }
+        let programs = Arc::new(self.programs_of(step));
+        if step.copies.is_empty() {
+            if self.written.len() >= MOST_PROGRAMS {
+                self.written.clear();
+            }
+            self.written.insert(shape, Arc::clone(&programs));
+        }
+        programs
     }
 
     /// Ranks of the group that each card belongs to.
@@ -170,51 +211,75 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
         self.programs.groups()
     }
 
-    /// Runs a program on each card, and says what came of it, card by card.
+    /// Runs a program of a step on each card, and says what came of it, card by card.
     pub(crate) fn go(
         &mut self,
-        programs: Arc<Vec<Vec<Op>>>,
-        want: Want,
+        programs: Lists,
+        step: &Step<'_>,
         traced: bool,
         begun: Instant,
     ) -> Result<Vec<Report>, LlmError> {
-        let parts = [Part { sequence: 0, tokens: &[], past: 0, want }];
-        self.go_for(programs, (&spanker_plan::Step { parts: &parts }, 0), traced, begun)
+        self.start_step(programs, step, traced, begun)?;
+        self.reports().map(|(reports, _)| reports)
     }
 
-    /// The same for a step of several sequences, of which the host reads what one asks for.
-    fn go_for(
+    /// Gives all cards their programs.
+    fn start_step(
         &mut self,
-        programs: Arc<Vec<Vec<Op>>>,
-        (step, part): (&spanker_plan::Step<'_>, usize),
+        programs: Lists,
+        step: &Step<'_>,
         traced: bool,
-        begun: Instant,
-    ) -> Result<Vec<Report>, LlmError> {
+        since: Instant,
+    ) -> Result<(), LlmError> {
         self.steps += 1;
-        let task = |of: &Self, member: usize| {
-            let read = of.programs.wanted(member, step, part);
-            Task { step: of.steps, traced, read, captured: None, begun }
+        let tables: Arc<[u8]> = self.programs.tables(step).into();
+        let members = self.programs.members().len();
+        let job = |of: &Self, member: usize| {
+            let wanted = of.programs.wanted(member, step);
+            let task = Task { step: of.steps, traced, wanted, captured: None, begun: since };
+            Job { programs: Arc::clone(&programs), tables: Arc::clone(&tables), task }
         };
+        let skipped = usize::from(self.first.is_some());
         for (index, jobs) in self.jobs.iter().enumerate() {
-            let job = Job { programs: Arc::clone(&programs), task: task(self, index + 1) };
-            if jobs.send(job).is_err() {
-                return Err(LlmError::Panicked { card: self.programs.members()[index + 1].card });
+            let member = index + skipped;
+            if jobs.send(job(self, member)).is_err() {
+                return Err(LlmError::Panicked { card: self.programs.members()[member].card });
             }
         }
-        let own = task(self, 0);
-        let mut reports: Vec<Option<Report>> =
-            (0..self.programs.members().len()).map(|_| None).collect();
-        let (first, link) = &mut self.first;
-        reports[0] = play(first, link, &programs[0], own);
-        for _ in 0..self.jobs.len() {
-            let Ok(Done { member, report }) = self.done.recv() else { break };
-            reports[member] = report;
+        let own = self.first.is_some().then(|| job(self, 0));
+        let reports = (0..members).map(|_| None).collect();
+        let (step, number) = (Asked::of(step), self.steps);
+        self.begun.push_back(Begun { step, number, since, own, reports });
+        Ok(())
+    }
+
+    /// What the cards say of the step that began first.
+    fn reports(&mut self) -> Result<(Vec<Report>, Begun), LlmError> {
+        let nothing = || LlmError::unsupported("no step has begun");
+        let mut begun = self.begun.pop_front().ok_or_else(nothing)?;
+        if let (Some((card, link)), Some(job)) = (&mut self.first, begun.own.take()) {
+            begun.reports[0] = play(card, link, &job, 0);
+        }
+        let mut missing = begun.reports.iter().filter(|report| report.is_none()).count();
+        if self.first.is_some() && begun.reports[0].is_none() {
+            // It has failed, and so will the others.
+            missing -= 1;
+        }
+        while missing > 0 {
+            let Ok(Done { member, step, report }) = self.done.recv() else { break };
+            if step == begun.number {
+                begun.reports[member] = report;
+                missing -= 1;
+            } else if let Some(later) = self.begun.iter_mut().find(|one| one.number == step) {
+                later.reports[member] = report;
+            }
         }
         let culprit = self.exchanges.culprit();
-        if let Some(member) = culprit.or_else(|| reports.iter().position(Option::is_none)) {
+        if let Some(member) = culprit.or_else(|| begun.reports.iter().position(Option::is_none)) {
             return Err(LlmError::Panicked { card: self.programs.members()[member].card });
         }
-        Ok(reports.into_iter().flatten().collect())
+        let reports = std::mem::take(&mut begun.reports);
+        Ok((reports.into_iter().flatten().collect(), begun))
     }
 
     /// Records from now on what each card does when.
@@ -255,8 +320,8 @@ fn serve<B: AsRef<[u8]> + Send + Sync>(
     answer: &Sender<Done>,
 ) {
     while let Some(job) = next(jobs) {
-        let report = play(&mut card, &mut link, &job.programs[member], job.task);
-        if answer.send(Done { member, report }).is_err() {
+        let report = play(&mut card, &mut link, &job, member);
+        if answer.send(Done { member, step: job.task.step, report }).is_err() {
             return;
         }
     }
@@ -266,10 +331,10 @@ fn serve<B: AsRef<[u8]> + Send + Sync>(
 fn play<B: AsRef<[u8]> + Send + Sync>(
     card: &mut Card<B>,
     link: &mut Link,
-    program: &[Op],
-    task: Task,
+    job: &Job,
+    member: usize,
 ) -> Option<Report> {
-    let played = card.run(program, link, task);
+    let played = card.run((&job.programs[member], &job.tables), link, job.task);
     if let Err(Stopped::Panicked) = played {
         link.fail();
     }
@@ -290,21 +355,29 @@ fn next(jobs: &Receiver<Job>) -> Option<Job> {
 }
 
 impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
         layout::check(&self.programs, self.network.model().vocab, step)?;
         let begun = Instant::now();
-        let programs = Arc::new(self.programs_of(step));
-        let reports = self.go(programs, step.want, self.trace.is_some(), begun)?;
+        let programs = self.written(step);
+        self.start_step(programs, step, self.trace.is_some(), begun)
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        let (reports, begun) = self.reports()?;
         if let Some(trace) = &self.trace {
             for (member, report) in self.programs.members().iter().zip(&reports) {
-                trace.keep(member.card, report, begun, step.past);
+                trace.keep(member.card, report, begun.since, begun.step.past);
             }
         }
-        Ok(card::outcome(step.want, begun.elapsed(), &reports))
+        Ok(card::outcome(&begun.step, begun.since.elapsed(), reports))
     }
 
     fn batch(&self) -> usize {
         self.programs.space().batch as usize
+    }
+
+    fn depth(&self) -> usize {
+        self.programs.groups().len()
     }
 }
 

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A plan as a network's runners need it: whether it can be run, what each card allocates, and the steps of one
-//! sequence. What a layer is, `spanker-plan` says.
+//! A plan as a network's runners need it: whether it can be run, what each card allocates, and whether a step can be. What a layer is, `spanker-plan` says.
 
-use spanker_model::{Layer, Matrix, Model, Quant};
+use spanker_model::{KvShape, Layer, Matrix, Model};
 use spanker_plan::{
-    Audit, Buffer, BufferId, CardLayout, Part, Piece, Place, Plan, Programs, Space, Stage, Want,
+    Audit, Buffer, BufferId, CardLayout, Piece, Place, Plan, Programs, Request, Space, Stage, Step,
     card_layouts,
 };
 use spanker_topology::{ExchangeKind, Kernels};
 
-use crate::runner::Step;
 use crate::{LlmError, Network};
 
 /// A plan for a network, and what its cards have room for.
@@ -24,7 +22,7 @@ pub(crate) struct Planned<'p> {
 }
 
 impl<'p> Planned<'p> {
-    /// A plan with room for one sequence.
+    /// A plan with room for what its request asks for, in sequences of so many tokens and steps of so many rows.
     ///
     /// # Errors
     /// [`LlmError::Plan`] for a plan of another model or one that cannot be run.
@@ -37,8 +35,13 @@ impl<'p> Planned<'p> {
         kernels: Kernels,
     ) -> Result<Self, LlmError> {
         check_plan(network, plan)?;
-        let (context, batch, audit) = (context as u64, batch as u64, Audit::NONE);
-        let space = Space { context, batch, sequences: 1, audit };
+        let Request { sequences, kv, blocks, .. } = plan.request;
+        let (context, audit) = (context as u64, Audit::NONE);
+        let batch = (batch as u64).max(sequences);
+        let blocks = blocks.unwrap_or_else(|| sequences * KvShape::blocks_for(context));
+        // As the planner has it.
+        let turns = spanker_plan::steps_under_way(&plan.request, plan.layout.pipeline_stages());
+        let space = Space { context, batch, sequences, turns, blocks, kv, audit };
         Ok(Planned { plan, space, kind, kernels })
     }
 
@@ -84,10 +87,6 @@ pub fn check_plan<B: AsRef<[u8]>>(network: &Network<B>, plan: &Plan) -> Result<(
     if plan.layout.replicas.len() != 1 {
         let copies = plan.layout.replicas.len();
         return Err(LlmError::plan(format!("it has {copies} copies of the model, a run uses one")));
-    }
-    if plan.request.kv != Quant::F16 {
-        let kv = plan.request.kv;
-        return Err(LlmError::plan(format!("keys and values as {kv}: f16 can be run")));
     }
     Ok(())
 }
@@ -180,32 +179,27 @@ fn matrix_difference(name: &str, plan: &Matrix, file: &Matrix) -> Option<String>
 
 /// Refuses a step that cannot be.
 pub(crate) fn check(programs: &Programs, vocab: u64, step: &Step<'_>) -> Result<(), LlmError> {
-    let space = programs.space();
-    let (tokens, context) = (step.past + step.tokens.len(), space.context as usize);
-    if tokens > context {
-        return Err(LlmError::Context { tokens, context });
-    }
-    if let Some(&token) = step.tokens.iter().find(|&&token| u64::from(token) >= vocab) {
-        return Err(LlmError::Token { token, vocab });
-    }
-    let part = part(step);
-    let whole = spanker_plan::Step { parts: &[part] };
-    programs.check(&whole).map_err(|error| match step.want {
-        Want::Best(k) if !(1..=spanker_plan::MAX_CANDIDATES).contains(&u64::from(k)) => {
-            LlmError::unsupported(error.to_string())
+    let context = programs.space().context as usize;
+    for part in step.parts {
+        let tokens = part.past as usize + part.tokens.len();
+        if tokens > context {
+            return Err(LlmError::Context { tokens, context });
         }
-        _ => LlmError::plan(error.to_string()),
+        if let Some(&token) = part.tokens.iter().find(|&&token| u64::from(token) >= vocab) {
+            return Err(LlmError::Token { token, vocab });
+        }
+    }
+    let possible = 1..=spanker_plan::MAX_CANDIDATES;
+    let too_many = step.candidates().is_some_and(|k| !possible.contains(&u64::from(k)));
+    programs.check(step).map_err(|error| match too_many {
+        true => LlmError::unsupported(error.to_string()),
+        false => LlmError::plan(error.to_string()),
     })
-}
-
-/// A step of the one sequence.
-pub(crate) fn part<'s>(step: &Step<'s>) -> Part<'s> {
-    Part { sequence: 0, tokens: step.tokens, past: step.past as u64, want: step.want }
 }
 
 #[cfg(test)]
 mod tests {
-    use spanker_model::builtin;
+    use spanker_model::{Quant, builtin};
 
     use super::*;
 

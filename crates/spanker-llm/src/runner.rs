@@ -1,22 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What runs programs: one step of a sequence at a time, wherever the cards are.
+//! What runs programs: steps of any number of sequences, wherever the cards are.
 
 use std::time::Duration;
 
+use spanker_model::KvShape;
+pub use spanker_plan::{Part, Step};
 use spanker_plan::Want;
 
 use crate::LlmError;
-
-/// Tokens that go through the model together.
-#[derive(Debug, Clone, Copy)]
-pub struct Step<'a> {
-    /// The tokens.
-    pub tokens: &'a [u32],
-    /// Tokens before them.
-    pub past: usize,
-    /// What is asked for after the last of them.
-    pub want: Want,
-}
 
 /// Where a step's time went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -65,29 +56,76 @@ pub struct MemoryUse {
     pub allocated: u64,
 }
 
-/// What a step gave back.
+/// What was asked for after a token.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Outcome {
+pub struct Output {
     /// Candidates with their logits, best first, the lowest token first among equals.
     pub best: Vec<(u32, f32)>,
     /// All logits, if they were asked for.
     pub logits: Option<Vec<f32>>,
+}
+
+/// What a step gave back.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Outcome {
+    /// What its parts asked for, part by part.
+    pub outputs: Vec<Output>,
     /// Where the time went.
     pub timing: Timing,
 }
 
-/// Cards with a model on them, and one sequence.
+impl Outcome {
+    /// What was asked for last; nothing if nothing was.
+    #[must_use]
+    pub fn last(&self) -> &Output {
+        const NOTHING: &Output = &Output { best: Vec::new(), logits: None };
+        self.outputs.last().unwrap_or(NOTHING)
+    }
+}
+
+/// Cards with a model on them, and the KV cache of any number of sequences.
 pub trait Runner {
-    /// Runs a step. Positions from `step.past` on are written; those before must have been.
+    /// Begins a step. Positions of its parts are written; those before must have been, by steps that have begun. No more
+    /// than [`Runner::depth`] steps are under way at a time, and none in which a sequence needs another's output.
     ///
     /// # Errors
     /// [`LlmError::Context`], [`LlmError::Token`], [`LlmError::Plan`] and [`LlmError::Unsupported`] for a step
-    /// that cannot be; [`LlmError::Device`] for a
-    /// card and [`LlmError::Fabric`] for a rank that failed, after which this runner is of no more use.
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError>;
+    /// that cannot be; [`LlmError::Device`] for a card and [`LlmError::Fabric`] for a rank that failed, after which this
+    /// runner is of no more use.
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError>;
+
+    /// Waits for the step that began first of those under way.
+    ///
+    /// # Errors
+    /// As [`Runner::begin`].
+    fn end(&mut self) -> Result<Outcome, LlmError>;
 
     /// Tokens that a step takes at most.
     fn batch(&self) -> usize;
+
+    /// Steps that can be under way at a time: in a pipeline one for each stage.
+    fn depth(&self) -> usize {
+        1
+    }
+
+    /// Runs a step.
+    ///
+    /// # Errors
+    /// As [`Runner::begin`].
+    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+        self.begin(step)?;
+        self.end()
+    }
+
+    /// Runs tokens of the only sequence that there is, whose blocks are all in order.
+    ///
+    /// # Errors
+    /// As [`Runner::begin`].
+    fn step_alone(&mut self, tokens: &[u32], past: usize, want: Want) -> Result<Outcome, LlmError> {
+        let blocks = KvShape::blocks_for((past + tokens.len()) as u64) as u32;
+        let blocks: Vec<u32> = (0..blocks).collect();
+        self.step(&Step::of(&[Part::new(tokens, past as u64, &blocks, want)]))
+    }
 
     /// Lets cards that would lose timeout know that there is more to come. Most have nobody to tell.
     ///
@@ -95,6 +133,57 @@ pub trait Runner {
     /// [`LlmError::Fabric`] if a rank does not answer.
     fn heartbeat(&mut self) -> Result<(), LlmError> {
         Ok(())
+    }
+}
+
+/// What a step asks for, without its tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// Tokens before the step: those of its first part.
+    pub(crate) past: usize,
+    /// What is asked for, for each output.
+    wants: Vec<Want>,
+}
+
+impl Asked {
+    pub(crate) fn of(step: &Step<'_>) -> Asked {
+        let past = step.parts.first().map_or(0, |part| part.past as usize);
+        let wants = step.parts.iter().flat_map(|part| (0..part.asked()).map(|_| part.want));
+        Asked { past, wants: wants.collect() }
+    }
+}
+
+/// What cards of the last stage give back for a step.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Given {
+    /// Candidates of all cards.
+    pub(crate) best: Vec<u8>,
+    /// Logits of each card.
+    pub(crate) logits: Vec<Vec<u8>>,
+}
+
+impl Given {
+    /// What was asked for, output by output.
+    pub(crate) fn outputs(&self, asked: &Asked) -> Vec<Output> {
+        let count = asked.wants.len();
+        let part = |bytes: &[u8], at: usize| {
+            let each = bytes.len() / count;
+            at * each..(at + 1) * each
+        };
+        let output = |(at, want): (usize, &Want)| match *want {
+            Want::Nothing => Output::default(),
+            Want::Best(k) => {
+                let best = candidates(&self.best[part(&self.best, at)], k as usize);
+                Output { best, logits: None }
+            }
+            Want::Logits => {
+                let words = self.logits.iter().flat_map(|card| {
+                    card[part(card, at)].as_chunks().0.iter().map(|&word| f32::from_le_bytes(word))
+                });
+                Output { best: Vec::new(), logits: Some(words.collect()) }
+            }
+        };
+        asked.wants.iter().enumerate().map(output).collect()
     }
 }
 

@@ -5,7 +5,7 @@
 use spanker_plan::Want;
 
 use crate::LlmError;
-use crate::runner::{Outcome, Runner, Step, Timing};
+use crate::runner::{Outcome, Runner, Timing};
 
 /// A sequence and the cards that work on it.
 pub struct Session<'r> {
@@ -110,8 +110,7 @@ impl<'r> Session<'r> {
             let end = self.tokens.len().min(self.done + runner.batch());
             let complete = end == self.tokens.len();
             let want = if complete { want } else { Want::Nothing };
-            let step = Step { tokens: &self.tokens[self.done..end], past: self.done, want };
-            last = runner.step(&step)?;
+            last = runner.step_alone(&self.tokens[self.done..end], self.done, want)?;
             self.done = end;
             total = total.plus(last.timing);
         }
@@ -127,12 +126,17 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::runner::Step;
 
     /// Takes three tokens in a step, and computes nothing.
     struct Idle;
 
     impl Runner for Idle {
-        fn step(&mut self, _: &Step<'_>) -> Result<Outcome, LlmError> {
+        fn begin(&mut self, _: &Step<'_>) -> Result<(), LlmError> {
+            Ok(())
+        }
+
+        fn end(&mut self) -> Result<Outcome, LlmError> {
             Ok(Outcome::default())
         }
 

@@ -177,7 +177,7 @@ pub(crate) fn holds(model: &Model, cluster: &Cluster, cards: &[usize], request: 
     let pricer = Pricer::new(model, cluster, request);
     let pass = Pass::decode(request.sequences, request.position);
     let most = |cards: &[usize], first: bool, last: bool| {
-        let place = Place { first, last, sequences: request.sequences };
+        let place = Place { first, last, sequences: request.sequences, turns: 1 };
         let splits: &[Split] =
             if cards.len() == 1 { &[Split::Whole] } else { &[Split::Gather, Split::Reduce] };
         let groups =

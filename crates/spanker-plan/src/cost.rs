@@ -171,10 +171,11 @@ impl<'a> Pricer<'a> {
     }
 
     /// What a card has to have room for, by the request.
-    pub(crate) fn space(&self, sequences: u64) -> Space {
+    pub(crate) fn space(&self, sequences: u64, turns: u64) -> Space {
         let Request { context, batch, kv, .. } = *self.request;
         let (audit, blocks) = (self.request.taps(), self.request.blocks_for(sequences));
-        Space { context, batch: batch.min(context).max(sequences), sequences, blocks, kv, audit }
+        let batch = batch.min(context).max(sequences);
+        Space { context, batch, sequences, turns, blocks, kv, audit }
     }
 
     /// The groups that these cards can form with a split: shares by speed, and where that would overfill a
@@ -186,7 +187,7 @@ impl<'a> Pricer<'a> {
         pass: Pass,
         sequences: u64,
     ) -> Vec<Group> {
-        let everything = Place { first: true, last: true, sequences };
+        let everything = Place { first: true, last: true, sequences, turns: 1 };
         let enough =
             |group: &Group| self.capacity(group, everything) as usize >= self.model.layers.len();
         self.groups_unless(cards, split, pass, enough)
@@ -239,7 +240,8 @@ impl<'a> Pricer<'a> {
             return Some(rates);
         }
         let all = self.everything.get_or_init(|| {
-            let place = Place { first: true, last: true, sequences: self.request.sequences };
+            let sequences = self.request.sequences;
+            let place = Place { first: true, last: true, sequences, turns: 1 };
             self.footprint(0..self.model.layers.len(), &self.alone(cards[0]), 0, place)
         });
         let shared = (all.weights + all.kv).0 as f64;
@@ -298,7 +300,7 @@ impl<'a> Pricer<'a> {
         let of = Context {
             model: self.model,
             numerics: Numerics::default(),
-            space: self.space(step.parts.len() as u64),
+            space: self.space(step.parts.len() as u64, 1),
             stages: &[(group.split, self.exchange_kind(group))],
             members: &members,
         };
@@ -578,7 +580,7 @@ impl<'a> Pricer<'a> {
         rank: usize,
         place: Place,
     ) -> Footprint {
-        let space = self.space(place.sequences);
+        let space = self.space(place.sequences, place.turns);
         let inputs = Inputs::of(self.model, layers.clone());
         let exchanging = self.exchanging(group);
         let sizing = Sizing::new(self.model, group, inputs, space, place.ends(), exchanging);
@@ -602,14 +604,14 @@ impl<'a> Pricer<'a> {
         let (model, split) = (self.model, group.split);
         let exchanging = self.exchanging(group);
         let sizings = places.map(|place| {
-            let space = self.space(place.sequences);
+            let space = self.space(place.sequences, place.turns);
             Sizing::new(model, group, self.inputs, space, place.ends(), exchanging)
         });
         let mut most = [model.layers.len() as u64; N];
         for (rank, &card) in group.cards.iter().enumerate() {
             let usable = self.cluster.profile(card).usable().0;
             let shard = &group.shards[rank];
-            let space = self.space(places[0].sequences);
+            let space = self.space(places[0].sequences, 1);
             let kinds = self.kinds.iter();
             let each = kinds.map(|kind| memory::per_layer(model, kind.0, shard, split, space));
             let each = each.max_by_key(|each| each.total()).unwrap_or_default();

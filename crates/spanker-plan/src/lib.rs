@@ -43,6 +43,7 @@ pub use fit::{
 };
 pub use plan::{
     Candidate, CardMemory, Exchanged, Layout, PLAN_VERSION, Plan, Prediction, Stage, Strategy,
+    steps_under_way,
 };
 pub use program::{
     ATTEND_ROWS, Action, Addend, Apart, Audit, Buffer, CardLayout, Check, Cost, Cut, GpuPlaces,

@@ -379,10 +379,12 @@ impl Plan {
     #[must_use]
     pub fn allocations(&self) -> Vec<(usize, Vec<Allocation>)> {
         let sequences = sequences_per_replica(&self.request, &self.layout);
-        let space = Pricer::new(&self.model, &self.cluster, &self.request).space(sequences);
-        let copies = self.layout.replicas.iter();
-        let cards = copies
-            .flat_map(|stages| card_layouts(&self.model, &self.cluster, stages, space, None, None));
+        let pricer = Pricer::new(&self.model, &self.cluster, &self.request);
+        let cards = self.layout.replicas.iter().flat_map(|stages| {
+            let turns = in_flight(&self.request, sequences, stages.len()).0;
+            let space = pricer.space(sequences, turns);
+            card_layouts(&self.model, &self.cluster, stages, space, None, None)
+        });
         let list = |card: &CardLayout| {
             let allocation = |(buffer, bytes): (Buffer, u64)| Allocation {
                 name: buffer.name().into(),
@@ -467,6 +469,12 @@ pub(crate) fn in_flight(request: &Request, sequences: u64, stages: usize) -> (u6
     }
 }
 
+/// Steps that are under way at a time in a pipeline of so many stages.
+#[must_use]
+pub fn steps_under_way(request: &Request, stages: usize) -> u64 {
+    in_flight(request, request.sequences, stages).0
+}
+
 /// Sequences that go through a stage together.
 fn sequences_at_once(request: &Request, layout: &Layout) -> u64 {
     let each = sequences_per_replica(request, layout);
@@ -476,5 +484,6 @@ fn sequences_at_once(request: &Request, layout: &Layout) -> u64 {
 /// Where a stage stands.
 pub(crate) fn place(request: &Request, layout: &Layout, index: usize, stages: usize) -> Place {
     let sequences = sequences_per_replica(request, layout);
-    Place { first: index == 0, last: index + 1 == stages, sequences }
+    let turns = in_flight(request, sequences, stages).0;
+    Place { first: index == 0, last: index + 1 == stages, sequences, turns }
 }

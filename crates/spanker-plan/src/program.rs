@@ -39,7 +39,7 @@ pub(crate) use audit::expected as expected_audit;
 pub use audit::{Audit, USUAL_AUDIT};
 pub use buffers::{Buffer, MAX_CANDIDATES, Space};
 pub(crate) use buffers::{
-    BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, sizes, sizing,
+    BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, result_bytes, sizes, sizing,
 };
 pub use crossing::{Action, SEGMENT_ALIGNMENT, segments, walk};
 pub(crate) use crossing::{Stride, stride};
@@ -100,13 +100,15 @@ pub struct Step<'a> {
     pub parts: &'a [Part<'a>],
     /// Blocks of the KV cache that are copied before: from, and to.
     pub copies: &'a [[u32; 2]],
+    /// Where its results go: steps that are under way at a time have different numbers, from 0.
+    pub turn: u64,
 }
 
 impl<'a> Step<'a> {
-    /// Tokens of sequences, without copies.
+    /// Tokens of sequences, without copies, alone on its way.
     #[must_use]
     pub fn of(parts: &'a [Part<'a>]) -> Step<'a> {
-        Step { parts, copies: &[] }
+        Step { parts, copies: &[], turn: 0 }
     }
 }
 
@@ -466,6 +468,10 @@ impl Programs {
         if rows == 0 || rows > most || step.parts.iter().any(|part| part.tokens.is_empty()) {
             return refused(format!("a step of {rows} tokens, from 1 to {most} are possible"));
         }
+        if step.turn >= self.space.turns {
+            let (turn, turns) = (step.turn, self.space.turns);
+            return refused(format!("a step of turn {turn}, there are {turns}"));
+        }
         let (parts, most) = (step.parts.len() as u64, self.space.sequences);
         if parts.max(step.outputs()) > most {
             let outputs = step.outputs();
@@ -583,13 +589,31 @@ impl Programs {
         if let Some(k) = step.candidates().filter(|_| member == last.start) {
             let buffer = if last.len() == 1 { Buffer::Best } else { Buffer::AllBest };
             let bytes = outputs * u64::from(k) * 8 * last.len() as u64;
-            wanted.best = Some((one.place(buffer), bytes));
+            wanted.best = Some((self.result(member, buffer, step.turn), bytes));
         }
         if last.contains(&member) && step.parts.iter().any(|part| part.want == Want::Logits) {
             let bytes = outputs * len(&one.shard.vocab) * 4;
-            wanted.logits = Some((one.place(Buffer::Logits), bytes));
+            wanted.logits = Some((self.result(member, Buffer::Logits, step.turn), bytes));
         }
         wanted
+    }
+
+    fn result(&self, member: usize, buffer: Buffer, turn: u64) -> Place {
+        let one = &self.members[member];
+        let ranks = self.groups[one.stage].len() as u64;
+        let bytes = result_bytes(buffer, self.space, &one.shard, ranks);
+        let place = one.place(buffer);
+        Place { offset: place.offset + turn * bytes, ..place }
+    }
+
+    /// Where a member's taps of a step are, for the host to read.
+    #[must_use]
+    pub fn audit_place(&self, member: usize, turn: u64) -> Place {
+        let one = &self.members[member];
+        let layers = self.stages[one.stage].layers.len() as u64;
+        let bytes = audit::capacity(&self.model, &one.shard, layers, self.space);
+        let place = one.place(Buffer::Audit);
+        Place { offset: place.offset + turn * bytes, ..place }
     }
 }
 

@@ -213,12 +213,13 @@ fn walk(
     let blocks: Vec<u32> = (0..space.blocks as u32).rev().collect();
     let parts = parts(space, drawn, &tokens, &blocks);
     let copies = [[0, space.blocks as u32 - 1]];
+    let turn = space.turns - 1;
     let mut found = Vec::new();
     for stages in &layout.replicas {
         let mut layouts = card_layouts(model, cluster, stages, space, None, None);
         layouts.iter_mut().for_each(&edit);
         let programs = Programs::symbolic(model, cluster, stages, space);
-        let step = Step { parts: &parts, copies: &copies[usize::from(space.blocks < 2)..] };
+        let step = Step { parts: &parts, copies: &copies[usize::from(space.blocks < 2)..], turn };
         programs.check(&step).unwrap();
         let cards: Vec<usize> = programs.members().iter().map(|member| member.card).collect();
         let wiring = Wiring::of(cluster, &cards).unwrap();
@@ -249,6 +250,7 @@ proptest! {
         let space = Space::of(context, batch.min(context).max(sequences), sequences, Audit::NONE);
         let kv = if whole && model.head_size % 32 == 0 { Quant::Q8_0 } else { Quant::F16 };
         let space = Space { kv, ..space };
+        let space = Space { turns: 1 + batch % 3, ..space };
         let found = walk((&model, &cluster, &layout), space, &drawn, |_| {});
         prop_assert!(found.is_empty(), "{}", found.join("\n"));
     }

@@ -32,7 +32,7 @@
  * and GET_VERSION are answered all the same: their numbers and layouts, and the head of a
  * message, are those of every major version. */
 #define SPANKER_ABI_VERSION_MAJOR 0
-#define SPANKER_ABI_VERSION_MINOR 3
+#define SPANKER_ABI_VERSION_MINOR 4
 #define SPANKER_ABI_VERSION_PATCH 0
 
 /* The minor version since which a card has a request or a kind of work. What is not listed
@@ -66,6 +66,11 @@
 #define SPANKER_SINCE_WORK_ROWS 3
 #define SPANKER_SINCE_WORK_BEST 3
 #define SPANKER_SINCE_MATMUL_TYPES 3 /* Products of the other types. */
+#define SPANKER_SINCE_WORK_WRITE 4
+#define SPANKER_SINCE_WORK_ADD_ROW 4
+#define SPANKER_SINCE_WORK_ROTATE_ROWS 4
+#define SPANKER_SINCE_WORK_KEEP 4
+#define SPANKER_SINCE_WORK_ATTEND_BLOCKS 4
 
 /* The answer to SPANKER_IOC_GET_VERSION: 8 bytes. */
 struct spanker_version {
@@ -275,11 +280,13 @@ struct spanker_records {
  * 2^20 of them, and heads times positions of attention are at most 2^26.
  *
  * What a descriptor takes on the card's clock: the longer of its memory traffic and its
- * multiply-accumulates by the card's profile. Copies, fills, reductions, norms, products
- * and attention also take the fixed time of an operator, products that follow each other
+ * multiply-accumulates by the card's profile. Copies, fills, writes, reductions, sums with
+ * a row, norms, products and attention also take the fixed time of an operator, products that follow each other
  * with the same `a` once for all of them. The traffic is each operand and each result
  * once, for attention keys and values alone, for rows of a table all rows asked for. Where
- * products follow each other with the same `a`, it counts for the first of them.
+ * products follow each other with the same `a`, it counts for the first of them. Attention
+ * over blocks reads each position of a sequence once: rows that follow each other and have
+ * the same block table are of one sequence.
  */
 #define SPANKER_WORK_COPY 1u
 #define SPANKER_WORK_FILL 2u
@@ -297,6 +304,11 @@ struct spanker_records {
 #define SPANKER_WORK_GATE 14u
 #define SPANKER_WORK_ROWS 15u
 #define SPANKER_WORK_BEST 16u
+#define SPANKER_WORK_WRITE 17u
+#define SPANKER_WORK_ADD_ROW 18u
+#define SPANKER_WORK_ROTATE_ROWS 19u
+#define SPANKER_WORK_KEEP 20u
+#define SPANKER_WORK_ATTEND_BLOCKS 21u
 
 #define SPANKER_WORK_VERSION 1u
 
@@ -525,6 +537,92 @@ struct spanker_work_best {
 	__u64 count;
 	__u32 k; /* 1 to 4096. */
 	__u32 first;
+};
+
+/* Stores the `length` bytes that follow, filled up with 0 to a multiple of 8. */
+struct spanker_work_write {
+	struct spanker_work head;
+	struct spanker_place into;
+	__u64 length; /* A multiple of 4, at most 2^20. */
+};
+
+/* Adds `row` (width f32) to each of `rows` rows. */
+struct spanker_work_add_row {
+	struct spanker_work head;
+	struct spanker_place into;
+	struct spanker_place row;
+	__u64 rows;
+	__u64 width;
+};
+
+/* Where a row of a step lies in its sequence. */
+struct spanker_row {
+	__u32 position;
+	__u32 table; /* The first entry of its block table. */
+};
+
+/* Like spanker_work_rotate, by rows of the table that `at` (a struct spanker_row for each
+ * row) names by its position. Rows of positions beyond the table are left alone. */
+struct spanker_work_rotate_rows {
+	struct spanker_work head;
+	struct spanker_place data;
+	struct spanker_place table; /* `positions` rows of dims f32. */
+	struct spanker_place at;
+	__u64 positions;
+	__u64 rows;
+	__u64 heads;
+	__u64 head_size;
+	__u64 dims;  /* Even, at most head_size. */
+	__u32 pairs; /* SPANKER_PAIRS_*. */
+	__u32 reserved;
+};
+
+/* Keys and values of one layer in blocks of 64 positions, which begin at `blocks` and lie end
+ * to end. Position p of a row is in the block whose number is entry `table + p / 64` of
+ * `tables`.
+ *
+ * A block has, head by head, the keys of 64 positions and then their values. As F16 (1) keys
+ * are head_size times 64 numbers: number d of slot s at 64 d + s; values 64 times head_size:
+ * number d of slot s at head_size s + d. As Q8_0 (8) the same as whole numbers of a byte, and
+ * behind them f16 scales, one for each 32 numbers of a slot: keys head_size / 32 times 64,
+ * values 64 times head_size / 32. */
+struct spanker_kv_cache {
+	struct spanker_place blocks;
+	struct spanker_place rows;   /* A struct spanker_row for each row. */
+	struct spanker_place tables; /* `entries` numbers of blocks (u32). */
+	__u64 count;     /* Blocks. */
+	__u64 entries;
+	__u64 heads;     /* Of keys and of values. */
+	__u64 head_size; /* A multiple of 32 for Q8_0. */
+	__u32 quant;     /* F16 (1) or Q8_0 (8). */
+	__u32 reserved;
+};
+
+/* Rounds keys and values of rows (heads times head_size f32 each) into the cache. Rows whose
+ * block is not there are left out. */
+struct spanker_work_keep {
+	struct spanker_work head;
+	struct spanker_place keys;
+	struct spanker_place values;
+	struct spanker_kv_cache cache;
+	__u64 rows;
+};
+
+/* Attention over a cache in blocks. Queries and the result are `rows` rows of heads times
+ * head_size f32; a row sees positions 0 to its own. Head h uses head (offset + h) / group of
+ * keys and values. `into` may be `queries`. Rows of which a block is not there are left
+ * alone. */
+struct spanker_work_attend_blocks {
+	struct spanker_work head;
+	struct spanker_place queries;
+	struct spanker_place into;
+	struct spanker_kv_cache cache;
+	__u64 rows;
+	__u64 heads;
+	__u64 group; /* Not 0. */
+	__u64 offset;
+	__u32 scale; /* The bits of an f32; products are multiplied with it. */
+	__u32 reserved;
 };
 
 /* The head of a message on a socket, request and answer alike. `argument` bytes of the

@@ -14,7 +14,7 @@ use crate::feature::Feature;
 /// The major version of the ABI that this crate mirrors; a change breaks older programs.
 pub const ABI_VERSION_MAJOR: u16 = 0;
 /// The minor version of the ABI that this crate mirrors; a change adds requests.
-pub const ABI_VERSION_MINOR: u16 = 3;
+pub const ABI_VERSION_MINOR: u16 = 4;
 /// The patch version of the ABI that this crate mirrors; a change alters neither numbers nor layout.
 pub const ABI_VERSION_PATCH: u16 = 0;
 
@@ -74,8 +74,9 @@ macro_rules! mirror {
 mod work;
 
 pub use work::{
-    RawAttend, RawBest, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawMatmul,
-    RawNorm, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRows, RawSend, RawWork,
+    RawAddRow, RawAttend, RawAttendBlocks, RawBest, RawCopy, RawEmbed, RawFence, RawFill, RawGate,
+    RawHalve, RawKeep, RawKvCache, RawMatmul, RawNorm, RawPlace, RawQuantize, RawReceive,
+    RawReduce, RawRotate, RawRotateRows, RawRow, RawRows, RawSend, RawWork, RawWrite,
 };
 
 mirror! {
@@ -403,6 +404,16 @@ constants! {
     WORK_ROWS: u16 = 15;
     /// The largest numbers.
     WORK_BEST: u16 = 16;
+    /// Bytes that come with the work.
+    WORK_WRITE: u16 = 17;
+    /// Sums with one row.
+    WORK_ADD_ROW: u16 = 18;
+    /// Rotation by positions that lie in memory.
+    WORK_ROTATE_ROWS: u16 = 19;
+    /// Keys and values into blocks.
+    WORK_KEEP: u16 = 20;
+    /// Attention over blocks.
+    WORK_ATTEND_BLOCKS: u16 = 21;
     /// Neighbours turn together.
     PAIRS_ADJACENT: u32 = 0;
     /// Numbers of the two halves turn together.

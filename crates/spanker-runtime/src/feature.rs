@@ -108,6 +108,16 @@ features! {
     WorkBest = WORK_BEST "work BEST" since 3;
     /// [`Work::Matmul`] of any other types than two Q4_K matrices.
     MatmulTypes = MATMUL_TYPES "work MATMUL of other types than Q4_K by Q4_K" since 3;
+    /// [`Work::Write`].
+    WorkWrite = WORK_WRITE "work WRITE" since 4;
+    /// [`Work::AddRow`].
+    WorkAddRow = WORK_ADD_ROW "work ADD_ROW" since 4;
+    /// [`Work::RotateRows`].
+    WorkRotateRows = WORK_ROTATE_ROWS "work ROTATE_ROWS" since 4;
+    /// [`Work::Keep`].
+    WorkKeep = WORK_KEEP "work KEEP" since 4;
+    /// [`Work::AttendBlocks`].
+    WorkAttendBlocks = WORK_ATTEND_BLOCKS "work ATTEND_BLOCKS" since 4;
 }
 
 /// GGML's number of Q4_K.
@@ -141,6 +151,11 @@ impl Feature {
             Work::Gate { .. } => Feature::WorkGate,
             Work::Rows { .. } => Feature::WorkRows,
             Work::Best { .. } => Feature::WorkBest,
+            Work::Write { .. } => Feature::WorkWrite,
+            Work::AddRow { .. } => Feature::WorkAddRow,
+            Work::RotateRows { .. } => Feature::WorkRotateRows,
+            Work::Keep { .. } => Feature::WorkKeep,
+            Work::AttendBlocks { .. } => Feature::WorkAttendBlocks,
             _ => return None,
         })
     }
@@ -181,7 +196,7 @@ mod tests {
         };
         // Twelve requests and seven kinds of work; nine more kinds, and more types of products.
         let known: Vec<usize> = (0..=ABI_VERSION_MINOR + 1).map(of).collect();
-        assert_eq!(known, [0, 0, 19, 29, 29]);
+        assert_eq!(known, [0, 0, 19, 29, 34, 34]);
         assert!(!AbiVersion { major: 1, minor: 9, patch: 0 }.has(Feature::CardInfo));
     }
 }

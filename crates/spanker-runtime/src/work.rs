@@ -8,7 +8,10 @@ mod encode;
 pub use decode::decode_work;
 pub use encode::encode_work;
 
-pub use spanker_plan::{BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Place, Work};
+pub use spanker_plan::{
+    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, MAX_WRITE, Place,
+    ROW_BYTES, Work,
+};
 
 /// Why bytes are no descriptors.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -181,7 +181,7 @@ fn card_of_another_major_version_is_refused_by_name_and_still_says_its_version()
     let (card, asked) = fake(1, 0);
     for (name, made) in requests(&card) {
         let error = made.expect_err("another major version");
-        assert_eq!(error.to_string(), "the card speaks ABI 1.0.5, this program 0.3.0", "{name}");
+        assert_eq!(error.to_string(), "the card speaks ABI 1.0.5, this program 0.4.0", "{name}");
     }
     let error = card.supports(Feature::CardInfo).expect_err("another major version");
     assert!(matches!(error, Error::Version { .. }), "{error}");
@@ -212,7 +212,7 @@ fn refusing(version: AbiVersion, error: Errno) -> SpankerControl {
 fn card_behind_a_socket_that_refuses_our_major_version_is_named_by_its_own() {
     let theirs = AbiVersion { major: 3, minor: 1, patch: 0 };
     let error = refusing(theirs, Errno::EPROTONOSUPPORT).info().expect_err("another version");
-    assert_eq!(error.to_string(), "the card speaks ABI 3.1.0, this program 0.3.0");
+    assert_eq!(error.to_string(), "the card speaks ABI 3.1.0, this program 0.4.0");
     // A refusal for another reason is not about the version, whoever says so.
     let error = refusing(theirs, Errno::EIO).info().expect_err("a refusal");
     assert!(matches!(error, Error::Ioctl { source: Errno::EIO, .. }), "{error}");

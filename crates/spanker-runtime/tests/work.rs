@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use spanker_runtime::message::{HEAD_BYTES, Parsed, head, parse};
 use spanker_runtime::{
-    BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Place, Work, abi, decode_work,
-    encode_work,
+    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, Place, Work, abi,
+    decode_work, encode_work,
 };
 
 fn place() -> impl Strategy<Value = Place> {
@@ -90,7 +90,41 @@ fn operator() -> impl Strategy<Value = Work> {
         ),
         (place(), place(), any::<u64>(), 1..=MAX_BEST, any::<u32>())
             .prop_map(|(from, into, count, k, first)| Work::Best { from, into, count, k, first }),
+        (place(), prop::collection::vec(any::<u32>(), 0..20)).prop_map(|(into, words)| {
+            let bytes = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            Work::Write { into, bytes }
+        }),
+        (place(), place(), any::<[u64; 2]>()).prop_map(|(into, row, [rows, width])| Work::AddRow {
+            into,
+            row,
+            rows,
+            width
+        }),
+        ([place(), place(), place()], any::<[u64; 5]>(), 0..2u32).prop_map(turn),
+        (place(), place(), cache(), any::<u64>())
+            .prop_map(|(keys, values, cache, rows)| Work::Keep { keys, values, cache, rows }),
+        (place(), place(), cache(), any::<[u64; 4]>(), any::<u32>()).prop_map(
+            |(queries, into, cache, [rows, heads, group, offset], scale)| {
+                Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale }
+            }
+        ),
     ]
+}
+
+fn turn((places, sizes, pairs): ([Place; 3], [u64; 5], u32)) -> Work {
+    let ([data, table, at], [positions, rows, heads, head_size, dims]) = (places, sizes);
+    Work::RotateRows { data, table, positions, at, rows, heads, head_size, dims, pairs }
+}
+
+/// A KV cache of a type that there is.
+fn cache() -> impl Strategy<Value = KvCache> {
+    let size = 0..1u64 << 20;
+    ([place(), place(), place()], any::<[u64; 3]>(), size, any::<bool>()).prop_map(
+        |([blocks, rows, tables], [count, entries, heads], size, whole)| {
+            let (quant, head_size) = if whole { (8, 32 * size) } else { (1, size) };
+            KvCache { blocks, count, rows, tables, entries, heads, head_size, quant }
+        },
+    )
 }
 
 fn attend((places, sizes, scale): ([Place; 4], [u64; 7], u32)) -> Work {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One operator again, from what a card kept of it.
 
-use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs};
+use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
-use spanker_model::Quant;
+use spanker_model::{KV_BLOCK, KvShape, Quant, Strided};
 use spanker_plan::{Addend, Check, Samples};
 
 use super::{Auditor, Member};
@@ -90,12 +90,7 @@ impl Auditor<'_> {
                 ops::rotate(&mut head, head_size as usize, &self.weights.turns(position), pairs);
                 kept.are(into, &head, "rotary embedding")
             }
-            Check::Halve { elements, from, into } => {
-                let mut right = vec![0; elements as usize * 2];
-                ops::to_half(&kept.floats(from, elements), &mut right);
-                let differs = kept.bytes(into, elements * 2) != right;
-                differs.then(|| "a key or value is rounded wrongly".into())
-            }
+            Check::Keep { .. } => kept_rightly(check, kept),
             Check::Attend { .. } => attention(check, kept),
             Check::Gate { elements, gate, up, into } => {
                 let mut out = vec![0.0; elements as usize];
@@ -171,22 +166,50 @@ impl Auditor<'_> {
     }
 }
 
+/// One head of a key or value as the KV cache has it.
+fn kept_rightly(check: &Check, kept: Kept<'_>) -> Option<String> {
+    let &Check::Keep { shape, is_key, from, numbers, scales } = check else { return None };
+    let shape = KvShape { heads: 1, ..shape };
+    let row = kept.floats(from, shape.head_size);
+    let mut block = vec![0; shape.block_bytes() as usize];
+    ops::keep(shape, 0, &row, &row, &mut block);
+    let differs = |place: Strided, at: u64| {
+        let pieces = (0..place.rows).flat_map(|row| {
+            let start = (place.offset + row * place.stride) as usize;
+            &block[start..start + place.length as usize]
+        });
+        pieces.ne(kept.bytes(at, place.rows * place.length))
+    };
+    let wrong = differs(shape.numbers(0, is_key, 0), numbers)
+        || shape.scale_bytes(0, is_key, 0).is_some_and(|place| differs(place, scales));
+    wrong.then(|| "a key or value is rounded wrongly".into())
+}
+
 /// One head of one row.
 fn attention(check: &Check, kept: Kept<'_>) -> Option<String> {
-    let &Check::Attend { positions, head_size, scale, query, keys, values, into } = check else {
+    let &Check::Attend { shape, position, scale, query, blocks, into } = check else {
         return None;
     };
-    let stride = head_size * 2;
-    let look = KvView {
-        keys: kept.bytes(keys, positions * stride),
-        values: kept.bytes(values, positions * stride),
-        stride: stride as usize,
-        positions: positions as usize,
-        scale: f32::from_bits(scale),
-    };
-    let mut out = vec![0.0; head_size as usize];
-    let query = kept.floats(query, head_size);
-    ops::attend(&query, head_size as usize, look, &mut AttendScratch::default(), &mut out);
+    let (last, slots) = (position / KV_BLOCK, position % KV_BLOCK + 1);
+    let block = shape.block_bytes();
+    let mut cache = kept.bytes(blocks, last * block).to_vec();
+    cache.resize(((last + 1) * block) as usize, 0);
+    let mut at = blocks + last * block;
+    for place in shape.first_slots(0, slots) {
+        let pieces = kept.bytes(at, place.rows * place.length).chunks(place.length as usize);
+        for (row, piece) in (0..).zip(pieces) {
+            let start = (last * block + place.offset + row * place.stride) as usize;
+            cache[start..start + piece.len()].copy_from_slice(piece);
+        }
+        at = (at + place.rows * place.length).next_multiple_of(8);
+    }
+    let table: Vec<u32> = (0..=last as u32).collect();
+    let rows = kept.floats(query, shape.head_size);
+    let (first, scale) = (position as usize, f32::from_bits(scale));
+    let queries = Queries { rows: &rows, heads: 1, first, scale };
+    let view = KvView { cache: &cache, table: &table, shape, head: 0 };
+    let mut out = vec![0.0; rows.len()];
+    ops::attend(queries, view, &mut AttendScratch::default(), &mut out);
     kept.are(into, &out, "attention")
 }
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Operators between products, on a card that this process plays. Those of many rows are shared out over the team.
 
-use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use ggml_spanker::ops::{self, KvView, Pairs};
+use ggml_spanker::ops::{self, Pairs};
 use ggml_spanker::{Quant, decode, quantize};
 use spanker_runtime::{Place, Work};
 
@@ -51,16 +50,21 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                     quantize(quant, &from, out).expect("programs have whole blocks");
                 });
             }
-            Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
+            Work::RotateRows { data, table, at, rows, heads, head_size, dims, pairs, .. } => {
                 let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
                 self.rows(data, rows, heads * head_size * 4, |card, row, out| {
-                    let turns = card.memory.floats(shifted(table, row as u64 * dims * 4), dims);
+                    let position = u64::from(card.row_at(at, row as u64)[0]);
+                    let turns = card.memory.floats(shifted(table, position * dims * 4), dims);
                     ops::rotate(cast_slice_mut(out), head_size as usize, &turns, pairs);
                 });
             }
-            Work::Halve { from, into, elements } => self.write(into, elements * 2, |card, out| {
-                ops::to_half(&card.memory.floats(from, elements), out);
-            }),
+            Work::AddRow { into, row, rows, width } => {
+                self.rows(into, rows, width * 4, |card, _, out| {
+                    ops::add(cast_slice_mut(out), &card.memory.floats(row, width));
+                });
+            }
+            Work::Copy { from, into, length } => self.copy(from, into, length),
+            Work::Keep { .. } => self.keep(work),
             Work::Gate { gate, up, into, elements } if into == gate => {
                 self.gate_in_place(gate, up, elements);
             }
@@ -82,16 +86,32 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                     }
                 });
             }
-            Work::Attend { .. } => self.attend(work),
+            Work::AttendBlocks { .. } => self.attend(work),
             Work::Best { from, into, count, k, first } => self.best(from, into, count, k, first),
             ref other => unreachable!("programs do not have {other:?}"),
         }
     }
 
     /// Writes to a place while the rest of the memory can be read.
-    fn write(&mut self, into: Place, length: u64, work: impl FnOnce(&Self, &mut [u8])) {
+    pub(super) fn write(&mut self, into: Place, length: u64, work: impl FnOnce(&Self, &mut [u8])) {
         let mut words = self.memory.take(into.buffer);
         work(self, part(&mut words, into, length));
+        self.memory.put(into.buffer, words);
+    }
+
+    /// Copies within a buffer, or from one to another.
+    fn copy(&mut self, from: Place, into: Place, length: u64) {
+        let mut words = self.memory.take(into.buffer);
+        let length = length as usize;
+        if from.buffer == into.buffer {
+            let whole = from.offset.max(into.offset) + length as u64;
+            let bytes = part(&mut words, Place { offset: 0, ..into }, whole);
+            let start = from.offset as usize;
+            bytes.copy_within(start..start + length, into.offset as usize);
+        } else {
+            let out = part(&mut words, into, length as u64);
+            out.copy_from_slice(self.memory.get(from, length as u64));
+        }
         self.memory.put(into.buffer, words);
     }
 
@@ -162,84 +182,12 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             ops::norm(&row, &card.memory.floats(weight, width), epsilon, cast_slice_mut(out));
         });
     }
-
-    fn attend(&mut self, work: &Work) {
-        let Work::Attend {
-            queries,
-            keys,
-            values,
-            into,
-            rows,
-            heads,
-            kv_heads,
-            head_size,
-            group,
-            offset,
-            past,
-            scale,
-        } = *work
-        else {
-            return;
-        };
-        let (size, scale) = (head_size as usize, f32::from_bits(scale));
-        let shares = shares(heads, group, offset);
-        let width = heads * head_size * 4;
-        let stride = kv_heads * head_size * 2;
-        let cached = (past + rows) * stride;
-        self.write(into, rows * width, |card, out| {
-            let mut pieces: Vec<Mutex<&mut [u8]>> =
-                Vec::with_capacity(shares.len() * rows as usize);
-            for mut row in out.chunks_exact_mut(width as usize) {
-                for (share, _) in &shares {
-                    let (own, rest) =
-                        row.split_at_mut((share.end - share.start) as usize * size * 4);
-                    pieces.push(Mutex::new(own));
-                    row = rest;
-                }
-            }
-            // A position costs each head a multiplication and an addition for each of its numbers.
-            let small = (past + rows) * rows * heads * head_size < 64 << 10;
-            let threads = if small { 1 } else { card.threads() };
-            card.team.run(threads, pieces.len(), &|unit| {
-                let (row, share) = ((unit / shares.len()) as u64, unit % shares.len());
-                let (own, kv) = &shares[share];
-                let at = shifted(queries, row * width + own.start * head_size * 4);
-                let queries = card.memory.floats(at, (own.end - own.start) * head_size);
-                let skip = kv * head_size * 2;
-                let look = KvView {
-                    keys: card.memory.get(shifted(keys, skip), cached - skip),
-                    values: card.memory.get(shifted(values, skip), cached - skip),
-                    stride: stride as usize,
-                    positions: (past + row + 1) as usize,
-                    scale,
-                };
-                let pool = || card.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-                let mut scratch = pool().pop().unwrap_or_default();
-                let mut out = pieces[unit].lock().expect("a unit is worked on once");
-                ops::attend(&queries, size, look, &mut scratch, cast_slice_mut(&mut out));
-                pool().push(scratch);
-            });
-        });
-    }
 }
 
 /// Elements of a piece.
 const PIECE: u64 = 4096;
 
-/// The heads that share each head of keys and values.
-fn shares(heads: u64, group: u64, offset: u64) -> Vec<(Range<u64>, u64)> {
-    let mut list = Vec::new();
-    let mut start = 0;
-    while start < heads {
-        let kv = (offset + start) / group;
-        let end = heads.min((kv + 1) * group - offset);
-        list.push((start..end, kv));
-        start = end;
-    }
-    list
-}
-
-fn shifted(place: Place, by: u64) -> Place {
+pub(super) fn shifted(place: Place, by: u64) -> Place {
     Place { offset: place.offset + by, ..place }
 }
 

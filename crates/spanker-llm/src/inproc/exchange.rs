@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use spanker_plan::{HostStaging, Programs};
 
-use crate::card::{Peers, pages};
+use crate::card::{Folding, Peers, pages};
 
 /// Nobody has failed.
 const NOBODY: usize = usize::MAX;
@@ -21,13 +21,15 @@ const NOBODY: usize = usize::MAX;
 #[repr(align(128))]
 struct Slot {
     number: AtomicU64,
+    /// Of a hand-off, the last one that was taken.
+    taken: AtomicU64,
     bytes: RwLock<Vec<u8>>,
 }
 
 impl Slot {
     fn new(bytes: u64) -> Slot {
         let bytes = RwLock::new(Vec::with_capacity(bytes as usize));
-        Slot { number: AtomicU64::new(0), bytes }
+        Slot { number: AtomicU64::new(0), taken: AtomicU64::new(0), bytes }
     }
 
     fn allocated(&self) -> usize {
@@ -84,10 +86,10 @@ impl SharedExchanges {
         let _ = self.failed.compare_exchange(NOBODY, member, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Waits until a slot is for an exchange.
-    fn wait(&self, slot: &Slot, number: u64) -> Result<(), GivenUp> {
+    /// Waits until a slot's number is that of an exchange, or a later one.
+    fn wait(&self, at: &AtomicU64, number: u64) -> Result<(), GivenUp> {
         let mut looks = 0;
-        while slot.number.load(Ordering::Acquire) < number {
+        while at.load(Ordering::Acquire) < number {
             looks += 1;
             if looks < self.looks {
                 std::hint::spin_loop();
@@ -148,7 +150,7 @@ impl Link {
     fn read(&self, mut read: impl FnMut(usize, &[u8])) -> Result<(), GivenUp> {
         let turn = (self.exchanges % 2) as usize;
         for (rank, slot) in self.shared.slots[self.stage].iter().enumerate() {
-            self.shared.wait(&slot[turn], self.exchanges)?;
+            self.shared.wait(&slot[turn].number, self.exchanges)?;
             read(rank, &slot[turn].bytes.read().unwrap_or_else(PoisonError::into_inner));
         }
         Ok(())
@@ -182,39 +184,29 @@ impl Peers for Link {
         Ok(self.to_others(own.len()))
     }
 
-    fn sum(&mut self, data: &mut [f32]) -> Result<u64, GivenUp> {
-        // What this rank has is in its slot, so the sum can take its place.
-        self.leave(bytemuck::cast_slice(data));
-        self.read(|rank, given| {
-            let numbers = given.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word));
-            match rank {
-                0 => data.iter_mut().zip(numbers).for_each(|(sum, value)| *sum = value),
-                _ => data.iter_mut().zip(numbers).for_each(|(sum, value)| *sum += value),
-            }
+    fn fold(&mut self, data: &mut [u8], folding: Folding) -> Result<u64, GivenUp> {
+        // What this rank has is in its slot, so the result can take its place.
+        self.leave(data);
+        self.read(|rank, given| match rank {
+            0 => data.copy_from_slice(given),
+            _ => folding.into(data, given),
         })?;
-        Ok(self.to_others(size_of_val(data)))
-    }
-
-    fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<u64, GivenUp> {
-        let is_root = root == self.rank;
-        self.leave(if is_root { data } else { &[] });
-        self.read(|rank, given| {
-            if rank == root {
-                data.copy_from_slice(given);
-            }
-        })?;
-        Ok(if is_root { self.to_others(data.len()) } else { 0 })
+        Ok(self.to_others(data.len()))
     }
 
     fn send(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), GivenUp> {
-        fill(&self.shared.sent[to], step, bytes);
+        // What was sent for the step before has been taken.
+        let slot = &self.shared.sent[to];
+        self.shared.wait(&slot.taken, slot.number.load(Ordering::Acquire))?;
+        fill(slot, step, bytes);
         Ok(())
     }
 
     fn receive(&mut self, _: usize, step: u64, into: &mut [u8]) -> Result<(), GivenUp> {
         let slot = &self.shared.sent[self.member];
-        self.shared.wait(slot, step)?;
+        self.shared.wait(&slot.number, step)?;
         into.copy_from_slice(&slot.bytes.read().unwrap_or_else(PoisonError::into_inner));
+        slot.taken.store(step, Ordering::Release);
         Ok(())
     }
 }

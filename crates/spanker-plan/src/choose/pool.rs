@@ -188,7 +188,7 @@ fn entries(
         1 => &[Split::Whole],
         _ => &[Split::Gather, Split::Reduce],
     };
-    let place = |first, last| Place { first, last, sequences: terms.sequences };
+    let place = |first, last| Place { first, last, sequences: terms.sequences, turns: 1 };
     let places = [(false, false), (false, true), (true, false), (true, true)];
     let room =
         |group: &Group| pricer.capacities(group, places.map(|(first, last)| place(first, last)));

@@ -41,8 +41,12 @@ fn divided(pricer: &Pricer<'_>, groups: Vec<Group>) -> Option<Layout> {
     let sum = |each: &dyn Fn(Pass) -> f64| passes.iter().map(|&(p, n)| n * each(p)).sum::<f64>();
     let last = groups.len() - 1;
     let cost = |(index, group): (usize, &Group)| {
-        let place =
-            Place { first: index == 0, last: index == last, sequences: pricer.request.sequences };
+        let place = Place {
+            first: index == 0,
+            last: index == last,
+            sequences: pricer.request.sequences,
+            turns: 1,
+        };
         let mut besides = match index {
             0 => sum(&|pass| pricer.embed(group, pass).total().0),
             _ => sum(&|pass| pricer.hop(&groups[index - 1].cards, &group.cards, pass.rows()).0),

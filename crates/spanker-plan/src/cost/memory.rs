@@ -47,6 +47,8 @@ pub(crate) struct Place {
     pub(crate) last: bool,
     /// Sequences whose keys and values are kept.
     pub(crate) sequences: u64,
+    /// Steps that are under way at a time.
+    pub(crate) turns: u64,
 }
 
 impl Place {

@@ -142,7 +142,9 @@ impl Auditing<'_> {
             0 => self.space.audit.count(works.len() as u64) as usize,
             _ => works.len(),
         };
-        let mut sink = Sink { audit: member.place(Buffer::Audit), used: 0 };
+        let audit = member.place(Buffer::Audit);
+        let audit = Place { offset: audit.offset + self.step.turn * self.capacity, ..audit };
+        let mut sink = Sink { audit, used: 0 };
         // What is looked at in every step comes last.
         let most = self.capacity.saturating_sub(4 * self.model.head_size + 128);
         let large = large(self.model);

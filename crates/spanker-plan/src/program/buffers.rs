@@ -9,7 +9,7 @@ use spanker_topology::{ExchangeKind, Kernels};
 use super::audit::{Audit, capacity};
 use super::tables::StepTables;
 use crate::cost::Group;
-use crate::cost::shard::{Split, len};
+use crate::cost::shard::{Shard, Split, len};
 use crate::plan::Stage;
 use crate::work::{BufferId, Place};
 
@@ -122,6 +122,8 @@ pub struct Space {
     pub batch: u64,
     /// Sequences of a step, and rows that something is asked for.
     pub sequences: u64,
+    /// Steps that are under way at a time: what the host reads of a step is there once for each.
+    pub turns: u64,
     /// Blocks of the KV cache.
     pub blocks: u64,
     /// What keys and values are stored as.
@@ -135,7 +137,7 @@ impl Space {
     #[must_use]
     pub fn of(context: u64, batch: u64, sequences: u64, audit: Audit) -> Space {
         let blocks = sequences.saturating_mul(KvShape::blocks_for(context));
-        Space { context, batch, sequences, blocks, kv: Quant::F16, audit }
+        Space { context, batch, sequences, turns: 1, blocks, kv: Quant::F16, audit }
     }
 }
 
@@ -297,7 +299,7 @@ impl<'a> Sizing<'a> {
     #[inline]
     fn named(&self, rank: usize, mut buffer: impl FnMut(Buffer, u64)) {
         let (model, inputs, (first, last)) = (self.model, self.inputs, self.ends);
-        let Space { context, batch, sequences, blocks, kv: kept, audit } = self.space;
+        let Space { context, batch, sequences, turns, blocks, kv: kept, audit } = self.space;
         let shard = &self.group.shards[rank];
         let rows = batch.max(sequences);
         let (hidden, size) = (model.hidden, model.head_size);
@@ -333,9 +335,9 @@ impl<'a> Sizing<'a> {
         }
         if last {
             let ranks = self.group.cards.len() as u64;
-            buffer(Buffer::Logits, sequences * len(&shard.vocab) * 4);
-            buffer(Buffer::Best, sequences * MAX_CANDIDATES * 8);
-            buffer(Buffer::AllBest, ranks * sequences * MAX_CANDIDATES * 8);
+            for results in [Buffer::Logits, Buffer::Best, Buffer::AllBest] {
+                buffer(results, turns * result_bytes(results, self.space, shard, ranks));
+            }
         }
         if !(first && last) {
             buffer(Buffer::Relay, rows * hidden * 4);
@@ -346,8 +348,19 @@ impl<'a> Sizing<'a> {
             buffer(Buffer::PassedOn, passed_on);
         }
         if !audit.is_none() {
-            buffer(Buffer::Audit, capacity(model, shard, inputs.layers, self.space));
+            buffer(Buffer::Audit, turns * capacity(model, shard, inputs.layers, self.space));
         }
+    }
+}
+
+/// Bytes of what a step leaves for the host in a buffer.
+pub(crate) fn result_bytes(buffer: Buffer, space: Space, shard: &Shard, ranks: u64) -> u64 {
+    let best = space.sequences * MAX_CANDIDATES * 8;
+    match buffer {
+        Buffer::Logits => space.sequences * len(&shard.vocab) * 4,
+        Buffer::Best => best,
+        Buffer::AllBest => best * ranks,
+        _ => 0,
     }
 }
 
@@ -386,7 +399,7 @@ fn messages(
 ) -> [u64; 3] {
     let (rows, sequences) = (space.batch.max(space.sequences), space.sequences);
     let ranks = group.cards.len() as u64;
-    let most = |part: fn(&crate::Shard) -> u64| group.shards.iter().map(part).max().unwrap_or(0);
+    let most = |part: fn(&Shard) -> u64| group.shards.iter().map(part).max().unwrap_or(0);
     let stream = rows * model.hidden * 4;
     let (mut gathered, mut reduced) = (0, 0);
     match group.split {

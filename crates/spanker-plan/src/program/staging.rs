@@ -54,9 +54,10 @@ impl HostStaging {
     #[must_use]
     pub fn attention_bytes(&self) -> u64 {
         let pairs = self.rows * self.heads;
-        // A slab of keys or values as numbers, and what is left out to begin with a line of 16 numbers.
+        // A slab of keys or values as numbers, and what is left out to begin with a line of 16 numbers; queries and
+        // results.
         let each = 16 + 64 * KV_BLOCK + pairs * (KV_BLOCK + self.partial() + 2);
-        each.saturating_mul(4 * self.threads)
+        (each + 2 * pairs * self.head_size).saturating_mul(4 * self.threads)
     }
 
     /// Bytes of what blocks come to that threads share.

@@ -20,6 +20,8 @@ pub struct Shape {
     pub which: Outputs,
     /// Candidates that are asked for after each.
     pub candidates: Option<u32>,
+    /// Where results go: see [`Step::turn`].
+    pub turn: u64,
 }
 
 /// Which rows something is asked for.
@@ -39,7 +41,7 @@ impl Shape {
         // The rows in front of the last ones must all be of parts that ask for nothing, or of one part.
         let last = (rows - outputs..rows).eq(step.output_rows());
         let which = if last { Outputs::Last } else { Outputs::Listed };
-        Shape { rows, outputs, which, candidates: step.candidates() }
+        Shape { rows, outputs, which, candidates: step.candidates(), turn: step.turn }
     }
 }
 

@@ -8,6 +8,7 @@ use spanker_collective::{Collective, DType, ReduceOp};
 use spanker_model::{KvShape, Model, Quant};
 use spanker_topology::ExchangeKind;
 
+use super::buffers::result_bytes;
 use super::tables::Outputs;
 use super::{Buffer, Held, HeldLayer, Member, Numerics, Op, Space, Step, StepShape, StepTables};
 use crate::Activity;
@@ -423,7 +424,7 @@ impl<'a, S: Sink> Writer<'a, S> {
     pub(crate) fn head(&mut self, stage: usize, members: Range<usize>) {
         self.mark(members.clone(), Activity::Head, self.of.model.layers.len());
         let width = self.of.model.hidden;
-        let StepShape { rows: all, outputs: rows, which, candidates } = self.shape;
+        let StepShape { rows: all, outputs: rows, which, candidates, .. } = self.shape;
         for member in members.clone() {
             let Some((weight, held)) = self.members[member].holding.head else { continue };
             let (x, into) = (self.place(member, Buffer::X), self.place(member, Buffer::H));
@@ -448,12 +449,14 @@ impl<'a, S: Sink> Writer<'a, S> {
                 self.work(member, Work::Quantize { from, into, rows, width, quant });
             }
             let a = self.input_place(member, held.quant);
-            self.product(member, held, a, self.place(member, Buffer::Logits), rows);
+            let logits = self.result(member, Buffer::Logits, members.len());
+            self.product(member, held, a, logits, rows);
             let Some(k) = candidates else { continue };
             let first = self.members[member].shard.vocab.start as u32;
             for output in 0..rows {
-                let from = after(self.place(member, Buffer::Logits), output * held.rows * F32);
-                let into = after(self.place(member, Buffer::Best), output * u64::from(k) * 8);
+                let from = after(logits, output * held.rows * F32);
+                let best = self.result(member, Buffer::Best, members.len());
+                let into = after(best, output * u64::from(k) * 8);
                 self.work(member, Work::Best { from, into, count: held.rows, k, first });
             }
         }
@@ -462,6 +465,13 @@ impl<'a, S: Sink> Writer<'a, S> {
         let each = u64::from(k) * 8;
         let parts = (0..members.len() as u64).map(|rank| rank * each..(rank + 1) * each).collect();
         self.gather_rows(stage, members, Buffer::Best, Buffer::AllBest, parts, rows);
+    }
+
+    /// Where a step's results go on a card of so many ranks.
+    fn result(&self, member: usize, buffer: Buffer, ranks: usize) -> Place {
+        let shard = &self.members[member].shard;
+        let bytes = result_bytes(buffer, self.of.space, shard, ranks as u64);
+        after(self.place(member, buffer), self.shape.turn * bytes)
     }
 
     fn norm(&mut self, member: usize, weight: Place) {
@@ -537,16 +547,19 @@ impl<'a, S: Sink> Writer<'a, S> {
         parts: Vec<Range<u64>>,
         rows: u64,
     ) {
+        let ranks = members.len();
+        let places: Vec<[Place; 2]> = members
+            .clone()
+            .map(|member| [from, into].map(|of| self.result(member, of, ranks)))
+            .collect();
         if self.schedules(stage) {
-            for (rank, member) in members.enumerate() {
-                let (from, into) = (self.place(member, from), self.place(member, into));
+            for (rank, (member, [from, into])) in members.zip(places).enumerate() {
                 self.gather_padded(member, rank, &parts, rows, from, into);
             }
             return;
         }
         let parts: Arc<[Range<u64>]> = parts.into();
-        for member in members {
-            let (from, into) = (self.place(member, from), self.place(member, into));
+        for (member, [from, into]) in members.zip(places) {
             let parts = Arc::clone(&parts);
             self.programs.push(member, Op::Gather { parts, rows, from, into });
         }

@@ -134,7 +134,9 @@ impl<'a> Writer<'a> {
 
     fn copy<'c>(&self, stages: &'c [Stage], sequences: u64) -> Copy<'c> {
         let Pricer { model, cluster, .. } = *self.pricer;
-        let programs = Programs::symbolic(model, cluster, stages, self.pricer.space(sequences));
+        let turns = in_flight(self.pricer.request, sequences, stages.len()).0;
+        let space = self.pricer.space(sequences, turns);
+        let programs = Programs::symbolic(model, cluster, stages, space);
         let cards: Vec<usize> = programs.members().iter().map(|member| member.card).collect();
         let link = cluster.profile(cards[0]).link.as_ref();
         let kind = link.map(|link| link.exchange).unwrap_or_default();

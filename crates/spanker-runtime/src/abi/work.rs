@@ -297,4 +297,115 @@ mirror! {
         /// What is added to places.
         first: u32,
     }
+    /// See [`crate::Work::Write`]. Its bytes follow.
+    struct RawWrite = spanker_work_write {
+        /// The head.
+        head: RawWork,
+        /// The destination.
+        into: RawPlace,
+        /// Bytes.
+        length: u64,
+    }
+    /// See [`crate::Work::AddRow`].
+    struct RawAddRow = spanker_work_add_row {
+        /// The head.
+        head: RawWork,
+        /// The rows.
+        into: RawPlace,
+        /// What is added.
+        row: RawPlace,
+        /// Rows.
+        rows: u64,
+        /// Numbers of a row.
+        width: u64,
+    }
+    /// Where a row of a step lies.
+    struct RawRow = spanker_row {
+        /// Its position.
+        position: u32,
+        /// The first entry of its block table.
+        table: u32,
+    }
+    /// See [`crate::Work::RotateRows`].
+    struct RawRotateRows = spanker_work_rotate_rows {
+        /// The head.
+        head: RawWork,
+        /// The rows.
+        data: RawPlace,
+        /// Cosines and sines of each position.
+        table: RawPlace,
+        /// Where each row lies.
+        at: RawPlace,
+        /// Positions of the table.
+        positions: u64,
+        /// Rows.
+        rows: u64,
+        /// Heads of a row.
+        heads: u64,
+        /// Numbers of a head.
+        head_size: u64,
+        /// Of these, numbers that turn.
+        dims: u64,
+        /// `SPANKER_PAIRS_*`.
+        pairs: u32,
+        /// 0.
+        reserved: u32,
+    }
+    /// See [`spanker_plan::KvCache`].
+    struct RawKvCache = spanker_kv_cache {
+        /// The first block.
+        blocks: RawPlace,
+        /// Where each row lies.
+        rows: RawPlace,
+        /// Block tables.
+        tables: RawPlace,
+        /// Blocks.
+        count: u64,
+        /// Entries of all tables.
+        entries: u64,
+        /// Heads of keys and of values.
+        heads: u64,
+        /// Numbers of a head.
+        head_size: u64,
+        /// GGML's number of the type.
+        quant: u32,
+        /// 0.
+        reserved: u32,
+    }
+    /// See [`crate::Work::Keep`].
+    struct RawKeep = spanker_work_keep {
+        /// The head.
+        head: RawWork,
+        /// Rows of keys.
+        keys: RawPlace,
+        /// Rows of values.
+        values: RawPlace,
+        /// Where they go.
+        cache: RawKvCache,
+        /// Rows.
+        rows: u64,
+    }
+    /// See [`crate::Work::AttendBlocks`].
+    struct RawAttendBlocks = spanker_work_attend_blocks {
+        /// The head.
+        head: RawWork,
+        /// Rows of queries.
+        queries: RawPlace,
+        /// The result.
+        into: RawPlace,
+        /// Keys and values.
+        cache: RawKvCache,
+        /// Rows of queries.
+        rows: u64,
+        /// Heads of a row.
+        heads: u64,
+        /// Heads of queries to one of keys and values.
+        group: u64,
+        /// What is added to the number of a head of queries before it is divided by the group.
+        offset: u64,
+        /// The bits of an f32.
+        scale: u32,
+        /// 0.
+        reserved: u32,
+    }
 }

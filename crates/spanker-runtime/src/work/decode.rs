@@ -3,14 +3,18 @@
 
 use bytemuck::{Pod, pod_read_unaligned};
 
-use super::{BufferId, Descriptor, Fold, Landing, MAX_BEST, MAX_SOURCES, Malformed, Place, Work};
+use super::{
+    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, MAX_WRITE, Malformed,
+    Place, Work,
+};
 use crate::abi::{
     PAIRS_ADJACENT, PAIRS_HALVES, RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE,
-    RawAttend, RawBest, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawMatmul,
-    RawNorm, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRows, RawSend, RawWork,
-    WORK_ATTEND, WORK_BEST, WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE,
-    WORK_MATMUL, WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE, WORK_ROWS,
-    WORK_SEND, WORK_VERSION,
+    RawAddRow, RawAttend, RawAttendBlocks, RawBest, RawCopy, RawEmbed, RawFence, RawFill, RawGate,
+    RawHalve, RawKeep, RawKvCache, RawMatmul, RawNorm, RawPlace, RawQuantize, RawReceive,
+    RawReduce, RawRotate, RawRotateRows, RawRows, RawSend, RawWork, RawWrite, WORK_ADD_ROW,
+    WORK_ATTEND, WORK_ATTEND_BLOCKS, WORK_BEST, WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL,
+    WORK_GATE, WORK_HALVE, WORK_KEEP, WORK_MATMUL, WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE,
+    WORK_REDUCE, WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROWS, WORK_SEND, WORK_VERSION, WORK_WRITE,
 };
 
 /// Reads descriptors. The bytes are hostile until this returns; what they say is not yet true of any
@@ -156,8 +160,57 @@ fn decode_model(kind: u16, bytes: &[u8]) -> Result<Work, String> {
             }
             Work::Best { from: place(from), into: place(into), count, k, first }
         }
+        kind => return decode_batch(kind, bytes),
+    })
+}
+
+/// What steps of many sequences are made of.
+fn decode_batch(kind: u16, bytes: &[u8]) -> Result<Work, String> {
+    Ok(match kind {
+        WORK_WRITE => {
+            let RawWrite { into, length, .. } = read(bytes).ok_or("cut off")?;
+            let given = &bytes[size_of::<RawWrite>()..];
+            let possible = length.is_multiple_of(4) && length <= MAX_WRITE;
+            if !possible || given.len() as u64 != length.next_multiple_of(8) {
+                return Err(format!("writes {length} bytes, and {} are there", given.len()));
+            }
+            Work::Write { into: place(into), bytes: given[..length as usize].into() }
+        }
+        WORK_ADD_ROW => {
+            let RawAddRow { into, row, rows, width, .. } = exactly(bytes)?;
+            Work::AddRow { into: place(into), row: place(row), rows, width }
+        }
+        WORK_ROTATE_ROWS => {
+            let raw: RawRotateRows = exactly(bytes)?;
+            let RawRotateRows { positions, rows, heads, head_size, dims, pairs, .. } = raw;
+            if !matches!(pairs, PAIRS_ADJACENT | PAIRS_HALVES) {
+                return Err(format!("pairs {pairs} are unknown"));
+            }
+            let (data, table, at) = (place(raw.data), place(raw.table), place(raw.at));
+            Work::RotateRows { data, table, positions, at, rows, heads, head_size, dims, pairs }
+        }
+        WORK_KEEP => {
+            let RawKeep { keys, values, cache, rows, .. } = exactly(bytes)?;
+            let (keys, values) = (place(keys), place(values));
+            Work::Keep { keys, values, cache: kv_cache(cache)?, rows }
+        }
+        WORK_ATTEND_BLOCKS => {
+            let raw: RawAttendBlocks = exactly(bytes)?;
+            let RawAttendBlocks { rows, heads, group, offset, scale, .. } = raw;
+            let (queries, into) = (place(raw.queries), place(raw.into));
+            let cache = kv_cache(raw.cache)?;
+            Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale }
+        }
         kind => return Err(format!("kind {kind} is unknown")),
     })
+}
+
+fn kv_cache(raw: RawKvCache) -> Result<KvCache, String> {
+    let RawKvCache { count, entries, heads, head_size, quant, .. } = raw;
+    let (blocks, rows, tables) = (place(raw.blocks), place(raw.rows), place(raw.tables));
+    let cache = KvCache { blocks, count, rows, tables, entries, heads, head_size, quant };
+    let shape = cache.shape().ok_or_else(|| format!("type {quant} of keys is unknown"))?;
+    shape.check().map(|()| cache)
 }
 
 fn attend(raw: RawAttend) -> Work {

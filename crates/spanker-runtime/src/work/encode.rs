@@ -3,13 +3,15 @@
 
 use bytemuck::{Pod, bytes_of};
 
-use super::{Descriptor, Fold, Landing, Place, Work};
+use super::{Descriptor, Fold, KvCache, Landing, Place, Work};
 use crate::abi::{
-    RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE, RawAttend, RawBest, RawCopy, RawEmbed,
-    RawFence, RawFill, RawGate, RawHalve, RawMatmul, RawNorm, RawPlace, RawQuantize, RawReceive,
-    RawReduce, RawRotate, RawRows, RawSend, RawWork, WORK_ATTEND, WORK_BEST, WORK_COPY, WORK_EMBED,
-    WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE, WORK_MATMUL, WORK_NORM, WORK_QUANTIZE,
-    WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE, WORK_ROWS, WORK_SEND, WORK_VERSION,
+    RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE, RawAddRow, RawAttend, RawAttendBlocks,
+    RawBest, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawKeep, RawKvCache,
+    RawMatmul, RawNorm, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRotateRows,
+    RawRows, RawSend, RawWork, RawWrite, WORK_ADD_ROW, WORK_ATTEND, WORK_ATTEND_BLOCKS, WORK_BEST,
+    WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE, WORK_KEEP, WORK_MATMUL,
+    WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROWS,
+    WORK_SEND, WORK_VERSION, WORK_WRITE,
 };
 
 /// The bytes of descriptors, end to end.
@@ -135,8 +137,74 @@ fn encode_model(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec
             let head = head(WORK_BEST, size_of::<RawBest>());
             push(out, RawBest { head, from: raw(from), into: raw(into), count, k, first });
         }
-        _ => encode_attend(work, &head, out),
+        Work::Attend { .. } => encode_attend(work, &head, out),
+        _ => encode_batch(work, head, out),
     }
+}
+
+/// What steps of many sequences are made of.
+fn encode_batch(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec<u8>) {
+    match *work {
+        Work::Write { into, ref bytes } => {
+            let size = size_of::<RawWrite>() + bytes.len().next_multiple_of(8);
+            let (head, length) = (head(WORK_WRITE, size), bytes.len() as u64);
+            push(out, RawWrite { head, into: raw(into), length });
+            out.extend_from_slice(bytes);
+            out.resize(out.len().next_multiple_of(8), 0);
+        }
+        Work::AddRow { into, row, rows, width } => {
+            let head = head(WORK_ADD_ROW, size_of::<RawAddRow>());
+            push(out, RawAddRow { head, into: raw(into), row: raw(row), rows, width });
+        }
+        Work::RotateRows { data, table, positions, at, rows, heads, head_size, dims, pairs } => {
+            let turn = RawRotateRows {
+                head: head(WORK_ROTATE_ROWS, size_of::<RawRotateRows>()),
+                data: raw(data),
+                table: raw(table),
+                at: raw(at),
+                positions,
+                rows,
+                heads,
+                head_size,
+                dims,
+                pairs,
+                reserved: 0,
+            };
+            push(out, turn);
+        }
+        Work::Keep { keys, values, ref cache, rows } => {
+            let head = head(WORK_KEEP, size_of::<RawKeep>());
+            let (keys, values, cache) = (raw(keys), raw(values), raw_cache(cache));
+            push(out, RawKeep { head, keys, values, cache, rows });
+        }
+        Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, scale } => {
+            let head = head(WORK_ATTEND_BLOCKS, size_of::<RawAttendBlocks>());
+            let (queries, into, cache) = (raw(queries), raw(into), raw_cache(cache));
+            let reserved = 0;
+            push(
+                out,
+                RawAttendBlocks {
+                    head,
+                    queries,
+                    into,
+                    cache,
+                    rows,
+                    heads,
+                    group,
+                    offset,
+                    scale,
+                    reserved,
+                },
+            );
+        }
+        _ => {}
+    }
+}
+
+fn raw_cache(cache: &KvCache) -> RawKvCache {
+    let KvCache { blocks, count, rows, tables, entries, heads, head_size, quant } = *cache;
+    let (blocks, rows, tables) = (raw(blocks), raw(rows), raw(tables));
+    RawKvCache { blocks, rows, tables, count, entries, heads, head_size, quant, reserved: 0 }
 }
 
 fn encode_attend(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec<u8>) {

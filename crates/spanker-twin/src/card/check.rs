@@ -4,6 +4,8 @@
 
 mod model;
 
+pub(crate) use model::MOST_SCORES;
+
 use nix::errno::Errno;
 use spanker_collective::{DType, ReduceOp};
 use spanker_runtime::{AbiVersion, Descriptor, Feature, Fold, Landing, Place, Work};
@@ -89,6 +91,7 @@ fn check_one(owned: &Owned<'_>, ports: usize, work: &Work) -> Result<(), Errno> 
             require(apart((from, length), (into, length)))
         }
         Work::Fill { into, length, .. } => owned.contains(into, length),
+        Work::Write { into, ref bytes } => owned.contains(into, bytes.len() as u64),
         Work::Reduce { into, ref sources, elements, fold, .. } => {
             let (dtype, _) = known(fold).ok_or(Errno::EINVAL)?;
             owned.elements(into, elements, dtype.size())?;

@@ -6,14 +6,17 @@
 //! the buffer of the result. What an operator keeps from slice to slice is made at its first one.
 //!
 //! * `product.rs`: products.
-//! * `attend.rs`: attention.
+//! * `attend.rs`: attention over positions that lie end to end.
+//! * `blocks.rs`: the KV cache in blocks, and attention over it.
 //! * `operator.rs`: the other operators of a model.
 
 mod attend;
+mod blocks;
 mod operator;
 mod product;
 
 pub(crate) use attend::shared_heads;
+pub(crate) use blocks::reach;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use ggml_spanker::Inputs;
@@ -51,8 +54,10 @@ struct Scratch {
     /// Rows of activations, unpacked.
     inputs: Inputs,
     attend: AttendScratch,
-    /// Numbers to choose from.
+    /// Numbers to choose from, or queries.
     values: Vec<f32>,
+    /// Attention of these.
+    results: Vec<f32>,
     /// The best so far.
     best: Vec<(u32, f32)>,
 }
@@ -119,8 +124,15 @@ impl Alu {
                 typed!(dtype, reduce_places(self, memory, &places, target, part, op, divisor));
                 Slice::of(done + part, elements, part * size * operands)
             }
+            Work::Write { into, ref bytes } => {
+                scratch_bytes(&mut self.scratch.out, bytes.len()).copy_from_slice(bytes);
+                self.store(memory, into, bytes.len() as u64);
+                Slice::of(1, 1, bytes.len() as u64)
+            }
             Work::Matmul { .. } => self.product(memory, work, done),
             Work::Attend { .. } => self.attend(memory, work, done),
+            Work::AttendBlocks { .. } => self.attend_blocks(memory, work, done),
+            Work::Keep { .. } => self.keep(memory, work, done),
             _ => self.operator(memory, work, done),
         }
     }

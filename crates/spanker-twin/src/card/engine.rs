@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use spanker_plan::load;
 use spanker_runtime::{Descriptor, Fault, Place, Work, abi};
 
-use super::compute::SLICE;
+use super::compute::{SLICE, reach};
 use super::costs::later;
 use super::port::{Receive, TransferId};
 use super::traffic::{kind, uses};
@@ -295,7 +295,8 @@ impl Card {
         *budget = budget.saturating_sub(START);
         let before = submission.next.checked_sub(1).map(|at| &submission.work[at].work);
         let kind = kind(work);
-        let (bytes, macs, cost) = match load(work, before) {
+        let reach = reach(&self.memory, work);
+        let (bytes, macs, cost) = match load(work, before, &reach) {
             Some(load) => (load.bytes, load.macs, self.costs.work(&load)),
             None => (0, 0, 0),
         };

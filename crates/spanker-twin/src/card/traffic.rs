@@ -27,6 +27,15 @@ pub(crate) fn uses(work: &Work, buffer: u64) -> bool {
         Work::Norm { from, weight, into, .. } => any(&[from, weight, into]),
         Work::Rotate { data, table, .. } => any(&[data, table]),
         Work::Attend { queries, keys, values, into, .. } => any(&[queries, keys, values, into]),
+        Work::Write { into, .. } => is(into),
+        Work::AddRow { into, row, .. } => any(&[into, row]),
+        Work::RotateRows { data, table, at, .. } => any(&[data, table, at]),
+        Work::Keep { keys, values, cache, .. } => {
+            any(&[keys, values, &cache.blocks, &cache.rows, &cache.tables])
+        }
+        Work::AttendBlocks { queries, into, cache, .. } => {
+            any(&[queries, into, &cache.blocks, &cache.rows, &cache.tables])
+        }
         Work::Gate { gate, up, into, .. } => any(&[gate, up, into]),
         // A kind that nobody has taught this function keeps its buffers.
         Work::Fence { .. } => false,
@@ -52,6 +61,11 @@ pub(crate) fn kind(work: &Work) -> u16 {
         Work::Gate { .. } => abi::WORK_GATE,
         Work::Rows { .. } => abi::WORK_ROWS,
         Work::Best { .. } => abi::WORK_BEST,
+        Work::Write { .. } => abi::WORK_WRITE,
+        Work::AddRow { .. } => abi::WORK_ADD_ROW,
+        Work::RotateRows { .. } => abi::WORK_ROTATE_ROWS,
+        Work::Keep { .. } => abi::WORK_KEEP,
+        Work::AttendBlocks { .. } => abi::WORK_ATTEND_BLOCKS,
         _ => abi::WORK_FENCE,
     }
 }

@@ -4,7 +4,7 @@
 
 use ggml_spanker::{Quant, WEIGHT_TYPES};
 use nix::errno::Errno;
-use spanker_runtime::{MAX_BEST, Place, Work};
+use spanker_runtime::{KvCache, MAX_BEST, Place, ROW_BYTES, Work};
 
 use super::{Owned, apart, product, require};
 use crate::card::compute::shared_heads;
@@ -13,7 +13,7 @@ use crate::card::traffic::quant;
 /// The most numbers of a row: a slice has at least one.
 const WIDEST: u64 = 1 << 20;
 /// The most scores that attention computes for a row: all heads over all positions.
-const MOST_SCORES: u64 = 1 << 26;
+pub(crate) const MOST_SCORES: u64 = 1 << 26;
 
 /// A type that weights have.
 fn weights(id: u32) -> Result<Quant, Errno> {
@@ -103,8 +103,61 @@ pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             require(apart((into, out), (from, count * 4)))
         }
         Work::Attend { .. } => attend(owned, work),
+        Work::AddRow { into, row, rows, width } => {
+            narrow(width)?;
+            let numbers = product(&[rows, width])?;
+            owned.elements(into, numbers, 4)?;
+            owned.elements(row, width, 4)?;
+            require(apart((into, numbers * 4), (row, width * 4)))
+        }
+        Work::RotateRows { data, table, positions, at, rows, heads, head_size, dims, .. } => {
+            narrow(product(&[heads, head_size])?)?;
+            require(dims <= head_size && dims.is_multiple_of(2))?;
+            let numbers = product(&[rows, heads, head_size])?;
+            let turns = product(&[positions, dims])?;
+            owned.elements(data, numbers, 4)?;
+            owned.elements(table, turns, 4)?;
+            owned.elements(at, product(&[rows, 2])?, 4)?;
+            let out = (data, numbers * 4);
+            require(apart(out, (table, turns * 4)) && apart(out, (at, rows * ROW_BYTES)))
+        }
+        Work::Keep { keys, values, ref cache, rows } => {
+            let operands = kept(owned, cache, rows)?;
+            let numbers = product(&[rows, cache.heads, cache.head_size])?;
+            owned.elements(keys, numbers, 4)?;
+            owned.elements(values, numbers, 4)?;
+            let [blocks, others @ ..] = operands;
+            let given = [(keys, numbers * 4), (values, numbers * 4)];
+            require(given.iter().chain(&others).all(|&other| apart(blocks, other)))
+        }
+        Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, .. } => {
+            let operands = kept(owned, cache, rows)?;
+            narrow(product(&[heads, cache.head_size])?)?;
+            require(group > 0 && offset <= WIDEST && group <= WIDEST)?;
+            require(shared_heads(heads, group, offset).1 <= cache.heads)?;
+            let numbers = product(&[rows, heads, cache.head_size])?;
+            owned.elements(queries, numbers, 4)?;
+            owned.elements(into, numbers, 4)?;
+            let out = (into, numbers * 4);
+            require(into == queries || apart(out, (queries, numbers * 4)))?;
+            require(operands.iter().all(|&operand| apart(out, operand)))
+        }
         _ => Err(Errno::EOPNOTSUPP),
     }
+}
+
+/// Blocks, rows and block tables of a cache, with their bytes.
+fn kept(owned: &Owned<'_>, cache: &KvCache, rows: u64) -> Result<[(Place, u64); 3], Errno> {
+    let shape = cache.shape().ok_or(Errno::EOPNOTSUPP)?;
+    shape.check().map_err(|_| Errno::EOPNOTSUPP)?;
+    narrow(product(&[cache.heads, cache.head_size])?)?;
+    require(cache.count <= u64::from(u32::MAX))?;
+    let blocks = product(&[cache.count, shape.block_bytes()])?;
+    owned.contains(cache.blocks, blocks)?;
+    owned.elements(cache.rows, product(&[rows, 2])?, 4)?;
+    owned.elements(cache.tables, cache.entries, 4)?;
+    let tables = (cache.tables, cache.entries * 4);
+    Ok([(cache.blocks, blocks), (cache.rows, rows * ROW_BYTES), tables])
 }
 
 fn opened(

@@ -2,9 +2,11 @@
 //! Attention in slices: a row of queries with the heads that share a head of keys and values, or several such.
 
 use bytemuck::cast_slice_mut;
-use ggml_spanker::ops::{self, KvView};
+use ggml_spanker::ops::{self, KvView, Queries};
+use ggml_spanker::{KvShape, Quant};
 use spanker_runtime::{Place, Work};
 
+use super::blocks::blocks_of;
 use super::{Alu, Memory, SLICE, Slice, floats, read, scratch_bytes, shifted};
 
 /// Multiply-accumulates in the time of a byte that is copied.
@@ -57,17 +59,20 @@ impl Alu {
             let skipped = kv * head_size * 2;
             read(memory, shifted(place, skipped), (past + rows) * stride - skipped)
         };
-        let look = KvView {
-            keys: seen(keys),
-            values: seen(values),
-            stride: stride as usize,
-            positions: (past + row + 1) as usize,
+        let shape = KvShape { heads: 1, head_size, quant: Quant::F16 };
+        let positions = (past + row + 1) as usize;
+        let blocks = blocks_of(shape, seen(keys), seen(values), stride as usize, positions);
+        let table: Vec<u32> = (0..KvShape::blocks_for(positions as u64) as u32).collect();
+        let view = KvView { cache: &blocks, table: &table, shape, head: 0 };
+        let queries = Queries {
+            rows: floats(memory, shifted(queries, at), count),
+            heads: (to - from) as usize,
+            first: positions - 1,
             scale: f32::from_bits(scale),
         };
-        let queries = floats(memory, shifted(queries, at), count);
         let scratch = &mut self.scratch;
         let out = cast_slice_mut(scratch_bytes(&mut scratch.out, (count * 4) as usize));
-        ops::attend(queries, head_size as usize, look, &mut scratch.attend, out);
+        ops::attend(queries, view, &mut scratch.attend, out);
         self.store(memory, shifted(into, at), count * 4);
     }
 }

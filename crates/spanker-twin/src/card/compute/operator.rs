@@ -6,6 +6,7 @@ use ggml_spanker::ops::{self, Pairs};
 use ggml_spanker::{decode, quantize};
 use spanker_runtime::{Place, Work, abi};
 
+use super::blocks::row_at;
 use super::{Alu, Memory, SLICE, Slice, floats, read, scratch_bytes, shifted};
 use crate::card::traffic::quant;
 
@@ -47,6 +48,19 @@ impl Alu {
                 Slice::of(done + part, total, part * (block * 4 + bytes))
             }
             Work::Rotate { .. } => self.rotate(memory, work, done),
+            Work::RotateRows { .. } => self.rotate_rows(memory, work, done),
+            Work::AddRow { into, row, rows, width } => {
+                let bytes = width * 4;
+                let part = share(rows - done, bytes * 2);
+                let place = shifted(into, done * bytes);
+                let out = scratch_bytes(&mut self.scratch.out, (part * bytes) as usize);
+                out.copy_from_slice(read(memory, place, part * bytes));
+                let row = floats(memory, row, width);
+                let all: &mut [f32] = cast_slice_mut(out);
+                all.chunks_exact_mut(width as usize).for_each(|sum| ops::add(sum, row));
+                self.store(memory, place, part * bytes);
+                Slice::of(done + part, rows, 2 * part * bytes)
+            }
             Work::Halve { from, into, elements } => {
                 let part = share(elements - done, 6);
                 let values = floats(memory, shifted(from, done * 4), part);
@@ -113,6 +127,31 @@ impl Alu {
         }
         self.store(memory, place, bytes);
         Slice::of(done + part, total, 2 * bytes)
+    }
+
+    /// `done` counts rows. Where they lie is read when it is needed: positions are data.
+    fn rotate_rows(&mut self, memory: &mut Memory, work: &Work, done: u64) -> Slice {
+        let Work::RotateRows { data, table, positions, at, rows, heads, head_size, dims, pairs } =
+            *work
+        else {
+            unreachable!("only rotations come here");
+        };
+        let pairs = if pairs == abi::PAIRS_HALVES { Pairs::Halves } else { Pairs::Adjacent };
+        let bytes = heads * head_size * 4;
+        let part = share(rows - done, 2 * bytes);
+        for row in done..done + part {
+            let position = u64::from(row_at(memory, at, row)[0]);
+            if position >= positions {
+                continue;
+            }
+            let place = shifted(data, row * bytes);
+            let out = scratch_bytes(&mut self.scratch.out, bytes as usize);
+            out.copy_from_slice(read(memory, place, bytes));
+            let turns = floats(memory, shifted(table, position * dims * 4), dims);
+            ops::rotate(cast_slice_mut(out), head_size as usize, turns, pairs);
+            self.store(memory, place, bytes);
+        }
+        Slice::of(done + part, rows, 2 * part * bytes)
     }
 
     /// `done` counts bytes of blocks.
