@@ -85,11 +85,15 @@ struct Alongside<'a> {
 }
 
 impl Runner for Alongside<'_> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
         match self.host.heartbeat() {
             Err(EngineError::Run(error)) => Err(error),
-            _ => self.inner.step(step),
+            _ => self.inner.begin(step),
         }
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        self.inner.end()
     }
 
     fn batch(&self) -> usize {

@@ -26,7 +26,7 @@ mod wiring;
 
 pub use error::{DeviceError, DeviceErrorKind};
 pub use examine::{examine, examine_pair};
-pub use group::{DeviceCall, DeviceGroup, Timing};
+pub use group::{BegunJob, DeviceCall, DeviceGroup, Timing};
 pub use lower::{DATA, Lowered, RELAY, SCRATCH, lower};
 pub use watch::Deadline;
 

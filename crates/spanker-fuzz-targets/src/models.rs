@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use ggml_spanker::WEIGHT_TYPES;
-use spanker_llm::{InProcess, LlmError, Network, Runner, Step, Want};
+use spanker_llm::{InProcess, LlmError, Network, Runner, Want};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Objective, Plan, Request, Split};
 use spanker_topology::{Cluster, Profile, Shape};
@@ -264,12 +264,13 @@ fn logits(
     let mut runner = InProcess::new(Arc::clone(network), plan, context, batch, 2)?;
     let mut all = Vec::new();
     for (at, tokens) in tokens.chunks(batch).enumerate() {
-        let outcome = runner.step(&Step { tokens, past: at * batch, want: Want::Logits })?;
+        let outcome = runner.step_alone(tokens, at * batch, Want::Logits)?;
         // One number that is none is as good as another.
         let bits = |value: f32| if value.is_nan() { u32::MAX } else { value.to_bits() };
-        all.extend(outcome.logits.unwrap().into_iter().map(bits));
-        let best = runner.step(&Step { tokens, past: at * batch, want: Want::Best(5) })?;
-        assert!(best.best.len() <= 5);
+        let logits = outcome.last().logits.clone().unwrap();
+        all.extend(logits.into_iter().map(bits));
+        let best = runner.step_alone(tokens, at * batch, Want::Best(5))?;
+        assert!(best.last().best.len() <= 5);
     }
     Ok(all)
 }

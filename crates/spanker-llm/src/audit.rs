@@ -63,6 +63,22 @@ impl<B: AsRef<[u8]> + Send + Sync> Weights for Network<B> {
 /// A slot of a block.
 type Cell = (u32, u64);
 
+/// The slots that a step writes: those of its tokens, and of blocks that it copies to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Written(Vec<Cell>);
+
+impl Written {
+    pub(crate) fn of(step: &Step<'_>) -> Written {
+        let copied =
+            step.copies.iter().flat_map(|&[_, to]| (0..KV_BLOCK).map(move |slot| (to, slot)));
+        let tokens = step.parts.iter().flat_map(|part| {
+            let positions = part.past..part.past + part.tokens.len() as u64;
+            positions.map(|at| (part.blocks[(at / KV_BLOCK) as usize], at % KV_BLOCK))
+        });
+        Written(copied.chain(tokens).collect())
+    }
+}
+
 /// Checks taps.
 pub(crate) struct Auditor<'a> {
     weights: Arc<dyn Weights + 'a>,
@@ -90,16 +106,10 @@ impl<'a> Auditor<'a> {
         Auditor { weights, log, cells: HashMap::new() }
     }
 
-    /// Slots that a step writes, and blocks that it copies to, are written anew.
-    pub(crate) fn forget(&mut self, step: &Step<'_>) {
-        for &[_, to] in step.copies {
-            (0..KV_BLOCK).for_each(|slot| drop(self.cells.remove(&(to, slot))));
-        }
-        for part in step.parts {
-            for position in part.past..part.past + part.tokens.len() as u64 {
-                let block = part.blocks[(position / KV_BLOCK) as usize];
-                self.cells.remove(&(block, position % KV_BLOCK));
-            }
+    /// What a step writes is written anew.
+    pub(crate) fn forget(&mut self, written: &Written) {
+        for cell in &written.0 {
+            self.cells.remove(cell);
         }
     }
 

@@ -6,40 +6,55 @@ mod exchange;
 mod load;
 mod log;
 
-use std::collections::HashMap;
-use std::ops::Range;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spanker_fabric::device::{Deadline, DeviceError, DeviceGroup};
-use spanker_plan::{Buffer, CardLayout, Op, Place, Plan, Programs, Taps, Want};
+use spanker_fabric::device::{BegunJob, Deadline, DeviceError, DeviceGroup};
+use spanker_plan::{Buffer, CardLayout, Op, Place, Plan, Programs, Taps, Wanted};
 use spanker_runtime::abi::Counters;
 use spanker_runtime::{Descriptor, Feature, Pace, SpankerControl, Work};
-use spanker_topology::{ExchangeKind, Kernels};
+use spanker_topology::{Cluster, ExchangeKind, Kernels};
 
-use crate::audit::{AuditLog, Auditor, Found, Member, disagreeing};
+use crate::audit::{AuditLog, Auditor, Found, Member, Written, disagreeing};
 use crate::layout::{self, Planned};
-use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing, candidates};
+use crate::runner::{Asked, Given, MemoryUse, Outcome, Runner, Step, Timing};
 use crate::twice::Searched;
 use crate::{LlmError, Network, Recorder};
 use exchange::Exchanges;
 use load::Buffers;
 pub use load::Loading;
-use log::Log;
+use log::{Log, StepLog};
 
 /// What a card must have for a model.
-const OPERATORS: [Feature; 10] = [
+const OPERATORS: [Feature; 12] = [
     Feature::WorkEmbed,
     Feature::WorkNorm,
     Feature::WorkQuantize,
     Feature::MatmulTypes,
-    Feature::WorkRotate,
-    Feature::WorkHalve,
-    Feature::WorkAttend,
     Feature::WorkGate,
     Feature::WorkRows,
     Feature::WorkBest,
+    Feature::WorkWrite,
+    Feature::WorkAddRow,
+    Feature::WorkRotateRows,
+    Feature::WorkKeep,
+    Feature::WorkAttendBlocks,
 ];
+
+/// A step that is under way.
+#[derive(Debug)]
+struct Begun {
+    job: BegunJob,
+    asked: Asked,
+    /// What the host reads of each member.
+    wanted: Vec<Wanted>,
+    taps: Vec<Taps>,
+    turn: u64,
+    written: Written,
+    log: Option<StepLog>,
+    since: Instant,
+}
 
 /// Whether a card's version of the ABI has all operators of a model.
 ///
@@ -61,6 +76,7 @@ pub struct OnCards<'a> {
     free_before: Vec<u64>,
     group: DeviceGroup<'a>,
     exchanges: Exchanges,
+    cluster: Cluster,
     deadline: Deadline,
     /// The buffers of every card.
     buffers: Vec<Buffers>,
@@ -73,6 +89,7 @@ pub struct OnCards<'a> {
     counted: Vec<Counters>,
     log: Option<Log>,
     auditor: Option<Auditor<'a>>,
+    begun: VecDeque<Begun>,
 }
 
 impl<'a> OnCards<'a> {
@@ -133,6 +150,7 @@ impl<'a> OnCards<'a> {
             free_before,
             group,
             exchanges,
+            cluster: plan.cluster.clone(),
             deadline,
             buffers,
             shaped: true,
@@ -141,6 +159,7 @@ impl<'a> OnCards<'a> {
             counted: Vec::new(),
             log: None,
             auditor: None,
+            begun: VecDeque::new(),
         };
         for rank in 0..loaded.group.ranks() {
             let info = loaded.group.request(rank, SpankerControl::info)?;
@@ -219,13 +238,15 @@ impl<'a> OnCards<'a> {
         (0..self.group.ranks()).filter(wrong).collect()
     }
 
-    /// Reads what cards kept of their operators, and compares it.
-    fn compare(&mut self, step: &Step<'_>, taps: &[Taps]) -> Result<(), LlmError> {
+    /// Reads what cards kept of their operators in a step, and compares it.
+    fn compare(&mut self, begun: &Begun) -> Result<(), LlmError> {
         let Some(mut auditor) = self.auditor.take() else { return Ok(()) };
-        auditor.forget(step.past as u64);
+        auditor.forget(&begun.written);
+        let (taps, past) = (&begun.taps, begun.asked.past);
         let mut all = Vec::with_capacity(taps.len());
         let found = taps.iter().enumerate().find_map(|(at, taps)| {
-            let captured = match self.read(at, Buffer::Audit, taps.bytes) {
+            let place = self.programs.audit_place(at, begun.turn);
+            let captured = match self.read(at, (place, taps.bytes)) {
                 Ok(captured) => captured,
                 Err(error) => return Some(Err(error)),
             };
@@ -237,9 +258,9 @@ impl<'a> OnCards<'a> {
         });
         self.auditor = Some(auditor);
         match found {
-            None => self.agreement(step.past, &disagreeing(taps, all.iter().map(Vec::as_slice))),
+            None => self.agreement(past, &disagreeing(taps, all.iter().map(Vec::as_slice))),
             Some(Err(error)) => Err(error),
-            Some(Ok((member, what))) => Err(self.blame(member, step.past, what)),
+            Some(Ok((member, what))) => Err(self.blame(member, past, what)),
         }
     }
 
@@ -263,9 +284,14 @@ impl<'a> OnCards<'a> {
         self.layouts.iter().map(|layout| (layout.card, bytes(layout))).collect()
     }
 
-    /// The descriptors of every member for a step.
-    fn lower(&mut self, programs: &[Vec<Op>]) -> Result<Vec<Vec<Descriptor>>, LlmError> {
+    /// The descriptors of every member for a step with these tables, and what is noted of them.
+    fn lower(
+        &mut self,
+        programs: &[Vec<Op>],
+        tables: &Arc<[u8]>,
+    ) -> Result<(Vec<Vec<Descriptor>>, Option<StepLog>), LlmError> {
         let mut out = Vec::with_capacity(programs.len());
+        let mut log = self.log.as_ref().map(|_| StepLog::new(programs.len()));
         for (member, program) in programs.iter().enumerate() {
             let mut work: Vec<Descriptor> = Vec::with_capacity(2 * program.len());
             // What the host has learned from one card, no other card hears before the host knew it.
@@ -282,11 +308,15 @@ impl<'a> OnCards<'a> {
             for op in program {
                 let number = if matches!(op, Op::Tap(_)) { next - 1 } else { next };
                 next = number + 1;
-                if let Some(log) = &mut self.log {
+                if let Some(log) = &mut log {
                     log.op(member, work.len(), number, op);
                 }
                 match *op {
                     Op::Work(ref one) | Op::Tap(ref one) => work.push(one.clone().into()),
+                    Op::Data { into, .. } => {
+                        let bytes = Arc::clone(tables);
+                        work.push(Work::Write { into, bytes }.into());
+                    }
                     Op::Send { to, from, length } => {
                         let port = self.port(member, to);
                         work.push(Work::Send { from, length, port, tag: 0 }.into());
@@ -298,56 +328,79 @@ impl<'a> OnCards<'a> {
                         work.push(Work::Receive { into, length, port, tag: 0, landing }.into());
                         work.push(Work::Fence { not_before_ps: 0 }.into());
                     }
-                    Op::Collective { collective, dtype, elements, data } => {
-                        let (key, buffers) = ((stage, collective, elements), &self.buffers[member]);
-                        let place = (member, rank);
-                        self.exchanges.lower(place, key, dtype, data, buffers, &mut work)?;
+                    Op::Collective { collective, fold, elements, data } => {
+                        let key = (stage, collective, elements, fold);
+                        let (place, buffers) = ((member, rank), &self.buffers[member]);
+                        self.exchanges.lower(place, key, data, buffers, &mut work)?;
                     }
                     Op::Mark { .. } => {}
                     ref other => unreachable!("cards exchange by schedules, not by {other:?}"),
                 }
             }
+            if let Some(log) = &mut log {
+                log.program(member, &work);
+            }
             out.push(work);
         }
-        Ok(out)
+        Ok((out, log))
     }
 
     fn port(&self, member: usize, neighbour: usize) -> u32 {
         self.group.wiring().port(member, neighbour).expect("routes follow links")
     }
 
-    fn read(&self, member: usize, buffer: Buffer, bytes: u64) -> Result<Vec<u8>, LlmError> {
+    fn read(&self, member: usize, (place, bytes): (Place, u64)) -> Result<Vec<u8>, LlmError> {
         let mut out = vec![0; bytes as usize];
-        let place = self.programs.members()[member].place(buffer);
         self.group.request(member, |card| card.read(place.buffer, place.offset, &mut out))?;
         Ok(out)
     }
 
-    fn collect(&self, want: Want, outcome: &mut Outcome) -> Result<(), LlmError> {
-        let last: Range<usize> = self.programs.last();
-        match want {
-            Want::Nothing => {}
-            Want::Best(k) => {
-                let buffer = if last.len() == 1 { Buffer::Best } else { Buffer::AllBest };
-                let bytes = self.read(last.start, buffer, last.len() as u64 * u64::from(k) * 8)?;
-                outcome.best = candidates(&bytes, k as usize);
+    /// What a step gives the host.
+    fn collect(&self, wanted: &[Wanted]) -> Result<Given, LlmError> {
+        let mut given = Given::default();
+        for (member, wanted) in wanted.iter().enumerate() {
+            if let Some(best) = wanted.best {
+                given.best = self.read(member, best)?;
             }
-            Want::Logits => {
-                let mut logits = Vec::new();
-                for member in last {
-                    let vocab = &self.programs.members()[member].shard.vocab;
-                    let bytes = self.read(member, Buffer::Logits, (vocab.end - vocab.start) * 4)?;
-                    logits.extend(bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)));
-                }
-                outcome.logits = Some(logits);
+            if let Some(logits) = wanted.logits {
+                given.logits.push(self.read(member, logits)?);
             }
         }
-        Ok(())
+        Ok(given)
+    }
+
+    /// When the host knows what came of a step whose members were done at these times, in picoseconds.
+    fn known(&self, begun: &Begun, finished: &[u64]) -> Result<u64, LlmError> {
+        let mut latest = finished.iter().copied().max().unwrap_or(0);
+        if self.depth() == 1 {
+            // Cards show on their clocks what reading took. Those that are read for an audit keep the host waiting, too.
+            let read = match self.auditor.is_some() {
+                true => 0..self.group.ranks(),
+                false => self.programs.last(),
+            };
+            for member in read {
+                latest = latest.max(self.group.request(member, SpankerControl::info)?.clock.0);
+            }
+            return Ok(latest);
+        }
+        // They go on with the next step meanwhile.
+        for (member, &at) in finished.iter().enumerate() {
+            let wanted = &begun.wanted[member];
+            let tapped = begun.taps.get(member).map_or(0, |taps| taps.bytes);
+            let read = [wanted.best, wanted.logits].into_iter().flatten();
+            let bytes = read.map(|(_, bytes)| bytes).sum::<u64>() + tapped;
+            if bytes > 0 {
+                let card = self.programs.members()[member].card;
+                let host = &self.cluster.profile(card).host;
+                let seconds = host.latency.value.0 + bytes as f64 / host.bandwidth.value.0 as f64;
+                latest = latest.max(at.saturating_add((seconds * 1e12).round() as u64));
+            }
+        }
+        Ok(latest)
     }
 
     /// Card time since the last step, the mean card's time without work, bytes over links.
-    fn measure(&mut self, finished: u64) -> Result<Timing, LlmError> {
-        let mut latest = finished;
+    fn measure(&mut self, known: u64) -> Result<Timing, LlmError> {
         let (mut busy, mut sent) = (0, 0);
         for rank in 0..self.group.ranks() {
             let now = self.group.request(rank, SpankerControl::counters)?;
@@ -355,74 +408,92 @@ impl<'a> OnCards<'a> {
             busy += now.busy_ps.saturating_sub(before.busy_ps);
             sent += now.sent.saturating_sub(before.sent);
         }
-        // Cards that are read for an audit keep the host waiting, too.
-        let read = match self.auditor.is_some() {
-            true => 0..self.group.ranks(),
-            false => self.programs.last(),
-        };
-        for member in read {
-            latest = latest.max(self.group.request(member, SpankerControl::info)?.clock.0);
-        }
-        let took = latest.saturating_sub(self.clock);
-        self.clock = self.clock.max(latest);
+        let took = known.saturating_sub(self.clock);
+        self.clock = self.clock.max(known);
         let nanos = |ps: u64| Duration::from_nanos(ps / 1000);
         let card = self.shaped.then_some(nanos(took));
         // What a card's operators do not take goes to links, to waiting and to the host.
         let sync = nanos(took.saturating_sub(busy / self.group.ranks() as u64));
         Ok(Timing { wall: Duration::ZERO, card, sync, sent })
     }
-}
 
-impl OnCards<'_> {
-    /// Runs a step. Which operators are checked depends on `salt`.
-    fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<Outcome, LlmError> {
+    /// Begins a step. Which operators are checked depends on `salt`.
+    fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<(), LlmError> {
         layout::check(&self.programs, self.vocab, step)?;
-        let begun = Instant::now();
+        let since = Instant::now();
         let wiring = self.group.wiring();
-        let parts = [layout::part(step)];
-        let whole = spanker_plan::Step { parts: &parts };
         let route = |from, to| wiring.route(from, to);
-        let (programs, taps) = self.programs.audited(&whole, &route, salt);
-        let programs = self.lower(&programs)?;
-        let finished = self.group.run(&programs, &self.deadline)?;
-        let mut outcome = Outcome::default();
-        self.collect(step.want, &mut outcome)?;
-        self.compare(step, &taps)?;
-        let finished = finished.into_iter().map(|time| time.0).max().unwrap_or(0);
-        if let Some(log) = &mut self.log {
-            log.keep(&self.group, &self.programs, &programs, step.past)?;
+        let (programs, taps) = self.programs.audited(step, &route, salt);
+        let tables: Arc<[u8]> = self.programs.tables(step).into();
+        let (programs, log) = self.lower(&programs, &tables)?;
+        let job = self.group.begin(&programs, &self.deadline)?;
+        let members = 0..self.group.ranks();
+        let wanted = members.map(|member| self.programs.wanted(member, step)).collect();
+        let (asked, written, turn) = (Asked::of(step), Written::of(step), step.turn);
+        self.begun.push_back(Begun { job, asked, wanted, taps, turn, written, log, since });
+        Ok(())
+    }
+
+    /// Waits for the step that began first, and reads what came of it.
+    fn conclude(&mut self) -> Result<Outcome, LlmError> {
+        let nothing = || LlmError::unsupported("no step has begun");
+        let mut begun = self.begun.pop_front().ok_or_else(nothing)?;
+        let finished = self.group.finish(&begun.job, &self.deadline)?;
+        let finished: Vec<u64> = finished.into_iter().map(|time| time.0).collect();
+        let given = self.collect(&begun.wanted)?;
+        self.compare(&begun)?;
+        if let (Some(log), Some(step)) = (&mut self.log, begun.log.take()) {
+            log.keep(&self.group, &self.programs, step, begun.asked.past)?;
         }
-        outcome.timing = Timing { wall: begun.elapsed(), ..self.measure(finished)? };
-        Ok(outcome)
+        let known = self.known(&begun, &finished)?;
+        let timing = Timing { wall: begun.since.elapsed(), ..self.measure(known)? };
+        Ok(Outcome { outputs: given.outputs(&begun.asked), timing })
+    }
+
+    /// Gives up what is under way: whatever comes of it is of no more use.
+    fn abandon(&mut self) {
+        for begun in std::mem::take(&mut self.begun) {
+            self.group.abandon(&begun.job, &self.deadline);
+        }
     }
 }
 
 impl Searched for OnCards<'_> {
     fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<(), LlmError> {
-        OnCards::attempt(self, step, salt).map(|_| ())
+        OnCards::attempt(self, step, salt)?;
+        self.conclude().map(|_| ())
     }
 
-    fn examine(&self, step: &Step<'_>) -> LlmError {
+    fn examine(&self, past: usize) -> LlmError {
         let what = "its results are not those of this host".to_owned();
         match self.examined()[..] {
-            [member] => self.blame(member, step.past, what),
-            _ => LlmError::Unsure { past: step.past },
+            [member] => self.blame(member, past, what),
+            _ => LlmError::Unsure { past },
         }
     }
 }
 
 impl Runner for OnCards<'_> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        self.attempt(step, 0)
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
+        self.attempt(step, 0).inspect_err(|_| self.abandon())
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        self.conclude().inspect_err(|_| self.abandon())
     }
 
     fn batch(&self) -> usize {
         self.programs.space().batch as usize
     }
+
+    fn depth(&self) -> usize {
+        self.programs.space().turns as usize
+    }
 }
 
 impl Drop for OnCards<'_> {
     fn drop(&mut self) {
+        self.abandon();
         free(&self.group, &self.buffers);
     }
 }

@@ -150,11 +150,8 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         if let Some(noise) = &mut self.noise {
             rows[1..].iter_mut().for_each(|row| noise.halves(row));
         }
-        let shape = KvShape {
-            heads: model.kv_heads,
-            head_size: model.head_size,
-            quant: Quant::F16,
-        };
+        let shape =
+            KvShape { heads: model.kv_heads, head_size: model.head_size, quant: Quant::F16 };
         let cache = &mut self.caches[layer].blocks;
         let block = shape.block_bytes() as usize;
         let last = position / KV_BLOCK as usize * block;

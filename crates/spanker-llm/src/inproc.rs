@@ -53,7 +53,7 @@ struct Begun {
 }
 
 /// Programs that are kept: steps of so many shapes take turns.
-const MOST_PROGRAMS: usize = 64;
+const MOST_PROGRAMS: usize = 32;
 
 /// A network on cards that are threads of this process.
 ///

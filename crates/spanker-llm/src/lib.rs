@@ -48,7 +48,7 @@ pub use measure::{Measurement, Subject, measure, unmeasured};
 pub use network::{Network, Rope};
 pub use ranks::{Leader, OnRanks, RankSamples, Worker, run_worker};
 pub use recorder::Recorder;
-pub use runner::{MemoryUse, Outcome, Runner, Step, Timing};
+pub use runner::{MemoryUse, Outcome, Output, Part, Runner, Step, Timing};
 pub use session::Session;
 pub use spanker_plan::Want;
 pub use twice::{Searched, Twice};

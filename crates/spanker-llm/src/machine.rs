@@ -7,15 +7,15 @@ use std::ops::Range;
 use std::time::Instant;
 
 use ggml_spanker::ops;
-use spanker_model::Quant;
+use spanker_model::{KvShape, Quant};
 use spanker_plan::{
-    ALIGNMENT, Activity, Buffer, BufferId, GpuStaging, Label, Mark, Member, Op, Piece, Place, Plan,
-    Programs, Want,
+    ALIGNMENT, Activity, Buffer, BufferId, GpuStaging, Label, Mark, Op, Piece, Place, Plan,
+    Programs, Reach, StepShape, Want,
 };
 use spanker_topology::{ExchangeKind, Kernels};
 
 use crate::layout::{self, Planned};
-use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing, merged};
+use crate::runner::{Asked, MemoryUse, Outcome, Output, Part, Runner, Step, Timing, merged};
 use crate::{LlmError, Loading, Network, Recorder};
 
 /// Cards that go through programs themselves.
@@ -68,7 +68,19 @@ pub trait Machine {
     /// What the card says.
     fn read(&mut self, member: usize, place: Place, out: &mut [u8]) -> Result<(), LlmError>;
 
-    /// Makes programs ready to be run again and again: one list for each member, as for a step after no tokens.
+    /// Copies bytes within a member's card.
+    ///
+    /// # Errors
+    /// What the card says.
+    fn copy(
+        &mut self,
+        member: usize,
+        from: Place,
+        into: Place,
+        length: u64,
+    ) -> Result<(), LlmError>;
+
+    /// Makes programs ready to be run again and again: one list for each member.
     /// `groups` are the members that exchange with each other. Nothing if there is no room for them beside those that
     /// are ready.
     ///
@@ -83,17 +95,16 @@ pub trait Machine {
     /// All programs that were ready have been dropped: their room is free.
     fn forget(&mut self);
 
-    /// Runs programs for these tokens after `past` others: rows of the table of angles, of keys and of values, and
-    /// positions that are seen, are so many further on. Tokens are these, and not those that programs fill in.
-    /// Returns the bytes that cards gave to other cards.
+    /// Runs programs with the tables of a step ([`Op::Data`]), whose rows look so far back. Returns the bytes that cards
+    /// gave to other cards.
     ///
     /// # Errors
     /// What the card that failed says.
     fn run(
         &mut self,
         program: &Self::Program,
-        tokens: &[u32],
-        past: usize,
+        tables: &[u8],
+        reach: &Reach,
     ) -> Result<u64, LlmError>;
 
     /// The same, and what each card did when. Cards may wait for each other where they otherwise do not.
@@ -103,10 +114,10 @@ pub trait Machine {
     fn run_traced(
         &mut self,
         program: &Self::Program,
-        tokens: &[u32],
-        past: usize,
+        tables: &[u8],
+        reach: &Reach,
     ) -> Result<(u64, Vec<Spent>), LlmError> {
-        Ok((self.run(program, tokens, past)?, Vec::new()))
+        Ok((self.run(program, tables, reach)?, Vec::new()))
     }
 }
 
@@ -132,11 +143,13 @@ pub struct OnMachine<M: Machine> {
     vocab: u64,
     memory: Vec<MemoryUse>,
     machine: M,
-    programs: HashMap<Shape, Prepared<M::Program>>,
+    programs: HashMap<StepShape, Prepared<M::Program>>,
     /// Where to write what cards do, and when that began.
     trace: Option<(Recorder, Instant)>,
     /// Steps of one token since the last that was traced.
     untraced: u32,
+    /// What came of the step that is under way.
+    ended: Option<Outcome>,
 }
 
 /// A program that is ready, and for each member what its operators belong to.
@@ -144,15 +157,6 @@ pub struct OnMachine<M: Machine> {
 struct Prepared<P> {
     program: P,
     labels: Vec<Vec<Label>>,
-}
-
-/// What steps have in common that one program is for.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Shape {
-    rows: usize,
-    head: bool,
-    /// The rank of the first group that has each token's row of the embedding table, where these are several.
-    owners: Vec<u8>,
 }
 
 /// Programs that are kept: decoding, whole batches, and a few last ones of prompts.
@@ -219,7 +223,9 @@ impl<M: Machine> OnMachine<M> {
         }
         let vocab = network.model().vocab;
         let (programs, trace, untraced) = (HashMap::new(), None, 0);
-        let mut ready = OnMachine { layout, vocab, memory, machine, programs, trace, untraced };
+        let ended = None;
+        let mut ready =
+            OnMachine { layout, vocab, memory, machine, programs, trace, untraced, ended };
         ready.warm_up(context)?;
         Ok(ready)
     }
@@ -245,9 +251,7 @@ impl<M: Machine> OnMachine<M> {
 
     /// Programs for a step, in place of all others where there is no room for them beside these.
     fn prepare(&mut self, step: &Step<'_>) -> Result<Prepared<M::Program>, LlmError> {
-        let parts = [layout::part(step)];
-        let whole = spanker_plan::Step { parts: &parts };
-        let programs = self.layout.step(&whole, &|from, to| vec![from, to]);
+        let programs = self.layout.step(step, &|from, to| vec![from, to]);
         let labels = programs.iter().map(|list| labels(list)).collect();
         let groups = self.layout.groups();
         let program = match self.machine.prepare(&programs, groups)? {
@@ -258,7 +262,7 @@ impl<M: Machine> OnMachine<M> {
                 self.machine.prepare(&programs, groups)?
             }
         };
-        let rows = step.tokens.len();
+        let rows = step.rows();
         let full =
             || LlmError::plan(format!("no room for the programs of a step of {rows} tokens"));
         Ok(Prepared { program: program.ok_or_else(full)?, labels })
@@ -269,43 +273,58 @@ impl<M: Machine> OnMachine<M> {
         if self.trace.is_none() {
             return false;
         }
-        if step.tokens.len() > 1 {
+        if step.rows() > 1 {
             return true;
         }
         self.untraced = (self.untraced + 1) % TRACED;
         self.untraced == 0
     }
 
+    /// Copies blocks of the KV cache of all members.
+    fn copy_blocks(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
+        for &[from, to] in step.copies {
+            for member in 0..self.layout.members().len() {
+                for [from, into, length] in self.layout.block_copies(member, from, to) {
+                    let base = self.layout.members()[member].place(Buffer::Kv);
+                    let at = |offset: u64| Place { offset: base.offset + offset, ..base };
+                    self.machine.copy(member, at(from), at(into), length)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Runs a step; the choice of the best tokens is left to the host. Says how many bytes were sent between cards, and
     /// if it was traced, what each card of the last stage has left to do.
     fn run(&mut self, step: &Step<'_>) -> Result<(u64, Vec<Mark>), LlmError> {
-        let want = if step.want == Want::Nothing { Want::Nothing } else { Want::Logits };
-        let key = Shape {
-            rows: step.tokens.len(),
-            head: want != Want::Nothing,
-            owners: self.owners(step.tokens),
-        };
+        self.copy_blocks(step)?;
+        let mut parts = step.parts.to_vec();
+        let asked = parts.iter_mut().filter(|part| part.want != Want::Nothing);
+        asked.for_each(|part| part.want = Want::Logits);
+        let step = &Step { parts: &parts, copies: &[], turn: step.turn };
+        let key = StepShape::of(step);
         if !self.programs.contains_key(&key) {
             if self.programs.len() >= MOST_PROGRAMS {
                 self.programs.clear();
                 self.machine.forget();
             }
-            let program = self.prepare(&Step { past: 0, want, ..*step })?;
-            self.programs.insert(key.clone(), program);
+            let program = self.prepare(step)?;
+            self.programs.insert(key, program);
         }
         let traced = self.is_traced(step);
         let ready = &self.programs[&key];
+        let (tables, reach) = (self.layout.tables(step), step.reach());
         let Some((recorder, origin)) = self.trace.as_ref().filter(|_| traced) else {
-            let sent = self.machine.run(&ready.program, step.tokens, step.past)?;
+            let sent = self.machine.run(&ready.program, &tables, &reach)?;
             return Ok((sent, Vec::new()));
         };
         let shift = origin.elapsed().as_secs_f64();
-        let (sent, spans) = self.machine.run_traced(&ready.program, step.tokens, step.past)?;
-        let members = self.layout.members();
+        let (sent, spans) = self.machine.run_traced(&ready.program, &tables, &reach)?;
+        let (members, token) = (self.layout.members(), Asked::of(step).past as u32);
         recorder.add(spans.iter().map(|span| {
             let mut label =
                 ready.labels[span.member].get(span.ops.start).copied().unwrap_or(OUTSIDE);
-            label.token = step.past as u32;
+            label.token = token;
             if span.exchange && label.activity != Activity::Handoff {
                 label.activity = Activity::Exchange;
             }
@@ -318,25 +337,11 @@ impl<M: Machine> OnMachine<M> {
             let end = shift + own.map(|span| span.end).fold(0.0, f64::max);
             let labels = &ready.labels[member];
             let mut label = labels.last().copied().unwrap_or(OUTSIDE);
-            label.token = step.past as u32;
+            label.token = token;
             let (card, op) = (members[member].card as u32, labels.len() as u32);
             Mark { card, label, op, ops: 1, start: end, end, parts: None }
         });
         Ok((sent, left.collect()))
-    }
-
-    /// Which rank of the first group has each token's row of the embedding table: a part of the program of several.
-    fn owners(&self, tokens: &[u32]) -> Vec<u8> {
-        let group = self.layout.groups()[0].clone();
-        if group.len() == 1 {
-            return Vec::new();
-        }
-        let members = &self.layout.members()[group];
-        let owner = |&token: &u32| {
-            let has = |member: &Member| member.shard.vocab.contains(&u64::from(token));
-            members.iter().position(has).unwrap_or(0) as u8
-        };
-        tokens.iter().map(owner).collect()
     }
 
     /// Runs a step of one token and a whole batch of them, so that the first prompt finds programs and code in place.
@@ -344,26 +349,54 @@ impl<M: Machine> OnMachine<M> {
     fn warm_up(&mut self, context: usize) -> Result<(), LlmError> {
         let rows = self.batch().min(context);
         let tokens = vec![0; rows];
+        let blocks = vec![0; KvShape::blocks_for(rows as u64) as usize];
         let rows = if rows > 1 { &[1, rows][..] } else { &[1] };
         for &rows in rows {
             let want = if rows == 1 { Want::Logits } else { Want::Nothing };
-            self.run(&Step { tokens: &tokens[..rows], past: 0, want })?;
+            self.run(&Step::of(&[Part::new(&tokens[..rows], 0, &blocks, want)]))?;
         }
-        self.logits().map(|_| ())
+        self.logits(1, 0).map(|_| ())
     }
 
-    /// The logits of all cards of the last stage, with the first token of each.
-    fn logits(&mut self) -> Result<Vec<(u32, Vec<f32>)>, LlmError> {
+    /// The logits of so many outputs, of all cards of the last stage, with the first token of each.
+    fn logits(&mut self, outputs: u64, turn: u64) -> Result<Vec<(u32, Vec<f32>)>, LlmError> {
         let mut all = Vec::new();
         for member in self.layout.last() {
-            let one = &self.layout.members()[member];
-            let vocab = &one.shard.vocab;
-            let mut logits = vec![0.0f32; (vocab.end - vocab.start) as usize];
-            let place = one.place(Buffer::Logits);
+            let vocab = self.layout.members()[member].shard.vocab.clone();
+            let mut logits = vec![0.0f32; ((vocab.end - vocab.start) * outputs) as usize];
+            let place = self.layout.logits_place(member, turn);
             self.machine.read(member, place, bytemuck::cast_slice_mut(&mut logits))?;
             all.push((vocab.start as u32, logits));
         }
         Ok(all)
+    }
+
+    /// What a step's parts asked for.
+    fn outputs(&mut self, step: &Step<'_>) -> Result<Vec<Output>, LlmError> {
+        let count = step.outputs();
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let cards = self.logits(count, step.turn)?;
+        let wants = step.parts.iter().flat_map(|part| (0..part.asked()).map(|_| part.want));
+        let own = |logits: &[f32], at: usize| {
+            let each = logits.len() / count as usize;
+            at * each..(at + 1) * each
+        };
+        let output = |(at, want): (usize, Want)| match want {
+            Want::Best(k) => {
+                let found = cards.iter().flat_map(|(first, logits)| {
+                    let best = ops::best(&logits[own(logits, at)], k as usize);
+                    best.into_iter().map(move |(token, value)| (token + first, value))
+                });
+                Output { best: merged(found.collect(), k as usize), logits: None }
+            }
+            _ => {
+                let all = cards.iter().flat_map(|(_, logits)| &logits[own(logits, at)]);
+                Output { best: Vec::new(), logits: Some(all.copied().collect()) }
+            }
+        };
+        Ok(wants.enumerate().map(output).collect())
     }
 }
 
@@ -382,33 +415,24 @@ fn labels(list: &[Op]) -> Vec<Label> {
 }
 
 impl<M: Machine> Runner for OnMachine<M> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
         layout::check(&self.layout, self.vocab, step)?;
         let begun = Instant::now();
         let (sent, left) = self.run(step)?;
-        let mut outcome = Outcome::default();
-        match step.want {
-            Want::Nothing => {}
-            Want::Logits => {
-                let parts = self.logits()?.into_iter().flat_map(|(_, logits)| logits);
-                outcome.logits = Some(parts.collect());
-            }
-            Want::Best(k) => {
-                let parts = self.logits()?;
-                let found = parts.iter().flat_map(|(first, logits)| {
-                    let best = ops::best(logits, k as usize);
-                    best.into_iter().map(move |(token, value)| (token + first, value))
-                });
-                outcome.best = merged(found.collect(), k as usize);
-                if let Some((recorder, origin)) = &self.trace {
-                    let now = origin.elapsed().as_secs_f64();
-                    let done = |mark: Mark| Mark { end: now.max(mark.start), ..mark };
-                    recorder.add(left.into_iter().map(done));
-                }
-            }
+        let outputs = self.outputs(step)?;
+        if let Some((recorder, origin)) = &self.trace {
+            let now = origin.elapsed().as_secs_f64();
+            let done = |mark: Mark| Mark { end: now.max(mark.start), ..mark };
+            let picks = step.candidates().is_some();
+            recorder.add(left.into_iter().filter(|_| picks).map(done));
         }
-        outcome.timing = Timing { wall: begun.elapsed(), sent, ..Timing::default() };
-        Ok(outcome)
+        let timing = Timing { wall: begun.elapsed(), sent, ..Timing::default() };
+        self.ended = Some(Outcome { outputs, timing });
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        Ok(self.ended.take().unwrap_or_default())
     }
 
     fn batch(&self) -> usize {

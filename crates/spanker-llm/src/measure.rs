@@ -15,14 +15,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spanker_model::{Model, Quant};
+use spanker_model::{KvShape, Model, Quant};
 use spanker_plan::{Activity, Layout, Mark, Objective, Op, Plan, Request, Want};
 use spanker_topology::{
     Bytes, BytesPerSecond, Cluster, Confidence, ExchangeKind, Kernels, MacsPerSecond, OperatorKind,
     Profile, Provenance, Seconds, Shape, Value,
 };
 
-use crate::runner::Step;
+use crate::runner::{Part, Step};
 use crate::{InProcess, LlmError, Network};
 use fit::usual;
 use observe::{Alike, Observed, Usual};
@@ -296,7 +296,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Measurable for InProcess<B> {
             programs.iter_mut().for_each(|program| keep_layers(program, layers));
         }
         let programs = Arc::new(programs);
-        let reports = self.go(Arc::clone(&programs), step.want, true, begun)?;
+        let reports = self.go(Arc::clone(&programs), step, true, begun)?;
         let wall = begun.elapsed().as_secs_f64();
         let marks = reports.into_iter().map(|report| report.marks).collect();
         Ok(Timed { programs, marks, wall })
@@ -342,15 +342,16 @@ impl<R: Measurable> Bench<'_, R> {
         let last = self.context - in_a_row;
         let mut positions: Vec<usize> = POSITIONS.iter().map(|&past| past.min(last)).collect();
         positions.dedup();
+        let blocks = self.blocks();
         let begun = Instant::now();
         for turn in 0..=STEPS[1] {
             let in_turn =
                 positions.iter().flat_map(|first| (0..in_a_row).map(move |at| (first, at)));
             for (past, at) in in_turn.map(|(first, at)| (first + at, at)) {
-                let token = ((turn * 7919 + past) as u64 % vocab) as u32;
-                let step = Step { tokens: &[token], past, want: Want::Best(1) };
+                let token = [((turn * 7919 + past) as u64 % vocab) as u32];
                 let counts = turn > 0 && at + 1 >= in_a_row.min(2);
-                let around = self.step(&step, None, counts)?.around;
+                let part = Part::new(&token, past as u64, &blocks, Want::Best(1));
+                let around = self.step(part, None, counts)?.around;
                 self.samples.around.extend(counts.then_some(around));
             }
             if turn >= STEPS[0] && begun.elapsed() > time {
@@ -364,7 +365,7 @@ impl<R: Measurable> Bench<'_, R> {
     fn rows(&mut self, rows: usize) -> Result<(), LlmError> {
         let before = BEFORE_ROWS.map(|past| past.min(self.context - rows));
         let tokens: Vec<u32> = vec![1; rows];
-        let (mut next, mut each) = (0, 1);
+        let (mut next, mut each, blocks) = (0, 1, self.blocks());
         let begun = Instant::now();
         for turn in 0..=STEPS[1] {
             let some: Vec<u32> = self
@@ -377,8 +378,8 @@ impl<R: Measurable> Bench<'_, R> {
                 .collect();
             next += each;
             let past = before[turn % before.len()];
-            let step = Step { tokens: &tokens, past, want: Want::Nothing };
-            let wall = self.step(&step, Some(&some), turn > 0)?.wall;
+            let part = Part::new(&tokens, past as u64, &blocks, Want::Nothing);
+            let wall = self.step(part, Some(&some), turn > 0)?.wall;
             if turn == 0 {
                 let share = TIME.as_secs_f64() / 8.0 / wall.max(1e-6);
                 each = (share as usize).clamp(1, 8);
@@ -390,19 +391,27 @@ impl<R: Measurable> Bench<'_, R> {
         Ok(())
     }
 
+    /// The blocks of the only sequence.
+    fn blocks(&self) -> Vec<u32> {
+        (0..KvShape::blocks_for(self.context as u64) as u32).collect()
+    }
+
     /// One step, through some layers or all; says how long it took, and keeps how long each operator took unless
     /// it was to warm up.
     fn step(
         &mut self,
-        step: &Step<'_>,
+        part: Part<'_>,
         layers: Option<&[u32]>,
         counts: bool,
     ) -> Result<Took, LlmError> {
+        let parts = [part];
+        let step = &Step::of(&parts);
         let Timed { programs, marks, wall } = self.runner.timed(step, layers)?;
         let marks: Vec<_> = marks.iter().map(Vec::as_slice).collect();
         if counts {
             let operators = programs.iter().map(Vec::len).sum();
-            let alike = Alike { rows: step.tokens.len(), past: step.past, operators };
+            let (rows, past) = (part.tokens.len(), part.past as usize);
+            let alike = Alike { rows, past, operators };
             self.samples.observed.add(alike, &programs, self.runner.groups(), &marks);
         }
         let all = || marks.iter().copied().flatten();

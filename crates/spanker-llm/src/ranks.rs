@@ -22,22 +22,23 @@ mod rounds;
 mod wire;
 mod worker;
 
+use std::collections::VecDeque;
 use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric, FabricError};
-use spanker_plan::{ExchangeTable, Plan, Want};
+use spanker_plan::{ExchangeTable, Plan};
 use spanker_topology::ExchangeKind;
 
 use crate::card::{self, Report};
 use crate::layout::{self, Planned};
-use crate::runner::{MemoryUse, Outcome, Runner, Step, Timing};
+use crate::runner::{Asked, MemoryUse, Outcome, Runner, Step, Timing};
 use crate::{LlmError, Network};
-use audit::Audited;
+use audit::{Audited, Checked};
 pub use measure::RankSamples;
 use order::Order;
-use part::{RankPart, Stepping};
+use part::{Ran, RankPart, Stepping};
 use record::Recording;
 use wire::{End, LEADER, Wire};
 pub use worker::{Worker, run_worker};
@@ -242,6 +243,19 @@ pub struct OnRanks<F, B> {
     rank_part: RankPart<B>,
     memory: Vec<MemoryUse>,
     audited: Option<Audited>,
+    begun: VecDeque<Begun>,
+}
+
+/// A step that is under way.
+struct Begun {
+    number: u64,
+    asked: Asked,
+    since: Instant,
+    /// What this rank's own card says.
+    own: Option<Report>,
+    /// What each member's card reports, if it does.
+    expected: Option<Vec<[u64; 3]>>,
+    checked: Option<Checked>,
 }
 
 impl<F, B> std::fmt::Debug for OnRanks<F, B> {
@@ -266,7 +280,7 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks
         threads: usize,
     ) -> Result<Self, LlmError> {
         let (rank_part, memory) = leader.lay(network, (plan, ranks), space, threads, false)?;
-        Ok(OnRanks { leader, rank_part, memory, audited: None })
+        Ok(OnRanks { leader, rank_part, memory, audited: None, begun: VecDeque::new() })
     }
 }
 
@@ -287,69 +301,92 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B> OnRanks<F, B> {
 }
 
 impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
-    /// The reports of all cards, in the order of their members.
-    fn collect(&mut self, own: Option<Report>, want: Want) -> Result<Vec<Report>, LlmError> {
-        let (from, step) = (self.rank_part.expected(want), self.rank_part.steps);
-        let messages = self.leader.heard(|wire| wire.reports(step, &from))?;
-        let mut messages = messages.into_iter();
-        let mut own = own;
-        let members = self.rank_part.ranks.iter().enumerate();
-        let reports = members.filter_map(|(member, &rank)| match rank {
+    /// The reports of all cards on a step, in the order of their members.
+    fn collect(
+        &mut self,
+        number: u64,
+        own: Option<Report>,
+        expected: &[[u64; 3]],
+    ) -> Result<Vec<Report>, LlmError> {
+        let ranks = &self.rank_part.ranks;
+        let others = ranks.iter().zip(expected).filter(|&(&rank, _)| rank != LEADER);
+        let from: Vec<(usize, u64)> =
+            others.map(|(&rank, &parts)| (rank, part::length(parts))).collect();
+        let messages = self.leader.heard(|wire| wire.reports(number, &from))?;
+        let (mut messages, mut own) = (messages.into_iter(), own);
+        let members = self.rank_part.ranks.iter().zip(expected);
+        let reports = members.filter_map(|(&rank, &parts)| match rank {
             LEADER => own.take(),
-            _ => messages.next().map(|message| self.rank_part.read(member, message.bytes())),
+            _ => messages.next().map(|message| part::read(message.bytes(), parts)),
         });
         Ok(reports.collect())
+    }
+
+    /// Gives the order for a step through some layers, or all if there are none, and runs this rank's part of it.
+    fn go(
+        &mut self,
+        step: &Step<'_>,
+        (layers, salt): (&[u32], u64),
+        since: Instant,
+    ) -> Result<(), LlmError> {
+        self.leader.order(&Order::step(step, layers, salt))?;
+        let (rank_part, traced) = (&mut self.rank_part, self.leader.recording.is_some());
+        let of = Stepping { step, layers, salt, traced };
+        let Ran { report: own, tapped } =
+            self.leader.heard(|wire| rank_part.step(wire, of, since))?;
+        let (card, by_clock) = (self.rank_part.number(), self.leader.wire.clock(since));
+        let asked = Asked::of(step);
+        let leader = &mut *self.leader;
+        if let (Some(recording), Some(report)) = (&mut leader.recording, &own) {
+            recording.keep(record::by_clock(report, card, asked.past, by_clock));
+        }
+        // Without outputs the others tell what they have done with the step that is asked for something.
+        let reported = step.outputs() > 0 || self.rank_part.is_tapped();
+        let expected = reported.then(|| self.rank_part.expected(step, &tapped));
+        let (number, checked) = (self.rank_part.steps, self.checked(step, salt));
+        self.begun.push_back(Begun { number, asked, since, own, expected, checked });
+        Ok(())
+    }
+
+    /// What came of the step that began first.
+    fn conclude(&mut self) -> Result<Outcome, LlmError> {
+        let nothing = || LlmError::unsupported("no step has begun");
+        let Begun { number, asked, since, own, expected, checked } =
+            self.begun.pop_front().ok_or_else(nothing)?;
+        let Some(expected) = expected else {
+            let cards = self.rank_part.ranks.len() as u32;
+            let (sync, sent) = own.map_or_else(Default::default, |own| (own.sync, own.sent));
+            let timing = Timing { wall: since.elapsed(), card: None, sync: sync / cards, sent };
+            return Ok(Outcome { timing, ..Outcome::default() });
+        };
+        let reports = self.collect(number, own, &expected)?;
+        if let Some(checked) = checked {
+            self.compare(&checked, &reports)?;
+        }
+        Ok(card::outcome(&asked, since.elapsed(), reports))
     }
 }
 
 impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> Runner for OnRanks<F, B> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
         layout::check(&self.rank_part.programs, self.rank_part.vocab, step)?;
-        self.attempt(step, 0)
+        self.go(step, (&[], 0), Instant::now())
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        self.conclude()
     }
 
     fn batch(&self) -> usize {
         self.rank_part.programs.space().batch as usize
     }
 
+    fn depth(&self) -> usize {
+        self.rank_part.programs.space().turns as usize
+    }
+
     fn heartbeat(&mut self) -> Result<(), LlmError> {
         self.leader.heartbeat()
-    }
-}
-
-impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
-    /// Runs a step. Which operators are checked depends on `salt`.
-    fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<Outcome, LlmError> {
-        self.go(step, (&[], salt), Instant::now())
-    }
-
-    /// Runs a step through some layers, or all if there are none.
-    fn go(
-        &mut self,
-        step: &Step<'_>,
-        (layers, salt): (&[u32], u64),
-        begun: Instant,
-    ) -> Result<Outcome, LlmError> {
-        self.leader.order(&Order::step(step, layers, salt))?;
-        let (rank_part, traced) = (&mut self.rank_part, self.leader.recording.is_some());
-        let of = Stepping { step, layers, salt, traced };
-        let own = self.leader.heard(|wire| rank_part.step(wire, of, begun))?;
-        let number = self.rank_part.number();
-        let since = self.leader.wire.clock(begun);
-        let leader = &mut *self.leader;
-        if let (Some(recording), Some(report)) = (&mut leader.recording, &own) {
-            recording.keep(record::by_clock(report, number, step.past, since));
-        }
-        let cards = self.rank_part.ranks.len() as u32;
-        if step.want == Want::Nothing && !self.rank_part.is_tapped() {
-            // The others tell what they have done with the step that is asked for something.
-            let (sync, sent) = own.map_or_else(Default::default, |own| (own.sync, own.sent));
-            let timing = Timing { wall: begun.elapsed(), card: None, sync: sync / cards, sent };
-            return Ok(Outcome { timing, ..Outcome::default() });
-        }
-        let reports = self.collect(own, step.want)?;
-        self.compare(step, salt, &reports)?;
-        Ok(card::outcome(step.want, begun.elapsed(), &reports))
     }
 }
 

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use spanker_model::KvShape;
-pub use spanker_plan::{Part, Step};
 use spanker_plan::Want;
+pub use spanker_plan::{Part, Step};
 
 use crate::LlmError;
 

@@ -4,7 +4,7 @@
 
 use crate::LlmError;
 use crate::audit::AuditLog;
-use crate::runner::{Outcome, Runner, Step};
+use crate::runner::{Asked, Outcome, Output, Part, Runner, Step};
 use spanker_plan::Want;
 
 /// Tokens that the host runs before cards hear of it.
@@ -21,7 +21,7 @@ pub trait Searched: Runner {
     fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<(), LlmError>;
 
     /// Names the card that was wrong in a step by what each makes of known numbers, where that can be tried.
-    fn examine(&self, step: &Step<'_>) -> LlmError;
+    fn examine(&self, past: usize) -> LlmError;
 }
 
 /// What is checked.
@@ -36,6 +36,8 @@ enum Checked<'a> {
 pub struct Twice<'a> {
     checked: Checked<'a>,
     host: Box<dyn Runner + 'a>,
+    /// What came of the step that is under way.
+    ended: Option<Outcome>,
 }
 
 impl std::fmt::Debug for Twice<'_> {
@@ -49,7 +51,7 @@ impl<'a> Twice<'a> {
     /// Cards that have begun nothing, and a runner of the same layout that has begun nothing either.
     #[must_use]
     pub fn new(cards: Box<dyn Searched + 'a>, host: Box<dyn Runner + 'a>) -> Self {
-        Twice { checked: Checked::Searched(cards), host }
+        Twice { checked: Checked::Searched(cards), host, ended: None }
     }
 
     /// The same for a runner that cannot say which of its cards was wrong. `log` counts steps.
@@ -59,46 +61,63 @@ impl<'a> Twice<'a> {
         host: Box<dyn Runner + 'a>,
         log: &AuditLog,
     ) -> Self {
-        Twice { checked: Checked::Others(runner, log.clone()), host }
+        Twice { checked: Checked::Others(runner, log.clone()), host, ended: None }
     }
 
-    /// The same step on this host, in pieces, so that cards elsewhere hear of it meanwhile. Bits do not depend on pieces.
-    fn on_host(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        let mut last = Outcome::default();
-        let mut past = step.past;
-        for tokens in step.tokens.chunks(PIECE) {
-            self.heartbeat()?;
-            let complete = past + tokens.len() == step.past + step.tokens.len();
-            let want = if complete { step.want } else { Want::Nothing };
-            last = self.host.step(&Step { tokens, past, want })?;
-            past += tokens.len();
+    /// The same step on this host, a part of it at a time, so that cards elsewhere hear of it meanwhile. Bits do not
+    /// depend on how rows are put together.
+    fn on_host(&mut self, step: &Step<'_>) -> Result<Vec<Output>, LlmError> {
+        let mut outputs = Vec::new();
+        let mut copies = step.copies;
+        for part in step.parts {
+            let end = part.tokens.len();
+            let first = end - part.asked() as usize;
+            let mut start = 0;
+            while start < end {
+                self.heartbeat()?;
+                // What is asked for is asked for in one piece.
+                let stop = (start + PIECE).min(first.max(start));
+                let stop = if stop == start { end } else { stop };
+                let last = stop == end;
+                let want = if last { part.want } else { Want::Nothing };
+                let piece = Part {
+                    tokens: &part.tokens[start..stop],
+                    past: part.past + start as u64,
+                    want,
+                    ..*part
+                };
+                let step = Step { parts: &[piece], copies: std::mem::take(&mut copies), turn: 0 };
+                outputs.extend(self.host.step(&step)?.outputs);
+                start = stop;
+            }
         }
-        Ok(last)
+        Ok(outputs)
     }
 
     /// Which card it was: by its operators, or else by what each makes of known numbers.
     fn culprit(&mut self, step: &Step<'_>) -> LlmError {
+        let past = Asked::of(step).past;
         let Checked::Searched(cards) = &mut self.checked else {
-            return LlmError::Unsure { past: step.past };
+            return LlmError::Unsure { past };
         };
         let wrong = (1..=SEARCHES).find_map(|salt| cards.attempt(step, salt).err());
-        wrong.unwrap_or_else(|| cards.examine(step))
+        wrong.unwrap_or_else(|| cards.examine(past))
     }
 }
 
 /// Whether two results are the same, bit by bit.
-fn same(one: &Outcome, other: &Outcome) -> bool {
+fn same(one: &Output, other: &Output) -> bool {
     let bits = |logits: &Option<Vec<f32>>| -> Option<Vec<u32>> {
         logits.as_ref().map(|logits| logits.iter().map(|logit| logit.to_bits()).collect())
     };
-    let best = |outcome: &Outcome| -> Vec<(u32, u32)> {
-        outcome.best.iter().map(|(token, logit)| (*token, logit.to_bits())).collect()
+    let best = |output: &Output| -> Vec<(u32, u32)> {
+        output.best.iter().map(|(token, logit)| (*token, logit.to_bits())).collect()
     };
     best(one) == best(other) && bits(&one.logits) == bits(&other.logits)
 }
 
 impl Runner for Twice<'_> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
         let outcome = match &mut self.checked {
             Checked::Searched(cards) => cards.step(step)?,
             Checked::Others(runner, log) => {
@@ -107,10 +126,17 @@ impl Runner for Twice<'_> {
             }
         };
         let right = self.on_host(step)?;
-        match same(&outcome, &right) {
-            true => Ok(outcome),
-            false => Err(self.culprit(step)),
+        let agree = outcome.outputs.len() == right.len()
+            && outcome.outputs.iter().zip(&right).all(|(one, other)| same(one, other));
+        if !agree {
+            return Err(self.culprit(step));
         }
+        self.ended = Some(outcome);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        Ok(self.ended.take().unwrap_or_default())
     }
 
     fn batch(&self) -> usize {

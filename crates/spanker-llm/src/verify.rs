@@ -258,7 +258,8 @@ pub fn run_logits(
     let mut run_logits = RunLogits { tokens: Vec::new(), logits: Vec::new() };
     let mut outcome = session.feed(prompt, Want::Logits)?;
     loop {
-        let logits = outcome.logits.take().unwrap_or_default();
+        let output = outcome.outputs.pop().unwrap_or_default();
+        let logits = output.logits.unwrap_or_default();
         run_logits.tokens.push(greatest(&logits));
         run_logits.logits.push(logits);
         let step = run_logits.tokens.len() - 1;

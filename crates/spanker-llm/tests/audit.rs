@@ -85,8 +85,9 @@ fn tried(
         before(at);
         match session.feed(&fed, Want::Best(4)) {
             Ok(outcome) => {
-                fed = vec![outcome.best[0].0];
-                all.push(outcome.best);
+                let best = outcome.last().best.clone();
+                fed = vec![best[0].0];
+                all.push(best);
             }
             Err(error) => return (all, Some(error)),
         }
@@ -206,12 +207,7 @@ fn garbling_card_is_named_before_anything_wrong_comes_out_where_all_is_computed_
 
 /// Where a tensor of a layer begins in a card's buffer of weights, and its bytes.
 fn piece(plan: &Plan, card: usize, name: &str) -> (u64, u64) {
-    let space = spanker_plan::Space {
-        context: CONTEXT as u64,
-        batch: 3,
-        sequences: 1,
-        audit: plan.request.taps(),
-    };
+    let space = spanker_plan::Space::of(CONTEXT as u64, 3, 1, plan.request.taps());
     let kind = Some(spanker_topology::ExchangeKind::Schedules);
     let stages = &plan.layout.replicas[0];
     let layouts = spanker_plan::card_layouts(&plan.model, &plan.cluster, stages, space, kind, None);
@@ -328,12 +324,17 @@ struct Liar {
 }
 
 impl Runner for Liar {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        let mut outcome = self.inner.step(step)?;
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
+        self.inner.begin(step)
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        let mut outcome = self.inner.end()?;
         self.steps += 1;
         if self.steps > 5 {
             // A unit in the last place of one logit.
-            outcome.best[3].1 = f32::from_bits(outcome.best[3].1.to_bits() ^ 1);
+            let logit = &mut outcome.outputs[0].best[3].1;
+            *logit = f32::from_bits(logit.to_bits() ^ 1);
         }
         Ok(outcome)
     }

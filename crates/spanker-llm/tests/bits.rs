@@ -169,9 +169,13 @@ struct Mortal {
 }
 
 impl Runner for Mortal {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
         self.left = self.left.checked_sub(1).ok_or(LlmError::Panicked { card: 1 })?;
-        self.inner.step(step)
+        self.inner.begin(step)
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        self.inner.end()
     }
 
     fn batch(&self) -> usize {
@@ -201,8 +205,9 @@ fn session_that_goes_on_after_a_loss_gives_the_same_tokens() {
                 session.go_on(threads(&network, &two, 4, 1), spanker_llm::Want::Best(4))
             });
             let outcome = outcome.expect("the second runner lives");
-            fed = vec![outcome.best[0].0];
-            found.push(outcome.best);
+            let best = outcome.last().best.clone();
+            fed = vec![best[0].0];
+            found.push(best);
         }
         assert_eq!((losses, &found), (1, &undisturbed), "lost after {steps} steps");
         assert_eq!(session.tokens().len(), tokens.len() + 5);

@@ -7,7 +7,7 @@ use std::panic::catch_unwind;
 use std::sync::Arc;
 
 use spanker_fuzz_targets::models::{Dice, Field, Sketch, plan, sound, tried};
-use spanker_llm::{InProcess, LlmError, Network, Runner, Step, Want};
+use spanker_llm::{InProcess, LlmError, Network, Runner, Want};
 use spanker_plan::Split;
 
 /// Files that are tried.
@@ -62,12 +62,12 @@ fn step_for_more_candidates_than_cards_keep_is_refused_and_the_next_one_runs() {
     let context = network.model().context as usize;
     let mut runner = InProcess::new(network, &plan, context, 1, 1).unwrap();
     for k in [0, 1025, u32::MAX] {
-        let error = runner.step(&Step { tokens: &[0], past: 0, want: Want::Best(k) });
+        let error = runner.step_alone(&[0], 0, Want::Best(k));
         let error = error.expect_err("too many or none").to_string();
         assert_eq!(error, format!("{k} candidates, from 1 to 1024 are possible"));
     }
-    let outcome = runner.step(&Step { tokens: &[0], past: 0, want: Want::Best(1024) }).unwrap();
-    assert!(!outcome.best.is_empty());
+    let outcome = runner.step_alone(&[0], 0, Want::Best(1024)).unwrap();
+    assert!(!outcome.last().best.is_empty());
 }
 
 #[test]

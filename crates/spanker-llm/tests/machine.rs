@@ -10,13 +10,13 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs};
+use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
 use spanker_llm::{
-    LlmError, Machine, Network, OnMachine, Recorder, Runner, Spent, Step, Want, run_logits,
+    LlmError, Machine, Network, OnMachine, Recorder, Runner, Spent, Want, run_logits,
 };
 use spanker_model::Quant;
-use spanker_plan::{Activity, GpuStaging, Label, Op, Plan, Split};
+use spanker_plan::{Activity, GpuStaging, KvCache, Label, Op, Plan, Reach, Split};
 use spanker_runtime::{BufferId, Place, Work};
 use spanker_test_support::Recipe;
 use spanker_topology::Kernels;
@@ -69,13 +69,25 @@ impl Plain {
         floats(&self.get(member, place, count * 4))
     }
 
-    fn work(&mut self, member: usize, work: &Work, tokens: &[u32], past: u64) {
+    fn words(&self, member: usize, place: Place, count: u64) -> Vec<u32> {
+        let bytes = self.get(member, place, count * 4);
+        bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect()
+    }
+
+    /// A row's position, and the block that it is in with all before.
+    fn row(&self, member: usize, cache: &KvCache, row: u64) -> (usize, Vec<u32>) {
+        let at = Place { offset: cache.rows.offset + row * 8, ..cache.rows };
+        let [position, first] = self.words(member, at, 2)[..] else { panic!("two words") };
+        let tables = Place { offset: cache.tables.offset + u64::from(first) * 4, ..cache.tables };
+        (position as usize, self.words(member, tables, u64::from(position) / 64 + 1))
+    }
+
+    fn work(&mut self, member: usize, work: &Work) {
         match *work {
-            Work::Fill { length: 4, .. } => {}
             Work::Fill { into, length, pattern } => {
                 self.put(member, into, &pattern.to_le_bytes().repeat(length as usize / 4));
             }
-            Work::Embed { .. } => self.embed(member, work, tokens),
+            Work::Embed { .. } => self.embed(member, work),
             Work::Norm { from, weight, into, rows, width, epsilon } => {
                 let weight = self.numbers(member, weight, width);
                 let mut all = self.numbers(member, from, rows * width);
@@ -101,23 +113,41 @@ impl Plain {
                     .expect("a product");
                 self.put(member, out, &bytes(&product));
             }
-            Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
+            Work::RotateRows { data, table, at, rows, heads, head_size, dims, pairs, .. } => {
                 let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
                 let width = heads * head_size;
+                let positions = self.words(member, at, 2 * rows);
                 let mut all = self.numbers(member, data, rows * width);
-                for (at, row) in all.chunks_exact_mut(width as usize).enumerate() {
-                    let offset = table.offset + (past + at as u64) * dims * 4;
+                for (row, at) in all.chunks_exact_mut(width as usize).zip(positions.chunks(2)) {
+                    let offset = table.offset + u64::from(at[0]) * dims * 4;
                     let turns = self.numbers(member, Place { offset, ..table }, dims);
                     ops::rotate(row, head_size as usize, &turns, pairs);
                 }
                 self.put(member, data, &bytes(&all));
             }
-            Work::Halve { from, into, elements } => {
-                let rows = tokens.len() as u64;
-                let mut out = vec![0; elements as usize * 2];
-                ops::to_half(&self.numbers(member, from, elements), &mut out);
-                let offset = into.offset + past * (elements / rows) * 2;
-                self.put(member, Place { offset, ..into }, &out);
+            Work::AddRow { into, row, rows, width } => {
+                let more = self.numbers(member, row, width);
+                let mut all = self.numbers(member, into, rows * width);
+                all.chunks_exact_mut(width as usize).for_each(|row| ops::add(row, &more));
+                self.put(member, into, &bytes(&all));
+            }
+            Work::Keep { keys, values, ref cache, rows } => {
+                let (shape, width) =
+                    (cache.shape().expect("a type"), cache.heads * cache.head_size);
+                let size = shape.block_bytes();
+                for row in 0..rows {
+                    let (position, table) = self.row(member, cache, row);
+                    let block = u64::from(*table.last().expect("a block")) * size;
+                    let place = Place { offset: cache.blocks.offset + block, ..cache.blocks };
+                    let of = |from: Place| Place { offset: from.offset + row * width * 4, ..from };
+                    let (keys, values) = (
+                        self.numbers(member, of(keys), width),
+                        self.numbers(member, of(values), width),
+                    );
+                    let mut bytes = self.get(member, place, size);
+                    ops::keep(shape, position, &keys, &values, &mut bytes);
+                    self.put(member, place, &bytes);
+                }
             }
             Work::Gate { gate, up, into, elements } => {
                 let mut out = vec![0.0; elements as usize];
@@ -131,15 +161,17 @@ impl Plain {
                 ops::add(&mut sum, &self.numbers(member, sources[1], elements));
                 self.put(member, into, &bytes(&sum));
             }
-            Work::Attend { .. } => self.attend(member, work, past),
+            Work::AttendBlocks { .. } => self.attend(member, work),
             ref other => panic!("programs do not have {other:?}"),
         }
     }
 
-    fn embed(&mut self, member: usize, work: &Work, tokens: &[u32]) {
-        let Work::Embed { table, into, width, quant: id, first, count, .. } = *work else { return };
+    fn embed(&mut self, member: usize, work: &Work) {
+        let Work::Embed { table, ids, into, rows, width, quant: id, first, count } = *work else {
+            return;
+        };
         let row = quant(id).row_bytes(width);
-        for (at, token) in tokens.iter().enumerate() {
+        for (at, token) in self.words(member, ids, rows).into_iter().enumerate() {
             let Some(token) = token.checked_sub(first).filter(|token| *token < count) else {
                 continue;
             };
@@ -151,41 +183,24 @@ impl Plain {
         }
     }
 
-    fn attend(&mut self, member: usize, work: &Work, past: u64) {
-        let Work::Attend {
-            queries,
-            keys,
-            values,
-            into,
-            rows,
-            heads,
-            kv_heads,
-            head_size: size,
-            group,
-            offset,
-            scale,
-            ..
-        } = *work
+    fn attend(&mut self, member: usize, work: &Work) {
+        let Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, scale } =
+            *work
         else {
             return;
         };
-        let stride = kv_heads * size * 2;
-        let cached = (past + rows) * stride;
-        let (keys, values) = (self.get(member, keys, cached), self.get(member, values, cached));
+        let (shape, size) = (cache.shape().expect("a type"), cache.head_size);
+        let blocks = self.get(member, cache.blocks, cache.count * shape.block_bytes());
         let asked = self.numbers(member, queries, rows * heads * size);
         let mut out = vec![0.0; asked.len()];
         let units = asked.chunks_exact(size as usize).zip(out.chunks_exact_mut(size as usize));
         for (unit, (query, out)) in units.enumerate() {
             let (row, head) = (unit as u64 / heads, unit as u64 % heads);
-            let skip = ((offset + head) / group * size * 2) as usize;
-            let look = KvView {
-                keys: &keys[skip..],
-                values: &values[skip..],
-                stride: stride as usize,
-                positions: (past + row + 1) as usize,
-                scale: f32::from_bits(scale),
-            };
-            ops::attend(query, size as usize, look, &mut AttendScratch::default(), out);
+            let (first, table) = self.row(member, cache, row);
+            let head = ((offset + head) / group) as usize;
+            let view = KvView { cache: &blocks, table: &table, shape, head };
+            let query = Queries { rows: query, heads: 1, first, scale: f32::from_bits(scale) };
+            ops::attend(query, view, &mut AttendScratch::default(), out);
         }
         self.put(member, into, &bytes(&out));
     }
@@ -210,23 +225,20 @@ impl Plain {
                     self.put(member, *into, &whole);
                 }
             }
-            Op::Sum { data, elements } => {
-                let mut sum = self.numbers(group.start, *data, *elements);
+            Op::Fold { data, elements, fold } => {
+                let adds = fold.dtype == 0;
+                let mut sum = self.words(group.start, *data, *elements);
                 for (member, op) in group.clone().zip(ops).skip(1) {
-                    let Op::Sum { data, .. } = op else { panic!("{op:?}") };
-                    ops::add(&mut sum, &self.numbers(member, *data, *elements));
+                    let Op::Fold { data, .. } = op else { panic!("{op:?}") };
+                    for (sum, word) in sum.iter_mut().zip(self.words(member, *data, *elements)) {
+                        let added = f32::from_bits(*sum) + f32::from_bits(word);
+                        *sum = if adds { added.to_bits() } else { *sum | word };
+                    }
                 }
+                let sum: Vec<u8> = sum.into_iter().flat_map(u32::to_le_bytes).collect();
                 for (member, op) in group.clone().zip(ops) {
-                    let Op::Sum { data, .. } = op else { panic!("{op:?}") };
-                    self.put(member, *data, &bytes(&sum));
-                }
-            }
-            Op::Broadcast { root, length, .. } => {
-                let Op::Broadcast { data, .. } = ops[*root] else { panic!("{:?}", ops[*root]) };
-                let given = self.get(group.start + root, data, *length);
-                for (member, op) in group.clone().zip(ops) {
-                    let Op::Broadcast { data, .. } = op else { panic!("{op:?}") };
-                    self.put(member, *data, &given);
+                    let Op::Fold { data, .. } = op else { panic!("{op:?}") };
+                    self.put(member, *data, &sum);
                 }
             }
             other => panic!("no exchange of a group: {other:?}"),
@@ -264,6 +276,17 @@ impl Machine for Plain {
         Ok(())
     }
 
+    fn copy(
+        &mut self,
+        member: usize,
+        from: Place,
+        into: Place,
+        length: u64,
+    ) -> Result<(), LlmError> {
+        let bytes = self.get(member, from, length);
+        self.write(member, into, &bytes)
+    }
+
     fn prepare(
         &mut self,
         programs: &[Vec<Op>],
@@ -290,7 +313,7 @@ impl Machine for Plain {
         Ok(staging.places().end + self.more)
     }
 
-    fn run(&mut self, program: &Programs, tokens: &[u32], past: usize) -> Result<u64, LlmError> {
+    fn run(&mut self, program: &Programs, tables: &[u8], _: &Reach) -> Result<u64, LlmError> {
         let (programs, groups) = program;
         let mut at = vec![0; programs.len()];
         let mut handed: HashMap<(usize, usize), VecDeque<Vec<u8>>> = HashMap::new();
@@ -298,7 +321,8 @@ impl Machine for Plain {
             for member in 0..programs.len() {
                 while let Some(op) = programs[member].get(at[member]) {
                     match op {
-                        Op::Work(work) => self.work(member, work, tokens, past as u64),
+                        Op::Work(work) => self.work(member, work),
+                        Op::Data { into, .. } => self.put(member, *into, tables),
                         Op::Mark { .. } => {}
                         Op::Send { to, from, length } => {
                             let given = self.get(member, *from, *length);
@@ -317,10 +341,7 @@ impl Machine for Plain {
             for group in groups {
                 let next: Option<Vec<Op>> =
                     group.clone().map(|member| programs[member].get(at[member]).cloned()).collect();
-                let meets = |op: &Op| {
-                    matches!(op, Op::Gather { .. } | Op::Sum { .. } | Op::Broadcast { .. })
-                };
-                if let Some(next) = next.filter(|next| next.iter().all(meets)) {
+                if let Some(next) = next.filter(|next| next.iter().all(Op::is_exchange)) {
                     self.exchange(group, &next);
                     group.clone().for_each(|member| at[member] += 1);
                 }
@@ -332,10 +353,10 @@ impl Machine for Plain {
     fn run_traced(
         &mut self,
         program: &Programs,
-        tokens: &[u32],
-        past: usize,
+        tables: &[u8],
+        reach: &Reach,
     ) -> Result<(u64, Vec<Spent>), LlmError> {
-        self.run(program, tokens, past)?;
+        self.run(program, tables, reach)?;
         let spent = program.0.iter().enumerate().flat_map(|(member, list)| {
             let of = move |(at, op): (usize, &Op)| {
                 let (start, end) = (at as f64, at as f64 + 1.0);
@@ -356,10 +377,10 @@ fn a_recorded_machine_says_what_operators_belong_to_and_leaves_most_tokens_alone
     let mut runner = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
     let recorder = Recorder::new();
     runner.record(&recorder);
-    runner.step(&Step { tokens: &[1, 2, 3], past: 0, want: Want::Nothing }).unwrap();
+    runner.step_alone(&[1, 2, 3], 0, Want::Nothing).unwrap();
     for past in 3..8 {
         let want = if past == 7 { Want::Best(1) } else { Want::Logits };
-        runner.step(&Step { tokens: &[4], past, want }).unwrap();
+        runner.step_alone(&[4], past, want).unwrap();
     }
     let marks = recorder.marks();
     let mut tokens: Vec<u32> = marks.iter().map(|mark| mark.label.token).collect();
@@ -416,7 +437,7 @@ fn programs_that_have_no_room_beside_others_take_their_place() {
 }
 
 #[test]
-fn programs_of_a_group_are_made_ready_once_for_each_owner_of_tokens() {
+fn programs_of_a_group_are_the_same_whoever_has_a_tokens_row() {
     let recipe = Recipe::llama(Quant::Q8_0, [4, 2, 32], 128, 256);
     let network = Arc::new(recipe.network());
     let plan = plan(&network, Split::Gather, &together(&[1.0, 1.0]));
@@ -425,9 +446,9 @@ fn programs_of_a_group_are_made_ready_once_for_each_owner_of_tokens() {
     let made = runner.machine().prepared;
     let last = network.model().vocab as u32 - 1;
     for (past, token) in [1, last, 2, last - 1, 0].into_iter().enumerate() {
-        runner.step(&Step { tokens: &[token], past, want: Want::Logits }).unwrap();
+        runner.step_alone(&[token], past, Want::Logits).unwrap();
     }
-    assert_eq!(runner.machine().prepared, made + 1, "the second card's tokens need another");
+    assert_eq!(runner.machine().prepared, made);
 }
 
 fn assert_like_threads(what: &str, recipe: &Recipe, network: &Arc<Network<Vec<u8>>>, plan: &Plan) {
@@ -474,9 +495,9 @@ fn programs_of_one_card_are_made_ready_once_for_each_number_of_rows() {
     ];
     let mut past = 0;
     for (tokens, want) in steps {
-        let step = Step { tokens, past, want };
-        let (found, expected) = (runner.step(&step).unwrap(), expected.step(&step).unwrap());
-        assert_eq!((&found.best, &found.logits), (&expected.best, &expected.logits), "{tokens:?}");
+        let found = runner.step_alone(tokens, past, want).unwrap();
+        let expected = expected.step_alone(tokens, past, want).unwrap();
+        assert_eq!(found.outputs, expected.outputs, "{tokens:?}");
         past += tokens.len();
     }
     assert_eq!(runner.machine().prepared, 3, "three rows without a head, two rows, one row");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use spanker_llm::{Network, Subject, measure};
 use spanker_model::Quant;
-use spanker_plan::{Layout, Op, Part, Programs, Space, Split, Step, Want, load};
+use spanker_plan::{Layout, Load, Op, Part, Programs, Space, Split, Step, Want, load};
 use spanker_test_support::Recipe;
 use spanker_topology::{Bytes, Cluster, ExchangeKind, OperatorKind, Profile, Provenance, Shape};
 
@@ -24,16 +24,21 @@ fn unpriced(
 ) -> Vec<(OperatorKind, Option<Quant>)> {
     let cards = layout.cards().len();
     let cluster = Cluster::uniform(profile.clone(), cards, Shape::Switch).unwrap();
-    let space = Space { context: 64, batch: 16, sequences: 1, audit: spanker_plan::Audit::NONE };
+    let space = Space::of(64, 16, 1, spanker_plan::Audit::NONE);
     let programs = Programs::symbolic(network.model(), &cluster, &layout.replicas[0], space);
     let mut missing = Vec::new();
     for rows in [1, 2, 5, 16] {
         let tokens = vec![1; rows];
-        let parts = [Part { sequence: 0, tokens: &tokens, past: 3, want: Want::Best(1) }];
-        let lists = programs.step(&Step { parts: &parts }, &|from, to| vec![from, to]);
+        let parts = [Part::new(&tokens, 3, &[0], Want::Best(1))];
+        let step = Step::of(&parts);
+        let lists = programs.step(&step, &|from, to| vec![from, to]);
         for op in lists.iter().flatten() {
-            let Op::Work(work) = op else { continue };
-            let Some(load) = load(work, None) else { continue };
+            let counted = match op {
+                Op::Work(work) => load(work, None, &step.reach()),
+                Op::Data { length, .. } => Some(Load::data(*length)),
+                _ => None,
+            };
+            let Some(load) = counted else { continue };
             let name = load.weights.map(|quant| quant.name().to_owned());
             let known = profile.compute.operators.iter();
             let mut known = known.filter(|entry| entry.kind == load.kind);

@@ -9,7 +9,7 @@ mod splits;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use spanker_llm::{InProcess, LlmError, OnCards, Runner, Step, Want};
+use spanker_llm::{InProcess, LlmError, OnCards, Runner, Want};
 use spanker_model::Quant;
 use spanker_plan::{Layout, Objective, Plan, Request, Split};
 use spanker_runtime::SpankerControl;
@@ -87,9 +87,9 @@ proptest! {
         // The largest step and a single token: nothing is allocated on the way.
         let tokens = vec![1; batch];
         let want = Want::Best(1024.min(recipe.vocab as u32));
-        runner.step(&Step { tokens: &tokens, past: 0, want }).expect("a step");
+        runner.step_alone(&tokens, 0, want).expect("a step");
         if batch < context {
-            runner.step(&Step { tokens: &[2], past: batch, want: Want::Best(1) }).expect("a step");
+            runner.step_alone(&[2], batch, Want::Best(1)).expect("a step");
         }
         for used in runner.memory().expect("cards answer") {
             prop_assert_eq!(used.planned, used.allocated, "card {} afterwards", used.card);

@@ -47,7 +47,7 @@ fn logits(recipe: &Recipe, prompts: &[Vec<u32>]) -> Vec<Vec<f32>> {
         // Batches that cut the longest prompt.
         let runner = InProcess::new(Arc::clone(&network), &plan, 32, 8, 1).expect("a card");
         let outcome = Session::new(Box::new(runner)).feed(tokens, Want::Logits).expect("a step");
-        outcome.logits.expect("logits")
+        outcome.last().logits.clone().expect("logits")
     };
     prompts.iter().map(run).collect()
 }

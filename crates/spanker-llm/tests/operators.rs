@@ -6,8 +6,8 @@
 #[path = "support/stored.rs"]
 mod stored;
 
-use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs};
-use ggml_spanker::{Inputs, Quant, WEIGHT_TYPES, decode, multiply, quantize};
+use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
+use ggml_spanker::{Inputs, KvShape, Quant, WEIGHT_TYPES, decode, multiply, quantize};
 use serde_json::Value;
 
 use stored::{bytes, doubles, floats, list, size};
@@ -63,13 +63,27 @@ fn attend_all(
     scale: f32,
 ) -> Vec<f32> {
     let [heads, kv_heads, head_size, positions] = sizes;
-    let (group, stride) = (heads / kv_heads * head_size, kv_heads * head_size * 2);
+    let (group, width) = (heads / kv_heads, kv_heads * head_size);
+    let shape = KvShape { heads: kv_heads as u64, head_size: head_size as u64, quant: Quant::F16 };
+    let halves = |bytes: &[u8], position: usize| -> Vec<f32> {
+        let row = &bytes[2 * position * width..2 * (position + 1) * width];
+        let mut out = vec![0.0; width];
+        decode(Quant::F16, row, &mut out).expect("whole rows");
+        out
+    };
+    let (blocks, size) = (positions.div_ceil(64), shape.block_bytes() as usize);
+    let mut cache = vec![0; blocks * size];
+    for position in 0..positions {
+        let block = &mut cache[position / 64 * size..][..size];
+        ops::keep(shape, position, &halves(keys, position), &halves(values, position), block);
+    }
+    let table: Vec<u32> = (0..blocks as u32).collect();
     let mut out = vec![0.0; queries.len()];
-    for (kv, (queries, out)) in queries.chunks(group).zip(out.chunks_mut(group)).enumerate() {
-        let skip = kv * head_size * 2;
-        let look =
-            KvView { keys: &keys[skip..], values: &values[skip..], stride, positions, scale };
-        ops::attend(queries, head_size, look, &mut AttendScratch::default(), out);
+    let each = group * head_size;
+    for (head, (rows, out)) in queries.chunks(each).zip(out.chunks_mut(each)).enumerate() {
+        let queries = Queries { rows, heads: group, first: positions - 1, scale };
+        let view = KvView { cache: &cache, table: &table, shape, head };
+        ops::attend(queries, view, &mut AttendScratch::default(), out);
     }
     out
 }

@@ -97,7 +97,7 @@ fn card_time_of_every_split_is_what_was_predicted() {
                 for (name, split, groups) in every_split(cards) {
                     let plan = plan_for(&network, shape, split, &groups);
                     let found = measure(&network, &plan, &tokens);
-                    let predicted = plan.predict_prompt(&tokens);
+                    let predicted = plan.predict_first();
                     let token = off(found.token, predicted.token.0);
                     let prompt = off(found.prompt, predicted.ttft.0);
                     // The rank that hands over may be a message ahead of the others of its stage.
@@ -154,11 +154,7 @@ fn run_and_simulation_have_the_same_operators_and_every_gap_has_a_cause() {
         for (name, split, groups) in every_split(cards) {
             let plan = plan_for(&network, Shape::Ring, split, &groups);
             let found = measure(&network, &plan, &tokens);
-            let conditions = Conditions {
-                prompt: true,
-                prompt_tokens: tokens.clone(),
-                ..Conditions::calm(STEPS as u32)
-            };
+            let conditions = Conditions { prompt: true, ..Conditions::calm(STEPS as u32) };
             let predicted = simulate(&plan, &conditions).expect("a simulation");
             let measured = spanker_plan::Trace { marks: found.marks, ..predicted.clone() };
             let comparison = compare(&predicted, &measured)

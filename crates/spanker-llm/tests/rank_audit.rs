@@ -13,8 +13,7 @@ use spanker_fabric::conformance::on_all;
 use spanker_fabric::inproc::{Inproc, group};
 use spanker_fabric::{Call, Fabric, FabricError, Message, Pool};
 use spanker_llm::{
-    AuditLog, Leader, LlmError, Network, OnRanks, Runner, Session, Step, Twice, Want, Worker,
-    run_worker,
+    AuditLog, Leader, LlmError, Network, OnRanks, Runner, Session, Twice, Want, Worker, run_worker,
 };
 use spanker_model::Quant;
 use spanker_plan::{Plan, Split};
@@ -103,9 +102,7 @@ impl Fabric for Liar {
 
 /// Candidates until a step fails.
 fn tried(runner: &mut dyn Runner, steps: usize) -> Option<LlmError> {
-    (0..steps).find_map(|past| {
-        runner.step(&Step { tokens: &[past as u32 % 60], past, want: Want::Best(2) }).err()
-    })
+    (0..steps).find_map(|past| runner.step_alone(&[past as u32 % 60], past, Want::Best(2)).err())
 }
 
 #[test]

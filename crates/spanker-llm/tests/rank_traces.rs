@@ -62,7 +62,7 @@ fn recorded(leader: &mut Leader<'_>, network: &Arc<Network<Vec<u8>>>, plan: &Pla
     let mut fed = prompt(PROMPT, network.model().vocab);
     for _ in 0..=AFTER {
         let outcome = session.feed(&fed, Want::Best(1)).expect("a step");
-        fed = vec![outcome.best[0].0];
+        fed = vec![outcome.last().best[0].0];
     }
     drop(session);
     leader.marks().expect("all are there")
@@ -100,11 +100,7 @@ fn trace_of_ranks_has_every_card_and_compares_with_the_prediction_in_causes_that
             assert!(own.windows(2).all(|pair| pair[0].end <= pair[1].start + 1e-9), "{groups:?}");
             assert!(own.iter().all(|mark| mark.start >= 0.0 && mark.end < 60.0));
         }
-        let conditions = Conditions {
-            prompt: true,
-            prompt_tokens: prompt(PROMPT, network.model().vocab),
-            ..Conditions::calm(AFTER as u32)
-        };
+        let conditions = Conditions { prompt: true, ..Conditions::calm(AFTER as u32) };
         let predicted = simulate(&plan, &conditions).expect("a simulation");
         let comparison = compare(&predicted, &trace(ranks, marks.clone())).expect("one program");
         assert_eq!(comparison.cards.len(), ranks, "{groups:?}");

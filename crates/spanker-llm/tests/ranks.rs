@@ -13,8 +13,7 @@ use spanker_fabric::conformance::on_all;
 use spanker_fabric::inproc::{Inproc, group};
 use spanker_fabric::{Fabric, FabricError};
 use spanker_llm::{
-    Leader, LlmError, Network, RunLogits, Runner, Session, Step, Want, Worker, run_logits,
-    run_worker,
+    Leader, LlmError, Network, RunLogits, Runner, Session, Want, Worker, run_logits, run_worker,
 };
 use spanker_model::Quant;
 use spanker_plan::{Plan, Split};
@@ -130,7 +129,7 @@ fn ranks_have_the_bits_of_threads_whatever_their_links_make_the_cheapest_algorit
     }
     algorithms.sort_unstable();
     algorithms.dedup();
-    for used in ["one-shot", "two-shot", "tree"] {
+    for used in ["one-shot", "two-shot", "ring"] {
         assert!(algorithms.contains(&used), "{used} of {algorithms:?}");
     }
 }
@@ -201,9 +200,8 @@ fn steps_and_plans_that_cannot_be_leave_the_ranks_as_they_were() {
     let texts = led(2, &network, |leader| {
         let many = leader.lay_out(&network, &five, CONTEXT, 3, 1).expect_err("too many cards");
         let mut runner = leader.lay_out(&network, &two, CONTEXT, 3, 1).expect("a layout");
-        let mut step = |tokens: &[u32], past| {
-            runner.step(&Step { tokens, past, want: Want::Best(1) }).map(|_| ())
-        };
+        let mut step =
+            |tokens: &[u32], past| runner.step_alone(tokens, past, Want::Best(1)).map(|_| ());
         let token = step(&[9999], 0).expect_err("no such token");
         let context = step(&[1, 2], CONTEXT).expect_err("no room");
         step(&[1, 2], 0).expect("the ranks are as they were");
@@ -228,7 +226,7 @@ fn disturbed(
             let mut lead = || -> Result<(), LlmError> {
                 let mut runner = leader.lay_out(network, &plan, CONTEXT, 3, 1)?;
                 for past in 0..CONTEXT {
-                    runner.step(&Step { tokens: &[1], past, want: Want::Best(1) })?;
+                    runner.step_alone(&[1], past, Want::Best(1))?;
                 }
                 Ok(())
             };

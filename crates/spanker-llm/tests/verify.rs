@@ -11,8 +11,8 @@ use std::sync::Arc;
 use ggml_spanker::WEIGHT_TYPES;
 use proptest::prelude::*;
 use spanker_llm::{
-    Bound, Difference, Distance, Evaluator, Fault, LlmError, Network, OnCards, Outcome, Rounding,
-    RunLogits, Runner, Side, Step, examine_reduce, run_logits,
+    Bound, Difference, Distance, Evaluator, Fault, LlmError, Network, OnCards, Outcome, Output,
+    Rounding, RunLogits, Runner, Side, Step, examine_reduce, run_logits,
 };
 use spanker_model::Quant;
 use spanker_plan::{Layout, Plan, Split};
@@ -155,11 +155,15 @@ struct Spoiled<F> {
     spoil: F,
 }
 
-impl<F: FnMut(&mut Outcome)> Runner for Spoiled<F> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        let mut outcome = self.inner.step(step)?;
-        if outcome.logits.is_some() {
-            (self.spoil)(&mut outcome);
+impl<F: FnMut(&mut Output)> Runner for Spoiled<F> {
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
+        self.inner.begin(step)
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        let mut outcome = self.inner.end()?;
+        for output in outcome.outputs.iter_mut().filter(|output| output.logits.is_some()) {
+            (self.spoil)(output);
         }
         Ok(outcome)
     }
@@ -331,12 +335,12 @@ fn logits_that_are_missing_fail_every_split() {
     let case = q4_0();
     let reduce = case.reduce(&[1.0; 2]);
     let one = plan(&case.network, Split::Gather, &together(&[1.0]));
-    type Spoil = fn(&mut Outcome);
+    type Spoil = fn(&mut Output);
     let faults: [(&str, Spoil); 4] = [
-        ("short", |outcome| outcome.logits.as_mut().unwrap().truncate(70)),
-        ("long", |outcome| outcome.logits.as_mut().unwrap().push(0.0)),
-        ("empty", |outcome| outcome.logits.as_mut().unwrap().clear()),
-        ("none", |outcome| outcome.logits = None),
+        ("short", |output| output.logits.as_mut().unwrap().truncate(70)),
+        ("long", |output| output.logits.as_mut().unwrap().push(0.0)),
+        ("empty", |output| output.logits.as_mut().unwrap().clear()),
+        ("none", |output| output.logits = None),
     ];
     for (what, spoil) in faults {
         let runner = |plan| -> Box<dyn Runner> {

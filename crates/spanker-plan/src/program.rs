@@ -606,6 +606,31 @@ impl Programs {
         Place { offset: place.offset + turn * bytes, ..place }
     }
 
+    /// Where a member's logits of a step are, output by output.
+    #[must_use]
+    pub fn logits_place(&self, member: usize, turn: u64) -> Place {
+        self.result(member, Buffer::Logits, turn)
+    }
+
+    /// What copying a block to another takes on a member, layer by layer: bytes from the start of its KV cache, where
+    /// they go, and how many.
+    pub fn block_copies(
+        &self,
+        member: usize,
+        from: u32,
+        to: u32,
+    ) -> impl Iterator<Item = [u64; 3]> + use<> {
+        let one = &self.members[member];
+        let (heads, head_size) = (len(&one.shard.kv_heads), self.model.head_size);
+        let bytes = KvShape { heads, head_size, quant: self.space.kv }.block_bytes();
+        let (layers, blocks) = (one.holding.layers.len() as u64, self.space.blocks);
+        let layers = (0..layers).filter(move |_| bytes > 0);
+        layers.map(move |layer| {
+            let at = |block: u32| (layer * blocks + u64::from(block)) * bytes;
+            [at(from), at(to), bytes]
+        })
+    }
+
     /// Where a member's taps of a step are, for the host to read.
     #[must_use]
     pub fn audit_place(&self, member: usize, turn: u64) -> Place {

@@ -33,14 +33,19 @@ struct Liar<'h> {
 }
 
 impl Runner for Liar<'_> {
-    fn step(&mut self, step: &Step<'_>) -> Result<Outcome, LlmError> {
-        let mut outcome = self.inner.step(step)?;
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
+        self.inner.begin(step)
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        let mut outcome = self.inner.end()?;
         self.steps += 1;
         if self.steps > self.found_at {
             return Err(DeviceError::wrong(2, "layer 0".into()).into());
         }
         if self.steps > self.wrong_from {
-            outcome.best.iter_mut().for_each(|best| best.0 = (best.0 + 1) % 256);
+            let best = outcome.outputs.iter_mut().flat_map(|output| &mut output.best);
+            best.for_each(|best| best.0 = (best.0 + 1) % 256);
         }
         Ok(outcome)
     }

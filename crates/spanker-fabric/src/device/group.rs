@@ -212,12 +212,48 @@ impl<'a> DeviceGroup<'a> {
         programs: &[Vec<Descriptor>],
         deadline: &Deadline,
     ) -> Result<Vec<CardTime>, DeviceError> {
+        let begun = self.begin(programs, deadline)?;
+        self.finish(&begun, deadline)
+    }
+
+    /// Gives each card its program, by rank, and does not wait. Several jobs can be under way; cards work on them in order.
+    ///
+    /// # Errors
+    /// As [`DeviceGroup::run`].
+    ///
+    /// # Panics
+    /// As [`DeviceGroup::run`].
+    pub fn begin(
+        &self,
+        programs: &[Vec<Descriptor>],
+        deadline: &Deadline,
+    ) -> Result<BegunJob, DeviceError> {
         assert_eq!(programs.len(), self.ranks());
         assert!(programs.iter().all(|program| !program.is_empty()));
         let job = Job { group: self, number: job_number(), deadline: *deadline };
         let feeds = programs.iter().map(|program| Feed::new(program, 1)).collect();
         let tickets = self.submit(&job, feeds, None)?;
-        job.watch(&tickets)
+        Ok(BegunJob { number: job.number, tickets })
+    }
+
+    /// Waits for a job that has begun. Returns when each card was done, by its own clock.
+    ///
+    /// # Errors
+    /// As [`DeviceGroup::run`].
+    pub fn finish(
+        &self,
+        begun: &BegunJob,
+        deadline: &Deadline,
+    ) -> Result<Vec<CardTime>, DeviceError> {
+        let job = Job { group: self, number: begun.number, deadline: *deadline };
+        job.watch(&begun.tickets)
+    }
+
+    /// Gives up a job that has begun, on all cards that can be reached.
+    pub fn abandon(&self, begun: &BegunJob, deadline: &Deadline) {
+        let job = Job { group: self, number: begun.number, deadline: *deadline };
+        let error = DeviceError::new(DeviceErrorKind::Aborted, None, "given up".to_owned());
+        job.give_up(error, &[], &begun.tickets);
     }
 
     /// Asks a rank's card something.
@@ -241,6 +277,13 @@ impl<'a> DeviceGroup<'a> {
 fn number(card: &SpankerControl, place: usize) -> usize {
     let name = card.path().and_then(|path| path.file_name()?.to_str());
     name.and_then(|name| name.strip_prefix("spanker")?.parse().ok()).unwrap_or(place)
+}
+
+/// A job that cards have begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BegunJob {
+    number: u64,
+    tickets: Vec<Ticket>,
 }
 
 /// How long a run took.

@@ -98,7 +98,9 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
 
     /// Attention of all rows.
     pub(super) fn attend(&mut self, work: &Work) {
-        let Work::AttendBlocks { ref cache, rows, heads, group, offset, .. } = *work else { return };
+        let Work::AttendBlocks { ref cache, rows, heads, group, offset, .. } = *work else {
+            return;
+        };
         let (tiles, shares) = (self.tiles(cache, rows), shares(heads, group, offset));
         let seen = |tile: &Tile| (tile.first + tile.count()) * tile.count();
         let macs = tiles.iter().map(seen).sum::<u64>() * heads * cache.head_size;
@@ -187,7 +189,9 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         shares: &[(Range<u64>, u64)],
         threads: usize,
     ) {
-        let Work::AttendBlocks { queries, ref cache, into, heads, scale, .. } = *work else { return };
+        let Work::AttendBlocks { queries, ref cache, into, heads, scale, .. } = *work else {
+            return;
+        };
         let shape = cache.shape().expect("programs have types that there are");
         let (size, length) = (cache.head_size, partial_len(cache.head_size as usize));
         let blocks = tile.blocks();
@@ -222,12 +226,19 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 let table = card.table(cache, tile);
                 let view = KvView { cache: cached, table, shape, head: *head as usize };
                 let mut out = units[unit].lock().expect("blocks are worked on once");
-                ops::attend_blocks(given, view, range(unit % pieces), &mut scratch.attend, &mut out);
+                ops::attend_blocks(
+                    given,
+                    view,
+                    range(unit % pieces),
+                    &mut scratch.attend,
+                    &mut out,
+                );
                 card.give_back(scratch);
             });
         }
         let mut words = self.memory.take(into.buffer);
-        let out = part(&mut words, shifted(into, tile.rows.start * heads * size * 4), heads * size * 4);
+        let out =
+            part(&mut words, shifted(into, tile.rows.start * heads * size * 4), heads * size * 4);
         let mut start = 0;
         let mut results = cast_slice_mut(out).chunks_exact_mut(size as usize);
         for (own, _) in shares {

@@ -7,15 +7,15 @@ use std::rc::Rc;
 
 use spanker_collective::{Collective, DType, ReduceOp, schedule};
 use spanker_fabric::device::{DeviceGroup, Lowered, lower};
-use spanker_plan::{Buffer, Place, Plan, PriceList, Programs, Wiring};
+use spanker_plan::{Buffer, Fold, Place, Plan, PriceList, Programs, Wiring};
 use spanker_runtime::{BufferId, Descriptor, SpankerControl};
 use spanker_topology::Cluster;
 
 use super::load::Buffers;
 use crate::LlmError;
 
-/// What a schedule was lowered for: stage, collective, elements.
-type Key = (usize, Collective, u64);
+/// What a schedule was lowered for: stage, collective, elements, and what is folded.
+type Key = (usize, Collective, u64, Fold);
 
 /// Lowers collectives, each kind once.
 #[derive(Debug)]
@@ -55,20 +55,23 @@ impl Exchanges {
     }
 
     /// The schedule of a collective in a stage: the one that the plan was priced with.
-    fn lowered(&mut self, key: Key, dtype: DType) -> Result<Rc<Lowered>, LlmError> {
+    fn lowered(&mut self, key: Key) -> Result<Rc<Lowered>, LlmError> {
         if let Some(known) = self.lowered.get(&key) {
             return Ok(Rc::clone(known));
         }
-        let (stage, collective, elements) = key;
+        let (stage, collective, elements, fold) = key;
         let links = &self.stages[stage];
-        let bytes = elements as f64 * dtype.size() as f64;
+        let bytes = elements as f64 * fold.size() as f64;
+        let unknown = || LlmError::plan(format!("a collective of {fold:?}"));
+        let dtype = DType::from_code(fold.dtype).ok_or_else(unknown)?;
+        let op = ReduceOp::from_code(fold.op).ok_or_else(unknown)?;
         let (algorithm, _) = self.prices.best(&self.cluster, collective, &links.cards, bytes);
         let ranks = links.wiring.ranks();
         let refused =
             |error: spanker_collective::CollectiveError| LlmError::plan(error.to_string());
         let schedule =
             schedule(collective, algorithm, ranks, elements as usize).map_err(refused)?;
-        let lowered = Rc::new(lower(&schedule, &links.wiring, dtype, ReduceOp::Sum)?);
+        let lowered = Rc::new(lower(&schedule, &links.wiring, dtype, op)?);
         self.lowered.insert(key, Rc::clone(&lowered));
         Ok(lowered)
     }
@@ -78,12 +81,11 @@ impl Exchanges {
         &mut self,
         (member, rank): (usize, usize),
         key: Key,
-        dtype: DType,
         data: Place,
         buffers: &Buffers,
         out: &mut Vec<Descriptor>,
     ) -> Result<(), LlmError> {
-        let lowered = self.lowered(key, dtype)?;
+        let lowered = self.lowered(key)?;
         let needs = [
             (Buffer::Working, lowered.scratch_bytes()),
             (Buffer::PassedOn, lowered.relay_bytes(rank)),

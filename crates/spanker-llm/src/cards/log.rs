@@ -16,8 +16,47 @@ pub(super) struct Log {
     origin: u64,
     /// The last entry that was read from each member.
     seen: Vec<u64>,
-    /// For each member of the step in hand: from which descriptor on it is at which operator.
-    ops: Vec<Vec<At>>,
+}
+
+/// What the entries of a step will be of, for each member.
+#[derive(Debug)]
+pub(super) struct StepLog(Vec<MemberLog>);
+
+/// The same for one member.
+#[derive(Debug, Default)]
+struct MemberLog {
+    /// From which descriptor on it is at which operator.
+    ops: Vec<At>,
+    /// The descriptors that are noted when they are done, and which of them are fences.
+    noted: Vec<(usize, bool)>,
+}
+
+impl StepLog {
+    pub(super) fn new(members: usize) -> StepLog {
+        StepLog((0..members).map(|_| MemberLog::default()).collect())
+    }
+
+    /// From a descriptor on, a member is at this operator of its program.
+    pub(super) fn op(&mut self, member: usize, descriptor: usize, number: usize, op: &Op) {
+        let list = &mut self.0[member].ops;
+        let before = list.last().copied();
+        let (activity, layer) = match (op, before) {
+            (Op::Mark { activity, layer }, _) => (*activity, *layer),
+            (_, Some(before)) => (before.activity, before.layer),
+            (_, None) => (Activity::Host, 0),
+        };
+        list.push(At { descriptor, op: number as u32, activity, layer });
+    }
+
+    /// The whole program of a member.
+    pub(super) fn program(&mut self, member: usize, program: &[Descriptor]) {
+        let noted = program.iter().enumerate().filter_map(|(at, one)| match one.work {
+            Work::Send { .. } | Work::Receive { .. } => None,
+            Work::Fence { .. } => Some((at, true)),
+            _ => Some((at, false)),
+        });
+        self.0[member].noted = noted.collect();
+    }
 }
 
 /// An operator of the step in hand.
@@ -41,21 +80,8 @@ impl Log {
             Ok(records.last().map_or(0, |record| record.sequence))
         };
         let seen = (0..group.ranks()).map(last).collect::<Result<Vec<u64>, LlmError>>()?;
-        let ops = vec![Vec::new(); seen.len()];
         let origin = recorder.origin(origin);
-        Ok(Log { recorder: recorder.clone(), origin, seen, ops })
-    }
-
-    /// From a descriptor on, a member is at this operator of its program.
-    pub(super) fn op(&mut self, member: usize, descriptor: usize, number: usize, op: &Op) {
-        let list = &mut self.ops[member];
-        let before = list.last().copied();
-        let (activity, layer) = match (op, before) {
-            (Op::Mark { activity, layer }, _) => (*activity, *layer),
-            (_, Some(before)) => (before.activity, before.layer),
-            (_, None) => (Activity::Host, 0),
-        };
-        list.push(At { descriptor, op: number as u32, activity, layer });
+        Ok(Log { recorder: recorder.clone(), origin, seen })
     }
 
     /// Adds a step that is over. Where a card's recorder no longer has all of it, nothing is added for that
@@ -64,26 +90,21 @@ impl Log {
         &mut self,
         group: &DeviceGroup<'_>,
         layout: &Programs,
-        programs: &[Vec<Descriptor>],
+        step: StepLog,
         token: usize,
     ) -> Result<(), LlmError> {
-        for (member, program) in programs.iter().enumerate() {
-            let ops = std::mem::take(&mut self.ops[member]);
+        for (member, MemberLog { ops, noted }) in step.0.into_iter().enumerate() {
             let records = group.request(member, SpankerControl::records)?;
             let fresh = records.iter().filter(|record| record.sequence > self.seen[member]);
-            let done: Vec<u64> = fresh
-                .clone()
-                .filter(|record| record.kind == abi::RECORD_DONE)
-                .map(|record| record.card_time_ps)
-                .collect();
+            let done = fresh.clone().filter(|record| record.kind == abi::RECORD_DONE);
+            // What follows is of the next step.
+            let done: Vec<_> = done.take(noted.len()).collect();
+            let last = done.last().filter(|_| done.len() == noted.len());
+            let last = last.copied().or(records.last()).map(|record| record.sequence);
+            let done: Vec<u64> = done.iter().map(|record| record.card_time_ps).collect();
             let begun = fresh.clone().find(|record| record.kind == abi::RECORD_SUBMITTED);
             let begun = begun.map(|record| record.card_time_ps);
-            self.seen[member] = records.last().map_or(0, |record| record.sequence);
-            let noted = program
-                .iter()
-                .enumerate()
-                .filter(|(_, one)| !matches!(one.work, Work::Send { .. } | Work::Receive { .. }));
-            let noted: Vec<(usize, &Descriptor)> = noted.collect();
+            self.seen[member] = last.unwrap_or(0);
             if noted.len() != done.len() {
                 continue;
             }
@@ -91,14 +112,13 @@ impl Log {
             let card = layout.members()[member].card as u32;
             let mut marks: Vec<Mark> = Vec::new();
             let mut before = begun.unwrap_or_else(|| done.first().copied().unwrap_or(0));
-            for (&(at, descriptor), &ended) in noted.iter().zip(&done) {
+            for (&(at, fence), &ended) in noted.iter().zip(&done) {
                 let index = ops.partition_point(|op| op.descriptor <= at);
                 let Some(op) = index.checked_sub(1).map(|index| ops[index]) else {
                     // The word from the host comes before the first operator.
                     before = ended;
                     continue;
                 };
-                let fence = matches!(descriptor.work, Work::Fence { .. });
                 let exchange = fence
                     || marks.last().is_some_and(|last| {
                         last.op == op.op && last.label.activity == Activity::Exchange

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use spanker_model::Quant;
-use spanker_plan::{Mark, Op, load};
+use spanker_plan::{Load, Mark, Op, Reach, load};
 use spanker_runtime::Work;
 use spanker_topology::ExchangeKind;
 
@@ -24,7 +24,6 @@ fn carried(op: &Op, ranks: usize, exchange: ExchangeKind) -> f64 {
     let (bytes, others) = (op.exchanged_bytes(ranks), ranks as f64 - 1.0);
     match (exchange, op) {
         (ExchangeKind::SharedMemory, _) => bytes,
-        (_, Op::Broadcast { .. }) => bytes * others,
         _ => bytes * others / ranks as f64,
     }
 }
@@ -82,15 +81,16 @@ impl Observed {
         groups: &[Range<usize>],
         marks: &[&[Mark]],
     ) {
+        let reach = Reach::of([(alike.rows as u64, alike.past as u64)]);
         let mut seen = Seen { seconds: span(marks), ..Seen::default() };
         for (program, marks) in programs.iter().zip(marks) {
-            for (mark, class) in marks.iter().zip(classes(program, marks)) {
+            for (mark, class) in marks.iter().zip(classes(program, marks, &reach)) {
                 seen.operators.extend(class.map(|class| (class, mark.end - mark.start)));
             }
         }
         for group in groups.iter().filter(|group| group.len() > 1) {
             let bytes = |op: &Op| carried(op, group.len(), self.exchange);
-            let of = |member: usize| meetings(&programs[member], marks[member], &bytes);
+            let of = |member: usize| meetings(&programs[member], marks[member], &reach, &bytes);
             seen.group(group.clone().map(of).collect());
         }
         seen.handoffs(programs, marks);
@@ -216,22 +216,23 @@ fn add_units(units: &mut Vec<(Option<Quant>, u64)>, weights: Option<Quant>, more
 }
 
 /// What each mark of a card counts for; nothing for exchanges.
-fn classes(program: &[Op], marks: &[Mark]) -> Vec<Option<Class>> {
+fn classes(program: &[Op], marks: &[Mark], reach: &Reach) -> Vec<Option<Class>> {
     let mut before: Option<&Work> = None;
     let mut list = Vec::with_capacity(marks.len());
     for mark in marks {
         let mut class: Option<Class> = None;
         for op in &program[mark.op as usize..(mark.op + mark.ops) as usize] {
-            let Op::Work(work) = op else {
-                before = None;
-                continue;
+            let counted = match op {
+                Op::Work(work) => load(work, before, reach),
+                Op::Data { length, .. } => Some(Load::data(*length)),
+                _ => None,
             };
-            if let Some(load) = load(work, before) {
+            if let Some(load) = counted {
                 let (kind, rows) = (load.kind, load.rows);
                 let first = || Class { kind, rows, units: Vec::new() };
                 add_units(&mut class.get_or_insert_with(first).units, load.weights, load.units);
             }
-            before = Some(work);
+            before = if let Op::Work(work) = op { Some(work) } else { None };
         }
         if let Some(class) = &mut class {
             class.units.sort_unstable();
@@ -242,9 +243,14 @@ fn classes(program: &[Op], marks: &[Mark]) -> Vec<Option<Class>> {
 }
 
 /// Where a card met others in a step.
-fn meetings(program: &[Op], marks: &[Mark], carried: &dyn Fn(&Op) -> f64) -> Vec<Meeting> {
+fn meetings(
+    program: &[Op],
+    marks: &[Mark],
+    reach: &Reach,
+    carried: &dyn Fn(&Op) -> f64,
+) -> Vec<Meeting> {
     let (mut list, mut work) = (Vec::new(), Vec::new());
-    for (mark, class) in marks.iter().zip(classes(program, marks)) {
+    for (mark, class) in marks.iter().zip(classes(program, marks, reach)) {
         let op = &program[mark.op as usize];
         let bytes = op.is_exchange().then(|| carried(op));
         if bytes.is_some() || matches!(op, Op::Receive { .. }) {
@@ -259,7 +265,7 @@ fn meetings(program: &[Op], marks: &[Mark], carried: &dyn Fn(&Op) -> f64) -> Vec
 mod tests {
     use super::*;
     use spanker_collective::{Algorithm, Collective};
-    use spanker_plan::{Activity, Label, collective_time};
+    use spanker_plan::{Activity, Fold, Label, collective_time};
     use spanker_runtime::{BufferId, Place};
     use spanker_topology::{Bytes, BytesPerSecond, Cluster, Seconds, Shape};
 
@@ -324,11 +330,9 @@ mod tests {
             let parts = (0..ranks as u64).map(|rank| rank * part..(rank + 1) * part).collect();
             let all = part * ranks as u64;
             let gather = Op::Gather { parts, rows: 1, from: HERE, into: HERE };
-            let broadcast = Op::Broadcast { root: 1, data: HERE, length: part };
-            let cases = [
-                (gather, Collective::AllGather, all),
-                (broadcast, Collective::Broadcast { root: 1 }, part),
-            ];
+            let fold = Fold { dtype: 0, op: 0 };
+            let sum = Op::Fold { data: HERE, elements: part / 4, fold };
+            let cases = [(gather, Collective::AllGather, all), (sum, Collective::AllReduce, part)];
             for (op, collective, bytes) in cases {
                 let price =
                     collective_time(&cluster, collective, Algorithm::OneShot, &cards, bytes);

@@ -7,14 +7,15 @@
 
 use std::ops::DerefMut;
 use std::sync::Arc;
+use std::time::Instant;
 
 use spanker_fabric::device::DeviceError;
-use spanker_plan::{Buffer, CardLayout, Piece, Place, Plan, Programs};
+use spanker_plan::{Buffer, CardLayout, Piece, Place, Plan, Programs, Taps};
 
 use super::{Leader, OnRanks, part, planned};
-use crate::audit::{AuditLog, Auditor, Found, Member, disagreeing};
+use crate::audit::{AuditLog, Auditor, Found, Member, Written, disagreeing};
 use crate::card::Report;
-use crate::runner::Step;
+use crate::runner::{Asked, Step};
 use crate::twice::Searched;
 use crate::{LlmError, Network};
 
@@ -24,6 +25,14 @@ pub(super) struct Audited {
     /// The programs of all cards with weights where the layout has them: ranks have theirs in their files.
     programs: Programs,
     layouts: Vec<CardLayout>,
+}
+
+/// What is checked of a step.
+#[derive(Debug)]
+pub(super) struct Checked {
+    taps: Vec<Taps>,
+    written: Written,
+    past: usize,
 }
 
 impl<'f, F, B> OnRanks<F, B>
@@ -63,13 +72,12 @@ impl<F, B> OnRanks<F, B> {
     /// Computes again what ranks kept in a step, and compares it.
     pub(super) fn compare(
         &mut self,
-        step: &Step<'_>,
-        salt: u64,
+        checked: &Checked,
         reports: &[Report],
     ) -> Result<(), LlmError> {
-        let Some(Audited { auditor, programs, layouts }) = &mut self.audited else { return Ok(()) };
-        auditor.forget(step.past as u64);
-        let (_, taps) = part::tapped(programs, step, salt);
+        let Some(Audited { auditor, layouts, .. }) = &mut self.audited else { return Ok(()) };
+        auditor.forget(&checked.written);
+        let (taps, past) = (&checked.taps, checked.past);
         for (at, (taps, report)) in taps.iter().zip(reports).enumerate() {
             let (kept, captured) = (taps.bytes, &report.captured[..]);
             if captured.len() as u64 != kept {
@@ -78,17 +86,24 @@ impl<F, B> OnRanks<F, B> {
             }
             let member = Member { at, layout: &layouts[at], weights: Buffer::Weights.symbol() };
             if let Some(what) = auditor.check(member, taps, captured)? {
-                return Err(self.blame(at, step.past, what));
+                return Err(self.blame(at, past, what));
             }
         }
-        match disagreeing(&taps, reports.iter().map(|report| &report.captured[..]))[..] {
+        match disagreeing(taps, reports.iter().map(|report| &report.captured[..]))[..] {
             [] => Ok(()),
             [one] => {
                 let what = "after a collective it has other bytes than the rest";
-                Err(self.blame(one, step.past, what.into()))
+                Err(self.blame(one, past, what.into()))
             }
-            _ => Err(LlmError::Unsure { past: step.past }),
+            _ => Err(LlmError::Unsure { past }),
         }
+    }
+
+    /// What is checked of a step, if anything is.
+    pub(super) fn checked(&self, step: &Step<'_>, salt: u64) -> Option<Checked> {
+        let audited = self.audited.as_ref()?;
+        let (_, taps) = part::tapped(&audited.programs, step, salt);
+        Some(Checked { taps, written: Written::of(step), past: Asked::of(step).past })
     }
 
     /// Tells the log of a rank that was found wrong, and makes the error.
@@ -107,10 +122,11 @@ where
     B: AsRef<[u8]> + Send + Sync,
 {
     fn attempt(&mut self, step: &Step<'_>, salt: u64) -> Result<(), LlmError> {
-        OnRanks::attempt(self, step, salt).map(|_| ())
+        self.go(step, (&[], salt), Instant::now())?;
+        self.conclude().map(|_| ())
     }
 
-    fn examine(&self, step: &Step<'_>) -> LlmError {
-        LlmError::Unsure { past: step.past }
+    fn examine(&self, past: usize) -> LlmError {
+        LlmError::Unsure { past }
     }
 }

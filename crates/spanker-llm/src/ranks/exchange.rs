@@ -16,11 +16,14 @@ use spanker_plan::ExchangeTable;
 
 use super::rounds::{Added, Received, Rounds};
 use super::wire::{Wire, stamp};
-use crate::card::Peers;
+use crate::card::{Folding, Peers};
 
 /// How much longer each round of an exchange may take than the one before, as a part of the timeout. A rank that
 /// waits for one that waits itself gives up later than that one, so that the fault names who is really missing.
 const PATIENCE_PARTS: u32 = 8;
+
+/// Bytes of what is folded.
+const WORD: usize = 4;
 
 /// The algorithms of a stage's exchanges, and this rank's rounds of those that were used.
 #[derive(Debug)]
@@ -98,6 +101,7 @@ impl<'w, 'f> Neighbours<'w, 'f> {
         (collective, bytes): (Collective, f64),
         own: &'d dyn Fn(Range<usize>) -> &'d [u8],
         length: impl Fn(usize) -> usize,
+        folding: Folding,
     ) -> Result<Exchanged, FabricError> {
         self.count += 1;
         let stamp = stamp(&[self.wire.plan(), self.step, self.count]);
@@ -132,7 +136,7 @@ impl<'w, 'f> Neighbours<'w, 'f> {
                 run.store(received, &opened, message, &length);
             }
             for sum in &round.sums {
-                run.add(self.wire, sum);
+                run.add(self.wire, sum, folding);
             }
         }
         run.slots.truncate(rounds.parts);
@@ -216,19 +220,14 @@ impl Run<'_> {
         self.whole.push((received.slots.clone(), whole));
     }
 
-    /// Adds parts up, in the order of their sources.
-    fn add(&mut self, wire: &mut Wire<'_>, sum: &Added) {
+    /// Folds parts, in the order of their sources.
+    fn add(&mut self, wire: &mut Wire<'_>, sum: &Added, folding: Folding) {
         for (at, into) in sum.into.clone().enumerate() {
             let sources: Vec<&[u8]> =
                 sum.sources.iter().map(|source| self.bytes(source.start + at)).collect();
             let total = wire.write(sources[0].len(), |out| {
                 out.copy_from_slice(sources[0]);
-                for source in &sources[1..] {
-                    let numbers = source.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word));
-                    for (out, number) in out.as_chunks_mut().0.iter_mut().zip(numbers) {
-                        *out = (f32::from_le_bytes(*out) + number).to_le_bytes();
-                    }
-                }
+                sources[1..].iter().for_each(|source| folding.into(out, source));
             });
             self.slots[into] = Some(total);
         }
@@ -250,6 +249,7 @@ impl Neighbours<'_, '_> {
         collective: Collective,
         data: &mut [u8],
         unit: usize,
+        folding: Folding,
     ) -> Result<u64, FabricError> {
         let bytes = data.len();
         let rounds = self.exchanges.rounds(collective, bytes as f64);
@@ -258,7 +258,7 @@ impl Neighbours<'_, '_> {
         let given = &*data;
         let own = |range: Range<usize>| &given[of(range)];
         let length = |part: usize| of(part..part + 1).len();
-        let came = self.run((collective, bytes as f64), &own, length)?;
+        let came = self.run((collective, bytes as f64), &own, length, folding)?;
         for (part, message) in came.parts.iter().enumerate() {
             if let Some(message) = message {
                 data[of(part..part + 1)].copy_from_slice(message.bytes());
@@ -291,7 +291,7 @@ impl Peers for Neighbours<'_, '_> {
         // Whoever has nothing to give is passed on as nothing.
         let rank = self.rank();
         let given = |of: Range<usize>| if of.contains(&rank) { own } else { &[] };
-        let came = self.run(whole, &given, |rank| bytes(rank) as usize)?;
+        let came = self.run(whole, &given, |rank| bytes(rank) as usize, Folding::Or)?;
         for (rank, message) in came.parts.iter().enumerate() {
             match message {
                 Some(message) => read(rank, message.bytes()),
@@ -303,12 +303,8 @@ impl Peers for Neighbours<'_, '_> {
         Ok(came.sent)
     }
 
-    fn sum(&mut self, data: &mut [f32]) -> Result<u64, FabricError> {
-        self.in_place(Collective::AllReduce, bytemuck::cast_slice_mut(data), size_of::<f32>())
-    }
-
-    fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<u64, FabricError> {
-        self.in_place(Collective::Broadcast { root }, data, 1)
+    fn fold(&mut self, data: &mut [u8], folding: Folding) -> Result<u64, FabricError> {
+        self.in_place(Collective::AllReduce, data, WORD, folding)
     }
 
     fn send(&mut self, to: usize, step: u64, bytes: &[u8]) -> Result<(), FabricError> {

@@ -4,6 +4,7 @@
 //! The ranks themselves are measured, all at the same time, as they will run: they share memory bandwidth, caches and
 //! clock rates with each other, wait for each other, and messages come while others compute.
 
+use std::collections::VecDeque;
 use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 use std::time::Instant;
@@ -78,7 +79,8 @@ impl Leader<'_> {
         let ranks: Vec<usize> = (0..self.ranks()).collect();
         let plan = (&ready.plan, &ranks[..]);
         let (rank_part, memory) = self.lay(network, plan, space, subject.threads, true)?;
-        let mut runner = OnRanks { leader: self, rank_part, memory, audited: None };
+        let begun = VecDeque::new();
+        let mut runner = OnRanks { leader: self, rank_part, memory, audited: None, begun };
         runner.record()?;
         Ok(runner)
     }
@@ -124,6 +126,7 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> Measura
         let layers = layers.unwrap_or(&[]);
         let begun = Instant::now();
         self.go(step, (layers, 0), begun)?;
+        self.conclude()?;
         let wall = begun.elapsed().as_secs_f64();
         let since = self.leader.wire.clock(begun) - self.leader.recording_since();
         let mut marks = vec![Vec::new(); self.rank_part.ranks.len()];

@@ -3,7 +3,7 @@
 
 use spanker_plan::Want;
 
-use crate::runner::Step;
+use crate::runner::{Part, Step};
 
 /// An order of rank 0.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,12 +34,8 @@ pub(super) enum Order {
     },
     /// Run a step.
     Step {
-        /// Tokens before it.
-        past: u64,
-        /// What it gives back.
-        want: Want,
-        /// Its tokens.
-        tokens: Vec<u32>,
+        /// What it is.
+        step: StepOrder,
         /// The layers that it goes through, to measure them; none stands for all.
         layers: Vec<u32>,
         /// Which operators are tapped: see `Programs::audited`.
@@ -70,8 +66,7 @@ const LOGITS: u64 = u64::MAX;
 impl Order {
     /// A step through some layers, or all if there are none.
     pub(super) fn step(step: &Step<'_>, layers: &[u32], salt: u64) -> Order {
-        let (past, tokens) = (step.past as u64, step.tokens.to_vec());
-        Order::Step { past, want: step.want, tokens, layers: layers.to_vec(), salt }
+        Order::Step { step: StepOrder::of(step), layers: layers.to_vec(), salt }
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
@@ -92,14 +87,11 @@ impl Order {
                 bytes.extend_from_slice(json.as_bytes());
                 bytes
             }
-            Order::Step { past, want, tokens, layers, salt } => {
-                let want = match want {
-                    Want::Nothing => NOTHING,
-                    Want::Best(k) => u64::from(*k),
-                    Want::Logits => LOGITS,
-                };
-                let mut bytes = words(STEP, &[*past, want, *salt, layers.len() as u64]);
-                bytes.extend(layers.iter().chain(tokens).flat_map(|number| number.to_le_bytes()));
+            Order::Step { step, layers, salt } => {
+                let head = [*salt, layers.len() as u64];
+                let mut bytes = words(STEP, &head);
+                bytes.extend(layers.iter().flat_map(|number| number.to_le_bytes()));
+                step.write(&mut bytes);
                 bytes
             }
             Order::Clock { rank } => words(CLOCK, &[*rank]),
@@ -130,18 +122,10 @@ impl Order {
                 Some(Order::Plan { network, context, batch, filled, ranks, exchanges, json })
             }
             STEP => {
-                let (past, rest) = word(rest)?;
-                let (want, rest) = word(rest)?;
                 let (salt, rest) = word(rest)?;
                 let (layers, rest) = numbers(rest)?;
-                let want = match want {
-                    NOTHING => Want::Nothing,
-                    LOGITS => Want::Logits,
-                    k => Want::Best(u32::try_from(k).ok()?),
-                };
-                let (tokens, odd) = rest.as_chunks();
-                let tokens = tokens.iter().map(|&token| u32::from_le_bytes(token)).collect();
-                odd.is_empty().then_some(Order::Step { past, want, tokens, layers, salt })
+                let (step, rest) = StepOrder::read(rest)?;
+                rest.is_empty().then_some(Order::Step { step, layers, salt })
             }
             CLOCK => {
                 let (rank, rest) = word(rest)?;
@@ -151,6 +135,89 @@ impl Order {
             COLLECT => rest.is_empty().then_some(Order::Collect),
             _ => None,
         }
+    }
+}
+
+/// A step with tokens and blocks of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct StepOrder {
+    parts: Vec<PartOrder>,
+    copies: Vec<[u32; 2]>,
+    turn: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct PartOrder {
+    past: u64,
+    want: Want,
+    outputs: u64,
+    tokens: Vec<u32>,
+    blocks: Vec<u32>,
+}
+
+impl StepOrder {
+    fn of(step: &Step<'_>) -> StepOrder {
+        let part = |part: &Part<'_>| PartOrder {
+            past: part.past,
+            want: part.want,
+            outputs: part.outputs,
+            tokens: part.tokens.to_vec(),
+            blocks: part.blocks.to_vec(),
+        };
+        let parts = step.parts.iter().map(part).collect();
+        StepOrder { parts, copies: step.copies.to_vec(), turn: step.turn }
+    }
+
+    /// Calls `run` with the step.
+    pub(super) fn with<R>(&self, run: impl FnOnce(&Step<'_>) -> R) -> R {
+        let parts = self.parts.iter().map(|part| {
+            let PartOrder { past, want, outputs, tokens, blocks } = part;
+            Part { tokens, past: *past, blocks, want: *want, outputs: *outputs }
+        });
+        let parts: Vec<Part<'_>> = parts.collect();
+        run(&Step { parts: &parts, copies: &self.copies, turn: self.turn })
+    }
+
+    fn write(&self, bytes: &mut Vec<u8>) {
+        let head = [self.turn, self.parts.len() as u64, 2 * self.copies.len() as u64];
+        bytes.extend(head.iter().flat_map(|word| word.to_le_bytes()));
+        let copies = self.copies.as_flattened().iter();
+        bytes.extend(copies.flat_map(|number| number.to_le_bytes()));
+        for part in &self.parts {
+            let want = match part.want {
+                Want::Nothing => NOTHING,
+                Want::Best(k) => u64::from(k),
+                Want::Logits => LOGITS,
+            };
+            for list in [&part.tokens, &part.blocks] {
+                bytes.extend((list.len() as u64).to_le_bytes());
+                bytes.extend(list.iter().flat_map(|number| number.to_le_bytes()));
+            }
+            bytes.extend([part.past, want, part.outputs].iter().flat_map(|w| w.to_le_bytes()));
+        }
+    }
+
+    fn read(bytes: &[u8]) -> Option<(StepOrder, &[u8])> {
+        let (turn, rest) = word(bytes)?;
+        let (count, rest) = word(rest)?;
+        let (copies, mut rest) = numbers(rest)?;
+        let (copies, odd) = copies.as_chunks();
+        let mut parts = Vec::new();
+        for _ in 0..count {
+            let (tokens, left) = numbers(rest)?;
+            let (blocks, left) = numbers(left)?;
+            let (past, left) = word(left)?;
+            let (want, left) = word(left)?;
+            let (outputs, left) = word(left)?;
+            rest = left;
+            let want = match want {
+                NOTHING => Want::Nothing,
+                LOGITS => Want::Logits,
+                k => Want::Best(u32::try_from(k).ok()?),
+            };
+            parts.push(PartOrder { past, want, outputs, tokens, blocks });
+        }
+        odd.is_empty().then(|| (StepOrder { parts, copies: copies.to_vec(), turn }, rest))
     }
 }
 
@@ -182,6 +249,16 @@ mod tests {
             Just(Want::Logits),
             (1..=1024u32).prop_map(Want::Best)
         ];
+        let part = (any::<[u64; 2]>(), want, numbers(), numbers()).prop_map(
+            |([past, outputs], want, tokens, blocks)| PartOrder {
+                past,
+                want,
+                outputs,
+                tokens,
+                blocks,
+            },
+        );
+        let parts = prop::collection::vec(part, 0..4);
         prop_oneof![
             (0..40usize).prop_map(|zeros| Order::Heartbeat { zeros }),
             Just(Order::Over),
@@ -196,15 +273,10 @@ mod tests {
                     json
                 }
             ),
-            (any::<[u64; 2]>(), want, numbers(), numbers()).prop_map(
-                |([past, salt], want, tokens, layers)| Order::Step {
-                    past,
-                    want,
-                    tokens,
-                    layers,
-                    salt
-                }
-            ),
+            (any::<[u64; 2]>(), numbers(), prop::collection::vec(any::<[u32; 2]>(), 0..3), parts)
+                .prop_map(|([salt, turn], layers, copies, parts)| {
+                    Order::Step { step: StepOrder { parts, copies, turn }, layers, salt }
+                }),
             any::<u64>().prop_map(|rank| Order::Clock { rank }),
             Just(Order::Record),
             Just(Order::Collect),

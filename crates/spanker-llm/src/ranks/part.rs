@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use spanker_collective::Rank;
 use spanker_fabric::FabricError;
-use spanker_plan::{Buffer, ExchangeTable, Op, Part, Programs, Taps, Want};
+use spanker_plan::{ExchangeTable, Op, Place, Programs, Taps};
 
 use super::exchange::{Exchanges, Neighbours};
-use super::wire::{LEADER, Wire};
+use super::wire::Wire;
 use crate::card::{self, Card, Report, Stopped, Task, allocate};
-use crate::layout::{self, Planned};
+use crate::layout::Planned;
 use crate::measure::keep_layers;
-use crate::runner::Step;
+use crate::runner::{Given, Step};
 use crate::{LlmError, Network};
 
 /// A rank's part of a plan.
@@ -28,8 +28,14 @@ pub(super) struct RankPart<B> {
     pub(super) planned: u64,
     /// Steps so far.
     pub(super) steps: u64,
-    /// Bytes that taps of each member's card kept in the last step.
-    tapped: Vec<u64>,
+}
+
+/// What this rank has of a step that it has run.
+pub(super) struct Ran {
+    /// What its card says, if it has one.
+    pub(super) report: Option<Report>,
+    /// Bytes that taps of each member's card kept.
+    pub(super) tapped: Vec<u64>,
 }
 
 /// Which step it is: its tokens, the layers that it goes through (all if there are none), which operators are tapped,
@@ -75,8 +81,8 @@ impl<B: AsRef<[u8]> + Send + Sync> RankPart<B> {
             (member, card, exchanges)
         });
         let planned = member.map_or(0, |member| layouts[member].bytes());
-        let (vocab, tapped) = (network.model().vocab, vec![0; ranks.len()]);
-        Ok(RankPart { programs, vocab, ranks, card, planned, steps: 0, tapped })
+        let vocab = network.model().vocab;
+        Ok(RankPart { programs, vocab, ranks, card, planned, steps: 0 })
     }
 
     /// The plan's number of this rank's card, or of none.
@@ -106,22 +112,25 @@ impl<B: AsRef<[u8]> + Send + Sync> RankPart<B> {
         wire: &mut Wire<'_>,
         of: Stepping<'_>,
         begun: Instant,
-    ) -> Result<Option<Report>, FabricError> {
+    ) -> Result<Ran, FabricError> {
         self.steps += 1;
+        let mut tapped = vec![0; self.ranks.len()];
         if self.card.is_none() && !self.is_tapped() {
-            return Ok(None);
+            return Ok(Ran { report: None, tapped });
         }
         let (programs, taps) = self.programs_of(of);
-        self.tapped.iter_mut().zip(&taps).for_each(|(bytes, taps)| *bytes = taps.bytes);
-        let Some((member, card, exchanges)) = &mut self.card else { return Ok(None) };
-        let parts = [layout::part(of.step)];
-        let read = self.programs.wanted(*member, &spanker_plan::Step { parts: &parts }, 0);
-        let place = &self.programs.members()[*member];
-        let captured = taps.get(*member).map(|taps| (place.place(Buffer::Audit), taps.bytes));
-        let task = Task { step: self.steps, traced: of.traced, read, captured, begun };
+        tapped.iter_mut().zip(&taps).for_each(|(bytes, taps)| *bytes = taps.bytes);
+        let Some((member, card, exchanges)) = &mut self.card else {
+            return Ok(Ran { report: None, tapped });
+        };
+        let wanted = self.programs.wanted(*member, of.step);
+        let place = self.programs.audit_place(*member, of.step.turn);
+        let captured = taps.get(*member).map(|taps| (place, taps.bytes));
+        let task = Task { step: self.steps, traced: of.traced, wanted, captured, begun };
+        let tables = self.programs.tables(of.step);
         let mut peers = Neighbours::new(wire, exchanges, &self.ranks, self.steps);
-        match card.run(&programs[*member], &mut peers, task) {
-            Ok(report) => Ok(Some(report)),
+        match card.run((&programs[*member], &tables), &mut peers, task) {
+            Ok(report) => Ok(Ran { report: Some(report), tapped }),
             Err(Stopped::Fault(fault)) => Err(fault),
             Err(Stopped::Panicked) => Err(wire.refuse("its card has panicked".into())),
         }
@@ -132,27 +141,20 @@ impl<B: AsRef<[u8]> + Send + Sync> RankPart<B> {
         self.card.as_ref().map_or(0, |(_, card, _)| card.allocated())
     }
 
-    /// The ranks whose reports the leader waits for, with their bytes.
-    pub(super) fn expected(&self, want: Want) -> Vec<(Rank, u64)> {
-        let parts = [Part { sequence: 0, tokens: &[], past: 0, want }];
-        let step = spanker_plan::Step { parts: &parts };
-        let read =
-            |member: usize| self.programs.wanted(member, &step, 0).map_or(0, |(_, bytes)| bytes);
-        let members = self.ranks.iter().enumerate().filter(|&(_, &rank)| rank != LEADER);
-        members.map(|(member, &rank)| (rank, HEAD + read(member) + self.tapped[member])).collect()
-    }
-
-    /// What a member's card reported.
-    pub(super) fn read(&self, member: usize, bytes: &[u8]) -> Report {
-        read(bytes, self.tapped[member])
+    /// What each member's card reports of a step, in bytes: candidates, logits, and what taps kept.
+    pub(super) fn expected(&self, step: &Step<'_>, tapped: &[u64]) -> Vec<[u64; 3]> {
+        let bytes = |read: Option<(Place, u64)>| read.map_or(0, |(_, bytes)| bytes);
+        let member = |(member, &tapped): (usize, &u64)| {
+            let wanted = self.programs.wanted(member, step);
+            [bytes(wanted.best), bytes(wanted.logits), tapped]
+        };
+        tapped.iter().enumerate().map(member).collect()
     }
 }
 
 /// The programs of all cards for a step, with what taps in them check.
 pub(super) fn tapped(programs: &Programs, step: &Step<'_>, salt: u64) -> (Vec<Vec<Op>>, Vec<Taps>) {
-    let parts = [layout::part(step)];
-    let whole = spanker_plan::Step { parts: &parts };
-    programs.audited(&whole, &|from, to| vec![from, to], salt)
+    programs.audited(step, &|from, to| vec![from, to], salt)
 }
 
 /// Bytes of a report before what was asked for.
@@ -162,17 +164,25 @@ const HEAD: u64 = 16;
 pub(super) fn write(report: &Report) -> Vec<u8> {
     let nanos = u64::try_from(report.sync.as_nanos()).unwrap_or(u64::MAX);
     let mut bytes = [nanos.to_le_bytes(), report.sent.to_le_bytes()].concat();
-    bytes.extend_from_slice(report.read.as_deref().unwrap_or(&[]));
+    bytes.extend_from_slice(&report.given.best);
+    report.given.logits.iter().for_each(|logits| bytes.extend_from_slice(logits));
     bytes.extend_from_slice(&report.captured);
     bytes
 }
 
-/// A report from bytes, of which there are as many as a report has at least, and so many from taps.
-fn read(bytes: &[u8], captured: u64) -> Report {
+/// Bytes of a report with so much in it.
+pub(super) fn length(parts: [u64; 3]) -> u64 {
+    HEAD + parts.iter().sum::<u64>()
+}
+
+/// A report from bytes, of which there are as many as a report with these parts has.
+pub(super) fn read(bytes: &[u8], [best, logits, _]: [u64; 3]) -> Report {
     let (head, rest) = bytes.split_at(HEAD as usize);
     let word = |at: usize| head.as_chunks().0.get(at).map_or(0, |&word| u64::from_le_bytes(word));
-    let (asked, captured) = rest.split_at(rest.len() - captured as usize);
-    let read = (!asked.is_empty()).then(|| asked.to_vec());
+    let (best, rest) = rest.split_at(best as usize);
+    let (logits, captured) = rest.split_at(logits as usize);
+    let logits = (!logits.is_empty()).then(|| logits.to_vec());
+    let given = Given { best: best.to_vec(), logits: logits.into_iter().collect() };
     let (sync, captured) = (Duration::from_nanos(word(0)), captured.to_vec());
-    Report { sync, sent: word(1), marks: Vec::new(), read, captured }
+    Report { sync, sent: word(1), marks: Vec::new(), given, captured }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric, FabricError};
-use spanker_plan::{ExchangeTable, Mark, Plan, Want};
+use spanker_plan::{ExchangeTable, Mark, Plan};
 
 use super::order::Order;
 use super::part::{self, RankPart, Stepping};
@@ -14,7 +14,7 @@ use super::wire::{End, Wire};
 use crate::card::Report;
 use crate::fingerprint;
 use crate::layout;
-use crate::runner::Step;
+use crate::runner::Asked;
 use crate::{LlmError, Network};
 
 /// What a rank brings along.
@@ -63,25 +63,27 @@ pub fn run_worker<B: AsRef<[u8]> + Send + Sync>(
                 let order = (&json[..], &ranks[..], &exchanges[..]);
                 rank_part = Some(take_part(&mut wire, &worker, network, space, order)?);
             }
-            Order::Step { past, want, tokens, layers, salt } => {
+            Order::Step { step, layers, salt } => {
                 let begun = Instant::now();
-                let step = Step { tokens: &tokens, past: past as usize, want };
                 let Some(rank_part) = &mut rank_part else {
                     return Err(wire.refuse("there is no plan to run a step of".into()).into());
                 };
-                if let Err(error) = layout::check(&rank_part.programs, rank_part.vocab, &step) {
-                    return Err(wire.refuse(error.to_string()).into());
-                }
-                let (layers, traced) = (&layers[..], recorded.is_some());
-                let of = Stepping { step: &step, layers, salt, traced };
-                let report = rank_part.step(&mut wire, of, begun)?;
-                let Some(report) = report else { continue };
+                let traced = recorded.is_some();
+                let ran = step.with(|step| {
+                    layout::check(&rank_part.programs, rank_part.vocab, step)
+                        .map_err(|error| wire.refuse(error.to_string()))?;
+                    let of = Stepping { step, layers: &layers, salt, traced };
+                    let ran = rank_part.step(&mut wire, of, begun)?;
+                    let told = step.outputs() > 0 || rank_part.is_tapped();
+                    Ok::<_, FabricError>((ran.report, Asked::of(step).past, told))
+                });
+                let (Some(report), past, told) = ran? else { continue };
                 if let Some(recorded) = &mut recorded {
                     let (card, since) = (rank_part.number(), wire.clock(begun));
-                    recorded.extend(record::by_clock(&report, card, step.past, since));
+                    recorded.extend(record::by_clock(&report, card, past, since));
                 }
                 untold = (untold.0 + report.sync, untold.1 + report.sent);
-                if want != Want::Nothing || rank_part.is_tapped() {
+                if told {
                     let (sync, sent) = std::mem::take(&mut untold);
                     let report = Report { sync, sent, ..report };
                     wire.report(rank_part.steps, &part::write(&report))?;

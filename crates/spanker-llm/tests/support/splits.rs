@@ -93,8 +93,9 @@ pub fn best(session: &mut Session<'_>, prompt: &[u32], count: usize) -> Vec<Vec<
     let mut all = Vec::new();
     for _ in 0..count {
         let outcome = session.feed(&fed, Want::Best(4)).expect("a step");
-        fed = vec![outcome.best[0].0];
-        all.push(outcome.best);
+        let best = outcome.last().best.clone();
+        fed = vec![best[0].0];
+        all.push(best);
     }
     all
 }

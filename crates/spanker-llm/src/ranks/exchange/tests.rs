@@ -14,7 +14,7 @@ use crate::ranks::wire::End;
 /// Longer than anything here takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The algorithms of gathers, sums or broadcasts; those that have none of their own fall back to one-shot.
+/// The algorithms of gathers or folds; those that have none of their own fall back to one-shot.
 const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::OneShot,
     Algorithm::TwoShot,
@@ -23,7 +23,7 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::Tree,
 ];
 
-/// What a rank has after a gather, a sum and a broadcast, all in one step, and the bytes that it sent.
+/// What a rank has after a gather, a sum and a union, all in one step, and the bytes that it sent.
 type Results = (Vec<Vec<u8>>, Vec<u32>, Vec<u8>, u64);
 
 /// Numbers whose sum depends on the order in which they are added.
@@ -63,10 +63,11 @@ fn exchanged(
         },
     )?;
     let mut sum = numbers(rank, count);
-    sent += peers.sum(&mut sum)?;
+    sent += peers.fold(bytemuck::cast_slice_mut(&mut sum), Folding::Sum)?;
+    // One rank has something, the others zeros.
     let root = count % ranks;
-    let mut data = part(if rank == root { 9 } else { rank }, count);
-    sent += peers.broadcast(root, &mut data)?;
+    let mut data = if rank == root { part(9, 4 * count) } else { vec![0; 4 * count] };
+    sent += peers.fold(&mut data, Folding::Or)?;
     Ok((parts, sum.into_iter().map(f32::to_bits).collect(), data, sent))
 }
 
@@ -99,7 +100,7 @@ proptest! {
             for (parts, added, data, sent) in on_ranks(algorithm, &lengths, count) {
                 prop_assert_eq!(&parts, &whole, "{}", algorithm);
                 prop_assert_eq!(&added, &sum, "{}", algorithm);
-                prop_assert_eq!(&data, &part(9, count), "{}", algorithm);
+                prop_assert_eq!(&data, &part(9, 4 * count), "{}", algorithm);
                 prop_assert!(sent > 0);
             }
         }
