@@ -123,16 +123,8 @@ fn fit(shape: &Model, context: u64, place: &FitPlace) -> Result<Fit> {
             fits.then(|| rate.0 as f64 / shape.read_per_token() as f64)
         }
         FitPlace::Cards(cluster) => {
-            let request = Request {
-                objective: Objective::Latency,
-                sequences: 1,
-                context,
-                prompt: context.min(512),
-                position: 0,
-                kv: Quant::F16,
-                batch: spanker_plan::USUAL_BATCH,
-                audit: 0.0,
-            };
+            let prompt = context.min(512);
+            let request = Request { context, prompt, ..Request::new(Objective::Latency) };
             let cards: Vec<usize> = (0..cluster.cards()).collect();
             let choice = choose(shape, cluster, &cards, &request)?;
             choice.best_to_run().map(|best| best.prediction.tokens_per_second)

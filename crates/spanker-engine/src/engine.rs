@@ -279,14 +279,13 @@ impl<'h> Engine<'h> {
         let prompt = answer.past_tokens + answer.prompt_tokens;
         let (number, steps) = pieces::last_with_steps(&self.pieces, prompt, answer.steps.len());
         let reader = &self.pieces[pieces::reader_of(&self.pieces, prompt)];
-        let first = &self.pieces[0].tokens;
-        let mut prediction = self.pieces[number].priced(prompt, &steps)?.predict_prompt(first);
-        prediction.ttft = reader.priced(prompt, &steps)?.predict_prompt(&reader.tokens).ttft;
+        let mut prediction = self.pieces[number].priced(prompt, &steps)?.predict();
+        prediction.ttft = reader.priced(prompt, &steps)?.predict_first().ttft;
         // What was on the cards already was not run again, unless one was lost.
         let known = answer.past_tokens.min(reader.tokens.len());
         if known > 0 && self.pieces.len() == 1 {
             let before = reader.priced(known, &steps)?;
-            prediction.ttft.0 -= before.predict_prompt(&reader.tokens[..known]).ttft.0;
+            prediction.ttft.0 -= before.predict_first().ttft.0;
             // Of two long prompts that were priced in other pieces not even a token may be left.
             prediction.ttft.0 = prediction.ttft.0.max(prediction.token.0);
         }

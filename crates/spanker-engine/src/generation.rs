@@ -223,11 +223,11 @@ impl<'e, 'h> Generation<'e, 'h> {
     /// The token that follows, or what ends the text.
     fn choose(&mut self, outcome: &Outcome) -> Result<Option<u32>> {
         if self.limits.keep_logits && self.answer.tokens.is_empty() {
-            self.answer.logits.clone_from(&outcome.logits);
+            self.answer.logits.clone_from(&outcome.last().logits);
         }
-        let token = match &outcome.logits {
+        let token = match &outcome.last().logits {
             Some(logits) => self.sampler.choose(logits)?,
-            None => self.sampler.choose_from(&outcome.best)?,
+            None => self.sampler.choose_from(&outcome.last().best)?,
         };
         self.sampler.accept(token);
         let ends = self.engine.model().tokenizer().is_end(token) && !self.limits.ignore_end;

@@ -91,7 +91,6 @@ impl Piece {
         let steps = last.map_or(0, |last| (last + 1).saturating_sub(begun));
         let conditions = Conditions {
             prompt: true,
-            prompt_tokens: self.tokens.clone(),
             // A simulation has a token at least; a piece may have the prompt alone.
             ..Conditions::calm(u32::try_from(steps).unwrap_or(u32::MAX).max(1))
         };

@@ -5,7 +5,9 @@ use nix::errno::Errno;
 use rand::Rng;
 use rand_pcg::Pcg64Mcg;
 use spanker_runtime::abi::{RawFree, RawReset, RawSubmit};
-use spanker_runtime::{BufferId, Descriptor, Fold, Landing, Place, Work, decode_work, encode_work};
+use spanker_runtime::{
+    BufferId, Descriptor, Fold, KvCache, Landing, Place, Work, decode_work, encode_work,
+};
 
 use crate::pair::{GUARD, Guarded, HOSTILE, Pair, pace};
 use crate::script::Script;
@@ -94,7 +96,7 @@ fn operator(dice: &mut Pcg64Mcg) -> Work {
     let (from, other, into) = (at(2, 0), at(2, 2048), at(3, 0));
     let (rows, width) = (dice.random_range(0..3), dice.random_range(1..4) * 32);
     let (elements, quant) = (dice.random_range(0..200), [8, 8, 0, 15][dice.random_range(0..4)]);
-    match dice.random_range(0..10) {
+    match dice.random_range(0..15) {
         0 => {
             let [first, count] = [dice.random_range(0..9), dice.random_range(0..20)];
             Work::Embed { table: from, ids: other, into, rows, width, quant, first, count }
@@ -134,10 +136,49 @@ fn operator(dice: &mut Pcg64Mcg) -> Work {
             let (k, first) = (dice.random_range(1..100), dice.random_range(0..3));
             Work::Best { from, into, count: elements, k, first }
         }
+        9 => Work::Write { into, bytes: vec![dice.random(); 4 * rows as usize].into() },
+        10 => Work::AddRow { into, row: from, rows, width },
+        11 => Work::RotateRows {
+            data: into,
+            table: from,
+            positions: dice.random_range(0..20),
+            at: other,
+            rows,
+            heads: dice.random_range(1..4),
+            head_size: 16,
+            dims: dice.random_range(0..9) * 2,
+            pairs: dice.random_range(0..2),
+        },
+        12 => Work::Keep { keys: into, values: into, cache: cache(dice, from, other), rows },
+        13 => Work::AttendBlocks {
+            queries: into,
+            cache: cache(dice, from, other),
+            into,
+            rows,
+            heads: dice.random_range(1..5),
+            group: dice.random_range(1..4),
+            offset: dice.random_range(0..3),
+            scale: dice.random(),
+        },
         _ => {
             let shape = [rows, width, dice.random_range(0..9)];
             Work::Matmul { a: from, b: other, out: into, shape, types: [quant, quant] }
         }
+    }
+}
+
+/// A KV cache whose rows and tables are whatever is there.
+fn cache(dice: &mut Pcg64Mcg, blocks: Place, rows: Place) -> KvCache {
+    let whole: bool = dice.random();
+    KvCache {
+        blocks,
+        count: dice.random_range(0..4),
+        rows,
+        tables: Place { offset: rows.offset + 64, ..rows },
+        entries: dice.random_range(0..30),
+        heads: 1,
+        head_size: if whole { 0 } else { 4 },
+        quant: if whole { 8 } else { 1 },
     }
 }
 

@@ -5,9 +5,9 @@
 #[path = "support/ring.rs"]
 mod support;
 
-use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs};
-use ggml_spanker::{Inputs, Quant, WEIGHT_TYPES, decode, multiply, quantize};
-use spanker_runtime::{BufferId, Descriptor, SpankerControl, Work};
+use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
+use ggml_spanker::{Inputs, KV_BLOCK, KvShape, Quant, WEIGHT_TYPES, decode, multiply, quantize};
+use spanker_runtime::{BufferId, Descriptor, KvCache, SpankerControl, Work};
 use spanker_twin::World;
 
 use support::{SECOND, at, ring};
@@ -246,27 +246,16 @@ fn halves_and_gates_of_many_numbers_have_the_bits_of_the_host() {
 fn attention(heads: usize, group: usize, offset: usize, kv_heads: usize) {
     let (rows, past, head_size, scale) = (23, 150, 32, 0.125f32);
     let queries = numbers(rows * heads * head_size, 1);
-    let kept = |salt| {
-        let mut out = vec![0; (past + rows) * kv_heads * head_size * 2];
-        ops::to_half(&numbers(out.len() / 2, salt), &mut out);
+    let width = kv_heads * head_size;
+    let [plain_keys, plain_values] = [2, 3].map(|salt| numbers((past + rows) * width, salt));
+    let [keys, values] = [&plain_keys, &plain_values].map(|numbers| {
+        let mut out = vec![0; numbers.len() * 2];
+        ops::to_half(numbers, &mut out);
         out
-    };
-    let (keys, values) = (kept(2), kept(3));
-    let mut expected = vec![0.0; queries.len()];
-    let mut scratch = AttendScratch::default();
-    for (at, (query, out)) in
-        queries.chunks_exact(head_size).zip(expected.chunks_exact_mut(head_size)).enumerate()
-    {
-        let (row, skipped) = (at / heads, (offset + at % heads) / group * head_size * 2);
-        let look = KvView {
-            keys: &keys[skipped..],
-            values: &values[skipped..],
-            stride: kv_heads * head_size * 2,
-            positions: past + row + 1,
-            scale,
-        };
-        ops::attend(query, head_size, look, &mut scratch, out);
-    }
+    });
+    let shape = KvShape { heads: kv_heads as u64, head_size: head_size as u64, quant: Quant::F16 };
+    let sequence = Sequence::new(shape, &plain_keys, &plain_values);
+    let expected = sequence.attended(&queries, [heads, group, offset, past], scale);
     let bench = Bench::new();
     let from = bench.floats(&queries);
     let (keys, values) = (at(bench.holding(&keys), 0), at(bench.holding(&values), 0));
@@ -289,6 +278,177 @@ fn attention(heads: usize, group: usize, offset: usize, kv_heads: usize) {
         let found = bench.read(into, expected.len() * 4);
         assert!(found == bytes(&expected), "{heads} heads from {offset} in groups of {group}");
     }
+}
+
+/// Keys and values of a sequence in blocks that follow each other backwards.
+struct Sequence {
+    shape: KvShape,
+    cache: Vec<u8>,
+    table: Vec<u32>,
+}
+
+impl Sequence {
+    fn new(shape: KvShape, keys: &[f32], values: &[f32]) -> Sequence {
+        let width = (shape.heads * shape.head_size) as usize;
+        let blocks = KvShape::blocks_for((keys.len() / width) as u64) as usize;
+        let size = shape.block_bytes() as usize;
+        let table: Vec<u32> = (0..blocks as u32).rev().collect();
+        let mut cache = vec![0; blocks * size];
+        let rows = keys.chunks_exact(width).zip(values.chunks_exact(width));
+        for (position, (keys, values)) in rows.enumerate() {
+            let block = table[position / KV_BLOCK as usize] as usize * size;
+            ops::keep(shape, position, keys, values, &mut cache[block..block + size]);
+        }
+        Sequence { shape, cache, table }
+    }
+
+    /// Attention of rows of queries from a position on.
+    fn attended(
+        &self,
+        queries: &[f32],
+        [heads, group, offset, first]: [usize; 4],
+        scale: f32,
+    ) -> Vec<f32> {
+        let (size, mut scratch) = (self.shape.head_size as usize, AttendScratch::default());
+        let mut out = vec![0.0; queries.len()];
+        let each = queries.chunks_exact(size).zip(out.chunks_exact_mut(size));
+        for (at, (rows, out)) in each.enumerate() {
+            let head = (offset + at % heads) / group;
+            let (cache, table, shape) = (&self.cache[..], &self.table[..], self.shape);
+            let queries = Queries { rows, heads: 1, first: first + at / heads, scale };
+            ops::attend(queries, KvView { cache, table, shape, head }, &mut scratch, out);
+        }
+        out
+    }
+}
+
+/// The words of tables.
+fn words(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
+}
+
+/// Rows of two sequences in one cache: kept, turned and attended as each would be alone; rows without blocks are left out.
+fn blocks_of_sequences(quant: Quant, [heads, group, offset, kv_heads]: [usize; 4]) {
+    let (head_size, scale, count) = (32, 0.25f32, 9u64);
+    let shape = KvShape { heads: kv_heads as u64, head_size: head_size as u64, quant };
+    let width = kv_heads * head_size;
+    // A prompt of 70 rows whose blocks are 3 and 6, a token after 64 others in 1 and 8, and a row that has no block.
+    let tables = [3, 6, 1, 8, 77];
+    let mut rows: Vec<[u32; 2]> = (0..70).map(|position| [position, 0]).collect();
+    rows.extend([[64, 2], [0, 4], [1 << 20, 0]]);
+    let [keys, values] = [5, 6].map(|salt| numbers(rows.len() * width, salt));
+    let [old_keys, old_values] = [7, 8].map(|salt| numbers(65 * width, salt));
+    let bench = Bench::new();
+    let mut before = vec![0xCD; (count * shape.block_bytes()) as usize];
+    let size = shape.block_bytes() as usize;
+    let block = |cache: &mut [u8], number: usize, position: usize, keys: &[f32], values: &[f32]| {
+        ops::keep(shape, position, keys, values, &mut cache[number * size..][..size]);
+    };
+    for position in 0..64 {
+        let row = position * width..(position + 1) * width;
+        block(&mut before, 1, position, &old_keys[row.clone()], &old_values[row]);
+    }
+    let mut expected = before.clone();
+    for (row, [position, first]) in rows[..71].iter().enumerate() {
+        let number = tables[(first + position / 64) as usize] as usize;
+        let own = row * width..(row + 1) * width;
+        block(&mut expected, number, *position as usize, &keys[own.clone()], &values[own]);
+    }
+    let cache = KvCache {
+        blocks: at(bench.holding(&before), 0),
+        count,
+        rows: at(bench.holding(&words(rows.iter().flatten().copied())), 0),
+        tables: at(bench.holding(&words(tables)), 0),
+        entries: tables.len() as u64,
+        heads: kv_heads as u64,
+        head_size: head_size as u64,
+        quant: quant.ggml_id().unwrap(),
+    };
+    let (from, more) = (at(bench.floats(&keys), 0), at(bench.floats(&values), 0));
+    let count = rows.len() as u64;
+    bench.run(Work::Keep { keys: from, values: more, cache, rows: count });
+    assert!(bench.read(cache.blocks.buffer, expected.len()) == expected, "{quant}");
+    let queries = numbers(rows.len() * heads * head_size, 9);
+    let row = heads * head_size;
+    let sizes = [heads, group, offset];
+    let [h, g, o] = sizes;
+    let prompt = Sequence { shape, cache: expected.clone(), table: vec![3, 6] };
+    let token = Sequence { shape, cache: expected, table: vec![1, 8] };
+    let mut right = prompt.attended(&queries[..70 * row], [h, g, o, 0], scale);
+    right.extend(token.attended(&queries[70 * row..71 * row], [h, g, o, 64], scale));
+    let place = bench.floats(&queries);
+    let apart = bench.floats(&queries);
+    for into in [apart, place] {
+        let [heads, group, offset] = sizes.map(|size| size as u64);
+        bench.run(Work::AttendBlocks {
+            queries: at(place, 0),
+            cache,
+            into: at(into, 0),
+            rows: count,
+            heads,
+            group,
+            offset,
+            scale: scale.to_bits(),
+        });
+        let found = bench.read(into, queries.len() * 4);
+        assert!(found[..right.len() * 4] == bytes(&right), "{quant}: {sizes:?}");
+        assert!(found[right.len() * 4..] == bytes(&queries[right.len()..]), "{quant}: left alone");
+    }
+}
+
+#[test]
+fn rows_of_several_sequences_in_blocks_have_the_bits_of_the_host() {
+    for quant in [Quant::F16, Quant::Q8_0] {
+        blocks_of_sequences(quant, [8, 4, 0, 2]);
+        blocks_of_sequences(quant, [7, 4, 2, 3]);
+        blocks_of_sequences(quant, [1, 1, 0, 1]);
+    }
+}
+
+#[test]
+fn rows_turn_by_their_own_positions_and_those_beyond_the_table_are_left_alone() {
+    let bench = Bench::new();
+    let (heads, head_size, dims, positions) = (9, 128, 96, 300u32);
+    let rows: Vec<[u32; 2]> = [5, 299, 0, 300, u32::MAX, 5].map(|position| [position, 7]).to_vec();
+    let (given, table) =
+        (numbers(rows.len() * heads * head_size, 1), numbers(positions as usize * dims, 2));
+    let mut expected = given.clone();
+    for (row, [position, _]) in expected.chunks_exact_mut(heads * head_size).zip(&rows) {
+        if *position < positions {
+            let turns = &table[*position as usize * dims..][..dims];
+            ops::rotate(row, head_size, turns, Pairs::Halves);
+        }
+    }
+    let data = bench.floats(&given);
+    bench.run(Work::RotateRows {
+        data: at(data, 0),
+        table: at(bench.floats(&table), 0),
+        positions: positions.into(),
+        at: at(bench.holding(&words(rows.iter().flatten().copied())), 0),
+        rows: rows.len() as u64,
+        heads: heads as u64,
+        head_size: head_size as u64,
+        dims: dims as u64,
+        pairs: 1,
+    });
+    assert!(bench.read(data, expected.len() * 4) == bytes(&expected));
+}
+
+#[test]
+fn bytes_that_come_with_the_work_and_sums_with_a_row_have_the_bits_of_the_host() {
+    let bench = Bench::new();
+    let (rows, width) = (150, 1000);
+    let (given, row) = (numbers(rows * width, 1), numbers(width, 2));
+    let into = bench.floats(&given);
+    let mut expected = given;
+    expected.chunks_exact_mut(width).for_each(|sum| ops::add(sum, &row));
+    let (row, rows, width) = (at(bench.floats(&row), 0), rows as u64, width as u64);
+    bench.run(Work::AddRow { into: at(into, 0), row, rows, width });
+    assert!(bench.read(into, expected.len() * 4) == bytes(&expected));
+    let data: Vec<u8> = (0..300_004u32).map(|at| (at * 7) as u8).collect();
+    let into = bench.holding(&vec![0; data.len() + 8]);
+    bench.run(Work::Write { into: at(into, 8), bytes: data.clone().into() });
+    assert!(bench.read(into, data.len() + 8)[8..] == data);
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod support;
 
 use nix::errno::Errno;
 use spanker_runtime::{
-    BufferId, Descriptor, Error, Fold, Landing, Place, SpankerControl, Work, abi,
+    BufferId, Descriptor, Error, Fold, KvCache, Landing, Place, SpankerControl, Work, abi,
 };
 use spanker_twin::Disturbance;
 
@@ -35,7 +35,34 @@ fn operators(x: BufferId, y: BufferId, z: BufferId) -> Vec<Work> {
         Work::Rows { from: x, into: z, rows, length: 8, from_stride: 8, into_stride: 16 },
         Work::Best { from: x, into: z, count: 64, k: 4, first: 0 },
         Work::Matmul { a: x, b: y, out: z, shape: [2, 256, 3], types: [15, 14] },
+        Work::Write { into: z, bytes: [1; 64].into() },
+        Work::AddRow { into: z, row: y, rows, width },
+        turn(z, x, Place { offset: 64, ..y }, [3, rows, 2, 64, 64]),
+        Work::Keep { keys: x, values: x, cache: cache(z, y, [2, 2, 64]), rows },
+        attend_blocks(
+            [x, z],
+            cache(y, Place { offset: SIZE / 2, ..y }, [2, 2, 64]),
+            [rows, 4, 2, 0],
+        ),
     ]
+}
+
+fn turn(data: Place, table: Place, at: Place, sizes: [u64; 5]) -> Work {
+    let [positions, rows, heads, head_size, dims] = sizes;
+    Work::RotateRows { data, table, positions, at, rows, heads, head_size, dims, pairs: 0 }
+}
+
+/// A cache as F16 whose rows and tables are in one buffer.
+fn cache(blocks: Place, tables: Place, [count, heads, head_size]: [u64; 3]) -> KvCache {
+    let rows = tables;
+    let tables = Place { offset: tables.offset + 4096, ..tables };
+    KvCache { blocks, count, rows, tables, entries: 4, heads, head_size, quant: 1 }
+}
+
+fn attend_blocks([queries, into]: [Place; 2], cache: KvCache, sizes: [u64; 4]) -> Work {
+    let [rows, heads, group, offset] = sizes;
+    let scale = 1.0f32.to_bits();
+    Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale }
 }
 
 fn attend(places: [Place; 4], sizes: [u64; 7]) -> Work {
@@ -130,6 +157,25 @@ fn ill_sized([a, b, c]: [Place; 3]) -> Vec<Work> {
         attend([a, b, b, c], [2, 4, 2, 64, 2, 0, u64::MAX]),
         attend([a, b, b, c], [2, 4, 2, 0, 2, 0, 3]),
         attend([a, b, b, c], [2, 4, 2, huge, 2, huge, 3]),
+        Work::AddRow { into: a, row: b, rows, width: 0 },
+        Work::AddRow { into: a, row: b, rows: huge, width },
+        turn(a, b, c, [3, rows, 2, 64, 66]),
+        turn(a, b, c, [3, rows, 2, 64, 63]),
+        turn(a, b, c, [huge, rows, 2, 64, 64]),
+        turn(a, b, c, [3, huge, 2, 64, 64]),
+        Work::Keep { keys: a, values: a, cache: cache(b, c, [huge, 2, 64]), rows },
+        Work::Keep { keys: a, values: a, cache: cache(b, c, [2, huge, 64]), rows },
+        Work::Keep { keys: a, values: a, cache: cache(b, c, [SIZE, 2, 64]), rows },
+        Work::Keep { keys: a, values: a, cache: cache(b, c, [2, 2, 64]), rows: huge },
+        attend_blocks([a, a], cache(b, c, [2, 2, 64]), [rows, 4, 0, 0]),
+        attend_blocks([a, a], cache(b, c, [2, 2, 64]), [rows, 5, 2, 0]),
+        attend_blocks([a, a], cache(b, c, [2, 2, 64]), [rows, 4, 2, 1]),
+        attend_blocks([a, a], cache(b, c, [2, 2, 64]), [huge, 4, 2, 0]),
+        attend_blocks(
+            [a, a],
+            KvCache { entries: huge, ..cache(b, c, [2, 2, 64]) },
+            [rows, 4, 2, 0],
+        ),
     ]
 }
 
@@ -231,6 +277,18 @@ fn operators_with_crooked_places_or_overlaps_are_refused() {
         attend([a, b, b, at(y, 512)], sizes),
         attend([a, at(y, 1), b, a], sizes),
         attend([at(x, 2), b, b, at(x, 2)], sizes),
+        Work::AddRow { into: a, row: at(x, 1024), rows, width },
+        Work::AddRow { into: at(x, 2), row: b, rows, width },
+        turn(a, at(x, 512), b, [3, rows, 2, 64, 64]),
+        turn(a, b, at(x, 512), [3, rows, 2, 64, 64]),
+        turn(a, b, at(y, 1026), [3, rows, 2, 64, 64]),
+        Work::Keep { keys: a, values: b, cache: cache(at(x, 512), b, [2, 2, 64]), rows },
+        Work::Keep { keys: b, values: a, cache: cache(at(x, 512), b, [2, 2, 64]), rows },
+        Work::Keep { keys: b, values: b, cache: cache(a, at(x, 4096), [2, 2, 64]), rows },
+        Work::Keep { keys: b, values: b, cache: cache(a, at(y, 1026), [2, 2, 64]), rows },
+        attend_blocks([a, at(x, 4)], cache(b, at(y, 1 << 19), [2, 2, 64]), [rows, 4, 2, 0]),
+        attend_blocks([a, at(y, 512)], cache(b, at(x, 1 << 19), [2, 2, 64]), [rows, 4, 2, 0]),
+        attend_blocks([a, a], cache(b, at(x, 1024), [2, 2, 64]), [rows, 4, 2, 0]),
     ];
     for work in bad {
         assert_eq!(refusal(&card, marked, work), Errno::EINVAL);

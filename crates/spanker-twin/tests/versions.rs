@@ -200,7 +200,9 @@ fn ring_of_every_minor_version_has_the_links_of_the_cards_that_can_tell() {
     let found = topology(&world, versions.len());
     let links: Vec<_> =
         found.links().iter().map(|link| (link.local_sail, link.remote_sail)).collect();
-    assert_eq!(links, [(2, 3), (3, 2), (3, 4), (4, 3)]);
+    let last = versions.len() - 1;
+    let able: Vec<_> = (2..last).flat_map(|card| [(card, card + 1), (card + 1, card)]).collect();
+    assert_eq!(links, able);
     assert!(found.links().iter().all(|link| link.state == LinkState::Up));
     let error = found.group().unwrap_err().to_string();
     assert_eq!(error, "card 0: request STATE needs ABI 0.2.0, the card speaks 0.0.0");

@@ -151,7 +151,7 @@ impl<B: AsRef<[u8]>> Prompts<B> {
             }
             let fed = answer.last().map_or(prompt, std::slice::from_ref);
             let outcome = session.feed(fed, Want::Best(1)).map_err(|error| failure(&error))?;
-            let Some(&(token, _)) = outcome.best.first() else {
+            let Some(&(token, _)) = outcome.last().best.first() else {
                 return Err(Failure::passing("the model has no best token"));
             };
             answer.push(token);
