@@ -451,7 +451,7 @@ fn cards_without_link_discovery_are_up_without_links_and_run_no_collective() {
 
 #[test]
 fn cards_of_older_and_newer_minor_versions_with_links_run_collectives() {
-    for version in ["0.2.0", "0.4.0"] {
+    for version in ["0.2.0", "0.5.0"] {
         let place = of_version(version);
         let report = json(&place, "cards --json");
         assert_eq!(report["cards"][2]["abi"], version, "{report}");
