@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Many sequences on one copy of a model, without clocks, threads or cards: which of them take part in the next step, with
+//! which tokens, and which blocks of the KV cache they have. Whoever runs steps asks here what comes next, and says what
+//! came of it.
+
+mod blocks;
+mod schedule;
+
+pub(crate) use blocks::BlockPool;
+pub(crate) use schedule::{Budget, Schedule, SequenceId, StepParts};

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The blocks of a KV cache: whose they are, and what is in those that are nobody's any more.
+//!
+//! A block that is full of computed tokens is known by its content: its tokens, and the block before it, which stands for
+//! all tokens before. Contents are compared token by token, no hash is believed. A sequence whose prompt begins like
+//! another's uses the same blocks; nobody writes to a block that has two users, because only full blocks are shared.
+//! Of a block that agrees in its first tokens alone, a copy is made.
+//!
+//! Blocks that nobody uses keep their content until they are needed: the one that was used longest ago goes first, and of
+//! those that were used together the one with the most tokens before it.
+
+use std::collections::{BTreeSet, HashMap};
+
+use spanker_model::KV_BLOCK;
+
+/// Tokens of a block.
+const TOKENS: usize = KV_BLOCK as usize;
+/// Blocks behind one other that are looked at for a common beginning, the last ones that were filled.
+const LOOKED_AT: usize = 16;
+
+/// The content of a block and of all before it; 0 is no token at all.
+type Content = u64;
+
+/// What is known of a block.
+#[derive(Debug, Clone, Default)]
+struct Block {
+    /// Sequences that use it.
+    users: u32,
+    /// Its content, if it is known by it.
+    known: Option<Known>,
+    /// When it was last used.
+    used: u64,
+}
+
+/// A block by its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Known {
+    content: Content,
+    before: Content,
+    tokens: Vec<u32>,
+    /// Blocks before it.
+    depth: u32,
+}
+
+/// What a sequence finds in the cache.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Reused {
+    /// Blocks with its first tokens, which it uses from now on.
+    pub(crate) blocks: Vec<u32>,
+    /// Its first tokens that are computed.
+    pub(crate) tokens: usize,
+    /// A block of which the last of these is to be a copy.
+    pub(crate) copy_of: Option<u32>,
+}
+
+/// The blocks of one copy of a model.
+#[derive(Debug)]
+pub(crate) struct BlockPool {
+    blocks: Vec<Block>,
+    /// Blocks without content or users.
+    free: Vec<u32>,
+    /// Blocks with content and without users: when they were last used, how deep they are from the bottom, and which.
+    cached: BTreeSet<(u64, u32, u32)>,
+    /// Full blocks by what is before them and their tokens.
+    full: HashMap<(Content, Vec<u32>), u32>,
+    /// Blocks by what is before them, the last one last.
+    after: HashMap<Content, Vec<u32>>,
+    contents: Content,
+    clock: u64,
+    /// Whether contents are kept at all.
+    shares: bool,
+}
+
+impl BlockPool {
+    pub(crate) fn new(blocks: usize, shares: bool) -> BlockPool {
+        BlockPool {
+            blocks: vec![Block::default(); blocks],
+            free: (0..blocks as u32).rev().collect(),
+            cached: BTreeSet::new(),
+            full: HashMap::new(),
+            after: HashMap::new(),
+            contents: 0,
+            clock: 0,
+            shares,
+        }
+    }
+
+    /// All blocks.
+    pub(crate) fn total(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks that somebody can get: free ones, and those that are nobody's.
+    pub(crate) fn available(&self) -> usize {
+        self.free.len() + self.cached.len()
+    }
+
+    /// Blocks that are nobody's, and have content.
+    pub(crate) fn cached(&self) -> usize {
+        self.cached.len()
+    }
+
+    /// A block for one user, if there is one.
+    pub(crate) fn take(&mut self) -> Option<u32> {
+        let block = match self.free.pop() {
+            Some(block) => block,
+            None => {
+                let (_, _, block) = self.cached.pop_first()?;
+                self.forget(block);
+                block
+            }
+        };
+        self.blocks[block as usize].users = 1;
+        Some(block)
+    }
+
+    /// One user less of each of these.
+    pub(crate) fn give_back(&mut self, blocks: &[u32]) {
+        self.clock += 1;
+        for &block in blocks {
+            let one = &mut self.blocks[block as usize];
+            one.users -= 1;
+            one.used = self.clock;
+            if one.users > 0 {
+                continue;
+            }
+            match &one.known {
+                Some(known) => {
+                    self.cached.insert((self.clock, u32::MAX - known.depth, block));
+                }
+                None => self.free.push(block),
+            }
+        }
+    }
+
+    /// What of these tokens is computed already: whole blocks, and the beginning of another. A token at least is left, so
+    /// that there is something to ask for. Whoever gets blocks uses them from now on.
+    pub(crate) fn reuse(&mut self, tokens: &[u32]) -> Reused {
+        let mut reused = Reused::default();
+        if !self.shares {
+            return reused;
+        }
+        let most = tokens.len().saturating_sub(1);
+        let mut before: Content = 0;
+        for whole in tokens[..most].chunks_exact(TOKENS) {
+            let key = (before, whole.to_vec());
+            let Some(&block) = self.full.get(&key) else { break };
+            before = self.content(block);
+            self.use_again(block);
+            reused.blocks.push(block);
+            reused.tokens += TOKENS;
+        }
+        let rest = &tokens[reused.tokens..most];
+        if let Some((block, length)) = self.begins_like(before, rest) {
+            // The original must not go while the copy is made.
+            self.use_again(block);
+            match self.take() {
+                Some(copy) => {
+                    reused.blocks.push(copy);
+                    reused.tokens += length;
+                    reused.copy_of = Some(block);
+                }
+                None => self.give_back(&[block]),
+            }
+        }
+        reused
+    }
+
+    /// The copy of a block is made.
+    pub(crate) fn copied(&mut self, original: u32) {
+        self.give_back(&[original]);
+    }
+
+    /// The block behind a content that has most of these tokens first, and how many.
+    fn begins_like(&self, before: Content, tokens: &[u32]) -> Option<(u32, usize)> {
+        let list = self.after.get(&before)?;
+        let common = |block: &u32| {
+            let known = self.blocks[*block as usize].known.as_ref()?;
+            let same = known.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+            (same > 0).then_some((*block, same))
+        };
+        list.iter().rev().take(LOOKED_AT).filter_map(common).max_by_key(|(_, same)| *same)
+    }
+
+    fn content(&self, block: u32) -> Content {
+        self.blocks[block as usize].known.as_ref().map_or(0, |known| known.content)
+    }
+
+    fn use_again(&mut self, block: u32) {
+        let one = &mut self.blocks[block as usize];
+        if one.users == 0
+            && let Some(known) = &one.known
+        {
+            self.cached.remove(&(one.used, u32::MAX - known.depth, block));
+        }
+        one.users += 1;
+    }
+
+    /// Takes note of what is in a sequence's blocks: `tokens` are all that are computed, and blocks before `known` are
+    /// known already. With `last`, the block that is not full becomes known as well: nobody writes to it any more. Gives
+    /// the number of blocks that are known now. A block whose content another has is exchanged for that one.
+    pub(crate) fn know(
+        &mut self,
+        blocks: &mut [u32],
+        tokens: &[u32],
+        known: usize,
+        last: bool,
+    ) -> usize {
+        if !self.shares {
+            return known;
+        }
+        let mut before = match known.checked_sub(1) {
+            Some(at) => self.content(blocks[at]),
+            None => 0,
+        };
+        let mut count = known;
+        for (at, part) in tokens.chunks(TOKENS).enumerate().skip(known) {
+            if part.len() < TOKENS && !last {
+                break;
+            }
+            let block = blocks[at];
+            if part.len() == TOKENS
+                && let Some(&same) = self.full.get(&(before, part.to_vec()))
+            {
+                // Two sequences have computed the same at the same time.
+                self.use_again(same);
+                self.give_back(&[block]);
+                blocks[at] = same;
+            } else {
+                self.contents += 1;
+                let (content, tokens, depth) = (self.contents, part.to_vec(), at as u32);
+                if part.len() == TOKENS {
+                    self.full.insert((before, tokens.clone()), block);
+                }
+                self.after.entry(before).or_default().push(block);
+                self.blocks[block as usize].known = Some(Known { content, before, tokens, depth });
+            }
+            before = self.content(blocks[at]);
+            count = at + 1;
+        }
+        count
+    }
+
+    /// A block's content goes.
+    fn forget(&mut self, block: u32) {
+        let Some(known) = self.blocks[block as usize].known.take() else { return };
+        if known.tokens.len() == TOKENS {
+            self.full.remove(&(known.before, known.tokens));
+        }
+        if let Some(list) = self.after.get_mut(&known.before) {
+            list.retain(|one| *one != block);
+            if list.is_empty() {
+                self.after.remove(&known.before);
+            }
+        }
+    }
+
+    /// All contents go: nothing that was computed can be used again.
+    pub(crate) fn forget_all(&mut self) {
+        for (_, _, block) in std::mem::take(&mut self.cached) {
+            self.forget(block);
+            self.free.push(block);
+        }
+        for block in 0..self.blocks.len() as u32 {
+            self.forget(block);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

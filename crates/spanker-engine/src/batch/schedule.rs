@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which sequences take part in the next step, and with which of their tokens.
+//!
+//! Every sequence has tokens and a number of those that are computed, which catches up with them under a budget of rows
+//! for each step. Sequences that wait for one token come first, so that nobody's text stops; what is left goes to prompts,
+//! in pieces. A sequence for which there is no block is put back, and computed again when there is room: the one that was
+//! admitted last.
+
+use std::collections::VecDeque;
+
+use spanker_model::KvShape;
+
+use super::blocks::BlockPool;
+
+/// A sequence's number.
+pub(crate) type SequenceId = u64;
+
+/// A sequence.
+#[derive(Debug)]
+pub(crate) struct Member {
+    id: SequenceId,
+    /// Its prompt, and what was generated.
+    tokens: Vec<u32>,
+    /// Tokens that steps have begun with.
+    begun: usize,
+    /// Tokens that are computed.
+    computed: usize,
+    /// Steps under way that it takes part in.
+    flights: usize,
+    /// Whether a step under way gives its next token.
+    is_asked: bool,
+    blocks: Vec<u32>,
+    /// Blocks whose content is known to others.
+    known: usize,
+    /// A block that is copied to its last one before it goes on.
+    copy_of: Option<u32>,
+    /// Whether it takes from the cache, and gives to it.
+    reuses: bool,
+    /// Whether nobody wants it any more.
+    is_gone: bool,
+}
+
+impl Member {
+    fn left(&self) -> usize {
+        self.tokens.len() - self.begun
+    }
+
+    /// Whether it waits for one token that follows others.
+    fn decodes(&self) -> bool {
+        self.left() == 1 && self.begun > 0
+    }
+}
+
+/// What a step may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Budget {
+    /// Rows.
+    pub(crate) rows: usize,
+    /// Rows of prompts, where others wait for a token.
+    pub(crate) prompt_rows: usize,
+    /// Sequences.
+    pub(crate) members: usize,
+}
+
+/// One sequence's part of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MemberPart {
+    pub(crate) id: SequenceId,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) past: usize,
+    pub(crate) blocks: Vec<u32>,
+    /// Whether its next token is asked for.
+    pub(crate) asks: bool,
+}
+
+/// A step.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct StepParts {
+    pub(crate) parts: Vec<MemberPart>,
+    /// Blocks that are copied before: from, and to.
+    pub(crate) copies: Vec<[u32; 2]>,
+}
+
+impl StepParts {
+    /// Rows of all parts.
+    pub(crate) fn rows(&self) -> usize {
+        self.parts.iter().map(|part| part.tokens.len()).sum()
+    }
+}
+
+/// Sequences on one copy of a model.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    pool: BlockPool,
+    /// In the order in which they were admitted.
+    running: Vec<Member>,
+    waiting: VecDeque<Member>,
+    /// Sequences that run at the same time.
+    parallel: usize,
+    /// How often a sequence was put back.
+    put_back: u64,
+}
+
+impl Schedule {
+    pub(crate) fn new(pool: BlockPool, parallel: usize) -> Schedule {
+        Schedule { pool, running: Vec::new(), waiting: VecDeque::new(), parallel, put_back: 0 }
+    }
+
+    pub(crate) fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Sequences that run, and that wait for their turn.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.running.len(), self.waiting.len())
+    }
+
+    /// How often a sequence was put back for lack of blocks.
+    pub(crate) fn put_back(&self) -> u64 {
+        self.put_back
+    }
+
+    /// A sequence with a prompt waits for its turn.
+    pub(crate) fn add(&mut self, id: SequenceId, tokens: Vec<u32>, reuses: bool) {
+        self.waiting.push_back(Member {
+            id,
+            tokens,
+            begun: 0,
+            computed: 0,
+            flights: 0,
+            is_asked: false,
+            blocks: Vec::new(),
+            known: 0,
+            copy_of: None,
+            reuses,
+            is_gone: false,
+        });
+    }
+
+    /// The next token of a sequence.
+    pub(crate) fn push(&mut self, id: SequenceId, token: u32) {
+        if let Some(member) = self.running.iter_mut().find(|member| member.id == id) {
+            member.tokens.push(token);
+        }
+    }
+
+    /// Nobody wants a sequence any more. Its blocks are free as soon as no step under way uses them.
+    pub(crate) fn remove(&mut self, id: SequenceId) {
+        self.waiting.retain(|member| member.id != id);
+        if let Some(at) = self.running.iter().position(|member| member.id == id) {
+            self.running[at].is_gone = true;
+            self.release(at);
+        }
+    }
+
+    /// Frees the blocks of a sequence that nobody wants, if no step uses them.
+    fn release(&mut self, at: usize) {
+        if self.running[at].is_gone && self.running[at].flights == 0 {
+            let mut member = self.running.remove(at);
+            self.leave(&mut member, true);
+        }
+    }
+
+    /// Gives a sequence's blocks back. What is in them is known to others from now on.
+    fn leave(&mut self, member: &mut Member, knows: bool) {
+        if let Some(original) = member.copy_of.take() {
+            // Its copy was never made.
+            self.pool.copied(original);
+            member.computed = member.known * spanker_model::KV_BLOCK as usize;
+        }
+        if knows && member.reuses {
+            let tokens = &member.tokens[..member.computed];
+            self.pool.know(&mut member.blocks, tokens, member.known, true);
+        }
+        self.pool.give_back(&member.blocks);
+        member.blocks.clear();
+        (member.begun, member.computed, member.known, member.is_asked) = (0, 0, 0, false);
+    }
+
+    /// Cards were lost, with all that was in their blocks: everything is computed again, on a cache of so many blocks.
+    /// Sequences keep their order. Gives those that had begun.
+    pub(crate) fn restart(&mut self, pool: BlockPool) -> Vec<SequenceId> {
+        self.pool = pool;
+        let mut all: Vec<Member> = self.running.drain(..).filter(|one| !one.is_gone).collect();
+        let begun = all.iter().map(|member| member.id).collect();
+        for member in all.iter_mut().rev() {
+            member.blocks.clear();
+            (member.begun, member.computed, member.known, member.flights) = (0, 0, 0, 0);
+            (member.copy_of, member.is_asked) = (None, false);
+        }
+        all.into_iter().rev().for_each(|member| self.waiting.push_front(member));
+        begun
+    }
+
+    /// A sequence goes on from its first `length` tokens, because what followed them may be wrong. Only after a restart.
+    pub(crate) fn cut(&mut self, id: SequenceId, length: usize) {
+        if let Some(member) = self.waiting.iter_mut().find(|member| member.id == id) {
+            member.tokens.truncate(length);
+        }
+    }
+
+    /// Sequences that wait go on as far as there is room. Gives those that begin, with the tokens that they need not
+    /// compute.
+    pub(crate) fn admit(&mut self) -> Vec<(SequenceId, usize)> {
+        let mut admitted = Vec::new();
+        while self.running.len() < self.parallel {
+            let Some(member) = self.waiting.front() else { break };
+            // A prompt that goes to the end of the blocks would be put back at once.
+            let needed = KvShape::blocks_for(member.tokens.len() as u64) as usize;
+            if !self.running.is_empty() && needed > self.pool.available() {
+                break;
+            }
+            let Some(mut member) = self.waiting.pop_front() else { break };
+            if member.reuses {
+                let reused = self.pool.reuse(&member.tokens);
+                (member.blocks, member.copy_of) = (reused.blocks, reused.copy_of);
+                (member.begun, member.computed) = (reused.tokens, reused.tokens);
+                member.known = member.blocks.len() - usize::from(member.copy_of.is_some());
+            }
+            admitted.push((member.id, member.computed));
+            self.running.push(member);
+        }
+        admitted
+    }
+
+    /// The next step, if there is anything to do that no step under way must come before.
+    pub(crate) fn next(&mut self, budget: Budget) -> Option<StepParts> {
+        let mut step = StepParts::default();
+        // Nobody's text stops for somebody's prompt.
+        self.fill(&mut step, budget.rows, budget.members, |member| member.decodes());
+        let rows = match step.parts.len() {
+            0 => budget.rows,
+            decoding => (decoding + budget.prompt_rows).min(budget.rows),
+        };
+        self.fill(&mut step, rows, budget.members, |member| !member.decodes());
+        (!step.parts.is_empty()).then_some(step)
+    }
+
+    /// Lets sequences take part in a step, in the order in which they were admitted, up to so many rows and sequences.
+    fn fill(
+        &mut self,
+        step: &mut StepParts,
+        rows: usize,
+        members: usize,
+        is_meant: impl Fn(&Member) -> bool,
+    ) {
+        let mut at = 0;
+        while at < self.running.len() && step.parts.len() < members && step.rows() < rows {
+            let member = &self.running[at];
+            let waits = member.left() > 0 && !member.is_asked && !member.is_gone;
+            if waits && is_meant(member) {
+                let count = member.left().min(rows - step.rows());
+                if !self.provide(at, member.begun + count, step) {
+                    // Another has its place, or it waits for the next step.
+                    at += usize::from(self.running.get(at).is_some_and(|next| next.flights > 0));
+                    continue;
+                }
+                self.take_part(at, count, step);
+            }
+            at += 1;
+        }
+    }
+
+    /// Gets blocks for the first `tokens` of a member. Where there are none, the last member that is not under way gives
+    /// its own up, and comes back when there is room. False if that is the member itself.
+    fn provide(&mut self, at: usize, tokens: usize, step: &StepParts) -> bool {
+        let needed = KvShape::blocks_for(tokens as u64) as usize;
+        while self.running[at].blocks.len() < needed {
+            if let Some(block) = self.pool.take() {
+                self.running[at].blocks.push(block);
+                continue;
+            }
+            let taken = |id: SequenceId| step.parts.iter().any(|part| part.id == id);
+            let idle = |member: &Member| member.flights == 0 && !taken(member.id);
+            let last = self.running.iter().rposition(idle).filter(|last| *last >= at);
+            let Some(last) = last else { return false };
+            let mut member = self.running.remove(last);
+            self.leave(&mut member, true);
+            self.put_back += 1;
+            self.waiting.push_front(member);
+            if last == at {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Puts tokens of the member at a place into a step.
+    fn take_part(&mut self, at: usize, count: usize, step: &mut StepParts) {
+        let member = &mut self.running[at];
+        if let Some(original) = member.copy_of.take() {
+            step.copies.push([original, member.blocks[member.known]]);
+        }
+        let end = member.begun + count;
+        let asks = end == member.tokens.len();
+        step.parts.push(MemberPart {
+            id: member.id,
+            tokens: member.tokens[member.begun..end].to_vec(),
+            past: member.begun,
+            blocks: member.blocks.clone(),
+            asks,
+        });
+        member.begun = end;
+        member.flights += 1;
+        member.is_asked = asks;
+    }
+
+    /// A step has begun: what it copies may change after it.
+    pub(crate) fn begun(&mut self, step: &StepParts) {
+        step.copies.iter().for_each(|[original, _]| self.pool.copied(*original));
+    }
+
+    /// A step is over. Gives the sequences whose next token it gave, in order; those that nobody wants are left out.
+    pub(crate) fn done(&mut self, step: &StepParts) -> Vec<Option<SequenceId>> {
+        let mut asked = Vec::new();
+        for part in &step.parts {
+            let at = self.running.iter().position(|member| member.id == part.id);
+            let Some(at) = at else {
+                asked.extend(part.asks.then_some(None));
+                continue;
+            };
+            let member = &mut self.running[at];
+            member.flights -= 1;
+            member.computed = member.computed.max(part.past + part.tokens.len());
+            if part.asks {
+                member.is_asked = false;
+                asked.push((!member.is_gone).then_some(part.id));
+            }
+            if member.reuses && !member.is_gone {
+                let tokens = &member.tokens[..member.computed];
+                member.known = self.pool.know(&mut member.blocks, tokens, member.known, false);
+            }
+            self.release(at);
+        }
+        asked
+    }
+}
+
+#[cfg(test)]
+mod tests;

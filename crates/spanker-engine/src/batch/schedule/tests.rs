@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Random lives of sequences, on cards that remember which token was written where.
+
+use std::collections::{HashMap, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What is in a slot: the tokens up to it, as a number.
+type Slot = u64;
+
+/// A number for tokens in their order.
+fn fingerprint(tokens: &[u32]) -> Slot {
+    tokens.iter().fold(7, |all, token| (all ^ u64::from(*token)).wrapping_mul(0x0100_0000_01B3))
+}
+
+/// Cards that remember.
+struct Cards {
+    blocks: Vec<[Slot; 64]>,
+}
+
+impl Cards {
+    /// Runs a step, and sees that every part finds what came before it.
+    fn run(&mut self, step: &StepParts, wholes: &HashMap<SequenceId, Vec<u32>>) {
+        for &[from, to] in &step.copies {
+            self.blocks[to as usize] = self.blocks[from as usize];
+        }
+        let mut written = Vec::new();
+        for part in &step.parts {
+            let whole = &wholes[&part.id];
+            let slot = |position: usize| (part.blocks[position / 64] as usize, position % 64);
+            for (at, token) in part.tokens.iter().enumerate() {
+                let position = part.past + at;
+                assert_eq!(whole[position], *token, "sequence {}", part.id);
+                let (block, place) = slot(position);
+                self.blocks[block][place] = fingerprint(&whole[..=position]);
+                written.push((block, place));
+            }
+        }
+        let count = written.len();
+        written.sort_unstable();
+        written.dedup();
+        assert_eq!(written.len(), count, "a slot is written once in a step");
+        for part in &step.parts {
+            let whole = &wholes[&part.id];
+            for position in 0..part.past + part.tokens.len() {
+                let (block, place) = (part.blocks[position / 64] as usize, position % 64);
+                let right = fingerprint(&whole[..=position]);
+                assert_eq!(self.blocks[block][place], right, "{} at {position}", part.id);
+            }
+        }
+    }
+}
+
+/// A request: which prefix it shares, its own tokens, how many are generated, and when it goes away.
+#[derive(Debug, Clone)]
+struct Life {
+    prefix: u32,
+    shared: usize,
+    own: usize,
+    answer: usize,
+    leaves_after: Option<usize>,
+    reuses: bool,
+}
+
+fn lives() -> impl Strategy<Value = Vec<Life>> {
+    let life =
+        (0..3u32, 0..200usize, 1..90usize, 1..40usize, prop::option::of(0..20usize), 0..8u32);
+    let life = life.prop_map(|(prefix, shared, own, answer, leaves_after, reuses)| Life {
+        prefix,
+        shared,
+        own,
+        answer,
+        leaves_after,
+        reuses: reuses > 0,
+    });
+    prop::collection::vec(life, 1..12)
+}
+
+fn prompt(id: SequenceId, life: &Life) -> Vec<u32> {
+    let shared = (0..life.shared as u32).map(|at| 1000 * (life.prefix + 1) + at);
+    let own =
+        (0..life.own as u32).map(|at| if life.own % 3 == 0 { at } else { at ^ (id as u32 * 77) });
+    shared.chain(own).collect()
+}
+
+/// The token that a model gives after others.
+fn next_token(tokens: &[u32]) -> u32 {
+    (fingerprint(tokens) % 50_000) as u32
+}
+
+/// Everything that is left to do, with the answers so far.
+struct World {
+    schedule: Schedule,
+    cards: Cards,
+    wholes: HashMap<SequenceId, Vec<u32>>,
+    answers: HashMap<SequenceId, usize>,
+    under_way: VecDeque<StepParts>,
+}
+
+impl World {
+    fn new(blocks: usize, parallel: usize) -> World {
+        let schedule = Schedule::new(BlockPool::new(blocks, true), parallel);
+        let cards = Cards { blocks: vec![[0; 64]; blocks] };
+        let (wholes, answers) = (HashMap::new(), HashMap::new());
+        World { schedule, cards, wholes, answers, under_way: VecDeque::new() }
+    }
+
+    fn add(&mut self, id: SequenceId, life: &Life) {
+        let tokens = prompt(id, life);
+        self.schedule.add(id, tokens.clone(), life.reuses);
+        self.wholes.insert(id, tokens);
+        self.answers.insert(id, 0);
+    }
+
+    /// Begins a step if there is one to begin.
+    fn begin(&mut self, budget: Budget) -> bool {
+        self.schedule.admit();
+        let Some(step) = self.schedule.next(budget) else { return false };
+        assert!(step.rows() <= budget.rows && step.parts.len() <= budget.members);
+        self.schedule.begun(&step);
+        // Cards go through steps in the order in which they begin.
+        self.cards.run(&step, &self.wholes);
+        self.under_way.push_back(step);
+        true
+    }
+
+    fn end(&mut self, lives: &[Life]) {
+        let Some(step) = self.under_way.pop_front() else { return };
+        for id in self.schedule.done(&step).into_iter().flatten() {
+            let whole = self.wholes.get_mut(&id).expect("it was added");
+            let token = next_token(whole);
+            whole.push(token);
+            let count = self.answers.get_mut(&id).expect("it was added");
+            *count += 1;
+            let life = &lives[id as usize];
+            match *count == life.answer || life.leaves_after.is_some_and(|after| *count > after) {
+                true => self.schedule.remove(id),
+                false => self.schedule.push(id, token),
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn every_sequence_finds_its_own_tokens_and_all_come_to_their_end(
+        lives in lives(),
+        blocks in 6..20usize,
+        parallel in 1..6usize,
+        rows in 1..80usize,
+        prompt_rows in 1..40usize,
+        depth in 1..4usize,
+        gaps in prop::collection::vec(0..4usize, 12),
+    ) {
+        let mut world = World::new(blocks, parallel);
+        let budget = Budget { rows, prompt_rows, members: parallel.div_ceil(depth) };
+        let mut next = 0;
+        let mut turns = 0;
+        loop {
+            turns += 1;
+            prop_assert!(turns < 20_000, "nothing comes to an end");
+            if next < lives.len() && turns % (gaps[next] + 1) == 0 {
+                world.add(next as u64, &lives[next]);
+                next += 1;
+            }
+            while world.under_way.len() < depth && world.begin(budget) {}
+            if world.under_way.is_empty() && next == lives.len() {
+                break;
+            }
+            world.end(&lives);
+        }
+        for (id, life) in lives.iter().enumerate() {
+            let expected = life.leaves_after.map_or(life.answer, |after| life.answer.min(after + 1));
+            prop_assert_eq!(world.answers[&(id as u64)], expected);
+            // The same tokens as alone: each follows from all before it.
+            let whole = &world.wholes[&(id as u64)];
+            for at in prompt(id as u64, life).len()..whole.len() {
+                prop_assert_eq!(whole[at], next_token(&whole[..at]));
+            }
+        }
+        prop_assert_eq!(world.schedule.counts(), (0, 0));
+        prop_assert_eq!(world.schedule.pool().available(), blocks, "no block is lost");
+    }
+
+    #[test]
+    fn sequences_that_are_restarted_or_removed_at_any_time_lose_no_block(
+        lives in lives(),
+        acts in prop::collection::vec((0..6usize, 0..12usize), 1..60),
+    ) {
+        let (blocks, depth) = (12, 2);
+        let mut world = World::new(blocks, 4);
+        for (id, life) in lives.iter().enumerate() {
+            world.add(id as u64, life);
+        }
+        let budget = Budget { rows: 48, prompt_rows: 16, members: 4 };
+        for (act, who) in acts {
+            match act {
+                0 => world.schedule.remove(who as u64),
+                1 if who == 0 => {
+                    // All cards are lost, and what they were doing.
+                    world.under_way.clear();
+                    world.schedule.restart(BlockPool::new(blocks, true));
+                    world.cards.blocks = vec![[1; 64]; blocks];
+                }
+                _ if world.under_way.len() < depth => drop(world.begin(budget)),
+                _ => world.end(&lives),
+            }
+        }
+        while !world.under_way.is_empty() {
+            world.end(&lives);
+        }
+        for id in 0..lives.len() as u64 {
+            world.schedule.remove(id);
+        }
+        prop_assert_eq!(world.schedule.counts(), (0, 0));
+        prop_assert_eq!(world.schedule.pool().available(), blocks);
+    }
+}
+
+#[test]
+fn prompt_goes_through_in_pieces_beside_the_tokens_of_others() {
+    let mut schedule = Schedule::new(BlockPool::new(20, false), 4);
+    schedule.add(1, vec![1; 3], false);
+    schedule.admit();
+    let budget = Budget { rows: 64, prompt_rows: 8, members: 4 };
+    let first = schedule.next(budget).expect("a prompt");
+    assert_eq!(first.rows(), 3);
+    schedule.begun(&first);
+    assert_eq!(schedule.next(budget), None, "it waits for its token");
+    assert_eq!(schedule.done(&first), [Some(1)]);
+    schedule.push(1, 9);
+    schedule.add(2, vec![2; 100], false);
+    schedule.admit();
+    let step = schedule.next(budget).expect("a token and a piece");
+    let rows: Vec<(u64, usize, bool)> =
+        step.parts.iter().map(|part| (part.id, part.tokens.len(), part.asks)).collect();
+    assert_eq!(rows, [(1, 1, true), (2, 8, false)]);
+    assert_eq!(schedule.done(&step), [Some(1)]);
+    schedule.remove(1);
+    // Alone, it has the whole step.
+    assert_eq!(schedule.next(budget).expect("a piece").rows(), 64);
+}
+
+#[test]
+fn last_to_come_is_the_first_to_be_put_back() {
+    let mut schedule = Schedule::new(BlockPool::new(4, true), 4);
+    for id in 1..=3 {
+        schedule.add(id, vec![id as u32; 60], true);
+    }
+    assert_eq!(schedule.admit(), [(1, 0), (2, 0), (3, 0)]);
+    let budget = Budget { rows: 1000, prompt_rows: 1000, members: 4 };
+    let step = schedule.next(budget).expect("three prompts");
+    assert_eq!(step.parts.len(), 3);
+    for turn in 0..10 {
+        let step = if turn == 0 { step.clone() } else { schedule.next(budget).expect("tokens") };
+        schedule.begun(&step);
+        let expected = if turn < 5 { 3 } else { 2 };
+        assert_eq!(step.parts.len(), expected, "{turn}");
+        for id in schedule.done(&step).into_iter().flatten() {
+            schedule.push(id, 5);
+        }
+    }
+    // The first had the last block; the second needed another, which the third has given up.
+    assert_eq!((schedule.put_back(), schedule.counts()), (1, (2, 1)));
+}
