@@ -6,18 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use spanker_llm::{LlmError, Outcome, Want};
-use spanker_text::{Sampler, Stream};
 
+use crate::answering::{Answering, Shaping};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
-use crate::given::{Fate, Given, released};
 use crate::sampling::Sampling;
 use crate::summary::{Answer, FinishReason};
 
 /// How often an answer is computed again because of cards that were wrong.
 const MOST_AGAIN: usize = 16;
-/// Candidates that cards are asked for at most; who looks at more gets all logits.
-const MOST_CANDIDATES: usize = 1024;
 
 /// Ends a generation from elsewhere: after the step that is under way.
 #[derive(Debug, Clone, Default)]
@@ -101,29 +98,21 @@ enum Next {
 /// An answer on its way: an iterator over its pieces. [`Generation::into_answer`] tells how it went.
 pub struct Generation<'e, 'h> {
     engine: &'e mut Engine<'h>,
-    sampler: Sampler,
-    /// The sampler as it was after the prompt, for when everything is computed again.
-    begun: Sampler,
-    limits: Limits,
-    want: Want,
+    answering: Answering,
     /// Tokens of the sequence with the prompt.
     end: usize,
     prompt: usize,
     next: Next,
     /// How often it was computed again.
     again: usize,
-    blamed: String,
-    given: Given,
-    /// Bytes of the answer's text that were given out.
-    shown: usize,
-    stream: Stream,
+    /// The answer's times.
     answer: Answer,
 }
 
 impl std::fmt::Debug for Generation<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Generation")
-            .field("tokens", &self.answer.tokens.len())
+            .field("tokens", &self.answering.tokens.len())
             .finish_non_exhaustive()
     }
 }
@@ -138,36 +127,20 @@ impl<'e, 'h> Generation<'e, 'h> {
         if prompt.is_empty() {
             return Err(EngineError::request("the prompt has no tokens"));
         }
-        if limits.tokens == Some(0) {
-            return Err(EngineError::request("--n-predict 0: at least one token is generated"));
-        }
-        let mut sampler = sampling.sampler;
-        // The sequence as it is now, whatever was accepted before.
-        sampler.forget();
-        engine.tokens().iter().chain(prompt).for_each(|&token| sampler.accept(token));
-        let vocab = engine.model().shape().vocab as usize;
-        let want = match sampler.wanted(vocab) {
-            wanted if wanted > MOST_CANDIDATES => Want::Logits,
-            wanted => Want::Best(wanted as u32),
-        };
         let past_tokens = engine.tokens().len();
         let end = past_tokens + prompt.len();
         let whole: Vec<u32> = engine.tokens().iter().chain(prompt).copied().collect();
+        let vocab = engine.model().shape().vocab as usize;
+        let stop = limits.stop.clone();
+        let answering = Answering::new(sampling, limits, Shaping::default(), &whole, vocab)?;
         engine.begin(&whole);
-        engine.stop_by(&limits.stop);
+        engine.stop_by(&stop);
         Ok(Generation {
-            begun: sampler.clone(),
-            sampler,
-            limits,
-            want,
+            answering,
             end,
             prompt: prompt.len(),
             next: Next::Prompt(prompt.to_vec()),
             again: 0,
-            blamed: String::new(),
-            given: Given::default(),
-            shown: 0,
-            stream: Stream::new(),
             answer: Answer { prompt_tokens: prompt.len(), past_tokens, ..Answer::default() },
             engine,
         })
@@ -176,14 +149,21 @@ impl<'e, 'h> Generation<'e, 'h> {
     /// How it went, as far as it went; and the sampling for what follows.
     #[must_use]
     pub fn into_answer(self) -> (Answer, Sampling) {
-        let mut answer = self.answer;
-        answer.corrected_from = self.given.corrected_from;
-        (answer, Sampling { sampler: self.sampler })
+        let (mut answer, mut answering) = (self.answer, self.answering);
+        answer.tokens = std::mem::take(&mut answering.tokens);
+        answer.text = std::mem::take(&mut answering.text);
+        answer.finish = answering.finish;
+        let (sampling, corrected_from) = answering.into_sampling();
+        answer.corrected_from = corrected_from;
+        (answer, sampling)
     }
 
     /// What the first step asks for.
     fn first(&self) -> Want {
-        if self.limits.keep_logits { Want::Logits } else { self.want }
+        match self.answering.limits.keep_logits {
+            true => Want::Logits,
+            false => self.answering.want(),
+        }
     }
 
     /// Runs what is next; nothing if that cast doubt on what came before.
@@ -195,7 +175,7 @@ impl<'e, 'h> Generation<'e, 'h> {
                 Ok(self.certain(outcome).inspect(|outcome| self.answer.begin(outcome)))
             }
             Next::Token(token) => {
-                let outcome = self.engine.try_feed(&[token], self.want)?;
+                let outcome = self.engine.try_feed(&[token], self.answering.want())?;
                 Ok(self.certain(outcome).inspect(|outcome| self.answer.steps.push(outcome.timing)))
             }
             Next::Again(error) => {
@@ -204,11 +184,9 @@ impl<'e, 'h> Generation<'e, 'h> {
                     return Err(error.into());
                 }
                 self.engine.cut(self.end);
-                self.sampler = self.begun.clone();
-                self.stream = Stream::new();
                 let (prompt_tokens, past_tokens) = (self.prompt, self.end - self.prompt);
                 self.answer = Answer { prompt_tokens, past_tokens, ..Answer::default() };
-                self.blamed = error.to_string();
+                self.answering.restart(error.to_string());
                 let outcome = self.engine.recover(error, self.first(), false)?;
                 Ok(self.certain(outcome).inspect(|outcome| self.answer.begin(outcome)))
             }
@@ -222,82 +200,22 @@ impl<'e, 'h> Generation<'e, 'h> {
 
     /// The token that follows, or what ends the text.
     fn choose(&mut self, outcome: &Outcome) -> Result<Option<u32>> {
-        if self.limits.keep_logits && self.answer.tokens.is_empty() {
-            self.answer.logits.clone_from(&outcome.last().logits);
+        let output = outcome.last();
+        if self.answering.limits.keep_logits && self.answering.tokens.is_empty() {
+            self.answer.logits.clone_from(&output.logits);
         }
-        let token = match &outcome.last().logits {
-            Some(logits) => self.sampler.choose(logits)?,
-            None => self.sampler.choose_from(&outcome.last().best)?,
-        };
-        self.sampler.accept(token);
-        let ends = self.engine.model().tokenizer().is_end(token) && !self.limits.ignore_end;
-        Ok((!ends).then_some(token))
+        self.answering.choose(output, self.engine.model().tokenizer())
     }
 
     /// Takes the next token, or the end, and gives out what is new.
     fn take(&mut self, token: Option<u32>) -> Option<Piece> {
-        let at = self.answer.tokens.len();
-        let begin = self.answer.text.len();
-        let fate = self.given.next(at, token);
-        let corrects = (fate == Fate::Departs).then(|| {
-            self.shown = self.shown.min(begin);
-            Correction { token: at, text: self.shown, blamed: self.blamed.clone() }
-        });
-        let text = match token {
-            Some(token) => {
-                self.answer.tokens.push(token);
-                self.stream.push(self.engine.model().tokenizer(), token)
-            }
-            None => self.stream.finish(),
+        let room = self.engine.tokens().len() < self.engine.context();
+        let piece = self.answering.take(token, self.engine.model().tokenizer(), room);
+        self.next = match (self.answering.finish, token) {
+            (None, Some(token)) => Next::Token(token),
+            _ => Next::Nothing,
         };
-        self.answer.text += &text;
-        let (released, stopped) = released(&self.answer.text, &self.limits.stops, begin);
-        let finished = match (token, stopped) {
-            (_, Some(stop)) => {
-                self.answer.text.truncate(stop);
-                Some(FinishReason::StopString)
-            }
-            (None, None) => Some(FinishReason::End),
-            (Some(_), None) => self.full(),
-        };
-        let released = match finished {
-            None => {
-                self.next = token.map_or(Next::Nothing, Next::Token);
-                released
-            }
-            Some(reason) => {
-                self.finish(reason);
-                self.answer.text.len()
-            }
-        };
-        let text = self.answer.text.get(self.shown..released).unwrap_or_default().to_owned();
-        self.shown = self.shown.max(released.min(self.answer.text.len()));
-        let new = fate != Fate::Known || !text.is_empty();
-        (new && (token.is_some() || !text.is_empty() || corrects.is_some())).then_some(Piece {
-            token,
-            text,
-            corrects,
-        })
-    }
-
-    /// Whether a limit is reached.
-    fn full(&self) -> Option<FinishReason> {
-        if self.limits.stop.is_stopped() {
-            return Some(FinishReason::Stopped);
-        }
-        if self.limits.tokens.is_some_and(|most| self.answer.tokens.len() >= most) {
-            return Some(FinishReason::Length);
-        }
-        (self.engine.tokens().len() + 1 > self.engine.context()).then_some(FinishReason::Context)
-    }
-
-    /// Nothing follows.
-    fn finish(&mut self, reason: FinishReason) {
-        self.next = Next::Nothing;
-        self.answer.finish = Some(reason);
-        if reason != FinishReason::StopString {
-            self.answer.text += &self.stream.finish();
-        }
+        piece
     }
 }
 
@@ -313,7 +231,7 @@ impl Iterator for Generation<'_, '_> {
             match chosen {
                 // In the midst of the prompt, before there is a token.
                 Err(EngineError::Run(LlmError::Stopped { .. })) => {
-                    self.finish(FinishReason::Stopped)
+                    self.answering.end(FinishReason::Stopped);
                 }
                 Err(error) => {
                     self.next = Next::Nothing;

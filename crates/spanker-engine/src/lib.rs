@@ -13,6 +13,7 @@
 //! Nothing here prints: whoever wants to know what happens gives the host an observer.
 #![forbid(unsafe_code)]
 
+mod answering;
 mod batch;
 mod calibration;
 mod cards;
