@@ -4,7 +4,10 @@
 //! came of it.
 
 mod blocks;
+mod forecast;
 mod schedule;
 
 pub(crate) use blocks::BlockPool;
-pub(crate) use schedule::{Budget, Schedule, SequenceId, StepParts};
+pub use forecast::{Forecast, ServiceLoad, middle_and_tail};
+pub(crate) use forecast::{Pacing, forecast};
+pub(crate) use schedule::{Schedule, SequenceId, StepParts};

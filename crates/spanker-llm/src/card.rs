@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use ggml_spanker::Inputs;
 use ggml_spanker::ops::AttendScratch;
-use spanker_plan::{ALIGNMENT, Activity, HostStaging, Label, Mark, Op, Wanted};
+use spanker_plan::{ALIGNMENT, Activity, HostStaging, Label, Mark, Member, Op, Wanted};
 use spanker_reduce::Team;
 use spanker_runtime::{Place, Work};
 
@@ -259,11 +259,18 @@ pub(crate) fn pages(bytes: usize) -> u64 {
 }
 
 /// Puts together what the cards of a step say, in the order of their members.
-pub(crate) fn outcome(asked: &Asked, wall: Duration, reports: Vec<Report>) -> Outcome {
+pub(crate) fn outcome(
+    asked: &Asked,
+    wall: Duration,
+    members: &[Member],
+    reports: Vec<Report>,
+) -> Outcome {
     let cards = reports.len() as u32;
     let sync = reports.iter().map(|report| report.sync).sum::<Duration>() / cards.max(1);
     let sent = reports.iter().map(|report| report.sent).sum();
     let timing = Timing { wall, card: None, sync, sent };
+    let waits = members.iter().zip(&reports).map(|(member, report)| (member.card, report.sync));
+    let waits = waits.collect();
     let mut given = Given::default();
     for report in reports {
         if !report.given.best.is_empty() {
@@ -271,7 +278,7 @@ pub(crate) fn outcome(asked: &Asked, wall: Duration, reports: Vec<Report>) -> Ou
         }
         given.logits.extend(report.given.logits);
     }
-    Outcome { outputs: given.outputs(asked), timing }
+    Outcome { outputs: given.outputs(asked), timing, waits }
 }
 
 /// A trace of a run, and when that began.

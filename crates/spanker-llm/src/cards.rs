@@ -400,21 +400,24 @@ impl<'a> OnCards<'a> {
     }
 
     /// Card time since the last step, the mean card's time without work, bytes over links.
-    fn measure(&mut self, known: u64) -> Result<Timing, LlmError> {
-        let (mut busy, mut sent) = (0, 0);
-        for rank in 0..self.group.ranks() {
-            let now = self.group.request(rank, SpankerControl::counters)?;
-            let before = std::mem::replace(&mut self.counted[rank], now);
-            busy += now.busy_ps.saturating_sub(before.busy_ps);
-            sent += now.sent.saturating_sub(before.sent);
-        }
+    fn measure(&mut self, known: u64) -> Result<(Timing, Vec<(usize, Duration)>), LlmError> {
         let took = known.saturating_sub(self.clock);
         self.clock = self.clock.max(known);
         let nanos = |ps: u64| Duration::from_nanos(ps / 1000);
+        let (mut busy, mut sent, mut waits) = (0, 0, Vec::new());
+        for rank in 0..self.group.ranks() {
+            let now = self.group.request(rank, SpankerControl::counters)?;
+            let before = std::mem::replace(&mut self.counted[rank], now);
+            let own = now.busy_ps.saturating_sub(before.busy_ps);
+            busy += own;
+            sent += now.sent.saturating_sub(before.sent);
+            let card = self.programs.members()[rank].card;
+            waits.push((card, nanos(took.saturating_sub(own))));
+        }
         let card = self.shaped.then_some(nanos(took));
         // What a card's operators do not take goes to links, to waiting and to the host.
         let sync = nanos(took.saturating_sub(busy / self.group.ranks() as u64));
-        Ok(Timing { wall: Duration::ZERO, card, sync, sent })
+        Ok((Timing { wall: Duration::ZERO, card, sync, sent }, waits))
     }
 
     /// Begins a step. Which operators are checked depends on `salt`.
@@ -446,8 +449,9 @@ impl<'a> OnCards<'a> {
             log.keep(&self.group, &self.programs, step, begun.asked.past)?;
         }
         let known = self.known(&begun, &finished)?;
-        let timing = Timing { wall: begun.since.elapsed(), ..self.measure(known)? };
-        Ok(Outcome { outputs: given.outputs(&begun.asked), timing })
+        let (timing, waits) = self.measure(known)?;
+        let timing = Timing { wall: begun.since.elapsed(), ..timing };
+        Ok(Outcome { outputs: given.outputs(&begun.asked), timing, waits })
     }
 
     /// Gives up what is under way: whatever comes of it is of no more use.

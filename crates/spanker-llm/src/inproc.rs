@@ -369,7 +369,8 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
                 trace.keep(member.card, report, begun.since, begun.step.past);
             }
         }
-        Ok(card::outcome(&begun.step, begun.since.elapsed(), reports))
+        let members = self.programs.members();
+        Ok(card::outcome(&begun.step, begun.since.elapsed(), members, reports))
     }
 
     fn batch(&self) -> usize {

@@ -427,7 +427,7 @@ impl<M: Machine> Runner for OnMachine<M> {
             recorder.add(left.into_iter().filter(|_| picks).map(done));
         }
         let timing = Timing { wall: begun.elapsed(), sent, ..Timing::default() };
-        self.ended = Some(Outcome { outputs, timing });
+        self.ended = Some(Outcome { outputs, timing, waits: Vec::new() });
         Ok(())
     }
 

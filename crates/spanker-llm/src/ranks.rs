@@ -363,7 +363,8 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks
         if let Some(checked) = checked {
             self.compare(&checked, &reports)?;
         }
-        Ok(card::outcome(&asked, since.elapsed(), reports))
+        let members = self.rank_part.programs.members();
+        Ok(card::outcome(&asked, since.elapsed(), members, reports))
     }
 }
 

@@ -72,6 +72,8 @@ pub struct Outcome {
     pub outputs: Vec<Output>,
     /// Where the time went.
     pub timing: Timing,
+    /// How long each card of the plan exchanged and waited for others, where that is known.
+    pub waits: Vec<(usize, Duration)>,
 }
 
 impl Outcome {

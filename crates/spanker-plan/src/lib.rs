@@ -21,6 +21,7 @@ mod predict;
 mod program;
 mod request;
 mod simulate;
+mod steps;
 mod trace;
 mod work;
 
@@ -54,6 +55,7 @@ pub use program::{
 };
 pub use request::{Objective, Request, USUAL_BATCH};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, SimulatedTimes, Slow, simulate};
+pub use steps::StepPrices;
 pub use trace::perfetto::{Origin, TraceError, perfetto_of_both, read_perfetto};
 pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};
 pub use work::{

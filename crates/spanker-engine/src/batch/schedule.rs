@@ -177,26 +177,12 @@ impl Schedule {
         (member.begun, member.computed, member.known, member.is_asked) = (0, 0, 0, false);
     }
 
-    /// Cards were lost, with all that was in their blocks: everything is computed again, on a cache of so many blocks.
-    /// Sequences keep their order. Gives those that had begun.
-    pub(crate) fn restart(&mut self, pool: BlockPool) -> Vec<SequenceId> {
-        self.pool = pool;
-        let mut all: Vec<Member> = self.running.drain(..).filter(|one| !one.is_gone).collect();
-        let begun = all.iter().map(|member| member.id).collect();
-        for member in all.iter_mut().rev() {
-            member.blocks.clear();
-            (member.begun, member.computed, member.known, member.flights) = (0, 0, 0, 0);
-            (member.copy_of, member.is_asked) = (None, false);
-        }
-        all.into_iter().rev().for_each(|member| self.waiting.push_front(member));
-        begun
-    }
-
-    /// A sequence goes on from its first `length` tokens, because what followed them may be wrong. Only after a restart.
-    pub(crate) fn cut(&mut self, id: SequenceId, length: usize) {
-        if let Some(member) = self.waiting.iter_mut().find(|member| member.id == id) {
-            member.tokens.truncate(length);
-        }
+    /// All sequences that somebody wants, in their order, with their tokens and whether they use the cache: cards were lost,
+    /// with all that was in their blocks.
+    pub(crate) fn into_members(self) -> impl Iterator<Item = (SequenceId, Vec<u32>, bool)> {
+        let all = self.running.into_iter().chain(self.waiting);
+        let wanted = all.filter(|member| !member.is_gone);
+        wanted.map(|member| (member.id, member.tokens, member.reuses))
     }
 
     /// Sequences that wait go on as far as there is room. Gives those that begin, with the tokens that they need not

@@ -203,7 +203,11 @@ proptest! {
                 1 if who == 0 => {
                     // All cards are lost, and what they were doing.
                     world.under_way.clear();
-                    world.schedule.restart(BlockPool::new(blocks, true));
+                    let empty = || Schedule::new(BlockPool::new(blocks, true), 4);
+                    let before = std::mem::replace(&mut world.schedule, empty());
+                    for (id, tokens, reuses) in before.into_members() {
+                        world.schedule.add(id, tokens, reuses);
+                    }
                     world.cards.blocks = vec![[1; 64]; blocks];
                 }
                 _ if world.under_way.len() < depth => drop(world.begin(budget)),
