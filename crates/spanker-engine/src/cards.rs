@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cards behind the ABI, and those that are left when one is lost.
 
+use std::cell::{OnceCell, RefCell};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use spanker_fabric::device::examine;
 use spanker_llm::{LlmError, Loading, OnCards, Twice};
 use spanker_plan::{Layout, Plan, Request};
 use spanker_runtime::SpankerControl;
@@ -24,13 +28,75 @@ const TURNS: usize = 3;
 /// How long a step may take in all, as waited by the host.
 const TOTAL: Duration = Duration::from_secs(3600);
 
+/// Where cards are.
+pub(crate) trait Devices: Send + Sync {
+    /// Opens some of them.
+    fn open(&self, indices: &[usize]) -> Result<Topology<SpankerControl>>;
+
+    /// Those that answer.
+    fn alive(&self) -> Vec<usize>;
+
+    /// The card that is dead, where an error only says that one is.
+    fn blamed(&self, indices: &[usize], error: &dyn std::fmt::Display) -> EngineError;
+}
+
+/// The device files of a folder.
+struct Folder(PathBuf);
+
+impl Devices for Folder {
+    fn open(&self, indices: &[usize]) -> Result<Topology<SpankerControl>> {
+        directory::open(&self.0, indices)
+    }
+
+    fn alive(&self) -> Vec<usize> {
+        directory::alive(&self.0)
+    }
+
+    fn blamed(&self, indices: &[usize], error: &dyn std::fmt::Display) -> EngineError {
+        directory::blamed(&self.0, indices, error)
+    }
+}
+
 /// The cards of a run.
 pub(crate) struct Cards {
-    folder: PathBuf,
-    topology: Topology<SpankerControl>,
+    devices: Arc<dyn Devices>,
+    opened: Opened,
+    /// Looks whether cards that were lost can work again; gives those that can.
+    scout: RefCell<Option<JoinHandle<Vec<usize>>>>,
     timeout: Option<Duration>,
     /// Threads of this host, which check what cards compute.
     threads: usize,
+}
+
+/// Handles to cards, and those that were opened after them because cards had come back: handles to a card that was gone
+/// stay dead.
+struct Opened {
+    topology: Topology<SpankerControl>,
+    later: OnceCell<Box<Opened>>,
+}
+
+impl Opened {
+    fn new(topology: Topology<SpankerControl>) -> Opened {
+        Opened { topology, later: OnceCell::new() }
+    }
+
+    /// The last ones.
+    fn newest(&self) -> &Opened {
+        let mut newest = self;
+        while let Some(later) = newest.later.get() {
+            newest = later;
+        }
+        newest
+    }
+}
+
+/// Those of some cards that answer and calculate as they should.
+fn sound(devices: &dyn Devices, missing: &[usize]) -> Vec<usize> {
+    let is_sound = |index: &&usize| {
+        let Ok(card) = devices.open(&[**index]) else { return false };
+        card.sails().iter().all(|card| examine(card).unwrap_or(false))
+    };
+    missing.iter().filter(is_sound).copied().collect()
 }
 
 impl Cards {
@@ -42,24 +108,37 @@ impl Cards {
         threads: usize,
     ) -> Result<Cards> {
         let topology = directory::open_chosen(folder, list)?;
-        Ok(Cards { folder: folder.to_path_buf(), topology, timeout, threads })
+        Ok(Cards::of(Arc::new(Folder(folder.to_path_buf())), topology, timeout, threads))
+    }
+
+    /// Cards that are open.
+    pub(crate) fn of(
+        devices: Arc<dyn Devices>,
+        topology: Topology<SpankerControl>,
+        timeout: Option<Duration>,
+        threads: usize,
+    ) -> Cards {
+        let (opened, scout) = (Opened::new(topology), RefCell::new(None));
+        Cards { devices, opened, scout, timeout, threads }
     }
 
     /// The cluster of some of the cards. Those of the whole run are open; others are asked anew, as they may have gone.
     fn cluster_of(&self, indices: &[usize]) -> Result<Cluster> {
-        let found = match indices == self.topology.indices() {
-            true => self.topology.cluster(),
-            false => directory::open(&self.folder, indices)?.cluster(),
+        let newest = &self.opened.newest().topology;
+        let found = match indices == newest.indices() {
+            true => newest.cluster(),
+            false => self.devices.open(indices)?.cluster(),
         };
-        found.map_err(|error| directory::blamed(&self.folder, indices, &error))
+        found.map_err(|error| self.devices.blamed(indices, &error))
     }
 
     /// Brings the model onto these cards, as a plan for them says.
     fn on_cards<'h>(&'h self, left: &[usize], load: &Load<'_>) -> Result<OnCards<'h>, LlmError> {
+        let newest = &self.opened.newest().topology;
         let card = |place: usize| -> Option<&'h SpankerControl> {
             let index = left.get(place)?;
-            let at = self.topology.indices().iter().position(|known| known == index)?;
-            self.topology.sails().get(at)
+            let at = newest.indices().iter().position(|known| known == index)?;
+            newest.sails().get(at)
         };
         let Request { context, batch, .. } = load.plan.request;
         let progress = |at: Loading| (load.observer)(&loading(at));
@@ -86,7 +165,7 @@ impl Backend for Cards {
     }
 
     fn indices(&self) -> Vec<usize> {
-        self.topology.indices().to_vec()
+        self.opened.topology.indices().to_vec()
     }
 
     fn threads(&self) -> usize {
@@ -101,7 +180,7 @@ impl Backend for Cards {
         _: Freshness,
         _: &Watch,
     ) -> Result<Cluster> {
-        let all = self.topology.indices();
+        let all = self.opened.topology.indices();
         // A layout over fewer cards is for a group of its own: links to the others do not count.
         let cards = layout.cards().last().map_or(all.len(), |card| card + 1);
         self.cluster_of(all.get(..cards).unwrap_or(all))
@@ -130,7 +209,7 @@ impl Backend for Cards {
 
     fn replan(&self, left: &[usize], model: &Model, request: Request) -> Result<Plan> {
         let cluster = self.cluster_of(left)?;
-        let layout = layout::best(model.shape(), &cluster, &request, false)?;
+        let layout = layout::best(model.shape(), &cluster, &request, true)?;
         layout::fitting(Plan::new(model.shape().clone(), cluster, request, layout)?, left)
     }
 
@@ -156,12 +235,12 @@ impl Backend for Cards {
         // Others may be gone as well, or apart, and may go while they are looked at: a few turns for each.
         for _ in 0..TURNS * left.len() {
             let before = well.len();
-            let alive = directory::alive(&self.folder);
+            let alive = self.devices.alive();
             well.retain(|index| alive.contains(index));
             if well.is_empty() {
                 return None;
             }
-            let Ok(cards) = directory::open(&self.folder, &well) else { continue };
+            let Ok(cards) = self.devices.open(&well) else { continue };
             match cards.group() {
                 Ok(_) if well.len() == before => return Some(well),
                 Ok(_) => {}
@@ -178,14 +257,41 @@ impl Backend for Cards {
         None
     }
 
+    /// Cards are tried on a thread of their own, as one that hangs takes long to answer: what is found is known to a later
+    /// call.
+    fn returned(&self, left: &[usize]) -> Option<Vec<usize>> {
+        let mut scout = self.scout.borrow_mut();
+        let Some(thread) = scout.take_if(|thread| thread.is_finished()) else {
+            if scout.is_none() {
+                let all = self.opened.topology.indices().iter();
+                let missing = all.copied().filter(|index| !left.contains(index));
+                let (missing, devices): (Vec<usize>, _) = (missing.collect(), self.devices.clone());
+                let look = move || sound(&*devices, &missing);
+                *scout = std::thread::Builder::new().name("spanker-scout".into()).spawn(look).ok();
+            }
+            return None;
+        };
+        let back = thread.join().unwrap_or_default();
+        let all = self.opened.topology.indices().iter().copied();
+        let well: Vec<usize> = all.filter(|at| left.contains(at) || back.contains(at)).collect();
+        if well.len() <= left.len() {
+            return None;
+        }
+        // They have to reach each other, and those that work.
+        let topology = self.devices.open(&well).ok()?;
+        topology.group().ok()?;
+        self.opened.newest().later.set(Box::new(Opened::new(topology))).ok()?;
+        Some(well)
+    }
+
     fn lack_one(&self, left: &[usize]) -> bool {
-        let alive = directory::alive(&self.folder);
+        let alive = self.devices.alive();
         left.iter().any(|index| !alive.contains(index))
     }
 
     fn explain(&self, error: LlmError) -> EngineError {
         match error {
-            LlmError::Device(error) => explain(&self.topology, error),
+            LlmError::Device(error) => explain(&self.opened.newest().topology, error),
             other => other.into(),
         }
     }

@@ -133,6 +133,11 @@ pub(crate) trait Backend {
         None
     }
 
+    /// The cards of the whole host that can work now, if there are more of them than these.
+    fn returned(&self, _left: &[usize]) -> Option<Vec<usize>> {
+        None
+    }
+
     /// Whether one of these does not answer any more.
     fn lack_one(&self, _left: &[usize]) -> bool {
         false
@@ -419,8 +424,8 @@ impl Host {
             return self.plan_as(model, request, usual);
         }
         let cluster = self.cluster(model, request, &usual, Freshness::Kept)?;
-        let all = self.fabric() != Fabric::Cards;
-        let layout = layout::best(shape, &cluster, &self.taps(request), all)?;
+        let apart = self.fabric() == Fabric::Cards;
+        let layout = layout::best(shape, &cluster, &self.taps(request), apart)?;
         if self.backend.measures_layouts() && layout != usual {
             return self.plan_as(model, request, layout);
         }

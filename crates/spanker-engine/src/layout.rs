@@ -107,6 +107,32 @@ impl Wish {
     }
 }
 
+/// What is asked of a service: so many sequences at a time, priced in the middle of the context. Each of them has a row
+/// of a step at least.
+#[must_use]
+pub fn serving_request(context: usize, batch: usize, parallel: usize) -> Request {
+    let (context, batch) = (context as u64, batch.max(parallel) as u64);
+    let (position, prompt) = (context / 2, (context / 2).max(1));
+    let sequences = parallel as u64;
+    Request { context, prompt, position, batch, sequences, ..Request::new(Objective::Throughput) }
+}
+
+/// The copies of a plan's model, each as a plan of its own.
+///
+/// # Errors
+/// [`EngineError::Plan`] for a plan that does not fit together.
+pub(crate) fn copies(plan: &Plan) -> Result<Vec<Plan>> {
+    let count = plan.layout.replicas.len() as u64;
+    let copy = |(at, stages): (usize, &Vec<spanker_plan::Stage>)| {
+        let all = plan.request.sequences;
+        let sequences = (all / count + u64::from((at as u64) < all % count)).max(1);
+        let request = Request { sequences, ..plan.request.clone() };
+        let layout = Layout { replicas: vec![stages.clone()] };
+        Ok(Plan::new(plan.model.clone(), plan.cluster.clone(), request, layout)?)
+    };
+    plan.layout.replicas.iter().enumerate().map(copy).collect()
+}
+
 /// What is asked of a run: one sequence, priced in the middle of the steps after the prompt.
 #[must_use]
 pub fn request(context: usize, batch: usize, prompt: usize, steps: usize) -> Request {
@@ -117,18 +143,20 @@ pub fn request(context: usize, batch: usize, prompt: usize, steps: usize) -> Req
     Request { context, prompt, position, kv, batch, ..Request::new(Objective::Latency) }
 }
 
-/// The planner's best layout that can be run, gives the bits of one card and fits; with `all`, one that uses every
-/// card, if there is one.
+/// The planner's best layout that can be run, gives the bits of one card and fits; where `apart` is false, cards share
+/// something, so that there are no copies and every card is used if there is such a layout.
 pub(crate) fn best(
     model: &Model,
     cluster: &Cluster,
     request: &Request,
-    all: bool,
+    apart: bool,
 ) -> Result<Layout> {
     let cards: Vec<usize> = (0..cluster.cards()).collect();
     let choice = choose(model, cluster, &cards, request)?;
+    // A run has one copy of the model, a service as many as serve it best.
+    let copies = apart && request.objective == Objective::Throughput;
     let exact = |layout: &Layout| {
-        layout.not_runnable().is_none()
+        (copies || layout.not_runnable().is_none())
             && layout.stages().all(|stage| stage.group.split != Matrices::Reduce)
     };
     let fit: Vec<&Layout> = choice
@@ -138,9 +166,9 @@ pub(crate) fn best(
         .map(|candidate| &candidate.layout)
         .collect();
     let whole = fit.iter().find(|layout| layout.cards().len() == cards.len());
-    let found = match (all, whole) {
-        (true, Some(whole)) => Some(*whole),
-        (true, None) if !fit.is_empty() => {
+    let found = match (apart, whole) {
+        (false, Some(whole)) => Some(*whole),
+        (false, None) if !fit.is_empty() => {
             return Split::Gather.layout(model, &vec![1.0; cards.len()]);
         }
         _ => fit.first().copied(),

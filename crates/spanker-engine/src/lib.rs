@@ -43,9 +43,12 @@ mod service;
 pub mod shape;
 mod summary;
 mod survey;
+#[cfg(test)]
+mod testing;
 mod threads;
 mod verify;
 
+pub use batch::{Forecast, ServiceLoad, middle_and_tail};
 pub use calibration::Calibration;
 pub use cards::explain;
 pub use catalog::{Fit, FitPlace, Listed, list_models};
@@ -58,7 +61,7 @@ pub use fetch::{FetchEvent, FetchReport, FetchWatch, fetch};
 pub use flight::{CardDoing, FlightEntry, FlightReport, read_flight};
 pub use generation::{Correction, Generation, Limits, Piece, Stop};
 pub use host::{Event, Fabric, Host};
-pub use layout::{Split, Wish, request};
+pub use layout::{Split, Wish, request, serving_request};
 pub use model::Model;
 pub use pieces::{Compared, Piece as RunPiece};
 pub use profiles::{Freshness, cache_folder};

@@ -284,7 +284,7 @@ impl Backend for Ranks {
         let usual = Split::Gather.layout(model.shape(), &shares);
         let usual = usual.or_else(|_| Split::Pipeline.layout(model.shape(), &shares))?;
         let cluster = self.cluster(model, &request, &usual, Freshness::Kept, &|_| {})?;
-        let layout = layout::best(model.shape(), &cluster, &request, true)?;
+        let layout = layout::best(model.shape(), &cluster, &request, false)?;
         let cluster = match layout == usual {
             true => cluster,
             false => self.cluster(model, &request, &layout, Freshness::Kept, &|_| {})?,

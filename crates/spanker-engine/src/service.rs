@@ -2,7 +2,9 @@
 //! Many people at once on one model: requests go in from any thread, pieces of answers come out. The model runs on a
 //! thread of its own; whoever asks never waits for it, and it never waits for whoever reads.
 
+mod answers;
 mod ask;
+mod copy;
 mod status;
 mod worker;
 
@@ -14,6 +16,8 @@ use std::time::Duration;
 
 pub use ask::{Ask, Chance, Constraint, Delivery, Done, ServedPiece, Update};
 pub use status::{CardState, CardStatus, KvBlocks, Status};
+
+use spanker_model::Quant;
 
 use crate::error::{EngineError, Result};
 use crate::generation::Stop;
@@ -33,6 +37,8 @@ pub struct ServiceOptions {
     pub batch: usize,
     /// Bytes for keys and values of all cards together; nothing for what the requests could need.
     pub kv_memory: Option<u64>,
+    /// What keys and values are stored as: F16 or Q8_0.
+    pub kv: Quant,
     /// Requests that wait for their turn, at most.
     pub queue: usize,
     /// Which card holds what.
@@ -168,7 +174,7 @@ impl Service {
         status.waiting += 1;
         let id = self.numbers.fetch_add(1, Ordering::Relaxed);
         let stop = ask.limits.stop.clone();
-        let order = Order { ask, deliver: Box::new(deliver) };
+        let order = Order { id, ask, deliver: Box::new(deliver) };
         let gone = || Refusal::Broken("the model's thread has ended".into());
         self.orders.send(order).map_err(|_| gone())?;
         Ok(Taken { id, stop })
@@ -220,3 +226,6 @@ fn serve(
         Err(error) => ready.send(Err(error)).unwrap_or_default(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -136,6 +136,17 @@ fn operator(dice: &mut Pcg64Mcg) -> Work {
             let (k, first) = (dice.random_range(1..100), dice.random_range(0..3));
             Work::Best { from, into, count: elements, k, first }
         }
+        9..14 => of_steps(dice, [from, other, into], rows, width),
+        _ => {
+            let shape = [rows, width, dice.random_range(0..9)];
+            Work::Matmul { a: from, b: other, out: into, shape, types: [quant, quant] }
+        }
+    }
+}
+
+/// Work with rows of many sequences.
+fn of_steps(dice: &mut Pcg64Mcg, [from, other, into]: [Place; 3], rows: u64, width: u64) -> Work {
+    match dice.random_range(9..14) {
         9 => Work::Write { into, bytes: vec![dice.random(); 4 * rows as usize].into() },
         10 => Work::AddRow { into, row: from, rows, width },
         11 => Work::RotateRows {
@@ -150,7 +161,7 @@ fn operator(dice: &mut Pcg64Mcg) -> Work {
             pairs: dice.random_range(0..2),
         },
         12 => Work::Keep { keys: into, values: into, cache: cache(dice, from, other), rows },
-        13 => Work::AttendBlocks {
+        _ => Work::AttendBlocks {
             queries: into,
             cache: cache(dice, from, other),
             into,
@@ -160,10 +171,6 @@ fn operator(dice: &mut Pcg64Mcg) -> Work {
             offset: dice.random_range(0..3),
             scale: dice.random(),
         },
-        _ => {
-            let shape = [rows, width, dice.random_range(0..9)];
-            Work::Matmul { a: from, b: other, out: into, shape, types: [quant, quant] }
-        }
     }
 }
 

@@ -99,7 +99,9 @@ impl LlmError {
         LlmError::Plan { what: what.into() }
     }
 
-    pub(crate) fn unsupported(what: impl Into<String>) -> LlmError {
+    /// Something that cannot be done here.
+    #[must_use]
+    pub fn unsupported(what: impl Into<String>) -> LlmError {
         LlmError::Unsupported { what: what.into() }
     }
 }

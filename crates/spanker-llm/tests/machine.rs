@@ -131,24 +131,7 @@ impl Plain {
                 all.chunks_exact_mut(width as usize).for_each(|row| ops::add(row, &more));
                 self.put(member, into, &bytes(&all));
             }
-            Work::Keep { keys, values, ref cache, rows } => {
-                let (shape, width) =
-                    (cache.shape().expect("a type"), cache.heads * cache.head_size);
-                let size = shape.block_bytes();
-                for row in 0..rows {
-                    let (position, table) = self.row(member, cache, row);
-                    let block = u64::from(*table.last().expect("a block")) * size;
-                    let place = Place { offset: cache.blocks.offset + block, ..cache.blocks };
-                    let of = |from: Place| Place { offset: from.offset + row * width * 4, ..from };
-                    let (keys, values) = (
-                        self.numbers(member, of(keys), width),
-                        self.numbers(member, of(values), width),
-                    );
-                    let mut bytes = self.get(member, place, size);
-                    ops::keep(shape, position, &keys, &values, &mut bytes);
-                    self.put(member, place, &bytes);
-                }
-            }
+            Work::Keep { .. } => self.keep(member, work),
             Work::Gate { gate, up, into, elements } => {
                 let mut out = vec![0.0; elements as usize];
                 let (gate, up) =
@@ -163,6 +146,23 @@ impl Plain {
             }
             Work::AttendBlocks { .. } => self.attend(member, work),
             ref other => panic!("programs do not have {other:?}"),
+        }
+    }
+
+    fn keep(&mut self, member: usize, work: &Work) {
+        let Work::Keep { keys, values, ref cache, rows } = *work else { return };
+        let (shape, width) = (cache.shape().expect("a type"), cache.heads * cache.head_size);
+        let size = shape.block_bytes();
+        for row in 0..rows {
+            let (position, table) = self.row(member, cache, row);
+            let block = u64::from(*table.last().expect("a block")) * size;
+            let place = Place { offset: cache.blocks.offset + block, ..cache.blocks };
+            let of = |from: Place| Place { offset: from.offset + row * width * 4, ..from };
+            let (keys, values) =
+                (self.numbers(member, of(keys), width), self.numbers(member, of(values), width));
+            let mut bytes = self.get(member, place, size);
+            ops::keep(shape, position, &keys, &values, &mut bytes);
+            self.put(member, place, &bytes);
         }
     }
 

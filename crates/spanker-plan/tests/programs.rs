@@ -328,10 +328,7 @@ fn a_gpus_kernel_has_room_for_every_program_that_its_plan_has_steps_for() {
                 for (layout, list) in layouts.iter().zip(lists) {
                     let gpu = layout.gpu.unwrap();
                     // Tokens and marks take no instruction; a gather of one card is a copy.
-                    let takes = |op: &&Op| match op {
-                        Op::Work(_) | Op::Gather { .. } => true,
-                        _ => false,
-                    };
+                    let takes = |op: &&Op| matches!(op, Op::Work(_) | Op::Gather { .. });
                     let count = list.iter().filter(takes).count() as u64;
                     let room = gpu.instructions[which];
                     assert!(count <= room && 2 * count > room, "{name}: {count} of {room}");

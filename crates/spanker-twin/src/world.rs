@@ -41,6 +41,8 @@ pub enum Disturbance {
     Mend(usize, usize),
     /// The link at a card's port has bit errors at this rate, both ways.
     Errors(usize, usize, f64),
+    /// The card is well again: one that was gone is started anew, without memory of anything.
+    Restore(usize),
     /// Every wire loses, repeats and delays frames with this chance, and flips a bit with it.
     Noise(f64),
 }
@@ -258,6 +260,25 @@ impl State {
                 }
             }
             Disturbance::Noise(chance) => self.noise = chance,
+            Disturbance::Restore(card) => self.restore(card),
+        }
+    }
+
+    fn restore(&mut self, card: usize) {
+        self.stopped[card] = false;
+        if let Some(card) = &mut self.cards[card] {
+            card.stick(false);
+            card.garble(false);
+            return card.slow_down(1.0);
+        }
+        let (now, nonce) = (self.now, self.dice.random());
+        self.cards[card] = Some(Card::new(self.specs[card].clone(), nonce, now));
+        for port in 0..self.specs[card].ports.len() {
+            let (peer, peer_port) = self.other_end(card, port);
+            for (card, port) in [(card, port), (peer, peer_port)] {
+                self.sent[card][port].flights.clear();
+                self.with(card, |card| card.connect_port(port, now));
+            }
         }
     }
 

@@ -157,6 +157,13 @@ fn ill_sized([a, b, c]: [Place; 3]) -> Vec<Work> {
         attend([a, b, b, c], [2, 4, 2, 64, 2, 0, u64::MAX]),
         attend([a, b, b, c], [2, 4, 2, 0, 2, 0, 3]),
         attend([a, b, b, c], [2, 4, 2, huge, 2, huge, 3]),
+    ]
+}
+
+/// The same, of work with rows of many sequences.
+fn ill_sized_steps([a, b, c]: [Place; 3]) -> Vec<Work> {
+    let (rows, width, huge) = (2, 256, u64::MAX / 3);
+    vec![
         Work::AddRow { into: a, row: b, rows, width: 0 },
         Work::AddRow { into: a, row: b, rows: huge, width },
         turn(a, b, c, [3, rows, 2, 64, 66]),
@@ -185,7 +192,7 @@ fn operators_with_bad_sizes_or_types_are_refused_and_nothing_runs() {
     let card = world.control(0);
     let [x, y, z, marked] = buffers(&card);
     let [a, b, c] = [x, y, z].map(|buffer| at(buffer, 0));
-    for work in ill_sized([a, b, c]) {
+    for work in ill_sized([a, b, c]).into_iter().chain(ill_sized_steps([a, b, c])) {
         assert_eq!(refusal(&card, marked, work), Errno::EINVAL);
     }
     let (rows, width) = (1, 256);

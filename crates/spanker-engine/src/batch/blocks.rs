@@ -254,17 +254,6 @@ impl BlockPool {
             }
         }
     }
-
-    /// All contents go: nothing that was computed can be used again.
-    pub(crate) fn forget_all(&mut self) {
-        for (_, _, block) in std::mem::take(&mut self.cached) {
-            self.forget(block);
-            self.free.push(block);
-        }
-        for block in 0..self.blocks.len() as u32 {
-            self.forget(block);
-        }
-    }
 }
 
 #[cfg(test)]

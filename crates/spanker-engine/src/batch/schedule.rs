@@ -115,6 +115,12 @@ impl Schedule {
         (self.running.len(), self.waiting.len())
     }
 
+    /// Tokens of a sequence that runs, in the mean.
+    pub(crate) fn mean_length(&self) -> usize {
+        let all: usize = self.running.iter().map(|member| member.tokens.len()).sum();
+        all / self.running.len().max(1)
+    }
+
     /// How often a sequence was put back for lack of blocks.
     pub(crate) fn put_back(&self) -> u64 {
         self.put_back
@@ -175,14 +181,6 @@ impl Schedule {
         self.pool.give_back(&member.blocks);
         member.blocks.clear();
         (member.begun, member.computed, member.known, member.is_asked) = (0, 0, 0, false);
-    }
-
-    /// All sequences that somebody wants, in their order, with their tokens and whether they use the cache: cards were lost,
-    /// with all that was in their blocks.
-    pub(crate) fn into_members(self) -> impl Iterator<Item = (SequenceId, Vec<u32>, bool)> {
-        let all = self.running.into_iter().chain(self.waiting);
-        let wanted = all.filter(|member| !member.is_gone);
-        wanted.map(|member| (member.id, member.tokens, member.reuses))
     }
 
     /// Sequences that wait go on as far as there is room. Gives those that begin, with the tokens that they need not

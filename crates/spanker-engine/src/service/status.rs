@@ -19,6 +19,18 @@ pub struct KvBlocks {
     pub tokens: usize,
 }
 
+impl KvBlocks {
+    /// Those of two copies of the model.
+    pub(crate) fn plus(self, other: KvBlocks) -> KvBlocks {
+        KvBlocks {
+            total: self.total + other.total,
+            used: self.used + other.used,
+            cached: self.cached + other.cached,
+            tokens: self.tokens,
+        }
+    }
+}
+
 /// What a card does for the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -113,8 +125,10 @@ pub struct Status {
     pub cards_lost: u64,
     /// See `cards_lost`.
     pub cards_back: u64,
-    /// Requests whose tokens were computed again: for lack of blocks, or because a card was lost.
+    /// Requests whose tokens were computed again because a card was lost.
     pub recomputed: u64,
+    /// Requests that gave their blocks up for others and went on later.
+    pub put_back: u64,
     /// Blocks of keys and values.
     pub kv: KvBlocks,
     /// What is expected of so many clients: tokens in a second of all together.
@@ -151,6 +165,7 @@ impl Status {
             cards_lost: 0,
             cards_back: 0,
             recomputed: 0,
+            put_back: 0,
             kv,
             expected: Vec::new(),
             is_ending: false,

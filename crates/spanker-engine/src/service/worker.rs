@@ -1,27 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The model's side of a service: requests one after the other.
+//! The model's side of a service: steps of many sequences, one after the other, on whatever cards there are.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
 
-use super::ask::{Ask, Delivery, Done, ServedPiece, Update};
+use spanker_llm::{AuditLog, LlmError, Outcome};
+
+use super::answers::Answer;
+use super::ask::{Ask, Delivery, Update};
+use super::copy::{Copy, Place};
 use super::{ServiceOptions, Shared};
-use crate::engine::Engine;
-use crate::error::Result;
-use crate::host::Host;
-use crate::layout;
+use crate::batch::SequenceId;
+use crate::error::{EngineError, Result};
+use crate::given::casts_doubt;
+use crate::host::{Event, Host};
 use crate::model::Model;
 use crate::summary::FinishReason;
 
+/// How often cards that were lost are looked for; less and less often where cards come and go.
+const LOOK: Duration = Duration::from_millis(250);
+/// How many times as long at the most.
+const MOST_PATIENCE: u32 = 1 << 10;
+/// When what has gone before is forgotten.
+const CALM: Duration = Duration::from_secs(600);
+/// How long nobody asks before ranks hear that there is more to come.
+const QUIET: Duration = Duration::from_millis(200);
+
 /// A request on its way to the model.
 pub(crate) struct Order {
+    pub(crate) id: SequenceId,
     pub(crate) ask: Ask,
     pub(crate) deliver: Delivery,
 }
 
 pub(crate) struct Worker<'h> {
-    engine: Engine<'h>,
+    place: Place<'h>,
+    copies: Vec<Copy<'h>>,
+    answers: BTreeMap<SequenceId, Answer>,
+    /// The devices' numbers of the cards that are left.
+    left: Vec<usize>,
+    looked: Instant,
+    /// How many times as long as usual it takes until cards are looked for again.
+    patience: u32,
     shared: &'h Arc<Shared>,
 }
 
@@ -29,88 +51,344 @@ impl<'h> Worker<'h> {
     pub(crate) fn load(
         host: &'h Host,
         model: &'h Model,
-        options: &ServiceOptions,
+        options: &'h ServiceOptions,
         shared: &'h Arc<Shared>,
     ) -> Result<Worker<'h>> {
-        let ServiceOptions { context, batch, audit, .. } = *options;
-        let mut request = layout::request(context, batch, context / 2, context / 2);
-        request.audit = host.audit(audit)?;
-        let plan = host.plan(model, &request, &options.wish)?;
-        let engine = Engine::load(host, model, plan)?;
-        shared.update(|status| {
-            status.fabric = host.fabric().name();
-            status.layout = engine.plan().layout.strategy().name().to_owned();
-            status.copies = 1;
-        });
-        Ok(Worker { engine, shared })
+        let log = AuditLog::new(host.audit(options.audit)?);
+        let place = Place { host, model, options, log };
+        let left = host.indices();
+        let plan = place.first_plan()?;
+        let copies = place.load(&plan, &left)?;
+        let worker = Worker {
+            place,
+            copies,
+            answers: BTreeMap::new(),
+            left,
+            looked: Instant::now(),
+            patience: 1,
+            shared,
+        };
+        worker.describe();
+        Ok(worker)
     }
 
     /// Answers until nobody can ask.
     pub(crate) fn work(&mut self, orders: &Receiver<Order>) {
-        while let Ok(order) = orders.recv() {
-            self.shared.update(|status| (status.waiting, status.running) = (status.waiting - 1, 1));
-            self.answer(order);
-            self.shared.update(|status| status.running = 0);
+        loop {
+            if !self.take_orders(orders) {
+                break;
+            }
+            if let Err(error) = self.turn() {
+                self.fail_all(&error);
+                break;
+            }
+        }
+        self.fail_answers("the service has ended");
+        // Nobody can ask any more; whoever has is told.
+        for order in orders.try_iter() {
+            self.refuse(order.deliver, "the service has ended");
         }
     }
 
-    fn answer(&mut self, order: Order) {
-        let Order { ask, mut deliver, .. } = order;
-        let begun = Instant::now();
-        let mut first = None;
-        if !deliver(Update::Begun { cached_tokens: 0 }) {
-            return self.shared.update(|status| status.cancelled += 1);
-        }
-        self.engine.cut(0);
-        let stop = ask.limits.stop.clone();
-        let stops = ask.limits.stops.clone();
-        let failed = |error: &dyn std::fmt::Display| Update::Failed {
-            what: error.to_string(),
-            is_request: false,
-        };
-        let mut generation = match self.engine.generate(&ask.prompt, ask.sampling, ask.limits) {
-            Ok(generation) => generation,
-            Err(error) => {
-                deliver(failed(&error));
-                return self.shared.update(|status| status.failed += 1);
-            }
-        };
-        for piece in &mut generation {
-            first.get_or_insert_with(Instant::now);
-            let update = match piece {
-                Ok(piece) => Update::Piece(ServedPiece {
-                    token: piece.token,
-                    text: piece.text,
-                    chances: Vec::new(),
-                    corrects: piece.corrects,
-                }),
-                Err(error) => {
-                    deliver(failed(&error));
-                    return self.shared.update(|status| status.failed += 1);
-                }
+    /// Takes what has come; waits for it where there is nothing else to do. False if nobody can ask any more.
+    fn take_orders(&mut self, orders: &Receiver<Order>) -> bool {
+        loop {
+            let order = match self.answers.is_empty() {
+                true => match orders.recv_timeout(QUIET) {
+                    Ok(order) => order,
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.idle();
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                },
+                false => match orders.try_recv() {
+                    Ok(order) => order,
+                    Err(TryRecvError::Empty) => return true,
+                    Err(TryRecvError::Disconnected) => return false,
+                },
             };
-            if !deliver(update) {
-                stop.stop();
+            self.take(order);
+        }
+    }
+
+    /// Nobody asks: ranks hear that there is more to come, and cards that were lost may be back.
+    fn idle(&mut self) {
+        // A rank that is gone is found by the next step.
+        let _ = self.place.host.heartbeat();
+        if let Err(error) = self.welcome_back() {
+            self.fail_all(&error);
+        }
+        self.report();
+    }
+
+    /// A request takes its place in the queue of the copy with the fewest.
+    fn take(&mut self, order: Order) {
+        let Order { id, ask, deliver } = order;
+        let (prompt, reuses) = (ask.prompt.clone(), ask.reuse && self.place.options.reuse);
+        let Some(copy) = self.copies.iter_mut().min_by_key(|copy| copy.load()) else {
+            return self.refuse(deliver, "no cards are left");
+        };
+        match Answer::new(ask, deliver, self.place.model) {
+            Ok(answer) => {
+                copy.schedule.add(id, prompt, reuses);
+                self.answers.insert(id, answer);
+            }
+            Err((error, mut deliver)) => {
+                deliver(Update::Failed { what: error.to_string(), is_request: true });
+                self.shared.update(|status| {
+                    status.waiting -= 1;
+                    status.failed += 1;
+                });
             }
         }
-        let (answer, _) = generation.into_answer();
-        let first = first.unwrap_or_else(Instant::now);
-        let reason = answer.finish.unwrap_or(FinishReason::Stopped);
-        let done = Done {
-            reason,
-            stop: stops.into_iter().next().filter(|_| reason == FinishReason::StopString),
-            prompt_tokens: answer.prompt_tokens,
-            cached_tokens: 0,
-            tokens: answer.tokens.len(),
-            waited: std::time::Duration::ZERO,
-            prompt: first - begun,
-            generation: first.elapsed(),
-        };
+    }
+
+    /// Begins and ends steps, once.
+    fn turn(&mut self) -> Result<()> {
+        self.drop_stopped();
+        self.welcome_back()?;
+        if let Err(error) = self.step() {
+            self.recover(error)?;
+        }
+        self.report();
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), LlmError> {
+        for at in 0..self.copies.len() {
+            let copy = &mut self.copies[at];
+            for (id, cached) in copy.admit() {
+                let Some(answer) = self.answers.get_mut(&id) else { continue };
+                if answer.begin(cached) {
+                    let prompt = answer.prompt_tokens();
+                    self.shared.update(|status| {
+                        status.waiting -= 1;
+                        status.running += 1;
+                        status.prompt_tokens += (prompt - cached) as u64;
+                        status.cached_tokens += cached as u64;
+                    });
+                }
+            }
+            let answers = &self.answers;
+            let want = |id: SequenceId| answers.get(&id).map(Answer::want);
+            self.copies[at].begin_steps(&want)?;
+        }
+        // The copy whose step began first is waited for; the others work on.
+        let first =
+            self.copies.iter().enumerate().filter_map(|(at, copy)| Some((copy.oldest()?, at)));
+        let Some((_, at)) = first.min() else { return Ok(()) };
+        let copy = &mut self.copies[at];
+        let (asked, outcome, took) = copy.end_step()?;
         self.shared.update(|status| {
-            status.prompt_tokens += done.prompt_tokens as u64;
-            status.tokens += done.tokens as u64;
-            status.answered += 1;
+            status.steps += 1;
+            status.step_seconds.0 += took[0];
+            status.step_seconds.1 += took[1];
         });
-        deliver(Update::Done(done));
+        self.give_out(at, asked, outcome);
+        Ok(())
+    }
+
+    /// What came of a step goes to those who asked.
+    fn give_out(&mut self, at: usize, asked: Vec<Option<SequenceId>>, outcome: Outcome) {
+        let tokenizer = self.place.model.tokenizer();
+        let context = self.place.options.context;
+        for (id, output) in asked.into_iter().zip(&outcome.outputs) {
+            let Some(id) = id else { continue };
+            let Some(answer) = self.answers.get_mut(&id) else { continue };
+            match answer.next(output, tokenizer, context) {
+                Ok(Some(token)) => {
+                    self.copies[at].schedule.push(id, token);
+                    self.shared.update(|status| status.tokens += 1);
+                    if !answer.is_heard() {
+                        self.end(id, |status| status.cancelled += 1);
+                    }
+                }
+                Ok(None) => {
+                    answer.complete();
+                    self.end(id, |status| {
+                        status.tokens += 1;
+                        status.answered += 1;
+                    });
+                }
+                Err(error) => {
+                    let what = error.to_string();
+                    answer.deliver(Update::Failed { what, is_request: true });
+                    self.end(id, |status| status.failed += 1);
+                }
+            }
+        }
+    }
+
+    /// A request is over.
+    fn end(&mut self, id: SequenceId, count: impl FnOnce(&mut super::Status)) {
+        if let Some(answer) = self.answers.remove(&id) {
+            self.copies.iter_mut().for_each(|copy| copy.schedule.remove(id));
+            let waited = !answer.has_begun();
+            self.shared.update(|status| {
+                let place = if waited { &mut status.waiting } else { &mut status.running };
+                *place -= 1;
+                count(status);
+            });
+        }
+    }
+
+    /// Whoever has stopped listening, or was stopped, leaves.
+    fn drop_stopped(&mut self) {
+        let stopped = self.answers.iter().filter(|(_, answer)| answer.is_stopped());
+        let stopped: Vec<SequenceId> = stopped.map(|(id, _)| *id).collect();
+        for id in stopped {
+            if let Some(answer) = self.answers.get_mut(&id) {
+                answer.finish(FinishReason::Stopped);
+            }
+            self.end(id, |status| status.cancelled += 1);
+        }
+    }
+
+    /// Everybody's tokens are computed again on the cards that are left.
+    fn recover(&mut self, mut error: LlmError) -> Result<()> {
+        let (host, backend) = (self.place.host, self.place.host.backend());
+        let observer = &**host.observer();
+        let begun = Instant::now();
+        if self.looked.elapsed() > CALM {
+            self.patience = 1;
+        }
+        self.looked = begun;
+        for _ in 0..=2 * host.card_count() {
+            let Some(left) = backend.survivors(&error, &self.left) else {
+                return Err(host.explain(error));
+            };
+            observer(&Event::Lost { error: &error, left: &left });
+            if casts_doubt(&error) {
+                self.doubt(&error);
+            }
+            let lost = self.left.len() - left.len();
+            self.shared.update(|status| status.cards_lost += lost as u64);
+            self.left = left;
+            match self.lay_out_again() {
+                Ok(()) => {
+                    let tokens = self.answers.values().map(Answer::length).sum();
+                    let plan = self.copies[0].plan();
+                    observer(&Event::Resumed { plan, after: begun.elapsed(), tokens });
+                    self.describe();
+                    return Ok(());
+                }
+                // Another card was lost while the model was brought onto these.
+                Err(EngineError::Run(again)) => error = again,
+                Err(_) if backend.lack_one(&self.left) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(host.explain(error))
+    }
+
+    /// What was given out may be wrong: it is computed again from the prompts.
+    fn doubt(&mut self, error: &LlmError) {
+        let blamed = error.to_string();
+        self.answers.values_mut().for_each(|answer| answer.restart(&blamed));
+    }
+
+    /// Brings the model onto the cards that are left, with everybody in the queue again.
+    fn lay_out_again(&mut self) -> Result<()> {
+        let host = self.place.host;
+        // Their memory is free for what comes.
+        for mut copy in self.copies.drain(..) {
+            copy.release();
+        }
+        let request = self.place.request(None);
+        let plan = self.place.fitting(&|blocks| {
+            let request = spanker_plan::Request { blocks, ..request.clone() };
+            host.backend().replan(&self.left, self.place.model, request)
+        })?;
+        self.copies = self.place.load(&plan, &self.left)?;
+        for (turn, (id, answer)) in self.answers.iter().enumerate() {
+            let at = turn % self.copies.len();
+            let (tokens, reuses) = (answer.sequence(), answer.reuses(self.place.options.reuse));
+            self.copies[at].schedule.add(*id, tokens, reuses);
+        }
+        let again = self.answers.values().filter(|answer| answer.has_begun()).count() as u64;
+        self.shared.update(|status| status.recomputed += again);
+        Ok(())
+    }
+
+    /// Cards that were lost and are there again are taken in.
+    fn welcome_back(&mut self) -> Result<()> {
+        let all = self.place.host.indices();
+        if self.left.len() == all.len() || self.looked.elapsed() < self.patience * LOOK {
+            return Ok(());
+        }
+        self.looked = Instant::now();
+        let Some(left) = self.place.host.backend().returned(&self.left) else { return Ok(()) };
+        self.patience = (2 * self.patience).min(MOST_PATIENCE);
+        let before = std::mem::replace(&mut self.left, left);
+        let back = (self.left.len() - before.len()) as u64;
+        match self.lay_out_again() {
+            Ok(()) => self.shared.update(|status| status.cards_back += back),
+            // It has gone again; the others go on.
+            Err(_) => {
+                self.left = before;
+                match self.lay_out_again() {
+                    Err(EngineError::Run(error)) => return self.recover(error),
+                    other => other?,
+                }
+            }
+        }
+        self.describe();
+        Ok(())
+    }
+
+    /// Nothing runs any more.
+    fn fail_all(&mut self, error: &EngineError) {
+        let what = error.to_string();
+        self.shared.update(|status| status.broken = Some(what.clone()));
+        self.fail_answers(&what);
+    }
+
+    fn fail_answers(&mut self, what: &str) {
+        let ids: Vec<SequenceId> = self.answers.keys().copied().collect();
+        for id in ids {
+            if let Some(answer) = self.answers.get_mut(&id) {
+                answer.deliver(Update::Failed { what: what.to_owned(), is_request: false });
+            }
+            self.end(id, |status| status.failed += 1);
+        }
+    }
+
+    /// A request that never had its turn.
+    fn refuse(&self, mut deliver: Delivery, what: &str) {
+        deliver(Update::Failed { what: what.to_owned(), is_request: false });
+        self.shared.update(|status| {
+            status.waiting -= 1;
+            status.failed += 1;
+        });
+    }
+
+    /// Writes down what is under way.
+    fn report(&self) {
+        let put_back = self.copies.iter().map(|copy| copy.schedule.put_back()).sum::<u64>();
+        let kv = self.copies.iter().map(Copy::blocks);
+        let kv = kv.reduce(|sum, one| sum.plus(one)).unwrap_or_default();
+        let rates = self.copies.iter().map(Copy::rates);
+        let rate = rates.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        self.shared.update(|status| {
+            (status.kv, status.rate) = (kv, rate);
+            status.put_back = put_back;
+            for copy in &self.copies {
+                copy.describe_times(&self.left, &mut status.cards);
+            }
+        });
+    }
+
+    /// Writes down which card has what.
+    fn describe(&self) {
+        let cards = self.place.cards(&self.copies, &self.left);
+        let expected = self.place.expected(&self.copies);
+        let links = self.place.links(&self.copies, &self.left);
+        self.shared.update(|status| {
+            status.fabric = self.place.host.fabric().name();
+            status.copies = self.copies.len();
+            status.layout = self.place.words(&self.copies);
+            (status.cards, status.links, status.expected) = (cards, links, expected);
+        });
     }
 }

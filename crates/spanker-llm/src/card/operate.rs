@@ -21,17 +21,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             Work::Fill { into, length, pattern } => self.write(into, length, |_, out| {
                 out.as_chunks_mut().0.iter_mut().for_each(|word| *word = pattern.to_le_bytes());
             }),
-            Work::Embed { table, ids, into, rows, width, quant, first, count } => {
-                let quant = known(quant);
-                self.rows(into, rows, width * 4, |card, row, out| {
-                    let id = card.memory.get(shifted(ids, row as u64 * 4), 4);
-                    let id = u32::from_le_bytes([id[0], id[1], id[2], id[3]]);
-                    let Some(at) = id.checked_sub(first).filter(|&at| at < count) else { return };
-                    let bytes = quant.row_bytes(width);
-                    let row = card.memory.get(shifted(table, u64::from(at) * bytes), bytes);
-                    decode(quant, row, cast_slice_mut(out)).expect("programs have whole rows");
-                });
-            }
+            Work::Embed { .. } => self.embed(work),
             Work::Norm { from, weight, into, rows, width, epsilon } => {
                 let epsilon = f32::from_bits(epsilon);
                 if from == into {
@@ -90,6 +80,22 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             Work::Best { from, into, count, k, first } => self.best(from, into, count, k, first),
             ref other => unreachable!("programs do not have {other:?}"),
         }
+    }
+
+    /// Rows of a table, where this card has them.
+    fn embed(&mut self, work: &Work) {
+        let Work::Embed { table, ids, into, rows, width, quant, first, count } = *work else {
+            return;
+        };
+        let quant = known(quant);
+        self.rows(into, rows, width * 4, |card, row, out| {
+            let id = card.memory.get(shifted(ids, row as u64 * 4), 4);
+            let id = u32::from_le_bytes([id[0], id[1], id[2], id[3]]);
+            let Some(at) = id.checked_sub(first).filter(|&at| at < count) else { return };
+            let bytes = quant.row_bytes(width);
+            let row = card.memory.get(shifted(table, u64::from(at) * bytes), bytes);
+            decode(quant, row, cast_slice_mut(out)).expect("programs have whole rows");
+        });
     }
 
     /// Writes to a place while the rest of the memory can be read.

@@ -80,9 +80,6 @@ fn same_block_computed_twice_is_one_afterwards() {
     assert_eq!(pool.available(), 3);
     both.iter().for_each(|blocks| pool.give_back(blocks));
     assert_eq!((pool.available(), pool.cached()), (4, 1));
-    pool.forget_all();
-    assert_eq!((pool.available(), pool.cached()), (4, 0));
-    assert_eq!(pool.reuse(&tokens(7, 65)).tokens, 0);
 }
 
 #[test]

@@ -80,8 +80,8 @@ fn lives() -> impl Strategy<Value = Vec<Life>> {
 
 fn prompt(id: SequenceId, life: &Life) -> Vec<u32> {
     let shared = (0..life.shared as u32).map(|at| 1000 * (life.prefix + 1) + at);
-    let own =
-        (0..life.own as u32).map(|at| if life.own % 3 == 0 { at } else { at ^ (id as u32 * 77) });
+    let own = (0..life.own as u32)
+        .map(|at| if life.own.is_multiple_of(3) { at } else { at ^ (id as u32 * 77) });
     shared.chain(own).collect()
 }
 
@@ -140,6 +140,16 @@ impl World {
                 false => self.schedule.push(id, token),
             }
         }
+    }
+}
+
+impl Schedule {
+    /// All sequences that somebody wants, in their order, with their tokens and whether they use the cache: cards were lost,
+    /// with all that was in their blocks.
+    pub(crate) fn into_members(self) -> impl Iterator<Item = (SequenceId, Vec<u32>, bool)> {
+        let all = self.running.into_iter().chain(self.waiting);
+        let wanted = all.filter(|member| !member.is_gone);
+        wanted.map(|member| (member.id, member.tokens, member.reuses))
     }
 }
 

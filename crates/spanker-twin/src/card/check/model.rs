@@ -103,6 +103,13 @@ pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             require(apart((into, out), (from, count * 4)))
         }
         Work::Attend { .. } => attend(owned, work),
+        _ => of_steps(owned, work),
+    }
+}
+
+/// Work with rows of many sequences.
+fn of_steps(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
+    match *work {
         Work::AddRow { into, row, rows, width } => {
             narrow(width)?;
             let numbers = product(&[rows, width])?;
