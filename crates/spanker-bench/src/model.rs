@@ -150,7 +150,8 @@ impl<'p> Subject<'p> {
         let begun = Instant::now();
         let (mut sync, mut card) = (Duration::ZERO, None);
         for _ in 0..generated {
-            let token = outcome.best.first().map_or(0, |&(token, _)| token);
+            let best = outcome.outputs.first().and_then(|output| output.best.first());
+            let token = best.map_or(0, |&(token, _)| token);
             outcome = engine.feed(&[token], Want::Best(1))?;
             sync += outcome.timing.sync;
             card = outcome.timing.card.map(|time| time + card.unwrap_or_default());

@@ -138,6 +138,7 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
     let request = Request {
         objective: args.objective,
         sequences,
+        blocks: None,
         context: args.context,
         prompt: args.prompt.unwrap_or(512.min(args.context)),
         position: args.at,

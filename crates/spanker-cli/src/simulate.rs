@@ -100,7 +100,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let shared = plan.predict().waiting > Seconds::ZERO;
     let tokens = args.tokens.unwrap_or(if shared { 8 } else { 1 });
     let conditions = Conditions {
-        prompt_tokens: Vec::new(),
         tokens,
         prompt: args.prompt,
         seed: args.seed,
