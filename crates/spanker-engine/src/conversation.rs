@@ -87,7 +87,8 @@ impl Conversation {
         let all: Vec<Message> = all
             .map(|turn| Message::new(turn.role.clone(), tokenizer.guard(&turn.content)))
             .collect();
-        let given = Context { add_generation_prompt: true, bos: &bos, eos: &eos, date: "" };
+        let given =
+            Context { add_generation_prompt: true, bos: &bos, eos: &eos, date: "", tools: &[] };
         let text = template::render(&model.chat_template()?, &all, given)?;
         // A template that writes the first token itself must not get it twice.
         let begins = tokenizer.add_bos() && (bos.is_empty() || !text.starts_with(&bos));
