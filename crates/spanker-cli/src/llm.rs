@@ -118,6 +118,21 @@ impl Args {
         Wish { split: split.map(Into::into), shares: self.tensor_split.clone() }
     }
 
+    /// Tokens that there is room for with this model, and those of a prompt that are run together.
+    pub(crate) fn sizes(&self, model: &Model) -> anyhow::Result<(usize, usize)> {
+        let trained = model.trained_context();
+        let context = self.ctx_size.unwrap_or(CONTEXT.min(trained));
+        if context == 0 || context > trained {
+            let text = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
+            return Err(Usage(text).into());
+        }
+        let batch = self.batch_size;
+        if batch == 0 || batch > MOST_BATCH {
+            return Err(Usage(format!("--batch-size {batch}: from 1 to {MOST_BATCH}")).into());
+        }
+        Ok((context, batch.min(context)))
+    }
+
     fn cores(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.threads.unwrap_or(cores)
@@ -172,17 +187,8 @@ pub(crate) struct Place {
 
 impl Place {
     fn new(args: &Args, host: Host, model: Model) -> anyhow::Result<Place> {
-        let trained = model.trained_context();
-        let context = args.ctx_size.unwrap_or(CONTEXT.min(trained));
-        if context == 0 || context > trained {
-            let text = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
-            return Err(Usage(text).into());
-        }
-        let batch = args.batch_size;
-        if batch == 0 || batch > MOST_BATCH {
-            return Err(Usage(format!("--batch-size {batch}: from 1 to {MOST_BATCH}")).into());
-        }
-        Ok(Place { host, model, context, batch: batch.min(context) })
+        let (context, batch) = args.sizes(&model)?;
+        Ok(Place { host, model, context, batch })
     }
 
     /// A text as tokens, which leave room for one more.
