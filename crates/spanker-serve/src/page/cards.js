@@ -3,7 +3,9 @@
 // text goes in as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const BOX = { width: 168, height: 112, across: 64, down: 36, margin: 12 };
+const BOX = { width: 176, height: 126, across: 56, down: 36, margin: 12 };
+// What a bar of a card leaves for its number.
+const BAR = BOX.width - 64;
 
 const one = (id) => document.getElementById(id);
 
@@ -49,8 +51,9 @@ const numbers = (status) => {
   const rate = status.tokens_per_second || {};
   const step = status.step_ms || {};
   const tiles = [
-    tile("tokens in a second", number(rate.measured), `predicted ${number(rate.predicted)}`, off(rate.measured, rate.predicted)),
-    tile("a step", `${number(step.measured)} ms`, `predicted ${number(step.predicted)} ms`),
+    tile("tokens in a second", number(rate.measured), rate.predicted && `predicted ${number(rate.predicted)}`,
+      off(rate.measured, rate.predicted)),
+    tile("a step", step.measured ? `${number(step.measured)} ms` : "–", step.predicted && `predicted ${number(step.predicted)} ms`),
     tile("requests", `${status.running ?? 0} of ${status.parallel ?? 0}`, `${status.waiting ?? 0} wait`,
       `${number(status.answered ?? 0, 0)} answered`),
     tile("tokens", number(status.tokens ?? 0, 0), `${number(status.prompt_tokens ?? 0, 0)} of prompts`,
@@ -64,8 +67,9 @@ const numbers = (status) => {
 
 const blocks = (kv) => {
   const total = kv?.total || 0;
+  const each = kv?.tokens ? `; ${kv.tokens} tokens each` : "";
   const words = total
-    ? `${kv.used} of ${total} blocks used, ${kv.cached} kept for prompts that begin the same; ${kv.tokens} tokens each`
+    ? `${kv.used} of ${total} blocks used, ${kv.cached} kept for prompts that begin the same${each}`
     : "no blocks";
   const width = (count) => (total ? (count / total) * 400 : 0);
   const bar = draw("svg", { viewBox: "0 0 400 14", role: "img", "aria-label": words },
@@ -103,9 +107,10 @@ const places = (cards) => {
 };
 
 const share = (value, y, kind) => {
-  const width = Math.min(Math.max(value || 0, 0), 1) * (BOX.width - 24);
-  const bar = [draw("rect", { class: "track", x: 12, y, width: BOX.width - 24, height: 8, rx: 2 }),
-    draw("rect", { class: kind, x: 12, y, width, height: 8, rx: 2 })];
+  const width = Math.min(Math.max(value || 0, 0), 1) * BAR;
+  const bar = [draw("rect", { class: "track", x: 12, y, width: BAR, height: 8, rx: 2 }),
+    draw("rect", { class: kind, x: 12, y, width, height: 8, rx: 2 }),
+    draw("text", { class: "small number", x: BOX.width - 12, y: y + 8 }, percent(value))];
   if (kind === "waiting") {
     let lines = "";
     for (let x = 12; x + 6 <= 12 + width; x += 6) lines += `M${x} ${y + 8}L${x + 6} ${y}`;
@@ -114,19 +119,23 @@ const share = (value, y, kind) => {
   return bar;
 };
 
+/** A text that is not longer than there is room for. */
+const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
 const layers = ({ layers: [first, end] }) => (end > first ? `${first}–${end - 1}` : "none");
 
 const box = (card, { x, y }) => {
   const text = (y, words, kind = "") => draw("text", { x: 12, y, class: kind }, words);
-  const holds = card.state === "serving"
-    ? [`layers ${layers(card)}`, `${card.heads[0]} of ${card.heads[1]} heads`] : [];
   const title = `card ${card.number}, ${card.profile}: ${card.state}, computes ${percent(card.busy)}, waits ${percent(card.waiting)}`;
+  const what = card.state === "serving"
+    ? [text(58, `layers ${layers(card)}`), text(74, `${card.heads[0]} of ${card.heads[1]} heads`),
+      ...share(card.busy, 84, "busy"), ...share(card.waiting, 97, "waiting")]
+    : [text(66, card.state, "state")];
+  const held = `${bytes(card.bytes.weights + card.bytes.kv + card.bytes.buffers)} of ${bytes(card.capacity)}`;
   const group = draw("g", { class: card.state, transform: `translate(${x} ${y})`, role: "img", "aria-label": title },
     draw("rect", { class: "box", width: BOX.width, height: BOX.height, rx: 8 }),
-    text(22, `card ${card.number}`, "name"), text(38, card.profile, "small"),
-    ...(card.state === "serving" ? [text(55, holds.join(", ")), ...share(card.busy, 64, "busy"), ...share(card.waiting, 78, "waiting")]
-      : [text(60, card.state, "state")]),
-    text(103, `${bytes(card.bytes.weights + card.bytes.kv + card.bytes.buffers)} of ${bytes(card.capacity)}`, "small"));
+    text(23, `card ${card.number}`, "name"), text(39, cut(card.profile, 25), "small"), ...what,
+    text(118, held, "small"));
   if (card.state === "lost") {
     const right = BOX.width - 14;
     group.append(draw("path", { class: "cross", d: `M${right - 14} 12l14 14m0-14l-14 14` }));
@@ -145,7 +154,8 @@ const drawing = (cards, links) => {
   });
   const size = {
     x: 2 * BOX.margin + width * (BOX.width + BOX.across) - BOX.across,
-    y: 2 * BOX.margin + height * (BOX.height + BOX.down) - BOX.down,
+    // A link that goes round a card of the last row has room below it.
+    y: 2 * BOX.margin + height * (BOX.height + BOX.down) - BOX.down / 2,
   };
   const svg = draw("svg", { viewBox: `0 0 ${size.x} ${size.y}`, role: "group", "aria-label": "cards and their links" });
   const middle = (place) => {
@@ -158,8 +168,8 @@ const drawing = (cards, links) => {
     const [a, b] = [middle(at.get(from)), middle(at.get(to))];
     // Links that would pass behind another card go round it.
     const far = Math.abs(at.get(from).x - at.get(to).x) > 1 || Math.abs(at.get(from).y - at.get(to).y) > 1;
-    const bend = far ? BOX.height * 0.75 : 0;
     const flat = Math.abs(a.y - b.y) < Math.abs(a.x - b.x);
+    const bend = far ? (flat ? BOX.height : BOX.width) * 1.25 : 0;
     const [x, y] = [(a.x + b.x) / 2 + (flat ? 0 : bend), (a.y + b.y) / 2 + (flat ? bend : 0)];
     svg.append(draw("path", { class: "link", d: `M${a.x} ${a.y}Q${x} ${y} ${b.x} ${b.y}` }));
   }
@@ -172,13 +182,15 @@ const drawing = (cards, links) => {
 
 const table = (cards) => {
   const rows = cards.map((card) => {
-    const cells = [card.state, layers(card), card.state === "serving" ? `${card.heads[0]} of ${card.heads[1]}` : "–",
-      `${bytes(card.bytes.weights + card.bytes.kv + card.bytes.buffers)} of ${bytes(card.capacity)}`,
-      percent(card.busy), percent(card.waiting)];
+    const serves = card.state === "serving";
+    const held = `${bytes(card.bytes.weights + card.bytes.kv + card.bytes.buffers)} of ${bytes(card.capacity)}`;
+    const cells = [card.state, serves ? layers(card) : "–", serves ? `${card.heads[0]} of ${card.heads[1]}` : "–", held,
+      serves ? percent(card.busy) : "–", serves ? percent(card.waiting) : "–"];
     return make("tr", { class: card.state }, make("th", { scope: "row" }, `${card.number} (${card.profile})`),
       ...cells.map((cell) => make("td", {}, cell)));
   });
   document.querySelector("#table tbody").replaceChildren(...rows);
+  one("table").hidden = !rows.length;
 };
 
 let before = null;
