@@ -44,6 +44,14 @@ two-hosts *args:
 check-examples *args:
     scripts/check-examples "$@"
 
+# The page of `spanker serve` in a real browser, with a binary
+check-page *args:
+    scripts/check-page "$@"
+
+# OpenAI's and other clients, fuzzed requests and a thousand schemas against `spanker serve`, with a binary
+check-clients *args:
+    scripts/check-clients "$@"
+
 # Everything that needs a GPU, with the binary in $SPANKER
 check-gpu *args:
     scripts/check-gpu "$@"

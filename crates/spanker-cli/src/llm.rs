@@ -46,6 +46,14 @@ pub(crate) enum Split {
     Mixed,
 }
 
+/// A type that keys and values can be stored as.
+pub(crate) fn kept_as(text: &str) -> Result<Quant, String> {
+    match text.parse() {
+        Ok(quant @ (Quant::F16 | Quant::Q8_0)) => Ok(quant),
+        _ => Err("expected f16 or q8_0".into()),
+    }
+}
+
 impl From<Split> for spanker_engine::Split {
     fn from(split: Split) -> Self {
         match split {
@@ -75,6 +83,9 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are run together
     #[arg(short, long, default_value_t = spanker_plan::USUAL_BATCH as usize, value_name = "TOKENS")]
     pub(crate) batch_size: usize,
+    /// How keys and values are stored: f16, or q8_0 in little more than half of the memory
+    #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = kept_as)]
+    pub(crate) kv: Quant,
     /// Where the cards are [default: mpi if mpirun has started several, else inproc]
     #[arg(long, value_enum)]
     pub(crate) fabric: Option<FabricKind>,
@@ -95,6 +106,7 @@ impl Args {
             ctx_size: None,
             threads: None,
             batch_size: spanker_plan::USUAL_BATCH as usize,
+            kv: Quant::F16,
             fabric: Some(FabricKind::Inproc),
             tensor_split: None,
             deadline: None,
@@ -116,6 +128,21 @@ impl Args {
     /// The layout that flags ask for.
     pub(crate) fn wish(&self, split: Option<Split>) -> Wish {
         Wish { split: split.map(Into::into), shares: self.tensor_split.clone() }
+    }
+
+    /// Tokens that there is room for with this model, and those of a prompt that are run together.
+    pub(crate) fn sizes(&self, model: &Model) -> anyhow::Result<(usize, usize)> {
+        let trained = model.trained_context();
+        let context = self.ctx_size.unwrap_or(CONTEXT.min(trained));
+        if context == 0 || context > trained {
+            let text = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
+            return Err(Usage(text).into());
+        }
+        let batch = self.batch_size;
+        if batch == 0 || batch > MOST_BATCH {
+            return Err(Usage(format!("--batch-size {batch}: from 1 to {MOST_BATCH}")).into());
+        }
+        Ok((context, batch.min(context)))
     }
 
     fn cores(&self) -> usize {
@@ -168,21 +195,14 @@ pub(crate) struct Place {
     pub(crate) context: usize,
     /// Tokens of a prompt that are run together.
     pub(crate) batch: usize,
+    /// How keys and values are stored.
+    kv: Quant,
 }
 
 impl Place {
     fn new(args: &Args, host: Host, model: Model) -> anyhow::Result<Place> {
-        let trained = model.trained_context();
-        let context = args.ctx_size.unwrap_or(CONTEXT.min(trained));
-        if context == 0 || context > trained {
-            let text = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
-            return Err(Usage(text).into());
-        }
-        let batch = args.batch_size;
-        if batch == 0 || batch > MOST_BATCH {
-            return Err(Usage(format!("--batch-size {batch}: from 1 to {MOST_BATCH}")).into());
-        }
-        Ok(Place { host, model, context, batch: batch.min(context) })
+        let (context, batch) = args.sizes(&model)?;
+        Ok(Place { host, model, context, batch, kv: args.kv })
     }
 
     /// A text as tokens, which leave room for one more.
@@ -192,7 +212,8 @@ impl Place {
 
     /// What is asked of a run of so many tokens.
     pub(crate) fn request(&self, prompt: usize, steps: usize) -> Request {
-        spanker_engine::request(self.context, self.batch, prompt, steps)
+        let request = spanker_engine::request(self.context, self.batch, prompt, steps);
+        Request { kv: self.kv, ..request }
     }
 }
 

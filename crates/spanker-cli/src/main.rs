@@ -27,6 +27,7 @@ mod probe;
 mod profiles;
 mod ranks;
 mod run;
+mod serve;
 mod shell;
 mod simulate;
 mod sizes;
@@ -76,6 +77,7 @@ const VERSION: &str = concat!(
   spanker fetch smollm2-135m                        a small model that talks
   spanker run -m smollm2-135m -p 'Hello' --cards 3  a prompt through it, split over three cards
   spanker chat -m smollm2-135m                      a conversation with it
+  spanker serve -m smollm2-135m                     the same for many at once, over HTTP
   spanker verify -m smollm2-135m --cards 1..5       proof that any number of cards gives the same tokens
   spanker synth --help                              models of any size with random weights
   spanker completions bash                          flags and commands for a shell
@@ -94,6 +96,7 @@ struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Chat(Box<chat::Args>),
+    Serve(Box<serve::Args>),
     Verify(Box<verify::Args>),
     Plan(plan::Args),
     Simulate(simulate::Args),
@@ -210,6 +213,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),

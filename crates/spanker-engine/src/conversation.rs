@@ -3,7 +3,7 @@
 //! makes of them.
 
 use serde_json::{Value, json};
-use spanker_text::template::{self, Context, Message};
+use spanker_text::template::Message;
 
 use crate::error::{EngineError, Result};
 use crate::model::Model;
@@ -75,23 +75,9 @@ impl Conversation {
     }
 
     fn encode(&self, model: &Model) -> Result<Vec<u32>> {
-        let tokenizer = model.tokenizer();
-        let piece = |token: Option<u32>| {
-            let bytes = token.map(|token| tokenizer.piece(token)).unwrap_or_default();
-            String::from_utf8_lossy(bytes).into_owned()
-        };
-        let (bos, eos) = (piece(tokenizer.bos()), piece(tokenizer.eos()));
         let system = self.system.as_ref().map(|text| Message::new("system", text.clone()));
-        // Special tokens in what somebody has written stay text, whoever it was.
-        let all = system.iter().chain(&self.turns);
-        let all: Vec<Message> = all
-            .map(|turn| Message::new(turn.role.clone(), tokenizer.guard(&turn.content)))
-            .collect();
-        let given = Context { add_generation_prompt: true, bos: &bos, eos: &eos, date: "" };
-        let text = template::render(&model.chat_template()?, &all, given)?;
-        // A template that writes the first token itself must not get it twice.
-        let begins = tokenizer.add_bos() && (bos.is_empty() || !text.starts_with(&bos));
-        Ok(tokenizer.encode_template(&text, begins))
+        let all: Vec<Message> = system.into_iter().chain(self.turns.iter().cloned()).collect();
+        Ok(model.chat(&all, &[])?.tokens)
     }
 
     /// The turns as JSON, in the form that chat APIs have.

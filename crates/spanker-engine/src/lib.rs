@@ -62,7 +62,7 @@ pub use flight::{CardDoing, FlightEntry, FlightReport, read_flight};
 pub use generation::{Correction, Generation, Limits, Piece, Stop};
 pub use host::{Event, Fabric, Host};
 pub use layout::{Split, Wish, request, serving_request};
-pub use model::Model;
+pub use model::{ChatPrompt, Model};
 pub use pieces::{Compared, Piece as RunPiece};
 pub use profiles::{Freshness, cache_folder};
 pub use ranks::RankPlace;

@@ -5,6 +5,7 @@
 //! size of all that it computes (`meter`), and it reaches nothing but its arguments. There is no clock; a caller
 //! that has one passes the date.
 
+mod json;
 mod meter;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use minijinja::machinery::{
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
+pub use serde_json::Value as Json;
 use spanker_model::gguf::Header;
 
 use crate::TextError;
@@ -45,16 +47,69 @@ const MOST_PRODUCTS: usize = 4;
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// Who speaks: `system`, `user` or `assistant`.
+    /// Who speaks: `system`, `user`, `assistant` or `tool`.
     pub role: String,
     /// What is said.
     pub content: String,
+    /// The tools that the assistant calls.
+    pub calls: Vec<ToolCall>,
+    /// The call that a tool answers.
+    pub call_id: Option<String>,
+    /// The name of the tool or the person that speaks.
+    pub name: Option<String>,
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ToolCall {
+    /// By what the tool's answer names the call.
+    pub id: String,
+    /// The tool's name.
+    pub name: String,
+    /// What it is called with: an object, or whatever text stands for one.
+    pub arguments: Json,
 }
 
 impl Message {
     /// A turn.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into() }
+        let (role, content) = (role.into(), content.into());
+        Message { role, content, calls: Vec::new(), call_id: None, name: None }
+    }
+
+    /// As templates see it: what it does not have is undefined there.
+    fn value(&self) -> Value {
+        let mut fields = vec![
+            ("role", Value::from(self.role.as_str())),
+            ("content", Value::from(self.content.as_str())),
+        ];
+        if !self.calls.is_empty() {
+            let calls = self.calls.iter().map(|call| {
+                let function = Value::from_iter([
+                    ("name", Value::from(call.name.as_str())),
+                    ("arguments", Value::from_serialize(&call.arguments)),
+                ]);
+                Value::from_iter([
+                    ("id", Value::from(call.id.as_str())),
+                    ("type", Value::from("function")),
+                    ("function", function),
+                ])
+            });
+            fields.push(("tool_calls", calls.collect::<Vec<_>>().into()));
+        }
+        let named = [("tool_call_id", &self.call_id), ("name", &self.name)];
+        let named = named.iter().filter_map(|(key, text)| Some((*key, text.as_deref()?.into())));
+        fields.into_iter().chain(named).collect()
+    }
+
+    /// Bytes of text in it.
+    fn length(&self) -> usize {
+        let calls = self
+            .calls
+            .iter()
+            .map(|call| call.id.len() + call.name.len() + call.arguments.to_string().len());
+        let named = [&self.call_id, &self.name].map(|text| text.as_ref().map_or(0, String::len));
+        self.role.len() + self.content.len() + calls.sum::<usize>() + named.iter().sum::<usize>()
     }
 }
 
@@ -69,6 +124,38 @@ pub struct Context<'a> {
     pub eos: &'a str,
     /// Today, as templates are shown it, such as `26 Jul 2024`; empty if the caller knows none.
     pub date: &'a str,
+    /// The tools that the assistant may call, each as chat APIs describe one; a template sees none at all if this is
+    /// empty.
+    pub tools: &'a [Json],
+}
+
+/// A name that no template has in it.
+const PROBE: &str = "zq_probe_zq";
+
+/// Whether a template shows the assistant its tools.
+#[must_use]
+pub fn shows_tools(template: &str) -> bool {
+    let text = |text: &str| Json::from(text);
+    let parameter: Json = [("type", text("string"))].into_iter().collect();
+    let parameters =
+        [("type", text("object")), ("properties", [("x", parameter)].into_iter().collect())];
+    let parameters = parameters.into_iter().collect();
+    let function =
+        [("name", text(PROBE)), ("description", text(PROBE)), ("parameters", parameters)];
+    let function = function.into_iter().collect();
+    let tool: Json = [("type", text("function")), ("function", function)].into_iter().collect();
+    let (messages, tools) = ([Message::new("user", "Hello")], [tool]);
+    let context =
+        Context { add_generation_prompt: true, bos: "", eos: "", date: "", tools: &tools };
+    render(template, &messages, context).is_ok_and(|text| text.contains(PROBE))
+}
+
+/// Whether a template shows the assistant what a system message says.
+#[must_use]
+pub fn shows_system(template: &str) -> bool {
+    let messages = [Message::new("system", PROBE), Message::new("user", "Hello")];
+    let context = Context { add_generation_prompt: true, bos: "", eos: "", date: "", tools: &[] };
+    render(template, &messages, context).is_ok_and(|text| text.contains(PROBE))
 }
 
 /// The template of a file, or [`CHATML`] if it has none.
@@ -91,7 +178,7 @@ pub fn of(header: &Header, bytes: &[u8]) -> Result<String, TextError> {
 ///
 /// ```
 /// use spanker_text::template::{CHATML, Context, Message, render};
-/// let context = Context { add_generation_prompt: true, bos: "", eos: "", date: "" };
+/// let context = Context { add_generation_prompt: true, bos: "", eos: "", date: "", tools: &[] };
 /// let text = render(CHATML, &[Message::new("user", "Hello")], context)?;
 /// assert_eq!(text, "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n");
 /// # Ok::<(), spanker_text::TextError>(())
@@ -110,18 +197,19 @@ pub fn render(
         let reason = format!("{} bytes: expected at most {LONGEST}", template.len());
         return Err(TextError::Template { reason });
     }
-    let turn = |message: &Message| {
-        let (role, content) = (message.role.clone(), message.content.clone());
-        Value::from(BTreeMap::from([("role", role), ("content", content)]))
-    };
-    let turns: Vec<Value> = messages.iter().map(turn).collect();
-    let arguments = Value::from(BTreeMap::from([
+    let turns: Vec<Value> = messages.iter().map(Message::value).collect();
+    let mut arguments = BTreeMap::from([
         ("messages", Value::from(turns)),
         ("add_generation_prompt", Value::from(context.add_generation_prompt)),
         ("bos_token", Value::from(context.bos)),
         ("eos_token", Value::from(context.eos)),
-    ]));
-    let given: usize = messages.iter().map(|turn| turn.role.len() + turn.content.len()).sum();
+    ]);
+    if !context.tools.is_empty() {
+        arguments.insert("tools", Value::from_serialize(context.tools));
+    }
+    let arguments = Value::from(arguments);
+    let tools = context.tools.iter().map(|tool| tool.to_string().len());
+    let given: usize = messages.iter().map(Message::length).chain(tools).sum();
     let budget = MOST_MADE.saturating_add(given.saturating_mul(TIMES_GIVEN));
     let rendered = metered(template, arguments, context.date, budget);
     rendered.map_err(|error| TextError::Template { reason: said(&error) })

@@ -122,6 +122,12 @@ impl Tokenizer {
         guarded
     }
 
+    /// A template's text as people read it, without what [`Tokenizer::guard`] has put into it.
+    #[must_use]
+    pub fn unguard(&self, text: &str) -> String {
+        text.replace(GUARD, "")
+    }
+
     /// The tokens of a template's text, with control tokens except in what was guarded.
     #[must_use]
     pub fn encode_template(&self, text: &str, bos: bool) -> Vec<u32> {

@@ -135,8 +135,13 @@ fn conversation_is_rendered_as_jinja_does() {
     let Some(bytes) = file() else { return };
     let header = Header::read(&bytes[..], bytes.len() as u64).expect("a good file");
     let template = template::of(&header, &bytes).expect("a template");
-    let context =
-        Context { add_generation_prompt: true, bos: "<|im_start|>", eos: "<|im_end|>", date: "" };
+    let context = Context {
+        add_generation_prompt: true,
+        bos: "<|im_start|>",
+        eos: "<|im_end|>",
+        date: "",
+        tools: &[],
+    };
     let turns = [
         Message::new("system", "Be brief."),
         Message::new("user", " Hi! \n"),

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Conversations by templates: the text is what Python's Jinja makes, and hostile templates end.
 
-use spanker_text::template::{CHATML, Context, Message, render};
+use spanker_text::template::{
+    CHATML, Context, Json, Message, ToolCall, render, shows_system, shows_tools,
+};
 
 const HEADERS: &str = "{% for turn in messages %}\
 {% set text = '<|start|>' + turn['role'] + '<|mid|>\n\n' + turn['content'] | trim + '<|eot_id|>' %}\
@@ -31,8 +33,13 @@ const LINES: &str = "{%- if messages[0].role == 'system' -%}
 {%- set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}
 {{ ns.n }} {{ strftime_now('%d %b %Y') }}{{ tools is defined }}{{ none_such }}";
 
-const PROMPT: Context<'_> =
-    Context { add_generation_prompt: true, bos: "<s>", eos: "</s>", date: "26 Jul 2024" };
+const PROMPT: Context<'_> = Context {
+    add_generation_prompt: true,
+    bos: "<s>",
+    eos: "</s>",
+    date: "26 Jul 2024",
+    tools: &[],
+};
 
 fn conversation(turns: &[(&str, &str)]) -> Vec<Message> {
     turns.iter().map(|(role, content)| Message::new(*role, *content)).collect()
@@ -167,10 +174,22 @@ fn operators_filters_and_methods_are_those_of_the_language() {
         ),
         ("{{ 'a,b'.split(',')|join('-') }} {{ '-'.join(['x', 'y']) }}", "a-b x-y"),
         ("{{ 'aXa'|replace('a', 'b') }} {{ 'aXa'.replace('a', '') }}", "bXb X"),
-        ("{{ {'a': 1}|tojson }} {{ [1]|tojson(indent=1) }}", "{\"a\":1} [\n 1\n]"),
+        ("{{ {'a': 1}|tojson }} {{ [1]|tojson(indent=1) }}", "{\"a\": 1} [\n 1\n]"),
         (
             "{{ 'a\nb'|indent(2) }}|{{ 'a\n\nb'|indent(1, true) }}|{{ 'a\nb'|indent(width=1, first=true) }}",
             "a\n  b| a\n\n b| a\n b",
+        ),
+        (
+            "{{ {'b': 'é<', 'a': []}|tojson }} {{ {'b': 1, 'a': {}}|tojson(sort_keys=true, ensure_ascii=true) }}",
+            "{\"b\": \"é<\", \"a\": []} {\"a\": {}, \"b\": 1}",
+        ),
+        (
+            "{{ ['é😀'] | tojson(ensure_ascii=true) }} {{ [1, {'a': 2}]|tojson(separators=[',', ':']) }}",
+            "[\"\\u00e9\\ud83d\\ude00\"] [1,{\"a\":2}]",
+        ),
+        (
+            "{{ {'a': [1, []], 'b': {}}|tojson(indent=2) }}",
+            "{\n  \"a\": [\n    1,\n    []\n  ],\n  \"b\": {}\n}",
         ),
         (
             "{{ undefined_name.x is defined }} {{ dict(a=1).a }} {{ 'A'|lower|upper|trim }}",
@@ -178,5 +197,104 @@ fn operators_filters_and_methods_are_those_of_the_language() {
         ),
     ] {
         assert_eq!(render(template, &[], PROMPT).expect(template), expected);
+    }
+}
+
+/// In the manner of Qwen, Llama 3 and Mistral.
+const TAGS: &str = "{% if tools %}<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools>{% endif %}{% for m in messages %}
+{% if m.role == 'tool' %}
+<response>{{ m.content }}</response>
+{% elif m.tool_calls %}
+{% for call in m.tool_calls %}
+{% if call.function %}{% set call = call.function %}{% endif %}
+<call>{'name': '{{ call.name }}', 'arguments': {{ call.arguments | tojson }}}</call>
+{% endfor %}
+{% else %}
+{{ m.role }}: {{ m.content }}
+{% endif %}{% endfor %}";
+const PLAIN: &str = "{%- if not tools is defined %}{%- set tools = none %}{%- endif %}\
+{%- if tools is not none %}{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}{% endif %}\
+{%- for m in messages %}{% if 'tool_calls' in m %}{% set f = m.tool_calls[0].function %}\
+{\"name\": \"{{ f.name }}\", \"parameters\": {{ f.arguments | tojson }}}\
+{%- else %}|{{ m['role'] }}|{{ m['content'] }}{% endif %}{% endfor %}";
+const IDS: &str = "{%- for m in messages %}{% if m.tool_calls is defined %}\
+{%- for c in m.tool_calls %}{{ c.function|tojson }}{{ c.id }}{{ c.type }}{% endfor %}\
+{%- elif m.role == 'tool' %}{{ m.tool_call_id }}={{ m.name }}={{ m.content }}\
+{%- else %}{{ m.name is defined }}{{ m.tool_call_id is defined }}{% endif %}{% endfor %}";
+
+/// A question, a call, and the tool's answer.
+fn conversation_with_a_call() -> [Message; 3] {
+    let mut call = Message::new("assistant", "");
+    let arguments = r#"{"zone": "<é>", "at": [1, 2.5]}"#.parse().expect("JSON");
+    call.calls.push(ToolCall { id: "c1".into(), name: "weather".into(), arguments });
+    let mut answer = Message::new("tool", "sun");
+    (answer.call_id, answer.name) = (Some("c1".into()), Some("weather".into()));
+    [Message::new("user", "Hi"), call, answer]
+}
+
+fn weather() -> [Json; 1] {
+    let tool = r#"{"type": "function", "function": {"name": "weather", "parameters": {}}}"#;
+    [tool.parse().expect("JSON")]
+}
+
+#[test]
+fn tools_and_their_calls_are_written_as_python_writes_json() {
+    let tools = weather();
+    let context = Context { tools: &tools, ..PROMPT };
+    for (template, expected) in [
+        (
+            TAGS,
+            "<tools>{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"parameters\": {}}}\
+             </tools>user: Hi\n<call>{'name': 'weather', 'arguments': {\"zone\": \"<é>\", \"at\": [1, 2.5]}}\
+             </call>\n<response>sun</response>\n",
+        ),
+        (
+            PLAIN,
+            "{\n    \"type\": \"function\",\n    \"function\": {\n        \"name\": \"weather\",\n        \
+             \"parameters\": {}\n    }\n}|user|Hi{\"name\": \"weather\", \"parameters\": {\"zone\": \"<é>\", \
+             \"at\": [1, 2.5]}}|tool|sun",
+        ),
+        (
+            IDS,
+            "FalseFalse{\"name\": \"weather\", \"arguments\": {\"zone\": \"<é>\", \"at\": [1, 2.5]}}\
+             c1functionc1=weather=sun",
+        ),
+    ] {
+        let text = render(template, &conversation_with_a_call(), context).expect(template);
+        assert_eq!(text, expected);
+    }
+    let text = render(PLAIN, &conversation(SHORT), PROMPT).expect("without tools");
+    assert_eq!(text, "|user|Hello there");
+}
+
+#[test]
+fn templates_say_what_they_show() {
+    for (template, tools, system) in [
+        (TAGS, true, true),
+        (PLAIN, true, true),
+        (IDS, false, false),
+        (CHATML, false, true),
+        (TURNS, false, false),
+        ("{{ tools[0].function.parameters.properties.items() }}", false, false),
+        ("{% for x in %}", false, false),
+    ] {
+        assert_eq!((shows_tools(template), shows_system(template)), (tools, system), "{template}");
+    }
+}
+
+#[test]
+fn json_that_a_template_multiplies_ends_with_an_error() {
+    let deep = "[".repeat(100) + &"]".repeat(100);
+    let tools: Vec<Json> = vec![deep.parse().expect("JSON"); 100];
+    let context = Context { tools: &tools, ..PROMPT };
+    for template in [
+        "{% for i in range(9999) %}{{ tools|tojson(indent=100) }}{% endfor %}",
+        "{% set ns = namespace(s=tools) %}{% for i in range(9999) %}{% set ns.s = ns.s|tojson(indent=100) %}{% endfor %}",
+        "{{ tools|tojson(indent=-1) }}",
+    ] {
+        let said = render(template, &conversation(SHORT), context).expect_err(template).to_string();
+        assert!(said.contains("too long"), "{template}: {said}");
     }
 }

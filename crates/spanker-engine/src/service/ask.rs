@@ -68,9 +68,8 @@ impl Ask {
         if let Some(token) = self.prompt.iter().chain(biased).find(unknown) {
             return Err(EngineError::request(format!("token {token} of a vocabulary of {vocab}")));
         }
-        if let Some((token, bias)) =
-            self.bias.iter().find(|(_, bias)| bias.is_nan() || bias.abs() > MOST_BIAS)
-        {
+        let allowed = -MOST_BIAS..=MOST_BIAS;
+        if let Some((token, bias)) = self.bias.iter().find(|(_, bias)| !allowed.contains(bias)) {
             let what = format!("a bias of {bias} for token {token}: from -100 to 100");
             return Err(EngineError::request(what));
         }

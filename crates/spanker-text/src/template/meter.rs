@@ -15,10 +15,12 @@ use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
+use super::json::Style;
+
 /// The deepest that lists and maps are within each other: what walks through them is recursive.
 const DEEPEST: usize = 200;
 /// The widest that texts are indented.
-const WIDEST: usize = 100;
+pub(super) const WIDEST: usize = 100;
 /// What a value takes beside its text, about.
 const EACH: usize = 32;
 
@@ -29,7 +31,7 @@ pub(super) struct Meter(Arc<AtomicUsize>);
 /// The reason of an error where the budget is gone.
 pub(super) const SPENT: &str = "its text is too long";
 
-fn refused() -> Error {
+pub(super) fn refused() -> Error {
     Error::new(ErrorKind::WriteFailure, SPENT)
 }
 
@@ -199,18 +201,13 @@ impl Meter {
             meter.spend(text.len().saturating_add(text.lines().count() * width))?;
             Ok(indented(&text, width, first, blank))
         });
-        environment.add_filter(
-            "tojson",
-            move |value: &Value, indent: Option<Value>, rest: Kwargs| {
-                let named = rest.peek::<Option<Value>>("indent")?;
-                let wide =
-                    |value: &Option<Value>| value.as_ref().and_then(Value::as_usize) > Some(WIDEST);
-                if wide(&indent) || wide(&named) {
-                    return Err(refused());
-                }
-                minijinja::filters::tojson(value, indent, rest)
-            },
-        );
+        let meter = self.clone();
+        environment.add_filter("tojson", move |value: &Value, args: Rest<Value>| {
+            let (indent, named) = minijinja::value::from_args::<(Option<Value>, Kwargs)>(&args)?;
+            let style = Style::of(indent, &named)?;
+            named.assert_all_used()?;
+            style.write(value, |bytes| meter.spend(bytes))
+        });
         let meter = self.clone();
         environment.set_unknown_method_callback(move |state, value, name, args| {
             match (name, value.as_str(), args) {
