@@ -20,6 +20,9 @@ pub enum BenchError {
     /// Cards, models and hosts.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// A server that cannot be loaded.
+    #[error("{0}")]
+    Load(String),
     /// A group of cards.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -47,6 +47,7 @@ mod planner;
 #[cfg(feature = "mpi")]
 pub mod ranks;
 mod row;
+mod serve;
 mod turns;
 
 pub use cards::Cards;
@@ -60,3 +61,4 @@ pub use links::{LinkProbe, LinkSample, probe_links, save_links};
 pub use model::{Limit, Memory, ModelRow, Phase, TokenTime, Work, model};
 pub use planner::{PlanTime, SimulationTime, planner, simulation};
 pub use row::{Beside, Forecast, Measured, Row};
+pub use serve::{LoadSeen, LoadTarget, ServeRow, Times, load_server};

@@ -4,6 +4,7 @@
 mod fixed;
 mod model;
 mod samples;
+mod serve;
 mod table;
 mod targets;
 
@@ -39,6 +40,7 @@ use samples::Samples;
   spanker bench all-reduce --fabric cuda --cards 8 --sizes 64M,256M
   mpirun -n 4 spanker bench all-reduce --fabric mpi --algorithm native
   spanker bench model -m smollm2-135m -t 1,2
+  spanker bench serve -m smollm2-135m --clients 1,4,16
   spanker bench planner
   spanker bench link
   spanker bench claims")]
@@ -102,6 +104,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Kind {
     Model(model::Args),
+    Serve(Box<serve::Args>),
 }
 
 impl Args {
@@ -121,6 +124,7 @@ impl Args {
         let alone = ["planner", "link", "claims"].contains(&self.name());
         match &self.kind {
             Some(Kind::Model(args)) => args.takes_ranks(),
+            Some(Kind::Serve(args)) => args.takes_ranks(),
             None => !alone && self.fabric() == BenchFabric::Mpi,
         }
     }
@@ -151,8 +155,10 @@ fn threads(text: &str) -> Result<Threads, String> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    if let Some(Kind::Model(model)) = &args.kind {
-        return model::run(model);
+    match &args.kind {
+        Some(Kind::Model(args)) => return model::run(args),
+        Some(Kind::Serve(args)) => return serve::run(args),
+        None => {}
     }
     let samples = Samples::begin(args)?;
     match (args.name(), args.fabric()) {

@@ -74,6 +74,7 @@ pub(crate) fn check(command: &Command) -> anyhow::Result<()> {
         Command::Bench(args) if args.takes_ranks() => Err(without_mpi().into()),
         Command::Run(args) if args.takes_ranks() => Ok(()),
         Command::Chat(args) if args.takes_ranks() => Ok(()),
+        Command::Serve(args) if args.takes_ranks() => Ok(()),
         Command::Verify(args) if args.takes_ranks() => Ok(()),
         Command::Probe(args) if args.takes_ranks() => Ok(()),
         Command::Plan(args) if args.takes_ranks() => Ok(()),

@@ -10,8 +10,8 @@ use spanker_serve::{Backend, HttpLimits, ServeError, ServeOptions, Server, TlsFi
 use spanker_twin::Signals;
 
 use crate::directory::CardList;
-use crate::llm::{self, AuditArgs, FabricKind, Split};
-use crate::{Usage, output};
+use crate::llm::{self, AuditArgs, Split};
+use crate::{Usage, output, ranks};
 
 /// More than any file of keys has.
 const MOST_KEYS: u64 = 1 << 20;
@@ -35,7 +35,20 @@ Other machines reach it with --host 0.0.0.0, which takes a key (--api-key-file),
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'")]
 pub(crate) struct Args {
     #[command(flatten)]
-    llm: llm::Args,
+    model: ModelArgs,
+    /// What the model is called [default: the name of its file]
+    #[arg(long, value_name = "NAME")]
+    alias: Option<String>,
+    #[command(flatten)]
+    http: HttpArgs,
+}
+
+/// Which model is served, on what, and to how many.
+#[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
+pub(crate) struct ModelArgs {
+    #[command(flatten)]
+    pub(crate) llm: llm::Args,
     /// Cards: a number, or for --fabric cards a list as in 0,1,3 [default: 1 in-process, all cards]
     #[arg(long, value_name = "CARDS")]
     cards: Option<CardList>,
@@ -45,8 +58,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum)]
     split: Option<Split>,
     /// Requests that are answered at the same time
-    #[arg(long, default_value_t = 4, value_name = "N")]
-    parallel: usize,
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    pub(crate) parallel: usize,
     /// Requests that wait for their turn; more are told to come back later
     #[arg(long, default_value_t = 64, value_name = "N")]
     max_queue: usize,
@@ -56,11 +69,6 @@ pub(crate) struct Args {
     /// Compute every prompt anew, also where others began with the same
     #[arg(long)]
     no_prefix_cache: bool,
-    /// What the model is called [default: the name of its file]
-    #[arg(long, value_name = "NAME")]
-    alias: Option<String>,
-    #[command(flatten)]
-    http: HttpArgs,
 }
 
 /// Where it listens, and to whom.
@@ -103,6 +111,11 @@ fn patience(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.model.takes_ranks()
+    }
+
     /// How the server listens; `path` is the model's file.
     fn options(&self, path: &Path) -> anyhow::Result<ServeOptions> {
         let HttpArgs { host, port, cors, tls_cert, tls_key, timeout, .. } = &self.http;
@@ -110,8 +123,9 @@ impl Args {
             |part: Option<&std::ffi::OsStr>| part.map(|name| name.to_string_lossy().into_owned());
         let (stem, file) = (part(path.file_stem()), part(path.file_name()));
         // Where it was fetched by a name, that is what people know.
-        let usual = models::known(&self.llm.model).map(|known| known.name.to_owned());
-        let names = [self.alias.clone(), usual, stem, file, Some(self.llm.model.clone())];
+        let asked = &self.model.llm.model;
+        let usual = models::known(asked).map(|known| known.name.to_owned());
+        let names = [self.alias.clone(), usual, stem, file, Some(asked.clone())];
         let mut names: Vec<String> = names.into_iter().flatten().collect();
         let name = names.remove(0);
         let tls = tls_cert.clone().zip(tls_key.clone());
@@ -143,6 +157,33 @@ impl Args {
         }
         Ok(keys)
     }
+}
+
+impl ModelArgs {
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.llm.takes_ranks()
+    }
+
+    /// Refuses flags that make no sense.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        match self.parallel {
+            0 => {
+                Err(Usage("--parallel 0: at least one request is answered at a time".into()).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether another process of those that a launcher has started serves, and this one does what that one says.
+    pub(crate) fn follows(&self) -> bool {
+        self.takes_ranks() && !ranks::is_first()
+    }
+
+    /// Does what the first rank says, until it ends.
+    pub(crate) fn follow(&self) -> anyhow::Result<()> {
+        llm::on_host(&self.llm, self.cards.as_ref(), None, |_| Ok(()))
+    }
 
     /// How the model runs, for a context and a batch that it has.
     fn service(&self, context: usize, batch: usize) -> ServiceOptions {
@@ -161,14 +202,11 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    if args.llm.fabric() == FabricKind::Mpi {
-        let text = "--fabric mpi: a model is served from inproc, cards and cuda";
-        return Err(Usage(text.into()).into());
+    args.model.check()?;
+    if args.model.follows() {
+        return args.model.follow();
     }
-    if args.parallel == 0 {
-        return Err(Usage("--parallel 0: at least one request is answered at a time".into()).into());
-    }
-    let path = models::find(&args.llm.model)?;
+    let path = models::find(&args.model.llm.model)?;
     let server = Server::bind(args.options(&path)?).map_err(explained)?;
     // Before any thread is started, which would take signals itself.
     let signals = Signals::take()?;
@@ -176,8 +214,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     output::said_line(format_args!("listening on {}; the page is {url}", server.address()));
     let drain = args.http.timeout;
     std::thread::spawn(move || watch(&signals, &handle, drain));
-    let loader = Loader::new(args, path);
-    server.run(move || loader.load())
+    let loader = Loader { args: args.model.clone(), path };
+    server.run(move || loader.load().map(|service| service as Arc<dyn Backend>))
 }
 
 /// What stands behind an error of the server, with advice where there is some.
@@ -213,32 +251,26 @@ fn watch(signals: &Signals, handle: &spanker_serve::Handle, drain: Duration) {
 }
 
 /// What it takes to load the model on another thread.
-struct Loader {
-    llm: llm::Args,
-    cards: Option<CardList>,
-    path: PathBuf,
-    service: Box<dyn FnOnce(usize, usize) -> ServiceOptions + Send>,
+pub(crate) struct Loader {
+    pub(crate) args: ModelArgs,
+    pub(crate) path: PathBuf,
 }
 
 impl Loader {
-    fn new(args: &Args, path: PathBuf) -> Loader {
-        let usual = args.service(0, 0);
-        let service = Box::new(move |context, batch| ServiceOptions { context, batch, ..usual });
-        Loader { llm: args.llm.clone(), cards: args.cards.clone(), path, service }
-    }
-
-    fn load(self) -> anyhow::Result<Arc<dyn Backend>> {
+    /// Loads the model, says how it is laid out and what is expected of it.
+    pub(crate) fn load(self) -> anyhow::Result<Arc<Service>> {
         let begun = Instant::now();
-        let Loader { llm, cards, path, service } = self;
+        let Loader { args, path } = self;
         let model = Arc::new(Model::open(path)?);
-        let (context, batch) = llm.sizes(&model)?;
+        let (context, batch) = args.llm.sizes(&model)?;
+        let options = args.service(context, batch);
         let open = move || {
             let requested = |error: anyhow::Error| {
                 error.downcast().unwrap_or_else(|other| EngineError::request(other.to_string()))
             };
-            llm.host(cards.as_ref()).map_err(requested)
+            args.llm.host(args.cards.as_ref()).map_err(requested)
         };
-        let service = Service::start(model, service(context, batch), open)?;
+        let service = Service::start(model, options, open)?;
         let status = service.status();
         output::progress_done();
         if !output::is_quiet() {

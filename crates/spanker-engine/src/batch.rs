@@ -8,6 +8,6 @@ mod forecast;
 mod schedule;
 
 pub(crate) use blocks::BlockPool;
-pub use forecast::{Forecast, ServiceLoad, middle_and_tail};
+pub use forecast::{Arrivals, Forecast, ServiceLoad, middle_and_tail};
 pub(crate) use forecast::{Pacing, forecast};
 pub(crate) use schedule::{Schedule, SequenceId, StepParts};

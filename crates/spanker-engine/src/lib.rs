@@ -48,7 +48,7 @@ mod testing;
 mod threads;
 mod verify;
 
-pub use batch::{Forecast, ServiceLoad, middle_and_tail};
+pub use batch::{Arrivals, Forecast, ServiceLoad, middle_and_tail};
 pub use calibration::Calibration;
 pub use cards::explain;
 pub use catalog::{Fit, FitPlace, Listed, list_models};

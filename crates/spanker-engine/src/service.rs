@@ -19,6 +19,7 @@ pub use status::{CardState, CardStatus, KvBlocks, Status};
 
 use spanker_model::Quant;
 
+use crate::batch::{Forecast, Pacing, ServiceLoad, forecast};
 use crate::error::{EngineError, Result};
 use crate::generation::Stop;
 use crate::host::Host;
@@ -102,9 +103,20 @@ impl std::fmt::Debug for Service {
 /// What the model's thread and the others look at.
 pub(crate) struct Shared {
     status: Mutex<Status>,
+    /// What decides how fast each copy is, and its blocks.
+    pacings: Mutex<Vec<(Pacing, usize)>>,
 }
 
 impl Shared {
+    fn of(model: &Model, options: &ServiceOptions) -> Shared {
+        let status = Mutex::new(Status::of(model, options));
+        Shared { status, pacings: Mutex::default() }
+    }
+
+    pub(crate) fn set_pacings(&self, pacings: Vec<(Pacing, usize)>) {
+        *self.pacings.lock().unwrap_or_else(PoisonError::into_inner) = pacings;
+    }
+
     pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
         change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -121,7 +133,7 @@ impl Service {
         options: ServiceOptions,
         open: impl FnOnce() -> Result<Host> + Send + 'static,
     ) -> Result<Service> {
-        let shared = Arc::new(Shared { status: Mutex::new(Status::of(&model, &options)) });
+        let shared = Arc::new(Shared::of(&model, &options));
         let (orders, incoming) = channel();
         let (ready, started) = channel();
         let (own, wanted, told) = (Arc::clone(&model), options.clone(), Arc::clone(&shared));
@@ -184,6 +196,14 @@ impl Service {
     #[must_use]
     pub fn status(&self) -> Status {
         self.shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What clients will see of it as it runs now: the same schedule in virtual time, with steps that take what they
+    /// cost by the prediction.
+    #[must_use]
+    pub fn forecast(&self, load: ServiceLoad) -> Forecast {
+        let pacings = self.shared.pacings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        forecast(&pacings, load)
     }
 
     /// Takes no more requests; those that were taken go on.

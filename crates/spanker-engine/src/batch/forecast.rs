@@ -3,6 +3,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use rand::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 use spanker_plan::{Reach, StepPrices};
 
 use super::blocks::BlockPool;
@@ -59,8 +61,43 @@ impl Pacing {
     }
 }
 
-/// Clients that ask one thing after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What comes from the client's end of an answer to its next request, seconds. Steps that have begun by then go on
+/// without it.
+const TURNAROUND: f64 = 1e-3;
+
+/// When requests come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arrivals {
+    /// Every client asks again when it has its answer.
+    Closed,
+    /// So many come in a second whether or not others have been answered, at times that follow from the seed.
+    Open {
+        /// Requests in a second, of all clients together.
+        rate: f64,
+        /// What times follow from.
+        seed: u64,
+    },
+}
+
+impl Arrivals {
+    /// When each of some requests comes, in seconds from the first, if that does not depend on answers. Times between
+    /// them are distributed exponentially.
+    #[must_use]
+    pub fn times(self, count: usize) -> Option<Vec<f64>> {
+        let Arrivals::Open { rate, seed } = self else { return None };
+        let (mut now, mut random) = (0.0, Pcg64Mcg::seed_from_u64(seed));
+        let next = |_| {
+            let here = now;
+            let part: f64 = random.random();
+            now -= (1.0 - part).ln() / rate;
+            here
+        };
+        Some((0..count).map(next).collect())
+    }
+}
+
+/// Clients of a service.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ServiceLoad {
     /// How many.
     pub clients: usize,
@@ -72,6 +109,8 @@ pub struct ServiceLoad {
     pub answer: usize,
     /// Requests of each client.
     pub requests: usize,
+    /// When they come.
+    pub arrivals: Arrivals,
 }
 
 /// What clients see.
@@ -98,6 +137,36 @@ pub fn middle_and_tail(times: &mut [f64]) -> [f64; 2] {
     [at(0.5), at(0.99)]
 }
 
+/// What clients of some copies of a model see, each copy with its blocks: request by request they go to one after the
+/// other.
+pub(crate) fn forecast(copies: &[(Pacing, usize)], load: ServiceLoad) -> Forecast {
+    let times = load.arrivals.times(load.clients * load.requests);
+    let mut seen = Seen::default();
+    for (at, (pacing, blocks)) in copies.iter().enumerate() {
+        let of_copy = |client: &usize| client % copies.len() == at;
+        let clients: Vec<usize> = (0..load.clients).filter(of_copy).collect();
+        Clients::new(pacing, *blocks, load).run(&clients, times.as_deref(), &mut seen);
+    }
+    let prompts = (load.clients * load.requests * load.prompt).max(1);
+    Forecast {
+        tokens_per_second: if seen.end > 0.0 { seen.tokens as f64 / seen.end } else { 0.0 },
+        first: middle_and_tail(&mut seen.firsts),
+        between: middle_and_tail(&mut seen.betweens),
+        reused: seen.cached as f64 / prompts as f64,
+    }
+}
+
+/// What clients have seen.
+#[derive(Default)]
+struct Seen {
+    firsts: Vec<f64>,
+    betweens: Vec<f64>,
+    tokens: usize,
+    cached: usize,
+    /// When the last answer was complete.
+    end: f64,
+}
+
 /// A request on its way in virtual time.
 struct Asked {
     client: usize,
@@ -107,64 +176,118 @@ struct Asked {
 }
 
 /// Clients in virtual time on one copy of a model.
-pub(crate) fn forecast(pacing: &Pacing, blocks: usize, load: ServiceLoad) -> Forecast {
-    let mut schedule = Schedule::new(BlockPool::new(blocks, true), pacing.parallel);
-    let mut left = vec![load.requests; load.clients];
-    let mut asked: HashMap<SequenceId, Asked> = HashMap::new();
-    let (mut now, mut last_end, mut next_id) = (0.0f64, 0.0f64, 0u64);
-    let (mut firsts, mut betweens) = (Vec::new(), Vec::new());
-    let (mut tokens, mut cached) = (0usize, 0usize);
-    let mut under_way: VecDeque<(StepParts, f64)> = VecDeque::new();
-    let mut ask = |client: usize, now: f64, schedule: &mut Schedule, asked: &mut HashMap<_, _>| {
-        let Some(rest) = left[client].checked_sub(1) else { return };
-        left[client] = rest;
-        next_id += 1;
+struct Clients<'p> {
+    pacing: &'p Pacing,
+    load: ServiceLoad,
+    schedule: Schedule,
+    asked: HashMap<SequenceId, Asked>,
+    /// Requests that come later, in order: when, and whose.
+    coming: VecDeque<(f64, usize)>,
+    /// Requests of each client that are still to be asked when its answer is there.
+    left: HashMap<usize, usize>,
+    next_id: u64,
+}
+
+impl<'p> Clients<'p> {
+    fn new(pacing: &'p Pacing, blocks: usize, load: ServiceLoad) -> Clients<'p> {
+        Clients {
+            pacing,
+            load,
+            schedule: Schedule::new(BlockPool::new(blocks, true), pacing.parallel),
+            asked: HashMap::new(),
+            coming: VecDeque::new(),
+            left: HashMap::new(),
+            next_id: 0,
+        }
+    }
+
+    /// A request arrives.
+    fn ask(&mut self, at: f64, client: usize) {
+        self.next_id += 1;
+        let (load, id) = (self.load, self.next_id);
         let own = (0..load.prompt as u32).map(|at| match (at as usize) < load.shared {
             true => at,
-            false => at.wrapping_add(next_id as u32 * 7919),
+            false => at.wrapping_add(id as u32 * 7919),
         });
-        schedule.add(next_id, own.collect(), true);
-        let one = Asked { client, asked_at: now, last: None, left: load.answer.max(1) };
-        asked.insert(next_id, one);
-    };
-    (0..load.clients).for_each(|client| ask(client, 0.0, &mut schedule, &mut asked));
-    loop {
-        while under_way.len() < pacing.depth {
-            cached += schedule.admit().iter().map(|(_, reused)| reused).sum::<usize>();
-            let (running, _) = schedule.counts();
-            let budget = pacing.budget(running, load.prompt + load.answer / 2);
-            let Some(step) = schedule.next(budget) else { break };
-            schedule.begun(&step);
-            let [time, pace] = pacing.price(&step);
-            let end = (now + time).max(last_end + pace);
-            last_end = end;
-            under_way.push_back((step, end));
-        }
-        let Some((step, end)) = under_way.pop_front() else { break };
-        now = now.max(end);
-        for id in schedule.done(&step).into_iter().flatten() {
-            let Some(one) = asked.get_mut(&id) else { continue };
-            match one.last.replace(now) {
-                None => firsts.push(now - one.asked_at),
-                Some(before) => betweens.push(now - before),
+        self.schedule.add(id, own.collect(), true);
+        let one = Asked { client, asked_at: at, last: None, left: load.answer.max(1) };
+        self.asked.insert(id, one);
+    }
+
+    /// Requests that have come by now.
+    fn arrive(&mut self, now: f64) {
+        while self.coming.front().is_some_and(|(at, _)| *at <= now) {
+            if let Some((at, client)) = self.coming.pop_front() {
+                self.ask(at, client);
             }
-            tokens += 1;
+        }
+    }
+
+    fn run(mut self, clients: &[usize], times: Option<&[f64]>, seen: &mut Seen) {
+        match times {
+            Some(times) => {
+                let mine = times.iter().enumerate().filter_map(|(at, &time)| {
+                    let client = at % self.load.clients;
+                    clients.contains(&client).then_some((time, client))
+                });
+                self.coming = mine.collect();
+            }
+            None => {
+                let rest = self.load.requests.saturating_sub(1);
+                self.left = clients.iter().map(|&client| (client, rest)).collect();
+                let first = clients.iter().filter(|_| self.load.requests > 0);
+                self.coming = first.map(|&client| (0.0, client)).collect();
+            }
+        }
+        let (mut now, mut last_end) = (0.0f64, 0.0f64);
+        let mut under_way: VecDeque<(StepParts, f64)> = VecDeque::new();
+        loop {
+            self.arrive(now);
+            while under_way.len() < self.pacing.depth {
+                seen.cached +=
+                    self.schedule.admit().iter().map(|(_, reused)| reused).sum::<usize>();
+                let (running, _) = self.schedule.counts();
+                let budget = self.pacing.budget(running, self.load.prompt + self.load.answer / 2);
+                let Some(step) = self.schedule.next(budget) else { break };
+                self.schedule.begun(&step);
+                let [time, pace] = self.pacing.price(&step);
+                let end = (now + time).max(last_end + pace);
+                last_end = end;
+                under_way.push_back((step, end));
+            }
+            let Some((step, end)) = under_way.pop_front() else {
+                // Nobody asks anything until the next request comes.
+                let Some((at, _)) = self.coming.front() else { break };
+                now = now.max(*at);
+                continue;
+            };
+            now = now.max(end);
+            self.give_out(&step, now, seen);
+        }
+        seen.end = seen.end.max(now);
+    }
+
+    /// What a step gave goes to those who asked.
+    fn give_out(&mut self, step: &StepParts, now: f64, seen: &mut Seen) {
+        for id in self.schedule.done(step).into_iter().flatten() {
+            let Some(one) = self.asked.get_mut(&id) else { continue };
+            match one.last.replace(now) {
+                None => seen.firsts.push(now - one.asked_at),
+                Some(before) => seen.betweens.push(now - before),
+            }
+            seen.tokens += 1;
             one.left -= 1;
             if one.left > 0 {
-                schedule.push(id, 1);
+                self.schedule.push(id, 1);
                 continue;
             }
             let client = one.client;
-            schedule.remove(id);
-            ask(client, now, &mut schedule, &mut asked);
+            self.schedule.remove(id);
+            if let Some(left @ 1..) = self.left.get_mut(&client) {
+                *left -= 1;
+                self.coming.push_back((now + TURNAROUND, client));
+            }
         }
-    }
-    let prompts = (load.clients * load.requests * load.prompt).max(1);
-    Forecast {
-        tokens_per_second: if now > 0.0 { tokens as f64 / now } else { 0.0 },
-        first: middle_and_tail(&mut firsts),
-        between: middle_and_tail(&mut betweens),
-        reused: cached as f64 / prompts as f64,
     }
 }
 
@@ -194,14 +317,19 @@ mod tests {
     }
 
     fn load(clients: usize) -> ServiceLoad {
-        ServiceLoad { clients, prompt: 40, shared: 0, answer: 48, requests: 2 }
+        let arrivals = Arrivals::Closed;
+        ServiceLoad { clients, prompt: 40, shared: 0, answer: 48, requests: 2, arrivals }
+    }
+
+    fn seen(pacing: &Pacing, blocks: usize, load: ServiceLoad) -> Forecast {
+        forecast(&[(pacing.clone(), blocks)], load)
     }
 
     #[test]
     fn more_clients_get_more_together_and_each_waits_longer() {
         let pacing = pacing(&[vec![(0, 1.0)]], 16, FAST);
         let seen: Vec<Forecast> =
-            [1, 4, 16].map(|clients| forecast(&pacing, 512, load(clients))).to_vec();
+            [1, 4, 16].map(|clients| seen(&pacing, 512, load(clients))).to_vec();
         for pair in seen.windows(2) {
             assert!(pair[1].tokens_per_second > 1.5 * pair[0].tokens_per_second, "{seen:?}");
             assert!(pair[1].between[0] > pair[0].between[0], "{seen:?}");
@@ -213,9 +341,9 @@ mod tests {
     #[test]
     fn pipeline_of_two_cards_serves_nearly_twice_what_one_does() {
         let gain = |macs: f64| {
-            let one = forecast(&pacing(&[vec![(0, 1.0)]], 16, macs), 512, load(16));
+            let one = seen(&pacing(&[vec![(0, 1.0)]], 16, macs), 512, load(16));
             let both = pacing(&[vec![(0, 1.0)], vec![(1, 1.0)]], 16, macs);
-            forecast(&both, 512, load(16)).tokens_per_second / one.tokens_per_second
+            seen(&both, 512, load(16)).tokens_per_second / one.tokens_per_second
         };
         // Where arithmetic is what takes long; where it is reading, half as many rows read as much.
         let (slow, fast) = (gain(3e9), gain(FAST));
@@ -225,10 +353,52 @@ mod tests {
     #[test]
     fn shared_beginnings_of_prompts_are_computed_once() {
         let pacing = pacing(&[vec![(0, 1.0)]], 4, FAST);
-        let long = ServiceLoad { clients: 1, prompt: 300, shared: 290, answer: 4, requests: 4 };
-        let shared = forecast(&pacing, 64, long);
+        let long = ServiceLoad {
+            clients: 1,
+            prompt: 300,
+            shared: 290,
+            answer: 4,
+            requests: 4,
+            arrivals: Arrivals::Closed,
+        };
+        let shared = seen(&pacing, 64, long);
         assert!(shared.reused > 0.7, "{shared:?}");
-        let alone = forecast(&pacing, 64, ServiceLoad { shared: 0, ..long });
+        let alone = seen(&pacing, 64, ServiceLoad { shared: 0, ..long });
         assert!(alone.reused < 0.01 && alone.first[0] > 3.0 * shared.first[0], "{alone:?}");
+    }
+
+    #[test]
+    fn two_copies_serve_twice_what_one_does() {
+        let pacing = pacing(&[vec![(0, 1.0)]], 16, FAST);
+        let one = seen(&pacing, 512, load(4));
+        let both = forecast(&[(pacing.clone(), 512), (pacing, 512)], load(8));
+        assert!((both.tokens_per_second / one.tokens_per_second - 2.0).abs() < 0.01, "{both:?}");
+        assert_eq!(both.between, one.between);
+    }
+
+    #[test]
+    fn requests_that_come_by_the_clock_wait_where_they_are_too_many() {
+        let pacing = pacing(&[vec![(0, 1.0)]], 4, FAST);
+        let most = seen(&pacing, 512, load(16)).tokens_per_second;
+        let at = |part: f64| {
+            let rate = part * most / 48.0;
+            let arrivals = Arrivals::Open { rate, seed: 7 };
+            seen(&pacing, 512, ServiceLoad { requests: 10, arrivals, ..load(8) })
+        };
+        let (half, twice) = (at(0.5), at(2.0));
+        assert!((half.tokens_per_second / most - 0.5).abs() < 0.15, "{half:?} of {most}");
+        assert!(twice.tokens_per_second > 0.8 * most && twice.tokens_per_second < 1.05 * most);
+        assert!(twice.first[1] > 10.0 * half.first[1], "{half:?} {twice:?}");
+    }
+
+    #[test]
+    fn times_between_requests_have_the_mean_and_the_spread_of_exponential_ones() {
+        let times = Arrivals::Open { rate: 50.0, seed: 3 }.times(20_000).expect("times");
+        let gaps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let spread = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        assert!((mean * 50.0 - 1.0).abs() < 0.03, "{mean}");
+        assert!((spread.sqrt() / mean - 1.0).abs() < 0.05, "{spread}");
+        assert_eq!(Arrivals::Closed.times(3), None);
     }
 }

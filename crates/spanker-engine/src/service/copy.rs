@@ -11,7 +11,9 @@ use spanker_plan::{Plan, Request, StepPrices, steps_under_way};
 
 use super::ServiceOptions;
 use super::status::{CardState, CardStatus, KvBlocks};
-use crate::batch::{BlockPool, Pacing, Schedule, SequenceId, ServiceLoad, StepParts, forecast};
+use crate::batch::{
+    Arrivals, BlockPool, Pacing, Schedule, SequenceId, ServiceLoad, StepParts, forecast,
+};
 use crate::error::{EngineError, Result};
 use crate::host::{Host, Load};
 use crate::layout;
@@ -367,18 +369,17 @@ impl<'h> Place<'h> {
         let (prompt, answer) = USUAL;
         let room = self.options.context.saturating_sub(1);
         let (prompt, answer) = (prompt.min(room.max(1)), answer.min((room / 2).max(1)));
+        let pacings = pacings(copies);
         let rate = |clients: usize| {
-            let share =
-                |at: usize| clients / copies.len() + usize::from(at < clients % copies.len());
-            let each = copies.iter().enumerate().filter(|(at, _)| share(*at) > 0);
-            let rates = each.map(|(at, copy)| {
-                let clients = share(at);
-                let load = ServiceLoad { clients, prompt, shared: 0, answer, requests: 2 };
-                let blocks = copy.schedule.pool().total();
-                forecast(&copy.pacing, blocks, load).tokens_per_second
-            });
-            rates.sum()
+            let arrivals = Arrivals::Closed;
+            let load = ServiceLoad { clients, prompt, shared: 0, answer, requests: 2, arrivals };
+            forecast(&pacings, load).tokens_per_second
         };
         CLIENTS.into_iter().map(|clients| (clients, rate(clients))).collect()
     }
+}
+
+/// What decides how fast copies are, for whoever wants to know in advance: and each one's blocks.
+pub(crate) fn pacings(copies: &[Copy<'_>]) -> Vec<(Pacing, usize)> {
+    copies.iter().map(|copy| (copy.pacing.clone(), copy.schedule.pool().total())).collect()
 }

@@ -10,7 +10,7 @@ use spanker_llm::{AuditLog, LlmError, Outcome};
 
 use super::answers::Answer;
 use super::ask::{Ask, Delivery, Update};
-use super::copy::{Copy, Place};
+use super::copy::{Copy, Place, pacings};
 use super::{ServiceOptions, Shared};
 use crate::batch::SequenceId;
 use crate::error::{EngineError, Result};
@@ -384,6 +384,7 @@ impl<'h> Worker<'h> {
         let cards = self.place.cards(&self.copies, &self.left);
         let expected = self.place.expected(&self.copies);
         let links = self.place.links(&self.copies, &self.left);
+        self.shared.set_pacings(pacings(&self.copies));
         self.shared.update(|status| {
             status.fabric = self.place.host.fabric().name();
             status.copies = self.copies.len();
