@@ -84,6 +84,10 @@ agree-with-llama-cpp:
 compare-llama-cpp *args:
     scripts/compare-llama-cpp "$@"
 
+# What clients of a server see, against llama.cpp's server
+compare-serve *args:
+    scripts/compare-serve "$@"
+
 # The message fabric and emulated cards against Open MPI
 compare-open-mpi:
     scripts/compare-open-mpi

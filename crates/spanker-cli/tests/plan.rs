@@ -555,7 +555,7 @@ fn bad_requests_exit_with_2_and_name_the_value() {
         ("--prompt 5000", "prompt of 5000"),
         ("--at 2048", "position 2048"),
         ("--kv q4_0", "q4_0"),
-        ("--kv f32", "f16 is what runs"),
+        ("--kv f32", "expected f16 or q8_0"),
         ("--quant q9_z", "q9_z"),
         ("--objective fast", "fast"),
         ("--topology torus", "torus"),

@@ -64,6 +64,12 @@ impl std::fmt::Debug for Handle {
 }
 
 impl Handle {
+    /// Whether the model is there, so that requests are answered.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.app.loaded().is_some()
+    }
+
     /// Takes no more requests; answers that are under way go on for as long as [`ServeOptions::drain`] allows.
     pub fn end(&self) {
         self.app.end();

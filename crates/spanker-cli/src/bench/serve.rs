@@ -3,7 +3,7 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use spanker_bench::{LoadSeen, LoadTarget, ServeRow, Times, load_server};
@@ -16,6 +16,8 @@ use crate::serve::{Loader, ModelArgs};
 
 /// More requests than this in a row are refused.
 const MOST_REQUESTS: usize = 1_000_000;
+/// How often a server that loads its model is asked whether it is ready.
+const LOOK: Duration = Duration::from_millis(5);
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -164,7 +166,16 @@ impl Own {
                 let _ = failed.send(Err(error));
             }
         });
-        let service = ready.recv().map_err(|_| anyhow::anyhow!("the server has ended"))??;
+        let ended = || anyhow::anyhow!("the server has ended");
+        let service = ready.recv().map_err(|_| ended())??;
+        // The server makes itself ready for the model's answers before it gives any.
+        while !handle.is_ready() {
+            match ready.recv_timeout(LOOK) {
+                Ok(Err(error)) => return Err(error),
+                Ok(Ok(_)) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(ended()),
+            }
+        }
         Ok(Own { service, handle, thread: Some(thread), address })
     }
 }
@@ -215,7 +226,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     };
     // Memory is touched and code is paged in.
     let warm = ServiceLoad { requests: 1, arrivals: Arrivals::Closed, ..args.load(2) };
-    load_server(&target(args.seed ^ 0x5741_524d), warm, |_| ()).map_err(super::failure)?;
+    let warmed =
+        load_server(&target(args.seed ^ 0x5741_524d), warm, |_| ()).map_err(super::failure)?;
+    if let Some(first) = warmed.failed.first() {
+        return Err(anyhow::anyhow!("a request before the first row failed: {first}"));
+    }
     let (mut table, mut lost) = (output::Rows::default(), 0);
     for (row, &clients) in args.clients.iter().enumerate() {
         let load = args.load(clients);
