@@ -81,7 +81,7 @@ pub(crate) struct Args {
     /// Save the best plan that can be run, for 'spanker run --plan' and 'spanker simulate'
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Propose and save also several copies of the model, which can be simulated and not yet run
+    /// Propose and save also several copies of the model, which 'spanker serve' and 'spanker simulate' run and 'spanker run' does not
     #[arg(long)]
     copies: bool,
     /// Print one JSON object

@@ -455,13 +455,13 @@ fn plans_of_several_copies_are_proposed_only_when_they_are_asked_for() {
     };
     assert_eq!(copies(&scratch), 1);
     let text = scratch.text(&format!("{line} --out plan.json"));
-    assert!(text.contains("cannot be run yet"), "{text}");
+    assert!(text.contains("for spanker serve"), "{text}");
     assert!(text.contains("spanker run --plan plan.json"), "{text}");
     let starred: Vec<&str> = text.lines().filter(|line| line.starts_with('*')).collect();
     assert!(starred.len() == 1 && !starred[0].contains("replicas"), "{text}");
     let text = scratch.text(&format!("{line} --copies --out plan.json"));
-    assert!(copies(&scratch) > 1 && text.contains("not run: "), "{text}");
-    assert!(!text.contains("spanker run"), "{text}");
+    assert!(copies(&scratch) > 1 && text.contains("'spanker serve' runs this"), "{text}");
+    assert!(!text.contains("spanker run --plan"), "{text}");
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn row(candidate: &Candidate, mark: char) -> String {
         let percent = 100.0 * part(memory);
         let note = match p.fits() {
             false => "  does not fit",
-            true if layout.not_runnable().is_some() => "  cannot be run yet",
+            true if layout.not_runnable().is_some() => "  for spanker serve",
             true => "",
         };
         format!("{percent:>4.0} % of {}{note}", memory.capacity)
@@ -166,7 +166,7 @@ fn answer(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {
 /// What of this a run does, where that is less than what was priced.
 fn running(report: &Report<'_>, proposed: &Candidate) -> anyhow::Result<()> {
     if let Some(why) = proposed.layout.not_runnable() {
-        return line(&format!("this can be simulated and not run: {why}"));
+        return line(&format!("'spanker serve' runs this, 'spanker run' does not: {why}"));
     }
     if report.request.sequences > 1 {
         let rate = significant(report.alone(proposed)?.tokens_per_second);
@@ -178,8 +178,8 @@ fn running(report: &Report<'_>, proposed: &Candidate) -> anyhow::Result<()> {
     let better = report.choice.best().filter(|best| *best != proposed);
     if let Some((best, why)) = better.and_then(|best| Some((best, best.layout.not_runnable()?))) {
         let rate = significant(best.prediction.tokens_per_second);
-        let text = format!("{} would give {rate} tokens/s but cannot be run", words(best));
-        line(&format!("{text}: {why} (--copies proposes it all the same)"))?;
+        let text = format!("{} would give {rate} tokens/s with 'spanker serve'", words(best));
+        line(&format!("{text}: {why} (--copies proposes it here)"))?;
     }
     Ok(())
 }
