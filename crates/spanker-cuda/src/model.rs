@@ -3,6 +3,8 @@
 
 mod device;
 mod device_context;
+#[cfg(test)]
+mod emulation;
 mod instructions;
 mod machine;
 mod operands;
