@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A model on graphics processors: programs of `spanker-llm` as lists of instructions that one kernel goes through.
 
+mod device;
 mod device_context;
+#[cfg(test)]
+mod emulation;
 mod instructions;
 mod machine;
 mod operands;
@@ -13,6 +16,7 @@ mod streams;
 pub use machine::{Processors, Programs};
 pub use speeds::{Speeds, Subject};
 
-pub(crate) use device_context::{DeviceContext, Workspace, address};
+pub(crate) use device::Memory;
+pub(crate) use device_context::{DeviceContext, Workspace, on_gpu};
 pub(crate) use instructions::many_rows;
 pub(crate) use operands::{Instruction, Matmul, RoundQ4K};

@@ -4,11 +4,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::CudaSlice;
 use spanker_model::Quant;
 use spanker_plan::GpuStaging;
 
-use crate::model::{DeviceContext, Instruction, Matmul, RoundQ4K, Workspace, address, many_rows};
+use crate::model::{
+    DeviceContext, Instruction, Matmul, Memory, RoundQ4K, Workspace, many_rows, on_gpu,
+};
 use crate::{CudaError, Gpu};
 
 /// Calls at a time: one is computed, another's rows come or its results go.
@@ -50,10 +51,10 @@ impl std::fmt::Debug for GpuMatmul {
 struct Lane {
     device: DeviceContext,
     work: Workspace,
-    right: CudaSlice<u8>,
-    left: CudaSlice<u8>,
-    inputs: CudaSlice<u8>,
-    out: CudaSlice<u8>,
+    right: Memory,
+    left: Memory,
+    inputs: Memory,
+    out: Memory,
 }
 
 impl GpuMatmul {
@@ -72,27 +73,19 @@ impl GpuMatmul {
         let most_rows = (CALL_BYTES / (outs * 4) / GRAIN * GRAIN).max(GRAIN).min(rows.max(1));
         let lane = || -> Result<Mutex<Lane>, CudaError> {
             // A handle has one stream.
-            let gpu = Arc::new(Gpu::open(gpu)?);
-            let mut device = DeviceContext::new(Arc::clone(&gpu), 16)?;
+            let mut device = on_gpu(Arc::new(Gpu::open(gpu)?))?;
             device.knows(Quant::Q4K);
             // Two instructions, again and again.
-            let staging = GpuStaging {
-                context: 16,
-                batch: 1,
-                multiprocessors: u64::from(gpu.multiprocessors()),
-                instructions: [2, 2],
-                parts: 1,
-                slots: 0,
-            };
-            let mut copy = gpu.allocate(right.len(), "the right operand")?;
+            let staging = GpuStaging { instructions: 2, parts: 1, slots: 0 };
+            let mut copy = device.allocate(right.len(), "the right operand")?;
             device.write(&mut copy, 0, right)?;
             let rounded = most_rows * Quant::Q8K.row_bytes(width as u64) as usize;
             Ok(Mutex::new(Lane {
                 right: copy,
-                left: gpu.allocate(most_rows * row_bytes(width), "rows of the left operand")?,
-                inputs: gpu.allocate(rounded, "rounded rows")?,
-                out: gpu.allocate(most_rows * outs * 4, "results")?,
-                work: Workspace::new(&gpu, &staging)?,
+                left: device.allocate(most_rows * row_bytes(width), "rows of the left operand")?,
+                inputs: device.allocate(rounded, "rounded rows")?,
+                out: device.allocate(most_rows * outs * 4, "results")?,
+                work: device.workspace(&staging)?,
                 device,
             }))
         };
@@ -141,9 +134,8 @@ fn row_bytes(width: usize) -> usize {
 impl Lane {
     fn multiply(&mut self, left: &[u8], dims: [usize; 3], out: &mut [u8]) -> Result<(), CudaError> {
         let [rows, width, outs] = dims;
-        let gpu = Arc::clone(self.device.gpu());
         self.device.write(&mut self.left, 0, left)?;
-        let at = |memory: &CudaSlice<u8>| address(memory, &gpu);
+        let at = Memory::base;
         let small = |number: usize| {
             u32::try_from(number)
                 .map_err(|_| CudaError::Unsupported(format!("a product of {number} values")))
@@ -173,7 +165,7 @@ impl Lane {
         self.work.forget();
         let loaded = self.device.load(&mut self.work, &program, shared, blocks)?;
         let full = || CudaError::Unsupported("no memory for two instructions".into());
-        self.device.run(&mut self.work, &loaded.ok_or_else(full)?, 0, 0)?;
+        self.device.run(&mut self.work, &loaded.ok_or_else(full)?)?;
         self.device.read(&self.out, 0, out)
     }
 }

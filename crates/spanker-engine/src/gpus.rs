@@ -95,6 +95,7 @@ mod with {
                 groups: &groups,
                 context: request.context as usize,
                 batch: request.batch as usize,
+                kv: request.kv,
             };
             observer(&Event::MeasuringGpus);
             let speeds = Speeds::measure(&self.gpus, &cluster, &subject);
@@ -110,7 +111,7 @@ mod with {
             let Load { model, plan, recorder, log, observer } = load;
             let Request { context, batch, .. } = plan.request;
             let (context, batch) = (context as usize, batch as usize);
-            let processors = Processors::new(&self.gpus, &plan.layout.cards(), context)
+            let processors = Processors::new(&self.gpus, &plan.layout.cards())
                 .map_err(|error| LlmError::Unsupported { what: error.to_string() })?;
             let progress = |at: Loading| observer(&loading(at));
             let runner =

@@ -321,7 +321,7 @@ fn a_gpus_kernel_has_room_for_every_program_that_its_plan_has_steps_for() {
                 &mut weight,
                 &mut buffer,
             );
-            for (which, rows) in [1, 40].into_iter().enumerate() {
+            for rows in [1, 40] {
                 let tokens: Vec<u32> = (0..rows).map(|at| at * 1001).collect();
                 let parts = [Part::new(&tokens, 0, &[0], Want::Logits)];
                 let lists = programs.step(&Step::of(&parts), &|from, to| vec![from, to]);
@@ -330,11 +330,10 @@ fn a_gpus_kernel_has_room_for_every_program_that_its_plan_has_steps_for() {
                     // Tokens and marks take no instruction; a gather of one card is a copy.
                     let takes = |op: &&Op| matches!(op, Op::Work(_) | Op::Gather { .. });
                     let count = list.iter().filter(takes).count() as u64;
-                    let room = gpu.instructions[which];
+                    let room = gpu.instructions;
                     assert!(count <= room && 2 * count > room, "{name}: {count} of {room}");
                     let (kernel, bytes) = layout.kept[0];
                     assert_eq!((kernel, bytes), (Buffer::Kernel, gpu.places().end), "{name}");
-                    assert!(gpu.places().times - gpu.places().scores == 132 * 2 * 9000 * 4);
                 }
             }
         }

@@ -175,7 +175,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/spanker-cuda/src/compile.rs", "calls of the compiler at run time"),
     ("crates/spanker-cuda/src/discover.rs", "calls of the driver"),
     ("crates/spanker-cuda/src/load.rs", "libraries that may be missing"),
-    ("crates/spanker-cuda/src/model/device_context.rs", "launches of kernels"),
+    ("crates/spanker-cuda/src/model/device.rs", "launches of kernels"),
     ("crates/spanker-cuda/src/nccl.rs", "calls of NCCL"),
     ("crates/spanker-cuda/src/nccl/library.rs", "functions of NCCL, found at run time"),
     ("crates/spanker-cuda/src/probe.rs", "launches of kernels"),

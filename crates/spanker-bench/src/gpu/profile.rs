@@ -119,7 +119,8 @@ fn with_operators(
     for quant in TYPES {
         begins(&format!("measuring {name} in {quant}"));
         let (model, split) = (&builtin(name, quant)?, Split::Gather);
-        let subject = Subject { model, split, groups: &groups, context, batch };
+        let kv = Quant::F16;
+        let subject = Subject { model, split, groups: &groups, context, batch, kv };
         let speeds = Speeds::measure(&gpus, &cluster, &subject)?;
         match &mut all {
             Some(all) => all.with_products(&speeds),

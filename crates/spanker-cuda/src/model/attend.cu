@@ -1,5 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention.
+// The KV cache in blocks, and attention over it.
+//
+// A block has 64 positions of a sequence. Of each head it has the keys, number by number, and then the values, position by
+// position; as Q8_0 the scales follow each in the same order. A warp has a block of keys: two positions in each lane, whose
+// scores are sums from the first number on. Blocks become a largest score, a sum of weights and a row of values by
+// themselves, and are put together from the first.
+
+// Where a row of the step lies. Nobody writes the tables of a step while the kernel runs.
+__device__ __forceinline__ RowAt row_at(u64 rows, u32 row) {
+    const uint2 at = __ldg((const uint2 *)rows + row);
+    return {at.x, at.y};
+}
+
+__device__ __forceinline__ bool is_short(u32 quant) { return quant == Q8_0; }
+
+// One head's keys and values in the blocks of a sequence.
+struct KvHead {
+    u8 *cache;
+    const u32 *table;
+    // Bytes of a block, and of one head's keys in it, or of its values.
+    u64 block;
+    u32 half, size, quant;
+
+    // Its keys in a block of the sequence. Values follow.
+    __device__ __forceinline__ u8 *keys(u32 index) const { return cache + __ldg(table + index) * block; }
+};
+
+__device__ __forceinline__ KvHead kv_head(u64 cache, u64 tables, u32 table, u32 heads, u32 head, u32 size, u32 quant) {
+    const u32 half = KV_BLOCK * (is_short(quant) ? size / 32 * 34 : size * 2);
+    return {(u8 *)cache + (u64)head * 2 * half, (const u32 *)tables + table, (u64)heads * 2 * half, half, size, quant};
+}
+
+// Rounds a number of a key or value, one of 32 for each lane of a warp, and stores it if it `is_stored`. Numbers from the
+// head's size on are not there. Returns the number as it is read.
+__device__ __forceinline__ float keep_number(const KvHead &kv, u32 position, bool is_key, u32 number, float value,
+                                             bool is_stored) {
+    const u32 slot = position % KV_BLOCK;
+    const u32 at = is_key ? number * KV_BLOCK + slot : slot * kv.size + number;
+    u8 *base = kv.keys(position / KV_BLOCK) + (is_key ? 0 : kv.half);
+    is_stored = is_stored && number < kv.size;
+    if (!is_short(kv.quant)) {
+        const u16 bits = to_half(value);
+        if (is_stored) ((u16 *)base)[at] = bits;
+        return half_of(bits);
+    }
+    int byte;
+    const u16 scale = to_half(round_values<1>(&value, &byte));
+    const u32 run = number / 32;
+    if (is_stored) {
+        base[at] = (u8)byte;
+        if (number % 32 == 0)
+            ((u16 *)(base + KV_BLOCK * kv.size))[is_key ? run * KV_BLOCK + slot : slot * (kv.size / 32) + run] = scale;
+    }
+    return half_of(scale) * (float)byte;
+}
 
 // Rotary embedding of a pair of numbers of a head.
 __device__ __forceinline__ void rotate_pair(float *head, u32 pair, u32 dims, u32 halves, float2 angle) {
@@ -9,237 +63,305 @@ __device__ __forceinline__ void rotate_pair(float *head, u32 pair, u32 dims, u32
     head[two] = a * sin + b * cos;
 }
 
-// A part of a key: 128 numbers by four threads, each of which has four of every sixteen.
-struct Key {
-    uint2 words[8];
+// Numbers of a key that are in registers at a time.
+#define KEY_PART 16
+
+// These of two positions: a lane of a warp has a pair of positions of a block.
+struct KeyPart {
+    u32 pairs[KEY_PART];
 };
 
 // Keys of a layer are read after they were written and not before, so that the first-level cache has none that are out of
-// date. WHOLE: there are 128 numbers.
-template <bool WHOLE> __device__ __forceinline__ Key key_of(const u8 *key, u32 begin, u32 size, u32 quarter) {
-    Key k;
+// date.
+template <bool SHORT> __device__ __forceinline__ KeyPart key_part(const u8 *keys, u32 begin) {
+    const u32 lane = threadIdx.x % 32;
+    KeyPart k;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (WHOLE || begin + 16 * i < size) k.words[i] = ((const uint2 *)key)[(begin + 16 * i) / 4 + quarter];
+    for (int i = 0; i < KEY_PART; i++) {
+        const u32 at = (begin + i) * (KV_BLOCK / 2) + lane;
+        k.pairs[i] = SHORT ? ((const u16 *)keys)[at] : ((const u32 *)keys)[at];
+    }
     return k;
 }
 
-// A query with one position's key, by four threads: each has four of the sixteen lanes. All four have the sum. The first
-// part of the key is already loaded.
-template <bool WHOLE>
-__device__ __forceinline__ float score_of(const float *query, const u8 *key, Key k, u32 size, u32 quarter) {
-    float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (u32 e = 0; e < (WHOLE ? 128 : size); e += 128) {
-        if (e > 0) k = key_of<false>(key, e, size, quarter);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (WHOLE || e + 16 * i < size) {
-                const float4 q = *(const float4 *)(query + e + 16 * i + 4 * quarter);
-                lanes[0] = lanes[0] + q.x * half_of(k.words[i].x & 0xffff);
-                lanes[1] = lanes[1] + q.y * half_of(k.words[i].x >> 16);
-                lanes[2] = lanes[2] + q.z * half_of(k.words[i].y & 0xffff);
-                lanes[3] = lanes[3] + q.w * half_of(k.words[i].y >> 16);
-            }
-    }
-    // Lanes are added in halves: eight apart, four apart, two apart, one apart.
-#pragma unroll
-    for (int by = 2; by > 0; by /= 2)
-#pragma unroll
-        for (int i = 0; i < 4; i++) lanes[i] = lanes[i] + __shfl_xor_sync(~0u, lanes[i], by, 4);
-    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
-}
-
-// A query, and the keys that it attends to: in the KV cache, and the last one in shared memory if it is new.
-struct Attention {
-    const float *query;
-    const u8 *keys, *new_key;
-    u64 stride;
-    u32 positions, size;
-    float scale;
+// Sums of products of a query and the keys of a lane's two positions, number by number, and of a new key, if there is one.
+struct Scores {
+    float one, two, fresh;
 };
 
-// Scores of positions, a warp eight at a time, if there are any for it. Returns the largest that a thread has seen. The
-// first keys are already loaded.
-template <bool WHOLE> __device__ __forceinline__ float scores_of(const Attention &attention, Key k, float *scores) {
-    const u32 quarter = threadIdx.x % 4, last = attention.positions - 1, size = attention.size;
-    float own = -__uint_as_float(0x7f800000u);
-    for (u32 base = 0; base + threadIdx.x / 32 * 8 < attention.positions; base += THREADS / 4) {
-        const u32 at = base + threadIdx.x / 4;
-        const bool is_new = attention.new_key && at >= last;
-        const u8 *key = is_new ? attention.new_key : attention.keys + min(at, last) * attention.stride;
-        if (base > 0 || is_new) k = key_of<WHOLE>(key, 0, size, quarter);
-        float score = score_of<WHOLE>(attention.query, key, k, size, quarter) * attention.scale;
-        if (at <= last) {
-            if (quarter == 0) scores[at] = score;
-            own = score > own ? score : own;
+template <bool SHORT, bool NEW>
+__device__ __forceinline__ Scores scores_of(const float *query, const u8 *keys, const float *new_key, KeyPart k, u32 size) {
+    const u32 *scales = (const u32 *)(keys + KV_BLOCK * size) + threadIdx.x % 32;
+    Scores s = {0.0f, 0.0f, 0.0f};
+    for (u32 begin = 0; begin < size; begin += KEY_PART) {
+        KeyPart next = k;
+        if (begin + KEY_PART < size) next = key_part<SHORT>(keys, begin + KEY_PART);
+        const u32 both = SHORT ? scales[begin / 32 * (KV_BLOCK / 2)] : 0;
+        const float by_one = half_of(both & 0xffff), by_two = half_of(both >> 16);
+#pragma unroll
+        for (int i = 0; i < KEY_PART; i++) {
+            const float q = query[begin + i];
+            const u32 pair = k.pairs[i];
+            const float one = SHORT ? by_one * (float)(i8)(pair & 0xff) : half_of(pair & 0xffff);
+            const float two = SHORT ? by_two * (float)(i8)(pair >> 8) : half_of(pair >> 16);
+            s.one = s.one + q * one;
+            s.two = s.two + q * two;
+            if (NEW) s.fresh = s.fresh + q * new_key[begin + i];
         }
+        k = next;
     }
-    return own;
+    return s;
 }
 
-// Copies values of some positions to shared memory, asynchronously.
-__device__ __forceinline__ void copy_values(const u8 *values, u64 stride, u32 size, u32 first, u32 count, u8 *near) {
-    u32 to = (u32)__cvta_generic_to_shared(near), parts = size / 8;
+// Scores of a block's positions become weights. Of the positions, so many are seen. Returns the largest score and the sum of
+// weights.
+__device__ __forceinline__ float2 weigh(Scores s, float scale, u32 seen, float2 *weights) {
+    const u32 lane = threadIdx.x % 32;
+    const float least = -__uint_as_float(0x7f800000u);
+    const float one = 2 * lane < seen ? s.one * scale : least, two = 2 * lane + 1 < seen ? s.two * scale : least;
+    float most = one > least ? one : least;
+    most = two > most ? two : most;
+    for (int by = 16; by > 0; by /= 2) {
+        const float other = __shfl_xor_sync(~0u, most, by);
+        most = other > most ? other : most;
+    }
+    const float a = 2 * lane < seen ? power_of_e(one - most) : 0.0f;
+    const float b = 2 * lane + 1 < seen ? power_of_e(two - most) : 0.0f;
+    weights[lane] = make_float2(a, b);
+    // Of sixteen lanes each adds every sixteenth weight; then lanes are added in halves. A lane of the warp has two of them.
+    float x = 0.0f, y = 0.0f;
+    for (int i = 0; i < 4; i++) {
+        x = x + __shfl_sync(~0u, a, lane % 8 + 8 * i);
+        y = y + __shfl_sync(~0u, b, lane % 8 + 8 * i);
+    }
+    for (int by = 4; by > 0; by /= 2) {
+        x = x + __shfl_xor_sync(~0u, x, by);
+        y = y + __shfl_xor_sync(~0u, y, by);
+    }
+    return make_float2(most, x + y);
+}
+
+// Copies values of some positions, from the beginning of a block on, to shared memory, asynchronously.
+__device__ __forceinline__ void copy_values(const KvHead &kv, u32 first, u32 count, u8 *near) {
+    const u32 to = shared_address(near), whole = KV_BLOCK * kv.size;
+    const bool is_whole = !is_short(kv.quant);
+    // A position's numbers, in parts of 16 bytes, and the parts of a block before its scales.
+    const u32 parts = kv.size / (is_whole ? 8 : 16), numbers = KV_BLOCK * parts;
     for (u32 i = threadIdx.x; i < count * parts; i += THREADS) {
-        u32 at = i / parts, part = i % parts;
-        const u8 *from = values + (first + at) * stride + part * 16;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to + (at * parts + part) * 16), "l"(from) : "memory");
+        const u32 block = i / numbers, at = i % numbers * 16;
+        copy_async(to + block * kv.half + at, kv.keys(first / KV_BLOCK + block) + kv.half + at);
+    }
+    if (is_whole) return;
+    const u32 scales = (kv.half - whole) / 16;
+    for (u32 i = threadIdx.x; i < (count + KV_BLOCK - 1) / KV_BLOCK * scales; i += THREADS) {
+        const u32 block = i / scales, at = whole + i % scales * 16;
+        copy_async(to + block * kv.half + at, kv.keys(first / KV_BLOCK + block) + kv.half + at);
     }
 }
 
-// Adds COUNT values, each times its score, one after the other.
-template <u32 COUNT>
-__device__ __forceinline__ float add_values(float sum, const float *scores, const u16 *values, u32 size) {
-    float4 by[COUNT / 4];
-    u16 some[COUNT];
+// Adds COUNT values of a block, each times its weight, one after the other. `near` has the block, `at` is the first position.
+template <bool SHORT, u32 COUNT>
+__device__ __forceinline__ float add_values(float sum, const float *weights, const u8 *near, u32 at, u32 size, u32 dim) {
+    float values[COUNT];
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) {
-        if (i % 4 == 0) by[i / 4] = ((const float4 *)scores)[i / 4];
-        some[i] = values[i * size];
+        const u32 place = (at + i) * size + dim;
+        if (SHORT) {
+            const u16 scale = ((const u16 *)(near + KV_BLOCK * size))[(at + i) * (size / 32) + dim / 32];
+            values[i] = half_of(scale) * (float)(i8)near[place];
+        } else {
+            values[i] = half_of(((const u16 *)near)[place]);
+        }
     }
 #pragma unroll
-    for (u32 i = 0; i < COUNT / 4; i++) {
-        sum = sum + by[i].x * half_of(some[4 * i]);
-        sum = sum + by[i].y * half_of(some[4 * i + 1]);
-        sum = sum + by[i].z * half_of(some[4 * i + 2]);
-        sum = sum + by[i].w * half_of(some[4 * i + 3]);
-    }
+    for (u32 i = 0; i < COUNT; i++) sum = sum + weights[at + i] * values[i];
     return sum;
 }
 
-__device__ __forceinline__ void attend(const Attend &op, const Step &step, u8 *memory) {
-    const u32 rows = op.rows, heads = op.heads, kv_heads = op.kv_heads, size = op.head_size;
-    const u32 group = op.group, offset = op.offset, fresh = op.is_fresh, dims = op.dims, NEAR = op.near;
-    const float scale = __uint_as_float(op.scale);
-    const u64 stride = (u64)kv_heads * size * 2;
-    float *query = (float *)memory;
-    float *new_key = query + size;
-    u16 *key_bits = (u16 *)(new_key + size);
-    float *most = (float *)(key_bits + size);
-    float *parts = most + WARPS;
-    u8 *near = (u8 *)(parts + NEAR / RUN * size);
-    float *scores = (float *)(near + NEAR * size * 2);
-    if (step.past + rows > step.scores_each) scores = step.scores + (u64)blockIdx.x * ((step.past + rows + 3) / 4 * 4);
-    for (u32 unit = blockIdx.x; unit < rows * heads; unit += gridDim.x) {
-        u32 row = unit / heads, head = unit % heads;
-        u32 kv = (offset + head) / group, positions = step.past + row + 1;
-        const u8 *keys = (const u8 *)op.keys + (u64)kv * size * 2;
-        const u8 *values = (const u8 *)op.values + (u64)kv * size * 2;
-        // Positions whose keys and values are in the KV cache.
-        const u32 cached = fresh ? step.past : positions;
-        __syncthreads();
-        copy_values(values, stride, size, 0, min(NEAR, cached), near);
-        // The first keys are loaded while other blocks still write the query.
-        const u32 quarter = threadIdx.x % 4;
-        Key first_key = {};
-        if (cached > 0) first_key = key_of<false>(keys + min(threadIdx.x / 4, cached - 1) * stride, 0, size, quarter);
-        // A head has no more numbers than a block has threads.
-        u32 own_pair = threadIdx.x % max(dims / 2, 1u);
-        float2 angle = make_float2(0.0f, 0.0f);
-        if (fresh && threadIdx.x < dims)
-            angle = __ldg((const float2 *)op.table + (u64)step.past * (dims / 2) + own_pair);
-        // Of heads that share keys, the first stores them.
-        const bool first = fresh && (head == 0 || (offset + head - 1) / group != kv);
-        u16 new_value = 0;
-        if (threadIdx.x < size) {
-            u32 i = threadIdx.x;
-            float asked, key = 0.0f, value = 0.0f;
-            u32 spins = 0;
-            do {
-                asked = load_relaxed((const float *)op.queries + ((u64)row * heads + head) * size + i);
-                if (fresh) {
-                    key = load_relaxed((const float *)op.new_keys + kv * size + i);
-                    value = load_relaxed((const float *)op.new_values + kv * size + i);
-                }
-                if (++spins > MOST_SPINS) __trap();
-            } while (op.is_awaiting && !(is_written(asked) && is_written(key) && is_written(value)));
-            query[i] = asked;
-            new_key[i] = key;
-            new_value = to_half(value);
-            if (first) ((u16 *)(values + step.past * stride))[i] = new_value;
-        }
-        __syncthreads();
-        if (fresh) {
-            const u32 i = threadIdx.x;
-            auto store = [&](u32 at) {
-                u16 bits = to_half(new_key[at]);
-                key_bits[at] = bits;
-                if (first) ((u16 *)(keys + step.past * stride))[at] = bits;
-            };
-            if (i < dims / 2) {
-                rotate_pair(query, own_pair, dims, op.pairs, angle);
-            } else if (i < dims) {
-                rotate_pair(new_key, own_pair, dims, op.pairs, angle);
-                store(op.pairs ? own_pair : 2 * own_pair);
-                store(op.pairs ? own_pair + dims / 2 : 2 * own_pair + 1);
-            } else if (i < size) {
-                store(i);
+// So many values of a block.
+template <bool SHORT>
+__device__ __forceinline__ float add_block(const float *weights, const u8 *near, u32 count, u32 size, u32 dim) {
+    float sum = 0.0f;
+    u32 at = 0;
+    for (; at + 16 <= count; at += 16) sum = add_values<SHORT, 16>(sum, weights, near, at, size, dim);
+    for (; at + 4 <= count; at += 4) sum = add_values<SHORT, 4>(sum, weights, near, at, size, dim);
+    for (; at < count; at++) sum = add_values<SHORT, 1>(sum, weights, near, at, size, dim);
+    return sum;
+}
+
+// What attention has in shared memory.
+struct Attending {
+    // A query, and the key and value of a new position as they are read.
+    float *query, *new_key, *new_value;
+    // Of each warp's block, the largest score and the sum of weights, and what those before it and it are multiplied with.
+    float2 *blocks, *factors;
+    // Rows of values of blocks that are near, and their values.
+    float *rows;
+    u8 *near;
+    float *weights;
+};
+
+__device__ __forceinline__ Attending attending(u8 *memory, u32 size, u32 near, u32 half) {
+    Attending a;
+    a.query = (float *)memory;
+    a.new_key = a.query + size;
+    a.new_value = a.new_key + size;
+    a.blocks = (float2 *)(a.new_value + size);
+    a.factors = a.blocks + WARPS;
+    a.rows = (float *)(a.factors + WARPS);
+    a.near = (u8 *)(a.rows + near / KV_BLOCK * size);
+    a.weights = (float *)(a.near + near / KV_BLOCK * half);
+    return a;
+}
+
+// Where a head of a row is in its sequence. Of the positions that it sees, so many are in the KV cache; one more may be new.
+struct Seen {
+    u32 row, head, kv, position, positions, cached;
+    // Of heads that share keys, the first stores a new one.
+    bool stores;
+};
+
+// A row's query becomes ready, and with a new position its key and value: rotated, rounded and stored.
+__device__ __forceinline__ void query_of(const Attend &op, const KvHead &kv, const Seen &seen, const Attending &a) {
+    const u32 size = op.head_size, dims = op.dims, i = threadIdx.x, fresh = op.is_fresh;
+    // A head has no more numbers than a block has threads.
+    const u32 pair = i % max(dims / 2, 1u);
+    float2 angle = make_float2(0.0f, 0.0f);
+    if (fresh && i < dims) angle = __ldg((const float2 *)op.table + (u64)seen.position * (dims / 2) + pair);
+    if (i < size) {
+        float asked, key = 0.0f, value = 0.0f;
+        u32 spins = 0;
+        do {
+            asked = load_relaxed((const float *)op.queries + ((u64)seen.row * op.heads + seen.head) * size + i);
+            if (fresh) {
+                key = load_relaxed((const float *)op.new_keys + seen.kv * size + i);
+                value = load_relaxed((const float *)op.new_values + seen.kv * size + i);
             }
-            __syncthreads();
+            if (++spins > MOST_SPINS) __trap();
+        } while (op.is_awaiting && !(is_written(asked) && is_written(key) && is_written(value)));
+        a.query[i] = asked;
+        if (fresh) a.new_key[i] = key, a.new_value[i] = value;
+    }
+    __syncthreads();
+    if (!fresh) return;
+    if (i < dims / 2) rotate_pair(a.query, pair, dims, op.pairs, angle);
+    else if (i < dims) rotate_pair(a.new_key, pair, dims, op.pairs, angle);
+    __syncthreads();
+    const u32 runs = (size + 31) / 32, lane = i % 32;
+    for (u32 run = i / 32; run < 2 * runs; run += WARPS) {
+        const bool is_key = run < runs;
+        const u32 number = run % runs * 32 + lane;
+        float *from = is_key ? a.new_key : a.new_value;
+        const float value = number < size ? from[number] : 0.0f;
+        const float kept = keep_number(kv, seen.position, is_key, number, value, seen.stores);
+        if (number < size) from[number] = kept;
+    }
+    __syncthreads();
+}
+
+// Weights of the warp's block from `first` on, if the row sees it. The first part of its keys is already loaded if the block
+// is the first one that the warp has.
+template <bool SHORT>
+__device__ __forceinline__ void weigh_block(const Attend &op, const KvHead &kv, const Seen &seen, const Attending &a,
+                                            KeyPart k, u32 first, bool is_loaded) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, start = first + warp * KV_BLOCK;
+    if (start >= seen.positions) return;
+    const u32 count = min((u32)KV_BLOCK, seen.positions - start), last = seen.positions - 1;
+    const u8 *keys = kv.keys(start / KV_BLOCK);
+    if (!is_loaded) k = key_part<SHORT>(keys, 0);
+    const bool has_new = seen.cached < seen.positions && last - start < KV_BLOCK;
+    Scores s;
+    if (has_new) {
+        s = scores_of<SHORT, true>(a.query, keys, a.new_key, k, op.head_size);
+        if (start + 2 * lane == last) s.one = s.fresh;
+        if (start + 2 * lane + 1 == last) s.two = s.fresh;
+    } else {
+        s = scores_of<SHORT, false>(a.query, keys, a.new_key, k, op.head_size);
+    }
+    const float2 block = weigh(s, __uint_as_float(op.scale), count, (float2 *)(a.weights + warp * KV_BLOCK));
+    if (lane == 0) a.blocks[warp] = block;
+}
+
+// One head of one row. Threads of the first group return a number of the head each.
+template <bool SHORT>
+__device__ __forceinline__ float attend_head(const Attend &op, const KvHead &kv, const Seen &seen, const Attending &a) {
+    const u32 size = op.head_size, NEAR = op.near, warp = threadIdx.x / 32;
+    copy_values(kv, 0, min(NEAR, seen.cached), a.near);
+    // The first keys are loaded while other blocks still write the query.
+    KeyPart first_keys = {};
+    const bool is_loaded = warp * KV_BLOCK < seen.cached;
+    if (is_loaded) first_keys = key_part<SHORT>(kv.keys(warp), 0);
+    query_of(op, kv, seen, a);
+    // Each thread has a number of the head, and groups of threads share the blocks.
+    const u32 groups = THREADS / size, mine = threadIdx.x / size, dim = threadIdx.x % size;
+    float total = 0.0f, sum = 0.0f, most = -__uint_as_float(0x7f800000u);
+    for (u32 first = 0; first < seen.positions; first += WARPS * KV_BLOCK) {
+        if (first > 0) __syncthreads();
+        weigh_block<SHORT>(op, kv, seen, a, first_keys, first, first == 0 && is_loaded);
+        __syncthreads();
+        const u32 end = min(seen.positions, first + WARPS * KV_BLOCK), count = (end - first + KV_BLOCK - 1) / KV_BLOCK;
+        // What is multiplied when a block comes to those before it; they wait for the next barrier.
+        if (threadIdx.x < count) {
+            float before = most;
+            for (u32 i = 0; i < threadIdx.x; i++) before = a.blocks[i].x > before ? a.blocks[i].x : before;
+            const float own = a.blocks[threadIdx.x].x, largest = own > before ? own : before;
+            a.factors[threadIdx.x] = make_float2(power_of_e(before - largest), power_of_e(own - largest));
         }
-        const Attention attention = {query, keys, fresh ? (const u8 *)key_bits : nullptr, stride, positions, size, scale};
-        float own = size == 128 ? scores_of<true>(attention, first_key, scores) : scores_of<false>(attention, first_key, scores);
-        // Four lanes have the same.
-        for (int by = 16; by > 2; by /= 2) {
-            float other = __shfl_xor_sync(~0u, own, by);
-            own = other > own ? other : own;
-        }
-        if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = own;
-        __syncthreads();
-        float largest = most[0];
-        for (int i = 1; i < WARPS; i++) largest = most[i] > largest ? most[i] : largest;
-        for (u32 at = threadIdx.x; at < positions; at += THREADS) scores[at] = power_of_e(scores[at] - largest);
-        __syncthreads();
-        // Every warp adds for itself: half of it has the sixteen lanes, and the other half the same.
-        float sum = 0.0f;
-#pragma unroll 4
-        for (u32 at = threadIdx.x % 16; at < positions; at += 16) sum = sum + scores[at];
-        for (int half = 8; half > 0; half /= 2) sum += __shfl_down_sync(~0u, sum, half, 16);
-        sum = __shfl_sync(~0u, sum, 0);
-        __syncthreads();
-        for (u32 at = threadIdx.x; at < positions; at += THREADS) scores[at] = scores[at] / sum;
-        // Values are copied to shared memory in tiles, the first of which was started at the beginning. Each thread has a
-        // number of the head and adds up runs. Runs are added from the first.
-        const u32 groups = THREADS / size, mine = threadIdx.x / size, dim = threadIdx.x % size;
-        float total = 0.0f;
-        for (u32 tile = 0; tile < positions; tile += NEAR) {
-            u32 count = min(NEAR, positions - tile);
+        for (u32 i = 0; i < count; i++) most = a.blocks[i].x > most ? a.blocks[i].x : most;
+        for (u32 tile = first; tile < end; tile += NEAR) {
+            const u32 some = min(NEAR, end - tile), kept = min(some, seen.cached > tile ? seen.cached - tile : 0);
             if (tile > 0) {
                 __syncthreads();
-                copy_values(values, stride, size, tile, min(count, cached > tile ? cached - tile : 0), near);
+                copy_values(kv, tile, kept, a.near);
             }
-            // The new one is put among them.
-            if (fresh && step.past - tile < count && threadIdx.x < size)
-                ((u16 *)near)[(step.past - tile) * size + threadIdx.x] = new_value;
-            asm volatile("cp.async.wait_all;" ::: "memory");
+            await_all_copies();
             __syncthreads();
-            const u16 *value = (const u16 *)near + dim;
-            for (u32 from = mine * RUN; mine < groups && from < count; from += groups * RUN) {
-                float part = 0.0f;
-                const u32 to = min(from + RUN, count);
-                const u16 *some = value + from * size;
-                u32 at = from;
-                for (; at + 16 <= to; at += 16, some += 16 * size) part = add_values<16>(part, scores + tile + at, some, size);
-                for (; at + 4 <= to; at += 4, some += 4 * size) part = add_values<4>(part, scores + tile + at, some, size);
-                for (; at < to; at++, some += size) part = part + scores[tile + at] * half_of(*some);
-                parts[from / RUN * size + dim] = part;
+            for (u32 from = mine * KV_BLOCK; mine < groups && from < some; from += groups * KV_BLOCK) {
+                const float *weights = a.weights + tile - first + from;
+                const u32 there = kept > from ? min((u32)KV_BLOCK, kept - from) : 0;
+                float row = add_block<SHORT>(weights, a.near + from / KV_BLOCK * kv.half, there, size, dim);
+                // A new value comes last.
+                if (there < min((u32)KV_BLOCK, some - from)) row = row + weights[there] * a.new_value[dim];
+                a.rows[from / KV_BLOCK * size + dim] = row;
             }
             __syncthreads();
             if (mine == 0)
-                for (u32 run = 0; run * RUN < count; run++) total = total + parts[run * size + dim];
+                for (u32 at = 0; at * KV_BLOCK < some; at++) {
+                    const u32 block = (tile - first) / KV_BLOCK + at;
+                    const float2 by = a.factors[block];
+                    sum = sum * by.x + a.blocks[block].y * by.y;
+                    total = total * by.x + a.rows[at * size + dim] * by.y;
+                }
         }
-        u64 place = ((u64)row * heads + head) * size;
-        if (mine == 0) {
-            publish((float *)op.into + place + dim, total);
-            if (op.store) ((float *)op.store)[place + dim] = total;
-            query[dim] = total;
+    }
+    return total / sum;
+}
+
+__device__ __forceinline__ void attend(const Attend &op, u8 *memory) {
+    const u32 heads = op.heads, size = op.head_size;
+    for (u32 unit = blockIdx.x; unit < op.rows * heads; unit += gridDim.x) {
+        Seen seen;
+        seen.row = unit / heads, seen.head = unit % heads, seen.kv = (op.offset + seen.head) / op.group;
+        const RowAt at = row_at(op.at, seen.row);
+        seen.position = at.position, seen.positions = at.position + 1;
+        seen.cached = op.is_fresh ? seen.position : seen.positions;
+        seen.stores = seen.head == 0 || (op.offset + seen.head - 1) / op.group != seen.kv;
+        const KvHead kv = kv_head(op.cache, op.tables, at.table, op.kv_heads, seen.kv, size, op.quant);
+        const Attending a = attending(memory, size, op.near, kv.half);
+        __syncthreads();
+        const float total = is_short(op.quant) ? attend_head<true>(op, kv, seen, a) : attend_head<false>(op, kv, seen, a);
+        const u64 place = ((u64)seen.row * heads + seen.head) * size;
+        if (threadIdx.x < size) {
+            publish((float *)op.into + place + threadIdx.x, total);
+            if (op.store) ((float *)op.store)[place + threadIdx.x] = total;
+            a.query[threadIdx.x] = total;
         }
         __syncthreads();
         if (op.block_quant == Q8_0) {
             u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
             for (u32 at = warp; at < size / 32; at += WARPS) {
                 int byte;
-                float rounded = round_values<1>(query + at * 32 + lane, &byte);
+                float rounded = round_values<1>(a.query + at * 32 + lane, &byte);
                 u8 *block = (u8 *)op.blocks + (place / 32 + at) * 34;
                 block[2 + lane] = (u8)byte;
                 if (lane == 0) *(u16 *)block = to_half(rounded);
@@ -248,14 +370,12 @@ __device__ __forceinline__ void attend(const Attend &op, const Step &step, u8 *m
     }
 }
 
-// Prefetches the part of the KV cache that this block will attend to.
-__device__ __forceinline__ void prefetch_kv(const Attend &op, const Step &step) {
-    const u32 size = op.head_size, head = blockIdx.x;
+// Prefetches the blocks of the KV cache that this block of the kernel will attend to.
+__device__ __forceinline__ void prefetch_kv(const Attend &op) {
+    const u32 head = blockIdx.x;
     if (op.rows != 1 || head >= op.heads) return;
-    const u64 stride = (u64)op.kv_heads * size * 2, start = (u64)((op.offset + head) / op.group) * size * 2;
-    for (u32 at = threadIdx.x; at < step.past; at += THREADS)
-        for (u32 off = 0; off < size * 2; off += 128) {
-            asm volatile("prefetch.global.L2 [%0];" :: "l"(op.keys + start + at * stride + off));
-            asm volatile("prefetch.global.L2 [%0];" :: "l"(op.values + start + at * stride + off));
-        }
+    const RowAt at = row_at(op.at, 0);
+    const KvHead kv = kv_head(op.cache, op.tables, at.table, op.kv_heads, (op.offset + head) / op.group, op.head_size, op.quant);
+    const u32 lines = (2 * kv.half + 127) / 128, count = (at.position + KV_BLOCK - 1) / KV_BLOCK * lines;
+    for (u32 i = threadIdx.x; i < count; i += THREADS) prefetch_line((u64)(kv.keys(i / lines)) + i % lines * 128);
 }

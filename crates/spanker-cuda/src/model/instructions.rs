@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
-use spanker_model::Quant;
-use spanker_plan::Op;
+use spanker_model::{KV_BLOCK, Quant};
+use spanker_plan::{KvCache, Op};
 use spanker_runtime::{Place, Work};
 
 use super::operands::{self, Instruction, Matrix, keep, kind};
@@ -25,8 +25,8 @@ const TERMS: u32 = 11264;
 const MOST_ROWS: u32 = 1024;
 /// Rows of weights of a tile of a product of many rows, and where a block has less shared memory.
 pub(crate) const TILE_ROWS: [u32; 2] = [32, 16];
-/// Positions whose values are added up by themselves.
-const RUN: u32 = 64;
+/// Positions of a block of the KV cache, whose values are added up by themselves.
+const BLOCK: u32 = KV_BLOCK as u32;
 
 /// What instructions are made for.
 pub(super) struct Setting<'a> {
@@ -38,8 +38,6 @@ pub(super) struct Setting<'a> {
     pub(super) counters: u64,
     /// How many of them there are.
     pub(super) counted: u32,
-    /// Positions whose scores fit into shared memory.
-    pub(super) scores: u32,
     /// Rows of weights of a tile of a product of many rows.
     pub(super) tile_rows: u32,
     /// Blocks of the kernel whose weights are prefetched, or 0 where that is not possible.
@@ -78,7 +76,8 @@ pub(super) fn translate(
     alone: bool,
     setting: &Setting<'_>,
 ) -> Result<Parts, CudaError> {
-    let is_done = |(_, op): &(usize, &Op)| !matches!(op, Op::Mark { .. });
+    // The tables of a step are there before it begins.
+    let is_done = |(_, op): &(usize, &Op)| !matches!(op, Op::Mark { .. } | Op::Data { .. });
     let (numbers, ops): (Vec<usize>, Vec<&Op>) = program.iter().enumerate().filter(is_done).unzip();
     let worth =
         |op: &&Op| row_product(Some(op)).is_some_and(|product| streams::is_streamed(&product));
@@ -312,7 +311,7 @@ impl Writer<'_> {
                 Ok(taken)
             }
             Some(Op::Work(Work::Matmul { shape: [1, ..], .. })) => self.added_product(ops),
-            Some(Op::Work(Work::Rotate { rows: 1, .. })) => self.rotated_attention(ops),
+            Some(Op::Work(Work::RotateRows { rows: 1, .. })) => self.rotated_attention(ops),
             _ => Ok(0),
         }
     }
@@ -473,29 +472,26 @@ impl Writer<'_> {
     /// Rotary embedding, the store to the KV cache, and attention, in one instruction.
     fn rotated_attention(&mut self, ops: &[&Op]) -> Result<usize, CudaError> {
         let [
-            Op::Work(Work::Rotate { data: queries, table, dims, pairs, .. }),
-            Op::Work(Work::Rotate { data: new_keys, .. }),
-            Op::Work(Work::Halve { from: keys_from, into: keys_into, .. }),
-            Op::Work(Work::Halve { from: new_values, into: values_into, .. }),
-            Op::Work(attend @ Work::Attend { queries: asked, keys, values, into, head_size, .. }),
+            Op::Work(Work::RotateRows { data: queries, table, dims, pairs, .. }),
+            Op::Work(Work::RotateRows { data: new_keys, .. }),
+            Op::Work(Work::Keep { keys, values: new_values, cache: kept, .. }),
+            Op::Work(attend @ Work::AttendBlocks { queries: asked, cache, into, .. }),
             ..,
         ] = ops
         else {
             return Ok(0);
         };
-        let belong =
-            (queries, keys_from, keys_into, values_into) == (asked, new_keys, keys, values);
-        if !belong {
+        if (queries, keys, kept) != (asked, new_keys, cache) {
             return Ok(0);
         }
         let (mut op, shared) = self.attention(attend)?;
         (op.is_fresh, op.dims, op.pairs) = (1, small(*dims)?, *pairs);
         op.table = self.at(*table);
         (op.new_keys, op.new_values) = (self.at(*new_keys), self.at(*new_values));
-        let mut taken = 5;
+        let mut taken = 4;
         if let Some((rounding, more)) = rounding_of(&ops[taken..], *into)
             && rounding.quant == Quant::Q8_0.ggml_id().unwrap_or_default()
-            && head_size.is_multiple_of(32)
+            && cache.head_size.is_multiple_of(32)
         {
             taken += more;
             match self.is_rounded_later(&rounding, &ops[taken..]) {
@@ -510,33 +506,15 @@ impl Writer<'_> {
     }
 
     fn attention(&self, attend: &Work) -> Result<(operands::Attend, u32), CudaError> {
-        let Work::Attend {
-            queries,
-            keys,
-            values,
-            into,
-            rows,
-            heads,
-            kv_heads,
-            head_size,
-            group,
-            offset,
-            scale,
-            ..
-        } = *attend
+        let Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, scale } =
+            *attend
         else {
             return Err(CudaError::Unsupported("attention of another kind".into()));
         };
-        if head_size % 16 != 0 || head_size > u64::from(THREADS) {
-            let what = format!(
-                "heads of {head_size} numbers: multiples of 16 up to {THREADS} can be run on a GPU"
-            );
-            return Err(CudaError::Unsupported(what));
-        }
-        let size = small(head_size)?;
+        let size = head_size(cache)?;
         let warps = streams::THREADS.max(THREADS) / 32;
-        // Runs whose values a block has in shared memory: more where it has a multiprocessor for itself, fewer of large heads.
-        let near = RUN
+        // Blocks whose values are in shared memory: more where one has a multiprocessor for itself, fewer of large heads.
+        let near = BLOCK
             * if size > 128 {
                 1
             } else if self.streams > 0 {
@@ -547,21 +525,24 @@ impl Writer<'_> {
         let op = operands::Attend {
             rows: small(rows)?,
             heads: small(heads)?,
-            kv_heads: small(kv_heads)?,
+            kv_heads: small(cache.heads)?,
             head_size: size,
             group: small(group)?,
             offset: small(offset)?,
             scale,
             near,
+            quant: cache.quant,
             queries: self.at(queries),
-            keys: self.at(keys),
-            values: self.at(values),
+            cache: self.at(cache.blocks),
+            at: self.at(cache.rows),
+            tables: self.at(cache.tables),
             into: self.at(into),
             ..Default::default()
         };
-        let each = 10 + 2 * near + near / RUN * 4;
-        let shared = size * each + warps * 4 + self.setting.scores * 4;
-        Ok((op, shared))
+        // A query, a new key and value, sums of blocks, values that are near, weights, and what blocks come to.
+        let values = near * small(bytes_of(cache.quant)?.row_bytes(cache.head_size))?;
+        let sums = near / BLOCK * size * 4;
+        Ok((op, 3 * size * 4 + sums + values + warps * (BLOCK * 4 + 16)))
     }
 
     /// An instruction for one operator.
@@ -579,7 +560,10 @@ impl Writer<'_> {
                 self.push(Instruction::new(op), 0);
                 Ok(())
             }
-            Op::Sum { .. } | Op::Broadcast { .. } if self.alone => Ok(()),
+            Op::Fold { .. } if self.alone => Ok(()),
+            Op::Collective { .. } | Op::Tap(_) => {
+                Err(CudaError::Unsupported(format!("{op:?} on a GPU")))
+            }
             exchange => {
                 self.close();
                 self.parts.ops.push(0..0);
@@ -591,8 +575,6 @@ impl Writer<'_> {
 
     fn work(&mut self, work: &Work) -> Result<(), CudaError> {
         let (instruction, shared) = match work {
-            // Tokens are given with the step.
-            Work::Fill { length: 4, .. } => return Ok(()),
             Work::Norm { width, .. } => {
                 (self.rows_of(work)?, NORM_LANES * 8 + small(*width)? * 4 + 8)
             }
@@ -616,15 +598,15 @@ impl Writer<'_> {
                 let shared = many_rows(bytes_of(*weights)?, op.width, self.setting.tile_rows);
                 (Instruction::new(op), shared)
             }
-            Work::Attend { rows, kv_heads, head_size, .. } => {
-                // Their keys and values were stored just before: so many to a row.
-                self.set_row_of_stores(small(kv_heads * head_size)?, *rows)?;
+            Work::AttendBlocks { .. } => {
                 let (op, shared) = self.attention(work)?;
                 (Instruction::new(op), shared)
             }
-            Work::Embed { .. } | Work::Quantize { .. } | Work::Rotate { .. } => {
-                (self.rows_of(work)?, 0)
-            }
+            Work::Embed { .. }
+            | Work::Quantize { .. }
+            | Work::RotateRows { .. }
+            | Work::Keep { .. }
+            | Work::AddRow { .. } => (self.rows_of(work)?, 0),
             _ => (self.elements_of(work)?, 0),
         };
         self.push(instruction, shared);
@@ -634,7 +616,7 @@ impl Writer<'_> {
     /// An operator on rows.
     fn rows_of(&self, work: &Work) -> Result<Instruction, CudaError> {
         Ok(match work {
-            Work::Embed { table, into, rows, width, quant, first, count, .. } => {
+            Work::Embed { table, ids, into, rows, width, quant, first, count } => {
                 Instruction::new(operands::Embed {
                     rows: small(*rows)?,
                     width: small(*width)?,
@@ -643,6 +625,7 @@ impl Writer<'_> {
                     count: *count,
                     table: self.at(*table),
                     into: self.at(*into),
+                    ids: self.at(*ids),
                     ..Default::default()
                 })
             }
@@ -667,18 +650,54 @@ impl Writer<'_> {
                     ..Default::default()
                 })
             }
-            Work::Rotate { data, table, rows, heads, head_size, dims, pairs } => {
-                Instruction::new(operands::Rotate {
-                    rows: small(*rows)?,
-                    heads: small(*heads)?,
-                    head_size: small(*head_size)?,
-                    dims: small(*dims)?,
-                    pairs: *pairs,
-                    data: self.at(*data),
-                    table: self.at(*table),
-                    ..Default::default()
-                })
-            }
+            Work::AddRow { into, row, rows, width } => Instruction::new(operands::AddRow {
+                rows: small(*rows)?,
+                width: small(*width)?,
+                into: self.at(*into),
+                row: self.at(*row),
+                ..Default::default()
+            }),
+            _ => self.positions_of(work)?,
+        })
+    }
+
+    /// An operator on rows that depends on where they lie in their sequences.
+    fn positions_of(&self, work: &Work) -> Result<Instruction, CudaError> {
+        Ok(match work {
+            Work::RotateRows {
+                data,
+                table,
+                positions,
+                at,
+                rows,
+                heads,
+                head_size,
+                dims,
+                pairs,
+            } => Instruction::new(operands::Rotate {
+                rows: small(*rows)?,
+                heads: small(*heads)?,
+                head_size: small(*head_size)?,
+                dims: small(*dims)?,
+                pairs: *pairs,
+                positions: small(*positions)?,
+                data: self.at(*data),
+                table: self.at(*table),
+                at: self.at(*at),
+                ..Default::default()
+            }),
+            Work::Keep { keys, values, cache, rows } => Instruction::new(operands::KeepKv {
+                rows: small(*rows)?,
+                kv_heads: small(cache.heads)?,
+                head_size: head_size(cache)?,
+                quant: cache.quant,
+                keys: self.at(*keys),
+                values: self.at(*values),
+                cache: self.at(cache.blocks),
+                at: self.at(cache.rows),
+                tables: self.at(cache.tables),
+                ..Default::default()
+            }),
             other => return Err(CudaError::Unsupported(format!("{other:?} on a GPU"))),
         })
     }
@@ -692,13 +711,14 @@ impl Writer<'_> {
                 into: self.at(*into),
                 ..Default::default()
             }),
-            // The elements of a row are set by the attention that reads them.
-            Work::Halve { from, into, elements } => Instruction::new(operands::Halve {
-                elements: small(*elements)?,
-                from: self.at(*from),
-                into: self.at(*into),
-                ..Default::default()
-            }),
+            Work::Copy { from, into, length } if length.is_multiple_of(2) => {
+                Instruction::new(operands::CopyBytes {
+                    bytes: small(*length)?,
+                    from: self.at(*from),
+                    into: self.at(*into),
+                    ..Default::default()
+                })
+            }
             Work::Gate { gate, up, into, elements } => Instruction::new(operands::Gate {
                 elements: small(*elements)?,
                 gate: self.at(*gate),
@@ -718,19 +738,20 @@ impl Writer<'_> {
             other => return Err(CudaError::Unsupported(format!("{other:?} on a GPU"))),
         })
     }
+}
 
-    /// Sets how many elements a row has where keys and values are stored in the KV cache.
-    fn set_row_of_stores(&mut self, row: u32, rows: u64) -> Result<(), CudaError> {
-        let stores =
-            self.instructions.iter_mut().filter_map(Instruction::get_mut::<operands::Halve>);
-        for store in stores {
-            if store.row_elements == 0 && u64::from(store.elements) != u64::from(row) * rows {
-                let what = "keys that are stored in other rows than attention reads";
-                return Err(CudaError::Unsupported(what.into()));
-            }
-            store.row_elements = row;
-        }
-        Ok(())
+/// Numbers of a head, as the kernel can have them.
+fn head_size(cache: &KvCache) -> Result<u32, CudaError> {
+    let (size, refused) = (cache.head_size, |what| Err(CudaError::Unsupported(what)));
+    if size % 16 != 0 || size > u64::from(THREADS) {
+        return refused(format!(
+            "heads of {size} numbers: multiples of 16 up to {THREADS} can be run on a GPU"
+        ));
+    }
+    match cache.shape().map(|shape| shape.check()) {
+        Some(Ok(())) => small(size),
+        Some(Err(what)) => refused(what),
+        None => refused(format!("keys and values of GGML's type {}", cache.quant)),
     }
 }
 

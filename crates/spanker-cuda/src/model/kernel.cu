@@ -2,7 +2,8 @@
 // What a model does between products, and the kernel that goes through a program.
 
 __device__ float decoded(const u8 *base, u32 type, u64 blocks, u64 block, u32 at) {
-    if (type == F32) return ((const float *)base)[block];
+    // Rows of this kernel's own are tables as well.
+    if (type == F32) return read((const float *)base + block);
     if (type == F16) return half_of(((const u16 *)base)[block]);
     if (type == BF16) return bf16_of(((const u16 *)base)[block]);
     if (type == Q4_K || type == Q5_K) {
@@ -54,7 +55,8 @@ __device__ float decoded(const u8 *base, u32 type, u64 blocks, u64 block, u32 at
     return d * (float)q + least;
 }
 
-__device__ APART void embed(const Embed &op, u32 token, const u32 *ids) {
+__device__ APART void embed(const Embed &op) {
+    const u32 *ids = (const u32 *)op.ids;
     const u32 rows = op.rows, width = op.width, type = op.quant, first = op.first, count = op.count;
     const u32 size = is_plain(type) ? 1 : is_long(type) ? 256 : 32;
     const u64 blocks = (u64)count * width / size;
@@ -63,7 +65,7 @@ __device__ APART void embed(const Embed &op, u32 token, const u32 *ids) {
     for (u32 part = blockIdx.x; part < rows * parts; part += gridDim.x) {
         const u32 row = part / parts, i = part % parts * THREADS + threadIdx.x;
         if (i >= width) continue;
-        u32 id = rows == 1 ? token : read(ids + row);
+        u32 id = __ldg(ids + row);
         bool here = id >= first && id - first < count;
         u64 start = here ? (u64)(id - first) * width : 0;
         float *into = (float *)op.into + (u64)row * width;
@@ -138,14 +140,16 @@ __device__ APART void round_q4_k(const RoundQ4K &op) {
     round_long(blocks, (u8 *)op.into, [=](u64 block, u32 at) { return decoded(from, Q4_K, blocks, block, at); });
 }
 
-__device__ APART void rotate(const Rotate &op, u32 past) {
+__device__ APART void rotate(const Rotate &op) {
     const u32 heads = op.heads, size = op.head_size, dims = op.dims, half = dims / 2;
     u64 count = (u64)op.rows * heads * half;
     for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (u64)gridDim.x * THREADS) {
         u32 pair = i % half;
         u64 head = i / half, row = head / heads;
         float *data = (float *)op.data + head * size;
-        const float *table = (const float *)op.table + (past + row) * dims;
+        const u32 position = row_at(op.at, row).position;
+        if (position >= op.positions) continue;
+        const float *table = (const float *)op.table + (u64)position * dims;
         u32 one = op.pairs ? pair : 2 * pair, two = op.pairs ? pair + half : 2 * pair + 1;
         float cos = table[2 * pair], sin = table[2 * pair + 1], a = read(data + one), b = read(data + two);
         data[one] = a * cos - b * sin;
@@ -153,10 +157,20 @@ __device__ APART void rotate(const Rotate &op, u32 past) {
     }
 }
 
-__device__ void halve(const Halve &op, u32 past) {
-    u16 *into = (u16 *)op.into + (u64)past * op.row_elements;
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements; i += gridDim.x * THREADS)
-        into[i] = to_half(read((const float *)op.from + i));
+// A run of 32 numbers of a head at a time for each warp: of keys, and then of values.
+__device__ APART void keep_kv(const KeepKv &op) {
+    const u32 size = op.head_size, runs = (size + 31) / 32, lane = threadIdx.x % 32;
+    const u64 count = (u64)op.rows * op.kv_heads * runs * 2;
+    for (u64 i = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32; i < count; i += (u64)gridDim.x * WARPS) {
+        const bool is_key = i < count / 2;
+        const u64 of = is_key ? i : i - count / 2, head = of / runs;
+        const u32 row = head / op.kv_heads, number = of % runs * 32 + lane;
+        const RowAt at = row_at(op.at, row);
+        const KvHead kv = kv_head(op.cache, op.tables, at.table, op.kv_heads, head % op.kv_heads, size, op.quant);
+        const float *from = (const float *)(is_key ? op.keys : op.values) + head * size;
+        const float value = number < size ? read(from + number) : 0.0f;
+        keep_number(kv, at.position, is_key, number, value, true);
+    }
 }
 
 __device__ void gate(const Gate &op) {
@@ -167,6 +181,12 @@ __device__ void gate(const Gate &op) {
 __device__ void add(const Add &op) {
     for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements; i += gridDim.x * THREADS)
         ((float *)op.into)[i] = read((const float *)op.into + i) + read((const float *)op.more + i);
+}
+
+__device__ void add_row(const AddRow &op) {
+    const u64 count = (u64)op.rows * op.width;
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (u64)gridDim.x * THREADS)
+        ((float *)op.into)[i] = read((const float *)op.into + i) + __ldg((const float *)op.row + i % op.width);
 }
 
 __device__ void fill(const Fill &op) {
@@ -182,9 +202,7 @@ __device__ void copy(const CopyBytes &op) {
 
 __device__ __forceinline__ void note_time(u64 *times, u32 at) {
     if (times == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
-    u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    times[at] = now;
+    times[at] = nanoseconds();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -196,12 +214,12 @@ spanker_card(const Instruction *program, u32 count, Step step) {
     __syncthreads();
 #ifdef STREAM
     // Everyone waits for the embedding, so it goes first: a run has it at its beginning or not at all.
-    if (window[0].kind == EMBED) embed(window[0].embed, step.token, step.ids);
+    if (window[0].kind == EMBED) embed(window[0].embed);
     const u8 *ring = shared + step.ring + threadIdx.x / 32 * SLOTS * SLOT_BYTES;
     __shared__ Prefetch saved[WARPS];
     __shared__ Rows rows[WARPS][PAIRS];
-    const u32 own_rows = (u32)__cvta_generic_to_shared(rows[threadIdx.x / 32]);
-    From from = {(u32)__cvta_generic_to_shared(ring), own_rows, window, program, 0};
+    const u32 own_rows = shared_address(rows[threadIdx.x / 32]);
+    From from = {shared_address(ring), own_rows, window, program, 0};
     Prefetch next;
     u32 slot = 0;
     find_instruction(next, from, step.streamed);
@@ -215,7 +233,7 @@ spanker_card(const Instruction *program, u32 count, Step step) {
         u8 *memory = shared;
         // Keys and values are prefetched an instruction before they are needed.
         const Instruction &after = window[(at + 1) % WINDOW];
-        if (at + 1 < count && after.kind == ATTEND) prefetch_kv(after.attend, step);
+        if (at + 1 < count && after.kind == ATTEND) prefetch_kv(after.attend);
         // Another instruction is loaded in the meantime.
         bool more = threadIdx.x < WORDS && at + WINDOW < count;
         u32 word = more ? __ldg((const u32 *)(program + at + WINDOW) + threadIdx.x) : 0;
@@ -228,7 +246,7 @@ spanker_card(const Instruction *program, u32 count, Step step) {
             case ATTEND:
                 // What is not needed in the meantime leaves its registers.
                 if (threadIdx.x % 32 == 0) saved[threadIdx.x / 32] = next;
-                attend(instruction.attend, step, memory);
+                attend(instruction.attend, memory);
                 __syncwarp();
                 next = saved[threadIdx.x / 32];
                 if (at + 1 < count && blockIdx.x >= instruction.attend.heads && after.kind == STREAMED &&
@@ -238,16 +256,17 @@ spanker_card(const Instruction *program, u32 count, Step step) {
                 break;
             case STREAMED: streamed(instruction.streamed, memory, ring, next, slot, from); break;
 #else
-            case EMBED: embed(instruction.embed, step.token, step.ids); break;
-            case ATTEND: attend(instruction.attend, step, memory); break;
+            case EMBED: embed(instruction.embed); break;
+            case ATTEND: attend(instruction.attend, memory); break;
             case VECTOR: vector(instruction, memory); break;
             case MATMUL: matmul(instruction.matmul, memory); break;
             case NORM: norm(instruction.norm, memory); break;
             case QUANTIZE: quantize(instruction.quantize); break;
-            case ROTATE: rotate(instruction.rotate, step.past); break;
-            case HALVE: halve(instruction.halve, step.past); break;
+            case ROTATE: rotate(instruction.rotate); break;
+            case KEEP_KV: keep_kv(instruction.keep_kv); break;
             case GATE: gate(instruction.gate); break;
             case ADD: add(instruction.add); break;
+            case ADD_ROW: add_row(instruction.add_row); break;
             case FILL: fill(instruction.fill); break;
             case COPY: copy(instruction.copy_bytes); break;
             case ROUND_Q4_K: round_q4_k(instruction.round_q4_k); break;

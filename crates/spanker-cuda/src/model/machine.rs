@@ -6,14 +6,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::CudaSlice;
+use spanker_collective::{DType, ReduceOp};
 use spanker_llm::{LlmError, Machine, Spent};
 use spanker_model::Quant;
-use spanker_plan::{GpuStaging, Op};
+use spanker_plan::{Fold, GpuStaging, Op, Reach};
 use spanker_runtime::{BufferId, Place};
 use spanker_topology::Kernels;
 
-use super::device_context::{COUNTERS, DeviceContext, Loaded, Workspace, address};
+use super::device::{Device, Memory, Processor};
+use super::device_context::{COUNTERS, DeviceContext, Loaded, Workspace};
 use super::instructions::{Part, Parts, Setting, translate};
 use super::planes::in_planes;
 use crate::{CudaError, Gpu};
@@ -31,7 +32,7 @@ pub struct Processors {
 struct DeviceSlot {
     card: usize,
     device: usize,
-    buffers: Vec<CudaSlice<u8>>,
+    buffers: Vec<Memory>,
     /// The kernel's memory for it.
     work: Option<Workspace>,
 }
@@ -46,6 +47,8 @@ impl DeviceSlot {
 /// Programs of all device slots, ready to run.
 pub struct Programs {
     slots: Vec<Vec<Ready>>,
+    /// Where each slot has the tables of a step.
+    tables: Vec<Option<Place>>,
     groups: Vec<Range<usize>>,
 }
 
@@ -99,21 +102,28 @@ impl Processors {
     ///
     /// # Errors
     /// [`CudaError::Unsupported`] without processors; [`CudaError::Memory`].
-    pub fn new(
-        gpus: &[Arc<Gpu>],
+    pub fn new(gpus: &[Arc<Gpu>], cards: &[usize]) -> Result<Processors, CudaError> {
+        let device = |gpu: &Arc<Gpu>| -> Result<Box<dyn Device>, CudaError> {
+            Ok(Box::new(Processor::new(Arc::clone(gpu))?))
+        };
+        Processors::of(gpus.iter().map(device).collect::<Result<_, _>>()?, cards)
+    }
+
+    /// The same on any devices.
+    pub(super) fn of(
+        devices: Vec<Box<dyn Device>>,
         cards: &[usize],
-        context: usize,
     ) -> Result<Processors, CudaError> {
-        if gpus.is_empty() {
+        if devices.is_empty() {
             return Err(CudaError::NoDevice);
         }
-        let devices = gpus.iter().map(|gpu| DeviceContext::new(Arc::clone(gpu), context));
-        let devices = devices.collect::<Result<Vec<DeviceContext>, CudaError>>()?;
+        let devices: Vec<DeviceContext> = devices.into_iter().map(DeviceContext::new).collect();
         let slot = |&card: &usize| {
-            let (device, buffers, work) = (card % gpus.len(), Vec::new(), None);
+            let (device, buffers, work) = (card % devices.len(), Vec::new(), None);
             DeviceSlot { card, device, buffers, work }
         };
-        Ok(Processors { devices, slots: cards.iter().map(slot).collect(), planes: Vec::new() })
+        let slots = cards.iter().map(slot).collect();
+        Ok(Processors { devices, slots, planes: Vec::new() })
     }
 
     /// Has the kernels know the types of a model's weights.
@@ -130,7 +140,7 @@ impl Processors {
 
     /// Waits for all processors.
     pub(super) fn synchronize(&self) -> Result<(), CudaError> {
-        self.devices.iter().try_for_each(|device| device.gpu().synchronize())
+        self.devices.iter().try_for_each(DeviceContext::synchronize)
     }
 
     /// Attributes an error to the card of a slot.
@@ -153,6 +163,23 @@ impl Processors {
         self.devices[*device].write(memory, place.offset as usize, bytes)
     }
 
+    fn copied(
+        &mut self,
+        slot: usize,
+        from: Place,
+        into: Place,
+        length: u64,
+    ) -> Result<(), CudaError> {
+        let DeviceSlot { device, buffers, .. } = &mut self.slots[slot];
+        if from.buffer != into.buffer || from.offset.abs_diff(into.offset) < length {
+            let what = format!("a copy of {length} bytes from {from:?} to {into:?}");
+            return Err(CudaError::Unsupported(what));
+        }
+        let [from, start, length] = [from.offset, into.offset, length].map(|at| at as usize);
+        let memory = &mut buffers[into.buffer.0 as usize];
+        self.devices[*device].copy(memory, from, start, length)
+    }
+
     /// A slot's program for as many blocks as fit with the memory that it needs. Nothing if it does not fit the workspace.
     fn translated(
         &mut self,
@@ -164,8 +191,7 @@ impl Processors {
         let counters = slot.work()?.counters();
         let DeviceSlot { device, buffers, .. } = slot;
         let device = &mut self.devices[*device];
-        let gpu = Arc::clone(device.gpu());
-        let bases: Vec<u64> = buffers.iter().map(|buffer| address(buffer, &gpu)).collect();
+        let bases: Vec<u64> = buffers.iter().map(Memory::base).collect();
         let place = |place: Place| bases[place.buffer.0 as usize] + place.offset;
         let mut blocks = device.blocks(0)?;
         let mut streams = device.streams(0)?;
@@ -175,7 +201,6 @@ impl Processors {
                 blocks,
                 counters,
                 counted: COUNTERS,
-                scores: device.scores(),
                 tile_rows: device.tile_rows(),
                 streams,
             };
@@ -237,35 +262,22 @@ impl Processors {
                 }
                 Ok(whole.len() as u64 * others)
             }
-            Op::Sum { elements, .. } => {
-                let mut sum = vec![0.0f32; *elements as usize];
+            Op::Fold { elements, fold, .. } => {
+                let mut sum = vec![0u32; *elements as usize];
                 let mut own = sum.clone();
                 for (rank, (slot, op)) in group.clone().zip(ops).enumerate() {
-                    let Op::Sum { data, .. } = op else { return Err(astray()) };
+                    let Op::Fold { data, .. } = op else { return Err(astray()) };
                     let into = if rank == 0 { &mut sum } else { &mut own };
                     self.get(slot, *data, bytemuck::cast_slice_mut(into))?;
                     if rank > 0 {
-                        sum.iter_mut().zip(&own).for_each(|(sum, own)| *sum += own);
+                        folded(&mut sum, &own, *fold)?;
                     }
                 }
                 for (slot, op) in group.clone().zip(ops) {
-                    let Op::Sum { data, .. } = op else { return Err(astray()) };
+                    let Op::Fold { data, .. } = op else { return Err(astray()) };
                     self.put(slot, *data, bytemuck::cast_slice(&sum))?;
                 }
                 Ok(elements * 4 * others * group.len() as u64)
-            }
-            Op::Broadcast { root, length, data } => {
-                let mut bytes = vec![0; *length as usize];
-                let from = match ops[*root] {
-                    Op::Broadcast { data, .. } => *data,
-                    _ => *data,
-                };
-                self.get(group.start + root, from, &mut bytes)?;
-                for (slot, op) in group.clone().zip(ops) {
-                    let Op::Broadcast { data, .. } = op else { return Err(astray()) };
-                    self.put(slot, *data, &bytes)?;
-                }
-                Ok(length * others)
             }
             _ => Err(astray()),
         }
@@ -275,17 +287,13 @@ impl Processors {
     pub(super) fn watched(
         &mut self,
         program: &Programs,
-        tokens: &[u32],
-        past: usize,
+        tables: &[u8],
         watch: Watch,
     ) -> Result<(u64, Vec<Span>), LlmError> {
-        let (token, past) = (tokens.first().copied().unwrap_or(0), past as u32);
-        if tokens.len() > 1 {
-            for slot in 0..self.slots.len() {
-                let DeviceSlot { device, work, .. } = &mut self.slots[slot];
-                let device = &mut self.devices[*device];
-                let given = work.as_mut().map_or(Ok(()), |work| device.tokens(work, tokens));
-                self.of_card(slot, given)?;
+        for (slot, place) in program.tables.iter().enumerate() {
+            if let Some(place) = *place {
+                let written = self.put(slot, place, tables);
+                self.of_card(slot, written)?;
             }
         }
         let slots = program.slots.len();
@@ -301,7 +309,7 @@ impl Processors {
         loop {
             let mut moved = false;
             for slot in 0..slots {
-                let went = going.alone(self, slot, token, past);
+                let went = going.alone(self, slot);
                 moved |= self.of_card(slot, went)?;
             }
             for group in &program.groups {
@@ -331,14 +339,36 @@ impl Processors {
     }
 }
 
+/// Where a program has the tables of a step.
+fn tables_of(program: &[Op]) -> Option<Place> {
+    program.iter().find_map(|op| match op {
+        Op::Data { into, .. } => Some(*into),
+        _ => None,
+    })
+}
+
 /// Bytes of what a group has after an exchange.
 fn whole_bytes(op: &Op) -> u64 {
     match op {
         Op::Gather { parts, rows, .. } => parts.last().map_or(0, |part| part.end) * rows,
-        Op::Sum { elements, .. } => elements * 4,
-        Op::Broadcast { length, .. } => *length,
+        Op::Fold { elements, .. } => elements * 4,
         _ => 0,
     }
+}
+
+/// Folds words of a rank with those of the ranks before it.
+fn folded(sum: &mut [u32], own: &[u32], fold: Fold) -> Result<(), CudaError> {
+    let add = |a: u32, b: u32| (f32::from_bits(a) + f32::from_bits(b)).to_bits();
+    let is = |dtype: DType, op: ReduceOp| fold.dtype == dtype.code() && Some(fold.op) == op.code();
+    let pairs = sum.iter_mut().zip(own);
+    if is(DType::F32, ReduceOp::Sum) {
+        pairs.for_each(|(sum, own)| *sum = add(*sum, *own));
+    } else if is(DType::U32, ReduceOp::BitwiseOr) {
+        pairs.for_each(|(sum, own)| *sum |= *own);
+    } else {
+        return Err(CudaError::Unsupported(format!("{fold:?} between cards on a GPU")));
+    }
+    Ok(())
 }
 
 /// Programs that do not belong together.
@@ -387,17 +417,16 @@ impl Going<'_> {
         processors: &mut Processors,
         slot: usize,
         (loaded, ops): (&Loaded, &[Range<usize>]),
-        (token, past): (u32, u32),
     ) -> Result<(), CudaError> {
         let own = &mut processors.slots[slot];
         let device = &mut processors.devices[own.device];
         let work = own.work()?;
         if self.watch != Watch::Instructions {
-            return device.run(work, loaded, token, past);
+            return device.run(work, loaded);
         }
-        device.gpu().synchronize()?;
+        device.synchronize()?;
         let mut start = self.now();
-        for (seconds, ops) in device.run_timed(work, loaded, token, past)?.into_iter().zip(ops) {
+        for (seconds, ops) in device.run_timed(work, loaded)?.into_iter().zip(ops) {
             let (ops, end) = (ops.clone(), start + seconds);
             self.spans.push(Span { slot, ops, start, end, exchanged: None });
             start = end;
@@ -406,18 +435,12 @@ impl Going<'_> {
     }
 
     /// Runs a slot's program up to its next exchange. Returns whether it got anywhere.
-    fn alone(
-        &mut self,
-        processors: &mut Processors,
-        slot: usize,
-        token: u32,
-        past: u32,
-    ) -> Result<bool, CudaError> {
+    fn alone(&mut self, processors: &mut Processors, slot: usize) -> Result<bool, CudaError> {
         let begun = self.at[slot];
         while let Some(ready) = self.programs.slots[slot].get(self.at[slot]) {
             match ready {
                 Ready::Instructions(instructions, ops) => {
-                    self.instructions(processors, slot, (instructions, ops), (token, past))?;
+                    self.instructions(processors, slot, (instructions, ops))?;
                 }
                 Ready::Exchange(Op::Send { to, from, length }, _) => {
                     let start = self.now();
@@ -446,22 +469,22 @@ impl Machine for Processors {
     type Program = Programs;
 
     fn kernels(&self) -> Kernels {
-        let each = self.devices.iter().map(|device| device.gpu().multiprocessors());
+        let each = self.devices.iter().map(DeviceContext::multiprocessors);
         Kernels::Gpu { multiprocessors: each.max().unwrap_or(1) }
     }
 
     fn keep(&mut self, slot: usize, staging: &GpuStaging) -> Result<u64, LlmError> {
-        let gpu = Arc::clone(self.devices[self.slots[slot].device].gpu());
-        let work = self.of_card(slot, Workspace::new(&gpu, staging))?;
+        let device = &self.devices[self.slots[slot].device];
+        let work = self.of_card(slot, device.workspace(staging))?;
         let bytes = work.bytes();
         self.slots[slot].work = Some(work);
         Ok(bytes)
     }
 
     fn allocate(&mut self, slot: usize, what: &str, bytes: u64) -> Result<BufferId, LlmError> {
-        let gpu = Arc::clone(self.devices[self.slots[slot].device].gpu());
+        let device = &self.devices[self.slots[slot].device];
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let buffer = self.of_card(slot, gpu.allocate(size, what))?;
+        let buffer = self.of_card(slot, device.allocate(size, what))?;
         let buffers = &mut self.slots[slot].buffers;
         buffers.push(buffer);
         Ok(BufferId(buffers.len() as u64 - 1))
@@ -493,6 +516,11 @@ impl Machine for Processors {
         self.of_card(slot, read)
     }
 
+    fn copy(&mut self, slot: usize, from: Place, into: Place, length: u64) -> Result<(), LlmError> {
+        let copied = self.copied(slot, from, into, length);
+        self.of_card(slot, copied)
+    }
+
     fn prepare(
         &mut self,
         programs: &[Vec<Op>],
@@ -505,24 +533,25 @@ impl Machine for Processors {
             let Some(ready) = self.of_card(slot, ready)? else { return Ok(None) };
             slots.push(ready);
         }
-        Ok(Some(Programs { slots, groups: groups.to_vec() }))
+        let tables = programs.iter().map(|program| tables_of(program)).collect();
+        Ok(Some(Programs { slots, tables, groups: groups.to_vec() }))
     }
 
     fn forget(&mut self) {
         self.slots.iter_mut().filter_map(|slot| slot.work.as_mut()).for_each(Workspace::forget);
     }
 
-    fn run(&mut self, program: &Programs, tokens: &[u32], past: usize) -> Result<u64, LlmError> {
-        self.watched(program, tokens, past, Watch::Nothing).map(|(sent, _)| sent)
+    fn run(&mut self, program: &Programs, tables: &[u8], _: &Reach) -> Result<u64, LlmError> {
+        self.watched(program, tables, Watch::Nothing).map(|(sent, _)| sent)
     }
 
     fn run_traced(
         &mut self,
         program: &Programs,
-        tokens: &[u32],
-        past: usize,
+        tables: &[u8],
+        _: &Reach,
     ) -> Result<(u64, Vec<Spent>), LlmError> {
-        let (sent, spans) = self.watched(program, tokens, past, Watch::Instructions)?;
+        let (sent, spans) = self.watched(program, tables, Watch::Instructions)?;
         let spent = spans.into_iter().map(|span| {
             let Span { slot, ops, start, end, exchanged } = span;
             Spent { member: slot, ops, start, end, exchange: exchanged.is_some() }

@@ -7,12 +7,6 @@
 //
 // What blocks write for each other is read past the first-level cache, which is not coherent.
 
-typedef unsigned char u8;
-typedef signed char i8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 // Where weights are prefetched, one block has all of a multiprocessor.
 #ifdef STREAM
 #define BLOCKS 1
@@ -28,7 +22,8 @@ typedef unsigned long long u64;
 #endif
 #define HAS(type) (((TYPES) >> (type) & 1) != 0)
 #define NORM_LANES 128
-#define RUN 64
+// Positions of a block of the KV cache.
+#define KV_BLOCK 64
 // What is not worth registers and instructions of every caller.
 #define APART __noinline__
 // Rows of inputs that weights are unpacked for at once, rows of weights, and units of 32 weights of each.
@@ -45,22 +40,7 @@ typedef unsigned long long u64;
 // GGML's numbers of types.
 enum Type { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, Q8_K = 15, BF16 = 30 };
 
-// All shared memory that is asked for at the start.
-extern __shared__ __align__(128) u8 shared[];
-
 // ---------------------------------------------------------------- numbers
-
-__device__ __forceinline__ float half_of(u16 h) {
-    float f;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
-    return f;
-}
-
-__device__ __forceinline__ u16 to_half(float f) {
-    u16 h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
-    return h;
-}
 
 __device__ __forceinline__ float bf16_of(u16 h) { return __uint_as_float((u32)h << 16); }
 
@@ -102,31 +82,6 @@ __device__ __forceinline__ float gate_of(float gate, float up) {
     return gate / (1.0f + power_of_e(-gate)) * up;
 }
 
-__device__ __forceinline__ u32 largest_in_warp(u32 bits) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(~0u, bits);
-#else
-    for (int by = 16; by > 0; by /= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, by));
-    return bits;
-#endif
-}
-
-__device__ __forceinline__ int sum_in_warp(int value) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_add_sync(~0u, value);
-#else
-    for (int by = 16; by > 0; by /= 2) value += __shfl_xor_sync(~0u, value, by);
-    return value;
-#endif
-}
-
-// The larger of two numbers; no number if one of them is none.
-__device__ __forceinline__ float larger(float a, float b) {
-    float c;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}
-
 // A 127th, as a division has it, for every number that is finite and not negative: all of them were tried.
 __device__ __forceinline__ float part_of(float most) {
     const float by = 1.0f / 127.0f, near = most * by;
@@ -152,24 +107,7 @@ __device__ __forceinline__ u32 read(const u32 *p) { return __ldcg(p); }
 // where they are not numbers.
 #define UNWRITTEN 0xffffffffu
 
-__device__ __forceinline__ void publish(float *p, float value) {
-    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(p), "f"(value) : "memory");
-}
-
 __device__ __forceinline__ bool is_written(float value) { return __float_as_uint(value) != UNWRITTEN; }
-
-__device__ __forceinline__ float4 load_relaxed(const float4 *p) {
-    float4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
-    return v;
-}
-
-__device__ __forceinline__ float load_relaxed(const float *p) {
-    float v;
-    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
-    return v;
-}
 
 __device__ __forceinline__ float await_slot(const float *p, bool is_slot) {
     float value = load_relaxed(p);
@@ -187,25 +125,6 @@ struct Weights {
 };
 
 // Weights are read once.
-__device__ __forceinline__ uint4 weights16(const Weights &w, u64 at) {
-    const u8 *p = w.base + at;
-
-    uint4 v;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
-__device__ __forceinline__ u16 weights2(const Weights &w, u64 at) {
-    const u8 *p = w.base + at;
-    u16 v;
-    asm("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
-    return v;
-}
-
-__device__ __forceinline__ u32 weights4(const Weights &w, u64 at) {
-    const u8 *p = w.base + at;
-    u32 v;
-    asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
-}
+__device__ __forceinline__ uint4 weights16(const Weights &w, u64 at) { return load_once((const uint4 *)(w.base + at)); }
+__device__ __forceinline__ u16 weights2(const Weights &w, u64 at) { return load_once((const u16 *)(w.base + at)); }
+__device__ __forceinline__ u32 weights4(const Weights &w, u64 at) { return load_once((const u32 *)(w.base + at)); }

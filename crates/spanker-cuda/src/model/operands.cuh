@@ -8,7 +8,7 @@ enum Kind {
     QUANTIZE = 3,
     MATMUL = 4,
     ROTATE = 5,
-    HALVE = 6,
+    KEEP_KV = 6,
     GATE = 7,
     ADD = 8,
     ATTEND = 9,
@@ -17,6 +17,7 @@ enum Kind {
     VECTOR = 12,
     ROUND_Q4_K = 13,
     STREAMED = 14,
+    ADD_ROW = 15,
 };
 
 // What becomes of a product's results: they are stored, added to what is there, or gate and up are combined.
@@ -59,7 +60,9 @@ struct Embed {
     u32 unused_numbers[13];
     u64 table;
     u64 into;
-    u64 unused[6];
+    // The tokens, in the tables of the step.
+    u64 ids;
+    u64 unused[5];
     // The dataflow slot of the results, or 0.
     u64 slot;
     u64 unused_addresses[3];
@@ -110,7 +113,14 @@ struct Matmul {
 };
 static_assert(sizeof(Matmul) == 176, "as the host has it");
 
-// Rotary embedding of heads.
+// Where a row of a step lies: its position, and the first entry of its block table.
+struct RowAt {
+    u32 position;
+    u32 table;
+};
+static_assert(sizeof(RowAt) == 8, "as the host has it");
+
+// Rotary embedding of heads, by the positions of their rows.
 struct Rotate {
     u32 kind;
     u32 rows;
@@ -119,24 +129,36 @@ struct Rotate {
     u32 dims;
     // Whether the two numbers of a pair are half of `dims` apart, and not neighbours.
     u32 pairs;
-    u32 unused_numbers[14];
+    // Positions of the table.
+    u32 positions;
+    u32 unused_numbers[13];
     u64 data;
     u64 table;
-    u64 unused_addresses[10];
+    // Where rows lie.
+    u64 at;
+    u64 unused_addresses[9];
 };
 static_assert(sizeof(Rotate) == 176, "as the host has it");
 
-// Rounds to f16 into the KV cache.
-struct Halve {
+// Stores keys and values of rows in the blocks of their sequences.
+struct KeepKv {
     u32 kind;
-    u32 elements;
-    u32 row_elements;
-    u32 unused_numbers[17];
-    u64 from;
-    u64 into;
-    u64 unused_addresses[10];
+    u32 rows;
+    u32 kv_heads;
+    u32 head_size;
+    // The type of the KV cache: F16 or Q8_0.
+    u32 quant;
+    u32 unused_numbers[15];
+    u64 keys;
+    u64 values;
+    // The first block of the layer.
+    u64 cache;
+    // Where rows lie, and block tables.
+    u64 at;
+    u64 tables;
+    u64 unused_addresses[7];
 };
-static_assert(sizeof(Halve) == 176, "as the host has it");
+static_assert(sizeof(KeepKv) == 176, "as the host has it");
 
 // Combines gate and up.
 struct Gate {
@@ -161,7 +183,19 @@ struct Add {
 };
 static_assert(sizeof(Add) == 176, "as the host has it");
 
-// Attention of rows of queries.
+// Adds one row to rows.
+struct AddRow {
+    u32 kind;
+    u32 rows;
+    u32 width;
+    u32 unused_numbers[17];
+    u64 into;
+    u64 row;
+    u64 unused_addresses[10];
+};
+static_assert(sizeof(AddRow) == 176, "as the host has it");
+
+// Attention of rows of queries over the blocks of their sequences.
 struct Attend {
     u32 kind;
     u32 rows;
@@ -177,15 +211,21 @@ struct Attend {
     u32 pairs;
     // The type of blocks of results, or 0.
     u32 block_quant;
-    // Positions whose values are in shared memory at a time: whole runs.
+    // Positions whose values are in shared memory at a time: whole blocks.
     u32 near;
     // Whether queries, new keys and new values are polled for in dataflow slots.
     u32 is_awaiting;
-    u32 unused_numbers[6];
+    // The type of the KV cache: F16 or Q8_0.
+    u32 quant;
+    u32 unused_numbers[5];
     u64 queries;
-    u64 keys;
-    u64 values;
+    // The first block of the layer.
+    u64 cache;
+    // Where rows lie, and block tables.
+    u64 at;
+    u64 tables;
     u64 into;
+    // Of rotary embeddings.
     u64 table;
     u64 new_keys;
     u64 new_values;
@@ -193,7 +233,7 @@ struct Attend {
     u64 blocks;
     // A second place for results, or 0.
     u64 store;
-    u64 unused_addresses[3];
+    u64 unused_addresses[2];
 };
 static_assert(sizeof(Attend) == 176, "as the host has it");
 
@@ -310,26 +350,20 @@ static_assert(sizeof(Streamed) == 176, "as the host has it");
 
 // What changes from step to step.
 struct Step {
-    u32 past;
-    u32 token;
-    const u32 *ids;
     // The counter of the grid barrier, and its value before the step.
     u64 *barrier;
     u64 arrived;
-    float *scores;
-    u32 scores_each;
     // The first instruction whose weights are prefetched: its index and one, or 0.
     u32 streamed;
     // Where its ring of slots is in shared memory.
     u32 ring;
-    u32 reserved;
     // Dataflow slots of the next step, in parts of 16 bytes, which this step resets.
     uint4 *unwritten;
     u64 unwritten_parts;
     // When each instruction begins in the first block, and when the last one ends, in nanoseconds; or null.
     u64 *times;
 };
-static_assert(sizeof(Step) == 80, "as the host has it");
+static_assert(sizeof(Step) == 48, "as the host has it");
 
 // An instruction: every struct of operands begins with its kind.
 union Instruction {
@@ -339,9 +373,10 @@ union Instruction {
     Quantize quantize;
     Matmul matmul;
     Rotate rotate;
-    Halve halve;
+    KeepKv keep_kv;
     Gate gate;
     Add add;
+    AddRow add_row;
     Attend attend;
     Fill fill;
     CopyBytes copy_bytes;

@@ -79,7 +79,7 @@ shared_numbers! {
         QUANTIZE = 3,
         MATMUL = 4,
         ROTATE = 5,
-        HALVE = 6,
+        KEEP_KV = 6,
         GATE = 7,
         ADD = 8,
         ATTEND = 9,
@@ -88,6 +88,7 @@ shared_numbers! {
         VECTOR = 12,
         ROUND_Q4_K = 13,
         STREAMED = 14,
+        ADD_ROW = 15,
     }
     /// What becomes of a product's results: they are stored, added to what is there, or gate and up are combined.
     keep Keep {
@@ -165,7 +166,9 @@ shared_structs! {
         unused_numbers: [u32; 13],
         table: u64,
         into: u64,
-        unused: [u64; 6],
+        /// The tokens, in the tables of the step.
+        ids: u64,
+        unused: [u64; 5],
         /// The dataflow slot of the results, or 0.
         slot: u64,
         unused_addresses: [u64; 3],
@@ -212,7 +215,13 @@ shared_structs! {
         unused_addresses: [u64; 9],
     }
 
-    /// Rotary embedding of heads.
+    /// Where a row of a step lies: its position, and the first entry of its block table.
+    struct RowAt {
+        position: u32,
+        table: u32,
+    }
+
+    /// Rotary embedding of heads, by the positions of their rows.
     struct Rotate = ROTATE {
         kind: u32,
         rows: u32,
@@ -221,21 +230,33 @@ shared_structs! {
         dims: u32,
         /// Whether the two numbers of a pair are half of `dims` apart, and not neighbours.
         pairs: u32,
-        unused_numbers: [u32; 14],
+        /// Positions of the table.
+        positions: u32,
+        unused_numbers: [u32; 13],
         data: u64,
         table: u64,
-        unused_addresses: [u64; 10],
+        /// Where rows lie.
+        at: u64,
+        unused_addresses: [u64; 9],
     }
 
-    /// Rounds to f16 into the KV cache.
-    struct Halve = HALVE {
+    /// Stores keys and values of rows in the blocks of their sequences.
+    struct KeepKv = KEEP_KV {
         kind: u32,
-        elements: u32,
-        row_elements: u32,
-        unused_numbers: [u32; 17],
-        from: u64,
-        into: u64,
-        unused_addresses: [u64; 10],
+        rows: u32,
+        kv_heads: u32,
+        head_size: u32,
+        /// The type of the KV cache: F16 or Q8_0.
+        quant: u32,
+        unused_numbers: [u32; 15],
+        keys: u64,
+        values: u64,
+        /// The first block of the layer.
+        cache: u64,
+        /// Where rows lie, and block tables.
+        at: u64,
+        tables: u64,
+        unused_addresses: [u64; 7],
     }
 
     /// Combines gate and up.
@@ -259,7 +280,18 @@ shared_structs! {
         unused_addresses: [u64; 10],
     }
 
-    /// Attention of rows of queries.
+    /// Adds one row to rows.
+    struct AddRow = ADD_ROW {
+        kind: u32,
+        rows: u32,
+        width: u32,
+        unused_numbers: [u32; 17],
+        into: u64,
+        row: u64,
+        unused_addresses: [u64; 10],
+    }
+
+    /// Attention of rows of queries over the blocks of their sequences.
     struct Attend = ATTEND {
         kind: u32,
         rows: u32,
@@ -275,15 +307,21 @@ shared_structs! {
         pairs: u32,
         /// The type of blocks of results, or 0.
         block_quant: u32,
-        /// Positions whose values are in shared memory at a time: whole runs.
+        /// Positions whose values are in shared memory at a time: whole blocks.
         near: u32,
         /// Whether queries, new keys and new values are polled for in dataflow slots.
         is_awaiting: u32,
-        unused_numbers: [u32; 6],
+        /// The type of the KV cache: F16 or Q8_0.
+        quant: u32,
+        unused_numbers: [u32; 5],
         queries: u64,
-        keys: u64,
-        values: u64,
+        /// The first block of the layer.
+        cache: u64,
+        /// Where rows lie, and block tables.
+        at: u64,
+        tables: u64,
         into: u64,
+        /// Of rotary embeddings.
         table: u64,
         new_keys: u64,
         new_values: u64,
@@ -291,7 +329,7 @@ shared_structs! {
         blocks: u64,
         /// A second place for results, or 0.
         store: u64,
-        unused_addresses: [u64; 3],
+        unused_addresses: [u64; 2],
     }
 
     /// Fills words with a pattern.
@@ -401,19 +439,13 @@ shared_structs! {
 
     /// What changes from step to step.
     struct Step {
-        past: u32,
-        token: u32,
-        ids: u64 as "const u32 *",
         /// The counter of the grid barrier, and its value before the step.
         barrier: u64 as "u64 *",
         arrived: u64,
-        scores: u64 as "float *",
-        scores_each: u32,
         /// The first instruction whose weights are prefetched: its index and one, or 0.
         streamed: u32,
         /// Where its ring of slots is in shared memory.
         ring: u32,
-        reserved: u32,
         /// Dataflow slots of the next step, in parts of 16 bytes, which this step resets.
         unwritten: u64 as "uint4 *",
         unwritten_parts: u64,

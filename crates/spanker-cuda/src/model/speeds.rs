@@ -11,7 +11,7 @@ mod fit;
 use std::sync::Arc;
 
 use spanker_collective::{Algorithm, Collective};
-use spanker_model::Model;
+use spanker_model::{Model, Quant};
 use spanker_plan::{Split, price};
 use spanker_topology::{
     BytesPerSecond, Cluster, Confidence, ExchangeKind, MacsPerSecond, OperatorKind, OperatorRate,
@@ -77,6 +77,8 @@ pub struct Subject<'a> {
     pub context: usize,
     /// Tokens of a step at most.
     pub batch: usize,
+    /// What keys and values are kept as.
+    pub kv: Quant,
 }
 
 impl Speeds {
@@ -90,8 +92,8 @@ impl Speeds {
         cluster: &Cluster,
         subject: &Subject<'_>,
     ) -> Result<Speeds, CudaError> {
-        let Subject { model, split, groups, context, batch } = *subject;
-        let mut bench = Bench::new(gpus, model, cluster, split, groups, (context, batch))?;
+        let Subject { model, split, groups, context, batch, kv } = *subject;
+        let mut bench = Bench::new(gpus, model, cluster, split, groups, (context, batch, kv))?;
         let (context, batch) = (context as u64, batch as u64);
         let mut rows: Vec<u64> = ROWS.into_iter().filter(|&rows| rows < batch).collect();
         rows.push(batch.min(context).max(1));

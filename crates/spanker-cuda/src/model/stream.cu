@@ -88,8 +88,8 @@ __device__ __forceinline__ void find_rows(Prefetch &a, const From &from, const S
     if (lane < a.pairs) {
         const Rows rows = rows_at(op, a.pair + lane * WARPS);
         const u32 to = from.rows + lane * (u32)sizeof(Rows);
-        asm volatile("st.shared.v2.u64 [%0], {%1, %2};" :: "r"(to), "l"(rows.one), "l"(rows.two) : "memory");
-        asm volatile("st.shared.v2.u64 [%0], {%1, %2};" :: "r"(to + 16), "l"(rows.one_scales), "l"(rows.two_scales) : "memory");
+        store_pair(to, rows.one, rows.two);
+        store_pair(to + 16, rows.one_scales, rows.two_scales);
     }
     __syncwarp();
 }
@@ -109,26 +109,8 @@ __device__ __forceinline__ void find_instruction(Prefetch &a, const From &from, 
     a.at = 0, a.pairs = 1, a.unit = 0, a.each = 0;
 }
 
-// Weights are read once: what is read again stays in the second-level cache. Where it is known what `createpolicy` makes
-// of that, it is a constant, which needs fewer instructions.
-#if __CUDA_ARCH__ == 900
-__constant__ u64 READ_ONCE = 0x12f0000000000000ull;
-#endif
-
-__device__ __forceinline__ void copy16(u32 to, u64 from, bool there) {
-#if __CUDA_ARCH__ == 900
-    const u64 once = READ_ONCE;
-#else
-    u64 once;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-#endif
-    if (there)
-        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "l"(once) : "memory");
-}
-
 // Prefetches a pair of a block's warp to the second-level cache: four lanes each a row, or its scales.
 __device__ __forceinline__ void prefetch_pair(const Streamed &op, u32 block, u32 which) {
-#if __CUDA_ARCH__ >= 900
     const u32 part = threadIdx.x % 4, each = units_of(op.width);
     u32 pair, end;
     own_pairs(op, block, &pair, &end);
@@ -136,8 +118,7 @@ __device__ __forceinline__ void prefetch_pair(const Streamed &op, u32 block, u32
     if (pair >= end) return;
     const Rows rows = rows_at(op, pair);
     const u8 *from = part == 0 ? rows.one : part == 1 ? rows.two : part == 2 ? rows.one_scales : rows.two_scales;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(each * (part < 2 ? 16 : 2)) : "memory");
-#endif
+    prefetch_bytes(from, each * (part < 2 ? 16 : 2));
 }
 
 // During attention of some blocks, the others prefetch weights of the instruction after next: for themselves, and for
@@ -163,15 +144,15 @@ __device__ __forceinline__ void prefetch_slot(Prefetch &a, const From &from, u32
     const u32 lane = threadIdx.x % 32, unit = a.unit + lane, part = a.unit + lane % 8 * 8;
     const u32 to = from.ring + slot + lane * 16, rows = from.rows + a.at * (u32)sizeof(Rows);
     u64 one, two, scales;
-    asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(one), "=l"(two) : "r"(rows) : "memory");
-    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(scales) : "r"(rows + 16 + lane / 8 % 2 * 8) : "memory");
+    load_pair(rows, one, two);
+    scales = load_shared(rows + 16 + lane / 8 % 2 * 8);
     one += (u64)unit * 16, two += (u64)unit * 16;
     // Scales first: then the compiler needs no branch for them.
-    copy16(to + SLOT_SCALES, scales + (u64)part * 2, lane < 16 && part < a.each);
-    copy16(to, one, unit < a.each), copy16(to + SPAN * 16, two, unit < a.each);
-    copy16(to + 512, one + 512, unit + 32 < a.each), copy16(to + SPAN * 16 + 512, two + 512, unit + 32 < a.each);
+    copy_async_once(to + SLOT_SCALES, scales + (u64)part * 2, lane < 16 && part < a.each);
+    copy_async_once(to, one, unit < a.each), copy_async_once(to + SPAN * 16, two, unit < a.each);
+    copy_async_once(to + 512, one + 512, unit + 32 < a.each), copy_async_once(to + SPAN * 16 + 512, two + 512, unit + 32 < a.each);
     // One group for each slot, whether there is anything in it or not: that is how they are counted.
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    commit_copies();
     if (++a.at < a.pairs) return;
     a.at = 0, a.unit += SPAN;
     if (a.unit < a.each || a.number == 0) return;
@@ -271,14 +252,6 @@ __device__ __forceinline__ void stream_inputs(const Streamed &op, const Near &in
 // Barriers of teams: terms are written, and terms have been folded.
 enum Barrier { FULL = 1, EMPTY = FULL + TEAMS };
 
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "n"(TEAM * 32) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier) {
-    asm volatile("bar.sync %0, %1;" :: "r"(barrier), "n"(TEAM * 32) : "memory");
-}
-
 // Adds COUNT terms of a row to what came before, one after the other. Those that follow are being loaded.
 template <u32 COUNT> __device__ __forceinline__ float fold_some(float sum, const float4 *terms) {
     float4 v[COUNT / 4];
@@ -377,25 +350,25 @@ __device__ __forceinline__ void streamed(const Streamed &op, u8 *memory, const u
         for (u32 unit = 0; unit < each; unit += SPAN) {
             const UnitInputs<Q4_0> inputs[2] = {unit_inputs(in, unit + lane), unit_inputs(in, unit + 32 + lane)};
             const bool first = pass == 0 && unit == 0;
-            if (pairs == 0 && mate != 0 && !first) barrier_wait(EMPTY + team);
+            if (pairs == 0 && mate != 0 && !first) barrier_wait<TEAM * 32>(EMPTY + team);
             for (u32 i = 0; i < pairs; i++) {
-                asm volatile("cp.async.wait_group %0;" :: "n"(SLOTS - 1) : "memory");
+                await_copies<SLOTS - 1>();
                 __syncwarp();
                 const SlotUnits units = read_slot(ring + slot);
                 __syncwarp();
                 prefetch_slot(next, from, slot);
                 slot = slot == (SLOTS - 1) * SLOT_BYTES ? 0 : slot + SLOT_BYTES;
                 // Earlier terms have been folded.
-                if (i == 0 && mate != 0 && !first) barrier_wait(EMPTY + team);
+                if (i == 0 && mate != 0 && !first) barrier_wait<TEAM * 32>(EMPTY + team);
                 write_terms(units, inputs, to + i * PAIR * APART_TERMS);
             }
             if (mate != 0) {
-                barrier_arrive(FULL + team);
+                barrier_arrive<TEAM * 32>(FULL + team);
             } else {
-                barrier_wait(FULL + team);
+                barrier_wait<TEAM * 32>(FULL + team);
                 if (own) sum = fold_on(sum, terms + lane * APART_TERMS, each - unit);
                 __syncwarp();
-                if (unit + SPAN < each || pass + PAIRS < passes) barrier_arrive(EMPTY + team);
+                if (unit + SPAN < each || pass + PAIRS < passes) barrier_arrive<TEAM * 32>(EMPTY + team);
             }
         }
         if (mate == 0) {

@@ -154,7 +154,7 @@ __device__ __forceinline__ void tile_at(const Vector &op, u32 index, u32 *matrix
 // first-level cache, so that nothing in it has to be invalidated here.
 __device__ __forceinline__ void arrive(u64 *counter) {
     __syncthreads();
-    if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u64 [%0], 1;" :: "l"(counter) : "memory");
+    if (threadIdx.x == 0) count_release(counter);
 }
 
 __device__ __forceinline__ void await(u64 *counter, u64 target) {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void await(u64 *counter, u64 target) {
         u32 spins = 0;
         u64 seen;
         do {
-            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(counter) : "memory");
+            seen = load_relaxed(counter);
             if (++spins > MOST_SPINS) __trap();
         } while (seen < target);
     }

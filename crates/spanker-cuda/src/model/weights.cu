@@ -58,14 +58,6 @@ __device__ __forceinline__ int dot16(int4 w, int4 q, int from = 0) {
     return __dp4a(w.w, q.w, s);
 }
 
-// The same with 16 unsigned bytes.
-__device__ __forceinline__ int dot16u(uint4 w, int4 q) {
-    int s;
-    asm("{ dp4a.u32.s32 %0, %1, %5, 0; dp4a.u32.s32 %0, %2, %6, %0; dp4a.u32.s32 %0, %3, %7, %0; dp4a.u32.s32 %0, %4, %8, %0; }"
-        : "=&r"(s) : "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w));
-    return s;
-}
-
 __device__ __forceinline__ int sum16(int4 q) {
     const int ONES = 0x01010101;
     return dot16(make_int4(ONES, ONES, ONES, ONES), q);
@@ -284,8 +276,7 @@ __device__ __forceinline__ void load_inputs(const u8 *row, u32 type, u32 units, 
 __device__ __forceinline__ float root_scale(double sum, u32 width, float epsilon) {
     bool even = (width & (width - 1)) == 0;
     double mean = even ? sum * __longlong_as_double((long long)(1024 - __ffs(width)) << 52) : sum / (double)width;
-    double y = mean + (double)epsilon, r;
-    asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(y));
+    double y = mean + (double)epsilon, r = approximate_root(y);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         double off = __fma_rn(-(y * r), r, 1.0);

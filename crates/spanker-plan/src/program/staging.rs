@@ -88,14 +88,8 @@ impl HostStaging {
 /// What the kernel of a graphics processor keeps for one card, all of it in one buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuStaging {
-    /// Tokens of a sequence.
-    pub context: u64,
-    /// Rows of a step at most.
-    pub batch: u64,
-    /// The processor's multiprocessors.
-    pub multiprocessors: u64,
-    /// Instructions of a program at most: of a step of one row, and of as many as there may be.
-    pub instructions: [u64; 2],
+    /// Instructions of a program at most.
+    pub instructions: u64,
     /// Parts at most that exchanges divide a program into.
     pub parts: u64,
     /// Bytes of the dataflow slots of a step of one row at most.
@@ -109,10 +103,6 @@ pub struct GpuPlaces {
     pub barrier: u64,
     /// Counters of blocks of inputs that several blocks of the kernel put together.
     pub counters: u64,
-    /// Token ids.
-    pub ids: u64,
-    /// Scores of attention that shared memory has no room for.
-    pub scores: u64,
     /// When instructions begin, while that is traced.
     pub times: u64,
     /// Programs and dataflow slots, up to the end.
@@ -124,55 +114,43 @@ pub struct GpuPlaces {
 impl GpuStaging {
     /// Counters of blocks of inputs: enough for 256 Ki values.
     pub const COUNTERS: u64 = 8192;
-    /// Positions whose scores are kept in shared memory.
-    pub const SHARED_SCORES: u64 = 8192;
-    /// Blocks of the kernel on each multiprocessor at most.
-    pub const MOST_BLOCKS: u64 = 2;
     /// Bytes of an instruction.
     pub const INSTRUCTION: u64 = 176;
     /// What everything begins at a multiple of.
     pub const ALIGNMENT: u64 = 128;
     /// Programs of one row that there is room for, each with dataflow slots.
     const SINGLE: u64 = 2;
-    /// Programs of as many rows as there may be.
-    const WHOLE: u64 = 4;
+    /// Programs of several rows: steps of many sequences have many shapes.
+    const WHOLE: u64 = 14;
 
     /// Where everything lies.
     #[must_use]
     pub fn places(&self) -> GpuPlaces {
         let aligned = |bytes: u64| bytes.next_multiple_of(Self::ALIGNMENT);
-        let beyond = match self.context > Self::SHARED_SCORES {
-            true => self.multiprocessors * Self::MOST_BLOCKS * self.context.next_multiple_of(4),
-            false => 0,
-        };
-        let [single, whole] = self.instructions;
-        let longest = single.max(whole);
         let counters = Self::ALIGNMENT;
-        let ids = counters + aligned(Self::COUNTERS * 4);
-        let scores = ids + aligned(self.batch.max(1) * 4);
-        let times = scores + aligned(beyond * 4);
-        let programs = times + aligned((longest + 1) * 8);
+        let times = counters + aligned(Self::COUNTERS * 4);
+        let programs = times + aligned((self.instructions + 1) * 8);
         // Dataflow slots of one step and of the next take turns, and so do the instructions that name them. Every part
         // of a program begins anew, with three things.
         let slack = 3 * self.parts * Self::ALIGNMENT;
-        let single = aligned(2 * single * Self::INSTRUCTION + 2 * self.slots + slack);
-        let whole = aligned(whole * Self::INSTRUCTION + slack);
+        let bytes = self.instructions * Self::INSTRUCTION;
+        let single = aligned(2 * bytes + 2 * self.slots + slack);
+        let whole = aligned(bytes + slack);
         let end = programs + Self::SINGLE * single + Self::WHOLE * whole;
-        GpuPlaces { barrier: 0, counters, ids, scores, times, programs, end }
+        GpuPlaces { barrier: 0, counters, times, programs, end }
     }
 }
 
 impl Sizing<'_> {
     /// What the kernel of a graphics processor keeps for a rank's card; nothing where kernels are somewhere else.
     pub(crate) fn gpu(&self, rank: usize) -> Option<GpuStaging> {
-        let Kernels::Gpu { multiprocessors } = self.exchanging.kernels else { return None };
-        let (model, space) = (self.model, self.space);
+        let Kernels::Gpu { .. } = self.exchanging.kernels else { return None };
+        let model = self.model;
         let shard = &self.group.shards[rank];
-        let (sequences, layers) = (space.sequences, self.inputs.layers);
-        let batch = space.batch.max(sequences);
+        let layers = self.inputs.layers;
         // Norms, quantisation, products, sums and copies of a layer, and attention.
         let biases = if model.biases { 3 } else { 0 };
-        let instructions = 6 + sequences + layers * (30 + biases);
+        let instructions = 8 + layers * (30 + biases);
         // Every number that an instruction writes for another has a slot.
         let (heads, kv) = (len(&shard.heads), len(&shard.kv_heads));
         let numbers = 2 * (heads + kv) * model.head_size + 2 * model.hidden + 2 * len(&shard.ffn);
@@ -180,10 +158,7 @@ impl Sizing<'_> {
             + (model.hidden + len(&shard.vocab)) * 4
             + 2 * GpuStaging::ALIGNMENT;
         Some(GpuStaging {
-            context: space.context,
-            batch,
-            multiprocessors: u64::from(multiprocessors),
-            instructions: [instructions; 2],
+            instructions,
             parts: 8 + 5 * layers,
             slots: slots.next_multiple_of(GpuStaging::ALIGNMENT),
         })

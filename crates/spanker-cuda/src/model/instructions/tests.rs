@@ -21,7 +21,6 @@ fn on(program: &[Op], streams: u32) -> Result<Parts, CudaError> {
         blocks: 264,
         counters: 1,
         counted: 8192,
-        scores: 64,
         tile_rows: 32,
         streams,
     };
@@ -79,6 +78,30 @@ fn add(into: u64, more: u64, elements: u64) -> Op {
     let fold = Fold { dtype: DType::F32.code(), op: ReduceOp::Sum.code().unwrap_or_default() };
     let sources = vec![at(into), at(more)];
     Op::Work(Work::Reduce { into: at(into), sources, elements, fold, divisor: 0 })
+}
+
+/// Rows of queries at 50, keys at 51 and values at 52, in 32 heads, over a KV cache at 41; the tables of the step are at 42.
+fn attention(rows: u64, head_size: u64) -> [Op; 4] {
+    let heads = 32;
+    let cache = KvCache {
+        blocks: at(41),
+        count: 9,
+        rows: at(42),
+        tables: Place { offset: 16 * rows, ..at(42) },
+        entries: 9,
+        heads,
+        head_size,
+        quant: id(Quant::F16),
+    };
+    let rotate = |data| {
+        let (data, table, at, dims) = (at(data), at(40), cache.rows, head_size);
+        let (positions, pairs) = (512, 0);
+        Work::RotateRows { data, table, positions, at, rows, heads, head_size, dims, pairs }
+    };
+    let keep = Work::Keep { keys: at(51), values: at(52), cache, rows };
+    let (queries, into, group, offset, scale) = (at(50), at(43), 1, 0, 0);
+    let attend = Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale };
+    [rotate(50), rotate(51), keep, attend].map(Op::Work)
 }
 
 /// A normed row, gate and up, and what they make together.
@@ -181,31 +204,10 @@ fn weights_are_prefetched_where_possible_and_numbers_are_rounded_where_they_are_
 
 #[test]
 fn a_layer_is_five_instructions_of_one_run() {
-    let rotate = |data| {
-        let (table, rows, pairs) = (at(40), 1, 0);
-        let data = at(data);
-        Op::Work(Work::Rotate { data, table, rows, heads: 32, head_size: 128, dims: 128, pairs })
-    };
-    let halve =
-        |from, into| Op::Work(Work::Halve { from: at(from), into: at(into), elements: 4096 });
-    let attend = Op::Work(Work::Attend {
-        queries: at(50),
-        keys: at(41),
-        values: at(42),
-        into: at(43),
-        rows: 1,
-        heads: 32,
-        kv_heads: 32,
-        head_size: 128,
-        group: 1,
-        offset: 0,
-        past: 0,
-        scale: 0,
-    });
     let square = [1, 4096, 4096];
     let mut layer = vec![norm(1), round(3, 4, 1, 4096)];
     layer.extend([50, 51, 52].map(|out| product(4, out, square)));
-    layer.extend([rotate(50), rotate(51), halve(51, 41), halve(52, 42), attend]);
+    layer.extend(attention(1, 128));
     layer.extend([round(43, 44, 1, 4096), copy(44, 9, 4096 / 32 * 34)]);
     layer.extend([product(9, 45, square), copy(45, 46, 4096 * 4), add(1, 46, 4096)]);
     layer.extend([gate_and_up(), blocks_of_gate()].concat());
@@ -272,23 +274,70 @@ fn tiles_fit_the_terms_that_a_block_keeps() {
 }
 
 #[test]
-fn heads_that_no_block_can_have_are_refused_with_their_size() {
-    let attend = |head_size| {
-        Op::Work(Work::Attend {
+fn rows_of_several_have_keys_and_values_stored_before_they_attend_to_them() {
+    let all = instructions(&attention(3, 64));
+    assert_eq!(kinds(&all), [kind::ROTATE, kind::ROTATE, kind::KEEP_KV, kind::ATTEND]);
+    let rotate: &operands::Rotate = op(&all[0]);
+    assert_eq!((rotate.at, rotate.positions), (42 << 32, 512));
+    let keep: &operands::KeepKv = op(&all[2]);
+    let attend: &operands::Attend = op(&all[3]);
+    let tables = (42 << 32) + 48;
+    assert_eq!((keep.cache, keep.at, keep.tables), (41 << 32, 42 << 32, tables));
+    assert_eq!((attend.cache, attend.at, attend.tables), (41 << 32, 42 << 32, tables));
+    assert_eq!((attend.rows, attend.is_fresh, attend.quant), (3, 0, id(Quant::F16)));
+    // One row has all of it in one instruction.
+    let all = instructions(&attention(1, 64));
+    let attend: &operands::Attend = op(&all[0]);
+    assert_eq!((all.len(), attend.is_fresh, attend.new_keys), (1, 1, 51 << 32));
+}
+
+#[test]
+fn tables_of_a_step_are_no_part_of_its_instructions() {
+    let data = Op::Data { into: at(42), length: 16 };
+    let program = [vec![data], attention(1, 64).to_vec()].concat();
+    let parts = translated(&program).unwrap();
+    assert_eq!(parts.ops, [1..5]);
+    let longer = Op::Data { into: at(42), length: 4096 };
+    let program = [vec![longer], attention(1, 64).to_vec()].concat();
+    assert_eq!(translated(&program).unwrap(), parts);
+}
+
+#[test]
+fn what_a_gpu_has_no_instruction_for_is_refused_by_name() {
+    let best = Work::Best { from: at(1), into: at(2), count: 9, k: 1, first: 0 };
+    let fold = Fold { dtype: DType::F32.code(), op: 0 };
+    let (collective, data) = (spanker_collective::Collective::AllReduce, at(1));
+    let scheduled = Op::Collective { collective, fold, elements: 4, data };
+    for (program, name) in [(Op::Work(best), "Best"), (scheduled, "AllReduce")] {
+        let said = translated(&[program]).unwrap_err().to_string();
+        assert!(said.contains(name), "{said}");
+    }
+}
+
+#[test]
+fn keys_of_a_type_that_no_cache_has_are_refused() {
+    let mut program = attention(3, 48);
+    let Op::Work(Work::AttendBlocks { cache, .. }) = &mut program[3] else { panic!("attention") };
+    for (quant, named) in [(Quant::Q8_0, "heads of 48"), (Quant::Q4_0, "q4_0")] {
+        cache.quant = id(quant);
+        let attend = Op::Work(Work::AttendBlocks {
             queries: at(1),
-            keys: at(2),
-            values: at(3),
-            into: at(4),
+            cache: *cache,
+            into: at(2),
             rows: 1,
-            heads: 2,
-            kv_heads: 1,
-            head_size,
-            group: 2,
+            heads: 32,
+            group: 1,
             offset: 0,
-            past: 0,
             scale: 0,
-        })
-    };
+        });
+        let said = translated(&[attend]).unwrap_err().to_string();
+        assert!(said.contains(named), "{said}");
+    }
+}
+
+#[test]
+fn heads_that_no_block_can_have_are_refused_with_their_size() {
+    let attend = |head_size| attention(1, head_size)[3].clone();
     assert!(translated(&[attend(64)]).is_ok());
     for size in [20, 272] {
         let said = translated(&[attend(size)]).unwrap_err().to_string();
@@ -316,7 +365,6 @@ fn cards_of_a_group_have_the_same_instructions_around_what_they_exchange() {
         blocks: 264,
         counters: 1,
         counted: 8192,
-        scores: 64,
         tile_rows: 32,
         streams: 0,
     };

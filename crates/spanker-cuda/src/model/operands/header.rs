@@ -166,7 +166,7 @@ fn a_field_that_moved_in_the_header_is_found() {
 
 #[test]
 fn operands_of_every_kind_fill_an_instruction_and_begin_with_the_kind() {
-    for of in STRUCTS.iter().filter(|of| !["Matrix", "Step"].contains(&of.name)) {
+    for of in STRUCTS.iter().filter(|of| !["Matrix", "RowAt", "Step"].contains(&of.name)) {
         assert_eq!(of.size, size_of::<Instruction>(), "{}", of.name);
         assert_eq!((of.fields[0].name, of.fields[0].offset), ("kind", 0), "{}", of.name);
     }

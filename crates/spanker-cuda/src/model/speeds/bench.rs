@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use ggml_spanker::ops;
 use spanker_llm::{LlmError, Machine};
-use spanker_model::{Model, Quant};
+use spanker_model::{KvShape, Model, Quant};
 use spanker_plan::{
     Audit, Buffer, CardLayout, Cut, Layout, Load, Numerics, Op, Part, Piece, Place, Programs,
-    Space, Step, Tensor, Want, card_layouts, load,
+    Reach, Space, Step, Tensor, Want, card_layouts, load,
 };
 use spanker_runtime::BufferId;
 use spanker_topology::{Cluster, ExchangeKind};
@@ -104,21 +104,16 @@ impl Bench {
         cluster: &Cluster,
         split: spanker_plan::Split,
         groups: &[Vec<(usize, f64)>],
-        (context, batch): (usize, usize),
+        (context, batch, kv): (usize, usize, Quant),
     ) -> Result<Bench, CudaError> {
         let gpu = gpus.first().ok_or(CudaError::NoDevice)?;
         let short = shortened(model, groups.len(), context as u64, gpu.memory()?.free / 8);
         let unplanned = |error: spanker_plan::PlanError| CudaError::Unsupported(error.to_string());
         let layout = Layout::of_groups(&short, split, groups).map_err(unplanned)?;
         let stages = &layout.replicas[0];
-        let space = Space {
-            context: context as u64,
-            batch: batch as u64,
-            sequences: 1,
-            audit: Audit::NONE,
-        };
+        let space = Space { kv, ..Space::of(context as u64, batch as u64, 1, Audit::NONE) };
         let kind = Some(ExchangeKind::Direct);
-        let mut processors = Processors::new(gpus, &layout.cards(), context)?;
+        let mut processors = Processors::new(gpus, &layout.cards())?;
         let kernels = Some(processors.kernels());
         let layouts = card_layouts(&short, cluster, stages, space, kind, kernels);
         processors.know(&types(&short));
@@ -153,17 +148,21 @@ impl Bench {
         Ok(bench)
     }
 
-    fn lists(&self, rows: u64, past: u64) -> Vec<Vec<Op>> {
+    /// The programs of a step of one sequence, its tables and how far back it looks.
+    fn lists(&self, rows: u64, past: u64) -> (Vec<Vec<Op>>, Vec<u8>, Reach) {
         let tokens = vec![0; rows as usize];
+        let blocks: Vec<u32> = (0..KvShape::blocks_for(past + rows) as u32).collect();
         let want = if rows == 1 { Want::Logits } else { Want::Nothing };
-        let part = Part { sequence: 0, tokens: &tokens, past, want };
-        self.programs.step(&Step { parts: &[part] }, &|from, to| vec![from, to])
+        let parts = [Part::new(&tokens, past, &blocks, want)];
+        let step = Step::of(&parts);
+        let lists = self.programs.step(&step, &|from, to| vec![from, to]);
+        (lists, self.programs.tables(&step), step.reach())
     }
 
     /// One step: what was written down, and seconds until the host has its result.
     fn once(&mut self, rows: u64, past: u64, watch: Watch) -> Result<(Vec<Span>, f64), CudaError> {
         if !self.prepared.contains_key(&rows) {
-            let lists = self.lists(rows, 0);
+            let (lists, ..) = self.lists(rows, 0);
             let begun = Instant::now();
             let groups = self.programs.groups();
             let mut ready = self.processors.prepare(&lists, groups).map_err(failed)?;
@@ -176,17 +175,16 @@ impl Bench {
             self.preparing = begun.elapsed().as_secs_f64();
             self.prepared.insert(rows, ready.ok_or_else(full)?);
         }
-        let tokens = vec![0; rows as usize];
+        let (_, tables, _) = self.lists(rows, past);
         let program = &self.prepared[&rows];
         let begun = Instant::now();
-        let ran = self.processors.watched(program, &tokens, past as usize, watch);
+        let ran = self.processors.watched(program, &tables, watch);
         let (_, spans) = ran.map_err(failed)?;
         if rows == 1 {
             for slot in self.programs.last() {
-                let one = &self.programs.members()[slot];
-                let mut logits =
-                    vec![0.0f32; (one.shard.vocab.end - one.shard.vocab.start) as usize];
-                let place = one.place(Buffer::Logits);
+                let vocab = self.programs.members()[slot].shard.vocab.clone();
+                let mut logits = vec![0.0f32; (vocab.end - vocab.start) as usize];
+                let place = self.programs.logits_place(slot, 0);
                 let out = bytemuck::cast_slice_mut(&mut logits);
                 self.processors.read(slot, place, out).map_err(failed)?;
                 std::hint::black_box(ops::best(&logits, 1));
@@ -232,8 +230,8 @@ impl Bench {
             true => self.several(rows, past, Watch::Exchanges)?,
             false => (Vec::new(), 0.0),
         };
-        let lists = self.lists(rows, past);
-        let loads: Vec<Vec<Option<Load>>> = lists.iter().map(|list| loads(list)).collect();
+        let (lists, _, reach) = self.lists(rows, past);
+        let loads: Vec<Vec<Option<Load>>> = lists.iter().map(|list| loads(list, &reach)).collect();
         let mut instructions: Vec<Timed> = Vec::new();
         let mut before: Option<(usize, &Span)> = None;
         for span in spans.iter().filter(|span| span.exchanged.is_none()) {
@@ -301,13 +299,13 @@ fn exchanges_of(spans: &[Span]) -> Vec<&Span> {
 }
 
 /// What every operator of a list counts for, as prices count it.
-fn loads(list: &[Op]) -> Vec<Option<Load>> {
+fn loads(list: &[Op], reach: &Reach) -> Vec<Option<Load>> {
     let mut before = None;
     let mut loads = Vec::with_capacity(list.len());
     for op in list {
         match op {
             Op::Work(work) => {
-                loads.push(load(work, before));
+                loads.push(load(work, before, reach));
                 before = Some(work);
             }
             Op::Mark { .. } => loads.push(None),
@@ -344,7 +342,7 @@ fn laid_out(
             }
         };
         let mut at = 0;
-        while at < bytes && buffer != Buffer::Ids {
+        while at < bytes && buffer != Buffer::Step {
             let length = (bytes - at).min(with.len() as u64);
             let place = Place { buffer: id, offset: at };
             processors.write(slot, place, &with[..length as usize])?;

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A device for tests that emulates the kernel on the host: its own source, compiled by the host's C++ compiler with
+//! `emulation/device.h` in place of `device.cu`. What a graphics processor takes for it, and whether it orders memory as
+//! the kernel expects, cannot be seen here.
+
+use std::collections::HashMap;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libloading::Library;
+
+use super::device::{Device, KERNEL, Kind, Launch, Memory};
+use super::operands::{Instruction, Step};
+use crate::CudaError;
+
+/// What is compiled.
+const DEVICE: &str = include_str!("emulation/device.h");
+const LAUNCH: &str = include_str!("emulation/launch.h");
+/// Shared memory of a block, as of an H200.
+const SHARED: u32 = 227 << 10;
+/// Blocks of a kernel on a multiprocessor at most.
+const MOST_BLOCKS: u32 = 2;
+
+/// The kernel as a function of the host: instructions, their number, the step, blocks, and whether threads take turns
+/// downwards.
+type Emulate = unsafe extern "C" fn(*const Instruction, u32, *const Step, u32, u32);
+
+/// What a device was told to do.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Launches of either kernel.
+    pub(super) launches: [AtomicU64; 2],
+    /// Copies within memory.
+    pub(super) copies: AtomicU64,
+}
+
+/// A device on the host.
+pub(super) struct Emulated {
+    multiprocessors: u32,
+    kernels: [Option<Arc<Library>>; 2],
+    told: Arc<Told>,
+}
+
+/// 128 bytes, aligned as a graphics processor's memory is.
+#[derive(Clone, Copy)]
+#[repr(align(128))]
+struct Line(#[allow(dead_code, reason = "reached by its address")] [u8; 128]);
+
+/// Kernels that were compiled for other tests.
+static COMPILED: Mutex<Option<HashMap<Vec<String>, Arc<Library>>>> = Mutex::new(None);
+
+/// Whether kernels can be emulated here; says aloud if not.
+pub(super) fn is_possible() -> bool {
+    let version = Command::new(compiler()).arg("--version").output();
+    let possible = cfg!(target_arch = "x86_64") && version.is_ok_and(|ran| ran.status.success());
+    if !possible {
+        assert!(std::env::var_os("REQUIRE_EMULATION").is_none(), "no {} on x86-64", compiler());
+        eprintln!("skipped: kernels are emulated on x86-64 with {} (or $CXX)", compiler());
+    }
+    possible
+}
+
+fn compiler() -> String {
+    std::env::var("CXX").unwrap_or_else(|_| "g++".into())
+}
+
+/// The kernel with options of NVIDIA's compiler, of which the host's needs the definitions.
+fn compiled(options: &[String]) -> Arc<Library> {
+    // One kernel that knows all types of weights is for all tests.
+    let is_needed = |option: &&String| option.starts_with("-D") && !option.starts_with("-DTYPES");
+    let defined: Vec<String> = options.iter().filter(is_needed).cloned().collect();
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = compiled.get_or_insert_default();
+    if let Some(library) = known.get(&defined) {
+        return Arc::clone(library);
+    }
+    let name = format!("spanker-emulated-{}-{}", std::process::id(), known.len());
+    let [source, object] =
+        ["cpp", "so"].map(|ending| std::env::temp_dir().join(format!("{name}.{ending}")));
+    std::fs::write(&source, [DEVICE, KERNEL, LAUNCH].concat()).expect("a file for the source");
+    let ran = Command::new(compiler())
+        .args(["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off"])
+        .args(["-fPIC", "-shared", "-pthread", "-o"])
+        .arg(&object)
+        .args(&defined)
+        .arg(&source)
+        .output()
+        .expect("a compiler that runs");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "the kernel for {defined:?}: {said}");
+    // SAFETY: the library was made from the source above, which does nothing when it is loaded.
+    let library = unsafe { Library::new(&object) }.expect("the kernel as a library");
+    for file in [&source, &object] {
+        std::fs::remove_file(file).expect("files that are no longer needed");
+    }
+    let library = Arc::new(library);
+    known.insert(defined, Arc::clone(&library));
+    library
+}
+
+impl Emulated {
+    /// A device with so many multiprocessors.
+    pub(super) fn new(multiprocessors: u32) -> (Emulated, Arc<Told>) {
+        let told = Arc::new(Told::default());
+        (Emulated { multiprocessors, kernels: [None, None], told: Arc::clone(&told) }, told)
+    }
+
+    /// Bytes of memory from an offset on.
+    fn bytes(memory: &Memory, offset: usize, length: usize) -> *mut u8 {
+        assert!(offset.checked_add(length).is_some_and(|end| end <= memory.bytes));
+        std::ptr::with_exposed_provenance_mut(memory.base as usize + offset)
+    }
+}
+
+impl Device for Emulated {
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    fn most_shared(&self) -> u32 {
+        SHARED
+    }
+
+    fn allocate(&self, bytes: usize, _: &str) -> Result<Memory, CudaError> {
+        let mut lines = vec![Line([0; 128]); bytes.div_ceil(128)];
+        let base = lines.as_mut_ptr().expose_provenance() as u64;
+        Ok(Memory { base, bytes, owner: Box::new(lines) })
+    }
+
+    fn read(&mut self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<(), CudaError> {
+        let bytes = Emulated::bytes(from, offset, out.len());
+        // SAFETY: the bytes are the memory's, and no kernel runs.
+        unsafe { std::ptr::copy_nonoverlapping(bytes, out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    fn write(&mut self, into: &mut Memory, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        let out = Emulated::bytes(into, offset, bytes.len());
+        // SAFETY: the bytes are the memory's, and no kernel runs.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out, bytes.len()) };
+        Ok(())
+    }
+
+    fn copy(
+        &mut self,
+        memory: &mut Memory,
+        from: usize,
+        into: usize,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        self.told.copies.fetch_add(1, Ordering::Relaxed);
+        assert!(from.abs_diff(into) >= length, "a copy onto itself");
+        let [from, into] = [from, into].map(|at| Emulated::bytes(memory, at, length));
+        // SAFETY: both are the memory's and do not overlap, and no kernel runs.
+        unsafe { std::ptr::copy_nonoverlapping(from, into, length) };
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        self.kernels = [None, None];
+    }
+
+    fn fit(&mut self, kind: Kind, options: &[String], shared: u32) -> Result<u32, CudaError> {
+        let kernel = &mut self.kernels[kind as usize];
+        kernel.get_or_insert_with(|| compiled(options));
+        Ok((SHARED / shared.max(1)).min(MOST_BLOCKS))
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<(), CudaError> {
+        let before = self.told.launches[launch.kind as usize].fetch_add(1, Ordering::Relaxed);
+        let library = self.kernels[launch.kind as usize].as_ref().ok_or(CudaError::NoDevice)?;
+        assert!(launch.shared <= SHARED);
+        // Either order of threads in turn.
+        let backwards = (before % 2) as u32;
+        let instructions = std::ptr::with_exposed_provenance(launch.instructions as usize);
+        // SAFETY: the library has this function with these arguments. Instructions are in the card's workspace, and their
+        // places in buffers of this device, which nobody else reaches in the meantime.
+        unsafe {
+            let emulate = library.get::<Emulate>(b"spanker_emulate").expect("its function");
+            emulate(instructions, launch.count, &raw const launch.step, launch.blocks, backwards);
+        }
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<(), CudaError> {
+        Ok(())
+    }
+}
+
+mod attention;
+mod models;
