@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 
 use spanker_engine::Arrivals;
