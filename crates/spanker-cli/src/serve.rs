@@ -57,7 +57,7 @@ pub(crate) struct ModelArgs {
     /// How to split the model [default: the planner's best that gives the bits of one card]
     #[arg(long, value_enum)]
     split: Option<Split>,
-    /// Requests that are answered at the same time
+    /// Requests that are answered at the same time; the split is the best for so many, so that fewer have answers sooner
     #[arg(long, default_value_t = 16, value_name = "N")]
     pub(crate) parallel: usize,
     /// Requests that wait for their turn; more are told to come back later
