@@ -7,7 +7,9 @@
 //! bytes; who has others than most is wrong.
 
 mod compute;
+mod evaluate;
 mod log;
+mod look;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +19,7 @@ use spanker_plan::{Activity, BufferId, CardLayout, Check, Cut, Place, Step, Tap,
 
 use crate::{LlmError, Network};
 pub use log::{AuditLog, Found};
+pub(crate) use look::{Look, Looking, Rows};
 
 /// What a model's file has: weights and positions.
 pub(crate) trait Weights: Send + Sync {
@@ -127,11 +130,8 @@ impl<'a> Auditor<'a> {
         for tap in &taps.list {
             let differs = match &tap.check {
                 Check::Cached { block, slot, position, fresh, bytes, at } => {
-                    let cells = self.cells.entry((*block, *slot)).or_default();
                     let now = &captured[*at as usize..(*at + *bytes) as usize];
-                    let before = cells.insert(member.at, now.to_vec()).filter(|_| !fresh);
-                    let changed = before.is_some_and(|before| before != now);
-                    changed.then(|| format!("the KV cache of position {position} has changed"))
+                    self.cell(member.at, (*block, *slot), (*position, *fresh), now)
                 }
                 Check::Agreed { .. } => None,
                 check => self.operator(member, check, captured)?,
@@ -141,6 +141,20 @@ impl<'a> Auditor<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// What is wrong with a cell of the KV cache that was looked at before, unless the step has written it.
+    fn cell(
+        &mut self,
+        member: usize,
+        cell: Cell,
+        (position, fresh): (u64, bool),
+        now: &[u8],
+    ) -> Option<String> {
+        let cells = self.cells.entry(cell).or_default();
+        let before = cells.insert(member, now.to_vec()).filter(|_| !fresh);
+        let changed = before.is_some_and(|before| before != now);
+        changed.then(|| format!("the KV cache of position {position} has changed"))
     }
 
     /// Bytes of a member's weights, from the file; and which tensor they are of.
@@ -191,11 +205,16 @@ pub(crate) fn disagreeing<'c>(
 
 /// A tap in words.
 fn place(tap: &Tap) -> String {
-    match tap.activity {
+    part_of(tap.activity, tap.layer)
+}
+
+/// A part of a step in words.
+fn part_of(activity: Activity, layer: u32) -> String {
+    match activity {
         Activity::Embed => "embedding".into(),
         Activity::Head => "head".into(),
         Activity::Host => "memory".into(),
-        activity => format!("layer {}, {}", tap.layer, activity.name()),
+        activity => format!("layer {layer}, {}", activity.name()),
     }
 }
 

@@ -43,7 +43,7 @@ pub use evaluator::{Evaluator, Rounding};
 pub use fingerprint::fingerprint;
 pub use inproc::InProcess;
 pub use layout::check_plan;
-pub use machine::{Machine, OnMachine, Spent};
+pub use machine::{Capture, Captures, Machine, OnMachine, Region, Role, Spent};
 pub use measure::{Measurement, Subject, measure, unmeasured};
 pub use network::{Network, Rope};
 pub use ranks::{Leader, OnRanks, RankSamples, Worker, run_worker};

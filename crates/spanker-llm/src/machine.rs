@@ -2,14 +2,18 @@
 //! A network on cards that have memory of their own and go through programs themselves, such as graphics
 //! processors. How they do it is theirs; here it is laid out, loaded and stepped.
 
+mod audit;
+mod captures;
+
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use ggml_spanker::ops;
 use spanker_model::{KvShape, Quant};
 use spanker_plan::{
-    ALIGNMENT, Activity, Buffer, BufferId, GpuStaging, Label, Mark, Op, Piece, Place, Plan,
+    ALIGNMENT, Activity, Buffer, BufferId, CardLayout, GpuStaging, Label, Mark, Op, Piece, Place, Plan,
     Programs, Reach, StepShape, Want,
 };
 use spanker_topology::{ExchangeKind, Kernels};
@@ -17,6 +21,8 @@ use spanker_topology::{ExchangeKind, Kernels};
 use crate::layout::{self, Planned};
 use crate::runner::{Asked, MemoryUse, Outcome, Output, Part, Runner, Step, Timing, merged};
 use crate::{LlmError, Loading, Network, Recorder};
+use audit::Audited;
+pub use captures::{Capture, Captures, Region, Role};
 
 /// Cards that go through programs themselves.
 ///
@@ -95,8 +101,12 @@ pub trait Machine {
     /// All programs that were ready have been dropped: their room is free.
     fn forget(&mut self);
 
-    /// Runs programs with the tables of a step ([`Op::Data`]), whose rows look so far back. Returns the bytes that cards
-    /// gave to other cards.
+    /// The operators of a member that it does in one go: runs that follow each other, without exchanges. What one of them
+    /// reads and leaves can be captured.
+    fn runs(&self, program: &Self::Program, member: usize) -> Vec<Range<usize>>;
+
+    /// Runs programs with the tables of a step ([`Op::Data`]), whose rows look so far back, and captures bytes meanwhile.
+    /// Returns the bytes that cards gave to other cards.
     ///
     /// # Errors
     /// What the card that failed says.
@@ -105,7 +115,14 @@ pub trait Machine {
         program: &Self::Program,
         tables: &[u8],
         reach: &Reach,
+        captures: &Captures,
     ) -> Result<u64, LlmError>;
+
+    /// The bytes that were captured of a member in the last run: as many as that was told. Members are asked in order.
+    ///
+    /// # Errors
+    /// What the card says.
+    fn captured(&mut self, member: usize, bytes: u64) -> Result<Vec<u8>, LlmError>;
 
     /// The same, and what each card did when. Cards may wait for each other where they otherwise do not.
     ///
@@ -116,8 +133,9 @@ pub trait Machine {
         program: &Self::Program,
         tables: &[u8],
         reach: &Reach,
+        captures: &Captures,
     ) -> Result<(u64, Vec<Spent>), LlmError> {
-        Ok((self.run(program, tables, reach)?, Vec::new()))
+        Ok((self.run(program, tables, reach, captures)?, Vec::new()))
     }
 }
 
@@ -140,6 +158,7 @@ pub struct Spent {
 #[derive(Debug)]
 pub struct OnMachine<M: Machine> {
     layout: Programs,
+    cards: Vec<CardLayout>,
     vocab: u64,
     memory: Vec<MemoryUse>,
     machine: M,
@@ -148,15 +167,18 @@ pub struct OnMachine<M: Machine> {
     trace: Option<(Recorder, Instant)>,
     /// Steps of one token since the last that was traced.
     untraced: u32,
+    audited: Option<Audited>,
     /// What came of the step that is under way.
     ended: Option<Outcome>,
 }
 
-/// A program that is ready, and for each member what its operators belong to.
+/// A program that is ready, and for each member its operators, what they belong to, and which are done in one go.
 #[derive(Debug)]
 struct Prepared<P> {
     program: P,
+    ops: Arc<Vec<Vec<Op>>>,
     labels: Vec<Vec<Label>>,
+    runs: Vec<Vec<Range<usize>>>,
 }
 
 /// Programs that are kept: decoding, whole batches, and a few last ones of prompts.
@@ -178,7 +200,7 @@ impl<M: Machine> OnMachine<M> {
         loading: &dyn Fn(Loading),
     ) -> Result<Self, LlmError> {
         let (kind, kernels) = (ExchangeKind::Direct, machine.kernels());
-        let planned = Planned::new(network, plan, context, batch, kind, kernels)?;
+        let planned = Planned::new(network, plan, context, batch, kind, kernels)?.tapped();
         let layouts = planned.cards();
         let mut buffers: Vec<HashMap<Buffer, BufferId>> = Vec::with_capacity(layouts.len());
         let mut memory = Vec::with_capacity(layouts.len());
@@ -221,11 +243,18 @@ impl<M: Machine> OnMachine<M> {
         for (member, one) in layout.members().iter().enumerate() {
             machine.write(member, one.place(Buffer::Table), bytemuck::cast_slice(&table))?;
         }
-        let vocab = network.model().vocab;
-        let (programs, trace, untraced) = (HashMap::new(), None, 0);
-        let ended = None;
-        let mut ready =
-            OnMachine { layout, vocab, memory, machine, programs, trace, untraced, ended };
+        let mut ready = OnMachine {
+            layout,
+            cards: layouts,
+            vocab: network.model().vocab,
+            memory,
+            machine,
+            programs: HashMap::new(),
+            trace: None,
+            untraced: 0,
+            audited: None,
+            ended: None,
+        };
         ready.warm_up(context)?;
         Ok(ready)
     }
@@ -251,7 +280,7 @@ impl<M: Machine> OnMachine<M> {
 
     /// Programs for a step, in place of all others where there is no room for them beside these.
     fn prepare(&mut self, step: &Step<'_>) -> Result<Prepared<M::Program>, LlmError> {
-        let programs = self.layout.step(step, &|from, to| vec![from, to]);
+        let programs = self.layout.plain(step, &|from, to| vec![from, to]);
         let labels = programs.iter().map(|list| labels(list)).collect();
         let groups = self.layout.groups();
         let program = match self.machine.prepare(&programs, groups)? {
@@ -265,7 +294,9 @@ impl<M: Machine> OnMachine<M> {
         let rows = step.rows();
         let full =
             || LlmError::plan(format!("no room for the programs of a step of {rows} tokens"));
-        Ok(Prepared { program: program.ok_or_else(full)?, labels })
+        let program = program.ok_or_else(full)?;
+        let runs = (0..programs.len()).map(|member| self.machine.runs(&program, member)).collect();
+        Ok(Prepared { program, ops: Arc::new(programs), labels, runs })
     }
 
     /// Whether a step is to be traced.
@@ -298,6 +329,7 @@ impl<M: Machine> OnMachine<M> {
     /// if it was traced, what each card of the last stage has left to do.
     fn run(&mut self, step: &Step<'_>) -> Result<(u64, Vec<Mark>), LlmError> {
         self.copy_blocks(step)?;
+        let whole = step;
         let mut parts = step.parts.to_vec();
         let asked = parts.iter_mut().filter(|part| part.want != Want::Nothing);
         asked.for_each(|part| part.want = Want::Logits);
@@ -314,12 +346,13 @@ impl<M: Machine> OnMachine<M> {
         let traced = self.is_traced(step);
         let ready = &self.programs[&key];
         let (tables, reach) = (self.layout.tables(step), step.reach());
+        let captures = audit::look(&mut self.audited, &self.layout, ready, (whole, step))?;
         let Some((recorder, origin)) = self.trace.as_ref().filter(|_| traced) else {
-            let sent = self.machine.run(&ready.program, &tables, &reach)?;
+            let sent = self.machine.run(&ready.program, &tables, &reach, &captures)?;
             return Ok((sent, Vec::new()));
         };
         let shift = origin.elapsed().as_secs_f64();
-        let (sent, spans) = self.machine.run_traced(&ready.program, &tables, &reach)?;
+        let (sent, spans) = self.machine.run_traced(&ready.program, &tables, &reach, &captures)?;
         let (members, token) = (self.layout.members(), Asked::of(step).past as u32);
         recorder.add(spans.iter().map(|span| {
             let mut label =
@@ -419,7 +452,10 @@ impl<M: Machine> Runner for OnMachine<M> {
         layout::check(&self.layout, self.vocab, step)?;
         let begun = Instant::now();
         let (sent, left) = self.run(step)?;
+        // The machine is at work meanwhile.
+        self.settle()?;
         let outputs = self.outputs(step)?;
+        self.collect(step)?;
         if let Some((recorder, origin)) = &self.trace {
             let now = origin.elapsed().as_secs_f64();
             let done = |mark: Mark| Mark { end: now.max(mark.start), ..mark };

@@ -47,7 +47,7 @@ pub use plan::{
     steps_under_way,
 };
 pub use program::{
-    ATTEND_ROWS, Action, Addend, Apart, Audit, Buffer, CardLayout, Check, Cost, Cut, GpuPlaces,
+    ATTEND_ROWS, Action, Addend, Apart, Audit, Buffer, CachedCell, CardLayout, Check, Dice, Cost, Cut, GpuPlaces,
     GpuStaging, HostStaging, Load, MAX_CANDIDATES, Member, Numerics, OPERATORS_PER_LAYER, Op, Part,
     Piece, Programs, Projection, RankLink, Reach, Routes, SEGMENT_ALIGNMENT, Samples, Space, Step,
     StepShape, StepTables, Tap, Taps, Tensor, Terms, USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, Wanted,

@@ -36,7 +36,7 @@ use crate::work::{BufferId, Fold, Place, Work};
 use crate::{Activity, PlanError};
 use audit::Auditing;
 pub(crate) use audit::expected as expected_audit;
-pub use audit::{Audit, USUAL_AUDIT};
+pub use audit::{Audit, CachedCell, Dice, USUAL_AUDIT};
 pub use buffers::{Buffer, MAX_CANDIDATES, Space};
 pub(crate) use buffers::{
     BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, result_bytes, sizes, sizing,
@@ -545,7 +545,13 @@ impl Programs {
         tapped.unzip()
     }
 
-    fn plain(&self, step: &Step<'_>, route: &dyn Fn(usize, usize) -> Vec<usize>) -> Vec<Vec<Op>> {
+    /// The programs of all members without taps, whatever is checked: for runners that capture what they do themselves.
+    #[must_use]
+    pub fn plain(
+        &self,
+        step: &Step<'_>,
+        route: &dyn Fn(usize, usize) -> Vec<usize>,
+    ) -> Vec<Vec<Op>> {
         let of = Context {
             model: &self.model,
             numerics: self.numerics,
@@ -628,6 +634,34 @@ impl Programs {
         layers.map(move |layer| {
             let at = |block: u32| (layer * blocks + u64::from(block)) * bytes;
             [at(from), at(to), bytes]
+        })
+    }
+
+    /// Bytes of a member's audit buffer for one step; nothing where nothing is checked.
+    #[must_use]
+    pub fn audit_bytes(&self, member: usize) -> u64 {
+        let one = &self.members[member];
+        let layers = self.stages[one.stage].layers.len() as u64;
+        match self.space.audit.is_none() {
+            true => 0,
+            false => audit::capacity(&self.model, &one.shard, layers, self.space),
+        }
+    }
+
+    /// Bytes from which on something is looked at less often, half as often for twice as many; and bytes of which nothing
+    /// that is looked at has more.
+    #[must_use]
+    pub fn audit_limits(&self) -> [u64; 2] {
+        [audit::large(&self.model), audit::LARGEST]
+    }
+
+    /// Cells of a member's KV cache that a step looks at, of one of its sequences.
+    #[must_use]
+    pub fn cached_cells(&self, member: usize, step: &Step<'_>, dice: &mut Dice) -> Vec<CachedCell> {
+        let parts = step.parts;
+        let part = parts.get(dice.below(parts.len() as u64) as usize);
+        part.map_or_else(Vec::new, |part| {
+            audit::cells(&self.model, self.space, (member, &self.members[member]), part, dice)
         })
     }
 

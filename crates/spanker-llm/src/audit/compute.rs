@@ -39,16 +39,45 @@ impl<'k> Kept<'k> {
     }
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
+pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
 }
 
-fn known(id: u32) -> Result<Quant, LlmError> {
+pub(super) fn known(id: u32) -> Result<Quant, LlmError> {
     Quant::from_ggml_id(id).ok_or_else(|| LlmError::plan(format!("type {id} is unknown")))
 }
 
-fn refused(name: &str) -> impl Fn(ggml_spanker::Error) -> LlmError {
+pub(super) fn refused(name: &str) -> impl Fn(ggml_spanker::Error) -> LlmError {
     move |error| LlmError::unsupported(format!("{name}: {error}"))
+}
+
+/// Numbers as blocks of a type.
+pub(super) fn rounded(quant: Quant, numbers: &[f32]) -> Result<Vec<u8>, LlmError> {
+    let mut blocks = vec![0; quant.row_bytes(numbers.len() as u64) as usize];
+    quantize(quant, numbers, &mut blocks).map_err(refused("rounding"))?;
+    Ok(blocks)
+}
+
+/// A row of a product's inputs.
+pub(super) fn inputs_of(quant: Quant, row: &[u8], width: u64) -> Result<Inputs, LlmError> {
+    let mut inputs = Inputs::new();
+    inputs.load(quant, row, 1, width as usize).map_err(refused("product"))?;
+    Ok(inputs)
+}
+
+/// One head over the positions up to one: `cache` has the blocks of its keys and values end to end.
+pub(super) fn attended(
+    (shape, position, scale): (KvShape, u64, u32),
+    query: &[f32],
+    cache: &[u8],
+) -> Vec<f32> {
+    let table: Vec<u32> = (0..=(position / KV_BLOCK) as u32).collect();
+    let (first, scale) = (position as usize, f32::from_bits(scale));
+    let queries = Queries { rows: query, heads: 1, first, scale };
+    let view = KvView { cache, table: &table, shape, head: 0 };
+    let mut out = vec![0.0; query.len()];
+    ops::attend(queries, view, &mut AttendScratch::default(), &mut out);
+    out
 }
 
 impl Auditor<'_> {
@@ -78,9 +107,7 @@ impl Auditor<'_> {
             }
             Check::Quantize { quant, elements, from, into } => {
                 let quant = known(quant)?;
-                let mut right = vec![0; quant.row_bytes(elements) as usize];
-                quantize(quant, &kept.floats(from, elements), &mut right)
-                    .map_err(refused("rounding"))?;
+                let right = rounded(quant, &kept.floats(from, elements))?;
                 let differs = kept.bytes(into, right.len() as u64) != right;
                 differs.then(|| format!("activations are rounded wrongly to {quant}"))
             }
@@ -131,9 +158,7 @@ impl Auditor<'_> {
             Check::Product { weights, width, types: [input, quant], input: at, samples } => {
                 let (input, quant) = (known(*input)?, known(*quant)?);
                 let (row, each) = (input.row_bytes(*width), quant.row_bytes(*width));
-                let mut inputs = Inputs::new();
-                let loaded = inputs.load(input, kept.bytes(*at, row), 1, *width as usize);
-                loaded.map_err(refused("product"))?;
+                let inputs = inputs_of(input, kept.bytes(*at, row), *width)?;
                 for &(element, at) in samples {
                     let mut place = *weights;
                     place.offset += element * each;
@@ -203,14 +228,8 @@ fn attention(check: &Check, kept: Kept<'_>) -> Option<String> {
         }
         at = (at + place.rows * place.length).next_multiple_of(8);
     }
-    let table: Vec<u32> = (0..=last as u32).collect();
-    let rows = kept.floats(query, shape.head_size);
-    let (first, scale) = (position as usize, f32::from_bits(scale));
-    let queries = Queries { rows: &rows, heads: 1, first, scale };
-    let view = KvView { cache: &cache, table: &table, shape, head: 0 };
-    let mut out = vec![0.0; rows.len()];
-    ops::attend(queries, view, &mut AttendScratch::default(), &mut out);
-    kept.are(into, &out, "attention")
+    let query = kept.floats(query, shape.head_size);
+    kept.are(into, &attended((shape, position, scale), &query, &cache), "attention")
 }
 
 /// The largest of numbers.

@@ -25,12 +25,12 @@ use spanker_model::{KV_BLOCK, KvShape, Model, Strided};
 pub const USUAL_AUDIT: f64 = 0.01;
 
 /// No tap is larger than this.
-const LARGEST: u64 = 1 << 20;
+pub(super) const LARGEST: u64 = 1 << 20;
 /// Operators of a layer on one card, about: exchanges by schedules copy besides.
 const OPERATORS: u64 = 28;
 
 /// Bytes from which on a tap is made less often, half as often for twice as many: two rows of the residual stream.
-fn large(model: &Model) -> u64 {
+pub(super) fn large(model: &Model) -> u64 {
     (model.hidden * 8).max(4 << 10)
 }
 
@@ -57,12 +57,31 @@ impl Audit {
         self.per_million == 0
     }
 
-    fn count(self, operators: u64) -> u64 {
+    /// How many of so many operators are checked.
+    #[must_use]
+    pub fn count(self, operators: u64) -> u64 {
         match self.per_million {
             0 => 0,
             part => (operators * u64::from(part)).div_ceil(1_000_000).max(1),
         }
     }
+}
+
+/// Numbers of a key or value in the KV cache of a card that a step looks at, so that they stay what they were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CachedCell {
+    /// The block.
+    pub block: u32,
+    /// The slot in it.
+    pub slot: u64,
+    /// The position in its sequence.
+    pub position: u64,
+    /// Whether this step writes it.
+    pub fresh: bool,
+    /// The card's layer.
+    pub layer: u64,
+    /// Where the numbers lie, from the start of the KV cache on.
+    pub numbers: Strided,
 }
 
 /// Operators that are checked in a step of a stage with so many layers, and the bytes that taps of them have.
@@ -94,10 +113,13 @@ pub(crate) fn capacity(model: &Model, shard: &Shard, layers: u64, space: Space) 
 }
 
 /// Random numbers that are the same everywhere (SplitMix64).
-pub(super) struct Dice(u64);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dice(u64);
 
 impl Dice {
-    pub(super) fn new(words: &[u64]) -> Dice {
+    /// Numbers that follow from these words.
+    #[must_use]
+    pub fn new(words: &[u64]) -> Dice {
         let mut dice = Dice(0x5350_414e_4b45_5221);
         for word in words {
             dice.0 ^= *word;
@@ -113,8 +135,19 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, which is not 0.
-    pub(super) fn below(&mut self, end: u64) -> u64 {
+    /// A number that is another one for another step: which positions of which blocks come next.
+    #[must_use]
+    pub fn seed(step: &Step<'_>) -> u64 {
+        let parts = step.parts.iter();
+        let words = parts.flat_map(|part| {
+            let block = part.blocks.get((part.past / KV_BLOCK) as usize);
+            [part.past, block.map_or(0, |&block| u64::from(block))]
+        });
+        Dice::new(&words.collect::<Vec<u64>>()).next()
+    }
+
+    /// A number below `end`, or 0 where there is none.
+    pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }
 }
@@ -133,7 +166,7 @@ pub(super) struct Auditing<'a> {
 impl Auditing<'_> {
     /// A member's program with taps, and what they check.
     pub(super) fn apply(&self, at: usize, member: &Member, program: Vec<Op>) -> (Vec<Op>, Taps) {
-        let seed = self.seed();
+        let seed = Dice::seed(self.step);
         let mut dice = Dice::new(&[seed, self.step.rows(), at as u64, self.salt]);
         let works: Vec<usize> = (0..program.len())
             .filter(|&index| matches!(&program[index], Op::Work(work) if Check::knows(work)))
@@ -196,18 +229,8 @@ impl Auditing<'_> {
         (program, taps)
     }
 
-    /// A number that is another one for another step: which positions of which blocks come next.
-    fn seed(&self) -> u64 {
-        let parts = self.step.parts.iter();
-        let words = parts.flat_map(|part| {
-            let block = part.blocks.get((part.past / KV_BLOCK) as usize);
-            [part.past, block.map_or(0, |&block| u64::from(block))]
-        });
-        Dice::new(&words.collect::<Vec<u64>>()).next()
-    }
-
     /// One head of one key or value of the position that was written last, and of an older one: what is in the
-    /// KV cache stays what it was. Which of a position's heads is looked at depends on its place alone.
+    /// KV cache stays what it was.
     #[allow(clippy::too_many_arguments, reason = "where taps go")]
     fn cells(
         &self,
@@ -219,26 +242,11 @@ impl Auditing<'_> {
         program: &mut Vec<Op>,
         taps: &mut Taps,
     ) {
-        let (size, heads) = (self.model.head_size, len(&member.shard.kv_heads));
-        let layers = member.holding.layers.len() as u64;
-        let newest = part.past + part.tokens.len() as u64 - 1;
-        if heads == 0 || layers == 0 {
-            return;
-        }
-        let mut positions = vec![(newest, true)];
-        if part.past > 0 {
-            positions.push((dice.below(part.past), false));
-        }
-        let kept = KvShape { heads, head_size: size, quant: self.space.kv };
-        for (position, fresh) in positions {
-            let (block, slot) = (part.blocks[(position / KV_BLOCK) as usize], position % KV_BLOCK);
-            let mut cell = Dice::new(&[u64::from(block), slot, at as u64]);
-            let (layer, is_key, head) = (cell.below(layers), cell.below(2) == 0, cell.below(heads));
-            let Strided { offset, rows, length, stride } = kept.numbers(head, is_key, slot);
-            let start =
-                (layer * self.space.blocks + u64::from(block)) * kept.block_bytes() + offset;
+        for cell in cells(self.model, self.space, (at, member), part, dice) {
+            let CachedCell { block, slot, position, fresh, layer, numbers } = cell;
+            let Strided { offset, rows, length, stride } = numbers;
             let from = member.place(Buffer::Kv);
-            let from = Place { offset: from.offset + start, ..from };
+            let from = Place { offset: from.offset + offset, ..from };
             let (captured, copy) = sink.strided(from, rows, length, stride);
             program.push(Op::Tap(copy));
             let bytes = rows * length;
@@ -246,6 +254,37 @@ impl Auditing<'_> {
             taps.list.push(Tap { activity: Activity::Attention, layer: layer as u32, check });
         }
     }
+}
+
+/// A cell of the position of a sequence that was written last, and one of an older position. Which of a position's
+/// heads these are depends on its place alone.
+pub(super) fn cells(
+    model: &Model,
+    space: Space,
+    (at, member): (usize, &Member),
+    part: &Part<'_>,
+    dice: &mut Dice,
+) -> Vec<CachedCell> {
+    let (head_size, heads) = (model.head_size, len(&member.shard.kv_heads));
+    let layers = member.holding.layers.len() as u64;
+    let newest = part.past + part.tokens.len() as u64 - 1;
+    if heads == 0 || layers == 0 {
+        return Vec::new();
+    }
+    let mut positions = vec![(newest, true)];
+    if part.past > 0 {
+        positions.push((dice.below(part.past), false));
+    }
+    let kept = KvShape { heads, head_size, quant: space.kv };
+    let cell = |(position, fresh): (u64, bool)| {
+        let (block, slot) = (part.blocks[(position / KV_BLOCK) as usize], position % KV_BLOCK);
+        let mut cell = Dice::new(&[u64::from(block), slot, at as u64]);
+        let (layer, is_key, head) = (cell.below(layers), cell.below(2) == 0, cell.below(heads));
+        let mut numbers = kept.numbers(head, is_key, slot);
+        numbers.offset += (layer * space.blocks + u64::from(block)) * kept.block_bytes();
+        CachedCell { block, slot, position, fresh, layer, numbers }
+    };
+    positions.into_iter().map(cell).collect()
 }
 
 /// Where captures go.
