@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A model on graphics processors: programs of `spanker-llm` as lists of instructions that one kernel goes through.
 
+mod captures;
 mod device;
 mod device_context;
 #[cfg(test)]

@@ -3,12 +3,15 @@
 //! emulates the kernel on the host. What is launched is not decided here.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaFunction, CudaSlice, DevicePtr, DeviceRepr, DriverError, LaunchConfig, PinnedHostSlice,
+    CudaEvent, CudaFunction, CudaSlice, DevicePtr, DeviceRepr, DriverError, LaunchConfig, PinnedHostSlice,
     PushKernelArg, sys,
 };
+
+use cudarc::driver::result::memcpy_dtoh_async;
 
 use super::instructions::THREADS;
 use super::operands::Step;
@@ -26,6 +29,8 @@ pub(super) const KERNEL: &str = concat!(
     include_str!("stream.cu"),
     include_str!("kernel.cu"),
 );
+/// The kernel that gathers pieces of memory.
+const GATHER: &str = include_str!("gather.cu");
 /// What a graphics processor brings.
 const DEVICE: &str = include_str!("device.cu");
 /// The oldest processors that copy into shared memory by themselves.
@@ -77,6 +82,34 @@ pub(super) struct Launch {
     pub(super) step: Step,
 }
 
+/// Pieces of memory at equal distances, which are copied end to end.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Piece {
+    /// The address of the first.
+    pub(super) from: u64,
+    /// Where they go.
+    pub(super) into: u64,
+    /// Bytes from one to the next.
+    pub(super) stride: u64,
+    pub(super) rows: u32,
+    /// Bytes of one.
+    pub(super) length: u32,
+}
+
+/// Pieces that one launch gathers at most: they are arguments of the kernel, which has 4 KiB of these.
+const PIECES: usize = 96;
+/// Threads of a block that gathers, and blocks for each piece.
+const GATHERING: (u32, u32) = (256, 8);
+
+/// Arguments of the kernel that gathers.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Pieces([Piece; PIECES]);
+
+// SAFETY: numbers in C's order; there is nothing between them that has no value.
+unsafe impl DeviceRepr for Pieces {}
+
 /// A device. What it is told to do happens in order.
 pub(super) trait Device: Send {
     fn multiprocessors(&self) -> u32;
@@ -96,6 +129,18 @@ pub(super) trait Device: Send {
         into: usize,
         length: usize,
     ) -> Result<(), CudaError>;
+    /// Gathers pieces of its memory, whose addresses are within what was allocated.
+    fn gather(&mut self, pieces: &[Piece]) -> Result<(), CudaError>;
+    /// Begins to read bytes, which are there once all earlier work is done. `number` tells reads apart.
+    fn fetch(
+        &mut self,
+        number: usize,
+        from: &Memory,
+        offset: usize,
+        length: usize,
+    ) -> Result<(), CudaError>;
+    /// Waits for the read of a number, and for nothing that was begun later.
+    fn fetched(&mut self, number: usize, out: &mut [u8]) -> Result<(), CudaError>;
     /// Forgets kernels that know other types of weights.
     fn forget(&mut self);
     /// How many blocks of a kernel, with these options, a multiprocessor has at once if each has so much shared memory.
@@ -119,6 +164,9 @@ pub(super) struct Processor {
     kernels: [Compiled; 2],
     most_shared: u32,
     staging: PinnedHostSlice<u8>,
+    gather: Option<CudaFunction>,
+    /// Reads that have begun, and when they are over.
+    fetches: HashMap<usize, (PinnedHostSlice<u8>, Option<CudaEvent>)>,
 }
 
 // SAFETY: numbers in C's order; there is nothing between them that has no value.
@@ -141,7 +189,8 @@ impl Processor {
         let most_shared = u32::try_from(most).unwrap_or(USUAL_SHARED);
         let staging = pinned(&gpu, 1 << 20)?;
         let kernels = [Compiled::default(), Compiled::default()];
-        Ok(Processor { gpu, kernels, most_shared, staging })
+        let (gather, fetches) = (None, HashMap::new());
+        Ok(Processor { gpu, kernels, most_shared, staging, gather, fetches })
     }
 }
 
@@ -213,6 +262,67 @@ impl Device for Processor {
         copied.map_err(|error| CudaError::call("copy within the GPU", &error))
     }
 
+    fn gather(&mut self, pieces: &[Piece]) -> Result<(), CudaError> {
+        if self.gather.is_none() {
+            let options = ["--std=c++17".to_owned(), format!("-DPIECES={PIECES}")];
+            let function = self.gpu.kernel("gather", GATHER, &options, "spanker_gather")?;
+            self.gather = Some(function);
+        }
+        let kernel = self.gather.as_ref().ok_or(CudaError::NoDevice)?;
+        for some in pieces.chunks(PIECES) {
+            let mut all = Pieces([Piece::default(); PIECES]);
+            all.0[..some.len()].copy_from_slice(some);
+            let (threads, blocks) = GATHERING;
+            let config = LaunchConfig {
+                grid_dim: (some.len() as u32, blocks, 1),
+                block_dim: (threads, 1, 1),
+                shared_mem_bytes: 0,
+            };
+            let mut builder = self.gpu.stream().launch_builder(kernel);
+            builder.arg(&all);
+            // SAFETY: the kernel takes this argument. Addresses are within memory of this processor, as whoever calls has
+            // made sure, and what is written is in the buffer that the plan has for it.
+            let launched = unsafe { builder.launch(config) };
+            launched.map_err(|error| CudaError::call("gather memory of the GPU", &error))?;
+        }
+        Ok(())
+    }
+
+    fn fetch(
+        &mut self,
+        number: usize,
+        from: &Memory,
+        offset: usize,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        let failed = |error: DriverError| CudaError::call("read from the GPU", &error);
+        let known = self.fetches.remove(&number).filter(|(memory, _)| memory.len() >= length);
+        let (mut memory, _) = match known {
+            Some(known) => known,
+            None => (pinned(&self.gpu, length.next_power_of_two())?, None),
+        };
+        let out = &mut memory.as_mut_slice().map_err(failed)?[..length];
+        let source = from.base + offset as u64;
+        debug_assert!(offset + length <= from.bytes);
+        // SAFETY: the source is within the memory, and `out` stays where it is until the event says that it is written.
+        let begun = unsafe { memcpy_dtoh_async(out, source, self.gpu.stream().cu_stream()) };
+        begun.map_err(failed)?;
+        let event = self.gpu.stream().record_event(None).map_err(failed)?;
+        self.fetches.insert(number, (memory, Some(event)));
+        Ok(())
+    }
+
+    fn fetched(&mut self, number: usize, out: &mut [u8]) -> Result<(), CudaError> {
+        let failed = |error: DriverError| CudaError::call("read from the GPU", &error);
+        let none = || CudaError::Unsupported(format!("read {number} of the GPU has not begun"));
+        let (memory, event) = self.fetches.get_mut(&number).ok_or_else(none)?;
+        if let Some(event) = event.take() {
+            event.synchronize().map_err(failed)?;
+        }
+        out.copy_from_slice(&memory.as_slice().map_err(failed)?[..out.len()]);
+        Ok(())
+    }
+
     fn forget(&mut self) {
         self.kernels = [Compiled::default(), Compiled::default()];
     }
@@ -266,8 +376,9 @@ fn source() -> String {
 
 /// Host's memory that the processor can reach by itself.
 fn pinned(gpu: &Gpu, bytes: usize) -> Result<PinnedHostSlice<u8>, CudaError> {
+    // The host reads it, which is slow where writes are combined: there is no cache for it.
     // SAFETY: it is written before it is read.
-    let memory = unsafe { gpu.context().alloc_pinned(bytes) };
+    let memory = unsafe { gpu.context().alloc_pinned_with_flags(bytes, 0) };
     memory.map_err(|error| CudaError::call(format!("pin {bytes} bytes of memory"), &error))
 }
 
@@ -288,6 +399,8 @@ mod tests {
                 assert_compiles(&name, &source(), &options(bit(quant), rows, Kind::Plain));
             }
         }
+        let pieces = ["--std=c++17".to_owned(), format!("-DPIECES={PIECES}")];
+        assert_compiles("gather", GATHER, &pieces);
         let all = ggml_spanker::WEIGHT_TYPES.iter().map(bit).fold(0, |all, one| all | one);
         assert_compiles("card", &source(), &options(all, TILE_ROWS[0], Kind::Plain));
         assert_compiles("stream", &source(), &options(all, TILE_ROWS[0], Kind::Streamed));

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The context of one device: which kernel runs instructions, and what they need besides them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use spanker_model::Quant;
 use spanker_plan::GpuStaging;
 
-use super::device::{Device, Kind, Launch, Memory, Processor};
+use super::device::{Device, Kind, Launch, Memory, Piece, Processor};
 use super::instructions::{TILE_ROWS, many_rows};
 use super::operands::{Instruction, Step, kind};
-use super::{slots, streams};
+use super::slots::{self, Lies};
+use super::streams;
 use crate::{CudaError, Gpu};
 
 /// Blocks of the kernel on each multiprocessor, if their memory allows it.
@@ -99,6 +101,25 @@ struct Dataflow {
     /// The same instructions with the second half of the slots.
     other: u64,
     is_other: AtomicBool,
+    /// Where numbers of instructions lie, with the first half.
+    lies: Vec<Lies>,
+}
+
+impl Loaded {
+    /// Instructions.
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Where numbers of its instructions lie, if they are in dataflow slots; and how far those of the last step are from
+    /// there, with the range of the first half.
+    pub(super) fn lies(&self) -> Option<(&[Lies], Range<u64>, u64)> {
+        let dataflow = self.dataflow.as_ref()?;
+        let Dataflow { slots, each, ref is_other, ref lies, .. } = *dataflow;
+        // The halves have changed places since.
+        let shift = if is_other.load(Ordering::Relaxed) { 0 } else { each };
+        Some((lies, slots..slots + each, shift))
+    }
 }
 
 impl DeviceContext {
@@ -221,10 +242,12 @@ impl DeviceContext {
         }
         let slots = work.base() + start;
         let other = self.copied(work, &slots::assign(instructions, slots + each).0)?;
-        let instructions = self.copied(work, &slots::assign(instructions, slots).0)?;
+        let assigned = slots::assign(instructions, slots).0;
+        let lies = slots::lies(instructions, &assigned);
+        let instructions = self.copied(work, &assigned)?;
         let (Some(other), Some(instructions)) = (other, instructions) else { return Ok(None) };
         let is_other = AtomicBool::new(false);
-        let dataflow = Some(Dataflow { slots, each, other, is_other });
+        let dataflow = Some(Dataflow { slots, each, other, is_other, lies });
         Ok(Some(Loaded { instructions, count, kind, shared, blocks, first, ring, dataflow }))
     }
 
@@ -242,7 +265,17 @@ impl DeviceContext {
 
     /// Starts a kernel that runs the instructions.
     pub(crate) fn run(&mut self, work: &mut Workspace, loaded: &Loaded) -> Result<(), CudaError> {
-        self.start(work, loaded, 0)
+        self.run_some(work, loaded, 0..loaded.count)
+    }
+
+    /// The same of some of the instructions. Those that are in dataflow slots run all together.
+    pub(super) fn run_some(
+        &mut self,
+        work: &mut Workspace,
+        loaded: &Loaded,
+        some: Range<u32>,
+    ) -> Result<(), CudaError> {
+        self.start(work, loaded, some, 0)
     }
 
     /// The same with an address where the kernel writes when instructions begin, or 0.
@@ -250,6 +283,7 @@ impl DeviceContext {
         &mut self,
         work: &mut Workspace,
         loaded: &Loaded,
+        some: Range<u32>,
         times: u64,
     ) -> Result<(), CudaError> {
         let (mut instructions, mut unwritten, mut unwritten_parts) = (loaded.instructions, 0, 0);
@@ -271,32 +305,33 @@ impl DeviceContext {
             unwritten_parts,
             times,
         };
-        let Loaded { kind, blocks, shared, count, .. } = *loaded;
+        let Loaded { kind, blocks, shared, .. } = *loaded;
+        let count = some.end - some.start;
+        instructions += u64::from(some.start) * GpuStaging::INSTRUCTION;
         self.device.launch(&Launch { kind, blocks, shared, instructions, count, step })?;
         match &loaded.dataflow {
             Some(dataflow) => {
                 dataflow.is_other.fetch_xor(true, Ordering::Relaxed);
             }
-            None => {
-                work.arrived += u64::from(loaded.count.saturating_sub(1)) * u64::from(loaded.blocks)
-            }
+            None => work.arrived += u64::from(count.saturating_sub(1)) * u64::from(blocks),
         }
         Ok(())
     }
 
-    /// Runs instructions and waits for their end. Returns the seconds of every instruction, by the device's clock.
+    /// Runs some instructions and waits for their end. Returns the seconds of every instruction, by the device's clock.
     pub(crate) fn run_timed(
         &mut self,
         work: &mut Workspace,
         loaded: &Loaded,
+        some: Range<u32>,
     ) -> Result<Vec<f64>, CudaError> {
-        let mut times = vec![0u64; loaded.count as usize + 1];
+        let mut times = vec![0u64; some.len() + 1];
         let (start, space) = (work.places.times, work.places.programs - work.places.times);
         if times.len() as u64 * 8 > space {
-            let what = format!("{} instructions to be timed in {space} bytes", loaded.count);
+            let what = format!("{} instructions to be timed in {space} bytes", some.len());
             return Err(CudaError::Unsupported(what));
         }
-        self.start(work, loaded, work.base() + start)?;
+        self.start(work, loaded, some, work.base() + start)?;
         self.read(&work.memory, start as usize, bytemuck::cast_slice_mut(&mut times))?;
         let seconds = |pair: &[u64]| pair[1].saturating_sub(pair[0]) as f64 * 1e-9;
         Ok(times.windows(2).map(seconds).collect())
@@ -331,6 +366,27 @@ impl DeviceContext {
         length: usize,
     ) -> Result<(), CudaError> {
         self.device.copy(memory, from, into, length)
+    }
+
+    /// Gathers pieces of its memory.
+    pub(super) fn gather(&mut self, pieces: &[Piece]) -> Result<(), CudaError> {
+        if pieces.is_empty() { Ok(()) } else { self.device.gather(pieces) }
+    }
+
+    /// Begins to read bytes. `number` tells reads apart.
+    pub(super) fn fetch(
+        &mut self,
+        number: usize,
+        from: &Memory,
+        offset: usize,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        self.device.fetch(number, from, offset, length)
+    }
+
+    /// Waits for the read of a number, and for nothing that was begun later.
+    pub(super) fn fetched(&mut self, number: usize, out: &mut [u8]) -> Result<(), CudaError> {
+        self.device.fetched(number, out)
     }
 
     /// Waits for everything.

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use libloading::Library;
 
-use super::device::{Device, KERNEL, Kind, Launch, Memory};
-use super::operands::{Instruction, Step};
+use super::device::{Device, KERNEL, Kind, Launch, Memory, Piece};
+use super::operands::{self, Instruction, Step};
 use crate::CudaError;
 
 /// What is compiled.
@@ -33,6 +33,48 @@ pub(super) struct Told {
     pub(super) launches: [AtomicU64; 2],
     /// Copies within memory.
     pub(super) copies: AtomicU64,
+    /// Times that pieces of memory were gathered.
+    pub(super) gathers: AtomicU64,
+    /// Memory that was allocated: for what, where, and how many bytes.
+    pub(super) allocated: Mutex<Vec<(String, u64, usize)>>,
+    /// What it does wrong.
+    pub(super) fault: Mutex<Option<Fault>>,
+}
+
+/// Something that a device does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Instructions of a kind leave results of which each number has another last bit.
+    Results(u32),
+    /// What the host writes to the memory that was allocated for something arrives with other bits.
+    Written(&'static str),
+}
+
+impl Told {
+    /// Changes a bit of every `step`th byte of what was allocated for something.
+    pub(super) fn spoil(&self, what: &str, first: usize, step: usize) {
+        let allocated = self.allocated.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, base, bytes) = allocated.iter().find(|(of, ..)| of == what).expect("such memory");
+        for at in (first..*bytes).step_by(step) {
+            let byte: *mut u8 = std::ptr::with_exposed_provenance_mut(*base as usize + at);
+            // SAFETY: the byte is of memory that lives as long as the device, and no kernel runs.
+            unsafe { *byte ^= 1 };
+        }
+    }
+
+    fn set(&self, fault: Option<Fault>) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+    }
+}
+
+/// Changes the last bit of so many numbers.
+fn garble(address: u64, numbers: u64) {
+    for at in 0..numbers {
+        let number: *mut u32 =
+            std::ptr::with_exposed_provenance_mut((address + 4 * at) as usize);
+        // SAFETY: an instruction has just written it, and no kernel runs.
+        unsafe { *number ^= 1 };
+    }
 }
 
 /// A device on the host.
@@ -40,6 +82,7 @@ pub(super) struct Emulated {
     multiprocessors: u32,
     kernels: [Option<Arc<Library>>; 2],
     told: Arc<Told>,
+    fetches: HashMap<usize, Vec<u8>>,
 }
 
 /// 128 bytes, aligned as a graphics processor's memory is.
@@ -103,7 +146,8 @@ impl Emulated {
     /// A device with so many multiprocessors.
     pub(super) fn new(multiprocessors: u32) -> (Emulated, Arc<Told>) {
         let told = Arc::new(Told::default());
-        (Emulated { multiprocessors, kernels: [None, None], told: Arc::clone(&told) }, told)
+        let (kernels, fetches) = ([None, None], HashMap::new());
+        (Emulated { multiprocessors, kernels, told: Arc::clone(&told), fetches }, told)
     }
 
     /// Bytes of memory from an offset on.
@@ -122,9 +166,11 @@ impl Device for Emulated {
         SHARED
     }
 
-    fn allocate(&self, bytes: usize, _: &str) -> Result<Memory, CudaError> {
+    fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, CudaError> {
         let mut lines = vec![Line([0; 128]); bytes.div_ceil(128)];
         let base = lines.as_mut_ptr().expose_provenance() as u64;
+        let mut allocated = self.told.allocated.lock().unwrap_or_else(PoisonError::into_inner);
+        allocated.push((what.to_owned(), base, bytes));
         Ok(Memory { base, bytes, owner: Box::new(lines) })
     }
 
@@ -139,6 +185,16 @@ impl Device for Emulated {
         let out = Emulated::bytes(into, offset, bytes.len());
         // SAFETY: the bytes are the memory's, and no kernel runs.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out, bytes.len()) };
+        let fault = *self.told.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_for = |what: &str| {
+            let allocated = self.told.allocated.lock().unwrap_or_else(PoisonError::into_inner);
+            allocated.iter().any(|(of, base, _)| of == what && *base == into.base)
+        };
+        if let Some(Fault::Written(what)) = fault.filter(|_| bytes.len() >= 4)
+            && is_for(what)
+        {
+            garble(out.expose_provenance() as u64, bytes.len() as u64 / 4);
+        }
         Ok(())
     }
 
@@ -154,6 +210,39 @@ impl Device for Emulated {
         let [from, into] = [from, into].map(|at| Emulated::bytes(memory, at, length));
         // SAFETY: both are the memory's and do not overlap, and no kernel runs.
         unsafe { std::ptr::copy_nonoverlapping(from, into, length) };
+        Ok(())
+    }
+
+    fn gather(&mut self, pieces: &[Piece]) -> Result<(), CudaError> {
+        self.told.gathers.fetch_add(1, Ordering::Relaxed);
+        for piece in pieces {
+            for row in 0..u64::from(piece.rows) {
+                let from = (piece.from + row * piece.stride) as usize;
+                let into = (piece.into + row * u64::from(piece.length)) as usize;
+                let from: *const u8 = std::ptr::with_exposed_provenance(from);
+                let into: *mut u8 = std::ptr::with_exposed_provenance_mut(into);
+                // SAFETY: both are within memory of this device and do not overlap, and no kernel runs.
+                unsafe { std::ptr::copy_nonoverlapping(from, into, piece.length as usize) };
+            }
+        }
+        Ok(())
+    }
+
+    fn fetch(
+        &mut self,
+        number: usize,
+        from: &Memory,
+        offset: usize,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        let mut bytes = vec![0; length];
+        self.read(from, offset, &mut bytes)?;
+        self.fetches.insert(number, bytes);
+        Ok(())
+    }
+
+    fn fetched(&mut self, number: usize, out: &mut [u8]) -> Result<(), CudaError> {
+        out.copy_from_slice(&self.fetches.remove(&number).expect("a read that has begun"));
         Ok(())
     }
 
@@ -173,12 +262,28 @@ impl Device for Emulated {
         assert!(launch.shared <= SHARED);
         // Either order of threads in turn.
         let backwards = (before % 2) as u32;
-        let instructions = std::ptr::with_exposed_provenance(launch.instructions as usize);
+        let instructions: *const Instruction =
+            std::ptr::with_exposed_provenance(launch.instructions as usize);
+        let fault = *self.told.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        // Results are spoiled before others read them where instructions can run one by one.
+        let alone = fault.is_some() && launch.kind == Kind::Plain && launch.step.times == 0;
+        let each = if alone { 1 } else { launch.count };
         // SAFETY: the library has this function with these arguments. Instructions are in the card's workspace, and their
         // places in buffers of this device, which nobody else reaches in the meantime.
         unsafe {
             let emulate = library.get::<Emulate>(b"spanker_emulate").expect("its function");
-            emulate(instructions, launch.count, &raw const launch.step, launch.blocks, backwards);
+            for first in (0..launch.count).step_by(each.max(1) as usize) {
+                let from = instructions.add(first as usize);
+                emulate(from, each, &raw const launch.step, launch.blocks, backwards);
+                let done = std::slice::from_raw_parts(from, each as usize);
+                done.iter().for_each(|one| spoil_results(one, fault));
+            }
+            if alone && launch.count > 1 {
+                let arrived = u64::from(launch.count - 1) * u64::from(launch.blocks);
+                let barrier: *mut u64 =
+                    std::ptr::with_exposed_provenance_mut(launch.step.barrier as usize);
+                *barrier += arrived;
+            }
         }
         Ok(())
     }
@@ -188,5 +293,24 @@ impl Device for Emulated {
     }
 }
 
+/// Changes what an instruction has written, if that is the fault.
+fn spoil_results(one: &Instruction, fault: Option<Fault>) {
+    if fault != Some(Fault::Results(one.kind())) {
+        return;
+    }
+    if let Some(op) = one.get::<operands::Attend>() {
+        garble(op.into, u64::from(op.rows * op.heads * op.head_size));
+    } else if let Some(op) = one.get::<operands::Norm>() {
+        garble(op.into, u64::from(op.rows * op.width));
+    } else if let Some(op) = one.get::<operands::Matmul>() {
+        garble(op.out, u64::from(op.rows * op.outs));
+    } else if let Some(op) = one.get::<operands::Streamed>() {
+        garble(op.outs[0], u64::from(op.rows[0]));
+    } else if let Some(op) = one.get::<operands::Vector>() {
+        garble(op.outs[0], u64::from(op.matrices[0].rows));
+    }
+}
+
 mod attention;
+mod audit;
 mod models;

@@ -63,7 +63,8 @@ pub(super) struct Parts {
     /// Without the ring of prefetched weights.
     pub(super) streamed: u32,
     /// For every instruction and every exchange, in order: the operators of the program that it does. An operator without an
-    /// instruction belongs to the next one.
+    /// instruction belongs to the next one, and so does rounding that is left to it. Instructions that do operators together
+    /// have the same.
     pub(super) ops: Vec<Range<usize>>,
 }
 
@@ -112,7 +113,9 @@ fn written(
             taken => taken,
         };
         rest = &rest[taken..];
-        let done = ops.len() - rest.len();
+        // Rounding that is left to the next instruction belongs to that.
+        let later = writer.rounding.map_or(0, |rounding| rounding.operators);
+        let done = ops.len() - rest.len() - later;
         if writer.parts.ops.len() > before {
             let own = numbers[begun]..numbers[done - 1] + 1;
             writer.parts.ops[before..].fill(own);
@@ -190,7 +193,8 @@ fn rounding_of(ops: &[&Op], numbers: Place) -> Option<(Rounding, usize)> {
     let (place, width, quant) = quantized(ops.first(), numbers)?;
     let moved = gathered(ops.get(1), place);
     let blocks = moved.unwrap_or(place);
-    Some((Rounding { blocks, numbers, width, quant }, 1 + usize::from(moved.is_some())))
+    let operators = 1 + usize::from(moved.is_some());
+    Some((Rounding { blocks, numbers, width, quant, operators }, operators))
 }
 
 /// Whether nobody reads blocks before something else is written there.
@@ -287,7 +291,7 @@ impl Writer<'_> {
 
     /// Rounds now what was left to a product whose weights cannot be prefetched after all.
     fn round_now(&mut self) -> Result<(), CudaError> {
-        if let Some(Rounding { blocks, numbers, width, quant }) = self.rounding.take() {
+        if let Some(Rounding { blocks, numbers, width, quant, .. }) = self.rounding.take() {
             let round = Work::Quantize { from: numbers, into: blocks, rows: 1, width, quant };
             self.work(&round)?;
         }

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use spanker_collective::{DType, ReduceOp};
-use spanker_llm::{LlmError, Machine, Spent};
+use spanker_llm::{Capture, Captures, LlmError, Machine, Spent};
 use spanker_model::Quant;
 use spanker_plan::{Fold, GpuStaging, Op, Reach};
 use spanker_runtime::{BufferId, Place};
 use spanker_topology::Kernels;
 
+use super::captures::{self, Taken};
 use super::device::{Device, Memory, Processor};
 use super::device_context::{COUNTERS, DeviceContext, Loaded, Workspace};
 use super::instructions::{Part, Parts, Setting, translate};
@@ -283,13 +284,42 @@ impl Processors {
         }
     }
 
+    /// What is captured of each slot; nothing if nothing is.
+    fn taken(&self, captures: &Captures) -> Result<Vec<Taken>, LlmError> {
+        let of = |(slot, into): (usize, &(Place, u64))| {
+            let own = captures.list.iter().filter(|capture| capture.member == slot);
+            let own: Vec<&Capture> = own.collect();
+            self.of_card(slot, Taken::of(&own, &self.slots[slot].buffers, *into))
+        };
+        captures.into.iter().enumerate().map(of).collect()
+    }
+
+    /// Captures what is there in the end, and begins to read all that was captured.
+    fn fetch(&mut self, taken: &[Taken], captures: &Captures) -> Result<(), LlmError> {
+        for (slot, (taken, (place, bytes))) in taken.iter().zip(&captures.into).enumerate() {
+            let DeviceSlot { device, buffers, .. } = &self.slots[slot];
+            let (device, offset) = (&mut self.devices[*device], place.offset as usize);
+            let begun = device.gather(&taken.last()).and_then(|()| match *bytes {
+                0 => Ok(()),
+                bytes => {
+                    let memory = &buffers[place.buffer.0 as usize];
+                    device.fetch(slot, memory, offset, bytes as usize)
+                }
+            });
+            self.of_card(slot, begun)?;
+        }
+        Ok(())
+    }
+
     /// Runs programs, and writes down what is asked for. Returns the bytes that cards gave to other cards.
     pub(super) fn watched(
         &mut self,
         program: &Programs,
         tables: &[u8],
         watch: Watch,
+        captures: &Captures,
     ) -> Result<(u64, Vec<Span>), LlmError> {
+        let taken = self.taken(captures)?;
         for (slot, place) in program.tables.iter().enumerate() {
             if let Some(place) = *place {
                 let written = self.put(slot, place, tables);
@@ -303,6 +333,7 @@ impl Processors {
             in_flight: HashMap::new(),
             sent: 0,
             watch,
+            taken,
             begun: Instant::now(),
             spans: Vec::new(),
         };
@@ -321,8 +352,10 @@ impl Processors {
                     continue;
                 };
                 let (start, whole) = (going.now(), whole_bytes(ops[0]));
+                going.capture(self, group, false)?;
                 let exchanged = self.exchange(group, &ops);
                 going.sent += self.of_card(group.start, exchanged)?;
+                going.capture(self, group, true)?;
                 for slot in group.clone() {
                     going.note(slot, start, whole);
                     going.at[slot] += 1;
@@ -330,6 +363,7 @@ impl Processors {
                 moved = true;
             }
             if (0..slots).all(|slot| going.at[slot] == program.slots[slot].len()) {
+                self.fetch(&going.taken, captures)?;
                 return Ok((going.sent, going.spans));
             }
             if !moved {
@@ -383,6 +417,7 @@ struct Going<'a> {
     in_flight: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
     sent: u64,
     watch: Watch,
+    taken: Vec<Taken>,
     begun: Instant,
     spans: Vec<Span>,
 }
@@ -393,6 +428,25 @@ impl Going<'_> {
             Some(Ready::Exchange(op, _)) => Some(op),
             _ => None,
         }
+    }
+
+    /// Captures what the slots of a group have before their next exchange, or after it.
+    fn capture(
+        &self,
+        processors: &mut Processors,
+        group: &Range<usize>,
+        is_over: bool,
+    ) -> Result<(), LlmError> {
+        for slot in group.clone().take(if self.taken.is_empty() { 0 } else { group.len() }) {
+            let Some(Ready::Exchange(_, op)) = self.programs.slots[slot].get(self.at[slot]) else {
+                continue;
+            };
+            let pieces = self.taken[slot].exchange(*op, is_over);
+            let device = processors.slots[slot].device;
+            let gathered = processors.devices[device].gather(&pieces);
+            processors.of_card(slot, gathered)?;
+        }
+        Ok(())
     }
 
     fn now(&self) -> f64 {
@@ -421,16 +475,29 @@ impl Going<'_> {
         let own = &mut processors.slots[slot];
         let device = &mut processors.devices[own.device];
         let work = own.work()?;
-        if self.watch != Watch::Instructions {
-            return device.run(work, loaded);
+        let is_timed = self.watch == Watch::Instructions;
+        if is_timed {
+            device.synchronize()?;
         }
-        device.synchronize()?;
-        let mut start = self.now();
-        for (seconds, ops) in device.run_timed(work, loaded)?.into_iter().zip(ops) {
-            let (ops, end) = (ops.clone(), start + seconds);
-            self.spans.push(Span { slot, ops, start, end, exchanged: None });
-            start = end;
+        let (mut start, mut spans) = (self.now(), Vec::new());
+        let mut go = |device: &mut DeviceContext, work: &mut Workspace, some: Range<u32>| {
+            if !is_timed {
+                return device.run_some(work, loaded, some);
+            }
+            let own = &ops[some.start as usize..some.end as usize];
+            for (seconds, ops) in device.run_timed(work, loaded, some)?.into_iter().zip(own) {
+                let (ops, end) = (ops.clone(), start + seconds);
+                spans.push(Span { slot, ops, start, end, exchanged: None });
+                start = end;
+            }
+            Ok(())
+        };
+        let taken = self.taken.get(slot).filter(|taken| taken.is_any(&captures::whole(ops)));
+        match taken {
+            Some(taken) => captures::run(device, work, (loaded, ops), taken, &mut go)?,
+            None => go(device, work, 0..loaded.count())?,
         }
+        self.spans.extend(spans);
         Ok(())
     }
 
@@ -541,8 +608,33 @@ impl Machine for Processors {
         self.slots.iter_mut().filter_map(|slot| slot.work.as_mut()).for_each(Workspace::forget);
     }
 
-    fn run(&mut self, program: &Programs, tables: &[u8], _: &Reach) -> Result<u64, LlmError> {
-        self.watched(program, tables, Watch::Nothing).map(|(sent, _)| sent)
+    fn runs(&self, program: &Programs, slot: usize) -> Vec<Range<usize>> {
+        let lists = program.slots[slot].iter().filter_map(|ready| match ready {
+            Ready::Instructions(_, ops) => Some(captures::runs(ops)),
+            Ready::Exchange(..) => None,
+        });
+        lists.flatten().collect()
+    }
+
+    fn run(
+        &mut self,
+        program: &Programs,
+        tables: &[u8],
+        _: &Reach,
+        captures: &Captures,
+    ) -> Result<u64, LlmError> {
+        self.watched(program, tables, Watch::Nothing, captures).map(|(sent, _)| sent)
+    }
+
+    fn captured(&mut self, slot: usize, bytes: u64) -> Result<Vec<u8>, LlmError> {
+        let mut out = vec![0; bytes as usize];
+        let device = self.slots[slot].device;
+        let read = match bytes {
+            0 => Ok(()),
+            _ => self.devices[device].fetched(slot, &mut out),
+        };
+        self.of_card(slot, read)?;
+        Ok(out)
     }
 
     fn run_traced(
@@ -550,8 +642,9 @@ impl Machine for Processors {
         program: &Programs,
         tables: &[u8],
         _: &Reach,
+        captures: &Captures,
     ) -> Result<(u64, Vec<Spent>), LlmError> {
-        let (sent, spans) = self.watched(program, tables, Watch::Instructions)?;
+        let (sent, spans) = self.watched(program, tables, Watch::Instructions, captures)?;
         let spent = spans.into_iter().map(|span| {
             let Span { slot, ops, start, end, exchanged } = span;
             Spent { member: slot, ops, start, end, exchange: exchanged.is_some() }

@@ -224,5 +224,29 @@ pub(super) fn assign(instructions: &[Instruction], base: u64) -> (Vec<Instructio
     (out, next - base)
 }
 
+/// Where numbers of an instruction lie: their addresses in the program, and where they really begin.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Lies {
+    pub(super) read: Vec<(Range<u64>, u64)>,
+    pub(super) written: Vec<(Range<u64>, u64)>,
+}
+
+/// Where numbers of each instruction lie, of instructions to which slots were assigned.
+pub(super) fn lies(instructions: &[Instruction], assigned: &[Instruction]) -> Vec<Lies> {
+    let begins = |numbers: Vec<Numbers>, now: Vec<Numbers>| -> Vec<(Range<u64>, u64)> {
+        let pairs = numbers.into_iter().zip(now);
+        pairs.map(|(numbers, now)| (numbers.at, now.at.start)).collect()
+    };
+    let lies = |(one, now): (&Instruction, &Instruction)| {
+        let mut written = begins(written(one), written(now));
+        // An embedding names its slot besides.
+        if let Some(slot) = now.get::<Embed>().map(|op| op.slot).filter(|&slot| slot > 0) {
+            written.iter_mut().for_each(|(_, begins)| *begins = slot);
+        }
+        Lies { read: begins(read(one), read(now)), written }
+    };
+    instructions.iter().zip(assigned).map(lies).collect()
+}
+
 #[cfg(test)]
 mod tests;

@@ -45,6 +45,8 @@ pub(super) struct Rounding {
     pub(super) numbers: Place,
     pub(super) width: u64,
     pub(super) quant: u32,
+    /// Operators of the program that are left to the next instruction with it.
+    pub(super) operators: usize,
 }
 
 /// Whether weights of a product can be prefetched.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use spanker_llm::{InProcess, Network, OnMachine, Runner, Step};
+use spanker_llm::{AuditLog, InProcess, Network, OnMachine, Runner, Step};
 use spanker_model::{KvShape, Quant};
 use spanker_plan::{Layout, Objective, Part, Plan, Request, Split, Want};
 use spanker_test_support::Recipe;
@@ -15,20 +15,22 @@ use super::super::device::Device;
 use super::{Emulated, Told, is_possible};
 use crate::Processors;
 
-const CONTEXT: usize = 192;
-const BATCH: usize = 40;
+pub(super) const CONTEXT: usize = 192;
+pub(super) const BATCH: usize = 40;
 /// Sequences of a step, and blocks of the KV cache.
 const SEQUENCES: u64 = 6;
 const BLOCKS: u64 = 12;
 
 /// Groups of cards with their shares.
-type Groups = Vec<Vec<(usize, f64)>>;
+pub(super) type Groups = Vec<Vec<(usize, f64)>>;
 
 /// A model that runs on both.
-struct Both {
-    emulated: OnMachine<Processors>,
+pub(super) struct Both {
+    pub(super) emulated: OnMachine<Processors>,
     threads: InProcess<Vec<u8>>,
-    told: Vec<Arc<Told>>,
+    pub(super) told: Vec<Arc<Told>>,
+    /// What was checked of the emulation.
+    pub(super) log: AuditLog,
 }
 
 fn plan(network: &Network<Vec<u8>>, split: Split, groups: &Groups, kv: Quant) -> Plan {
@@ -50,11 +52,22 @@ impl Both {
     /// `multiprocessors` of each of so many devices.
     fn new(
         recipe: &Recipe,
-        (split, groups, kv): (Split, &Groups, Quant),
+        layout: (Split, &Groups, Quant),
         multiprocessors: &[u32],
     ) -> Both {
-        let network = Network::new(recipe.file()).expect("a network");
-        let plan = plan(&network, split, groups, kv);
+        Both::audited(recipe, layout, multiprocessors, 0.0)
+    }
+
+    /// The same with a part of what the emulation does checked.
+    pub(super) fn audited(
+        recipe: &Recipe,
+        (split, groups, kv): (Split, &Groups, Quant),
+        multiprocessors: &[u32],
+        audit: f64,
+    ) -> Both {
+        let network = Arc::new(Network::new(recipe.file()).expect("a network"));
+        let mut plan = plan(&network, split, groups, kv);
+        plan.request.audit = audit;
         let (mut devices, mut told) = (Vec::<Box<dyn Device>>::new(), Vec::new());
         for &count in multiprocessors {
             let (device, of) = Emulated::new(count);
@@ -63,9 +76,14 @@ impl Both {
         }
         let cards = Processors::of(devices, &plan.layout.cards()).expect("devices");
         let emulated = OnMachine::load(&network, &plan, CONTEXT, BATCH, cards, &|_| ());
-        let emulated = emulated.expect("a model on the emulation");
-        let threads = InProcess::new(Arc::new(network), &plan, CONTEXT, BATCH, 1).expect("threads");
-        Both { emulated, threads, told }
+        let mut emulated = emulated.expect("a model on the emulation");
+        for used in emulated.memory() {
+            assert_eq!(used.planned, used.allocated, "card {}", used.card);
+        }
+        let log = AuditLog::new(audit);
+        emulated.audit(&network, &plan.layout.cards(), &log);
+        let threads = InProcess::new(network, &plan, CONTEXT, BATCH, 1).expect("threads");
+        Both { emulated, threads, told, log }
     }
 
     /// One card.
@@ -73,7 +91,7 @@ impl Both {
         Both::new(recipe, (Split::Gather, &vec![vec![(0, 1.0)]], kv), &[2])
     }
 
-    fn step(&mut self, what: &str, step: &Step<'_>) {
+    pub(super) fn step(&mut self, what: &str, step: &Step<'_>) {
         let found = self.emulated.step(step).expect("a step").outputs;
         let expected = self.threads.step(step).expect("a step").outputs;
         assert_eq!(found.len(), expected.len(), "{what}");
@@ -86,12 +104,12 @@ impl Both {
         }
     }
 
-    fn launches(&self, kernel: usize) -> u64 {
+    pub(super) fn launches(&self, kernel: usize) -> u64 {
         self.told.iter().map(|told| told.launches[kernel].load(Ordering::Relaxed)).sum()
     }
 
     /// A prompt, and then tokens one at a time.
-    fn one_sequence(&mut self, what: &str, blocks: &[u32], prompt: usize, more: usize) {
+    pub(super) fn one_sequence(&mut self, what: &str, blocks: &[u32], prompt: usize, more: usize) {
         let tokens: Vec<u32> = (0..(prompt + more) as u32).map(|at| (at * 29 + 11) % 71).collect();
         let part = Part::new(&tokens[..prompt], 0, blocks, Want::Logits);
         self.step(&format!("{what}: a prompt of {prompt}"), &Step::of(&[part]));
@@ -103,7 +121,7 @@ impl Both {
 }
 
 /// A mixture of sequences with prompts, single tokens, guesses, prefixes in blocks that several share, and a copied block.
-fn mixture(both: &mut Both, what: &str) {
+pub(super) fn mixture(both: &mut Both, what: &str) {
     let tokens: Vec<u32> = (0..200).map(|at| (at * 31 + 5) % 71).collect();
     let part = |at: usize, count: usize, past: u64, blocks: &'static [u32], want| {
         Part::new(&tokens[at..at + count], past, blocks, want)
@@ -133,7 +151,7 @@ fn mixture(both: &mut Both, what: &str) {
     both.step(&format!("{what}: single tokens"), &Step::of(&parts));
 }
 
-fn llama(quant: Quant) -> Recipe {
+pub(super) fn llama(quant: Quant) -> Recipe {
     Recipe::llama(quant, [4, 2, 64], 256, 512)
 }
 

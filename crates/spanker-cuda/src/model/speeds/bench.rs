@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ggml_spanker::ops;
-use spanker_llm::{LlmError, Machine};
+use spanker_llm::{Captures, LlmError, Machine};
 use spanker_model::{KvShape, Model, Quant};
 use spanker_plan::{
     Audit, Buffer, CardLayout, Cut, Layout, Load, Numerics, Op, Part, Piece, Place, Programs,
@@ -178,7 +178,7 @@ impl Bench {
         let (_, tables, _) = self.lists(rows, past);
         let program = &self.prepared[&rows];
         let begun = Instant::now();
-        let ran = self.processors.watched(program, &tables, watch);
+        let ran = self.processors.watched(program, &tables, watch, &Captures::default());
         let (_, spans) = ran.map_err(failed)?;
         if rows == 1 {
             for slot in self.programs.last() {
