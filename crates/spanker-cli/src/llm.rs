@@ -307,8 +307,7 @@ fn tell(event: &Event<'_>) {
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct AuditArgs {
     /// Part of the cards' operators that this host computes again and compares, from 0 to 1; 1 computes
-    /// everything twice before anything is given out. For --fabric cuda 0 or 1 [default: 0.01 for --fabric cards,
-    /// else 0]
+    /// everything twice before anything is given out [default: 0.01 for --fabric cards and cuda, else 0]
     #[arg(long, value_name = "FRACTION", value_parser = fraction)]
     pub(crate) audit: Option<f64>,
 }

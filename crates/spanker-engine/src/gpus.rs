@@ -11,13 +11,15 @@ mod with {
     use std::sync::Arc;
 
     use spanker_cuda::{Gpu, Processors, Speeds, Subject, discover, discover_logical, gpu_count};
+    use spanker_fabric::device::DeviceErrorKind;
     use spanker_llm::{LlmError, Loading, OnMachine, Twice};
-    use spanker_plan::{Layout, Request, Split as Matrices};
+    use spanker_plan::{Layout, Plan, Request, Split as Matrices};
     use spanker_topology::{Cluster, Profile};
 
     use crate::cards::loading;
     use crate::error::{EngineError, Result};
     use crate::host::{Backend, Event, Fabric, Load, Loaded, Watch};
+    use crate::layout::{self, Split};
     use crate::model::Model;
     use crate::profiles::{self, Freshness};
     use crate::threads::{on_threads, uniform};
@@ -107,11 +109,14 @@ mod with {
             true
         }
 
-        fn load<'h>(&'h self, _: &[usize], load: &Load<'_>) -> Result<Loaded<'h>, LlmError> {
+        fn load<'h>(&'h self, left: &[usize], load: &Load<'_>) -> Result<Loaded<'h>, LlmError> {
             let Load { model, plan, recorder, log, observer } = load;
-            let Request { context, batch, .. } = plan.request;
+            let Request { context, batch, audit, .. } = plan.request;
             let (context, batch) = (context as usize, batch as usize);
-            let processors = Processors::new(&self.gpus, &plan.layout.cards())
+            // The plan's cards are the first of those that are left, and errors have these numbers.
+            let number = |card: usize| left.get(card).copied().unwrap_or(card);
+            let cards: Vec<usize> = plan.layout.cards().into_iter().map(number).collect();
+            let processors = Processors::new(&self.gpus, &cards)
                 .map_err(|error| LlmError::Unsupported { what: error.to_string() })?;
             let progress = |at: Loading| observer(&loading(at));
             let runner =
@@ -122,12 +127,37 @@ mod with {
             if let Some(recorder) = recorder {
                 runner.record(recorder);
             }
-            if log.fraction() < 1.0 {
+            if audit > 0.0 {
+                runner.audit(model.network(), &cards, log);
+            }
+            if audit < 1.0 {
                 return Ok(Loaded { runner: Box::new(runner), memory });
             }
             let host = on_threads(model, plan, self.threads())?;
-            let twice = Twice::unnamed(Box::new(runner), Box::new(host), log);
+            let twice = Twice::new(Box::new(runner), Box::new(host));
             Ok(Loaded { runner: Box::new(twice), memory })
+        }
+
+        /// A processor that computes wrongly is left out, with all of its cards.
+        fn survivors(&self, error: &LlmError, left: &[usize]) -> Option<Vec<usize>> {
+            let LlmError::Device(error) = error else { return None };
+            let wrong = error.card().filter(|_| error.kind() == DeviceErrorKind::Wrong)?;
+            let gpu = |card: usize| card % self.gpus.len();
+            let others: Vec<usize> =
+                left.iter().copied().filter(|card| gpu(*card) != gpu(wrong)).collect();
+            (!others.is_empty()).then_some(others)
+        }
+
+        fn replan(&self, left: &[usize], model: &Model, request: Request) -> Result<Plan> {
+            let shares = vec![1.0; left.len()];
+            let usual = Split::Gather.layout(model.shape(), &shares);
+            let usual = usual.or_else(|_| Split::Pipeline.layout(model.shape(), &shares))?;
+            let measured =
+                |layout: &Layout| self.cluster(model, &request, layout, Freshness::Kept, &|_| {});
+            let cluster = measured(&usual)?;
+            let layout = layout::best(model.shape(), &cluster, &request, false)?;
+            let cluster = if layout == usual { cluster } else { measured(&layout)? };
+            layout::fitting(Plan::new(model.shape().clone(), cluster, request, layout)?, left)
         }
 
         fn gpus(&self) -> Option<&Gpus> {

@@ -189,10 +189,14 @@ impl Fabric {
         }
     }
 
-    /// What part of the cards' work is computed again where nobody says: cards can lie, threads of this process cannot.
+    /// What part of the cards' work is computed again where nobody says: cards and GPUs can compute wrongly, threads of
+    /// this process cannot.
     #[must_use]
     pub fn usual_audit(self) -> f64 {
-        if self == Fabric::Cards { spanker_plan::USUAL_AUDIT } else { 0.0 }
+        match self {
+            Fabric::Cards | Fabric::Cuda => spanker_plan::USUAL_AUDIT,
+            Fabric::Inproc | Fabric::Mpi => 0.0,
+        }
     }
 }
 
@@ -396,15 +400,10 @@ impl Host {
     pub fn audit(&self, wished: Option<f64>) -> Result<f64> {
         let fabric = self.fabric();
         match (fabric, wished.unwrap_or(fabric.usual_audit())) {
-            (Fabric::Cards | Fabric::Mpi, part) => Ok(part),
-            (_, 0.0) => Ok(0.0),
+            (Fabric::Cards | Fabric::Cuda | Fabric::Mpi, part) => Ok(part),
+            (Fabric::Inproc, 0.0) => Ok(0.0),
             (Fabric::Inproc, part) => Err(EngineError::request(format!(
                 "--audit {part}: threads of this process are not checked"
-            ))),
-            // Their programs have no taps: a second runner is all that checks them.
-            (_, part) if part >= 1.0 => Ok(1.0),
-            (_, part) => Err(EngineError::request(format!(
-                "--audit {part} is for --fabric cards and mpi; cuda has 0 and 1"
             ))),
         }
     }
@@ -553,11 +552,11 @@ impl Host {
         &self.observer
     }
 
-    /// The request with taps only where programs can have them.
+    /// The request with an audit only where cards can be checked.
     fn taps(&self, request: &Request) -> Request {
         match self.fabric() {
-            Fabric::Cards | Fabric::Mpi => request.clone(),
-            _ => Request { audit: 0.0, ..request.clone() },
+            Fabric::Cards | Fabric::Cuda | Fabric::Mpi => request.clone(),
+            Fabric::Inproc => Request { audit: 0.0, ..request.clone() },
         }
     }
 }

@@ -13,8 +13,8 @@ use std::time::Instant;
 use ggml_spanker::ops;
 use spanker_model::{KvShape, Quant};
 use spanker_plan::{
-    ALIGNMENT, Activity, Buffer, BufferId, CardLayout, GpuStaging, Label, Mark, Op, Piece, Place, Plan,
-    Programs, Reach, StepShape, Want,
+    ALIGNMENT, Activity, Buffer, BufferId, CardLayout, GpuStaging, Label, Mark, Op, Piece, Place,
+    Plan, Programs, Reach, StepShape, Want,
 };
 use spanker_topology::{ExchangeKind, Kernels};
 

@@ -20,13 +20,13 @@ use std::rc::Rc;
 use serde::{Deserialize, Serialize};
 use spanker_collective::{Algorithm, Collective};
 use spanker_model::{KvShape, Model};
-use spanker_topology::{Bytes, Cluster, ExchangeKind, Seconds};
+use spanker_topology::{Bytes, Cluster, ExchangeKind, Kernels, Seconds};
 
 use crate::Request;
 use crate::plan::{Exchanged, name_of};
 use crate::program::{
     Buffer, BufferIds, Context, Cost, Exchanging, Holder, Holding, Inputs, Member, Numerics, Op,
-    Part, Piece, Sink, Sizing, Space, Step, Terms, Want, Writer, expected_audit,
+    Part, Piece, Sink, Sizing, Space, Step, Terms, Want, Writer, expected_audit, expected_of_gpu,
 };
 use crate::simulate::flow::Flow;
 use crate::simulate::in_a_row;
@@ -549,7 +549,12 @@ impl<'a> Pricer<'a> {
         if audit.is_none() {
             return Terms::default();
         }
-        let (_, bytes) = expected_audit(self.model, audit, layers, self.request.position);
+        let position = self.request.position;
+        // A graphics processor captures what it has at hand: pieces are gathered once, and read besides the results.
+        let (_, bytes) = match exchange::kernels(self.cluster, last) {
+            Kernels::Gpu { .. } => expected_of_gpu(self.model, audit, layers, position),
+            _ => expected_audit(self.model, audit, layers, position),
+        };
         let on = |&card: &usize| Terms {
             memory: Seconds(self.cost_of(card).memory(2.0 * bytes as f64)),
             fixed: self.cluster.upload(card, Bytes(bytes)),

@@ -47,11 +47,12 @@ pub use plan::{
     steps_under_way,
 };
 pub use program::{
-    ATTEND_ROWS, Action, Addend, Apart, Audit, Buffer, CachedCell, CardLayout, Check, Dice, Cost, Cut, GpuPlaces,
-    GpuStaging, HostStaging, Load, MAX_CANDIDATES, Member, Numerics, OPERATORS_PER_LAYER, Op, Part,
-    Piece, Programs, Projection, RankLink, Reach, Routes, SEGMENT_ALIGNMENT, Samples, Space, Step,
-    StepShape, StepTables, Tap, Taps, Tensor, Terms, USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, Wanted,
-    WeightLayout, Wiring, card_layouts, load, segments, walk,
+    ATTEND_ROWS, Action, Addend, Apart, Audit, Buffer, CachedCell, CardLayout, Check, Cost, Cut,
+    Dice, GpuPlaces, GpuStaging, HostStaging, Load, MAX_CANDIDATES, Member, Numerics,
+    OPERATORS_PER_LAYER, Op, Part, Piece, Programs, Projection, RankLink, Reach, Routes,
+    SEGMENT_ALIGNMENT, Samples, Space, Step, StepShape, StepTables, Tap, Taps, Tensor, Terms,
+    USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, Wanted, WeightLayout, Wiring, card_layouts, load,
+    segments, walk,
 };
 pub use request::{Objective, Request, USUAL_BATCH};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, SimulatedTimes, Slow, simulate};

@@ -35,8 +35,8 @@ use crate::plan::Stage;
 use crate::work::{BufferId, Fold, Place, Work};
 use crate::{Activity, PlanError};
 use audit::Auditing;
-pub(crate) use audit::expected as expected_audit;
 pub use audit::{Audit, CachedCell, Dice, USUAL_AUDIT};
+pub(crate) use audit::{expected as expected_audit, expected_of_gpu};
 pub use buffers::{Buffer, MAX_CANDIDATES, Space};
 pub(crate) use buffers::{
     BufferIds, Exchanging, Inputs, Overhead, Overheads, Sizing, result_bytes, sizes, sizing,

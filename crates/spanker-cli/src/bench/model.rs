@@ -56,7 +56,8 @@ pub(super) struct Args {
     /// Repeats, after one to warm up
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = count(1000))]
     repeats: u64,
-    /// Part of the cards' operators that this host computes again meanwhile, for --fabric cards; 0 is nothing
+    /// Part of the cards' operators that this host computes again meanwhile, for --fabric cards, cuda and mpi; 0 is
+    /// nothing
     #[arg(long, default_value_t = 0.0, value_name = "FRACTION", value_parser = llm::fraction)]
     audit: f64,
     /// How long cards may show no progress before they are given up, for --fabric cards and mpi
@@ -99,8 +100,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if fabric == FabricKind::Mpi && (args.threads.len() > 1 || args.cards.len() > 1) {
         return refuse("--fabric mpi: one number of threads and cards, ranks are started once");
     }
-    if !matches!(fabric, FabricKind::Cards | FabricKind::Mpi) && args.audit > 0.0 {
-        return refuse("--audit is for --fabric cards and mpi");
+    if fabric == FabricKind::Inproc && args.audit > 0.0 {
+        return refuse("--audit is for --fabric cards, cuda and mpi");
     }
     if !matches!(fabric, FabricKind::Cards | FabricKind::Mpi) && args.deadline.is_some() {
         return refuse("--deadline is for --fabric cards and mpi");

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaEvent, CudaFunction, CudaSlice, DevicePtr, DeviceRepr, DriverError, LaunchConfig, PinnedHostSlice,
-    PushKernelArg, sys,
+    CudaEvent, CudaFunction, CudaSlice, DevicePtr, DeviceRepr, DriverError, LaunchConfig,
+    PinnedHostSlice, PushKernelArg, sys,
 };
 
 use cudarc::driver::result::memcpy_dtoh_async;

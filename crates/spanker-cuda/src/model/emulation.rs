@@ -70,8 +70,7 @@ impl Told {
 /// Changes the last bit of so many numbers.
 fn garble(address: u64, numbers: u64) {
     for at in 0..numbers {
-        let number: *mut u32 =
-            std::ptr::with_exposed_provenance_mut((address + 4 * at) as usize);
+        let number: *mut u32 = std::ptr::with_exposed_provenance_mut((address + 4 * at) as usize);
         // SAFETY: an instruction has just written it, and no kernel runs.
         unsafe { *number ^= 1 };
     }

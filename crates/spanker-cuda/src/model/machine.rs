@@ -14,7 +14,7 @@ use spanker_runtime::{BufferId, Place};
 use spanker_topology::Kernels;
 
 use super::captures::{self, Taken};
-use super::device::{Device, Memory, Processor};
+use super::device::{Device, Memory, Piece, Processor};
 use super::device_context::{COUNTERS, DeviceContext, Loaded, Workspace};
 use super::instructions::{Part, Parts, Setting, translate};
 use super::planes::in_planes;
@@ -295,11 +295,14 @@ impl Processors {
     }
 
     /// Captures what is there in the end, and begins to read all that was captured.
-    fn fetch(&mut self, taken: &[Taken], captures: &Captures) -> Result<(), LlmError> {
-        for (slot, (taken, (place, bytes))) in taken.iter().zip(&captures.into).enumerate() {
+    fn fetch(&mut self, going: &Going<'_>, captures: &Captures) -> Result<(), LlmError> {
+        for (slot, (taken, (place, bytes))) in going.taken.iter().zip(&captures.into).enumerate() {
+            let rest = going.rest.iter().filter(|(of, _)| *of == slot);
+            let mut pieces: Vec<Piece> = rest.flat_map(|(_, rest)| rest).copied().collect();
+            pieces.extend(taken.last());
             let DeviceSlot { device, buffers, .. } = &self.slots[slot];
             let (device, offset) = (&mut self.devices[*device], place.offset as usize);
-            let begun = device.gather(&taken.last()).and_then(|()| match *bytes {
+            let begun = device.gather(&pieces).and_then(|()| match *bytes {
                 0 => Ok(()),
                 bytes => {
                     let memory = &buffers[place.buffer.0 as usize];
@@ -334,6 +337,7 @@ impl Processors {
             sent: 0,
             watch,
             taken,
+            rest: Vec::new(),
             begun: Instant::now(),
             spans: Vec::new(),
         };
@@ -363,7 +367,7 @@ impl Processors {
                 moved = true;
             }
             if (0..slots).all(|slot| going.at[slot] == program.slots[slot].len()) {
-                self.fetch(&going.taken, captures)?;
+                self.fetch(&going, captures)?;
                 return Ok((going.sent, going.spans));
             }
             if !moved {
@@ -418,6 +422,8 @@ struct Going<'a> {
     sent: u64,
     watch: Watch,
     taken: Vec<Taken>,
+    /// Pieces that slots copy behind their last instruction.
+    rest: Vec<(usize, Vec<Piece>)>,
     begun: Instant,
     spans: Vec<Span>,
 }
@@ -493,11 +499,19 @@ impl Going<'_> {
             Ok(())
         };
         let taken = self.taken.get(slot).filter(|taken| taken.is_any(&captures::whole(ops)));
-        match taken {
+        let rest = match taken {
             Some(taken) => captures::run(device, work, (loaded, ops), taken, &mut go)?,
-            None => go(device, work, 0..loaded.count())?,
-        }
+            None => {
+                go(device, work, 0..loaded.count())?;
+                Vec::new()
+            }
+        };
         self.spans.extend(spans);
+        if self.at[slot] + 1 < self.programs.slots[slot].len() {
+            return device.gather(&rest);
+        }
+        // Copied with what is there in the end.
+        self.rest.push((slot, rest));
         Ok(())
     }
 

@@ -268,7 +268,12 @@ impl Evaluate<'_, '_> {
     }
 
     /// Bytes that an operator before this one has moved here from outside.
-    pub(super) fn moved(&mut self, before: usize, own: Place, bytes: u64) -> Result<Vec<u8>, LlmError> {
+    pub(super) fn moved(
+        &mut self,
+        before: usize,
+        own: Place,
+        bytes: u64,
+    ) -> Result<Vec<u8>, LlmError> {
         let span = Span { at: own, bytes };
         let Some(writer) = self.writer(before, &span) else {
             return self.from_outside(own, [1, bytes, bytes]);
@@ -287,7 +292,8 @@ impl Evaluate<'_, '_> {
             Some(writer) => self.made(writer, pick),
             None => {
                 let Pick { at, count, stride } = pick;
-                let strided = if stride == 1 { [1, count * 4, count * 4] } else { [count, 4, stride * 4] };
+                let strided =
+                    if stride == 1 { [1, count * 4, count * 4] } else { [count, 4, stride * 4] };
                 Ok(floats(&self.from_outside(at, strided)?))
             }
         }
@@ -508,7 +514,8 @@ impl Evaluate<'_, '_> {
             return Err(unknown(&self.ops[keep]));
         };
         let size = cache.head_size;
-        let mut of = |place: Place| self.numbers(keep, Pick::all(after(place, head * size * 4), size));
+        let mut of =
+            |place: Place| self.numbers(keep, Pick::all(after(place, head * size * 4), size));
         Ok((of(keys)?, of(values)?))
     }
 
@@ -532,7 +539,8 @@ impl Evaluate<'_, '_> {
         let mut kept = vec![0; own.block_bytes() as usize];
         ops::keep(own, 0, &numbers, &numbers, &mut kept);
         let slot = position % KV_BLOCK;
-        let there = [Some(shape.numbers(head, is_key, slot)), shape.scale_bytes(head, is_key, slot)];
+        let there =
+            [Some(shape.numbers(head, is_key, slot)), shape.scale_bytes(head, is_key, slot)];
         let here = [Some(own.numbers(0, is_key, 0)), own.scale_bytes(0, is_key, 0)];
         let (mut pieces, mut right) = (Vec::new(), Vec::new());
         for (there, here) in there.into_iter().flatten().zip(here.into_iter().flatten()) {

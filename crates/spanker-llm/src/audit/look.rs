@@ -10,8 +10,8 @@ use spanker_plan::{
     Activity, Buffer, CachedCell, Dice, Fold, Label, Op, Place, Programs, Step, Work,
 };
 
-use super::evaluate::{Content, Evaluate, Outside, Pick, after, results, written};
 pub(crate) use super::evaluate::Rows;
+use super::evaluate::{Content, Evaluate, Outside, Pick, after, results, written};
 use super::{Auditor, Member, part_of};
 use crate::LlmError;
 use crate::machine::{Capture, Region, Role};
@@ -95,7 +95,8 @@ impl Looking<'_> {
             let cached = self.layout.cached_cells(member.at, self.step, &mut dice);
             for cell in cached {
                 let look = self.cached(member.at, cell);
-                let bytes: u64 = look.regions.iter().flat_map(|(_, all)| all).map(Region::bytes).sum();
+                let bytes: u64 =
+                    look.regions.iter().flat_map(|(_, all)| all).map(Region::bytes).sum();
                 cells.push((look, bytes.next_multiple_of(Region::ALIGNMENT)));
             }
             let room: u64 = cells.iter().map(|(_, bytes)| bytes).sum();
@@ -289,10 +290,7 @@ fn row_of(op: &Op, all: u64) -> (u64, bool) {
 }
 
 /// Computes results of a run, and has them captured as the machine has them, or gives what was.
-fn compute(
-    run: &mut Evaluate<'_, '_>,
-    results: Results,
-) -> Result<(Vec<u8>, Vec<u8>), LlmError> {
+fn compute(run: &mut Evaluate<'_, '_>, results: Results) -> Result<(Vec<u8>, Vec<u8>), LlmError> {
     let own = |from: Place, rows: u64, length: u64, stride: u64| Region {
         from,
         rows,
@@ -381,7 +379,9 @@ fn difference(
         return Ok(None);
     }
     let product = run.ops.iter().rev().find_map(|op| match op {
-        Op::Work(Work::Matmul { b, shape: [_, width, _], types, .. }) => Some((*b, *width, types[1])),
+        Op::Work(Work::Matmul { b, shape: [_, width, _], types, .. }) => {
+            Some((*b, *width, types[1]))
+        }
         _ => None,
     });
     let name = match product {

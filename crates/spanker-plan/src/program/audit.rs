@@ -100,6 +100,25 @@ pub(crate) fn expected(model: &Model, audit: Audit, layers: u64, position: u64) 
     (taps, taps * (layer / OPERATORS))
 }
 
+/// Runs of operators that a graphics processor does in one go, of a layer and a row.
+const RUNS: u64 = 5;
+
+/// The same of a graphics processor in a step of one row: runs that are checked, and the bytes that are captured.
+pub(crate) fn expected_of_gpu(
+    model: &Model,
+    audit: Audit,
+    layers: u64,
+    position: u64,
+) -> (u64, u64) {
+    let runs = audit.count(layers * RUNS + 2);
+    let (hidden, queries) = (model.hidden, model.heads * model.head_size);
+    // Rows of numbers that are normed or rounded there: of queries, gate and up, and both products of residual sums.
+    let rows = (2 * hidden + queries + model.ffn) * 4;
+    let attention = ((position + 1) * model.head_size * 4 + model.head_size * 16).min(large(model));
+    let cells = 2 * model.head_size * 2;
+    (runs, runs * ((rows + attention) / RUNS + 128) + cells)
+}
+
 /// Bytes of a card's audit buffer.
 pub(crate) fn capacity(model: &Model, shard: &Shard, layers: u64, space: Space) -> u64 {
     let widest = model.hidden.max(model.heads * model.head_size).max(model.ffn) * 4;

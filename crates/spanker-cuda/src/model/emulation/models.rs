@@ -50,11 +50,7 @@ fn plan(network: &Network<Vec<u8>>, split: Split, groups: &Groups, kv: Quant) ->
 
 impl Both {
     /// `multiprocessors` of each of so many devices.
-    fn new(
-        recipe: &Recipe,
-        layout: (Split, &Groups, Quant),
-        multiprocessors: &[u32],
-    ) -> Both {
+    fn new(recipe: &Recipe, layout: (Split, &Groups, Quant), multiprocessors: &[u32]) -> Both {
         Both::audited(recipe, layout, multiprocessors, 0.0)
     }
 
