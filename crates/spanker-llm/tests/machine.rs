@@ -13,7 +13,8 @@ use std::sync::Arc;
 use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
 use spanker_llm::{
-    LlmError, Machine, Network, OnMachine, Recorder, Runner, Spent, Want, run_logits,
+    AuditLog, Captures, LlmError, Machine, Network, OnMachine, Recorder, Role, Runner, Spent, Want,
+    run_logits,
 };
 use spanker_model::Quant;
 use spanker_plan::{Activity, GpuStaging, KvCache, Label, Op, Plan, Reach, Split};
@@ -36,6 +37,10 @@ struct Plain {
     /// Multiprocessors, if it is a graphics processor, and bytes that its kernel keeps besides what was planned.
     multiprocessors: Option<u32>,
     more: u64,
+    /// Where captures of members go.
+    captures: Vec<Place>,
+    /// Operators whose results it spoils, of which member.
+    wrong: Option<(usize, fn(&Op) -> bool)>,
 }
 
 /// Programs of all members, and who is in a group.
@@ -80,6 +85,57 @@ impl Plain {
         let [position, first] = self.words(member, at, 2)[..] else { panic!("two words") };
         let tables = Place { offset: cache.tables.offset + u64::from(first) * 4, ..cache.tables };
         (position as usize, self.words(member, tables, u64::from(position) / 64 + 1))
+    }
+
+    /// Copies what is captured of some operators before them, or after them.
+    fn capture(&mut self, captures: &Captures, member: usize, ops: &Range<usize>, is_over: bool) {
+        let own = captures.list.iter().filter(|one| one.member == member && one.ops == *ops);
+        for region in own.flat_map(|capture| &capture.regions) {
+            // What is only read may be copied at either time.
+            if (region.role == Role::Overwritten) == is_over {
+                continue;
+            }
+            let into = captures.into[member].0;
+            for row in 0..region.rows {
+                let from =
+                    Place { offset: region.from.offset + row * region.stride, ..region.from };
+                let bytes = self.get(member, from, region.length);
+                let offset = into.offset + region.at + row * region.length;
+                self.put(member, Place { offset, ..into }, &bytes);
+            }
+        }
+    }
+
+    /// Changes the first byte of what an operator has written, if it is one of those.
+    fn spoil(&mut self, member: usize, op: &Op) {
+        if !self.wrong.is_some_and(|(of, is_wrong)| of == member && is_wrong(op)) {
+            return;
+        }
+        let (place, bytes) = match op {
+            Op::Work(Work::Matmul { out, shape: [rows, _, outs], .. }) => (*out, rows * outs * 4),
+            Op::Work(Work::Norm { into, rows, width, .. }) => (*into, rows * width * 4),
+            Op::Work(Work::Quantize { into, width, .. }) => (*into, width / 32 * 34),
+            Op::Work(Work::Gate { into, elements, .. })
+            | Op::Work(Work::Reduce { into, elements, .. }) => (*into, elements * 4),
+            Op::Work(Work::RotateRows { data, rows, heads, head_size, .. }) => {
+                (*data, rows * heads * head_size * 4)
+            }
+            Op::Work(Work::Embed { into, rows, width, .. }) => (*into, rows * width * 4),
+            Op::Work(Work::AttendBlocks { into, rows, heads, cache, .. }) => {
+                (*into, rows * heads * cache.head_size * 4)
+            }
+            Op::Work(Work::Keep { cache, .. }) => {
+                let shape = cache.shape().expect("a type");
+                (cache.blocks, cache.count * shape.block_bytes())
+            }
+            Op::Gather { parts, rows, into, .. } => {
+                (*into, parts.last().map_or(0, |part| part.end) * rows)
+            }
+            Op::Fold { data, elements, .. } => (*data, elements * 4),
+            other => panic!("{other:?} is not spoiled"),
+        };
+        let spoiled: Vec<u8> = self.get(member, place, bytes).iter().map(|byte| byte ^ 1).collect();
+        self.put(member, place, &spoiled);
     }
 
     fn work(&mut self, member: usize, work: &Work) {
@@ -313,15 +369,38 @@ impl Machine for Plain {
         Ok(staging.places().end + self.more)
     }
 
-    fn run(&mut self, program: &Programs, tables: &[u8], _: &Reach) -> Result<u64, LlmError> {
+    fn runs(&self, (programs, _): &Programs, member: usize) -> Vec<Range<usize>> {
+        let is_work = |at: &usize| matches!(programs[member][*at], Op::Work(_));
+        let all = (0..programs[member].len()).filter(is_work);
+        all.map(|at| at..at + 1).collect()
+    }
+
+    fn captured(&mut self, member: usize, bytes: u64) -> Result<Vec<u8>, LlmError> {
+        Ok(self.get(member, self.captures[member], bytes))
+    }
+
+    fn run(
+        &mut self,
+        program: &Programs,
+        tables: &[u8],
+        _: &Reach,
+        captures: &Captures,
+    ) -> Result<u64, LlmError> {
+        self.captures = captures.into.iter().map(|(place, _)| *place).collect();
         let (programs, groups) = program;
         let mut at = vec![0; programs.len()];
         let mut handed: HashMap<(usize, usize), VecDeque<Vec<u8>>> = HashMap::new();
         while (0..programs.len()).any(|member| at[member] < programs[member].len()) {
             for member in 0..programs.len() {
                 while let Some(op) = programs[member].get(at[member]) {
+                    let now = at[member]..at[member] + 1;
                     match op {
-                        Op::Work(work) => self.work(member, work),
+                        Op::Work(work) => {
+                            self.capture(captures, member, &now, false);
+                            self.work(member, work);
+                            self.spoil(member, op);
+                            self.capture(captures, member, &now, true);
+                        }
                         Op::Data { into, .. } => self.put(member, *into, tables),
                         Op::Mark { .. } => {}
                         Op::Send { to, from, length } => {
@@ -342,10 +421,24 @@ impl Machine for Plain {
                 let next: Option<Vec<Op>> =
                     group.clone().map(|member| programs[member].get(at[member]).cloned()).collect();
                 if let Some(next) = next.filter(|next| next.iter().all(Op::is_exchange)) {
+                    let around = |machine: &mut Plain, is_over: bool| {
+                        for member in group.clone() {
+                            let now = at[member]..at[member] + 1;
+                            machine.capture(captures, member, &now, is_over);
+                        }
+                    };
+                    around(self, false);
                     self.exchange(group, &next);
+                    for (member, op) in group.clone().zip(&next) {
+                        self.spoil(member, op);
+                    }
+                    around(self, true);
                     group.clone().for_each(|member| at[member] += 1);
                 }
             }
+        }
+        for (member, program) in programs.iter().enumerate() {
+            self.capture(captures, member, &(program.len()..program.len()), true);
         }
         Ok(0)
     }
@@ -355,8 +448,9 @@ impl Machine for Plain {
         program: &Programs,
         tables: &[u8],
         reach: &Reach,
+        captures: &Captures,
     ) -> Result<(u64, Vec<Spent>), LlmError> {
-        self.run(program, tables, reach)?;
+        self.run(program, tables, reach, captures)?;
         let spent = program.0.iter().enumerate().flat_map(|(member, list)| {
             let of = move |(at, op): (usize, &Op)| {
                 let (start, end) = (at as f64, at as f64 + 1.0);
@@ -501,4 +595,66 @@ fn programs_of_one_card_are_made_ready_once_for_each_number_of_rows() {
         past += tokens.len();
     }
     assert_eq!(runner.machine().prepared, 3, "three rows without a head, two rows, one row");
+}
+
+/// Runs a prompt and some tokens with nearly all of the work checked: what was found, and how much was checked.
+fn audited(
+    split: Split,
+    wrong: Option<(usize, fn(&Op) -> bool)>,
+    part: f64,
+) -> (Option<usize>, u64) {
+    let recipe = Recipe::llama(Quant::Q8_0, [4, 2, 32], 128, 256);
+    let network = Arc::new(recipe.network());
+    let mut plan = plan(&network, split, &together(&[1.0, 1.0]));
+    plan.request.audit = part;
+    let machine = Plain { wrong, ..Plain::default() };
+    let mut runner = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
+    let memory = runner.memory().iter().map(|used| (used.planned, used.allocated));
+    memory.for_each(|(planned, allocated)| assert_eq!(planned, allocated));
+    let log = AuditLog::new(part);
+    runner.audit(&network, &[7, 9], &log);
+    let mut steps = vec![runner.step_alone(&[1, 2, 3], 0, Want::Nothing)];
+    for past in 3..12 {
+        steps.push(runner.step_alone(&[past as u32], past, Want::Best(2)));
+    }
+    let errors: Vec<LlmError> = steps.into_iter().filter_map(Result::err).collect();
+    let found = log.found();
+    assert_eq!(errors.len(), found.len());
+    if let Some((found, error)) = found.first().zip(errors.first()) {
+        assert!(error.to_string().contains(&format!("card {}", found.card)), "{error}");
+    }
+    (found.first().map(|found| found.card), log.checked())
+}
+
+#[test]
+fn a_machine_is_checked_step_by_step_and_the_card_that_is_wrong_is_named() {
+    for split in [Split::Gather, Split::Reduce] {
+        let (found, checked) = audited(split, None, 0.99);
+        assert!(found.is_none() && checked > 200, "{checked}");
+        // Of each card one run of operators and two cells of the KV cache, one before there is an older position, and one
+        // exchange of both. The last token's would be compared while the next is computed.
+        let (found, checked) = audited(split, None, 0.01);
+        assert_eq!((found, checked), (None, 5 + 8 * 7));
+        let kinds: [(&str, fn(&Op) -> bool); 10] = [
+            ("product", |op| matches!(op, Op::Work(Work::Matmul { .. }))),
+            ("norm", |op| matches!(op, Op::Work(Work::Norm { .. }))),
+            ("rounding", |op| matches!(op, Op::Work(Work::Quantize { .. }))),
+            ("gate", |op| matches!(op, Op::Work(Work::Gate { .. }))),
+            ("sum", |op| matches!(op, Op::Work(Work::Reduce { .. }))),
+            ("turn", |op| matches!(op, Op::Work(Work::RotateRows { .. }))),
+            ("row", |op| matches!(op, Op::Work(Work::Embed { .. }))),
+            ("attention", |op| matches!(op, Op::Work(Work::AttendBlocks { .. }))),
+            ("cache", |op| matches!(op, Op::Work(Work::Keep { .. }))),
+            ("exchange", Op::is_exchange),
+        ];
+        for (what, is_wrong) in kinds {
+            for member in 0..2 {
+                let wrong = Some((member, is_wrong));
+                let (found, _) = audited(split, wrong, 0.99);
+                assert_eq!(found, Some([7, 9][member]), "{split:?}: {what} of member {member}");
+                let (found, checked) = audited(split, wrong, 0.0);
+                assert_eq!((found, checked), (None, 0), "nobody looks");
+            }
+        }
+    }
 }

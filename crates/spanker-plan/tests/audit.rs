@@ -8,7 +8,7 @@ use spanker_plan::{
     Audit, Buffer, Check, Conditions, Cost, Layout, Objective, Op, Part, Plan, Programs, Reach,
     Request, Space, Split, Step, Taps, USUAL_AUDIT, Want, Work, card_layouts, load, simulate,
 };
-use spanker_topology::{Bytes, Cluster, Profile, Shape};
+use spanker_topology::{Bytes, Cluster, Kernels, Profile, Shape};
 
 fn cluster(cards: usize) -> Cluster {
     Cluster::uniform(Profile::builtin("rev-a").unwrap(), cards, Shape::Ring).unwrap()
@@ -235,4 +235,32 @@ fn audit_of_a_request_is_read_back_and_checked() {
         let request = Request { audit: wrong, ..Request::new(Objective::Latency) };
         assert!(request.check().is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn a_graphics_processor_has_a_buffer_and_a_price_for_its_audit_and_no_taps() {
+    let model = builtin("llama-2-7b", Quant::Q4_0).unwrap();
+    let mut profile = Profile::builtin("rev-a").unwrap();
+    profile.kernels = Kernels::Gpu { multiprocessors: 132 };
+    let cluster = Cluster::uniform(profile, 1, Shape::Switch).unwrap();
+    let layout = Layout::of_groups(&model, Split::Gather, &[vec![(0, 1.0)]]).unwrap();
+    let plan = |audit: f64| {
+        let request = Request { audit, context: 512, ..Request::new(Objective::Latency) };
+        Plan::new(model.clone(), cluster.clone(), request, layout.clone()).unwrap()
+    };
+    let (without, with) = (plan(0.0), plan(USUAL_AUDIT));
+    let buffers = |audit: f64| {
+        let stages = &layout.replicas[0];
+        let all = card_layouts(&model, &cluster, stages, space(audit), None, None);
+        all[0].buffers.iter().any(|(buffer, _)| *buffer == Buffer::Audit)
+    };
+    assert_eq!((buffers(0.0), buffers(USUAL_AUDIT)), (false, true));
+    // A read of some tens of kilobytes besides the results.
+    let cost = with.predict().token.0 - without.predict().token.0;
+    let host = &cluster.profile(0).host;
+    let read = |bytes: u64| host.latency.value.0 + host.bandwidth.value.time(Bytes(bytes)).0;
+    assert!((read(20_000)..read(100_000)).contains(&cost), "{cost}");
+    // Simulated programs have as many operators as those that are run, and the step takes what is predicted of it.
+    let ops = |plan: &Plan| simulate(plan, &Conditions::calm(1)).unwrap().events;
+    assert_eq!(ops(&with), ops(&without));
 }

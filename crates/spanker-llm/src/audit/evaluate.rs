@@ -79,7 +79,7 @@ impl Pick {
     }
 
     /// Which these are of numbers that begin somewhere.
-    fn index(&self, into: Place) -> u64 {
+    pub(super) fn index(&self, into: Place) -> u64 {
         (self.at.offset - into.offset) / 4
     }
 

@@ -396,9 +396,10 @@ fn difference(
     let numbers = pairs.map(|(found, right)| [*found, *right].map(f32::from_le_bytes));
     let first = numbers.enumerate().find(|(_, [a, b])| a.to_bits() != b.to_bits());
     Ok(Some(match (results, first) {
-        (Results::Numbers(_, pick), Some((at, [found, right]))) => {
-            let stride = pick.stride;
-            format!("{name}: number {at} of {stride} apart is {found} where {right} is right")
+        (Results::Numbers(by, pick), Some((at, [found, right]))) => {
+            let first = written(&run.ops[by]).map_or(0, |span| pick.index(span.at));
+            let element = first + at as u64 * pick.stride;
+            format!("{name}: element {element} is {found} where {right} is right")
         }
         (Results::Cell(..), _) => "a key or value is rounded wrongly".into(),
         (Results::Blocks(_, _, quant), _) => format!("{name}: rounded wrongly to {quant}"),

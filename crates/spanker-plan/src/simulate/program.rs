@@ -9,10 +9,11 @@ use rand::Rng;
 use rand_pcg::Pcg32;
 use spanker_collective::{Algorithm, Collective};
 use spanker_model::KvShape;
-use spanker_topology::{ExchangeKind, Shape};
+use spanker_topology::{ExchangeKind, Kernels, Shape};
 
 use super::engine::{Item, OUTSIDE};
 use super::flow::Flow;
+use crate::cost::exchange;
 use crate::cost::method::ExchangeMethod;
 use crate::cost::pass::Pass;
 use crate::cost::{Group, Lists, Pricer};
@@ -197,7 +198,11 @@ impl<'a> Writer<'a> {
             None => direct(from, to),
         };
         let parts = Step::of(wave.parts);
-        let lists = copy.programs.step(&parts, &routed);
+        // A graphics processor has no taps in its programs; what it captures is part of the host's price.
+        let lists = match exchange::kernels(self.pricer.cluster, &first.cards) {
+            Kernels::Gpu { .. } => copy.programs.plain(&parts, &routed),
+            _ => copy.programs.step(&parts, &routed),
+        };
         let members = copy.programs.members();
         for (one, list) in members.iter().zip(&lists) {
             let group = &copy.stages[one.stage].group;

@@ -355,6 +355,17 @@ fn every_operator_belongs_to_an_instruction_or_an_exchange() {
 }
 
 #[test]
+fn rounding_that_is_left_to_a_product_belongs_to_its_instruction() {
+    let down = [product(9, 15, [1, 11008, 4096]), copy(15, 16, 4096 * 4), add(17, 16, 4096)];
+    let program = [gate_and_up(), blocks_of_gate(), down.to_vec()].concat();
+    let streamed = on(&program, 132).unwrap();
+    assert!(matches!(streamed.parts[..], [Part::Streamed(_)]), "{streamed:?}");
+    assert_eq!(streamed.ops, [0..5, 5..10]);
+    // With grid barriers the pair rounds its own results.
+    assert_eq!(translated(&program).unwrap().ops, [0..7, 7..10]);
+}
+
+#[test]
 fn cards_of_a_group_have_the_same_instructions_around_what_they_exchange() {
     let halves: std::sync::Arc<[Range<u64>]> = vec![0..5848, 5848..11696].into();
     let gather = Op::Gather { parts: halves, rows: 1, from: at(8), into: at(9) };
