@@ -90,8 +90,7 @@ pub(crate) struct Load<'a> {
     pub(crate) plan: &'a Plan,
     /// What cards do is recorded here.
     pub(crate) recorder: Option<&'a Recorder>,
-    /// What is checked of what they compute is counted here. The part is that of the plan's request where cards can
-    /// say what they did, else all or nothing.
+    /// What is checked of what they compute is counted here. The part is that of the plan's request.
     pub(crate) log: &'a AuditLog,
     pub(crate) observer: &'a Watch,
 }

@@ -3,7 +3,6 @@
 //! Nothing is given out before both agree.
 
 use crate::LlmError;
-use crate::audit::AuditLog;
 use crate::runner::{Asked, Outcome, Output, Part, Runner, Step};
 use spanker_plan::Want;
 
@@ -24,17 +23,9 @@ pub trait Searched: Runner {
     fn examine(&self, past: usize) -> LlmError;
 }
 
-/// What is checked.
-enum Checked<'a> {
-    /// Cards of which the wrong one can be named.
-    Searched(Box<dyn Searched + 'a>),
-    /// Others, of which nobody can be named.
-    Others(Box<dyn Runner + 'a>, AuditLog),
-}
-
 /// Cards, and what checks all that they give.
 pub struct Twice<'a> {
-    checked: Checked<'a>,
+    cards: Box<dyn Searched + 'a>,
     host: Box<dyn Runner + 'a>,
     /// What came of the step that is under way.
     ended: Option<Outcome>,
@@ -42,8 +33,7 @@ pub struct Twice<'a> {
 
 impl std::fmt::Debug for Twice<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let named = matches!(self.checked, Checked::Searched(_));
-        f.debug_struct("Twice").field("named", &named).finish_non_exhaustive()
+        f.debug_struct("Twice").finish_non_exhaustive()
     }
 }
 
@@ -51,17 +41,7 @@ impl<'a> Twice<'a> {
     /// Cards that have begun nothing, and a runner of the same layout that has begun nothing either.
     #[must_use]
     pub fn new(cards: Box<dyn Searched + 'a>, host: Box<dyn Runner + 'a>) -> Self {
-        Twice { checked: Checked::Searched(cards), host, ended: None }
-    }
-
-    /// The same for a runner that cannot say which of its cards was wrong. `log` counts steps.
-    #[must_use]
-    pub fn unnamed(
-        runner: Box<dyn Runner + 'a>,
-        host: Box<dyn Runner + 'a>,
-        log: &AuditLog,
-    ) -> Self {
-        Twice { checked: Checked::Others(runner, log.clone()), host, ended: None }
+        Twice { cards, host, ended: None }
     }
 
     /// The same step on this host, a part of it at a time, so that cards elsewhere hear of it meanwhile. Bits do not
@@ -97,11 +77,8 @@ impl<'a> Twice<'a> {
     /// Which card it was: by its operators, or else by what each makes of known numbers.
     fn culprit(&mut self, step: &Step<'_>) -> LlmError {
         let past = Asked::of(step).past;
-        let Checked::Searched(cards) = &mut self.checked else {
-            return LlmError::Unsure { past };
-        };
-        let wrong = (1..=SEARCHES).find_map(|salt| cards.attempt(step, salt).err());
-        wrong.unwrap_or_else(|| cards.examine(past))
+        let wrong = (1..=SEARCHES).find_map(|salt| self.cards.attempt(step, salt).err());
+        wrong.unwrap_or_else(|| self.cards.examine(past))
     }
 }
 
@@ -118,13 +95,7 @@ fn same(one: &Output, other: &Output) -> bool {
 
 impl Runner for Twice<'_> {
     fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
-        let outcome = match &mut self.checked {
-            Checked::Searched(cards) => cards.step(step)?,
-            Checked::Others(runner, log) => {
-                log.count(1);
-                runner.step(step)?
-            }
-        };
+        let outcome = self.cards.step(step)?;
         let right = self.on_host(step)?;
         let agree = outcome.outputs.len() == right.len()
             && outcome.outputs.iter().zip(&right).all(|(one, other)| same(one, other));
@@ -140,17 +111,10 @@ impl Runner for Twice<'_> {
     }
 
     fn batch(&self) -> usize {
-        let batch = match &self.checked {
-            Checked::Searched(cards) => cards.batch(),
-            Checked::Others(runner, _) => runner.batch(),
-        };
-        batch.min(self.host.batch())
+        self.cards.batch().min(self.host.batch())
     }
 
     fn heartbeat(&mut self) -> Result<(), LlmError> {
-        match &mut self.checked {
-            Checked::Searched(cards) => cards.heartbeat(),
-            Checked::Others(runner, _) => runner.heartbeat(),
-        }
+        self.cards.heartbeat()
     }
 }

@@ -25,6 +25,9 @@ use spanker_topology::Kernels;
 use splits::{CONTEXT, Open, STEPS};
 use splits::{assert_same, mixed, one_by_one, plan, prompt, run, threads, together};
 
+/// Which operators are wrong.
+type IsWrong = fn(&Op) -> bool;
+
 /// Cards that are byte vectors.
 #[derive(Debug, Default)]
 struct Plain {
@@ -40,7 +43,7 @@ struct Plain {
     /// Where captures of members go.
     captures: Vec<Place>,
     /// Operators whose results it spoils, of which member.
-    wrong: Option<(usize, fn(&Op) -> bool)>,
+    wrong: Option<(usize, IsWrong)>,
 }
 
 /// Programs of all members, and who is in a group.
@@ -598,11 +601,7 @@ fn programs_of_one_card_are_made_ready_once_for_each_number_of_rows() {
 }
 
 /// Runs a prompt and some tokens with nearly all of the work checked: what was found, and how much was checked.
-fn audited(
-    split: Split,
-    wrong: Option<(usize, fn(&Op) -> bool)>,
-    part: f64,
-) -> (Option<usize>, u64) {
+fn audited(split: Split, wrong: Option<(usize, IsWrong)>, part: f64) -> (Option<usize>, u64) {
     let recipe = Recipe::llama(Quant::Q8_0, [4, 2, 32], 128, 256);
     let network = Arc::new(recipe.network());
     let mut plan = plan(&network, split, &together(&[1.0, 1.0]));
@@ -635,7 +634,7 @@ fn a_machine_is_checked_step_by_step_and_the_card_that_is_wrong_is_named() {
         // exchange of both. The last token's would be compared while the next is computed.
         let (found, checked) = audited(split, None, 0.01);
         assert_eq!((found, checked), (None, 5 + 8 * 7));
-        let kinds: [(&str, fn(&Op) -> bool); 10] = [
+        let kinds: [(&str, IsWrong); 10] = [
             ("product", |op| matches!(op, Op::Work(Work::Matmul { .. }))),
             ("norm", |op| matches!(op, Op::Work(Work::Norm { .. }))),
             ("rounding", |op| matches!(op, Op::Work(Work::Quantize { .. }))),

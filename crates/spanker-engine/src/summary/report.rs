@@ -113,10 +113,9 @@ fn audit(summary: &Summary<'_>) -> Option<String> {
         _ => format!("cards {} were wrong", wrong.join(",")),
     };
     let checked = log.checked();
-    let what = match (log.fraction() >= 1.0, summary.plan.request.audit > 0.0) {
-        (false, _) => format!("{checked} operators"),
-        (true, true) => format!("everything and {checked} operators"),
-        (true, false) => format!("all of {checked} steps"),
+    let what = match log.fraction() >= 1.0 {
+        false => format!("{checked} operators"),
+        true => format!("everything and {checked} operators"),
     };
     Some(format!("audit       {what} computed again here, {wrong}"))
 }

@@ -234,7 +234,7 @@ impl Evaluate<'_, '_> {
     }
 
     /// Bytes that no operator of the run has written before it reads them.
-    fn from_outside(&mut self, from: Place, strided: [u64; 3]) -> Result<Vec<u8>, LlmError> {
+    fn outside_of_run(&mut self, from: Place, strided: [u64; 3]) -> Result<Vec<u8>, LlmError> {
         let [rows, length, stride] = strided;
         let own = Span { at: from, bytes: (rows.max(1) - 1) * stride + length };
         let is_overwritten = self.ops.iter().filter_map(written).any(|other| other.overlaps(&own));
@@ -276,7 +276,7 @@ impl Evaluate<'_, '_> {
     ) -> Result<Vec<u8>, LlmError> {
         let span = Span { at: own, bytes };
         let Some(writer) = self.writer(before, &span) else {
-            return self.from_outside(own, [1, bytes, bytes]);
+            return self.outside_of_run(own, [1, bytes, bytes]);
         };
         match &self.ops[writer] {
             Op::Work(Work::Copy { from, into, .. }) | Op::Gather { from, into, .. } => {
@@ -294,7 +294,7 @@ impl Evaluate<'_, '_> {
                 let Pick { at, count, stride } = pick;
                 let strided =
                     if stride == 1 { [1, count * 4, count * 4] } else { [count, 4, stride * 4] };
-                Ok(floats(&self.from_outside(at, strided)?))
+                Ok(floats(&self.outside_of_run(at, strided)?))
             }
         }
     }
@@ -381,7 +381,7 @@ impl Evaluate<'_, '_> {
         }
         let bytes = quant.row_bytes(width);
         let Some(writer) = self.writer(before, &Span { at, bytes }) else {
-            return self.from_outside(at, [1, bytes, bytes]);
+            return self.outside_of_run(at, [1, bytes, bytes]);
         };
         match &self.ops[writer] {
             Op::Work(Work::Quantize { from, into, .. }) => {
