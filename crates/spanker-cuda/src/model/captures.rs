@@ -18,6 +18,10 @@ use crate::CudaError;
 /// A piece of memory, and when it is copied.
 type Wanted = (Piece, Role);
 
+/// Runs some instructions of a list.
+type Go<'g> =
+    dyn FnMut(&mut DeviceContext, &mut Workspace, Range<u32>) -> Result<(), CudaError> + 'g;
+
 /// What is captured of a card.
 #[derive(Debug, Default)]
 pub(super) struct Taken(Vec<(Range<usize>, Vec<Wanted>)>);
@@ -93,7 +97,7 @@ pub(super) fn run(
     work: &mut Workspace,
     (loaded, ops): (&Loaded, &[Range<usize>]),
     taken: &Taken,
-    go: &mut dyn FnMut(&mut DeviceContext, &mut Workspace, Range<u32>) -> Result<(), CudaError>,
+    go: &mut Go<'_>,
 ) -> Result<Vec<Piece>, CudaError> {
     let all = 0..loaded.count();
     let mut wanted: Vec<(Range<u32>, &[Wanted])> = Vec::new();
