@@ -2,8 +2,8 @@
 //! Results of a run of operators, computed element by element from what a machine captured of the run: backwards from the
 //! results that are asked for, so that of a product only the rows of weights are read whose results are compared.
 //!
-//! The same walk says beforehand what has to be captured: then bytes from outside the run are noted and stand for zeros,
-//! and nothing expensive is computed. What is looked at is chosen in `look.rs`.
+//! The same walk says beforehand what has to be captured: then bytes from outside the run are noted, nothing is computed,
+//! and all results are empty. What is looked at is chosen in `look.rs`.
 
 use ggml_spanker::ops::{self, Pairs};
 use ggml_spanker::{decode, multiply};
@@ -85,6 +85,9 @@ impl Pick {
 
     /// These of a row that begins `start` numbers before them.
     fn of(&self, row: &[f32], start: u64) -> Vec<f32> {
+        if row.is_empty() {
+            return Vec::new();
+        }
         let places = (0..self.count).map(|at| (start + at * self.stride) as usize);
         places.map(|at| row.get(at).copied().unwrap_or(0.0)).collect()
     }
@@ -223,7 +226,7 @@ impl Evaluate<'_, '_> {
                     pieces.push(Region { at: self.used, ..piece });
                     self.used = (self.used + piece.bytes()).next_multiple_of(Region::ALIGNMENT);
                 }
-                Ok(vec![0; bytes])
+                Ok(Vec::new())
             }
             Outside::Captured(pieces, all) => {
                 let at = pieces.iter().find(same).map(|piece| piece.at as usize);
@@ -311,6 +314,7 @@ impl Evaluate<'_, '_> {
             Work::Quantize { from, into, quant, .. } if known(quant)? == Quant::F32 => {
                 self.numbers(by, pick.moved(into, from))
             }
+            Work::Fill { .. } if self.is_dry() => Ok(Vec::new()),
             Work::Fill { pattern, .. } => Ok(vec![f32::from_bits(pattern); pick.count as usize]),
             Work::Matmul { .. } => self.product(by, pick),
             Work::Embed { .. } => self.embedded(by, pick),
@@ -318,7 +322,7 @@ impl Evaluate<'_, '_> {
                 let (row, column) = (pick.index(into) / width, pick.index(into) % width);
                 let from = self.numbers(by, Pick::all(after(from, row * width * 4), width))?;
                 if self.is_dry() {
-                    return Ok(vec![0.0; pick.count as usize]);
+                    return Ok(Vec::new());
                 }
                 let (weights, _) = self.auditor.weights(self.member, weight, width * 4)?;
                 let mut out = vec![0.0; width as usize];
@@ -352,6 +356,9 @@ impl Evaluate<'_, '_> {
                 let unit = pick.index(data) / head_size;
                 let place = after(data, unit * head_size * 4);
                 let mut head = self.numbers(by, Pick::all(place, head_size))?;
+                if self.is_dry() {
+                    return Ok(head);
+                }
                 let (_, position, _) = self.row(unit / heads)?;
                 let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
                 let turns = self.auditor.weights.turns(position);
@@ -388,7 +395,7 @@ impl Evaluate<'_, '_> {
                 let first = (at.offset - into.offset) / quant.block_bytes() * quant.block();
                 let from = Pick::all(after(*from, first * 4), width);
                 let numbers = self.numbers(writer, from)?;
-                if self.is_dry() { Ok(vec![0; bytes as usize]) } else { rounded(quant, &numbers) }
+                if self.is_dry() { Ok(Vec::new()) } else { rounded(quant, &numbers) }
             }
             Op::Work(Work::Copy { from, into, .. }) | Op::Gather { from, into, .. } => {
                 self.packed(writer, after(*from, at.offset - into.offset), (quant, width))
@@ -407,10 +414,10 @@ impl Evaluate<'_, '_> {
         let (row, column) = (pick.index(out) / outs, pick.index(out) % outs);
         let place = after(a, row * input.row_bytes(width));
         let inputs = self.packed(by, place, (input, width))?;
-        let mut results = vec![0.0; pick.count as usize];
         if self.is_dry() {
-            return Ok(results);
+            return Ok(Vec::new());
         }
+        let mut results = vec![0.0; pick.count as usize];
         let (inputs, each) = (inputs_of(input, &inputs, width)?, quant.row_bytes(width));
         for (at, result) in (0..).zip(&mut results) {
             let place = after(b, (column + at * pick.stride) * each);
@@ -439,13 +446,14 @@ impl Evaluate<'_, '_> {
             // Another card has the token: the row stays as it was.
             return self.numbers(by, pick);
         };
-        let (quant, mut out) = (known(quant)?, vec![0.0; width as usize]);
-        if !self.is_dry() {
-            let bytes = quant.row_bytes(width);
-            let place = after(table, u64::from(token) * bytes);
-            let (weights, name) = self.auditor.weights(self.member, place, bytes)?;
-            decode(quant, &weights, &mut out).map_err(refused(&name))?;
+        if self.is_dry() {
+            return Ok(Vec::new());
         }
+        let (quant, mut out) = (known(quant)?, vec![0.0; width as usize]);
+        let bytes = quant.row_bytes(width);
+        let place = after(table, u64::from(token) * bytes);
+        let (weights, name) = self.auditor.weights(self.member, place, bytes)?;
+        decode(quant, &weights, &mut out).map_err(refused(&name))?;
         Ok(pick.of(&out, column))
     }
 
@@ -466,7 +474,8 @@ impl Evaluate<'_, '_> {
         let (last, slots) = (position / KV_BLOCK, position % KV_BLOCK + 1);
         let own = KvShape { heads: 1, ..shape };
         let block = own.block_bytes();
-        let mut kept = vec![0; ((last + 1) * block) as usize];
+        let seen = if self.is_dry() { 0 } else { (last + 1) * block };
+        let mut kept = vec![0; seen as usize];
         for at in 0..=last {
             let number = self.rows.blocks.get(first + at as usize).copied();
             let number = number.ok_or_else(|| unknown(&self.ops[by]))?;
@@ -475,7 +484,9 @@ impl Evaluate<'_, '_> {
             let start = (at * block) as usize;
             if at < last {
                 let bytes = self.cached(from, [1, block, block])?;
-                kept[start..start + bytes.len()].copy_from_slice(&bytes);
+                if let Some(kept) = kept.get_mut(start..start + bytes.len()) {
+                    kept.copy_from_slice(&bytes);
+                }
                 continue;
             }
             // Of the last one, what is seen.
@@ -492,11 +503,13 @@ impl Evaluate<'_, '_> {
         let keeps = |op: &Op| matches!(op, Op::Work(Work::Keep { rows: 1, .. }));
         if let Some(keep) = self.ops[..by].iter().rposition(keeps) {
             let (key, value) = self.fresh(keep, kv)?;
-            let last = &mut kept[(last * block) as usize..];
-            ops::keep(own, (position % KV_BLOCK) as usize, &key, &value, last);
+            if !self.is_dry() {
+                let last = &mut kept[(last * block) as usize..];
+                ops::keep(own, (position % KV_BLOCK) as usize, &key, &value, last);
+            }
         }
         if self.is_dry() {
-            return Ok(vec![0.0; pick.count as usize]);
+            return Ok(Vec::new());
         }
         let out = attended((own, position, scale), &query, &kept);
         Ok(pick.of(&out, pick.index(into) % size))
@@ -537,7 +550,9 @@ impl Evaluate<'_, '_> {
         let place = after(cache.blocks, u64::from(block) * shape.block_bytes());
         let own = KvShape { heads: 1, ..shape };
         let mut kept = vec![0; own.block_bytes() as usize];
-        ops::keep(own, 0, &numbers, &numbers, &mut kept);
+        if !self.is_dry() {
+            ops::keep(own, 0, &numbers, &numbers, &mut kept);
+        }
         let slot = position % KV_BLOCK;
         let there =
             [Some(shape.numbers(head, is_key, slot)), shape.scale_bytes(head, is_key, slot)];
