@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//! The load generator against servers that answer in known ways, on loopback.
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 
