@@ -169,7 +169,7 @@ __device__ APART void keep_kv(const KeepKv &op) {
         const KvHead kv = kv_head(op.cache, op.tables, at.table, op.kv_heads, head % op.kv_heads, size, op.quant);
         const float *from = (const float *)(is_key ? op.keys : op.values) + head * size;
         const float value = number < size ? read(from + number) : 0.0f;
-        keep_number(kv, at.position, is_key, number, value, true);
+        keep_number(kv, at.position, is_key, number, value, true, nullptr);
     }
 }
 
