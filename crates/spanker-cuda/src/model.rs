@@ -5,15 +5,19 @@ mod device;
 mod device_context;
 #[cfg(test)]
 mod emulation;
+mod exchange;
 mod instructions;
 mod machine;
 mod operands;
 mod planes;
+mod programs;
+mod schedule;
 mod slots;
 mod speeds;
 mod streams;
 
-pub use machine::{Processors, Programs};
+pub use machine::Processors;
+pub use programs::Programs;
 pub use speeds::{Speeds, Subject};
 
 pub(crate) use device::Memory;

@@ -64,6 +64,17 @@ impl Workspace {
         self.next = self.places.programs;
     }
 
+    /// Bytes that are left for programs.
+    pub(super) fn room(&self) -> u64 {
+        self.places.end.saturating_sub(self.next)
+    }
+
+    /// Instructions at most that can be timed in one launch.
+    pub(super) fn timed(&self) -> usize {
+        let words = (self.places.programs - self.places.times) / 8;
+        usize::try_from(words.saturating_sub(1)).unwrap_or(usize::MAX)
+    }
+
     /// Allocates so many bytes and returns their offset; nothing if there are not as many left.
     fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let start = self.next;
@@ -80,6 +91,8 @@ pub(crate) struct Loaded {
     /// Where they begin.
     instructions: u64,
     count: u32,
+    /// Grid barriers between them.
+    barriers: u32,
     kind: Kind,
     shared: u32,
     blocks: u32,
@@ -183,9 +196,12 @@ impl DeviceContext {
         blocks: u32,
     ) -> Result<Option<Loaded>, CudaError> {
         let (count, kind) = (instructions.len() as u32, Kind::Plain);
+        let before_last = instructions.split_last().map_or(instructions, |(_, before)| before);
+        let barriers = before_last.iter().filter(|one| !one.is_joined()).count() as u32;
         let loaded = |instructions| Loaded {
             instructions,
             count,
+            barriers,
             kind,
             shared,
             blocks,
@@ -225,7 +241,18 @@ impl DeviceContext {
         let (Some(other), Some(instructions)) = (other, instructions) else { return Ok(None) };
         let is_other = AtomicBool::new(false);
         let dataflow = Some(Dataflow { slots, each, other, is_other });
-        Ok(Some(Loaded { instructions, count, kind, shared, blocks, first, ring, dataflow }))
+        let barriers = 0;
+        Ok(Some(Loaded {
+            instructions,
+            count,
+            barriers,
+            kind,
+            shared,
+            blocks,
+            first,
+            ring,
+            dataflow,
+        }))
     }
 
     /// Where instructions are in a workspace, once they were written there.
@@ -277,9 +304,7 @@ impl DeviceContext {
             Some(dataflow) => {
                 dataflow.is_other.fetch_xor(true, Ordering::Relaxed);
             }
-            None => {
-                work.arrived += u64::from(loaded.count.saturating_sub(1)) * u64::from(loaded.blocks)
-            }
+            None => work.arrived += u64::from(loaded.barriers) * u64::from(loaded.blocks),
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ fn positions(rows: u64, context: u64) -> Vec<u64> {
 pub struct Speeds {
     /// The costs of kinds of operators where nobody else is on the device.
     pub operators: Vec<OperatorRate>,
-    /// Seconds of an exchange through the host's memory, and of a byte of what everybody has afterwards.
+    /// Seconds of an exchange as it is run, and of a byte of what everybody has afterwards.
     pub exchange: Option<(f64, f64)>,
     /// Seconds until the host knows a token, besides operators and exchanges.
     pub step_seconds: f64,
