@@ -208,7 +208,8 @@ impl Device for Emulated {
         let mut spoilt;
         if let Some(fault) = fault {
             // SAFETY: the workspace has so many instructions there.
-            spoilt = unsafe { std::slice::from_raw_parts(instructions, launch.count as usize) }.to_vec();
+            spoilt =
+                unsafe { std::slice::from_raw_parts(instructions, launch.count as usize) }.to_vec();
             fault(&mut spoilt);
             instructions = spoilt.as_ptr();
         }
@@ -227,4 +228,6 @@ impl Device for Emulated {
 }
 
 mod attention;
+mod exchanges;
 mod models;
+mod speeds;

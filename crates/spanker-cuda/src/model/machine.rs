@@ -99,7 +99,11 @@ impl Processors {
     }
 
     /// Attributes an error to the card of a slot.
-    pub(super) fn of_card<T>(&self, slot: usize, outcome: Result<T, CudaError>) -> Result<T, LlmError> {
+    pub(super) fn of_card<T>(
+        &self,
+        slot: usize,
+        outcome: Result<T, CudaError>,
+    ) -> Result<T, LlmError> {
         let card = self.slots[slot].card;
         outcome.map_err(|error| match error {
             CudaError::Unsupported(what) => LlmError::Unsupported { what },
@@ -107,7 +111,12 @@ impl Processors {
         })
     }
 
-    pub(super) fn get(&mut self, slot: usize, place: Place, out: &mut [u8]) -> Result<(), CudaError> {
+    pub(super) fn get(
+        &mut self,
+        slot: usize,
+        place: Place,
+        out: &mut [u8],
+    ) -> Result<(), CudaError> {
         let DeviceSlot { device, buffers, .. } = &self.slots[slot];
         self.devices[*device].read(&buffers[place.buffer.0 as usize], place.offset as usize, out)
     }

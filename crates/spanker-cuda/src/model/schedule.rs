@@ -128,9 +128,14 @@ pub(super) fn schedule(
         if waiting.cards.iter().all(|card| card.items.is_empty()) {
             return Ok(entries);
         }
-        let ready = waiting.ready(None)?.into_iter().next().ok_or_else(astray)?;
-        waiting.pass(&ready.slots);
-        entries.push(Entry::Exchange(ready));
+        let ready = waiting.ready(None)?;
+        if ready.is_empty() {
+            return Err(astray());
+        }
+        for between in ready {
+            waiting.pass(&between.slots);
+            entries.push(Entry::Exchange(between));
+        }
     }
 }
 
@@ -241,3 +246,6 @@ fn joined(mut round: Vec<Piece>) -> Vec<Piece> {
     all.into_iter().for_each(|instruction| *instruction = instruction.joined());
     round
 }
+
+#[cfg(test)]
+mod tests;

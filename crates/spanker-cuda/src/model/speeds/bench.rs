@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ggml_spanker::ops;
@@ -16,10 +15,11 @@ use spanker_plan::{
 use spanker_runtime::BufferId;
 use spanker_topology::{Cluster, ExchangeKind};
 
+use super::Subject;
 use super::fit::{Timed, TimedExchange};
+use crate::CudaError;
 use crate::model::machine::Processors;
 use crate::model::programs::{self, Span, Watch};
-use crate::{CudaError, Gpu};
 
 /// Bytes of weights and of the KV cache at least, where there are so many: several times the size of caches.
 const BYTES: u64 = 512 << 20;
@@ -99,23 +99,23 @@ fn failed(error: LlmError) -> CudaError {
 }
 
 impl Bench {
-    /// Steps of a model with such a layout: `groups` are the cards of each stage, with their shares.
+    /// Steps of the subject's model with its layout, on processors that `on` makes for cards: as many layers as have this many
+    /// bytes at most.
     pub(super) fn new(
-        gpus: &[Arc<Gpu>],
-        model: &Model,
+        on: &dyn Fn(&[usize]) -> Result<Processors, CudaError>,
         cluster: &Cluster,
-        split: spanker_plan::Split,
-        groups: &[Vec<(usize, f64)>],
-        (context, batch, kv): (usize, usize, Quant),
+        subject: &Subject<'_>,
+        most: u64,
     ) -> Result<Bench, CudaError> {
-        let gpu = gpus.first().ok_or(CudaError::NoDevice)?;
-        let short = shortened(model, groups.len(), context as u64, gpu.memory()?.free / 8);
+        let Subject { model, split, groups, context, batch, kv } = *subject;
+        let short = shortened(model, groups.len(), context as u64, most);
         let unplanned = |error: spanker_plan::PlanError| CudaError::Unsupported(error.to_string());
         let layout = Layout::of_groups(&short, split, groups).map_err(unplanned)?;
         let stages = &layout.replicas[0];
         let space = Space { kv, ..Space::of(context as u64, batch as u64, 1, Audit::NONE) };
         let kind = Some(ExchangeKind::Direct);
-        let mut processors = Processors::new(gpus, &layout.cards())?;
+        let cards: Vec<usize> = groups.iter().flatten().map(|card| card.0).collect();
+        let mut processors = on(&cards)?;
         let kernels = Some(processors.kernels());
         let layouts = card_layouts(&short, cluster, stages, space, kind, kernels);
         processors.know(&types(&short));
