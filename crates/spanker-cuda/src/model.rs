@@ -20,7 +20,7 @@ pub use machine::Processors;
 pub use programs::Programs;
 pub use speeds::{Speeds, Subject};
 
-pub(crate) use device::Memory;
+pub(crate) use device::{Device, Memory, Processor};
 pub(crate) use device_context::{DeviceContext, Workspace, on_gpu};
 pub(crate) use instructions::many_rows;
 pub(crate) use operands::{Instruction, Matmul, RoundQ4K};

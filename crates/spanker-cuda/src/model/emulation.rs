@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libloading::Library;
@@ -35,6 +35,8 @@ pub(super) struct Told {
     pub(super) copies: AtomicU64,
     /// Everything that the host and the device had to do with each other, in order.
     pub(super) events: Mutex<Vec<Event>>,
+    /// Whether bytes of other devices get lost.
+    pub(super) loses: AtomicBool,
     /// What is done to instructions before they are gone through.
     pub(super) fault: Mutex<Option<Fault>>,
 }
@@ -185,6 +187,15 @@ impl Device for Emulated {
         Ok(())
     }
 
+    fn fetch(&mut self, from: &Memory, into: &mut Memory, length: usize) -> Result<(), CudaError> {
+        let [from, into] = [from, into].map(|of| Emulated::bytes(of, 0, length));
+        if !self.told.loses.load(Ordering::Relaxed) {
+            // SAFETY: each is its memory's, these are two, and who sent it does not write there until it is fetched.
+            unsafe { std::ptr::copy_nonoverlapping(from, into, length) };
+        }
+        Ok(())
+    }
+
     fn forget(&mut self) {
         self.kernels = [None, None];
     }
@@ -229,5 +240,6 @@ impl Device for Emulated {
 
 mod attention;
 mod exchanges;
+mod fabric;
 mod models;
 mod speeds;

@@ -264,7 +264,9 @@ spanker_card(const Instruction *program, u32 count, Step step) {
         step.unwritten[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
 #endif
 #ifndef STREAM
-    u64 passed = step.arrived;
+    // The counter's value when everybody has arrived. The first thread alone needs it, and it is in nobody's registers.
+    __shared__ u64 arrived;
+    if (threadIdx.x == 0) arrived = step.arrived;
 #endif
     for (u32 at = 0; at < count; at++) {
         note_time(step.times, at);
@@ -322,9 +324,8 @@ spanker_card(const Instruction *program, u32 count, Step step) {
                 // The next instruction is of another card: it needs nothing of this one but the block's shared memory.
                 __syncthreads();
             } else {
-                passed += gridDim.x;
                 arrive(step.barrier);
-                await(step.barrier, passed);
+                await(step.barrier, threadIdx.x == 0 ? arrived += gridDim.x : 0);
             }
 #endif
             if (more) ((u32 *)&window[at % WINDOW])[threadIdx.x] = word;
