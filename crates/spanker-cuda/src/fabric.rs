@@ -167,7 +167,7 @@ impl CudaFabric {
         let arrived = self.arrived.as_mut().ok_or_else(lost)?;
         let mut buffer = self.messages.receive_buffer(size);
         if size > 0 {
-            self.device.fetch(&memory, arrived, size)?;
+            self.device.copy_from(&memory, arrived, size)?;
             self.device.read(arrived, 0, buffer.bytes_mut())?;
         }
         Ok(self.messages.freeze(buffer))

@@ -102,7 +102,12 @@ pub(crate) trait Device: Send {
         length: usize,
     ) -> Result<(), CudaError>;
     /// Copies the first bytes of a device's memory, whose work is done, to the beginning of its own.
-    fn fetch(&mut self, from: &Memory, into: &mut Memory, length: usize) -> Result<(), CudaError>;
+    fn copy_from(
+        &mut self,
+        from: &Memory,
+        into: &mut Memory,
+        length: usize,
+    ) -> Result<(), CudaError>;
     /// Forgets kernels that know other types of weights.
     fn forget(&mut self);
     /// How many blocks of a kernel, with these options, a multiprocessor has at once if each has so much shared memory.
@@ -220,7 +225,12 @@ impl Device for Processor {
         copied.map_err(|error| CudaError::call("copy within the GPU", &error))
     }
 
-    fn fetch(&mut self, from: &Memory, into: &mut Memory, length: usize) -> Result<(), CudaError> {
+    fn copy_from(
+        &mut self,
+        from: &Memory,
+        into: &mut Memory,
+        length: usize,
+    ) -> Result<(), CudaError> {
         let from = slice(from)?.slice(0..length);
         let mut into = slice_mut(into)?.slice_mut(0..length);
         let copied = self.gpu.stream().memcpy_dtod(&from, &mut into);

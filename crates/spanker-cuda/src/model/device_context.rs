@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The context of one device: which kernel runs instructions, and what they need besides them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -91,8 +92,8 @@ pub(crate) struct Loaded {
     /// Where they begin.
     instructions: u64,
     count: u32,
-    /// Grid barriers between them.
-    barriers: u32,
+    /// After which of them blocks wait for each other, where they do.
+    waits: Vec<bool>,
     kind: Kind,
     shared: u32,
     blocks: u32,
@@ -112,6 +113,15 @@ struct Dataflow {
     /// The same instructions with the second half of the slots.
     other: u64,
     is_other: AtomicBool,
+}
+
+impl Loaded {
+    /// Grid barriers between some of the instructions: there is none after the last.
+    fn barriers(&self, some: Range<u32>) -> u64 {
+        let last = some.end.saturating_sub(1).max(some.start);
+        let waits = self.waits.get(some.start as usize..last as usize).unwrap_or_default();
+        waits.iter().filter(|waits| **waits).count() as u64
+    }
 }
 
 impl DeviceContext {
@@ -196,12 +206,11 @@ impl DeviceContext {
         blocks: u32,
     ) -> Result<Option<Loaded>, CudaError> {
         let (count, kind) = (instructions.len() as u32, Kind::Plain);
-        let before_last = instructions.split_last().map_or(instructions, |(_, before)| before);
-        let barriers = before_last.iter().filter(|one| !one.is_joined()).count() as u32;
+        let waits = instructions.iter().map(|one| !one.is_joined()).collect();
         let loaded = |instructions| Loaded {
             instructions,
             count,
-            barriers,
+            waits,
             kind,
             shared,
             blocks,
@@ -241,18 +250,8 @@ impl DeviceContext {
         let (Some(other), Some(instructions)) = (other, instructions) else { return Ok(None) };
         let is_other = AtomicBool::new(false);
         let dataflow = Some(Dataflow { slots, each, other, is_other });
-        let barriers = 0;
-        Ok(Some(Loaded {
-            instructions,
-            count,
-            barriers,
-            kind,
-            shared,
-            blocks,
-            first,
-            ring,
-            dataflow,
-        }))
+        let waits = Vec::new();
+        Ok(Some(Loaded { instructions, count, waits, kind, shared, blocks, first, ring, dataflow }))
     }
 
     /// Where instructions are in a workspace, once they were written there.
@@ -304,7 +303,7 @@ impl DeviceContext {
             Some(dataflow) => {
                 dataflow.is_other.fetch_xor(true, Ordering::Relaxed);
             }
-            None => work.arrived += u64::from(loaded.barriers) * u64::from(loaded.blocks),
+            None => work.arrived += loaded.barriers(0..loaded.count) * u64::from(loaded.blocks),
         }
         Ok(())
     }

@@ -187,7 +187,12 @@ impl Device for Emulated {
         Ok(())
     }
 
-    fn fetch(&mut self, from: &Memory, into: &mut Memory, length: usize) -> Result<(), CudaError> {
+    fn copy_from(
+        &mut self,
+        from: &Memory,
+        into: &mut Memory,
+        length: usize,
+    ) -> Result<(), CudaError> {
         let [from, into] = [from, into].map(|of| Emulated::bytes(of, 0, length));
         if !self.told.loses.load(Ordering::Relaxed) {
             // SAFETY: each is its memory's, these are two, and who sent it does not write there until it is fetched.

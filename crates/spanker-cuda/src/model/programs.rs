@@ -14,7 +14,7 @@ use super::exchange::Memories;
 use super::instructions::{Part, Parts, Setting, translate};
 use super::machine::Processors;
 use super::operands::Instruction;
-use super::schedule::{Between, Done, Entry, Listed, Piece, schedule};
+use super::schedule::{Between, Done, Entry, Listed, Task, schedule};
 use crate::CudaError;
 
 /// Programs of all device slots, ready to run.
@@ -80,15 +80,15 @@ struct Translated {
     blocks: u32,
 }
 
-/// How many of these pieces fit in so many instructions, in whole rounds.
-fn whole_rounds(pieces: &[Piece], most: usize) -> usize {
+/// How many of these tasks fit in so many instructions, in whole rounds.
+fn whole_rounds(tasks: &[Task], most: usize) -> usize {
     let (mut count, mut taken) = (0, 0);
-    for (at, piece) in pieces.iter().enumerate() {
-        count += piece.instructions.len();
+    for (at, task) in tasks.iter().enumerate() {
+        count += task.instructions.len();
         if count > most {
             break;
         }
-        if piece.instructions.last().is_none_or(|last| !last.is_joined()) {
+        if task.instructions.last().is_none_or(|last| !last.is_joined()) {
             taken = at + 1;
         }
     }
@@ -177,9 +177,9 @@ impl Processors {
         let (mut actions, mut sent) = (Vec::with_capacity(entries.len()), 0);
         for entry in entries {
             match entry {
-                Entry::Launch { device, pieces } => {
+                Entry::Launch { device, tasks } => {
                     let (shared, blocks, _) = sizes[device];
-                    let Some(loaded) = self.loaded(device, pieces, shared, blocks)? else {
+                    let Some(loaded) = self.loaded(device, tasks, shared, blocks)? else {
                         return Ok(None);
                     };
                     sent += loaded.iter().map(|(_, sent)| sent).sum::<u64>();
@@ -209,27 +209,27 @@ impl Processors {
     fn loaded(
         &mut self,
         device: usize,
-        mut pieces: Vec<Piece>,
+        mut tasks: Vec<Task>,
         shared: u32,
         blocks: u32,
     ) -> Result<Option<Vec<(Action, u64)>>, CudaError> {
         let mut actions = Vec::new();
-        while !pieces.is_empty() {
+        while !tasks.is_empty() {
             let own = (0..self.slots.len()).filter(|&slot| self.slots[slot].device == device);
             let room = |slot: &usize| self.slots[*slot].work.as_ref().map(|work| work.room());
             let Some(slot) = own.max_by_key(room) else { return Ok(None) };
             let work = self.slots[slot].work()?;
-            let count = whole_rounds(&pieces, work.timed());
+            let count = whole_rounds(&tasks, work.timed());
             if count == 0 {
-                let what = format!("{} instructions in a round", pieces[0].instructions.len());
+                let what = format!("{} instructions in a round", tasks[0].instructions.len());
                 return Err(CudaError::Unsupported(what));
             }
-            let rest = pieces.split_off(count);
+            let rest = tasks.split_off(count);
             let instructions: Vec<Instruction> =
-                pieces.iter().flat_map(|piece| &piece.instructions).copied().collect();
-            let sent = pieces.iter().map(|piece| piece.sent).sum();
-            let of = |piece: Piece| (piece.instructions.len(), piece.done);
-            let done = std::mem::replace(&mut pieces, rest).into_iter().map(of).collect();
+                tasks.iter().flat_map(|task| &task.instructions).copied().collect();
+            let sent = tasks.iter().map(|task| task.sent).sum();
+            let of = |task: Task| (task.instructions.len(), task.done);
+            let done = std::mem::replace(&mut tasks, rest).into_iter().map(of).collect();
             if instructions.is_empty() {
                 continue;
             }

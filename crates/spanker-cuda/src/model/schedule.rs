@@ -28,7 +28,7 @@ pub(super) struct Done {
 
 /// Instructions that do one thing, for one card or several.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Piece {
+pub(super) struct Task {
     pub(super) instructions: Vec<Instruction>,
     pub(super) done: Vec<Done>,
     /// Bytes that cards give to other cards.
@@ -47,7 +47,7 @@ pub(super) struct Between {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Entry {
     /// A device goes through instructions of its cards.
-    Launch { device: usize, pieces: Vec<Piece> },
+    Launch { device: usize, tasks: Vec<Task> },
     /// A card's weights are prefetched.
     Streamed { slot: usize, instructions: Vec<Instruction>, done: Vec<Done> },
     /// Cards exchange through the host.
@@ -190,19 +190,19 @@ impl Waiting<'_> {
 
     /// What the cards of a device do until they wait for another.
     fn on_device(&mut self, device: usize, entries: &mut Vec<Entry>) -> Result<(), CudaError> {
-        let mut pieces: Vec<Piece> = Vec::new();
-        let end = |pieces: &mut Vec<Piece>, entries: &mut Vec<Entry>| {
-            if !pieces.is_empty() {
-                entries.push(Entry::Launch { device, pieces: std::mem::take(pieces) });
+        let mut tasks: Vec<Task> = Vec::new();
+        let end = |tasks: &mut Vec<Task>, entries: &mut Vec<Entry>| {
+            if !tasks.is_empty() {
+                entries.push(Entry::Launch { device, tasks: std::mem::take(tasks) });
             }
         };
         loop {
             let round = self.round(device)?;
             if !round.is_empty() {
-                pieces.extend(joined(round));
+                tasks.extend(joined(round));
                 continue;
             }
-            end(&mut pieces, entries);
+            end(&mut tasks, entries);
             let is_streamed = |card: &Listed| {
                 card.device == device && matches!(card.items.front(), Some(Item::Streamed(..)))
             };
@@ -215,21 +215,21 @@ impl Waiting<'_> {
     }
 
     /// An instruction of every card of a device that has one, and exchanges that its cards have come to.
-    fn round(&mut self, device: usize) -> Result<Vec<Piece>, CudaError> {
+    fn round(&mut self, device: usize) -> Result<Vec<Task>, CudaError> {
         let (mut round, mut passed) = (Vec::new(), Vec::new());
         for between in self.ready(Some(device))? {
             let address = |rank: usize, place: Place| (self.address)(between.slots[rank], place);
             // What the kernel cannot do goes through the host.
             if let Some(instructions) = between.exchange.instructions(&address) {
                 let (done, sent) = (between.done(), between.exchange.sent());
-                round.push(Piece { instructions, done, sent });
+                round.push(Task { instructions, done, sent });
                 passed.extend(between.slots);
             }
         }
         for slot in (0..self.cards.len()).filter(|&slot| self.cards[slot].device == device) {
             if let Some(Item::Instruction(instruction, ops)) = self.cards[slot].items.front() {
                 let done = vec![Done { slot, ops: ops.clone(), exchanged: None }];
-                round.push(Piece { instructions: vec![*instruction], done, sent: 0 });
+                round.push(Task { instructions: vec![*instruction], done, sent: 0 });
                 passed.push(slot);
             }
         }
@@ -239,9 +239,9 @@ impl Waiting<'_> {
 }
 
 /// A round whose instructions do not wait for each other.
-fn joined(mut round: Vec<Piece>) -> Vec<Piece> {
+fn joined(mut round: Vec<Task>) -> Vec<Task> {
     let mut all: Vec<&mut Instruction> =
-        round.iter_mut().flat_map(|piece| &mut piece.instructions).collect();
+        round.iter_mut().flat_map(|task| &mut task.instructions).collect();
     all.pop();
     all.into_iter().for_each(|instruction| *instruction = instruction.joined());
     round

@@ -50,12 +50,12 @@ fn told(entries: &[Entry]) -> Vec<String> {
         each.collect::<Vec<_>>().join("+")
     };
     let told = |entry: &Entry| match entry {
-        Entry::Launch { device, pieces } => {
+        Entry::Launch { device, tasks } => {
             let mut text = format!("device {device}:");
-            for piece in pieces {
-                let last = piece.instructions.last().expect("an instruction");
+            for task in tasks {
+                let last = task.instructions.last().expect("an instruction");
                 let ends = if last.is_joined() { "," } else { ";" };
-                text.push_str(&format!(" {}{ends}", done(&piece.done)));
+                text.push_str(&format!(" {}{ends}", done(&task.done)));
             }
             text
         }
@@ -71,14 +71,14 @@ fn cards_of_a_device_are_one_launch_whose_rounds_have_an_instruction_of_each() {
     let cards = vec![card(0, program()), card(0, program())];
     let entries = schedule(cards, &[0..2], &address).unwrap();
     assert_eq!(told(&entries), ["device 0: 0:0, 1:0; 0:1, 1:1; 0:2+1:2; 0:3, 1:3;"]);
-    let Entry::Launch { pieces, .. } = &entries[0] else { panic!("{entries:?}") };
-    let gather: &operands::Gather = pieces[4].instructions[0].get().unwrap();
+    let Entry::Launch { tasks, .. } = &entries[0] else { panic!("{entries:?}") };
+    let gather: &operands::Gather = tasks[4].instructions[0].get().unwrap();
     assert_eq!((gather.givers, gather.getters, gather.width * gather.unit), (2, 2, 16));
     assert_eq!(gather.from[..2], [1 << 32, 2 << 32]);
     assert_eq!(gather.into[..2], [(1 << 32) + 1024, (2 << 32) + 1024]);
-    assert_eq!((pieces[4].sent, pieces[4].done[0].exchanged), (16, Some(16)));
+    assert_eq!((tasks[4].sent, tasks[4].done[0].exchanged), (16, Some(16)));
     // Joined instructions do what they did.
-    assert!(pieces[0].instructions[0].is_joined());
+    assert!(tasks[0].instructions[0].is_joined());
     assert_eq!(operands::Fill::KIND, kind::FILL);
 }
 
@@ -122,9 +122,9 @@ fn stages_of_one_device_hand_over_within_it_and_prefetched_weights_have_launches
     let entries = schedule(cards, &[0..1, 1..2], &address).unwrap();
     let expected = ["card 0 streams", "device 0: 0:2+1:0;", "card 1 streams", "device 0: 1:3;"];
     assert_eq!(told(&entries), expected);
-    let Entry::Launch { pieces, .. } = &entries[1] else { panic!("{entries:?}") };
-    let bytes: Vec<Option<u64>> = pieces[0].done.iter().map(|done| done.exchanged).collect();
-    assert_eq!((bytes, pieces[0].sent), (vec![Some(0), Some(16)], 16));
+    let Entry::Launch { tasks, .. } = &entries[1] else { panic!("{entries:?}") };
+    let bytes: Vec<Option<u64>> = tasks[0].done.iter().map(|done| done.exchanged).collect();
+    assert_eq!((bytes, tasks[0].sent), (vec![Some(0), Some(16)], 16));
 }
 
 #[test]
