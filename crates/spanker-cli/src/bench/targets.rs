@@ -160,7 +160,7 @@ fn nccl(
     show(args, &mut target, &case, sizes, samples, true)
 }
 
-/// Every type, operation and odd length against the host's bits.
+/// Every type, operation and odd length against the host's bits, and what every fabric must do.
 #[cfg(feature = "cuda")]
 fn check(args: &Args) -> anyhow::Result<()> {
     let checking = |dtype, op| output::progress(&format!("checking {op} of {dtype}"));

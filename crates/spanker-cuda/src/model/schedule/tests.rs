@@ -25,6 +25,11 @@ fn gather() -> Part {
     Part::Exchange(Op::Gather { parts, rows: 1, from: at(0), into: at(1024) })
 }
 
+/// One group of cards.
+fn group(cards: Range<usize>) -> [Range<usize>; 1] {
+    [cards]
+}
+
 fn send(to: usize) -> Part {
     Part::Exchange(Op::Send { to, from: at(0), length: 16 })
 }
@@ -69,7 +74,7 @@ fn told(entries: &[Entry]) -> Vec<String> {
 fn cards_of_a_device_are_one_launch_whose_rounds_have_an_instruction_of_each() {
     let program = || vec![instructions(&[1, 2]), gather(), instructions(&[3])];
     let cards = vec![card(0, program()), card(0, program())];
-    let entries = schedule(cards, &[0..2], &address).unwrap();
+    let entries = schedule(cards, &group(0..2), &address).unwrap();
     assert_eq!(told(&entries), ["device 0: 0:0, 1:0; 0:1, 1:1; 0:2+1:2; 0:3, 1:3;"]);
     let Entry::Launch { tasks, .. } = &entries[0] else { panic!("{entries:?}") };
     let gather: &operands::Gather = tasks[4].instructions[0].get().unwrap();
@@ -88,7 +93,7 @@ fn programs_of_different_lengths_wait_for_each_other_at_exchanges_alone() {
         card(0, vec![instructions(&[1, 2, 3]), gather()]),
         card(0, vec![gather(), instructions(&[4])]),
     ];
-    let entries = schedule(cards, &[0..2], &address).unwrap();
+    let entries = schedule(cards, &group(0..2), &address).unwrap();
     assert_eq!(told(&entries), ["device 0: 0:0; 0:1; 0:2; 0:3+1:0; 1:1;"]);
 }
 
@@ -96,7 +101,7 @@ fn programs_of_different_lengths_wait_for_each_other_at_exchanges_alone() {
 fn exchanges_between_devices_go_through_the_host_and_all_that_are_ready_go_together() {
     let program = || vec![instructions(&[1]), gather(), instructions(&[2])];
     let two = vec![card(0, program()), card(1, program())];
-    let entries = schedule(two, &[0..2], &address).unwrap();
+    let entries = schedule(two, &group(0..2), &address).unwrap();
     let expected =
         ["device 0: 0:0;", "device 1: 1:0;", "host: 0:1+1:1", "device 0: 0:2;", "device 1: 1:2;"];
     assert_eq!(told(&entries), expected);
@@ -135,7 +140,7 @@ fn programs_that_do_not_belong_together_are_refused() {
     let said = astray().to_string();
     // One never comes to the exchange.
     let lonely = vec![card(0, vec![gather()]), card(0, vec![instructions(&[1])])];
-    assert_eq!(refused(lonely, &[0..2]), said);
+    assert_eq!(refused(lonely, &group(0..2)), said);
     // Another length than was sent, and a message that nobody sends.
     let short = vec![card(0, vec![send(1)]), card(0, vec![receive(0, 8)])];
     assert_eq!(refused(short, &[0..1, 1..2]), said);
@@ -148,5 +153,5 @@ fn programs_that_do_not_belong_together_are_refused() {
         into: at(64),
     });
     let unlike = vec![card(0, vec![gather()]), card(0, vec![other])];
-    assert_eq!(refused(unlike, &[0..2]), said);
+    assert_eq!(refused(unlike, &group(0..2)), said);
 }
