@@ -190,13 +190,10 @@ fn conforms(args: &Args) -> anyhow::Result<()> {
     let cases = played.map_err(|wrong| anyhow::anyhow!("messages between ranks: {wrong}"))?;
     match args.json {
         true => output::json(&serde_json::json!({ "conformance": cases, "gpus": gpus.len() })),
-        false => {
-            println!(
-                "messages in the memory of {} GPUs: {cases} cases as every fabric",
-                gpus.len()
-            );
-            Ok(())
-        }
+        false => output::line(&format!(
+            "messages in the memory of {} GPU(s): {cases} cases of the fabrics' suite pass",
+            gpus.len()
+        )),
     }
 }
 
