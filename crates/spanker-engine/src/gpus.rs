@@ -111,7 +111,10 @@ mod with {
             let Load { model, plan, recorder, log, observer } = load;
             let Request { context, batch, .. } = plan.request;
             let (context, batch) = (context as usize, batch as usize);
-            let processors = Processors::new(&self.gpus, &plan.layout.cards())
+            // Programs go by stages, whatever the numbers of their cards.
+            let stages = plan.layout.stages();
+            let cards: Vec<usize> = stages.flat_map(|stage| stage.group.cards.clone()).collect();
+            let processors = Processors::new(&self.gpus, &cards)
                 .map_err(|error| LlmError::Unsupported { what: error.to_string() })?;
             let progress = |at: Loading| observer(&loading(at));
             let runner =

@@ -47,11 +47,16 @@ impl Memory {
     pub(crate) fn base(&self) -> u64 {
         self.base
     }
+
+    /// Its bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.bytes
+    }
 }
 
 /// Which kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Plain,
     Streamed,
 }
@@ -66,7 +71,7 @@ impl Kind {
 }
 
 /// A launch of a kernel.
-pub(super) struct Launch {
+pub(crate) struct Launch {
     pub(super) kind: Kind,
     pub(super) blocks: u32,
     /// Shared memory of a block.
@@ -78,7 +83,7 @@ pub(super) struct Launch {
 }
 
 /// A device. What it is told to do happens in order.
-pub(super) trait Device: Send {
+pub(crate) trait Device: Send {
     fn multiprocessors(&self) -> u32;
     /// Shared memory of a block at most.
     fn most_shared(&self) -> u32;
@@ -94,6 +99,13 @@ pub(super) trait Device: Send {
         memory: &mut Memory,
         from: usize,
         into: usize,
+        length: usize,
+    ) -> Result<(), CudaError>;
+    /// Copies the first bytes of a device's memory, whose work is done, to the beginning of its own.
+    fn copy_from(
+        &mut self,
+        from: &Memory,
+        into: &mut Memory,
         length: usize,
     ) -> Result<(), CudaError>;
     /// Forgets kernels that know other types of weights.
@@ -114,7 +126,7 @@ struct Compiled {
 }
 
 /// A graphics processor.
-pub(super) struct Processor {
+pub(crate) struct Processor {
     gpu: Arc<Gpu>,
     kernels: [Compiled; 2],
     most_shared: u32,
@@ -125,7 +137,7 @@ pub(super) struct Processor {
 unsafe impl DeviceRepr for Step {}
 
 impl Processor {
-    pub(super) fn new(gpu: Arc<Gpu>) -> Result<Processor, CudaError> {
+    pub(crate) fn new(gpu: Arc<Gpu>) -> Result<Processor, CudaError> {
         if gpu.capability() < OLDEST {
             let ((major, minor), (least, _)) = (gpu.capability(), OLDEST);
             return Err(CudaError::Unsupported(format!(
@@ -211,6 +223,18 @@ impl Device for Processor {
         let (from, into) = if from < into { (&low, &mut high) } else { (&high, &mut low) };
         let copied = self.gpu.stream().memcpy_dtod(from, into);
         copied.map_err(|error| CudaError::call("copy within the GPU", &error))
+    }
+
+    fn copy_from(
+        &mut self,
+        from: &Memory,
+        into: &mut Memory,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        let from = slice(from)?.slice(0..length);
+        let mut into = slice_mut(into)?.slice_mut(0..length);
+        let copied = self.gpu.stream().memcpy_dtod(&from, &mut into);
+        copied.map_err(|error| CudaError::call("copy between GPUs", &error))
     }
 
     fn forget(&mut self) {

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libloading::Library;
@@ -33,6 +33,34 @@ pub(super) struct Told {
     pub(super) launches: [AtomicU64; 2],
     /// Copies within memory.
     pub(super) copies: AtomicU64,
+    /// Everything that the host and the device had to do with each other, in order.
+    pub(super) events: Mutex<Vec<Event>>,
+    /// Whether bytes of other devices get lost.
+    pub(super) loses: AtomicBool,
+    /// What is done to instructions before they are gone through.
+    pub(super) fault: Mutex<Option<Fault>>,
+}
+
+/// Something that a device was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    Launch,
+    Read,
+    Write,
+}
+
+/// Changes instructions for the worse.
+pub(super) type Fault = fn(&mut [Instruction]);
+
+impl Told {
+    fn note(&self, event: Event) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+
+    /// What there was since this was last asked.
+    pub(super) fn taken(&self) -> Vec<Event> {
+        std::mem::take(&mut self.events.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 /// A device on the host.
@@ -129,6 +157,7 @@ impl Device for Emulated {
     }
 
     fn read(&mut self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<(), CudaError> {
+        self.told.note(Event::Read);
         let bytes = Emulated::bytes(from, offset, out.len());
         // SAFETY: the bytes are the memory's, and no kernel runs.
         unsafe { std::ptr::copy_nonoverlapping(bytes, out.as_mut_ptr(), out.len()) };
@@ -136,6 +165,7 @@ impl Device for Emulated {
     }
 
     fn write(&mut self, into: &mut Memory, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        self.told.note(Event::Write);
         let out = Emulated::bytes(into, offset, bytes.len());
         // SAFETY: the bytes are the memory's, and no kernel runs.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out, bytes.len()) };
@@ -157,6 +187,20 @@ impl Device for Emulated {
         Ok(())
     }
 
+    fn copy_from(
+        &mut self,
+        from: &Memory,
+        into: &mut Memory,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        let [from, into] = [from, into].map(|of| Emulated::bytes(of, 0, length));
+        if !self.told.loses.load(Ordering::Relaxed) {
+            // SAFETY: each is its memory's, these are two, and who sent it does not write there until it is fetched.
+            unsafe { std::ptr::copy_nonoverlapping(from, into, length) };
+        }
+        Ok(())
+    }
+
     fn forget(&mut self) {
         self.kernels = [None, None];
     }
@@ -173,7 +217,18 @@ impl Device for Emulated {
         assert!(launch.shared <= SHARED);
         // Either order of threads in turn.
         let backwards = (before % 2) as u32;
-        let instructions = std::ptr::with_exposed_provenance(launch.instructions as usize);
+        self.told.note(Event::Launch);
+        let mut instructions: *const Instruction =
+            std::ptr::with_exposed_provenance(launch.instructions as usize);
+        let fault = *self.told.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spoilt;
+        if let Some(fault) = fault {
+            // SAFETY: the workspace has so many instructions there.
+            spoilt =
+                unsafe { std::slice::from_raw_parts(instructions, launch.count as usize) }.to_vec();
+            fault(&mut spoilt);
+            instructions = spoilt.as_ptr();
+        }
         // SAFETY: the library has this function with these arguments. Instructions are in the card's workspace, and their
         // places in buffers of this device, which nobody else reaches in the meantime.
         unsafe {
@@ -189,4 +244,7 @@ impl Device for Emulated {
 }
 
 mod attention;
+mod exchanges;
+mod fabric;
 mod models;
+mod speeds;

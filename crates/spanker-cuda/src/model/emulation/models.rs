@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use spanker_llm::{InProcess, Network, OnMachine, Runner, Step};
+use spanker_llm::{InProcess, Network, OnMachine, Output, Runner, Step};
 use spanker_model::{KvShape, Quant};
 use spanker_plan::{Layout, Objective, Part, Plan, Request, Split, Want};
 use spanker_test_support::Recipe;
@@ -22,13 +22,17 @@ const SEQUENCES: u64 = 6;
 const BLOCKS: u64 = 12;
 
 /// Groups of cards with their shares.
-type Groups = Vec<Vec<(usize, f64)>>;
+pub(super) type Groups = Vec<Vec<(usize, f64)>>;
 
 /// A model that runs on both.
-struct Both {
-    emulated: OnMachine<Processors>,
+pub(super) struct Both {
+    pub(super) emulated: OnMachine<Processors>,
     threads: InProcess<Vec<u8>>,
-    told: Vec<Arc<Told>>,
+    pub(super) told: Vec<Arc<Told>>,
+}
+
+fn bits(output: &Output) -> Option<Vec<u32>> {
+    output.logits.as_ref().map(|all| all.iter().map(|one| one.to_bits()).collect())
 }
 
 fn plan(network: &Network<Vec<u8>>, split: Split, groups: &Groups, kv: Quant) -> Plan {
@@ -48,7 +52,7 @@ fn plan(network: &Network<Vec<u8>>, split: Split, groups: &Groups, kv: Quant) ->
 
 impl Both {
     /// `multiprocessors` of each of so many devices.
-    fn new(
+    pub(super) fn new(
         recipe: &Recipe,
         (split, groups, kv): (Split, &Groups, Quant),
         multiprocessors: &[u32],
@@ -61,7 +65,8 @@ impl Both {
             devices.push(Box::new(device));
             told.push(of);
         }
-        let cards = Processors::of(devices, &plan.layout.cards()).expect("devices");
+        let cards: Vec<usize> = groups.iter().flatten().map(|card| card.0).collect();
+        let cards = Processors::of(devices, &cards).expect("devices");
         let emulated = OnMachine::load(&network, &plan, CONTEXT, BATCH, cards, &|_| ());
         let emulated = emulated.expect("a model on the emulation");
         let threads = InProcess::new(Arc::new(network), &plan, CONTEXT, BATCH, 1).expect("threads");
@@ -73,16 +78,27 @@ impl Both {
         Both::new(recipe, (Split::Gather, &vec![vec![(0, 1.0)]], kv), &[2])
     }
 
-    fn step(&mut self, what: &str, step: &Step<'_>) {
+    /// What both make of a step.
+    fn both(&mut self, step: &Step<'_>) -> [Vec<Output>; 2] {
         let found = self.emulated.step(step).expect("a step").outputs;
-        let expected = self.threads.step(step).expect("a step").outputs;
+        [found, self.threads.step(step).expect("a step").outputs]
+    }
+
+    /// Whether both make the same of a step.
+    pub(super) fn is_same(&mut self, step: &Step<'_>) -> bool {
+        let [found, expected] = self.both(step);
+        found
+            .iter()
+            .zip(&expected)
+            .all(|(found, expected)| found.best == expected.best && bits(found) == bits(expected))
+    }
+
+    pub(super) fn step(&mut self, what: &str, step: &Step<'_>) {
+        let [found, expected] = self.both(step);
         assert_eq!(found.len(), expected.len(), "{what}");
         for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert_eq!(found.best, expected.best, "{what}, output {at}");
-            let bits = |logits: &Option<Vec<f32>>| {
-                logits.as_ref().map(|all| all.iter().map(|one| one.to_bits()).collect::<Vec<_>>())
-            };
-            assert!(bits(&found.logits) == bits(&expected.logits), "{what}, output {at}: logits");
+            assert!(bits(found) == bits(expected), "{what}, output {at}: logits");
         }
     }
 
@@ -91,7 +107,7 @@ impl Both {
     }
 
     /// A prompt, and then tokens one at a time.
-    fn one_sequence(&mut self, what: &str, blocks: &[u32], prompt: usize, more: usize) {
+    pub(super) fn one_sequence(&mut self, what: &str, blocks: &[u32], prompt: usize, more: usize) {
         let tokens: Vec<u32> = (0..(prompt + more) as u32).map(|at| (at * 29 + 11) % 71).collect();
         let part = Part::new(&tokens[..prompt], 0, blocks, Want::Logits);
         self.step(&format!("{what}: a prompt of {prompt}"), &Step::of(&[part]));
@@ -103,7 +119,7 @@ impl Both {
 }
 
 /// A mixture of sequences with prompts, single tokens, guesses, prefixes in blocks that several share, and a copied block.
-fn mixture(both: &mut Both, what: &str) {
+pub(super) fn mixture(both: &mut Both, what: &str) {
     let tokens: Vec<u32> = (0..200).map(|at| (at * 31 + 5) % 71).collect();
     let part = |at: usize, count: usize, past: u64, blocks: &'static [u32], want| {
         Part::new(&tokens[at..at + count], past, blocks, want)
