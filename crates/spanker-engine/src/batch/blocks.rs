@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use spanker_model::KV_BLOCK;
+use spanker_model::{KV_BLOCK, KvShape};
 
 /// Tokens of a block.
 const TOKENS: usize = KV_BLOCK as usize;
@@ -134,7 +134,8 @@ impl BlockPool {
     }
 
     /// What of these tokens is computed already: whole blocks, and the beginning of another. A token at least is left, so
-    /// that there is something to ask for. Whoever gets blocks uses them from now on.
+    /// that there is something to ask for. Whoever gets blocks uses them from now on. A block is copied only where there is
+    /// room for it beside all blocks that the tokens need: a sequence that is alone must not wait for its own original.
     pub(crate) fn reuse(&mut self, tokens: &[u32]) -> Reused {
         let mut reused = Reused::default();
         if !self.shares {
@@ -154,7 +155,9 @@ impl BlockPool {
         if let Some((block, length)) = self.begins_like(before, rest) {
             // The original must not go while the copy is made.
             self.use_again(block);
-            match self.take() {
+            let needed = KvShape::blocks_for(tokens.len() as u64) as usize - reused.blocks.len();
+            let copy = if needed <= self.available() { self.take() } else { None };
+            match copy {
                 Some(copy) => {
                     reused.blocks.push(copy);
                     reused.tokens += length;

@@ -281,3 +281,21 @@ fn last_to_come_is_the_first_to_be_put_back() {
     // The first had the last block; the second needed another, which the third has given up.
     assert_eq!((schedule.put_back(), schedule.counts()), (1, (2, 1)));
 }
+
+#[test]
+fn prompt_that_needs_all_blocks_does_not_wait_for_the_one_that_it_begins_like() {
+    // Room for one context: a second request agrees with the first in a part of a block, and fills all of them.
+    let mut schedule = Schedule::new(BlockPool::new(2, true), 1);
+    let budget = Budget { rows: 128, prompt_rows: 128, members: 2 };
+    for (id, shared) in [(1, 0), (2, 20)] {
+        let tokens = (0..100).map(|at| if at < shared { at } else { at + 1000 * (id - 1) });
+        schedule.add(u64::from(id), tokens.collect(), true);
+        schedule.admit();
+        let step = schedule.next(budget).expect("it is alone");
+        schedule.begun(&step);
+        assert_eq!(schedule.done(&step), [Some(u64::from(id))]);
+        schedule.remove(u64::from(id));
+    }
+    assert_eq!((schedule.put_back(), schedule.counts()), (0, (0, 0)));
+    assert_eq!(schedule.pool().available(), 2);
+}
