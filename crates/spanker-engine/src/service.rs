@@ -100,6 +100,9 @@ impl std::fmt::Debug for Service {
     }
 }
 
+/// What is said of a thread that runs no model any more.
+const ENDED: &str = "the model's thread has ended";
+
 /// What the model's thread and the others look at.
 pub(crate) struct Shared {
     status: Mutex<Status>,
@@ -183,12 +186,11 @@ impl Service {
             let retry_after = status.room_in();
             return Err(Refusal::Full { waiting: status.waiting, retry_after });
         }
-        status.waiting += 1;
         let id = self.numbers.fetch_add(1, Ordering::Relaxed);
         let stop = ask.limits.stop.clone();
         let order = Order { id, ask, deliver: Box::new(deliver) };
-        let gone = || Refusal::Broken("the model's thread has ended".into());
-        self.orders.send(order).map_err(|_| gone())?;
+        self.orders.send(order).map_err(|_| Refusal::Broken(ENDED.into()))?;
+        status.waiting += 1;
         Ok(Taken { id, stop })
     }
 
@@ -224,6 +226,17 @@ impl Drop for Service {
     }
 }
 
+/// Says that nothing runs any more when the model's thread ends.
+struct Ended<'s>(&'s Shared);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.update(|status| {
+            status.broken.get_or_insert_with(|| ENDED.to_owned());
+        });
+    }
+}
+
 /// The model's thread.
 fn serve(
     model: &Arc<Model>,
@@ -233,7 +246,8 @@ fn serve(
     shared: &Arc<Shared>,
     ready: &Sender<Result<()>>,
 ) {
-    let host = match open() {
+    // On ranks the others have to open theirs as well.
+    let host = match open().and_then(|host| host.open_with(|| Ok(())).map(|()| host)) {
         Ok(host) => host,
         // Whoever started it has gone if it does not hear.
         Err(error) => return ready.send(Err(error)).unwrap_or_default(),
@@ -241,6 +255,8 @@ fn serve(
     match Worker::load(&host, model, options, shared) {
         Ok(mut worker) => {
             ready.send(Ok(())).unwrap_or_default();
+            // Whoever asks later hears of it, also where this thread panics.
+            let _ended = Ended(shared);
             worker.work(orders);
         }
         Err(error) => ready.send(Err(error)).unwrap_or_default(),

@@ -68,6 +68,11 @@ impl<'h> Copy<'h> {
         self.under_way.clear();
     }
 
+    /// Lets its cards know that there is more to come: no step may be under way.
+    pub(crate) fn heartbeat(&mut self) -> Result<(), LlmError> {
+        self.runner.as_mut().map_or(Ok(()), |runner| runner.heartbeat())
+    }
+
     pub(crate) fn admit(&mut self) -> Vec<(SequenceId, usize)> {
         self.schedule.admit()
     }

@@ -16,6 +16,7 @@ use crate::cards::{Cards, Devices};
 use crate::engine::Engine;
 use crate::generation::{Correction, Limits};
 use crate::layout::{Split, request};
+use crate::ranks::RankPlace;
 use crate::sampling::Sampling;
 use crate::summary::FinishReason;
 use crate::testing::model;
@@ -323,6 +324,54 @@ fn requests_that_nobody_waits_for_leave_nothing_behind() {
     // Everything that is asked afterwards is answered as if nothing had been.
     let (tokens, ..) = read(&submit(&service, ask(3)).0);
     assert_eq!(tokens, alone(&model, Quant::F16, 3));
+}
+
+#[test]
+fn requests_that_end_in_a_pipeline_leave_no_step_and_no_block_behind() {
+    let (_folder, model) = shared_model();
+    let wish = Wish { split: Some(Split::Pipeline), shares: None };
+    let service = on_threads(&model, ServiceOptions { wish, ..options() }, 4);
+    for _ in 0..8 {
+        let all: Vec<_> = (0..4)
+            .map(|client| submit(&service, Ask { limits: limits(150), ..ask(client) }))
+            .collect();
+        while !matches!(all[0].0.recv().expect("an update"), Update::Piece(_)) {}
+        all.iter().for_each(|(_, taken)| taken.stop.stop());
+        // Other requests do not have to come for this.
+        assert_eq!(idle(&service).kv.used, 0);
+    }
+}
+
+#[test]
+fn ranks_answer_that_were_not_asked_for_longer_than_they_wait() {
+    let (folder, model) = shared_model();
+    let expected = alone(&model, Quant::F16, 2);
+    let patience = Duration::from_secs(5);
+    let place = RankPlace {
+        hosts: vec!["here".into(); 2],
+        library: "threads".into(),
+        here: 2,
+        timeout: patience,
+    };
+    let mut ends = spanker_fabric::inproc::group(2);
+    let (other, own) = (ends.pop().expect("rank 1"), ends.pop().expect("rank 0"));
+    let (path, theirs) = (folder.path().join("x.gguf"), place.clone());
+    let follower = std::thread::spawn(move || {
+        let host = Host::ranks_of(Box::new(other), theirs, 1).expect("a rank");
+        let model = host.open(path).expect("a model");
+        host.follow(&model, None).map_err(|error| error.to_string())
+    });
+    let place = RankPlace { timeout: Duration::from_secs(60), ..place };
+    let wish = Wish { split: Some(Split::Gather), shares: None };
+    let open = move || Host::ranks_of(Box::new(own), place, 1);
+    let service = Service::start(model, ServiceOptions { wish, ..options() }, open);
+    let service = service.expect("a service");
+    for pause in [Duration::ZERO, patience + Duration::from_secs(1)] {
+        std::thread::sleep(pause);
+        assert_eq!(read(&submit(&service, ask(2)).0).0, expected);
+    }
+    drop(service);
+    assert_eq!(follower.join().expect("no panic"), Ok(()));
 }
 
 #[test]

@@ -93,7 +93,7 @@ impl<'h> Worker<'h> {
     /// Takes what has come; waits for it where there is nothing else to do. False if nobody can ask any more.
     fn take_orders(&mut self, orders: &Receiver<Order>) -> bool {
         loop {
-            let order = match self.answers.is_empty() {
+            let order = match self.is_idle() {
                 true => match orders.recv_timeout(QUIET) {
                     Ok(order) => order,
                     Err(RecvTimeoutError::Timeout) => {
@@ -112,10 +112,17 @@ impl<'h> Worker<'h> {
         }
     }
 
+    /// Whether nobody asks, and no step is under way that was begun for somebody who has gone.
+    fn is_idle(&self) -> bool {
+        self.answers.is_empty() && self.copies.iter().all(|copy| copy.oldest().is_none())
+    }
+
     /// Nobody asks: ranks hear that there is more to come, and cards that were lost may be back.
     fn idle(&mut self) {
-        // A rank that is gone is found by the next step.
-        let _ = self.place.host.heartbeat();
+        for copy in &mut self.copies {
+            // A rank that is gone is found by the next step.
+            let _ = copy.heartbeat();
+        }
         if let Err(error) = self.welcome_back() {
             self.fail_all(&error);
         }
