@@ -260,6 +260,28 @@ fn prompt_goes_through_in_pieces_beside_the_tokens_of_others() {
 }
 
 #[test]
+fn short_prompt_does_not_wait_for_a_long_one_and_no_row_is_lost() {
+    let mut schedule = Schedule::new(BlockPool::new(40, false), 4);
+    for (id, length) in [(1, 1000), (2, 30), (3, 500)] {
+        schedule.add(id, vec![id as u32; length], false);
+    }
+    schedule.admit();
+    let budget = Budget { rows: 64, prompt_rows: 64, members: 5 };
+    let parts = |schedule: &mut Schedule| {
+        let step = schedule.next(budget).expect("prompts");
+        let list: Vec<_> = step.parts.iter().map(|part| (part.id, part.tokens.len())).collect();
+        schedule.done(&step);
+        list
+    };
+    assert_eq!(parts(&mut schedule), [(1, 32), (2, 16), (3, 16)]);
+    assert_eq!(parts(&mut schedule), [(1, 32), (2, 14), (3, 18)]);
+    // Its answer begins; the others share what there is.
+    assert_eq!(parts(&mut schedule), [(1, 32), (3, 32)]);
+    schedule.remove(3);
+    assert_eq!(parts(&mut schedule), [(1, 64)]);
+}
+
+#[test]
 fn last_to_come_is_the_first_to_be_put_back() {
     let mut schedule = Schedule::new(BlockPool::new(4, true), 4);
     for id in 1..=3 {
