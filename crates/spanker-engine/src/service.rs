@@ -36,7 +36,8 @@ pub struct ServiceOptions {
     pub context: usize,
     /// Tokens that go through the model in one step, at most.
     pub batch: usize,
-    /// Bytes for keys and values of all cards together; nothing for what the requests could need.
+    /// Bytes for keys and values of all cards together, which copies of the model share; nothing for what the requests
+    /// could need. Every copy has room for a context.
     pub kv_memory: Option<u64>,
     /// What keys and values are stored as: F16 or Q8_0.
     pub kv: Quant,
@@ -111,8 +112,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn of(model: &Model, options: &ServiceOptions) -> Shared {
-        let status = Mutex::new(Status::of(model, options));
+    fn of(model: &Model) -> Shared {
+        let status = Mutex::new(Status::of(model));
         Shared { status, pacings: Mutex::default() }
     }
 
@@ -136,7 +137,7 @@ impl Service {
         options: ServiceOptions,
         open: impl FnOnce() -> Result<Host> + Send + 'static,
     ) -> Result<Service> {
-        let shared = Arc::new(Shared::of(&model, &options));
+        let shared = Arc::new(Shared::of(&model));
         let (orders, incoming) = channel();
         let (ready, started) = channel();
         let (own, wanted, told) = (Arc::clone(&model), options.clone(), Arc::clone(&shared));

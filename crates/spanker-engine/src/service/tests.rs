@@ -222,8 +222,27 @@ fn clients_of_emulated_cards_get_the_tokens_of_threads() {
         let (service, _world) = on_cards(&model, options, 3);
         assert_same(&format!("{split:?}"), &service, &expected);
         let copies = if split.is_none() { CARDS } else { 1 };
-        assert_eq!(service.status().copies, copies, "{split:?} {}", service.status().layout);
+        let status = service.status();
+        assert_eq!(status.copies, copies, "{split:?} {}", status.layout);
+        // Blocks for as many contexts as there are answers at a time, however many copies share them.
+        assert_eq!(status.kv.total, 4 * CONTEXT / 64, "{split:?}");
     }
+}
+
+#[test]
+fn copies_of_a_model_share_the_memory_for_keys_and_values() {
+    let (_folder, model) = shared_model();
+    let kept = spanker_model::KvShape { heads: 5, head_size: 32, quant: Quant::F16 };
+    let blocks = |blocks: u64| {
+        let kv_memory = Some(blocks * 4 * kept.block_bytes());
+        let (service, _world) = on_cards(&model, ServiceOptions { kv_memory, ..options() }, 3);
+        let status = service.status();
+        assert_eq!(status.copies, CARDS, "{}", status.layout);
+        status.kv.total
+    };
+    assert_eq!(blocks(27), 24);
+    // Each has room for a context.
+    assert_eq!(blocks(6), 20);
 }
 
 #[test]

@@ -76,6 +76,7 @@ impl<'h> Worker<'h> {
             shared,
         };
         worker.describe();
+        worker.report();
         Ok(worker)
     }
 
