@@ -206,7 +206,8 @@ impl Service {
     #[must_use]
     pub fn forecast(&self, load: ServiceLoad) -> Forecast {
         let pacings = self.shared.pacings.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        forecast(&pacings, load)
+        let shared = if self.options.reuse { load.shared } else { 0 };
+        forecast(&pacings, ServiceLoad { shared, ..load })
     }
 
     /// Takes no more requests; those that were taken go on.

@@ -480,6 +480,24 @@ fn ranks_answer_that_were_not_asked_for_longer_than_they_wait() {
 }
 
 #[test]
+fn forecast_of_a_service_that_shares_nothing_reuses_nothing() {
+    let (_folder, model) = shared_model();
+    let load = ServiceLoad {
+        clients: 2,
+        prompt: 200,
+        shared: 190,
+        answer: 4,
+        requests: 2,
+        arrivals: crate::batch::Arrivals::Closed,
+    };
+    for reuse in [true, false] {
+        let service = on_threads(&model, ServiceOptions { reuse, ..options() }, 1);
+        let forecast = service.forecast(load);
+        assert_eq!(forecast.reused > 0.0, reuse, "{forecast:?}");
+    }
+}
+
+#[test]
 fn requests_beyond_the_queue_are_refused_with_the_time_to_wait() {
     let (_folder, model) = shared_model();
     let few = ServiceOptions { parallel: 1, queue: 2, ..options() };
