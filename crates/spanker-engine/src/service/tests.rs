@@ -447,11 +447,12 @@ fn requests_that_end_in_a_pipeline_leave_no_step_and_no_block_behind() {
     }
 }
 
-#[test]
-fn ranks_answer_that_were_not_asked_for_longer_than_they_wait() {
-    let (folder, model) = shared_model();
-    let expected = alone(&model, Quant::F16, 2);
-    let patience = Duration::from_secs(5);
+/// A service on two ranks, the second of which waits so long for a word of the first; and what that ends with.
+fn on_ranks(
+    (folder, model): (&tempfile::TempDir, Arc<Model>),
+    split: Split,
+    patience: Duration,
+) -> (Service, JoinHandle<Result<(), String>>) {
     let place = RankPlace {
         hosts: vec!["here".into(); 2],
         library: "threads".into(),
@@ -467,16 +468,39 @@ fn ranks_answer_that_were_not_asked_for_longer_than_they_wait() {
         host.follow(&model, None).map_err(|error| error.to_string())
     });
     let place = RankPlace { timeout: Duration::from_secs(60), ..place };
-    let wish = Wish { split: Some(Split::Gather), shares: None };
+    let wish = Wish { split: Some(split), shares: None };
     let open = move || Host::ranks_of(Box::new(own), place, 1);
     let service = Service::start(model, ServiceOptions { wish, ..options() }, open);
-    let service = service.expect("a service");
+    (service.expect("a service"), follower)
+}
+
+#[test]
+fn ranks_answer_that_were_not_asked_for_longer_than_they_wait() {
+    let (folder, model) = shared_model();
+    let expected = alone(&model, Quant::F16, 2);
+    let patience = Duration::from_secs(5);
+    let (service, follower) = on_ranks((&folder, model), Split::Gather, patience);
     for pause in [Duration::ZERO, patience + Duration::from_secs(1)] {
         std::thread::sleep(pause);
         assert_eq!(read(&submit(&service, ask(2)).0).0, expected);
     }
     drop(service);
     assert_eq!(follower.join().expect("no panic"), Ok(()));
+}
+
+#[test]
+fn ranks_of_a_service_that_ends_amid_answers_end_in_order() {
+    let (folder, model) = shared_model();
+    for split in [Split::Gather, Split::Pipeline] {
+        let patience = Duration::from_secs(60);
+        let (service, follower) = on_ranks((&folder, Arc::clone(&model)), split, patience);
+        let all: Vec<_> = (0..4)
+            .map(|client| submit(&service, Ask { limits: limits(150), ..ask(client) }))
+            .collect();
+        while !matches!(all[3].0.recv().expect("an update"), Update::Piece(_)) {}
+        drop(service);
+        assert_eq!(follower.join().expect("no panic"), Ok(()), "{split:?}");
+    }
 }
 
 #[test]
