@@ -142,15 +142,10 @@ impl BlockPool {
             return reused;
         }
         let most = tokens.len().saturating_sub(1);
-        let mut before: Content = 0;
-        for whole in tokens[..most].chunks_exact(TOKENS) {
-            let key = (before, whole.to_vec());
-            let Some(&block) = self.full.get(&key) else { break };
-            before = self.content(block);
-            self.use_again(block);
-            reused.blocks.push(block);
-            reused.tokens += TOKENS;
-        }
+        reused.blocks = self.whole(&tokens[..most]);
+        reused.blocks.iter().for_each(|&block| self.use_again(block));
+        reused.tokens = reused.blocks.len() * TOKENS;
+        let before = reused.blocks.last().map_or(0, |&last| self.content(last));
         let rest = &tokens[reused.tokens..most];
         if let Some((block, length)) = self.begins_like(before, rest) {
             // The original must not go while the copy is made.
@@ -167,6 +162,24 @@ impl BlockPool {
             }
         }
         reused
+    }
+
+    /// Blocks with the first of these tokens that somebody uses already: using them as well takes none from anybody.
+    pub(crate) fn in_use(&self, tokens: &[u32]) -> usize {
+        // One token at least is left to compute.
+        let blocks = self.whole(&tokens[..tokens.len().saturating_sub(1)]).into_iter();
+        blocks.take_while(|&block| self.blocks[block as usize].users > 0).count()
+    }
+
+    /// Whole blocks with the first of these tokens.
+    fn whole(&self, tokens: &[u32]) -> Vec<u32> {
+        let mut before: Content = 0;
+        let known = |whole: &[u32]| {
+            let block = *self.full.get(&(before, whole.to_vec()))?;
+            before = self.content(block);
+            Some(block)
+        };
+        tokens.chunks_exact(TOKENS).map_while(known).collect()
     }
 
     /// The copy of a block is made.

@@ -45,6 +45,12 @@ impl Member {
         self.tokens.len() - self.begun
     }
 
+    /// Blocks that its tokens need besides those that it has.
+    fn lacks(&self) -> usize {
+        let needed = KvShape::blocks_for(self.tokens.len() as u64) as usize;
+        needed.saturating_sub(self.blocks.len())
+    }
+
     /// Whether it could take part in the next step.
     fn waits(&self) -> bool {
         self.left() > 0 && !self.is_asked && !self.is_gone
@@ -194,8 +200,10 @@ impl Schedule {
         let mut admitted = Vec::new();
         while self.running.len() < self.parallel {
             let Some(member) = self.waiting.front() else { break };
-            // A prompt that goes to the end of the blocks would be put back at once.
-            let needed = KvShape::blocks_for(member.tokens.len() as u64) as usize;
+            // A prompt that goes to the end of the blocks would be put back at once, or another whose blocks it takes.
+            let shared = if member.reuses { self.pool.in_use(&member.tokens) } else { 0 };
+            let owed: usize = self.running.iter().map(Member::lacks).sum();
+            let needed = member.lacks() - shared + owed;
             if !self.running.is_empty() && needed > self.pool.available() {
                 break;
             }

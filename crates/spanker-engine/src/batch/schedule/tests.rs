@@ -321,3 +321,39 @@ fn prompt_that_needs_all_blocks_does_not_wait_for_the_one_that_it_begins_like() 
     assert_eq!((schedule.put_back(), schedule.counts()), (0, (0, 0)));
     assert_eq!(schedule.pool().available(), 2);
 }
+
+#[test]
+fn prompts_that_share_most_of_their_blocks_go_on_together() {
+    let mut schedule = Schedule::new(BlockPool::new(8, true), 4);
+    let budget = Budget { rows: 400, prompt_rows: 400, members: 5 };
+    let prompt =
+        |id: u64| (0..330).map(move |at| if at < 320 { at } else { 1000 * id as u32 + at });
+    schedule.add(1, prompt(1).collect(), true);
+    assert_eq!(schedule.admit(), [(1, 0)]);
+    let step = schedule.next(budget).expect("a prompt");
+    schedule.begun(&step);
+    schedule.done(&step);
+    schedule.push(1, 7);
+    // Of six blocks each needs one of its own, and there is room for two more.
+    (2..=4).for_each(|id| schedule.add(id, prompt(id).collect(), true));
+    assert_eq!(schedule.admit(), [(2, 320), (3, 320)]);
+    assert_eq!(schedule.counts(), (3, 1));
+}
+
+#[test]
+fn prompt_waits_for_the_blocks_that_prompts_before_it_will_need() {
+    let mut schedule = Schedule::new(BlockPool::new(10, false), 4);
+    let budget = Budget { rows: 64, prompt_rows: 64, members: 5 };
+    for (id, blocks) in [(1, 6), (2, 6), (3, 4)] {
+        schedule.add(id, vec![id as u32; 64 * blocks], false);
+    }
+    // The second would be put back when the first has half of its blocks.
+    assert_eq!(schedule.admit(), [(1, 0)]);
+    while let Some(step) = schedule.next(budget) {
+        assert!(schedule.admit().is_empty());
+        schedule.done(&step);
+    }
+    schedule.remove(1);
+    assert_eq!(schedule.admit(), [(2, 0), (3, 0)]);
+    assert_eq!(schedule.put_back(), 0);
+}
