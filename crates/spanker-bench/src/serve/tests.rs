@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The load generator against servers that answer in known ways, on loopback.
+//! Servers that answer, refuse, fail and say nothing: what clients of them saw.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
