@@ -76,27 +76,23 @@ __device__ __forceinline__ void rotate_pair(float *head, u32 pair, u32 dims, u32
     head[two] = a * sin + b * cos;
 }
 
-// Numbers of a key that are in registers at a time, where there are registers for twice as many.
-#ifdef STREAM
-#define KEY_PART 32
-#else
-#define KEY_PART 16
-#endif
+// Numbers of a key that are in registers at a time, three times. A head has a multiple of them.
+#define KEY_PART 8
 
-// These of two positions: a lane of a warp has a pair of positions of a block. A head has a multiple of 16 numbers.
+// These of two positions: a lane of a warp has a pair of positions of a block.
 struct KeyPart {
     u32 pairs[KEY_PART];
 };
 
 // Keys of a layer are read after they were written and not before, so that the first-level cache has none that are out of
 // date.
-template <bool SHORT> __device__ __forceinline__ KeyPart key_part(const u8 *keys, u32 begin, u32 size) {
+template <bool SHORT> __device__ __forceinline__ KeyPart key_part(const u8 *keys, u32 begin) {
     const u32 lane = threadIdx.x % 32;
     KeyPart k;
 #pragma unroll
     for (int i = 0; i < KEY_PART; i++) {
         const u32 at = (begin + i) * (KV_BLOCK / 2) + lane;
-        if (i < 16 || begin + i < size) k.pairs[i] = SHORT ? ((const u16 *)keys)[at] : ((const u32 *)keys)[at];
+        k.pairs[i] = SHORT ? ((const u16 *)keys)[at] : ((const u32 *)keys)[at];
     }
     return k;
 }
@@ -113,25 +109,23 @@ template <bool SHORT> __device__ __forceinline__ void add_pair(Scores &s, float 
 }
 
 template <bool SHORT, bool NEW>
-__device__ __forceinline__ Scores scores_of(const float *query, const u8 *keys, const float *new_key, KeyPart k, u32 size) {
+__device__ __forceinline__ Scores scores_of(const float *query, const u8 *keys, const float *new_key, u32 size) {
     const u32 *scales = (const u32 *)(keys + KV_BLOCK * size) + threadIdx.x % 32;
     Scores s = {0.0f, 0.0f, 0.0f};
+    // Two parts are on their way while one is used.
+    KeyPart k = key_part<SHORT>(keys, 0), next = key_part<SHORT>(keys, KEY_PART);
     for (u32 begin = 0; begin < size; begin += KEY_PART) {
-        KeyPart next = k;
-        if (begin + KEY_PART < size) next = key_part<SHORT>(keys, begin + KEY_PART, size);
+        KeyPart after = next;
+        if (begin + 2 * KEY_PART < size) after = key_part<SHORT>(keys, begin + 2 * KEY_PART);
+        const u32 both = SHORT ? scales[begin / 32 * (KV_BLOCK / 2)] : 0;
+        const float by_one = half_of(both & 0xffff), by_two = half_of(both >> 16);
 #pragma unroll
-        for (int part = 0; part < KEY_PART; part += 16) {
-            if (part > 0 && begin + part >= size) break;
-            const u32 both = SHORT ? scales[(begin + part) / 32 * (KV_BLOCK / 2)] : 0;
-            const float by_one = half_of(both & 0xffff), by_two = half_of(both >> 16);
-#pragma unroll
-            for (int i = part; i < part + 16; i++) {
-                const float q = query[begin + i];
-                add_pair<SHORT>(s, q, k.pairs[i], by_one, by_two);
-                if (NEW) s.fresh = s.fresh + q * new_key[begin + i];
-            }
+        for (int i = 0; i < KEY_PART; i++) {
+            const float q = query[begin + i];
+            add_pair<SHORT>(s, q, k.pairs[i], by_one, by_two);
+            if (NEW) s.fresh = s.fresh + q * new_key[begin + i];
         }
-        k = next;
+        k = next, next = after;
     }
     return s;
 }
@@ -326,26 +320,24 @@ __device__ __forceinline__ void query_of(const Attend &op, const KvHead &kv, con
     __syncthreads();
 }
 
-// Weights of the warp's block from `first` on, if the row sees it. The first part of its keys is already loaded if the block
-// is the first one that the warp has.
+// Weights of the warp's block from `first` on, if the row sees it.
 template <bool SHORT>
 __device__ __forceinline__ void weigh_block(const Attend &op, const KvHead &kv, const Seen &seen, const Attending &a,
-                                            KeyPart k, u32 first, bool is_loaded) {
+                                            u32 first) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, start = first + warp * KV_BLOCK;
     if (start >= seen.positions) return;
     const u32 count = min((u32)KV_BLOCK, seen.positions - start), last = seen.positions - 1;
     const bool has_new = seen.cached < seen.positions && last - start < KV_BLOCK, is_near = start < near_keys(op.near);
     const u8 *keys = is_near ? nullptr : kv.keys(start / KV_BLOCK);
-    if (!is_near && !is_loaded) k = key_part<SHORT>(keys, 0, op.head_size);
     Scores s;
     if (is_near) {
         s = near_scores<SHORT>(a.query, a.keys + start / KV_BLOCK * kv.half, op.head_size);
     } else if (has_new) {
-        s = scores_of<SHORT, true>(a.query, keys, a.new_key, k, op.head_size);
+        s = scores_of<SHORT, true>(a.query, keys, a.new_key, op.head_size);
         if (start + 2 * lane == last) s.one = s.fresh;
         if (start + 2 * lane + 1 == last) s.two = s.fresh;
     } else {
-        s = scores_of<SHORT, false>(a.query, keys, a.new_key, k, op.head_size);
+        s = scores_of<SHORT, false>(a.query, keys, a.new_key, op.head_size);
     }
     const float2 block = weigh(s, __uint_as_float(op.scale), count, (float2 *)(a.weights + warp * KV_BLOCK));
     if (lane == 0) a.blocks[warp] = block;
@@ -354,20 +346,17 @@ __device__ __forceinline__ void weigh_block(const Attend &op, const KvHead &kv, 
 // One head of one row. Threads of the first group return a number of the head each.
 template <bool SHORT>
 __device__ __forceinline__ float attend_head(const Attend &op, const KvHead &kv, const Seen &seen, const Attending &a) {
-    const u32 size = op.head_size, NEAR = op.near, start = threadIdx.x / 32 * KV_BLOCK;
+    const u32 size = op.head_size, NEAR = op.near;
     // The first keys and values are loaded while other blocks still write the query.
     copy_keys(kv, min(near_keys(NEAR), seen.cached), a.keys);
     copy_values(kv, 0, min(NEAR, seen.cached), a.near);
-    KeyPart first_keys = {};
-    const bool is_loaded = start >= near_keys(NEAR) && start < seen.cached;
-    if (is_loaded) first_keys = key_part<SHORT>(kv.keys(start / KV_BLOCK), 0, size);
     query_of(op, kv, seen, a);
     // Each thread has a number of the head, and groups of threads share the blocks.
     const u32 groups = THREADS / size, mine = threadIdx.x / size, dim = threadIdx.x % size;
     float total = 0.0f, sum = 0.0f, most = -__uint_as_float(0x7f800000u);
     for (u32 first = 0; first < seen.positions; first += WARPS * KV_BLOCK) {
         if (first > 0) __syncthreads();
-        weigh_block<SHORT>(op, kv, seen, a, first_keys, first, first == 0 && is_loaded);
+        weigh_block<SHORT>(op, kv, seen, a, first);
         __syncthreads();
         const u32 end = min(seen.positions, first + WARPS * KV_BLOCK), count = (end - first + KV_BLOCK - 1) / KV_BLOCK;
         // What is multiplied when a block comes to those before it; they wait for the next barrier.
