@@ -90,7 +90,7 @@ async fn all(
 ) -> Vec<Outcome> {
     let over = Arc::new(AtomicUsize::new(0));
     let begun = Instant::now();
-    let one = |client: usize, numbers: Vec<(usize, Option<f64>)>| {
+    let one = |numbers: Vec<(usize, Option<f64>)>| {
         let (target, over, tell) = (target.clone(), Arc::clone(&over), Arc::clone(&tell));
         let mut connection = Connection::new(target.clone());
         async move {
@@ -105,7 +105,6 @@ async fn all(
                 let answer = connection.ask(&prompt, load.answer).await;
                 outcomes.push(Outcome { asked, ended: Instant::now(), answer });
                 tell(over.fetch_add(1, Ordering::Relaxed) + 1);
-                let _ = client;
             }
             outcomes
         }
@@ -116,12 +115,12 @@ async fn all(
         Some(times) => times
             .into_iter()
             .enumerate()
-            .map(|(number, at)| tokio::spawn(one(number, vec![(number, Some(at))])))
+            .map(|(number, at)| tokio::spawn(one(vec![(number, Some(at))])))
             .collect(),
         None => (0..load.clients)
             .map(|client| {
                 let numbers = (0..load.requests).map(|turn| (turn * load.clients + client, None));
-                tokio::spawn(one(client, numbers.collect()))
+                tokio::spawn(one(numbers.collect()))
             })
             .collect(),
     };

@@ -89,7 +89,7 @@ pub(crate) struct Args {
     /// with --fabric mpi [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = fault::detect)]
     deadline: Option<Duration>,
-    /// With --fabric cuda, compare every type, operation and odd length with the host's bits instead
+    /// With --fabric cuda, compare every type, operation and odd length with the host's bits instead, and play what every fabric must do
     #[arg(long)]
     check: bool,
     /// Add the rows of an all-reduce to a table here, which 'spanker fit link --samples' reads

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker plan`: which split of a model is fastest on which cards, whether it fits, and why.
 
-mod explain;
-mod report;
 mod table;
 
 use std::path::PathBuf;
@@ -10,7 +8,7 @@ use std::str::FromStr;
 
 use spanker_engine::Freshness;
 use spanker_model::{Model, Quant};
-use spanker_plan::{Objective, Plan, PlanError, Request, choose, explain as explanation, remedies};
+use spanker_plan::{Objective, Plan, PlanError, PlanReport, Request, choose, explain, remedies};
 use spanker_topology::Cluster;
 
 use crate::cluster::ClusterArgs;
@@ -154,11 +152,11 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
     })?;
     // JSON explains the best of all candidates; people read about the plan that they are given.
     let given = if args.json || args.copies { choice.clone() } else { choice.to_run() };
-    let explained = explanation(model, cluster, &request, &given);
+    let explained = explain(model, cluster, &request, &given);
     let remedy = remedies(model, cluster, &cards, &request, &choice);
     output::progress_done();
     let proposed = if args.copies { choice.best() } else { choice.best_to_run() };
-    let report = report::Report {
+    let report = PlanReport {
         model,
         cluster,
         request: &request,
@@ -173,7 +171,11 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
     } else {
         table::show(&report)?;
         if args.explain {
-            explain::show(&report)?;
+            let reasons = report.reasons()?;
+            if !reasons.is_empty() {
+                output::line("\nwhy")?;
+            }
+            reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
         }
         if let Some(saved) = saved {
             output::line(&format!("\n{saved}"))?;
@@ -194,9 +196,9 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
 }
 
 /// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.
-fn save(args: &Args, report: &report::Report<'_>) -> anyhow::Result<Option<String>> {
+fn save(args: &Args, report: &PlanReport<'_>) -> anyhow::Result<Option<String>> {
     let (Some(path), Some(best)) = (&args.out, report.proposed) else { return Ok(None) };
-    let report::Report { model, cluster, request, .. } = *report;
+    let PlanReport { model, cluster, request, .. } = *report;
     let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
     files::write(path, plan.to_json())?;
     let shown = path.display();

@@ -240,7 +240,7 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     }
     if args.json {
         if let Some(comparison) = &comparison {
-            json["compare"] = crate::compare::to_json(comparison);
+            json["compare"] = comparison.to_json();
             describe(&finished, &mut json["compare"]["pieces"]);
         }
         return output::line(&json.to_string());
@@ -251,8 +251,7 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     }
     output::said_line("");
     let names = compared.as_ref().map(spanker_engine::Compared::names).unwrap_or_default();
-    let compared =
-        comparison.iter().flat_map(|comparison| crate::compare::lines(comparison, names));
+    let compared = comparison.iter().flat_map(|comparison| comparison.lines(names));
     lines.into_iter().chain(compared).for_each(output::said_line);
     if answer.finish == Some(FinishReason::Context) {
         output::said_line(format_args!(

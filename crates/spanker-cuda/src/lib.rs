@@ -6,6 +6,7 @@ mod card;
 mod compile;
 mod discover;
 mod error;
+mod fabric;
 mod load;
 mod model;
 mod nccl;
@@ -21,6 +22,7 @@ pub use cudarc::driver::{
 };
 pub use discover::{CudaCard, Discovered, Logical, discover, discover_logical};
 pub use error::CudaError;
+pub use fabric::CudaFabric;
 pub use load::{Part, require};
 pub use model::{Processors, Programs, Speeds, Subject};
 pub use nccl::Nccl;

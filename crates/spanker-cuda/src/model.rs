@@ -6,18 +6,22 @@ mod device;
 mod device_context;
 #[cfg(test)]
 mod emulation;
+mod exchange;
 mod instructions;
 mod machine;
 mod operands;
 mod planes;
+mod programs;
+mod schedule;
 mod slots;
 mod speeds;
 mod streams;
 
-pub use machine::{Processors, Programs};
+pub use machine::Processors;
+pub use programs::Programs;
 pub use speeds::{Speeds, Subject};
 
-pub(crate) use device::Memory;
+pub(crate) use device::{Device, Memory, Processor};
 pub(crate) use device_context::{DeviceContext, Workspace, on_gpu};
 pub(crate) use instructions::many_rows;
 pub(crate) use operands::{Instruction, Matmul, RoundQ4K};

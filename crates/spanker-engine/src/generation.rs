@@ -14,7 +14,7 @@ use crate::sampling::Sampling;
 use crate::summary::{Answer, FinishReason};
 
 /// How often an answer is computed again because of cards that were wrong.
-const MOST_AGAIN: usize = 16;
+pub(crate) const MOST_AGAIN: usize = 16;
 
 /// Ends a generation from elsewhere: after the step that is under way.
 #[derive(Debug, Clone, Default)]

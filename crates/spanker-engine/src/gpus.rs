@@ -113,9 +113,11 @@ mod with {
             let Load { model, plan, recorder, log, observer } = load;
             let Request { context, batch, audit, .. } = plan.request;
             let (context, batch) = (context as usize, batch as usize);
-            // The plan's cards are the first of those that are left, and errors have these numbers.
-            let number = |card: usize| left.get(card).copied().unwrap_or(card);
-            let cards: Vec<usize> = plan.layout.cards().into_iter().map(number).collect();
+            // Programs go by stages. The plan's cards are the first of those that are left, and errors have these numbers.
+            let number = |&card: &usize| left.get(card).copied().unwrap_or(card);
+            let stages = plan.layout.stages();
+            let cards: Vec<usize> =
+                stages.flat_map(|stage| stage.group.cards.iter().map(number)).collect();
             let processors = Processors::new(&self.gpus, &cards)
                 .map_err(|error| LlmError::Unsupported { what: error.to_string() })?;
             let progress = |at: Loading| observer(&loading(at));

@@ -358,11 +358,11 @@ impl Host {
         self.open_with(|| Model::open(path))
     }
 
-    /// The same for whoever has to look for the model first.
+    /// The same for whoever has to look for the model first, or has it already.
     ///
     /// # Errors
     /// What `open` fails with.
-    pub fn open_with(&self, open: impl FnOnce() -> Result<Model>) -> Result<Model> {
+    pub fn open_with<M>(&self, open: impl FnOnce() -> Result<M>) -> Result<M> {
         match self.backend.ranks() {
             Some(ranks) => ranks.open(open),
             None => open(),

@@ -108,10 +108,10 @@ impl Wish {
 }
 
 /// What is asked of a service: so many sequences at a time, priced in the middle of the context. Each of them has a row
-/// of a step at least.
+/// of a step at least, and a step no more rows than a context, as plans have room for no more.
 #[must_use]
 pub fn serving_request(context: usize, batch: usize, parallel: usize) -> Request {
-    let (context, batch) = (context as u64, batch.max(parallel) as u64);
+    let (context, batch) = (context as u64, batch.min(context).max(parallel) as u64);
     let (position, prompt) = (context / 2, (context / 2).max(1));
     let sequences = parallel as u64;
     Request { context, prompt, position, batch, sequences, ..Request::new(Objective::Throughput) }

@@ -111,7 +111,7 @@ impl Ranks {
         &self.place
     }
 
-    pub(crate) fn open(&self, open: impl FnOnce() -> Result<Model>) -> Result<Model> {
+    pub(crate) fn open<M>(&self, open: impl FnOnce() -> Result<M>) -> Result<M> {
         let Some(mut fabric) = self.fabric.take() else { return open() };
         if !self.leads() {
             fabric.barrier(Instant::now() + OPENING).map_err(LlmError::from)?;

@@ -36,7 +36,8 @@ pub struct ServiceOptions {
     pub context: usize,
     /// Tokens that go through the model in one step, at most.
     pub batch: usize,
-    /// Bytes for keys and values of all cards together; nothing for what the requests could need.
+    /// Bytes for keys and values of all cards together, which copies of the model share; nothing for what the requests
+    /// could need. Every copy has room for a context.
     pub kv_memory: Option<u64>,
     /// What keys and values are stored as: F16 or Q8_0.
     pub kv: Quant,
@@ -100,6 +101,9 @@ impl std::fmt::Debug for Service {
     }
 }
 
+/// What is said of a thread that runs no model any more.
+const ENDED: &str = "the model's thread has ended";
+
 /// What the model's thread and the others look at.
 pub(crate) struct Shared {
     status: Mutex<Status>,
@@ -108,8 +112,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn of(model: &Model, options: &ServiceOptions) -> Shared {
-        let status = Mutex::new(Status::of(model, options));
+    fn of(model: &Model) -> Shared {
+        let status = Mutex::new(Status::of(model));
         Shared { status, pacings: Mutex::default() }
     }
 
@@ -133,7 +137,7 @@ impl Service {
         options: ServiceOptions,
         open: impl FnOnce() -> Result<Host> + Send + 'static,
     ) -> Result<Service> {
-        let shared = Arc::new(Shared::of(&model, &options));
+        let shared = Arc::new(Shared::of(&model));
         let (orders, incoming) = channel();
         let (ready, started) = channel();
         let (own, wanted, told) = (Arc::clone(&model), options.clone(), Arc::clone(&shared));
@@ -183,12 +187,11 @@ impl Service {
             let retry_after = status.room_in();
             return Err(Refusal::Full { waiting: status.waiting, retry_after });
         }
-        status.waiting += 1;
         let id = self.numbers.fetch_add(1, Ordering::Relaxed);
         let stop = ask.limits.stop.clone();
         let order = Order { id, ask, deliver: Box::new(deliver) };
-        let gone = || Refusal::Broken("the model's thread has ended".into());
-        self.orders.send(order).map_err(|_| gone())?;
+        self.orders.send(order).map_err(|_| Refusal::Broken(ENDED.into()))?;
+        status.waiting += 1;
         Ok(Taken { id, stop })
     }
 
@@ -203,7 +206,8 @@ impl Service {
     #[must_use]
     pub fn forecast(&self, load: ServiceLoad) -> Forecast {
         let pacings = self.shared.pacings.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        forecast(&pacings, load)
+        let shared = if self.options.reuse { load.shared } else { 0 };
+        forecast(&pacings, ServiceLoad { shared, ..load })
     }
 
     /// Takes no more requests; those that were taken go on.
@@ -224,6 +228,17 @@ impl Drop for Service {
     }
 }
 
+/// Says that nothing runs any more when the model's thread ends.
+struct Ended<'s>(&'s Shared);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.update(|status| {
+            status.broken.get_or_insert_with(|| ENDED.to_owned());
+        });
+    }
+}
+
 /// The model's thread.
 fn serve(
     model: &Arc<Model>,
@@ -233,7 +248,8 @@ fn serve(
     shared: &Arc<Shared>,
     ready: &Sender<Result<()>>,
 ) {
-    let host = match open() {
+    // On ranks the others have to open theirs as well.
+    let host = match open().and_then(|host| host.open_with(|| Ok(())).map(|()| host)) {
         Ok(host) => host,
         // Whoever started it has gone if it does not hear.
         Err(error) => return ready.send(Err(error)).unwrap_or_default(),
@@ -241,6 +257,8 @@ fn serve(
     match Worker::load(&host, model, options, shared) {
         Ok(mut worker) => {
             ready.send(Ok(())).unwrap_or_default();
+            // Whoever asks later hears of it, also where this thread panics.
+            let _ended = Ended(shared);
             worker.work(orders);
         }
         Err(error) => ready.send(Err(error)).unwrap_or_default(),

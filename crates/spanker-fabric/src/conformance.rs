@@ -22,6 +22,19 @@ use crate::{Call, Fabric, FabricError, Pool, Registered, Workspace, execute, exe
 /// # Panics
 /// If the fabric does not conform.
 pub fn check<F: Fabric + Send>(group: impl Fn(usize) -> Vec<F>) {
+    if let Err(wrong) = run(|ranks| Ok(group(ranks))) {
+        panic!("{wrong}");
+    }
+}
+
+/// The same for who goes on when something is wrong. Returns how many cases were played.
+///
+/// # Errors
+/// What is wrong, in words, or why a group cannot be made.
+pub fn run<F: Fabric + Send>(
+    mut group: impl FnMut(usize) -> Result<Vec<F>, String>,
+) -> Result<usize, String> {
+    let mut played = 0;
     for ranks in [1, 2, 3, 4, 5, 7, 8] {
         let cases = match ranks {
             4 => Case::all(ranks),
@@ -29,16 +42,17 @@ pub fn check<F: Fabric + Send>(group: impl Fn(usize) -> Vec<F>) {
         };
         for case in cases {
             let settled = std::sync::Barrier::new(ranks);
-            let outcomes = on_all(group(ranks), |fabric| {
+            let outcomes = on_all(group(ranks)?, |fabric| {
                 play(case, fabric, &|| {
                     settled.wait();
                 })
             });
-            if let Err(wrong) = judge(case, &outcomes) {
-                panic!("{case:?} over {ranks} ranks: {wrong}");
-            }
+            judge(case, &outcomes)
+                .map_err(|wrong| format!("{case:?} over {ranks} ranks: {wrong}"))?;
+            played += 1;
         }
     }
+    Ok(played)
 }
 
 /// Runs `work` on a thread for each rank and returns what they return, in rank order.

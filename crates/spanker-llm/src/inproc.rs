@@ -385,6 +385,10 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
 impl<B> Drop for InProcess<B> {
     fn drop(&mut self) {
         self.jobs.clear();
+        // A step is under way, and nobody works on the first card's part of it any more: the others wait for that.
+        if self.begun.iter().any(|begun| begun.own.is_some()) {
+            self.exchanges.fail(0);
+        }
         for handle in self.threads.drain(..) {
             // A card's thread catches the panics of its work.
             let _ = handle.join();

@@ -181,7 +181,9 @@ fn matrix_difference(name: &str, plan: &Matrix, file: &Matrix) -> Option<String>
 pub(crate) fn check(programs: &Programs, vocab: u64, step: &Step<'_>) -> Result<(), LlmError> {
     let context = programs.space().context as usize;
     for part in step.parts {
-        let tokens = part.past as usize + part.tokens.len();
+        // What comes from a peer may be any number.
+        let tokens = usize::try_from(part.past).unwrap_or(usize::MAX);
+        let tokens = tokens.saturating_add(part.tokens.len());
         if tokens > context {
             return Err(LlmError::Context { tokens, context });
         }

@@ -414,11 +414,16 @@ impl<R: Measurable> Bench<'_, R> {
             let alike = Alike { rows, past, operators };
             self.samples.observed.add(alike, &programs, self.runner.groups(), &marks);
         }
-        let all = || marks.iter().copied().flatten();
-        let first = all().map(|mark| mark.start).fold(wall, f64::min);
-        let last = all().map(|mark| mark.end).fold(first, f64::max);
-        Ok(Took { wall, around: first + wall - last })
+        Ok(Took { wall, around: around(&marks, wall) })
     }
+}
+
+/// What a step took before its first mark and after its last. Marks of other ranks are by clocks that may be ahead.
+fn around(marks: &[&[Mark]], wall: f64) -> f64 {
+    let all = || marks.iter().copied().flatten();
+    let first = all().map(|mark| mark.start).fold(wall, f64::min);
+    let last = all().map(|mark| mark.end).fold(first, f64::max);
+    (first + wall - last).max(0.0)
 }
 
 /// What exchanges take, if some were seen.
@@ -501,4 +506,22 @@ training = {{ value = '0 us', {none} }}
         played.exchange().name(),
     );
     Profile::from_toml(&text).map_err(|error| LlmError::plan(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use spanker_plan::{Activity, Label};
+
+    use super::*;
+
+    #[test]
+    fn clock_of_another_rank_that_is_ahead_makes_no_time_negative() {
+        let mark = |start: f64, end: f64| {
+            let label = Label { activity: Activity::Embed, layer: 0, token: 0 };
+            Mark { card: 0, label, op: 0, ops: 1, start, end, parts: None }
+        };
+        let (own, other) = ([mark(1e-6, 5e-6)], [mark(2e-6, 40e-6)]);
+        assert!((around(&[&own], 8e-6) - 4e-6).abs() < 1e-12);
+        assert_eq!(around(&[&own, &other], 8e-6).to_bits(), 0.0f64.to_bits());
+    }
 }

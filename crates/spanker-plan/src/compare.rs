@@ -23,6 +23,7 @@
 mod align;
 mod attribute;
 mod path;
+mod report;
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

@@ -19,6 +19,7 @@ mod given;
 mod plan;
 mod predict;
 mod program;
+mod report;
 mod request;
 mod simulate;
 mod steps;
@@ -54,6 +55,7 @@ pub use program::{
     USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, Wanted, WeightLayout, Wiring, card_layouts, load,
     segments, walk,
 };
+pub use report::{PlanReport, significant};
 pub use request::{Objective, Request, USUAL_BATCH};
 pub use simulate::{Conditions, Fault, MAX_TOKENS, SimulatedTimes, Slow, simulate};
 pub use steps::StepPrices;

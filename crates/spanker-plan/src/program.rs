@@ -472,15 +472,13 @@ impl Programs {
             let (turn, turns) = (step.turn, self.space.turns);
             return refused(format!("a step of turn {turn}, there are {turns}"));
         }
-        let (parts, most) = (step.parts.len() as u64, self.space.sequences);
-        if parts.max(step.outputs()) > most {
-            let outputs = step.outputs();
-            let what = format!("{parts} sequences with {outputs} outputs, {most} are possible");
-            return refused(what);
-        }
         for part in step.parts {
-            let (needed, blocks) =
-                (KvShape::blocks_for(part.past + part.tokens.len() as u64), self.space.blocks);
+            let (end, context) =
+                (part.past.saturating_add(part.tokens.len() as u64), self.space.context);
+            if end > context {
+                return refused(format!("{end} tokens in a context of {context}"));
+            }
+            let (needed, blocks) = (KvShape::blocks_for(end), self.space.blocks);
             let unknown = part.blocks.iter().find(|&&block| u64::from(block) >= blocks);
             if (part.blocks.len() as u64) < needed || unknown.is_some() {
                 let given = part.blocks.len();
@@ -492,10 +490,6 @@ impl Programs {
                 let tokens = part.tokens.len();
                 return refused(format!("{outputs} outputs of {tokens} tokens"));
             }
-            let (end, context) = (part.past + part.tokens.len() as u64, self.space.context);
-            if end > context {
-                return refused(format!("{end} tokens in a context of {context}"));
-            }
             if let Want::Best(k) = part.want
                 && !(1..=MAX_CANDIDATES).contains(&u64::from(k))
             {
@@ -506,6 +500,17 @@ impl Programs {
             if let Some(token) = part.tokens.iter().find(|&&token| u64::from(token) >= vocab) {
                 return refused(format!("token {token} of a vocabulary of {vocab}"));
             }
+        }
+        let (parts, most) = (step.parts.len() as u64, self.space.sequences);
+        if parts.max(step.outputs()) > most {
+            let outputs = step.outputs();
+            let what = format!("{parts} sequences with {outputs} outputs, {most} are possible");
+            return refused(what);
+        }
+        let blocks = self.space.blocks;
+        let unknown = |pair: &&[u32; 2]| pair.iter().any(|&block| u64::from(block) >= blocks);
+        if let Some([from, to]) = step.copies.iter().find(unknown) {
+            return refused(format!("a copy from block {from} to {to} of {blocks} blocks"));
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use spanker_runtime::abi::{ABI_VERSION_MINOR, RawVersion, Request};
 use spanker_runtime::message::head_of;
 use spanker_runtime::{
-    AbiVersion, BufferId, Call, Descriptor, Error, Fault, FaultKind, Feature, Place,
+    AbiVersion, BufferId, Call, Descriptor, Error, Fault, FaultKind, Feature, KvCache, Place,
     SpankerControl, Ticket, Transport, Work,
 };
 
@@ -71,7 +71,7 @@ fn kinds() -> Vec<(&'static str, u16, Work)> {
     let (heads, head_size, kv_heads, group) = (1, 2, 1, 1);
     let matmul = |types| Work::Matmul { a, b, out, shape: [1, 256, 1], types };
     let landing = spanker_runtime::Landing::Store;
-    vec![
+    let mut kinds = vec![
         ("COPY", 2, Work::Copy { from, into, length }),
         ("FILL", 2, Work::Fill { into, length, pattern: 0 }),
         ("REDUCE", 2, Work::Reduce { into, sources: vec![at], elements: 1, fold, divisor: 0 }),
@@ -106,6 +106,44 @@ fn kinds() -> Vec<(&'static str, u16, Work)> {
         ("ROWS", 3, Work::Rows { from, into, rows, length, from_stride: 4, into_stride: 4 }),
         ("BEST", 3, Work::Best { from, into, count: 1, k: 1, first: 0 }),
         ("MATMUL of other types than Q4_K by Q4_K", 3, matmul([15, 12])),
+    ];
+    kinds.extend(newer_kinds(at));
+    kinds
+}
+
+/// The kinds that steps of many sequences need.
+fn newer_kinds(at: Place) -> Vec<(&'static str, u16, Work)> {
+    let (into, keys, values, queries, data) = (at, at, at, at, at);
+    let (rows, heads, head_size) = (1, 1, 2);
+    let cache = KvCache {
+        blocks: at,
+        count: 1,
+        rows: at,
+        tables: at,
+        entries: 1,
+        heads,
+        head_size,
+        quant: 1,
+    };
+    let rotate = Work::RotateRows {
+        data,
+        table: at,
+        positions: 1,
+        at,
+        rows,
+        heads,
+        head_size,
+        dims: 2,
+        pairs: 0,
+    };
+    let (group, offset, scale) = (1, 0, 0);
+    let attend = Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale };
+    vec![
+        ("WRITE", 4, Work::Write { into, bytes: Arc::from([0; 4]) }),
+        ("ADD_ROW", 4, Work::AddRow { into, row: at, rows, width: 1 }),
+        ("ROTATE_ROWS", 4, rotate),
+        ("KEEP", 4, Work::Keep { keys, values, cache, rows }),
+        ("ATTEND_BLOCKS", 4, attend),
     ]
 }
 

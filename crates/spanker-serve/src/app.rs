@@ -122,6 +122,15 @@ impl App {
         Ok(())
     }
 
+    /// Gives the model up, so that whoever runs it ends in order, also where somebody still has a handle of the server.
+    pub(crate) fn unload(&self) {
+        let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *stage, Stage::Loading);
+        drop(stage);
+        // It may take as long as a step.
+        drop(before);
+    }
+
     /// The model, if it is there.
     pub(crate) fn loaded(&self) -> Option<Arc<Loaded>> {
         match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {

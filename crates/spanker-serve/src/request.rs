@@ -39,6 +39,3 @@ pub(crate) fn json(body: &[u8]) -> Result<Value> {
     serde_json::from_slice(body)
         .map_err(|error| ApiError::request(format!("the body is not JSON: {error}")))
 }
-
-#[cfg(test)]
-mod tests;

@@ -147,7 +147,7 @@ impl Server {
             .build()
             .map_err(system("start threads"))?;
         let (report, failure) = oneshot::channel();
-        let app = Arc::clone(&self.app);
+        let (app, own) = (Arc::clone(&self.app), Arc::clone(&self.app));
         let loading = move || {
             let loaded = load().and_then(|backend| {
                 let wrong = |what| E::from(ServeError::Option { what });
@@ -163,6 +163,7 @@ impl Server {
         let served = runtime.block_on(self.serve(failure));
         // What is left there has nobody to answer.
         runtime.shutdown_timeout(Duration::from_millis(200));
+        own.unload();
         served
     }
 

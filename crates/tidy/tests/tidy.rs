@@ -176,6 +176,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/spanker-cuda/src/discover.rs", "calls of the driver"),
     ("crates/spanker-cuda/src/load.rs", "libraries that may be missing"),
     ("crates/spanker-cuda/src/model/device.rs", "launches of kernels"),
+    ("crates/spanker-cuda/src/model/emulation.rs", "kernels that the host's compiler has made"),
     ("crates/spanker-cuda/src/nccl.rs", "calls of NCCL"),
     ("crates/spanker-cuda/src/nccl/library.rs", "functions of NCCL, found at run time"),
     ("crates/spanker-cuda/src/probe.rs", "launches of kernels"),

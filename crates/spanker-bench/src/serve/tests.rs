@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//! Servers that answer, refuse, fail and say nothing: what clients of them saw.
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 

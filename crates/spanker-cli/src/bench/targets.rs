@@ -160,7 +160,7 @@ fn nccl(
     show(args, &mut target, &case, sizes, samples, true)
 }
 
-/// Every type, operation and odd length against the host's bits.
+/// Every type, operation and odd length against the host's bits, and what every fabric must do.
 #[cfg(feature = "cuda")]
 fn check(args: &Args) -> anyhow::Result<()> {
     let checking = |dtype, op| output::progress(&format!("checking {op} of {dtype}"));
@@ -175,7 +175,26 @@ fn check(args: &Args) -> anyhow::Result<()> {
         }
     }
     anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
-    Ok(())
+    conforms(args)
+}
+
+/// Whether ranks on the GPUs pass what every fabric must.
+#[cfg(feature = "cuda")]
+fn conforms(args: &Args) -> anyhow::Result<()> {
+    use spanker_fabric::conformance;
+    let gpus: Vec<usize> = (0..spanker_cuda::gpu_count()?).collect();
+    output::progress("checking messages between ranks in the memory of GPUs");
+    let group = |ranks| spanker_cuda::CudaFabric::group(&gpus, ranks).map_err(|e| e.to_string());
+    let played = conformance::run(group);
+    output::progress_done();
+    let cases = played.map_err(|wrong| anyhow::anyhow!("messages between ranks: {wrong}"))?;
+    match args.json {
+        true => output::json(&serde_json::json!({ "conformance": cases, "gpus": gpus.len() })),
+        false => output::line(&format!(
+            "messages in the memory of {} GPU(s): {cases} cases of the fabrics' suite pass",
+            gpus.len()
+        )),
+    }
 }
 
 #[cfg(feature = "mpi")]

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The table of candidates, and the answer in a sentence or two.
 
-use spanker_plan::{Candidate, CardMemory, Objective, Remedies, Strategy};
+use spanker_plan::{Candidate, CardMemory, Objective, PlanReport, Remedies, Strategy, significant};
 use spanker_topology::Bytes;
 
-use super::report::Report;
 use crate::output::line;
 
-pub(super) fn show(report: &Report<'_>) -> anyhow::Result<()> {
+pub(super) fn show(report: &PlanReport<'_>) -> anyhow::Result<()> {
     let (model, request) = (report.model, report.request);
     let quant = spanker_engine::shape::stored(model);
     line(&format!(
@@ -95,44 +94,12 @@ fn part(memory: &CardMemory) -> f64 {
     memory.used().0 as f64 / memory.capacity.0 as f64
 }
 
-/// About three digits.
-pub(super) fn significant(value: f64) -> String {
-    match value.abs() {
-        v if v >= 1000.0 => format!("{value:.0}"),
-        v if v >= 100.0 => format!("{value:.0}"),
-        v if v >= 10.0 => format!("{value:.1}"),
-        v if v >= 0.01 || v == 0.0 => format!("{value:.2}"),
-        _ => format!("{value:.4}"),
-    }
-}
-
-/// A layout in words.
-pub(super) fn words(candidate: &Candidate) -> String {
-    let layout = &candidate.layout;
-    let cards = layout.cards().len();
-    match candidate.strategy {
-        Strategy::OneCard => format!("everything on card {}", layout.cards()[0]),
-        Strategy::TensorGather => format!("tensor-parallel over {cards} cards (gather)"),
-        Strategy::TensorReduce => format!("tensor-parallel over {cards} cards (reduce)"),
-        Strategy::Pipeline => format!("layer-split over {cards} cards"),
-        Strategy::TensorPipeline => {
-            let sizes: Vec<String> =
-                layout.stages().map(|stage| stage.group.cards.len().to_string()).collect();
-            format!("stages of {} cards, tensor-parallel inside", sizes.join(" and "))
-        }
-        Strategy::Replicas => {
-            format!("{} copies of the model on {cards} cards", layout.replicas.len())
-        }
-        _ => candidate.strategy.to_string(),
-    }
-}
-
-fn answer(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {
+fn answer(report: &PlanReport<'_>, best: &Candidate) -> anyhow::Result<()> {
     let p = &best.prediction;
     let rate = significant(p.tokens_per_second);
     let first = match report.request.objective {
-        Objective::Ttft => format!("{}: first token after {}", words(best), p.ttft),
-        _ => format!("{}: {rate} tokens/s", words(best)),
+        Objective::Ttft => format!("{}: first token after {}", best.words(), p.ttft),
+        _ => format!("{}: {rate} tokens/s", best.words()),
     };
     let band =
         report.band().filter(|(low, high)| high > low).map_or_else(String::new, |(low, high)| {
@@ -144,7 +111,7 @@ fn answer(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {
         plain.filter(|plain| best.strategy != Strategy::Pipeline && plain.prediction.fits());
     if let Some(plain) = plain {
         let rate = significant(plain.prediction.tokens_per_second);
-        line(&format!("{} would give {rate} tokens/s", words(plain)))?;
+        line(&format!("{} would give {rate} tokens/s", plain.words()))?;
     }
     if best.layout.cards().len() < report.cluster.cards() {
         let used = best.layout.cards();
@@ -164,7 +131,7 @@ fn answer(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {
 }
 
 /// What of this a run does, where that is less than what was priced.
-fn running(report: &Report<'_>, proposed: &Candidate) -> anyhow::Result<()> {
+fn running(report: &PlanReport<'_>, proposed: &Candidate) -> anyhow::Result<()> {
     if let Some(why) = proposed.layout.not_runnable() {
         return line(&format!("'spanker serve' runs this, 'spanker run' does not: {why}"));
     }
@@ -178,7 +145,7 @@ fn running(report: &Report<'_>, proposed: &Candidate) -> anyhow::Result<()> {
     let better = report.choice.best().filter(|best| *best != proposed);
     if let Some((best, why)) = better.and_then(|best| Some((best, best.layout.not_runnable()?))) {
         let rate = significant(best.prediction.tokens_per_second);
-        let text = format!("{} would give {rate} tokens/s with 'spanker serve'", words(best));
+        let text = format!("{} would give {rate} tokens/s with 'spanker serve'", best.words());
         line(&format!("{text}: {why} (--copies proposes it here)"))?;
     }
     Ok(())
@@ -205,7 +172,7 @@ fn shares(best: &Candidate) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn infeasible(report: &Report<'_>, remedy: &Remedies) -> anyhow::Result<()> {
+fn infeasible(report: &PlanReport<'_>, remedy: &Remedies) -> anyhow::Result<()> {
     let (needed, usable) = remedy.total;
     line(&format!(
         "it does not fit: card {} would be {} over its memory; the model, its context and buffers need {needed}, the cards have {usable} for them",

@@ -31,28 +31,41 @@ __device__ __forceinline__ KvHead kv_head(u64 cache, u64 tables, u32 table, u32 
     return {(u8 *)cache + (u64)head * 2 * half, (const u32 *)tables + table, (u64)heads * 2 * half, half, size, quant};
 }
 
-// Rounds a number of a key or value, one of 32 for each lane of a warp, and stores it if it `is_stored`. Numbers from the
-// head's size on are not there. Returns the number as it is read.
-__device__ __forceinline__ float keep_number(const KvHead &kv, u32 position, bool is_key, u32 number, float value,
-                                             bool is_stored) {
-    const u32 slot = position % KV_BLOCK;
-    const u32 at = is_key ? number * KV_BLOCK + slot : slot * kv.size + number;
-    u8 *base = kv.keys(position / KV_BLOCK) + (is_key ? 0 : kv.half);
-    is_stored = is_stored && number < kv.size;
+// Stores a rounded number of a key or value in a block, and the scale of 32 with the first of them.
+__device__ __forceinline__ void store_number(const KvHead &kv, u8 *base, u32 slot, bool is_key, u32 number, u16 bits, u16 scale) {
+    const u32 at = is_key ? number * KV_BLOCK + slot : slot * kv.size + number, run = number / 32;
     if (!is_short(kv.quant)) {
-        const u16 bits = to_half(value);
-        if (is_stored) ((u16 *)base)[at] = bits;
-        return half_of(bits);
+        ((u16 *)base)[at] = bits;
+        return;
     }
-    int byte;
-    const u16 scale = to_half(round_values<1>(&value, &byte));
-    const u32 run = number / 32;
+    base[at] = (u8)bits;
+    if (number % 32 == 0)
+        ((u16 *)(base + KV_BLOCK * kv.size))[is_key ? run * KV_BLOCK + slot : slot * (kv.size / 32) + run] = scale;
+}
+
+// Rounds a number of a key or value, one of 32 for each lane of a warp, and stores it if it `is_stored`, and in a copy of its
+// block if there is one. Numbers from the head's size on are not there. Returns the number as it is read.
+__device__ __forceinline__ float keep_number(const KvHead &kv, u32 position, bool is_key, u32 number, float value,
+                                             bool is_stored, u8 *copy) {
+    const u32 slot = position % KV_BLOCK;
+    u16 bits, scale = 0;
+    float kept;
+    if (is_short(kv.quant)) {
+        int byte;
+        scale = to_half(round_values<1>(&value, &byte));
+        bits = (u16)(u8)byte;
+        kept = half_of(scale) * (float)byte;
+    } else {
+        bits = to_half(value);
+        kept = half_of(bits);
+    }
+    if (number >= kv.size) return kept;
     if (is_stored) {
-        base[at] = (u8)byte;
-        if (number % 32 == 0)
-            ((u16 *)(base + KV_BLOCK * kv.size))[is_key ? run * KV_BLOCK + slot : slot * (kv.size / 32) + run] = scale;
+        u8 *base = kv.keys(position / KV_BLOCK) + (is_key ? 0 : kv.half);
+        store_number(kv, base, slot, is_key, number, bits, scale);
     }
-    return half_of(scale) * (float)byte;
+    if (copy) store_number(kv, copy, slot, is_key, number, bits, scale);
+    return kept;
 }
 
 // Rotary embedding of a pair of numbers of a head.
@@ -63,8 +76,8 @@ __device__ __forceinline__ void rotate_pair(float *head, u32 pair, u32 dims, u32
     head[two] = a * sin + b * cos;
 }
 
-// Numbers of a key that are in registers at a time.
-#define KEY_PART 16
+// Numbers of a key that are in registers at a time, three times. A head has a multiple of them.
+#define KEY_PART 8
 
 // These of two positions: a lane of a warp has a pair of positions of a block.
 struct KeyPart {
@@ -89,26 +102,57 @@ struct Scores {
     float one, two, fresh;
 };
 
+// Adds the products of one number of a query.
+template <bool SHORT> __device__ __forceinline__ void add_pair(Scores &s, float q, u32 pair, float by_one, float by_two) {
+    s.one = s.one + q * (SHORT ? by_one * (float)(i8)(pair & 0xff) : half_of(pair & 0xffff));
+    s.two = s.two + q * (SHORT ? by_two * (float)(i8)(pair >> 8) : half_of(pair >> 16));
+}
+
 template <bool SHORT, bool NEW>
-__device__ __forceinline__ Scores scores_of(const float *query, const u8 *keys, const float *new_key, KeyPart k, u32 size) {
+__device__ __forceinline__ Scores scores_of(const float *query, const u8 *keys, const float *new_key, u32 size) {
     const u32 *scales = (const u32 *)(keys + KV_BLOCK * size) + threadIdx.x % 32;
     Scores s = {0.0f, 0.0f, 0.0f};
+    // Two parts are on their way while one is used.
+    KeyPart k = key_part<SHORT>(keys, 0), next = key_part<SHORT>(keys, KEY_PART);
     for (u32 begin = 0; begin < size; begin += KEY_PART) {
-        KeyPart next = k;
-        if (begin + KEY_PART < size) next = key_part<SHORT>(keys, begin + KEY_PART);
+        KeyPart after = next;
+        if (begin + 2 * KEY_PART < size) after = key_part<SHORT>(keys, begin + 2 * KEY_PART);
         const u32 both = SHORT ? scales[begin / 32 * (KV_BLOCK / 2)] : 0;
         const float by_one = half_of(both & 0xffff), by_two = half_of(both >> 16);
 #pragma unroll
         for (int i = 0; i < KEY_PART; i++) {
             const float q = query[begin + i];
-            const u32 pair = k.pairs[i];
-            const float one = SHORT ? by_one * (float)(i8)(pair & 0xff) : half_of(pair & 0xffff);
-            const float two = SHORT ? by_two * (float)(i8)(pair >> 8) : half_of(pair >> 16);
-            s.one = s.one + q * one;
-            s.two = s.two + q * two;
+            add_pair<SHORT>(s, q, k.pairs[i], by_one, by_two);
             if (NEW) s.fresh = s.fresh + q * new_key[begin + i];
         }
-        k = next;
+        k = next, next = after;
+    }
+    return s;
+}
+
+// The same of a block that is in shared memory, with its new key.
+template <bool SHORT> __device__ __forceinline__ Scores near_scores(const float *query, const u8 *keys, u32 size) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 *scales = (const u32 *)(keys + KV_BLOCK * size) + lane;
+    Scores s = {0.0f, 0.0f, 0.0f};
+    for (u32 begin = 0; begin < size; begin += 16) {
+        const u32 both = SHORT ? scales[begin / 32 * (KV_BLOCK / 2)] : 0;
+        const float by_one = half_of(both & 0xffff), by_two = half_of(both >> 16);
+        float4 q[4];
+        u32 pairs[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const u32 at = (begin + i) * (KV_BLOCK / 2) + lane;
+            if (i % 4 == 0) q[i / 4] = ((const float4 *)(query + begin))[i / 4];
+            pairs[i] = SHORT ? ((const u16 *)keys)[at] : ((const u32 *)keys)[at];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            add_pair<SHORT>(s, q[i].x, pairs[4 * i], by_one, by_two);
+            add_pair<SHORT>(s, q[i].y, pairs[4 * i + 1], by_one, by_two);
+            add_pair<SHORT>(s, q[i].z, pairs[4 * i + 2], by_one, by_two);
+            add_pair<SHORT>(s, q[i].w, pairs[4 * i + 3], by_one, by_two);
+        }
     }
     return s;
 }
@@ -159,6 +203,18 @@ __device__ __forceinline__ void copy_values(const KvHead &kv, u32 first, u32 cou
     }
 }
 
+// Positions whose keys are in shared memory, where the values of `near` are.
+__device__ __forceinline__ u32 near_keys(u32 near) { return near / 2 / KV_BLOCK * KV_BLOCK; }
+
+// Copies the keys of a sequence's first blocks, with all of their slots, to shared memory, asynchronously.
+__device__ __forceinline__ void copy_keys(const KvHead &kv, u32 count, u8 *near) {
+    const u32 to = shared_address(near), parts = kv.half / 16, blocks = (count + KV_BLOCK - 1) / KV_BLOCK;
+    for (u32 i = threadIdx.x; i < blocks * parts; i += THREADS) {
+        const u32 block = i / parts, at = i % parts * 16;
+        copy_async(to + block * kv.half + at, kv.keys(block) + at);
+    }
+}
+
 // Adds COUNT values of a block, each times its weight, one after the other. `near` has the block, `at` is the first position.
 template <bool SHORT, u32 COUNT>
 __device__ __forceinline__ float add_values(float sum, const float *weights, const u8 *near, u32 at, u32 size, u32 dim) {
@@ -195,9 +251,9 @@ struct Attending {
     float *query, *new_key, *new_value;
     // Of each warp's block, the largest score and the sum of weights, and what those before it and it are multiplied with.
     float2 *blocks, *factors;
-    // Rows of values of blocks that are near, and their values.
+    // Rows of values of blocks that are near, their values, and keys of the first blocks.
     float *rows;
-    u8 *near;
+    u8 *near, *keys;
     float *weights;
 };
 
@@ -210,7 +266,8 @@ __device__ __forceinline__ Attending attending(u8 *memory, u32 size, u32 near, u
     a.factors = a.blocks + WARPS;
     a.rows = (float *)(a.factors + WARPS);
     a.near = (u8 *)(a.rows + near / KV_BLOCK * size);
-    a.weights = (float *)(a.near + near / KV_BLOCK * half);
+    a.keys = a.near + near / KV_BLOCK * half;
+    a.weights = (float *)(a.keys + near_keys(near) / KV_BLOCK * half);
     return a;
 }
 
@@ -242,41 +299,45 @@ __device__ __forceinline__ void query_of(const Attend &op, const KvHead &kv, con
         a.query[i] = asked;
         if (fresh) a.new_key[i] = key, a.new_value[i] = value;
     }
+    // Keys that are near are there before a new one comes among them.
+    await_all_copies();
     __syncthreads();
     if (!fresh) return;
     if (i < dims / 2) rotate_pair(a.query, pair, dims, op.pairs, angle);
     else if (i < dims) rotate_pair(a.new_key, pair, dims, op.pairs, angle);
     __syncthreads();
     const u32 runs = (size + 31) / 32, lane = i % 32;
+    const bool is_near = seen.position < near_keys(op.near);
     for (u32 run = i / 32; run < 2 * runs; run += WARPS) {
         const bool is_key = run < runs;
         const u32 number = run % runs * 32 + lane;
         float *from = is_key ? a.new_key : a.new_value;
         const float value = number < size ? from[number] : 0.0f;
-        const float kept = keep_number(kv, seen.position, is_key, number, value, seen.stores);
+        u8 *copy = is_near && is_key ? a.keys + seen.position / KV_BLOCK * kv.half : nullptr;
+        const float kept = keep_number(kv, seen.position, is_key, number, value, seen.stores, copy);
         if (number < size) from[number] = kept;
     }
     __syncthreads();
 }
 
-// Weights of the warp's block from `first` on, if the row sees it. The first part of its keys is already loaded if the block
-// is the first one that the warp has.
+// Weights of the warp's block from `first` on, if the row sees it.
 template <bool SHORT>
 __device__ __forceinline__ void weigh_block(const Attend &op, const KvHead &kv, const Seen &seen, const Attending &a,
-                                            KeyPart k, u32 first, bool is_loaded) {
+                                            u32 first) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, start = first + warp * KV_BLOCK;
     if (start >= seen.positions) return;
     const u32 count = min((u32)KV_BLOCK, seen.positions - start), last = seen.positions - 1;
-    const u8 *keys = kv.keys(start / KV_BLOCK);
-    if (!is_loaded) k = key_part<SHORT>(keys, 0);
-    const bool has_new = seen.cached < seen.positions && last - start < KV_BLOCK;
+    const bool has_new = seen.cached < seen.positions && last - start < KV_BLOCK, is_near = start < near_keys(op.near);
+    const u8 *keys = is_near ? nullptr : kv.keys(start / KV_BLOCK);
     Scores s;
-    if (has_new) {
-        s = scores_of<SHORT, true>(a.query, keys, a.new_key, k, op.head_size);
+    if (is_near) {
+        s = near_scores<SHORT>(a.query, a.keys + start / KV_BLOCK * kv.half, op.head_size);
+    } else if (has_new) {
+        s = scores_of<SHORT, true>(a.query, keys, a.new_key, op.head_size);
         if (start + 2 * lane == last) s.one = s.fresh;
         if (start + 2 * lane + 1 == last) s.two = s.fresh;
     } else {
-        s = scores_of<SHORT, false>(a.query, keys, a.new_key, k, op.head_size);
+        s = scores_of<SHORT, false>(a.query, keys, a.new_key, op.head_size);
     }
     const float2 block = weigh(s, __uint_as_float(op.scale), count, (float2 *)(a.weights + warp * KV_BLOCK));
     if (lane == 0) a.blocks[warp] = block;
@@ -285,19 +346,17 @@ __device__ __forceinline__ void weigh_block(const Attend &op, const KvHead &kv, 
 // One head of one row. Threads of the first group return a number of the head each.
 template <bool SHORT>
 __device__ __forceinline__ float attend_head(const Attend &op, const KvHead &kv, const Seen &seen, const Attending &a) {
-    const u32 size = op.head_size, NEAR = op.near, warp = threadIdx.x / 32;
+    const u32 size = op.head_size, NEAR = op.near;
+    // The first keys and values are loaded while other blocks still write the query.
+    copy_keys(kv, min(near_keys(NEAR), seen.cached), a.keys);
     copy_values(kv, 0, min(NEAR, seen.cached), a.near);
-    // The first keys are loaded while other blocks still write the query.
-    KeyPart first_keys = {};
-    const bool is_loaded = warp * KV_BLOCK < seen.cached;
-    if (is_loaded) first_keys = key_part<SHORT>(kv.keys(warp), 0);
     query_of(op, kv, seen, a);
     // Each thread has a number of the head, and groups of threads share the blocks.
     const u32 groups = THREADS / size, mine = threadIdx.x / size, dim = threadIdx.x % size;
     float total = 0.0f, sum = 0.0f, most = -__uint_as_float(0x7f800000u);
     for (u32 first = 0; first < seen.positions; first += WARPS * KV_BLOCK) {
         if (first > 0) __syncthreads();
-        weigh_block<SHORT>(op, kv, seen, a, first_keys, first, first == 0 && is_loaded);
+        weigh_block<SHORT>(op, kv, seen, a, first);
         __syncthreads();
         const u32 end = min(seen.positions, first + WARPS * KV_BLOCK), count = (end - first + KV_BLOCK - 1) / KV_BLOCK;
         // What is multiplied when a block comes to those before it; they wait for the next barrier.

@@ -5,13 +5,16 @@
 //! with dataflow slots run in one go: their slots stay as they are until a later step, and what they read at addresses of
 //! the program is copied afterwards, or before all of them where one of them writes there.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use spanker_llm::{Capture, Region, Role};
+use spanker_llm::{Capture, Captures, LlmError, Region, Role};
 use spanker_runtime::Place;
 
 use super::device::{Memory, Piece};
-use super::device_context::{DeviceContext, Loaded, Workspace};
+use super::device_context::{DeviceContext, Loaded};
+use super::machine::{DeviceSlot, Processors};
+use super::schedule::Done;
 use super::slots::Lies;
 use crate::CudaError;
 
@@ -19,8 +22,10 @@ use crate::CudaError;
 type Wanted = (Piece, Role);
 
 /// Runs some instructions of a list.
-type Go<'g> =
-    dyn FnMut(&mut DeviceContext, &mut Workspace, Range<u32>) -> Result<(), CudaError> + 'g;
+type Go<'g> = dyn FnMut(&mut DeviceContext, Range<u32>) -> Result<(), CudaError> + 'g;
+
+/// Instructions of a list of which something is captured.
+type Watched<'t> = (Range<u32>, &'t [Wanted]);
 
 /// What is captured of a card.
 #[derive(Debug, Default)]
@@ -28,7 +33,7 @@ pub(super) struct Taken(Vec<(Range<usize>, Vec<Wanted>)>);
 
 impl Taken {
     /// What a card's captures are in its memory; `into` is where they go, and how many bytes they have.
-    pub(super) fn of(
+    fn of(
         captures: &[&Capture],
         buffers: &[Memory],
         into: (Place, u64),
@@ -40,29 +45,16 @@ impl Taken {
         Ok(Taken(captures.iter().map(pieces).collect::<Result<_, CudaError>>()?))
     }
 
-    fn within(&self, ops: &Range<usize>) -> impl Iterator<Item = &(Range<usize>, Vec<Wanted>)> {
-        let (start, end) = (ops.start, ops.end);
-        self.0
-            .iter()
-            .filter(move |(own, _)| start <= own.start && own.end <= end && !own.is_empty())
-    }
-
-    /// Whether something is captured of these operators.
-    pub(super) fn is_any(&self, ops: &Range<usize>) -> bool {
-        self.within(ops).next().is_some()
-    }
-
     /// Pieces that are copied before an exchange, or after it.
-    pub(super) fn exchange(&self, op: usize, is_over: bool) -> Vec<Piece> {
-        let ops = op..op + 1;
-        let own = self.within(&ops).flat_map(|(_, pieces)| pieces);
+    fn exchange(&self, ops: &Range<usize>, is_over: bool) -> Vec<Piece> {
+        let own = self.0.iter().filter(|(own, _)| own == ops).flat_map(|(_, pieces)| pieces);
         own.filter(|(_, role)| (*role == Role::Written) == is_over)
             .map(|(piece, _)| *piece)
             .collect()
     }
 
     /// Pieces that are copied after everything.
-    pub(super) fn last(&self) -> Vec<Piece> {
+    fn last(&self) -> Vec<Piece> {
         let last = self.0.iter().filter(|(ops, _)| ops.is_empty());
         last.flat_map(|(_, pieces)| pieces).map(|(piece, _)| *piece).collect()
     }
@@ -90,62 +82,125 @@ fn piece(
     Ok((Piece { from: source, into: target + at, stride, rows, length }, role))
 }
 
-/// Runs a list of instructions, whose operators are `ops`, and captures what is wanted of them. `go` runs some of them.
-/// Returns the pieces that are still to be copied: right after the list.
+/// Instructions of a list of which slots want something, where `done` has what each of them does.
+pub(super) fn wanted<'t>(taken: &'t [Taken], done: &[(usize, Vec<Done>)]) -> Vec<Watched<'t>> {
+    let mut wanted: Vec<Watched<'t>> = Vec::new();
+    for (slot, taken) in taken.iter().enumerate() {
+        for (ops, pieces) in taken.0.iter().filter(|(ops, _)| !ops.is_empty()) {
+            let (mut at, mut own) = (0, None::<Range<u32>>);
+            for (count, done) in done {
+                let end = at + *count as u32;
+                if done.iter().any(|done| done.slot == slot && done.ops == *ops) {
+                    own = Some(own.map_or(at, |own| own.start)..end);
+                }
+                at = end;
+            }
+            wanted.extend(own.map(|own| (own, &pieces[..])));
+        }
+    }
+    wanted
+}
+
+/// Runs a list of instructions, and captures what is wanted of them. `go` runs some of them. Returns the pieces that are
+/// still to be copied: right after the list.
 pub(super) fn run(
     device: &mut DeviceContext,
-    work: &mut Workspace,
-    (loaded, ops): (&Loaded, &[Range<usize>]),
-    taken: &Taken,
+    loaded: &Loaded,
+    wanted: Vec<Watched<'_>>,
     go: &mut Go<'_>,
 ) -> Result<Vec<Piece>, CudaError> {
     let all = 0..loaded.count();
-    let mut wanted: Vec<(Range<u32>, &[Wanted])> = Vec::new();
-    for (own, pieces) in taken.within(&whole(ops)) {
-        let place = |is: &dyn Fn(&Range<usize>) -> bool| ops.iter().position(is);
-        let first = place(&|ops| ops == own);
-        let first = first.ok_or_else(|| CudaError::Unsupported(format!("operators {own:?}")))?;
-        let count = ops[first..].iter().take_while(|ops| *ops == own).count();
-        wanted.push((first as u32..(first + count) as u32, pieces));
-    }
-    wanted.sort_by_key(|(instructions, _)| instructions.start);
     if loaded.lies().is_some() {
         let before: Vec<Piece> =
             wanted.iter().flat_map(|(at, pieces)| early(loaded, at, pieces)).collect();
         device.gather(&before)?;
-        go(device, work, all)?;
+        go(device, all)?;
         return Ok(wanted.iter().flat_map(|(at, pieces)| late(loaded, at, pieces)).collect());
     }
-    let (mut done, mut rest) = (0, Vec::new());
+    // What is copied when so many instructions have run.
+    let mut copied: BTreeMap<u32, Vec<Piece>> = BTreeMap::new();
     for (instructions, pieces) in wanted {
-        device.gather(&std::mem::take(&mut rest))?;
-        let of = |is_before: bool| -> Vec<Piece> {
-            let own = pieces.iter().filter(|(_, role)| (*role == Role::Overwritten) == is_before);
-            own.map(|(piece, _)| *piece).collect()
-        };
-        let before = of(true);
-        if !before.is_empty() {
-            if instructions.start > done {
-                go(device, work, done..instructions.start)?;
-                done = instructions.start;
-            }
-            device.gather(&before)?;
+        for &(piece, role) in pieces {
+            let at = match role {
+                Role::Overwritten => instructions.start,
+                _ => instructions.end,
+            };
+            copied.entry(at).or_default().push(piece);
         }
-        go(device, work, done..instructions.end)?;
-        done = instructions.end;
-        rest = of(false);
     }
-    if done < all.end {
-        device.gather(&std::mem::take(&mut rest))?;
-        go(device, work, done..all.end)?;
+    let (mut done, rest) = (0, copied.remove(&all.end));
+    for (at, pieces) in copied {
+        if at > done {
+            go(device, done..at)?;
+            done = at;
+        }
+        device.gather(&pieces)?;
     }
-    Ok(rest)
+    go(device, done..all.end)?;
+    Ok(rest.unwrap_or_default())
 }
 
-/// The operators of all instructions of a list.
-pub(super) fn whole(ops: &[Range<usize>]) -> Range<usize> {
-    let start = ops.iter().map(|ops| ops.start).min().unwrap_or(0);
-    start..ops.iter().map(|ops| ops.end).max().unwrap_or(0)
+impl Processors {
+    /// What is captured of each slot; nothing if nothing is.
+    pub(super) fn taken(&self, captures: &Captures) -> Result<Vec<Taken>, LlmError> {
+        let of = |(slot, into): (usize, &(Place, u64))| {
+            let own = captures.list.iter().filter(|capture| capture.member == slot);
+            let own: Vec<&Capture> = own.collect();
+            self.of_card(slot, Taken::of(&own, &self.slots[slot].buffers, *into))
+        };
+        captures.into.iter().enumerate().map(of).collect()
+    }
+
+    /// Captures what cards have before an exchange through the host, or after it.
+    pub(super) fn capture(
+        &mut self,
+        taken: &[Taken],
+        done: &[Done],
+        is_over: bool,
+    ) -> Result<(), LlmError> {
+        for Done { slot, ops, .. } in done {
+            let Some(taken) = taken.get(*slot) else { continue };
+            let device = self.slots[*slot].device;
+            let gathered = self.devices[device].gather(&taken.exchange(ops, is_over));
+            self.of_card(*slot, gathered)?;
+        }
+        Ok(())
+    }
+
+    /// Has devices copy pieces, and forgets these.
+    pub(super) fn copy_all(&mut self, pieces: &mut [Vec<Piece>]) -> Result<(), LlmError> {
+        for (device, pieces) in pieces.iter_mut().enumerate() {
+            let gathered = self.devices[device].gather(&std::mem::take(pieces));
+            let slot = self.slots.iter().position(|slot| slot.device == device);
+            self.of_card(slot.unwrap_or(0), gathered)?;
+        }
+        Ok(())
+    }
+
+    /// Captures what is there in the end, after the pieces that devices have still to copy, and begins to read all that was
+    /// captured.
+    pub(super) fn fetch(
+        &mut self,
+        taken: &[Taken],
+        captures: &Captures,
+        rest: &mut [Vec<Piece>],
+    ) -> Result<(), LlmError> {
+        for (slot, taken) in taken.iter().enumerate() {
+            rest[self.slots[slot].device].extend(taken.last());
+        }
+        self.copy_all(rest)?;
+        for (slot, &(place, bytes)) in captures.into.iter().enumerate() {
+            if bytes == 0 {
+                continue;
+            }
+            let DeviceSlot { device, buffers, .. } = &self.slots[slot];
+            let (device, offset) = (&mut self.devices[*device], place.offset as usize);
+            let memory = &buffers[place.buffer.0 as usize];
+            let begun = device.fetch(slot, memory, offset, bytes as usize);
+            self.of_card(slot, begun)?;
+        }
+        Ok(())
+    }
 }
 
 /// The dataflow slot where numbers of some instructions lie; nothing if they lie where the program has them.
@@ -193,11 +248,4 @@ fn late(loaded: &Loaded, at: &Range<u32>, pieces: &[Wanted]) -> Vec<Piece> {
         Piece { from, ..wanted.0 }
     })
     .collect()
-}
-
-/// Runs of operators that instructions do, each once.
-pub(super) fn runs(ops: &[Range<usize>]) -> Vec<Range<usize>> {
-    let mut runs = ops.to_vec();
-    runs.dedup();
-    runs
 }

@@ -52,11 +52,16 @@ impl Memory {
     pub(crate) fn base(&self) -> u64 {
         self.base
     }
+
+    /// Its bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.bytes
+    }
 }
 
 /// Which kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Plain,
     Streamed,
 }
@@ -71,7 +76,7 @@ impl Kind {
 }
 
 /// A launch of a kernel.
-pub(super) struct Launch {
+pub(crate) struct Launch {
     pub(super) kind: Kind,
     pub(super) blocks: u32,
     /// Shared memory of a block.
@@ -85,7 +90,7 @@ pub(super) struct Launch {
 /// Pieces of memory at equal distances, which are copied end to end.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Piece {
+pub(crate) struct Piece {
     /// The address of the first.
     pub(super) from: u64,
     /// Where they go.
@@ -111,7 +116,7 @@ struct Pieces([Piece; PIECES]);
 unsafe impl DeviceRepr for Pieces {}
 
 /// A device. What it is told to do happens in order.
-pub(super) trait Device: Send {
+pub(crate) trait Device: Send {
     fn multiprocessors(&self) -> u32;
     /// Shared memory of a block at most.
     fn most_shared(&self) -> u32;
@@ -141,6 +146,13 @@ pub(super) trait Device: Send {
     ) -> Result<(), CudaError>;
     /// Waits for the read of a number, and for nothing that was begun later.
     fn fetched(&mut self, number: usize, out: &mut [u8]) -> Result<(), CudaError>;
+    /// Copies the first bytes of a device's memory, whose work is done, to the beginning of its own.
+    fn copy_from(
+        &mut self,
+        from: &Memory,
+        into: &mut Memory,
+        length: usize,
+    ) -> Result<(), CudaError>;
     /// Forgets kernels that know other types of weights.
     fn forget(&mut self);
     /// How many blocks of a kernel, with these options, a multiprocessor has at once if each has so much shared memory.
@@ -159,7 +171,7 @@ struct Compiled {
 }
 
 /// A graphics processor.
-pub(super) struct Processor {
+pub(crate) struct Processor {
     gpu: Arc<Gpu>,
     kernels: [Compiled; 2],
     most_shared: u32,
@@ -173,7 +185,7 @@ pub(super) struct Processor {
 unsafe impl DeviceRepr for Step {}
 
 impl Processor {
-    pub(super) fn new(gpu: Arc<Gpu>) -> Result<Processor, CudaError> {
+    pub(crate) fn new(gpu: Arc<Gpu>) -> Result<Processor, CudaError> {
         if gpu.capability() < OLDEST {
             let ((major, minor), (least, _)) = (gpu.capability(), OLDEST);
             return Err(CudaError::Unsupported(format!(
@@ -321,6 +333,18 @@ impl Device for Processor {
         }
         out.copy_from_slice(&memory.as_slice().map_err(failed)?[..out.len()]);
         Ok(())
+    }
+
+    fn copy_from(
+        &mut self,
+        from: &Memory,
+        into: &mut Memory,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        let from = slice(from)?.slice(0..length);
+        let mut into = slice_mut(into)?.slice_mut(0..length);
+        let copied = self.gpu.stream().memcpy_dtod(&from, &mut into);
+        copied.map_err(|error| CudaError::call("copy between GPUs", &error))
     }
 
     fn forget(&mut self) {

@@ -66,6 +66,17 @@ impl Workspace {
         self.next = self.places.programs;
     }
 
+    /// Bytes that are left for programs.
+    pub(super) fn room(&self) -> u64 {
+        self.places.end.saturating_sub(self.next)
+    }
+
+    /// Instructions at most that can be timed in one launch.
+    pub(super) fn timed(&self) -> usize {
+        let words = (self.places.programs - self.places.times) / 8;
+        usize::try_from(words.saturating_sub(1)).unwrap_or(usize::MAX)
+    }
+
     /// Allocates so many bytes and returns their offset; nothing if there are not as many left.
     fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let start = self.next;
@@ -82,6 +93,8 @@ pub(crate) struct Loaded {
     /// Where they begin.
     instructions: u64,
     count: u32,
+    /// After which of them blocks wait for each other, where they do.
+    waits: Vec<bool>,
     kind: Kind,
     shared: u32,
     blocks: u32,
@@ -119,6 +132,15 @@ impl Loaded {
         // The halves have changed places since.
         let shift = if is_other.load(Ordering::Relaxed) { 0 } else { each };
         Some((lies, slots..slots + each, shift))
+    }
+}
+
+impl Loaded {
+    /// Grid barriers between some of the instructions: there is none after the last.
+    fn barriers(&self, some: Range<u32>) -> u64 {
+        let last = some.end.saturating_sub(1).max(some.start);
+        let waits = self.waits.get(some.start as usize..last as usize).unwrap_or_default();
+        waits.iter().filter(|waits| **waits).count() as u64
     }
 }
 
@@ -204,9 +226,11 @@ impl DeviceContext {
         blocks: u32,
     ) -> Result<Option<Loaded>, CudaError> {
         let (count, kind) = (instructions.len() as u32, Kind::Plain);
+        let waits = instructions.iter().map(|one| !one.is_joined()).collect();
         let loaded = |instructions| Loaded {
             instructions,
             count,
+            waits,
             kind,
             shared,
             blocks,
@@ -248,7 +272,8 @@ impl DeviceContext {
         let (Some(other), Some(instructions)) = (other, instructions) else { return Ok(None) };
         let is_other = AtomicBool::new(false);
         let dataflow = Some(Dataflow { slots, each, other, is_other, lies });
-        Ok(Some(Loaded { instructions, count, kind, shared, blocks, first, ring, dataflow }))
+        let waits = Vec::new();
+        Ok(Some(Loaded { instructions, count, waits, kind, shared, blocks, first, ring, dataflow }))
     }
 
     /// Where instructions are in a workspace, once they were written there.
@@ -313,7 +338,7 @@ impl DeviceContext {
             Some(dataflow) => {
                 dataflow.is_other.fetch_xor(true, Ordering::Relaxed);
             }
-            None => work.arrived += u64::from(count.saturating_sub(1)) * u64::from(blocks),
+            None => work.arrived += loaded.barriers(some) * u64::from(blocks),
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libloading::Library;
@@ -39,7 +39,24 @@ pub(super) struct Told {
     pub(super) allocated: Mutex<Vec<(String, u64, usize)>>,
     /// What it does wrong.
     pub(super) fault: Mutex<Option<Fault>>,
+    /// Everything that the host and the device had to do with each other, in order.
+    pub(super) events: Mutex<Vec<Event>>,
+    /// Whether bytes of other devices get lost.
+    pub(super) loses: AtomicBool,
+    /// What is done to instructions before they are gone through.
+    pub(super) change: Mutex<Option<Change>>,
 }
+
+/// Something that a device was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    Launch,
+    Read,
+    Write,
+}
+
+/// Changes instructions for the worse.
+pub(super) type Change = fn(&mut [Instruction]);
 
 /// Something that a device does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +68,15 @@ pub(super) enum Fault {
 }
 
 impl Told {
+    fn note(&self, event: Event) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+
+    /// What there was since this was last asked.
+    pub(super) fn taken(&self) -> Vec<Event> {
+        std::mem::take(&mut self.events.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Changes a bit of every `step`th byte of what was allocated for something.
     pub(super) fn spoil(&self, what: &str, first: usize, step: usize) {
         let allocated = self.allocated.lock().unwrap_or_else(PoisonError::into_inner);
@@ -174,6 +200,7 @@ impl Device for Emulated {
     }
 
     fn read(&mut self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<(), CudaError> {
+        self.told.note(Event::Read);
         let bytes = Emulated::bytes(from, offset, out.len());
         // SAFETY: the bytes are the memory's, and no kernel runs.
         unsafe { std::ptr::copy_nonoverlapping(bytes, out.as_mut_ptr(), out.len()) };
@@ -181,6 +208,7 @@ impl Device for Emulated {
     }
 
     fn write(&mut self, into: &mut Memory, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        self.told.note(Event::Write);
         let out = Emulated::bytes(into, offset, bytes.len());
         // SAFETY: the bytes are the memory's, and no kernel runs.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out, bytes.len()) };
@@ -227,6 +255,20 @@ impl Device for Emulated {
         Ok(())
     }
 
+    fn copy_from(
+        &mut self,
+        from: &Memory,
+        into: &mut Memory,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        let [from, into] = [from, into].map(|of| Emulated::bytes(of, 0, length));
+        if !self.told.loses.load(Ordering::Relaxed) {
+            // SAFETY: each is its memory's, these are two, and who sent it does not write there until it is fetched.
+            unsafe { std::ptr::copy_nonoverlapping(from, into, length) };
+        }
+        Ok(())
+    }
+
     fn fetch(
         &mut self,
         number: usize,
@@ -261,8 +303,18 @@ impl Device for Emulated {
         assert!(launch.shared <= SHARED);
         // Either order of threads in turn.
         let backwards = (before % 2) as u32;
-        let instructions: *const Instruction =
+        self.told.note(Event::Launch);
+        let mut instructions: *const Instruction =
             std::ptr::with_exposed_provenance(launch.instructions as usize);
+        let change = *self.told.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spoilt;
+        if let Some(change) = change {
+            // SAFETY: the workspace has so many instructions there.
+            spoilt =
+                unsafe { std::slice::from_raw_parts(instructions, launch.count as usize) }.to_vec();
+            change(&mut spoilt);
+            instructions = spoilt.as_ptr();
+        }
         let fault = *self.told.fault.lock().unwrap_or_else(PoisonError::into_inner);
         // Results are spoiled before others read them where instructions can run one by one.
         let alone = fault.is_some() && launch.kind == Kind::Plain && launch.step.times == 0;
@@ -278,7 +330,9 @@ impl Device for Emulated {
                 done.iter().for_each(|one| spoil_results(one, fault));
             }
             if alone && launch.count > 1 {
-                let arrived = u64::from(launch.count - 1) * u64::from(launch.blocks);
+                let all = std::slice::from_raw_parts(instructions, launch.count as usize - 1);
+                let waits = all.iter().filter(|one| !one.is_joined()).count();
+                let arrived = waits as u64 * u64::from(launch.blocks);
                 let barrier: *mut u64 =
                     std::ptr::with_exposed_provenance_mut(launch.step.barrier as usize);
                 *barrier += arrived;
@@ -312,4 +366,7 @@ fn spoil_results(one: &Instruction, fault: Option<Fault>) {
 
 mod attention;
 mod audit;
+mod exchanges;
+mod fabric;
 mod models;
+mod speeds;

@@ -543,10 +543,11 @@ impl Writer<'_> {
             into: self.at(into),
             ..Default::default()
         };
-        // A query, a new key and value, sums of blocks, values that are near, weights, and what blocks come to.
-        let values = near * small(bytes_of(cache.quant)?.row_bytes(cache.head_size))?;
+        // A query, a new key and value, sums of blocks, values and keys that are near, weights, and what blocks come to.
+        let near_keys = near / 2 / BLOCK * BLOCK;
+        let row = small(bytes_of(cache.quant)?.row_bytes(cache.head_size))?;
         let sums = near / BLOCK * size * 4;
-        Ok((op, 3 * size * 4 + sums + values + warps * (BLOCK * 4 + 16)))
+        Ok((op, 3 * size * 4 + sums + (near + near_keys) * row + warps * (BLOCK * 4 + 16)))
     }
 
     /// An instruction for one operator.

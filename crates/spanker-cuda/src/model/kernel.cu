@@ -169,7 +169,7 @@ __device__ APART void keep_kv(const KeepKv &op) {
         const KvHead kv = kv_head(op.cache, op.tables, at.table, op.kv_heads, head % op.kv_heads, size, op.quant);
         const float *from = (const float *)(is_key ? op.keys : op.values) + head * size;
         const float value = number < size ? read(from + number) : 0.0f;
-        keep_number(kv, at.position, is_key, number, value, true);
+        keep_number(kv, at.position, is_key, number, value, true, nullptr);
     }
 }
 
@@ -200,6 +200,42 @@ __device__ void copy(const CopyBytes &op) {
         ((u16 *)op.into)[i] = read((const u16 *)op.from + i);
 }
 
+// Parts of rows in units: each is read once, and written to every card that gets it.
+template <class T> __device__ __forceinline__ void gather_units(const Gather &op) {
+    u32 each = 0;
+    for (u32 giver = 0; giver < op.givers; giver++) each += op.lengths[giver];
+    const u32 count = op.rows * each;
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < count; i += gridDim.x * THREADS) {
+        const u32 row = i / each;
+        u32 at = i % each, giver = 0;
+        while (at >= op.lengths[giver]) at -= op.lengths[giver++];
+        const T unit = read((const T *)op.from[giver] + row * op.lengths[giver] + at);
+        const u32 into = row * op.width + op.starts[giver] + at;
+        for (u32 getter = 0; getter < op.getters; getter++) ((T *)op.into[getter])[into] = unit;
+    }
+}
+
+__device__ APART void gather(const Gather &op) {
+    switch (op.unit) {
+        case 16: gather_units<uint4>(op); break;
+        case 4: gather_units<u32>(op); break;
+        default: gather_units<u16>(op);
+    }
+}
+
+// Words of cards, folded in the order of their ranks.
+__device__ APART void fold_words(const FoldWords &op) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.words; i += gridDim.x * THREADS) {
+        u32 word = read((const u32 *)op.data[0] + i);
+#pragma unroll 4
+        for (u32 card = 1; card < op.cards; card++) {
+            const u32 more = read((const u32 *)op.data[card] + i);
+            word = op.fold == OR_U32 ? word | more : __float_as_uint(__uint_as_float(word) + __uint_as_float(more));
+        }
+        for (u32 card = 0; card < op.cards; card++) ((u32 *)op.data[card])[i] = word;
+    }
+}
+
 __device__ __forceinline__ void note_time(u64 *times, u32 at) {
     if (times == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
     times[at] = nanoseconds();
@@ -227,20 +263,25 @@ spanker_card(const Instruction *program, u32 count, Step step) {
     for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < step.unwritten_parts; i += (u64)gridDim.x * THREADS)
         step.unwritten[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
 #endif
+#ifndef STREAM
+    // The counter's value when everybody has arrived. The first thread alone needs it, and it is in nobody's registers.
+    __shared__ u64 arrived;
+    if (threadIdx.x == 0) arrived = step.arrived;
+#endif
     for (u32 at = 0; at < count; at++) {
         note_time(step.times, at);
         const Instruction &instruction = window[at % WINDOW];
         u8 *memory = shared;
         // Keys and values are prefetched an instruction before they are needed.
         const Instruction &after = window[(at + 1) % WINDOW];
-        if (at + 1 < count && after.kind == ATTEND) prefetch_kv(after.attend);
+        if (at + 1 < count && (after.kind & ~JOINED) == ATTEND) prefetch_kv(after.attend);
         // Another instruction is loaded in the meantime.
         bool more = threadIdx.x < WORDS && at + WINDOW < count;
         u32 word = more ? __ldg((const u32 *)(program + at + WINDOW) + threadIdx.x) : 0;
 #ifdef STREAM
         from.now = at;
 #endif
-        switch (instruction.kind) {
+        switch (instruction.kind & ~JOINED) {
 #ifdef STREAM
             case EMBED: if (at > 0) __trap(); break;
             case ATTEND:
@@ -269,6 +310,8 @@ spanker_card(const Instruction *program, u32 count, Step step) {
             case ADD_ROW: add_row(instruction.add_row); break;
             case FILL: fill(instruction.fill); break;
             case COPY: copy(instruction.copy_bytes); break;
+            case GATHER: gather(instruction.gather); break;
+            case FOLD: fold_words(instruction.fold_words); break;
             case ROUND_Q4_K: round_q4_k(instruction.round_q4_k); break;
 #endif
             default: __trap();
@@ -277,8 +320,13 @@ spanker_card(const Instruction *program, u32 count, Step step) {
 #ifdef STREAM
             __syncthreads();
 #else
-            arrive(step.barrier);
-            await(step.barrier, step.arrived + (u64)(at + 1) * gridDim.x);
+            if (instruction.kind & JOINED) {
+                // The next instruction is of another card: it needs nothing of this one but the block's shared memory.
+                __syncthreads();
+            } else {
+                arrive(step.barrier);
+                await(step.barrier, threadIdx.x == 0 ? arrived += gridDim.x : 0);
+            }
 #endif
             if (more) ((u32 *)&window[at % WINDOW])[threadIdx.x] = word;
         }

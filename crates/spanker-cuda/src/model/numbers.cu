@@ -101,6 +101,7 @@ __device__ __forceinline__ void scale_of(u32 largest, float *inverse, float *sca
 __device__ __forceinline__ float read(const float *p) { return __ldcg(p); }
 __device__ __forceinline__ u16 read(const u16 *p) { return __ldcg(p); }
 __device__ __forceinline__ u32 read(const u32 *p) { return __ldcg(p); }
+__device__ __forceinline__ uint4 read(const uint4 *p) { return __ldcg(p); }
 
 // Where weights are prefetched, there is no grid barrier: blocks pass numbers through dataflow slots, which begin as
 // UNWRITTEN and are written once in a step. Consumers poll a slot until it is written. Sums and products have other bits

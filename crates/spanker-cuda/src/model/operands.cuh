@@ -18,6 +18,13 @@ enum Kind {
     ROUND_Q4_K = 13,
     STREAMED = 14,
     ADD_ROW = 15,
+    GATHER = 16,
+    FOLD = 17,
+};
+
+// What a kind may come with: no grid barrier follows, because the next instruction is of another card.
+enum With {
+    JOINED = 256,
 };
 
 // What becomes of a product's results: they are stored, added to what is there, or gate and up are combined.
@@ -31,6 +38,12 @@ enum Keep {
 enum Ready {
     NORMED = 1,
     ROUNDED = 2,
+};
+
+// How words of several cards become one.
+enum FoldOf {
+    SUM_F32 = 0,
+    OR_U32 = 1,
 };
 
 // What a streamed product polls dataflow slots for, as bits: its inputs, and what its results are added to.
@@ -259,6 +272,37 @@ struct CopyBytes {
 };
 static_assert(sizeof(CopyBytes) == 176, "as the host has it");
 
+// Gives parts of rows that some cards have to some cards, which then have them in whole rows.
+struct Gather {
+    u32 kind;
+    u32 rows;
+    // Bytes of a unit: 2, 4 or 16.
+    u32 unit;
+    // Units of a whole row.
+    u32 width;
+    // Cards that give, and cards that get.
+    u32 givers;
+    u32 getters;
+    // Units of a row before each part, and of each part.
+    u32 starts[6];
+    u32 lengths[6];
+    u32 unused_numbers[2];
+    u64 from[6];
+    u64 into[6];
+};
+static_assert(sizeof(Gather) == 176, "as the host has it");
+
+// Folds words of cards in the order of their ranks, and gives the results to all of them.
+struct FoldWords {
+    u32 kind;
+    u32 words;
+    u32 fold;
+    u32 cards;
+    u32 unused_numbers[16];
+    u64 data[12];
+};
+static_assert(sizeof(FoldWords) == 176, "as the host has it");
+
 // Products of one row of inputs with up to three matrices.
 struct Vector {
     u32 kind;
@@ -380,6 +424,8 @@ union Instruction {
     Attend attend;
     Fill fill;
     CopyBytes copy_bytes;
+    Gather gather;
+    FoldWords fold_words;
     Vector vector;
     GatedVector gated_vector;
     RoundQ4K round_q4_k;

@@ -89,6 +89,12 @@ shared_numbers! {
         ROUND_Q4_K = 13,
         STREAMED = 14,
         ADD_ROW = 15,
+        GATHER = 16,
+        FOLD = 17,
+    }
+    /// What a kind may come with: no grid barrier follows, because the next instruction is of another card.
+    with With {
+        JOINED = 256,
     }
     /// What becomes of a product's results: they are stored, added to what is there, or gate and up are combined.
     keep Keep {
@@ -100,6 +106,11 @@ shared_numbers! {
     ready Ready {
         NORMED = 1,
         ROUNDED = 2,
+    }
+    /// How words of several cards become one.
+    fold FoldOf {
+        SUM_F32 = 0,
+        OR_U32 = 1,
     }
     /// What a streamed product polls dataflow slots for, as bits: its inputs, and what its results are added to.
     awaits Awaits {
@@ -132,6 +143,16 @@ impl Instruction {
     /// An instruction with these operands.
     pub(crate) fn new<T: Operands>(operands: T) -> Instruction {
         Instruction { kind: T::KIND, ..bytemuck::cast(operands) }
+    }
+
+    /// The same instruction, after which blocks do not wait for each other.
+    pub(super) fn joined(self) -> Instruction {
+        Instruction { kind: self.kind | with::JOINED, ..self }
+    }
+
+    /// Whether blocks wait for each other after it.
+    pub(super) fn is_joined(&self) -> bool {
+        self.kind & with::JOINED != 0
     }
 
     /// The operands, if the instruction is of their kind.
@@ -350,6 +371,35 @@ shared_structs! {
         from: u64,
         into: u64,
         unused_addresses: [u64; 10],
+    }
+
+    /// Gives parts of rows that some cards have to some cards, which then have them in whole rows.
+    struct Gather = GATHER {
+        kind: u32,
+        rows: u32,
+        /// Bytes of a unit: 2, 4 or 16.
+        unit: u32,
+        /// Units of a whole row.
+        width: u32,
+        /// Cards that give, and cards that get.
+        givers: u32,
+        getters: u32,
+        /// Units of a row before each part, and of each part.
+        starts: [u32; 6],
+        lengths: [u32; 6],
+        unused_numbers: [u32; 2],
+        from: [u64; 6],
+        into: [u64; 6],
+    }
+
+    /// Folds words of cards in the order of their ranks, and gives the results to all of them.
+    struct FoldWords = FOLD {
+        kind: u32,
+        words: u32,
+        fold: u32,
+        cards: u32,
+        unused_numbers: [u32; 16],
+        data: [u64; 12],
     }
 
     /// Products of one row of inputs with up to three matrices.

@@ -18,6 +18,7 @@ use spanker_topology::{
     Profile, Provenance, Seconds, TopologyError,
 };
 
+use super::machine::Processors;
 use crate::profile::value;
 use crate::{CudaError, Gpu};
 use bench::Bench;
@@ -49,7 +50,7 @@ fn positions(rows: u64, context: u64) -> Vec<u64> {
 pub struct Speeds {
     /// The costs of kinds of operators where nobody else is on the device.
     pub operators: Vec<OperatorRate>,
-    /// Seconds of an exchange through the host's memory, and of a byte of what everybody has afterwards.
+    /// Seconds of an exchange as it is run, and of a byte of what everybody has afterwards.
     pub exchange: Option<(f64, f64)>,
     /// Seconds until the host knows a token, besides operators and exchanges.
     pub step_seconds: f64,
@@ -92,8 +93,21 @@ impl Speeds {
         cluster: &Cluster,
         subject: &Subject<'_>,
     ) -> Result<Speeds, CudaError> {
-        let Subject { model, split, groups, context, batch, kv } = *subject;
-        let mut bench = Bench::new(gpus, model, cluster, split, groups, (context, batch, kv))?;
+        let gpu = gpus.first().ok_or(CudaError::NoDevice)?;
+        let on = |cards: &[usize]| Processors::new(gpus, cards);
+        Speeds::measured(&on, gpus.len(), gpu.memory()?.free / 8, cluster, subject)
+    }
+
+    /// The same on so many devices: processors for cards are made by `on`, with layers of at most so many bytes.
+    pub(super) fn measured(
+        on: &dyn Fn(&[usize]) -> Result<Processors, CudaError>,
+        devices: usize,
+        most: u64,
+        cluster: &Cluster,
+        subject: &Subject<'_>,
+    ) -> Result<Speeds, CudaError> {
+        let Subject { split, groups, context, batch, .. } = *subject;
+        let mut bench = Bench::new(on, cluster, subject, most)?;
         let (context, batch) = (context as u64, batch as u64);
         let mut rows: Vec<u64> = ROWS.into_iter().filter(|&rows| rows < batch).collect();
         rows.push(batch.min(context).max(1));
@@ -144,7 +158,7 @@ impl Speeds {
             macs_per_second: if seconds > 0.0 { count as f64 / seconds } else { 1e12 },
             split,
             groups: groups.iter().map(|group| group.iter().map(|one| one.0).collect()).collect(),
-            share: if cluster.cards() > gpus.len() { largest.div_ceil(gpus.len()) } else { 1 },
+            share: if cluster.cards() > devices { largest.div_ceil(devices) } else { 1 },
         })
     }
 
@@ -286,6 +300,23 @@ mod tests {
             for bytes in [2048.0, 16384.0, 1048576.0] {
                 let (priced, measured) = (prices.at(bytes).0, 8e-5 + bytes * 2e-10);
                 assert!((priced / measured - 1.0).abs() < 0.01, "{count} {bytes}: {priced}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_exchange_of_microseconds_is_priced_as_it_was_measured() {
+        let ways = [(Split::Gather, Collective::AllGather), (Split::Reduce, Collective::AllReduce)];
+        for (count, (split, collective)) in [2usize, 3, 4].into_iter().zip(ways.iter().cycle()) {
+            let group: Vec<usize> = (0..count).collect();
+            let (start, byte) = (1.9e-6, 4e-13);
+            let exchange = Some((start, byte));
+            let measured = Speeds { split: *split, exchange, ..speeds(&[&group]) };
+            let cluster = measured.cluster(&cards(count)).unwrap();
+            let prices = price(&cluster, *collective, Algorithm::OneShot, &group);
+            for bytes in [2048.0, 16384.0, 1048576.0] {
+                let (priced, measured) = (prices.at(bytes).0, start + bytes * byte);
+                assert!((priced / measured - 1.0).abs() < 0.02, "{count} {bytes}: {priced}");
             }
         }
     }

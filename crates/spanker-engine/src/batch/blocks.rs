@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use spanker_model::KV_BLOCK;
+use spanker_model::{KV_BLOCK, KvShape};
 
 /// Tokens of a block.
 const TOKENS: usize = KV_BLOCK as usize;
@@ -134,27 +134,25 @@ impl BlockPool {
     }
 
     /// What of these tokens is computed already: whole blocks, and the beginning of another. A token at least is left, so
-    /// that there is something to ask for. Whoever gets blocks uses them from now on.
+    /// that there is something to ask for. Whoever gets blocks uses them from now on. A block is copied only where there is
+    /// room for it beside all blocks that the tokens need: a sequence that is alone must not wait for its own original.
     pub(crate) fn reuse(&mut self, tokens: &[u32]) -> Reused {
         let mut reused = Reused::default();
         if !self.shares {
             return reused;
         }
         let most = tokens.len().saturating_sub(1);
-        let mut before: Content = 0;
-        for whole in tokens[..most].chunks_exact(TOKENS) {
-            let key = (before, whole.to_vec());
-            let Some(&block) = self.full.get(&key) else { break };
-            before = self.content(block);
-            self.use_again(block);
-            reused.blocks.push(block);
-            reused.tokens += TOKENS;
-        }
+        reused.blocks = self.whole(&tokens[..most]);
+        reused.blocks.iter().for_each(|&block| self.use_again(block));
+        reused.tokens = reused.blocks.len() * TOKENS;
+        let before = reused.blocks.last().map_or(0, |&last| self.content(last));
         let rest = &tokens[reused.tokens..most];
         if let Some((block, length)) = self.begins_like(before, rest) {
             // The original must not go while the copy is made.
             self.use_again(block);
-            match self.take() {
+            let needed = KvShape::blocks_for(tokens.len() as u64) as usize - reused.blocks.len();
+            let copy = if needed <= self.available() { self.take() } else { None };
+            match copy {
                 Some(copy) => {
                     reused.blocks.push(copy);
                     reused.tokens += length;
@@ -164,6 +162,24 @@ impl BlockPool {
             }
         }
         reused
+    }
+
+    /// Blocks with the first of these tokens that somebody uses already: using them as well takes none from anybody.
+    pub(crate) fn in_use(&self, tokens: &[u32]) -> usize {
+        // One token at least is left to compute.
+        let blocks = self.whole(&tokens[..tokens.len().saturating_sub(1)]).into_iter();
+        blocks.take_while(|&block| self.blocks[block as usize].users > 0).count()
+    }
+
+    /// Whole blocks with the first of these tokens.
+    fn whole(&self, tokens: &[u32]) -> Vec<u32> {
+        let mut before: Content = 0;
+        let known = |whole: &[u32]| {
+            let block = *self.full.get(&(before, whole.to_vec()))?;
+            before = self.content(block);
+            Some(block)
+        };
+        tokens.chunks_exact(TOKENS).map_while(known).collect()
     }
 
     /// The copy of a block is made.

@@ -207,7 +207,7 @@ impl<'p> Clients<'p> {
         let (load, id) = (self.load, self.next_id);
         let own = (0..load.prompt as u32).map(|at| match (at as usize) < load.shared {
             true => at,
-            false => at.wrapping_add(id as u32 * 7919),
+            false => at.wrapping_add((id as u32).wrapping_mul(7919)),
         });
         self.schedule.add(id, own.collect(), true);
         let one = Asked { client, asked_at: at, last: None, left: load.answer.max(1) };

@@ -3,7 +3,7 @@
 //!
 //! Every sequence has tokens and a number of those that are computed, which catches up with them under a budget of rows
 //! for each step. Sequences that wait for one token come first, so that nobody's text stops; what is left goes to prompts,
-//! in pieces. A sequence for which there is no block is put back, and computed again when there is room: the one that was
+//! in pieces, so that a short one need not wait for a long one. A sequence for which there is no block is put back, and computed again when there is room: the one that was
 //! admitted last.
 
 use std::collections::VecDeque;
@@ -43,6 +43,17 @@ pub(crate) struct Member {
 impl Member {
     fn left(&self) -> usize {
         self.tokens.len() - self.begun
+    }
+
+    /// Blocks that its tokens need besides those that it has.
+    fn lacks(&self) -> usize {
+        let needed = KvShape::blocks_for(self.tokens.len() as u64) as usize;
+        needed.saturating_sub(self.blocks.len())
+    }
+
+    /// Whether it could take part in the next step.
+    fn waits(&self) -> bool {
+        self.left() > 0 && !self.is_asked && !self.is_gone
     }
 
     /// Whether it waits for one token that follows others.
@@ -189,8 +200,10 @@ impl Schedule {
         let mut admitted = Vec::new();
         while self.running.len() < self.parallel {
             let Some(member) = self.waiting.front() else { break };
-            // A prompt that goes to the end of the blocks would be put back at once.
-            let needed = KvShape::blocks_for(member.tokens.len() as u64) as usize;
+            // A prompt that goes to the end of the blocks would be put back at once, or another whose blocks it takes.
+            let shared = if member.reuses { self.pool.in_use(&member.tokens) } else { 0 };
+            let owed: usize = self.running.iter().map(Member::lacks).sum();
+            let needed = member.lacks() - shared + owed;
             if !self.running.is_empty() && needed > self.pool.available() {
                 break;
             }
@@ -220,7 +233,9 @@ impl Schedule {
         (!step.parts.is_empty()).then_some(step)
     }
 
-    /// Lets sequences take part in a step, in the order in which they were admitted, up to so many rows and sequences.
+    /// Lets sequences take part in a step, in the order in which they were admitted, up to so many rows and sequences. One
+    /// that could use all rows leaves half of them to those behind it, as far as these need them: nobody waits until
+    /// somebody's long prompt is through.
     fn fill(
         &mut self,
         step: &mut StepParts,
@@ -231,9 +246,13 @@ impl Schedule {
         let mut at = 0;
         while at < self.running.len() && step.parts.len() < members && step.rows() < rows {
             let member = &self.running[at];
-            let waits = member.left() > 0 && !member.is_asked && !member.is_gone;
-            if waits && is_meant(member) {
-                let count = member.left().min(rows - step.rows());
+            if member.waits() && is_meant(member) {
+                let free = rows - step.rows();
+                let behind =
+                    self.running[at + 1..].iter().filter(|one| one.waits() && is_meant(one));
+                let behind = behind.take(members - step.parts.len() - 1).map(Member::left);
+                let spare = free.saturating_sub(behind.sum());
+                let count = member.left().min(spare.max(free.div_ceil(2)));
                 if !self.provide(at, member.begun + count, step) {
                     // Another has its place, or it waits for the next step.
                     at += usize::from(self.running.get(at).is_some_and(|next| next.flights > 0));

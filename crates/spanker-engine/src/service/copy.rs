@@ -68,6 +68,11 @@ impl<'h> Copy<'h> {
         self.under_way.clear();
     }
 
+    /// Lets its cards know that there is more to come: no step may be under way.
+    pub(crate) fn heartbeat(&mut self) -> Result<(), LlmError> {
+        self.runner.as_mut().map_or(Ok(()), |runner| runner.heartbeat())
+    }
+
     pub(crate) fn admit(&mut self) -> Vec<(SequenceId, usize)> {
         self.schedule.admit()
     }
@@ -237,10 +242,15 @@ impl<'h> Place<'h> {
                     "--kv-memory {bytes}: a context of {context} tokens takes {needed} bytes"
                 )));
             }
-            return plan(Some(blocks));
+            let plan = plan(Some(blocks))?;
+            // Copies of the model share the memory; a context has to fit into each.
+            let copies = plan.layout.replicas.len().max(1) as u64;
+            let blocks = Some((blocks / copies).max(one));
+            let Plan { model, cluster, request, layout, .. } = plan;
+            return Ok(Plan::new(model, cluster, Request { blocks, ..request }, layout)?);
         }
         let all = one * self.options.parallel as u64;
-        let error = match plan(Some(all)) {
+        let error = match plan(None) {
             Err(error @ EngineError::DoesNotFit { .. }) => error,
             other => return other,
         };

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use super::ServiceOptions;
 use crate::model::Model;
 
 /// Blocks of keys and values.
@@ -140,9 +139,8 @@ pub struct Status {
 }
 
 impl Status {
-    pub(crate) fn of(model: &Model, options: &ServiceOptions) -> Status {
+    pub(crate) fn of(model: &Model) -> Status {
         let name = model.path().file_stem().map(|name| name.to_string_lossy().into_owned());
-        let kv = KvBlocks { total: options.parallel, ..KvBlocks::default() };
         Status {
             model: name.unwrap_or_default(),
             fabric: "",
@@ -166,7 +164,7 @@ impl Status {
             cards_back: 0,
             recomputed: 0,
             put_back: 0,
-            kv,
+            kv: KvBlocks::default(),
             expected: Vec::new(),
             is_ending: false,
             broken: None,

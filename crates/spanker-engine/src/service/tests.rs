@@ -4,7 +4,8 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use spanker_plan::Request;
+use spanker_llm::{LlmError, Outcome, Runner, Step};
+use spanker_plan::{Layout, Plan, Request};
 use spanker_runtime::SpankerControl;
 use spanker_scheduler::Topology;
 use spanker_text::Settings;
@@ -15,10 +16,14 @@ use super::*;
 use crate::cards::{Cards, Devices};
 use crate::engine::Engine;
 use crate::generation::{Correction, Limits};
+use crate::host::{Backend, Fabric, Load, Loaded, Watch};
 use crate::layout::{Split, request};
+use crate::profiles::Freshness;
+use crate::ranks::RankPlace;
 use crate::sampling::Sampling;
 use crate::summary::FinishReason;
 use crate::testing::model;
+use crate::threads::Threads;
 
 const CONTEXT: usize = 320;
 
@@ -217,8 +222,27 @@ fn clients_of_emulated_cards_get_the_tokens_of_threads() {
         let (service, _world) = on_cards(&model, options, 3);
         assert_same(&format!("{split:?}"), &service, &expected);
         let copies = if split.is_none() { CARDS } else { 1 };
-        assert_eq!(service.status().copies, copies, "{split:?} {}", service.status().layout);
+        let status = service.status();
+        assert_eq!(status.copies, copies, "{split:?} {}", status.layout);
+        // Blocks for as many contexts as there are answers at a time, however many copies share them.
+        assert_eq!(status.kv.total, 4 * CONTEXT / 64, "{split:?}");
     }
+}
+
+#[test]
+fn copies_of_a_model_share_the_memory_for_keys_and_values() {
+    let (_folder, model) = shared_model();
+    let kept = spanker_model::KvShape { heads: 5, head_size: 32, quant: Quant::F16 };
+    let blocks = |blocks: u64| {
+        let kv_memory = Some(blocks * 4 * kept.block_bytes());
+        let (service, _world) = on_cards(&model, ServiceOptions { kv_memory, ..options() }, 3);
+        let status = service.status();
+        assert_eq!(status.copies, CARDS, "{}", status.layout);
+        status.kv.total
+    };
+    assert_eq!(blocks(27), 24);
+    // Each has room for a context.
+    assert_eq!(blocks(6), 20);
 }
 
 #[test]
@@ -323,6 +347,178 @@ fn requests_that_nobody_waits_for_leave_nothing_behind() {
     // Everything that is asked afterwards is answered as if nothing had been.
     let (tokens, ..) = read(&submit(&service, ask(3)).0);
     assert_eq!(tokens, alone(&model, Quant::F16, 3));
+}
+
+/// Cards whose steps are never right, and nobody can say which of them it is.
+struct Unsure(Threads);
+
+impl Backend for Unsure {
+    fn fabric(&self) -> Fabric {
+        self.0.fabric()
+    }
+
+    fn indices(&self) -> Vec<usize> {
+        self.0.indices()
+    }
+
+    fn threads(&self) -> usize {
+        self.0.threads()
+    }
+
+    fn cluster(
+        &self,
+        model: &Model,
+        request: &Request,
+        layout: &Layout,
+        freshness: Freshness,
+        observer: &Watch,
+    ) -> Result<Cluster> {
+        self.0.cluster(model, request, layout, freshness, observer)
+    }
+
+    fn measures_layouts(&self) -> bool {
+        self.0.measures_layouts()
+    }
+
+    fn load<'h>(&'h self, left: &[usize], load: &Load<'_>) -> Result<Loaded<'h>, LlmError> {
+        let Loaded { runner, memory } = self.0.load(left, load)?;
+        Ok(Loaded { runner: Box::new(Wrong(runner)), memory })
+    }
+
+    fn replan(&self, _: &[usize], model: &Model, request: Request) -> Result<Plan> {
+        let layout = Split::Gather.layout(model.shape(), &[1.0])?;
+        let cluster = self.cluster(model, &request, &layout, Freshness::Kept, &|_| {})?;
+        Ok(Plan::new(model.shape().clone(), cluster, request, layout)?)
+    }
+
+    fn survivors(&self, _: &LlmError, left: &[usize]) -> Option<Vec<usize>> {
+        Some(left.to_vec())
+    }
+}
+
+struct Wrong<'r>(Box<dyn Runner + 'r>);
+
+impl Runner for Wrong<'_> {
+    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
+        self.0.begin(step)
+    }
+
+    fn end(&mut self) -> Result<Outcome, LlmError> {
+        self.0.end()?;
+        Err(LlmError::Unsure { past: 0 })
+    }
+
+    fn batch(&self) -> usize {
+        self.0.batch()
+    }
+}
+
+#[test]
+fn cards_that_are_wrong_again_and_again_without_a_culprit_end_the_service() {
+    let (_folder, model) = shared_model();
+    let open = || Ok(Host::test(Unsure(Threads::new(1, 1))));
+    let service = Service::start(model, options(), open).expect("a service");
+    let (updates, _) = submit(&service, ask(0));
+    let failed = loop {
+        match updates.recv_timeout(Duration::from_secs(120)).expect("an end") {
+            Update::Begun { .. } => {}
+            Update::Failed { what, is_request } => break (what, is_request),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(!failed.1, "{failed:?}");
+    assert!(service.status().broken.is_some());
+    assert!(matches!(service.submit(ask(0), |_| true), Err(Refusal::Broken(_))));
+}
+
+#[test]
+fn requests_that_end_in_a_pipeline_leave_no_step_and_no_block_behind() {
+    let (_folder, model) = shared_model();
+    let wish = Wish { split: Some(Split::Pipeline), shares: None };
+    let service = on_threads(&model, ServiceOptions { wish, ..options() }, 4);
+    for _ in 0..8 {
+        let all: Vec<_> = (0..4)
+            .map(|client| submit(&service, Ask { limits: limits(150), ..ask(client) }))
+            .collect();
+        while !matches!(all[0].0.recv().expect("an update"), Update::Piece(_)) {}
+        all.iter().for_each(|(_, taken)| taken.stop.stop());
+        // Other requests do not have to come for this.
+        assert_eq!(idle(&service).kv.used, 0);
+    }
+}
+
+/// A service on two ranks, the second of which waits so long for a word of the first; and what that ends with.
+fn on_ranks(
+    (folder, model): (&tempfile::TempDir, Arc<Model>),
+    split: Split,
+    patience: Duration,
+) -> (Service, JoinHandle<Result<(), String>>) {
+    let place = RankPlace {
+        hosts: vec!["here".into(); 2],
+        library: "threads".into(),
+        here: 2,
+        timeout: patience,
+    };
+    let mut ends = spanker_fabric::inproc::group(2);
+    let (other, own) = (ends.pop().expect("rank 1"), ends.pop().expect("rank 0"));
+    let (path, theirs) = (folder.path().join("x.gguf"), place.clone());
+    let follower = std::thread::spawn(move || {
+        let host = Host::ranks_of(Box::new(other), theirs, 1).expect("a rank");
+        let model = host.open(path).expect("a model");
+        host.follow(&model, None).map_err(|error| error.to_string())
+    });
+    let place = RankPlace { timeout: Duration::from_secs(60), ..place };
+    let wish = Wish { split: Some(split), shares: None };
+    let open = move || Host::ranks_of(Box::new(own), place, 1);
+    let service = Service::start(model, ServiceOptions { wish, ..options() }, open);
+    (service.expect("a service"), follower)
+}
+
+#[test]
+fn ranks_answer_that_were_not_asked_for_longer_than_they_wait() {
+    let (folder, model) = shared_model();
+    let expected = alone(&model, Quant::F16, 2);
+    let patience = Duration::from_secs(5);
+    let (service, follower) = on_ranks((&folder, model), Split::Gather, patience);
+    for pause in [Duration::ZERO, patience + Duration::from_secs(1)] {
+        std::thread::sleep(pause);
+        assert_eq!(read(&submit(&service, ask(2)).0).0, expected);
+    }
+    drop(service);
+    assert_eq!(follower.join().expect("no panic"), Ok(()));
+}
+
+#[test]
+fn ranks_of_a_service_that_ends_amid_answers_end_in_order() {
+    let (folder, model) = shared_model();
+    for split in [Split::Gather, Split::Pipeline] {
+        let patience = Duration::from_secs(60);
+        let (service, follower) = on_ranks((&folder, Arc::clone(&model)), split, patience);
+        let all: Vec<_> = (0..4)
+            .map(|client| submit(&service, Ask { limits: limits(150), ..ask(client) }))
+            .collect();
+        while !matches!(all[3].0.recv().expect("an update"), Update::Piece(_)) {}
+        drop(service);
+        assert_eq!(follower.join().expect("no panic"), Ok(()), "{split:?}");
+    }
+}
+
+#[test]
+fn forecast_of_a_service_that_shares_nothing_reuses_nothing() {
+    let (_folder, model) = shared_model();
+    let load = ServiceLoad {
+        clients: 2,
+        prompt: 200,
+        shared: 190,
+        answer: 4,
+        requests: 2,
+        arrivals: crate::batch::Arrivals::Closed,
+    };
+    for reuse in [true, false] {
+        let service = on_threads(&model, ServiceOptions { reuse, ..options() }, 1);
+        let forecast = service.forecast(load);
+        assert_eq!(forecast.reused > 0.0, reuse, "{forecast:?}");
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ use super::copy::{Copy, Place, pacings};
 use super::{ServiceOptions, Shared};
 use crate::batch::SequenceId;
 use crate::error::{EngineError, Result};
+use crate::generation::MOST_AGAIN;
 use crate::given::casts_doubt;
 use crate::host::{Event, Host};
 use crate::model::Model;
@@ -44,6 +45,10 @@ pub(crate) struct Worker<'h> {
     looked: Instant,
     /// How many times as long as usual it takes until cards are looked for again.
     patience: u32,
+    /// When something was last wrong with cards.
+    troubled: Instant,
+    /// How often that was since without a card that is to blame and could be left out.
+    unblamed: usize,
     shared: &'h Arc<Shared>,
 }
 
@@ -66,9 +71,12 @@ impl<'h> Worker<'h> {
             left,
             looked: Instant::now(),
             patience: 1,
+            troubled: Instant::now(),
+            unblamed: 0,
             shared,
         };
         worker.describe();
+        worker.report();
         Ok(worker)
     }
 
@@ -93,7 +101,7 @@ impl<'h> Worker<'h> {
     /// Takes what has come; waits for it where there is nothing else to do. False if nobody can ask any more.
     fn take_orders(&mut self, orders: &Receiver<Order>) -> bool {
         loop {
-            let order = match self.answers.is_empty() {
+            let order = match self.is_idle() {
                 true => match orders.recv_timeout(QUIET) {
                     Ok(order) => order,
                     Err(RecvTimeoutError::Timeout) => {
@@ -112,10 +120,17 @@ impl<'h> Worker<'h> {
         }
     }
 
+    /// Whether nobody asks, and no step is under way that was begun for somebody who has gone.
+    fn is_idle(&self) -> bool {
+        self.answers.is_empty() && self.copies.iter().all(|copy| copy.oldest().is_none())
+    }
+
     /// Nobody asks: ranks hear that there is more to come, and cards that were lost may be back.
     fn idle(&mut self) {
-        // A rank that is gone is found by the next step.
-        let _ = self.place.host.heartbeat();
+        for copy in &mut self.copies {
+            // A rank that is gone is found by the next step.
+            let _ = copy.heartbeat();
+        }
         if let Err(error) = self.welcome_back() {
             self.fail_all(&error);
         }
@@ -250,10 +265,10 @@ impl<'h> Worker<'h> {
         let (host, backend) = (self.place.host, self.place.host.backend());
         let observer = &**host.observer();
         let begun = Instant::now();
-        if self.looked.elapsed() > CALM {
-            self.patience = 1;
+        if self.troubled.elapsed() > CALM {
+            (self.patience, self.unblamed) = (1, 0);
         }
-        self.looked = begun;
+        (self.looked, self.troubled) = (begun, begun);
         for _ in 0..=2 * host.card_count() {
             let Some(left) = backend.survivors(&error, &self.left) else {
                 return Err(host.explain(error));
@@ -265,6 +280,11 @@ impl<'h> Worker<'h> {
             let lost = self.left.len() - left.len();
             self.shared.update(|status| status.cards_lost += lost as u64);
             self.left = left;
+            self.unblamed = if lost > 0 { 0 } else { self.unblamed + 1 };
+            if self.unblamed > MOST_AGAIN {
+                // The same would follow from the same.
+                return Err(host.explain(error));
+            }
             match self.lay_out_again() {
                 Ok(()) => {
                     let tokens = self.answers.values().map(Answer::length).sum();

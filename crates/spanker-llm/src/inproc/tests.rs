@@ -149,3 +149,41 @@ fn steps_under_way_in_a_pipeline_give_what_they_give_one_after_the_other() {
         assert!(runner.end().is_err(), "nothing is under way");
     }
 }
+
+#[test]
+fn cards_end_that_are_dropped_while_a_step_is_under_way() {
+    let recipe = Recipe::llama(Quant::Q4_0, [4, 2, 32], 128, 192);
+    let network = Arc::new(recipe.network());
+    for (split, groups) in layouts() {
+        let mut runner = threads(&network, split, &groups, (1, Quant::F16));
+        let part = [Part::new(&[5, 6, 7], 0, &[0], Want::Best(1))];
+        runner.begin(&Step::of(&part)).expect("a step");
+        drop(runner);
+    }
+}
+
+#[test]
+fn steps_with_numbers_that_no_card_has_are_refused() {
+    let recipe = Recipe::llama(Quant::Q4_0, [4, 2, 32], 128, 192);
+    let network = Arc::new(recipe.network());
+    let mut runner = threads(&network, Split::Gather, &together(&[1.0]), (2, Quant::F16));
+    let part = Part::new(&[5], 0, &[0], Want::Best(1));
+    let far = |past: u64| Part { past, ..part };
+    let many = |outputs: u64| Part { outputs, ..part };
+    for parts in [
+        vec![far(u64::MAX)],
+        vec![far(u64::MAX - 63)],
+        vec![many(u64::MAX), many(2)],
+        vec![many(2)],
+        vec![Part { blocks: &[u32::MAX], ..part }],
+    ] {
+        runner.begin(&Step::of(&parts)).expect_err("no such step");
+    }
+    for copy in [[0, 2], [2, 0], [u32::MAX, 0]] {
+        let (parts, copies) = ([part], [copy]);
+        let step = Step { copies: &copies, ..Step::of(&parts) };
+        let error = runner.begin(&step).expect_err("no such block").to_string();
+        assert!(error.contains("of 2 blocks"), "{error}");
+    }
+    runner.step(&Step::of(&[part])).expect("a step");
+}

@@ -55,6 +55,22 @@ fn server_listens_before_its_model_is_there_and_says_so() {
 }
 
 #[test]
+fn server_that_has_ended_gives_its_model_up_although_somebody_has_a_handle() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = model(folder.path(), None);
+    let server = Server::bind(options()).expect("a server");
+    let (address, handle) = (server.address(), server.handle());
+    let backend: Arc<dyn Backend> = Arc::new(Script::new(model, service_options(), says("hello")));
+    let kept = Arc::downgrade(&backend);
+    let running = std::thread::spawn(move || server.run(move || Ok::<_, ServeError>(backend)));
+    until(|| get(address, "/health").status == 200);
+    post(address, TEXT, &json!({ "prompt": "x" })).ok();
+    handle.end();
+    running.join().expect("no panic").expect("an end in order");
+    assert!(kept.upgrade().is_none() && !handle.is_ready());
+}
+
+#[test]
 fn model_that_cannot_be_loaded_ends_the_server_with_its_error() {
     let server = Server::bind(options()).expect("a server");
     let failed = server.run(|| Err(ServeError::Option { what: "no such model".into() }));

@@ -198,6 +198,11 @@ fn the_card_of_a_group_that_is_wrong_is_named() {
             assert_eq!(card, wrong, "{split:?}: {said}");
             assert!(said.contains("after an exchange"), "{said}");
         }
+        // Cards that share a device are in one list. The memory that is changed is the first one's.
+        let layout = (split, &two(), Quant::F16);
+        let mut both = Both::audited(&llama(Quant::Q4_0), layout, &[2], MOST);
+        let (card, said) = found(&mut both, &|both| both.told[0].spoil("weights", 0, 61));
+        assert_eq!(card, 0, "{split:?}: {said}");
     }
 }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use spanker_llm::{AuditLog, InProcess, Network, OnMachine, Runner, Step};
+use spanker_llm::{AuditLog, InProcess, Network, OnMachine, Output, Runner, Step};
 use spanker_model::{KvShape, Quant};
 use spanker_plan::{Layout, Objective, Part, Plan, Request, Split, Want};
 use spanker_test_support::Recipe;
@@ -33,6 +33,10 @@ pub(super) struct Both {
     pub(super) log: AuditLog,
 }
 
+fn bits(output: &Output) -> Option<Vec<u32>> {
+    output.logits.as_ref().map(|all| all.iter().map(|one| one.to_bits()).collect())
+}
+
 fn plan(network: &Network<Vec<u8>>, split: Split, groups: &Groups, kv: Quant) -> Plan {
     let layout = Layout::of_groups(network.model(), split, groups).expect("a layout");
     let profile = Profile::builtin("rev-a").expect("a profile");
@@ -50,7 +54,11 @@ fn plan(network: &Network<Vec<u8>>, split: Split, groups: &Groups, kv: Quant) ->
 
 impl Both {
     /// `multiprocessors` of each of so many devices.
-    fn new(recipe: &Recipe, layout: (Split, &Groups, Quant), multiprocessors: &[u32]) -> Both {
+    pub(super) fn new(
+        recipe: &Recipe,
+        layout: (Split, &Groups, Quant),
+        multiprocessors: &[u32],
+    ) -> Both {
         Both::audited(recipe, layout, multiprocessors, 0.0)
     }
 
@@ -70,14 +78,16 @@ impl Both {
             devices.push(Box::new(device));
             told.push(of);
         }
-        let cards = Processors::of(devices, &plan.layout.cards()).expect("devices");
+        let cards: Vec<usize> = groups.iter().flatten().map(|card| card.0).collect();
+        let cards = Processors::of(devices, &cards).expect("devices");
         let emulated = OnMachine::load(&network, &plan, CONTEXT, BATCH, cards, &|_| ());
         let mut emulated = emulated.expect("a model on the emulation");
         for used in emulated.memory() {
             assert_eq!(used.planned, used.allocated, "card {}", used.card);
         }
         let log = AuditLog::new(audit);
-        emulated.audit(&network, &plan.layout.cards(), &log);
+        let cards: Vec<usize> = groups.iter().flatten().map(|card| card.0).collect();
+        emulated.audit(&network, &cards, &log);
         let threads = InProcess::new(network, &plan, CONTEXT, BATCH, 1).expect("threads");
         Both { emulated, threads, told, log }
     }
@@ -87,16 +97,27 @@ impl Both {
         Both::new(recipe, (Split::Gather, &vec![vec![(0, 1.0)]], kv), &[2])
     }
 
-    pub(super) fn step(&mut self, what: &str, step: &Step<'_>) {
+    /// What both make of a step.
+    fn both(&mut self, step: &Step<'_>) -> [Vec<Output>; 2] {
         let found = self.emulated.step(step).expect("a step").outputs;
-        let expected = self.threads.step(step).expect("a step").outputs;
+        [found, self.threads.step(step).expect("a step").outputs]
+    }
+
+    /// Whether both make the same of a step.
+    pub(super) fn is_same(&mut self, step: &Step<'_>) -> bool {
+        let [found, expected] = self.both(step);
+        found
+            .iter()
+            .zip(&expected)
+            .all(|(found, expected)| found.best == expected.best && bits(found) == bits(expected))
+    }
+
+    pub(super) fn step(&mut self, what: &str, step: &Step<'_>) {
+        let [found, expected] = self.both(step);
         assert_eq!(found.len(), expected.len(), "{what}");
         for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert_eq!(found.best, expected.best, "{what}, output {at}");
-            let bits = |logits: &Option<Vec<f32>>| {
-                logits.as_ref().map(|all| all.iter().map(|one| one.to_bits()).collect::<Vec<_>>())
-            };
-            assert!(bits(&found.logits) == bits(&expected.logits), "{what}, output {at}: logits");
+            assert!(bits(found) == bits(expected), "{what}, output {at}: logits");
         }
     }
 

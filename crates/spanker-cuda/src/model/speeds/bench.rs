@@ -2,7 +2,7 @@
 //! A few layers of a model on processors, whose steps are timed: instruction by instruction, and exchange by exchange.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ggml_spanker::ops;
@@ -15,9 +15,11 @@ use spanker_plan::{
 use spanker_runtime::BufferId;
 use spanker_topology::{Cluster, ExchangeKind};
 
+use super::Subject;
 use super::fit::{Timed, TimedExchange};
-use crate::model::machine::{self, Processors, Span, Watch};
-use crate::{CudaError, Gpu};
+use crate::CudaError;
+use crate::model::machine::Processors;
+use crate::model::programs::{self, Span, Watch};
 
 /// Bytes of weights and of the KV cache at least, where there are so many: several times the size of caches.
 const BYTES: u64 = 512 << 20;
@@ -40,7 +42,7 @@ const SOME_NUMBERS: u8 = 0x3f;
 pub(super) struct Bench {
     processors: Processors,
     programs: Programs,
-    prepared: HashMap<u64, machine::Programs>,
+    prepared: HashMap<u64, programs::Programs>,
     /// Layers of the whole model for each that is here.
     pub(super) left_out: f64,
     /// Seconds to prepare the last program.
@@ -50,7 +52,7 @@ pub(super) struct Bench {
 /// What a step took.
 pub(super) struct Stepped {
     pub(super) instructions: Vec<Timed>,
-    /// Every exchange, with what it takes to start instructions after it.
+    /// Every exchange: on a device what it took there, through the host with what it takes to start instructions after it.
     pub(super) exchanges: Vec<TimedExchange>,
     /// Seconds until the host knows the best token, besides instructions and exchanges.
     pub(super) besides: f64,
@@ -97,23 +99,23 @@ fn failed(error: LlmError) -> CudaError {
 }
 
 impl Bench {
-    /// Steps of a model with such a layout: `groups` are the cards of each stage, with their shares.
+    /// Steps of the subject's model with its layout, on processors that `on` makes for cards: as many layers as have this many
+    /// bytes at most.
     pub(super) fn new(
-        gpus: &[Arc<Gpu>],
-        model: &Model,
+        on: &dyn Fn(&[usize]) -> Result<Processors, CudaError>,
         cluster: &Cluster,
-        split: spanker_plan::Split,
-        groups: &[Vec<(usize, f64)>],
-        (context, batch, kv): (usize, usize, Quant),
+        subject: &Subject<'_>,
+        most: u64,
     ) -> Result<Bench, CudaError> {
-        let gpu = gpus.first().ok_or(CudaError::NoDevice)?;
-        let short = shortened(model, groups.len(), context as u64, gpu.memory()?.free / 8);
+        let Subject { model, split, groups, context, batch, kv } = *subject;
+        let short = shortened(model, groups.len(), context as u64, most);
         let unplanned = |error: spanker_plan::PlanError| CudaError::Unsupported(error.to_string());
         let layout = Layout::of_groups(&short, split, groups).map_err(unplanned)?;
         let stages = &layout.replicas[0];
         let space = Space { kv, ..Space::of(context as u64, batch as u64, 1, Audit::NONE) };
         let kind = Some(ExchangeKind::Direct);
-        let mut processors = Processors::new(gpus, &layout.cards())?;
+        let cards: Vec<usize> = groups.iter().flatten().map(|card| card.0).collect();
+        let mut processors = on(&cards)?;
         let kernels = Some(processors.kernels());
         let layouts = card_layouts(&short, cluster, stages, space, kind, kernels);
         processors.know(&types(&short));
@@ -225,56 +227,49 @@ impl Bench {
     /// What a step of so many rows takes after so many tokens.
     pub(super) fn step(&mut self, rows: u64, past: u64) -> Result<Stepped, CudaError> {
         let (spans, _) = self.several(rows, past, Watch::Instructions)?;
-        let has_exchanges = rows == 1 || spans.iter().any(|span| span.exchanged.is_some());
+        let through_host = |span: &Span| span.exchanged.is_some() && !span.on_device;
+        let has_exchanges = rows == 1 || spans.iter().any(through_host);
         let (ends, wall) = match has_exchanges {
             true => self.several(rows, past, Watch::Exchanges)?,
             false => (Vec::new(), 0.0),
         };
         let (lists, _, reach) = self.lists(rows, past);
         let loads: Vec<Vec<Option<Load>>> = lists.iter().map(|list| loads(list, &reach)).collect();
-        let mut instructions: Vec<Timed> = Vec::new();
-        let mut before: Option<(usize, &Span)> = None;
-        for span in spans.iter().filter(|span| span.exchanged.is_none()) {
-            let seconds = span.end - span.start;
-            // Several instructions for the same operators are one.
-            match (instructions.last_mut(), before) {
-                (Some(last), Some((slot, one))) if (slot, &one.ops) == (span.slot, &span.ops) => {
-                    last.seconds += seconds;
-                }
-                _ => {
-                    let loads = loads[span.slot][span.ops.clone()].iter().flatten().copied();
-                    instructions.push(Timed { rows, loads: loads.collect(), seconds });
-                }
-            }
-            before = Some((span.slot, span));
-        }
+        let instructions = timed(rows, &spans, &loads);
         let (between, after) = self.between(&spans);
         let mut exchanges = Vec::new();
+        let timed = |exchange: &Span, seconds: f64| {
+            let op = lists[exchange.slot].get(exchange.ops.start);
+            let hop = matches!(op, Some(Op::Receive { .. }));
+            TimedExchange { rows, hop, bytes: exchange.exchanged.unwrap_or(0), seconds }
+        };
+        // Devices say what their own take.
+        let own = exchanges_of(&spans).into_iter().filter(|span| span.on_device);
+        exchanges.extend(own.map(|span| timed(span, span.end - span.start)));
         let mut last = 0.0;
         for (exchange, instructions) in exchanges_of(&ends).into_iter().zip(&between) {
-            let hop =
-                matches!(lists[exchange.slot].get(exchange.ops.start), Some(Op::Receive { .. }));
-            let (bytes, seconds) =
-                (exchange.exchanged.unwrap_or(0), exchange.end - last - instructions);
-            exchanges.push(TimedExchange { rows, hop, bytes, seconds });
+            exchanges.push(timed(exchange, exchange.end - last - instructions));
             last = exchange.end;
         }
         Ok(Stepped { instructions, exchanges, besides: (wall - last - after).max(0.0) })
     }
 
-    /// How long processors are at work before each exchange, and after the last.
+    /// How long processors are at work before each exchange through the host, and after the last.
     fn between(&self, spans: &[Span]) -> (Vec<f64>, f64) {
         let mut each: HashMap<usize, f64> = HashMap::new();
         let mut between = Vec::new();
         let longest = |each: &HashMap<usize, f64>| each.values().copied().fold(0.0, f64::max);
-        let mut last = None;
+        let (mut last, mut counted) = (None, None);
         for span in spans {
             match span.exchanged {
-                None => {
+                // Cards that exchange on their device do it together.
+                Some(_) if span.on_device && counted == Some((span.start, span.end)) => {}
+                _ if span.on_device => {
                     *each.entry(self.processors.gpu_of(span.slot)).or_default() +=
                         span.end - span.start;
+                    counted = span.exchanged.map(|_| (span.start, span.end));
                 }
-                Some(0) => {}
+                None | Some(0) => {}
                 Some(_) if last == Some(span.start) => {}
                 Some(_) => {
                     between.push(longest(&each));
@@ -285,6 +280,27 @@ impl Bench {
         }
         (between, longest(&each))
     }
+}
+
+/// What instructions took, slot by slot, in the order of their programs.
+fn timed(rows: u64, spans: &[Span], loads: &[Vec<Option<Load>>]) -> Vec<Timed> {
+    let mut instructions = Vec::new();
+    for slot in 0..loads.len() {
+        let mut before: Option<&Range<usize>> = None;
+        for span in spans.iter().filter(|span| span.slot == slot && span.exchanged.is_none()) {
+            let seconds = span.end - span.start;
+            // Several instructions for the same operators are one.
+            match instructions.last_mut() {
+                Some(Timed { seconds: sum, .. }) if before == Some(&span.ops) => *sum += seconds,
+                _ => {
+                    let loads = loads[slot][span.ops.clone()].iter().flatten().copied();
+                    instructions.push(Timed { rows, loads: loads.collect(), seconds });
+                }
+            }
+            before = Some(&span.ops);
+        }
+    }
+    instructions
 }
 
 /// Exchanges of groups and what arrives from other stages, each once.

@@ -260,6 +260,28 @@ fn prompt_goes_through_in_pieces_beside_the_tokens_of_others() {
 }
 
 #[test]
+fn short_prompt_does_not_wait_for_a_long_one_and_no_row_is_lost() {
+    let mut schedule = Schedule::new(BlockPool::new(40, false), 4);
+    for (id, length) in [(1, 1000), (2, 30), (3, 500)] {
+        schedule.add(id, vec![id as u32; length], false);
+    }
+    schedule.admit();
+    let budget = Budget { rows: 64, prompt_rows: 64, members: 5 };
+    let parts = |schedule: &mut Schedule| {
+        let step = schedule.next(budget).expect("prompts");
+        let list: Vec<_> = step.parts.iter().map(|part| (part.id, part.tokens.len())).collect();
+        schedule.done(&step);
+        list
+    };
+    assert_eq!(parts(&mut schedule), [(1, 32), (2, 16), (3, 16)]);
+    assert_eq!(parts(&mut schedule), [(1, 32), (2, 14), (3, 18)]);
+    // Its answer begins; the others share what there is.
+    assert_eq!(parts(&mut schedule), [(1, 32), (3, 32)]);
+    schedule.remove(3);
+    assert_eq!(parts(&mut schedule), [(1, 64)]);
+}
+
+#[test]
 fn last_to_come_is_the_first_to_be_put_back() {
     let mut schedule = Schedule::new(BlockPool::new(4, true), 4);
     for id in 1..=3 {
@@ -280,4 +302,58 @@ fn last_to_come_is_the_first_to_be_put_back() {
     }
     // The first had the last block; the second needed another, which the third has given up.
     assert_eq!((schedule.put_back(), schedule.counts()), (1, (2, 1)));
+}
+
+#[test]
+fn prompt_that_needs_all_blocks_does_not_wait_for_the_one_that_it_begins_like() {
+    // Room for one context: a second request agrees with the first in a part of a block, and fills all of them.
+    let mut schedule = Schedule::new(BlockPool::new(2, true), 1);
+    let budget = Budget { rows: 128, prompt_rows: 128, members: 2 };
+    for (id, shared) in [(1, 0), (2, 20)] {
+        let tokens = (0..100).map(|at| if at < shared { at } else { at + 1000 * (id - 1) });
+        schedule.add(u64::from(id), tokens.collect(), true);
+        schedule.admit();
+        let step = schedule.next(budget).expect("it is alone");
+        schedule.begun(&step);
+        assert_eq!(schedule.done(&step), [Some(u64::from(id))]);
+        schedule.remove(u64::from(id));
+    }
+    assert_eq!((schedule.put_back(), schedule.counts()), (0, (0, 0)));
+    assert_eq!(schedule.pool().available(), 2);
+}
+
+#[test]
+fn prompts_that_share_most_of_their_blocks_go_on_together() {
+    let mut schedule = Schedule::new(BlockPool::new(8, true), 4);
+    let budget = Budget { rows: 400, prompt_rows: 400, members: 5 };
+    let prompt =
+        |id: u64| (0..330).map(move |at| if at < 320 { at } else { 1000 * id as u32 + at });
+    schedule.add(1, prompt(1).collect(), true);
+    assert_eq!(schedule.admit(), [(1, 0)]);
+    let step = schedule.next(budget).expect("a prompt");
+    schedule.begun(&step);
+    schedule.done(&step);
+    schedule.push(1, 7);
+    // Of six blocks each needs one of its own, and there is room for two more.
+    (2..=4).for_each(|id| schedule.add(id, prompt(id).collect(), true));
+    assert_eq!(schedule.admit(), [(2, 320), (3, 320)]);
+    assert_eq!(schedule.counts(), (3, 1));
+}
+
+#[test]
+fn prompt_waits_for_the_blocks_that_prompts_before_it_will_need() {
+    let mut schedule = Schedule::new(BlockPool::new(10, false), 4);
+    let budget = Budget { rows: 64, prompt_rows: 64, members: 5 };
+    for (id, blocks) in [(1, 6), (2, 6), (3, 4)] {
+        schedule.add(id, vec![id as u32; 64 * blocks], false);
+    }
+    // The second would be put back when the first has half of its blocks.
+    assert_eq!(schedule.admit(), [(1, 0)]);
+    while let Some(step) = schedule.next(budget) {
+        assert!(schedule.admit().is_empty());
+        schedule.done(&step);
+    }
+    schedule.remove(1);
+    assert_eq!(schedule.admit(), [(2, 0), (3, 0)]);
+    assert_eq!(schedule.put_back(), 0);
 }

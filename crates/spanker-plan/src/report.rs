@@ -1,28 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `spanker plan` found, and its JSON form. `docs/plan-json.md` documents the fields.
+//! What a search for a plan found, as JSON (`docs/plan-json.md` documents the fields) and in words.
+
+mod why;
 
 use serde_json::{Value, json};
 use spanker_model::Model;
-use spanker_plan::{
-    Candidate, Choice, Explanation, PLAN_VERSION, Plan, Prediction, Remedies, Request, Stage, Terms,
-};
 use spanker_topology::{Cluster, Seconds};
 
+use crate::{
+    Candidate, Choice, Explanation, PLAN_VERSION, Plan, PlanError, Prediction, Remedies, Request,
+    Shard, Stage, Strategy, Terms,
+};
+
 /// Everything that was asked and found.
-pub(crate) struct Report<'a> {
-    pub(crate) model: &'a Model,
-    pub(crate) cluster: &'a Cluster,
-    pub(crate) request: &'a Request,
-    pub(crate) choice: &'a Choice,
+#[derive(Debug, Clone, Copy)]
+pub struct PlanReport<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The cards and links.
+    pub cluster: &'a Cluster,
+    /// What the plan is for.
+    pub request: &'a Request,
+    /// The candidates.
+    pub choice: &'a Choice,
     /// The candidate that is proposed and saved: the best that can be run, or with --copies the best of all.
-    pub(crate) proposed: Option<&'a Candidate>,
-    pub(crate) explained: Option<&'a Explanation>,
-    pub(crate) remedy: Option<&'a Remedies>,
+    pub proposed: Option<&'a Candidate>,
+    /// Why the best is the best.
+    pub explained: Option<&'a Explanation>,
+    /// What would make the model fit, if nothing does.
+    pub remedy: Option<&'a Remedies>,
 }
 
-impl Report<'_> {
-    /// The schema of `--json`.
-    pub(crate) fn to_json(&self) -> anyhow::Result<Value> {
+impl PlanReport<'_> {
+    /// The schema of `spanker plan --json`.
+    ///
+    /// # Errors
+    /// [`PlanError`] if a candidate is none for the model and the cards.
+    pub fn to_json(&self) -> Result<Value, PlanError> {
         Ok(json!({
             "version": PLAN_VERSION,
             "model": {
@@ -52,7 +66,7 @@ impl Report<'_> {
     }
 
     /// What `spanker run` does with the best candidate that it takes: one sequence.
-    fn run(&self) -> anyhow::Result<Option<Value>> {
+    fn run(&self) -> Result<Option<Value>, PlanError> {
         let Some(best) = self.choice.best_to_run() else { return Ok(None) };
         let place = self.choice.candidates.iter().position(|candidate| candidate == best);
         let alone = self.alone(best)?;
@@ -65,7 +79,10 @@ impl Report<'_> {
     }
 
     /// What a candidate does for one sequence, which is what a run has.
-    pub(crate) fn alone(&self, candidate: &Candidate) -> anyhow::Result<Prediction> {
+    ///
+    /// # Errors
+    /// [`PlanError`] if the candidate is none for the model and the cards.
+    pub fn alone(&self, candidate: &Candidate) -> Result<Prediction, PlanError> {
         if self.request.sequences == 1 {
             return Ok(candidate.prediction.clone());
         }
@@ -74,8 +91,14 @@ impl Report<'_> {
         Ok(Plan::new(model, cluster, request, candidate.layout.clone())?.predict())
     }
 
+    /// The candidate of a strategy.
+    fn candidate(&self, strategy: Strategy) -> Option<&Candidate> {
+        self.choice.candidates.iter().find(|candidate| candidate.strategy == strategy)
+    }
+
     /// Milliseconds of a token under the best layout, with every number at its good and bad end.
-    pub(crate) fn band(&self) -> Option<(Seconds, Seconds)> {
+    #[must_use]
+    pub fn band(&self) -> Option<(Seconds, Seconds)> {
         self.explained.map(|explained| explained.band)
     }
 }
@@ -130,8 +153,7 @@ fn candidate(candidate: &Candidate) -> Value {
 fn stage_json(replica: usize, stage: &Stage) -> Value {
     let shards = &stage.group.shards;
     let ends = shards.last().map_or(1, |shard| shard.ffn.end.max(1));
-    let share =
-        |shard: &spanker_plan::Shard| (shard.ffn.end - shard.ffn.start) as f64 / ends as f64;
+    let share = |shard: &Shard| (shard.ffn.end - shard.ffn.start) as f64 / ends as f64;
     json!({
         "replica": replica,
         "cards": stage.group.cards,
@@ -172,4 +194,39 @@ fn remedies(remedies: &Remedies) -> Value {
         "context": remedies.context,
         "quant": remedies.quant.map(|quant| quant.name()),
     })
+}
+
+impl Candidate {
+    /// The layout in words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let layout = &self.layout;
+        let cards = layout.cards().len();
+        match self.strategy {
+            Strategy::OneCard => format!("everything on card {}", layout.cards()[0]),
+            Strategy::TensorGather => format!("tensor-parallel over {cards} cards (gather)"),
+            Strategy::TensorReduce => format!("tensor-parallel over {cards} cards (reduce)"),
+            Strategy::Pipeline => format!("layer-split over {cards} cards"),
+            Strategy::TensorPipeline => {
+                let sizes: Vec<String> =
+                    layout.stages().map(|stage| stage.group.cards.len().to_string()).collect();
+                format!("stages of {} cards, tensor-parallel inside", sizes.join(" and "))
+            }
+            Strategy::Replicas => {
+                format!("{} copies of the model on {cards} cards", layout.replicas.len())
+            }
+        }
+    }
+}
+
+/// A number with about three digits.
+#[must_use]
+pub fn significant(value: f64) -> String {
+    match value.abs() {
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 0.01 || v == 0.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
+    }
 }

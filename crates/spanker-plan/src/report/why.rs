@@ -1,70 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why the best plan is the best, as one would tell a colleague.
 
-use spanker_plan::{Candidate, Exchanged, Explanation, Objective, Plan, Resource, Strategy};
 use spanker_topology::{Bytes, Seconds};
 
-use super::report::Report;
-use super::table::{significant, words};
-use crate::output::line;
+use super::{PlanReport, significant};
+use crate::{Candidate, Exchanged, Explanation, Objective, Plan, PlanError, Resource, Strategy};
 
-pub(super) fn show(report: &Report<'_>) -> anyhow::Result<()> {
-    let (Some(best), Some(explained)) = (report.proposed, report.explained) else {
-        return Ok(());
-    };
-    line("\nwhy")?;
-    binds(report, best, explained)?;
-    others(report, best, explained)?;
-    worth(report, explained)?;
-    exchanges(report, best)?;
-    context(report, best)?;
-    trust(report)
+impl PlanReport<'_> {
+    /// Why the plan that is proposed is the best, line by line; nothing without such a plan.
+    ///
+    /// # Errors
+    /// [`PlanError`] if the plan is none for the model and the cards.
+    pub fn reasons(&self) -> Result<Vec<String>, PlanError> {
+        let (Some(best), Some(explained)) = (self.proposed, self.explained) else {
+            return Ok(Vec::new());
+        };
+        let mut lines = vec![binds(self, explained)];
+        lines.extend(alone(self, best));
+        lines.extend(others(self, best, explained));
+        lines.push(worth(self, explained));
+        lines.extend(exchanges(self, best)?);
+        lines.extend(context(self, best));
+        lines.extend(trust(self));
+        Ok(lines)
+    }
 }
 
 fn percent(part: f64) -> String {
     format!("{:.0} %", 100.0 * part)
 }
 
-fn binds(report: &Report<'_>, best: &Candidate, explained: &Explanation) -> anyhow::Result<()> {
+fn binds(report: &PlanReport<'_>, explained: &Explanation) -> String {
     let (what, part) = explained.binds;
     let time = match report.request.objective {
         Objective::Ttft => "the way to the first token",
         _ => "a token",
     };
-    line(&format!("  What binds is {what}: {} of the time of {time}.", percent(part)))?;
-    let terms = &best.prediction.terms;
-    if best.layout.cards().len() > 1 && report.request.objective != Objective::Ttft {
-        let alone = report.choice.candidates.iter().find(|c| c.strategy == Strategy::OneCard);
-        if let Some(alone) = alone.filter(|_| best.layout.replicas.len() == 1) {
-            let times = alone.prediction.token.0 / best.prediction.token.0;
-            let cards = best.layout.cards().len();
-            let note = if alone.prediction.fits() { "" } else { ", if it had the memory," };
-            line(&format!(
-                "  {cards} cards take {} where one{note} would take {}: {times:.1} times as fast. Links cost {} of it.",
-                best.prediction.token,
-                alone.prediction.token,
-                percent(terms.communication.0 / terms.total().0),
-            ))?;
-        }
-    }
-    Ok(())
+    format!("What binds is {what}: {} of the time of {time}.", percent(part))
 }
 
-fn others(report: &Report<'_>, best: &Candidate, explained: &Explanation) -> anyhow::Result<()> {
-    let find = |strategy: Strategy| {
-        report.choice.candidates.iter().find(|candidate| candidate.strategy == strategy)
-    };
-    if let Some(next) = explained.runner_up.and_then(find) {
+/// How several cards compare with one.
+fn alone(report: &PlanReport<'_>, best: &Candidate) -> Option<String> {
+    let cards = best.layout.cards().len();
+    if cards < 2 || report.request.objective == Objective::Ttft || best.layout.replicas.len() > 1 {
+        return None;
+    }
+    let alone = report.candidate(Strategy::OneCard)?;
+    let terms = &best.prediction.terms;
+    let times = alone.prediction.token.0 / best.prediction.token.0;
+    let note = if alone.prediction.fits() { "" } else { ", if it had the memory," };
+    Some(format!(
+        "{cards} cards take {} where one{note} would take {}: {times:.1} times as fast. Links cost {} of it.",
+        best.prediction.token,
+        alone.prediction.token,
+        percent(terms.communication.0 / terms.total().0),
+    ))
+}
+
+fn others(report: &PlanReport<'_>, best: &Candidate, explained: &Explanation) -> Vec<String> {
+    let next = explained.runner_up.and_then(|strategy| report.candidate(strategy)).map(|next| {
         let behind = 100.0 * (explained.runner_up_behind - 1.0);
-        line(&format!("  Next comes {}, {behind:.1} % behind.", words(next)))?;
+        format!("Next comes {}, {behind:.1} % behind.", next.words())
+    });
+    next.into_iter().chain(ahead(report, best, explained)).collect()
+}
+
+/// How far the best is ahead of another, and until when.
+fn ahead(report: &PlanReport<'_>, best: &Candidate, explained: &Explanation) -> Option<String> {
+    let even = explained.break_even.as_ref()?;
+    let other = report.candidate(even.against)?;
+    if best.layout.tensor_ways() < 2 && best.layout.pipeline_stages() < 2 {
+        return None;
     }
-    let Some(even) = &explained.break_even else { return Ok(()) };
-    let Some(other) = find(even.against) else { return Ok(()) };
-    let uses_links = best.layout.tensor_ways() > 1 || best.layout.pipeline_stages() > 1;
-    if !uses_links {
-        return Ok(());
-    }
-    let mut text = format!("  Against {} it is {:.1} times as fast", words(other), even.ahead);
+    let mut text = format!("Against {} it is {:.1} times as fast", other.words(), even.ahead);
     match (even.latency, even.ring_latency) {
         (Some(latency), Some(ring)) if (ring.0 / latency.0 - 1.0).abs() > 0.02 => {
             text += &format!(
@@ -78,15 +86,15 @@ fn others(report: &Report<'_>, best: &Candidate, explained: &Explanation) -> any
         (None, None) => {}
     }
     let now = step_latency(report);
-    line(&format!("{text}{}.", now.map_or_else(String::new, |now| format!(" (it is {now} now)"))))
+    Some(format!("{text}{}.", now.map_or_else(String::new, |now| format!(" (it is {now} now)"))))
 }
 
 /// The latency of the slowest wire.
-fn step_latency(report: &Report<'_>) -> Option<Seconds> {
+fn step_latency(report: &PlanReport<'_>) -> Option<Seconds> {
     report.cluster.wires().iter().map(|wire| wire.latency).reduce(Seconds::max)
 }
 
-fn worth(report: &Report<'_>, explained: &Explanation) -> anyhow::Result<()> {
+fn worth(report: &PlanReport<'_>, explained: &Explanation) -> String {
     let mut gains: Vec<(Resource, f64)> = explained.sensitivity.clone();
     gains.sort_by(|a, b| b.1.total_cmp(&a.1));
     let alone = |wanted: Resource| gains.iter().find(|(r, _)| *r == wanted).map_or(0.0, |g| g.1);
@@ -103,25 +111,25 @@ fn worth(report: &Report<'_>, explained: &Explanation) -> anyhow::Result<()> {
         _ => "tokens/s",
     };
     match told.is_empty() {
-        true => line("  A tenth more of any one resource changes next to nothing."),
-        false => line(&format!("  A tenth better, in {unit}: {}.", told.join(", "))),
+        true => "A tenth more of any one resource changes next to nothing.".into(),
+        false => format!("A tenth better, in {unit}: {}.", told.join(", ")),
     }
 }
 
-fn exchanges(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {
+fn exchanges(report: &PlanReport<'_>, best: &Candidate) -> Result<Vec<String>, PlanError> {
     let (model, cluster) = (report.model.clone(), report.cluster.clone());
     let plan = Plan::new(model, cluster, report.request.clone(), best.layout.clone())?;
     let rows = report.request.prompt.min(report.request.batch) as usize;
     let (token, prompt) = (first(plan.exchanges()), first(plan.exchanges_of(rows)));
     if token.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
-    line(&format!("  Exchanges: {}.", list(&token)))?;
+    let mut lines = vec![format!("Exchanges: {}.", list(&token))];
     let algorithms = |list: &[Exchanged]| list.iter().map(|one| one.algorithm).collect::<Vec<_>>();
-    if algorithms(&token)[..] == algorithms(&prompt)[..] {
-        return Ok(());
+    if algorithms(&token)[..] != algorithms(&prompt)[..] {
+        lines.push(format!("Exchanges of {rows} rows of a prompt: {}.", list(&prompt)));
     }
-    line(&format!("  Exchanges of {rows} rows of a prompt: {}.", list(&prompt)))
+    Ok(lines)
 }
 
 /// The first stage whose cards exchange something.
@@ -143,20 +151,21 @@ fn list(exchanges: &[Exchanged]) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-fn context(report: &Report<'_>, best: &Candidate) -> anyhow::Result<()> {
+fn context(report: &PlanReport<'_>, best: &Candidate) -> Option<String> {
     let p = &best.prediction;
     if p.token_at_context.0 < p.token.0 * 1.005 {
-        return Ok(());
+        return None;
     }
     let late = significant(p.tokens_per_second * p.token.0 / p.token_at_context.0);
-    line(&format!(
-        "  At the end of {} tokens of context it is {late} tokens/s: attention grows with it.",
-        report.request.context
-    ))
+    let context = report.request.context;
+    let text = "attention grows with it.";
+    Some(format!("At the end of {context} tokens of context it is {late} tokens/s: {text}"))
 }
 
-fn trust(report: &Report<'_>) -> anyhow::Result<()> {
+/// Where the numbers of each kind of card come from.
+fn trust(report: &PlanReport<'_>) -> Vec<String> {
     let mut seen: Vec<&str> = Vec::new();
+    let mut lines = Vec::new();
     for card in 0..report.cluster.cards() {
         let profile = report.cluster.profile(card);
         if seen.contains(&profile.name.as_str()) {
@@ -171,10 +180,10 @@ fn trust(report: &Report<'_>) -> anyhow::Result<()> {
                 latency.value, latency.provenance, latency.confidence
             )
         });
-        line(&format!(
-            "  {} rests on: memory {} {} (confidence {}){link}.",
+        lines.push(format!(
+            "{} rests on: memory {} {} (confidence {}){link}.",
             profile.name, memory.value, memory.provenance, memory.confidence
-        ))?;
+        ));
     }
-    Ok(())
+    lines
 }
