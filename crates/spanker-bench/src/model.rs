@@ -144,6 +144,9 @@ impl<'p> Subject<'p> {
     fn once(&mut self, prompt: &[u32], generated: usize, counts: bool) -> Result<()> {
         let Some(engine) = &mut self.engine else { return Ok(()) };
         engine.cut(0);
+        // A token first: what was measured meanwhile has weights of its own, which have taken the place of these in caches.
+        engine.feed(&prompt[..prompt.len().min(1)], Want::Nothing)?;
+        engine.cut(0);
         let begun = Instant::now();
         let mut outcome = engine.feed(prompt, Want::Best(1))?;
         let (prompt_wall, prompt_card) = (begun.elapsed(), outcome.timing.card);
