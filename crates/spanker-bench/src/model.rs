@@ -145,7 +145,7 @@ impl<'p> Subject<'p> {
         let Some(engine) = &mut self.engine else { return Ok(()) };
         engine.cut(0);
         // A token first: what was measured meanwhile has weights of its own, which have taken the place of these in caches.
-        engine.feed(&prompt[..prompt.len().min(1)], Want::Nothing)?;
+        engine.feed(&prompt[..prompt.len().min(1)], Want::Best(1))?;
         engine.cut(0);
         let begun = Instant::now();
         let mut outcome = engine.feed(prompt, Want::Best(1))?;
