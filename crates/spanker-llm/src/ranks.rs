@@ -344,6 +344,9 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks
         let reported = step.outputs() > 0 || self.rank_part.is_tapped();
         let expected = reported.then(|| self.rank_part.expected(step, &tapped));
         let (number, checked) = (self.rank_part.steps, self.checked(step, salt));
+        if expected.is_some() {
+            self.leader.wire.await_reports(number);
+        }
         self.begun.push_back(Begun { number, asked, since, own, expected, checked });
         Ok(())
     }

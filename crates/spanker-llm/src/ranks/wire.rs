@@ -30,6 +30,11 @@ pub(super) fn stamp(words: &[u64]) -> u64 {
     crate::fingerprint(words.iter().flat_map(|word| word.to_le_bytes()))
 }
 
+/// What a message is stamped with.
+fn stamp_of(message: &Message) -> Option<u64> {
+    message.bytes().last_chunk().map(|end| u64::from_le_bytes(*end))
+}
+
 /// A fabric that somebody else keeps, or that is kept here.
 pub(super) enum End<'f> {
     Lent(&'f mut dyn Fabric),
@@ -63,12 +68,17 @@ pub(super) struct Wire<'f> {
     plan: u64,
     /// Where this rank's clock begins.
     origin: Instant,
+    /// The stamps of reports on steps that are under way.
+    awaited: Vec<u64>,
+    /// Reports that came while something else was waited for: whose, their stamps, and they themselves.
+    early: Vec<(Rank, u64, Message)>,
 }
 
 impl<'f> Wire<'f> {
     pub(super) fn new(fabric: End<'f>, timeout: Duration) -> Self {
         let origin = Instant::now();
-        Wire { fabric, pool: Pool::default(), timeout, orders: 0, plan: 0, origin }
+        let (pool, awaited, early) = (Pool::default(), Vec::new(), Vec::new());
+        Wire { fabric, pool, timeout, orders: 0, plan: 0, origin, awaited, early }
     }
 
     /// A moment by this rank's clock, in seconds.
@@ -145,14 +155,26 @@ impl<'f> Wire<'f> {
         self.exchange_until(sends, receives, Instant::now() + self.timeout)
     }
 
-    /// Sends messages and receives others, all at once.
+    /// Sends messages and receives others, all at once. A rank that shares the leader's stage, or comes before it, has
+    /// reported on a step before it sends what belongs to the next one: the leader keeps such reports.
     pub(super) fn exchange_until(
         &mut self,
         sends: &[(Rank, Message)],
         receives: &[Rank],
         deadline: Instant,
     ) -> Result<Vec<Message>, FabricError> {
-        self.fabric.get_mut().exchange(&CALL, sends, receives, deadline)
+        let fabric = self.fabric.get_mut();
+        let mut messages = fabric.exchange(&CALL, sends, receives, deadline)?;
+        for (message, &from) in messages.iter_mut().zip(receives) {
+            while let Some(stamp) = stamp_of(message).filter(|stamp| self.awaited.contains(stamp)) {
+                let fabric = self.fabric.get_mut();
+                let Some(next) = fabric.exchange(&CALL, &[], &[from], deadline)?.pop() else {
+                    break;
+                };
+                self.early.push((from, stamp, std::mem::replace(message, next)));
+            }
+        }
+        Ok(messages)
     }
 
     /// Sends bytes to one rank.
@@ -279,6 +301,8 @@ impl<'f> Wire<'f> {
     /// Agrees with all ranks that a plan is laid out, and stamps messages with it from here on.
     pub(super) fn settle(&mut self, plan: u64) -> Result<(), FabricError> {
         self.plan = plan;
+        self.awaited.clear();
+        self.early.clear();
         self.fabric.get_mut().barrier(Instant::now() + self.timeout.max(LOADING))
     }
 
@@ -292,18 +316,35 @@ impl<'f> Wire<'f> {
         self.send(LEADER, bytes, stamp(&[self.plan, step]))
     }
 
+    /// Ranks will report on a step.
+    pub(super) fn await_reports(&mut self, step: u64) {
+        self.awaited.push(stamp(&[self.plan, step]));
+    }
+
     /// What came of a step on each of these ranks, so many bytes each.
     pub(super) fn reports(
         &mut self,
         step: u64,
         from: &[(Rank, u64)],
     ) -> Result<Vec<Message>, FabricError> {
-        let ranks: Vec<Rank> = from.iter().map(|&(rank, _)| rank).collect();
         let stamp = stamp(&[self.plan, step]);
-        let messages = self.exchange(&[], &ranks)?;
-        let checked = messages.iter().zip(from);
-        checked
-            .map(|(message, &(rank, length))| self.checked(rank, message, length, stamp))
-            .collect()
+        self.awaited.retain(|awaited| *awaited != stamp);
+        let is_here = |(of, found, _): &(Rank, u64, Message), rank| *of == rank && *found == stamp;
+        let ranks = from.iter().map(|&(rank, _)| rank);
+        let left = ranks.filter(|&rank| !self.early.iter().any(|one| is_here(one, rank)));
+        let left: Vec<Rank> = left.collect();
+        let mut messages = self.exchange(&[], &left)?.into_iter();
+        let mut reports = Vec::with_capacity(from.len());
+        for &(rank, length) in from {
+            let early = self.early.iter().position(|one| is_here(one, rank));
+            let message = match early {
+                Some(at) => Some(self.early.swap_remove(at).2),
+                None => messages.next(),
+            };
+            if let Some(message) = message {
+                reports.push(self.checked(rank, &message, length, stamp)?);
+            }
+        }
+        Ok(reports)
     }
 }
