@@ -2,8 +2,9 @@
 //! Which sequences take part in the next step, and with which of their tokens.
 //!
 //! Every sequence has tokens and a number of those that are computed, which catches up with them under a budget of rows
-//! for each step. Sequences that wait for one token come first, so that nobody's text stops; what is left goes to prompts,
-//! in pieces, so that a short one need not wait for a long one. A sequence for which there is no block is put back, and computed again when there is room: the one that was
+//! for each step. Sequences that wait for one token come first, so that nobody's text stops; then those whose text has
+//! stopped, because they are computed again; what is left goes to prompts, in pieces, so that a short one need not wait for a
+//! long one. A sequence for which there is no block is put back, and computed again when there is room: the one that was
 //! admitted last.
 
 use std::collections::VecDeque;
@@ -36,6 +37,8 @@ pub(crate) struct Member {
     copy_of: Option<u32>,
     /// Whether it takes from the cache, and gives to it.
     reuses: bool,
+    /// Whether somebody has seen some of its text: while it is computed again, that text stops.
+    is_seen: bool,
     /// Whether nobody wants it any more.
     is_gone: bool,
 }
@@ -139,6 +142,15 @@ impl Schedule {
 
     /// A sequence with a prompt waits for its turn.
     pub(crate) fn add(&mut self, id: SequenceId, tokens: Vec<u32>, reuses: bool) {
+        self.wait(id, tokens, reuses, false);
+    }
+
+    /// A sequence of which somebody has seen text, here or elsewhere, waits to be computed again.
+    pub(crate) fn resume(&mut self, id: SequenceId, tokens: Vec<u32>, reuses: bool) {
+        self.wait(id, tokens, reuses, true);
+    }
+
+    fn wait(&mut self, id: SequenceId, tokens: Vec<u32>, reuses: bool, is_seen: bool) {
         self.waiting.push_back(Member {
             id,
             tokens,
@@ -150,6 +162,7 @@ impl Schedule {
             known: 0,
             copy_of: None,
             reuses,
+            is_seen,
             is_gone: false,
         });
     }
@@ -158,6 +171,7 @@ impl Schedule {
     pub(crate) fn push(&mut self, id: SequenceId, token: u32) {
         if let Some(member) = self.running.iter_mut().find(|member| member.id == id) {
             member.tokens.push(token);
+            member.is_seen = true;
         }
     }
 
@@ -229,7 +243,11 @@ impl Schedule {
             0 => budget.rows,
             decoding => (decoding + budget.prompt_rows).min(budget.rows),
         };
-        self.fill(&mut step, rows, budget.members, |member| !member.decodes());
+        // Whose text has stopped goes on as soon as it can, all of them at about the same time.
+        self.fill(&mut step, budget.rows, budget.members, |member| {
+            member.is_seen && !member.decodes()
+        });
+        self.fill(&mut step, rows, budget.members, |member| !member.is_seen && !member.decodes());
         (!step.parts.is_empty()).then_some(step)
     }
 

@@ -85,6 +85,11 @@ impl Answer {
         self.begun_at.is_some()
     }
 
+    /// Whether it has a token, whatever has become of it.
+    pub(crate) fn has_spoken(&self) -> bool {
+        self.first_at.is_some()
+    }
+
     pub(crate) fn is_stopped(&self) -> bool {
         !self.is_heard || self.stop.is_stopped()
     }

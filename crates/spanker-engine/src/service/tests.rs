@@ -174,6 +174,71 @@ fn clients_get_the_tokens_that_each_would_get_alone() {
     }
 }
 
+/// What a service does on ranks that are threads, with the model laid out over all of them, until it ends in order. What the
+/// work returns is dropped after the service.
+fn on_ranks<T>(count: usize, split: Split, work: impl FnOnce(&Service) -> T) {
+    let (_folder, model) = shared_model();
+    let mut ranks = spanker_fabric::inproc::group(count).into_iter();
+    let host = move |fabric| {
+        let (hosts, library) = (vec!["here".to_owned(); count], "threads".to_owned());
+        let timeout = Duration::from_secs(2);
+        let place = RankPlace { hosts, library, here: count, timeout };
+        Host::ranks_of(Box::new(fabric), place, 1).expect("a host")
+    };
+    let first = ranks.next().expect("a rank");
+    let workers: Vec<_> = ranks
+        .map(|rank| {
+            let path = model.path().to_owned();
+            std::thread::spawn(move || {
+                let host = host(rank);
+                let model = host.open(&path).expect("a model");
+                host.follow(&model, None).expect("an end in order");
+            })
+        })
+        .collect();
+    let options = ServiceOptions { wish: Wish { split: Some(split), shares: None }, ..options() };
+    let open = move || Ok(host(first));
+    let service = Service::start(Arc::clone(&model), options, open).expect("a service");
+    let kept = work(&service);
+    drop(service);
+    drop(kept);
+    workers.into_iter().for_each(|worker| worker.join().expect("a rank"));
+}
+
+#[test]
+fn ranks_answer_as_threads_do_though_the_model_is_opened_before_its_host() {
+    let (_folder, model) = shared_model();
+    let expected: Vec<Vec<u32>> = (0..7).map(|client| alone(&model, Quant::F16, client)).collect();
+    // In the last one ranks report on a step while the leader is in the next.
+    for (count, split) in [(2, Split::Gather), (3, Split::Pipeline), (4, Split::Mixed)] {
+        let what = format!("{count} ranks, {split:?}");
+        on_ranks(count, split, |service| assert_same(&what, service, &expected));
+    }
+}
+
+#[test]
+fn ranks_are_there_after_nobody_has_asked_for_longer_than_they_wait() {
+    on_ranks(2, Split::Gather, |service| {
+        std::thread::sleep(Duration::from_secs(3));
+        let (updates, _) = submit(service, ask(0));
+        assert!(!read(&updates).0.is_empty());
+    });
+}
+
+#[test]
+fn blocks_are_free_after_the_only_client_has_gone_in_the_middle_of_a_prompt() {
+    on_ranks(3, Split::Pipeline, |service| {
+        // Clients with long prompts, of which several pieces are under way.
+        for client in [2, 6, 10, 14, 18, 22] {
+            let (updates, taken) = submit(service, ask(client));
+            while !matches!(updates.recv(), Ok(Update::Begun { .. })) {}
+            taken.stop.stop();
+            drop(updates);
+            idle(service);
+        }
+    });
+}
+
 /// Emulated cards in virtual time.
 struct Emulated(World);
 
@@ -447,59 +512,17 @@ fn requests_that_end_in_a_pipeline_leave_no_step_and_no_block_behind() {
     }
 }
 
-/// A service on two ranks, the second of which waits so long for a word of the first; and what that ends with.
-fn on_ranks(
-    (folder, model): (&tempfile::TempDir, Arc<Model>),
-    split: Split,
-    patience: Duration,
-) -> (Service, JoinHandle<Result<(), String>>) {
-    let place = RankPlace {
-        hosts: vec!["here".into(); 2],
-        library: "threads".into(),
-        here: 2,
-        timeout: patience,
-    };
-    let mut ends = spanker_fabric::inproc::group(2);
-    let (other, own) = (ends.pop().expect("rank 1"), ends.pop().expect("rank 0"));
-    let (path, theirs) = (folder.path().join("x.gguf"), place.clone());
-    let follower = std::thread::spawn(move || {
-        let host = Host::ranks_of(Box::new(other), theirs, 1).expect("a rank");
-        let model = host.open(path).expect("a model");
-        host.follow(&model, None).map_err(|error| error.to_string())
-    });
-    let place = RankPlace { timeout: Duration::from_secs(60), ..place };
-    let wish = Wish { split: Some(split), shares: None };
-    let open = move || Host::ranks_of(Box::new(own), place, 1);
-    let service = Service::start(model, ServiceOptions { wish, ..options() }, open);
-    (service.expect("a service"), follower)
-}
-
-#[test]
-fn ranks_answer_that_were_not_asked_for_longer_than_they_wait() {
-    let (folder, model) = shared_model();
-    let expected = alone(&model, Quant::F16, 2);
-    let patience = Duration::from_secs(5);
-    let (service, follower) = on_ranks((&folder, model), Split::Gather, patience);
-    for pause in [Duration::ZERO, patience + Duration::from_secs(1)] {
-        std::thread::sleep(pause);
-        assert_eq!(read(&submit(&service, ask(2)).0).0, expected);
-    }
-    drop(service);
-    assert_eq!(follower.join().expect("no panic"), Ok(()));
-}
-
 #[test]
 fn ranks_of_a_service_that_ends_amid_answers_end_in_order() {
-    let (folder, model) = shared_model();
     for split in [Split::Gather, Split::Pipeline] {
-        let patience = Duration::from_secs(60);
-        let (service, follower) = on_ranks((&folder, Arc::clone(&model)), split, patience);
-        let all: Vec<_> = (0..4)
-            .map(|client| submit(&service, Ask { limits: limits(150), ..ask(client) }))
-            .collect();
-        while !matches!(all[3].0.recv().expect("an update"), Update::Piece(_)) {}
-        drop(service);
-        assert_eq!(follower.join().expect("no panic"), Ok(()), "{split:?}");
+        on_ranks(2, split, |service| {
+            let all: Vec<_> = (0..4)
+                .map(|client| submit(service, Ask { limits: limits(150), ..ask(client) }))
+                .collect();
+            while !matches!(all[3].0.recv().expect("an update"), Update::Piece(_)) {}
+            // They listen until the service has ended.
+            all
+        });
     }
 }
 

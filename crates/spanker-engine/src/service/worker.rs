@@ -324,7 +324,11 @@ impl<'h> Worker<'h> {
         for (turn, (id, answer)) in self.answers.iter().enumerate() {
             let at = turn % self.copies.len();
             let (tokens, reuses) = (answer.sequence(), answer.reuses(self.place.options.reuse));
-            self.copies[at].schedule.add(*id, tokens, reuses);
+            let schedule = &mut self.copies[at].schedule;
+            match answer.has_spoken() {
+                true => schedule.resume(*id, tokens, reuses),
+                false => schedule.add(*id, tokens, reuses),
+            }
         }
         let again = self.answers.values().filter(|answer| answer.has_begun()).count() as u64;
         self.shared.update(|status| status.recomputed += again);

@@ -282,6 +282,30 @@ fn short_prompt_does_not_wait_for_a_long_one_and_no_row_is_lost() {
 }
 
 #[test]
+fn text_that_has_stopped_goes_on_before_prompts_do() {
+    let mut schedule = Schedule::new(BlockPool::new(20, false), 4);
+    schedule.resume(1, vec![1; 60], false);
+    schedule.resume(2, vec![2; 50], false);
+    schedule.add(3, vec![3; 100], false);
+    schedule.admit();
+    let budget = Budget { rows: 64, prompt_rows: 8, members: 4 };
+    let rows = |step: &StepParts| -> Vec<(u64, usize)> {
+        step.parts.iter().map(|part| (part.id, part.tokens.len())).collect()
+    };
+    let step = schedule.next(budget).expect("both");
+    assert_eq!(rows(&step), [(1, 60), (2, 4)]);
+    assert_eq!(schedule.done(&step), [Some(1)]);
+    schedule.push(1, 9);
+    let step = schedule.next(budget).expect("a token and what is left of the second");
+    assert_eq!(rows(&step), [(1, 1), (2, 46)]);
+    assert_eq!(schedule.done(&step), [Some(1), Some(2)]);
+    schedule.push(1, 9);
+    schedule.push(2, 9);
+    let step = schedule.next(budget).expect("two tokens and a piece");
+    assert_eq!(rows(&step), [(1, 1), (2, 1), (3, 8)]);
+}
+
+#[test]
 fn last_to_come_is_the_first_to_be_put_back() {
     let mut schedule = Schedule::new(BlockPool::new(4, true), 4);
     for id in 1..=3 {
