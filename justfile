@@ -48,6 +48,10 @@ check-examples *args:
 check-page *args:
     scripts/check-page "$@"
 
+# What `spanker serve` promises, from outside: tokens at any load, lost cards, bad clients, overload; with a binary
+check-serve *args:
+    scripts/check-serve "$@"
+
 # OpenAI's and other clients, fuzzed requests and a thousand schemas against `spanker serve`, with a binary
 check-clients *args:
     scripts/check-clients "$@"
