@@ -33,8 +33,8 @@ pub(crate) trait Devices: Send + Sync {
     /// Opens some of them.
     fn open(&self, indices: &[usize]) -> Result<Topology<SpankerControl>>;
 
-    /// Those that answer.
-    fn alive(&self) -> Vec<usize>;
+    /// Those of some that answer. No other is asked.
+    fn alive(&self, among: &[usize]) -> Vec<usize>;
 
     /// The card that is dead, where an error only says that one is.
     fn blamed(&self, indices: &[usize], error: &dyn std::fmt::Display) -> EngineError;
@@ -48,8 +48,8 @@ impl Devices for Folder {
         directory::open(&self.0, indices)
     }
 
-    fn alive(&self) -> Vec<usize> {
-        directory::alive(&self.0)
+    fn alive(&self, among: &[usize]) -> Vec<usize> {
+        directory::alive_among(&self.0, among)
     }
 
     fn blamed(&self, indices: &[usize], error: &dyn std::fmt::Display) -> EngineError {
@@ -235,7 +235,7 @@ impl Backend for Cards {
         // Others may be gone as well, or apart, and may go while they are looked at: a few turns for each.
         for _ in 0..TURNS * left.len() {
             let before = well.len();
-            let alive = self.devices.alive();
+            let alive = self.devices.alive(&well);
             well.retain(|index| alive.contains(index));
             if well.is_empty() {
                 return None;
@@ -285,7 +285,7 @@ impl Backend for Cards {
     }
 
     fn lack_one(&self, left: &[usize]) -> bool {
-        let alive = self.devices.alive();
+        let alive = self.devices.alive(left);
         left.iter().any(|index| !alive.contains(index))
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use spanker_runtime::{CardInfo, Pace, SpankerControl};
-use spanker_scheduler::{DEVICE_DIRECTORY_VARIABLE, Surveyed, Topology, survey};
+use spanker_scheduler::{DEVICE_DIRECTORY_VARIABLE, Surveyed, Topology, survey, survey_of};
 use spanker_twin::home;
 
 use crate::error::{EngineError, Result};
@@ -60,7 +60,16 @@ impl FromStr for CardList {
 /// The indices of the cards that answer.
 #[must_use]
 pub fn alive(folder: &Path) -> Vec<usize> {
-    let cards = survey(folder);
+    answering(&survey(folder))
+}
+
+/// Those of some cards that answer. The others are not asked: one that hangs takes a second to be found out.
+#[must_use]
+pub fn alive_among(folder: &Path, indices: &[usize]) -> Vec<usize> {
+    answering(&survey_of(folder, indices))
+}
+
+fn answering(cards: &[Surveyed]) -> Vec<usize> {
     cards.iter().filter(|card| card.card.is_ok()).map(|card| card.index).collect()
 }
 

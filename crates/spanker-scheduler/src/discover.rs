@@ -69,21 +69,27 @@ pub struct Surveyed {
 /// listed too: their devices are still there.
 #[must_use]
 pub fn survey(directory: &Path) -> Vec<Surveyed> {
-    let paths = (0..).map(|index| device(directory, index));
-    let paths: Vec<PathBuf> = paths.take_while(|path| path.symlink_metadata().is_ok()).collect();
+    let is_there = |index: &usize| device(directory, *index).symlink_metadata().is_ok();
+    survey_of(directory, &(0..).take_while(is_there).collect::<Vec<_>>())
+}
+
+/// Opens these cards and asks each what it is; nobody waits for others, which may hang.
+#[must_use]
+pub fn survey_of(directory: &Path, indices: &[usize]) -> Vec<Surveyed> {
     let look = |path: &Path| {
         let control = SpankerControl::open_path(path)?;
         let (info, ports) = ask(&control)?;
         Ok(SurveyedCard { control, info, ports })
     };
+    let paths: Vec<PathBuf> = indices.iter().map(|&index| device(directory, index)).collect();
     // A card that hangs takes a while to be found out, and several take no longer than one.
     let cards: Vec<_> = std::thread::scope(|scope| {
         let looks: Vec<_> = paths.iter().map(|path| scope.spawn(move || look(path))).collect();
         let gone = || Err(spanker_runtime::Error::Gone { op: "CARD_INFO" });
         looks.into_iter().map(|look| look.join().unwrap_or_else(|_| gone())).collect()
     });
-    let both = paths.into_iter().zip(cards).enumerate();
-    both.map(|(index, (path, card))| Surveyed { index, path, card }).collect()
+    let all = indices.iter().zip(paths).zip(cards);
+    all.map(|((&index, path), card)| Surveyed { index, path, card }).collect()
 }
 
 /// The directed links between the cards of a survey that answer, with what a probe has found out about

@@ -126,7 +126,7 @@ pub use collective::{AllGather, AllReduce, ModelParallel, TensorParallel};
 pub use decision::{Strategy, TileShape, pick_strategy};
 pub use discover::{
     DEVICE_DIRECTORY_VARIABLE, Surveyed, SurveyedCard, device_directory, is_without_discovery,
-    survey, surveyed_links,
+    survey, survey_of, surveyed_links,
 };
 pub use error::{Error, Result};
 pub use intercard::{INTERCARD_BUS_WIDTH, INTERCARD_LANE_WIDTH, INTERCARD_LANES, Link, LinkState};

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Many requests at a time, on cards that live and cards that do not: everybody gets the tokens that they would get alone.
 
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use spanker_llm::{LlmError, Outcome, Runner, Step};
 use spanker_plan::{Layout, Plan, Request};
 use spanker_runtime::SpankerControl;
-use spanker_scheduler::Topology;
+use spanker_scheduler::{DeviceError, Topology};
 use spanker_text::Settings;
 use spanker_topology::{Cluster, Profile, Shape};
 use spanker_twin::{Disturbance, Pace, World, specs};
@@ -239,8 +240,8 @@ fn blocks_are_free_after_the_only_client_has_gone_in_the_middle_of_a_prompt() {
     });
 }
 
-/// Emulated cards in virtual time.
-struct Emulated(World);
+/// Emulated cards in virtual time, and which of them were asked whether they are there.
+struct Emulated(World, Mutex<Vec<usize>>);
 
 impl Devices for Emulated {
     fn open(&self, indices: &[usize]) -> Result<Topology<SpankerControl>> {
@@ -248,8 +249,9 @@ impl Devices for Emulated {
         Topology::of_cards(controls).map_err(|error| self.blamed(indices, &error))
     }
 
-    fn alive(&self) -> Vec<usize> {
-        (0..CARDS).filter(|&card| self.0.control(card).info().is_ok()).collect()
+    fn alive(&self, among: &[usize]) -> Vec<usize> {
+        self.1.lock().expect("one asks at a time").extend(among);
+        among.iter().copied().filter(|&card| self.0.control(card).info().is_ok()).collect()
     }
 
     fn blamed(&self, _: &[usize], error: &dyn std::fmt::Display) -> EngineError {
@@ -259,18 +261,23 @@ impl Devices for Emulated {
 
 const CARDS: usize = 4;
 
-/// A service on emulated cards in a ring; a message from one to the next takes a few microseconds, or longer than a model
-/// that is not split.
-fn on_cards(model: &Arc<Model>, options: ServiceOptions, seed: u64) -> (Service, World) {
+fn emulated(is_split: bool, seed: u64) -> Arc<Emulated> {
     let mut profile = Profile::builtin("rev-a").expect("a profile");
     // As fast as this can be emulated.
     profile.compute.rate.value.0 *= 50.0;
-    if let Some(link) = profile.link.as_mut().filter(|_| options.wish.split.is_none()) {
+    if let Some(link) = profile.link.as_mut().filter(|_| !is_split) {
         link.latency.value.0 = 2e-3;
     }
     let cluster = Cluster::uniform(profile, CARDS, Shape::Ring).expect("cards");
     let world = World::new(specs(&cluster, Pace::Card, 1).expect("cards"), seed);
-    let devices = Arc::new(Emulated(world.clone()));
+    Arc::new(Emulated(world, Mutex::default()))
+}
+
+/// A service on emulated cards in a ring; a message from one to the next takes a few microseconds, or longer than a model
+/// that is not split.
+fn on_cards(model: &Arc<Model>, options: ServiceOptions, seed: u64) -> (Service, World) {
+    let devices = emulated(options.wish.split.is_some(), seed);
+    let world = devices.0.clone();
     let open = move || {
         let topology = devices.open(&(0..CARDS).collect::<Vec<_>>())?;
         Ok(Host::test(Cards::of(devices, topology, Some(Duration::from_millis(300)), 1)))
@@ -308,6 +315,18 @@ fn copies_of_a_model_share_the_memory_for_keys_and_values() {
     assert_eq!(blocks(27), 24);
     // Each has room for a context.
     assert_eq!(blocks(6), 20);
+}
+
+#[test]
+fn card_that_was_lost_is_not_asked_among_those_that_are_left() {
+    let devices = emulated(true, 5);
+    let all: Vec<usize> = (0..CARDS).collect();
+    let topology = devices.open(&all).expect("cards");
+    let cards = Cards::of(devices.clone(), topology, Some(Duration::from_millis(300)), 1);
+    let error = DeviceError::wrong(2, "it hangs".to_owned()).into();
+    assert_eq!(cards.survivors(&error, &all), Some(vec![0, 1, 3]));
+    // It would keep everybody waiting until its time is up.
+    assert_eq!(*devices.1.lock().expect("asked"), [0, 1, 3]);
 }
 
 #[test]
