@@ -141,6 +141,11 @@ def places(options):
                 return work(start)
         return f"twin, {cards} cards", run
 
+    def gpu(cards):
+        def start(model, *flags):
+            return Server(options.binary, model, "--fabric", "cuda", "--cards", cards, *flags)
+        return f"GPU, {cards} cards", lambda work: work(start)
+
     def ranks(count):
         def start(model, *flags):
             launcher = [options.mpirun, "-n", str(count)]
@@ -149,6 +154,8 @@ def places(options):
 
     found = [threads(1, 1), threads(1, 2), threads(2, 1)] + [threads(cards, 2) for cards in (2, 3, 4, 5)]
     found += [twin(cards) for cards in range(1, 6)]
+    if options.cuda:
+        found += [gpu(cards) for cards in (1, 2)]
     if options.mpi:
         found += [ranks(2), ranks(3)]
     return [place for place in found if not options.only or options.only in place[0]]
@@ -304,6 +311,7 @@ def main():
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} [default: all]")
     parser.add_argument("--model", default="smollm2-135m", help="a model that was fetched; nothing for none")
     parser.add_argument("--mpi", help="a binary for MPI, as scripts/with-mpi builds it")
+    parser.add_argument("--cuda", action="store_true", help="also on this machine's GPUs")
     parser.add_argument("--mpirun", default="mpirun.openmpi")
     parser.add_argument("--only", help="only places whose names have this in them")
     parser.add_argument("--seed", type=int, default=1)
