@@ -239,14 +239,15 @@ impl Schedule {
         let mut step = StepParts::default();
         // Nobody's text stops for somebody's prompt.
         self.fill(&mut step, budget.rows, budget.members, |member| member.decodes());
-        let rows = match step.parts.len() {
-            0 => budget.rows,
-            decoding => (decoding + budget.prompt_rows).min(budget.rows),
-        };
+        let decoding = step.parts.len();
         // Whose text has stopped goes on as soon as it can, all of them at about the same time.
         self.fill(&mut step, budget.rows, budget.members, |member| {
             member.is_seen && !member.decodes()
         });
+        let rows = match step.parts.len() {
+            0 => budget.rows,
+            _ => (decoding + budget.prompt_rows).min(budget.rows),
+        };
         self.fill(&mut step, rows, budget.members, |member| !member.is_seen && !member.decodes());
         (!step.parts.is_empty()).then_some(step)
     }

@@ -292,12 +292,11 @@ fn text_that_has_stopped_goes_on_before_prompts_do() {
     let rows = |step: &StepParts| -> Vec<(u64, usize)> {
         step.parts.iter().map(|part| (part.id, part.tokens.len())).collect()
     };
-    let step = schedule.next(budget).expect("both");
-    assert_eq!(rows(&step), [(1, 60), (2, 4)]);
-    assert_eq!(schedule.done(&step), [Some(1)]);
-    schedule.push(1, 9);
-    let step = schedule.next(budget).expect("a token and what is left of the second");
-    assert_eq!(rows(&step), [(1, 1), (2, 46)]);
+    let step = schedule.next(budget).expect("half of the rows for each");
+    assert_eq!(rows(&step), [(1, 32), (2, 32)]);
+    assert_eq!(schedule.done(&step), []);
+    let step = schedule.next(budget).expect("what is left of both");
+    assert_eq!(rows(&step), [(1, 28), (2, 18)]);
     assert_eq!(schedule.done(&step), [Some(1), Some(2)]);
     schedule.push(1, 9);
     schedule.push(2, 9);
