@@ -85,6 +85,11 @@ pub(crate) trait Lanes: Copy {
     fn wide_f16(self, bytes: &[u8; 32]) -> Self::Wide;
     /// 16 numbers, stored as BF16.
     fn wide_bf16(self, bytes: &[u8; 32]) -> Self::Wide;
+    /// 16 whole numbers of 8 bits with signs.
+    #[inline(always)]
+    fn wide_i8(self, bytes: &[u8; 16]) -> Self::Wide {
+        self.wide(&bytes.map(|byte| f32::from(byte as i8)))
+    }
     /// Adds the products of `a` and `b` to `sum`.
     fn wide_add(self, sum: Self::Wide, a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn wide_values(self, a: Self::Wide) -> [f32; 16];

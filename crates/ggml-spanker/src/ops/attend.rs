@@ -404,13 +404,33 @@ fn widen_keys<L: Lanes>(
         return;
     }
     let (whole, scales) = keys.split_at(kv.shape.scales_at() as usize);
-    let scales = scales.as_chunks::<{ 2 * BLOCK }>().0;
-    let rows = whole.as_chunks::<BLOCK>().0[numbers.clone()].iter();
-    for ((number, whole), out) in numbers.zip(rows).zip(out.as_chunks_mut::<BLOCK>().0) {
-        let scales = scales[number / 32].as_chunks::<2>().0;
-        for ((out, &whole), &scale) in out.iter_mut().zip(whole).zip(scales) {
-            *out = f16::from_le_bytes(scale).to_f32_const() * f32::from(whole as i8);
+    let scales = scales.as_chunks::<{ 2 * BLOCK }>().0[numbers.start / 32..].iter();
+    let rows = whole.as_chunks::<BLOCK>().0[numbers].chunks(32);
+    let out = out.as_chunks_mut::<BLOCK>().0.chunks_mut(32);
+    for ((scales, rows), out) in scales.zip(rows).zip(out) {
+        let mut factors = [0.0; BLOCK];
+        widen_scales(l, scales, &mut factors);
+        for (whole, out) in rows.iter().zip(out) {
+            scale_whole(l, whole, factors.as_chunks().0, out);
         }
+    }
+}
+
+/// Whole numbers times their scales.
+#[inline(always)]
+fn scale_whole<L: Lanes>(l: L, whole: &[u8], factors: &[[f32; WIDE]], out: &mut [f32]) {
+    let whole = whole.as_chunks::<WIDE>().0.iter().zip(factors);
+    for (out, (whole, factors)) in out.as_chunks_mut::<WIDE>().0.iter_mut().zip(whole) {
+        *out = l.wide_values(l.wide_add(l.wide(&[0.0; WIDE]), l.wide(factors), l.wide_i8(whole)));
+    }
+}
+
+/// The scales of blocks of Q8_0 as f32.
+#[inline(always)]
+fn widen_scales<L: Lanes>(l: L, scales: &[u8], out: &mut [f32]) {
+    let lanes = out.as_chunks_mut::<WIDE>().0.iter_mut();
+    for (out, scales) in lanes.zip(scales.as_chunks::<32>().0) {
+        *out = l.wide_values(l.wide_f16(scales));
     }
 }
 
@@ -441,14 +461,23 @@ fn widen_values<L: Lanes>(
         return;
     }
     let (whole, scales) = values.split_at(kv.shape.scales_at() as usize);
-    let scales = scales.chunks_exact(2 * kv.shape.scales() as usize);
-    for ((out, whole), scales) in rows.zip(whole.chunks_exact(size)).zip(scales) {
-        let runs = whole[numbers.clone()].chunks_exact(32);
-        let scales = &scales.as_chunks::<2>().0[numbers.start / 32..];
-        for ((out, whole), &scale) in out.chunks_exact_mut(32).zip(runs).zip(scales) {
-            let scale = f16::from_le_bytes(scale).to_f32_const();
-            for (out, &whole) in out.iter_mut().zip(whole) {
-                *out = scale * f32::from(whole as i8);
+    let (each, count) = (2 * kv.shape.scales() as usize, numbers.len() / 32);
+    let first = 2 * (numbers.start / 32);
+    let many = out.chunks_mut(WIDE * SLAB).zip(whole.chunks(WIDE * size));
+    for ((out, whole), scales) in many.zip(scales.chunks(WIDE * each)) {
+        // The scales of some positions end to end, so that they fill vectors.
+        let (mut bytes, mut factors) = ([0; 2 * WIDE * SLAB / 32], [0.0; WIDE * SLAB / 32]);
+        for (bytes, scales) in bytes.chunks_exact_mut(2 * count).zip(scales.chunks_exact(each)) {
+            bytes.copy_from_slice(&scales[first..first + 2 * count]);
+        }
+        widen_scales(l, &bytes, &mut factors);
+        let rows = out.as_chunks_mut::<SLAB>().0.iter_mut().zip(whole.chunks_exact(size));
+        for ((out, whole), factors) in rows.zip(factors.chunks_exact(count)) {
+            let runs = whole[numbers.clone()].as_chunks::<32>().0.iter();
+            for ((out, whole), factor) in
+                out.as_chunks_mut::<32>().0.iter_mut().zip(runs).zip(factors)
+            {
+                scale_whole(l, whole, &[[*factor; WIDE]; 2], out);
             }
         }
     }

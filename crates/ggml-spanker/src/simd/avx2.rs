@@ -7,18 +7,19 @@
 
 use std::arch::x86_64::{
     __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss,
-    _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps,
-    _mm_prefetch, _mm_storeu_si128, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_ps,
-    _mm256_and_si256, _mm256_castps256_ps128, _mm256_castsi128_si256, _mm256_castsi256_ps,
-    _mm256_castsi256_si128, _mm256_cmpeq_epi8, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
-    _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extractf128_ps, _mm256_extracti128_si256,
-    _mm256_i32gather_epi32, _mm256_inserti128_si256, _mm256_loadu_ps, _mm256_madd_epi16,
-    _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256,
-    _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_setzero_si256, _mm256_shuffle_epi8,
-    _mm256_sll_epi32, _mm256_slli_epi32, _mm256_sra_epi32, _mm256_srl_epi32, _mm256_srli_epi16,
-    _mm256_storeu_ps, _mm256_sub_epi32, _mm256_sub_ps, _mm256_unpackhi_epi32,
-    _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
+    _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps,
+    _mm_movehl_ps, _mm_prefetch, _mm_storeu_si128, _mm256_add_epi16, _mm256_add_epi32,
+    _mm256_add_ps, _mm256_and_si256, _mm256_castps256_ps128, _mm256_castsi128_si256,
+    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi8, _mm256_cvtepi8_epi32,
+    _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph,
+    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_i32gather_epi32,
+    _mm256_inserti128_si256, _mm256_loadu_ps, _mm256_madd_epi16, _mm256_maddubs_epi16,
+    _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_set1_epi8,
+    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi8, _mm256_setr_epi32,
+    _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi32,
+    _mm256_sra_epi32, _mm256_srl_epi32, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_epi32,
+    _mm256_sub_ps, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32,
+    _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
 use super::{Lanes, Rows, Simd, Work};
@@ -108,6 +109,17 @@ impl Lanes for Avx2 {
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
             ]
+        }
+    }
+
+    #[inline(always)]
+    fn wide_i8(self, bytes: &[u8; 16]) -> [__m256; 2] {
+        let (low, high) = bytes.split_at(8);
+        // SAFETY: 8 bytes are read from each half, and the processor has the instructions.
+        unsafe {
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(low.as_ptr().cast()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(high.as_ptr().cast()));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
         }
     }
 
