@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::q4_k::unpack_scales;
 
 /// The types of weights that this crate computes with.
-pub const WEIGHT_TYPES: [Quant; 11] = [
+pub const WEIGHT_TYPES: [Quant; 13] = [
     Quant::F32,
     Quant::F16,
     Quant::Bf16,
@@ -21,7 +21,16 @@ pub const WEIGHT_TYPES: [Quant; 11] = [
     Quant::Q4K,
     Quant::Q5K,
     Quant::Q6K,
+    Quant::Iq4Nl,
+    Quant::Mxfp4,
 ];
+
+/// What the nibbles of IQ4_NL stand for.
+pub(crate) const CURVE: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Twice what the nibbles of MXFP4 stand for: a sign, two bits of exponent and one of mantissa.
+pub(crate) const HALVES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Decodes whole blocks to f32.
 ///
@@ -63,6 +72,18 @@ pub(crate) fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32_const()
 }
 
+/// The scale at the beginning of a block of 32, for the numbers that [`integers`] gives.
+pub(crate) fn scale(quant: Quant, block: &[u8]) -> f32 {
+    if quant == Quant::Mxfp4 { half_of_power(block[0]) } else { half_at(block, 0) }
+}
+
+/// Half of the power of two that a byte stands for, 2 to the power of `byte - 127`.
+fn half_of_power(byte: u8) -> f32 {
+    // In two factors, because the smallest powers have no exponent of their own.
+    let power = |exponent: u8| f32::from_bits((u32::from(exponent) + 63) << 23);
+    power(byte / 2) * power(byte - byte / 2)
+}
+
 fn decode_block(quant: Quant, block: &[u8], out: &mut [f32]) {
     match quant {
         Quant::F32 => out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
@@ -87,7 +108,7 @@ fn decode_block(quant: Quant, block: &[u8], out: &mut [f32]) {
             }
         }
         _ => {
-            let d = half_at(block, 0);
+            let d = scale(quant, block);
             let min = match quant {
                 Quant::Q4_1 | Quant::Q5_1 => half_at(block, 2),
                 _ => 0.0,
@@ -101,12 +122,14 @@ fn decode_block(quant: Quant, block: &[u8], out: &mut [f32]) {
 }
 
 /// The integers of one block, in the order of the weights, as they enter products: with a sign where the
-/// type has an offset (Q4_0, Q5_0, Q6_K) and without one where it has a minimum.
+/// type has an offset (Q4_0, Q5_0, Q6_K) or a table, and without one where it has a minimum.
 pub(crate) fn integers(quant: Quant, block: &[u8]) -> [i8; 256] {
     let mut out = [0i8; 256];
     match quant {
         Quant::Q4_0 => nibbles(&block[2..18], &mut out, |q, _| q - 8),
         Quant::Q4_1 => nibbles(&block[4..20], &mut out, |q, _| q),
+        Quant::Iq4Nl => nibbles(&block[2..18], &mut out, |q, _| CURVE[q as usize]),
+        Quant::Mxfp4 => nibbles(&block[1..17], &mut out, |q, _| HALVES[q as usize]),
         Quant::Q5_0 | Quant::Q5_1 => {
             let at = if quant == Quant::Q5_0 { 2 } else { 4 };
             let high = u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);

@@ -144,6 +144,8 @@ impl<S: Simd, const G: usize, const TILE: usize> Sums<S, G, TILE> {
             Quant::Q5_0 => short::add_blocks::<S, short::Q5_0, G>(s, place, sums),
             Quant::Q5_1 => short::add_blocks::<S, short::Q5_1, G>(s, place, sums),
             Quant::Q8_0 => short::add_blocks::<S, short::Q8_0, G>(s, place, sums),
+            Quant::Iq4Nl => short::add_blocks::<S, short::Iq4Nl, G>(s, place, sums),
+            Quant::Mxfp4 => short::add_blocks::<S, short::Mxfp4, G>(s, place, sums),
             Quant::Q4K => long::add_blocks::<S, false, G>(s, place, sums, block),
             Quant::Q5K => long::add_blocks::<S, true, G>(s, place, sums, block),
             _ => long::add_blocks_6(s, place, sums, block),

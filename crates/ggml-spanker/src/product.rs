@@ -8,12 +8,12 @@
 //!
 //! | weights | added for each block |
 //! |---|---|
-//! | Q4_0, Q5_0, Q8_0 | `(d * a) * S` |
+//! | Q4_0, Q5_0, Q8_0, IQ4_NL, MXFP4 | `(d * a) * S` |
 //! | Q4_1, Q5_1 | `(d * a) * S + (m * a) * A` |
 //! | Q4_K, Q5_K | `(d * a) * S - (dmin * a) * M` |
 //! | Q6_K | `(d * a) * S` |
 //!
-//! `d`, `m` and `dmin` are the block's numbers as f32, `a` is the scale of the activations. `S` is the
+//! `d`, `m` and `dmin` are the block's numbers as f32 (in MXFP4 half of its power of two, as weights are doubled), `a` is the scale of the activations. `S` is the
 //! exact integer sum of products of weights and activations, in K types each times its sub-block's scale;
 //! `A` is the sum of the activations, `M` the sum over sub-blocks of minimum times sum of activations. Each
 //! becomes f32 once. Plain weights are multiplied in 16 lanes: lane `i` adds every sixteenth product in
@@ -25,7 +25,7 @@
 use half::bf16;
 use spanker_model::Quant;
 
-use crate::decode::{WEIGHT_TYPES, half_at, integers};
+use crate::decode::{WEIGHT_TYPES, half_at, integers, scale};
 use crate::error::{Error, Result};
 use crate::input::Inputs;
 use crate::path::Path;
@@ -167,7 +167,7 @@ fn short_product(quant: Quant, weights: &[u8], quants: &[i8], a: f32, total: i32
             let (d, m) = (half_at(weights, 0), half_at(weights, 2));
             (d * a) * products + (m * a) * total as f32
         }
-        _ => (half_at(weights, 0) * a) * products,
+        _ => (scale(quant, weights) * a) * products,
     }
 }
 

@@ -268,7 +268,10 @@ pub(crate) trait Simd: Lanes {
 
     /// The f16 in the low and in the high half of each lane.
     fn halves(self, a: Self::Int) -> [Self::Float; 2];
+    /// Each byte, which is less than 16, becomes the byte of the table at its place.
+    fn look_up(self, table: &[u8; 16], bytes: Self::Int) -> Self::Int;
     fn float(self, a: Self::Int) -> Self::Float;
+    fn float_of_bits(self, a: Self::Int) -> Self::Float;
     fn splat_f(self, value: f32) -> Self::Float;
     fn add_f(self, a: Self::Float, b: Self::Float) -> Self::Float;
     fn sub_f(self, a: Self::Float, b: Self::Float) -> Self::Float;

@@ -279,7 +279,9 @@ fn file_type(quant: Quant) -> u32 {
         Quant::Q4K => 14,
         Quant::Q5K => 16,
         Quant::Q6K => 18,
+        Quant::Iq4Nl => 25,
         Quant::Bf16 => 32,
+        Quant::Mxfp4 => 38,
         _ => 0,
     }
 }

@@ -36,6 +36,11 @@ pub trait Machine {
         Kernels::Card
     }
 
+    /// Whether its kernels compute with weights of a type.
+    fn computes(&self, _: Quant) -> bool {
+        true
+    }
+
     /// Allocates on a member's card. `what` is said if there is too little.
     ///
     /// # Errors
@@ -190,7 +195,8 @@ impl<M: Machine> OnMachine<M> {
     /// Loads a network. `loading` is told how far it is.
     ///
     /// # Errors
-    /// [`LlmError::Plan`] for a plan of another model or one that cannot be run, and what the machine says.
+    /// [`LlmError::Plan`] for a plan of another model or one that cannot be run, [`LlmError::Unsupported`] for weights
+    /// that the machine's kernels do not compute with, and what the machine says.
     pub fn load<B: AsRef<[u8]>>(
         network: &Network<B>,
         plan: &Plan,
@@ -199,6 +205,12 @@ impl<M: Machine> OnMachine<M> {
         mut machine: M,
         loading: &dyn Fn(Loading),
     ) -> Result<Self, LlmError> {
+        for (name, tensor) in network.header().tensors() {
+            if !machine.computes(tensor.quant) {
+                let what = format!("tensor {name}: weights of type {} on this GPU", tensor.quant);
+                return Err(LlmError::Unsupported { what });
+            }
+        }
         let (kind, kernels) = (ExchangeKind::Direct, machine.kernels());
         let planned = Planned::new(network, plan, context, batch, kind, kernels)?.tapped();
         let layouts = planned.cards();

@@ -238,7 +238,8 @@ fn scale(quant: Quant, e: u16, block: &mut [u8]) {
         }
         Quant::Q4_0 => signed(block, 0, 15 - e - 2),
         Quant::Q5_0 => signed(block, 0, 15 - e - 3),
-        Quant::Q8_0 => signed(block, 0, 15 - e - 6),
+        Quant::Q8_0 | Quant::Iq4Nl => signed(block, 0, 15 - e - 6),
+        Quant::Mxfp4 => block[0] = (126 - e) as u8,
         Quant::Q4_1 | Quant::Q5_1 => {
             // The minimum is -7.5 or -15.5 times the scale.
             let (less, mantissa) = if quant == Quant::Q4_1 { (2, 0x380) } else { (3, 0x3c0) };

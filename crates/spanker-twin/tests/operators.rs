@@ -72,6 +72,10 @@ fn weights(quant: Quant, count: usize, salt: usize) -> Vec<u8> {
     }
     let mut blocks: Vec<u8> =
         (0..count / block * size).map(|i| (i * 131 + i / 7 + salt) as u8).collect();
+    if quant == Quant::Mxfp4 {
+        blocks.chunks_exact_mut(size).for_each(|block| block[0] = 0x78);
+        return blocks;
+    }
     let scales: &[usize] = match quant {
         Quant::Q4_1 | Quant::Q5_1 | Quant::Q4K | Quant::Q5K => &[0, 2],
         Quant::Q6K => &[208],

@@ -2,6 +2,7 @@
 //! Weights in blocks of 32.
 
 use super::Place;
+use crate::decode::{CURVE, HALVES};
 use crate::simd::{Rows, Simd};
 
 /// A type of weights, as kernels see it.
@@ -17,6 +18,12 @@ pub(super) trait Short {
 
     /// The weights of the block at byte `at` of each row, without sign.
     fn unpack<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8];
+
+    /// The scale of the block at byte `at` of each row and, where there is one, its minimum.
+    #[inline(always)]
+    fn numbers<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Float; 2] {
+        s.halves(s.word(rows, at))
+    }
 }
 
 pub(super) struct Q4_0;
@@ -24,6 +31,8 @@ pub(super) struct Q4_1;
 pub(super) struct Q5_0;
 pub(super) struct Q5_1;
 pub(super) struct Q8_0;
+pub(super) struct Iq4Nl;
+pub(super) struct Mxfp4;
 
 impl Short for Q4_0 {
     const BYTES: usize = 18;
@@ -92,6 +101,64 @@ impl Short for Q8_0 {
     }
 }
 
+/// A table with so much added to every number that none has a sign.
+const fn raised(table: [i8; 16], offset: i32) -> [u8; 16] {
+    let mut raised = [0; 16];
+    let mut at = 0;
+    while at < 16 {
+        raised[at] = (table[at] as i32 + offset) as u8;
+        at += 1;
+    }
+    raised
+}
+
+impl Short for Iq4Nl {
+    const BYTES: usize = 18;
+    const BITS: u32 = 8;
+    const OFFSET: i32 = 128;
+    const MINIMUM: bool = false;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
+        const TABLE: [u8; 16] = raised(CURVE, Iq4Nl::OFFSET);
+        looked_up(s, &TABLE, nibbles(s, rows, at + 2))
+    }
+}
+
+impl Short for Mxfp4 {
+    const BYTES: usize = 17;
+    const BITS: u32 = 5;
+    const OFFSET: i32 = 12;
+    const MINIMUM: bool = false;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
+        const TABLE: [u8; 16] = raised(HALVES, Mxfp4::OFFSET);
+        looked_up(s, &TABLE, nibbles(s, rows, at + 1))
+    }
+
+    #[inline(always)]
+    fn numbers<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Float; 2] {
+        let byte = s.and(s.word(rows, at), s.splat(0xFF));
+        let one = s.shr(byte, 1);
+        // In two factors, because the smallest powers have no exponent of their own.
+        let [one, two] = [s.add(one, s.splat(63)), s.add(s.sub(byte, one), s.splat(63))];
+        let half = s.mul_f(s.float_of_bits(s.shl(one, 23)), s.float_of_bits(s.shl(two, 23)));
+        [half, half]
+    }
+}
+
+/// What a table has for each weight.
+#[inline(always)]
+fn looked_up<S: Simd>(s: S, table: &[u8; 16], weights: [S::Int; 8]) -> [S::Int; 8] {
+    // A closure would be compiled without the instructions.
+    let mut weights = weights;
+    for word in &mut weights {
+        *word = s.look_up(table, *word);
+    }
+    weights
+}
+
 /// 16 bytes: the low halves first, then the high ones.
 #[inline(always)]
 fn nibbles<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
@@ -129,7 +196,7 @@ pub(super) fn add_blocks<S: Simd, K: Short, const G: usize>(
         let mut numbers = [[s.splat_f(0.0); 2]; G];
         for (group, &rows) in place.rows.iter().enumerate() {
             weights[group] = K::unpack(s, rows, at);
-            numbers[group] = s.halves(s.word(rows, at));
+            numbers[group] = K::numbers(s, rows, at);
         }
         let from = block * inputs.rows + place.from;
         let runs = inputs.runs[from..][..place.count].iter();

@@ -9,10 +9,10 @@ use std::arch::x86_64::{
     __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss,
     _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps,
     _mm_movehl_ps, _mm_prefetch, _mm_storeu_si128, _mm256_add_epi16, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_and_si256, _mm256_castps256_ps128, _mm256_castsi128_si256,
-    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi8, _mm256_cvtepi8_epi32,
-    _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph,
-    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_i32gather_epi32,
+    _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castps256_ps128,
+    _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi8,
+    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
+    _mm256_cvtps_ph, _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_i32gather_epi32,
     _mm256_inserti128_si256, _mm256_loadu_ps, _mm256_madd_epi16, _mm256_maddubs_epi16,
     _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_set1_epi8,
     _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi8, _mm256_setr_epi32,
@@ -378,6 +378,20 @@ impl Simd for Avx2 {
                 _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(apart)),
             ]
         })
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], bytes: __m256i) -> __m256i {
+        // SAFETY: 16 bytes are read, and the processor has the instructions.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm256_shuffle_epi8(table, bytes)
+        }
+    }
+
+    #[inline(always)]
+    fn float_of_bits(self, a: __m256i) -> __m256 {
+        op!(_mm256_castsi256_ps(a))
     }
 
     #[inline(always)]

@@ -7,17 +7,17 @@ use std::arch::x86_64::{
     __m512, __m512i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss,
     _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps,
     _mm_prefetch, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256,
-    _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps512_ps256,
-    _mm512_castsi128_si512, _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepi8_epi32,
-    _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_ph,
-    _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_extractf32x8_ps, _mm512_extracti64x4_epi64,
-    _mm512_i32gather_epi32, _mm512_inserti32x4, _mm512_loadu_ps, _mm512_mask_add_epi8,
-    _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi8,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_si512,
-    _mm512_shuffle_epi8, _mm512_sll_epi32, _mm512_slli_epi32, _mm512_sra_epi32, _mm512_srl_epi32,
-    _mm512_storeu_ps, _mm512_sub_epi32, _mm512_sub_ps, _mm512_test_epi8_mask,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
-    _mm512_xor_si512,
+    _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4,
+    _mm512_castps512_ps256, _mm512_castsi128_si512, _mm512_castsi512_ps, _mm512_castsi512_si256,
+    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+    _mm512_cvtps_ph, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_extractf32x8_ps,
+    _mm512_extracti64x4_epi64, _mm512_i32gather_epi32, _mm512_inserti32x4, _mm512_loadu_ps,
+    _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512,
+    _mm512_permutexvar_epi16, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setr_epi32, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sll_epi32,
+    _mm512_slli_epi32, _mm512_sra_epi32, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_sub_epi32,
+    _mm512_sub_ps, _mm512_test_epi8_mask, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
 use super::{Lanes, Rows, Simd, Work};
@@ -312,6 +312,20 @@ impl Simd for Avx512 {
                 _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(apart)),
             ]
         })
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], bytes: __m512i) -> __m512i {
+        // SAFETY: 16 bytes are read, and the processor has the instructions.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, bytes)
+        }
+    }
+
+    #[inline(always)]
+    fn float_of_bits(self, a: __m512i) -> __m512 {
+        op!(_mm512_castsi512_ps(a))
     }
 
     #[inline(always)]

@@ -7,11 +7,11 @@ use std::arch::aarch64::{
     vandq_u32, vceqq_u32, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32,
     veorq_s32, vget_low_s8, vget_low_s16, vld1q_f32, vld1q_s32, vld1q_u8, vmull_high_s8,
     vmull_high_s16, vmull_s8, vmull_s16, vmulq_f32, vmulq_s32, vorrq_s32, vorrq_u32, vpadalq_s16,
-    vpaddq_s32, vqtbl1q_u8, vreinterpretq_f32_u32, vreinterpretq_s8_s32, vreinterpretq_s16_s32,
-    vreinterpretq_s32_s64, vreinterpretq_s32_u8, vreinterpretq_s32_u32, vreinterpretq_s64_s32,
-    vreinterpretq_u8_s32, vreinterpretq_u32_f32, vreinterpretq_u32_s32, vshlq_n_u32, vshlq_s32,
-    vshlq_u32, vst1q_f32, vsubq_f32, vsubq_s32, vtrn1q_s32, vtrn1q_s64, vtrn2q_s32, vtrn2q_s64,
-    vtstq_u8,
+    vpaddq_s32, vqtbl1q_u8, vreinterpretq_f32_s32, vreinterpretq_f32_u32, vreinterpretq_s8_s32,
+    vreinterpretq_s16_s32, vreinterpretq_s32_s64, vreinterpretq_s32_u8, vreinterpretq_s32_u32,
+    vreinterpretq_s64_s32, vreinterpretq_u8_s32, vreinterpretq_u32_f32, vreinterpretq_u32_s32,
+    vshlq_n_u32, vshlq_s32, vshlq_u32, vst1q_f32, vsubq_f32, vsubq_s32, vtrn1q_s32, vtrn1q_s64,
+    vtrn2q_s32, vtrn2q_s64, vtstq_u8,
 };
 
 use half::f16;
@@ -329,6 +329,20 @@ impl Simd for Neon {
         let low = self.and(a, self.splat(0xFFFF));
         let high = self.shr(a, 16);
         op!([widen(vreinterpretq_u32_s32(low)), widen(vreinterpretq_u32_s32(high))])
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], bytes: int32x4_t) -> int32x4_t {
+        // SAFETY: 16 bytes are read, and every processor of this kind has the instructions.
+        unsafe {
+            let table = vld1q_u8(table.as_ptr());
+            vreinterpretq_s32_u8(vqtbl1q_u8(table, vreinterpretq_u8_s32(bytes)))
+        }
+    }
+
+    #[inline(always)]
+    fn float_of_bits(self, a: int32x4_t) -> float32x4_t {
+        op!(vreinterpretq_f32_s32(a))
     }
 
     #[inline(always)]

@@ -90,6 +90,12 @@ fn filler(quant: Quant, cols: u64, role: Role) -> Fill {
         Quant::Q5_1 => with_minimum(scale(85.25), 15.5),
         Quant::Q5_0 => with_sign(scale(85.5)),
         Quant::Q8_0 => with_sign(scale(5461.5)),
+        Quant::Iq4Nl => with_sign(scale(4548.0)),
+        Quant::Mxfp4 => {
+            // Numbers are stored doubled, and the byte stands for twice their scale.
+            let power = (deviation / 34.25_f64.sqrt()).log2().round() + 128.0;
+            Box::new(move |block| block[0] = power as u8)
+        }
         Quant::Q4K => super_block(scale(21.25 * SUB_SCALE), 7.5),
         Quant::Q5K => super_block(scale(85.25 * SUB_SCALE), 15.5),
         Quant::Q6K => {

@@ -412,20 +412,21 @@ mod tests {
     use crate::compile::assert_compiles;
     use crate::model::device_context::options;
     use crate::model::instructions::TILE_ROWS;
+    use crate::model::machine::KERNEL_TYPES;
     use spanker_model::Quant;
 
     #[test]
     fn the_kernel_compiles_for_every_type_of_weights_and_size_of_tile() {
         let bit = |quant: &Quant| 1 << quant.ggml_id().expect("types of files have numbers");
         for rows in TILE_ROWS {
-            for quant in &ggml_spanker::WEIGHT_TYPES {
+            for quant in &KERNEL_TYPES {
                 let name = format!("card-{quant}-{rows}");
                 assert_compiles(&name, &source(), &options(bit(quant), rows, Kind::Plain));
             }
         }
         let pieces = ["--std=c++17".to_owned(), format!("-DPIECES={PIECES}")];
         assert_compiles("gather", GATHER, &pieces);
-        let all = ggml_spanker::WEIGHT_TYPES.iter().map(bit).fold(0, |all, one| all | one);
+        let all = KERNEL_TYPES.iter().map(bit).fold(0, |all, one| all | one);
         assert_compiles("card", &source(), &options(all, TILE_ROWS[0], Kind::Plain));
         assert_compiles("stream", &source(), &options(all, TILE_ROWS[0], Kind::Streamed));
     }

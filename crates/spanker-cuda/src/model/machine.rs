@@ -51,6 +51,21 @@ impl std::fmt::Debug for Processors {
     }
 }
 
+/// The types of weights that the kernels compute with.
+pub(super) const KERNEL_TYPES: [Quant; 11] = [
+    Quant::F32,
+    Quant::F16,
+    Quant::Bf16,
+    Quant::Q4_0,
+    Quant::Q4_1,
+    Quant::Q5_0,
+    Quant::Q5_1,
+    Quant::Q8_0,
+    Quant::Q4K,
+    Quant::Q5K,
+    Quant::Q6K,
+];
+
 impl Processors {
     /// Cards on devices: `cards` has, for each slot of a plan, the card's number in it. Card `i` is on
     /// processor `i`, and where there are fewer processors, they are gone round again.
@@ -81,11 +96,15 @@ impl Processors {
         Ok(Processors { devices, slots, planes: Vec::new() })
     }
 
-    /// Has the kernels know the types of a model's weights.
-    pub(super) fn know(&mut self, types: &[Quant]) {
+    /// Has the kernels know the types of a model's weights, if they compute with them.
+    pub(super) fn know(&mut self, types: &[Quant]) -> Result<(), CudaError> {
+        if let Some(quant) = types.iter().find(|quant| !KERNEL_TYPES.contains(quant)) {
+            return Err(CudaError::Unsupported(format!("weights of type {quant} on a GPU")));
+        }
         for device in &mut self.devices {
             types.iter().for_each(|&quant| device.knows(quant));
         }
+        Ok(())
     }
 
     /// The processor of a slot.
@@ -151,6 +170,10 @@ impl Machine for Processors {
     fn kernels(&self) -> Kernels {
         let each = self.devices.iter().map(DeviceContext::multiprocessors);
         Kernels::Gpu { multiprocessors: each.max().unwrap_or(1) }
+    }
+
+    fn computes(&self, quant: Quant) -> bool {
+        KERNEL_TYPES.contains(&quant)
     }
 
     fn keep(&mut self, slot: usize, staging: &GpuStaging) -> Result<u64, LlmError> {

@@ -96,6 +96,9 @@ def scaled(quant, rng, count):
         return rng.normal(size=(count, 1)).astype("<f2").view(np.uint8)
     if quant == "bf16":
         return (rng.normal(size=(count, 1)).astype("<f4").view("<u4") >> 16).astype("<u2").view(np.uint8)
+    if quant == "mxfp4":
+        raw[:, 0] = rng.integers(118, 126, size=count)
+        return raw
     at = 208 if quant == "q6_k" else 0
     raw[:, at:at + 2] = half(-0.1, 0.1)
     if quant in ("q4_1", "q5_1", "q4_k", "q5_k"):
@@ -149,6 +152,9 @@ MODELS = [
 ] + [
     dict(name="qwen2, q4_0, head size 24", architecture="qwen2", quant="q4_0", hidden=96, heads=4, kv_heads=2,
          head_size=24, ffn=64, tied=False, seed=40),
+] + [
+    dict(name=f"llama, {quant}", quant=quant, hidden=64, heads=4, kv_heads=2, head_size=16, ffn=96, seed=50 + at)
+    for at, quant in enumerate(("iq4_nl", "mxfp4"))
 ]
 
 
@@ -186,7 +192,7 @@ def models(rng):
         for model in MODELS:
             recipe.write(model, path)
             oracle, rounded = Oracle(path), Rounded(path)
-            quantised = model.get("quant", "f32").startswith("q")
+            quantised = model.get("quant", "f32") not in ("f32", "f16", "bf16")
             cases = []
             for length in (1, 3, 19):
                 tokens = [int(token) for token in rng.integers(0, {**recipe.USUAL, **model}["vocab"], size=length)]

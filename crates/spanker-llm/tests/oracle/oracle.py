@@ -9,7 +9,10 @@ import struct
 import numpy as np
 
 BLOCK = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
-         12: (256, 144), 13: (256, 176), 14: (256, 210)}
+         12: (256, 144), 13: (256, 176), 14: (256, 210), 20: (32, 18), 39: (32, 17)}
+
+CURVE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
+FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
 
 
 class Gguf:
@@ -84,6 +87,12 @@ def decode(kind, raw):
         if kind in (2, 6):
             return half(raw, 0) * (low - (8 if kind == 2 else 16)).astype(np.float32)
         return half(raw, 0) * low.astype(np.float32) + half(raw, 2)
+    if kind in (20, 39):
+        at = 2 if kind == 20 else 1
+        places = np.concatenate([raw[:, at:] & 15, raw[:, at:] >> 4], axis=1)
+        if kind == 20:
+            return half(raw, 0) * CURVE[places]
+        return (2.0 ** (raw[:, :1].astype(np.float64) - 127) * FLOAT4[places]).astype(np.float32)
     if kind in (12, 13):
         s = raw[:, 4:16].astype(np.int32)
         scale = np.concatenate([s[:, 0:4] & 63, (s[:, 8:12] & 15) | (s[:, 0:4] >> 6 << 4)], axis=1)

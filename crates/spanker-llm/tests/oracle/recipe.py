@@ -8,7 +8,7 @@ import numpy as np
 from oracle import BLOCK
 
 KIND = {"f32": 0, "f16": 1, "bf16": 30, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q4_k": 12,
-        "q5_k": 13, "q6_k": 14}
+        "q5_k": 13, "q6_k": 14, "iq4_nl": 20, "mxfp4": 39}
 
 USUAL = dict(name="", architecture="llama", layers=2, hidden=32, heads=4, kv_heads=2, head_size=8, ffn=48, vocab=48,
              quant="f32", tied=True, seed=1, dims=None, base=10000.0, freqs=False, linear=None, plain_head=False)
@@ -57,8 +57,10 @@ def blocks(quant, cols, seed, tensor, count):
     elif quant == "bf16":
         pair = raw.copy().view("<u2")
         raw = ((pair & 0x807F) | ((127 - e) << 7)).astype("<u2").view(np.uint8)
-    elif quant in ("q4_0", "q5_0", "q8_0"):
-        signed(0, {"q4_0": 2, "q5_0": 3, "q8_0": 6}[quant])
+    elif quant in ("q4_0", "q5_0", "q8_0", "iq4_nl"):
+        signed(0, {"q4_0": 2, "q5_0": 3, "q8_0": 6, "iq4_nl": 6}[quant])
+    elif quant == "mxfp4":
+        raw[:, 0] = 126 - e
     elif quant in ("q4_1", "q5_1"):
         less = 2 if quant == "q4_1" else 3
         fixed(0, 0, -e - less, 0)

@@ -12,6 +12,7 @@ use spanker_test_support::Recipe;
 use spanker_topology::{Cluster, Profile, Shape};
 
 use super::super::device::Device;
+use super::super::machine::KERNEL_TYPES;
 use super::{Emulated, Told, is_possible};
 use crate::Processors;
 
@@ -177,11 +178,28 @@ fn a_model_of_every_type_of_weights_has_the_bits_of_threads() {
     if !is_possible() {
         return;
     }
-    for quant in ggml_spanker::WEIGHT_TYPES {
+    for quant in KERNEL_TYPES {
         let mut both = Both::alone(&llama(quant), Quant::F16);
         both.one_sequence(&quant.to_string(), &[3, 1], 19, 3);
         let streamed = both.launches(1);
         assert_eq!(streamed > 0, quant == Quant::Q4_0, "{quant}: {streamed} streamed");
+    }
+}
+
+#[test]
+fn weights_that_kernels_do_not_compute_with_are_refused_by_name() {
+    let types = ggml_spanker::WEIGHT_TYPES.into_iter();
+    for quant in types.filter(|quant| !KERNEL_TYPES.contains(quant)) {
+        let network = Network::new(llama(quant).file()).expect("a network");
+        let groups = vec![vec![(0, 1.0)]];
+        let plan = plan(&network, Split::Gather, &groups, Quant::F16);
+        let (device, _) = Emulated::new(2);
+        let cards = Processors::of(vec![Box::new(device)], &[0]).expect("a device");
+        let refused = OnMachine::load(&network, &plan, CONTEXT, BATCH, cards, &|_| ());
+        let Err(error) = refused else { panic!("kernels for {quant}") };
+        let error = error.to_string();
+        let expected = format!("weights of type {quant} on this GPU");
+        assert!(error.contains(&expected) && error.contains("tensor "), "{error}");
     }
 }
 

@@ -118,7 +118,7 @@ impl Bench {
         let mut processors = on(&cards)?;
         let kernels = Some(processors.kernels());
         let layouts = card_layouts(&short, cluster, stages, space, kind, kernels);
-        processors.know(&types(&short));
+        processors.know(&types(&short))?;
         let mut buffers: Vec<HashMap<Buffer, BufferId>> = Vec::with_capacity(layouts.len());
         for (slot, layout) in layouts.iter().enumerate() {
             buffers.push(laid_out(&mut processors, slot, layout).map_err(failed)?);
