@@ -46,9 +46,9 @@ fn answers_of_the_engine_are_the_same_at_once_and_piece_by_piece() {
         assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 31);
         assert!(answer["timings"]["predicted_ms"].as_f64().is_some_and(|time| time > 0.0));
     }
+    place.until_idle();
     let status = place.get("/status").ok();
     assert_eq!((&status["state"], &status["answered"]), (&json!("ready"), &json!(4)), "{status}");
-    place.until_idle();
 }
 
 #[test]
