@@ -14,7 +14,16 @@ import llama_cpp as ll
 import numpy as np
 
 
+BATCH = 512
+
+
 def decode(context, tokens):
+    """Computes tokens, so many at a time as one call takes."""
+    for start in range(0, len(tokens), BATCH):
+        decode_batch(context, tokens[start : start + BATCH])
+
+
+def decode_batch(context, tokens):
     array = (ll.llama_token * len(tokens))(*tokens)
     code = ll.llama_decode(context, ll.llama_batch_get_one(array, len(tokens)))
     if code != 0:
@@ -57,7 +66,7 @@ def main():
         raise SystemExit(f"{args.model}: llama.cpp cannot load it")
     settings = ll.llama_context_default_params()
     settings.n_ctx = args.prompt + args.generated
-    settings.n_batch = settings.n_ubatch = 512
+    settings.n_batch = settings.n_ubatch = BATCH
     settings.n_threads = settings.n_threads_batch = max(threads)
     context = ll.llama_init_from_model(model, settings)
     vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model))
