@@ -74,13 +74,21 @@ pub enum Error {
         /// The file.
         path: String,
         /// What was tried.
-        op: &'static str,
+        op: String,
         /// What the system says.
         reason: String,
     },
     /// A file that is not a sound model.
     #[error(transparent)]
     Model(#[from] spanker_model::ModelError),
+    /// A part of a model that is not a sound file.
+    #[error("part '{name}'")]
+    Part {
+        /// The file's name.
+        name: String,
+        /// What is wrong with it.
+        source: spanker_model::ModelError,
+    },
     /// A tensor that is not within its file.
     #[error("tensor '{name}' is not within the file")]
     Range {

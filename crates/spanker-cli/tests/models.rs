@@ -6,13 +6,14 @@
 mod scratch;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use spanker_model::gguf::Header;
+use spanker_model::gguf::{Field, Header, Writer};
 use spanker_model::{Model, Quant};
 use spanker_text::Tokenizer;
 
@@ -289,4 +290,61 @@ fn interrupted_synth_leaves_nothing() {
     let output = child.wait_with_output().expect("an end");
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(scratch.names(), [""; 0]);
+}
+
+/// Writes a model in three parts, as programs that split files do: the first has the metadata and no tensors.
+fn split(scratch: &Scratch, bytes: &[u8], stem: &str) {
+    let (header, _) = model_of(bytes);
+    let names: Vec<&String> = header.tensors().keys().collect();
+    let (second, third) = names.split_at(names.len() / 2);
+    for (no, names) in (0_u32..).zip([&[][..], second, third]) {
+        let mut writer = Writer::new();
+        for (key, value) in Header::fields(bytes).expect("fields") {
+            if no == 0 {
+                writer.put(&key, Field::Stored(value)).expect("a key");
+            }
+        }
+        writer.put("split.no", Field::U32(no)).expect("a key");
+        writer.put("split.count", Field::U32(3)).expect("a key");
+        let tensors = header.tensors().len() as i32;
+        writer.put("split.tensors.count", Field::I32(tensors)).expect("a key");
+        for name in names {
+            let tensor = &header.tensors()[*name];
+            writer.tensor(name, &tensor.dims, tensor.quant).expect("a tensor");
+        }
+        let mut file = Vec::new();
+        let weights = |at: usize, out: &mut dyn Write| {
+            out.write_all(header.weights(bytes, names[at]).expect("weights"))
+        };
+        writer.write(&mut file, weights).expect("memory");
+        scratch.put(&format!("{stem}-{:05}-of-00003.gguf", no + 1), &file);
+    }
+}
+
+#[test]
+fn model_in_parts_is_the_model_of_one_file_wherever_a_model_is_taken() {
+    let scratch = Scratch::new(&[]);
+    let whole = synth(&scratch, "--hidden 64 --heads 2 --kv-heads 1 --ffn 96 --quant q8_0");
+    split(&scratch, &whole, "parts/m");
+    // Any part, and the folder.
+    let models = ["parts/m-00001-of-00003.gguf", "parts/m-00003-of-00003.gguf", "parts"];
+    let run = |model: &str| scratch.text(&format!("run -m {model} -p ab -n 8 --temp 0 --cards 2"));
+    let expected = run("m.gguf");
+    for model in models {
+        assert_eq!(run(model), expected, "{model}");
+    }
+    let plan = |model: &str| scratch.json(&format!("plan {model} --profile rev-a --cards 2"));
+    let expected = plan("m.gguf");
+    for model in models {
+        let found = plan(model);
+        assert_eq!(found["model"], expected["model"], "{model}");
+        assert_eq!(found["layout"], expected["layout"], "{model}");
+    }
+    let text = scratch.text("verify -m parts --cards 1..2 --split gather -n 2");
+    assert!(text.ends_with("identical on 1 and 2 cards\n"), "{text}");
+    fs::remove_file(scratch.path().join("parts/m-00002-of-00003.gguf")).expect("a part");
+    for line in ["run -m parts -p ab -n 1", "plan parts --profile rev-a", "verify -m parts"] {
+        let error = scratch.error(1, line);
+        assert!(error.contains("m-00002-of-00003.gguf: open part 2 of 3: "), "{line}: {error}");
+    }
 }

@@ -158,3 +158,14 @@ impl From<TopologyError> for EngineError {
 
 /// What comes of a call.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
+
+/// An error with what caused it, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text += &format!(": {cause}");
+        next = cause.source();
+    }
+    text
+}

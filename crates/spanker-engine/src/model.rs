@@ -9,7 +9,7 @@ use spanker_llm::Network;
 use spanker_text::Tokenizer;
 use spanker_text::template::{self, Context, Json, Message, ToolCall};
 
-use crate::error::{EngineError, Result};
+use crate::error::{EngineError, Result, chain};
 
 /// A conversation as a model reads it, up to where its answer begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a GGUF file. Weights are mapped, not read.
+    /// Opens a GGUF file, or a model in several files by any of them. Weights are mapped, not read.
     ///
     /// # Errors
     /// [`EngineError::File`] for a file that cannot be opened or is no model that can be run.
@@ -37,7 +37,8 @@ impl Model {
         let path = path.as_ref();
         let named = |error: &dyn std::fmt::Display| EngineError::file(path, error);
         let file = GgufFile::open(path).map_err(|error| named(&chain(&error)))?;
-        let network = Network::new(file).map_err(|error| named(&error))?;
+        let network =
+            Network::with_header(file.header().clone(), file).map_err(|error| named(&error))?;
         let tokenizer = Tokenizer::from_gguf(network.header(), network.bytes());
         let tokenizer = tokenizer.map_err(|error| named(&error))?;
         Ok(Model { path: path.to_path_buf(), network: Arc::new(network), tokenizer })
@@ -168,17 +169,6 @@ fn guarded_json(tokenizer: &Tokenizer, value: &Json) -> Json {
         }
         other => other.clone(),
     }
-}
-
-/// An error with what caused it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text += &format!(": {cause}");
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Models that can be fetched: what is known of them, and where they lie on this machine.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
+use spanker_model::gguf::PartName;
 
 use crate::error::{EngineError, Result};
 use crate::profiles::cache_folder;
@@ -43,6 +46,9 @@ pub const KNOWN: [Known; 1] = [Known {
     sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 }];
 
+/// The most models of a folder that an error names.
+const MOST_NAMED: usize = 8;
+
 /// The model of this name.
 #[must_use]
 pub fn known(name: &str) -> Option<&'static Known> {
@@ -66,12 +72,14 @@ pub fn place(folder: &Path, known: &Known) -> PathBuf {
     folder.join(format!("{}.gguf", known.name))
 }
 
-/// The file that `text` means: a model that was fetched, by its name, or a path.
+/// The file that `text` means: a model that was fetched, by its name, or the path of a file, or of a folder that holds one
+/// model. Of a model in several files, it is any of them.
 ///
 /// A name wins over a file of the same name; `./NAME` is always a path.
 ///
 /// # Errors
-/// [`EngineError::Unavailable`] for a model that is not there, [`EngineError::File`] for what is no file.
+/// [`EngineError::Unavailable`] for a model that is not there, [`EngineError::File`] for what is no file, and for a
+/// folder without a model or with several.
 pub fn find(text: &str) -> Result<PathBuf> {
     let Some(known) = known(text) else {
         let path = PathBuf::from(text);
@@ -79,6 +87,10 @@ pub fn find(text: &str) -> Result<PathBuf> {
         let about = about.map_err(|error| {
             EngineError::unavailable(format!("{}: {error}", missing(text)), None)
         })?;
+        if about.is_dir() {
+            return in_folder(&path)?
+                .ok_or_else(|| EngineError::file(&path, "no .gguf file in it"));
+        }
         return match about.is_file() {
             true => Ok(path),
             false => Err(EngineError::file(&path, "it is not a regular file")),
@@ -94,6 +106,40 @@ pub fn find(text: &str) -> Result<PathBuf> {
         Err(_) => format!("model '{}' is not on this machine", known.name),
     };
     Err(EngineError::unavailable(what, Some(format!("spanker fetch {}", known.name))))
+}
+
+/// The model in a folder: its only `.gguf` file, or the first that is there of the parts of its only model.
+///
+/// # Errors
+/// [`EngineError::File`] for a folder that cannot be read, or that has several models.
+pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>> {
+    let wrong = |error: io::Error| EngineError::file(folder, format!("cannot read it: {error}"));
+    let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for entry in fs::read_dir(folder).map_err(wrong)? {
+        let path = entry.map_err(wrong)?.path();
+        let Some(name) = path.file_name().and_then(OsStr::to_str) else { continue };
+        if !has_ending(&path, "gguf") || !path.is_file() {
+            continue;
+        }
+        // All parts of a model count as one.
+        let whole = PartName::read(name).map_or_else(|| name.to_owned(), |part| part.of(1));
+        let slot = found.entry(whole).or_insert_with(|| path.clone());
+        if path < *slot {
+            *slot = path;
+        }
+    }
+    if found.len() > 1 {
+        let names: Vec<&str> = found.keys().take(MOST_NAMED).map(String::as_str).collect();
+        let more = if found.len() > MOST_NAMED { ", .." } else { "" };
+        let what = format!("{} models in it, name one: {}{more}", found.len(), names.join(", "));
+        return Err(EngineError::file(folder, what));
+    }
+    Ok(found.into_values().next())
+}
+
+/// Whether a file's name has this ending, in any case.
+pub(crate) fn has_ending(path: &Path, ending: &str) -> bool {
+    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending))
 }
 
 /// The file of the model of this name, if one was fetched. What lies there in its place is an error.
@@ -155,8 +201,26 @@ mod tests {
         assert!(error.contains("x.gguf") && error.contains("smollm2-135m"), "{error}");
         fs::write(&path, b"GGUF").unwrap();
         assert_eq!(find(text).unwrap(), path);
-        let error = find(folder.path().to_str().unwrap()).unwrap_err().to_string();
+        let error = find("/dev/null").unwrap_err().to_string();
         assert!(error.contains("not a regular file"), "{error}");
+    }
+
+    #[test]
+    fn folder_is_the_only_model_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = folder.path().to_str().unwrap();
+        let error = find(text).unwrap_err().to_string();
+        assert!(error.ends_with("no .gguf file in it"), "{error}");
+        let part = |number| folder.path().join(format!("big-{number:05}-of-00002.gguf"));
+        fs::write(part(2), b"GGUF").unwrap();
+        fs::write(folder.path().join("README.md"), b"about it").unwrap();
+        assert_eq!(find(text).unwrap(), part(2));
+        fs::write(part(1), b"GGUF").unwrap();
+        assert_eq!(find(text).unwrap(), part(1));
+        fs::write(folder.path().join("small.GGUF"), b"GGUF").unwrap();
+        let error = find(text).unwrap_err().to_string();
+        let expected = "2 models in it, name one: big-00001-of-00002.gguf, small.GGUF";
+        assert!(error.ends_with(expected), "{error}");
     }
 
     #[test]

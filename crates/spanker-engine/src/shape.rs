@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The shape of a model by its name: fetched, built in, a GGUF file, or a `config.json`. Weights are not opened.
 
-use std::fs::File;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use spanker_model::gguf::Header;
+use ggml_spanker::GgufFile;
 use spanker_model::{Model, Quant, builtin, builtin_names, from_config_json};
 
-use crate::error::{EngineError, Result};
+use crate::error::{EngineError, Result, chain};
+use crate::models::has_ending;
 use crate::{files, models};
 
 /// How weights are stored where nobody says.
@@ -25,8 +24,8 @@ pub struct Found {
     pub fetched: Option<PathBuf>,
 }
 
-/// The model that `text` names: a built-in name, the path of a `.gguf` file, or the path of a
-/// `config.json` or of the folder that holds one.
+/// The model that `text` names: a built-in name, the path of a `.gguf` file (any part of a model in several), of a
+/// `config.json`, or of the folder that holds one of these; a `.gguf` file goes before a `config.json`.
 ///
 /// A GGUF file says how its weights are stored, unless `quant` replaces it. A name without `quant` means the file
 /// that was fetched, if one was, because that is what a run of this name uses; else it is the built-in shape in `q4_0`.
@@ -43,24 +42,22 @@ pub fn find(text: &str, quant: Option<Quant>) -> Result<Found> {
     Ok(Found { model: load(text, quant)?, fetched: None })
 }
 
-fn has_ending(path: &Path, ending: &str) -> bool {
-    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending))
-}
-
 /// The same without what was fetched.
-fn load(text: &str, quant: Option<Quant>) -> Result<Model> {
+fn load(text: &str, given: Option<Quant>) -> Result<Model> {
     let path = Path::new(text);
     if has_ending(path, "gguf") {
-        let model = from_gguf(path)?;
-        return Ok(quant.map_or_else(|| model.clone(), |quant| model.with_quant(quant)));
+        return of_file(path, given);
     }
-    let quant = quant.unwrap_or(DEFAULT_QUANT);
+    let quant = given.unwrap_or(DEFAULT_QUANT);
     if has_ending(path, "json") {
         return from_config(path, quant);
     }
     match builtin(text, quant) {
         Ok(model) => Ok(model),
-        Err(_) if path.is_dir() => from_config(&path.join("config.json"), quant),
+        Err(_) if path.is_dir() => match models::in_folder(path)? {
+            Some(file) => of_file(&file, given),
+            None => from_config(&path.join("config.json"), quant),
+        },
         Err(_) if path.exists() => {
             Err(EngineError::file(path, "expected a .gguf file or a config.json"))
         }
@@ -83,15 +80,17 @@ pub fn stored(model: &Model) -> &'static str {
 /// # Errors
 /// [`EngineError::File`] for a file that cannot be read or describes no model.
 pub fn from_gguf(path: &Path) -> Result<Model> {
-    let wrong = |what: &dyn std::fmt::Display| EngineError::file(path, what);
-    let file = File::open(path).map_err(|error| wrong(&format_args!("cannot open it: {error}")))?;
-    let about = file.metadata();
-    let about = about.map_err(|error| wrong(&format_args!("cannot read it: {error}")))?;
-    if !about.is_file() {
-        return Err(wrong(&"it is not a regular file"));
-    }
-    let header = Header::read(BufReader::new(file), about.len());
-    header.and_then(|header| header.model()).map_err(|error| wrong(&error))
+    let file = GgufFile::open(path).map_err(|error| EngineError::file(path, chain(&error)))?;
+    file.header().model().map_err(|error| EngineError::file(path, error))
+}
+
+/// The same with weights that are stored as `quant` says, if it says anything.
+fn of_file(path: &Path, quant: Option<Quant>) -> Result<Model> {
+    let model = from_gguf(path)?;
+    Ok(match quant {
+        Some(quant) => model.with_quant(quant),
+        None => model,
+    })
 }
 
 fn from_config(path: &Path, quant: Quant) -> Result<Model> {

@@ -57,6 +57,15 @@ impl<B: AsRef<[u8]>> Network<B> {
     pub fn new(bytes: B) -> Result<Self, LlmError> {
         let file = bytes.as_ref();
         let header = Header::read(file, file.len() as u64)?;
+        Network::with_header(header, bytes)
+    }
+
+    /// The same with a header that has been read: that of a model in parts is not at the beginning of its bytes alone.
+    ///
+    /// # Errors
+    /// As [`Network::new`].
+    pub fn with_header(header: Header, bytes: B) -> Result<Self, LlmError> {
+        let file = bytes.as_ref();
         let model = header.model()?;
         let architecture = model.architecture.clone();
         for (name, tensor) in header.tensors() {
@@ -103,13 +112,19 @@ impl<B: AsRef<[u8]>> Network<B> {
         self.bytes.as_ref()
     }
 
-    /// A number that is the same for the same length and header: files of ranks that work together are compared by
-    /// it, weights are not looked at.
+    /// A number that is the same for the same length, header and places of tensors: files of ranks that work together
+    /// are compared by it, weights are not looked at.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         let header = self.header.data_offset().min(self.bytes().len() as u64) as usize;
         let length = (self.bytes().len() as u64).to_le_bytes();
-        crate::fingerprint(length.into_iter().chain(self.bytes()[..header].iter().copied()))
+        // The header of a model in parts is the first part's alone.
+        let tensors = self.header.tensors().iter().flat_map(|(name, tensor)| {
+            let place = [&tensor.dims[..], &[tensor.offset, tensor.bytes]].concat();
+            name.bytes().chain(place.into_iter().flat_map(u64::to_le_bytes))
+        });
+        let header = self.bytes()[..header].iter().copied();
+        crate::fingerprint(length.into_iter().chain(header).chain(tensors))
     }
 
     /// How positions turn queries and keys.

@@ -73,6 +73,14 @@ pub enum ModelError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A file that is no part, or not the expected one, of a model in several files.
+    #[error("part '{name}': {reason}")]
+    Part {
+        /// The file's name.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The reader failed.
     #[error("gguf: byte {offset}: reading failed: {reason}")]
     Read {
@@ -112,6 +120,10 @@ impl ModelError {
 
     pub(crate) fn tensor(name: &str, reason: impl Into<String>) -> Self {
         ModelError::Tensor { name: printable(name), reason: reason.into() }
+    }
+
+    pub(crate) fn part(name: &str, reason: impl Into<String>) -> Self {
+        ModelError::Part { name: printable(name), reason: reason.into() }
     }
 }
 

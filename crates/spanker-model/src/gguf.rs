@@ -11,6 +11,7 @@
 mod cursor;
 mod data;
 mod map;
+mod parts;
 mod read;
 mod value;
 mod write;
@@ -19,8 +20,9 @@ use std::collections::BTreeMap;
 
 use crate::Quant;
 
+pub use parts::{Part, PartName, Parts};
 pub use value::{Value, ValueType};
-pub use write::{Field, Writer};
+pub use write::{Field, Stored, Writer};
 
 /// One tensor of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq)]

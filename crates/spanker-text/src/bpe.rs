@@ -41,8 +41,6 @@ type Piece = u32;
 #[derive(Debug, Clone)]
 pub(crate) struct Bpe {
     split: Split,
-    /// Whether a word that is a token is not merged from its bytes.
-    whole_words: bool,
     pieces: Words,
     /// The token of each piece, or [`NONE`].
     tokens: Vec<u32>,
@@ -69,11 +67,11 @@ impl Bpe {
         let key = "tokenizer.ggml.pre";
         let has = |key: &str| header.metadata().contains_key(key);
         let rule = if has(key) { header.text(bytes, key)? } else { "default".to_owned() };
-        let (split, whole_words, add_bos) = Split::named(&rule)?;
+        let split = Split::named(&rule)?;
+        let add_bos = split.add_bos;
         let room = texts.iter().map(|text| text.len()).sum::<usize>() + 256;
         let mut bpe = Bpe {
             split,
-            whole_words,
             pieces: Words::with_capacity(texts.len() + 256, room),
             tokens: Vec::with_capacity(texts.len() + 256),
             merges: HashMap::new(),
@@ -147,7 +145,7 @@ impl Bpe {
     /// Appends the tokens of `text`. Bytes that no token spells are left out.
     pub(crate) fn encode(&self, text: &str, out: &mut Vec<u32>) {
         for word in self.split.words(text) {
-            if self.whole_words {
+            if self.split.whole_words {
                 let whole = self.pieces.get(word.as_bytes()).and_then(|at| self.token(at));
                 if let Some(token) = whole {
                     out.push(token);

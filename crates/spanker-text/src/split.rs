@@ -1,304 +1,262 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cutting text into words before they are merged: the rule that `tokenizer.ggml.pre` names.
 //!
-//! Each rule is a regular expression in its origin; here it is a loop over characters. Letters are
-//! Unicode's `L`, numbers its `N`, by version 16; programs with older tables cut differently around
-//! the characters that are newer than these. All words together are the text.
+//! A rule is a list of steps, and each cuts the pieces of the one before. Patterns are those that are published with the
+//! models, but for looking ahead: white space before a word leaves its last character to that word, which is done here, so
+//! that every step is linear in the text. Classes of characters are those of Unicode 16; programs with older tables cut
+//! differently around newer characters. All words together are the text.
 
-use unicode_general_category::{GeneralCategory, get_general_category};
+mod rules;
+
+use regex::{Regex, RegexBuilder};
 
 use crate::TextError;
 use crate::error::printable;
+use rules::RULES;
+
+/// The most memory that a compiled pattern may take, in bytes. Classes of letters are large.
+const MOST_COMPILED: usize = 64 << 20;
+
+/// What cuts a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// What matches a pattern is a word, and so is what lies between.
+    Words(&'static str),
+    /// The same; white space that a match consists of leaves its last character to what follows, if it has more than one.
+    Spaced(&'static str),
+    /// The same, unless a match ends with the end of a line.
+    Lines(&'static str),
+    /// As `Lines`, with white space in halving lengths from 512 down.
+    Halved(&'static str),
+    /// Matches are cut into threes, counted from their end.
+    Threes(&'static str),
+}
+
+/// A rule of some names.
+struct Rule {
+    names: &'static [&'static str],
+    steps: &'static [Step],
+    /// Whether a word that is a token is not merged from its bytes.
+    whole_words: bool,
+    /// Whether a text begins with a token of its own unless the file says otherwise.
+    add_bos: bool,
+}
 
 /// How text is cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Split {
-    /// GPT-2: contractions, runs of letters, of numbers, of other signs, each with the space before.
-    Gpt2,
-    /// Files that name no rule: signs first, then as GPT-2, then numbers in threes.
-    Default,
-    /// As GPT-2, with every digit alone.
-    Digits,
-    /// Llama 3: any sign before letters, at most this many digits together, line ends together.
-    Lines {
-        /// The most digits in a word.
-        digits: usize,
-    },
-}
-
-const KNOWN: [&str; 8] =
-    ["default", "gpt-2", "smollm", "llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen"];
-
-/// What the rules ask about a character.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Class {
-    Letter,
-    Number,
-    Space,
-    Other,
-}
-
-fn class(c: char) -> Class {
-    if c.is_ascii() {
-        return match c {
-            'a'..='z' | 'A'..='Z' => Class::Letter,
-            '0'..='9' => Class::Number,
-            '\t'..='\r' | ' ' => Class::Space,
-            _ => Class::Other,
-        };
-    }
-    if c.is_whitespace() {
-        return Class::Space;
-    }
-    match get_general_category(c) {
-        GeneralCategory::UppercaseLetter
-        | GeneralCategory::LowercaseLetter
-        | GeneralCategory::TitlecaseLetter
-        | GeneralCategory::ModifierLetter
-        | GeneralCategory::OtherLetter => Class::Letter,
-        GeneralCategory::DecimalNumber
-        | GeneralCategory::LetterNumber
-        | GeneralCategory::OtherNumber => Class::Number,
-        _ => Class::Other,
-    }
-}
-
-/// Whether the rule for files without one cuts at it first.
-fn is_sign(c: char) -> bool {
-    let category = get_general_category(c);
-    "$+<=>^~|".contains(c)
-        || matches!(
-            category,
-            GeneralCategory::ConnectorPunctuation
-                | GeneralCategory::DashPunctuation
-                | GeneralCategory::OpenPunctuation
-                | GeneralCategory::ClosePunctuation
-                | GeneralCategory::InitialPunctuation
-                | GeneralCategory::FinalPunctuation
-                | GeneralCategory::OtherPunctuation
-        )
+#[derive(Debug, Clone)]
+pub(crate) struct Split {
+    steps: Vec<(Step, Regex)>,
+    pub(crate) whole_words: bool,
+    pub(crate) add_bos: bool,
 }
 
 impl Split {
-    /// The rule of this name; whether a word that is a token is not merged from its bytes; whether a
-    /// text begins with a token of its own unless the file says otherwise.
-    pub(crate) fn named(name: &str) -> Result<(Split, bool, bool), TextError> {
-        match name {
-            "default" => Ok((Split::Default, false, false)),
-            "gpt-2" => Ok((Split::Gpt2, false, false)),
-            "smollm" => Ok((Split::Digits, false, false)),
-            "llama-bpe" | "llama3" | "llama-v3" => Ok((Split::Lines { digits: 3 }, true, true)),
-            "qwen2" | "deepseek-r1-qwen" => Ok((Split::Lines { digits: 1 }, false, false)),
-            _ => Err(TextError::Unsupported {
-                what: "tokenizer.ggml.pre",
-                name: printable(name),
-                expected: KNOWN.join(", "),
-            }),
-        }
+    /// The rule of this name.
+    pub(crate) fn named(name: &str) -> Result<Split, TextError> {
+        let what = "tokenizer.ggml.pre";
+        let Some(rule) = RULES.iter().find(|rule| rule.names.contains(&name)) else {
+            let known: Vec<&str> = RULES.iter().flat_map(|rule| rule.names).copied().collect();
+            let (name, expected) = (printable(name), known.join(", "));
+            return Err(TextError::Unsupported { what, name, expected });
+        };
+        let compiled = rule.steps.iter().map(|step| {
+            let (Step::Words(pattern)
+            | Step::Spaced(pattern)
+            | Step::Lines(pattern)
+            | Step::Halved(pattern)
+            | Step::Threes(pattern)) = step;
+            let regex = RegexBuilder::new(pattern).size_limit(MOST_COMPILED).build();
+            let wrong = |error| TextError::vocabulary(what, format!("'{name}': {error}"));
+            Ok((*step, regex.map_err(wrong)?))
+        });
+        let steps = compiled.collect::<Result<_, TextError>>()?;
+        Ok(Split { steps, whole_words: rule.whole_words, add_bos: rule.add_bos })
     }
 
     /// The words of `text`, in order and without gaps.
-    pub(crate) fn words(self, text: &str) -> Vec<&str> {
-        let chars: Vec<char> = text.chars().collect();
-        let mut ends = Vec::new();
-        match self {
-            Split::Gpt2 => cut(&chars, &mut ends, gpt2_word),
-            Split::Lines { digits } => cut(&chars, &mut ends, |rest| lines_word(rest, digits)),
-            Split::Digits => {
-                // Every number stands alone; what lies between is cut as if it were all there is.
-                for part in runs(&chars, |c| class(c) == Class::Number, 1) {
-                    cut(part, &mut ends, gpt2_word);
-                }
+    pub(crate) fn words<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        let mut pieces = vec![text];
+        for (step, regex) in &self.steps {
+            let mut next = Vec::with_capacity(pieces.len());
+            for piece in pieces {
+                cut(*step, regex, piece, &mut next);
             }
-            Split::Default => {
-                for part in runs(&chars, is_sign, usize::MAX) {
-                    let mut lengths = Vec::new();
-                    cut(part, &mut lengths, gpt2_word);
-                    default_numbers(part, &lengths, &mut ends);
-                }
-            }
+            pieces = next;
         }
-        let mut rest = text;
-        let mut at = 0;
-        ends.iter()
-            .map(|count| {
-                let bytes: usize = chars[at..at + count].iter().map(|c| c.len_utf8()).sum();
-                let (word, after) = rest.split_at(bytes);
-                (rest, at) = (after, at + count);
-                word
-            })
-            .collect()
+        pieces.retain(|piece| !piece.is_empty());
+        pieces
     }
 }
 
-/// Cuts `chars` from left to right; `next` says how long the word at the beginning is.
-fn cut(chars: &[char], lengths: &mut Vec<usize>, next: impl Fn(&[char]) -> usize) {
-    let mut rest = chars;
-    while !rest.is_empty() {
-        let length = next(rest).clamp(1, rest.len());
-        lengths.push(length);
-        rest = &rest[length..];
-    }
-}
-
-/// Cuts out the runs of characters that are `wanted`, of at most `most`, and what lies between.
-fn runs(chars: &[char], wanted: impl Fn(char) -> bool, most: usize) -> Vec<&[char]> {
-    let mut parts = Vec::new();
-    let mut rest = chars;
-    while let Some(first) = rest.first() {
-        let kind = wanted(*first);
-        let most = if kind { most } else { usize::MAX };
-        let length = rest.iter().take(most).take_while(|c| wanted(**c) == kind).count();
-        let (part, after) = rest.split_at(length);
-        parts.push(part);
-        rest = after;
-    }
-    parts
-}
-
-/// The last cuts of the rule for files without one: runs of numbers, and of these ASCII's in threes.
-fn default_numbers(part: &[char], words: &[usize], lengths: &mut Vec<usize>) {
-    let mut rest = part;
-    for length in words {
-        let (word, after) = rest.split_at(*length);
-        for run in runs(word, |c| class(c) == Class::Number, usize::MAX) {
-            let mut from = 0;
-            let mut at = 0;
-            while at + 3 <= run.len() {
-                if run[at..at + 3].iter().all(char::is_ascii_digit) {
-                    lengths.extend([at - from, 3].into_iter().filter(|length| *length > 0));
-                    at += 3;
-                    from = at;
-                } else {
-                    at += 1;
-                }
-            }
-            if from < run.len() {
-                lengths.push(run.len() - from);
-            }
+/// Cuts one piece.
+fn cut<'t>(step: Step, regex: &Regex, piece: &'t str, out: &mut Vec<&'t str>) {
+    let mut at = 0;
+    while let Some(found) = regex.find_at(piece, at) {
+        let word = found.as_str();
+        if word.is_empty() {
+            break;
         }
-        rest = after;
+        // What lies between is a word too; none is empty in the end.
+        out.push(&piece[at..found.start()]);
+        let kept = match step {
+            Step::Words(_) => word,
+            Step::Threes(_) => {
+                threes(word, out);
+                at = found.end();
+                continue;
+            }
+            Step::Spaced(_) | Step::Lines(_) | Step::Halved(_) => {
+                spaces(step, word, found.end() == piece.len())
+            }
+        };
+        out.push(kept);
+        at = found.start() + kept.len();
     }
+    out.push(&piece[at..]);
 }
 
-/// How many characters at the beginning are of this class.
-fn run(chars: &[char], wanted: Class) -> usize {
-    chars.iter().take_while(|c| class(**c) == wanted).count()
-}
-
-/// The length of an English contraction at the beginning, such as `'re`.
-fn contraction(chars: &[char], any_case: bool) -> Option<usize> {
-    let lower = |at: usize| {
-        let c = chars.get(at)?;
-        Some(if any_case { c.to_ascii_lowercase() } else { *c })
+/// What stays of a match if it is white space, of which the last character belongs to what follows.
+fn spaces(step: Step, word: &str, last: bool) -> &str {
+    let line_end = !matches!(step, Step::Spaced(_)) && word.ends_with(['\r', '\n']);
+    if line_end || !word.ends_with(char::is_whitespace) {
+        return word;
+    }
+    let count = word.chars().count();
+    let free = if last { count } else { count - 1 };
+    let kept = match step {
+        Step::Halved(_) => {
+            (2..10).rev().map(|power| 1 << power).find(|&n| n <= free).unwrap_or(free.min(2))
+        }
+        _ => free,
     };
-    if chars.first() != Some(&'\'') {
-        return None;
-    }
-    match (lower(1)?, lower(2)) {
-        ('s' | 't' | 'm' | 'd', _) => Some(2),
-        ('r' | 'v', Some('e')) | ('l', Some('l')) => Some(3),
-        _ => None,
-    }
+    let end = word.char_indices().nth(kept.max(1)).map_or(word.len(), |(at, _)| at);
+    &word[..end]
 }
 
-/// White space, of which the last stays for the word that follows.
-fn space(chars: &[char]) -> usize {
-    let length = run(chars, Class::Space);
-    if length > 1 && length < chars.len() { length - 1 } else { length }
-}
-
-fn gpt2_word(chars: &[char]) -> usize {
-    if let Some(length) = contraction(chars, false) {
-        return length;
+/// Cuts a run of digits into threes, of which the first may be shorter.
+fn threes<'t>(run: &'t str, out: &mut Vec<&'t str>) {
+    let starts: Vec<usize> = run.char_indices().map(|(at, _)| at).collect();
+    let mut from = 0;
+    for (digit, &at) in starts.iter().enumerate() {
+        if digit > 0 && (starts.len() - digit).is_multiple_of(3) {
+            out.push(&run[from..at]);
+            from = at;
+        }
     }
-    let skip = usize::from(chars[0] == ' ');
-    match chars.get(skip).map(|c| class(*c)) {
-        None | Some(Class::Space) => space(chars),
-        Some(wanted) => skip + run(&chars[skip..], wanted),
-    }
-}
-
-fn lines_word(chars: &[char], digits: usize) -> usize {
-    if let Some(length) = contraction(chars, true) {
-        return length;
-    }
-    let is_line = |c: &char| matches!(c, '\r' | '\n');
-    let first = class(chars[0]);
-    let next = chars.get(1).map(|c| class(*c));
-    if first == Class::Letter {
-        return run(chars, Class::Letter);
-    }
-    if first == Class::Number {
-        return run(chars, Class::Number).min(digits);
-    }
-    if next == Some(Class::Letter) && !is_line(&chars[0]) {
-        return 1 + run(&chars[1..], Class::Letter);
-    }
-    let skip = usize::from(chars[0] == ' ');
-    let signs = run(&chars[skip..], Class::Other);
-    if signs > 0 {
-        let end = skip + signs;
-        return end + chars[end..].iter().take_while(|c| is_line(c)).count();
-    }
-    let spaces = &chars[..run(chars, Class::Space)];
-    match spaces.iter().rposition(is_line) {
-        Some(last) => last + 1,
-        None => space(chars),
-    }
+    out.push(&run[from..]);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Split;
+    use super::{RULES, Split};
     use proptest::prelude::*;
 
-    const LLAMA3: Split = Split::Lines { digits: 3 };
+    fn words<'t>(rule: &str, text: &'t str) -> Vec<&'t str> {
+        Split::named(rule).expect(rule).words(text)
+    }
 
     #[test]
     fn gpt2_words_keep_the_space_before() {
-        let words = Split::Gpt2.words("Hello  world's 123!?\n\n x");
-        assert_eq!(words, ["Hello", " ", " world", "'s", " 123", "!?", "\n\n", " x"]);
-        assert_eq!(Split::Gpt2.words("I'LL it'll"), ["I", "'", "LL", " it", "'ll"]);
-        assert_eq!(Split::Gpt2.words("a \n"), ["a", " \n"]);
+        let text = "Hello  world's 123!?\n\n x";
+        let expected = ["Hello", " ", " world", "'s", " 123", "!?", "\n\n", " x"];
+        assert_eq!(words("gpt-2", text), expected);
+        assert_eq!(words("gpt-2", "I'LL it'll"), ["I", "'", "LL", " it", "'ll"]);
+        assert_eq!(words("gpt-2", "a \n"), ["a", " \n"]);
     }
 
     #[test]
     fn digits_stand_alone_and_lose_their_space() {
-        assert_eq!(Split::Digits.words("in 2024 x"), ["in", " ", "2", "0", "2", "4", " x"]);
-        assert_eq!(Split::Digits.words("½x"), ["½", "x"]);
+        assert_eq!(words("smollm", "in 2024 x"), ["in", " ", "2", "0", "2", "4", " x"]);
+        assert_eq!(words("smollm", "½x"), ["½", "x"]);
     }
 
     #[test]
     fn llama3_words_take_signs_before_and_line_ends_behind() {
         assert_eq!(
-            LLAMA3.words("(foo) 12345\r\n\n  x"),
+            words("llama-bpe", "(foo) 12345\r\n\n  x"),
             ["(foo", ")", " ", "123", "45", "\r\n\n", " ", " x"]
         );
-        assert_eq!(LLAMA3.words("we'RE;\n\n}"), ["we", "'RE", ";\n\n", "}"]);
-        let qwen2 = Split::Lines { digits: 1 };
-        assert_eq!(qwen2.words("a12  "), ["a", "1", "2", "  "]);
+        assert_eq!(words("llama-bpe", "we'RE;\n\n}"), ["we", "'RE", ";\n\n", "}"]);
+        assert_eq!(words("qwen2", "a12  "), ["a", "1", "2", "  "]);
     }
 
     #[test]
     fn default_cuts_signs_and_threes() {
-        let words = Split::Default.words("x=12345; y");
-        assert_eq!(words, ["x", "=", "123", "45", ";", " y"]);
+        assert_eq!(words("default", "x=12345; y"), ["x", "=", "123", "45", ";", " y"]);
+    }
+
+    #[test]
+    fn capitals_begin_words_and_numbers_are_cut_from_either_end() {
+        let text = "GetHTTPResponse's URLs 12345";
+        let expected = ["Get", "HTTPResponse", "'s", " URLs", " ", "1", "2", "3", "4", "5"];
+        assert_eq!(words("tekken", text), expected);
+        let expected = ["Get", "HTTPResponse's", " URLs", " ", "123", "45"];
+        assert_eq!(words("gpt-4o", text), expected);
+        let expected = ["Get", "HTTPResponse's", " URLs", " ", "12", "345"];
+        assert_eq!(words("tiny_aya", text), expected);
+        assert_eq!(words("tiny_aya", "12345x"), ["123", "45", "x"]);
+    }
+
+    #[test]
+    fn words_are_those_of_the_published_patterns() {
+        let golden = include_str!("../tests/oracle/words.json");
+        let golden: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(golden).expect("JSON");
+        let list = |value: &serde_json::Value| value.as_array().expect("a list").clone();
+        let texts = list(&golden["texts"]);
+        assert!(golden.len() > 24);
+        for (rule, expected) in golden.iter().filter(|(rule, _)| *rule != "texts") {
+            for (text, expected) in texts.iter().zip(list(expected)) {
+                let text = text.as_str().expect("a text");
+                let expected = list(&expected).into_iter().map(|length| length.as_u64());
+                let expected: Vec<usize> =
+                    expected.map(|length| length.expect("a length") as usize).collect();
+                let found = words(rule, text);
+                let lengths: Vec<usize> = found.iter().map(|word| word.chars().count()).collect();
+                assert_eq!(lengths, expected, "{rule}: {found:?}");
+            }
+        }
     }
 
     #[test]
     fn unknown_rule_is_named_with_the_known_ones() {
-        let error = Split::named("tekken").expect_err("unknown").to_string();
+        let error = Split::named("tekken2").expect_err("unknown").to_string();
         assert!(
-            error.contains("tokenizer.ggml.pre 'tekken'") && error.contains("smollm"),
+            error.contains("tokenizer.ggml.pre 'tekken2'") && error.contains("smollm"),
             "{error}"
         );
     }
 
+    #[test]
+    fn names_of_rules_are_unique() {
+        let mut names: Vec<&str> = RULES.iter().flat_map(|rule| rule.names).copied().collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn long_runs_take_linear_time() {
+        // What takes time in the square of the length does not end here.
+        for rule in RULES {
+            let split = Split::named(rule.names[0]).expect("a rule");
+            for text in ["A", " ", "1", "\u{4e00}", "'", "\n", "é", " \t"] {
+                let text = text.repeat(100_000 / text.len());
+                assert_eq!(split.words(&text).concat().len(), text.len());
+            }
+        }
+    }
+
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn words_are_the_whole_text(text in any::<String>(), spaced in "[ \\n\\ra1'.é]{0,40}") {
-            for split in [Split::Gpt2, Split::Default, Split::Digits, LLAMA3] {
+            static SPLITS: std::sync::LazyLock<Vec<Split>> = std::sync::LazyLock::new(|| {
+                let split = |rule: &super::Rule| Split::named(rule.names[0]).expect("a rule");
+                RULES.iter().map(split).collect()
+            });
+            for split in &*SPLITS {
                 for text in [&text, &spaced] {
                     let words = split.words(text);
                     prop_assert!(words.iter().all(|word| !word.is_empty()));

@@ -6,7 +6,7 @@ use crate::Tokenizer;
 /// Turns tokens into text as they come.
 ///
 /// All that is given out together is what [`String::from_utf8_lossy`] makes of the bytes of all
-/// tokens together. Control tokens are hidden.
+/// tokens together. Control tokens are hidden, but for those that structure an answer.
 #[derive(Debug, Clone, Default)]
 pub struct Stream {
     /// The beginning of a character: at most three bytes.
@@ -22,7 +22,7 @@ impl Stream {
 
     /// The text that is complete with `token`, which may be none.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> String {
-        if tokenizer.is_control(token) {
+        if tokenizer.is_hidden(token) {
             return String::new();
         }
         self.push_bytes(tokenizer.piece(token))

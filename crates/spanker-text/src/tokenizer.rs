@@ -190,10 +190,16 @@ impl Tokenizer {
         self.vocab.kinds.get(token as usize).copied()
     }
 
-    /// Whether a token is never shown: a mark, or what stands for unknown text.
+    /// Whether a token is a mark, or what stands for unknown text.
     #[must_use]
     pub fn is_control(&self, token: u32) -> bool {
         matches!(self.kind(token), Some(Kind::Control | Kind::Unknown))
+    }
+
+    /// Whether a token is never shown: a control token, unless it gives what a model says its structure.
+    #[must_use]
+    pub fn is_hidden(&self, token: u32) -> bool {
+        self.is_control(token) && self.vocab.shown.binary_search(&token).is_err()
     }
 
     /// The token that begins a text.

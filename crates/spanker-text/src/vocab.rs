@@ -39,19 +39,42 @@ impl Kind {
     }
 }
 
-/// Tokens that end what a model says, where a file has them as control tokens.
-const ENDS: [&str; 8] = [
+/// Tokens that end what a model says, where a file has them as control tokens or pieces of their own.
+const ENDS: [&str; 25] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
     "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
+    "<end_of_utterance>",
+    "<eos>",
     "</s>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "[e~[",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+    // What lies between files in what models of code were trained on.
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
 ];
 /// Tokens that end a turn, where the file does not say which does.
 const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"];
+/// Where a file has all of these, `<|end|>` ends a message, and a turn may have several.
+const MESSAGES: [&str; 3] = ["<|return|>", "<|call|>", MESSAGE_END];
+const MESSAGE_END: &str = "<|end|>";
+/// Control tokens of such files that structure what is said, so they are shown.
+const SHOWN: [&str; 5] = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", MESSAGE_END];
 
 /// The tokens of a file.
 #[derive(Debug, Clone)]
@@ -63,6 +86,8 @@ pub(crate) struct Vocab {
     pub(crate) unknown: Option<u32>,
     /// All tokens that end what a model says, in ascending order.
     pub(crate) ends: Vec<u32>,
+    /// Control tokens that are shown, in ascending order.
+    pub(crate) shown: Vec<u32>,
     /// What the file says of the token that begins a text.
     pub(crate) add_bos: Option<bool>,
 }
@@ -91,17 +116,23 @@ impl Vocab {
         let id = |name: &str| id(header, name, texts.len());
         let (bos, eos) = (id("bos")?, id("eos")?);
         let marks = |names: &[&str]| -> Vec<u32> {
-            let is_mark = |at: &usize| kinds[*at] == Kind::Control && names.contains(&texts[*at]);
+            let of_text = |kind: Kind| matches!(kind, Kind::Control | Kind::UserDefined);
+            let is_mark = |at: &usize| of_text(kinds[*at]) && names.contains(&texts[*at]);
             (0..texts.len()).filter(is_mark).map(|at| at as u32).collect()
         };
-        let eot = id("eot")?.or_else(|| marks(&TURN_ENDS).first().copied());
+        let messages = marks(&MESSAGES).len() == MESSAGES.len();
+        let message_end = |token: &u32| messages && texts[*token as usize] == MESSAGE_END;
+        let turn_end = || marks(&TURN_ENDS).into_iter().find(|token| !message_end(token));
+        let eot = id("eot")?.or_else(turn_end);
         let mut ends = marks(&ENDS);
         ends.extend([eos, eot, id("eom")?].into_iter().flatten());
+        ends.retain(|token| !message_end(token));
         ends.sort_unstable();
         ends.dedup();
+        let shown = if messages { marks(&SHOWN) } else { Vec::new() };
         let unknown = id("unknown")?;
         let add_bos = header.flag("tokenizer.ggml.add_bos_token");
-        Ok((Vocab { kinds, bos, eos, eot, unknown, ends, add_bos }, texts))
+        Ok((Vocab { kinds, bos, eos, eot, unknown, ends, shown, add_bos }, texts))
     }
 }
 

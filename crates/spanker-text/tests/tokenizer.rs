@@ -288,3 +288,33 @@ fn control_tokens_that_a_user_spells_in_a_template_stay_text_and_the_template_s_
     let plain = whole("hello the world");
     assert_eq!(tokenizer.encode_template(&plain, false), tokenizer.encode(&plain, false, true));
 }
+
+#[test]
+fn message_ends_of_harmony_end_no_answer_and_its_structure_is_shown() {
+    let names = ["a", "<|return|>", "<|call|>", "<|end|>", "<|channel|>", "<|file_sep|>"];
+    let kinds = [1, 3, 3, 3, 3, 3];
+    let fields = |count: usize| {
+        file(&[
+            ("tokenizer.ggml.model", Field::Text("gpt2")),
+            ("tokenizer.ggml.pre", Field::Text("gpt-4o")),
+            ("tokenizer.ggml.tokens", Field::Texts(&names[..count])),
+            ("tokenizer.ggml.token_type", Field::I32s(&kinds[..count])),
+            ("tokenizer.ggml.eos_token_id", Field::U32(1)),
+        ])
+    };
+    let tokenizer = open(&fields(6)).expect("a tokenizer");
+    assert_eq!((tokenizer.ends(), tokenizer.eot()), (&[1, 2, 5][..], None));
+    assert_eq!(tokenizer.decode(&[4, 0, 3, 1]), "<|channel|>a<|end|>");
+    assert!(tokenizer.is_control(4) && !tokenizer.is_hidden(4));
+    // Without a call there is one message, and its end is the answer's.
+    let names = ["a", "<|end|>"];
+    let kinds = [1, 3];
+    let phi = file(&[
+        ("tokenizer.ggml.model", Field::Text("gpt2")),
+        ("tokenizer.ggml.tokens", Field::Texts(&names)),
+        ("tokenizer.ggml.token_type", Field::I32s(&kinds)),
+    ]);
+    let phi = open(&phi).expect("a tokenizer");
+    assert_eq!((phi.ends(), phi.eot()), (&[1][..], Some(1)));
+    assert_eq!(phi.decode(&[0, 1]), "a");
+}

@@ -6,12 +6,12 @@ use std::collections::btree_map::Entry;
 use std::io::Read;
 
 use super::cursor::Cursor;
-use super::{Header, Tensor, Value, ValueType};
+use super::{Header, Stored, Tensor, Value, ValueType};
 use crate::error::printable;
 use crate::{ModelError, Quant};
 
 /// The most tensors.
-const MAX_TENSORS: u64 = 1 << 16;
+pub(super) const MAX_TENSORS: u64 = 1 << 16;
 /// The most keys of metadata.
 const MAX_KEYS: u64 = 1 << 16;
 /// The longest key, by the format's definition.
@@ -48,6 +48,42 @@ impl Header {
         let header = Header { version, alignment, data_offset, metadata, tensors };
         header.check_layout(file_bytes)?;
         Ok(header)
+    }
+
+    /// The keys of the metadata of the file that `bytes` are, in its order, with their values as they are stored: what it
+    /// takes to write them to another file.
+    ///
+    /// ```
+    /// use spanker_model::gguf::{Field, Header, Writer};
+    ///
+    /// let mut writer = Writer::new();
+    /// writer.put("general.architecture", Field::Text("llama"))?;
+    /// let file = writer.header();
+    /// let mut copy = Writer::new();
+    /// for (key, value) in Header::fields(&file)? {
+    ///     copy.put(&key, Field::Stored(value))?;
+    /// }
+    /// assert_eq!(copy.header(), file);
+    /// # Ok::<(), spanker_model::ModelError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Header::read`], for what comes before the tensors.
+    pub fn fields(bytes: &[u8]) -> Result<Vec<(String, Stored<'_>)>, ModelError> {
+        let mut cursor = Cursor::new(bytes, bytes.len() as u64);
+        read_version(&mut cursor)?;
+        read_count(&mut cursor, "tensor count", MAX_TENSORS)?;
+        let count = read_count(&mut cursor, "metadata count", MAX_KEYS)?;
+        let field = |_| {
+            let key = cursor.name(MAX_KEY, "a metadata key")?;
+            let start = cursor.at() as usize;
+            let kind = ValueType::read(&mut cursor)?;
+            Value::read(&mut cursor, kind)?;
+            // The cursor has been through these bytes.
+            Ok((key, Stored(&bytes[start..cursor.at() as usize])))
+        };
+        (0..count).map(field).collect()
     }
 
     /// Checks that tensors are aligned, lie within the file and do not overlap.

@@ -38,7 +38,13 @@ pub enum Field<'a> {
     F32s(&'a [f32]),
     /// An array of signed 32-bit integers.
     I32s(&'a [i32]),
+    /// A value of another file as it is, from [`Header::fields`](super::Header::fields).
+    Stored(Stored<'a>),
 }
+
+/// A value as a file has it: its type's number, and what follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored<'a>(pub(super) &'a [u8]);
 
 impl Field<'_> {
     /// Appends the type and the value.
@@ -53,6 +59,7 @@ impl Field<'_> {
                 counted(out, text);
             }
             Field::U64(value) => out.extend(typed(10, &value.to_le_bytes())),
+            Field::Stored(Stored(bytes)) => out.extend(bytes),
             Field::Texts(texts) => {
                 array(out, 8, texts.len());
                 texts.iter().for_each(|text| counted(out, text));
