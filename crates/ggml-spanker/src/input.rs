@@ -183,6 +183,38 @@ impl Inputs {
     /// [`Error::Type`] for a type that activations do not have, [`Error::BadDims`] if `bytes` are not so
     /// many rows.
     pub fn load(&mut self, input: Quant, bytes: &[u8], rows: usize, width: usize) -> Result<()> {
+        self.begin(input, bytes, (rows, rows), width)?;
+        self.take(input, bytes, 0..rows);
+        Ok(())
+    }
+
+    /// Loads some of `rows` rows, in the order of `which`.
+    ///
+    /// # Errors
+    /// Those of [`load`](Inputs::load), and [`Error::BadDims`] for a row that is not there.
+    pub fn load_some(
+        &mut self,
+        input: Quant,
+        bytes: &[u8],
+        (rows, which): (usize, &[usize]),
+        width: usize,
+    ) -> Result<()> {
+        if which.iter().any(|&row| row >= rows) {
+            return Err(Error::BadDims { m: rows, k: width, n: 0, qk: input.block() as usize });
+        }
+        self.begin(input, bytes, (rows, which.len()), width)?;
+        self.take(input, bytes, which.iter().copied());
+        Ok(())
+    }
+
+    /// Checks that `bytes` are so many rows, and makes room for some of them.
+    fn begin(
+        &mut self,
+        input: Quant,
+        bytes: &[u8],
+        (rows, some): (usize, usize),
+        width: usize,
+    ) -> Result<()> {
         if !matches!(input, Quant::F32 | Quant::Q8_0 | Quant::Q8K) {
             return Err(Error::Type { quant: input });
         }
@@ -191,31 +223,38 @@ impl Inputs {
         if width == 0 || !width.is_multiple_of(block) || expected != Some(bytes.len()) {
             return Err(Error::BadDims { m: rows, k: width, n: 0, qk: block });
         }
-        (self.input, self.rows, self.width) = (Some(input), rows, width);
+        (self.input, self.rows, self.width) = (Some(input), some, width);
         self.runs.clear();
         self.scales.clear();
         self.sums.clear();
         self.parts.clear();
         self.plain.clear();
-        match input {
-            Quant::Q8_0 => self.load_short(bytes.as_chunks().0),
-            Quant::Q8K => self.load_long(bytes.as_chunks().0),
-            _ => {
-                let words = bytes.as_chunks().0.iter();
-                self.plain.extend(words.map(|&word| f32::from_le_bytes(word)));
-            }
-        }
         Ok(())
     }
 
+    fn take(&mut self, input: Quant, bytes: &[u8], which: impl Iterator<Item = usize>) {
+        match input {
+            Quant::Q8_0 => self.load_short(bytes.as_chunks().0, which),
+            Quant::Q8K => self.load_long(bytes.as_chunks().0, which),
+            _ => {
+                let words = bytes.as_chunks().0;
+                for row in which {
+                    let words = words[row * self.width..][..self.width].iter();
+                    self.plain.extend(words.map(|&word| f32::from_le_bytes(word)));
+                }
+            }
+        }
+    }
+
     /// Blocks of Q8_0.
-    fn load_short(&mut self, blocks: &[[u8; 34]]) {
-        self.runs.resize(blocks.len(), Run([0; 8]));
-        self.scales.resize(blocks.len(), 0.0);
-        self.sums.resize(blocks.len(), 0);
+    fn load_short(&mut self, blocks: &[[u8; 34]], which: impl Iterator<Item = usize>) {
         let along = self.width / 32;
-        for (row, blocks) in blocks.chunks_exact(along).enumerate() {
-            for (at, block) in blocks.iter().enumerate() {
+        let count = self.rows * along;
+        self.runs.resize(count, Run([0; 8]));
+        self.scales.resize(count, 0.0);
+        self.sums.resize(count, 0);
+        for (row, from) in which.enumerate() {
+            for (at, block) in blocks[from * along..][..along].iter().enumerate() {
                 let to = at * self.rows + row;
                 let (head, quants) = block.split_at(2);
                 self.scales[to] = half_at(head, 0);
@@ -226,13 +265,14 @@ impl Inputs {
     }
 
     /// Blocks of Q8_K. The sums that they carry are not believed.
-    fn load_long(&mut self, blocks: &[[u8; 292]]) {
-        self.runs.resize(blocks.len() * 8, Run([0; 8]));
-        self.scales.resize(blocks.len(), 0.0);
-        self.parts.resize(blocks.len(), [0; 16]);
+    fn load_long(&mut self, blocks: &[[u8; 292]], which: impl Iterator<Item = usize>) {
         let along = self.width / 256;
-        for (row, blocks) in blocks.chunks_exact(along).enumerate() {
-            for (at, block) in blocks.iter().enumerate() {
+        let count = self.rows * along;
+        self.runs.resize(count * 8, Run([0; 8]));
+        self.scales.resize(count, 0.0);
+        self.parts.resize(count, [0; 16]);
+        for (row, from) in which.enumerate() {
+            for (at, block) in blocks[from * along..][..along].iter().enumerate() {
                 let to = at * self.rows + row;
                 self.scales[to] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
                 let quants = &block[4..260];

@@ -64,4 +64,4 @@ pub use path::Path;
 pub use product::{multiply, multiply_on};
 pub use q4_k::{Q4_K_BLOCK_BYTES, QK_K, dequantize_q4_k};
 pub use shard::Shape;
-pub use spanker_model::{KV_BLOCK, KvShape, Quant};
+pub use spanker_model::{Gating, KV_BLOCK, KvShape, Quant};

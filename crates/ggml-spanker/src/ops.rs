@@ -7,6 +7,9 @@
 
 mod attend;
 mod body;
+mod experts;
+
+pub use experts::{combine, route};
 
 pub use attend::{AttendScratch, KvView, Queries, attend, attend_blocks, fold, keep, partial_len};
 
@@ -136,6 +139,15 @@ pub fn gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
 pub fn add(into: &mut [f32], row: &[f32]) {
     assert_eq!(into.len(), row.len());
     on_path!(Path::best(), add(into: &'a mut [f32], row: &'a [f32]) -> ());
+}
+
+/// Adds `row` times `weight` to `into`.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn add_scaled(into: &mut [f32], row: &[f32], weight: f32) {
+    assert_eq!(into.len(), row.len());
+    on_path!(Path::best(), add_scaled(into: &'a mut [f32], row: &'a [f32], weight: f32) -> ());
 }
 
 /// Rounds to the 16 bits of the KV cache.

@@ -7,7 +7,7 @@ mod blocks;
 use std::io::{self, Write};
 
 use spanker_model::gguf::{Field, Header, Writer};
-use spanker_model::{MAX_LAYERS, Model, ModelError, Quant};
+use spanker_model::{MAX_EXPERTS, MAX_LAYERS, Mixture, Model, ModelError, Quant, gating_of};
 
 /// The tokens with a meaning, which come last.
 const MARKS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
@@ -35,6 +35,12 @@ pub struct Sizes {
     pub vocab: Option<u64>,
     /// Positions that the model is said to know.
     pub context: Option<u64>,
+    /// Experts of a layer; of a mixture only.
+    pub experts: Option<u64>,
+    /// Experts that a token meets.
+    pub experts_used: Option<u64>,
+    /// Width of the expert that every token meets, where the architecture has one.
+    pub shared_ffn: Option<u64>,
 }
 
 /// The file of a model as large as `like` with some sizes replaced, without its weights, which [`write()`] makes; and the
@@ -61,7 +67,7 @@ pub fn like(
 /// The sizes of a model.
 struct Shape {
     name: String,
-    /// `llama`, or `qwen2`, which has biases.
+    /// As GGUF files name it: says which vectors there are besides norms.
     architecture: String,
     quant: Quant,
     layers: u64,
@@ -73,6 +79,7 @@ struct Shape {
     vocab: u64,
     context: u64,
     tied: bool,
+    mixture: Option<Mixture>,
 }
 
 impl Shape {
@@ -111,6 +118,7 @@ impl Shape {
             vocab: sizes.vocab.unwrap_or(like.vocab),
             context: sizes.context.unwrap_or(like.context),
             tied: like.tied,
+            mixture: mixture(like, architecture, sizes)?,
         };
         shape.check()?;
         Ok(shape)
@@ -134,6 +142,17 @@ impl Shape {
         if !self.heads.is_multiple_of(self.kv_heads) {
             let reason = format!("do not divide heads {}", self.heads);
             return Err(inconsistent("kv-heads", self.kv_heads, reason));
+        }
+        if let Some(own) = self.mixture {
+            for (what, size, least, most) in [
+                ("experts", own.experts, 1, MAX_EXPERTS),
+                ("experts-used", own.used, 1, own.experts),
+                ("shared-ffn", own.shared, 0, MOST),
+            ] {
+                if !(least..=most).contains(&size) {
+                    return Err(inconsistent(what, size, format!("expected {least} to {most}")));
+                }
+            }
         }
         if !self.head_size.is_multiple_of(2) {
             let reason = "rotary embeddings turn pairs, so it is even".into();
@@ -161,6 +180,17 @@ impl Shape {
             ("vocab_size", self.vocab),
         ] {
             // Every size is at most 2^24.
+            writer.put(&format!("{architecture}.{key}"), Field::U32(size as u32))?;
+        }
+        let of_experts = self.mixture.map(|own| {
+            [
+                ("expert_count", own.experts),
+                ("expert_used_count", own.used),
+                ("expert_feed_forward_length", self.ffn),
+                ("expert_shared_feed_forward_length", own.shared),
+            ]
+        });
+        for (key, size) in of_experts.into_iter().flatten().filter(|(_, size)| *size > 0) {
             writer.put(&format!("{architecture}.{key}"), Field::U32(size as u32))?;
         }
         let epsilon = format!("{architecture}.attention.layer_norm_rms_epsilon");
@@ -215,21 +245,92 @@ impl Shape {
                 ("ffn_up", self.ffn, self.hidden),
                 ("ffn_down", self.hidden, self.ffn),
             ] {
+                if self.mixture.is_some() && name.starts_with("ffn") {
+                    continue;
+                }
                 matrix(&format!("blk.{layer}.{name}"), rows, cols)?;
             }
+        }
+        for layer in 0..self.layers {
+            self.experts(writer, layer)?;
         }
         for layer in 0..self.layers {
             for norm in ["attn_norm", "ffn_norm"] {
                 let name = format!("blk.{layer}.{norm}.weight");
                 writer.tensor(&name, &[self.hidden], Quant::F32)?;
             }
+            for norm in ["attn_q_norm", "attn_k_norm"] {
+                if self.architecture.starts_with("qwen3") {
+                    let name = format!("blk.{layer}.{norm}.weight");
+                    writer.tensor(&name, &[self.head_size], Quant::F32)?;
+                }
+            }
             let biases = [("attn_q", q), ("attn_k", kv), ("attn_v", kv)];
-            for (name, rows) in biases.into_iter().filter(|_| self.architecture == "qwen2") {
+            for (name, rows) in
+                biases.into_iter().filter(|_| self.architecture.starts_with("qwen2"))
+            {
                 writer.tensor(&format!("blk.{layer}.{name}.bias"), &[rows], Quant::F32)?;
             }
         }
         writer.tensor("output_norm.weight", &[self.hidden], Quant::F32)
     }
+
+    /// The feed-forward half of a layer of a mixture.
+    fn experts(&self, writer: &mut Writer, layer: u64) -> Result<(), ModelError> {
+        let Some(Mixture { experts, shared, .. }) = self.mixture else { return Ok(()) };
+        let (hidden, ffn, plain) = (self.hidden, self.ffn, Quant::F32);
+        let name = |rest: &str| format!("blk.{layer}.{rest}.weight");
+        let stored = |cols: u64| self.quant.for_row(cols);
+        writer.tensor(&name("ffn_gate_inp"), &[hidden, experts], plain)?;
+        for (rest, rows, cols) in
+            [("ffn_gate", ffn, hidden), ("ffn_up", ffn, hidden), ("ffn_down", hidden, ffn)]
+        {
+            let stack = name(&format!("{rest}_exps"));
+            writer.tensor(&stack, &[cols, rows, experts], stored(cols))?;
+        }
+        if shared == 0 {
+            return Ok(());
+        }
+        writer.tensor(&name("ffn_gate_inp_shexp"), &[hidden], plain)?;
+        for (rest, rows, cols) in
+            [("ffn_gate", shared, hidden), ("ffn_up", shared, hidden), ("ffn_down", hidden, shared)]
+        {
+            writer.tensor(&name(&format!("{rest}_shexp")), &[cols, rows], stored(cols))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a model of this architecture is a mixture of, if it is one.
+fn mixture(like: &Model, architecture: &str, sizes: &Sizes) -> Result<Option<Mixture>, ModelError> {
+    let asked = sizes.experts.or(sizes.experts_used).or(sizes.shared_ffn);
+    let dense = architecture == "llama" && like.mixture.is_none() && asked.is_none();
+    let Some(gating) = gating_of(architecture).filter(|_| !dense) else {
+        return match asked {
+            Some(size) => {
+                let reason = format!("{architecture} has no experts");
+                Err(inconsistent("experts", size, reason))
+            }
+            None => Ok(None),
+        };
+    };
+    let known = like.mixture.unwrap_or(Mixture { experts: 8, used: 2, gating, shared: 0 });
+    let shared = match architecture {
+        "qwen2moe" => {
+            let usual = if known.shared > 0 { known.shared } else { like.ffn };
+            sizes.shared_ffn.unwrap_or(usual)
+        }
+        _ => match sizes.shared_ffn {
+            None => 0,
+            Some(width) => {
+                let reason = format!("{architecture} has no shared expert");
+                return Err(inconsistent("shared-ffn", width, reason));
+            }
+        },
+    };
+    let experts = sizes.experts.unwrap_or(known.experts);
+    let used = sizes.experts_used.unwrap_or(known.used.min(experts));
+    Ok(Some(Mixture { experts, used, gating, shared }))
 }
 
 /// Writes a file with random weights: the same seed gives the same bytes. `progress` is called with how many more bytes of

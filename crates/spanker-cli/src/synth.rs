@@ -16,6 +16,9 @@ use spanker_twin::Signals;
 use crate::{Interrupted, Usage, output};
 use spanker_engine::files::{self, Draft};
 
+/// The architectures that there are.
+const FAMILIES: [&str; 4] = ["llama", "qwen2", "qwen2moe", "qwen3moe"];
+
 /// Write a model with random weights, as large as a real one
 ///
 /// The file is a valid GGUF with a vocabulary of bytes, so that every program that runs such models runs
@@ -26,16 +29,17 @@ use spanker_engine::files::{self, Draft};
   spanker synth llama --like tinyllama-1.1b --quant q4_0 --out tiny.gguf
   spanker synth llama --like llama-3-8b --layers 4 --quant q4_k --out part.gguf
   spanker synth llama --like qwen2.5-0.5b --quant q8_0 --out qwen.gguf
+  spanker synth qwen3moe --hidden 256 --heads 4 --kv-heads 2 --ffn 96 --experts 8 --experts-used 2 --layers 2 --vocab 512 --out mixture.gguf
   spanker synth llama --hidden 160 --heads 5 --kv-heads 5 --ffn 352 --layers 2 --vocab 512 --out odd.gguf")]
 pub(crate) struct Args {
-    /// The family of models: llama, or qwen2 for --arch qwen2
-    #[arg(value_name = "FAMILY", value_parser = ["llama", "qwen2"])]
+    /// The family of models: llama, which may have experts, qwen2, or a mixture of experts: qwen2moe, qwen3moe
+    #[arg(value_name = "FAMILY", value_parser = FAMILIES)]
     family: String,
     /// The built-in model that it is as large as
     #[arg(long, value_name = "MODEL", default_value = "tinyllama-1.1b")]
     like: String,
     /// The architecture, that of the model it is like unless given; qwen2 has biases
-    #[arg(long, value_name = "ARCH", value_parser = ["llama", "qwen2"])]
+    #[arg(long, value_name = "ARCH", value_parser = FAMILIES)]
     arch: Option<String>,
     /// How weights are stored: f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k or q6_k
     #[arg(long, value_name = "TYPE", default_value = "q4_0", value_parser = quant)]
@@ -71,7 +75,7 @@ struct SizeArgs {
     /// Width of a head, an even number; hidden / heads if one of them is given and this is not
     #[arg(long, value_name = "N")]
     head_size: Option<u64>,
-    /// Width of the feed-forward network
+    /// Width of the feed-forward network, or of one expert
     #[arg(long, value_name = "N")]
     ffn: Option<u64>,
     /// Tokens of the vocabulary, at least 259
@@ -80,12 +84,35 @@ struct SizeArgs {
     /// Positions that the model is said to know
     #[arg(long, value_name = "N")]
     context: Option<u64>,
+    /// Experts of a layer
+    #[arg(long, value_name = "N")]
+    experts: Option<u64>,
+    /// Experts that a token meets
+    #[arg(long, value_name = "N")]
+    experts_used: Option<u64>,
+    /// Width of the expert that every token of qwen2moe meets
+    #[arg(long, value_name = "N")]
+    shared_ffn: Option<u64>,
 }
 
 impl SizeArgs {
     fn sizes(&self) -> Sizes {
-        let SizeArgs { layers, hidden, heads, kv_heads, head_size, ffn, vocab, context } = *self;
-        Sizes { layers, hidden, heads, kv_heads, head_size, ffn, vocab, context }
+        let SizeArgs { layers, hidden, heads, kv_heads, head_size, ffn, vocab, context, .. } =
+            *self;
+        let SizeArgs { experts, experts_used, shared_ffn, .. } = *self;
+        Sizes {
+            layers,
+            hidden,
+            heads,
+            kv_heads,
+            head_size,
+            ffn,
+            vocab,
+            context,
+            experts,
+            experts_used,
+            shared_ffn,
+        }
     }
 }
 
@@ -102,7 +129,7 @@ fn quant(text: &str) -> Result<Quant, String> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_output(&args.out)?;
     let like = builtin(&args.like, args.quant).map_err(|error| Usage(error.to_string()))?;
-    let family = (args.family == "qwen2").then_some("qwen2");
+    let family = (args.family != "llama").then_some(&args.family[..]);
     let architecture = args.arch.as_deref().or(family).unwrap_or(&like.architecture);
     let (writer, model) = synthetic::like(&like, architecture, args.quant, &args.sizes.sizes())
         .map_err(|error| Usage(format!("--{error}")))?;
@@ -117,6 +144,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 "quant": quant, "layers": layers, "hidden": model.hidden, "heads": model.heads,
                 "kv_heads": model.kv_heads, "head_size": model.head_size, "ffn": model.ffn,
                 "vocab": model.vocab, "context": model.context, "tied": model.tied,
+                "experts": model.mixture.map_or(0, |own| own.experts),
+                "experts_used": model.mixture.map_or(0, |own| own.used),
             })
             .to_string(),
         );

@@ -469,7 +469,7 @@ fn cards_of_another_major_version_are_refused_by_name() {
     let card = &report["cards"][1];
     assert_eq!((&card["state"], &card["abi"]), (&"down".into(), &"1.0.0".into()), "{card}");
     let refused = error(&place, 1, "bench all-reduce --fabric cards");
-    let named = "the card speaks ABI 1.0.0, this program 0.4.0";
+    let named = "the card speaks ABI 1.0.0, this program 0.5.0";
     assert!(refused.contains("card 0") && refused.contains(named), "{refused}");
     down(&place);
 }

@@ -84,6 +84,28 @@ fn verify_of_an_awkward_model_holds_for_every_split_and_share() {
 }
 
 #[test]
+fn mixtures_of_experts_say_the_same_on_any_number_of_cards() {
+    let scratch = Scratch::new(&[]);
+    let shape = "--layers 2 --hidden 160 --heads 5 --kv-heads 1 --head-size 32 --ffn 96 --vocab 300 --context 128";
+    for (family, flags) in [
+        ("qwen3moe", "--experts 7 --experts-used 3"),
+        ("llama", "--experts 3 --experts-used 2"),
+        ("qwen2moe", "--experts 5 --experts-used 1 --shared-ffn 64"),
+    ] {
+        scratch.text(&format!("synth {family} {shape} {flags} --quant q4_0 --out x.gguf"));
+        let text = scratch.text("verify -m x.gguf --cards 1..5 --split gather -n 4");
+        assert_eq!(text.matches("identical\n").count(), 5, "{family}: {text}");
+        let text = scratch.text("verify -m x.gguf --cards 2 -n 4");
+        assert!(!text.contains("FAIL"), "{family}: {text}");
+        let run = "run -m x.gguf -p one --cards";
+        let one = scratch.text(&format!("{run} 1 -n 9 --temp 0"));
+        assert_eq!(scratch.text(&format!("{run} 4 -n 9 --temp 0 -t 2")), one, "{family}");
+        let plan = scratch.text("plan x.gguf --cards 4 --json");
+        assert!(plan.contains("\"fits\":true"), "{plan}");
+    }
+}
+
+#[test]
 fn verify_of_a_reduce_split_reports_its_distance_and_the_bound() {
     let scratch = awkward();
     let line = scratch.json("verify -m x.gguf --cards 3 --split reduce -n 4");

@@ -79,6 +79,32 @@ fn awkward_shapes_take_the_types_that_fit_and_qwen2_has_biases() {
 }
 
 #[test]
+fn mixtures_of_experts_are_read_back_and_absurd_counts_are_usage_errors() {
+    let scratch = Scratch::new(&[]);
+    let shape = "--layers 2 --vocab 300 --hidden 96 --heads 3 --kv-heads 1 --ffn 64 --context 64";
+    for (family, flags, expected) in [
+        ("qwen3moe", "--experts 5 --experts-used 2", (5, 2, 0)),
+        ("llama", "--experts 3 --experts-used 3", (3, 3, 0)),
+        ("qwen2moe", "--experts 7 --shared-ffn 32", (7, 2, 32)),
+    ] {
+        scratch.text(&format!("synth {family} {shape} {flags} --quant q8_0 --out x.gguf"));
+        let (_, model) = model_of(&fs::read(scratch.path().join("x.gguf")).expect("a file"));
+        let found = model.mixture.map(|own| (own.experts, own.used, own.shared));
+        assert_eq!((found, &model.architecture[..], model.ffn), (Some(expected), family, 64));
+    }
+    for (flags, named) in [
+        ("qwen3moe --experts 0", "--experts 0"),
+        ("qwen3moe --experts 2000", "--experts 2000"),
+        ("qwen3moe --experts 4 --experts-used 5", "--experts-used 5"),
+        ("qwen2 --experts 4", "--experts 4"),
+        ("qwen3moe --shared-ffn 9", "--shared-ffn 9"),
+    ] {
+        let error = scratch.error(2, &format!("synth {flags} --out y.gguf"));
+        assert!(error.contains(named), "{error}");
+    }
+}
+
+#[test]
 fn same_seed_gives_the_same_bytes_and_another_others() {
     let scratch = Scratch::new(&[]);
     let flags = "--hidden 64 --heads 2 --kv-heads 1 --ffn 96 --quant q8_0";

@@ -6,7 +6,7 @@ use rand::Rng;
 use rand_pcg::Pcg64Mcg;
 use spanker_runtime::abi::{RawFree, RawReset, RawSubmit};
 use spanker_runtime::{
-    BufferId, Descriptor, Fold, KvCache, Landing, Place, Work, decode_work, encode_work,
+    BufferId, Descriptor, Fold, KvCache, Landing, Picks, Place, Work, decode_work, encode_work,
 };
 
 use crate::pair::{GUARD, Guarded, HOSTILE, Pair, pace};
@@ -96,7 +96,7 @@ fn operator(dice: &mut Pcg64Mcg) -> Work {
     let (from, other, into) = (at(2, 0), at(2, 2048), at(3, 0));
     let (rows, width) = (dice.random_range(0..3), dice.random_range(1..4) * 32);
     let (elements, quant) = (dice.random_range(0..200), [8, 8, 0, 15][dice.random_range(0..4)]);
-    match dice.random_range(0..15) {
+    match dice.random_range(0..18) {
         0 => {
             let [first, count] = [dice.random_range(0..9), dice.random_range(0..20)];
             Work::Embed { table: from, ids: other, into, rows, width, quant, first, count }
@@ -136,11 +136,31 @@ fn operator(dice: &mut Pcg64Mcg) -> Work {
             let (k, first) = (dice.random_range(1..100), dice.random_range(0..3));
             Work::Best { from, into, count: elements, k, first }
         }
-        9..14 => of_steps(dice, [from, other, into], rows, width),
+        15..=17 => of_experts(dice, [from, other, into], rows, width),
+        9..=13 => of_steps(dice, [from, other, into], rows, width),
         _ => {
             let shape = [rows, width, dice.random_range(0..9)];
             Work::Matmul { a: from, b: other, out: into, shape, types: [quant, quant] }
         }
+    }
+}
+
+/// Mixtures of experts, whose picks may name any expert.
+fn of_experts(dice: &mut Pcg64Mcg, [from, other, into]: [Place; 3], rows: u64, width: u64) -> Work {
+    let experts = dice.random_range(1..6);
+    let picks = Picks { at: other, used: dice.random_range(1..=experts), experts };
+    match dice.random_range(0..3) {
+        0 => {
+            let picks = Picks { at: into, ..picks };
+            Work::Route { logits: from, picks, rows, gating: dice.random_range(0..4) }
+        }
+        1 => {
+            let (n, types) = (dice.random_range(0..4), [8, 8]);
+            let (stride, apart) = (dice.random_range(0..500), dice.random());
+            let (a, b, out, shape) = (from, Place { offset: 4096, ..from }, into, [rows, width, n]);
+            Work::MatmulExperts { a, b, out, picks, shape, types, stride, apart }
+        }
+        _ => Work::Combine { from, picks, into, rows, width, add: dice.random() },
     }
 }
 

@@ -46,6 +46,15 @@ impl<B: AsRef<[u8]> + Send + Sync> Weights for Network<B> {
         };
         match cut {
             Cut::Rows(rows) => place(rows.start * row + start, length),
+            Cut::Each { rows, of, .. } => {
+                // What is packed here lies apart in the file.
+                let own = (rows.end - rows.start) * row;
+                let (at, rest) = (start / own, start % own);
+                if rest + length > own {
+                    return Err(outside());
+                }
+                place((at * of + rows.start) * row + rest, length)
+            }
             Cut::Columns(columns) => {
                 // A row of columns is a piece of a row of the tensor.
                 let own = tensor.quant.row_bytes(columns.end - columns.start);

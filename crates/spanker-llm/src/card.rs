@@ -4,6 +4,7 @@
 
 mod allocate;
 mod attend;
+mod experts;
 pub(crate) mod memory;
 mod operate;
 mod peers;
@@ -48,6 +49,8 @@ pub(crate) struct Card<B> {
     team: Team,
     team_policy: TeamPolicy,
     inputs: Inputs,
+    /// Inputs of the experts that a row meets, each by itself.
+    pick_inputs: Vec<Inputs>,
     scratch: Mutex<Vec<Attending>>,
     /// What blocks that threads share come to.
     partials: Vec<f32>,
@@ -98,6 +101,8 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
     pub(crate) fn new(memory: Memory<B>, threads: usize, staging: HostStaging) -> Self {
         let team = Team::new(threads);
         let inputs = Inputs::with_capacity(staging.inputs.map(|values| values as usize));
+        let of_pick = staging.pick_inputs.map(|values| values as usize);
+        let pick_inputs = (0..staging.picks).map(|_| Inputs::with_capacity(of_pick)).collect();
         let [rows, heads, size] =
             [staging.rows, staging.heads, staging.head_size].map(|count| count as usize);
         let scratch = || Attending {
@@ -108,7 +113,8 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         let scratch = Mutex::new((0..staging.threads).map(|_| scratch()).collect());
         let partials = Vec::with_capacity((staging.partial_bytes() / 4) as usize);
         let tiles = vec![0.0; staging.tiles as usize];
-        Card { memory, team, team_policy: TeamPolicy::new(), inputs, scratch, partials, tiles }
+        let team_policy = TeamPolicy::new();
+        Card { memory, team, team_policy, inputs, pick_inputs, scratch, partials, tiles }
     }
 
     /// Shares work with the team even where that does not pay at the moment.
@@ -121,7 +127,9 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         let scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let scratch: usize = scratch.iter().map(Attending::allocated_bytes).sum();
         let scratch = scratch + self.partials.capacity() * 4;
-        let kept = [self.inputs.allocated_bytes(), self.tiles.capacity() * 4, scratch];
+        let inputs = [&self.inputs].into_iter().chain(&self.pick_inputs);
+        let inputs = inputs.map(Inputs::allocated_bytes).sum();
+        let kept = [inputs, self.tiles.capacity() * 4, scratch];
         self.memory.allocated() + kept.into_iter().map(pages).sum::<u64>()
     }
 
@@ -171,6 +179,14 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                         |op: &&Op| matches!(op, Op::Work(Work::Matmul { a: b, .. }) if a == b);
                     let run = program[at..].iter().take_while(shares).count();
                     self.products(&program[at..at + run]);
+                    log.worked(report, number, run);
+                    at += run;
+                    continue;
+                }
+                Op::Work(Work::MatmulExperts { a, .. }) => {
+                    let shares = |op: &&Op| matches!(op, Op::Work(Work::MatmulExperts { a: b, .. }) if a == b);
+                    let run = program[at..].iter().take_while(shares).count();
+                    self.expert_products(&program[at..at + run]);
                     log.worked(report, number, run);
                     at += run;
                     continue;

@@ -42,6 +42,10 @@ const OPERATORS: [Feature; 12] = [
     Feature::WorkAttendBlocks,
 ];
 
+/// What it must have besides for a mixture of experts.
+const EXPERTS: [Feature; 3] =
+    [Feature::WorkRoute, Feature::WorkMatmulExperts, Feature::WorkCombine];
+
 /// A step that is under way.
 #[derive(Debug)]
 struct Begun {
@@ -120,6 +124,11 @@ impl<'a> OnCards<'a> {
         for (member, layout) in layouts.iter().enumerate() {
             // Found out before the weights are on their way.
             group.request(member, require_operators)?;
+            if network.model().mixture.is_some() {
+                let all =
+                    |card: &SpankerControl| EXPERTS.iter().try_for_each(|&one| card.require(one));
+                group.request(member, all)?;
+            }
             let available = group.request(member, SpankerControl::info)?.available;
             let (card, needed) = (group.index(member), layout.bytes());
             if needed > available {

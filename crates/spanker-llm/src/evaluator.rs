@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use ggml_spanker::ops::{self, AttendScratch, KvView, Queries};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
-use spanker_model::{KV_BLOCK, KvShape, Quant};
+use spanker_model::{Gating, KV_BLOCK, KvShape, Mixture, Quant};
 use spanker_plan::{Cut, Layout, Shard, Split, Stage, Want};
 
 use crate::runner::{Outcome, Output, Part, Runner, Step, Timing};
@@ -102,14 +102,106 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
             let output = self.second(layer, &name("attn_output"), heads, &columns)?;
             self.add(&mut x, &output);
             let h = self.normed(&x, &name("ffn_norm"))?;
-            let gate = self.product(&name("ffn_gate"), None, &h)?;
-            let up = self.product(&name("ffn_up"), None, &h)?;
-            let mut gated = vec![0.0; gate.len()];
-            ops::gate(&gate, &up, &mut gated);
-            let down = self.second(layer, &name("ffn_down"), gated, &|shard| shard.ffn.clone())?;
+            let down = match self.network.model().mixture {
+                Some(mixture) => self.mixture(layer, mixture, &h)?,
+                None => {
+                    let gated = self.gated([&name("ffn_gate"), &name("ffn_up")], None, &h)?;
+                    let columns = |shard: &Shard| shard.ffn.clone();
+                    self.second(layer, &name("ffn_down"), gated, &columns)?
+                }
+            };
             self.add(&mut x, &down);
         }
         Ok(x)
+    }
+
+    /// Gate and up of a feed-forward network, of an expert's if that is one of several.
+    fn gated(
+        &mut self,
+        [gate, up]: [&str; 2],
+        expert: Option<u64>,
+        h: &[f32],
+    ) -> Result<Vec<f32>, LlmError> {
+        let gate = self.product_of(gate, expert, None, h)?;
+        let up = self.product_of(up, expert, None, h)?;
+        let mut gated = vec![0.0; gate.len()];
+        ops::gate(&gate, &up, &mut gated);
+        Ok(gated)
+    }
+
+    /// The experts that a row meets, and their weighed sum. Where columns are split, each card has a sum of its own, of all
+    /// experts; these are added in card order.
+    fn mixture(&mut self, layer: usize, mixture: Mixture, h: &[f32]) -> Result<Vec<f32>, LlmError> {
+        let name = |rest: &str| format!("blk.{layer}.{rest}.weight");
+        let logits = self.product(&name("ffn_gate_inp"), None, h)?;
+        let mut picks = vec![(0, 0.0); mixture.used as usize];
+        ops::route(&logits, mixture.gating, &mut picks);
+        let mut met = Vec::with_capacity(picks.len());
+        for &(expert, weight) in &picks {
+            let expert = Some(u64::from(expert));
+            let gated = self.gated([&name("ffn_gate_exps"), &name("ffn_up_exps")], expert, h)?;
+            met.push((expert, weight, gated));
+        }
+        let shared = match mixture.shared {
+            0 => None,
+            _ => {
+                let logit = self.product(&name("ffn_gate_inp_shexp"), None, h)?;
+                let mut pick = [(0, 0.0)];
+                ops::route(&logit, Gating::Sigmoid, &mut pick);
+                let gated =
+                    self.gated([&name("ffn_gate_shexp"), &name("ffn_up_shexp")], None, h)?;
+                Some((pick[0].1, gated))
+            }
+        };
+        let parts = match self.shards[layer].is_empty() {
+            true => vec![None],
+            false => self.shards[layer].iter().cloned().map(Some).collect(),
+        };
+        let mut sum: Option<Vec<f32>> = None;
+        for shard in parts {
+            let mut part = vec![0.0; self.network.model().hidden as usize];
+            let cut = shard.as_ref().map(|shard| shard.ffn.clone());
+            if cut.as_ref().is_none_or(|cut| !cut.is_empty()) {
+                for (expert, weight, gated) in &met {
+                    let down = self.columns(&name("ffn_down_exps"), *expert, &cut, gated)?;
+                    ops::combine(&down, [*weight].into_iter(), true, &mut part);
+                }
+            }
+            let cut = shard.map(|shard| shard.shared);
+            if let Some((weight, gated)) = &shared
+                && cut.as_ref().is_none_or(|cut| !cut.is_empty())
+            {
+                let down = self.columns(&name("ffn_down_shexp"), None, &cut, gated)?;
+                ops::combine(&down, [*weight].into_iter(), true, &mut part);
+            }
+            match &mut sum {
+                None => sum = Some(part),
+                Some(sum) => ops::add(sum, &part),
+            }
+        }
+        let mut sum = sum.expect("there is at least one part");
+        if let Some(noise) = &mut self.noise {
+            let (tensor, _) = self.network.tensor(&name("ffn_down_exps"))?;
+            noise.sums(&mut sum, tensor.dims[0] * mixture.used, tensor.quant);
+        }
+        Ok(sum)
+    }
+
+    /// A second product of a pair, of some columns.
+    fn columns(
+        &mut self,
+        name: &str,
+        expert: Option<u64>,
+        cut: &Option<Range<u64>>,
+        x: &[f32],
+    ) -> Result<Vec<f32>, LlmError> {
+        match cut {
+            None => self.product_of(name, expert, None, x),
+            Some(cut) => {
+                let own = &x[cut.start as usize..cut.end as usize];
+                self.product_of(name, expert, Some(Cut::Columns(cut.clone())), own)
+            }
+        }
     }
 
     fn logits(&mut self, x: &[f32]) -> Result<Vec<f32>, LlmError> {
@@ -212,15 +304,35 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
 
     /// Rows of a matrix, or columns of all its rows, times a row of activations.
     fn product(&mut self, name: &str, cut: Option<Cut>, x: &[f32]) -> Result<Vec<f32>, LlmError> {
+        self.product_of(name, None, cut, x)
+    }
+
+    /// The same with one of the matrices that lie end to end in a tensor.
+    fn product_of(
+        &mut self,
+        name: &str,
+        expert: Option<u64>,
+        cut: Option<Cut>,
+        x: &[f32],
+    ) -> Result<Vec<f32>, LlmError> {
         let network = self.network;
         let (tensor, range) = network.tensor(name)?;
-        let (quant, rows, input) = (tensor.quant, tensor.dims[1], tensor.quant.input());
+        // One row may be stored as a vector.
+        let rows = tensor.dims.get(1).copied().unwrap_or(1);
+        let (quant, input) = (tensor.quant, tensor.quant.input());
         let mut columns = Vec::new();
         let weights = match cut {
             None => &network.bytes()[range],
             Some(cut) => {
                 network.copy_part(name, &cut, &mut columns)?;
                 &columns[..]
+            }
+        };
+        let weights = match expert {
+            None => weights,
+            Some(expert) => {
+                let each = rows as usize * weights.len() / (rows * tensor.dims[2]) as usize;
+                &weights[expert as usize * each..][..each]
             }
         };
         let mut x = x.to_vec();

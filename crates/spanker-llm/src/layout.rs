@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A plan as a network's runners need it: whether it can be run, what each card allocates, and whether a step can be. What a layer is, `spanker-plan` says.
 
-use spanker_model::{KvShape, Layer, Matrix, Model};
+use spanker_model::{KvShape, Layer, Matrix, Mixture, Model};
 use spanker_plan::{
-    Audit, Buffer, BufferId, CardLayout, Piece, Place, Plan, Programs, Request, Space, Stage, Step,
+    Audit, Buffer, BufferId, CardLayout, Placing, Plan, Programs, Request, Space, Stage, Step,
     card_layouts,
 };
 use spanker_topology::{ExchangeKind, Kernels};
@@ -62,12 +62,12 @@ impl<'p> Planned<'p> {
         card_layouts(model, cluster, self.stages(), self.space, kind, kernels)
     }
 
-    /// Programs on what was allocated: `weight` says where a piece of a member's weights is, `buffer` which of
-    /// its buffers is for what.
+    /// Programs on what was allocated: `weight` says where a piece of a member's weights is, and whether rows stay where
+    /// the file has them, `buffer` which of its buffers is for what.
     pub(crate) fn programs<B: AsRef<[u8]>>(
         &self,
         network: &Network<B>,
-        weight: &mut dyn FnMut(usize, &Piece) -> Place,
+        weight: Placing<'_>,
         buffer: &mut dyn FnMut(usize, Buffer) -> BufferId,
     ) -> Programs {
         let (model, cluster, numerics) = (network.model(), &self.plan.cluster, network.numerics());
@@ -114,6 +114,7 @@ fn difference(plan: &Model, file: &Model) -> Option<String> {
         head_norms,
         rope_dims,
         other_bytes: _,
+        mixture,
     } = plan;
     let differs = |what: &str, planned: &dyn ToString, has: &dyn ToString| {
         let (planned, has) = (planned.to_string(), has.to_string());
@@ -134,6 +135,11 @@ fn difference(plan: &Model, file: &Model) -> Option<String> {
         ("head_norms", head_norms, &file.head_norms),
         ("tied", tied, &file.tied),
     ];
+    let mixtures = || {
+        let text =
+            |mixture: &Option<Mixture>| mixture.map_or("none".into(), |own| format!("{own:?}"));
+        differs("a mixture", &text(mixture), &text(&file.mixture))
+    };
     let tables = || {
         let embedding = matrix_difference("token_embd", embedding, &file.embedding);
         embedding.or_else(|| matrix_difference("output", head, &file.head))
@@ -145,6 +151,7 @@ fn difference(plan: &Model, file: &Model) -> Option<String> {
     sizes
         .into_iter()
         .find_map(|(what, planned, has)| differs(what, planned, has))
+        .or_else(mixtures)
         .or_else(each)
         .or_else(tables)
 }
@@ -162,7 +169,17 @@ fn layer_difference(at: usize, plan: &Layer, file: &Layer) -> Option<String> {
     let (planned, has) = (plan.other_bytes, file.other_bytes);
     let other =
         || format!("made for {planned} bytes of norms and biases in blk.{at}, the file has {has}");
-    matrices.find_map(differ).or_else(|| (planned != has).then(other))
+    let experts = || {
+        let always = |layer: &'_ Layer| {
+            layer.experts.map(|own| own.always().map(|(name, m)| (name, *m)).collect::<Vec<_>>())
+        };
+        let (planned, has) = (always(plan).unwrap_or_default(), always(file).unwrap_or_default());
+        let mut pairs = planned.into_iter().zip(has);
+        pairs.find_map(|((name, one), (_, other))| {
+            matrix_difference(&format!("blk.{at} {name}"), &one, &other)
+        })
+    };
+    matrices.find_map(differ).or_else(experts).or_else(|| (planned != has).then(other))
 }
 
 fn matrix_difference(name: &str, plan: &Matrix, file: &Matrix) -> Option<String> {

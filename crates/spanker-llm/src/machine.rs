@@ -205,6 +205,11 @@ impl<M: Machine> OnMachine<M> {
         mut machine: M,
         loading: &dyn Fn(Loading),
     ) -> Result<Self, LlmError> {
+        if network.model().mixture.is_some() {
+            let architecture = &network.model().architecture;
+            let what = format!("{architecture}, a mixture of experts, on a GPU");
+            return Err(LlmError::unsupported(what));
+        }
         for (name, tensor) in network.header().tensors() {
             if !machine.computes(tensor.quant) {
                 let what = format!("tensor {name}: weights of type {} on this GPU", tensor.quant);
@@ -250,7 +255,7 @@ impl<M: Machine> OnMachine<M> {
             offset: places[member].get(piece).copied().unwrap_or(0),
         };
         let mut buffer = |member: usize, of: Buffer| buffers[member][&of];
-        let layout = planned.programs(network, &mut weight, &mut buffer);
+        let layout = planned.programs(network, (&mut weight, false), &mut buffer);
         let table = network.rope().table(0..context);
         for (member, one) in layout.members().iter().enumerate() {
             machine.write(member, one.place(Buffer::Table), bytemuck::cast_slice(&table))?;

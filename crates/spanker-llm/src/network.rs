@@ -154,6 +154,9 @@ impl<B: AsRef<[u8]>> Network<B> {
                 add("attn_k.bias", kv);
                 add("attn_v.bias", kv);
             }
+            if model.mixture.is_some_and(|own| own.shared > 0) {
+                add("ffn_gate_inp_shexp.weight", model.hidden);
+            }
             if model.head_norms {
                 add("attn_q_norm.weight", model.head_size);
                 add("attn_k_norm.weight", model.head_size);

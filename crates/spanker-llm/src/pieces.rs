@@ -34,6 +34,12 @@ impl<B: AsRef<[u8]>> Network<B> {
                     shape(tensor).and_then(|shape| shape.copy_columns(matrix, usizes(columns)));
                 out.extend_from_slice(&part.map_err(|error| refused(name, &error))?.1);
             }
+            Cut::Each { rows, of, count } => {
+                for first in (0..*count).map(|at| at * of) {
+                    let rows = first + rows.start..first + rows.end;
+                    out.extend_from_slice(&self.bytes()[self.rows_at(name, &rows)?]);
+                }
+            }
         }
         Ok(())
     }
@@ -53,11 +59,15 @@ fn refused(name: &str, error: &ggml_spanker::Error) -> LlmError {
     LlmError::plan(format!("tensor {name}: {error}"))
 }
 
-/// A tensor as a matrix; an element of a vector is a row, and so is a number without dimensions.
+/// A tensor as a matrix; an element of a vector is a row, and so is a number without dimensions. Matrices that lie end to
+/// end are one.
 fn shape(tensor: &Tensor) -> Result<Shape, ggml_spanker::Error> {
     match tensor.dims[..] {
         [] => Shape::new(tensor.quant, 1, 1),
         [length] => Shape::new(tensor.quant, length as usize, 1),
-        _ => Shape::new(tensor.quant, tensor.dims[1] as usize, tensor.dims[0] as usize),
+        _ => {
+            let rows: u64 = tensor.dims[1..].iter().product();
+            Shape::new(tensor.quant, rows as usize, tensor.dims[0] as usize)
+        }
     }
 }

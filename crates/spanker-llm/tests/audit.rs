@@ -114,6 +114,8 @@ fn honest_cards_of_every_type_and_split_are_never_accused() {
         with("qwen2", Recipe::llama(Quant::F32, [4, 2, 16], 64, 96)),
         Recipe { tied: true, ..Recipe::llama(Quant::F16, [3, 1, 10], 30, 37) },
         with("qwen3", Recipe::llama(Quant::Q4_1, [4, 4, 32], 128, 160)),
+        Recipe::llama(Quant::Q4_0, [5, 1, 32], 160, 96).mixture("qwen3moe", [7, 3, 0]),
+        Recipe::llama(Quant::Q8_0, [4, 2, 24], 64, 32).mixture("qwen2moe", [5, 2, 96]),
     ];
     for recipe in recipes {
         let recipe = Recipe { layers: 3, ..recipe };

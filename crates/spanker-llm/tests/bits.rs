@@ -35,6 +35,16 @@ fn awkward() -> Vec<Recipe> {
     ]
 }
 
+/// Mixtures of experts whose numbers no number of cards divides.
+fn mixtures() -> Vec<Recipe> {
+    vec![
+        Recipe::llama(Quant::Q4_0, [5, 5, 32], 160, 96).mixture("qwen3moe", [7, 3, 0]),
+        Recipe::llama(Quant::F16, [3, 1, 10], 30, 37).mixture("llama", [3, 3, 0]),
+        Recipe::llama(Quant::Q4K, [4, 2, 64], 256, 256).mixture("qwen3moe", [5, 2, 0]),
+        Recipe::llama(Quant::Q8_0, [4, 1, 24], 64, 32).mixture("qwen2moe", [5, 1, 96]),
+    ]
+}
+
 /// What the kernels alone give for a prompt and greedy tokens after it.
 fn expected(network: &Network<Vec<u8>>, plan: &spanker_plan::Plan, prompt: &[u32]) -> RunLogits {
     let host = Evaluator::new(network, &plan.layout, Rounding::Nearest, 1).expect("a layout");
@@ -43,7 +53,7 @@ fn expected(network: &Network<Vec<u8>>, plan: &spanker_plan::Plan, prompt: &[u32
 
 #[test]
 fn gather_pipeline_and_mixed_have_the_bits_of_the_kernels_alone() {
-    for recipe in awkward() {
+    for recipe in awkward().into_iter().chain(mixtures()) {
         let recipe = Recipe { layers: 3, ..recipe };
         let network = Arc::new(recipe.network());
         let tokens = prompt(5, recipe.vocab);
@@ -64,7 +74,7 @@ fn gather_pipeline_and_mixed_have_the_bits_of_the_kernels_alone() {
 
 #[test]
 fn uneven_shares_have_the_bits_of_one_card() {
-    for recipe in awkward() {
+    for recipe in awkward().into_iter().chain(mixtures()) {
         let network = Arc::new(recipe.network());
         let tokens = prompt(4, recipe.vocab);
         let reference = run(&network, &plan(&network, Split::Gather, &together(&[1.0])), &tokens);
@@ -101,7 +111,14 @@ fn more_cards_than_heads_blocks_or_tokens_have_the_bits_of_one_card() {
 
 #[test]
 fn threads_and_batches_do_not_change_bits() {
-    let recipe = Recipe::llama(Quant::Q4_0, [9, 3, 32], 96, 224);
+    let dense = Recipe::llama(Quant::Q4_0, [9, 3, 32], 96, 224);
+    let [mixture, .., shared] = &mixtures()[..] else { unreachable!("there are four") };
+    for recipe in [&dense, mixture, shared] {
+        same_with_any_threads_and_batches(recipe);
+    }
+}
+
+fn same_with_any_threads_and_batches(recipe: &Recipe) {
     let network = Arc::new(recipe.network());
     let tokens = prompt(40, recipe.vocab);
     let reference = run(&network, &plan(&network, Split::Gather, &together(&[1.0])), &tokens);
@@ -120,7 +137,7 @@ fn threads_and_batches_do_not_change_bits() {
 
 #[test]
 fn sums_of_parts_repeat_and_are_folded_in_card_order() {
-    for recipe in awkward() {
+    for recipe in awkward().into_iter().chain(mixtures()) {
         let network = Arc::new(recipe.network());
         let tokens = prompt(4, recipe.vocab);
         for shares in [&[1.0, 1.0][..], &[1.0; 3], &[2.0, 1.0, 1.0, 3.0]] {

@@ -50,6 +50,8 @@ fn every_split_on_cards_has_the_bits_of_threads() {
         Recipe::llama(Quant::Q4_0, [5, 5, 32], 160, 352),
         Recipe { tied: true, ..Recipe::llama(Quant::F16, [3, 1, 10], 30, 37) },
         Recipe { architecture: "qwen3".into(), ..Recipe::llama(Quant::Q4K, [4, 2, 64], 256, 256) },
+        Recipe::llama(Quant::Q4_0, [5, 1, 32], 160, 96).mixture("qwen3moe", [7, 3, 0]),
+        Recipe::llama(Quant::Q8_0, [4, 2, 24], 64, 32).mixture("qwen2moe", [5, 2, 96]),
     ];
     for recipe in recipes {
         let recipe = Recipe { layers: 3, ..recipe };

@@ -165,6 +165,11 @@ fn threads_allocate_the_planned_bytes_and_no_step_allocates_more() {
     // One test alone: others would be counted.
     for quant in [Quant::Q4_0, Quant::Q4K, Quant::Q8_0, Quant::F16] {
         let recipe = Recipe { layers: 3, ..Recipe::llama(quant, [8, 4, 64], 512, 768) };
+        let shared = Recipe::llama(quant, [4, 2, 64], 256, 256).mixture("qwen2moe", [5, 2, 512]);
+        let mixture = Recipe { layers: 3, ..shared };
+        check(&mixture, Split::Gather, &together(&[1.0]), 2);
+        check(&mixture, Split::Gather, &together(&[1.0, 1.0]), 2);
+        check(&mixture, Split::Reduce, &together(&[1.0, 1.0]), 2);
         check(&recipe, Split::Gather, &together(&[1.0]), 1);
         check(&recipe, Split::Gather, &together(&[1.0]), 3);
         check(&recipe, Split::Gather, &together(&[1.0, 1.0]), 2);

@@ -519,6 +519,16 @@ fn what_a_gpus_kernel_keeps_is_planned_and_allocated_like_any_other_buffer() {
 }
 
 #[test]
+fn mixtures_of_experts_are_refused_by_name_before_anything_is_allocated() {
+    let recipe = Recipe::llama(Quant::Q8_0, [4, 2, 32], 128, 256).mixture("qwen3moe", [4, 2, 0]);
+    let network = Arc::new(recipe.network());
+    let plan = plan(&network, Split::Gather, &together(&[1.0]));
+    let machine = Plain { room: Some(0), ..Plain::default() };
+    let refused = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("qwen3moe, a mixture of experts, on a GPU"), "{refused}");
+}
+
+#[test]
 fn programs_that_have_no_room_beside_others_take_their_place() {
     let recipe = Recipe::llama(Quant::Q8_0, [4, 2, 32], 128, 256);
     let network = Arc::new(recipe.network());

@@ -2,7 +2,7 @@
 //! Models that are known by name, with the sizes of their published `config.json`.
 
 use crate::shape::{Extras, Shape};
-use crate::{Model, ModelError, Quant};
+use crate::{Gating, Mixture, Model, ModelError, Quant};
 
 /// One built-in model: layers, width, heads, KV heads, head size, feed-forward width, vocabulary,
 /// context, whether the head is the embedding table.
@@ -38,16 +38,43 @@ const QWEN2: [Line; 7] = [
     ("qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152_064, 131_072, false),
 ];
 
-/// Every line with its architecture.
-fn lines() -> impl Iterator<Item = (&'static str, &'static Line)> {
-    let llama = LLAMA.iter().map(|line| ("llama", line));
-    llama.chain(QWEN2.iter().map(|line| ("qwen2", line)))
+/// Mixtures of experts, with their architectures; the feed-forward width is an expert's.
+const MIXTURES: [(&str, Line, Mixture); 3] = [
+    (
+        "qwen3moe",
+        ("qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, 151_936, 40960, false),
+        mixture(128, 8, Gating::SoftmaxNormed, 0),
+    ),
+    (
+        "llama",
+        ("mixtral-8x7b", 32, 4096, 32, 8, 128, 14336, 32000, 32768, false),
+        mixture(8, 2, Gating::SoftmaxNormed, 0),
+    ),
+    (
+        "qwen2moe",
+        ("qwen1.5-moe-a2.7b", 24, 2048, 16, 16, 128, 1408, 151_936, 8192, false),
+        mixture(60, 4, Gating::Softmax, 5632),
+    ),
+];
+
+const fn mixture(experts: u64, used: u64, gating: Gating, shared: u64) -> Mixture {
+    Mixture { experts, used, gating, shared }
+}
+
+/// A line with its architecture, and what it is a mixture of.
+type Known = (&'static str, &'static Line, Option<Mixture>);
+
+/// Every line.
+fn lines() -> impl Iterator<Item = Known> {
+    let llama = LLAMA.iter().map(|line| ("llama", line, None));
+    let dense = llama.chain(QWEN2.iter().map(|line| ("qwen2", line, None)));
+    dense.chain(MIXTURES.iter().map(|(name, line, mixture)| (*name, line, Some(*mixture))))
 }
 
 /// The names that [`builtin`] knows, in the order in which help texts list them.
 #[must_use]
 pub fn builtin_names() -> Vec<&'static str> {
-    lines().map(|(_, line)| line.0).collect()
+    lines().map(|(_, line, _)| line.0).collect()
 }
 
 /// The built-in model `name` as if all its matrices were stored in `quant`.
@@ -68,10 +95,14 @@ pub fn builtin_names() -> Vec<&'static str> {
 ///
 /// An unknown name; the error lists those that are known.
 pub fn builtin(name: &str, quant: Quant) -> Result<Model, ModelError> {
-    let (architecture, line) =
+    let (architecture, line, mixture) =
         find(name).ok_or_else(|| ModelError::unknown("model", name, &builtin_names()))?;
     let &(name, layers, hidden, heads, kv_heads, head_size, ffn, vocab, context, tied) = line;
-    let extras = Extras { qkv_bias: architecture == "qwen2", ..Extras::default() };
+    let extras = Extras {
+        qkv_bias: architecture.starts_with("qwen2"),
+        qk_norm: architecture.starts_with("qwen3"),
+        ..Extras::default()
+    };
     let shape = Shape {
         architecture,
         layers,
@@ -84,17 +115,18 @@ pub fn builtin(name: &str, quant: Quant) -> Result<Model, ModelError> {
         context,
         tied,
         extras,
+        mixture,
     };
     shape.model(name, "built-in", quant)
 }
 
-fn find(name: &str) -> Option<(&'static str, &'static Line)> {
+fn find(name: &str) -> Option<Known> {
     let words = words(name);
     let versionless: Vec<String> = words.iter().filter(|word| !is_version(word)).cloned().collect();
     // A version that is a model of its own comes first.
     [words, versionless]
         .iter()
-        .find_map(|wanted| lines().find(|(_, line)| self::words(line.0) == *wanted))
+        .find_map(|wanted| lines().find(|(_, line, _)| self::words(line.0) == *wanted))
 }
 
 /// The words of a name that say which model it is.
@@ -152,6 +184,9 @@ mod tests {
             ("qwen2.5-14b", 14_770_033_664),
             ("qwen2.5-32b", 32_763_876_352),
             ("qwen2.5-72b", 72_706_203_648),
+            ("qwen3-30b-a3b", 30_532_122_624),
+            ("mixtral-8x7b", 46_702_792_704),
+            ("qwen1.5-moe-a2.7b", 14_315_784_192),
         ];
         assert_eq!(published.map(|(name, _)| name).to_vec(), builtin_names());
         for (name, parameters) in published {

@@ -9,14 +9,17 @@ use serde_json::{Map, Value};
 use crate::error::printable;
 use crate::model::{MAX_CONTEXT, MAX_VOCAB, MAX_WIDTH};
 use crate::shape::{Extras, Shape};
-use crate::{MAX_LAYERS, Model, ModelError, Quant};
+use crate::{Gating, MAX_EXPERTS, MAX_LAYERS, Mixture, Model, ModelError, Quant};
 
 /// The architectures that are understood, with their names in GGUF files.
-const KNOWN: [(&str, &str); 4] = [
+const KNOWN: [(&str, &str); 7] = [
     ("LlamaForCausalLM", "llama"),
     ("MistralForCausalLM", "llama"),
     ("Qwen2ForCausalLM", "qwen2"),
     ("Qwen3ForCausalLM", "qwen3"),
+    ("MixtralForCausalLM", "llama"),
+    ("Qwen2MoeForCausalLM", "qwen2moe"),
+    ("Qwen3MoeForCausalLM", "qwen3moe"),
 ];
 
 /// Fields that only mixtures of experts have.
@@ -28,10 +31,15 @@ const EXPERTS: [&str; 5] = [
     "moe_intermediate_size",
 ];
 
+/// The field with the width of the feed-forward network, or of one expert.
+fn ffn_field(architecture: &str) -> &'static str {
+    if architecture.ends_with("moe") { "moe_intermediate_size" } else { "intermediate_size" }
+}
+
 /// The model that `text`, a `config.json`, describes, as if all its matrices were stored in `quant`.
 ///
-/// Understood are `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and
-/// `Qwen3ForCausalLM`.
+/// Understood are `LlamaForCausalLM`, `MistralForCausalLM`, `MixtralForCausalLM`, `Qwen2ForCausalLM`,
+/// `Qwen2MoeForCausalLM`, `Qwen3ForCausalLM` and `Qwen3MoeForCausalLM`.
 ///
 /// ```
 /// use spanker_model::{Quant, from_config_json};
@@ -51,7 +59,8 @@ pub fn from_config_json(text: &str, name: &str, quant: Quant) -> Result<Model, M
     let fields: Map<String, Value> = serde_json::from_str(text)
         .map_err(|error| ModelError::Json { reason: error.to_string() })?;
     let config = Config(&fields);
-    let architecture = config.architecture()?;
+    let (given, architecture) = config.architecture()?;
+    let mixture = config.mixture(given)?;
     let hidden = config.size("hidden_size", MAX_WIDTH)?;
     let heads = config.size("num_attention_heads", MAX_WIDTH)?;
     let attention_bias = config.flag("attention_bias")?;
@@ -62,16 +71,17 @@ pub fn from_config_json(text: &str, name: &str, quant: Quant) -> Result<Model, M
         heads,
         kv_heads: config.kv_heads(heads)?,
         head_size: config.head_size(hidden, heads)?,
-        ffn: config.size("intermediate_size", MAX_WIDTH)?,
+        ffn: config.size(ffn_field(architecture), MAX_WIDTH)?,
         vocab: config.size("vocab_size", MAX_VOCAB)?,
         context: config.size("max_position_embeddings", MAX_CONTEXT)?,
         tied: config.flag("tie_word_embeddings")?,
         extras: Extras {
-            qkv_bias: attention_bias || architecture == "qwen2",
-            o_bias: attention_bias && architecture != "qwen2",
+            qkv_bias: attention_bias || architecture.starts_with("qwen2"),
+            o_bias: attention_bias && !architecture.starts_with("qwen2"),
             ffn_bias: config.flag("mlp_bias")?,
-            qk_norm: architecture == "qwen3",
+            qk_norm: architecture.starts_with("qwen3"),
         },
+        mixture,
     };
     shape.model(name, "config.json", quant)
 }
@@ -85,7 +95,8 @@ impl Config<'_> {
         self.0.get(field).filter(|value| !value.is_null())
     }
 
-    fn architecture(&self) -> Result<&'static str, ModelError> {
+    /// The architecture as it is given, and its name in GGUF files.
+    fn architecture(&self) -> Result<(&str, &'static str), ModelError> {
         let given = self
             .get("architectures")
             .ok_or_else(|| ModelError::field("architectures", "missing"))?
@@ -93,15 +104,50 @@ impl Config<'_> {
             .and_then(|names| names.first())
             .and_then(Value::as_str)
             .ok_or_else(|| ModelError::field("architectures", "not a list of names"))?;
-        let mixture = given.contains("Moe") || given.contains("Mixtral");
-        if mixture || EXPERTS.iter().any(|field| self.get(field).is_some()) {
-            return Err(ModelError::unsupported(given, "it is a mixture of experts"));
-        }
         let known = KNOWN.iter().find(|(name, _)| *name == given);
-        known.map(|(_, architecture)| *architecture).ok_or_else(|| {
+        known.map(|(_, architecture)| (given, *architecture)).ok_or_else(|| {
             let names = KNOWN.map(|(name, _)| name).join(", ");
             ModelError::unsupported(given, format!("expected one of: {names}"))
         })
+    }
+
+    /// What the model is a mixture of.
+    fn mixture(&self, given: &str) -> Result<Option<Mixture>, ModelError> {
+        let (count, gating, shared) = match given {
+            "MixtralForCausalLM" => ("num_local_experts", Gating::SoftmaxNormed, false),
+            "Qwen3MoeForCausalLM" => ("num_experts", Gating::SoftmaxNormed, false),
+            "Qwen2MoeForCausalLM" => ("num_experts", Gating::Softmax, true),
+            _ => {
+                return match EXPERTS.iter().find(|field| self.get(field).is_some()) {
+                    Some(field) => Err(ModelError::field(field, format!("{given} has no experts"))),
+                    None => Ok(None),
+                };
+            }
+        };
+        let experts = self.size(count, MAX_EXPERTS)?;
+        let used = self.size("num_experts_per_tok", experts)?;
+        if given != "MixtralForCausalLM" {
+            let normed = self.flag("norm_topk_prob")?;
+            if normed != (gating == Gating::SoftmaxNormed) {
+                let reason = format!("{normed}, which {given} is not understood with");
+                return Err(ModelError::field("norm_topk_prob", reason));
+            }
+            if let Some(step @ 2..) = self.optional_size("decoder_sparse_step", MAX_LAYERS)? {
+                let reason = format!("{step}: some layers are dense");
+                return Err(ModelError::field("decoder_sparse_step", reason));
+            }
+            if let Some(list) =
+                self.get("mlp_only_layers").filter(|list| **list != Value::Array(vec![]))
+            {
+                let reason = format!("{}: some layers are dense", printable(&list.to_string()));
+                return Err(ModelError::field("mlp_only_layers", reason));
+            }
+        }
+        let shared = match shared {
+            true => self.size("shared_expert_intermediate_size", MAX_WIDTH)?,
+            false => 0,
+        };
+        Ok(Some(Mixture { experts, used, gating, shared }))
     }
 
     /// A whole number between 1 and `max`, if the field is there.
@@ -257,20 +303,66 @@ mod tests {
         assert_eq!(error, "config.json: tie_word_embeddings: \"yes\" is not true or false");
     }
 
+    /// Qwen3-30B-A3B.
+    fn mixture() -> Value {
+        json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "head_dim": 128,
+            "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+            "max_position_embeddings": 40960, "num_attention_heads": 32, "num_hidden_layers": 48,
+            "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+            "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "tie_word_embeddings": false, "vocab_size": 151_936
+        })
+    }
+
     #[test]
-    fn mixtures_of_experts_and_other_architectures_are_errors_that_say_so() {
-        let mut config = llama_3_2();
-        for name in ["MixtralForCausalLM", "Qwen2MoeForCausalLM"] {
-            config["architectures"] = json!([name]);
-            let error = read(&config).expect_err(name).to_string();
-            assert!(error.contains(name) && error.contains("mixture of experts"), "{error}");
+    fn mixtures_of_experts_are_the_built_in_ones() {
+        let shared = json!({
+            "architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 2048,
+            "intermediate_size": 5632, "moe_intermediate_size": 1408, "num_hidden_layers": 24,
+            "shared_expert_intermediate_size": 5632, "max_position_embeddings": 8192,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 60,
+            "num_experts_per_tok": 4, "norm_topk_prob": false, "vocab_size": 151_936
+        });
+        for (config, name) in [(mixture(), "qwen3-30b-a3b"), (shared, "qwen1.5-moe-a2.7b")] {
+            let expected = builtin(name, Quant::Q4_0).expect(name);
+            let model = read(&config).expect(name);
+            let source = expected.source.clone();
+            assert_eq!(Model { name: name.into(), source, ..model }, expected);
         }
+    }
+
+    #[test]
+    fn experts_that_are_missing_or_absurd_are_named() {
+        for (field, value, expected) in [
+            ("num_experts", json!(0), "num_experts: 0 is not a whole number between 1 and 1024"),
+            (
+                "num_experts",
+                json!(4),
+                "num_experts_per_tok: 8 is not a whole number between 1 and 4",
+            ),
+            ("num_experts", Value::Null, "num_experts: missing"),
+            ("norm_topk_prob", json!(false), "norm_topk_prob: false, which"),
+            ("mlp_only_layers", json!([3]), "mlp_only_layers: [3]: some layers are dense"),
+            ("decoder_sparse_step", json!(2), "decoder_sparse_step: 2: some layers are dense"),
+        ] {
+            let mut config = mixture();
+            config[field] = value;
+            let error = read(&config).expect_err(field).to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let mut config = llama_3_2();
+        config["num_local_experts"] = 8.into();
+        let error = read(&config).expect_err("experts").to_string();
+        assert_eq!(error, "config.json: num_local_experts: LlamaForCausalLM has no experts");
+    }
+
+    #[test]
+    fn other_architectures_are_errors_that_list_those_that_are_known() {
+        let mut config = llama_3_2();
         config["architectures"] = json!(["GPT2LMHeadModel"]);
         let error = read(&config).expect_err("another family").to_string();
         assert!(error.contains("GPT2LMHeadModel") && error.contains("LlamaForCausalLM"), "{error}");
-        let mut config = llama_3_2();
-        config["num_local_experts"] = 8.into();
-        assert!(read(&config).expect_err("experts").to_string().contains("mixture of experts"));
     }
 
     #[test]

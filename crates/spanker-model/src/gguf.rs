@@ -10,6 +10,7 @@
 
 mod cursor;
 mod data;
+mod experts;
 mod map;
 mod parts;
 mod read;

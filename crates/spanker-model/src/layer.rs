@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Quant;
+use crate::{Experts, Quant};
 
 /// A weight matrix: `rows` outputs by `cols` inputs. A row is stored whole.
 ///
@@ -49,7 +49,7 @@ impl Matrix {
     }
 }
 
-/// One transformer layer: attention, then a gated feed-forward network.
+/// One transformer layer: attention, then a gated feed-forward network, or a mixture of such.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Layer {
     /// Queries: heads x head size outputs.
@@ -60,7 +60,7 @@ pub struct Layer {
     pub v: Matrix,
     /// Attention's output: back to the model's width.
     pub o: Matrix,
-    /// The feed-forward network's gate.
+    /// The feed-forward network's gate; of a mixture, one expert's, and so for the two that follow.
     pub gate: Matrix,
     /// The feed-forward network's way up.
     pub up: Matrix,
@@ -68,6 +68,9 @@ pub struct Layer {
     pub down: Matrix,
     /// Bytes of norms and biases, which every card of a tensor-parallel group keeps whole.
     pub other_bytes: u64,
+    /// What the layer has besides if it is a mixture of experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
 }
 
 impl Layer {
@@ -88,15 +91,34 @@ impl Layer {
     /// Bytes of the layer, norms and biases included. The result saturates.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let bytes = self.matrices().map(|(_, matrix)| matrix.bytes());
-        bytes.into_iter().fold(self.other_bytes, u64::saturating_add)
+        self.sum(self.expert_count(), Matrix::bytes).saturating_add(self.other_bytes)
+    }
+
+    /// Bytes that a token reads of the layer if it meets `used` experts. The result saturates.
+    #[must_use]
+    pub fn read_bytes(&self, used: u64) -> u64 {
+        let experts = self.experts.map_or(1, |experts| used.min(experts.count));
+        self.sum(experts, Matrix::bytes).saturating_add(self.other_bytes)
     }
 
     /// How many weights the matrices have. The result saturates.
     #[must_use]
     pub fn weights(&self) -> u64 {
-        let weights = self.matrices().map(|(_, matrix)| matrix.weights());
-        weights.into_iter().fold(0, u64::saturating_add)
+        self.sum(self.expert_count(), Matrix::weights)
+    }
+
+    /// How many feed-forward networks there are: 1 without a mixture.
+    #[must_use]
+    pub fn expert_count(&self) -> u64 {
+        self.experts.map_or(1, |experts| experts.count)
+    }
+
+    /// A number of every matrix, with so many experts.
+    fn sum(&self, experts: u64, of: fn(&Matrix) -> u64) -> u64 {
+        let always = self.experts.iter().flat_map(Experts::always).map(|(_, matrix)| of(matrix));
+        let attention = [&self.q, &self.k, &self.v, &self.o].map(of);
+        let expert = [&self.gate, &self.up, &self.down].map(|m| of(m).saturating_mul(experts));
+        attention.into_iter().chain(expert).chain(always).fold(0, u64::saturating_add)
     }
 
     /// The same layer with all matrices stored in `quant`; norms and biases stay.
@@ -111,6 +133,10 @@ impl Layer {
             up: self.up.with_quant(quant),
             down: self.down.with_quant(quant),
             other_bytes: self.other_bytes,
+            experts: match self.experts {
+                Some(experts) => Some(experts.with_quant(quant)),
+                None => None,
+            },
         }
     }
 }

@@ -23,6 +23,7 @@
 mod builtin;
 mod config;
 mod error;
+mod experts;
 pub mod gguf;
 mod kv;
 mod layer;
@@ -34,6 +35,9 @@ mod wire;
 pub use builtin::{builtin, builtin_names};
 pub use config::from_config_json;
 pub use error::ModelError;
+pub use experts::{
+    Experts, Gating, MAX_EXPERTS, Mixture, SharedExpert, distinct_experts, gating_of,
+};
 pub use kv::{KV_BLOCK, KvShape, Strided};
 pub use layer::{Layer, Matrix};
 pub use model::{MAX_LAYERS, Model};

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::printable;
 use crate::wire::Wire;
-use crate::{Layer, Matrix, ModelError, Quant};
+use crate::{Layer, Matrix, Mixture, ModelError, Quant};
 
 /// The most layers that a model may have.
 pub const MAX_LAYERS: u64 = 4096;
@@ -38,7 +38,7 @@ const MAX_TEXT: usize = 256;
 pub struct Model {
     /// What people call it.
     pub name: String,
-    /// The family as GGUF files name it: `llama`, `qwen2`, `qwen3`.
+    /// The family as GGUF files name it: `llama`, `qwen2`, `qwen3moe`.
     pub architecture: String,
     /// Where the sizes come from: `built-in`, `gguf` or `config.json`.
     pub source: String,
@@ -50,7 +50,7 @@ pub struct Model {
     pub kv_heads: u64,
     /// Elements of one head.
     pub head_size: u64,
-    /// The width of the feed-forward network.
+    /// The width of the feed-forward network; of a mixture, of one expert.
     pub ffn: u64,
     /// Tokens in the vocabulary.
     pub vocab: u64,
@@ -72,6 +72,8 @@ pub struct Model {
     pub rope_dims: u64,
     /// Bytes of the final norm and of tables for positions.
     pub other_bytes: u64,
+    /// What its layers are a mixture of, if they are one.
+    pub mixture: Option<Mixture>,
 }
 
 /// The rows and columns of a layer's matrices, in the order of [`Layer::matrices`].
@@ -97,15 +99,17 @@ impl Model {
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
         let stored_apart = if self.tied { 0 } else { self.embedding.bytes() };
-        self.read_per_token().saturating_add(stored_apart)
+        let rest = self.head.bytes().saturating_add(self.other_bytes).saturating_add(stored_apart);
+        self.layers.iter().map(Layer::bytes).fold(rest, u64::saturating_add)
     }
 
     /// Bytes of weights that decoding one token reads: all layers and the head, but not the
-    /// embedding table, of which a token reads one row.
+    /// embedding table, of which a token reads one row. Of a mixture, the experts that it meets.
     #[must_use]
     pub fn read_per_token(&self) -> u64 {
         let rest = self.head.bytes().saturating_add(self.other_bytes);
-        self.layers.iter().map(Layer::bytes).fold(rest, u64::saturating_add)
+        let used = self.mixture.map_or(1, |mixture| mixture.used);
+        self.layers.iter().map(|l| l.read_bytes(used)).fold(rest, u64::saturating_add)
     }
 
     /// Bytes that one token adds to the caches of all layers, which are stored in `kv`: a row of
@@ -190,7 +194,7 @@ impl Model {
             let reason = format!("{} do not divide {} heads", self.kv_heads, self.heads);
             return Err(ModelError::inconsistent("kv_heads", reason));
         }
-        Ok(())
+        self.mixture.map_or(Ok(()), |mixture| mixture.check(self.ffn, MAX_WIDTH))
     }
 
     fn check_layer(&self, at: usize, layer: &Layer) -> Result<(), ModelError> {
@@ -199,7 +203,35 @@ impl Model {
         for ((name, matrix), shape) in layer.matrices().into_iter().zip(shapes) {
             check_matrix(|| format!("layer {at} {name}"), matrix, shape)?;
         }
+        self.check_experts(at, layer)?;
         check_other(|| format!("layer {at}"), layer.other_bytes)
+    }
+}
+
+impl Model {
+    /// A layer has experts if and only if the model is a mixture, and as many as that says.
+    fn check_experts(&self, at: usize, layer: &Layer) -> Result<(), ModelError> {
+        let (count, shared) = self.mixture.map_or((0, 0), |m| (m.experts, m.shared));
+        let has = layer.experts.map_or(0, |experts| experts.count);
+        if has != count {
+            let reason = format!("{has}, and the model has {count}");
+            return Err(ModelError::inconsistent(format!("layer {at} experts"), reason));
+        }
+        let Some(experts) = layer.experts else { return Ok(()) };
+        let router = (count, self.hidden);
+        check_matrix(|| format!("layer {at} router"), &experts.router, router)?;
+        if experts.shared.is_some() != (shared > 0) {
+            let (has, of) = (experts.shared.map_or(0, |own| own.gate.rows), shared);
+            let reason = format!("width {has}, and the model's is {of}");
+            return Err(ModelError::inconsistent(format!("layer {at} shared expert"), reason));
+        }
+        let Some(own) = experts.shared else { return Ok(()) };
+        let (up, down) = ((shared, self.hidden), (self.hidden, shared));
+        let shapes = [(1, self.hidden), up, up, down];
+        for ((name, matrix), shape) in own.matrices().into_iter().zip(shapes) {
+            check_matrix(|| format!("layer {at} {name}"), matrix, shape)?;
+        }
+        Ok(())
     }
 }
 

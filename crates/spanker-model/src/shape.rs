@@ -2,7 +2,7 @@
 //! Hyperparameters, and the model that follows from them when all matrices share one type.
 
 use crate::model::layer_shapes;
-use crate::{Layer, Matrix, Model, ModelError, Quant};
+use crate::{Experts, Layer, Matrix, Mixture, Model, ModelError, Quant};
 
 /// Bytes of an element of a norm or a bias: GGUF files store them as `f32`.
 const OTHER_ELEMENT: u64 = 4;
@@ -34,6 +34,7 @@ pub(crate) struct Shape {
     pub(crate) context: u64,
     pub(crate) tied: bool,
     pub(crate) extras: Extras,
+    pub(crate) mixture: Option<Mixture>,
 }
 
 impl Shape {
@@ -48,7 +49,8 @@ impl Shape {
             + of(self.extras.o_bias, self.hidden)
             + of(self.extras.ffn_bias, 2 * self.ffn + self.hidden)
             + of(self.extras.qk_norm, 2 * self.head_size);
-        Layer { q: q_, k, v, o, gate, up, down, other_bytes: others * OTHER_ELEMENT }
+        let experts = self.mixture.map(|mixture| Experts::new(mixture, self.hidden, quant));
+        Layer { q: q_, k, v, o, gate, up, down, other_bytes: others * OTHER_ELEMENT, experts }
     }
 
     /// The model with all matrices in `quant`. The caller has checked that each size is in bounds.
@@ -78,6 +80,7 @@ impl Shape {
             head_norms: self.extras.qk_norm,
             rope_dims: self.head_size,
             other_bytes: self.hidden * OTHER_ELEMENT,
+            mixture: self.mixture,
         };
         model.validate()?;
         Ok(model)

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Layer, MAX_LAYERS, Matrix, Model, ModelError};
+use crate::{Layer, MAX_LAYERS, Matrix, Mixture, Model, ModelError};
 
 /// `count` equal layers in a row.
 #[derive(Debug, Serialize, Deserialize)]
@@ -37,6 +37,8 @@ pub(crate) struct Wire {
     #[serde(default)]
     rope_dims: Option<u64>,
     other_bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mixture: Option<Mixture>,
 }
 
 impl From<Model> for Wire {
@@ -62,6 +64,7 @@ impl From<Model> for Wire {
             head_norms: model.head_norms,
             rope_dims: Some(model.rope_dims),
             other_bytes: model.other_bytes,
+            mixture: model.mixture,
         }
     }
 }
@@ -96,6 +99,7 @@ impl TryFrom<Wire> for Model {
             head_norms: wire.head_norms,
             rope_dims: wire.rope_dims.unwrap_or(wire.head_size),
             other_bytes: wire.other_bytes,
+            mixture: wire.mixture,
         };
         model.validate()?;
         Ok(model)

@@ -281,7 +281,8 @@ impl<'a> Pricer<'a> {
         let mut put = |_: &Piece, _: u64| crate::work::Place { buffer: BufferId(0), offset: 0 };
         let member = |rank: usize| {
             let (shard, split) = (&group.shards[rank], group.split);
-            let mut holder = Holder { model: self.model, shard, split, put: &mut put };
+            let mut holder =
+                Holder { model: self.model, shard, split, put: &mut put, in_file: false };
             let mut holding = Holding { layers: Vec::new(), embedding: None, head: None };
             match piece {
                 Phase::Embed => holding.embedding = Some(holder.embedding()),

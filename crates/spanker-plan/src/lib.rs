@@ -50,7 +50,7 @@ pub use plan::{
 pub use program::{
     ATTEND_ROWS, Action, Addend, Apart, Audit, Buffer, CachedCell, CardLayout, Check, Cost, Cut,
     Dice, GpuPlaces, GpuStaging, HostStaging, Load, MAX_CANDIDATES, Member, Numerics,
-    OPERATORS_PER_LAYER, Op, Part, Piece, Programs, Projection, RankLink, Reach, Routes,
+    OPERATORS_PER_LAYER, Op, Part, Piece, Placing, Programs, Projection, RankLink, Reach, Routes,
     SEGMENT_ALIGNMENT, Samples, Space, Step, StepShape, StepTables, Tap, Taps, Tensor, Terms,
     USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, Wanted, WeightLayout, Wiring, card_layouts, load,
     segments, walk,
@@ -62,6 +62,6 @@ pub use steps::StepPrices;
 pub use trace::perfetto::{Origin, TraceError, perfetto_of_both, read_perfetto};
 pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};
 pub use work::{
-    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, MAX_WRITE, Place,
-    ROW_BYTES, Work,
+    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES, MAX_WRITE,
+    PICK_BYTES, Picks, Place, ROW_BYTES, Work,
 };

@@ -10,7 +10,7 @@ use spanker_model::{KvShape, Model};
 use spanker_topology::{Bytes, Cluster, Seconds};
 
 use crate::cost::memory::{Allocation, Footprint, Place};
-use crate::cost::shard::Split;
+use crate::cost::shard::{Shard, Split};
 use crate::cost::{Group, Phase, Pricer};
 use crate::program::{Buffer, CardLayout, Op, Part, Step, Terms, Want, card_layouts};
 use crate::trace::Activity;
@@ -133,11 +133,12 @@ impl Group {
         }
         let whole = self.split == Split::Reduce;
         let sharing = model.heads / model.kv_heads;
-        let mut ends = [0u64; 5];
+        let shared = model.mixture.map_or(0, |own| own.shared);
+        let mut ends = [0u64; 6];
         for shard in &self.shards {
-            let runs = [&shard.heads, &shard.ffn, &shard.vocab, &shard.output, &shard.down];
-            for (index, run) in runs.into_iter().enumerate() {
-                let whole_rows = whole && index >= 3;
+            let Shard { heads, ffn, vocab, shared, output, down, .. } = shard;
+            for (index, run) in [heads, ffn, vocab, shared, output, down].into_iter().enumerate() {
+                let whole_rows = whole && index >= 4;
                 let start = if whole_rows { 0 } else { ends[index] };
                 let cut_short = whole_rows && run.end != model.hidden;
                 if run.start != start || run.end < run.start || cut_short {
@@ -154,7 +155,8 @@ impl Group {
                 return wrong(format!("heads {heads:?} need KV heads {needed:?} and have {has:?}"));
             }
         }
-        let expected = [model.heads, model.ffn, model.vocab, model.hidden, model.hidden];
+        let hidden = model.hidden;
+        let expected = [model.heads, model.ffn, model.vocab, shared, hidden, hidden];
         if ends == expected {
             Ok(())
         } else {

@@ -13,6 +13,7 @@
 mod audit;
 mod buffers;
 mod crossing;
+mod experts;
 mod price;
 mod staging;
 mod tables;
@@ -49,7 +50,7 @@ pub use staging::{ATTEND_ROWS, GpuPlaces, GpuStaging, HostStaging};
 pub use tables::{Shape as StepShape, StepTables};
 pub use tap::{Addend, Check, Samples, Tap, Taps};
 pub use weights::{Cut, Piece, Projection, Tensor, WEIGHT_ALIGNMENT, WeightLayout};
-pub(crate) use weights::{Held, HeldLayer, Holder, Holding, padded};
+pub(crate) use weights::{Held, HeldFfn, HeldLayer, Holder, Holding, padded};
 pub use wiring::{Apart, RankLink, Routes, Wiring};
 pub(crate) use write::{Context, Sink, Writer};
 
@@ -364,6 +365,9 @@ impl Member {
     }
 }
 
+/// Where a piece of a member's weights is, and whether rows of weights stay where the model's file has them.
+pub type Placing<'w> = (&'w mut dyn FnMut(usize, &Piece) -> Place, bool);
+
 /// Writes programs for one copy of a model that is laid out over cards.
 #[derive(Debug, Clone)]
 pub struct Programs {
@@ -379,8 +383,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Programs on buffers that have been allocated: `weight` says where a piece of a member's weights is,
-    /// `buffer` which buffer of a member is for what, `kind` how cards exchange if not as their profiles say.
+    /// Programs on buffers that have been allocated: `weight` says where weights are, `buffer` which buffer of a member is for what, `kind`
+    /// how cards exchange if not as their profiles say.
     #[must_use]
     #[allow(clippy::too_many_arguments, reason = "a layout, and where its parts are")]
     pub fn bound(
@@ -390,7 +394,7 @@ impl Programs {
         space: Space,
         numerics: Numerics,
         kind: Option<ExchangeKind>,
-        weight: &mut dyn FnMut(usize, &Piece) -> Place,
+        (weight, in_file): Placing<'_>,
         buffer: &mut dyn FnMut(usize, Buffer) -> BufferId,
     ) -> Programs {
         let (mut members, mut groups, mut kinds) = (Vec::new(), Vec::new(), Vec::new());
@@ -402,8 +406,8 @@ impl Programs {
                 let at = members.len();
                 let (shard, split) = (&stage.group.shards[rank], stage.group.split);
                 let mut put = |piece: &Piece, _: u64| weight(at, piece);
-                let holding =
-                    Holder { model, shard, split, put: &mut put }.all(stage.layers.clone(), ends);
+                let mut holder = Holder { model, shard, split, put: &mut put, in_file };
+                let holding = holder.all(stage.layers.clone(), ends);
                 let list = sizes(model, stage, rank, space, ends, exchanging);
                 let buffers = BufferIds::new(list.iter().map(|&(of, _)| (of, buffer(at, of))));
                 let shard = shard.clone();
@@ -431,7 +435,8 @@ impl Programs {
         };
         let mut buffer = |_: usize, of: Buffer| of.symbol();
         let numerics = Numerics::default();
-        Programs::bound(model, cluster, stages, space, numerics, None, &mut weight, &mut buffer)
+        let weight: Placing<'_> = (&mut weight, false);
+        Programs::bound(model, cluster, stages, space, numerics, None, weight, &mut buffer)
     }
 
     /// The cards, in the order of stages and ranks.

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use spanker_collective::DType;
+pub use spanker_model::MAX_EXPERTS;
 use spanker_model::{KvShape, Quant};
 
 /// A buffer in a card's memory. Handles are numbers that the card gives out once.
@@ -88,6 +89,20 @@ impl KvCache {
         let (heads, head_size) = (self.heads, self.head_size);
         Quant::from_ggml_id(self.quant).map(|quant| KvShape { heads, head_size, quant })
     }
+}
+
+/// Bytes of a pick: the number of an expert, u32, and its weight, f32.
+pub const PICK_BYTES: u64 = 8;
+
+/// Which experts the rows of a step meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Picks {
+    /// For each row its picks, [`PICK_BYTES`] each.
+    pub at: Place,
+    /// Picks of a row.
+    pub used: u64,
+    /// Experts that there are.
+    pub experts: u64,
 }
 
 /// One thing that a card does.
@@ -351,6 +366,53 @@ pub enum Work {
         /// What products of queries and keys are multiplied with: the bits of an f32.
         scale: u32,
     },
+    /// Picks experts for rows by the logits of a router: those with the largest, among equals the lowest number first.
+    /// What is not a number comes last.
+    Route {
+        /// A row of f32 for each row, one for each expert.
+        logits: Place,
+        /// Where the picks go, the one with the largest logit first.
+        picks: Picks,
+        /// Rows.
+        rows: u64,
+        /// How they are weighed: the code of a [`spanker_model::Gating`].
+        gating: u32,
+    },
+    /// Products with the experts that rows have picked: for each pick a row of results. Results of experts that are
+    /// not there are left alone.
+    MatmulExperts {
+        /// The rows of a: one for each row, or one for each pick.
+        a: Place,
+        /// The rows of the first expert's b.
+        b: Place,
+        /// A row of `n` f32 for each pick, row by row.
+        out: Place,
+        /// The picks.
+        picks: Picks,
+        /// Rows, columns of both, rows of an expert's b.
+        shape: [u64; 3],
+        /// GGML's numbers of the types of a and b, as those of a [`Work::Matmul`].
+        types: [u32; 2],
+        /// Bytes from an expert's b to the next one's.
+        stride: u64,
+        /// Whether each pick has a row of a of its own.
+        apart: bool,
+    },
+    /// Sums of rows of f32, each times the weight of its pick, in the order of the picks.
+    Combine {
+        /// A row for each pick.
+        from: Place,
+        /// The picks, of which the weights count.
+        picks: Picks,
+        /// A row for each row.
+        into: Place,
+        /// Rows.
+        rows: u64,
+        /// Numbers of a row.
+        width: u64,
+        /// Whether the sums are added to what is there.
+        add: bool,
+    },
     /// Sends bytes to the card at a port.
     Send {
         /// The source.
@@ -421,6 +483,9 @@ impl Work {
             Work::AttendBlocks { queries, cache, into, .. } => {
                 vec![queries, &mut cache.blocks, &mut cache.rows, &mut cache.tables, into]
             }
+            Work::Route { logits, picks, .. } => vec![logits, &mut picks.at],
+            Work::MatmulExperts { a, b, out, picks, .. } => vec![a, b, out, &mut picks.at],
+            Work::Combine { from, picks, into, .. } => vec![from, &mut picks.at, into],
             Work::Reduce { into, sources, .. } => {
                 sources.iter_mut().chain(std::iter::once(into)).collect()
             }

@@ -318,7 +318,7 @@ fn a_gpus_kernel_has_room_for_every_program_that_its_plan_has_steps_for() {
                 space,
                 numerics,
                 kind,
-                &mut weight,
+                (&mut weight, false),
                 &mut buffer,
             );
             for rows in [1, 40] {

@@ -32,7 +32,7 @@
  * and GET_VERSION are answered all the same: their numbers and layouts, and the head of a
  * message, are those of every major version. */
 #define SPANKER_ABI_VERSION_MAJOR 0
-#define SPANKER_ABI_VERSION_MINOR 4
+#define SPANKER_ABI_VERSION_MINOR 5
 #define SPANKER_ABI_VERSION_PATCH 0
 
 /* The minor version since which a card has a request or a kind of work. What is not listed
@@ -71,6 +71,9 @@
 #define SPANKER_SINCE_WORK_ROTATE_ROWS 4
 #define SPANKER_SINCE_WORK_KEEP 4
 #define SPANKER_SINCE_WORK_ATTEND_BLOCKS 4
+#define SPANKER_SINCE_WORK_ROUTE 5
+#define SPANKER_SINCE_WORK_MATMUL_EXPERTS 5
+#define SPANKER_SINCE_WORK_COMBINE 5
 
 /* The answer to SPANKER_IOC_GET_VERSION: 8 bytes. */
 struct spanker_version {
@@ -309,6 +312,9 @@ struct spanker_records {
 #define SPANKER_WORK_ROTATE_ROWS 19u
 #define SPANKER_WORK_KEEP 20u
 #define SPANKER_WORK_ATTEND_BLOCKS 21u
+#define SPANKER_WORK_ROUTE 22u
+#define SPANKER_WORK_MATMUL_EXPERTS 23u
+#define SPANKER_WORK_COMBINE 24u
 
 #define SPANKER_WORK_VERSION 1u
 
@@ -622,6 +628,68 @@ struct spanker_work_attend_blocks {
 	__u64 group; /* Not 0. */
 	__u64 offset;
 	__u32 scale; /* The bits of an f32; products are multiplied with it. */
+	__u32 reserved;
+};
+
+/* Which experts of a mixture rows meet: for each row `used` picks, in the order of their logits,
+ * the largest first and among equals the lowest number first. */
+struct spanker_pick {
+	__u32 expert;
+	__u32 weight; /* The bits of an f32. */
+};
+
+struct spanker_picks {
+	struct spanker_place at; /* A struct spanker_pick for each pick. */
+	__u64 used;              /* Picks of a row: 1 to `experts`. */
+	__u64 experts;           /* Experts that there are, at most 1024. */
+};
+
+/* How picks are weighed, by e^(logit - largest logit) of an expert, e(i). */
+#define SPANKER_GATING_SOFTMAX 0u           /* e(i) / sum of e of all experts in rising order. */
+#define SPANKER_GATING_SOFTMAX_NORMED 1u    /* That / its sum over the picks in their order. */
+#define SPANKER_GATING_SOFTMAX_OF_CHOSEN 2u /* e(i) / sum of e of the picks in their order. */
+#define SPANKER_GATING_SIGMOID 3u           /* 1 / (1 + e^(-logit)). */
+
+/* Picks experts for rows of `experts` logits (f32). What is not a number comes last. */
+struct spanker_work_route {
+	struct spanker_work head;
+	struct spanker_place logits;
+	struct spanker_picks picks;
+	__u64 rows;
+	__u32 gating; /* SPANKER_GATING_*. */
+	__u32 reserved;
+};
+
+/* Products with the experts that `m` rows have picked: for each pick a row of `n` f32. `a` has a
+ * row of `k` for each row or, where `apart` is 1, for each pick; an expert's b has `n` rows, and
+ * begins `stride` bytes behind the one before. Types are those of MATMUL. Results of experts
+ * that are not there are left alone. */
+struct spanker_work_matmul_experts {
+	struct spanker_work head;
+	struct spanker_place a;
+	struct spanker_place b;
+	struct spanker_place out;
+	struct spanker_picks picks;
+	__u64 m;
+	__u64 k;
+	__u64 n;
+	__u64 stride;
+	__u32 a_type;
+	__u32 b_type;
+	__u32 apart; /* 0 or 1. */
+	__u32 reserved;
+};
+
+/* Sums of rows of `width` f32, each times its pick's weight, in the order of the picks; where
+ * `add` is 1, added to what is there. */
+struct spanker_work_combine {
+	struct spanker_work head;
+	struct spanker_place from; /* A row for each pick. */
+	struct spanker_picks picks;
+	struct spanker_place into; /* A row for each row. */
+	__u64 rows;
+	__u64 width;
+	__u32 add; /* 0 or 1. */
 	__u32 reserved;
 };
 

@@ -14,7 +14,7 @@ use crate::feature::Feature;
 /// The major version of the ABI that this crate mirrors; a change breaks older programs.
 pub const ABI_VERSION_MAJOR: u16 = 0;
 /// The minor version of the ABI that this crate mirrors; a change adds requests.
-pub const ABI_VERSION_MINOR: u16 = 4;
+pub const ABI_VERSION_MINOR: u16 = 5;
 /// The patch version of the ABI that this crate mirrors; a change alters neither numbers nor layout.
 pub const ABI_VERSION_PATCH: u16 = 0;
 
@@ -74,9 +74,10 @@ macro_rules! mirror {
 mod work;
 
 pub use work::{
-    RawAddRow, RawAttend, RawAttendBlocks, RawBest, RawCopy, RawEmbed, RawFence, RawFill, RawGate,
-    RawHalve, RawKeep, RawKvCache, RawMatmul, RawNorm, RawPlace, RawQuantize, RawReceive,
-    RawReduce, RawRotate, RawRotateRows, RawRow, RawRows, RawSend, RawWork, RawWrite,
+    RawAddRow, RawAttend, RawAttendBlocks, RawBest, RawCombine, RawCopy, RawEmbed, RawFence,
+    RawFill, RawGate, RawHalve, RawKeep, RawKvCache, RawMatmul, RawMatmulExperts, RawNorm, RawPick,
+    RawPicks, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRotateRows, RawRoute,
+    RawRow, RawRows, RawSend, RawWork, RawWrite,
 };
 
 mirror! {
@@ -414,6 +415,20 @@ constants! {
     WORK_KEEP: u16 = 20;
     /// Attention over blocks.
     WORK_ATTEND_BLOCKS: u16 = 21;
+    /// Experts that rows meet.
+    WORK_ROUTE: u16 = 22;
+    /// Products with these.
+    WORK_MATMUL_EXPERTS: u16 = 23;
+    /// Sums of what comes of them.
+    WORK_COMBINE: u16 = 24;
+    /// Probabilities among all experts.
+    GATING_SOFTMAX: u32 = 0;
+    /// The same divided by the sum of those that were chosen.
+    GATING_SOFTMAX_NORMED: u32 = 1;
+    /// Probabilities among those that were chosen.
+    GATING_SOFTMAX_OF_CHOSEN: u32 = 2;
+    /// For each its own.
+    GATING_SIGMOID: u32 = 3;
     /// Neighbours turn together.
     PAIRS_ADJACENT: u32 = 0;
     /// Numbers of the two halves turn together.

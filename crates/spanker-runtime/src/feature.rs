@@ -118,6 +118,12 @@ features! {
     WorkKeep = WORK_KEEP "work KEEP" since 4;
     /// [`Work::AttendBlocks`].
     WorkAttendBlocks = WORK_ATTEND_BLOCKS "work ATTEND_BLOCKS" since 4;
+    /// [`Work::Route`].
+    WorkRoute = WORK_ROUTE "work ROUTE" since 5;
+    /// [`Work::MatmulExperts`].
+    WorkMatmulExperts = WORK_MATMUL_EXPERTS "work MATMUL_EXPERTS" since 5;
+    /// [`Work::Combine`].
+    WorkCombine = WORK_COMBINE "work COMBINE" since 5;
 }
 
 /// GGML's number of Q4_K.
@@ -156,6 +162,9 @@ impl Feature {
             Work::RotateRows { .. } => Feature::WorkRotateRows,
             Work::Keep { .. } => Feature::WorkKeep,
             Work::AttendBlocks { .. } => Feature::WorkAttendBlocks,
+            Work::Route { .. } => Feature::WorkRoute,
+            Work::MatmulExperts { .. } => Feature::WorkMatmulExperts,
+            Work::Combine { .. } => Feature::WorkCombine,
             _ => return None,
         })
     }
@@ -196,7 +205,7 @@ mod tests {
         };
         // Twelve requests and seven kinds of work; nine more kinds, and more types of products.
         let known: Vec<usize> = (0..=ABI_VERSION_MINOR + 1).map(of).collect();
-        assert_eq!(known, [0, 0, 19, 29, 34, 34]);
+        assert_eq!(known, [0, 0, 19, 29, 34, 37, 37]);
         assert!(!AbiVersion { major: 1, minor: 9, patch: 0 }.has(Feature::CardInfo));
     }
 }

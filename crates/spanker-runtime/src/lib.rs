@@ -83,6 +83,6 @@ pub use error::{Error, Result};
 pub use feature::Feature;
 pub use transport::{Call, Payload, Transport};
 pub use work::{
-    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, MAX_WRITE, Malformed,
-    Place, ROW_BYTES, Work, decode_work, encode_work,
+    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES, MAX_WRITE,
+    Malformed, PICK_BYTES, Picks, Place, ROW_BYTES, Work, decode_work, encode_work,
 };

@@ -132,6 +132,6 @@ fn requests_of_this_version_to_another_major_version_are_not_made() {
             }
         }
         let error = card.info().expect_err("another version");
-        assert_eq!(error.to_string(), "the card speaks ABI 7.8.9, this program 0.4.0");
+        assert_eq!(error.to_string(), "the card speaks ABI 7.8.9, this program 0.5.0");
     });
 }

@@ -12,8 +12,8 @@ use nix::errno::Errno;
 use spanker_runtime::abi::{ABI_VERSION_MINOR, RawVersion, Request};
 use spanker_runtime::message::head_of;
 use spanker_runtime::{
-    AbiVersion, BufferId, Call, Descriptor, Error, Fault, FaultKind, Feature, KvCache, Place,
-    SpankerControl, Ticket, Transport, Work,
+    AbiVersion, BufferId, Call, Descriptor, Error, Fault, FaultKind, Feature, KvCache, Picks,
+    Place, SpankerControl, Ticket, Transport, Work,
 };
 
 /// A card of some version that answers everything, and keeps the names of what it was asked.
@@ -138,12 +138,18 @@ fn newer_kinds(at: Place) -> Vec<(&'static str, u16, Work)> {
     };
     let (group, offset, scale) = (1, 0, 0);
     let attend = Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale };
+    let picks = Picks { at, used: 1, experts: 1 };
+    let (a, b, out, shape, types) = (at, at, at, [1, 32, 1], [8, 8]);
+    let experts = Work::MatmulExperts { a, b, out, picks, shape, types, stride: 34, apart: false };
     vec![
         ("WRITE", 4, Work::Write { into, bytes: Arc::from([0; 4]) }),
         ("ADD_ROW", 4, Work::AddRow { into, row: at, rows, width: 1 }),
         ("ROTATE_ROWS", 4, rotate),
         ("KEEP", 4, Work::Keep { keys, values, cache, rows }),
         ("ATTEND_BLOCKS", 4, attend),
+        ("ROUTE", 5, Work::Route { logits: at, picks, rows, gating: 1 }),
+        ("MATMUL_EXPERTS", 5, experts),
+        ("COMBINE", 5, Work::Combine { from: at, picks, into, rows, width: 1, add: false }),
     ]
 }
 
@@ -219,7 +225,7 @@ fn card_of_another_major_version_is_refused_by_name_and_still_says_its_version()
     let (card, asked) = fake(1, 0);
     for (name, made) in requests(&card) {
         let error = made.expect_err("another major version");
-        assert_eq!(error.to_string(), "the card speaks ABI 1.0.5, this program 0.4.0", "{name}");
+        assert_eq!(error.to_string(), "the card speaks ABI 1.0.5, this program 0.5.0", "{name}");
     }
     let error = card.supports(Feature::CardInfo).expect_err("another major version");
     assert!(matches!(error, Error::Version { .. }), "{error}");
@@ -250,7 +256,7 @@ fn refusing(version: AbiVersion, error: Errno) -> SpankerControl {
 fn card_behind_a_socket_that_refuses_our_major_version_is_named_by_its_own() {
     let theirs = AbiVersion { major: 3, minor: 1, patch: 0 };
     let error = refusing(theirs, Errno::EPROTONOSUPPORT).info().expect_err("another version");
-    assert_eq!(error.to_string(), "the card speaks ABI 3.1.0, this program 0.4.0");
+    assert_eq!(error.to_string(), "the card speaks ABI 3.1.0, this program 0.5.0");
     // A refusal for another reason is not about the version, whoever says so.
     let error = refusing(theirs, Errno::EIO).info().expect_err("a refusal");
     assert!(matches!(error, Error::Ioctl { source: Errno::EIO, .. }), "{error}");

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use spanker_runtime::message::{HEAD_BYTES, Parsed, head, parse};
 use spanker_runtime::{
-    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, Place, Work, abi,
+    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, Picks, Place, Work, abi,
     decode_work, encode_work,
 };
 
@@ -108,12 +108,43 @@ fn operator() -> impl Strategy<Value = Work> {
                 Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale }
             }
         ),
+        of_experts(),
     ]
 }
 
 fn turn((places, sizes, pairs): ([Place; 3], [u64; 5], u32)) -> Work {
     let ([data, table, at], [positions, rows, heads, head_size, dims]) = (places, sizes);
     Work::RotateRows { data, table, positions, at, rows, heads, head_size, dims, pairs }
+}
+
+/// Work of mixtures of experts.
+fn of_experts() -> impl Strategy<Value = Work> {
+    prop_oneof![
+        (place(), picks(), any::<u64>(), 0..4u32)
+            .prop_map(|(logits, picks, rows, gating)| Work::Route { logits, picks, rows, gating }),
+        (
+            ([place(), place(), place()], picks()),
+            any::<[u64; 4]>(),
+            any::<[u32; 2]>(),
+            any::<bool>()
+        )
+            .prop_map(|(([a, b, out], picks), [m, k, n, stride], types, apart)| {
+                let shape = [m, k, n];
+                Work::MatmulExperts { a, b, out, picks, shape, types, stride, apart }
+            }),
+        (place(), place(), picks(), any::<[u64; 2]>(), any::<bool>()).prop_map(
+            |(from, into, picks, [rows, width], add)| {
+                Work::Combine { from, picks, into, rows, width, add }
+            }
+        ),
+    ]
+}
+
+fn picks() -> impl Strategy<Value = Picks> {
+    (place(), 1..=1024u64, any::<u64>()).prop_map(|(at, experts, salt)| {
+        let used = 1 + salt % experts;
+        Picks { at, used, experts }
+    })
 }
 
 /// A KV cache of a type that there is.

@@ -43,6 +43,9 @@ pub struct Recipe {
     pub linear: Option<f32>,
     /// Whether the head shows the normed residual stream as it is.
     pub plain_head: bool,
+    /// Experts of a layer, how many of them a token meets, and the width of the one that every token meets (0: none).
+    #[serde(default)]
+    pub mixture: Option<[u64; 3]>,
 }
 
 impl Recipe {
@@ -71,7 +74,32 @@ impl Recipe {
             freqs: false,
             linear: None,
             plain_head: false,
+            mixture: None,
         }
+    }
+
+    /// The same model with experts, each as wide as its feed-forward network is.
+    pub fn mixture(self, architecture: &str, mixture: [u64; 3]) -> Self {
+        let name = format!("{architecture} of {mixture:?} experts, {}", self.name);
+        Recipe { name, architecture: architecture.into(), mixture: Some(mixture), ..self }
+    }
+
+    /// What a layer of a mixture has instead of a feed-forward network, and its router.
+    fn experts(&self, [count, _, shared]: [u64; 3]) -> Vec<(&'static str, Vec<u64>, Quant)> {
+        let (hidden, ffn, quant) = (self.hidden, self.ffn, self.quant);
+        let mut list = vec![
+            ("ffn_gate_inp.weight", vec![hidden, count], Quant::F32),
+            ("ffn_gate_exps.weight", vec![hidden, ffn, count], quant),
+            ("ffn_up_exps.weight", vec![hidden, ffn, count], quant),
+            ("ffn_down_exps.weight", vec![ffn, hidden, count], quant),
+        ];
+        if shared > 0 {
+            list.push(("ffn_gate_inp_shexp.weight", vec![hidden], Quant::F32));
+            list.push(("ffn_gate_shexp.weight", vec![hidden, shared], quant));
+            list.push(("ffn_up_shexp.weight", vec![hidden, shared], quant));
+            list.push(("ffn_down_shexp.weight", vec![shared, hidden], quant));
+        }
+        list
     }
 
     /// Names, sizes (columns first) and types of all tensors, in the order of the file.
@@ -95,17 +123,23 @@ impl Recipe {
                 ("ffn_up", hidden, ffn),
                 ("ffn_down", ffn, hidden),
             ] {
+                if self.mixture.is_some() && matrix.starts_with("ffn") {
+                    continue;
+                }
                 list.push((name(&format!("{matrix}.weight")), vec![cols, rows], quant));
+            }
+            for (rest, dims, quant) in self.mixture.map(|of| self.experts(of)).unwrap_or_default() {
+                list.push((name(rest), dims, quant));
             }
             for norm in ["attn_norm.weight", "ffn_norm.weight"] {
                 list.push((name(norm), vec![hidden], Quant::F32));
             }
-            if self.architecture == "qwen2" {
+            if self.architecture.starts_with("qwen2") {
                 for (bias, rows) in [("attn_q.bias", q), ("attn_k.bias", kv), ("attn_v.bias", kv)] {
                     list.push((name(bias), vec![rows], Quant::F32));
                 }
             }
-            if self.architecture == "qwen3" {
+            if self.architecture.starts_with("qwen3") {
                 for norm in ["attn_q_norm.weight", "attn_k_norm.weight"] {
                     list.push((name(norm), vec![self.head_size], Quant::F32));
                 }
@@ -177,6 +211,14 @@ impl Recipe {
             ("rope.dimension_count", self.dims.unwrap_or(self.head_size)),
         ] {
             put(key, Field::U32(size as u32));
+        }
+        if let Some([experts, used, shared]) = self.mixture {
+            put("expert_count", Field::U32(experts as u32));
+            put("expert_used_count", Field::U32(used as u32));
+            put("expert_feed_forward_length", Field::U32(self.ffn as u32));
+            if shared > 0 {
+                put("expert_shared_feed_forward_length", Field::U32(shared as u32));
+            }
         }
         put("attention.layer_norm_rms_epsilon", Field::F32(1e-5));
         put("rope.freq_base", Field::F32(self.base));

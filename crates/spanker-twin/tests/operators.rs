@@ -6,8 +6,10 @@
 mod support;
 
 use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
-use ggml_spanker::{Inputs, KV_BLOCK, KvShape, Quant, WEIGHT_TYPES, decode, multiply, quantize};
-use spanker_runtime::{BufferId, Descriptor, KvCache, SpankerControl, Work};
+use ggml_spanker::{
+    Gating, Inputs, KV_BLOCK, KvShape, Quant, WEIGHT_TYPES, decode, multiply, quantize,
+};
+use spanker_runtime::{BufferId, Descriptor, KvCache, Picks, SpankerControl, Work};
 use spanker_twin::World;
 
 use support::{SECOND, at, ring};
@@ -114,6 +116,88 @@ fn products_of_every_type_of_weights_have_the_bits_of_the_host() {
         let shape = [m, k, n].map(|size| size as u64);
         bench.run(Work::Matmul { a: at(a, 0), b: at(b, 0), out: at(out, 0), shape, types });
         assert!(bench.read(out, m * n * 4) == bytes(&expected), "{quant}");
+    }
+}
+
+#[test]
+fn routers_pick_what_the_host_picks_by_every_gating() {
+    for gating in Gating::ALL {
+        let bench = Bench::new();
+        let [rows, experts, used] = [700, 61, 5];
+        let given = numbers(rows * experts, 9);
+        let (logits, into) = (bench.floats(&given), bench.floats(&vec![0.0; rows * used * 2]));
+        let picks = Picks { at: at(into, 0), used: used as u64, experts: experts as u64 };
+        let (rows_of, code) = (rows as u64, gating.code());
+        bench.run(Work::Route { logits: at(logits, 0), picks, rows: rows_of, gating: code });
+        let mut expected = Vec::new();
+        for logits in given.chunks(experts) {
+            let mut picks = vec![(0, 0.0); used];
+            ops::route(logits, gating, &mut picks);
+            for (expert, weight) in picks {
+                expected.extend(expert.to_le_bytes());
+                expected.extend(weight.to_le_bytes());
+            }
+        }
+        assert!(bench.read(into, expected.len()) == expected, "{gating:?}");
+    }
+}
+
+#[test]
+fn experts_have_the_bits_of_the_host_and_those_that_are_not_there_are_left_alone() {
+    let [m, k, n, experts, used] = [3, 1024, 700, 4, 2];
+    let (input, quant) = (Quant::Q8_0, Quant::Q4_0);
+    let bench = Bench::new();
+    // One of them is not there, one comes twice in a row.
+    let chosen: [u32; 6] = [2, 0, 3, 3, 9, 1];
+    let picks: Vec<u8> =
+        chosen.iter().flat_map(|e| [e.to_le_bytes(), 1f32.to_le_bytes()]).flatten().collect();
+    let picks = Picks { at: at(bench.holding(&picks), 0), used, experts };
+    let each = quant.row_bytes(k) * n;
+    let stride = each + 128;
+    let all = weights(quant, (experts * (k * n + 256 / 18 * 32)) as usize, 4);
+    let all = &all[..(stride * experts) as usize];
+    for apart in [false, true] {
+        let given = blocks(input, &numbers((m * used * k) as usize, 3));
+        let row = input.row_bytes(k) as usize;
+        let out = bench.floats(&vec![7.0; (m * used * n) as usize]);
+        let (a, b) = (bench.holding(&given), bench.holding(all));
+        let types = [input, quant].map(|quant| quant.ggml_id().unwrap());
+        let (a, b, into) = (at(a, 0), at(b, 0), at(out, 0));
+        bench.run(Work::MatmulExperts {
+            a,
+            b,
+            out: into,
+            picks,
+            shape: [m, k, n],
+            types,
+            stride,
+            apart,
+        });
+        let mut expected = vec![7.0; (m * used * n) as usize];
+        for (pick, (&expert, out)) in chosen.iter().zip(expected.chunks_mut(n as usize)).enumerate()
+        {
+            let first = if apart { pick } else { pick / used as usize } * row;
+            let mut inputs = Inputs::new();
+            inputs.load(input, &given[first..first + row], 1, k as usize).unwrap();
+            let Some(own) = all.get(expert as usize * stride as usize..).filter(|_| expert < 4)
+            else {
+                continue;
+            };
+            multiply(quant, &own[..each as usize], n as usize, &inputs, out).unwrap();
+        }
+        let found = bench.read(out, expected.len() * 4);
+        assert!(found == bytes(&expected), "{apart}");
+        for add in [false, true] {
+            let into = bench.floats(&vec![2.0; (m * n) as usize]);
+            let (from, width) = (at(out, 0), n);
+            bench.run(Work::Combine { from, picks, into: at(into, 0), rows: m, width, add });
+            let mut sums = vec![2.0; (m * n) as usize];
+            for (rows, sum) in expected.chunks((used * n) as usize).zip(sums.chunks_mut(n as usize))
+            {
+                ops::combine(rows, [1.0; 2].into_iter(), add, sum);
+            }
+            assert!(bench.read(into, sums.len() * 4) == bytes(&sums), "{add}");
+        }
     }
 }
 

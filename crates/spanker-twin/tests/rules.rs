@@ -7,7 +7,7 @@ mod support;
 
 use nix::errno::Errno;
 use spanker_runtime::{
-    BufferId, Descriptor, Error, Fold, KvCache, Landing, Place, SpankerControl, Work, abi,
+    BufferId, Descriptor, Error, Fold, KvCache, Landing, Picks, Place, SpankerControl, Work, abi,
 };
 use spanker_twin::Disturbance;
 
@@ -44,7 +44,20 @@ fn operators(x: BufferId, y: BufferId, z: BufferId) -> Vec<Work> {
             cache(y, Place { offset: SIZE / 2, ..y }, [2, 2, 64]),
             [rows, 4, 2, 0],
         ),
+        Work::Route { logits: x, picks: picks(z), rows, gating: 1 },
+        experts([x, y, z], Place { offset: 4096, ..x }),
+        Work::Combine { from: x, picks: picks(y), into: z, rows, width, add: true },
     ]
+}
+
+/// Two of four experts.
+fn picks(at: Place) -> Picks {
+    Picks { at, used: 2, experts: 4 }
+}
+
+fn experts([a, b, out]: [Place; 3], at: Place) -> Work {
+    let (shape, types) = ([2, 256, 3], [15, 14]);
+    Work::MatmulExperts { a, b, out, picks: picks(at), shape, types, stride: 640, apart: true }
 }
 
 fn turn(data: Place, table: Place, at: Place, sizes: [u64; 5]) -> Work {
@@ -186,13 +199,46 @@ fn ill_sized_steps([a, b, c]: [Place; 3]) -> Vec<Work> {
     ]
 }
 
+/// The same, of mixtures of experts.
+fn ill_sized_experts([a, b, c]: [Place; 3]) -> Vec<Work> {
+    let (rows, width, huge) = (2, 256, u64::MAX / 3);
+    let route = |picks, rows| Work::Route { logits: a, picks, rows, gating: 0 };
+    let sized = |shape, picks, stride| {
+        let (types, out) = ([15, 14], c);
+        let a = Place { offset: 4096, ..a };
+        Work::MatmulExperts { a, b, out, picks, shape, types, stride, apart: false }
+    };
+    let at = |used, experts| Picks { at: Place { offset: SIZE / 2, ..a }, used, experts };
+    let sum = |rows, width| {
+        let picks = at(2, 4);
+        Work::Combine { from: b, picks, into: c, rows, width, add: false }
+    };
+    vec![
+        route(picks(c), huge),
+        route(picks(c), SIZE),
+        // Picks in the logits.
+        route(picks(Place { offset: 8, ..a }), rows),
+        sized([rows, 100, 3], at(2, 4), 640),
+        sized([huge, width, 3], at(2, 4), 640),
+        sized([rows, width, huge], at(2, 4), 640),
+        // Experts over each other, and the last one outside.
+        sized([rows, width, 3], at(2, 4), 629),
+        sized([rows, width, 3], at(2, 4), SIZE / 3),
+        sized([rows, width, 3], at(2, 4), huge),
+        sum(huge, width),
+        sum(rows, huge),
+        sum(SIZE, width),
+    ]
+}
+
 #[test]
 fn operators_with_bad_sizes_or_types_are_refused_and_nothing_runs() {
     let world = ring(2);
     let card = world.control(0);
     let [x, y, z, marked] = buffers(&card);
     let [a, b, c] = [x, y, z].map(|buffer| at(buffer, 0));
-    for work in ill_sized([a, b, c]).into_iter().chain(ill_sized_steps([a, b, c])) {
+    let steps = ill_sized_steps([a, b, c]).into_iter().chain(ill_sized_experts([a, b, c]));
+    for work in ill_sized([a, b, c]).into_iter().chain(steps) {
         assert_eq!(refusal(&card, marked, work), Errno::EINVAL);
     }
     let (rows, width) = (1, 256);
@@ -328,6 +374,8 @@ fn garbled_card_has_a_wrong_bit_in_every_result() {
     let [x, y, z] = buffers(&card);
     let ones: Vec<u8> = (0..SIZE / 4).flat_map(|_| 1.0f32.to_le_bytes()).collect();
     card.write(x, 0, &ones).unwrap();
+    // Picks of the first expert.
+    card.write(x, 4096, &[0; 64]).unwrap();
     let result = |work: &Work| {
         card.write(z, 0, &ones).unwrap();
         let ticket = card.submit(1, &[work.clone().into()]).unwrap();

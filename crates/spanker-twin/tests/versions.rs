@@ -117,7 +117,7 @@ fn card_of_another_major_version_answers_the_first_requests_only() {
     let card = world.control(0);
     assert_eq!(card.version().unwrap().to_string(), "1.0.2");
     let error = card.info().unwrap_err();
-    assert_eq!(error.to_string(), "the card speaks ABI 1.0.2, this program 0.4.0");
+    assert_eq!(error.to_string(), "the card speaks ABI 1.0.2, this program 0.5.0");
     let error = Topology::of_cards(vec![world.control(0)]).unwrap_err();
     assert!(error.to_string().starts_with("card 0: the card speaks ABI 1.0.2"), "{error}");
 }

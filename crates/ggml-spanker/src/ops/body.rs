@@ -91,6 +91,13 @@ pub(super) fn add<L: Lanes>(_: L, into: &mut [f32], row: &[f32]) {
 }
 
 #[inline(always)]
+pub(super) fn add_scaled<L: Lanes>(_: L, into: &mut [f32], row: &[f32], weight: f32) {
+    for (into, value) in into.iter_mut().zip(row) {
+        *into += weight * value;
+    }
+}
+
+#[inline(always)]
 pub(super) fn to_half<L: Lanes>(l: L, values: &[f32], out: &mut [u8]) {
     let (wide, rest) = values.as_chunks();
     let (wide_out, rest_out) = out.as_chunks_mut();

@@ -3,8 +3,8 @@
 
 use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
-use spanker_model::{KV_BLOCK, KvShape, Quant, Strided};
-use spanker_plan::{Addend, Check, Samples};
+use spanker_model::{Gating, KV_BLOCK, KvShape, Quant, Strided};
+use spanker_plan::{Addend, Check, PICK_BYTES, Samples};
 
 use super::{Auditor, Member};
 use crate::LlmError;
@@ -93,6 +93,9 @@ impl Auditor<'_> {
             Check::Product { .. } | Check::Norm { .. } | Check::Embed { .. } => {
                 return self.row(member, check, kept);
             }
+            Check::Expert { .. } => return self.expert(member, check, kept),
+            Check::Route { .. } => routed(check, kept)?,
+            Check::Combine { .. } => combined(check, kept),
             Check::Add { elements, first, ref second, into } => {
                 let mut sum = kept.floats(first, elements);
                 let (more, what) = match second {
@@ -147,6 +150,29 @@ impl Auditor<'_> {
         })
     }
 
+    /// Elements of a row of a product with an expert.
+    fn expert(
+        &self,
+        member: Member<'_>,
+        check: &Check,
+        kept: Kept<'_>,
+    ) -> Result<Option<String>, LlmError> {
+        let Check::Expert { weights, stride, experts, width, types, pick, input, samples } = check
+        else {
+            return Ok(None);
+        };
+        let (expert, _) = picks_of(kept, *pick, 1)[0];
+        if u64::from(expert) >= *experts {
+            return Ok(Some(format!("expert {expert} of {experts}")));
+        }
+        let mut weights = *weights;
+        weights.offset += u64::from(expert) * stride;
+        let (width, types, samples) = (*width, *types, samples.clone());
+        let product = Check::Product { weights, width, types, input: *input, samples };
+        let differs = self.row(member, &product, kept)?;
+        Ok(differs.map(|what| format!("expert {expert}: {what}")))
+    }
+
     /// Elements of a row.
     fn row(
         &self,
@@ -189,6 +215,46 @@ impl Auditor<'_> {
             other => Err(LlmError::plan(format!("{other:?} has no rows"))),
         }
     }
+}
+
+/// The picks of a row, as numbers of experts and bits of weights.
+fn picks_of(kept: Kept<'_>, at: u64, used: u64) -> Vec<(u32, u32)> {
+    let words = kept.bytes(at, used * PICK_BYTES).as_chunks::<8>().0.iter();
+    let word = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    words.map(|pick| (word(&pick[..4]), word(&pick[4..]))).collect()
+}
+
+/// Which experts a row meets.
+fn routed(check: &Check, kept: Kept<'_>) -> Result<Option<String>, LlmError> {
+    let &Check::Route { experts, used, gating, logits, picks } = check else { return Ok(None) };
+    let unknown = || LlmError::plan(format!("gating {gating} is unknown"));
+    let gating = Gating::from_code(gating).ok_or_else(unknown)?;
+    let mut right = vec![(0, 0.0); used as usize];
+    ops::route(&kept.floats(logits, experts), gating, &mut right);
+    let found = picks_of(kept, picks, used);
+    let differ = |(found, right): (&(u32, u32), &(u32, f32))| {
+        found.0 != right.0 || found.1 != right.1.to_bits()
+    };
+    let first = found.iter().zip(&right).position(differ);
+    Ok(first.map(|at| {
+        let ((expert, weight), (own, right)) = (found[at], right[at]);
+        let weight = f32::from_bits(weight);
+        format!("router: expert {expert} with weight {weight} where {own} with {right} is right")
+    }))
+}
+
+/// A weighed sum.
+fn combined(check: &Check, kept: Kept<'_>) -> Option<String> {
+    let &Check::Combine { elements, used, from, picks, added, into } = check else { return None };
+    let mut out = match added {
+        Some(at) => kept.floats(at, elements),
+        None => vec![0.0; elements as usize],
+    };
+    let rows = kept.floats(from, used * elements);
+    let weights = picks_of(kept, picks, used);
+    let weights = weights.into_iter().map(|(_, weight)| f32::from_bits(weight));
+    ops::combine(&rows, weights, added.is_some(), &mut out);
+    kept.are(into, &out, "sum of experts")
 }
 
 /// One head of a key or value as the KV cache has it.

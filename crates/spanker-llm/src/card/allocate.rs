@@ -35,6 +35,13 @@ pub(crate) fn allocate<B: AsRef<[u8]>>(
                     weights.push(range.len() as u64);
                     Place { buffer: memory::FILE, offset: range.start as u64 }
                 }
+                Cut::Each { rows, of, count } => {
+                    // As far apart as in the file.
+                    let first = network.rows_at(&name, rows)?;
+                    network.rows_at(&name, &(0..of * count))?;
+                    weights.push(first.len() as u64 * count);
+                    Place { buffer: memory::FILE, offset: first.start as u64 }
+                }
                 Cut::Columns(_) => {
                     let offset = copies.len() as u64;
                     if ours(layout.card) {
@@ -76,7 +83,7 @@ pub(crate) fn allocate<B: AsRef<[u8]>>(
         let at = layouts[member].buffers.iter().position(|(buffer, _)| *buffer == of);
         at.map_or(memory::FILE, number)
     };
-    let programs = planned.programs(network, &mut weight, &mut buffer);
+    let programs = planned.programs(network, (&mut weight, true), &mut buffer);
     Ok((programs, memories))
 }
 

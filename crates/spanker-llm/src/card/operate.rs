@@ -76,6 +76,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                     }
                 });
             }
+            Work::Route { .. } | Work::Combine { .. } => self.route_or_combine(work),
             Work::AttendBlocks { .. } => self.attend(work),
             Work::Best { from, into, count, k, first } => self.best(from, into, count, k, first),
             ref other => unreachable!("programs do not have {other:?}"),
@@ -122,7 +123,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
     }
 
     /// The same row by row, with the team if there is enough of it.
-    fn rows(
+    pub(super) fn rows(
         &mut self,
         into: Place,
         rows: u64,

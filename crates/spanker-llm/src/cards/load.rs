@@ -46,7 +46,7 @@ pub(super) fn load<B: AsRef<[u8]> + Sync>(
         offset: places[member].get(piece).copied().unwrap_or(0),
     };
     let mut buffer = |member: usize, of: Buffer| buffers[member][&of];
-    let programs = planned.programs(network, &mut weight, &mut buffer);
+    let programs = planned.programs(network, (&mut weight, false), &mut buffer);
     write(network, layouts, buffers, group, loading)?;
     let table = network.rope().table(0..planned.space.context as usize);
     for (member, one) in programs.members().iter().enumerate() {

@@ -61,7 +61,7 @@ where
             let offset = known.map_or(0, |(_, offset)| *offset);
             Place { buffer: Buffer::Weights.symbol(), offset }
         };
-        let programs = planned.programs(network, &mut weight, &mut |_, of| of.symbol());
+        let programs = planned.programs(network, (&mut weight, false), &mut |_, of| of.symbol());
         let auditor = Auditor::new(Arc::clone(network) as Arc<_>, log.clone());
         self.audited = Some(Audited { auditor, programs, layouts });
         Ok(())

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From a header to a model: which tensor is which matrix.
 
+use super::experts::{EXPERTS, is_matrix};
 use super::{Header, Tensor, Value};
 use crate::error::printable;
 use crate::model::{MAX_CONTEXT, MAX_WIDTH};
-use crate::{Layer, MAX_LAYERS, Matrix, Model, ModelError};
+use crate::{Layer, MAX_LAYERS, Matrix, Mixture, Model, ModelError};
 
 /// The architectures that are understood. Mistral's files say `llama`.
-const KNOWN: [&str; 3] = ["llama", "qwen2", "qwen3"];
+const KNOWN: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe"];
+/// Architectures that are not understood because of what is named.
+const REFUSED: [(&str, &str); 1] = [("deepseek2", "its latent attention is not there")];
 
 /// The matrices of a layer, in the order of [`Layer::matrices`].
 const MATRICES: [&str; 7] = [
@@ -31,13 +34,12 @@ const MAX_NAME: usize = 64;
 impl Header {
     /// The model that the file holds.
     ///
-    /// Understood are the architectures `llama` (which Mistral's files say, too), `qwen2` and
-    /// `qwen3`. Without `output.weight`, the head is the embedding table.
+    /// Understood are the architectures `llama` (which the files of Mistral and Mixtral say, too), `qwen2`,
+    /// `qwen3`, `qwen2moe` and `qwen3moe`. Without `output.weight`, the head is the embedding table.
     ///
     /// # Errors
     ///
-    /// An architecture that is not understood, a mixture of experts, a file that is one part of
-    /// several, metadata that is missing or absurd, or a tensor that is missing, unknown or of the
+    /// An architecture that is not understood, a file that is one part of several, metadata that is missing or absurd, or a tensor that is missing, unknown or of the
     /// wrong shape; the error names it.
     pub fn model(&self) -> Result<Model, ModelError> {
         let architecture = self.architecture()?;
@@ -57,7 +59,8 @@ impl Header {
             let key = format!("{architecture}.attention.value_length");
             return Err(ModelError::metadata(&key, reason));
         }
-        let others = self.other_bytes(layers)?;
+        let mixture = self.mixture(architecture)?;
+        let others = self.other_bytes(layers, mixture.is_some())?;
         let embedding = self.matrix(EMBEDDING)?;
         let tied = !self.tensors.contains_key(HEAD);
         let model = Model {
@@ -68,12 +71,15 @@ impl Header {
             heads,
             kv_heads,
             head_size,
-            ffn: required("feed_forward_length", MAX_WIDTH)?,
+            ffn: match mixture {
+                Some(_) => self.expert_width(architecture)?,
+                None => required("feed_forward_length", MAX_WIDTH)?,
+            },
             vocab: embedding.rows,
             context: required("context_length", MAX_CONTEXT)?,
             layers: (0..layers)
                 .zip(others.layers)
-                .map(|(at, bytes)| self.layer(at, bytes))
+                .map(|(at, bytes)| self.layer(at, bytes, mixture))
                 .collect::<Result<_, _>>()?,
             embedding,
             head: if tied { embedding } else { self.matrix(HEAD)? },
@@ -82,6 +88,7 @@ impl Header {
             head_norms: self.tensors.contains_key("blk.0.attn_q_norm.weight"),
             rope_dims: size("rope.dimension_count", MAX_WIDTH)?.unwrap_or(head_size),
             other_bytes: others.model,
+            mixture,
         };
         model.validate()?;
         Ok(model)
@@ -96,11 +103,8 @@ impl Header {
     /// Refuses what would only look like a model of this kind.
     fn check_kind(&self, architecture: &str) -> Result<(), ModelError> {
         let count = |key: &str| self.metadata.get(key).and_then(Value::as_u64).unwrap_or(0);
-        let mixture = architecture.contains("moe")
-            || count(&format!("{architecture}.expert_count")) > 0
-            || self.tensors.keys().any(|name| is_expert(name));
-        if mixture {
-            return Err(ModelError::unsupported(architecture, "it is a mixture of experts"));
+        if let Some((_, reason)) = REFUSED.iter().find(|(name, _)| *name == architecture) {
+            return Err(ModelError::unsupported(architecture, *reason));
         }
         if !KNOWN.contains(&architecture) {
             let reason = format!("expected one of: {}", KNOWN.join(", "));
@@ -115,7 +119,7 @@ impl Header {
     }
 
     /// The number between 1 and `max` at `key`, if there is one.
-    fn size(&self, key: &str, max: u64) -> Result<Option<u64>, ModelError> {
+    pub(super) fn size(&self, key: &str, max: u64) -> Result<Option<u64>, ModelError> {
         match self.metadata.get(key) {
             None => Ok(None),
             Some(Value::Array { .. }) => {
@@ -144,7 +148,7 @@ impl Header {
         self.tensors.get(name).ok_or_else(|| ModelError::tensor(name, "missing"))
     }
 
-    fn matrix(&self, name: &str) -> Result<Matrix, ModelError> {
+    pub(super) fn matrix(&self, name: &str) -> Result<Matrix, ModelError> {
         let tensor = self.tensor(name)?;
         match tensor.dims[..] {
             [cols, rows] => Ok(Matrix { rows, cols, quant: tensor.quant }),
@@ -152,26 +156,40 @@ impl Header {
         }
     }
 
-    fn layer(&self, at: u64, other_bytes: u64) -> Result<Layer, ModelError> {
+    fn layer(
+        &self,
+        at: u64,
+        other_bytes: u64,
+        mixture: Option<Mixture>,
+    ) -> Result<Layer, ModelError> {
         for norm in NORMS {
             self.tensor(&format!("blk.{at}.{norm}"))?;
         }
         let matrix = |name: &str| self.matrix(&format!("blk.{at}.{name}"));
         let [q, k, v, o, gate, up, down] = MATRICES;
+        let [gate, up, down] = match mixture {
+            None => [matrix(gate)?, matrix(up)?, matrix(down)?],
+            Some(Mixture { experts, .. }) => {
+                let [gate, up, down] = EXPERTS.map(|name| format!("blk.{at}.{name}"));
+                let stack = |name: &str| self.stack(name, experts);
+                [stack(&gate)?, stack(&up)?, stack(&down)?]
+            }
+        };
         Ok(Layer {
             q: matrix(q)?,
             k: matrix(k)?,
             v: matrix(v)?,
             o: matrix(o)?,
-            gate: matrix(gate)?,
-            up: matrix(up)?,
-            down: matrix(down)?,
+            gate,
+            up,
+            down,
             other_bytes,
+            experts: mixture.map(|mixture| self.experts(at, mixture)).transpose()?,
         })
     }
 
     /// Bytes of what is neither a known matrix nor an unknown one: vectors, such as norms and biases.
-    fn other_bytes(&self, layers: u64) -> Result<Others, ModelError> {
+    fn other_bytes(&self, layers: u64, mixture: bool) -> Result<Others, ModelError> {
         self.tensor(FINAL_NORM)?;
         let mut others = Others { layers: vec![0; layers as usize], model: 0 };
         for (name, tensor) in &self.tensors {
@@ -181,7 +199,8 @@ impl Header {
                     let place = place.ok_or_else(|| {
                         ModelError::tensor(name, format!("the model has {layers} layers"))
                     })?;
-                    (place, MATRICES.contains(&rest))
+                    let dense = if mixture { &MATRICES[..4] } else { &MATRICES[..] };
+                    (place, dense.contains(&rest) || mixture && is_matrix(rest))
                 }
                 None => (&mut others.model, [EMBEDDING, HEAD].contains(&name.as_str())),
             };
@@ -204,16 +223,9 @@ struct Others {
 }
 
 /// The layer of a tensor `blk.<layer>.<rest>`, and the rest.
-fn layer_of(name: &str) -> Option<(u64, &str)> {
+pub(super) fn layer_of(name: &str) -> Option<(u64, &str)> {
     let (digits, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     // Only one spelling of a number is a layer's: "01" and "+1" are not.
     let at: u64 = digits.parse().ok()?;
     (at.to_string() == digits).then_some((at, rest))
-}
-
-/// Whether the tensor belongs to a mixture of experts.
-fn is_expert(name: &str) -> bool {
-    layer_of(name).is_some_and(|(_, rest)| {
-        rest.contains("_exps.") || rest.contains("_shexp.") || rest.starts_with("ffn_gate_inp")
-    })
 }

@@ -191,7 +191,7 @@ fn other_kinds_of_models_are_errors_that_say_so() {
     let mut other = writer.clone();
     other.set("general.architecture", Some(text_value("gpt2\x1b[2J")));
     let expected = "architecture 'gpt2\\u{1b}[2J' is not supported: expected one of: llama, qwen2, \
-                    qwen3";
+                    qwen3, qwen2moe, qwen3moe";
     assert_eq!(model_error(&other), expected);
 
     let mut per_layer = writer.clone();
@@ -208,15 +208,96 @@ fn other_kinds_of_models_are_errors_that_say_so() {
     let expected = "gguf: tensor 'blk.0.attn_qkv.weight': unknown in this architecture";
     assert_eq!(model_error(&fused), expected);
 
-    let mut counted = writer.clone();
-    counted.meta("llama.expert_count", u32_value(8));
-    let mut stacked = writer.clone();
-    stacked.tensor("blk.0.ffn_up_exps.weight", &[64, 96, 8], Quant::Q4_0);
-    let mut named = writer.clone();
-    named.set("general.architecture", Some(text_value("qwen2moe")));
-    for mixture in [counted, stacked, named] {
-        assert!(model_error(&mixture).contains("it is a mixture of experts"));
+    let mut latent = writer;
+    latent.set("general.architecture", Some(text_value("deepseek2")));
+    let expected = "architecture 'deepseek2' is not supported: its latent attention is not there";
+    assert_eq!(model_error(&latent), expected);
+}
+
+/// A small mixture with a shared expert.
+fn mixture() -> Model {
+    let mut model = builtin("qwen1.5-moe-a2.7b", Quant::Q4_0).expect("a model");
+    model.layers.truncate(2);
+    model
+}
+
+#[test]
+fn experts_that_are_missing_or_absurd_are_errors_that_name_key_and_value() {
+    let writer = of_model(&mixture());
+    let metadata = |key: &str| format!("gguf: metadata 'qwen2moe.{key}': ");
+    for (key, value, expected) in [
+        ("expert_count", Some(0), "Unsigned(0) is not a whole number between 1 and 1024"),
+        ("expert_count", Some(u32::MAX), "Unsigned(4294967295) is not a whole number between"),
+        ("expert_count", None, "missing"),
+        ("expert_used_count", Some(0), "Unsigned(0) is not a whole number between 1 and 60"),
+        ("expert_used_count", Some(61), "Unsigned(61) is not a whole number between 1 and 60"),
+        ("expert_used_count", None, "missing"),
+        ("expert_feed_forward_length", Some(0), "Unsigned(0) is not a whole number between 1"),
+        ("expert_shared_feed_forward_length", Some(0), "Unsigned(0) is not a whole number"),
+        ("expert_weights_scale", Some(3), "Unsigned(3), and only 1 is understood"),
+        ("expert_weights_norm", Some(1), "Unsigned(1), and only false is understood"),
+        ("expert_gating_func", Some(2), "Unsigned(2), and only 1 (softmax) is understood"),
+        ("expert_group_count", Some(4), "Unsigned(4), and only 1 is understood"),
+        ("leading_dense_block_count", Some(1), "Unsigned(1), and only 0 is understood"),
+    ] {
+        let mut changed = writer.clone();
+        changed.set(&format!("qwen2moe.{key}"), value.map(u32_value));
+        let error = model_error(&changed);
+        assert!(error.starts_with(&format!("{}{expected}", metadata(key))), "{error}");
     }
+    for (key, value, expected) in [
+        (
+            "expert_count",
+            61,
+            "gguf: tensor 'blk.0.ffn_gate_exps.weight': 60 experts, and the model has 61",
+        ),
+        ("expert_feed_forward_length", 64, "layer 0 gate: 1408 x 2048, expected 64 x 2048"),
+        (
+            "expert_shared_feed_forward_length",
+            64,
+            "layer 0 shared gate: 5632 x 2048, expected 64 x 2048",
+        ),
+    ] {
+        let mut changed = writer.clone();
+        changed.set(&format!("qwen2moe.{key}"), Some(u32_value(value)));
+        assert_eq!(model_error(&changed), expected);
+    }
+}
+
+#[test]
+fn tensors_of_experts_that_are_missing_or_of_another_shape_are_named() {
+    let writer = of_model(&mixture());
+    for name in ["gate_inp", "gate_exps", "up_exps", "down_exps", "gate_inp_shexp", "up_shexp"] {
+        let name = format!("blk.1.ffn_{name}.weight");
+        let mut without = writer.clone();
+        without.tensors.retain(|tensor| tensor.name != name);
+        assert_eq!(model_error(&without), format!("gguf: tensor '{name}': missing"));
+        let mut flat = writer.clone();
+        let tensor = flat.tensors.iter_mut().find(|tensor| tensor.name == name).expect("a tensor");
+        tensor.dims = vec![32];
+        assert!(
+            model_error(&flat).contains(&name) || model_error(&flat).contains("layer 1"),
+            "{name}"
+        );
+    }
+    let dense = of_model(&small());
+    let mut counted = dense.clone();
+    counted.meta("llama.expert_count", u32_value(8));
+    assert_eq!(model_error(&counted), "gguf: metadata 'llama.expert_used_count': missing");
+    let mut stacked = dense.clone();
+    stacked.tensor("blk.0.ffn_up_exps.weight", &[64, 96, 8], Quant::Q4_0);
+    assert_eq!(model_error(&stacked), "gguf: metadata 'llama.expert_count': missing");
+    let mut other = stacked.clone();
+    other.set("general.architecture", Some(text_value("qwen2")));
+    let expected = "gguf: tensor 'blk.0.ffn_up_exps.weight': qwen2 has no experts";
+    for key in ["block_count", "embedding_length", "context_length", "attention.head_count"] {
+        other.meta(&format!("qwen2.{key}"), u32_value(2));
+    }
+    assert_eq!(model_error(&other), expected);
+    // A dense file that says so.
+    let mut none = dense;
+    none.meta("llama.expert_count", u32_value(0));
+    assert!(read(&none).expect("a header").model().is_ok_and(|model| model.mixture.is_none()));
 }
 
 #[test]

@@ -112,6 +112,18 @@ pub fn of_model(model: &Model) -> Writer {
     ] {
         writer.meta(&format!("{arch}.{key}"), u32_value(value as u32));
     }
+    if let Some(mixture) = model.mixture {
+        for (key, value) in [
+            ("expert_count", mixture.experts),
+            ("expert_used_count", mixture.used),
+            ("expert_feed_forward_length", model.ffn),
+            ("expert_shared_feed_forward_length", mixture.shared),
+        ] {
+            if value > 0 {
+                writer.meta(&format!("{arch}.{key}"), u32_value(value as u32));
+            }
+        }
+    }
     let tokens: Vec<u8> = ["<s>", "", "a"].iter().flat_map(|token| counted(token)).collect();
     writer.meta("tokenizer.ggml.tokens", array_value(8, 3, &tokens));
     writer.meta("tokenizer.ggml.scores", array_value(6, 3, &[0; 12]));
@@ -122,9 +134,28 @@ pub fn of_model(model: &Model) -> Writer {
         let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
         for (name, (_, matrix)) in names.into_iter().zip(layer.matrices()) {
             let dims = [matrix.cols, matrix.rows];
-            writer.tensor(&format!("blk.{at}.{name}.weight"), &dims, matrix.quant);
-            if arch == "qwen2" && ["attn_q", "attn_k", "attn_v"].contains(&name) {
+            match layer.experts.filter(|_| name.starts_with("ffn")) {
+                None => writer.tensor(&format!("blk.{at}.{name}.weight"), &dims, matrix.quant),
+                Some(experts) => {
+                    let dims = [matrix.cols, matrix.rows, experts.count];
+                    writer.tensor(&format!("blk.{at}.{name}_exps.weight"), &dims, matrix.quant);
+                }
+            }
+            if arch.starts_with("qwen2") && ["attn_q", "attn_k", "attn_v"].contains(&name) {
                 writer.tensor(&format!("blk.{at}.{name}.bias"), &dims[1..], Quant::F32);
+            }
+        }
+        if arch.starts_with("qwen3") {
+            for norm in ["attn_q_norm", "attn_k_norm"] {
+                writer.tensor(&format!("blk.{at}.{norm}.weight"), &[model.head_size], Quant::F32);
+            }
+        }
+        if let Some(experts) = layer.experts {
+            let names = ["gate_inp", "gate_inp_shexp", "gate_shexp", "up_shexp", "down_shexp"];
+            for (name, (_, matrix)) in names.into_iter().zip(experts.always()) {
+                let dims = [matrix.cols, matrix.rows];
+                let dims = if name == "gate_inp_shexp" { &dims[..1] } else { &dims[..] };
+                writer.tensor(&format!("blk.{at}.ffn_{name}.weight"), dims, matrix.quant);
             }
         }
         for norm in ["attn_norm", "ffn_norm"] {

@@ -124,7 +124,7 @@ pub(crate) fn ends(model: &Model, shard: &Shard, split: Split, ends: (bool, bool
         bytes = bytes.saturating_add(if twice { 0 } else { padded(more) });
         crate::work::Place { buffer: BufferId(0), offset: 0 }
     };
-    Holder { model, shard, split, put: &mut put }.all(0..0, ends);
+    Holder { model, shard, split, put: &mut put, in_file: false }.all(0..0, ends);
     bytes
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn per_layer(
         weights = weights.saturating_add(padded(bytes));
         crate::work::Place { buffer: BufferId(0), offset: 0 }
     };
-    Holder { model, shard, split, put: &mut put }.layer(layer);
+    Holder { model, shard, split, put: &mut put, in_file: false }.layer(layer);
     let (heads, head_size) = (len(&shard.kv_heads), model.head_size);
     let kept = KvShape { heads, head_size, quant: space.kv };
     Footprint {

@@ -41,6 +41,9 @@ pub struct Shard {
     pub down: Range<u64>,
     /// Rows of the head and of the embedding table.
     pub vocab: Range<u64>,
+    /// Rows of gate and up of the expert that every token of a mixture meets.
+    #[serde(default, skip_serializing_if = "Range::is_empty")]
+    pub shared: Range<u64>,
 }
 
 /// Units of heads and of the feed-forward network that cannot be divided.
@@ -48,6 +51,7 @@ pub struct Shard {
 pub(crate) struct Units {
     heads: u64,
     ffn: u64,
+    shared: u64,
 }
 
 fn lcm(a: u64, b: u64) -> u64 {
@@ -68,7 +72,12 @@ impl Units {
         };
         let each = model.layers.iter().map(blocks);
         let (output, down) = each.fold((1, 1), |(a, b), (c, d)| (lcm(a, c), lcm(b, d)));
-        Units { heads: lcm(output, model.head_size) / model.head_size, ffn: down }
+        let shared = model.layers.iter().filter_map(|layer| layer.experts?.shared);
+        let shared = shared.fold(1, |unit, own| match split {
+            Split::Reduce => lcm(unit, own.down.quant.block()),
+            _ => lcm(unit, own.down.quant.input().block()),
+        });
+        Units { heads: lcm(output, model.head_size) / model.head_size, ffn: down, shared }
     }
 }
 
@@ -111,6 +120,7 @@ pub(crate) fn shards(model: &Model, split: Split, units: Units, weights: &[f64])
     let heads = runs(model.heads, units.heads, weights);
     let ffn = runs(model.ffn, units.ffn, weights);
     let vocab = runs(model.vocab, 1, weights);
+    let shared = runs(model.mixture.map_or(0, |own| own.shared), units.shared, weights);
     let rows = match split {
         Split::Reduce => vec![0..model.hidden; weights.len()],
         _ => runs(model.hidden, 1, weights),
@@ -124,7 +134,7 @@ pub(crate) fn shards(model: &Model, split: Split, units: Units, weights: &[f64])
         };
         let (output, down) = (rows[rank].clone(), rows[rank].clone());
         let (ffn, vocab) = (ffn[rank].clone(), vocab[rank].clone());
-        Shard { heads, kv_heads, output, ffn, down, vocab }
+        Shard { heads, kv_heads, output, ffn, down, vocab, shared: shared[rank].clone() }
     };
     (0..weights.len()).map(shard).collect()
 }
@@ -179,7 +189,12 @@ mod tests {
 
         #[test]
         fn shards_cover_everything_exactly_once_and_cut_no_block(
-            name in prop::sample::select(vec!["smollm2-135m", "tinyllama-1.1b", "qwen2.5-7b"]),
+            name in prop::sample::select(vec![
+                "smollm2-135m",
+                "tinyllama-1.1b",
+                "qwen2.5-7b",
+                "qwen1.5-moe-a2.7b",
+            ]),
             quant in prop::sample::select(vec![Quant::Q4_0, Quant::Q4K, Quant::F16]),
             split in prop::sample::select(vec![Split::Gather, Split::Reduce]),
             weights in prop::collection::vec(0.1f64..4.0, 1..9),
@@ -199,6 +214,7 @@ mod tests {
             joined(&|s| s.heads.clone(), model.heads);
             joined(&|s| s.ffn.clone(), model.ffn);
             joined(&|s| s.vocab.clone(), model.vocab);
+            joined(&|s| s.shared.clone(), model.mixture.map_or(0, |own| own.shared));
             for shard in &shards {
                 let sharing = model.heads / model.kv_heads;
                 for head in shard.heads.clone() {

@@ -365,7 +365,12 @@ fn spliced(program: Vec<Op>, chosen: Vec<(usize, Made)>, taps: &mut Taps) -> Vec
         taps.list.push(Tap { activity, layer, check: made.check });
         places.push((index, made.before));
         // Products that follow each other read the same inputs once: nothing comes between them.
-        let product = |at: usize| matches!(program.get(at), Some(Op::Work(Work::Matmul { .. })));
+        let product = |at: usize| match program.get(at) {
+            Some(Op::Work(work)) => {
+                matches!(work, Work::Matmul { .. } | Work::MatmulExperts { .. })
+            }
+            _ => false,
+        };
         let mut end = index + 1;
         while product(index) && product(end) {
             end += 1;

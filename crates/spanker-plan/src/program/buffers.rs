@@ -7,6 +7,7 @@ use spanker_model::{KvShape, Layer, Model, Quant};
 use spanker_topology::{ExchangeKind, Kernels};
 
 use super::audit::{Audit, capacity};
+use super::experts;
 use super::tables::StepTables;
 use crate::cost::Group;
 use crate::cost::shard::{Shard, Split, len};
@@ -53,6 +54,16 @@ pub enum Buffer {
     Gate,
     /// The way up.
     Up,
+    /// Logits of routers.
+    Router,
+    /// The experts that rows have picked.
+    Picks,
+    /// Results of these experts, pick by pick.
+    Experts,
+    /// The gate of the expert that every token meets.
+    SharedGate,
+    /// Its way up.
+    SharedUp,
     /// Logits.
     Logits,
     /// Candidates of this card.
@@ -218,14 +229,14 @@ impl Inputs {
     pub(crate) fn of(model: &Model, layers: Range<usize>) -> Inputs {
         let layers = &model.layers[layers];
         let used = |quant: Quant| {
-            let uses =
-                |l: &Layer| [l.q, l.k, l.v, l.gate, l.up].iter().any(|m| m.quant.input() == quant);
+            let uses = |l: &Layer| normed(l).any(|of| of.input() == quant);
             layers.iter().any(uses)
         };
         let joined = |layer: &Layer| {
             let block = |weights: Quant, width: u64| weights.input().row_bytes(width);
-            let (q, f) = (model.heads * model.head_size, model.ffn);
-            block(layer.o.quant, q).max(block(layer.down.quant, f))
+            let (q, shared) = (model.heads * model.head_size, shared_down(layer));
+            let own = experts::joined(model.mixture, model.ffn, layer.down.quant, shared);
+            block(layer.o.quant, q).max(own)
         };
         Inputs {
             layers: layers.len() as u64,
@@ -233,13 +244,28 @@ impl Inputs {
             q8k: used(Quant::Q8K),
             whole: layers.iter().map(joined).max().unwrap_or(0),
             used: [Quant::Q8_0, Quant::Q8K, Quant::F32].map(|quant| {
-                let any = |weights: fn(&Layer) -> Quant| {
-                    layers.iter().any(|layer| weights(layer).input() == quant)
+                let any = |weights: fn(&Layer) -> Option<Quant>| {
+                    let types = layers.iter().filter_map(weights);
+                    types.into_iter().any(|of| of.input() == quant)
                 };
-                [used(quant), any(|layer| layer.o.quant), any(|layer| layer.down.quant)]
+                let down = any(|layer| Some(layer.down.quant)) || any(shared_down);
+                [used(quant), any(|layer| Some(layer.o.quant)), down]
             }),
         }
     }
+}
+
+/// The types of the matrices that normed rows are multiplied with.
+fn normed(layer: &Layer) -> impl Iterator<Item = Quant> {
+    let dense = [layer.q, layer.k, layer.v, layer.gate, layer.up].map(|matrix| matrix.quant);
+    let shared = layer.experts.and_then(|own| own.shared);
+    let shared = shared.map(|own| [own.router, own.gate, own.up].map(|matrix| matrix.quant));
+    let router = layer.experts.map(|own| own.router.quant);
+    dense.into_iter().chain(router).chain(shared.into_iter().flatten())
+}
+
+fn shared_down(layer: &Layer) -> Option<Quant> {
+    layer.experts.and_then(|own| own.shared).map(|own| own.down.quant)
 }
 
 /// Says how large the buffers of a group's cards are.
@@ -304,7 +330,8 @@ impl<'a> Sizing<'a> {
         let rows = batch.max(sequences);
         let (hidden, size) = (model.hidden, model.head_size);
         let (heads, kv) = (len(&shard.heads) * size, len(&shard.kv_heads) * size);
-        let ffn = len(&shard.ffn);
+        let (mixture, used) = (model.mixture, model.mixture.map_or(1, |own| own.used));
+        let ffn = used * len(&shard.ffn);
         let times = |one: u64, other: u64| one.saturating_mul(other);
         let kept = KvShape { heads: len(&shard.kv_heads), head_size: size, quant: kept };
         let cached = times(times(inputs.layers, blocks), kept.block_bytes());
@@ -322,6 +349,18 @@ impl<'a> Sizing<'a> {
         buffer(Buffer::Y, rows * hidden * 4);
         buffer(Buffer::Gate, rows * ffn * 4);
         buffer(Buffer::Up, rows * ffn * 4);
+        if let Some(mixture) = mixture {
+            let (logits, picks) = experts::routed(mixture);
+            let gathers = self.group.split == Split::Gather;
+            let down = if gathers { len(&shard.down) } else { hidden };
+            buffer(Buffer::Router, rows * logits * 4);
+            buffer(Buffer::Picks, rows * picks);
+            buffer(Buffer::Experts, times(rows * used, down * 4));
+            if mixture.shared > 0 {
+                buffer(Buffer::SharedGate, rows * len(&shard.shared) * 4);
+                buffer(Buffer::SharedUp, rows * len(&shard.shared) * 4);
+            }
+        }
         if inputs.q8_0 || head(Quant::Q8_0) {
             buffer(Buffer::Input, rows * Quant::Q8_0.row_bytes(hidden));
         }
@@ -331,7 +370,8 @@ impl<'a> Sizing<'a> {
         if self.group.split == Split::Gather {
             let part = len(&shard.output).max(len(&shard.down)) * 4;
             buffer(Buffer::Part, rows * part.max(inputs.whole));
-            buffer(Buffer::Wide, rows * (model.heads * size).max(model.ffn) * 4);
+            let inner = (used * model.ffn).max(mixture.map_or(0, |own| own.shared));
+            buffer(Buffer::Wide, rows * (model.heads * size).max(inner) * 4);
         }
         if last {
             let ranks = self.group.cards.len() as u64;
@@ -405,7 +445,8 @@ fn messages(
     match group.split {
         Split::Gather => {
             let heads = most(|s| len(&s.heads)) * model.head_size;
-            let ffn = most(|s| len(&s.ffn));
+            let inner = |s: &Shard| experts::inner(model.mixture, s);
+            let ffn = group.shards.iter().map(inner).max().unwrap_or(0);
             let rows_out = most(|s| len(&s.output).max(len(&s.down)));
             // Blocks are never longer than the numbers that they stand for.
             gathered = rows * ranks * heads.max(ffn).max(rows_out) * 4;

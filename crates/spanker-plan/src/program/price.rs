@@ -5,10 +5,10 @@
 //! has measured a kind of operator, it takes what was measured.
 
 use serde::{Deserialize, Serialize};
-use spanker_model::Quant;
+use spanker_model::{Quant, distinct_experts};
 use spanker_topology::{OperatorKind, OperatorRate, Profile, Seconds, operator_time};
 
-use crate::work::{Place, ROW_BYTES, Work};
+use crate::work::{PICK_BYTES, Place, ROW_BYTES, Work};
 
 /// Operators of a layer on one card that have a fixed cost: a norm, queries with keys and values, attention, output, a
 /// sum, a norm, gate with up, down, a sum. What a layer does between these is counted by its traffic alone.
@@ -216,6 +216,9 @@ fn inputs(work: &Work) -> Option<Inputs> {
         Work::Matmul { a, shape: [rows, width, _], types: [kind, _], .. } => {
             Some((a, rows, width, kind))
         }
+        Work::MatmulExperts { a, shape: [rows, width, _], types: [kind, _], .. } => {
+            Some((a, rows, width, kind))
+        }
         _ => None,
     }
 }
@@ -287,7 +290,36 @@ fn load_of(work: &Work, follows: bool, reach: &Reach) -> Option<Load> {
         Work::Best { count, k, .. } => {
             Load::new(Kind::Best, 1, 4 * count + 8 * u64::from(k), false)
         }
-        Work::Send { .. } | Work::Receive { .. } | Work::Fence { .. } => return None,
+        ref other => return load_of_experts(other, follows),
+    })
+}
+
+/// The same of mixtures of experts.
+#[inline(always)]
+fn load_of_experts(work: &Work, follows: bool) -> Option<Load> {
+    use OperatorKind as Kind;
+    Some(match *work {
+        Work::MatmulExperts { picks, shape: [m, k, n], types: [a, b], apart, .. } => {
+            let made = m * picks.used;
+            let given = if apart { made } else { m };
+            let inputs = if follows { 0 } else { given * row_bytes(a, k) };
+            // Which experts rows meet is not known before: as many as a draw comes to.
+            let met = distinct_experts(picks.experts, picks.used, m).max(1);
+            let weights = met * n * row_bytes(b, k);
+            let bytes = inputs + weights + made * (n * 4 + PICK_BYTES);
+            let load = Load::new(Kind::Product, made.div_ceil(met), bytes, !follows);
+            Load { weights: by_id(b), macs: made * n * k, units: weights, ..load }
+        }
+        Work::Route { rows, picks, .. } => {
+            let bytes = rows * (picks.experts * 4 + picks.used * PICK_BYTES);
+            Load::new(Kind::Gate, rows, bytes, false)
+        }
+        Work::Combine { rows, width, picks, add, .. } => {
+            let read = picks.used + u64::from(add);
+            let bytes = rows * ((read + 1) * width * 4 + picks.used * PICK_BYTES);
+            Load::new(Kind::Add, rows, bytes, true)
+        }
+        _ => return None,
     })
 }
 

@@ -8,6 +8,7 @@ use spanker_model::{KV_BLOCK, KvShape, Quant};
 use spanker_topology::{ExchangeKind, Kernels};
 
 use super::buffers::{Buffer, Inputs, MAX_CANDIDATES, Sizing};
+use super::experts;
 use crate::cost::shard::{Split, len};
 
 /// Rows of a sequence that are attended together: keys and values are taken apart once for all of them.
@@ -38,13 +39,20 @@ pub struct HostStaging {
     pub given: u64,
     /// Bytes that the stage before hands over in one step at most.
     pub handed: u64,
+    /// Experts that a row meets, each of which has inputs of its own in a step of one row.
+    pub picks: u64,
+    /// Values of the inputs of one of these, as Q8_0, Q8_K and f32.
+    pub pick_inputs: [u64; 3],
 }
 
 impl HostStaging {
     /// Bytes of inputs that are taken apart into runs of values, scales and sums.
     #[must_use]
     pub fn input_bytes(&self) -> u64 {
-        let [short, long, plain] = self.inputs;
+        Self::taken_apart(self.inputs) + self.picks * Self::taken_apart(self.pick_inputs)
+    }
+
+    fn taken_apart([short, long, plain]: [u64; 3]) -> u64 {
         let runs = (short / RUN).max(long / RUN);
         let scales = (short / RUN).max(long / LONG);
         runs * 32 + scales * 4 + short / RUN * 4 + long / LONG * 32 + plain * 4
@@ -172,26 +180,30 @@ impl Sizing<'_> {
         let (shard, ranks) = (&self.group.shards[rank], self.group.cards.len() as u64);
         let size = model.head_size;
         let (heads, kv) = (len(&shard.heads) * size, len(&shard.kv_heads) * size);
-        let (ffn, hidden) = (len(&shard.ffn), model.hidden);
+        let (ffn, hidden) = (len(&shard.ffn).max(len(&shard.shared)), model.hidden);
+        let (used, shared) = model.mixture.map_or((0, 0), |own| (own.used, own.shared));
+        let inner = experts::inner(model.mixture, shard);
         let gathers = self.group.split == Split::Gather;
-        let joined = if gathers { (model.heads * size, model.ffn) } else { (heads, ffn) };
+        let whole = (model.heads * size, model.ffn.max(shared));
+        let joined = if gathers { whole } else { (heads, ffn) };
         let narrow = if gathers { len(&shard.output).max(len(&shard.down)) } else { hidden };
         let inputs = self.inputs.widest(hidden, joined);
         let head = |quant: Quant| last && model.head.quant.input() == quant;
         let of = |width: u64, quant: Quant| {
             (rows * width).max(if head(quant) { sequences * hidden } else { 0 })
         };
-        let products = (heads + 2 * kv).max(2 * ffn).max(narrow);
+        let routed = model.mixture.map_or(0, |own| own.experts);
+        let products = (heads + 2 * kv).max(2 * ffn).max(narrow).max(routed);
         let mut tiles = if rows > 1 { rows * products } else { 0 };
         if last && sequences > 1 {
             tiles = tiles.max(sequences * len(&shard.vocab));
         }
-        let shared = self.exchanging.kind == ExchangeKind::SharedMemory;
+        let direct = self.exchanging.kind == ExchangeKind::SharedMemory;
         let stream = rows * hidden * 4;
         let given = match self.group.split {
-            _ if ranks == 1 || !shared => 0,
+            _ if ranks == 1 || !direct => 0,
             Split::Gather => {
-                let part = rows * heads.max(ffn).max(narrow) * 4;
+                let part = rows * heads.max(inner).max(narrow) * 4;
                 let best = if last { sequences * MAX_CANDIDATES * 8 } else { 0 };
                 part.max(best).max(if first { stream } else { 0 })
             }
@@ -214,12 +226,19 @@ impl Sizing<'_> {
                 _ => len(&shard.heads) * KvShape::blocks_for(space.context),
             },
             given,
-            handed: if shared && !first { stream } else { 0 },
+            handed: if direct && !first { stream } else { 0 },
+            picks: used,
+            pick_inputs: self.inputs.of_down(if gathers { model.ffn } else { len(&shard.ffn) }),
         })
     }
 }
 
 impl Inputs {
+    /// Values of a row of inputs of down as Q8_0, Q8_K and f32.
+    fn of_down(&self, width: u64) -> [u64; 3] {
+        self.used.map(|[_, _, down]| if down { width } else { 0 })
+    }
+
     /// The widest inputs of a layer's products as Q8_0, Q8_K and f32, where normed rows have `hidden` values, and
     /// those of the second product of a pair so many.
     fn widest(&self, hidden: u64, (heads, ffn): (u64, u64)) -> [u64; 3] {

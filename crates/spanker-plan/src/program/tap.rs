@@ -6,7 +6,7 @@ use spanker_model::{KV_BLOCK, KvShape, Quant, Strided};
 use super::audit::{Dice, Made, Sink};
 use super::{Buffer, Held, Member, Op, Step};
 use crate::Activity;
-use crate::work::{Place, Work};
+use crate::work::{PICK_BYTES, Place, Work};
 
 /// Elements of a row of results that are compared, besides its first and its last.
 const SAMPLES: u64 = 14;
@@ -43,6 +43,21 @@ pub enum Check {
     Keep { shape: KvShape, is_key: bool, from: u64, numbers: u64, scales: u64 },
     /// One head of one row, with the blocks of its head of keys and values end to end.
     Attend { shape: KvShape, position: u64, scale: u32, query: u64, blocks: u64, into: u64 },
+    /// The picks of a row.
+    Route { experts: u64, used: u64, gating: u32, logits: u64, picks: u64 },
+    /// Elements of a row of a product with the expert of a pick.
+    Expert {
+        weights: Place,
+        stride: u64,
+        experts: u64,
+        width: u64,
+        types: [u32; 2],
+        pick: u64,
+        input: u64,
+        samples: Samples,
+    },
+    /// Numbers of a weighed sum: those of each pick end to end, and where it is added to something, that.
+    Combine { elements: u64, used: u64, from: u64, picks: u64, added: Option<u64>, into: u64 },
     /// Gated numbers.
     Gate { elements: u64, gate: u64, up: u64, into: u64 },
     /// Sums of two.
@@ -196,9 +211,11 @@ impl Check {
     ) -> Option<Made> {
         let mut captures = Captures { sink, before: Vec::new(), after: Vec::new() };
         let check = match work {
-            Work::Matmul { .. } | Work::Norm { .. } | Work::Embed { .. } => {
-                rows(work, (step, member), &mut captures, dice)?
-            }
+            Work::Matmul { .. }
+            | Work::MatmulExperts { .. }
+            | Work::Norm { .. }
+            | Work::Embed { .. } => rows(work, (step, member), &mut captures, dice)?,
+            Work::Route { .. } | Work::Combine { .. } => picked(work, &mut captures, dice)?,
             Work::AttendBlocks { .. } | Work::RotateRows { .. } | Work::Keep { .. } => {
                 heads(work, step, &mut captures, dice)?
             }
@@ -229,6 +246,15 @@ fn rows(
             let input = captures.input(after(a, row * bytes), bytes, false);
             let samples = captures.samples(dice, after(out, row * n * 4), n);
             Some(Check::Product { weights: b, width: k, types, input, samples })
+        }
+        Work::MatmulExperts { a, b, out, picks, shape: [m, k, n], types, stride, apart } => {
+            let (pick, bytes) = (dice.below(m * picks.used), row_bytes(types[0], k)?);
+            let row = if apart { pick } else { pick / picks.used };
+            let input = captures.input(after(a, row * bytes), bytes, false);
+            let samples = captures.samples(dice, after(out, pick * n * 4), n);
+            let pick = captures.output(after(picks.at, pick * PICK_BYTES), PICK_BYTES);
+            let (weights, experts) = (b, picks.experts);
+            Some(Check::Expert { weights, stride, experts, width: k, types, pick, input, samples })
         }
         Work::Norm { from, weight, into, rows, width, epsilon } => {
             let row = dice.below(rows) * width * 4;
@@ -315,6 +341,34 @@ fn heads(
             let into = captures.output(after(into, shift), size);
             let shape = KvShape { heads: 1, ..shape };
             Some(Check::Attend { shape, position, scale, query, blocks, into })
+        }
+        _ => None,
+    }
+}
+
+/// What routers pick for a row, and what comes of the picks.
+fn picked(work: &Work, captures: &mut Captures<'_>, dice: &mut Dice) -> Option<Check> {
+    match *work {
+        Work::Route { logits, picks: own, rows, gating } => {
+            let (row, each) = (dice.below(rows), own.used * PICK_BYTES);
+            let bytes = own.experts * 4;
+            let logits = captures.input(after(logits, row * bytes), bytes, false);
+            let picks = captures.output(after(own.at, row * each), each);
+            Some(Check::Route { experts: own.experts, used: own.used, gating, logits, picks })
+        }
+        Work::Combine { from, picks: own, into, rows, width, add } => {
+            let row = dice.below(rows);
+            let (start, elements) = run(dice, width, RUN)?;
+            let (each, bytes) = (own.used * PICK_BYTES, elements * 4);
+            let place = after(into, (row * width + start) * 4);
+            let added = add.then(|| captures.input(place, bytes, true));
+            let first = (row * own.used * width + start) * 4;
+            let pieces =
+                Strided { offset: first, rows: own.used, length: bytes, stride: width * 4 };
+            let from = captures.strided(from, pieces);
+            let picks = captures.output(after(own.at, row * each), each);
+            let into = captures.output(place, bytes);
+            Some(Check::Combine { elements, used: own.used, from, picks, added, into })
         }
         _ => None,
     }

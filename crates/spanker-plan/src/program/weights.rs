@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use spanker_model::{Matrix, Model, Quant};
+use spanker_model::{Experts, Matrix, Model, Quant};
 
 use crate::cost::shard::{Shard, Split};
 use crate::plan::Stage;
@@ -39,6 +39,22 @@ pub enum Tensor {
     Up,
     /// The way down.
     Down,
+    /// The router of a mixture of experts.
+    Router,
+    /// The gates of all experts.
+    ExpertGate,
+    /// Their ways up.
+    ExpertUp,
+    /// Their ways down.
+    ExpertDown,
+    /// How much the expert counts that every token meets.
+    SharedRouter,
+    /// Its gate.
+    SharedGate,
+    /// Its way up.
+    SharedUp,
+    /// Its way down.
+    SharedDown,
     /// The embedding table, which is the head of a model with tied weights.
     Embedding,
     /// The norm before the head.
@@ -75,6 +91,15 @@ pub enum Cut {
     Rows(Range<u64>),
     /// These columns of every row.
     Columns(Range<u64>),
+    /// These rows of each of `count` matrices of `of` rows, which lie end to end.
+    Each {
+        /// The rows.
+        rows: Range<u64>,
+        /// Rows of a matrix.
+        of: u64,
+        /// Matrices.
+        count: u64,
+    },
 }
 
 /// A part of a tensor that a card holds.
@@ -108,6 +133,14 @@ impl Piece {
             Tensor::Gate => "ffn_gate",
             Tensor::Up => "ffn_up",
             Tensor::Down => "ffn_down",
+            Tensor::Router => "ffn_gate_inp",
+            Tensor::ExpertGate => "ffn_gate_exps",
+            Tensor::ExpertUp => "ffn_up_exps",
+            Tensor::ExpertDown => "ffn_down_exps",
+            Tensor::SharedRouter => "ffn_gate_inp_shexp",
+            Tensor::SharedGate => "ffn_gate_shexp",
+            Tensor::SharedUp => "ffn_up_shexp",
+            Tensor::SharedDown => "ffn_down_shexp",
         };
         format!("blk.{layer}.{rest}.weight")
     }
@@ -122,6 +155,39 @@ pub(crate) struct Held {
     pub(crate) quant: Quant,
 }
 
+impl Held {
+    /// The same so many bytes further on.
+    fn shifted(mut self, bytes: u64) -> Held {
+        self.place.offset += bytes;
+        self
+    }
+}
+
+/// A gated feed-forward network, or a card's part of one; of experts, of the first.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeldFfn {
+    pub(crate) gate: Held,
+    pub(crate) up: Held,
+    pub(crate) down: Held,
+}
+
+impl HeldFfn {
+    fn matrices(&self) -> [Held; 3] {
+        [self.gate, self.up, self.down]
+    }
+}
+
+/// What a card holds of a mixture besides its first expert.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeldExperts {
+    pub(crate) count: u64,
+    /// Bytes from an expert's gate, up and down to the next one's.
+    pub(crate) strides: [u64; 3],
+    pub(crate) router: Held,
+    /// The expert that every token meets, and its router.
+    pub(crate) shared: Option<(Held, HeldFfn)>,
+}
+
 /// What a card holds of one layer.
 #[derive(Debug, Clone)]
 pub(crate) struct HeldLayer {
@@ -133,9 +199,27 @@ pub(crate) struct HeldLayer {
     pub(crate) head_norms: Option<[Place; 2]>,
     pub(crate) o: Held,
     pub(crate) ffn_norm: Place,
-    pub(crate) gate: Held,
-    pub(crate) up: Held,
-    pub(crate) down: Held,
+    pub(crate) ffn: HeldFfn,
+    pub(crate) experts: Option<HeldExperts>,
+}
+
+impl HeldLayer {
+    /// All matrices, each expert's by itself.
+    fn matrices(&self) -> impl Iterator<Item = Held> + '_ {
+        let (count, strides) = self.experts.map_or((1, [0; 3]), |own| (own.count, own.strides));
+        let experts = (0..count).flat_map(move |expert| {
+            let matrices = self.ffn.matrices().into_iter().zip(strides);
+            matrices.map(move |(held, stride)| held.shifted(expert * stride))
+        });
+        let routed = self.experts.iter().flat_map(|own| {
+            let shared = own
+                .shared
+                .iter()
+                .flat_map(|(router, ffn)| std::iter::once(*router).chain(ffn.matrices()));
+            std::iter::once(own.router).chain(shared)
+        });
+        [self.q, self.k, self.v, self.o].into_iter().chain(experts).chain(routed)
+    }
 }
 
 /// What a card holds of a model.
@@ -152,7 +236,7 @@ impl Holding {
     /// All matrices.
     pub(crate) fn matrices(&self) -> impl Iterator<Item = Held> + '_ {
         let layers = self.layers.iter();
-        let matrices = layers.flat_map(|l| [l.q, l.k, l.v, l.o, l.gate, l.up, l.down]);
+        let matrices = layers.flat_map(HeldLayer::matrices);
         matrices.chain(self.embedding).chain(self.head.map(|(_, head)| head))
     }
 }
@@ -164,6 +248,8 @@ pub(crate) struct Holder<'a, P> {
     pub(crate) split: Split,
     /// Says where a piece is; the number are its bytes as stored. Where nobody looks at pieces, none is made.
     pub(crate) put: &'a mut P,
+    /// Whether rows stay where the model's file has them: then rows of experts lie as far apart as there.
+    pub(crate) in_file: bool,
 }
 
 impl<P: FnMut(&Piece, u64) -> Place> Holder<'_, P> {
@@ -209,13 +295,81 @@ impl<P: FnMut(&Piece, u64) -> Place> Holder<'_, P> {
             false => self.rows(Tensor::Output, at, content.o, shard.output.clone()),
         };
         let ffn_norm = self.vector(Tensor::FfnNorm, at, 0..hidden);
-        let gate = self.rows(Tensor::Gate, at, content.gate, shard.ffn.clone());
-        let up = self.rows(Tensor::Up, at, content.up, shard.ffn.clone());
-        let down = match reduce {
-            true => self.columns(Tensor::Down, at, content.down, shard.ffn.clone()),
-            false => self.rows(Tensor::Down, at, content.down, shard.down.clone()),
+        let (ffn, experts) = match content.experts {
+            None => {
+                let tensors = [Tensor::Gate, Tensor::Up, Tensor::Down];
+                let matrices = [content.gate, content.up, content.down];
+                (self.ffn(tensors, at, matrices, &shard.ffn), None)
+            }
+            Some(experts) => {
+                let (ffn, experts) = self.experts(at, experts);
+                (ffn, Some(experts))
+            }
         };
-        HeldLayer { attention_norm, q, k, v, biases, head_norms, o, ffn_norm, gate, up, down }
+        HeldLayer { attention_norm, q, k, v, biases, head_norms, o, ffn_norm, ffn, experts }
+    }
+
+    /// A dense feed-forward network: rows of gate and up, and of down rows or, in a reduce split, columns.
+    fn ffn(
+        &mut self,
+        [gate, up, down]: [Tensor; 3],
+        layer: usize,
+        matrices: [Matrix; 3],
+        own: &Range<u64>,
+    ) -> HeldFfn {
+        HeldFfn {
+            gate: self.rows(gate, layer, matrices[0], own.clone()),
+            up: self.rows(up, layer, matrices[1], own.clone()),
+            down: match self.split {
+                Split::Reduce => self.columns(down, layer, matrices[2], own.clone()),
+                _ => self.rows(down, layer, matrices[2], self.shard.down.clone()),
+            },
+        }
+    }
+
+    /// The same parts of every expert, its router, and the shared expert.
+    fn experts(&mut self, at: usize, experts: Experts) -> (HeldFfn, HeldExperts) {
+        let (content, count) = (self.model.layers[at], experts.count);
+        let (ffn, shard) = (self.shard.ffn.clone(), self.shard);
+        let (gate, first) = self.each(Tensor::ExpertGate, at, content.gate, (ffn.clone(), count));
+        let (up, second) = self.each(Tensor::ExpertUp, at, content.up, (ffn.clone(), count));
+        let (down, third) = match self.split {
+            Split::Reduce => {
+                // Columns of all experts, as if they were one matrix.
+                let rows = content.down.rows;
+                let all = Matrix { rows: rows * count, ..content.down };
+                let held = self.columns(Tensor::ExpertDown, at, all, ffn);
+                (Held { rows, ..held }, rows * held.quant.row_bytes(held.cols))
+            }
+            _ => self.each(Tensor::ExpertDown, at, content.down, (shard.down.clone(), count)),
+        };
+        let router = self.rows(Tensor::Router, at, experts.router, 0..count);
+        let shared = experts.shared.map(|own| {
+            // Files have its one row as a vector.
+            let (cols, quant) = (own.router.cols, own.router.quant);
+            let place = self.vector(Tensor::SharedRouter, at, 0..cols);
+            let router = Held { place, rows: 1, cols, quant };
+            let tensors = [Tensor::SharedGate, Tensor::SharedUp, Tensor::SharedDown];
+            let matrices = [own.gate, own.up, own.down];
+            (router, self.ffn(tensors, at, matrices, &shard.shared))
+        });
+        let strides = [first, second, third];
+        (HeldFfn { gate, up, down }, HeldExperts { count, strides, router, shared })
+    }
+
+    /// Rows of each of some matrices that lie end to end: those of the first, and bytes from each to the next.
+    fn each(
+        &mut self,
+        tensor: Tensor,
+        layer: usize,
+        matrix: Matrix,
+        (rows, count): (Range<u64>, u64),
+    ) -> (Held, u64) {
+        let (own, row) = (rows.end - rows.start, matrix.row_bytes());
+        let cut = Cut::Each { rows, of: matrix.rows, count };
+        let place = (self.put)(&Piece { tensor, layer, cut }, count * own * row);
+        let apart = if self.in_file { matrix.rows } else { own };
+        (Held { place, rows: own, cols: matrix.cols, quant: matrix.quant }, apart * row)
     }
 
     pub(crate) fn embedding(&mut self) -> Held {
@@ -255,7 +409,8 @@ impl WeightLayout {
             Place { buffer: BufferId(0), offset: 0 }
         };
         let (shard, split) = (&stage.group.shards[rank], stage.group.split);
-        Holder { model, shard, split, put: &mut put }.all(stage.layers.clone(), ends);
+        Holder { model, shard, split, put: &mut put, in_file: false }
+            .all(stage.layers.clone(), ends);
         layout
     }
 
@@ -275,7 +430,10 @@ impl WeightLayout {
             let had = other.pieces.iter().find(same).map(|(piece, _)| &piece.cut);
             let (wanted, had) = match (&piece.cut, had) {
                 (Cut::Rows(wanted), Some(Cut::Rows(had)))
-                | (Cut::Columns(wanted), Some(Cut::Columns(had))) => (wanted, had),
+                | (Cut::Columns(wanted), Some(Cut::Columns(had)))
+                | (Cut::Each { rows: wanted, .. }, Some(Cut::Each { rows: had, .. })) => {
+                    (wanted, had)
+                }
                 _ => return bytes,
             };
             let all = wanted.end - wanted.start;

@@ -10,12 +10,14 @@ use spanker_topology::ExchangeKind;
 
 use super::buffers::result_bytes;
 use super::tables::Outputs;
-use super::{Buffer, Held, HeldLayer, Member, Numerics, Op, Space, Step, StepShape, StepTables};
+use super::{
+    Buffer, Held, HeldFfn, HeldLayer, Member, Numerics, Op, Space, Step, StepShape, StepTables,
+};
 use crate::Activity;
 use crate::cost::shard::{Shard, Split, len};
 use crate::work::{Fold, KvCache, Place, Work};
 
-const F32: u64 = 4;
+pub(super) const F32: u64 = 4;
 
 /// What programs of a model are written from.
 #[derive(Clone, Copy)]
@@ -43,10 +45,10 @@ impl Sink for Vec<Vec<Op>> {
 
 /// Writes the programs of members side by side.
 pub(crate) struct Writer<'a, S> {
-    of: Context<'a>,
-    members: &'a [Member],
+    pub(super) of: Context<'a>,
+    pub(super) members: &'a [Member],
     step: &'a Step<'a>,
-    rows: u64,
+    pub(super) rows: u64,
     shape: StepShape,
     tables: StepTables,
     /// For each member, the types that its normed rows are ready for.
@@ -61,16 +63,16 @@ impl<'a, S: Sink> Writer<'a, S> {
         Writer { of, members: of.members, step, rows: shape.rows, shape, tables, ready, programs }
     }
 
-    fn place(&self, member: usize, buffer: Buffer) -> Place {
+    pub(super) fn place(&self, member: usize, buffer: Buffer) -> Place {
         self.members[member].buffers.place(buffer)
     }
 
     #[inline(always)]
-    fn work(&mut self, member: usize, work: Work) {
+    pub(super) fn work(&mut self, member: usize, work: Work) {
         self.programs.push(member, Op::Work(work));
     }
 
-    fn mark(&mut self, members: Range<usize>, activity: Activity, layer: usize) {
+    pub(super) fn mark(&mut self, members: Range<usize>, activity: Activity, layer: usize) {
         for member in members {
             self.programs.push(member, Op::Mark { activity, layer: layer as u32 });
         }
@@ -201,16 +203,19 @@ impl<'a, S: Sink> Writer<'a, S> {
         self.join_heads(stage, members.clone(), layer);
         self.mark(members.clone(), Activity::Output, number);
         self.narrow(stage, members.clone(), layer, |held| held.o, |shard| &shard.output);
+        if let Some(mixture) = self.of.model.mixture {
+            return self.mixture((stage, layer, number), members, mixture);
+        }
         self.mark(members.clone(), Activity::Up, number);
         for member in members.clone() {
             self.widen(member, layer);
         }
         self.join_ffn(stage, members.clone(), layer);
         self.mark(members.clone(), Activity::Down, number);
-        self.narrow(stage, members, layer, |held| held.down, |shard| &shard.down);
+        self.narrow(stage, members, layer, |held| held.ffn.down, |shard| &shard.down);
     }
 
-    fn held(&self, member: usize, layer: usize) -> &'a HeldLayer {
+    pub(super) fn held(&self, member: usize, layer: usize) -> &'a HeldLayer {
         &self.members[member].holding.layers[layer]
     }
 
@@ -304,20 +309,21 @@ impl<'a, S: Sink> Writer<'a, S> {
         let width = self.of.model.heads * size;
         let part = |shard: &Shard| shard.heads.start * size..shard.heads.end * size;
         let weights = self.held(members.start, layer).o.quant;
-        self.join(stage, members, Buffer::Heads, width, part, weights);
+        self.join((stage, self.rows), members, Buffer::Heads, width, part, weights);
     }
 
     fn join_ffn(&mut self, stage: usize, members: Range<usize>, layer: usize) {
         let width = self.of.model.ffn;
-        let weights = self.held(members.start, layer).down.quant;
-        self.join(stage, members, Buffer::Gate, width, |shard| shard.ffn.clone(), weights);
+        let weights = self.held(members.start, layer).ffn.down.quant;
+        let part = |shard: &Shard| shard.ffn.clone();
+        self.join((stage, self.rows), members, Buffer::Gate, width, part, weights);
     }
 
-    /// Turns each rank's part of rows of `width` f32s into the inputs of a product: blocks of all parts, or
+    /// Turns each rank's part of `rows` rows of `width` f32s into the inputs of a product: blocks of all parts, or
     /// of the rank's own part where columns are split.
-    fn join(
+    pub(super) fn join(
         &mut self,
-        stage: usize,
+        (stage, rows): (usize, u64),
         members: Range<usize>,
         buffer: Buffer,
         width: u64,
@@ -337,7 +343,7 @@ impl<'a, S: Sink> Writer<'a, S> {
         if early {
             for (member, share) in members.clone().zip(&shares) {
                 let into = if gathers { Buffer::Part } else { Buffer::Whole };
-                self.quantize(member, buffer, into, len(share), quant);
+                self.quantize(member, [buffer, into], rows, len(share), quant);
             }
         }
         if !gathers {
@@ -351,10 +357,11 @@ impl<'a, S: Sink> Writer<'a, S> {
             true => share.start / block * unit..share.end / block * unit,
             false => share.start * F32..share.end * F32,
         };
-        self.gather(stage, members.clone(), from, into, shares.iter().map(bytes).collect());
+        let parts = shares.iter().map(bytes).collect();
+        self.gather_rows(stage, members.clone(), from, into, parts, rows);
         if !early {
             for member in members {
-                self.quantize(member, Buffer::Wide, Buffer::Whole, width, quant);
+                self.quantize(member, [Buffer::Wide, Buffer::Whole], rows, width, quant);
             }
         }
     }
@@ -381,7 +388,18 @@ impl<'a, S: Sink> Writer<'a, S> {
                 self.product(member, held, a, out, rows);
             }
         }
-        match split {
+        self.spread(stage, members, part);
+    }
+
+    /// Brings every rank the results of the second products of all ranks, and adds them to the residual stream.
+    pub(super) fn spread(
+        &mut self,
+        stage: usize,
+        members: Range<usize>,
+        part: impl Fn(&Shard) -> &Range<u64>,
+    ) {
+        let elements = self.rows * self.of.model.hidden;
+        match self.of.stages[stage].0 {
             Split::Gather => {
                 let bytes = |member: usize| {
                     let share = part(&self.members[member].shard);
@@ -404,19 +422,20 @@ impl<'a, S: Sink> Writer<'a, S> {
     /// Norm, gate and up.
     fn widen(&mut self, member: usize, layer: usize) {
         let held = self.held(member, layer);
-        if held.gate.rows == 0 {
+        let HeldFfn { gate, up, .. } = held.ffn;
+        if gate.rows == 0 {
             return;
         }
         self.norm(member, held.ffn_norm);
-        for held in [held.gate, held.up] {
+        let elements = self.rows * gate.rows;
+        for held in [gate, up] {
             self.input(member, held.quant);
         }
-        for (held, buffer) in [(held.gate, Buffer::Gate), (held.up, Buffer::Up)] {
+        for (held, buffer) in [(gate, Buffer::Gate), (up, Buffer::Up)] {
             let a = self.input_place(member, held.quant);
             self.product(member, held, a, self.place(member, buffer), self.rows);
         }
         let (gate, up) = (self.place(member, Buffer::Gate), self.place(member, Buffer::Up));
-        let elements = self.rows * held.gate.rows;
         self.work(member, Work::Gate { gate, up, into: gate, elements });
     }
 
@@ -474,7 +493,7 @@ impl<'a, S: Sink> Writer<'a, S> {
         after(self.place(member, buffer), self.shape.turn * bytes)
     }
 
-    fn norm(&mut self, member: usize, weight: Place) {
+    pub(super) fn norm(&mut self, member: usize, weight: Place) {
         let (from, into) = (self.place(member, Buffer::X), self.place(member, Buffer::H));
         let (rows, width) = (self.rows, self.of.model.hidden);
         let epsilon = self.of.numerics.epsilon;
@@ -483,7 +502,7 @@ impl<'a, S: Sink> Writer<'a, S> {
     }
 
     /// Makes the normed rows ready for weights of a type, once.
-    fn input(&mut self, member: usize, weights: Quant) {
+    pub(super) fn input(&mut self, member: usize, weights: Quant) {
         let quant = weights.input();
         if quant == Quant::F32 {
             return;
@@ -496,7 +515,7 @@ impl<'a, S: Sink> Writer<'a, S> {
         }
     }
 
-    fn input_place(&self, member: usize, weights: Quant) -> Place {
+    pub(super) fn input_place(&self, member: usize, weights: Quant) -> Place {
         let buffer = match weights.input() {
             Quant::F32 => Buffer::H,
             Quant::Q8K => Buffer::InputK,
@@ -505,14 +524,21 @@ impl<'a, S: Sink> Writer<'a, S> {
         self.place(member, buffer)
     }
 
-    fn quantize(&mut self, member: usize, from: Buffer, into: Buffer, width: u64, quant: Quant) {
-        let (from, into, rows) = (self.place(member, from), self.place(member, into), self.rows);
+    fn quantize(
+        &mut self,
+        member: usize,
+        buffers: [Buffer; 2],
+        rows: u64,
+        width: u64,
+        quant: Quant,
+    ) {
+        let [from, into] = buffers.map(|buffer| self.place(member, buffer));
         if width > 0 {
             self.work(member, Work::Quantize { from, into, rows, width, quant: ggml_id(quant) });
         }
     }
 
-    fn product(&mut self, member: usize, held: Held, a: Place, out: Place, rows: u64) {
+    pub(super) fn product(&mut self, member: usize, held: Held, a: Place, out: Place, rows: u64) {
         if held.rows == 0 {
             return;
         }
@@ -619,11 +645,11 @@ fn fold(dtype: DType, op: ReduceOp) -> Fold {
     Fold { dtype: dtype.code(), op: op.code().unwrap_or_default() }
 }
 
-fn after(place: Place, bytes: u64) -> Place {
+pub(super) fn after(place: Place, bytes: u64) -> Place {
     Place { offset: place.offset + bytes, ..place }
 }
 
 /// GGML's number of a type that weights or activations have.
-fn ggml_id(quant: Quant) -> u32 {
+pub(super) fn ggml_id(quant: Quant) -> u32 {
     quant.ggml_id().expect("types of files have numbers")
 }

@@ -408,4 +408,83 @@ mirror! {
         /// 0.
         reserved: u32,
     }
+    /// A pick.
+    struct RawPick = spanker_pick {
+        /// The expert.
+        expert: u32,
+        /// The bits of an f32.
+        weight: u32,
+    }
+    /// See [`spanker_plan::Picks`].
+    struct RawPicks = spanker_picks {
+        /// The picks.
+        at: RawPlace,
+        /// Picks of a row.
+        used: u64,
+        /// Experts that there are.
+        experts: u64,
+    }
+    /// See [`crate::Work::Route`].
+    struct RawRoute = spanker_work_route {
+        /// The head.
+        head: RawWork,
+        /// Rows of logits.
+        logits: RawPlace,
+        /// Where the picks go.
+        picks: RawPicks,
+        /// Rows.
+        rows: u64,
+        /// `SPANKER_GATING_*`.
+        gating: u32,
+        /// 0.
+        reserved: u32,
+    }
+    /// See [`crate::Work::MatmulExperts`].
+    struct RawMatmulExperts = spanker_work_matmul_experts {
+        /// The head.
+        head: RawWork,
+        /// The rows of a.
+        a: RawPlace,
+        /// The first expert's b.
+        b: RawPlace,
+        /// The products.
+        out: RawPlace,
+        /// The picks.
+        picks: RawPicks,
+        /// Rows.
+        m: u64,
+        /// Columns of both.
+        k: u64,
+        /// Rows of an expert's b.
+        n: u64,
+        /// Bytes from an expert's b to the next one's.
+        stride: u64,
+        /// GGML's number of a's type.
+        a_type: u32,
+        /// GGML's number of b's type.
+        b_type: u32,
+        /// Whether a has a row for each pick.
+        apart: u32,
+        /// 0.
+        reserved: u32,
+    }
+    /// See [`crate::Work::Combine`].
+    struct RawCombine = spanker_work_combine {
+        /// The head.
+        head: RawWork,
+        /// A row for each pick.
+        from: RawPlace,
+        /// The picks.
+        picks: RawPicks,
+        /// A row for each row.
+        into: RawPlace,
+        /// Rows.
+        rows: u64,
+        /// Numbers of a row.
+        width: u64,
+        /// Whether sums are added to what is there.
+        add: u32,
+        /// 0.
+        reserved: u32,
+    }
 }

@@ -4,17 +4,19 @@
 use bytemuck::{Pod, pod_read_unaligned};
 
 use super::{
-    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, MAX_WRITE, Malformed,
-    Place, Work,
+    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES, MAX_WRITE,
+    Malformed, Picks, Place, Work,
 };
 use crate::abi::{
-    PAIRS_ADJACENT, PAIRS_HALVES, RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE,
-    RawAddRow, RawAttend, RawAttendBlocks, RawBest, RawCopy, RawEmbed, RawFence, RawFill, RawGate,
-    RawHalve, RawKeep, RawKvCache, RawMatmul, RawNorm, RawPlace, RawQuantize, RawReceive,
-    RawReduce, RawRotate, RawRotateRows, RawRows, RawSend, RawWork, RawWrite, WORK_ADD_ROW,
-    WORK_ATTEND, WORK_ATTEND_BLOCKS, WORK_BEST, WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL,
-    WORK_GATE, WORK_HALVE, WORK_KEEP, WORK_MATMUL, WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE,
-    WORK_REDUCE, WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROWS, WORK_SEND, WORK_VERSION, WORK_WRITE,
+    GATING_SIGMOID, PAIRS_ADJACENT, PAIRS_HALVES, RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND,
+    RECEIVE_STORE, RawAddRow, RawAttend, RawAttendBlocks, RawBest, RawCombine, RawCopy, RawEmbed,
+    RawFence, RawFill, RawGate, RawHalve, RawKeep, RawKvCache, RawMatmul, RawMatmulExperts,
+    RawNorm, RawPicks, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRotateRows,
+    RawRoute, RawRows, RawSend, RawWork, RawWrite, WORK_ADD_ROW, WORK_ATTEND, WORK_ATTEND_BLOCKS,
+    WORK_BEST, WORK_COMBINE, WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE,
+    WORK_KEEP, WORK_MATMUL, WORK_MATMUL_EXPERTS, WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE,
+    WORK_REDUCE, WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROUTE, WORK_ROWS, WORK_SEND, WORK_VERSION,
+    WORK_WRITE,
 };
 
 /// Reads descriptors. The bytes are hostile until this returns; what they say is not yet true of any
@@ -201,8 +203,52 @@ fn decode_batch(kind: u16, bytes: &[u8]) -> Result<Work, String> {
             let cache = kv_cache(raw.cache)?;
             Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale }
         }
+        kind => return decode_experts(kind, bytes),
+    })
+}
+
+/// What mixtures of experts are made of.
+fn decode_experts(kind: u16, bytes: &[u8]) -> Result<Work, String> {
+    Ok(match kind {
+        WORK_ROUTE => {
+            let RawRoute { logits, picks, rows, gating, .. } = exactly(bytes)?;
+            if gating > GATING_SIGMOID {
+                return Err(format!("gating {gating} is unknown"));
+            }
+            Work::Route { logits: place(logits), picks: picked(picks)?, rows, gating }
+        }
+        WORK_MATMUL_EXPERTS => {
+            let raw: RawMatmulExperts = exactly(bytes)?;
+            let RawMatmulExperts { m, k, n, stride, a_type, b_type, .. } = raw;
+            let (a, b, out) = (place(raw.a), place(raw.b), place(raw.out));
+            let (picks, apart) = (picked(raw.picks)?, flag("apart", raw.apart)?);
+            let (shape, types) = ([m, k, n], [a_type, b_type]);
+            Work::MatmulExperts { a, b, out, picks, shape, types, stride, apart }
+        }
+        WORK_COMBINE => {
+            let RawCombine { from, picks, into, rows, width, add, .. } = exactly(bytes)?;
+            let (from, into, add) = (place(from), place(into), flag("add", add)?);
+            Work::Combine { from, picks: picked(picks)?, into, rows, width, add }
+        }
         kind => return Err(format!("kind {kind} is unknown")),
     })
+}
+
+fn picked(raw: RawPicks) -> Result<Picks, String> {
+    let RawPicks { at, used, experts } = raw;
+    if experts > MAX_EXPERTS || used == 0 || used > experts {
+        return Err(format!(
+            "{used} of {experts} experts, of which there are at most {MAX_EXPERTS}"
+        ));
+    }
+    Ok(Picks { at: place(at), used, experts })
+}
+
+fn flag(what: &str, value: u32) -> Result<bool, String> {
+    match value {
+        0 | 1 => Ok(value == 1),
+        _ => Err(format!("{what} {value} is neither 0 nor 1")),
+    }
 }
 
 fn kv_cache(raw: RawKvCache) -> Result<KvCache, String> {

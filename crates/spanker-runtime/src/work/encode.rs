@@ -3,15 +3,16 @@
 
 use bytemuck::{Pod, bytes_of};
 
-use super::{Descriptor, Fold, KvCache, Landing, Place, Work};
+use super::{Descriptor, Fold, KvCache, Landing, Picks, Place, Work};
 use crate::abi::{
     RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE, RawAddRow, RawAttend, RawAttendBlocks,
-    RawBest, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawKeep, RawKvCache,
-    RawMatmul, RawNorm, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRotateRows,
-    RawRows, RawSend, RawWork, RawWrite, WORK_ADD_ROW, WORK_ATTEND, WORK_ATTEND_BLOCKS, WORK_BEST,
-    WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE, WORK_KEEP, WORK_MATMUL,
-    WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROWS,
-    WORK_SEND, WORK_VERSION, WORK_WRITE,
+    RawBest, RawCombine, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawKeep,
+    RawKvCache, RawMatmul, RawMatmulExperts, RawNorm, RawPicks, RawPlace, RawQuantize, RawReceive,
+    RawReduce, RawRotate, RawRotateRows, RawRoute, RawRows, RawSend, RawWork, RawWrite,
+    WORK_ADD_ROW, WORK_ATTEND, WORK_ATTEND_BLOCKS, WORK_BEST, WORK_COMBINE, WORK_COPY, WORK_EMBED,
+    WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE, WORK_KEEP, WORK_MATMUL, WORK_MATMUL_EXPERTS,
+    WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROUTE,
+    WORK_ROWS, WORK_SEND, WORK_VERSION, WORK_WRITE,
 };
 
 /// The bytes of descriptors, end to end.
@@ -197,8 +198,57 @@ fn encode_batch(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec
                 },
             );
         }
+        _ => encode_experts(work, head, out),
+    }
+}
+
+/// What mixtures of experts are made of.
+fn encode_experts(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec<u8>) {
+    match *work {
+        Work::Route { logits, picks, rows, gating } => {
+            let head = head(WORK_ROUTE, size_of::<RawRoute>());
+            let (logits, picks) = (raw(logits), raw_picks(picks));
+            push(out, RawRoute { head, logits, picks, rows, gating, reserved: 0 });
+        }
+        Work::MatmulExperts {
+            a,
+            b,
+            out: product,
+            picks,
+            shape: [m, k, n],
+            types,
+            stride,
+            apart,
+        } => {
+            let experts = RawMatmulExperts {
+                head: head(WORK_MATMUL_EXPERTS, size_of::<RawMatmulExperts>()),
+                a: raw(a),
+                b: raw(b),
+                out: raw(product),
+                picks: raw_picks(picks),
+                m,
+                k,
+                n,
+                stride,
+                a_type: types[0],
+                b_type: types[1],
+                apart: apart.into(),
+                reserved: 0,
+            };
+            push(out, experts);
+        }
+        Work::Combine { from, picks, into, rows, width, add } => {
+            let head = head(WORK_COMBINE, size_of::<RawCombine>());
+            let (from, picks, into) = (raw(from), raw_picks(picks), raw(into));
+            let (add, reserved) = (add.into(), 0);
+            push(out, RawCombine { head, from, picks, into, rows, width, add, reserved });
+        }
         _ => {}
     }
+}
+
+fn raw_picks(picks: Picks) -> RawPicks {
+    RawPicks { at: raw(picks.at), used: picks.used, experts: picks.experts }
 }
 
 fn raw_cache(cache: &KvCache) -> RawKvCache {

@@ -8,10 +8,12 @@
 //! * `product.rs`: products.
 //! * `attend.rs`: attention over positions that lie end to end.
 //! * `blocks.rs`: the KV cache in blocks, and attention over it.
+//! * `experts.rs`: mixtures of experts.
 //! * `operator.rs`: the other operators of a model.
 
 mod attend;
 mod blocks;
+mod experts;
 mod operator;
 mod product;
 
@@ -133,6 +135,9 @@ impl Alu {
             Work::Attend { .. } => self.attend(memory, work, done),
             Work::AttendBlocks { .. } => self.attend_blocks(memory, work, done),
             Work::Keep { .. } => self.keep(memory, work, done),
+            Work::Route { .. } => self.route(memory, work, done),
+            Work::MatmulExperts { .. } => self.expert_product(memory, work, done),
+            Work::Combine { .. } => self.combine(memory, work, done),
             _ => self.operator(memory, work, done),
         }
     }

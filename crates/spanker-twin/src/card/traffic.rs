@@ -37,6 +37,9 @@ pub(crate) fn uses(work: &Work, buffer: u64) -> bool {
             any(&[queries, into, &cache.blocks, &cache.rows, &cache.tables])
         }
         Work::Gate { gate, up, into, .. } => any(&[gate, up, into]),
+        Work::Route { logits, picks, .. } => any(&[logits, &picks.at]),
+        Work::MatmulExperts { a, b, out, picks, .. } => any(&[a, b, out, &picks.at]),
+        Work::Combine { from, picks, into, .. } => any(&[from, &picks.at, into]),
         // A kind that nobody has taught this function keeps its buffers.
         Work::Fence { .. } => false,
         _ => true,
@@ -66,6 +69,9 @@ pub(crate) fn kind(work: &Work) -> u16 {
         Work::RotateRows { .. } => abi::WORK_ROTATE_ROWS,
         Work::Keep { .. } => abi::WORK_KEEP,
         Work::AttendBlocks { .. } => abi::WORK_ATTEND_BLOCKS,
+        Work::Route { .. } => abi::WORK_ROUTE,
+        Work::MatmulExperts { .. } => abi::WORK_MATMUL_EXPERTS,
+        Work::Combine { .. } => abi::WORK_COMBINE,
         _ => abi::WORK_FENCE,
     }
 }

@@ -137,7 +137,7 @@ impl Bench {
             space,
             numerics,
             kind,
-            &mut weight,
+            (&mut weight, false),
             &mut buffer,
         );
         let left_out = model.layers.len() as f64 / short.layers.len() as f64;
@@ -374,8 +374,7 @@ fn laid_out(
                 | Tensor::Bias(_)
                 | Tensor::HeadNorm(_)
         );
-        let (Cut::Rows(part) | Cut::Columns(part)) = &piece.cut;
-        if is_vector {
+        if let (true, Cut::Rows(part)) = (is_vector, &piece.cut) {
             let ones = vec![1.0f32; (part.end - part.start) as usize];
             let place = Place { buffer: own[&Buffer::Weights], offset: *offset };
             processors.write(slot, place, bytemuck::cast_slice(&ones))?;

@@ -2,9 +2,10 @@
 //! Whether the operators of a model may run. Results lie apart from operands, or just where one is that is read
 //! as it is written, so that what comes out does not depend on how work is cut.
 
-use ggml_spanker::{Quant, WEIGHT_TYPES};
+use ggml_spanker::{Gating, Quant, WEIGHT_TYPES};
 use nix::errno::Errno;
-use spanker_runtime::{KvCache, MAX_BEST, Place, ROW_BYTES, Work};
+
+use spanker_runtime::{KvCache, MAX_BEST, MAX_EXPERTS, PICK_BYTES, Picks, Place, ROW_BYTES, Work};
 
 use super::{Owned, apart, product, require};
 use crate::card::compute::shared_heads;
@@ -149,7 +150,7 @@ fn of_steps(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             require(into == queries || apart(out, (queries, numbers * 4)))?;
             require(operands.iter().all(|&operand| apart(out, operand)))
         }
-        _ => Err(Errno::EOPNOTSUPP),
+        _ => of_experts(owned, work),
     }
 }
 
@@ -165,6 +166,68 @@ fn kept(owned: &Owned<'_>, cache: &KvCache, rows: u64) -> Result<[(Place, u64); 
     owned.elements(cache.tables, cache.entries, 4)?;
     let tables = (cache.tables, cache.entries * 4);
     Ok([(cache.blocks, blocks), (cache.rows, rows * ROW_BYTES), tables])
+}
+
+/// Picks of rows, with their bytes. Which experts they name is data.
+fn picked(owned: &Owned<'_>, picks: &Picks, rows: u64) -> Result<(Place, u64), Errno> {
+    require(picks.experts <= MAX_EXPERTS && (1..=picks.experts).contains(&picks.used))?;
+    let count = product(&[rows, picks.used])?;
+    owned.elements(picks.at, product(&[count, PICK_BYTES / 4])?, 4)?;
+    Ok((picks.at, count * PICK_BYTES))
+}
+
+/// Mixtures of experts.
+fn of_experts(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
+    match *work {
+        Work::Route { logits, ref picks, rows, gating } => {
+            Gating::from_code(gating).ok_or(Errno::EINVAL)?;
+            let chosen = picked(owned, picks, rows)?;
+            let numbers = product(&[rows, picks.experts])?;
+            owned.elements(logits, numbers, 4)?;
+            require(apart(chosen, (logits, numbers * 4)))
+        }
+        Work::MatmulExperts {
+            a,
+            b,
+            out,
+            ref picks,
+            shape: [m, k, n],
+            types,
+            stride,
+            apart: own,
+        } => {
+            let chosen = picked(owned, picks, m)?;
+            let weights = weights(types[1])?;
+            let inputs = quant(types[0]).filter(|&inputs| inputs == weights.input());
+            let inputs = inputs.ok_or(Errno::EOPNOTSUPP)?;
+            require(k <= WIDEST)?;
+            let count = product(&[m, picks.used])?;
+            let left = product(&[if own { count } else { m }, row(inputs, k)?])?;
+            let each = product(&[n, row(weights, k)?])?;
+            // The last expert ends where its rows do.
+            let all = product(&[picks.experts - 1, stride])?.checked_add(each);
+            let all = all.ok_or(Errno::EINVAL)?;
+            require(stride >= each)?;
+            owned.contains(a, left)?;
+            require(inputs != Quant::F32 || a.offset.is_multiple_of(4))?;
+            owned.contains(b, all)?;
+            let results = product(&[count, n])?;
+            owned.elements(out, results, 4)?;
+            product(&[count, n, k])?;
+            let out = (out, results * 4);
+            require(apart(out, (a, left)) && apart(out, (b, all)) && apart(out, chosen))
+        }
+        Work::Combine { from, ref picks, into, rows, width, .. } => {
+            narrow(width)?;
+            let chosen = picked(owned, picks, rows)?;
+            let (given, numbers) = (product(&[rows, picks.used, width])?, product(&[rows, width])?);
+            owned.elements(from, given, 4)?;
+            owned.elements(into, numbers, 4)?;
+            let out = (into, numbers * 4);
+            require(apart(out, (from, given * 4)) && apart(out, chosen))
+        }
+        _ => Err(Errno::EOPNOTSUPP),
+    }
 }
 
 fn opened(

@@ -14,7 +14,7 @@ use crate::card::traffic::quant;
 const BLOCK_COST: u64 = 64;
 
 /// How many of `left` units a slice takes that touches `bytes` for each.
-fn share(left: u64, bytes: u64) -> u64 {
+pub(super) fn share(left: u64, bytes: u64) -> u64 {
     left.min((SLICE / bytes.max(1)).max(1))
 }
 

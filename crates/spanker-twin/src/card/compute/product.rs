@@ -10,13 +10,13 @@ use super::{Alu, Memory, Slice, read, scratch_bytes, shifted};
 use crate::card::traffic::quant;
 
 /// Multiply-accumulates of one slice.
-const MACS: u64 = 4 << 20;
+pub(super) const MACS: u64 = 4 << 20;
 /// Multiply-accumulates in the time of a byte that is copied.
-const MACS_PER_BYTE: u64 = 8;
+pub(super) const MACS_PER_BYTE: u64 = 8;
 /// Bytes of weights of one slice.
-const WEIGHTS: u64 = 1 << 20;
+pub(super) const WEIGHTS: u64 = 1 << 20;
 /// Bytes of weights that are read in the time of a byte that is copied.
-const WEIGHTS_PER_BYTE: u64 = 4;
+pub(super) const WEIGHTS_PER_BYTE: u64 = 4;
 /// Values of inputs that are unpacked at a time: what stays near while weights pass.
 const INPUTS: u64 = 512 << 10;
 
