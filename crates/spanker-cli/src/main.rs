@@ -12,6 +12,7 @@ mod chat;
 mod cluster;
 mod compare;
 mod directory;
+mod eval;
 mod fault;
 mod fetch;
 mod fit;
@@ -79,6 +80,7 @@ const VERSION: &str = concat!(
   spanker chat -m smollm2-135m                      a conversation with it
   spanker serve -m smollm2-135m                     the same for many at once, over HTTP
   spanker verify -m smollm2-135m --cards 1..5       proof that any number of cards gives the same tokens
+  spanker eval lambada -m smollm2-135m              how well a model knows texts, in bits per byte
   spanker synth --help                              models of any size with random weights
   spanker completions bash                          flags and commands for a shell
   spanker man                                       the manual page
@@ -98,6 +100,7 @@ enum Command {
     Chat(Box<chat::Args>),
     Serve(Box<serve::Args>),
     Verify(Box<verify::Args>),
+    Eval(Box<eval::Args>),
     Plan(plan::Args),
     Simulate(simulate::Args),
     Compare(compare::Args),
@@ -215,6 +218,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Chat(args) => chat::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Compare(args) => compare::run(&args),

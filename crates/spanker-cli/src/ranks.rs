@@ -76,6 +76,7 @@ pub(crate) fn check(command: &Command) -> anyhow::Result<()> {
         Command::Chat(args) if args.takes_ranks() => Ok(()),
         Command::Serve(args) if args.takes_ranks() => Ok(()),
         Command::Verify(args) if args.takes_ranks() => Ok(()),
+        Command::Eval(args) if args.takes_ranks() => Ok(()),
         Command::Probe(args) if args.takes_ranks() => Ok(()),
         Command::Plan(args) if args.takes_ranks() => Ok(()),
         _ => Err(Usage(format!(

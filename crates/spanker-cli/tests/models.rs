@@ -236,7 +236,12 @@ fn fetch_that_fails_names_the_cause_and_leaves_nothing() {
 #[test]
 fn unknown_model_is_a_usage_error_that_lists_the_known_ones() {
     let error = Scratch::new(&[]).error(2, "fetch gpt-9");
-    assert!(error.contains("unknown model 'gpt-9' (expected one of: smollm2-135m)"), "{error}");
+    assert!(
+        error.contains(
+            "unknown model 'gpt-9' (expected one of: smollm2-135m, gemma3-270m, lambada)"
+        ),
+        "{error}"
+    );
 }
 
 #[test]

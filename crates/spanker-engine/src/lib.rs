@@ -23,6 +23,7 @@ mod conversation;
 pub mod directory;
 mod engine;
 mod error;
+pub mod eval;
 mod fetch;
 pub mod files;
 mod flight;

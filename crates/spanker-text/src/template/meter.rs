@@ -16,6 +16,7 @@ use minijinja::{Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::json::Style;
+use super::print::{print, printed};
 
 /// The deepest that lists and maps are within each other: what walks through them is recursive.
 const DEEPEST: usize = 200;
@@ -170,7 +171,7 @@ impl Meter {
         let meter = self.clone();
         environment.set_formatter(move |out, _, value| {
             meter.spend(meter.length(value)?)?;
-            write!(out, "{value}").map_err(|_| refused())
+            print(out, value).map_err(|_| refused())
         });
     }
 
@@ -179,6 +180,10 @@ impl Meter {
         let meter = self.clone();
         environment.add_filter("replace", move |text: String, old: String, new: String| {
             meter.replaced(&text, &old, &new)
+        });
+        environment.add_filter("string", |text: Value| match text.kind() {
+            ValueKind::String => text,
+            _ => Value::from(printed(&text)),
         });
         let meter = self.clone();
         environment.add_filter("join", move |items: Value, between: Option<String>| {
@@ -233,7 +238,7 @@ impl Meter {
             }
             ("~", [a, b]) => {
                 self.pay_all(args)?;
-                Ok(Value::from(format!("{a}{b}")))
+                Ok(Value::from(printed(a) + &printed(b)))
             }
             ("*", [a, b]) => {
                 for (value, times) in [(a, b), (b, a)] {
