@@ -81,6 +81,16 @@ pub enum Error {
     /// A file that is not a sound model.
     #[error(transparent)]
     Model(#[from] spanker_model::ModelError),
+    /// A value that a type cannot hold.
+    #[error("value {value} at {at} cannot be stored as {quant}")]
+    Value {
+        /// The value.
+        value: String,
+        /// Its place among those that were to be encoded.
+        at: usize,
+        /// The type.
+        quant: spanker_model::Quant,
+    },
     /// A part of a model that is not a sound file.
     #[error("part '{name}'")]
     Part {

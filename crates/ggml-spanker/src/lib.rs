@@ -3,7 +3,8 @@
 //!
 //! - [`GgufFile`] maps a model file and finds its tensors.
 //! - [`multiply`] multiplies rows of weights, in any of [`WEIGHT_TYPES`], with rows of activations
-//!   ([`quantize`], [`Inputs`]); [`ops`] is the rest of a Llama-family model. [`decode`] turns weights into f32.
+//!   ([`quantize`], [`Inputs`]); [`ops`] is the rest of a Llama-family model. [`decode()`] turns weights into f32, and
+//!   [`encode()`] f32 into weights.
 //! - [`synthetic`] makes models with random weights.
 //! - [`Shape`] cuts quantised matrices by rows and by columns.
 //! - [`MatmulInt4`] is the product of two Q4_K matrices: [`HostMatmul`] computes it on the host's processor,
@@ -13,7 +14,7 @@
 //! Every result has bits of its own that no processor, number of threads or split changes: there is one
 //! definition in plain Rust, and vector instructions ([`Path`]) give exactly its bits.
 //!
-//! Not here: threads, quantising weights, and real cards. Callers share out rows over threads. Where there are few
+//! Not here: threads and real cards. Callers share out rows over threads. Where there are few
 //! rows of activations, a call with 128 or more rows of weights reads memory fastest.
 //!
 //! ```
@@ -38,6 +39,7 @@
 #[cfg(unix)]
 mod bus;
 mod decode;
+mod encode;
 mod error;
 mod file;
 mod host;
@@ -54,6 +56,7 @@ mod simd;
 pub mod synthetic;
 
 pub use decode::{WEIGHT_TYPES, decode};
+pub use encode::encode;
 pub use error::{DeviceFault, Error, Result};
 pub use file::{GgufFile, TensorView};
 pub use host::HostMatmul;
@@ -65,3 +68,4 @@ pub use product::{multiply, multiply_on};
 pub use q4_k::{Q4_K_BLOCK_BYTES, QK_K, dequantize_q4_k};
 pub use shard::Shape;
 pub use spanker_model::{Gating, KV_BLOCK, KvShape, Quant};
+pub use synthetic::file_type;

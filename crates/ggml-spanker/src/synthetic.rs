@@ -369,7 +369,8 @@ fn spelled_bytes() -> Vec<String> {
 }
 
 /// The number by which GGUF files say what most of their weights are.
-fn file_type(quant: Quant) -> u32 {
+#[must_use]
+pub fn file_type(quant: Quant) -> u32 {
     match quant {
         Quant::F16 => 1,
         Quant::Q4_0 => 2,

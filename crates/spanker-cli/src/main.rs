@@ -26,6 +26,7 @@ mod plan;
 mod predict;
 mod probe;
 mod profiles;
+mod quantize;
 mod ranks;
 mod run;
 mod serve;
@@ -82,6 +83,7 @@ const VERSION: &str = concat!(
   spanker verify -m smollm2-135m --cards 1..5       proof that any number of cards gives the same tokens
   spanker eval lambada -m smollm2-135m              how well a model knows texts, in bits per byte
   spanker synth --help                              models of any size with random weights
+  spanker quantize in.gguf out.gguf --type q4_0     a model with its matrices as another type
   spanker completions bash                          flags and commands for a shell
   spanker man                                       the manual page
 
@@ -116,6 +118,7 @@ enum Command {
     Models(list::Args),
     Fetch(fetch::Args),
     Synth(Box<synth::Args>),
+    Quantize(quantize::Args),
     Completions(shell::CompletionsArgs),
     Man(shell::ManArgs),
 }
@@ -234,6 +237,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Models(args) => list::run(&args),
         Command::Fetch(args) => fetch::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::Completions(args) => shell::completions(&args),
         Command::Man(args) => shell::man(&args),
     }

@@ -379,3 +379,28 @@ fn model_in_parts_is_the_model_of_one_file_wherever_a_model_is_taken() {
         assert!(error.contains("m-00002-of-00003.gguf: open part 2 of 3: "), "{line}: {error}");
     }
 }
+
+#[test]
+fn quantized_model_runs_and_parts_become_the_same_file_as_the_whole() {
+    let scratch = Scratch::new(&[]);
+    let whole = synth(&scratch, "--hidden 256 --heads 2 --kv-heads 1 --ffn 512 --quant f16");
+    split(&scratch, &whole, "parts/m");
+    let report = scratch.json("quantize m.gguf a.gguf --type q4_k");
+    assert_eq!((&report["again"], &report["tensors"]["q4_k"]), (&false.into(), &16.into()));
+    let text = scratch.text("quantize parts b.gguf --type q4_k");
+    assert!(text.contains("16 q4_k") && text.contains("not by importance"), "{text}");
+    let file = |name: &str| fs::read(scratch.path().join(name)).expect(name);
+    let (a, b) = (file("a.gguf"), file("b.gguf"));
+    assert_eq!(a.len() as u64, report["bytes"].as_u64().expect("a number"));
+    // Parts are ordered by name in this test, so only the places of tensors differ.
+    let (one, two) = (model_of(&a), model_of(&b));
+    assert_eq!(one.1, two.1);
+    for name in one.0.tensors().keys() {
+        assert_eq!(one.0.weights(&a, name), two.0.weights(&b, name), "{name}");
+    }
+    scratch.text("run -m a.gguf -p ab -n 4 --temp 0");
+    let error = scratch.error(2, "quantize m.gguf ./m.gguf --type q8_0");
+    assert!(error.contains("is the input"), "{error}");
+    assert!(scratch.error(2, "quantize m.gguf c.gguf --type q9").contains("q6_k"));
+    assert_eq!(file("m.gguf"), whole);
+}

@@ -38,6 +38,7 @@ mod model;
 pub mod models;
 mod pieces;
 mod profiles;
+mod quantize;
 mod ranks;
 mod sampling;
 mod service;
@@ -66,6 +67,7 @@ pub use layout::{Split, Wish, request, serving_request};
 pub use model::{ChatPrompt, Model};
 pub use pieces::{Compared, Piece as RunPiece};
 pub use profiles::{Freshness, cache_folder};
+pub use quantize::{Quantized, quantize};
 pub use ranks::RankPlace;
 pub use sampling::Sampling;
 pub use service::{
