@@ -5,8 +5,8 @@
 use proptest::prelude::*;
 use spanker_model::{Model, Quant, builtin};
 use spanker_plan::{
-    Activity, Candidate, Conditions, Fault, Objective, Origin, Plan, Request, Slow, Trace, choose,
-    simulate,
+    Activity, BufferId, Candidate, Conditions, Fault, Objective, Origin, Picks, Place, Plan, Reach,
+    Request, Slow, Trace, Work, choose, load, simulate,
 };
 use spanker_topology::{BytesPerSecond, Cluster, Profile, Seconds, Shape};
 
@@ -37,6 +37,49 @@ fn best(cluster: &Cluster, request: &Request) -> Plan {
 fn steady(trace: &Trace) -> f64 {
     let (first, last) = (trace.tokens.len() / 2, trace.tokens.len() - 1);
     (trace.tokens[last] - trace.tokens[first]) / (last - first) as f64
+}
+
+/// Layers of Qwen3-30B-A3B.
+fn mixture(layers: usize) -> Model {
+    let mut model = builtin("qwen3-30b-a3b", Quant::Q4_0).unwrap();
+    model.layers.truncate(layers);
+    model
+}
+
+#[test]
+fn four_cards_decode_a_mixture_3_6_times_as_fast_as_one_and_the_simulation_agrees() {
+    let model = mixture(4);
+    let request = Request::new(Objective::Latency);
+    let token = |cards: usize| {
+        let cluster = cluster("rev-a", cards, Shape::Ring);
+        let candidate = &candidates(&model, &cluster, &request)[0];
+        assert_eq!(candidate.layout.cards().len(), cards);
+        let plan = plan(&model, &cluster, &request, candidate);
+        let trace = simulate(&plan, &Conditions::calm(2)).unwrap();
+        let predicted = candidate.prediction.token.0;
+        assert!((trace.tokens[0] / predicted - 1.0).abs() < 0.02, "{cards}");
+        predicted
+    };
+    let (one, four) = (token(1), token(4));
+    assert!(one / four > 3.6, "{}", one / four);
+}
+
+#[test]
+fn batches_of_a_mixture_read_the_experts_that_they_are_expected_to_meet() {
+    let at = |buffer| Place { buffer: BufferId(buffer), offset: 0 };
+    let picks = Picks { at: at(3), used: 8, experts: 128 };
+    let counted = |rows: u64| {
+        let (a, b, out, shape) = (at(0), at(1), at(2), [rows, 2048, 768]);
+        let (types, stride, apart) = ([8, 2], 768 * 1152, false);
+        let work = Work::MatmulExperts { a, b, out, picks, shape, types, stride, apart };
+        load(&work, None, &Reach::default()).unwrap()
+    };
+    for (rows, experts) in [(1, 8), (2, 16), (4, 29), (16, 82), (1000, 128)] {
+        let load = counted(rows);
+        assert_eq!(load.units, experts * 768 * 1152, "{rows}");
+        assert_eq!(load.macs, rows * 8 * 768 * 2048);
+        assert_eq!(load.rows, (rows * 8).div_ceil(experts));
+    }
 }
 
 #[test]

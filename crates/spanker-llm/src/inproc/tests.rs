@@ -47,8 +47,13 @@ fn layouts() -> Vec<(Split, Groups)> {
 
 #[test]
 fn sequences_of_one_step_get_what_each_asks_for_as_if_they_were_alone() {
-    let recipe = Recipe::llama(Quant::Q4_0, [4, 2, 32], 128, 192);
-    let network = Arc::new(recipe.network());
+    let dense = Recipe::llama(Quant::Q4_0, [4, 2, 32], 128, 192);
+    for recipe in [dense.clone(), dense.mixture("qwen3moe", [5, 2, 0])] {
+        are_as_if_alone(&Arc::new(recipe.network()));
+    }
+}
+
+fn are_as_if_alone(network: &Arc<Network<Vec<u8>>>) {
     let part =
         |tokens: &'static [u32], block: &'static [u32], want| Part::new(tokens, 0, block, want);
     let parts = [
@@ -60,12 +65,12 @@ fn sequences_of_one_step_get_what_each_asks_for_as_if_they_were_alone() {
     ];
     for kv in KvShape::QUANTS {
         for (split, groups) in layouts() {
-            let mut runner = threads(&network, split, &groups, (5, kv));
+            let mut runner = threads(network, split, &groups, (5, kv));
             let found = runner.step(&Step::of(&parts)).expect("a step").outputs;
             let mut found = found.into_iter();
             for one in parts.iter().filter(|part| part.want != Want::Nothing) {
                 let output = found.next().expect("an output for each part that asks");
-                let mut runner = threads(&network, split, &groups, (1, kv));
+                let mut runner = threads(network, split, &groups, (1, kv));
                 let alone = runner.step(&Step::of(&[Part { blocks: &[0], ..*one }]));
                 let alone = alone.expect("a step");
                 assert_eq!(&output, alone.last(), "{groups:?}: {:?}", one.tokens);

@@ -30,16 +30,24 @@ impl Load {
 /// The bytes of weights that the card with the largest share reads for a token.
 ///
 /// Attention is split by whole heads, so three cards that share 32 heads wait for the one with 11, and
-/// no share of keys and values is smaller than one head's; norms and biases are whole on every card.
+/// no share of keys and values is smaller than one head's; norms, biases and routers are whole on every card. Of a
+/// mixture, a token reads the experts that it meets.
 fn bytes_per_card(model: &Model, cards: usize) -> f64 {
     let share = 1.0 / cards as f64;
     let (head_share, kv_share) = head_shares(model, cards as u64);
     let layer = |layer: &Layer| {
-        let split = [&layer.o, &layer.gate, &layer.up, &layer.down];
-        let split: f64 = split.iter().map(|matrix| matrix.bytes() as f64).sum();
+        let used = model.mixture.map_or(1, |own| own.used);
+        // Whatever is neither attention's nor whole on every card is shared out.
+        let attention = [&layer.q, &layer.k, &layer.v].iter().map(|matrix| matrix.bytes()).sum();
+        let shared = layer.experts.and_then(|own| own.shared);
+        let routers = layer.experts.map_or(0, |own| own.router.bytes())
+            + shared.map_or(0, |own| own.router.bytes());
+        let whole = layer.other_bytes + routers;
+        let rest: u64 = layer.read_bytes(used).saturating_sub(whole);
+        let split = rest.saturating_sub(attention) as f64;
         let kv = (layer.k.bytes() as f64) + (layer.v.bytes() as f64);
         let q = layer.q.bytes() as f64;
-        split * share + q * head_share + kv * kv_share + layer.other_bytes as f64
+        split * share + q * head_share + kv * kv_share + whole as f64
     };
     let layers: f64 = model.layers.iter().map(layer).sum();
     layers + model.head.bytes() as f64 * share + model.other_bytes as f64
