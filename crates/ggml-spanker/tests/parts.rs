@@ -190,3 +190,32 @@ fn hostile_keys_of_parts_are_errors_that_name_key_and_value() {
     fs::write(&path, writer.header()).expect("a file");
     assert_eq!(error(&path), "gguf: metadata 'split.tensors.count': missing");
 }
+
+#[test]
+fn parts_with_changed_bytes_are_refused_or_within_their_bounds() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(folder.path());
+    let paths: Vec<PathBuf> = (1..=3).map(|number| name(folder.path(), number)).collect();
+    let whole: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).expect("a file")).collect();
+    let mut state = 1_u32;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as usize % below
+    };
+    for _ in 0..500 {
+        let part = random(3);
+        let mut bytes = whole[part].clone();
+        for _ in 0..=random(3) {
+            let at = random(bytes.len());
+            bytes[at] = random(256) as u8;
+        }
+        fs::write(&paths[part], &bytes).expect("a file");
+        if let Ok(file) = GgufFile::open(&paths[random(3)]) {
+            for (name, tensor) in file.header().tensors() {
+                let view = file.tensor(name).expect("every tensor is within its part");
+                assert_eq!(view.bytes.len() as u64, tensor.bytes);
+            }
+        }
+        fs::write(&paths[part], &whole[part]).expect("a file");
+    }
+}
