@@ -13,6 +13,8 @@ pub use experts::{combine, route};
 
 pub use attend::{AttendScratch, KvView, Queries, attend, attend_blocks, fold, keep, partial_len};
 
+use spanker_model::Activation;
+
 use crate::path::Path;
 use crate::simd::{Lanes, Work, run_on};
 
@@ -123,13 +125,27 @@ pub fn rotate(row: &mut [f32], head_size: usize, table: &[f32], pairs: Pairs) {
     on_path!(Path::best(), rotate(row: &'a mut [f32], head_size: usize, table: &'a [f32], pairs: Pairs) -> ());
 }
 
-/// The gate of a feed-forward network: `out = gate / (1 + exp(-gate)) * up`.
+/// The gate of a feed-forward network: see [`Activation`].
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
+pub fn gate(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
     assert!(gate.len() == up.len() && gate.len() == out.len());
-    on_path!(Path::best(), gate(gate: &'a [f32], up: &'a [f32], out: &'a mut [f32]) -> ());
+    on_path!(Path::best(), gate(activation: Activation, gate: &'a [f32], up: &'a [f32], out: &'a mut [f32]) -> ());
+}
+
+/// Multiplies numbers, and has them come near to a cap and never pass it, `cap * tanh(x / cap)`, where it is not 0.
+pub fn scale(data: &mut [f32], factor: f32, cap: f32) {
+    on_path!(Path::best(), scale(data: &'a mut [f32], factor: f32, cap: f32) -> ());
+}
+
+/// `cap * tanh(x / cap)`.
+#[inline(always)]
+pub(crate) fn capped(x: f32, cap: f32) -> f32 {
+    let part = x / cap;
+    let small = exp(-2.0 * part.abs());
+    let tanh = (1.0 - small) / (1.0 + small);
+    cap * if part < 0.0 { -tanh } else { tanh }
 }
 
 /// Adds `row` to `into`.

@@ -3,11 +3,14 @@
 //! hold them. They say nothing sensible.
 
 mod blocks;
+mod family;
 
 use std::io::{self, Write};
 
 use spanker_model::gguf::{Field, Header, Writer};
 use spanker_model::{MAX_EXPERTS, MAX_LAYERS, Mixture, Model, ModelError, Quant, gating_of};
+
+pub use family::{FAMILIES, family};
 
 /// The tokens with a meaning, which come last.
 const MARKS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
@@ -41,6 +44,8 @@ pub struct Sizes {
     pub experts_used: Option<u64>,
     /// Width of the expert that every token meets, where the architecture has one.
     pub shared_ffn: Option<u64>,
+    /// Positions that a token sees, in layers that have a window.
+    pub window: Option<u64>,
 }
 
 /// The file of a model as large as `like` with some sizes replaced, without its weights, which [`write()`] makes; and the
@@ -67,7 +72,7 @@ pub fn like(
 /// The sizes of a model.
 struct Shape {
     name: String,
-    /// As GGUF files name it: says which vectors there are besides norms.
+    /// As GGUF files name it: says which tensors there are besides plain matrices.
     architecture: String,
     quant: Quant,
     layers: u64,
@@ -78,6 +83,7 @@ struct Shape {
     ffn: u64,
     vocab: u64,
     context: u64,
+    window: Option<u64>,
     tied: bool,
     mixture: Option<Mixture>,
 }
@@ -117,7 +123,8 @@ impl Shape {
             ffn: sizes.ffn.unwrap_or(like.ffn),
             vocab: sizes.vocab.unwrap_or(like.vocab),
             context: sizes.context.unwrap_or(like.context),
-            tied: like.tied,
+            window: sizes.window,
+            tied: like.tied || architecture.starts_with("gemma"),
             mixture: mixture(like, architecture, sizes)?,
         };
         shape.check()?;
@@ -134,6 +141,7 @@ impl Shape {
             ("ffn", self.ffn, 1, MOST),
             ("vocab", self.vocab, LEAST_VOCAB, MOST),
             ("context", self.context, 1, MOST),
+            ("window", self.window.unwrap_or(1), 1, MOST),
         ] {
             if !(least..=most).contains(&size) {
                 return Err(inconsistent(what, size, format!("expected {least} to {most}")));
@@ -195,7 +203,7 @@ impl Shape {
         }
         let epsilon = format!("{architecture}.attention.layer_norm_rms_epsilon");
         writer.put(&epsilon, Field::F32(1e-5))?;
-        writer.put(&format!("{architecture}.rope.freq_base"), Field::F32(10_000.0))
+        self.family_keys(writer)
     }
 
     /// Bytes, then words that no text has, then the marks.
@@ -227,7 +235,6 @@ impl Shape {
     }
 
     fn tensors(&self, writer: &mut Writer) -> Result<(), ModelError> {
-        let (q, kv) = (self.heads * self.head_size, self.kv_heads * self.head_size);
         let mut matrix = |name: &str, rows: u64, cols: u64| {
             writer.tensor(&format!("{name}.weight"), &[cols, rows], self.quant.for_row(cols))
         };
@@ -236,15 +243,7 @@ impl Shape {
             matrix("output", self.vocab, self.hidden)?;
         }
         for layer in 0..self.layers {
-            for (name, rows, cols) in [
-                ("attn_q", q, self.hidden),
-                ("attn_k", kv, self.hidden),
-                ("attn_v", kv, self.hidden),
-                ("attn_output", self.hidden, q),
-                ("ffn_gate", self.ffn, self.hidden),
-                ("ffn_up", self.ffn, self.hidden),
-                ("ffn_down", self.hidden, self.ffn),
-            ] {
+            for (name, rows, cols) in self.matrices() {
                 if self.mixture.is_some() && name.starts_with("ffn") {
                     continue;
                 }
@@ -255,21 +254,8 @@ impl Shape {
             self.experts(writer, layer)?;
         }
         for layer in 0..self.layers {
-            for norm in ["attn_norm", "ffn_norm"] {
-                let name = format!("blk.{layer}.{norm}.weight");
-                writer.tensor(&name, &[self.hidden], Quant::F32)?;
-            }
-            for norm in ["attn_q_norm", "attn_k_norm"] {
-                if self.architecture.starts_with("qwen3") {
-                    let name = format!("blk.{layer}.{norm}.weight");
-                    writer.tensor(&name, &[self.head_size], Quant::F32)?;
-                }
-            }
-            let biases = [("attn_q", q), ("attn_k", kv), ("attn_v", kv)];
-            for (name, rows) in
-                biases.into_iter().filter(|_| self.architecture.starts_with("qwen2"))
-            {
-                writer.tensor(&format!("blk.{layer}.{name}.bias"), &[rows], Quant::F32)?;
+            for (name, length) in self.vectors() {
+                writer.tensor(&format!("blk.{layer}.{name}"), &[length], Quant::F32)?;
             }
         }
         writer.tensor("output_norm.weight", &[self.hidden], Quant::F32)

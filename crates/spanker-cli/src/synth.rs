@@ -30,10 +30,11 @@ const FAMILIES: [&str; 4] = ["llama", "qwen2", "qwen2moe", "qwen3moe"];
   spanker synth llama --like llama-3-8b --layers 4 --quant q4_k --out part.gguf
   spanker synth llama --like qwen2.5-0.5b --quant q8_0 --out qwen.gguf
   spanker synth qwen3moe --hidden 256 --heads 4 --kv-heads 2 --ffn 96 --experts 8 --experts-used 2 --layers 2 --vocab 512 --out mixture.gguf
+  spanker synth gemma3 --layers 7 --hidden 160 --heads 5 --kv-heads 1 --head-size 64 --ffn 352 --vocab 512 --window 70 --out g.gguf
   spanker synth llama --hidden 160 --heads 5 --kv-heads 5 --ffn 352 --layers 2 --vocab 512 --out odd.gguf")]
 pub(crate) struct Args {
-    /// The family of models: llama, which may have experts, qwen2, or a mixture of experts: qwen2moe, qwen3moe
-    #[arg(value_name = "FAMILY", value_parser = FAMILIES)]
+    /// The family of models: llama, which may have experts, and with --like a qwen2.5 is qwen2 unless --arch says another
+    #[arg(value_name = "FAMILY", value_parser = synthetic::FAMILIES)]
     family: String,
     /// The built-in model that it is as large as
     #[arg(long, value_name = "MODEL", default_value = "tinyllama-1.1b")]
@@ -93,13 +94,16 @@ struct SizeArgs {
     /// Width of the expert that every token of qwen2moe meets
     #[arg(long, value_name = "N")]
     shared_ffn: Option<u64>,
+    /// Positions that a token sees: in every layer, of gemma2 in every second, of gemma3 in five of six
+    #[arg(long, value_name = "N")]
+    window: Option<u64>,
 }
 
 impl SizeArgs {
     fn sizes(&self) -> Sizes {
         let SizeArgs { layers, hidden, heads, kv_heads, head_size, ffn, vocab, context, .. } =
             *self;
-        let SizeArgs { experts, experts_used, shared_ffn, .. } = *self;
+        let SizeArgs { experts, experts_used, shared_ffn, window, .. } = *self;
         Sizes {
             layers,
             hidden,
@@ -112,6 +116,7 @@ impl SizeArgs {
             experts,
             experts_used,
             shared_ffn,
+            window,
         }
     }
 }
@@ -129,9 +134,13 @@ fn quant(text: &str) -> Result<Quant, String> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_output(&args.out)?;
     let like = builtin(&args.like, args.quant).map_err(|error| Usage(error.to_string()))?;
-    let family = (args.family != "llama").then_some(&args.family[..]);
+    let (named, window) = synthetic::family(&args.family);
+    // A plain llama is of the architecture of what it is like.
+    let family = (args.family != "llama").then_some(named);
     let architecture = args.arch.as_deref().or(family).unwrap_or(&like.architecture);
-    let (writer, model) = synthetic::like(&like, architecture, args.quant, &args.sizes.sizes())
+    let sizes = args.sizes.sizes();
+    let sizes = Sizes { window: sizes.window.or(window), ..sizes };
+    let (writer, model) = synthetic::like(&like, architecture, args.quant, &sizes)
         .map_err(|error| Usage(format!("--{error}")))?;
     let shown = args.out.display();
     write(args, &writer).with_context(|| format!("cannot write {shown}"))?;

@@ -99,13 +99,10 @@ impl Model {
         Ok(ChatPrompt { text: tokenizer.unguard(&text), tokens })
     }
 
-    /// Tokens that the model was trained to look back on: its context, or its window if that is shorter.
+    /// Tokens that the model was trained to go on from.
     #[must_use]
     pub fn trained_context(&self) -> usize {
-        let shape = self.shape();
-        let key = format!("{}.attention.sliding_window", shape.architecture);
-        let window = self.network.header().number(&key).filter(|&window| window >= 1.0);
-        shape.context.min(window.map_or(u64::MAX, |window| window as u64)) as usize
+        self.shape().context as usize
     }
 
     /// A prompt as tokens, which must leave room for one more in a context. With `special`, special tokens that are

@@ -6,7 +6,8 @@ use rand::Rng;
 use rand_pcg::Pcg64Mcg;
 use spanker_runtime::abi::{RawFree, RawReset, RawSubmit};
 use spanker_runtime::{
-    BufferId, Descriptor, Fold, KvCache, Landing, Picks, Place, Work, decode_work, encode_work,
+    Activation, BufferId, Descriptor, Fold, KvCache, Landing, Picks, Place, Scores, Work,
+    decode_work, encode_work,
 };
 
 use crate::pair::{GUARD, Guarded, HOSTILE, Pair, pace};
@@ -126,7 +127,10 @@ fn operator(dice: &mut Pcg64Mcg) -> Work {
             past: dice.random_range(0..9),
             scale: dice.random(),
         },
-        6 => Work::Gate { gate: from, up: other, into, elements },
+        6 => {
+            let activation = Activation::ALL[dice.random_range(0..3)];
+            Work::Gate { gate: from, up: other, into, elements, activation }
+        }
         7 => {
             let length = dice.random_range(0..40);
             let [from_stride, into_stride] = [0; 2].map(|_: u64| dice.random_range(length..50));
@@ -166,7 +170,13 @@ fn of_experts(dice: &mut Pcg64Mcg, [from, other, into]: [Place; 3], rows: u64, w
 
 /// Work with rows of many sequences.
 fn of_steps(dice: &mut Pcg64Mcg, [from, other, into]: [Place; 3], rows: u64, width: u64) -> Work {
-    match dice.random_range(9..14) {
+    match dice.random_range(8..14) {
+        8 => Work::Scale {
+            data: into,
+            elements: 8 * rows,
+            factor: dice.random(),
+            cap: dice.random(),
+        },
         9 => Work::Write { into, bytes: vec![dice.random(); 4 * rows as usize].into() },
         10 => Work::AddRow { into, row: from, rows, width },
         11 => Work::RotateRows {
@@ -189,9 +199,18 @@ fn of_steps(dice: &mut Pcg64Mcg, [from, other, into]: [Place; 3], rows: u64, wid
             heads: dice.random_range(1..5),
             group: dice.random_range(1..4),
             offset: dice.random_range(0..3),
-            scale: dice.random(),
+            scores: scores(dice, other),
         },
     }
+}
+
+/// Scores with or without what may be done to them.
+fn scores(dice: &mut Pcg64Mcg, sinks: Place) -> Scores {
+    let plain = Scores::plain(dice.random());
+    let window = [0, 1, 70, u64::MAX][dice.random_range(0..4)];
+    let cap = [0, dice.random()][dice.random_range(0..2)];
+    let sinks = [None, Some(sinks)][dice.random_range(0..2)];
+    Scores { cap, window, sinks, ..plain }
 }
 
 /// A KV cache whose rows and tables are whatever is there.

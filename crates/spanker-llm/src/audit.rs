@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use spanker_model::KV_BLOCK;
-use spanker_plan::{Activity, BufferId, CardLayout, Check, Cut, Place, Step, Tap, Taps};
+use spanker_plan::{Activity, BufferId, CardLayout, Check, Cut, Piece, Place, Step, Tap, Taps};
 
 use crate::{LlmError, Network};
 pub use log::{AuditLog, Found};
@@ -23,17 +23,18 @@ pub(crate) use look::{Look, Looking, Rows};
 
 /// What a model's file has: weights and positions.
 pub(crate) trait Weights: Send + Sync {
-    /// Bytes of a part of a tensor: `within` counts from the part's start.
-    fn bytes(&self, name: &str, cut: &Cut, start: u64, length: u64) -> Result<Vec<u8>, LlmError>;
+    /// Bytes of a piece of a tensor: `start` counts from the piece's.
+    fn bytes(&self, piece: &Piece, start: u64, length: u64) -> Result<Vec<u8>, LlmError>;
 
-    /// Cosines and sines of a position.
-    fn turns(&self, position: u64) -> Vec<f32>;
+    /// Cosines and sines of a position, by the angles of the model or by those of layers with a window.
+    fn turns(&self, position: u64, local: bool) -> Vec<f32>;
 }
 
 impl<B: AsRef<[u8]> + Send + Sync> Weights for Network<B> {
-    fn bytes(&self, name: &str, cut: &Cut, start: u64, length: u64) -> Result<Vec<u8>, LlmError> {
+    fn bytes(&self, piece: &Piece, start: u64, length: u64) -> Result<Vec<u8>, LlmError> {
+        let (name, cut) = self.source(piece);
         let outside = || LlmError::plan(format!("tensor {name}: byte {start} is not in its part"));
-        let (tensor, range) = self.tensor(name)?;
+        let (tensor, range) = self.tensor(&name)?;
         let file = &Network::bytes(self)[range];
         let vector = tensor.dims.len() < 2;
         let row = match vector {
@@ -67,8 +68,8 @@ impl<B: AsRef<[u8]> + Send + Sync> Weights for Network<B> {
         }
     }
 
-    fn turns(&self, position: u64) -> Vec<f32> {
-        self.rope().table(position as usize..position as usize + 1)
+    fn turns(&self, position: u64, local: bool) -> Vec<f32> {
+        self.rope().table(position as usize..position as usize + 1, local)
     }
 }
 
@@ -181,7 +182,7 @@ impl<'a> Auditor<'a> {
             return Err(LlmError::plan(what));
         };
         let name = piece.name();
-        let bytes = self.weights.bytes(&name, &piece.cut, place.offset - start, length)?;
+        let bytes = self.weights.bytes(piece, place.offset - start, length)?;
         Ok((bytes, name))
     }
 }

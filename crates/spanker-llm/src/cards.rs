@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spanker_fabric::device::{BegunJob, Deadline, DeviceError, DeviceGroup};
+use spanker_model::Model;
 use spanker_plan::{Buffer, CardLayout, Op, Place, Plan, Programs, Taps, Wanted};
 use spanker_runtime::abi::Counters;
-use spanker_runtime::{Descriptor, Feature, Pace, SpankerControl, Work};
+use spanker_runtime::{Activation, Descriptor, Feature, Pace, SpankerControl, Work};
 use spanker_topology::{Cluster, ExchangeKind, Kernels};
 
 use crate::audit::{AuditLog, Auditor, Found, Member, Written, disagreeing};
@@ -60,12 +61,32 @@ struct Begun {
     since: Instant,
 }
 
+/// What a card must have besides for a model of a family that is no plain Llama.
+fn more_operators(model: &Model) -> impl Iterator<Item = Feature> {
+    let variant = &model.variant;
+    let scores = variant.attention_cap.is_some()
+        || variant.sinks
+        || model.layers.iter().any(|layer| layer.window.is_some());
+    let scale =
+        [variant.embedding_scale, variant.residual_scale, variant.logit_scale, variant.logit_cap];
+    let needed = [
+        (variant.activation != Activation::Silu, Feature::WorkActivate),
+        (scores, Feature::WorkAttendScores),
+        (scale.iter().any(Option::is_some), Feature::WorkScale),
+    ];
+    needed.into_iter().filter(|(needed, _)| *needed).map(|(_, feature)| feature)
+}
+
 /// Whether a card's version of the ABI has all operators of a model.
 ///
 /// # Errors
 /// [`spanker_runtime::Error::Unsupported`] for the first that it does not have.
-pub fn require_operators(card: &SpankerControl) -> Result<(), spanker_runtime::Error> {
-    OPERATORS.iter().try_for_each(|&feature| card.require(feature))
+pub fn require_operators(
+    card: &SpankerControl,
+    model: &Model,
+) -> Result<(), spanker_runtime::Error> {
+    let mut all = OPERATORS.into_iter().chain(more_operators(model));
+    all.try_for_each(|feature| card.require(feature))
 }
 
 /// A network on cards.
@@ -123,7 +144,7 @@ impl<'a> OnCards<'a> {
         let mut free_before = Vec::with_capacity(controls.len());
         for (member, layout) in layouts.iter().enumerate() {
             // Found out before the weights are on their way.
-            group.request(member, require_operators)?;
+            group.request(member, |card| require_operators(card, network.model()))?;
             if network.model().mixture.is_some() {
                 let all =
                     |card: &SpankerControl| EXPERTS.iter().try_for_each(|&one| card.require(one));

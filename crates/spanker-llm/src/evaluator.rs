@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use ggml_spanker::ops::{self, AttendScratch, KvView, Queries};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
-use spanker_model::{Gating, KV_BLOCK, KvShape, Mixture, Quant};
-use spanker_plan::{Cut, Layout, Shard, Split, Stage, Want};
+use spanker_model::{Gating, KV_BLOCK, KvShape, Mixture, Number, Quant, Turning};
+use spanker_plan::{Cut, Layout, Piece, Shard, Split, Stage, Tensor, Want};
 
 use crate::runner::{Outcome, Output, Part, Runner, Step, Timing};
 use crate::{LlmError, Network};
@@ -99,18 +99,26 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
             let name = |rest: &str| format!("blk.{layer}.{rest}.weight");
             let heads = self.attention(layer, position, &x)?;
             let columns = |shard: &Shard| shard.heads.start * size..shard.heads.end * size;
-            let output = self.second(layer, &name("attn_output"), heads, &columns)?;
-            self.add(&mut x, &output);
+            let mut output = self.second(layer, &name("attn_output"), heads, &columns)?;
+            let variant = self.network.model().variant;
+            if variant.output_bias {
+                ops::add(&mut output, &self.vector(&format!("blk.{layer}.attn_output.bias"))?);
+            }
+            self.pass_on(&mut x, output, &name("post_attention_norm"))?;
             let h = self.normed(&x, &name("ffn_norm"))?;
             let down = match self.network.model().mixture {
                 Some(mixture) => self.mixture(layer, mixture, &h)?,
                 None => {
-                    let gated = self.gated([&name("ffn_gate"), &name("ffn_up")], None, &h)?;
+                    let ffn = self.network.model().ffn;
+                    let gate = self.rows(Tensor::Gate, layer, ffn, &h)?;
+                    let up = self.rows(Tensor::Up, layer, ffn, &h)?;
+                    let mut gated = vec![0.0; gate.len()];
+                    ops::gate(variant.activation, &gate, &up, &mut gated);
                     let columns = |shard: &Shard| shard.ffn.clone();
                     self.second(layer, &name("ffn_down"), gated, &columns)?
                 }
             };
-            self.add(&mut x, &down);
+            self.pass_on(&mut x, down, &name("post_ffw_norm"))?;
         }
         Ok(x)
     }
@@ -125,7 +133,7 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         let gate = self.product_of(gate, expert, None, h)?;
         let up = self.product_of(up, expert, None, h)?;
         let mut gated = vec![0.0; gate.len()];
-        ops::gate(&gate, &up, &mut gated);
+        ops::gate(self.network.model().variant.activation, &gate, &up, &mut gated);
         Ok(gated)
     }
 
@@ -204,10 +212,43 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         }
     }
 
+    /// What a product gives, added to the residual stream.
+    fn pass_on(&mut self, x: &mut [f32], mut y: Vec<f32>, norm: &str) -> Result<(), LlmError> {
+        let variant = &self.network.model().variant;
+        if variant.post_norms {
+            y = self.normed(&y, norm)?;
+        }
+        if let Some(scale) = variant.residual_scale {
+            ops::scale(&mut y, scale.get(), 0.0);
+        }
+        self.add(x, &y);
+        Ok(())
+    }
+
     fn logits(&mut self, x: &[f32]) -> Result<Vec<f32>, LlmError> {
         let h = self.normed(x, "output_norm.weight")?;
-        let tied = self.network.model().tied;
-        self.product(if tied { "token_embd.weight" } else { "output.weight" }, None, &h)
+        let (tied, variant) = (self.network.model().tied, self.network.model().variant);
+        let mut logits =
+            self.product(if tied { "token_embd.weight" } else { "output.weight" }, None, &h)?;
+        if variant.logit_scale.is_some() || variant.logit_cap.is_some() {
+            let [factor, cap] = [(variant.logit_scale, 1.0), (variant.logit_cap, 0.0)]
+                .map(|(number, other)| number.map_or(other, Number::get));
+            ops::scale(&mut logits, factor, cap);
+        }
+        Ok(logits)
+    }
+
+    /// All rows of a matrix of a layer, which may be a part of a tensor, times a row of activations.
+    fn rows(
+        &mut self,
+        tensor: Tensor,
+        layer: usize,
+        rows: u64,
+        x: &[f32],
+    ) -> Result<Vec<f32>, LlmError> {
+        let piece = Piece { tensor, layer, cut: Cut::Rows(0..rows) };
+        let (name, cut) = self.network.source(&piece);
+        self.product(&name, Some(cut), x)
     }
 
     /// Queries, keys and values of a token, and attention of all heads.
@@ -221,10 +262,15 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         let model = network.model();
         let (size, group) = (model.head_size as usize, (model.heads / model.kv_heads) as usize);
         let h = self.normed(x, &format!("blk.{layer}.attn_norm.weight"))?;
-        let table = network.rope().table(position..position + 1);
+        let (variant, own) = (&model.variant, &model.layers[layer]);
+        let table = network.rope().table(position..position + 1, own.turning == Turning::Local);
         let mut rows = Vec::with_capacity(3);
-        for name in ["attn_q", "attn_k", "attn_v"] {
-            let mut row = self.product(&format!("blk.{layer}.{name}.weight"), None, &h)?;
+        for (name, tensor, heads) in [
+            ("attn_q", Tensor::Q, model.heads),
+            ("attn_k", Tensor::K, model.kv_heads),
+            ("attn_v", Tensor::V, model.kv_heads),
+        ] {
+            let mut row = self.rows(tensor, layer, heads * model.head_size, &h)?;
             if network.model().biases {
                 ops::add(&mut row, &self.vector(&format!("blk.{layer}.{name}.bias"))?);
             }
@@ -235,7 +281,9 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
                         row.chunks(size).map(|head| self.normed(head, &norm)).collect();
                     row = heads?.concat();
                 }
-                ops::rotate(&mut row, size, &table, network.rope().pairs);
+                if own.turning != Turning::None {
+                    ops::rotate(&mut row, size, &table, network.rope().pairs);
+                }
             }
             rows.push(row);
         }
@@ -251,11 +299,21 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         let [queries, keys, values] = &rows[..] else { unreachable!("three products") };
         ops::keep(shape, position, keys, values, &mut cache[last..last + block]);
         let table: Vec<u32> = (0..=(position as u64 / KV_BLOCK) as u32).collect();
+        let sinks = match variant.sinks {
+            true => self.vector(&format!("blk.{layer}.attn_sinks.weight"))?,
+            false => Vec::new(),
+        };
+        let cache = &self.caches[layer].blocks;
         let mut out = vec![0.0; queries.len()];
         let heads = queries.chunks(size * group).zip(out.chunks_mut(size * group));
         for (head, (rows, out)) in heads.enumerate() {
-            let scale = 1.0 / (size as f32).sqrt();
-            let queries = Queries { rows, heads: group, first: position, scale };
+            let scale = f32::from_bits(variant.score_scale(model.head_size));
+            let queries = Queries {
+                cap: variant.attention_cap.map_or(0.0, Number::get),
+                window: own.window.unwrap_or(0) as usize,
+                sinks: sinks.get(head * group..(head + 1) * group).unwrap_or(&[]),
+                ..Queries::plain(rows, group, position, scale)
+            };
             let view = KvView { cache, table: &table, shape, head };
             ops::attend(queries, view, &mut AttendScratch::default(), out);
         }
@@ -318,11 +376,15 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         let network = self.network;
         let (tensor, range) = network.tensor(name)?;
         // One row may be stored as a vector.
-        let rows = tensor.dims.get(1).copied().unwrap_or(1);
+        let mut rows = tensor.dims.get(1).copied().unwrap_or(1);
         let (quant, input) = (tensor.quant, tensor.quant.input());
         let mut columns = Vec::new();
         let weights = match cut {
             None => &network.bytes()[range],
+            Some(Cut::Rows(own)) => {
+                rows = own.end - own.start;
+                &network.bytes()[network.rows_at(name, &own)?]
+            }
             Some(cut) => {
                 network.copy_part(name, &cut, &mut columns)?;
                 &columns[..]
@@ -386,6 +448,9 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         let mut out = vec![0.0; tensor.dims[0] as usize];
         let refused = |error| LlmError::unsupported(format!("tensor {name}: {error}"));
         decode(tensor.quant, &bytes, &mut out).map_err(refused)?;
+        if let Some(scale) = self.network.model().variant.embedding_scale {
+            ops::scale(&mut out, scale.get(), 0.0);
+        }
         Ok(out)
     }
 }

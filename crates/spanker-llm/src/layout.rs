@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A plan as a network's runners need it: whether it can be run, what each card allocates, and whether a step can be. What a layer is, `spanker-plan` says.
 
-use spanker_model::{KvShape, Layer, Matrix, Mixture, Model};
+use spanker_model::{KvShape, Layer, Matrix, Mixture, Model, Number, Variant};
 use spanker_plan::{
     Audit, Buffer, BufferId, CardLayout, Placing, Plan, Programs, Request, Space, Stage, Step,
     card_layouts,
@@ -115,6 +115,7 @@ fn difference(plan: &Model, file: &Model) -> Option<String> {
         rope_dims,
         other_bytes: _,
         mixture,
+        variant,
     } = plan;
     let differs = |what: &str, planned: &dyn ToString, has: &dyn ToString| {
         let (planned, has) = (planned.to_string(), has.to_string());
@@ -152,8 +153,34 @@ fn difference(plan: &Model, file: &Model) -> Option<String> {
         .into_iter()
         .find_map(|(what, planned, has)| differs(what, planned, has))
         .or_else(mixtures)
+        .or_else(|| variant_difference(variant, &file.variant))
         .or_else(each)
         .or_else(tables)
+}
+
+/// The first thing that two variants do differently.
+fn variant_difference(plan: &Variant, file: &Variant) -> Option<String> {
+    let list = |of: &Variant| {
+        let number = |number: Option<Number>| number.map_or("none".into(), |n| n.get().to_string());
+        [
+            ("activation", format!("{:?}", of.activation)),
+            ("post_norms", of.post_norms.to_string()),
+            ("output_bias", of.output_bias.to_string()),
+            ("sinks", of.sinks.to_string()),
+            ("fused_qkv", of.fused_qkv.to_string()),
+            ("fused_gate_up", of.fused_gate_up.to_string()),
+            ("embedding_scale", number(of.embedding_scale)),
+            ("attention_scale", number(of.attention_scale)),
+            ("residual_scale", number(of.residual_scale)),
+            ("logit_scale", number(of.logit_scale)),
+            ("attention_cap", number(of.attention_cap)),
+            ("logit_cap", number(of.logit_cap)),
+        ]
+    };
+    let mut pairs = list(plan).into_iter().zip(list(file));
+    pairs.find_map(|((what, planned), (_, has))| {
+        (planned != has).then(|| format!("made for {what} {planned}, the file has {has}"))
+    })
 }
 
 /// A matrix with its name in a layer.
@@ -179,7 +206,16 @@ fn layer_difference(at: usize, plan: &Layer, file: &Layer) -> Option<String> {
             matrix_difference(&format!("blk.{at} {name}"), &one, &other)
         })
     };
-    matrices.find_map(differ).or_else(experts).or_else(|| (planned != has).then(other))
+    let positions = |layer: &Layer| {
+        let window = layer.window.map_or("none".into(), |window| window.to_string());
+        format!("window {window} and {:?} angles", layer.turning)
+    };
+    let differs = || {
+        let (planned, has) = (positions(plan), positions(file));
+        (planned != has).then(|| format!("made for {planned} in blk.{at}, the file has {has}"))
+    };
+    let other = || (planned != has).then(other);
+    matrices.find_map(differ).or_else(experts).or_else(other).or_else(differs)
 }
 
 fn matrix_difference(name: &str, plan: &Matrix, file: &Matrix) -> Option<String> {

@@ -10,8 +10,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytemuck::cast_slice;
 use ggml_spanker::ops;
-use spanker_model::{KvShape, Quant};
+use spanker_model::{KvShape, Model, Quant};
 use spanker_plan::{
     ALIGNMENT, Activity, Buffer, BufferId, CardLayout, GpuStaging, Label, Mark, Op, Piece, Place,
     Plan, Programs, Reach, StepShape, Want,
@@ -46,6 +47,12 @@ pub trait Machine {
     /// # Errors
     /// What the card says.
     fn allocate(&mut self, member: usize, what: &str, bytes: u64) -> Result<BufferId, LlmError>;
+
+    /// Whether its kernels can run a model in a context, before anything of it is loaded.
+    ///
+    /// # Errors
+    /// [`LlmError::Unsupported`] that names what they cannot do.
+    fn check(&self, model: &Model, context: u64) -> Result<(), LlmError>;
 
     /// Allocates on a member's card what its kernels keep: as much as the plan says, and nothing afterwards. Says
     /// how many bytes that is.
@@ -216,6 +223,7 @@ impl<M: Machine> OnMachine<M> {
                 return Err(LlmError::Unsupported { what });
             }
         }
+        machine.check(network.model(), context as u64)?;
         let (kind, kernels) = (ExchangeKind::Direct, machine.kernels());
         let planned = Planned::new(network, plan, context, batch, kind, kernels)?.tapped();
         let layouts = planned.cards();
@@ -240,9 +248,8 @@ impl<M: Machine> OnMachine<M> {
         for (member, layout) in layouts.iter().enumerate() {
             for (piece, offset) in &layout.weights.pieces {
                 bytes.clear();
-                let name = piece.name();
-                network.copy_part(&name, &piece.cut, &mut bytes)?;
-                let (tensor, _) = network.tensor(&name)?;
+                network.copy_piece(piece, &mut bytes)?;
+                let (tensor, _) = network.tensor(&network.source(piece).0)?;
                 let place = Place { buffer: buffers[member][&Buffer::Weights], offset: *offset };
                 machine.hold(member, place, tensor.quant, &bytes)?;
                 places[member].insert(piece, *offset);
@@ -256,9 +263,10 @@ impl<M: Machine> OnMachine<M> {
         };
         let mut buffer = |member: usize, of: Buffer| buffers[member][&of];
         let layout = planned.programs(network, (&mut weight, false), &mut buffer);
-        let table = network.rope().table(0..context);
+        let table = network.rope().tables(context);
         for (member, one) in layout.members().iter().enumerate() {
-            machine.write(member, one.place(Buffer::Table), bytemuck::cast_slice(&table))?;
+            let bytes = layouts[member].bytes_of(Buffer::Table) as usize;
+            machine.write(member, one.place(Buffer::Table), &cast_slice(&table)[..bytes])?;
         }
         let mut ready = OnMachine {
             layout,

@@ -10,6 +10,8 @@ use spanker_model::{Model, Quant};
 
 use crate::LlmError;
 
+mod rope;
+
 /// How positions turn queries and keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
@@ -19,19 +21,37 @@ pub struct Rope {
     pub pairs: Pairs,
     /// The angle of a pair for one position, in radians.
     pub angles: Vec<f64>,
+    /// The same in layers with a window, where these have a base of their own.
+    pub local: Option<Vec<f64>>,
+    /// What cosines and sines are multiplied with.
+    pub scale: f64,
 }
 
 impl Rope {
-    /// Cosines and sines of the positions from `first` on, `[cos 0, sin 0, ..]` for each.
+    /// Cosines and sines of positions, `[cos 0, sin 0, ..]` for each, by the angles of the model or by those of layers
+    /// with a window.
     #[must_use]
-    pub fn table(&self, positions: Range<usize>) -> Vec<f32> {
+    pub fn table(&self, positions: Range<usize>, local: bool) -> Vec<f32> {
+        let angles = self.local.as_ref().filter(|_| local);
+        // Other bases are for near positions, which nobody has to stretch.
+        let scale = if angles.is_some() { 1.0 } else { self.scale };
+        let angles = angles.unwrap_or(&self.angles);
         let turn = |position: usize| {
-            self.angles.iter().flat_map(move |angle| {
+            angles.iter().flat_map(move |angle| {
                 let (sin, cos) = (position as f64 * angle).sin_cos();
-                [cos as f32, sin as f32]
+                [(cos * scale) as f32, (sin * scale) as f32]
             })
         };
         positions.flat_map(turn).collect()
+    }
+
+    /// The tables of all positions of a context: of the model, and of layers with a window.
+    pub(crate) fn tables(&self, context: usize) -> Vec<f32> {
+        let mut tables = self.table(0..context, false);
+        if self.local.is_some() {
+            tables.extend(self.table(0..context, true));
+        }
+        tables
     }
 }
 
@@ -88,7 +108,7 @@ impl<B: AsRef<[u8]>> Network<B> {
         if !(epsilon.is_finite() && epsilon >= 0.0) {
             return Err(LlmError::unsupported(format!("norms with an epsilon of {epsilon}")));
         }
-        let rope = rope(&header, file, &model, number)?;
+        let rope = rope::read(&header, file, &model)?;
         let network = Network { header, model, epsilon, rope, bytes };
         network.check_vectors()?;
         Ok(network)
@@ -149,6 +169,16 @@ impl<B: AsRef<[u8]>> Network<B> {
             let mut add = |name: &str, length| used.push((format!("blk.{at}.{name}"), length));
             add("attn_norm.weight", model.hidden);
             add("ffn_norm.weight", model.hidden);
+            if model.variant.post_norms {
+                add("post_attention_norm.weight", model.hidden);
+                add("post_ffw_norm.weight", model.hidden);
+            }
+            if model.variant.output_bias {
+                add("attn_output.bias", model.hidden);
+            }
+            if model.variant.sinks {
+                add("attn_sinks.weight", model.heads);
+            }
             if model.biases {
                 add("attn_q.bias", q);
                 add("attn_k.bias", kv);
@@ -186,59 +216,7 @@ impl<B: AsRef<[u8]>> Network<B> {
 }
 
 /// Where a tensor lies; the header's reader has checked that it is in the file.
-fn range(header: &Header, tensor: &Tensor) -> Range<usize> {
+pub(crate) fn range(header: &Header, tensor: &Tensor) -> Range<usize> {
     let start = (header.data_offset() + tensor.offset) as usize;
     start..start + tensor.bytes as usize
-}
-
-fn rope(
-    header: &Header,
-    file: &[u8],
-    model: &Model,
-    number: impl Fn(&str) -> Option<f64>,
-) -> Result<Rope, LlmError> {
-    let key = format!("{}.rope.scaling.type", model.architecture);
-    let scaling = header.metadata().get(&key).and_then(Value::as_str).unwrap_or("none");
-    let factor = match scaling {
-        "none" => 1.0,
-        "linear" => number("rope.scaling.factor").or(number("rope.scale_linear")).unwrap_or(1.0),
-        // Llama 3 keeps its factors in a tensor, whatever this says.
-        "llama3" => 1.0,
-        other => {
-            let what =
-                format!("positions are scaled as '{other}': none, linear and llama3 are known");
-            return Err(LlmError::unsupported(what));
-        }
-    };
-    let dims = number("rope.dimension_count").unwrap_or(model.head_size as f64) as usize;
-    if dims == 0 || dims > model.head_size as usize || !dims.is_multiple_of(2) {
-        let what = format!("{dims} turning numbers in heads of {}", model.head_size);
-        return Err(LlmError::unsupported(what));
-    }
-    let base = number("rope.freq_base").unwrap_or(10_000.0);
-    if !(base.is_finite() && base > 0.0 && factor.is_finite() && factor > 0.0) {
-        let what = format!("positions turn with base {base} and factor {factor}");
-        return Err(LlmError::unsupported(what));
-    }
-    let given: Vec<f64> = match header.tensors().get("rope_freqs.weight") {
-        None => vec![1.0; dims / 2],
-        Some(tensor) => {
-            let words = file[range(header, tensor)].as_chunks().0.iter();
-            words.map(|&word| f64::from(f32::from_le_bytes(word))).collect()
-        }
-    };
-    let plain = |tensor: &Tensor| tensor.quant == Quant::F32;
-    if !header.tensors().get("rope_freqs.weight").is_none_or(plain)
-        || given.len() != dims / 2
-        || given.iter().any(|factor| !(factor.is_finite() && *factor > 0.0))
-    {
-        let what = format!("tensor rope_freqs.weight is not {} positive numbers", dims / 2);
-        return Err(LlmError::unsupported(what));
-    }
-    let angle = |(pair, given): (usize, &f64)| {
-        base.powf(-2.0 * pair as f64 / dims as f64) / (factor * given)
-    };
-    let angles = given.iter().enumerate().map(angle).collect();
-    let pairs = if model.architecture == "llama" { Pairs::Adjacent } else { Pairs::Halves };
-    Ok(Rope { dims, pairs, angles })
 }

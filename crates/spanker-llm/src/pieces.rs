@@ -6,7 +6,7 @@ use std::ops::Range;
 use ggml_spanker::Shape;
 use ggml_spanker::ops::Pairs;
 use spanker_model::gguf::Tensor;
-use spanker_plan::{Cut, Numerics};
+use spanker_plan::{Cut, Numerics, Piece, Tensor as Part};
 
 use crate::{LlmError, Network};
 
@@ -17,6 +17,31 @@ impl<B: AsRef<[u8]>> Network<B> {
         let rows = shape(tensor).and_then(|shape| shape.row_range(usizes(rows)));
         let rows = rows.map_err(|error| refused(name, &error))?;
         Ok(range.start + rows.start..range.start + rows.end)
+    }
+
+    /// Where the file has a piece: the tensor, and the part of it. Some families have several matrices in one.
+    pub(crate) fn source(&self, piece: &Piece) -> (String, Cut) {
+        let model = self.model();
+        let (q, kv) = (model.heads * model.head_size, model.kv_heads * model.head_size);
+        let (fused, skipped) = match piece.tensor {
+            Part::Q if model.variant.fused_qkv => ("attn_qkv", 0),
+            Part::K if model.variant.fused_qkv => ("attn_qkv", q),
+            Part::V if model.variant.fused_qkv => ("attn_qkv", q + kv),
+            Part::Gate if model.variant.fused_gate_up => ("ffn_up", 0),
+            Part::Up if model.variant.fused_gate_up => ("ffn_up", model.ffn),
+            _ => return (piece.name(), piece.cut.clone()),
+        };
+        let cut = match &piece.cut {
+            Cut::Rows(rows) => Cut::Rows(rows.start + skipped..rows.end + skipped),
+            columns => columns.clone(),
+        };
+        (format!("blk.{}.{fused}.weight", piece.layer), cut)
+    }
+
+    /// Appends the bytes of a piece.
+    pub(crate) fn copy_piece(&self, piece: &Piece, out: &mut Vec<u8>) -> Result<(), LlmError> {
+        let (name, cut) = self.source(piece);
+        self.copy_part(&name, &cut, out)
     }
 
     /// Appends the bytes of a part of a tensor.

@@ -133,7 +133,7 @@ fn check(recipe: &Recipe, split: Split, groups: &Groups, threads: usize) {
     let messages = 4096 * cards as i64 + (tokens.len() * 8) as i64;
     let grown = |kept: i64| live(before + loaded + messages + kept) - before - loaded;
     // Lists of operators are kept for each shape of a step: at most so many operators of each layer.
-    let each = (cards * (recipe.layers + 2) * 40 * size_of::<Op>()) as i64;
+    let each = (cards * (recipe.layers + 2) * 56 * size_of::<Op>()) as i64;
     let mut kept = 2 * each;
     for (count, want) in [
         (2 * BATCH + 5, Want::Best(40)),

@@ -16,7 +16,7 @@ use spanker_llm::{
     AuditLog, Captures, LlmError, Machine, Network, OnMachine, Recorder, Role, Runner, Spent, Want,
     run_logits,
 };
-use spanker_model::Quant;
+use spanker_model::{Model, Quant};
 use spanker_plan::{Activity, GpuStaging, KvCache, Label, Op, Plan, Reach, Split};
 use spanker_runtime::{BufferId, Place, Work};
 use spanker_test_support::Recipe;
@@ -191,11 +191,11 @@ impl Plain {
                 self.put(member, into, &bytes(&all));
             }
             Work::Keep { .. } => self.keep(member, work),
-            Work::Gate { gate, up, into, elements } => {
+            Work::Gate { gate, up, into, elements, activation } => {
                 let mut out = vec![0.0; elements as usize];
                 let (gate, up) =
                     (self.numbers(member, gate, elements), self.numbers(member, up, elements));
-                ops::gate(&gate, &up, &mut out);
+                ops::gate(activation, &gate, &up, &mut out);
                 self.put(member, into, &bytes(&out));
             }
             Work::Reduce { into, ref sources, elements, .. } => {
@@ -243,7 +243,7 @@ impl Plain {
     }
 
     fn attend(&mut self, member: usize, work: &Work) {
-        let Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, scale } =
+        let Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, scores } =
             *work
         else {
             return;
@@ -258,7 +258,7 @@ impl Plain {
             let (first, table) = self.row(member, cache, row);
             let head = ((offset + head) / group) as usize;
             let view = KvView { cache: &blocks, table: &table, shape, head };
-            let query = Queries { rows: query, heads: 1, first, scale: f32::from_bits(scale) };
+            let query = Queries::plain(query, 1, first, f32::from_bits(scores.scale));
             ops::attend(query, view, &mut AttendScratch::default(), out);
         }
         self.put(member, into, &bytes(&out));
@@ -307,6 +307,10 @@ impl Plain {
 
 impl Machine for Plain {
     type Program = Programs;
+
+    fn check(&self, _: &Model, _: u64) -> Result<(), LlmError> {
+        Ok(())
+    }
 
     fn allocate(&mut self, member: usize, _: &str, bytes: u64) -> Result<BufferId, LlmError> {
         let count = self.members.len().max(member + 1);

@@ -9,6 +9,7 @@ mod stored;
 use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
 use ggml_spanker::{Inputs, KvShape, Quant, WEIGHT_TYPES, decode, multiply, quantize};
 use serde_json::Value;
+use spanker_model::Activation;
 
 use stored::{bytes, doubles, floats, list, size};
 
@@ -81,7 +82,7 @@ fn attend_all(
     let mut out = vec![0.0; queries.len()];
     let each = group * head_size;
     for (head, (rows, out)) in queries.chunks(each).zip(out.chunks_mut(each)).enumerate() {
-        let queries = Queries { rows, heads: group, first: positions - 1, scale };
+        let queries = Queries::plain(rows, group, positions - 1, scale);
         let view = KvView { cache: &cache, table: &table, shape, head };
         ops::attend(queries, view, &mut AttendScratch::default(), out);
     }
@@ -125,7 +126,7 @@ fn gate_is_that_of_numpy() {
     let case = &operators()["gate"];
     let (gate, up) = (floats(&case["gate"]), floats(&case["up"]));
     let mut out = vec![0.0; gate.len()];
-    ops::gate(&gate, &up, &mut out);
+    ops::gate(Activation::Silu, &gate, &up, &mut out);
     for (at, (found, expected)) in out.iter().zip(doubles(&case["out"])).enumerate() {
         let off = (f64::from(*found) - expected).abs();
         // Below -87.3 the gate is shut, which is less than the smallest normal number away.

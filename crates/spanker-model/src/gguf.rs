@@ -11,6 +11,7 @@
 mod cursor;
 mod data;
 mod experts;
+mod family;
 mod map;
 mod parts;
 mod read;

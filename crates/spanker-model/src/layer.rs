@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Experts, Quant};
+use crate::{Experts, Quant, Turning};
 
 /// A weight matrix: `rows` outputs by `cols` inputs. A row is stored whole.
 ///
@@ -71,6 +71,16 @@ pub struct Layer {
     /// What the layer has besides if it is a mixture of experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
+    /// How many positions a token sees, its own included, if not all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u64>,
+    /// Which angles turn queries and keys.
+    #[serde(default, skip_serializing_if = "is_global")]
+    pub turning: Turning,
+}
+
+fn is_global(turning: &Turning) -> bool {
+    *turning == Turning::Global
 }
 
 impl Layer {
@@ -132,11 +142,11 @@ impl Layer {
             gate: self.gate.with_quant(quant),
             up: self.up.with_quant(quant),
             down: self.down.with_quant(quant),
-            other_bytes: self.other_bytes,
             experts: match self.experts {
                 Some(experts) => Some(experts.with_quant(quant)),
                 None => None,
             },
+            ..*self
         }
     }
 }

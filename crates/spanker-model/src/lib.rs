@@ -30,6 +30,7 @@ mod layer;
 mod model;
 mod quant;
 mod shape;
+mod variant;
 mod wire;
 
 pub use builtin::{builtin, builtin_names};
@@ -42,3 +43,4 @@ pub use kv::{KV_BLOCK, KvShape, Strided};
 pub use layer::{Layer, Matrix};
 pub use model::{MAX_LAYERS, Model};
 pub use quant::Quant;
+pub use variant::{Activation, Number, Turning, Variant};

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::printable;
 use crate::wire::Wire;
-use crate::{Layer, Matrix, Mixture, ModelError, Quant};
+use crate::{Layer, Matrix, Mixture, ModelError, Quant, Turning, Variant};
 
 /// The most layers that a model may have.
 pub const MAX_LAYERS: u64 = 4096;
@@ -38,7 +38,7 @@ const MAX_TEXT: usize = 256;
 pub struct Model {
     /// What people call it.
     pub name: String,
-    /// The family as GGUF files name it: `llama`, `qwen2`, `qwen3moe`.
+    /// The family as GGUF files name it: `llama`, `qwen3moe`, `gemma3`.
     pub architecture: String,
     /// Where the sizes come from: `built-in`, `gguf` or `config.json`.
     pub source: String,
@@ -74,6 +74,8 @@ pub struct Model {
     pub other_bytes: u64,
     /// What its layers are a mixture of, if they are one.
     pub mixture: Option<Mixture>,
+    /// What its family does differently from a plain Llama.
+    pub variant: Variant,
 }
 
 /// The rows and columns of a layer's matrices, in the order of [`Layer::matrices`].
@@ -112,6 +114,12 @@ impl Model {
         self.layers.iter().map(|l| l.read_bytes(used)).fold(rest, u64::saturating_add)
     }
 
+    /// Tables of angles that some layers' positions need: of the model, and of layers that have their own.
+    #[must_use]
+    pub fn turnings(layers: &[Layer]) -> u64 {
+        if layers.iter().any(|layer| layer.turning == Turning::Local) { 2 } else { 1 }
+    }
+
     /// Bytes that one token adds to the caches of all layers, which are stored in `kv`: a row of
     /// keys and a row of values in each.
     #[must_use]
@@ -145,6 +153,7 @@ impl Model {
     pub fn validate(&self) -> Result<(), ModelError> {
         self.check_texts()?;
         self.check_sizes()?;
+        self.variant.check()?;
         for (at, layer) in self.layers.iter().enumerate() {
             self.check_layer(at, layer)?;
         }
@@ -204,6 +213,10 @@ impl Model {
             check_matrix(|| format!("layer {at} {name}"), matrix, shape)?;
         }
         self.check_experts(at, layer)?;
+        if let Some(window) = layer.window.filter(|window| !(1..=MAX_CONTEXT).contains(window)) {
+            let reason = format!("{window} is not between 1 and {MAX_CONTEXT}");
+            return Err(ModelError::inconsistent(format!("layer {at} window"), reason));
+        }
         check_other(|| format!("layer {at}"), layer.other_bytes)
     }
 }

@@ -2,7 +2,7 @@
 //! Hyperparameters, and the model that follows from them when all matrices share one type.
 
 use crate::model::layer_shapes;
-use crate::{Experts, Layer, Matrix, Mixture, Model, ModelError, Quant};
+use crate::{Experts, Layer, Matrix, Mixture, Model, ModelError, Quant, Turning, Variant};
 
 /// Bytes of an element of a norm or a bias: GGUF files store them as `f32`.
 const OTHER_ELEMENT: u64 = 4;
@@ -50,7 +50,9 @@ impl Shape {
             + of(self.extras.ffn_bias, 2 * self.ffn + self.hidden)
             + of(self.extras.qk_norm, 2 * self.head_size);
         let experts = self.mixture.map(|mixture| Experts::new(mixture, self.hidden, quant));
-        Layer { q: q_, k, v, o, gate, up, down, other_bytes: others * OTHER_ELEMENT, experts }
+        let other_bytes = others * OTHER_ELEMENT;
+        let (window, turning) = (None, Turning::Global);
+        Layer { q: q_, k, v, o, gate, up, down, other_bytes, experts, window, turning }
     }
 
     /// The model with all matrices in `quant`. The caller has checked that each size is in bounds.
@@ -81,6 +83,7 @@ impl Shape {
             rope_dims: self.head_size,
             other_bytes: self.hidden * OTHER_ELEMENT,
             mixture: self.mixture,
+            variant: Variant::default(),
         };
         model.validate()?;
         Ok(model)

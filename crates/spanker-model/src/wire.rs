@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Layer, MAX_LAYERS, Matrix, Mixture, Model, ModelError};
+use crate::{Layer, MAX_LAYERS, Matrix, Mixture, Model, ModelError, Variant};
 
 /// `count` equal layers in a row.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,6 +39,9 @@ pub(crate) struct Wire {
     other_bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mixture: Option<Mixture>,
+    /// A plain Llama's where absent.
+    #[serde(default, skip_serializing_if = "Variant::is_plain")]
+    variant: Variant,
 }
 
 impl From<Model> for Wire {
@@ -65,6 +68,7 @@ impl From<Model> for Wire {
             rope_dims: Some(model.rope_dims),
             other_bytes: model.other_bytes,
             mixture: model.mixture,
+            variant: model.variant,
         }
     }
 }
@@ -100,6 +104,7 @@ impl TryFrom<Wire> for Model {
             rope_dims: wire.rope_dims.unwrap_or(wire.head_size),
             other_bytes: wire.other_bytes,
             mixture: wire.mixture,
+            variant: wire.variant,
         };
         model.validate()?;
         Ok(model)

@@ -62,6 +62,6 @@ pub use steps::StepPrices;
 pub use trace::perfetto::{Origin, TraceError, perfetto_of_both, read_perfetto};
 pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};
 pub use work::{
-    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES, MAX_WRITE,
-    PICK_BYTES, Picks, Place, ROW_BYTES, Work,
+    Activation, BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES,
+    MAX_WRITE, PICK_BYTES, Picks, Place, ROW_BYTES, Scores, Work,
 };

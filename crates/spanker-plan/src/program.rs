@@ -292,6 +292,13 @@ impl CardLayout {
         all.total().0
     }
 
+    /// Bytes of a buffer that its program names; none if it does not.
+    #[must_use]
+    pub fn bytes_of(&self, buffer: Buffer) -> u64 {
+        let known = self.buffers.iter().find(|(of, _)| *of == buffer);
+        known.map_or(0, |(_, bytes)| *bytes)
+    }
+
     /// Every buffer with its bytes. No buffer is empty.
     pub fn allocations(&self) -> impl Iterator<Item = (Buffer, u64)> + '_ {
         let weights = std::iter::once((Buffer::Weights, self.weights.bytes));

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use spanker_collective::DType;
-pub use spanker_model::MAX_EXPERTS;
+pub use spanker_model::{Activation, MAX_EXPERTS};
 use spanker_model::{KvShape, Quant};
 
 /// A buffer in a card's memory. Handles are numbers that the card gives out once.
@@ -103,6 +103,42 @@ pub struct Picks {
     pub used: u64,
     /// Experts that there are.
     pub experts: u64,
+}
+
+/// How products of queries and keys become weights of values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Scores {
+    /// What products are multiplied with: the bits of an f32.
+    pub scale: u32,
+    /// What they come near to and never pass, `cap * tanh(score / cap)`: the bits of an f32; 0 is none.
+    pub cap: u32,
+    /// How many positions a row sees, its own included; 0 is all up to it.
+    pub window: u64,
+    /// A score of each head of a row that no position has, f32: its weight is lost.
+    pub sinks: Option<Place>,
+}
+
+impl Scores {
+    /// Of all positions up to the row's, and only multiplied.
+    #[must_use]
+    pub const fn plain(scale: u32) -> Scores {
+        Scores { scale, cap: 0, window: 0, sinks: None }
+    }
+
+    /// The first position that a row sees.
+    #[must_use]
+    pub const fn first_seen(&self, position: u64) -> u64 {
+        match self.window {
+            0 => 0,
+            window => (position + 1).saturating_sub(window),
+        }
+    }
+
+    /// Whether they are.
+    #[must_use]
+    pub const fn is_plain(&self) -> bool {
+        self.cap == 0 && self.window == 0 && self.sinks.is_none()
+    }
 }
 
 /// One thing that a card does.
@@ -255,7 +291,7 @@ pub enum Work {
         /// What products of queries and keys are multiplied with: the bits of an f32.
         scale: u32,
     },
-    /// `into = gate / (1 + exp(-gate)) * up`, of f32.
+    /// What the gate of a feed-forward network opens, of f32: see [`Activation`].
     Gate {
         /// What opens.
         gate: Place,
@@ -265,6 +301,19 @@ pub enum Work {
         into: Place,
         /// How many.
         elements: u64,
+        /// What it does.
+        activation: Activation,
+    },
+    /// Multiplies f32 in place, and then has them come near to a cap and never pass it, `cap * tanh(x / cap)`.
+    Scale {
+        /// The numbers.
+        data: Place,
+        /// How many.
+        elements: u64,
+        /// What they are multiplied with: the bits of an f32.
+        factor: u32,
+        /// The cap: the bits of an f32; 0 is none.
+        cap: u32,
     },
     /// Copies pieces at a stride.
     Rows {
@@ -363,8 +412,8 @@ pub enum Work {
         group: u64,
         /// See `group`.
         offset: u64,
-        /// What products of queries and keys are multiplied with: the bits of an f32.
-        scale: u32,
+        /// How products of queries and keys become weights.
+        scores: Scores,
     },
     /// Picks experts for rows by the logits of a router: those with the largest, among equals the lowest number first.
     /// What is not a number comes last.
@@ -480,12 +529,14 @@ impl Work {
             Work::Keep { keys, values, cache, .. } => {
                 vec![keys, values, &mut cache.blocks, &mut cache.rows, &mut cache.tables]
             }
-            Work::AttendBlocks { queries, cache, into, .. } => {
-                vec![queries, &mut cache.blocks, &mut cache.rows, &mut cache.tables, into]
+            Work::AttendBlocks { queries, cache, into, scores, .. } => {
+                let places = [queries, &mut cache.blocks, &mut cache.rows, &mut cache.tables, into];
+                places.into_iter().chain(&mut scores.sinks).collect()
             }
             Work::Route { logits, picks, .. } => vec![logits, &mut picks.at],
             Work::MatmulExperts { a, b, out, picks, .. } => vec![a, b, out, &mut picks.at],
             Work::Combine { from, picks, into, .. } => vec![from, &mut picks.at, into],
+            Work::Scale { data, .. } => vec![data],
             Work::Reduce { into, sources, .. } => {
                 sources.iter_mut().chain(std::iter::once(into)).collect()
             }

@@ -43,7 +43,8 @@ fn layouts(cards: usize) -> Vec<(Split, Vec<Vec<usize>>)> {
 }
 
 /// How far one token without others before it looks back.
-const REACH: Reach = Reach { read: 1, by_single: 1, by_several: 0, longest: 1 };
+const REACH: Reach =
+    Reach { read: 1, by_single: 1, by_several: 0, longest: 1, singles: 1, several: [0, 0] };
 
 /// The program of one card for one token.
 fn alone(model: &Model, cluster: &Cluster, plan: &Plan) -> Vec<Op> {

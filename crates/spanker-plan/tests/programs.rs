@@ -105,7 +105,7 @@ fn extents(work: &Work) -> Vec<(Place, u64)> {
             let row = rows * heads * cache.head_size * 4;
             [vec![(queries, row), (into, row)], kept(&cache, rows)].concat()
         }
-        Work::Gate { gate, up, into, elements } => {
+        Work::Gate { gate, up, into, elements, .. } => {
             [gate, up, into].map(|place| (place, elements * 4)).to_vec()
         }
         Work::Rows { from, into, rows, length, from_stride, into_stride } => {

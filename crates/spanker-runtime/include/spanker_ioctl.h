@@ -74,6 +74,9 @@
 #define SPANKER_SINCE_WORK_ROUTE 5
 #define SPANKER_SINCE_WORK_MATMUL_EXPERTS 5
 #define SPANKER_SINCE_WORK_COMBINE 5
+#define SPANKER_SINCE_WORK_SCALE 5
+#define SPANKER_SINCE_WORK_ACTIVATE 5
+#define SPANKER_SINCE_WORK_ATTEND_SCORES 5
 
 /* The answer to SPANKER_IOC_GET_VERSION: 8 bytes. */
 struct spanker_version {
@@ -315,6 +318,9 @@ struct spanker_records {
 #define SPANKER_WORK_ROUTE 22u
 #define SPANKER_WORK_MATMUL_EXPERTS 23u
 #define SPANKER_WORK_COMBINE 24u
+#define SPANKER_WORK_SCALE 25u
+#define SPANKER_WORK_ACTIVATE 26u
+#define SPANKER_WORK_ATTEND_SCORES 27u
 
 #define SPANKER_WORK_VERSION 1u
 
@@ -690,6 +696,53 @@ struct spanker_work_combine {
 	__u64 rows;
 	__u64 width;
 	__u32 add; /* 0 or 1. */
+	__u32 reserved;
+};
+
+/* f32 in place: x * factor, and then, if `cap` is not 0, cap * tanh(x / cap). */
+struct spanker_work_scale {
+	struct spanker_work head;
+	struct spanker_place data;
+	__u64 elements;
+	__u32 factor; /* The bits of an f32. */
+	__u32 cap;    /* The bits of an f32, or 0. */
+};
+
+/* Gates that are not SiLU. GELU is gate * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) / 2 * up.
+ * Clamped SiLU is g / (1 + exp(-1.702 g)) * (u + 1), where g is the smaller of gate and 7, and u is up from
+ * -7 to 7. */
+#define SPANKER_ACTIVATION_GELU 1u
+#define SPANKER_ACTIVATION_CLAMPED_SILU 2u
+
+/* As spanker_work_gate, by another function. */
+struct spanker_work_activate {
+	struct spanker_work head;
+	struct spanker_place gate;
+	struct spanker_place up;
+	struct spanker_place into;
+	__u64 elements;
+	__u32 activation; /* SPANKER_ACTIVATION_*. */
+	__u32 reserved;
+};
+
+/* As spanker_work_attend_blocks. A score, which is a product times `scale`, becomes
+ * cap * tanh(score / cap) if `cap` is not 0. A row sees the last `window` positions up to its
+ * own, or all if that is 0. With sinks, head h has one more score, the h-th f32 of `sinks`: its
+ * weight counts, and it has no value. */
+struct spanker_work_attend_scores {
+	struct spanker_work head;
+	struct spanker_place queries;
+	struct spanker_place into;
+	struct spanker_kv_cache cache;
+	__u64 rows;
+	__u64 heads;
+	__u64 group; /* Not 0. */
+	__u64 offset;
+	__u32 scale; /* The bits of an f32. */
+	__u32 cap;   /* The bits of an f32, or 0. */
+	__u64 window;
+	struct spanker_place sinks; /* Ignored without has_sinks. */
+	__u32 has_sinks;            /* 0 or 1. */
 	__u32 reserved;
 };
 

@@ -74,10 +74,10 @@ macro_rules! mirror {
 mod work;
 
 pub use work::{
-    RawAddRow, RawAttend, RawAttendBlocks, RawBest, RawCombine, RawCopy, RawEmbed, RawFence,
-    RawFill, RawGate, RawHalve, RawKeep, RawKvCache, RawMatmul, RawMatmulExperts, RawNorm, RawPick,
-    RawPicks, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRotateRows, RawRoute,
-    RawRow, RawRows, RawSend, RawWork, RawWrite,
+    RawActivate, RawAddRow, RawAttend, RawAttendBlocks, RawAttendScores, RawBest, RawCombine,
+    RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawKeep, RawKvCache, RawMatmul,
+    RawMatmulExperts, RawNorm, RawPick, RawPicks, RawPlace, RawQuantize, RawReceive, RawReduce,
+    RawRotate, RawRotateRows, RawRoute, RawRow, RawRows, RawScale, RawSend, RawWork, RawWrite,
 };
 
 mirror! {
@@ -429,6 +429,16 @@ constants! {
     GATING_SOFTMAX_OF_CHOSEN: u32 = 2;
     /// For each its own.
     GATING_SIGMOID: u32 = 3;
+    /// Scaled and capped numbers.
+    WORK_SCALE: u16 = 25;
+    /// Gate of a feed-forward network that is not SiLU.
+    WORK_ACTIVATE: u16 = 26;
+    /// Attention over blocks with a window, a cap or sinks.
+    WORK_ATTEND_SCORES: u16 = 27;
+    /// Gates by GELU.
+    ACTIVATION_GELU: u32 = 1;
+    /// Gates by clamped SiLU.
+    ACTIVATION_CLAMPED_SILU: u32 = 2;
     /// Neighbours turn together.
     PAIRS_ADJACENT: u32 = 0;
     /// Numbers of the two halves turn together.

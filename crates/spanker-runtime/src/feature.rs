@@ -5,7 +5,7 @@
 use std::fmt;
 
 use crate::abi::{ABI_VERSION_MAJOR, AbiVersion};
-use crate::work::Work;
+use crate::work::{Activation, Work};
 
 macro_rules! features {
     ($($(#[$doc:meta])* $name:ident = $c_name:ident $text:literal since $minor:literal;)*) => {
@@ -124,6 +124,12 @@ features! {
     WorkMatmulExperts = WORK_MATMUL_EXPERTS "work MATMUL_EXPERTS" since 5;
     /// [`Work::Combine`].
     WorkCombine = WORK_COMBINE "work COMBINE" since 5;
+    /// [`Work::Scale`].
+    WorkScale = WORK_SCALE "work SCALE" since 5;
+    /// [`Work::Gate`] of any other activation than SiLU.
+    WorkActivate = WORK_ACTIVATE "work ACTIVATE" since 5;
+    /// [`Work::AttendBlocks`] with a window, a cap or sinks.
+    WorkAttendScores = WORK_ATTEND_SCORES "work ATTEND_SCORES" since 5;
 }
 
 /// GGML's number of Q4_K.
@@ -154,14 +160,17 @@ impl Feature {
             Work::Rotate { .. } => Feature::WorkRotate,
             Work::Halve { .. } => Feature::WorkHalve,
             Work::Attend { .. } => Feature::WorkAttend,
-            Work::Gate { .. } => Feature::WorkGate,
+            Work::Gate { activation: Activation::Silu, .. } => Feature::WorkGate,
+            Work::Gate { .. } => Feature::WorkActivate,
+            Work::Scale { .. } => Feature::WorkScale,
             Work::Rows { .. } => Feature::WorkRows,
             Work::Best { .. } => Feature::WorkBest,
             Work::Write { .. } => Feature::WorkWrite,
             Work::AddRow { .. } => Feature::WorkAddRow,
             Work::RotateRows { .. } => Feature::WorkRotateRows,
             Work::Keep { .. } => Feature::WorkKeep,
-            Work::AttendBlocks { .. } => Feature::WorkAttendBlocks,
+            Work::AttendBlocks { scores, .. } if scores.is_plain() => Feature::WorkAttendBlocks,
+            Work::AttendBlocks { .. } => Feature::WorkAttendScores,
             Work::Route { .. } => Feature::WorkRoute,
             Work::MatmulExperts { .. } => Feature::WorkMatmulExperts,
             Work::Combine { .. } => Feature::WorkCombine,
@@ -205,7 +214,7 @@ mod tests {
         };
         // Twelve requests and seven kinds of work; nine more kinds, and more types of products.
         let known: Vec<usize> = (0..=ABI_VERSION_MINOR + 1).map(of).collect();
-        assert_eq!(known, [0, 0, 19, 29, 34, 37, 37]);
+        assert_eq!(known, [0, 0, 19, 29, 34, 40, 40]);
         assert!(!AbiVersion { major: 1, minor: 9, patch: 0 }.has(Feature::CardInfo));
     }
 }

@@ -83,6 +83,7 @@ pub use error::{Error, Result};
 pub use feature::Feature;
 pub use transport::{Call, Payload, Transport};
 pub use work::{
-    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES, MAX_WRITE,
-    Malformed, PICK_BYTES, Picks, Place, ROW_BYTES, Work, decode_work, encode_work,
+    Activation, BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES,
+    MAX_WRITE, Malformed, PICK_BYTES, Picks, Place, ROW_BYTES, Scores, Work, decode_work,
+    encode_work,
 };

@@ -9,8 +9,8 @@ pub use decode::decode_work;
 pub use encode::encode_work;
 
 pub use spanker_plan::{
-    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES, MAX_WRITE,
-    PICK_BYTES, Picks, Place, ROW_BYTES, Work,
+    Activation, BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES,
+    MAX_WRITE, PICK_BYTES, Picks, Place, ROW_BYTES, Scores, Work,
 };
 
 /// Why bytes are no descriptors.

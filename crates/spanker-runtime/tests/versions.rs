@@ -12,8 +12,8 @@ use nix::errno::Errno;
 use spanker_runtime::abi::{ABI_VERSION_MINOR, RawVersion, Request};
 use spanker_runtime::message::head_of;
 use spanker_runtime::{
-    AbiVersion, BufferId, Call, Descriptor, Error, Fault, FaultKind, Feature, KvCache, Picks,
-    Place, SpankerControl, Ticket, Transport, Work,
+    AbiVersion, Activation, BufferId, Call, Descriptor, Error, Fault, FaultKind, Feature, KvCache,
+    Picks, Place, Scores, SpankerControl, Ticket, Transport, Work,
 };
 
 /// A card of some version that answers everything, and keeps the names of what it was asked.
@@ -71,6 +71,7 @@ fn kinds() -> Vec<(&'static str, u16, Work)> {
     let (heads, head_size, kv_heads, group) = (1, 2, 1, 1);
     let matmul = |types| Work::Matmul { a, b, out, shape: [1, 256, 1], types };
     let landing = spanker_runtime::Landing::Store;
+    let gate = |activation| Work::Gate { gate: at, up: at, into, elements: 1, activation };
     let mut kinds = vec![
         ("COPY", 2, Work::Copy { from, into, length }),
         ("FILL", 2, Work::Fill { into, length, pattern: 0 }),
@@ -102,11 +103,12 @@ fn kinds() -> Vec<(&'static str, u16, Work)> {
                 scale: 0,
             },
         ),
-        ("GATE", 3, Work::Gate { gate: at, up: at, into, elements: 1 }),
+        ("GATE", 3, gate(Activation::Silu)),
         ("ROWS", 3, Work::Rows { from, into, rows, length, from_stride: 4, into_stride: 4 }),
         ("BEST", 3, Work::Best { from, into, count: 1, k: 1, first: 0 }),
         ("MATMUL of other types than Q4_K by Q4_K", 3, matmul([15, 12])),
     ];
+    kinds.push(("ACTIVATE", 5, gate(Activation::Gelu)));
     kinds.extend(newer_kinds(at));
     kinds
 }
@@ -136,8 +138,11 @@ fn newer_kinds(at: Place) -> Vec<(&'static str, u16, Work)> {
         dims: 2,
         pairs: 0,
     };
-    let (group, offset, scale) = (1, 0, 0);
-    let attend = Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale };
+    let (group, offset) = (1, 0);
+    let attend = |window| {
+        let scores = Scores { window, ..Scores::plain(0) };
+        Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scores }
+    };
     let picks = Picks { at, used: 1, experts: 1 };
     let (a, b, out, shape, types) = (at, at, at, [1, 32, 1], [8, 8]);
     let experts = Work::MatmulExperts { a, b, out, picks, shape, types, stride: 34, apart: false };
@@ -146,10 +151,12 @@ fn newer_kinds(at: Place) -> Vec<(&'static str, u16, Work)> {
         ("ADD_ROW", 4, Work::AddRow { into, row: at, rows, width: 1 }),
         ("ROTATE_ROWS", 4, rotate),
         ("KEEP", 4, Work::Keep { keys, values, cache, rows }),
-        ("ATTEND_BLOCKS", 4, attend),
+        ("ATTEND_BLOCKS", 4, attend(0)),
         ("ROUTE", 5, Work::Route { logits: at, picks, rows, gating: 1 }),
         ("MATMUL_EXPERTS", 5, experts),
         ("COMBINE", 5, Work::Combine { from: at, picks, into, rows, width: 1, add: false }),
+        ("SCALE", 5, Work::Scale { data, elements: 1, factor: 0, cap: 0 }),
+        ("ATTEND_SCORES", 5, attend(9)),
     ]
 }
 

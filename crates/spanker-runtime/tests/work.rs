@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use spanker_runtime::message::{HEAD_BYTES, Parsed, head, parse};
 use spanker_runtime::{
-    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, Picks, Place, Work, abi,
-    decode_work, encode_work,
+    Activation, BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_SOURCES, Picks, Place,
+    Scores, Work, abi, decode_work, encode_work,
 };
 
 fn place() -> impl Strategy<Value = Place> {
@@ -80,8 +80,15 @@ fn operator() -> impl Strategy<Value = Work> {
             elements
         }),
         ([place(), place(), place(), place()], any::<[u64; 7]>(), any::<u32>()).prop_map(attend),
-        (place(), place(), place(), any::<u64>())
-            .prop_map(|(gate, up, into, elements)| { Work::Gate { gate, up, into, elements } }),
+        (place(), place(), place(), any::<u64>(), 0..3u32).prop_map(
+            |(gate, up, into, elements, activation)| {
+                let activation = Activation::from_code(activation).expect("one of three");
+                Work::Gate { gate, up, into, elements, activation }
+            }
+        ),
+        (place(), any::<u64>(), any::<[u32; 2]>()).prop_map(|(data, elements, [factor, cap])| {
+            Work::Scale { data, elements, factor, cap }
+        }),
         (place(), place(), any::<u64>(), any::<u64>(), any::<[u64; 2]>()).prop_map(
             |(from, into, rows, length, strides)| {
                 let [from_stride, into_stride] = strides.map(|stride| stride.max(length));
@@ -103,13 +110,21 @@ fn operator() -> impl Strategy<Value = Work> {
         ([place(), place(), place()], any::<[u64; 5]>(), 0..2u32).prop_map(turn),
         (place(), place(), cache(), any::<u64>())
             .prop_map(|(keys, values, cache, rows)| Work::Keep { keys, values, cache, rows }),
-        (place(), place(), cache(), any::<[u64; 4]>(), any::<u32>()).prop_map(
-            |(queries, into, cache, [rows, heads, group, offset], scale)| {
-                Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale }
+        (place(), place(), cache(), any::<[u64; 4]>(), scores()).prop_map(
+            |(queries, into, cache, [rows, heads, group, offset], scores)| {
+                Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scores }
             }
         ),
         of_experts(),
     ]
+}
+
+fn scores() -> impl Strategy<Value = Scores> {
+    let plain = any::<u32>().prop_map(Scores::plain);
+    let other = (any::<[u32; 2]>(), any::<u64>(), prop::option::of(place()));
+    let other =
+        other.prop_map(|([scale, cap], window, sinks)| Scores { scale, cap, window, sinks });
+    prop_oneof![plain, other]
 }
 
 fn turn((places, sizes, pairs): ([Place; 3], [u64; 5], u32)) -> Work {

@@ -9,7 +9,9 @@ use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
 use ggml_spanker::{
     Gating, Inputs, KV_BLOCK, KvShape, Quant, WEIGHT_TYPES, decode, multiply, quantize,
 };
-use spanker_runtime::{BufferId, Descriptor, KvCache, Picks, SpankerControl, Work};
+use spanker_runtime::{
+    Activation, BufferId, Descriptor, KvCache, Picks, Scores, SpankerControl, Work,
+};
 use spanker_twin::World;
 
 use support::{SECOND, at, ring};
@@ -315,7 +317,7 @@ fn halves_and_gates_of_many_numbers_have_the_bits_of_the_host() {
     let mut halves = vec![0; elements * 2];
     ops::to_half(&gate, &mut halves);
     let mut opened = vec![0.0; elements];
-    ops::gate(&gate, &up, &mut opened);
+    ops::gate(Activation::Silu, &gate, &up, &mut opened);
     let into = bench.card.allocate((elements * 4) as u64).unwrap();
     let from = bench.floats(&gate);
     let count = elements as u64;
@@ -325,7 +327,13 @@ fn halves_and_gates_of_many_numbers_have_the_bits_of_the_host() {
         let (gate, up) = (bench.floats(&gate), bench.floats(&up));
         let into = [into, gate, up][place];
         let [gate, up] = [gate, up].map(|buffer| at(buffer, 0));
-        bench.run(Work::Gate { gate, up, into: at(into, 0), elements: count });
+        bench.run(Work::Gate {
+            gate,
+            up,
+            into: at(into, 0),
+            elements: count,
+            activation: Activation::Silu,
+        });
         assert!(bench.read(into, elements * 4) == bytes(&opened), "{place}");
     }
 }
@@ -403,7 +411,7 @@ impl Sequence {
         for (at, (rows, out)) in each.enumerate() {
             let head = (offset + at % heads) / group;
             let (cache, table, shape) = (&self.cache[..], &self.table[..], self.shape);
-            let queries = Queries { rows, heads: 1, first: first + at / heads, scale };
+            let queries = Queries::plain(rows, 1, first + at / heads, scale);
             ops::attend(queries, KvView { cache, table, shape, head }, &mut scratch, out);
         }
         out
@@ -476,7 +484,7 @@ fn blocks_of_sequences(quant: Quant, [heads, group, offset, kv_heads]: [usize; 4
             heads,
             group,
             offset,
-            scale: scale.to_bits(),
+            scores: Scores::plain(scale.to_bits()),
         });
         let found = bench.read(into, queries.len() * 4);
         assert!(found[..right.len() * 4] == bytes(&right), "{quant}: {sizes:?}");

@@ -7,7 +7,8 @@ mod support;
 
 use nix::errno::Errno;
 use spanker_runtime::{
-    BufferId, Descriptor, Error, Fold, KvCache, Landing, Picks, Place, SpankerControl, Work, abi,
+    Activation, BufferId, Descriptor, Error, Fold, KvCache, Landing, Picks, Place, Scores,
+    SpankerControl, Work, abi,
 };
 use spanker_twin::Disturbance;
 
@@ -31,7 +32,7 @@ fn operators(x: BufferId, y: BufferId, z: BufferId) -> Vec<Work> {
         Work::Rotate { data: z, table: x, rows, heads: 2, head_size: 64, dims: 64, pairs: 0 },
         Work::Halve { from: x, into: z, elements: 64 },
         attend([x, y, y, z], [2, 4, 2, 64, 2, 0, 3]),
-        Work::Gate { gate: x, up: y, into: z, elements: 64 },
+        Work::Gate { gate: x, up: y, into: z, elements: 64, activation: Activation::Silu },
         Work::Rows { from: x, into: z, rows, length: 8, from_stride: 8, into_stride: 16 },
         Work::Best { from: x, into: z, count: 64, k: 4, first: 0 },
         Work::Matmul { a: x, b: y, out: z, shape: [2, 256, 3], types: [15, 14] },
@@ -74,8 +75,8 @@ fn cache(blocks: Place, tables: Place, [count, heads, head_size]: [u64; 3]) -> K
 
 fn attend_blocks([queries, into]: [Place; 2], cache: KvCache, sizes: [u64; 4]) -> Work {
     let [rows, heads, group, offset] = sizes;
-    let scale = 1.0f32.to_bits();
-    Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale }
+    let scores = Scores::plain(1.0f32.to_bits());
+    Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scores }
 }
 
 fn attend(places: [Place; 4], sizes: [u64; 7]) -> Work {
@@ -293,7 +294,8 @@ fn operators_with_crooked_places_or_overlaps_are_refused() {
     let (a, b) = (at(x, 0), at(y, 0));
     let (rows, width, epsilon) = (2, 256, 0);
     let norm = |from, weight, into| Work::Norm { from, weight, into, rows, width, epsilon };
-    let gate = |up, into| Work::Gate { gate: a, up, into, elements: 64 };
+    let gate =
+        |up, into| Work::Gate { gate: a, up, into, elements: 64, activation: Activation::Gelu };
     let rotate = |data, table| Work::Rotate {
         data,
         table,
@@ -403,6 +405,11 @@ fn follows(k: u64, n: u64) -> (u64, u64, u64) {
     (n * k / 32 * 18 + n * 4, k * n, 0)
 }
 
+/// A gate in place.
+fn gated(gate: Place, up: Place, elements: u64) -> Work {
+    Work::Gate { gate, up, into: gate, elements, activation: Activation::Silu }
+}
+
 /// What rows of Q8_0 count for.
 fn quantized(width: u64) -> (u64, u64, u64) {
     (width * 4 + width / 32 * 34, 0, 0)
@@ -471,10 +478,7 @@ fn layer(place: impl Fn(u64) -> Place) -> (Vec<Work>, Vec<(u64, u64, u64)>) {
         (blocks(3, 4, hidden), quantized(hidden)),
         (product(4, 13, 5, hidden, ffn), alone(hidden, ffn)),
         (product(4, 14, 6, hidden, ffn), follows(hidden, ffn)),
-        (
-            Work::Gate { gate: place(5), up: place(6), into: place(5), elements: ffn },
-            (12 * ffn, 0, 0),
-        ),
+        (gated(place(5), place(6), ffn), (12 * ffn, 0, 0)),
         (blocks(5, 4, ffn), quantized(ffn)),
         (product(4, 13, 9, ffn, hidden), alone(ffn, hidden)),
     ];

@@ -8,13 +8,18 @@
 //! block is a largest score, a sum and a row. Blocks are put together from the first: with the larger of both largest
 //! scores, sums and rows times [`exp`] of their own less that one. What comes out is the row by the sum.
 //!
+//! With a cap, a score is `cap * tanh(score / cap)`. With a window, a row sees its last positions only; blocks of which it
+//! sees nothing do not count. A sink is one more score at the end, which has a weight and no value.
+//!
 //! Blocks do not depend on each other, so that they can be computed in any order and by different threads.
+
+use std::ops::Range;
 
 use half::f16;
 use spanker_model::{KV_BLOCK, KvShape, Quant};
 
 use super::body::{most, to_half};
-use super::exp;
+use super::{capped, exp};
 use crate::input::round_block;
 use crate::path::Path;
 use crate::simd::{Lanes, Work, run_on};
@@ -65,6 +70,47 @@ pub struct Queries<'a> {
     pub first: usize,
     /// What products of queries and keys are multiplied with.
     pub scale: f32,
+    /// What scores come near to and never pass; 0 is none.
+    pub cap: f32,
+    /// Positions that a row sees, its own included; 0 is all up to it.
+    pub window: usize,
+    /// A score of each head that no position has; empty where there is none.
+    pub sinks: &'a [f32],
+}
+
+impl<'a> Queries<'a> {
+    /// Rows that see all positions up to their own, with scores that are only multiplied.
+    #[must_use]
+    pub const fn plain(rows: &'a [f32], heads: usize, first: usize, scale: f32) -> Queries<'a> {
+        Queries { rows, heads, first, scale, cap: 0.0, window: 0, sinks: &[] }
+    }
+
+    /// The first block of which any row sees something.
+    #[must_use]
+    pub const fn first_block(&self) -> usize {
+        self.first_seen(self.first) / BLOCK
+    }
+
+    /// The first position that the row at a position sees.
+    const fn first_seen(&self, position: usize) -> usize {
+        match self.window {
+            0 => 0,
+            window => (position + 1).saturating_sub(window),
+        }
+    }
+
+    /// Places in a block that a pair of a row and a head sees.
+    fn seen(&self, pair: usize, block: usize) -> Range<usize> {
+        let position = self.first + pair / self.heads;
+        let first = block * BLOCK;
+        let end = (position + 1).saturating_sub(first).min(BLOCK);
+        self.first_seen(position).saturating_sub(first).min(end)..end
+    }
+
+    /// The sink of a head.
+    fn sink(&self, head: usize) -> Option<f32> {
+        self.sinks.get(head).copied()
+    }
 }
 
 /// Memory that [`attend`] uses again from call to call.
@@ -131,6 +177,7 @@ fn check(queries: &Queries<'_>, kv: &KvView<'_>) -> usize {
     let width = size * queries.heads;
     assert!(width > 0 && queries.rows.len().is_multiple_of(width), "whole rows of queries");
     let rows = queries.rows.len() / width;
+    assert!([0, queries.heads].contains(&queries.sinks.len()), "a sink for each head");
     let blocks = (queries.first + rows).div_ceil(BLOCK);
     let there = kv.cache.len() as u64 / shape.block_bytes();
     assert!(blocks <= kv.table.len(), "{blocks} blocks, and the table has {}", kv.table.len());
@@ -166,7 +213,7 @@ pub(super) fn attend_on(
 pub fn attend_blocks(
     queries: Queries<'_>,
     kv: KvView<'_>,
-    blocks: std::ops::Range<usize>,
+    blocks: Range<usize>,
     scratch: &mut AttendScratch,
     partials: &mut [f32],
 ) {
@@ -175,13 +222,14 @@ pub fn attend_blocks(
     run_on(Path::best(), AttendBlocks { queries, kv, blocks, scratch, partials });
 }
 
-/// Puts all blocks of one head of one row together. `partials` has them one after the other, `stride` numbers apart.
+/// Puts all blocks of one head of one row together, and its sink. `partials` has blocks that the row sees one after the
+/// other, `stride` numbers apart.
 ///
 /// # Panics
 /// If there are none.
-pub fn fold(partials: &[f32], stride: usize, out: &mut [f32]) {
+pub fn fold(partials: &[f32], stride: usize, sink: Option<f32>, out: &mut [f32]) {
     assert!(!partials.is_empty() && stride >= partial_len(out.len()));
-    run_on(Path::best(), Fold { partials, stride, out });
+    run_on(Path::best(), Fold { partials, stride, sink, out });
 }
 
 struct Attend<'a> {
@@ -203,18 +251,18 @@ impl Work for Attend<'_> {
         let Parts { wide, scores, part, heads } = scratch.parts(pairs, size);
         heads.fill([f32::NEG_INFINITY, 0.0]);
         out.fill(0.0);
-        for block in 0..(queries.first + rows).div_ceil(BLOCK) {
-            // Rows before a block do not see it.
-            let skipped = (block * BLOCK).saturating_sub(queries.first).min(rows) * queries.heads;
+        for block in queries.first_block()..(queries.first + rows).div_ceil(BLOCK) {
             one_block(l, &queries, &kv, block, (&mut *wide, &mut *scores), part);
             let parts = part.chunks_exact(length);
             let all = heads.iter_mut().zip(out.chunks_exact_mut(size)).zip(parts);
-            for ((head, out), part) in all.skip(skipped) {
-                put_together(head, out, part);
+            for (pair, ((head, out), part)) in all.enumerate() {
+                if !queries.seen(pair, block).is_empty() {
+                    put_together(head, out, part);
+                }
             }
         }
-        for (head, out) in heads.iter().zip(out.chunks_exact_mut(size)) {
-            divide(*head, out);
+        for (pair, (head, out)) in heads.iter().zip(out.chunks_exact_mut(size)).enumerate() {
+            divide(*head, queries.sink(pair % queries.heads), out);
         }
     }
 }
@@ -222,7 +270,7 @@ impl Work for Attend<'_> {
 struct AttendBlocks<'a> {
     queries: Queries<'a>,
     kv: KvView<'a>,
-    blocks: std::ops::Range<usize>,
+    blocks: Range<usize>,
     scratch: &'a mut AttendScratch,
     partials: &'a mut [f32],
 }
@@ -245,6 +293,7 @@ impl Work for AttendBlocks<'_> {
 struct Fold<'a> {
     partials: &'a [f32],
     stride: usize,
+    sink: Option<f32>,
     out: &'a mut [f32],
 }
 
@@ -253,13 +302,13 @@ impl Work for Fold<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) {
-        let Fold { partials, stride, out } = self;
+        let Fold { partials, stride, sink, out } = self;
         let mut head = [f32::NEG_INFINITY, 0.0];
         out.fill(0.0);
         for part in partials.chunks(stride) {
             put_together(&mut head, out, part);
         }
-        divide(head, out);
+        divide(head, sink, out);
     }
 }
 
@@ -275,11 +324,9 @@ fn one_block<L: Lanes>(
 ) {
     let (size, heads) = (kv.shape.head_size as usize, queries.heads);
     let length = partial_len(size);
-    let first = block * BLOCK;
-    let skipped = first.saturating_sub(queries.first) * heads;
-    // Positions of the block that a pair of a row and a head sees.
-    let seen = |pair: usize| (queries.first + pair / heads + 1 - first).min(BLOCK);
-    let rows = queries.rows.chunks_exact(size).enumerate().skip(skipped);
+    // Rows before a block do not see it, and those far behind it do not, either.
+    let sees = |&(pair, _): &(usize, &[f32])| !queries.seen(pair, block).is_empty();
+    let rows = queries.rows.chunks_exact(size).enumerate().filter(sees);
     let [keys, values] = kv.block(block);
     if (block + 1) * BLOCK < queries.first + queries.rows.len() / (size * heads) {
         // Where the next block is no processor foresees.
@@ -295,15 +342,16 @@ fn one_block<L: Lanes>(
     }
     for (pair, _) in rows.clone() {
         let (scores, part) = (&mut scores[pair * BLOCK..][..BLOCK], &mut parts[pair * length..]);
-        [part[0], part[1]] = weigh(l, scores, queries.scale, seen(pair));
+        [part[0], part[1]] = weigh(l, scores, queries, queries.seen(pair, block));
     }
     for start in (0..size).step_by(SLAB) {
         let numbers = start..size.min(start + SLAB);
         widen_values(l, kv, values, numbers.clone(), wide);
         for (pair, _) in rows.clone() {
-            let weights = &scores[pair * BLOCK..][..seen(pair)];
+            let seen = queries.seen(pair, block);
+            let weights = &scores[pair * BLOCK..][seen.clone()];
             let part = &mut parts[pair * length + HEAD..][numbers.clone()];
-            gather(l, weights, wide, part);
+            gather(l, weights, &wide[seen.start * SLAB..], part);
         }
     }
 }
@@ -327,15 +375,25 @@ fn score<L: Lanes>(l: L, query: &[f32], keys: &[f32], scores: &mut [f32]) {
 
 /// Sums become weights. Gives the largest score and the sum of the weights of the positions that are seen.
 #[inline(always)]
-fn weigh<L: Lanes>(l: L, scores: &mut [f32], scale: f32, seen: usize) -> [f32; 2] {
-    scores.iter_mut().for_each(|score| *score *= scale);
+fn weigh<L: Lanes>(
+    l: L,
+    scores: &mut [f32],
+    queries: &Queries<'_>,
+    seen: Range<usize>,
+) -> [f32; 2] {
+    scores.iter_mut().for_each(|score| *score *= queries.scale);
+    if queries.cap != 0.0 {
+        scores.iter_mut().for_each(|score| *score = capped(*score, queries.cap));
+    }
     // What is not seen may be anything.
-    scores[seen..].fill(f32::NEG_INFINITY);
+    scores[..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end..].fill(f32::NEG_INFINITY);
     let largest = most(scores);
     for score in scores.iter_mut() {
         *score = exp(*score - largest);
     }
-    scores[seen..].fill(0.0);
+    scores[..seen.start].fill(0.0);
+    scores[seen.end..].fill(0.0);
     let mut lanes = [0.0f32; WIDE];
     for scores in scores.as_chunks::<WIDE>().0 {
         for lane in 0..WIDE {
@@ -382,8 +440,14 @@ fn put_together(head: &mut [f32; 2], row: &mut [f32], part: &[f32]) {
 }
 
 #[inline(always)]
-fn divide(head: [f32; 2], row: &mut [f32]) {
-    row.iter_mut().for_each(|sum| *sum /= head[1]);
+fn divide(head: [f32; 2], sink: Option<f32>, row: &mut [f32]) {
+    let Some(sink) = sink else {
+        return row.iter_mut().for_each(|sum| *sum /= head[1]);
+    };
+    let largest = if sink > head[0] { sink } else { head[0] };
+    let (old, new) = (exp(head[0] - largest), exp(sink - largest));
+    let all = head[1] * old + new;
+    row.iter_mut().for_each(|sum| *sum = *sum * old / all);
 }
 
 /// Some numbers of the keys of a block as f32: for each number one of every position.
@@ -392,7 +456,7 @@ fn widen_keys<L: Lanes>(
     l: L,
     kv: &KvView<'_>,
     keys: &[u8],
-    numbers: std::ops::Range<usize>,
+    numbers: Range<usize>,
     out: &mut [f32],
 ) {
     if kv.shape.quant == Quant::F16 {
@@ -440,7 +504,7 @@ fn widen_values<L: Lanes>(
     l: L,
     kv: &KvView<'_>,
     values: &[u8],
-    numbers: std::ops::Range<usize>,
+    numbers: Range<usize>,
     out: &mut [f32],
 ) {
     let size = kv.shape.head_size as usize;

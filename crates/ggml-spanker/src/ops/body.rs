@@ -4,7 +4,9 @@
 
 use half::f16;
 
-use super::{NORM_LANES, Pairs, exp};
+use spanker_model::Activation;
+
+use super::{NORM_LANES, Pairs, capped, exp};
 use crate::simd::Lanes;
 
 #[inline(always)]
@@ -77,9 +79,47 @@ pub(super) fn rotate<L: Lanes>(
 }
 
 #[inline(always)]
-pub(super) fn gate<L: Lanes>(_: L, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    for ((out, &gate), up) in out.iter_mut().zip(gate).zip(up) {
-        *out = gate / (1.0 + exp(-gate)) * up;
+pub(super) fn gate<L: Lanes>(
+    l: L,
+    activation: Activation,
+    gate: &[f32],
+    up: &[f32],
+    out: &mut [f32],
+) {
+    match activation {
+        Activation::Gelu => gate_by(l, gate, up, out, |gate, up| {
+            // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u)).
+            let cubic = gate + 0.044_715 * gate * gate * gate;
+            gate / (1.0 + exp(-1.595_769 * cubic)) * up
+        }),
+        Activation::ClampedSilu => gate_by(l, gate, up, out, |gate, up| {
+            let gate = if gate > 7.0 { 7.0 } else { gate };
+            let up = if up > 7.0 { 7.0 } else { up };
+            let up = if up < -7.0 { -7.0 } else { up };
+            gate / (1.0 + exp(-1.702 * gate)) * (up + 1.0)
+        }),
+        _ => gate_by(l, gate, up, out, |gate, up| gate / (1.0 + exp(-gate)) * up),
+    }
+}
+
+#[inline(always)]
+fn gate_by<L: Lanes>(
+    _: L,
+    gate: &[f32],
+    up: &[f32],
+    out: &mut [f32],
+    by: impl Fn(f32, f32) -> f32,
+) {
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        *out = by(gate, up);
+    }
+}
+
+#[inline(always)]
+pub(super) fn scale<L: Lanes>(_: L, data: &mut [f32], factor: f32, cap: f32) {
+    data.iter_mut().for_each(|value| *value *= factor);
+    if cap != 0.0 {
+        data.iter_mut().for_each(|value| *value = capped(*value, cap));
     }
 }
 

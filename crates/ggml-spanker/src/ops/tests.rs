@@ -3,7 +3,9 @@
 
 use proptest::prelude::*;
 
-use super::{Pairs, body};
+use spanker_model::Activation;
+
+use super::{Pairs, body, gate, scale};
 use crate::path::Path;
 use crate::simd::{Lanes, Work, run_on};
 
@@ -51,9 +53,17 @@ proptest! {
             let epsilon = 1e-5;
             on_path!(path, norm(a: &'a [f32], b: &'a [f32], epsilon: f32, out: &'a mut [f32]) -> ());
         }))?;
-        assert_same(|path| filled(len, |out| {
-            on_path!(path, gate(a: &'a [f32], b: &'a [f32], out: &'a mut [f32]) -> ());
-        }))?;
+        for kind in Activation::ALL {
+            assert_same(|path| filled(len, |out| {
+                on_path!(path, gate(kind: Activation, a: &'a [f32], b: &'a [f32], out: &'a mut [f32]) -> ());
+            }))?;
+        }
+        assert_same(|path| {
+            let mut copy = one.clone();
+            let (out, factor, cap) = (&mut copy[..], 1.5, 30.0);
+            on_path!(path, scale(out: &'a mut [f32], factor: f32, cap: f32) -> ());
+            copy
+        })?;
         assert_same(|path| filled(len, |out| {
             on_path!(path, add(out: &'a mut [f32], b: &'a [f32]) -> ());
         }))?;
@@ -91,6 +101,43 @@ proptest! {
             prop_assert_eq!(largest(path), largest(Path::Portable), "by {}", path);
         }
     }
+}
+
+#[test]
+fn gates_and_caps_are_near_their_definitions() {
+    let values: Vec<f32> = (-400..400).map(|at| at as f32 * 0.05).collect();
+    let ups: Vec<f32> = values.iter().rev().copied().collect();
+    for kind in Activation::ALL {
+        let mut out = vec![0.0; values.len()];
+        gate(kind, &values, &ups, &mut out);
+        for ((out, &gate), &up) in out.iter().zip(&values).zip(&ups) {
+            let (gate, up) = (f64::from(gate), f64::from(up));
+            let root = (2.0 / std::f64::consts::PI).sqrt();
+            let right = match kind {
+                Activation::Gelu => {
+                    gate * (1.0 + (root * (gate + 0.044_715 * gate.powi(3))).tanh()) / 2.0 * up
+                }
+                Activation::ClampedSilu => {
+                    let (gate, up) = (gate.min(7.0), up.clamp(-7.0, 7.0));
+                    gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0)
+                }
+                _ => gate / (1.0 + (-gate).exp()) * up,
+            };
+            assert!(
+                (f64::from(*out) - right).abs() <= 1e-5 * (1.0 + right.abs()),
+                "{kind:?} {gate}"
+            );
+        }
+    }
+    let mut scaled = values.clone();
+    scale(&mut scaled, 3.0, 30.0);
+    for (out, value) in scaled.iter().zip(&values) {
+        let right = 30.0 * (f64::from(*value) * 3.0 / 30.0).tanh();
+        assert!((f64::from(*out) - right).abs() < 1e-5, "{value}: {out} where {right} is right");
+    }
+    let mut plain = values.clone();
+    scale(&mut plain, 0.5, 0.0);
+    assert!(plain.iter().zip(&values).all(|(out, value)| *out == value * 0.5));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use spanker_model::{KV_BLOCK, Quant};
 use spanker_plan::{KvCache, Op};
-use spanker_runtime::{Place, Work};
+use spanker_runtime::{Activation, Place, Work};
 
 use super::operands::{self, Instruction, Matrix, keep, kind};
 use super::streams::{self, Rounding, Source};
@@ -368,10 +368,15 @@ impl Writer<'_> {
         let plain = bytes_of(one.types[1])?.block() == 1;
         let same = one.a == two.a && one.rows == two.rows && !plain;
         match rest.first() {
-            Some(Op::Work(Work::Gate { gate, up, into, elements }))
-                if same
-                    && (*gate, *up, *into) == (one.out, two.out, one.out)
-                    && *elements == one.rows => {}
+            Some(Op::Work(Work::Gate {
+                gate,
+                up,
+                into,
+                elements,
+                activation: Activation::Silu,
+            })) if same
+                && (*gate, *up, *into) == (one.out, two.out, one.out)
+                && *elements == one.rows => {}
             _ => return Ok(None),
         }
         let mut taken = 1;
@@ -510,11 +515,15 @@ impl Writer<'_> {
     }
 
     fn attention(&self, attend: &Work) -> Result<(operands::Attend, u32), CudaError> {
-        let Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, scale } =
+        let Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, scores } =
             *attend
         else {
             return Err(CudaError::Unsupported("attention of another kind".into()));
         };
+        if !scores.is_plain() {
+            return Err(CudaError::Unsupported(format!("attention with {scores:?} on a GPU")));
+        }
+        let scale = scores.scale;
         let size = head_size(cache)?;
         let warps = streams::THREADS.max(THREADS) / 32;
         // Blocks whose values are in shared memory: more where one has a multiprocessor for itself, fewer of large heads.
@@ -724,13 +733,15 @@ impl Writer<'_> {
                     ..Default::default()
                 })
             }
-            Work::Gate { gate, up, into, elements } => Instruction::new(operands::Gate {
-                elements: small(*elements)?,
-                gate: self.at(*gate),
-                up: self.at(*up),
-                into: self.at(*into),
-                ..Default::default()
-            }),
+            Work::Gate { gate, up, into, elements, activation: Activation::Silu } => {
+                Instruction::new(operands::Gate {
+                    elements: small(*elements)?,
+                    gate: self.at(*gate),
+                    up: self.at(*up),
+                    into: self.at(*into),
+                    ..Default::default()
+                })
+            }
             Work::Reduce { into, sources, elements, .. } => match sources[..] {
                 [first, more] if first == *into => Instruction::new(operands::Add {
                     elements: small(*elements)?,

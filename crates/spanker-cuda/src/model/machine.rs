@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use spanker_llm::{Captures, LlmError, Machine, Spent};
-use spanker_model::Quant;
+use spanker_model::{Activation, Layer, Model, Quant, Turning};
 use spanker_plan::{GpuStaging, Op, Reach};
 use spanker_runtime::{BufferId, Place};
 use spanker_topology::Kernels;
@@ -176,6 +176,16 @@ impl Machine for Processors {
         KERNEL_TYPES.contains(&quant)
     }
 
+    fn check(&self, model: &Model, context: u64) -> Result<(), LlmError> {
+        match unknown(model, context) {
+            Some(what) => {
+                let architecture = &model.architecture;
+                Err(LlmError::unsupported(format!("{architecture} on a GPU: no kernel has {what}")))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn keep(&mut self, slot: usize, staging: &GpuStaging) -> Result<u64, LlmError> {
         let device = &self.devices[self.slots[slot].device];
         let work = self.of_card(slot, device.workspace(staging))?;
@@ -276,4 +286,30 @@ impl Machine for Processors {
         });
         Ok((sent, spent.collect()))
     }
+}
+
+/// What of a model no kernel can do.
+fn unknown(model: &Model, context: u64) -> Option<String> {
+    let variant = &model.variant;
+    let layer = |layer: &Layer| match (layer.window, layer.turning) {
+        (Some(window), _) if window < context => Some(format!("windows of {window} positions")),
+        (_, Turning::Global) => None,
+        (_, Turning::Local) => Some("angles of single layers".into()),
+        (_, Turning::None) => Some("layers without positions".into()),
+    };
+    [
+        (variant.activation != Activation::Silu, "gates that are not SiLU"),
+        (variant.post_norms, "norms behind attention and the feed-forward network"),
+        (variant.output_bias, "biases of attention's output"),
+        (variant.sinks, "attention sinks"),
+        (variant.embedding_scale.is_some(), "scaled embeddings"),
+        (variant.residual_scale.is_some(), "scaled residual sums"),
+        (variant.logit_scale.is_some(), "scaled logits"),
+        (variant.attention_cap.is_some(), "capped scores"),
+        (variant.logit_cap.is_some(), "capped logits"),
+    ]
+    .into_iter()
+    .find(|(has, _)| *has)
+    .map(|(_, what)| what.to_owned())
+    .or_else(|| model.layers.iter().find_map(layer))
 }

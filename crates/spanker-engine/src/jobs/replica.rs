@@ -63,7 +63,7 @@ impl Replica {
         deadline: Deadline,
     ) -> Result<Replica, JobError> {
         // Found out before the weights are on their way.
-        require_operators(&card).map_err(|source| {
+        require_operators(&card, prompts.network().model()).map_err(|source| {
             let name = card.path().map_or("a card".to_owned(), |path| path.display().to_string());
             JobError::Card { card: name, what: words(&source), source }
         })?;

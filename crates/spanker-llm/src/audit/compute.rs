@@ -4,7 +4,7 @@
 use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
 use spanker_model::{Gating, KV_BLOCK, KvShape, Quant, Strided};
-use spanker_plan::{Addend, Check, PICK_BYTES, Samples};
+use spanker_plan::{Addend, Check, PICK_BYTES, Samples, Scores};
 
 use super::{Auditor, Member};
 use crate::LlmError;
@@ -67,13 +67,18 @@ pub(super) fn inputs_of(quant: Quant, row: &[u8], width: u64) -> Result<Inputs, 
 
 /// One head over the positions up to one: `cache` has the blocks of its keys and values end to end.
 pub(super) fn attended(
-    (shape, position, scale): (KvShape, u64, u32),
+    (shape, position, scores): (KvShape, u64, Scores),
     query: &[f32],
+    sinks: &[f32],
     cache: &[u8],
 ) -> Vec<f32> {
     let table: Vec<u32> = (0..=(position / KV_BLOCK) as u32).collect();
-    let (first, scale) = (position as usize, f32::from_bits(scale));
-    let queries = Queries { rows: query, heads: 1, first, scale };
+    let queries = Queries {
+        cap: f32::from_bits(scores.cap),
+        window: scores.window as usize,
+        sinks,
+        ..Queries::plain(query, 1, position as usize, f32::from_bits(scores.scale))
+    };
     let view = KvView { cache, table: &table, shape, head: 0 };
     let mut out = vec![0.0; query.len()];
     ops::attend(queries, view, &mut AttendScratch::default(), &mut out);
@@ -114,18 +119,25 @@ impl Auditor<'_> {
                 let differs = kept.bytes(into, right.len() as u64) != right;
                 differs.then(|| format!("activations are rounded wrongly to {quant}"))
             }
-            Check::Rotate { position, head_size, pairs, from, into } => {
+            Check::Rotate { position, local, head_size, pairs, from, into } => {
                 let mut head = kept.floats(from, head_size);
                 let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
-                ops::rotate(&mut head, head_size as usize, &self.weights.turns(position), pairs);
+                let turns = self.weights.turns(position, local);
+                ops::rotate(&mut head, head_size as usize, &turns, pairs);
                 kept.are(into, &head, "rotary embedding")
             }
             Check::Keep { .. } => kept_rightly(check, kept),
-            Check::Attend { .. } => attention(check, kept),
-            Check::Gate { elements, gate, up, into } => {
+            Check::Attend { .. } => return self.attention(member, check, kept),
+            Check::Gate { elements, activation, gate, up, into } => {
                 let mut out = vec![0.0; elements as usize];
-                ops::gate(&kept.floats(gate, elements), &kept.floats(up, elements), &mut out);
+                let (gate, up) = (kept.floats(gate, elements), kept.floats(up, elements));
+                ops::gate(activation, &gate, &up, &mut out);
                 kept.are(into, &out, "gate")
+            }
+            Check::Scale { elements, factor, cap, from, into } => {
+                let mut numbers = kept.floats(from, elements);
+                ops::scale(&mut numbers, f32::from_bits(factor), f32::from_bits(cap));
+                kept.are(into, &numbers, "scaled numbers")
             }
             Check::Fill { pattern, bytes, into } => {
                 let words = kept.bytes(into, bytes).as_chunks().0.iter();
@@ -215,6 +227,28 @@ impl Auditor<'_> {
             other => Err(LlmError::plan(format!("{other:?} has no rows"))),
         }
     }
+
+    /// One head of one row.
+    fn attention(
+        &self,
+        member: Member<'_>,
+        check: &Check,
+        kept: Kept<'_>,
+    ) -> Result<Option<String>, LlmError> {
+        let &Check::Attend { shape, position, scores, query, into, .. } = check else {
+            return Ok(None);
+        };
+        let sinks = match scores.sinks {
+            None => Vec::new(),
+            Some(place) => floats(&self.weights(member, place, 4)?.0),
+        };
+        // Blocks in front of those that are seen change nothing, so positions count from the first that is.
+        let unseen = scores.first_seen(position) / KV_BLOCK * KV_BLOCK;
+        let query = kept.floats(query, shape.head_size);
+        let place = (shape, position - unseen, scores);
+        let out = attended(place, &query, &sinks, &seen_blocks(check, kept));
+        Ok(kept.are(into, &out, "attention"))
+    }
 }
 
 /// The picks of a row, as numbers of experts and bits of weights.
@@ -276,12 +310,11 @@ fn kept_rightly(check: &Check, kept: Kept<'_>) -> Option<String> {
     wrong.then(|| "a key or value is rounded wrongly".into())
 }
 
-/// One head of one row.
-fn attention(check: &Check, kept: Kept<'_>) -> Option<String> {
-    let &Check::Attend { shape, position, scale, query, blocks, into } = check else {
-        return None;
-    };
-    let (last, slots) = (position / KV_BLOCK, position % KV_BLOCK + 1);
+/// The blocks of which one head of one row sees something.
+fn seen_blocks(check: &Check, kept: Kept<'_>) -> Vec<u8> {
+    let &Check::Attend { shape, position, scores, blocks, .. } = check else { return Vec::new() };
+    let first = scores.first_seen(position) / KV_BLOCK;
+    let (last, slots) = (position / KV_BLOCK - first, position % KV_BLOCK + 1);
     let block = shape.block_bytes();
     let mut cache = kept.bytes(blocks, last * block).to_vec();
     cache.resize(((last + 1) * block) as usize, 0);
@@ -294,8 +327,7 @@ fn attention(check: &Check, kept: Kept<'_>) -> Option<String> {
         }
         at = (at + place.rows * place.length).next_multiple_of(8);
     }
-    let query = kept.floats(query, shape.head_size);
-    kept.are(into, &attended((shape, position, scale), &query, &cache), "attention")
+    cache
 }
 
 /// The largest of numbers.

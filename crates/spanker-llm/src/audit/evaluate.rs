@@ -126,6 +126,7 @@ pub(super) fn written(op: &Op) -> Option<Span> {
             Work::Gate { into, elements, .. } | Work::Reduce { into, elements, .. } => {
                 span(into, elements * 4)
             }
+            Work::Scale { data, elements, .. } => span(data, elements * 4),
             Work::Copy { into, length, .. } | Work::Fill { into, length, .. } => span(into, length),
             _ => None,
         },
@@ -150,7 +151,9 @@ fn reads(op: &Op) -> Vec<Span> {
                 let row = Quant::from_ggml_id(types[0]).map_or(0, |quant| quant.row_bytes(*width));
                 vec![span(*a, rows * row)]
             }
-            Work::RotateRows { .. } | Work::AddRow { .. } => written(op).into_iter().collect(),
+            Work::RotateRows { .. } | Work::AddRow { .. } | Work::Scale { .. } => {
+                written(op).into_iter().collect()
+            }
             Work::AttendBlocks { queries, rows, heads, cache, .. } => {
                 vec![span(*queries, rows * heads * cache.head_size * 4)]
             }
@@ -338,11 +341,11 @@ impl Evaluate<'_, '_> {
                 }
                 Ok(sums)
             }
-            Work::Gate { gate, up, into, .. } => {
+            Work::Gate { gate, up, into, activation, .. } => {
                 let gate = self.numbers(by, pick.moved(into, gate))?;
                 let up = self.numbers(by, pick.moved(into, up))?;
                 let mut out = vec![0.0; gate.len()];
-                ops::gate(&gate, &up, &mut out);
+                ops::gate(activation, &gate, &up, &mut out);
                 Ok(out)
             }
             Work::Reduce { into, ref sources, .. } => {
@@ -352,7 +355,7 @@ impl Evaluate<'_, '_> {
                 ops::add(&mut sums, &more);
                 Ok(sums)
             }
-            Work::RotateRows { data, heads, head_size, pairs, .. } => {
+            Work::RotateRows { data, table, heads, head_size, pairs, .. } => {
                 let unit = pick.index(data) / head_size;
                 let place = after(data, unit * head_size * 4);
                 let mut head = self.numbers(by, Pick::all(place, head_size))?;
@@ -361,9 +364,14 @@ impl Evaluate<'_, '_> {
                 }
                 let (_, position, _) = self.row(unit / heads)?;
                 let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
-                let turns = self.auditor.weights.turns(position);
+                let turns = self.auditor.weights.turns(position, table.offset > 0);
                 ops::rotate(&mut head, head_size as usize, &turns, pairs);
                 Ok(pick.of(&head, pick.index(data) % head_size))
+            }
+            Work::Scale { factor, cap, .. } => {
+                let mut numbers = self.numbers(by, pick)?;
+                ops::scale(&mut numbers, f32::from_bits(factor), f32::from_bits(cap));
+                Ok(numbers)
             }
             Work::AttendBlocks { .. } => self.attention(by, pick),
             _ => Err(unknown(&self.ops[by])),
@@ -460,11 +468,14 @@ impl Evaluate<'_, '_> {
     /// Numbers of one head of one row.
     fn attention(&mut self, by: usize, pick: Pick) -> Result<Vec<f32>, LlmError> {
         let Op::Work(Work::AttendBlocks {
-            queries, cache, into, heads, group, offset, scale, ..
+            queries, cache, into, heads, group, offset, scores, ..
         }) = self.ops[by]
         else {
             return Err(unknown(&self.ops[by]));
         };
+        if !scores.is_plain() {
+            return Err(unknown(&self.ops[by]));
+        }
         let (size, shape) = (cache.head_size, shape_of(&cache)?);
         let unit = pick.index(into) / size;
         let (row, head) = (unit / heads, unit % heads);
@@ -511,7 +522,7 @@ impl Evaluate<'_, '_> {
         if self.is_dry() {
             return Ok(Vec::new());
         }
-        let out = attended((own, position, scale), &query, &kept);
+        let out = attended((own, position, scores), &query, &[], &kept);
         Ok(pick.of(&out, pick.index(into) % size))
     }
 

@@ -418,6 +418,7 @@ fn kind(op: &Op) -> Option<&'static str> {
             Work::RotateRows { .. } => "rotary embedding",
             Work::AttendBlocks { .. } => "attention",
             Work::Gate { .. } => "gate",
+            Work::Scale { .. } => "scaled numbers",
             Work::Reduce { .. } | Work::AddRow { .. } => "a sum",
             Work::Copy { .. } => "a copy",
             _ => return None,

@@ -28,8 +28,8 @@ pub(crate) fn allocate<B: AsRef<[u8]>>(
         let mut held = HashMap::new();
         let mut weights = Vec::new();
         for (piece, _) in &layout.weights.pieces {
-            let name = piece.name();
-            let place = match &piece.cut {
+            let (name, cut) = network.source(piece);
+            let place = match &cut {
                 Cut::Rows(rows) => {
                     let range = network.rows_at(&name, rows)?;
                     weights.push(range.len() as u64);
@@ -45,7 +45,7 @@ pub(crate) fn allocate<B: AsRef<[u8]>>(
                 Cut::Columns(_) => {
                     let offset = copies.len() as u64;
                     if ours(layout.card) {
-                        network.copy_part(&name, &piece.cut, &mut copies)?;
+                        network.copy_part(&name, &cut, &mut copies)?;
                         weights.push(copies.len() as u64 - offset);
                         copies.resize(copies.len().next_multiple_of(64), 0);
                     }
@@ -65,12 +65,15 @@ pub(crate) fn allocate<B: AsRef<[u8]>>(
         layout.buffers.iter().try_for_each(|&(_, bytes)| memory.add(bytes.max(1)))?;
         memory.room_for(layout.kept.iter().map(|(_, bytes)| bytes).sum())?;
         if memories.is_empty() {
-            table = network.rope().table(0..planned.space.context as usize);
+            table = network.rope().tables(planned.space.context as usize);
         }
         let at = layout.buffers.iter().position(|(buffer, _)| *buffer == Buffer::Table);
         if let Some(at) = at {
             memory.bytes_mut(number(at), |bytes| {
-                bytes[..table.len() * 4].copy_from_slice(bytemuck::cast_slice(&table));
+                // Only some cards have layers with angles of their own.
+                let table: &[u8] = bytemuck::cast_slice(&table);
+                let length = table.len().min(bytes.len());
+                bytes[..length].copy_from_slice(&table[..length]);
             });
         }
         memories.push(memory);

@@ -2,13 +2,14 @@
 //! The KV cache in blocks on a card that this process plays, and attention over it: rows of a sequence that follow each
 //! other take keys and values apart once, and where there are few of them, threads share the blocks.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use ggml_spanker::ops::{self, KvView, Queries, partial_len};
 use spanker_model::{KV_BLOCK, KvShape};
-use spanker_plan::{ATTEND_ROWS, KvCache, ROW_BYTES};
+use spanker_plan::{ATTEND_ROWS, KvCache, ROW_BYTES, Scores};
 use spanker_runtime::{Place, Work};
 
 use super::Card;
@@ -38,6 +39,11 @@ impl Tile {
     /// Blocks that the last row sees.
     fn blocks(&self) -> usize {
         KvShape::blocks_for(self.first + self.count()) as usize
+    }
+
+    /// Blocks of which a row sees something.
+    fn seen_blocks(&self, scores: &Scores) -> Range<usize> {
+        (scores.first_seen(self.first) / KV_BLOCK) as usize..self.blocks()
     }
 }
 
@@ -98,37 +104,65 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
 
     /// Attention of all rows.
     pub(super) fn attend(&mut self, work: &Work) {
-        let Work::AttendBlocks { ref cache, rows, heads, group, offset, .. } = *work else {
+        let Work::AttendBlocks { ref cache, rows, heads, group, offset, ref scores, .. } = *work
+        else {
             return;
         };
         let (tiles, shares) = (self.tiles(cache, rows), shares(heads, group, offset));
-        let seen = |tile: &Tile| (tile.first + tile.count()) * tile.count();
+        let seen = |tile: &Tile| {
+            let position = tile.first + tile.count() - 1;
+            (position + 1 - scores.first_seen(position)) * tile.count()
+        };
         let macs = tiles.iter().map(seen).sum::<u64>() * heads * cache.head_size;
         let threads = if macs < SMALL { 1 } else { self.threads() };
         let units = tiles.len() * shares.len();
         let uneven = !units.is_multiple_of(threads) && units < 4 * threads;
         match &tiles[..] {
-            [tile] if tile.count() == 1 && uneven && tile.blocks() >= MANY_BLOCKS => {
+            [tile]
+                if tile.count() == 1 && uneven && tile.seen_blocks(scores).len() >= MANY_BLOCKS =>
+            {
                 self.attend_by_blocks(work, tile, &shares, threads);
             }
             _ => self.attend_by_tiles(work, &tiles, &shares, threads),
         }
     }
 
+    /// The sinks of some heads.
+    fn sinks(&self, work: &Work, own: &Range<u64>) -> Cow<'_, [f32]> {
+        match work {
+            Work::AttendBlocks { scores: Scores { sinks: Some(sinks), .. }, .. } => {
+                self.memory.floats(shifted(*sinks, own.start * 4), own.end - own.start)
+            }
+            _ => Cow::Borrowed(&[]),
+        }
+    }
+
     /// The queries of some heads of a tile's rows.
     fn queries<'q>(
         &self,
-        (queries, heads, size): (Place, u64, u64),
+        work: &Work,
         tile: &Tile,
         own: &Range<u64>,
-        rows: &'q mut Vec<f32>,
-    ) -> &'q [f32] {
+        (rows, sinks): (&'q mut Vec<f32>, &'q [f32]),
+    ) -> Queries<'q> {
+        let Work::AttendBlocks { queries, ref cache, heads, scores, .. } = *work else {
+            unreachable!("only attention has queries");
+        };
+        let size = cache.head_size;
         rows.clear();
         for row in tile.rows.clone() {
             let at = shifted(queries, (row * heads + own.start) * size * 4);
             rows.extend_from_slice(&self.memory.floats(at, (own.end - own.start) * size));
         }
-        rows
+        Queries {
+            rows,
+            heads: (own.end - own.start) as usize,
+            first: tile.first as usize,
+            scale: f32::from_bits(scores.scale),
+            cap: f32::from_bits(scores.cap),
+            window: scores.window as usize,
+            sinks,
+        }
     }
 
     /// A unit is a tile with the heads that share a head of keys and values.
@@ -139,7 +173,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         shares: &[(Range<u64>, u64)],
         threads: usize,
     ) {
-        let Work::AttendBlocks { queries, ref cache, into, rows, heads, scale, .. } = *work else {
+        let Work::AttendBlocks { ref cache, into, rows, heads, .. } = *work else {
             return;
         };
         let shape = cache.shape().expect("programs have types that there are");
@@ -159,13 +193,8 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 let (tile, share) = (&tiles[unit / shares.len()], unit % shares.len());
                 let (own, head) = (&shares[share].0, shares[share].1 as usize);
                 let mut scratch = card.scratch();
-                let given = card.queries((queries, heads, size), tile, own, &mut scratch.queries);
-                let given = Queries {
-                    rows: given,
-                    heads: (own.end - own.start) as usize,
-                    first: tile.first as usize,
-                    scale: f32::from_bits(scale),
-                };
+                let sinks = card.sinks(work, own);
+                let given = card.queries(work, tile, own, (&mut scratch.queries, &sinks));
                 let table = card.table(cache, tile);
                 let view = KvView { cache: blocks, table, shape, head };
                 scratch.results.resize(given.rows.len(), 0.0);
@@ -189,17 +218,19 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         shares: &[(Range<u64>, u64)],
         threads: usize,
     ) {
-        let Work::AttendBlocks { queries, ref cache, into, heads, scale, .. } = *work else {
+        let Work::AttendBlocks { ref cache, into, heads, scores, .. } = *work else {
             return;
         };
         let shape = cache.shape().expect("programs have types that there are");
         let (size, length) = (cache.head_size, partial_len(cache.head_size as usize));
-        let blocks = tile.blocks();
+        let seen = tile.seen_blocks(&scores);
+        let (begin, blocks) = (seen.start, seen.len());
         let mut partials = std::mem::take(&mut self.partials);
         partials.resize(heads as usize * blocks * length, 0.0);
         // Enough pieces that nobody waits long for the last one.
         let pieces = (4 * threads).div_ceil(shares.len()).min(blocks);
-        let range = |piece: usize| piece * blocks / pieces..(piece + 1) * blocks / pieces;
+        let range =
+            |piece: usize| begin + piece * blocks / pieces..begin + (piece + 1) * blocks / pieces;
         {
             let mut rest = &mut partials[..];
             let mut units: Vec<Mutex<&mut [f32]>> = Vec::with_capacity(shares.len() * pieces);
@@ -216,13 +247,8 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             card.team.run(threads, units.len(), &|unit| {
                 let (own, head) = &shares[unit / pieces];
                 let mut scratch = card.scratch();
-                let given = card.queries((queries, heads, size), tile, own, &mut scratch.queries);
-                let given = Queries {
-                    rows: given,
-                    heads: (own.end - own.start) as usize,
-                    first: tile.first as usize,
-                    scale: f32::from_bits(scale),
-                };
+                let sinks = card.sinks(work, own);
+                let given = card.queries(work, tile, own, (&mut scratch.queries, &sinks));
                 let table = card.table(cache, tile);
                 let view = KvView { cache: cached, table, shape, head: *head as usize };
                 let mut out = units[unit].lock().expect("blocks are worked on once");
@@ -236,6 +262,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 card.give_back(scratch);
             });
         }
+        let sinks = self.sinks(work, &(0..heads)).into_owned();
         let mut words = self.memory.take(into.buffer);
         let out =
             part(&mut words, shifted(into, tile.rows.start * heads * size * 4), heads * size * 4);
@@ -246,7 +273,8 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             for head in 0..(own.end - own.start) as usize {
                 let first = start + head * length;
                 let result = results.next().expect("as many heads as there are");
-                ops::fold(&partials[first..start + blocks * stride], stride, result);
+                let sink = sinks.get(own.start as usize + head).copied();
+                ops::fold(&partials[first..start + blocks * stride], stride, sink, result);
             }
             start += blocks * stride;
         }

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use bytemuck::{cast_slice, cast_slice_mut};
 use ggml_spanker::ops::{self, Pairs};
 use ggml_spanker::{Quant, decode, quantize};
-use spanker_runtime::{Place, Work};
+use spanker_runtime::{Activation, Place, Work};
 
 use super::Card;
 use super::memory::part;
@@ -55,8 +55,12 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             }
             Work::Copy { from, into, length } => self.copy(from, into, length),
             Work::Keep { .. } => self.keep(work),
-            Work::Gate { gate, up, into, elements } if into == gate => {
-                self.gate_in_place(gate, up, elements);
+            Work::Gate { gate, up, into, elements, activation } if into == gate => {
+                self.gate_in_place(activation, gate, up, elements);
+            }
+            Work::Scale { data, elements, factor, cap } => {
+                let (factor, cap) = (f32::from_bits(factor), f32::from_bits(cap));
+                self.pieces(data, elements, |_, _, out| ops::scale(out, factor, cap));
             }
             Work::Reduce { into, ref sources, elements, .. } => match sources[..] {
                 [first, more] if first == into => {
@@ -159,12 +163,12 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         });
     }
 
-    fn gate_in_place(&mut self, gate: Place, up: Place, elements: u64) {
+    fn gate_in_place(&mut self, activation: Activation, gate: Place, up: Place, elements: u64) {
         self.pieces(gate, elements, |card, piece, out| {
             let start = piece as u64 * PIECE;
             let up = card.memory.floats(shifted(up, start * 4), out.len() as u64);
             let gate = out.to_vec();
-            ops::gate(&gate, &up, out);
+            ops::gate(activation, &gate, &up, out);
         });
     }
 

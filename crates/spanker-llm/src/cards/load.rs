@@ -48,10 +48,12 @@ pub(super) fn load<B: AsRef<[u8]> + Sync>(
     let mut buffer = |member: usize, of: Buffer| buffers[member][&of];
     let programs = planned.programs(network, (&mut weight, false), &mut buffer);
     write(network, layouts, buffers, group, loading)?;
-    let table = network.rope().table(0..planned.space.context as usize);
+    let table = network.rope().tables(planned.space.context as usize);
     for (member, one) in programs.members().iter().enumerate() {
         let place = one.place(Buffer::Table);
-        group.request(member, |card| card.write(place.buffer, 0, bytemuck::cast_slice(&table)))?;
+        let bytes = layouts[member].bytes_of(Buffer::Table) as usize;
+        let table = &bytemuck::cast_slice(&table)[..bytes];
+        group.request(member, |card| card.write(place.buffer, 0, table))?;
     }
     Ok(programs)
 }
@@ -71,7 +73,7 @@ fn write<B: AsRef<[u8]> + Sync>(
         let mut bytes = Vec::new();
         for (piece, offset) in &layouts[member].weights.pieces {
             bytes.clear();
-            network.copy_part(&piece.name(), &piece.cut, &mut bytes)?;
+            network.copy_piece(piece, &mut bytes)?;
             group.request(member, |card| card.write(weights, *offset, &bytes))?;
             // Counted with what lies between pieces, so that all of them together are all.
             let more = (bytes.len() as u64).next_multiple_of(WEIGHT_ALIGNMENT);

@@ -2,15 +2,11 @@
 //! From a header to a model: which tensor is which matrix.
 
 use super::experts::{EXPERTS, is_matrix};
+use super::family::Positions;
 use super::{Header, Tensor, Value};
 use crate::error::printable;
 use crate::model::{MAX_CONTEXT, MAX_WIDTH};
-use crate::{Layer, MAX_LAYERS, Matrix, Mixture, Model, ModelError};
-
-/// The architectures that are understood. Mistral's files say `llama`.
-const KNOWN: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe"];
-/// Architectures that are not understood because of what is named.
-const REFUSED: [(&str, &str); 1] = [("deepseek2", "its latent attention is not there")];
+use crate::{Layer, MAX_LAYERS, Matrix, Mixture, Model, ModelError, Variant};
 
 /// The matrices of a layer, in the order of [`Layer::matrices`].
 const MATRICES: [&str; 7] = [
@@ -22,8 +18,12 @@ const MATRICES: [&str; 7] = [
     "ffn_up.weight",
     "ffn_down.weight",
 ];
+/// Queries, keys and values in one matrix, in this order.
+const FUSED: &str = "attn_qkv.weight";
 /// The norms that every layer has.
 const NORMS: [&str; 2] = ["attn_norm.weight", "ffn_norm.weight"];
+/// The norms of what attention and the feed-forward network give, where there are such.
+const POST_NORMS: [&str; 2] = ["post_attention_norm.weight", "post_ffw_norm.weight"];
 const EMBEDDING: &str = "token_embd.weight";
 const HEAD: &str = "output.weight";
 const FINAL_NORM: &str = "output_norm.weight";
@@ -34,8 +34,9 @@ const MAX_NAME: usize = 64;
 impl Header {
     /// The model that the file holds.
     ///
-    /// Understood are the architectures `llama` (which the files of Mistral and Mixtral say, too), `qwen2`,
-    /// `qwen3`, `qwen2moe` and `qwen3moe`. Without `output.weight`, the head is the embedding table.
+    /// Understood are the architectures `llama` (which the files of Mistral and Mixtral say, too), `qwen2`, `qwen3`,
+    /// `qwen2moe`, `qwen3moe`, `gemma`, `gemma2`, `gemma3`, `phi3`, `granite` and `smollm3`. Without
+    /// `output.weight`, the head is the embedding table.
     ///
     /// # Errors
     ///
@@ -60,7 +61,15 @@ impl Header {
             return Err(ModelError::metadata(&key, reason));
         }
         let mixture = self.mixture(architecture)?;
-        let others = self.other_bytes(layers, mixture.is_some())?;
+        let ffn = match mixture {
+            Some(_) => self.expert_width(architecture)?,
+            None => required("feed_forward_length", MAX_WIDTH)?,
+        };
+        let variant = self.variant(architecture, [layers, hidden, heads])?;
+        let others = self.other_bytes(layers, mixture.is_some(), variant.fused_qkv)?;
+        let positions = self.positions(architecture)?;
+        let rows = [heads * head_size, kv_heads * head_size];
+        let cuts = Cuts { variant, rows, ffn, mixture };
         let embedding = self.matrix(EMBEDDING)?;
         let tied = !self.tensors.contains_key(HEAD);
         let model = Model {
@@ -71,15 +80,12 @@ impl Header {
             heads,
             kv_heads,
             head_size,
-            ffn: match mixture {
-                Some(_) => self.expert_width(architecture)?,
-                None => required("feed_forward_length", MAX_WIDTH)?,
-            },
+            ffn,
             vocab: embedding.rows,
             context: required("context_length", MAX_CONTEXT)?,
             layers: (0..layers)
                 .zip(others.layers)
-                .map(|(at, bytes)| self.layer(at, bytes, mixture))
+                .map(|(at, bytes)| self.layer(at, bytes, &cuts, &positions))
                 .collect::<Result<_, _>>()?,
             embedding,
             head: if tied { embedding } else { self.matrix(HEAD)? },
@@ -89,6 +95,7 @@ impl Header {
             rope_dims: size("rope.dimension_count", MAX_WIDTH)?.unwrap_or(head_size),
             other_bytes: others.model,
             mixture,
+            variant,
         };
         model.validate()?;
         Ok(model)
@@ -98,24 +105,6 @@ impl Header {
         let key = "general.architecture";
         let value = self.metadata.get(key).ok_or_else(|| ModelError::metadata(key, "missing"))?;
         value.as_str().ok_or_else(|| ModelError::metadata(key, "not a short text"))
-    }
-
-    /// Refuses what would only look like a model of this kind.
-    fn check_kind(&self, architecture: &str) -> Result<(), ModelError> {
-        let count = |key: &str| self.metadata.get(key).and_then(Value::as_u64).unwrap_or(0);
-        if let Some((_, reason)) = REFUSED.iter().find(|(name, _)| *name == architecture) {
-            return Err(ModelError::unsupported(architecture, *reason));
-        }
-        if !KNOWN.contains(&architecture) {
-            let reason = format!("expected one of: {}", KNOWN.join(", "));
-            return Err(ModelError::unsupported(architecture, reason));
-        }
-        let parts = count("split.count");
-        if parts > 1 {
-            let reason = format!("the file is one of {parts} parts, which must be merged first");
-            return Err(ModelError::metadata("split.count", reason));
-        }
-        Ok(())
     }
 
     /// The number between 1 and `max` at `key`, if there is one.
@@ -160,14 +149,25 @@ impl Header {
         &self,
         at: u64,
         other_bytes: u64,
-        mixture: Option<Mixture>,
+        cuts: &Cuts,
+        positions: &Positions,
     ) -> Result<Layer, ModelError> {
-        for norm in NORMS {
+        let post = POST_NORMS.into_iter().filter(|_| cuts.variant.post_norms);
+        for norm in NORMS.into_iter().chain(post) {
             self.tensor(&format!("blk.{at}.{norm}"))?;
         }
         let matrix = |name: &str| self.matrix(&format!("blk.{at}.{name}"));
         let [q, k, v, o, gate, up, down] = MATRICES;
-        let [gate, up, down] = match mixture {
+        let [rows, kv] = cuts.rows;
+        let [q, k, v] = match cuts.variant.fused_qkv {
+            true => self.parts(&format!("blk.{at}.{FUSED}"), [rows, kv, kv])?,
+            false => [matrix(q)?, matrix(k)?, matrix(v)?],
+        };
+        let [gate, up, down] = match cuts.mixture {
+            None if cuts.variant.fused_gate_up => {
+                let [gate, up] = self.parts(&format!("blk.{at}.{up}"), [cuts.ffn; 2])?;
+                [gate, up, matrix(down)?]
+            }
             None => [matrix(gate)?, matrix(up)?, matrix(down)?],
             Some(Mixture { experts, .. }) => {
                 let [gate, up, down] = EXPERTS.map(|name| format!("blk.{at}.{name}"));
@@ -175,21 +175,25 @@ impl Header {
                 [stack(&gate)?, stack(&up)?, stack(&down)?]
             }
         };
-        Ok(Layer {
-            q: matrix(q)?,
-            k: matrix(k)?,
-            v: matrix(v)?,
-            o: matrix(o)?,
-            gate,
-            up,
-            down,
-            other_bytes,
-            experts: mixture.map(|mixture| self.experts(at, mixture)).transpose()?,
-        })
+        let o = matrix(o)?;
+        let (window, turning) = positions.of(at);
+        let experts = cuts.mixture.map(|mixture| self.experts(at, mixture)).transpose()?;
+        Ok(Layer { q, k, v, o, gate, up, down, other_bytes, experts, window, turning })
+    }
+
+    /// Matrices that a file has as one, each with so many of its rows.
+    fn parts<const N: usize>(&self, name: &str, rows: [u64; N]) -> Result<[Matrix; N], ModelError> {
+        let whole = self.matrix(name)?;
+        let expected = rows.iter().fold(0, |sum: u64, rows| sum.saturating_add(*rows));
+        if whole.rows != expected {
+            let reason = format!("{} rows, expected {expected}", whole.rows);
+            return Err(ModelError::tensor(name, reason));
+        }
+        Ok(rows.map(|rows| Matrix { rows, ..whole }))
     }
 
     /// Bytes of what is neither a known matrix nor an unknown one: vectors, such as norms and biases.
-    fn other_bytes(&self, layers: u64, mixture: bool) -> Result<Others, ModelError> {
+    fn other_bytes(&self, layers: u64, mixture: bool, fused: bool) -> Result<Others, ModelError> {
         self.tensor(FINAL_NORM)?;
         let mut others = Others { layers: vec![0; layers as usize], model: 0 };
         for (name, tensor) in &self.tensors {
@@ -200,7 +204,8 @@ impl Header {
                         ModelError::tensor(name, format!("the model has {layers} layers"))
                     })?;
                     let dense = if mixture { &MATRICES[..4] } else { &MATRICES[..] };
-                    (place, dense.contains(&rest) || mixture && is_matrix(rest))
+                    let known = dense.contains(&rest) || mixture && is_matrix(rest);
+                    (place, known || fused && rest == FUSED)
                 }
                 None => (&mut others.model, [EMBEDDING, HEAD].contains(&name.as_str())),
             };
@@ -214,6 +219,15 @@ impl Header {
         }
         Ok(others)
     }
+}
+
+/// How matrices lie in tensors.
+struct Cuts {
+    variant: Variant,
+    /// Rows of queries, and of keys.
+    rows: [u64; 2],
+    ffn: u64,
+    mixture: Option<Mixture>,
 }
 
 /// Bytes of vectors, by where they belong.

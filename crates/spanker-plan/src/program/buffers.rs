@@ -223,6 +223,8 @@ pub(crate) struct Inputs {
     /// For inputs as Q8_0, Q8_K and f32: whether normed rows are needed so, inputs of the product after attention,
     /// and of that which ends a layer.
     pub(super) used: [[bool; 3]; 3],
+    /// Tables of angles that positions need.
+    turnings: u64,
 }
 
 impl Inputs {
@@ -243,6 +245,7 @@ impl Inputs {
             q8_0: used(Quant::Q8_0),
             q8k: used(Quant::Q8K),
             whole: layers.iter().map(joined).max().unwrap_or(0),
+            turnings: Model::turnings(layers),
             used: [Quant::Q8_0, Quant::Q8K, Quant::F32].map(|quant| {
                 let any = |weights: fn(&Layer) -> Option<Quant>| {
                     let types = layers.iter().filter_map(weights);
@@ -336,7 +339,7 @@ impl<'a> Sizing<'a> {
         let kept = KvShape { heads: len(&shard.kv_heads), head_size: size, quant: kept };
         let cached = times(times(inputs.layers, blocks), kept.block_bytes());
         let head = |quant: Quant| last && model.head.quant.input() == quant;
-        buffer(Buffer::Table, times(context, model.rope_dims * 4));
+        buffer(Buffer::Table, times(context, model.rope_dims * 4 * inputs.turnings));
         buffer(Buffer::Kv, cached);
         buffer(Buffer::Step, StepTables::most(self.space));
         buffer(Buffer::X, rows * hidden * 4);

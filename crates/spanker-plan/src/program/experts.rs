@@ -107,7 +107,8 @@ impl<S: Sink> Writer<'_, S> {
         }
         let elements = rows * mixture.used * gate.rows;
         let [gate, up] = [Buffer::Gate, Buffer::Up].map(|buffer| self.place(member, buffer));
-        self.work(member, Work::Gate { gate, up, into: gate, elements });
+        let activation = self.of.model.variant.activation;
+        self.work(member, Work::Gate { gate, up, into: gate, elements, activation });
     }
 
     /// Gate and up of the shared expert.
@@ -124,7 +125,8 @@ impl<S: Sink> Writer<'_, S> {
         }
         let [gate, up] = places;
         let elements = rows * ffn.gate.rows;
-        self.work(member, Work::Gate { gate, up, into: gate, elements });
+        let activation = self.of.model.variant.activation;
+        self.work(member, Work::Gate { gate, up, into: gate, elements, activation });
     }
 
     fn expert_product(

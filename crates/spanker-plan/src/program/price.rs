@@ -73,6 +73,10 @@ pub struct Reach {
     pub by_several: u64,
     /// The most rows of one sequence.
     pub longest: u64,
+    /// Rows that are alone in their sequence.
+    pub singles: u64,
+    /// Sequences of more rows, and their rows.
+    pub several: [u64; 2],
 }
 
 impl Reach {
@@ -92,8 +96,47 @@ impl Reach {
             let by = if rows == 1 { &mut reach.by_single } else { &mut reach.by_several };
             *by = by.saturating_add(seen);
             reach.longest = reach.longest.max(rows);
+            match rows {
+                1 => reach.singles += 1,
+                _ => reach.several = [reach.several[0] + 1, reach.several[1].saturating_add(rows)],
+            }
         }
         reach
+    }
+
+    /// The same where rows see the last `window` positions only, 0 for all: as if sequences of one row looked equally far
+    /// back, and those of more rows, too.
+    ///
+    /// ```
+    /// use spanker_plan::Reach;
+    /// let reach = Reach::of([(3, 4)]).within(6);
+    /// assert_eq!((reach.read, reach.by_several), (7, 5 + 6 + 6));
+    /// assert_eq!(Reach::of([(1, 99), (1, 99)]).within(6), Reach { read: 12, by_single: 12, ..Reach::of([(1, 99), (1, 99)]) });
+    /// ```
+    #[must_use]
+    pub fn within(self, window: u64) -> Reach {
+        if window == 0 {
+            return self;
+        }
+        let alone = self.by_single.checked_div(self.singles).unwrap_or(0).min(window);
+        let by_single = alone.saturating_mul(self.singles);
+        let [sequences, all] = self.several;
+        let rows = all.checked_div(sequences).unwrap_or(0);
+        let of_one = self.by_several.checked_div(sequences).unwrap_or(0);
+        let past = of_one.saturating_sub(rows.saturating_mul(rows.saturating_add(1)) / 2);
+        let past = past.checked_div(rows).unwrap_or(0);
+        // So many rows see everything before them.
+        let below = window.saturating_sub(past).min(rows);
+        let own = below.saturating_mul(below.saturating_add(1)) / 2;
+        let seen = below.saturating_mul(past).saturating_add(own);
+        let seen = seen.saturating_add((rows - below).saturating_mul(window));
+        let read = past.saturating_add(rows).min((window - 1).saturating_add(rows));
+        Reach {
+            read: by_single.saturating_add(read.saturating_mul(sequences)).min(self.read),
+            by_single,
+            by_several: seen.saturating_mul(sequences).min(self.by_several),
+            ..self
+        }
     }
 
     /// Of rows by their positions and block tables, as they lie in a card's memory: rows of the same table that follow
@@ -276,7 +319,8 @@ fn load_of(work: &Work, follows: bool, reach: &Reach) -> Option<Load> {
                 2 * cache.heads * (cache.head_size * 4 + row_bytes(cache.quant, cache.head_size));
             Load::new(Kind::Cache, rows, rows * (each + ROW_BYTES), false)
         }
-        Work::AttendBlocks { rows, heads, group, offset, cache, .. } => {
+        Work::AttendBlocks { rows, heads, group, offset, cache, ref scores, .. } => {
+            let reach = reach.within(scores.window);
             let (first, behind) = shared_heads(heads, group, offset);
             let kept = 2 * (behind - first) * row_bytes(cache.quant, cache.head_size);
             let each = 2 * heads * cache.head_size;
@@ -286,6 +330,7 @@ fn load_of(work: &Work, follows: bool, reach: &Reach) -> Option<Load> {
             Load { rows: reach.longest, macs, units: macs, single_units, ..load }
         }
         Work::Gate { elements, .. } => Load::new(Kind::Gate, 1, 12 * elements, false),
+        Work::Scale { elements, .. } => Load::new(Kind::Gate, 1, 8 * elements, false),
         Work::Rows { rows, length, .. } => Load::new(Kind::Copy, rows, 2 * rows * length, false),
         Work::Best { count, k, .. } => {
             Load::new(Kind::Best, 1, 4 * count + 8 * u64::from(k), false)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a tap of an operator captures, and what has to come out of it.
 
-use spanker_model::{KV_BLOCK, KvShape, Quant, Strided};
+use spanker_model::{Activation, KV_BLOCK, KvShape, Quant, Strided};
 
 use super::audit::{Dice, Made, Sink};
 use super::{Buffer, Held, Member, Op, Step};
 use crate::Activity;
-use crate::work::{PICK_BYTES, Place, Work};
+use crate::work::{PICK_BYTES, Place, Scores, Work};
 
 /// Elements of a row of results that are compared, besides its first and its last.
 const SAMPLES: u64 = 14;
@@ -37,12 +37,13 @@ pub enum Check {
     Norm { weight: Place, width: u64, epsilon: u32, from: u64, samples: Samples },
     /// Blocks.
     Quantize { quant: u32, elements: u64, from: u64, into: u64 },
-    /// One head.
-    Rotate { position: u64, head_size: u64, pairs: u32, from: u64, into: u64 },
+    /// One head, turned by the angles of the model or by those of layers with a window.
+    Rotate { position: u64, local: bool, head_size: u64, pairs: u32, from: u64, into: u64 },
     /// One head of a key or value as the KV cache has it: numbers, and then scales.
     Keep { shape: KvShape, is_key: bool, from: u64, numbers: u64, scales: u64 },
-    /// One head of one row, with the blocks of its head of keys and values end to end.
-    Attend { shape: KvShape, position: u64, scale: u32, query: u64, blocks: u64, into: u64 },
+    /// One head of one row, with the blocks of its head of keys and values end to end: those of which it sees something.
+    /// Of the scores, `sinks` is where the head's own is.
+    Attend { shape: KvShape, position: u64, scores: Scores, query: u64, blocks: u64, into: u64 },
     /// The picks of a row.
     Route { experts: u64, used: u64, gating: u32, logits: u64, picks: u64 },
     /// Elements of a row of a product with the expert of a pick.
@@ -59,7 +60,9 @@ pub enum Check {
     /// Numbers of a weighed sum: those of each pick end to end, and where it is added to something, that.
     Combine { elements: u64, used: u64, from: u64, picks: u64, added: Option<u64>, into: u64 },
     /// Gated numbers.
-    Gate { elements: u64, gate: u64, up: u64, into: u64 },
+    Gate { elements: u64, activation: Activation, gate: u64, up: u64, into: u64 },
+    /// Scaled and capped numbers.
+    Scale { elements: u64, factor: u32, cap: u32, from: u64, into: u64 },
     /// Sums of two.
     Add { elements: u64, first: u64, second: Addend, into: u64 },
     /// Elements of a row of the embedding table, which begins at `row`.
@@ -217,7 +220,7 @@ impl Check {
             | Work::Embed { .. } => rows(work, (step, member), &mut captures, dice)?,
             Work::Route { .. } | Work::Combine { .. } => picked(work, &mut captures, dice)?,
             Work::AttendBlocks { .. } | Work::RotateRows { .. } | Work::Keep { .. } => {
-                heads(work, step, &mut captures, dice)?
+                heads(work, (step, member), &mut captures, dice)?
             }
             Work::Copy { .. } | Work::Rows { .. } | Work::Fill { .. } | Work::Best { .. } => {
                 moved(work, &mut captures, dice)?
@@ -289,18 +292,19 @@ fn rows(
 /// One head of a row.
 fn heads(
     work: &Work,
-    step: &Step<'_>,
+    (step, member): (&Step<'_>, &Member),
     captures: &mut Captures<'_>,
     dice: &mut Dice,
 ) -> Option<Check> {
     match *work {
-        Work::RotateRows { data, rows, heads, head_size, pairs, .. } => {
+        Work::RotateRows { data, table, rows, heads, head_size, pairs, .. } => {
+            let local = table != member.place(Buffer::Table);
             let (row, head) = (dice.below(rows), dice.below(heads));
             let place = after(data, (row * heads + head) * head_size * 4);
             let (_, position) = step.row(row)?;
             let from = captures.input(place, head_size * 4, true);
             let into = captures.output(place, head_size * 4);
-            Some(Check::Rotate { position, head_size, pairs, from, into })
+            Some(Check::Rotate { position, local, head_size, pairs, from, into })
         }
         Work::Keep { keys, values, cache, rows } => {
             let (row, head, is_key) =
@@ -317,7 +321,7 @@ fn heads(
             let scales = scales.map_or(0, |scales| captures.strided(block, scales));
             Some(Check::Keep { shape, is_key, from, numbers, scales })
         }
-        Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale } => {
+        Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scores } => {
             let (row, head) = (dice.below(rows), dice.below(heads));
             let (part, position) = step.row(row)?;
             let (shape, size) = (cache.shape()?, cache.head_size * 4);
@@ -325,13 +329,14 @@ fn heads(
             let kv = (offset + head) / group.max(1);
             let query = captures.input(after(queries, shift), size, queries == into);
             let (last, slots) = (position / KV_BLOCK, position % KV_BLOCK + 1);
+            let first = scores.first_seen(position) / KV_BLOCK;
             let place = |at: u64| {
                 let block = u64::from(part.blocks[at as usize]);
                 after(cache.blocks, block * shape.block_bytes() + kv * shape.head_bytes())
             };
             // Whole blocks, and of the last one what is seen.
             let blocks = captures.sink.used();
-            for at in 0..last {
+            for at in first..last {
                 let (_, work) = captures.sink.take(place(at), shape.head_bytes());
                 captures.after.push(work);
             }
@@ -340,7 +345,9 @@ fn heads(
             }
             let into = captures.output(after(into, shift), size);
             let shape = KvShape { heads: 1, ..shape };
-            Some(Check::Attend { shape, position, scale, query, blocks, into })
+            let own = scores.sinks.map(|sinks| after(sinks, head * 4));
+            let scores = Scores { sinks: own, ..scores };
+            Some(Check::Attend { shape, position, scores, query, blocks, into })
         }
         _ => None,
     }
@@ -396,13 +403,20 @@ fn runs(work: &Work, captures: &mut Captures<'_>, dice: &mut Dice) -> Option<Che
             let into = captures.output(place, elements * 4);
             Some(Check::Add { elements, first, second, into })
         }
-        Work::Gate { gate, up, into, elements } => {
+        Work::Gate { gate, up, into, elements, activation } => {
             let (start, elements) = run(dice, elements, RUN)?;
             let mut input =
                 |from: Place| captures.input(after(from, start * 4), elements * 4, from == into);
             let (gate, up) = (input(gate), input(up));
             let into = captures.output(after(into, start * 4), elements * 4);
-            Some(Check::Gate { elements, gate, up, into })
+            Some(Check::Gate { elements, activation, gate, up, into })
+        }
+        Work::Scale { data, elements, factor, cap } => {
+            let (start, elements) = run(dice, elements, RUN)?;
+            let place = after(data, start * 4);
+            let from = captures.input(place, elements * 4, true);
+            let into = captures.output(place, elements * 4);
+            Some(Check::Scale { elements, factor, cap, from, into })
         }
         Work::Reduce { into, ref sources, elements, .. } => {
             let &[first, second] = &sources[..] else { return None };

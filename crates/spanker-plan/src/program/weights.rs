@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use spanker_model::{Experts, Matrix, Model, Quant};
+use spanker_model::{Experts, Matrix, Model, Quant, Turning};
 
 use crate::cost::shard::{Shard, Split};
 use crate::plan::Stage;
@@ -29,8 +29,14 @@ pub enum Tensor {
     Bias(Projection),
     /// The norms of the heads of queries and keys.
     HeadNorm(Projection),
+    /// What every head of queries has as a score without a position.
+    Sinks,
     /// The product after attention.
     Output,
+    /// Its bias.
+    OutputBias,
+    /// The norm of what attention gives.
+    PostAttentionNorm,
     /// The norm before the feed-forward network.
     FfnNorm,
     /// The gate.
@@ -55,6 +61,8 @@ pub enum Tensor {
     SharedUp,
     /// Its way down.
     SharedDown,
+    /// The norm of what the feed-forward network gives.
+    PostFfnNorm,
     /// The embedding table, which is the head of a model with tied weights.
     Embedding,
     /// The norm before the head.
@@ -114,7 +122,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// The tensor's name in a GGUF file.
+    /// The tensor's name in a GGUF file that has each matrix by itself. Some have several in one.
     #[must_use]
     pub fn name(&self) -> String {
         let layer = self.layer;
@@ -124,6 +132,10 @@ impl Piece {
             Tensor::Head => return "output.weight".into(),
             Tensor::Bias(of) => return format!("blk.{layer}.attn_{}.bias", of.letter()),
             Tensor::HeadNorm(of) => return format!("blk.{layer}.attn_{}_norm.weight", of.letter()),
+            Tensor::OutputBias => return format!("blk.{layer}.attn_output.bias"),
+            Tensor::Sinks => "attn_sinks",
+            Tensor::PostAttentionNorm => "post_attention_norm",
+            Tensor::PostFfnNorm => "post_ffw_norm",
             Tensor::AttentionNorm => "attn_norm",
             Tensor::Q => "attn_q",
             Tensor::K => "attn_k",
@@ -197,10 +209,17 @@ pub(crate) struct HeldLayer {
     pub(crate) v: Held,
     pub(crate) biases: Option<[Place; 3]>,
     pub(crate) head_norms: Option<[Place; 2]>,
+    pub(crate) sinks: Option<Place>,
     pub(crate) o: Held,
+    pub(crate) output_bias: Option<Place>,
+    pub(crate) post_attention_norm: Option<Place>,
     pub(crate) ffn_norm: Place,
     pub(crate) ffn: HeldFfn,
     pub(crate) experts: Option<HeldExperts>,
+    pub(crate) post_ffn_norm: Option<Place>,
+    /// How many positions a row sees, if not all.
+    pub(crate) window: Option<u64>,
+    pub(crate) turning: Turning,
 }
 
 impl HeldLayer {
@@ -290,10 +309,17 @@ impl<P: FnMut(&Piece, u64) -> Place> Holder<'_, P> {
         let head_norms = model.head_norms.then(|| {
             [Projection::Q, Projection::K].map(|of| self.vector(Tensor::HeadNorm(of), at, 0..size))
         });
+        let variant = &model.variant;
+        let own = shard.heads.clone();
+        let sinks = variant.sinks.then(|| self.vector(Tensor::Sinks, at, own));
         let o = match reduce {
             true => self.columns(Tensor::Output, at, content.o, heads),
             false => self.rows(Tensor::Output, at, content.o, shard.output.clone()),
         };
+        let mut row =
+            |tensor: Tensor, there: bool| there.then(|| self.vector(tensor, at, 0..hidden));
+        let output_bias = row(Tensor::OutputBias, variant.output_bias);
+        let post_attention_norm = row(Tensor::PostAttentionNorm, variant.post_norms);
         let ffn_norm = self.vector(Tensor::FfnNorm, at, 0..hidden);
         let (ffn, experts) = match content.experts {
             None => {
@@ -306,7 +332,27 @@ impl<P: FnMut(&Piece, u64) -> Place> Holder<'_, P> {
                 (ffn, Some(experts))
             }
         };
-        HeldLayer { attention_norm, q, k, v, biases, head_norms, o, ffn_norm, ffn, experts }
+        let post_ffn_norm =
+            variant.post_norms.then(|| self.vector(Tensor::PostFfnNorm, at, 0..hidden));
+        let (window, turning) = (content.window, content.turning);
+        HeldLayer {
+            attention_norm,
+            q,
+            k,
+            v,
+            biases,
+            head_norms,
+            sinks,
+            o,
+            output_bias,
+            post_attention_norm,
+            ffn_norm,
+            ffn,
+            experts,
+            post_ffn_norm,
+            window,
+            turning,
+        }
     }
 
     /// A dense feed-forward network: rows of gate and up, and of down rows or, in a reduce split, columns.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use spanker_collective::{Collective, DType, ReduceOp};
-use spanker_model::{KvShape, Model, Quant};
+use spanker_model::{KvShape, Model, Number, Quant, Turning};
 use spanker_topology::ExchangeKind;
 
 use super::buffers::result_bytes;
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::Activity;
 use crate::cost::shard::{Shard, Split, len};
-use crate::work::{Fold, KvCache, Place, Work};
+use crate::work::{Fold, KvCache, Place, Scores, Work};
 
 pub(super) const F32: u64 = 4;
 
@@ -137,7 +137,11 @@ impl<'a, S: Sink> Writer<'a, S> {
             self.work(member, embed);
         }
         if shared {
-            self.all_reduce(0, members, Buffer::X, elements, words());
+            self.all_reduce(0, members.clone(), Buffer::X, elements, words());
+        }
+        for member in members {
+            let x = self.place(member, Buffer::X);
+            self.scale(member, x, elements, self.of.model.variant.embedding_scale, None);
         }
     }
 
@@ -203,8 +207,10 @@ impl<'a, S: Sink> Writer<'a, S> {
         self.join_heads(stage, members.clone(), layer);
         self.mark(members.clone(), Activity::Output, number);
         self.narrow(stage, members.clone(), layer, |held| held.o, |shard| &shard.output);
+        self.pass_on(members.clone(), layer, |held| (held.output_bias, held.post_attention_norm));
         if let Some(mixture) = self.of.model.mixture {
-            return self.mixture((stage, layer, number), members, mixture);
+            self.mixture((stage, layer, number), members.clone(), mixture);
+            return self.pass_on(members, layer, |held| (None, held.post_ffn_norm));
         }
         self.mark(members.clone(), Activity::Up, number);
         for member in members.clone() {
@@ -212,7 +218,8 @@ impl<'a, S: Sink> Writer<'a, S> {
         }
         self.join_ffn(stage, members.clone(), layer);
         self.mark(members.clone(), Activity::Down, number);
-        self.narrow(stage, members, layer, |held| held.ffn.down, |shard| &shard.down);
+        self.narrow(stage, members.clone(), layer, |held| held.ffn.down, |shard| &shard.down);
+        self.pass_on(members, layer, |held| (None, held.post_ffn_norm));
     }
 
     pub(super) fn held(&self, member: usize, layer: usize) -> &'a HeldLayer {
@@ -279,8 +286,15 @@ impl<'a, S: Sink> Writer<'a, S> {
         };
         let of = |buffer: Buffer| self.place(member, buffer);
         let (queries, keys, values) = (of(Buffer::Queries), of(Buffer::Keys), of(Buffer::Values));
+        let held = self.held(member, layer);
         let (table, into) = (of(Buffer::Table), of(Buffer::Heads));
-        for (data, heads) in [(queries, heads), (keys, kv)] {
+        // Angles of layers with a window lie behind those of the model.
+        let table = match held.turning {
+            Turning::Local => after(table, space.context * dims * F32),
+            Turning::Global | Turning::None => table,
+        };
+        let turned = if held.turning == Turning::None { 0 } else { 2 };
+        for (data, heads) in [(queries, heads), (keys, kv)].into_iter().take(turned) {
             let (positions, at, pairs) = (space.context, cache.rows, self.of.numerics.pairs);
             let turn = Work::RotateRows {
                 data,
@@ -298,8 +312,15 @@ impl<'a, S: Sink> Writer<'a, S> {
         self.work(member, Work::Keep { keys, values, cache, rows });
         let group = model.heads / model.kv_heads;
         let offset = self.members[member].shard.heads.start % group;
-        let scale = (1.0 / (head_size as f32).sqrt()).to_bits();
-        let attend = Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale };
+        let scores = Scores {
+            scale: model.variant.score_scale(head_size),
+            cap: model.variant.attention_cap.map_or(0, Number::bits),
+            // What no context is longer than is no window.
+            window: held.window.filter(|&window| window < space.context).unwrap_or(0),
+            sinks: held.sinks,
+        };
+        let attend =
+            Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scores };
         self.work(member, attend);
     }
 
@@ -366,7 +387,7 @@ impl<'a, S: Sink> Writer<'a, S> {
         }
     }
 
-    /// The second product of a pair, and its result added to the residual stream.
+    /// The second product of a pair.
     fn narrow(
         &mut self,
         stage: usize,
@@ -391,7 +412,7 @@ impl<'a, S: Sink> Writer<'a, S> {
         self.spread(stage, members, part);
     }
 
-    /// Brings every rank the results of the second products of all ranks, and adds them to the residual stream.
+    /// Brings every rank the results of the second products of all ranks.
     pub(super) fn spread(
         &mut self,
         stage: usize,
@@ -413,9 +434,44 @@ impl<'a, S: Sink> Writer<'a, S> {
             }
             Split::Whole => {}
         }
+    }
+
+    /// Adds what the second product of a pair has given to the residual stream: with its bias, normed and scaled where the
+    /// family does that.
+    fn pass_on(
+        &mut self,
+        members: Range<usize>,
+        layer: usize,
+        held: impl Fn(&HeldLayer) -> (Option<Place>, Option<Place>),
+    ) {
+        let (rows, width, epsilon) = (self.rows, self.of.model.hidden, self.of.numerics.epsilon);
         for member in members {
+            let (bias, norm) = held(self.held(member, layer));
             let (x, y) = (self.place(member, Buffer::X), self.place(member, Buffer::Y));
-            self.add(member, x, y, elements);
+            if let Some(row) = bias {
+                self.work(member, Work::AddRow { into: y, row, rows, width });
+            }
+            if let Some(weight) = norm {
+                self.work(member, Work::Norm { from: y, weight, into: y, rows, width, epsilon });
+            }
+            self.scale(member, y, rows * width, self.of.model.variant.residual_scale, None);
+            self.add(member, x, y, rows * width);
+        }
+    }
+
+    /// Scales numbers and caps them, where there is something to do.
+    fn scale(
+        &mut self,
+        member: usize,
+        data: Place,
+        elements: u64,
+        factor: Option<Number>,
+        cap: Option<Number>,
+    ) {
+        let nothing = factor.is_none_or(|factor| factor == Number::ONE) && cap.is_none();
+        if !nothing && elements > 0 {
+            let (factor, cap) = (factor.unwrap_or(Number::ONE).bits(), cap.map_or(0, Number::bits));
+            self.work(member, Work::Scale { data, elements, factor, cap });
         }
     }
 
@@ -436,7 +492,8 @@ impl<'a, S: Sink> Writer<'a, S> {
             self.product(member, held, a, self.place(member, buffer), self.rows);
         }
         let (gate, up) = (self.place(member, Buffer::Gate), self.place(member, Buffer::Up));
-        self.work(member, Work::Gate { gate, up, into: gate, elements });
+        let activation = self.of.model.variant.activation;
+        self.work(member, Work::Gate { gate, up, into: gate, elements, activation });
     }
 
     /// The head for the rows that something is asked for, and what is asked.
@@ -470,6 +527,9 @@ impl<'a, S: Sink> Writer<'a, S> {
             let a = self.input_place(member, held.quant);
             let logits = self.result(member, Buffer::Logits, members.len());
             self.product(member, held, a, logits, rows);
+            let variant = &self.of.model.variant;
+            let (factor, cap) = (variant.logit_scale, variant.logit_cap);
+            self.scale(member, logits, rows * held.rows, factor, cap);
             let Some(k) = candidates else { continue };
             let first = self.members[member].shard.vocab.start as u32;
             for output in 0..rows {

@@ -487,4 +487,65 @@ mirror! {
         /// 0.
         reserved: u32,
     }
+    /// See [`crate::Work::Scale`].
+    struct RawScale = spanker_work_scale {
+        /// The head.
+        head: RawWork,
+        /// The numbers.
+        data: RawPlace,
+        /// How many.
+        elements: u64,
+        /// The bits of an f32.
+        factor: u32,
+        /// The bits of an f32, or 0.
+        cap: u32,
+    }
+    /// See [`crate::Work::Gate`].
+    struct RawActivate = spanker_work_activate {
+        /// The head.
+        head: RawWork,
+        /// What opens.
+        gate: RawPlace,
+        /// What passes.
+        up: RawPlace,
+        /// The result.
+        into: RawPlace,
+        /// How many.
+        elements: u64,
+        /// `SPANKER_ACTIVATION_*`.
+        activation: u32,
+        /// 0.
+        reserved: u32,
+    }
+    /// See [`crate::Work::AttendBlocks`].
+    struct RawAttendScores = spanker_work_attend_scores {
+        /// The head.
+        head: RawWork,
+        /// Rows of queries.
+        queries: RawPlace,
+        /// The result.
+        into: RawPlace,
+        /// Keys and values.
+        cache: RawKvCache,
+        /// Rows of queries.
+        rows: u64,
+        /// Heads of a row.
+        heads: u64,
+        /// Heads of queries to one of keys and values.
+        group: u64,
+        /// What is added to the number of a head of queries before it is divided by the group.
+        offset: u64,
+        /// The bits of an f32.
+        scale: u32,
+        /// The bits of an f32, or 0.
+        cap: u32,
+        /// Positions that a row sees, or 0.
+        window: u64,
+        /// A score for each head, if there are sinks.
+        sinks: RawPlace,
+        /// 1: there are sinks.
+        has_sinks: u32,
+        /// 0.
+        reserved: u32,
+    }
 }

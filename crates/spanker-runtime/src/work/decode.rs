@@ -4,18 +4,19 @@
 use bytemuck::{Pod, pod_read_unaligned};
 
 use super::{
-    BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES, MAX_WRITE,
-    Malformed, Picks, Place, Work,
+    Activation, BufferId, Descriptor, Fold, KvCache, Landing, MAX_BEST, MAX_EXPERTS, MAX_SOURCES,
+    MAX_WRITE, Malformed, Picks, Place, Scores, Work,
 };
 use crate::abi::{
     GATING_SIGMOID, PAIRS_ADJACENT, PAIRS_HALVES, RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND,
-    RECEIVE_STORE, RawAddRow, RawAttend, RawAttendBlocks, RawBest, RawCombine, RawCopy, RawEmbed,
-    RawFence, RawFill, RawGate, RawHalve, RawKeep, RawKvCache, RawMatmul, RawMatmulExperts,
-    RawNorm, RawPicks, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRotateRows,
-    RawRoute, RawRows, RawSend, RawWork, RawWrite, WORK_ADD_ROW, WORK_ATTEND, WORK_ATTEND_BLOCKS,
-    WORK_BEST, WORK_COMBINE, WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE,
-    WORK_KEEP, WORK_MATMUL, WORK_MATMUL_EXPERTS, WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE,
-    WORK_REDUCE, WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROUTE, WORK_ROWS, WORK_SEND, WORK_VERSION,
+    RECEIVE_STORE, RawActivate, RawAddRow, RawAttend, RawAttendBlocks, RawAttendScores, RawBest,
+    RawCombine, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawKeep, RawKvCache,
+    RawMatmul, RawMatmulExperts, RawNorm, RawPicks, RawPlace, RawQuantize, RawReceive, RawReduce,
+    RawRotate, RawRotateRows, RawRoute, RawRows, RawScale, RawSend, RawWork, RawWrite,
+    WORK_ACTIVATE, WORK_ADD_ROW, WORK_ATTEND, WORK_ATTEND_BLOCKS, WORK_ATTEND_SCORES, WORK_BEST,
+    WORK_COMBINE, WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE, WORK_KEEP,
+    WORK_MATMUL, WORK_MATMUL_EXPERTS, WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE, WORK_REDUCE,
+    WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROUTE, WORK_ROWS, WORK_SCALE, WORK_SEND, WORK_VERSION,
     WORK_WRITE,
 };
 
@@ -144,7 +145,20 @@ fn decode_model(kind: u16, bytes: &[u8]) -> Result<Work, String> {
         WORK_ATTEND => attend(exactly(bytes)?),
         WORK_GATE => {
             let RawGate { gate, up, into, elements, .. } = exactly(bytes)?;
-            Work::Gate { gate: place(gate), up: place(up), into: place(into), elements }
+            let (gate, up, into) = (place(gate), place(up), place(into));
+            Work::Gate { gate, up, into, elements, activation: Activation::Silu }
+        }
+        WORK_ACTIVATE => {
+            let RawActivate { gate, up, into, elements, activation, .. } = exactly(bytes)?;
+            let (gate, up, into) = (place(gate), place(up), place(into));
+            // SiLU has a kind of its own: work has one form.
+            let known = Activation::from_code(activation).filter(|a| *a != Activation::Silu);
+            let activation = known.ok_or_else(|| format!("activation {activation} is unknown"))?;
+            Work::Gate { gate, up, into, elements, activation }
+        }
+        WORK_SCALE => {
+            let RawScale { data, elements, factor, cap, .. } = exactly(bytes)?;
+            Work::Scale { data: place(data), elements, factor, cap }
         }
         WORK_ROWS => {
             let raw: RawRows = exactly(bytes)?;
@@ -201,7 +215,24 @@ fn decode_batch(kind: u16, bytes: &[u8]) -> Result<Work, String> {
             let RawAttendBlocks { rows, heads, group, offset, scale, .. } = raw;
             let (queries, into) = (place(raw.queries), place(raw.into));
             let cache = kv_cache(raw.cache)?;
-            Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale }
+            let scores = Scores::plain(scale);
+            Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scores }
+        }
+        WORK_ATTEND_SCORES => {
+            let raw: RawAttendScores = exactly(bytes)?;
+            let RawAttendScores { rows, heads, group, offset, scale, cap, window, .. } = raw;
+            let (queries, into) = (place(raw.queries), place(raw.into));
+            let sinks = match raw.has_sinks {
+                0 => None,
+                1 => Some(place(raw.sinks)),
+                other => return Err(format!("sinks {other}: 0 and 1 are possible")),
+            };
+            let scores = Scores { scale, cap, window, sinks };
+            if scores.is_plain() {
+                return Err("neither a window nor a cap nor sinks".into());
+            }
+            let cache = kv_cache(raw.cache)?;
+            Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scores }
         }
         kind => return decode_experts(kind, bytes),
     })

@@ -3,16 +3,17 @@
 
 use bytemuck::{Pod, bytes_of};
 
-use super::{Descriptor, Fold, KvCache, Landing, Picks, Place, Work};
+use super::{Activation, BufferId, Descriptor, Fold, KvCache, Landing, Picks, Place, Work};
 use crate::abi::{
-    RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE, RawAddRow, RawAttend, RawAttendBlocks,
-    RawBest, RawCombine, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawKeep,
-    RawKvCache, RawMatmul, RawMatmulExperts, RawNorm, RawPicks, RawPlace, RawQuantize, RawReceive,
-    RawReduce, RawRotate, RawRotateRows, RawRoute, RawRows, RawSend, RawWork, RawWrite,
-    WORK_ADD_ROW, WORK_ATTEND, WORK_ATTEND_BLOCKS, WORK_BEST, WORK_COMBINE, WORK_COPY, WORK_EMBED,
+    RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE, RawActivate, RawAddRow, RawAttend,
+    RawAttendBlocks, RawAttendScores, RawBest, RawCombine, RawCopy, RawEmbed, RawFence, RawFill,
+    RawGate, RawHalve, RawKeep, RawKvCache, RawMatmul, RawMatmulExperts, RawNorm, RawPicks,
+    RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRotateRows, RawRoute, RawRows,
+    RawScale, RawSend, RawWork, RawWrite, WORK_ACTIVATE, WORK_ADD_ROW, WORK_ATTEND,
+    WORK_ATTEND_BLOCKS, WORK_ATTEND_SCORES, WORK_BEST, WORK_COMBINE, WORK_COPY, WORK_EMBED,
     WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE, WORK_KEEP, WORK_MATMUL, WORK_MATMUL_EXPERTS,
     WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROUTE,
-    WORK_ROWS, WORK_SEND, WORK_VERSION, WORK_WRITE,
+    WORK_ROWS, WORK_SCALE, WORK_SEND, WORK_VERSION, WORK_WRITE,
 };
 
 /// The bytes of descriptors, end to end.
@@ -125,9 +126,19 @@ fn encode_model(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec
             let head = head(WORK_HALVE, size_of::<RawHalve>());
             push(out, RawHalve { head, from: raw(from), into: raw(into), elements });
         }
-        Work::Gate { gate, up, into, elements } => {
+        Work::Gate { gate, up, into, elements, activation: Activation::Silu } => {
             let head = head(WORK_GATE, size_of::<RawGate>());
             push(out, RawGate { head, gate: raw(gate), up: raw(up), into: raw(into), elements });
+        }
+        Work::Gate { gate, up, into, elements, activation } => {
+            let head = head(WORK_ACTIVATE, size_of::<RawActivate>());
+            let (gate, up, into) = (raw(gate), raw(up), raw(into));
+            let (activation, reserved) = (activation.code(), 0);
+            push(out, RawActivate { head, gate, up, into, elements, activation, reserved });
+        }
+        Work::Scale { data, elements, factor, cap } => {
+            let head = head(WORK_SCALE, size_of::<RawScale>());
+            push(out, RawScale { head, data: raw(data), elements, factor, cap });
         }
         Work::Rows { from, into, rows, length, from_stride, into_stride } => {
             let head = head(WORK_ROWS, size_of::<RawRows>());
@@ -178,7 +189,10 @@ fn encode_batch(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec
             let (keys, values, cache) = (raw(keys), raw(values), raw_cache(cache));
             push(out, RawKeep { head, keys, values, cache, rows });
         }
-        Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, scale } => {
+        Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, ref scores }
+            if scores.is_plain() =>
+        {
+            let scale = scores.scale;
             let head = head(WORK_ATTEND_BLOCKS, size_of::<RawAttendBlocks>());
             let (queries, into, cache) = (raw(queries), raw(into), raw_cache(cache));
             let reserved = 0;
@@ -198,6 +212,7 @@ fn encode_batch(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec
                 },
             );
         }
+        Work::AttendBlocks { .. } => encode_scores(work, head, out),
         _ => encode_experts(work, head, out),
     }
 }
@@ -249,6 +264,32 @@ fn encode_experts(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut V
 
 fn raw_picks(picks: Picks) -> RawPicks {
     RawPicks { at: raw(picks.at), used: picks.used, experts: picks.experts }
+}
+
+/// Attention with a window, a cap or sinks.
+fn encode_scores(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut Vec<u8>) {
+    let Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, scores } = *work
+    else {
+        return;
+    };
+    let nowhere = Place { buffer: BufferId(0), offset: 0 };
+    let raw = RawAttendScores {
+        head: head(WORK_ATTEND_SCORES, size_of::<RawAttendScores>()),
+        queries: raw(queries),
+        into: raw(into),
+        cache: raw_cache(cache),
+        rows,
+        heads,
+        group,
+        offset,
+        scale: scores.scale,
+        cap: scores.cap,
+        window: scores.window,
+        sinks: raw(scores.sinks.unwrap_or(nowhere)),
+        has_sinks: u32::from(scores.sinks.is_some()),
+        reserved: 0,
+    };
+    push(out, raw);
 }
 
 fn raw_cache(cache: &KvCache) -> RawKvCache {

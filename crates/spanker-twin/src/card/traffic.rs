@@ -2,7 +2,7 @@
 //! Which buffers work uses, and its kind in the ABI's numbers. What it counts for is `spanker-plan`'s to say.
 
 use ggml_spanker::Quant;
-use spanker_runtime::{Place, Work, abi};
+use spanker_runtime::{Activation, Place, Work, abi};
 
 /// A type by GGML's number.
 pub(crate) fn quant(id: u32) -> Option<Quant> {
@@ -33,9 +33,11 @@ pub(crate) fn uses(work: &Work, buffer: u64) -> bool {
         Work::Keep { keys, values, cache, .. } => {
             any(&[keys, values, &cache.blocks, &cache.rows, &cache.tables])
         }
-        Work::AttendBlocks { queries, into, cache, .. } => {
+        Work::AttendBlocks { queries, into, cache, scores, .. } => {
             any(&[queries, into, &cache.blocks, &cache.rows, &cache.tables])
+                || scores.sinks.as_ref().is_some_and(is)
         }
+        Work::Scale { data, .. } => is(data),
         Work::Gate { gate, up, into, .. } => any(&[gate, up, into]),
         Work::Route { logits, picks, .. } => any(&[logits, &picks.at]),
         Work::MatmulExperts { a, b, out, picks, .. } => any(&[a, b, out, &picks.at]),
@@ -61,14 +63,17 @@ pub(crate) fn kind(work: &Work) -> u16 {
         Work::Rotate { .. } => abi::WORK_ROTATE,
         Work::Halve { .. } => abi::WORK_HALVE,
         Work::Attend { .. } => abi::WORK_ATTEND,
-        Work::Gate { .. } => abi::WORK_GATE,
+        Work::Gate { activation: Activation::Silu, .. } => abi::WORK_GATE,
+        Work::Gate { .. } => abi::WORK_ACTIVATE,
+        Work::Scale { .. } => abi::WORK_SCALE,
         Work::Rows { .. } => abi::WORK_ROWS,
         Work::Best { .. } => abi::WORK_BEST,
         Work::Write { .. } => abi::WORK_WRITE,
         Work::AddRow { .. } => abi::WORK_ADD_ROW,
         Work::RotateRows { .. } => abi::WORK_ROTATE_ROWS,
         Work::Keep { .. } => abi::WORK_KEEP,
-        Work::AttendBlocks { .. } => abi::WORK_ATTEND_BLOCKS,
+        Work::AttendBlocks { scores, .. } if scores.is_plain() => abi::WORK_ATTEND_BLOCKS,
+        Work::AttendBlocks { .. } => abi::WORK_ATTEND_SCORES,
         Work::Route { .. } => abi::WORK_ROUTE,
         Work::MatmulExperts { .. } => abi::WORK_MATMUL_EXPERTS,
         Work::Combine { .. } => abi::WORK_COMBINE,

@@ -70,20 +70,26 @@ impl Cache {
 }
 
 /// The definition, head by head and block by block, without vectors.
-fn defined(cache: &Cache, kv_head: usize, query: &[f32], position: usize, scale: f32) -> Vec<f32> {
-    let size = query.len();
+fn defined(cache: &Cache, kv_head: usize, queries: &Queries<'_>, pair: usize) -> Vec<f32> {
+    let size = cache.shape.head_size as usize;
+    let query = &queries.rows[pair * size..][..size];
+    let position = queries.first + pair / queries.heads;
+    let first = if queries.window == 0 { 0 } else { (position + 1).saturating_sub(queries.window) };
     let mut state = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; size]);
-    for block in 0..=position / BLOCK {
-        let seen: Vec<usize> = (block * BLOCK..=position.min(block * BLOCK + BLOCK - 1)).collect();
+    for block in first / BLOCK..=position / BLOCK {
+        let end = position.min(block * BLOCK + BLOCK - 1);
+        let seen: Vec<usize> = (first.max(block * BLOCK)..=end).collect();
         let score = |&at: &usize| {
             let key = cache.stored(0, at, kv_head);
-            query.iter().zip(key).fold(0.0f32, |sum, (q, k)| sum + q * k) * scale
+            let score = query.iter().zip(key).fold(0.0f32, |sum, (q, k)| sum + q * k);
+            let score = score * queries.scale;
+            if queries.cap == 0.0 { score } else { capped(score, queries.cap) }
         };
         let scores: Vec<f32> = seen.iter().map(score).collect();
         let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weights: Vec<f32> = scores.iter().map(|score| exp(score - largest)).collect();
         let mut lanes = [0.0f32; 16];
-        weights.iter().enumerate().for_each(|(at, weight)| lanes[at % 16] += weight);
+        seen.iter().zip(&weights).for_each(|(at, weight)| lanes[at % 16] += weight);
         for half in [8, 4, 2, 1] {
             (0..half).for_each(|lane| lanes[lane] += lanes[lane + half]);
         }
@@ -97,7 +103,21 @@ fn defined(cache: &Cache, kv_head: usize, query: &[f32], position: usize, scale:
         let sums = state.2.iter().zip(&row).map(|(sum, row)| sum * old + row * new).collect();
         state = (all, state.1 * old + lanes[0] * new, sums);
     }
-    state.2.iter().map(|sum| sum / state.1).collect()
+    let Some(sink) = queries.sinks.get(pair % queries.heads) else {
+        return state.2.iter().map(|sum| sum / state.1).collect();
+    };
+    let all = state.0.max(*sink);
+    let (old, new) = (exp(state.0 - all), exp(sink - all));
+    state.2.iter().map(|sum| sum * old / (state.1 * old + new)).collect()
+}
+
+/// What scores become: with a window, a cap and sinks, or without.
+fn scored<'a>(queries: Queries<'a>, (window, cap): (usize, bool), sinks: &'a [f32]) -> Queries<'a> {
+    Queries { window, cap: if cap { 2.0 } else { 0.0 }, sinks, ..queries }
+}
+
+fn windows() -> impl Strategy<Value = (usize, bool)> {
+    (prop_oneof![Just(0usize), 1..200usize], any::<bool>())
 }
 
 fn shapes() -> impl Strategy<Value = KvShape> {
@@ -118,17 +138,17 @@ proptest! {
         rows in 1..7usize,
         group in 1..4usize,
         first in 0..150usize,
+        window in windows(),
+        with_sinks in any::<bool>(),
     ) {
         let cache = cache(seed, shape, first + rows);
         let size = shape.head_size as usize;
         let given = Numbers(!seed).take(rows * group * size);
         let kv_head = shape.heads as usize - 1;
-        let queries = Queries { rows: &given, heads: group, first, scale: 0.125 };
-        let expected: Vec<f32> = given
-            .chunks(size)
-            .enumerate()
-            .flat_map(|(pair, query)| defined(&cache, kv_head, query, first + pair / group, 0.125))
-            .collect();
+        let sinks = Numbers(seed ^ 5).take(if with_sinks { group } else { 0 });
+        let queries = scored(Queries::plain(&given, group, first, 0.125), window, &sinks);
+        let expected: Vec<f32> =
+            (0..rows * group).flat_map(|pair| defined(&cache, kv_head, &queries, pair)).collect();
         for path in Path::available().into_iter().chain([Path::Portable]) {
             let mut out = vec![7.0; given.len()];
             attend_on(path, queries, cache.view(kv_head), &mut AttendScratch::default(), &mut out);
@@ -143,12 +163,15 @@ proptest! {
         rows in 1..6usize,
         first in 0..300usize,
         cut in 0..6usize,
+        window in windows(),
+        with_sinks in any::<bool>(),
     ) {
         let cache = cache(seed, shape, first + rows);
         let size = shape.head_size as usize;
         let (heads, kv) = (2, cache.view(0));
         let given = Numbers(!seed).take(rows * heads * size);
-        let queries = Queries { rows: &given, heads, first, scale: 0.3 };
+        let sinks = Numbers(seed ^ 5).take(if with_sinks { heads } else { 0 });
+        let queries = scored(Queries::plain(&given, heads, first, 0.3), window, &sinks);
         let mut whole = vec![7.0; given.len()];
         let scratch = &mut AttendScratch::with_capacity(rows, heads, size);
         attend(queries, kv, scratch, &mut whole);
@@ -164,14 +187,15 @@ proptest! {
         let last = rows - 1;
         let queries = Queries { rows: &given[last * width..], first: first + last, ..queries };
         let blocks = (first + rows).div_ceil(BLOCK);
-        let (cut, each) = (cut.min(blocks), heads * partial_len(size));
-        let mut partials = vec![7.0; blocks * each];
-        let (one, two) = partials.split_at_mut(cut * each);
+        let begin = queries.first_block();
+        let (cut, each) = (cut.clamp(begin, blocks), heads * partial_len(size));
+        let mut partials = vec![7.0; (blocks - begin) * each];
+        let (one, two) = partials.split_at_mut((cut - begin) * each);
         attend_blocks(queries, kv, cut..blocks, scratch, two);
-        attend_blocks(queries, kv, 0..cut, scratch, one);
+        attend_blocks(queries, kv, begin..cut, scratch, one);
         for head in 0..heads {
             let mut out = vec![7.0; size];
-            fold(&partials[head * partial_len(size)..], each, &mut out);
+            fold(&partials[head * partial_len(size)..], each, queries.sink(head), &mut out);
             prop_assert_eq!(&out[..], &whole[last * width + head * size..][..size]);
         }
     }
@@ -181,7 +205,7 @@ proptest! {
 fn sixteen_bits_and_eight_are_near_each_other() {
     let shape = KvShape { heads: 1, head_size: 64, quant: Quant::F16 };
     let given = Numbers(3).take(64);
-    let queries = Queries { rows: &given, heads: 1, first: 199, scale: 0.125 };
+    let queries = Queries::plain(&given, 1, 199, 0.125);
     let [one, other] = KvShape::QUANTS.map(|quant| {
         let cache = cache(11, KvShape { quant, ..shape }, 200);
         let mut out = vec![0.0; 64];
@@ -200,7 +224,7 @@ fn attention_over_blocks_that_are_not_there_panics() {
     let seen = |first: usize, table: &[u32], head: usize| {
         let (rows, mut out) = ([1.0; 16], [0.0; 16]);
         let kv = KvView { cache: &bytes, table, shape, head };
-        let queries = Queries { rows: &rows, heads: 1, first, scale: 1.0 };
+        let queries = Queries::plain(&rows, 1, first, 1.0);
         attend(queries, kv, &mut AttendScratch::default(), &mut out);
     };
     seen(KV_BLOCK as usize, &[1, 0], 0);

@@ -5,7 +5,7 @@
 use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
 use spanker_model::{KV_BLOCK, KvShape, Quant};
 use spanker_plan::{GpuStaging, KvCache, Op};
-use spanker_runtime::{BufferId, Place, Work};
+use spanker_runtime::{BufferId, Place, Scores, Work};
 
 use super::super::device::Memory;
 use super::super::device_context::DeviceContext;
@@ -125,7 +125,7 @@ impl Case {
             for head in 0..self.heads as usize {
                 let at = row * width + head * self.size as usize;
                 let rows = &given.queries[at..at + self.size as usize];
-                let queries = Queries { rows, heads: 1, first: position as usize, scale: 0.3 };
+                let queries = Queries::plain(rows, 1, position as usize, 0.3);
                 let head = head / (self.heads / self.kv_heads) as usize;
                 let view = KvView { cache: &given.cache, table: &table, shape, head };
                 let out = &mut out[at..at + self.size as usize];
@@ -168,7 +168,7 @@ impl Case {
             heads,
             group: heads / self.kv_heads,
             offset: 0,
-            scale: 0.3f32.to_bits(),
+            scores: Scores::plain(0.3f32.to_bits()),
         };
         let keep = Work::Keep { keys: at(1), values: at(2), cache, rows };
         [rotate(0, heads), rotate(1, self.kv_heads), keep, attend].map(Op::Work).to_vec()

@@ -2,7 +2,7 @@
 //! Programs and the instructions that come of them.
 
 use spanker_collective::{DType, ReduceOp};
-use spanker_runtime::{BufferId, Fold};
+use spanker_runtime::{BufferId, Fold, Scores};
 
 use super::*;
 
@@ -99,14 +99,21 @@ fn attention(rows: u64, head_size: u64) -> [Op; 4] {
         Work::RotateRows { data, table, positions, at, rows, heads, head_size, dims, pairs }
     };
     let keep = Work::Keep { keys: at(51), values: at(52), cache, rows };
-    let (queries, into, group, offset, scale) = (at(50), at(43), 1, 0, 0);
-    let attend = Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scale };
+    let (queries, into, group, offset) = (at(50), at(43), 1, 0);
+    let scores = Scores::plain(0);
+    let attend = Work::AttendBlocks { queries, cache, into, rows, heads, group, offset, scores };
     [rotate(50), rotate(51), keep, attend].map(Op::Work)
 }
 
 /// A normed row, gate and up, and what they make together.
 fn gate_and_up() -> Vec<Op> {
-    let gate = Work::Gate { gate: at(5), up: at(6), into: at(5), elements: 11008 };
+    let gate = Work::Gate {
+        gate: at(5),
+        up: at(6),
+        into: at(5),
+        elements: 11008,
+        activation: Activation::Silu,
+    };
     let [one, two] = [5, 6].map(|out| product(4, out, [1, 4096, 11008]));
     vec![norm(1), round(3, 4, 1, 4096), one, two, Op::Work(gate)]
 }
@@ -328,7 +335,7 @@ fn keys_of_a_type_that_no_cache_has_are_refused() {
             heads: 32,
             group: 1,
             offset: 0,
-            scale: 0,
+            scores: Scores::plain(0),
         });
         let said = translated(&[attend]).unwrap_err().to_string();
         assert!(said.contains(named), "{said}");

@@ -87,7 +87,8 @@ pub(super) fn check(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             owned.elements(into, elements, 2)?;
             require(apart((into, elements * 2), (from, elements * 4)))
         }
-        Work::Gate { gate, up, into, elements } => opened(owned, [gate, up], into, elements),
+        Work::Gate { gate, up, into, elements, .. } => opened(owned, [gate, up], into, elements),
+        Work::Scale { data, elements, .. } => owned.elements(data, elements, 4),
         Work::Rows { from, into, rows, length, from_stride, into_stride } => {
             let (source, target) =
                 (span(rows, length, from_stride)?, span(rows, length, into_stride)?);
@@ -138,7 +139,7 @@ fn of_steps(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             let given = [(keys, numbers * 4), (values, numbers * 4)];
             require(given.iter().chain(&others).all(|&other| apart(blocks, other)))
         }
-        Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, .. } => {
+        Work::AttendBlocks { queries, ref cache, into, rows, heads, group, offset, ref scores } => {
             let operands = kept(owned, cache, rows)?;
             narrow(product(&[heads, cache.head_size])?)?;
             require(group > 0 && offset <= WIDEST && group <= WIDEST)?;
@@ -148,6 +149,10 @@ fn of_steps(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             owned.elements(into, numbers, 4)?;
             let out = (into, numbers * 4);
             require(into == queries || apart(out, (queries, numbers * 4)))?;
+            if let Some(sinks) = scores.sinks {
+                owned.elements(sinks, heads, 4)?;
+                require(apart(out, (sinks, heads * 4)))?;
+            }
             require(operands.iter().all(|&operand| apart(out, operand)))
         }
         _ => of_experts(owned, work),

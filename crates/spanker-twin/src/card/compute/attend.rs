@@ -64,12 +64,9 @@ impl Alu {
         let blocks = blocks_of(shape, seen(keys), seen(values), stride as usize, positions);
         let table: Vec<u32> = (0..KvShape::blocks_for(positions as u64) as u32).collect();
         let view = KvView { cache: &blocks, table: &table, shape, head: 0 };
-        let queries = Queries {
-            rows: floats(memory, shifted(queries, at), count),
-            heads: (to - from) as usize,
-            first: positions - 1,
-            scale: f32::from_bits(scale),
-        };
+        let rows = floats(memory, shifted(queries, at), count);
+        let (heads, scale) = ((to - from) as usize, f32::from_bits(scale));
+        let queries = Queries::plain(rows, heads, positions - 1, scale);
         let scratch = &mut self.scratch;
         let out = cast_slice_mut(scratch_bytes(&mut scratch.out, (count * 4) as usize));
         ops::attend(queries, view, &mut scratch.attend, out);

@@ -116,7 +116,7 @@ impl Alu {
         kv: u64,
         [from, to]: [u64; 2],
     ) {
-        let Work::AttendBlocks { queries, ref cache, into, heads, scale, .. } = *work else {
+        let Work::AttendBlocks { queries, ref cache, into, heads, scores, .. } = *work else {
             return;
         };
         let [position, entry] = row_at(memory, cache.rows, first);
@@ -145,7 +145,13 @@ impl Alu {
             rows: &scratch.values,
             heads: (to - from) as usize,
             first: position as usize,
-            scale: f32::from_bits(scale),
+            scale: f32::from_bits(scores.scale),
+            cap: f32::from_bits(scores.cap),
+            window: usize::try_from(scores.window).unwrap_or(0),
+            sinks: match scores.sinks {
+                None => &[],
+                Some(sinks) => floats(memory, shifted(sinks, from * 4), to - from),
+            },
         };
         scratch.results.resize(scratch.values.len(), 0.0);
         ops::attend(given, view, &mut scratch.attend, &mut scratch.results);

@@ -68,15 +68,16 @@ impl Alu {
                 self.store(memory, shifted(into, done * 2), part * 2);
                 Slice::of(done + part, elements, part * 6)
             }
-            Work::Gate { gate, up, into, elements } => {
+            Work::Gate { gate, up, into, elements, activation } => {
                 let part = share(elements - done, 12);
                 let [gate, up] =
                     [gate, up].map(|place| floats(memory, shifted(place, done * 4), part));
                 let out = scratch_bytes(&mut self.scratch.out, (part * 4) as usize);
-                ops::gate(gate, up, cast_slice_mut(out));
+                ops::gate(activation, gate, up, cast_slice_mut(out));
                 self.store(memory, shifted(into, done * 4), part * 4);
                 Slice::of(done + part, elements, part * 12)
             }
+            Work::Scale { .. } => self.scale(memory, work, done),
             Work::Rows { from, into, rows, length, from_stride, into_stride } => {
                 let strides = [from_stride, into_stride];
                 self.rows(memory, [from, into], rows, length, strides, done)
@@ -84,6 +85,20 @@ impl Alu {
             Work::Best { .. } => self.best(memory, work, done),
             _ => Slice::of(0, 0, 0),
         }
+    }
+
+    /// `done` counts numbers.
+    fn scale(&mut self, memory: &mut Memory, work: &Work, done: u64) -> Slice {
+        let Work::Scale { data, elements, factor, cap } = *work else {
+            unreachable!("only scales come here");
+        };
+        let part = share(elements - done, 8);
+        let place = shifted(data, done * 4);
+        let out = scratch_bytes(&mut self.scratch.out, (part * 4) as usize);
+        out.copy_from_slice(read(memory, place, part * 4));
+        ops::scale(cast_slice_mut(out), f32::from_bits(factor), f32::from_bits(cap));
+        self.store(memory, place, part * 4);
+        Slice::of(done + part, elements, part * 8)
     }
 
     /// `done` counts ids. Which rows are wanted is read when it is needed: ids are data.

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tiny models of every family: the same bits on any number of cards and on emulated ones, those of the definition on the
+//! host, and no honest card accused. Windows are shorter than the prompt, which is longer than a block of the KV cache.
+
+use std::sync::Arc;
+
+use ggml_spanker::synthetic::{self, Sizes};
+use spanker_llm::{
+    AuditLog, Evaluator, InProcess, Network, OnCards, Rounding, RunLogits, Runner, run_logits,
+};
+use spanker_model::gguf::{Field, Writer};
+use spanker_model::{Quant, builtin};
+use spanker_plan::{Layout, Objective, Plan, Request, Split};
+use spanker_runtime::SpankerControl;
+use spanker_topology::{Cluster, Profile, Shape};
+use spanker_twin::{Pace, World, specs};
+
+const CONTEXT: usize = 128;
+const PROMPT: usize = 70;
+const STEPS: usize = 3;
+const BATCH: usize = 24;
+const VOCAB: u64 = 263;
+
+/// A family with awkward sizes.
+#[derive(Debug, Clone, Copy)]
+struct Tiny {
+    architecture: &'static str,
+    quant: Quant,
+    layers: u64,
+    /// Of queries, of keys and values, and their size.
+    heads: [u64; 3],
+    hidden: u64,
+    ffn: u64,
+    window: Option<u64>,
+}
+
+const fn tiny(architecture: &'static str, heads: [u64; 3], window: Option<u64>) -> Tiny {
+    let (quant, layers, hidden, ffn) = (Quant::Q8_0, 2, 96, 160);
+    Tiny { architecture, quant, layers, heads, hidden, ffn, window }
+}
+
+const FAMILIES: [Tiny; 8] = [
+    Tiny { layers: 7, ..tiny("gemma3", [5, 1, 64], Some(33)) },
+    tiny("gemma2", [6, 2, 32], Some(17)),
+    tiny("gemma", [4, 1, 64], None),
+    tiny("phi3", [3, 3, 32], Some(40)),
+    Tiny { quant: Quant::Q4K, hidden: 256, ffn: 256, ..tiny("phi3", [4, 2, 64], None) },
+    tiny("granite", [6, 3, 32], None),
+    Tiny { layers: 5, ..tiny("smollm3", [6, 2, 32], None) },
+    tiny("llama", [6, 2, 32], Some(65)),
+];
+
+impl Tiny {
+    fn file(&self) -> Vec<u8> {
+        let mut file = Vec::new();
+        synthetic::write(&self.writer(), &mut file, 5, |_| Ok(())).expect("memory");
+        file
+    }
+
+    fn writer(&self) -> Writer {
+        let like = builtin("tinyllama-1.1b", self.quant).expect("a shape");
+        let [heads, kv_heads, head_size] = self.heads.map(Some);
+        let sizes = Sizes {
+            layers: Some(self.layers),
+            hidden: Some(self.hidden),
+            heads,
+            kv_heads,
+            head_size,
+            ffn: Some(self.ffn),
+            vocab: Some(VOCAB),
+            context: Some(512),
+            window: self.window,
+            ..Sizes::default()
+        };
+        synthetic::like(&like, self.architecture, self.quant, &sizes).expect("a model").0
+    }
+
+    fn network(&self) -> Arc<Network<Vec<u8>>> {
+        Arc::new(Network::new(self.file()).unwrap_or_else(|error| panic!("{self:?}: {error}")))
+    }
+}
+
+fn tokens() -> Vec<u32> {
+    (0..PROMPT as u64).map(|at| ((at * 29 + 11) % VOCAB) as u32).collect()
+}
+
+type Groups = Vec<Vec<(usize, f64)>>;
+
+fn together(cards: usize) -> Groups {
+    // Unequal, so that heads and blocks are shared out unevenly.
+    vec![(0..cards).map(|card| (card, 1.0 + card as f64 / 3.0)).collect()]
+}
+
+fn one_by_one(cards: usize) -> Groups {
+    (0..cards).map(|card| vec![(card, 1.0)]).collect()
+}
+
+fn plan(network: &Network<Vec<u8>>, split: Split, groups: &Groups) -> Plan {
+    let layout = Layout::of_groups(network.model(), split, groups).expect("a layout");
+    let profile = Profile::builtin("rev-a").expect("a profile");
+    let cluster = Cluster::uniform(profile, layout.cards().len(), Shape::Ring).expect("cards");
+    let request = Request { kv: Quant::F16, ..Request::new(Objective::Latency) };
+    Plan::new(network.model().clone(), cluster, request, layout).expect("a plan")
+}
+
+fn logits(runner: Box<dyn Runner + '_>, fed: Option<&[u32]>) -> RunLogits {
+    run_logits(runner, &tokens(), STEPS, fed).expect("logits")
+}
+
+fn threads(network: &Arc<Network<Vec<u8>>>, plan: &Plan, threads: usize) -> RunLogits {
+    let runner = InProcess::new(Arc::clone(network), plan, CONTEXT, BATCH, threads);
+    logits(Box::new(runner.expect("cards")), None)
+}
+
+#[track_caller]
+fn assert_same(what: &str, found: &RunLogits, reference: &RunLogits) {
+    assert_eq!(found.tokens, reference.tokens, "{what}");
+    assert_eq!(found.difference(reference), None, "{what}");
+}
+
+#[test]
+fn every_family_has_the_same_bits_on_one_to_five_cards_and_by_definition() {
+    for tiny in FAMILIES {
+        let network = tiny.network();
+        let one = plan(&network, Split::Gather, &together(1));
+        let reference = threads(&network, &one, 1);
+        assert!(reference.logits.iter().flatten().all(|logit| logit.is_finite()), "{tiny:?}");
+        assert_same(&format!("{tiny:?}, 2 threads"), &threads(&network, &one, 2), &reference);
+        let host = Evaluator::new(&network, &one.layout, Rounding::Nearest, 1).expect("a layout");
+        assert_same(&format!("{tiny:?}, host"), &logits(Box::new(host), None), &reference);
+        for cards in 2..=5 {
+            let split = plan(&network, Split::Gather, &together(cards));
+            let found = threads(&network, &split, cards);
+            assert_same(&format!("{tiny:?}, {cards} cards"), &found, &reference);
+        }
+        let staged = plan(&network, Split::Gather, &one_by_one(2));
+        assert_same(&format!("{tiny:?}, stages"), &threads(&network, &staged, 2), &reference);
+    }
+}
+
+#[test]
+fn reduce_splits_of_every_family_have_the_bits_of_their_parts() {
+    for tiny in FAMILIES {
+        let network = tiny.network();
+        let plan = plan(&network, Split::Reduce, &together(3));
+        let found = threads(&network, &plan, 3);
+        let host = Evaluator::new(&network, &plan.layout, Rounding::Nearest, 1).expect("a layout");
+        let defined = logits(Box::new(host), Some(&found.tokens));
+        assert_same(&format!("{tiny:?}"), &found, &defined);
+    }
+}
+
+#[test]
+fn emulated_cards_run_every_family_with_the_same_bits_and_none_is_accused() {
+    for tiny in FAMILIES {
+        let network = tiny.network();
+        let reference = threads(&network, &plan(&network, Split::Gather, &together(1)), 1);
+        for (groups, audit) in [(together(2), 1.0), (one_by_one(2), 0.3)] {
+            let mut plan = plan(&network, Split::Gather, &groups);
+            plan.request.audit = audit;
+            let specs = specs(&plan.cluster, Pace::Unshaped, 1).expect("cards");
+            let world = World::new(specs, 3);
+            let controls: Vec<SpankerControl> = (0..2).map(|card| world.control(card)).collect();
+            let (log, card) = (AuditLog::new(0.0), |index: usize| controls.get(index));
+            let mut runner =
+                OnCards::load(&network, &plan, CONTEXT, BATCH, &card, &|_| ()).expect("cards");
+            runner.audit(&network, &log);
+            assert_same(&format!("{tiny:?}"), &logits(Box::new(runner), None), &reference);
+            assert!(log.checked() > 20 && log.found().is_empty(), "{tiny:?}: {}", log.checked());
+        }
+    }
+}
+
+#[test]
+fn windows_that_nothing_is_outside_of_change_nothing_and_others_do() {
+    let of = |window: Option<u64>| {
+        let network = Tiny { window, ..FAMILIES[7] }.network();
+        threads(&network, &plan(&network, Split::Gather, &together(1)), 1)
+    };
+    let all = of(None);
+    assert_same("a window as long as the context", &of(Some(CONTEXT as u64)), &all);
+    assert_same("one that all is within", &of(Some((PROMPT + STEPS) as u64)), &all);
+    for window in [1, 6, 64, 65] {
+        assert!(of(Some(window)).difference(&all).is_some(), "a window of {window}");
+    }
+}
+
+/// A plain Llama with one more key.
+fn with(key: &str, field: Field<'_>) -> Result<Network<Vec<u8>>, String> {
+    let mut writer = Tiny { window: None, ..FAMILIES[7] }.writer();
+    writer.put(key, field).expect("a key");
+    let mut file = Vec::new();
+    synthetic::write(&writer, &mut file, 5, |_| Ok(())).expect("memory");
+    Network::new(file).map_err(|error| error.to_string())
+}
+
+#[test]
+fn keys_that_are_absurd_are_errors_with_key_and_value() {
+    for (key, field, value) in [
+        ("llama.attention.sliding_window", Field::U32(u32::MAX), "4294967295"),
+        ("llama.attention.sliding_window", Field::F32(-1.0), "-1"),
+        ("llama.attention.sliding_window_pattern", Field::U32(5000), "5000"),
+        ("llama.attention.sliding_window_pattern", Field::U32(0), "0"),
+        ("llama.attn_logit_softcapping", Field::F32(-3.0), "-3"),
+        ("llama.attn_logit_softcapping", Field::Text("x"), "x"),
+        ("llama.final_logit_softcapping", Field::F32(f32::NAN), "NaN"),
+        ("llama.embedding_scale", Field::F32(12.5), "12.5"),
+        ("llama.residual_scale", Field::F32(f32::INFINITY), "inf"),
+        ("llama.attention.scale", Field::F32(0.5), "0.5"),
+        ("llama.logit_scale", Field::F32(-8.0), "-8"),
+        ("llama.rope.scaling.factor", Field::F32(-2.0), "-2"),
+        ("llama.rope.scaling.type", Field::Text("dynamic"), "'dynamic'"),
+    ] {
+        let error = with(key, field).expect_err(key);
+        let named = error.contains(key) || key.ends_with("scaling.type");
+        assert!(named && error.contains(value), "{key}: {error}");
+    }
+}
+
+#[test]
+fn what_writes_no_text_is_refused_by_name() {
+    for (key, field, what) in [
+        ("llama.pooling_type", Field::U32(1), "embedding model"),
+        ("llama.pooling_type", Field::U32(3), "embedding model"),
+        ("llama.pooling_type", Field::U32(4), "reranker"),
+        ("llama.attention.causal", Field::Bool(false), "embedding model"),
+    ] {
+        let error = with(key, field).expect_err(key);
+        assert!(error.contains("'llama'") && error.contains(what), "{error}");
+    }
+    for (architecture, what) in [
+        ("bert", "embedding model"),
+        ("nomic-bert", "embedding model"),
+        ("gemma-embedding", "embedding model"),
+        ("clip", "vision"),
+        ("qwen2vl", "vision"),
+        ("deepseek2", "latent attention"),
+        ("mamba", "expected one of"),
+    ] {
+        let mut writer = Writer::new();
+        writer.put("general.architecture", Field::Text(architecture)).expect("a key");
+        let mut file = Vec::new();
+        writer.write(&mut file, |_, _| Ok(())).expect("memory");
+        let error = Network::new(file).expect_err(architecture).to_string();
+        assert!(error.contains(&format!("'{architecture}'")) && error.contains(what), "{error}");
+    }
+}
