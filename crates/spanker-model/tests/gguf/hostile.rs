@@ -8,7 +8,7 @@ use spanker_model::gguf::Header;
 use spanker_model::{ModelError, Quant};
 
 use crate::writer::{Writer, array_value, of_model, text_value, u32_value};
-use crate::{read, small};
+use crate::{mixture, read, small};
 
 fn error(writer: &Writer) -> String {
     read(writer).expect_err("a bad header").to_string()
@@ -48,15 +48,16 @@ fn truncated_files_are_errors_at_every_length() {
 
 #[test]
 fn changed_bytes_never_panic() {
-    let writer = of_model(&small());
-    let (header, file_bytes) = (writer.header(), writer.file_bytes());
-    for at in 0..header.len() {
-        let bits = (0..8).map(|bit| header[at] ^ (1 << bit));
-        for value in bits.chain([0, 1, 0x7f, 0x80, 0xff]) {
-            let mut changed = header.clone();
-            changed[at] = value;
-            let _ = survive(&changed, file_bytes);
-            let _ = survive(&changed, u64::MAX);
+    for writer in [of_model(&small()), of_model(&mixture())] {
+        let (header, file_bytes) = (writer.header(), writer.file_bytes());
+        for at in 0..header.len() {
+            let bits = (0..8).map(|bit| header[at] ^ (1 << bit));
+            for value in bits.chain([0, 1, 0x7f, 0x80, 0xff]) {
+                let mut changed = header.clone();
+                changed[at] = value;
+                let _ = survive(&changed, file_bytes);
+                let _ = survive(&changed, u64::MAX);
+            }
         }
     }
 }
