@@ -179,6 +179,28 @@ fn answers_that_take_longer_than_the_timeout_are_cut_off() {
 }
 
 #[test]
+fn models_of_other_families_than_llama_are_served() {
+    let families = [
+        "gemma3 --layers 7 --heads 5 --kv-heads 1 --window 20",
+        "gemma2 --layers 3 --heads 6 --kv-heads 2 --window 20",
+        "phi3 --layers 2 --heads 3 --kv-heads 3 --window 20",
+        "granite --layers 2 --heads 6 --kv-heads 3",
+        "smollm3 --layers 5 --heads 6 --kv-heads 2",
+    ];
+    for family in families {
+        let scratch = Scratch::new(&[]);
+        scratch.text(&format!(
+            "synth {family} --head-size 32 --hidden 96 --ffn 160 --vocab 300 --context 256 --quant q8_0 --out x.gguf"
+        ));
+        let serving = Serving::start(&scratch, "--ctx-size 128");
+        let body = r#"{"prompt": "abcdefghijklmnopqrstuvwxyz0123456789", "max_tokens": 6}"#;
+        assert_eq!(serving.status("POST", "/v1/completions", body), 200, "{family}");
+        serving.signal(Signal::TERM);
+        assert_eq!(serving.end().0, Some(0), "{family}");
+    }
+}
+
+#[test]
 fn keys_come_from_flags_and_files() {
     let scratch = scratch();
     let serving = Serving::start(&scratch, "--api-key three --api-key-file keys");
