@@ -135,9 +135,14 @@ pub struct Inputs {
     pub(crate) sums: Vec<i32>,
     /// Q8_K only: for each block of a row, the sums of each 16 values of that of every row.
     pub(crate) parts: Vec<[i16; 16]>,
-    /// Plain rows, one after the other.
-    pub(crate) plain: Vec<f32>,
+    /// Plain rows, one after the other, after some zeros.
+    plain: Vec<f32>,
+    /// How many zeros: rows begin with a cache line.
+    lead: usize,
 }
+
+/// The most zeros before plain rows.
+const LEAD: usize = 15;
 
 impl Inputs {
     /// No rows.
@@ -156,18 +161,24 @@ impl Inputs {
             scales: Vec::with_capacity(short.max(long)),
             sums: Vec::with_capacity(short),
             parts: Vec::with_capacity(long),
-            plain: Vec::with_capacity(plain),
+            plain: Vec::with_capacity(plain + LEAD),
             ..Inputs::default()
         }
     }
 
-    /// Bytes of memory that it has, used or not.
+    /// Bytes of memory that it has for values, used or not.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
-        let words = self.scales.capacity() + self.sums.capacity() + self.plain.capacity();
+        let plain = self.plain.capacity().saturating_sub(LEAD);
+        let words = self.scales.capacity() + self.sums.capacity() + plain;
         self.runs.capacity() * size_of::<Run>()
             + words * 4
             + self.parts.capacity() * size_of::<[i16; 16]>()
+    }
+
+    /// Plain rows, one after the other.
+    pub(crate) fn plain(&self) -> &[f32] {
+        &self.plain[self.lead..]
     }
 
     /// How many rows there are.
@@ -229,6 +240,12 @@ impl Inputs {
         self.sums.clear();
         self.parts.clear();
         self.plain.clear();
+        self.lead = 0;
+        if input == Quant::F32 {
+            self.plain.reserve(some.saturating_mul(width) + LEAD);
+            self.lead = self.plain.as_ptr().align_offset(64).min(LEAD);
+            self.plain.resize(self.lead, 0.0);
+        }
         Ok(())
     }
 

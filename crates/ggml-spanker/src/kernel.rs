@@ -119,9 +119,11 @@ fn in_groups<S: Simd, const TILE: usize>(s: S, product: &mut Product<'_>) {
                 next += 2 * S::LANES;
                 continue;
             }
-            let deal = Deal::next(next, n, S::LANES, row, inputs.rows <= FEW);
+            let few = inputs.rows <= FEW;
+            let deal = Deal::next(next, n, S::LANES, row, few && !S::AHEAD);
             for first in deal.first..deal.first + deal.rounds {
-                let rows = [Rows::new(weights, S::LANES, row, first, deal.step)];
+                let rows = Rows::new(weights, S::LANES, row, first, deal.step);
+                let rows = [rows.ahead(few && S::AHEAD)];
                 ones.add(s, quant, &Place { rows, inputs, from, count });
                 for ([sum], out) in ones.total.iter().zip(out.chunks_exact_mut(n)) {
                     store(s, *sum, &mut out[first..], deal.step);

@@ -13,7 +13,7 @@ pub enum Path {
     Portable,
     /// Four rows of weights at a time, on 64-bit Arm.
     Neon,
-    /// Eight rows of weights at a time.
+    /// Eight rows of weights at a time, with fused products (FMA) where weights are numbers.
     Avx2,
     /// Sixteen rows of weights at a time, with byte products (VNNI).
     Avx512,
@@ -31,7 +31,11 @@ impl Path {
             #[cfg(target_arch = "aarch64")]
             Path::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
+            Path::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("fma")
+            }
             #[cfg(target_arch = "x86_64")]
             Path::Avx512 => {
                 Path::Avx2.is_available()

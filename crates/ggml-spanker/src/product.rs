@@ -4,7 +4,7 @@
 //! # Bits
 //!
 //! An element of a product depends on its two rows alone. It is the fold of its blocks in rising order,
-//! from zero, in f32 without fused operations:
+//! from zero, in f32:
 //!
 //! | weights | added for each block |
 //! |---|---|
@@ -13,11 +13,12 @@
 //! | Q4_K, Q5_K | `(d * a) * S - (dmin * a) * M` |
 //! | Q6_K | `(d * a) * S` |
 //!
-//! `d`, `m` and `dmin` are the block's numbers as f32 (in MXFP4 half of its power of two, as weights are doubled), `a` is the scale of the activations. `S` is the
-//! exact integer sum of products of weights and activations, in K types each times its sub-block's scale;
+//! `d`, `m` and `dmin` are the block's numbers as f32 (in MXFP4 half of its power of two, as weights are doubled), `a` is
+//! the scale of the activations. `S` is the exact integer sum of products of weights and activations, in K types each times its sub-block's scale;
 //! `A` is the sum of the activations, `M` the sum over sub-blocks of minimum times sum of activations. Each
 //! becomes f32 once. Plain weights are multiplied in 16 lanes: lane `i` adds every sixteenth product in
-//! rising order, and the lanes are added in halves (8, 4, 2, 1).
+//! rising order, each with one rounding (a fused multiplication and addition), and the lanes are added in
+//! halves (8, 4, 2, 1).
 //!
 //! So a product may be cut by rows of either operand, over threads and over cards, and every kernel gives
 //! these bits.
@@ -134,7 +135,7 @@ fn check(quant: Quant, weights: &[u8], n: usize, inputs: &Inputs, out: &[f32]) -
 fn dot(quant: Quant, weights: &[u8], inputs: &Inputs, i: usize) -> f32 {
     let k = inputs.width;
     if quant.block() == 1 {
-        return dot_plain(quant, weights, &inputs.plain[i * k..][..k]);
+        return dot_plain(quant, weights, &inputs.plain()[i * k..][..k]);
     }
     let (bytes, runs) = (quant.block_bytes() as usize, quant.block() as usize / 32);
     let mut total = 0.0;
@@ -198,7 +199,8 @@ fn dot_plain(quant: Quant, weights: &[u8], row: &[f32]) -> f32 {
             Quant::Bf16 => bf16::from_le_bytes([weight[0], weight[1]]).to_f32(),
             _ => f32::from_le_bytes([weight[0], weight[1], weight[2], weight[3]]),
         };
-        lanes[index % 16] += weight * value;
+        let lane = &mut lanes[index % 16];
+        *lane = weight.mul_add(*value, *lane);
     }
     Scalar.wide_sum(lanes)
 }

@@ -92,6 +92,8 @@ pub(crate) trait Lanes: Copy {
     }
     /// Adds the products of `a` and `b` to `sum`.
     fn wide_add(self, sum: Self::Wide, a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    /// Adds the products of `a` and `b` to `sum`, each with one rounding.
+    fn wide_fused(self, sum: Self::Wide, a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn wide_values(self, a: Self::Wide) -> [f32; 16];
     /// The sum of all: lanes are added in halves (8, 4, 2, 1).
     fn wide_sum(self, a: Self::Wide) -> f32;
@@ -143,6 +145,11 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
+    fn wide_fused(self, sum: [f32; 16], a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|at| a[at].mul_add(b[at], sum[at]))
+    }
+
+    #[inline(always)]
     fn wide_values(self, a: [f32; 16]) -> [f32; 16] {
         a
     }
@@ -176,6 +183,7 @@ pub(crate) struct Rows<'a> {
     lanes: usize,
     len: usize,
     stride: usize,
+    ahead: bool,
 }
 
 impl<'a> Rows<'a> {
@@ -194,7 +202,20 @@ impl<'a> Rows<'a> {
         let bytes = &weights[first * len..];
         let stride = step * len;
         assert!(stride <= Self::STRIDE_MAX && (lanes - 1) * stride + len <= bytes.len());
-        Rows { bytes, lanes, len, stride }
+        Rows { bytes, lanes, len, stride, ahead: false }
+    }
+
+    /// The same rows; whoever reads them asks for as many rows that follow them.
+    #[inline(always)]
+    pub(crate) fn ahead(self, ahead: bool) -> Rows<'a> {
+        Rows { ahead, ..self }
+    }
+
+    /// Where what follows the rows has what begins at byte `at` of these, if neighbours are read in turn and it is to
+    /// be asked for.
+    #[inline(always)]
+    fn following(self, lanes: usize, at: usize) -> Option<*const u8> {
+        self.ahead.then(|| self.bytes.as_ptr().wrapping_add(lanes * (self.len + at)))
     }
 
     /// The bytes of a row.
@@ -222,11 +243,16 @@ pub(crate) trait Simd: Lanes {
     const LANES: usize;
     /// Whether there are registers for the weights of two groups of rows.
     const PAIRS: bool;
+    /// Rows of inputs whose sums with four rows of numbers there are registers for: 6 or 2.
+    const TALL: usize;
+    /// Whether `load` asks for rows that follow.
+    const AHEAD: bool;
 
     /// Computes the product by code that uses the instructions.
     fn multiply(self, product: &mut Product<'_>);
 
-    /// 16 bytes of each row from byte `at`, as four words.
+    /// 16 bytes of each row from byte `at`, as four words. Where rows are said to be read ahead, memory is asked for as many
+    /// bytes of the rows that follow.
     fn load(self, rows: Rows<'_>, at: usize) -> [Self::Int; 4];
     /// The word at byte `at` of each row.
     fn word(self, rows: Rows<'_>, at: usize) -> Self::Int;
@@ -276,6 +302,16 @@ pub(crate) trait Simd: Lanes {
     fn add_f(self, a: Self::Float, b: Self::Float) -> Self::Float;
     fn sub_f(self, a: Self::Float, b: Self::Float) -> Self::Float;
     fn mul_f(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// As many of 16 numbers as there are lanes: those of a part.
+    fn part(self, values: &[f32; 16], part: usize) -> Self::Float;
+    /// The same of numbers that are stored as f32.
+    fn part_f32(self, bytes: &[u8; 64], part: usize) -> Self::Float;
+    /// The same of numbers that are stored as f16.
+    fn part_f16(self, bytes: &[u8; 32], part: usize) -> Self::Float;
+    /// The same of numbers that are stored as BF16.
+    fn part_bf16(self, bytes: &[u8; 32], part: usize) -> Self::Float;
+    /// Adds the products of `a` and `b` to `sum`, each with one rounding.
+    fn fused(self, sum: Self::Float, a: Self::Float, b: Self::Float) -> Self::Float;
     /// Writes one value for each lane to the beginning of `out`.
     fn store(self, a: Self::Float, out: &mut [f32]);
 }

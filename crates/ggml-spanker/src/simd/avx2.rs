@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Eight rows at a time, with AVX2.
+//! Eight rows at a time, with AVX2 and FMA.
 //!
 //! Products of bytes are added in pairs to 16 bits, where they must not saturate: so many pairs are added as the
 //! size of weights allows, and weights of 8 bits are multiplied in two halves.
@@ -7,19 +7,19 @@
 
 use std::arch::x86_64::{
     __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss,
-    _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps,
-    _mm_movehl_ps, _mm_prefetch, _mm_storeu_si128, _mm256_add_epi16, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castps256_ps128,
-    _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi8,
-    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
-    _mm256_cvtps_ph, _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_i32gather_epi32,
-    _mm256_inserti128_si256, _mm256_loadu_ps, _mm256_madd_epi16, _mm256_maddubs_epi16,
-    _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_set1_epi8,
-    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi8, _mm256_setr_epi32,
-    _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi32,
-    _mm256_sra_epi32, _mm256_srl_epi32, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_epi32,
-    _mm256_sub_ps, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32,
-    _mm256_unpacklo_epi64, _mm256_xor_si256,
+    _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_insert_epi32, _mm_loadl_epi64, _mm_loadu_si128,
+    _mm_movehdup_ps, _mm_movehl_ps, _mm_prefetch, _mm_storeu_si128, _mm256_add_epi16,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256,
+    _mm256_castps256_ps128, _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128,
+    _mm256_cmpeq_epi8, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
+    _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extractf128_ps, _mm256_extracti128_si256,
+    _mm256_fmadd_ps, _mm256_inserti128_si256, _mm256_loadu_ps, _mm256_madd_epi16,
+    _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256,
+    _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_setzero_si256, _mm256_shuffle_epi8,
+    _mm256_sll_epi32, _mm256_slli_epi32, _mm256_sra_epi32, _mm256_srl_epi32, _mm256_srli_epi16,
+    _mm256_storeu_ps, _mm256_sub_epi32, _mm256_sub_ps, _mm256_unpackhi_epi32,
+    _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
 use super::{Lanes, Rows, Simd, Work};
@@ -28,7 +28,7 @@ use crate::kernel;
 use crate::path::Path;
 use crate::product::Product;
 
-/// Proof that the processor has AVX2 and F16C.
+/// Proof that the processor has AVX2, F16C and FMA.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
@@ -38,12 +38,12 @@ impl Avx2 {
     }
 }
 
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,f16c,fma")]
 fn with_instructions<W: Work>(s: Avx2, work: W) -> W::Out {
     work.run(s)
 }
 
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,f16c,fma")]
 fn multiply_with_instructions(s: Avx2, product: &mut Product<'_>) {
     kernel::multiply(s, product);
 }
@@ -132,6 +132,11 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn wide_fused(self, sum: [__m256; 2], a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        [self.fused(sum[0], a[0], b[0]), self.fused(sum[1], a[1], b[1])]
+    }
+
+    #[inline(always)]
     fn wide_values(self, a: [__m256; 2]) -> [f32; 16] {
         let mut out = [0.0; 16];
         self.store(a[0], &mut out[..8]);
@@ -216,6 +221,8 @@ impl Simd for Avx2 {
     type Int = __m256i;
     type Float = __m256;
     const LANES: usize = 8;
+    const TALL: usize = 2;
+    const AHEAD: bool = true;
     const PAIRS: bool = false;
 
     #[inline(always)]
@@ -226,6 +233,13 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn load(self, rows: Rows<'_>, at: usize) -> [__m256i; 4] {
         let (first, stride) = rows.locate(8, at, 16);
+        if let Some(next) = rows.following(8, at) {
+            // One line more than 16 bytes of each row have: what is between them is scales.
+            for line in 0..3 {
+                // SAFETY: nothing is read or written, and every processor with these instructions has this one.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(64 * line).cast()) };
+            }
+        }
         // Vector `j` takes rows `j` and `4 + j`, so that four rows of a 128-bit lane are turned into four
         // words of four rows without crossing lanes.
         let mut turned = [self.splat(0); 4];
@@ -254,12 +268,17 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn word(self, rows: Rows<'_>, at: usize) -> __m256i {
         let (first, stride) = rows.locate(8, at, 4);
-        // SAFETY: `locate` has checked that 4 bytes are inside each of 8 rows, whose places are numbers of
-        // 31 bits, and the processor has the instructions.
+        // SAFETY: `locate` has checked that 4 bytes are inside each of 8 rows, and the processor has the instructions.
         unsafe {
-            let row = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-            let places = _mm256_mullo_epi32(row, _mm256_set1_epi32(stride as i32));
-            _mm256_i32gather_epi32::<1>(first.cast(), places)
+            // Gathers are slower than as many loads.
+            let row = |lane: usize| first.wrapping_add(lane * stride).cast::<i32>();
+            let four = |lane: usize| {
+                let one = _mm_cvtsi32_si128(row(lane).read_unaligned());
+                let two = _mm_insert_epi32::<1>(one, row(lane + 1).read_unaligned());
+                let three = _mm_insert_epi32::<2>(two, row(lane + 2).read_unaligned());
+                _mm_insert_epi32::<3>(three, row(lane + 3).read_unaligned())
+            };
+            _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(four(0)), four(4))
         }
     }
 
@@ -417,6 +436,42 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn mul_f(self, a: __m256, b: __m256) -> __m256 {
         op!(_mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn part(self, values: &[f32; 16], part: usize) -> __m256 {
+        let values = &values[8 * part..8 * part + 8];
+        // SAFETY: 8 values are read, and the processor has the instructions.
+        unsafe { _mm256_loadu_ps(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn part_f32(self, bytes: &[u8; 64], part: usize) -> __m256 {
+        let bytes = &bytes[32 * part..32 * part + 32];
+        // SAFETY: 32 bytes are read, and the processor has the instructions.
+        unsafe { _mm256_loadu_ps(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn part_f16(self, bytes: &[u8; 32], part: usize) -> __m256 {
+        let bytes = &bytes[16 * part..16 * part + 16];
+        // SAFETY: 16 bytes are read, and the processor has the instructions.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn part_bf16(self, bytes: &[u8; 32], part: usize) -> __m256 {
+        let bytes = &bytes[16 * part..16 * part + 16];
+        // SAFETY: 16 bytes are read, and the processor has the instructions.
+        unsafe {
+            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(bytes.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+        }
+    }
+
+    #[inline(always)]
+    fn fused(self, sum: __m256, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_fmadd_ps(a, b, sum))
     }
 
     #[inline(always)]

@@ -5,14 +5,14 @@
 
 use std::arch::x86_64::{
     __m512, __m512i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss,
-    _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps,
-    _mm_prefetch, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256,
-    _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4,
-    _mm512_castps512_ps256, _mm512_castsi128_si512, _mm512_castsi512_ps, _mm512_castsi512_si256,
-    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
-    _mm512_cvtps_ph, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_extractf32x8_ps,
-    _mm512_extracti64x4_epi64, _mm512_i32gather_epi32, _mm512_inserti32x4, _mm512_loadu_ps,
-    _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512,
+    _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_insert_epi32, _mm_loadu_si128, _mm_movehdup_ps,
+    _mm_movehl_ps, _mm_prefetch, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps,
+    _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
+    _mm512_broadcast_i32x4, _mm512_castps512_ps256, _mm512_castsi128_si512, _mm512_castsi512_ps,
+    _mm512_castsi512_si256, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32,
+    _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32,
+    _mm512_extractf32x8_ps, _mm512_extracti64x4_epi64, _mm512_fmadd_ps, _mm512_inserti32x4,
+    _mm512_loadu_ps, _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512,
     _mm512_permutexvar_epi16, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_setr_epi32, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sll_epi32,
     _mm512_slli_epi32, _mm512_sra_epi32, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_sub_epi32,
@@ -36,12 +36,12 @@ impl Avx512 {
     }
 }
 
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[target_feature(enable = "avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn with_instructions<W: Work>(s: Avx512, work: W) -> W::Out {
     work.run(s)
 }
 
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[target_feature(enable = "avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn multiply_with_instructions(s: Avx512, product: &mut Product<'_>) {
     kernel::multiply(s, product);
 }
@@ -109,6 +109,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn wide_fused(self, sum: __m512, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_fmadd_ps(a, b, sum))
+    }
+
+    #[inline(always)]
     fn wide_values(self, a: __m512) -> [f32; 16] {
         let mut out = [0.0; 16];
         self.store(a, &mut out);
@@ -142,6 +147,8 @@ impl Simd for Avx512 {
     type Int = __m512i;
     type Float = __m512;
     const LANES: usize = 16;
+    const TALL: usize = 6;
+    const AHEAD: bool = true;
     const PAIRS: bool = true;
 
     #[inline(always)]
@@ -152,6 +159,13 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn load(self, rows: Rows<'_>, at: usize) -> [__m512i; 4] {
         let (first, stride) = rows.locate(16, at, 16);
+        if let Some(next) = rows.following(16, at) {
+            // One line more than 16 bytes of each row have: what is between them is scales.
+            for line in 0..5 {
+                // SAFETY: nothing is read or written, and every processor with these instructions has this one.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(64 * line).cast()) };
+            }
+        }
         // Vector `j` takes row `4 * lane + j` in its 128-bit lane, so that four rows of a lane are
         // turned into four words of four rows without crossing lanes.
         let quarter = |j: usize| {
@@ -181,12 +195,20 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn word(self, rows: Rows<'_>, at: usize) -> __m512i {
         let (first, stride) = rows.locate(16, at, 4);
-        // SAFETY: `locate` has checked that 4 bytes are inside each of 16 rows, whose places are numbers of
-        // 31 bits, and the processor has the instructions.
+        // SAFETY: `locate` has checked that 4 bytes are inside each of 16 rows, and the processor has the instructions.
         unsafe {
-            let row = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            let places = _mm512_mullo_epi32(row, _mm512_set1_epi32(stride as i32));
-            _mm512_i32gather_epi32::<1>(places, first.cast())
+            // Gathers are slower than as many loads.
+            let row = |lane: usize| first.wrapping_add(lane * stride).cast::<i32>();
+            let four = |lane: usize| {
+                let one = _mm_cvtsi32_si128(row(lane).read_unaligned());
+                let two = _mm_insert_epi32::<1>(one, row(lane + 1).read_unaligned());
+                let three = _mm_insert_epi32::<2>(two, row(lane + 2).read_unaligned());
+                _mm_insert_epi32::<3>(three, row(lane + 3).read_unaligned())
+            };
+            let one = _mm512_castsi128_si512(four(0));
+            let two = _mm512_inserti32x4::<1>(one, four(4));
+            let three = _mm512_inserti32x4::<2>(two, four(8));
+            _mm512_inserti32x4::<3>(three, four(12))
         }
     }
 
@@ -351,6 +373,31 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn mul_f(self, a: __m512, b: __m512) -> __m512 {
         op!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn part(self, values: &[f32; 16], _: usize) -> __m512 {
+        self.wide(values)
+    }
+
+    #[inline(always)]
+    fn part_f32(self, bytes: &[u8; 64], _: usize) -> __m512 {
+        self.wide_f32(bytes)
+    }
+
+    #[inline(always)]
+    fn part_f16(self, bytes: &[u8; 32], _: usize) -> __m512 {
+        self.wide_f16(bytes)
+    }
+
+    #[inline(always)]
+    fn part_bf16(self, bytes: &[u8; 32], _: usize) -> __m512 {
+        self.wide_bf16(bytes)
+    }
+
+    #[inline(always)]
+    fn fused(self, sum: __m512, a: __m512, b: __m512) -> __m512 {
+        self.wide_fused(sum, a, b)
     }
 
     #[inline(always)]

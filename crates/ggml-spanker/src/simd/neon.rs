@@ -5,7 +5,7 @@
 use std::arch::aarch64::{
     float32x4_t, int32x4_t, uint32x4_t, vaddlvq_s8, vaddq_f32, vaddq_s32, vandq_s32, vandq_u8,
     vandq_u32, vceqq_u32, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32,
-    veorq_s32, vget_low_s8, vget_low_s16, vld1q_f32, vld1q_s32, vld1q_u8, vmull_high_s8,
+    veorq_s32, vfmaq_f32, vget_low_s8, vget_low_s16, vld1q_f32, vld1q_s32, vld1q_u8, vmull_high_s8,
     vmull_high_s16, vmull_s8, vmull_s16, vmulq_f32, vmulq_s32, vorrq_s32, vorrq_u32, vpadalq_s16,
     vpaddq_s32, vqtbl1q_u8, vreinterpretq_f32_s32, vreinterpretq_f32_u32, vreinterpretq_s8_s32,
     vreinterpretq_s16_s32, vreinterpretq_s32_s64, vreinterpretq_s32_u8, vreinterpretq_s32_u32,
@@ -107,6 +107,20 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn wide_fused(
+        self,
+        sum: [float32x4_t; 4],
+        a: [float32x4_t; 4],
+        b: [float32x4_t; 4],
+    ) -> [float32x4_t; 4] {
+        let mut sum = sum;
+        for (sum, (a, b)) in sum.iter_mut().zip(a.into_iter().zip(b)) {
+            *sum = self.fused(*sum, a, b);
+        }
+        sum
+    }
+
+    #[inline(always)]
     fn wide_values(self, a: [float32x4_t; 4]) -> [f32; 16] {
         let mut out = [0.0; 16];
         for (out, a) in out.chunks_exact_mut(4).zip(a) {
@@ -155,6 +169,8 @@ impl Simd for Neon {
     type Int = int32x4_t;
     type Float = float32x4_t;
     const LANES: usize = 4;
+    const TALL: usize = 6;
+    const AHEAD: bool = false;
     const PAIRS: bool = true;
 
     #[inline(always)]
@@ -368,6 +384,44 @@ impl Simd for Neon {
     #[inline(always)]
     fn mul_f(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         op!(vmulq_f32(a, b))
+    }
+
+    #[inline(always)]
+    fn part(self, values: &[f32; 16], part: usize) -> float32x4_t {
+        let values = &values[4 * part..4 * part + 4];
+        // SAFETY: 4 values are read.
+        unsafe { vld1q_f32(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn part_f32(self, bytes: &[u8; 64], part: usize) -> float32x4_t {
+        let words = bytes[16 * part..16 * part + 16].as_chunks().0;
+        let four: [f32; 4] = std::array::from_fn(|at| f32::from_le_bytes(words[at]));
+        // SAFETY: 4 values are read.
+        unsafe { vld1q_f32(four.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn part_f16(self, bytes: &[u8; 32], part: usize) -> float32x4_t {
+        let words = bytes[8 * part..8 * part + 8].as_chunks().0;
+        let four: [i32; 4] = std::array::from_fn(|at| i32::from(u16::from_le_bytes(words[at])));
+        // SAFETY: 4 numbers are read.
+        widen(unsafe { vreinterpretq_u32_s32(vld1q_s32(four.as_ptr())) })
+    }
+
+    #[inline(always)]
+    fn part_bf16(self, bytes: &[u8; 32], part: usize) -> float32x4_t {
+        let words = bytes[8 * part..8 * part + 8].as_chunks().0;
+        let four: [f32; 4] = std::array::from_fn(|at| {
+            f32::from_bits(u32::from(u16::from_le_bytes(words[at])) << 16)
+        });
+        // SAFETY: 4 values are read.
+        unsafe { vld1q_f32(four.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn fused(self, sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        op!(vfmaq_f32(sum, a, b))
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 // where weights are prefetched, blocks poll dataflow slots for the numbers that they need.
 //
 // Every number has the bits that ggml-spanker defines on a processor: sums of integers are exact in any order, sums of
-// f32 are folded in the order that is written there, and nothing is fused (compile with -fmad=false).
+// f32 are folded in the order that is written there, and nothing is fused unless it says so (compile with -fmad=false).
 //
 // What blocks write for each other is read past the first-level cache, which is not coherent.
 

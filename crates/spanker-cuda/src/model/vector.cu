@@ -88,7 +88,7 @@ __device__ __forceinline__ float plain_dot(const u8 *weights, u32 type, const fl
         float weight = type == F32 ? __ldg((const float *)weights + i)
                      : type == F16 ? half_of(__ldg((const u16 *)weights + i))
                                    : bf16_of(__ldg((const u16 *)weights + i));
-        sum = sum + weight * row[i];
+        sum = __fmaf_rn(weight, row[i], sum);
     }
     for (int half = 8; half > 0; half /= 2) sum += __shfl_down_sync(~0u, sum, half, 16);
     return sum;
