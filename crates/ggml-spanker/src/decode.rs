@@ -5,11 +5,12 @@
 use half::{bf16, f16};
 use spanker_model::Quant;
 
+use crate::blocks::unpack;
 use crate::error::{Error, Result};
 use crate::q4_k::unpack_scales;
 
 /// The types of weights that this crate computes with.
-pub const WEIGHT_TYPES: [Quant; 13] = [
+pub const WEIGHT_TYPES: [Quant; 21] = [
     Quant::F32,
     Quant::F16,
     Quant::Bf16,
@@ -23,6 +24,14 @@ pub const WEIGHT_TYPES: [Quant; 13] = [
     Quant::Q6K,
     Quant::Iq4Nl,
     Quant::Mxfp4,
+    Quant::Q2K,
+    Quant::Q3K,
+    Quant::Iq4Xs,
+    Quant::Iq2Xxs,
+    Quant::Iq2Xs,
+    Quant::Iq3Xxs,
+    Quant::Tq1_0,
+    Quant::Tq2_0,
 ];
 
 /// What the nibbles of IQ4_NL stand for.
@@ -85,6 +94,17 @@ fn half_of_power(byte: u8) -> f32 {
 }
 
 fn decode_block(quant: Quant, block: &[u8], out: &mut [f32]) {
+    if let Some((unpacked, offset)) = unpack(quant, block) {
+        let has_minima = quant == Quant::Q2K;
+        for (index, (value, quant)) in out.iter_mut().zip(unpacked.quants).enumerate() {
+            let scale = unpacked.d * f32::from(unpacked.scales[index / 16]);
+            *value = scale * (i32::from(quant) - offset) as f32;
+            if has_minima {
+                *value -= unpacked.dmin * f32::from(unpacked.minima[index / 16]);
+            }
+        }
+        return;
+    }
     match quant {
         Quant::F32 => out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
         Quant::F16 => out[0] = half_at(block, 0),

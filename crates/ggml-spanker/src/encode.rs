@@ -1,12 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Weights from f32 to every type that [`decode`](crate::decode()) reads, by plain rounding: scales are the least that reach all of
+//! Weights from f32 to every type that [`decode`](crate::decode()) reads but codebooks, by plain rounding: scales are the least that reach all of
 //! a block, and every weight is the nearest that its block has. No weight counts more than another, and nothing is searched.
+
+mod long;
 
 use half::{bf16, f16};
 use spanker_model::Quant;
 
-use crate::decode::{CURVE, HALVES, WEIGHT_TYPES};
+use crate::decode::{CURVE, HALVES};
 use crate::error::{Error, Result};
+
+/// The types of weights that [`encode`] makes.
+pub const ENCODE_TYPES: [Quant; 18] = [
+    Quant::F32,
+    Quant::F16,
+    Quant::Bf16,
+    Quant::Q4_0,
+    Quant::Q4_1,
+    Quant::Q5_0,
+    Quant::Q5_1,
+    Quant::Q8_0,
+    Quant::Q2K,
+    Quant::Q3K,
+    Quant::Q4K,
+    Quant::Q5K,
+    Quant::Q6K,
+    Quant::Iq4Nl,
+    Quant::Iq4Xs,
+    Quant::Mxfp4,
+    Quant::Tq1_0,
+    Quant::Tq2_0,
+];
 
 /// Encodes whole blocks.
 ///
@@ -22,11 +46,11 @@ use crate::error::{Error, Result};
 /// ```
 ///
 /// # Errors
-/// [`Error::Type`] for a type that is not among [`WEIGHT_TYPES`]; [`Error::PartialBlock`] and [`Error::OutputTooSmall`] if
+/// [`Error::Type`] for a type that is not among [`ENCODE_TYPES`]; [`Error::PartialBlock`] and [`Error::OutputTooSmall`] if
 /// the lengths do not belong together; [`Error::Value`] for a value that the type cannot hold. What was written then is of
 /// no use.
 pub fn encode(quant: Quant, values: &[f32], out: &mut [u8]) -> Result<()> {
-    if !WEIGHT_TYPES.contains(&quant) {
+    if !ENCODE_TYPES.contains(&quant) {
         return Err(Error::Type { quant });
     }
     let (weights, bytes) = (quant.block() as usize, quant.block_bytes() as usize);
@@ -81,6 +105,7 @@ fn encode_block(quant: Quant, values: &[f32], out: &mut [u8]) -> bool {
             powers(values, out);
             true
         }
+        _ if quant.block() == 256 => long::encode_block(quant, values, out),
         _ => of_thirty_two(quant, values, out),
     }
 }

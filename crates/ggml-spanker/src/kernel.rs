@@ -8,9 +8,11 @@
 mod long;
 mod plain;
 mod short;
+mod unpacked;
 
 use spanker_model::Quant;
 
+use crate::blocks;
 use crate::input::Inputs;
 use crate::product::Product;
 use crate::simd::{Rows, Simd};
@@ -150,7 +152,15 @@ impl<S: Simd, const G: usize, const TILE: usize> Sums<S, G, TILE> {
             Quant::Mxfp4 => short::add_blocks::<S, short::Mxfp4, G>(s, place, sums),
             Quant::Q4K => long::add_blocks::<S, false, G>(s, place, sums, block),
             Quant::Q5K => long::add_blocks::<S, true, G>(s, place, sums, block),
-            _ => long::add_blocks_6(s, place, sums, block),
+            Quant::Q6K => long::add_blocks_6(s, place, sums, block),
+            Quant::Q2K => unpacked::add_blocks::<S, blocks::Q2K, G>(s, place, sums, block),
+            Quant::Q3K => unpacked::add_blocks::<S, blocks::Q3K, G>(s, place, sums, block),
+            Quant::Iq4Xs => unpacked::add_blocks::<S, blocks::Iq4Xs, G>(s, place, sums, block),
+            Quant::Iq2Xxs => unpacked::add_blocks::<S, blocks::Iq2Xxs, G>(s, place, sums, block),
+            Quant::Iq2Xs => unpacked::add_blocks::<S, blocks::Iq2Xs, G>(s, place, sums, block),
+            Quant::Iq3Xxs => unpacked::add_blocks::<S, blocks::Iq3Xxs, G>(s, place, sums, block),
+            Quant::Tq1_0 => unpacked::add_blocks::<S, blocks::Tq1_0, G>(s, place, sums, block),
+            _ => unpacked::add_blocks::<S, blocks::Tq2_0, G>(s, place, sums, block),
         }
     }
 }

@@ -36,8 +36,10 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod blocks;
 #[cfg(unix)]
 mod bus;
+mod codebooks;
 mod decode;
 mod encode;
 mod error;
@@ -56,7 +58,7 @@ mod simd;
 pub mod synthetic;
 
 pub use decode::{WEIGHT_TYPES, decode};
-pub use encode::encode;
+pub use encode::{ENCODE_TYPES, encode};
 pub use error::{DeviceFault, Error, Result};
 pub use file::{GgufFile, TensorView};
 pub use host::HostMatmul;

@@ -10,11 +10,13 @@
 //! |---|---|
 //! | Q4_0, Q5_0, Q8_0, IQ4_NL, MXFP4 | `(d * a) * S` |
 //! | Q4_1, Q5_1 | `(d * a) * S + (m * a) * A` |
-//! | Q4_K, Q5_K | `(d * a) * S - (dmin * a) * M` |
-//! | Q6_K | `(d * a) * S` |
+//! | Q2_K, Q4_K, Q5_K | `(d * a) * S - (dmin * a) * M` |
+//! | Q3_K, Q6_K, IQ4_XS, TQ1_0, TQ2_0 | `(d * a) * S` |
+//! | IQ2_XXS, IQ2_XS, IQ3_XXS | `(d * a) * S` |
 //!
-//! `d`, `m` and `dmin` are the block's numbers as f32 (in MXFP4 half of its power of two, as weights are doubled), `a` is
-//! the scale of the activations. `S` is the exact integer sum of products of weights and activations, in K types each times its sub-block's scale;
+//! `d`, `m` and `dmin` are the block's numbers as f32 (in MXFP4 half of its power of two, as weights are doubled; in
+//! IQ2_XXS and IQ2_XS an eighth, in IQ3_XXS a quarter, as scales are whole numbers of half-steps), `a` is the scale of the
+//! activations. `S` is the exact integer sum of products of weights and activations, in K types each times its sub-block's scale;
 //! `A` is the sum of the activations, `M` the sum over sub-blocks of minimum times sum of activations. Each
 //! becomes f32 once. Plain weights are multiplied in 16 lanes: lane `i` adds every sixteenth product in
 //! rising order, each with one rounding (a fused multiplication and addition), and the lanes are added in
@@ -26,6 +28,7 @@
 use half::bf16;
 use spanker_model::Quant;
 
+use crate::blocks::unpack;
 use crate::decode::{WEIGHT_TYPES, half_at, integers, scale};
 use crate::error::{Error, Result};
 use crate::input::Inputs;
@@ -174,6 +177,21 @@ fn short_product(quant: Quant, weights: &[u8], quants: &[i8], a: f32, total: i32
 
 /// A block of 256.
 fn long_product(quant: Quant, weights: &[u8], quants: &[i8], a: f32, sums: &[i16; 16]) -> f32 {
+    if let Some((block, offset)) = unpack(quant, weights) {
+        let mut products = 0;
+        for (sub, scale) in block.scales.into_iter().enumerate() {
+            let pairs = block.quants[16 * sub..].iter().zip(&quants[16 * sub..16 * sub + 16]);
+            let all = pairs.map(|(&w, &q)| (i32::from(w) - offset) * i32::from(q));
+            products += i32::from(scale) * all.sum::<i32>();
+        }
+        let term = (block.d * a) * products as f32;
+        if quant != Quant::Q2K {
+            return term;
+        }
+        let pairs = block.minima.iter().zip(sums);
+        let minima: i32 = pairs.map(|(&min, &sum)| i32::from(min) * i32::from(sum)).sum();
+        return term - (block.dmin * a) * minima as f32;
+    }
     let integers = integers(quant, weights);
     let sum = |range: std::ops::Range<usize>| sum(&integers[range.clone()], &quants[range]);
     if quant == Quant::Q6K {

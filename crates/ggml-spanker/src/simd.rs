@@ -224,6 +224,12 @@ impl<'a> Rows<'a> {
         self.len
     }
 
+    /// `len` bytes of a row from byte `at`.
+    #[inline(always)]
+    pub(crate) fn part(self, lane: usize, at: usize, len: usize) -> &'a [u8] {
+        &self.bytes[lane * self.stride + at..][..len]
+    }
+
     /// The first row from byte `at`, and the bytes to the next row, once `len` bytes from `at` are known to be
     /// inside each of `lanes` rows.
     #[inline(always)]

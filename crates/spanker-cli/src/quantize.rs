@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ggml_spanker::WEIGHT_TYPES;
+use ggml_spanker::ENCODE_TYPES;
 use spanker_engine::{models, quantize};
 use spanker_model::Quant;
 use spanker_twin::Signals;
@@ -38,9 +38,9 @@ pub(crate) struct Args {
 
 fn weights(text: &str) -> Result<Quant, String> {
     match text.parse() {
-        Ok(quant) if WEIGHT_TYPES.contains(&quant) => Ok(quant),
+        Ok(quant) if ENCODE_TYPES.contains(&quant) => Ok(quant),
         _ => {
-            let names = WEIGHT_TYPES.map(Quant::name).join(", ");
+            let names = ENCODE_TYPES.map(Quant::name).join(", ");
             Err(format!("unknown weight type '{text}' (expected one of: {names})"))
         }
     }

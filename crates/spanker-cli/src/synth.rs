@@ -42,7 +42,8 @@ pub(crate) struct Args {
     /// The architecture, that of the model it is like unless given; qwen2 has biases
     #[arg(long, value_name = "ARCH", value_parser = FAMILIES)]
     arch: Option<String>,
-    /// How weights are stored: f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k or q6_k
+    /// How weights are stored: f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k to q6_k, iq4_nl, iq4_xs, iq2_xxs, iq2_xs,
+    /// iq3_xxs, mxfp4, tq1_0 or tq2_0
     #[arg(long, value_name = "TYPE", default_value = "q4_0", value_parser = quant)]
     quant: Quant,
     /// The file to write

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use ggml_spanker::{GgufFile, WEIGHT_TYPES, decode, encode, file_type};
+use ggml_spanker::{ENCODE_TYPES, GgufFile, decode, encode, file_type};
 use serde::Serialize;
 use spanker_model::gguf::{Field, Header, Tensor, Writer};
 use spanker_model::{ModelError, Quant};
@@ -59,7 +59,7 @@ pub fn quantize(
     watch: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<Quantized> {
     let wrong = |error: &dyn std::fmt::Display| EngineError::file(input, error);
-    if !WEIGHT_TYPES.contains(&quant) {
+    if !ENCODE_TYPES.contains(&quant) {
         return Err(EngineError::request(format!("nothing can be stored as {quant} here")));
     }
     let file = GgufFile::open(input).map_err(|error| wrong(&chain(&error)))?;

@@ -111,8 +111,10 @@ fn every_type(seed: u64) -> Vec<Recipe> {
         256 => Recipe::llama(quant, [4, 4, 256], 256, 1024),
         _ => Recipe::llama(quant, [4, 4, 32], 128, 256),
     };
-    // The blocks of IQ4_NL are rounded as those of MXFP4 are.
-    let types = WEIGHT_TYPES.into_iter().filter(|quant| *quant != Quant::Iq4Nl);
+    // The blocks of IQ4_NL are rounded as those of MXFP4 are, those of other types of 256 as those of Q2_K.
+    let likes = [Quant::Iq4Nl, Quant::Q3K, Quant::Iq4Xs, Quant::Iq2Xxs, Quant::Iq2Xs];
+    let likes = [&likes[..], &[Quant::Iq3Xxs, Quant::Tq1_0, Quant::Tq2_0]].concat();
+    let types = WEIGHT_TYPES.into_iter().filter(move |quant| !likes.contains(quant));
     types.map(|quant| Recipe { seed, ..shape(quant) }).collect()
 }
 

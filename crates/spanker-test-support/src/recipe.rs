@@ -299,6 +299,18 @@ fn scale(quant: Quant, e: u16, block: &mut [u8]) {
                 block[at + 8] = low | low << 4;
             }
         }
+        Quant::Q2K => {
+            // Each minimum is its scale's.
+            block[..16].iter_mut().for_each(|byte| *byte = (*byte & 15) * 17);
+            put(block, 80, (15 - e - 3) << 10);
+            put(block, 82, (15 - e - 3) << 10 | 0x200);
+        }
+        Quant::Q3K => signed(block, 108, 15 - e - 5),
+        Quant::Iq4Xs => signed(block, 0, (15 - e).saturating_sub(10)),
+        Quant::Iq2Xxs | Quant::Iq2Xs => signed(block, 0, 15 - e - 6),
+        Quant::Iq3Xxs => signed(block, 0, 15 - e - 7),
+        Quant::Tq1_0 => signed(block, 52, 15 - e),
+        Quant::Tq2_0 => signed(block, 64, 15 - e),
         Quant::Q6K => {
             for byte in &mut block[192..208] {
                 let size = (*byte & 0x1f) | 0x20;

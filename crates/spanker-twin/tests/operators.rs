@@ -83,6 +83,10 @@ fn weights(quant: Quant, count: usize, salt: usize) -> Vec<u8> {
     let scales: &[usize] = match quant {
         Quant::Q4_1 | Quant::Q5_1 | Quant::Q4K | Quant::Q5K => &[0, 2],
         Quant::Q6K => &[208],
+        Quant::Q2K => &[80, 82],
+        Quant::Q3K => &[108],
+        Quant::Tq1_0 => &[52],
+        Quant::Tq2_0 => &[64],
         _ => &[0],
     };
     for block in blocks.chunks_exact_mut(size) {

@@ -2,8 +2,8 @@
 //! Blocks by plain rounding: those of Python's `gguf` where it has them, near enough to what was given everywhere, and values
 //! that no block holds.
 
-use super::encode;
-use crate::decode::{WEIGHT_TYPES, decode};
+use super::{ENCODE_TYPES, encode};
+use crate::decode::decode;
 use crate::{Error, Quant};
 
 /// Numbers with few digits, from a generator that everybody can write down.
@@ -49,7 +49,7 @@ fn blocks_are_those_of_gguf() {
 
 #[test]
 fn every_weight_is_near_what_it_was() {
-    for quant in WEIGHT_TYPES {
+    for quant in ENCODE_TYPES {
         for (seed, scale, shift) in [(3, 1.0, 0.0), (4, 1e-3, 0.0), (5, 0.1, 5.0), (6, 0.1, -5.0)] {
             let values: Vec<f32> =
                 numbers(seed, 1024).iter().map(|value| value * scale + shift).collect();
@@ -65,6 +65,12 @@ fn every_weight_is_near_what_it_was() {
                 Quant::Q6K => 0.06,
                 Quant::Q5_0 | Quant::Q5_1 | Quant::Q5K => 0.07,
                 Quant::Mxfp4 => 0.26,
+                // Three steps from the least to the largest.
+                Quant::Q2K => 0.4,
+                Quant::Q3K => 0.3,
+                Quant::Iq4Xs => 0.15,
+                // Nothing but zero and the largest of all.
+                Quant::Tq1_0 | Quant::Tq2_0 => 1.0,
                 _ => 0.135,
             };
             for (run, back) in values.chunks(32).zip(back.chunks(32)) {
@@ -83,7 +89,7 @@ fn every_weight_is_near_what_it_was() {
 
 #[test]
 fn values_that_no_block_holds_and_lengths_that_are_wrong_are_refused() {
-    for quant in WEIGHT_TYPES {
+    for quant in ENCODE_TYPES {
         let (weights, bytes) = (quant.block() as usize, quant.block_bytes() as usize);
         let mut out = vec![0; 2 * bytes];
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX] {
@@ -105,5 +111,5 @@ fn values_that_no_block_holds_and_lengths_that_are_wrong_are_refused() {
         let small = encode(quant, &vec![0.0; 3 * weights], &mut out);
         assert!(matches!(small, Err(Error::OutputTooSmall { .. })), "{quant}");
     }
-    assert_eq!(encode(Quant::Q2K, &[], &mut []), Err(Error::Type { quant: Quant::Q2K }));
+    assert_eq!(encode(Quant::Iq2Xs, &[], &mut []), Err(Error::Type { quant: Quant::Iq2Xs }));
 }

@@ -29,7 +29,7 @@ fn header<S: Simd>(s: S, words: [S::Int; 4]) -> Header<S::Int> {
 
 /// 32 bytes of each row.
 #[inline(always)]
-fn load32<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
+pub(super) fn load32<S: Simd>(s: S, rows: Rows<'_>, at: usize) -> [S::Int; 8] {
     let (a, b) = (s.load(rows, at), s.load(rows, at + 16));
     [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
 }

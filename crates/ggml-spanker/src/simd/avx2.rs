@@ -179,9 +179,10 @@ impl Avx2 {
         }
         // Two products of 128 and the largest weight are added this often without leaving 16 bits.
         let often = match bits {
-            4 => 8,
+            0..=4 => 8,
             5 => 4,
-            _ => 2,
+            6 => 2,
+            _ => 1,
         };
         let mut sum = self.splat(0);
         for (weights, words) in weights.chunks(often).zip(words.chunks(often)) {

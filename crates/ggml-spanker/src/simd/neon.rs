@@ -319,11 +319,27 @@ impl Simd for Neon {
         run: &Run,
         half: usize,
     ) -> [int32x4_t; G] {
-        debug_assert!(bits < 8);
+        let mut start = 0;
         let mut sums = [self.splat(0); G];
         let which = 4 * half..4 * half + 4;
         for (sum, weights) in sums.iter_mut().zip(weights) {
-            *sum = self.dot(&weights[which.clone()], &run.0[which.clone()]);
+            let mut signed = *weights;
+            if bits == 8 {
+                // Less 128, weights of 8 bits have signs. That is added again below.
+                for words in &mut signed[which.clone()] {
+                    *words = self.xor(*words, self.splat(0x8080_8080_u32 as i32));
+                }
+            }
+            *sum = self.dot(&signed[which.clone()], &run.0[which.clone()]);
+        }
+        if bits == 8 {
+            // SAFETY: 4 numbers are read.
+            let total =
+                unsafe { vaddlvq_s8(vreinterpretq_s8_s32(vld1q_s32(run.0[which].as_ptr()))) };
+            start = 128 * i32::from(total);
+        }
+        for sum in &mut sums {
+            *sum = self.add(*sum, self.splat(start));
         }
         sums
     }

@@ -109,6 +109,32 @@ fn filler(quant: Quant, cols: u64, role: Role) -> Fill {
                 block[208..].copy_from_slice(&scale);
             })
         }
+        // Scales of four bits, uniform, have a mean square of 77.5; those of six with a sign one of 341.5; half-steps of
+        // 341. Codebooks' magnitudes have about 680 and 1,400, a curve's numbers 4,548, digits 2/3.
+        Quant::Q2K => {
+            let [d, least] = [scale(1.25 * 77.5), f16::from_f64(1.5 * scale(1.25 * 77.5).to_f64())];
+            let [a, b] = [d.to_le_bytes(), least.to_le_bytes()];
+            Box::new(move |block| {
+                // Each minimum is its scale's, so that the mean is 0.
+                block[..16].iter_mut().for_each(|byte| *byte = (*byte & 15) * 17);
+                block[80..].copy_from_slice(&[a[0], a[1], b[0], b[1]]);
+            })
+        }
+        Quant::Q3K => at_the_end(scale(5.5 * 341.5), 108),
+        Quant::Iq4Xs => with_sign(scale(4548.0 * 341.5)),
+        Quant::Iq2Xxs | Quant::Iq2Xs => with_sign(scale(680.0 * 341.0 / 64.0)),
+        Quant::Iq3Xxs => with_sign(scale(1400.0 * 341.0 / 16.0)),
+        Quant::Tq1_0 => at_the_end(scale(2.0 / 3.0), 52),
+        Quant::Tq2_0 => {
+            let fill = at_the_end(scale(2.0 / 3.0), 64);
+            Box::new(move |block| {
+                // There is no fourth digit.
+                for byte in &mut block[..64] {
+                    *byte &= !(*byte >> 1 & *byte & 0x55);
+                }
+                fill(block);
+            })
+        }
         // Q4_0 is what remains of the types that are offered.
         _ => with_sign(scale(21.5)),
     }
@@ -135,6 +161,12 @@ fn with_sign(scale: f16) -> Fill {
         block[0] = low;
         block[1] = high | (block[1] & 0x80);
     })
+}
+
+/// A block with a scale somewhere else; its sign is random.
+fn at_the_end(scale: f16, at: usize) -> Fill {
+    let with_sign = with_sign(scale);
+    Box::new(move |block| with_sign(&mut block[at..]))
 }
 
 /// A block that begins with a scale and a minimum, `middle` steps below 0.
