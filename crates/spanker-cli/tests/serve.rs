@@ -128,6 +128,34 @@ fn server_says_where_it_listens_and_ends_in_order_when_it_is_told_to() {
 }
 
 #[test]
+fn mixture_of_experts_gives_many_at_once_the_text_that_it_gives_one() {
+    let scratch = Scratch::new(&[]);
+    scratch.text(
+        "synth qwen3moe --layers 2 --hidden 64 --heads 2 --kv-heads 1 --ffn 32 --vocab 300 --context 256 \
+         --experts 5 --experts-used 2 --quant q8_0 --out x.gguf",
+    );
+    let serving = Serving::start(&scratch, "--cards 3 --parallel 4");
+    let body = |prompt: &str| {
+        format!("{{\"prompt\": \"{prompt}\", \"max_tokens\": 24, \"temperature\": 0}}")
+    };
+    let text = |mut stream: TcpStream| {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        let body = text.split_once("\r\n\r\n").expect("a body").1;
+        let value: Value = serde_json::from_str(body).expect("JSON");
+        value["choices"][0]["text"].as_str().expect("a text").to_owned()
+    };
+    let prompts = ["one", "two", "three", "four"];
+    let ask = |prompt: &&str| serving.ask("POST", "/v1/completions", &body(prompt));
+    let alone: Vec<String> = prompts.iter().map(|prompt| text(ask(prompt))).collect();
+    let streams: Vec<TcpStream> = prompts.iter().map(ask).collect();
+    let together: Vec<String> = streams.into_iter().map(text).collect();
+    assert_eq!(together, alone);
+    serving.signal(Signal::TERM);
+    assert_eq!(serving.end().0, Some(0));
+}
+
+#[test]
 fn answers_under_way_are_finished_and_a_second_signal_ends_at_once() {
     let scratch = scratch();
     let long = "{\"prompt\": \"x\", \"ignore_eos\": true, \"stream\": true}";

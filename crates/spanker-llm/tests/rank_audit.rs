@@ -107,7 +107,14 @@ fn tried(runner: &mut dyn Runner, steps: usize) -> Option<LlmError> {
 
 #[test]
 fn honest_ranks_are_never_accused_and_give_the_tokens_of_threads() {
-    let recipe = small();
+    // What lies apart in the file is packed where it is computed again.
+    let mixture = Recipe::llama(Quant::Q4_0, [6, 3, 32], 192, 96).mixture("qwen3moe", [5, 2, 0]);
+    for recipe in [small(), Recipe { layers: 3, ..mixture }] {
+        honest_ranks(&recipe);
+    }
+}
+
+fn honest_ranks(recipe: &Recipe) {
     let network = Arc::new(recipe.network());
     let tokens = prompt(7, recipe.vocab);
     let honest = || Rank { network: Arc::clone(&network), honest: true };
