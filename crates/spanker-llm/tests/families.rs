@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use ggml_spanker::synthetic::{self, Sizes};
+use serde_json::Value;
 use spanker_llm::{
     AuditLog, Evaluator, InProcess, Network, OnCards, Rounding, RunLogits, Runner, run_logits,
 };
@@ -82,6 +83,51 @@ impl Tiny {
 
 fn tokens() -> Vec<u32> {
     (0..PROMPT as u64).map(|at| ((at * 29 + 11) % VOCAB) as u32).collect()
+}
+
+/// What llama.cpp says of synthetic files: its most likely token and 32 of its logits. It rounds in another order, so they
+/// are near and not the same.
+#[test]
+fn logits_of_every_family_are_near_those_of_llama_cpp() {
+    let stored: Vec<Value> =
+        serde_json::from_str(include_str!("vectors/families.json")).expect("JSON");
+    assert_eq!(stored.len(), 6);
+    for model in stored {
+        let architecture = model["architecture"].as_str().expect("a name");
+        let size = |key: &str| model[key].as_u64();
+        let sizes = Sizes {
+            layers: size("layers"),
+            hidden: Some(96),
+            heads: size("heads"),
+            kv_heads: size("kv_heads"),
+            head_size: Some(32),
+            ffn: Some(160),
+            vocab: Some(300),
+            context: Some(256),
+            window: size("window"),
+            ..Sizes::default()
+        };
+        let like = builtin("tinyllama-1.1b", Quant::Q8_0).expect("a shape");
+        let made = synthetic::like(&like, architecture, Quant::Q8_0, &sizes).expect("a model");
+        let mut file = Vec::new();
+        synthetic::write(&made.0, &mut file, 0, |_| Ok(())).expect("memory");
+        let network = Arc::new(Network::new(file).expect("a model"));
+        let one = plan(&network, Split::Gather, &together(1));
+        for case in model["cases"].as_array().expect("cases") {
+            let tokens: Vec<u32> = serde_json::from_value(case["tokens"].clone()).expect("tokens");
+            let theirs: Vec<f32> = serde_json::from_value(case["logits"].clone()).expect("logits");
+            let runner = InProcess::new(Arc::clone(&network), &one, CONTEXT, BATCH, 1);
+            let found = run_logits(Box::new(runner.expect("a card")), &tokens, 1, None);
+            let found = found.expect("logits");
+            assert_eq!(Some(u64::from(found.tokens[0])), case["next"].as_u64(), "{architecture}");
+            let square = theirs.iter().map(|logit| logit * logit).sum::<f32>();
+            let typical = (square / theirs.len() as f32).sqrt();
+            for (ours, theirs) in found.logits[0].iter().zip(&theirs) {
+                let off = (ours - theirs).abs() / typical;
+                assert!(off < 0.1, "{architecture}: {ours} where llama.cpp has {theirs}");
+            }
+        }
+    }
 }
 
 type Groups = Vec<Vec<(usize, f64)>>;
