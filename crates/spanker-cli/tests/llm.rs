@@ -417,7 +417,7 @@ fn files_that_are_no_models_fail_and_are_named() {
     scratch.put("text.gguf", b"this is no model, it is a text");
     scratch.put("empty.gguf", b"");
     scratch.put("gpt2.gguf", &zeros("gpt2", Quant::F16));
-    scratch.put("q2.gguf", &zeros("llama", Quant::Q2K));
+    scratch.put("q1.gguf", &zeros("llama", Quant::Q1_0));
     scratch.put("mute.gguf", &zeros("llama", Quant::F16));
     for (file, parts) in [
         ("half.gguf", &["tensor"][..]),
@@ -425,7 +425,7 @@ fn files_that_are_no_models_fail_and_are_named() {
         ("text.gguf", &["GGUF"]),
         ("empty.gguf", &[]),
         ("gpt2.gguf", &["gpt2", "llama"]),
-        ("q2.gguf", &["q2_k", "weight"]),
+        ("q1.gguf", &["q1_0", "weight"]),
         ("mute.gguf", &["tokenizer"]),
         ("nothing.gguf", &["nothing.gguf"]),
     ] {
