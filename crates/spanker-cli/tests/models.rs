@@ -158,7 +158,7 @@ fn shapes_that_make_no_sense_are_usage_errors_and_write_nothing() {
     for (flags, expected) in [
         ("mamba", "mamba"),
         ("llama --like llama-9", "unknown model 'llama-9'"),
-        ("llama --quant q2_k", "unknown weight type 'q2_k'"),
+        ("llama --quant q1_0", "unknown weight type 'q1_0'"),
         ("llama --quant x", "q6_k"),
         ("llama --vocab 258", "--vocab 258: expected 259 to"),
         ("llama --layers 0", "--layers 0"),
