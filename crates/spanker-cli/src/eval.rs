@@ -29,7 +29,7 @@ const MOST_ITEMS: u64 = 1 << 30;
   spanker fetch lambada && spanker eval lambada -m smollm2-135m --limit 200
   spanker eval lambada -m model.gguf --out model-lambada.jsonl
   spanker eval own.jsonl -m model.gguf --kv q8_0 --json
-  spanker eval own.jsonl -m model.gguf --cards 4 --fabric cards
+  spanker eval own.jsonl -m model.gguf --fabric cards
 
 Of n items of which a part p is right, accuracy is off by about sqrt(p (1 - p) / n).")]
 pub(crate) struct Args {

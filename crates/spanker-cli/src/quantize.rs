@@ -19,7 +19,6 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker quantize model-f16.gguf model-q4_0.gguf --type q4_0
-  spanker quantize big-00001-of-00003.gguf big-q6_k.gguf --type q6_k
   spanker eval lambada -m model-q4_0.gguf --limit 500         what it costs, in bits per byte")]
 pub(crate) struct Args {
     /// A .gguf file, a folder with one model, or the name of a fetched model

@@ -86,7 +86,7 @@ struct HttpArgs {
     /// Keys from a file, one in a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// An origin whose pages may read answers, as in https://app.example, or * for all; may be given several times
+    /// An origin whose pages may read answers, as in `https://app.example`, or * for all; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
     /// The certificate for TLS, as PEM
