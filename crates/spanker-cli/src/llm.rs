@@ -33,6 +33,40 @@ pub(crate) enum FabricKind {
     Mpi,
 }
 
+/// What flags mean for cards of one kind.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Takes {
+    /// The work of a card is shared by threads that `--threads` counts.
+    pub(crate) threads: bool,
+    /// What cards compute can be computed again.
+    pub(crate) audit: bool,
+    /// Cards have a `--deadline` by which they must show progress.
+    pub(crate) deadline: bool,
+    /// As many hosts as one likes can be open at a time.
+    pub(crate) many_hosts: bool,
+    /// Who starts the process says how many cards there are.
+    pub(crate) started: bool,
+}
+
+impl FabricKind {
+    /// What flags mean for these cards.
+    pub(crate) fn takes(self) -> Takes {
+        let none = Takes {
+            threads: false,
+            audit: true,
+            deadline: false,
+            many_hosts: false,
+            started: false,
+        };
+        match self {
+            FabricKind::Inproc => Takes { threads: true, audit: false, many_hosts: true, ..none },
+            FabricKind::Cards => Takes { deadline: true, ..none },
+            FabricKind::Cuda => none,
+            FabricKind::Mpi => Takes { threads: true, deadline: true, started: true, ..none },
+        }
+    }
+}
+
 /// How a model is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Split {
@@ -122,7 +156,7 @@ impl Args {
 
     /// Whether this is work for all processes that a launcher has started.
     pub(crate) fn takes_ranks(&self) -> bool {
-        self.fabric() == FabricKind::Mpi
+        self.fabric().takes().started
     }
 
     /// The layout that flags ask for.

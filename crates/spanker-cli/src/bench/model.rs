@@ -92,18 +92,18 @@ impl Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let fabric = args.llm(None).fabric();
+    let takes = args.llm(None).fabric().takes();
     let list = |most: Option<&u64>| most.map(|&count| CardList::Count(count as usize));
-    if !matches!(fabric, FabricKind::Inproc | FabricKind::Mpi) && !args.threads.is_empty() {
+    if !takes.threads && !args.threads.is_empty() {
         return refuse("--threads is for --fabric inproc and mpi");
     }
-    if fabric == FabricKind::Mpi && (args.threads.len() > 1 || args.cards.len() > 1) {
+    if takes.started && (args.threads.len() > 1 || args.cards.len() > 1) {
         return refuse("--fabric mpi: one number of threads and cards, ranks are started once");
     }
-    if fabric == FabricKind::Inproc && args.audit > 0.0 {
+    if !takes.audit && args.audit > 0.0 {
         return refuse("--audit is for --fabric cards, cuda and mpi");
     }
-    if !matches!(fabric, FabricKind::Cards | FabricKind::Mpi) && args.deadline.is_some() {
+    if !takes.deadline && args.deadline.is_some() {
         return refuse("--deadline is for --fabric cards and mpi");
     }
     let begun = Instant::now();
@@ -127,7 +127,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             false => hosts.iter().collect(),
         };
         // Threads take turns; cards, GPUs and ranks are lent to one row at a time.
-        let at_a_time = if fabric == FabricKind::Inproc { hosts.len() } else { 1 };
+        let at_a_time = if takes.many_hosts { hosts.len() } else { 1 };
         let turn = |turn| output::progress(&format!("turn {turn} of {}", args.repeats));
         let mut table = output::Rows::default();
         for hosts in hosts.chunks(at_a_time.max(1)) {
@@ -136,7 +136,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             for row in rows.map_err(super::failure)? {
                 match args.json {
                     true => output::json(&row)?,
-                    false => table.add(&cells(fabric, &row))?,
+                    false => table.add(&cells(&row))?,
                 }
             }
         }
@@ -155,13 +155,13 @@ fn hosts(args: &Args, place: &Place) -> anyhow::Result<Vec<Host>> {
     if counts.len() * threads.len() == 1 {
         return Ok(Vec::new());
     }
-    let inproc = args.llm(None).fabric() == FabricKind::Inproc;
+    let takes = args.llm(None).fabric().takes();
     let mut rows: Vec<(usize, Option<usize>)> = Vec::new();
     for (&count, &threads) in
         counts.iter().flat_map(|count| threads.iter().map(move |t| (count, t)))
     {
         // A card is a thread, so there are no fewer of these.
-        let row = (count, inproc.then_some(threads.max(count)));
+        let row = (count, takes.many_hosts.then_some(threads.max(count)));
         if !rows.contains(&row) {
             rows.push(row);
         }
@@ -178,7 +178,8 @@ fn memory(place: &Place) -> String {
     format!("# most memory of this process: {peak}; file {file}, KV cache {cache} a row")
 }
 
-fn cells(fabric: FabricKind, row: &ModelRow) -> Vec<Cell> {
+/// Columns by what was measured: threads and what they read, clocks of cards, or the bandwidth of a GPU.
+fn cells(row: &ModelRow) -> Vec<Cell> {
     let figure = |value: Option<f64>, digits: usize| match value {
         Some(value) => format!("{value:.digits$}"),
         None => "-".into(),
@@ -200,9 +201,8 @@ fn cells(fabric: FabricKind, row: &ModelRow) -> Vec<Cell> {
     ];
     let load = Cell::of("load (ms)", "", 10, format!("{:.1}", row.load_ms));
     let cards = Cell::of("cards", "", 5, row.cards);
-    match fabric {
-        FabricKind::Inproc | FabricKind::Mpi => {
-            let threads = row.threads.unwrap_or_default();
+    match (row.threads, tokens.card_tokens_per_second) {
+        (Some(threads), _) => {
             let mut cells = vec![cards, Cell::of("threads", "", 7, threads)];
             cells.extend(speeds(2).into_iter().chain(limit));
             let sync = row.token.sync_us.unwrap_or(0.0);
@@ -214,7 +214,7 @@ fn cells(fabric: FabricKind, row: &ModelRow) -> Vec<Cell> {
             ]);
             cells
         }
-        FabricKind::Cuda => {
+        (None, None) => {
             let mut cells = vec![cards];
             cells.extend(speeds(2).into_iter().chain(limit));
             cells.extend([
@@ -224,8 +224,8 @@ fn cells(fabric: FabricKind, row: &ModelRow) -> Vec<Cell> {
             ]);
             cells
         }
-        FabricKind::Cards => {
-            let [pp_card, tg_card] = [prompt, tokens].map(|phase| phase.card_tokens_per_second);
+        (None, tg_card) => {
+            let pp_card = prompt.card_tokens_per_second;
             vec![
                 cards,
                 Cell::of("split", "", 9, row.strategy),
