@@ -3,6 +3,7 @@
 //! Which processors there are is in `discover.rs`.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{
@@ -35,6 +36,8 @@ pub struct Gpu {
     capability: (u32, u32),
     multiprocessors: u32,
     modules: Mutex<HashMap<Source, Arc<CudaModule>>>,
+    /// Where compiled kernels are kept.
+    kernels: Option<PathBuf>,
 }
 
 /// What a module was made of.
@@ -111,7 +114,14 @@ impl Gpu {
         let many = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = positive(context.attribute(many).map_err(refused)?).max(1);
         let (capability, modules) = ((positive(major), positive(minor)), Mutex::default());
-        Ok(Gpu { context, stream, capability, multiprocessors, modules })
+        Ok(Gpu { context, stream, capability, multiprocessors, modules, kernels: None })
+    }
+
+    /// Keeps compiled kernels in a folder, where the next process finds them. Only what exactly this source, compiler and
+    /// kind of processor gave is taken from there.
+    #[must_use]
+    pub fn keep_kernels(self, folder: Option<PathBuf>) -> Gpu {
+        Gpu { kernels: folder, ..self }
     }
 
     /// Its number, as the driver counts.
@@ -193,7 +203,9 @@ impl Gpu {
         if let Some(module) = modules.get(&key) {
             return Ok(Arc::clone(module));
         }
-        let image = match compile::image(name, source, &key.options, self.capability)? {
+        let folder = self.kernels.as_deref();
+        let image = match compile::kept_image(folder, name, source, &key.options, self.capability)?
+        {
             Image::Machine(code) => Ptx::from_binary(code),
             Image::Portable(code) => Ptx::from_src(code),
         };

@@ -2,10 +2,11 @@
 //! Kernel sources into code for one kind of processor, by NVIDIA's compiler at run time. Not here: loading the code.
 
 use std::ffi::{CStr, CString};
+use std::path::Path;
 
 use cudarc::nvrtc::{result, sys};
 
-use crate::{CudaError, Part, require};
+use crate::{CudaError, Part, kept, require};
 
 /// Code that a driver can load.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,40 @@ impl Drop for Program {
         // SAFETY: the program was created by the library and is destroyed once. A refusal leaks it.
         let _ = unsafe { result::destroy_program(self.0) };
     }
+}
+
+/// The code of `source` for processors of this compute capability: from a folder where it is kept, or compiled, and kept
+/// from then on.
+///
+/// # Errors
+/// As [`image`].
+pub(crate) fn kept_image(
+    folder: Option<&Path>,
+    name: &str,
+    source: &str,
+    options: &[String],
+    capability: (u32, u32),
+) -> Result<Image, CudaError> {
+    let Some(folder) = folder else { return image(name, source, options, capability) };
+    require(Part::Compiler)?;
+    // All that code depends on; the driver loads it as it is, or translates it itself.
+    let (compiler, kind) = (compiler_version()?, number(capability));
+    let key = format!("NVRTC {compiler}, {kind}\n{}\n{name}\n{source}", options.join(" "));
+    if let Some(image) = kept::read(folder, &key) {
+        return Ok(image);
+    }
+    let image = image(name, source, options, capability)?;
+    kept::write(folder, &key, &image);
+    Ok(image)
+}
+
+/// The version of NVIDIA's compiler.
+fn compiler_version() -> Result<String, CudaError> {
+    let refused = |error| CudaError::call("ask NVRTC for its version", &error);
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library writes two numbers.
+    unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }.result().map_err(refused)?;
+    Ok(format!("{major}.{minor}"))
 }
 
 /// Compiles `source` for processors of this compute capability.

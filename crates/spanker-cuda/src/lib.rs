@@ -7,6 +7,7 @@ mod compile;
 mod discover;
 mod error;
 mod fabric;
+mod kept;
 mod load;
 mod model;
 mod nccl;

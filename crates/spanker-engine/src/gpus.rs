@@ -38,8 +38,12 @@ mod with {
         /// As many as there are cards, or all.
         pub(crate) fn open(cards: usize) -> Result<Gpus> {
             let count = gpu_count().map_err(unavailable)?.min(cards.max(1));
-            let gpus = (0..count).map(|index| Gpu::open(index).map(Arc::new));
-            let gpus = gpus.collect::<Result<_, _>>().map_err(unavailable)?;
+            let kernels = profiles::cache_folder().map(|folder| folder.join("kernels"));
+            let gpus = (0..count).map(|index| {
+                let gpu = Gpu::open(index)?;
+                Ok(Arc::new(gpu.keep_kernels(kernels.clone())))
+            });
+            let gpus = gpus.collect::<Result<_, spanker_cuda::CudaError>>().map_err(unavailable)?;
             Ok(Gpus { gpus, cards })
         }
 
@@ -132,6 +136,7 @@ mod with {
             if audit > 0.0 {
                 runner.audit(model.network(), &cards, log);
             }
+            runner.warm_up()?;
             if audit < 1.0 {
                 return Ok(Loaded { runner: Box::new(runner), memory });
             }

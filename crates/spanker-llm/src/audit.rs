@@ -119,6 +119,11 @@ impl<'a> Auditor<'a> {
         Auditor { weights, log, cells: HashMap::new() }
     }
 
+    /// Another of the same weights that knows nothing and counts for itself.
+    pub(crate) fn afresh(&self) -> Self {
+        Auditor::new(Arc::clone(&self.weights), AuditLog::default())
+    }
+
     /// What a step writes is written anew.
     pub(crate) fn forget(&mut self, written: &Written) {
         for cell in &written.0 {

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use bytemuck::cast_slice;
 use ggml_spanker::ops;
+use spanker_fabric::device::DeviceErrorKind;
 use spanker_model::{KvShape, Model, Quant};
 use spanker_plan::{
     ALIGNMENT, Activity, Buffer, BufferId, CardLayout, GpuStaging, Label, Mark, Op, Piece, Place,
@@ -268,7 +269,7 @@ impl<M: Machine> OnMachine<M> {
             let bytes = layouts[member].bytes_of(Buffer::Table) as usize;
             machine.write(member, one.place(Buffer::Table), &cast_slice(&table)[..bytes])?;
         }
-        let mut ready = OnMachine {
+        Ok(OnMachine {
             layout,
             cards: layouts,
             vocab: network.model().vocab,
@@ -279,9 +280,7 @@ impl<M: Machine> OnMachine<M> {
             untraced: 0,
             audited: None,
             ended: None,
-        };
-        ready.warm_up(context)?;
-        Ok(ready)
+        })
     }
 
     /// What each card was planned to allocate, and what was asked of the machine for it.
@@ -301,6 +300,44 @@ impl<M: Machine> OnMachine<M> {
     pub fn record(&mut self, recorder: &Recorder) {
         self.trace = Some((recorder.clone(), Instant::now()));
         self.untraced = TRACED - 1;
+    }
+
+    /// Runs a step of one token and a whole batch of them, recorded and audited as those that follow will be, so that the
+    /// first prompt finds programs, code and buffers in place. What they leave behind is written again before anybody
+    /// reads it; what is recorded and found of them is forgotten.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn warm_up(&mut self) -> Result<(), LlmError> {
+        let space = self.layout.space();
+        let batch = space.batch.min(space.context) as usize;
+        let trace = self.trace.take();
+        self.trace = trace.as_ref().map(|_| (Recorder::default(), Instant::now()));
+        let auditor = self.audited.as_mut().map(Audited::set_aside);
+        let sizes = if batch > 1 { &[1, batch][..] } else { &[1] };
+        let done = sizes.iter().try_for_each(|&rows| self.warm_up_rows(rows));
+        if let (Some(audited), Some(auditor)) = (&mut self.audited, auditor) {
+            audited.bring_back(auditor);
+        }
+        (self.trace, self.untraced) = (trace, TRACED - 1);
+        done
+    }
+
+    /// Runs a step of so many tokens.
+    fn warm_up_rows(&mut self, rows: usize) -> Result<(), LlmError> {
+        let tokens = vec![0; rows];
+        let blocks = vec![0; KvShape::blocks_for(rows as u64) as usize];
+        // Of a few single tokens one is traced.
+        self.untraced = TRACED - 1;
+        let want = if rows == 1 { Want::Logits } else { Want::Nothing };
+        let parts = [Part::new(&tokens, 0, &blocks, want)];
+        let step = Step::of(&parts);
+        let done = self.step(&step).and_then(|_| self.settle());
+        match done {
+            // A card that computes wrongly is found again, and counted, in a step that matters.
+            Err(LlmError::Device(error)) if error.kind() == DeviceErrorKind::Wrong => Ok(()),
+            done => done,
+        }
     }
 
     /// Programs for a step, in place of all others where there is no room for them beside these.
@@ -400,20 +437,6 @@ impl<M: Machine> OnMachine<M> {
             Mark { card, label, op, ops: 1, start: end, end, parts: None }
         });
         Ok((sent, left.collect()))
-    }
-
-    /// Runs a step of one token and a whole batch of them, so that the first prompt finds programs and code in place.
-    /// What they leave behind is written again before anybody reads it.
-    fn warm_up(&mut self, context: usize) -> Result<(), LlmError> {
-        let rows = self.batch().min(context);
-        let tokens = vec![0; rows];
-        let blocks = vec![0; KvShape::blocks_for(rows as u64) as usize];
-        let rows = if rows > 1 { &[1, rows][..] } else { &[1] };
-        for &rows in rows {
-            let want = if rows == 1 { Want::Logits } else { Want::Nothing };
-            self.run(&Step::of(&[Part::new(&tokens[..rows], 0, &blocks, want)]))?;
-        }
-        self.logits(1, 0).map(|_| ())
     }
 
     /// The logits of so many outputs, of all cards of the last stage, with the first token of each.

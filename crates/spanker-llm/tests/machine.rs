@@ -478,6 +478,7 @@ fn a_recorded_machine_says_what_operators_belong_to_and_leaves_most_tokens_alone
     let mut runner = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
     let recorder = Recorder::new();
     runner.record(&recorder);
+    runner.warm_up().expect("a warm machine");
     runner.step_alone(&[1, 2, 3], 0, Want::Nothing).unwrap();
     for past in 3..8 {
         let want = if past == 7 { Want::Best(1) } else { Want::Logits };
@@ -539,11 +540,13 @@ fn programs_that_have_no_room_beside_others_take_their_place() {
     let plan = plan(&network, Split::Gather, &together(&[1.0, 1.0]));
     let tokens = prompt(7, recipe.vocab);
     let machine = Plain { room: Some(1), ..Plain::default() };
-    let machine = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
+    let mut machine = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
+    machine.warm_up().unwrap();
     let found = run_logits(Box::new(machine), &tokens, STEPS, None).unwrap();
     assert_same("room for one program", &found, &run(&network, &plan, &tokens));
     let machine = Plain { room: Some(0), ..Plain::default() };
-    let refused = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap_err();
+    let mut machine = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
+    let refused = machine.warm_up().unwrap_err();
     assert!(refused.to_string().contains("no room for the programs of a step of 1 tokens"));
 }
 
@@ -554,6 +557,7 @@ fn programs_of_a_group_are_the_same_whoever_has_a_tokens_row() {
     let plan = plan(&network, Split::Gather, &together(&[1.0, 1.0]));
     let machine = Plain::default();
     let mut runner = OnMachine::load(&network, &plan, CONTEXT, 3, machine, &|_| ()).unwrap();
+    runner.warm_up().unwrap();
     let made = runner.machine().prepared;
     let last = network.model().vocab as u32 - 1;
     for (past, token) in [1, last, 2, last - 1, 0].into_iter().enumerate() {
@@ -626,6 +630,8 @@ fn audited(split: Split, wrong: Option<(usize, IsWrong)>, part: f64) -> (Option<
     memory.for_each(|(planned, allocated)| assert_eq!(planned, allocated));
     let log = AuditLog::new(part);
     runner.audit(&network, &[7, 9], &log);
+    runner.warm_up().expect("a warm machine, even of a card that is wrong");
+    assert_eq!((log.checked(), log.found().len()), (0, 0), "a warm-up does not count");
     let mut steps = vec![runner.step_alone(&[1, 2, 3], 0, Want::Nothing)];
     for past in 3..12 {
         steps.push(runner.step_alone(&[past as u32], past, Want::Best(2)));

@@ -42,6 +42,25 @@ struct Looked {
 /// What a member holds, where its weights are, and the number of its card.
 type Placed = (CardLayout, BufferId, usize);
 
+impl Audited {
+    /// Takes out what compares and counts, and has another in its place.
+    pub(super) fn set_aside(&mut self) -> Auditor<'static> {
+        let other = self.auditor.afresh();
+        std::mem::replace(&mut self.auditor, other)
+    }
+
+    /// Compares and counts as before; what the other one was to compare is forgotten.
+    pub(super) fn bring_back(&mut self, auditor: Auditor<'static>) {
+        *self = Audited {
+            auditor,
+            members: std::mem::take(&mut self.members),
+            begun: None,
+            looked: None,
+            ..*self
+        };
+    }
+}
+
 fn members(all: &[Placed]) -> Vec<Member<'_>> {
     let all = all.iter().enumerate();
     all.map(|(at, (layout, weights, _))| Member { at, layout, weights: *weights }).collect()
