@@ -14,6 +14,7 @@ use spanker_topology::Cluster;
 use crate::cluster::ClusterArgs;
 use crate::directory::CardList;
 use crate::llm::{self, FabricKind};
+use crate::report::{self, Subject};
 use crate::{DoesNotFit, Usage, output};
 use spanker_engine::files;
 
@@ -79,6 +80,9 @@ pub(crate) struct Args {
     /// Save the best plan that can be run, for 'spanker run --plan' and 'spanker simulate'
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Write a page about the best plan that can be run, with what other cards, links and weights would give
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Propose and save also several copies of the model, which 'spanker serve' and 'spanker simulate' run and 'spanker run' does not
     #[arg(long)]
     copies: bool,
@@ -102,7 +106,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    files::check_outputs([&args.out])?;
+    files::check_outputs([&args.out, &args.report])?;
     let Some(fabric) = args.fabric else {
         return plan(args, &llm::shape(&args.model, args.quant)?, &args.cluster.build()?);
     };
@@ -166,6 +170,7 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         remedy: remedy.as_ref(),
     };
     let saved = save(args, &report)?;
+    let page = page(args, &report)?;
     if args.json {
         output::line(&serde_json::to_string(&report.to_json()?)?)?;
     } else {
@@ -177,8 +182,8 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
             }
             reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
         }
-        if let Some(saved) = saved {
-            output::line(&format!("\n{saved}"))?;
+        for written in [saved, page].into_iter().flatten() {
+            output::line(&format!("\n{written}"))?;
         }
     }
     if proposed.is_some() {
@@ -193,6 +198,15 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         more => format!("{more} cards"),
     };
     Err(DoesNotFit(format!("{} does not fit on {cards}{unwritten}", model.name)).into())
+}
+
+/// Writes the page about the plan that is proposed where one is wanted. Returns what there is to say about that.
+fn page(args: &Args, report: &PlanReport<'_>) -> anyhow::Result<Option<String>> {
+    let (Some(path), Some(best)) = (&args.report, report.proposed) else { return Ok(None) };
+    let PlanReport { model, cluster, request, .. } = *report;
+    let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
+    report::write(path, &Subject::of(&plan))?;
+    Ok(Some(format!("saved {}: open it in a browser", path.display())))
 }
 
 /// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.
