@@ -242,7 +242,7 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     let comparison =
         compared.as_ref().and_then(|compared| compared.comparison().inspect_err(noted).ok());
     if let Some(path) = &args.trace {
-        let both = compared.as_ref().map(spanker_engine::Compared::to_perfetto);
+        let both = compared.as_ref().map(Compared::to_perfetto);
         files::write(path, both.unwrap_or_else(|| finished.to_perfetto()))?;
     }
     if let Some(path) = &args.report {
@@ -261,7 +261,7 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
         return Ok(());
     }
     output::said_line("");
-    let names = compared.as_ref().map(spanker_engine::Compared::names).unwrap_or_default();
+    let names = compared.as_ref().map(Compared::names).unwrap_or_default();
     let compared = comparison.iter().flat_map(|comparison| comparison.lines(names));
     lines.into_iter().chain(compared).for_each(output::said_line);
     if answer.finish == Some(FinishReason::Context) {
