@@ -28,6 +28,7 @@ use spanker_engine::files;
   spanker plan model.gguf --profile rev-a*2,rev-a@1GB/s --explain
   spanker plan llama-2-70b --profile rev-a --cards 12 --objective throughput --concurrency 8
   spanker plan llama-3-8b --cluster cluster.toml --out plan.json   then: spanker simulate plan.json
+  spanker plan tinyllama-1.1b --cards 4 --report report.html       as a page, with what would change it
   spanker plan smollm2-135m --fabric inproc --cards 2              for threads of this machine, as measured
 
 Times are predictions: the profiles say where their numbers come from ('spanker profiles rev-a').
