@@ -93,6 +93,7 @@ def keyboard(browser):
     check("arrow keys go from mark to mark", first != browser.text("#mark") and "predicted" in browser.text("#mark"))
     browser.press("+")
     browser.press("0")
+    browser.run("const e = document.getElementById('step'); e.value = '1'; e.dispatchEvent(new Event('change'))")
     browser.run("document.getElementById('search').focus()")
     browser.type("#search", "exchange layer 3")
     check("a search finds marks", int(browser.text("#found").split()[0]) > 0)

@@ -17,7 +17,7 @@ const MOST_TRACE: u64 = 512 << 20;
 
 /// Write one HTML page about a plan: the split, memory, time, the run beside its prediction, and what would change it
 ///
-/// The page fetches nothing and works offline. 'plan', 'simulate', 'run' and 'bench model' write the same with --report FILE.
+/// The page fetches nothing and works offline. 'plan', 'simulate' and 'run' write the same with --report FILE.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker plan tinyllama-1.1b --cards 4 --out plan.json

@@ -364,10 +364,16 @@ function timeline() {
     found.textContent = hits ? `${many(hits.size, 'mark')}` : '';
     if (first) choose(...first); else draw();
   });
+  // A prompt takes so much longer than a token that steps are picked by name.
+  const tokens = [...slots.keys()], picked = el('select', { id: 'step' }, el('option', { value: '' }, 'everything'), ...tokens.map((token) => el('option', { value: token }, `token ${token}`)));
+  picked.addEventListener('change', () => {
+    const at = tokens.indexOf(Number(picked.value));
+    if (picked.value === '' || at < 0) show(0, total); else show(slots.get(tokens[at]), slots.get(tokens[at + 1]) ?? total);
+  });
   const button = (text, name, act) => el('button', { type: 'button', 'aria-label': name, onclick: act }, text);
   into.append(
     el('p', { class: 'quiet' }, `${traces.length > 1 ? 'Two lanes for each card: predicted (P) above measured (M); each step begins at the same place in both.' : `One lane for each card: ${traces[0].name}.`} Shown: ${steps < all ? `the first ${many(steps, 'step')} of ${all}` : many(steps, 'step')}, by ${detail}.`),
-    el('div', { class: 'controls' }, button('+', 'zoom in', () => zoom(0.5)), button('-', 'zoom out', () => zoom(2)), button('all', 'show everything', () => show(0, total)), el('label', {}, 'search', search), found),
+    el('div', { class: 'controls' }, button('+', 'zoom in', () => zoom(0.5)), button('-', 'zoom out', () => zoom(2)), button('all', 'show everything', () => { picked.value = ''; show(0, total); }), el('label', {}, 'step', picked), el('label', {}, 'search', search), found),
     el('ul', { class: 'legend' }, ...[['memory', 'operators'], ['exchange', 'exchanges'], ['host', 'host'], ['waiting', 'stall']].map(([name, text]) => el('li', {}, el('i', { style: { background: color(name) } }), text))),
     el('div', { class: 'lanes' }, canvas), readout);
   const incidents = traces.flatMap((trace) => trace.incidents.map(([at, what]) => `${trace.name}, ${ms(at * 1e3)}: ${what}`));
@@ -383,7 +389,7 @@ function whatif() {
   if (!scenarios || scenarios.planned.length < 2) return;
   $('whatif').hidden = false;
   const of = new Map(scenarios.planned.map((one) => [one[0].join(), one]));
-  const present = scenarios.axes.map((axis) => axis.present), now = of.get(present.join());
+  const present = scenarios.axes.map((axis) => axis.present);
   const answer = el('div', { class: 'answer', 'aria-live': 'polite', id: 'answer' });
   const pickers = scenarios.axes.map((axis, index) => el('select', { id: `if-${index}` }, ...axis.choices.map((text, choice) => el('option', { value: choice, selected: choice === axis.present }, text))));
   const words = (one) => one && one.length > 1 ? `${digits(one[2])} tokens/s` : 'does not fit';
@@ -391,14 +397,14 @@ function whatif() {
     const choices = pickers.map((picker) => Number(picker.value)), one = of.get(choices.join());
     if (!one) { answer.replaceChildren(`Not among the ${scenarios.planned.length} plans of this page: ask spanker plan.`); return; }
     if (one.length < 2) { answer.replaceChildren(el('b', {}, 'Does not fit.')); return; }
-    const [, layout, rate, token, first] = one, factor = now && now.length > 1 ? rate / now[2] : null;
-    answer.replaceChildren(el('b', {}, `${digits(rate)} tokens/s`), ` in all${factor === null ? '' : `, ${digits(factor)} times as fast as planned`}; ${ms(token)} from token to token, ${ms(first)} to the first token: ${layout}`);
+    const [, layout, rate, token, first] = one, factor = rate / own.tokens_per_second;
+    answer.replaceChildren(el('b', {}, `${digits(rate)} tokens/s`), ` in all, ${digits(factor)} times the plan of this page; ${ms(token)} from token to token, ${ms(first)} to the first token: ${layout}`);
   };
   pickers.forEach((picker) => picker.addEventListener('change', draw));
   const back = el('button', { type: 'button', onclick: () => { pickers.forEach((picker, index) => { picker.value = present[index]; }); draw(); } }, 'as planned');
   const alone = scenarios.planned.filter((one) => one[0].filter((choice, index) => choice !== present[index]).length === 1).map((one) => {
     const axis = one[0].findIndex((choice, index) => choice !== present[index]);
-    const factor = now?.[2] && one.length > 1 ? one[2] / now[2] : null;
+    const factor = one.length > 1 ? one[2] / own.tokens_per_second : null;
     return [scenarios.axes[axis].name, scenarios.axes[axis].choices[one[0][axis]], words(one), factor === null ? '' : `${digits(factor)} x`];
   });
   $('scenarios').append(el('p', { class: 'quiet' }, 'Every answer is a plan that was searched for when this page was made.'),
