@@ -5,6 +5,7 @@
 mod answers;
 mod ask;
 mod copy;
+mod expected;
 mod status;
 mod worker;
 
@@ -15,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use ask::{Ask, Chance, Constraint, Delivery, Done, ServedPiece, Update};
+pub use expected::ServicePlan;
 pub use status::{CardState, CardStatus, KvBlocks, Status};
 
 use spanker_model::Quant;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use spanker_bench::{LoadSeen, LoadTarget, ServeRow, Times, load_server};
-use spanker_engine::{Arrivals, Forecast, Model, Service, ServiceLoad, models};
+use spanker_bench::{LoadSeen, LoadTarget, OwnSteps, ServeRow, Times, load_server};
+use spanker_engine::{Arrivals, Forecast, Model, Service, ServiceLoad, Status, models};
 use spanker_serve::{Backend, HttpLimits, ServeOptions, Server};
 
 use super::refuse;
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// It starts 'spanker serve' on a free port of this machine and asks it for answers over HTTP, as clients do. Each
 /// client asks again when it has its answer; with --rate, requests come by the clock instead, at random times that
 /// follow from the seed. "predicted" is what the same schedule of steps takes in virtual time, and "error" how much
-/// slower it was. With --url it loads a server that runs already, ours or another that speaks OpenAI's API; then
+/// slower it was; on emulated cards by the cards' clocks ("card time"), as they take longer than the time that they show. With --url it loads a server that runs already, ours or another that speaks OpenAI's API; then
 /// nothing is foretold. Before the rows come requests that are not counted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -242,9 +242,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         let forecast: Option<Forecast> = own.as_ref().map(forecast);
         // Each row has prompts of its own.
         let target = target(args.seed.wrapping_add((row as u64) << 32));
+        let before = own.as_ref().map(|own| own.service.status());
         let seen: LoadSeen = load_server(&target, load, tell).map_err(super::failure)?;
         output::progress_done();
-        let row = ServeRow::new(load, &seen, forecast.as_ref());
+        let after = own.as_ref().map(|own| own.service.status());
+        let steps = before.zip(after).map(|(before, after)| meanwhile(&before, &after));
+        let row = ServeRow::new(load, &seen, steps, forecast.as_ref());
         lost += row.failed.len();
         if let Some(first) = row.failed.first() {
             output::note(format_args!("{} requests failed, one with: {first}", row.failed.len()));
@@ -261,6 +264,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
+/// What a service did between two looks.
+fn meanwhile(before: &Status, after: &Status) -> OwnSteps {
+    let card_seconds = after.card_seconds.map(|now| now - before.card_seconds.unwrap_or(0.0));
+    OwnSteps { steps: after.steps - before.steps, card_seconds }
+}
+
 fn cells(row: &ServeRow) -> Vec<Cell> {
     let pair = |times: Option<Times>| match times {
         Some(Times { p50_ms, p99_ms }) => format!("{p50_ms:.1} / {p99_ms:.1}"),
@@ -275,6 +284,7 @@ fn cells(row: &ServeRow) -> Vec<Cell> {
     vec![
         Cell::of("clients", "", 7, row.clients),
         Cell::of("tokens/s", "", 8, format!("{:.1}", row.tokens_per_second)),
+        Cell::of("card time", "", 9, figure(row.card_tokens_per_second, 1, "")),
         Cell::of("predicted", "", 9, figure(predicted.map(|of| of.tokens_per_second), 1, "")),
         Cell::of(
             "error",
