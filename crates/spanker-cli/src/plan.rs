@@ -132,27 +132,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 type Served<'s> = dyn Fn(&ServiceOptions) -> spanker_engine::Result<ServicePlan> + 's;
 
 fn plan(args: &Args, model: &Model, cluster: &Cluster, served: &Served<'_>) -> anyhow::Result<()> {
-    if args.concurrency.is_some() && args.objective != Objective::Throughput {
-        let text =
-            "--concurrency is for --objective throughput; --batch says what is decoded together";
-        return Err(Usage(text.into()).into());
-    }
-    let sequences = match (args.objective, args.concurrency) {
-        (_, Some(concurrency)) => concurrency,
-        (Objective::Throughput, None) if args.batch == 1 => cluster.cards() as u64,
-        _ => args.batch,
-    };
-    let request = Request {
-        objective: args.objective,
-        sequences,
-        blocks: None,
-        context: args.context,
-        prompt: args.prompt.unwrap_or(512.min(args.context)),
-        position: args.at,
-        kv: args.kv,
-        batch: args.batch_size,
-        audit: args.audit.unwrap_or(0.0),
-    };
+    let request = asked(args, cluster)?;
     let cards: Vec<usize> = (0..cluster.cards()).collect();
     output::progress("searching for the best plan ..");
     let choice = choose(model, cluster, &cards, &request).map_err(|error| match error {
@@ -209,6 +189,31 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster, served: &Served<'_>) -> a
         more => format!("{more} cards"),
     };
     Err(DoesNotFit(format!("{} does not fit on {cards}{unwritten}", model.name)).into())
+}
+
+/// What is asked of a plan.
+fn asked(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
+    if args.concurrency.is_some() && args.objective != Objective::Throughput {
+        let text =
+            "--concurrency is for --objective throughput; --batch says what is decoded together";
+        return Err(Usage(text.into()).into());
+    }
+    let sequences = match (args.objective, args.concurrency) {
+        (_, Some(concurrency)) => concurrency,
+        (Objective::Throughput, None) if args.batch == 1 => cluster.cards() as u64,
+        _ => args.batch,
+    };
+    Ok(Request {
+        objective: args.objective,
+        sequences,
+        blocks: None,
+        context: args.context,
+        prompt: args.prompt.unwrap_or(512.min(args.context)),
+        position: args.at,
+        kv: args.kv,
+        batch: args.batch_size,
+        audit: args.audit.unwrap_or(0.0),
+    })
 }
 
 /// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.

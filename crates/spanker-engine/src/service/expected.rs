@@ -7,7 +7,7 @@ use spanker_plan::{Layout, Plan, Request, StepPrices, steps_under_way};
 use spanker_topology::Cluster;
 
 use super::ServiceOptions;
-use crate::batch::{Arrivals, Pacing, ServiceLoad, forecast};
+use crate::batch::{Arrivals, Forecast, Pacing, ServiceLoad, forecast};
 use crate::error::{EngineError, Result};
 use crate::host::{Fabric, Host};
 use crate::layout;
@@ -19,7 +19,7 @@ const CLIENTS: [usize; 3] = [1, 4, 16];
 const USUAL: (usize, usize) = (64, 48);
 
 /// What a service would do.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct ServicePlan {
     /// How it would begin: which card holds what, with which blocks for keys and values.
     pub plan: Plan,
@@ -27,6 +27,8 @@ pub struct ServicePlan {
     pub layout: String,
     /// For some numbers of clients the tokens in a second that they would have together.
     pub expected: Vec<(usize, f64)>,
+    pacings: Vec<(Pacing, usize)>,
+    options: ServiceOptions,
 }
 
 impl ServicePlan {
@@ -61,6 +63,20 @@ impl ServicePlan {
         ServicePlan::of(plan, options)
     }
 
+    /// The same layout with other prices.
+    ///
+    /// # Errors
+    /// [`EngineError::Plan`] for a plan that does not fit together.
+    pub fn priced(&self, plan: Plan) -> Result<ServicePlan> {
+        ServicePlan::of(plan, &self.options)
+    }
+
+    /// What clients will see, as [`super::Service::forecast`] has it.
+    #[must_use]
+    pub fn forecast(&self, load: ServiceLoad) -> Forecast {
+        foretold(&self.pacings, &self.options, load)
+    }
+
     fn of(plan: Plan, options: &ServiceOptions) -> Result<ServicePlan> {
         let copies = layout::copies(&plan)?;
         let pacing = |copy: &Plan| {
@@ -70,8 +86,18 @@ impl ServicePlan {
         let pacings: Vec<(Pacing, usize)> = copies.iter().map(pacing).collect();
         let layouts: Vec<&Layout> = copies.iter().map(|copy| &copy.layout).collect();
         let (layout, expected) = (words(&layouts), rates(&pacings, options.context));
-        Ok(ServicePlan { plan, layout, expected })
+        Ok(ServicePlan { plan, layout, expected, pacings, options: options.clone() })
     }
+}
+
+/// What clients of a service with these options will see.
+pub(super) fn foretold(
+    copies: &[(Pacing, usize)],
+    options: &ServiceOptions,
+    load: ServiceLoad,
+) -> Forecast {
+    let shared = if options.reuse { load.shared } else { 0 };
+    forecast(copies, ServiceLoad { shared, ..load })
 }
 
 /// What is asked of a plan, with so many blocks for keys and values.

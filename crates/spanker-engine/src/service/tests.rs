@@ -319,7 +319,7 @@ fn emulated_cards_serve_as_many_tokens_by_their_clocks_as_was_foretold() {
         let all: Vec<_> = (0..clients).map(|client| submit(&service, ask(client))).collect();
         all.iter().for_each(|(updates, _)| drop(read(updates)));
         let status = idle(&service);
-        let seconds = status.card_seconds.expect("clocks that show what work costs");
+        let seconds = status.card_seconds.iter().copied().fold(0.0, f64::max);
         let measured = status.tokens as f64 / seconds;
         let off = foretold.tokens_per_second / measured - 1.0;
         let steps = (status.steps, foretold.steps);

@@ -414,10 +414,12 @@ impl<'h> Worker<'h> {
         let kv = kv.reduce(|sum, one| sum.plus(one)).unwrap_or_default();
         let rates = self.copies.iter().map(Copy::rates);
         let rate = rates.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        let card_seconds = self.copies.iter().filter_map(Copy::card_seconds).reduce(f64::max);
+        let card_seconds: Vec<f64> =
+            self.copies.iter().map(|copy| copy.card_seconds().unwrap_or(0.0)).collect();
+        let shown = self.copies.iter().any(|copy| copy.card_seconds().is_some());
         self.shared.update(|status| {
             (status.kv, status.rate) = (kv, rate);
-            status.card_seconds = card_seconds;
+            status.card_seconds = if shown { card_seconds } else { Vec::new() };
             status.put_back = put_back;
             for copy in &self.copies {
                 copy.describe_times(&self.left, &mut status.cards);
