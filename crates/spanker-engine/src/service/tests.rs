@@ -268,6 +268,10 @@ fn emulated(is_split: bool, seed: u64) -> Arc<Emulated> {
     if let Some(link) = profile.link.as_mut().filter(|_| !is_split) {
         link.latency.value.0 = 2e-3;
     }
+    emulated_as(profile, seed)
+}
+
+fn emulated_as(profile: Profile, seed: u64) -> Arc<Emulated> {
     let cluster = Cluster::uniform(profile, CARDS, Shape::Ring).expect("cards");
     let world = World::new(specs(&cluster, Pace::Card, 1).expect("cards"), seed);
     Arc::new(Emulated(world, Mutex::default()))
@@ -277,6 +281,14 @@ fn emulated(is_split: bool, seed: u64) -> Arc<Emulated> {
 /// that is not split.
 fn on_cards(model: &Arc<Model>, options: ServiceOptions, seed: u64) -> (Service, World) {
     let devices = emulated(options.wish.split.is_some(), seed);
+    on_devices(model, options, devices)
+}
+
+fn on_devices(
+    model: &Arc<Model>,
+    options: ServiceOptions,
+    devices: Arc<Emulated>,
+) -> (Service, World) {
     let world = devices.0.clone();
     let open = move || {
         let topology = devices.open(&(0..CARDS).collect::<Vec<_>>())?;
@@ -310,7 +322,8 @@ fn emulated_cards_serve_as_many_tokens_by_their_clocks_as_was_foretold() {
     for split in [Some(Split::Gather), Some(Split::Pipeline), None] {
         let wish = Wish { split, shares: None };
         let options = ServiceOptions { wish, parallel: clients, ..options() };
-        let (service, _world) = on_cards(&model, options, 3);
+        let cards = emulated_as(Profile::builtin("rev-a").expect("a profile"), 3);
+        let (service, _world) = on_devices(&model, options, cards);
         let foretold = service.forecast(load);
         let ask = |client: usize| {
             let tokens = (0..prompt).map(|at| (3 + (at * 7 + client * 31) % 250) as u32);
