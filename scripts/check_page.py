@@ -14,6 +14,14 @@ from browser import NARROW, PATIENCE, WIDE, Browser, call, check, until
 
 # Slow enough to be stopped in the middle of an answer.
 SLOW = "--hidden 512 --heads 8 --kv-heads 8 --ffn 2048 --layers 24 --vocab 300 --context 2048 --quant q8_0".split()
+# A model with random weights would end its answers by chance.
+ENDLESS = """
+    const asked = window.fetch;
+    const endless = (body) => JSON.stringify({ ...JSON.parse(body), ignore_eos: true });
+    window.fetch = (path, options) => asked(path, options?.body ? { ...options, body: endless(options.body) } : options);
+"""
+# For cards that are emulated.
+SMALL = "--hidden 128 --heads 4 --kv-heads 4 --ffn 256 --layers 4 --vocab 300 --context 1024 --quant q8_0".split()
 
 
 class Server:
@@ -146,6 +154,7 @@ def cards(browser, server, shots):
         browser.look(NARROW, scheme)
         show(browser, status(lost=[4]))
         check(f"a phone has room for the chat ({scheme})", browser.run(fits))
+        check("whose view of the cards says that one is lost", browser.text("#show-cards") == "Cards: 1 lost")
         browser.shot(shots, f"phone-chat-{scheme}")
         browser.click("#show-cards")
         check("and for the cards", browser.run(fits) and browser.run("return document.getElementById('chat').offsetParent === null"))
@@ -154,6 +163,45 @@ def cards(browser, server, shots):
     browser.look(WIDE, "light")
     outside = "return performance.getEntriesByType('resource').map((entry) => entry.name).filter((name) => !name.startsWith(location.origin))"
     check("everything comes from the server", browser.run(outside) == [])
+
+
+def death(browser, spanker, folder, shots):
+    """A card of a twin dies while an answer streams, and comes back."""
+    os.environ["SPANKER_DEV_DIR"] = os.path.join(folder, "devices")
+    model = os.path.join(folder, "small.gguf")
+    subprocess.run([spanker, "synth", "llama", *SMALL, "--out", model], check=True, stdout=subprocess.DEVNULL)
+
+    def twin(*words):
+        subprocess.run([spanker, "twin", *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    twin("up", "--cards", "4", "--profile", "rev-a", "--topology", "ring")
+    try:
+        server = Server(spanker, model, "--fabric", "cards")
+        browser.go(server.url)
+        until("four cards that serve", lambda: browser.run("return document.querySelectorAll('#drawing g.serving').length") == 4)
+        browser.click("#settings summary")
+        browser.run("document.getElementById('tokens').value = 400")
+        browser.run(ENDLESS)
+        browser.type("#text", "Go on\ue007")
+        answer = "#log .turn.assistant .said"
+        until("the first words", lambda: browser.text(answer))
+        twin("kill", "2")
+        until("a lost card in the drawing", lambda: browser.run("return document.querySelectorAll('#drawing g.lost').length") == 1)
+        check("a card that dies is seen", "card 2" in browser.text("#notice") and "card 2 was lost" in browser.text("#events"))
+        before = browser.text(answer)
+        until("more of the answer", lambda: len(browser.text(answer)) > len(before) + 3)
+        check("and the answer goes on", browser.run("return !document.getElementById('stop').disabled"))
+        browser.shot(shots, "died")
+        twin("restore")
+        until("four cards that serve again", lambda: browser.run("return document.querySelectorAll('#drawing g.serving').length") == 4)
+        check("a card that comes back is seen", "card 2 is back" in browser.text("#events") and browser.text("#notice") == "")
+        until("the end of the answer", lambda: browser.run("return document.getElementById('stop').disabled"), 3 * PATIENCE)
+        check("nothing of the answer is missing", "400 tokens" in browser.text("#log .turn:last-child .speed"))
+        browser.shot(shots, "back")
+        check("the server of the twin ends in order", server.end() == 0)
+    finally:
+        twin("down")
+        del os.environ["SPANKER_DEV_DIR"]
 
 
 def key(browser, spanker, model, shots):
@@ -192,6 +240,7 @@ def main():
             check(f"no complaints of the browser {complaints}", not complaints)
             check("the server ends in order", server.end() == 0)
             key(browser, spanker, model, shots)
+            death(browser, spanker, folder, shots)
         finally:
             browser.close()
             server.process.kill()

@@ -301,7 +301,41 @@ def prefix(checks):
     checks.check(said, ratio <= 0.1)
 
 
-PARTS = {"tokens": tokens, "faults": faults, "prefix": prefix, **check_serve_load.PARTS}
+# How far a forecast of tokens in a second may be off: by the clocks of emulated cards, and on this machine.
+OFF = {"card time": 10, "this machine": 15}
+
+
+def forecast(checks):
+    """Tokens in a second of 16 clients, as foretold: by the clocks of emulated cards, and on this machine."""
+    options = checks.options
+    model = options.model or sys.exit("check-serve: forecast: --model")
+
+    def row(clients, *flags, environment=None):
+        command = [options.binary, "bench", "serve", "-m", model, "-c", "512", "--clients", clients, "-r", "1", "-n", "16", "--json",
+                   "--quiet", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **(environment or {})})
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def compare(name, clock, flags, environment=None):
+        seen = row("16", *flags, environment=environment)
+        # What is planted is what was foretold of other clients.
+        foretold = row("1", *flags, environment=environment) if options.plant else seen
+        measured = seen["card_tokens_per_second" if clock == "card time" else "tokens_per_second"]
+        predicted = foretold["predicted"]["tokens_per_second"]
+        off = 100 * (predicted / measured - 1)
+        steps = f"{seen['steps']} steps, {seen['predicted']['steps']} foretold"
+        checks.check(f"{name}, {clock}: {measured:.2f} tokens/s, {predicted:.2f} foretold, {off:+.1f} %; {steps}", abs(off) <= OFF[clock])
+
+    for cards, splits in ((1, ("gather",)), (3, ("gather",)), (4, ("gather", "pipeline", "mixed", None))):
+        with Twin(options.binary, cards) as twin:
+            for split in splits:
+                flags = ["--fabric", "cards", *(["--split", split] if split else [])]
+                name = f"twin, {cards} cards, {split or 'as planned'}"
+                compare(name, "card time", flags, twin.environment)
+    compare("threads", "this machine", ["--fabric", "inproc"])
+
+
+PARTS = {"tokens": tokens, "forecast": forecast, "faults": faults, "prefix": prefix, **check_serve_load.PARTS}
 
 
 def main():

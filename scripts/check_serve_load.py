@@ -221,7 +221,9 @@ def slow_and_deaf(checks, server, reads):
             readers[-1].start()
     closed = closed_after(server)
     checks.check(f"a header every 10 s: closed after {closed or 0:.0f} s", closed is not None and closed < 45)
-    gone = lambda: server.metric(r'spanker_requests_total\{outcome="unread"\}')
+    # Unread where what is kept for a client is full, cancelled where its connection was given up before.
+    ended = lambda outcome: server.metric(rf'spanker_requests_total\{{outcome="{outcome}"\}}')
+    gone = lambda: ended("unread") + ended("cancelled")
     try:
         server.wait_until("nobody is deaf", lambda: gone() == len(deaf), 120)
     except RuntimeError:

@@ -34,6 +34,7 @@ class Server:
                 found = pattern.search(seen.decode(errors="replace"))
                 if found:
                     return found.group(1)
+        self.process.kill()
         raise SystemExit(f"{self.process.args[0]} did not start:\n{seen.decode(errors='replace')[-2000:]}")
 
     def __enter__(self):
@@ -97,7 +98,7 @@ def main():
     room = args.prompt + args.answer + 64
     peer = [args.peer_python, os.path.join(HERE, "serve_llama_cpp.py"), args.model, "-t", str(args.threads), "-c", str(room)]
     own = [args.spanker, "serve", "-m", args.model, "-t", str(args.threads), "-c", str(room), "--port", "0"]
-    with Server(peer, r"^(http://127\.0\.0\.1:\d+)") as theirs, Server(own, r"(http://127\.0\.0\.1:\d+)") as ours:
+    with Server(peer, r"(?m)^(http://127\.0\.0\.1:\d+)\s") as theirs, Server(own, r"(http://127\.0\.0\.1:\d+)") as ours:
         urls = {"llama.cpp": theirs.url, "spanker": ours.url}
         for url in urls.values():
             wait_ready(url)

@@ -16,7 +16,7 @@ use spanker_engine::{ServiceLoad, middle_and_tail};
 
 use crate::error::{BenchError, Result};
 use ask::{Answer, Connection, Refused};
-pub use row::{ServeRow, Times};
+pub use row::{OwnSteps, ServeRow, Times};
 
 /// A server that is loaded.
 #[derive(Debug, Clone)]
@@ -40,6 +40,8 @@ pub struct LoadTarget {
 pub struct LoadSeen {
     /// Tokens of answers in a second, of all clients together.
     pub tokens_per_second: f64,
+    /// Tokens of all answers.
+    pub tokens: usize,
     /// Seconds to the first token: the middle one, and what all but one of a hundred stay below.
     pub first: [f64; 2],
     /// The same between tokens.
@@ -171,6 +173,7 @@ fn seen(outcomes: &[Outcome], load: ServiceLoad) -> LoadSeen {
     let prompts = (answered * load.prompt).max(1);
     LoadSeen {
         tokens_per_second: if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 },
+        tokens,
         first: middle_and_tail(&mut firsts),
         between: middle_and_tail(&mut betweens),
         reused: cached.map(|tokens: usize| tokens as f64 / prompts as f64),

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker plan`: which split of a model is fastest on which cards, whether it fits, and why.
 
+mod serve;
 mod table;
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use spanker_engine::Freshness;
+use spanker_engine::{Freshness, ServiceOptions, ServicePlan};
 use spanker_model::{Model, Quant};
 use spanker_plan::{Objective, Plan, PlanError, PlanReport, Request, choose, explain, remedies};
 use spanker_topology::Cluster;
@@ -54,7 +55,8 @@ pub(crate) struct Args {
     /// Sequences that are decoded together
     #[arg(long, default_value_t = 1, value_name = "N")]
     batch: u64,
-    /// Sequences that are served at the same time, for --objective throughput [default: one for each card]
+    /// Sequences that are served at the same time, for --objective throughput, with what 'spanker serve --parallel N'
+    /// would do [default: one for each card]
     #[arg(long, value_name = "N", conflicts_with = "batch")]
     concurrency: Option<u64>,
     /// Tokens of the prompt for the time to the first token [default: 512, or the context if shorter]
@@ -66,9 +68,10 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are run together, as 'spanker run' does
     #[arg(long, default_value_t = spanker_plan::USUAL_BATCH, value_name = "TOKENS")]
     batch_size: u64,
-    /// Part of the cards' operators that a run checks, as its --audit: 0 is nothing
-    #[arg(long, default_value_t = 0.0, value_name = "FRACTION", value_parser = crate::llm::fraction)]
-    audit: f64,
+    /// Part of the cards' operators that a run checks, as its --audit: 0 is nothing [default: 0; for what 'spanker
+    /// serve' would do its own]
+    #[arg(long, value_name = "FRACTION", value_parser = crate::llm::fraction)]
+    audit: Option<f64>,
     /// How keys and values are stored: f16, or q8_0 in little more than half of the memory
     #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = llm::kept_as)]
     kv: Quant,
@@ -109,7 +112,9 @@ impl Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_outputs([&args.out, &args.report])?;
     let Some(fabric) = args.fabric else {
-        return plan(args, &llm::shape(&args.model, args.quant)?, &args.cluster.build()?);
+        let (shape, cluster) = (llm::shape(&args.model, args.quant)?, args.cluster.build()?);
+        let served = |options: &ServiceOptions| ServicePlan::on_cluster(&shape, &cluster, options);
+        return plan(args, &shape, &cluster, &served);
     };
     let here = llm::Args {
         fabric: Some(fabric),
@@ -123,32 +128,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let (host, model) = (&place.host, &place.model);
         let layout = host.usual_layout(model, host.card_count())?;
         let cluster = host.cluster(model, &place.request(1, 1), &layout, Freshness::Kept)?;
-        plan(args, model.shape(), &cluster)
+        let served = |options: &ServiceOptions| ServicePlan::on_host(host, model, options);
+        plan(args, model.shape(), &cluster, &served)
     })
 }
 
-fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
-    if args.concurrency.is_some() && args.objective != Objective::Throughput {
-        let text =
-            "--concurrency is for --objective throughput; --batch says what is decoded together";
-        return Err(Usage(text.into()).into());
-    }
-    let sequences = match (args.objective, args.concurrency) {
-        (_, Some(concurrency)) => concurrency,
-        (Objective::Throughput, None) if args.batch == 1 => cluster.cards() as u64,
-        _ => args.batch,
-    };
-    let request = Request {
-        objective: args.objective,
-        sequences,
-        blocks: None,
-        context: args.context,
-        prompt: args.prompt.unwrap_or(512.min(args.context)),
-        position: args.at,
-        kv: args.kv,
-        batch: args.batch_size,
-        audit: args.audit,
-    };
+/// What a service with these options would do.
+type Served<'s> = dyn Fn(&ServiceOptions) -> spanker_engine::Result<ServicePlan> + 's;
+
+fn plan(args: &Args, model: &Model, cluster: &Cluster, served: &Served<'_>) -> anyhow::Result<()> {
+    let request = asked(args, cluster)?;
     let cards: Vec<usize> = (0..cluster.cards()).collect();
     output::progress("searching for the best plan ..");
     let choice = choose(model, cluster, &cards, &request).map_err(|error| match error {
@@ -159,6 +148,8 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
     let given = if args.json || args.copies { choice.clone() } else { choice.to_run() };
     let explained = explain(model, cluster, &request, &given);
     let remedy = remedies(model, cluster, &cards, &request, &choice);
+    let serving =
+        args.concurrency.map(|_| serve::planned(args, model, served)).transpose()?.flatten();
     output::progress_done();
     let proposed = if args.copies { choice.best() } else { choice.best_to_run() };
     let report = PlanReport {
@@ -173,9 +164,14 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
     let saved = save(args, &report)?;
     let page = page(args, &report)?;
     if args.json {
-        output::line(&serde_json::to_string(&report.to_json()?)?)?;
+        let mut json = report.to_json()?;
+        json["serve"] = serde_json::to_value(&serving)?;
+        output::line(&serde_json::to_string(&json)?)?;
     } else {
         table::show(&report)?;
+        if let Some(serving) = &serving {
+            serving.show()?;
+        }
         if args.explain {
             let reasons = report.reasons()?;
             if !reasons.is_empty() {
@@ -208,6 +204,31 @@ fn page(args: &Args, report: &PlanReport<'_>) -> anyhow::Result<Option<String>> 
     let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
     report::write(path, &Subject::of(&plan))?;
     Ok(Some(format!("saved {}: open it in a browser", path.display())))
+}
+
+/// What is asked of a plan.
+fn asked(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
+    if args.concurrency.is_some() && args.objective != Objective::Throughput {
+        let text =
+            "--concurrency is for --objective throughput; --batch says what is decoded together";
+        return Err(Usage(text.into()).into());
+    }
+    let sequences = match (args.objective, args.concurrency) {
+        (_, Some(concurrency)) => concurrency,
+        (Objective::Throughput, None) if args.batch == 1 => cluster.cards() as u64,
+        _ => args.batch,
+    };
+    Ok(Request {
+        objective: args.objective,
+        sequences,
+        blocks: None,
+        context: args.context,
+        prompt: args.prompt.unwrap_or(512.min(args.context)),
+        position: args.at,
+        kv: args.kv,
+        batch: args.batch_size,
+        audit: args.audit.unwrap_or(0.0),
+    })
 }
 
 /// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spanker_engine::{EngineError, Model, Service, ServiceOptions, files, models};
+use spanker_engine::{EngineError, Host, Model, Service, ServiceOptions, files, models};
 use spanker_serve::{Backend, HttpLimits, ServeError, ServeOptions, Server, TlsFiles};
 use spanker_twin::Signals;
 
@@ -178,6 +178,11 @@ impl ModelArgs {
     /// Whether another process of those that a launcher has started serves, and this one does what that one says.
     pub(crate) fn follows(&self) -> bool {
         self.takes_ranks() && !ranks::is_first()
+    }
+
+    /// The place that flags name.
+    pub(crate) fn host(&self) -> anyhow::Result<Host> {
+        self.llm.host(self.cards.as_ref())
     }
 
     /// Does what the first rank says, until it ends.

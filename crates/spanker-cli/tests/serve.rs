@@ -2,14 +2,18 @@
 //! `spanker serve` as a user starts and ends it: where it listens, what it refuses, signals.
 
 #[allow(dead_code, reason = "every program of tests uses a part of it")]
+#[path = "support/place.rs"]
+mod place;
+#[allow(dead_code, reason = "every program of tests uses a part of it")]
 #[path = "support/scratch.rs"]
 mod scratch;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, ChildStderr, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use place::Place;
 use rustix::process::{Pid, Signal, kill_process};
 use scratch::Scratch;
 use serde_json::Value;
@@ -27,7 +31,11 @@ struct Serving {
 
 impl Serving {
     fn start(scratch: &Scratch, flags: &str) -> Serving {
-        let mut command = scratch.command();
+        Serving::of(scratch.command(), flags)
+    }
+
+    /// The same by a command that is given.
+    fn of(mut command: Command, flags: &str) -> Serving {
         command.args(["serve", "-m", "x.gguf", "--port", "0"]).args(flags.split_whitespace());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the command starts");
@@ -125,6 +133,53 @@ fn server_says_where_it_listens_and_ends_in_order_when_it_is_told_to() {
         assert_eq!(code, Some(0), "{said}");
         assert!(said.contains("ending"), "{said}");
     }
+}
+
+/// What a plan says that a server would do, as the server says it.
+fn planned(scratch: &Scratch, flags: &str) -> Value {
+    let plan = scratch.json(&format!(
+        "plan x.gguf {flags} --ctx-size 512 --objective throughput --concurrency 6"
+    ));
+    plan["serve"].clone()
+}
+
+#[test]
+fn plans_for_load_are_what_the_server_does() {
+    let scratch = scratch();
+    let place = Place::new();
+    let same = |planned: &Value, flags: &str| {
+        let mut command = scratch.command();
+        command.env("SPANKER_DEV_DIR", &place.dir);
+        let serving = Serving::of(command, &format!("{flags} --ctx-size 512 --parallel 6"));
+        let status = serving.body("/status");
+        for field in ["parallel", "context", "layout", "copies", "expected"] {
+            assert_eq!(planned[field], status[field], "{flags}: {field}");
+        }
+        assert_eq!(planned["kv_blocks"], status["kv_blocks"]["total"], "{flags}");
+        serving.signal(Signal::INT);
+        assert_eq!(serving.end().0, Some(0));
+    };
+    for cards in [1, 2, 3] {
+        let flags = format!("--fabric inproc --threads 1 --cards {cards}");
+        same(&planned(&scratch, &flags), &flags);
+    }
+    // The cards' profiles are all that it takes.
+    place.ok("up --cards 3 --profile rev-a --topology ring");
+    same(&planned(&scratch, "--profile rev-a --cards 3 --topology ring"), "--fabric cards");
+    place.ok("down");
+    place.assert_nothing_is_left();
+    // For other loads other plans: this is not the same by accident.
+    let one = scratch.json(
+        "plan x.gguf --profile rev-a --cards 3 --ctx-size 512 --objective throughput --concurrency 1",
+    );
+    assert_ne!(
+        one["serve"]["expected"],
+        planned(&scratch, "--profile rev-a --cards 3")["expected"]
+    );
+    assert_eq!(
+        scratch.json("plan x.gguf --profile rev-a --objective throughput")["serve"],
+        Value::Null
+    );
 }
 
 #[test]

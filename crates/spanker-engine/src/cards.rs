@@ -63,6 +63,8 @@ pub(crate) struct Cards {
     opened: Opened,
     /// Looks whether cards that were lost can work again; gives those that can.
     scout: RefCell<Option<JoinHandle<Vec<usize>>>>,
+    /// Looks whether cards are there that nobody needs at the moment; gives those that are not.
+    watch: RefCell<Option<JoinHandle<Vec<usize>>>>,
     timeout: Option<Duration>,
     /// Threads of this host, which check what cards compute.
     threads: usize,
@@ -99,6 +101,15 @@ fn sound(devices: &dyn Devices, missing: &[usize]) -> Vec<usize> {
     missing.iter().filter(is_sound).copied().collect()
 }
 
+/// Those of some cards that do not answer, asked twice: a card may be held up.
+fn silent(devices: &dyn Devices, among: &[usize]) -> Vec<usize> {
+    let others = |answering: &[usize], of: &[usize]| -> Vec<usize> {
+        of.iter().copied().filter(|index| !answering.contains(index)).collect()
+    };
+    let once = others(&devices.alive(among), among);
+    if once.is_empty() { once } else { others(&devices.alive(&once), &once) }
+}
+
 impl Cards {
     /// Opens the cards that a list names, each once.
     pub(crate) fn open(
@@ -118,8 +129,9 @@ impl Cards {
         timeout: Option<Duration>,
         threads: usize,
     ) -> Cards {
-        let (opened, scout) = (Opened::new(topology), RefCell::new(None));
-        Cards { devices, opened, scout, timeout, threads }
+        let opened = Opened::new(topology);
+        let (scout, watch) = (RefCell::new(None), RefCell::new(None));
+        Cards { devices, opened, scout, watch, timeout, threads }
     }
 
     /// The cluster of some of the cards. Those of the whole run are open; others are asked anew, as they may have gone.
@@ -287,6 +299,24 @@ impl Backend for Cards {
     fn lack_one(&self, left: &[usize]) -> bool {
         let alive = self.devices.alive(left);
         left.iter().any(|index| !alive.contains(index))
+    }
+
+    /// Cards are asked on a thread of their own, too.
+    fn missed(&self, left: &[usize]) -> Option<LlmError> {
+        let mut watch = self.watch.borrow_mut();
+        let Some(thread) = watch.take_if(|thread| thread.is_finished()) else {
+            if watch.is_none() {
+                let (devices, asked) = (self.devices.clone(), left.to_vec());
+                let look = move || silent(&*devices, &asked);
+                *watch = std::thread::Builder::new().name("spanker-watch".into()).spawn(look).ok();
+            }
+            return None;
+        };
+        // Others may have found out meanwhile.
+        let silent = thread.join().unwrap_or_default();
+        let gone = silent.into_iter().find(|index| left.contains(index))?;
+        let error = spanker_runtime::Error::Gone { op: "INFO" };
+        Some(DeviceError::request(gone, error).into())
     }
 
     fn explain(&self, error: LlmError) -> EngineError {

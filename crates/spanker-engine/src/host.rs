@@ -142,6 +142,12 @@ pub(crate) trait Backend {
         false
     }
 
+    /// What a step would fail with if one of these has gone, where that can be found out without a step: what is found is
+    /// known to a later call.
+    fn missed(&self, _left: &[usize]) -> Option<LlmError> {
+        None
+    }
+
     /// An error with what it means for these cards.
     fn explain(&self, error: LlmError) -> EngineError {
         error.into()

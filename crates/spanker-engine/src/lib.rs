@@ -72,7 +72,7 @@ pub use ranks::RankPlace;
 pub use sampling::Sampling;
 pub use service::{
     Ask, CardState, CardStatus, Chance, Constraint, Delivery, Done, KvBlocks, Refusal, ServedPiece,
-    Service, ServiceOptions, Status, Taken, Update,
+    Service, ServiceOptions, ServicePlan, Status, Taken, Update,
 };
 pub use summary::{Answer, FinishReason, Summary, median, off, rate};
 pub use survey::{CardDetails, CardReport, CardRow, LinkRow, mock_cards, survey_cards};

@@ -5,6 +5,7 @@
 mod answers;
 mod ask;
 mod copy;
+mod expected;
 mod status;
 mod worker;
 
@@ -15,11 +16,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use ask::{Ask, Chance, Constraint, Delivery, Done, ServedPiece, Update};
+pub use expected::ServicePlan;
 pub use status::{CardState, CardStatus, KvBlocks, Status};
 
 use spanker_model::Quant;
 
-use crate::batch::{Forecast, Pacing, ServiceLoad, forecast};
+use crate::batch::{Forecast, Pacing, ServiceLoad};
 use crate::error::{EngineError, Result};
 use crate::generation::Stop;
 use crate::host::Host;
@@ -206,8 +208,7 @@ impl Service {
     #[must_use]
     pub fn forecast(&self, load: ServiceLoad) -> Forecast {
         let pacings = self.shared.pacings.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let shared = if self.options.reuse { load.shared } else { 0 };
-        forecast(&pacings, ServiceLoad { shared, ..load })
+        expected::foretold(&pacings, &self.options, load)
     }
 
     /// Takes no more requests; those that were taken go on.

@@ -33,6 +33,17 @@ pub struct ServeForecast {
     pub between: Times,
     /// The part of the prompts' tokens that was there already.
     pub cached: f64,
+    /// Steps of the model.
+    pub steps: usize,
+}
+
+/// What a server of this process did meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OwnSteps {
+    /// Steps of the model.
+    pub steps: u64,
+    /// What they took by the cards' clocks, in seconds, where these show what work costs.
+    pub card_seconds: Option<f64>,
 }
 
 /// What clients of a server saw, and what was foretold.
@@ -53,6 +64,10 @@ pub struct ServeRow {
     pub answer: usize,
     /// Tokens of answers in a second, of all clients together.
     pub tokens_per_second: f64,
+    /// The same by the cards' clocks, where these show what work costs and the server is this process.
+    pub card_tokens_per_second: Option<f64>,
+    /// Steps of the model, where the server is this process.
+    pub steps: Option<u64>,
     /// To the first token.
     pub first: Times,
     /// Between tokens.
@@ -67,14 +82,20 @@ pub struct ServeRow {
     pub failed: Vec<String>,
     /// What was foretold, if it is known what the server does.
     pub predicted: Option<ServeForecast>,
-    /// How much slower it was than foretold, in per cent of what was measured: more than nothing is slower.
+    /// How much slower it was than foretold, in per cent of what was measured, by the cards' clocks where these show
+    /// what work costs: more than nothing is slower.
     pub error_percent: Option<f64>,
 }
 
 impl ServeRow {
     /// A row.
     #[must_use]
-    pub fn new(load: ServiceLoad, seen: &LoadSeen, forecast: Option<&Forecast>) -> ServeRow {
+    pub fn new(
+        load: ServiceLoad,
+        seen: &LoadSeen,
+        own: Option<OwnSteps>,
+        forecast: Option<&Forecast>,
+    ) -> ServeRow {
         let rate = match load.arrivals {
             Arrivals::Open { rate, .. } => Some(rate),
             Arrivals::Closed => None,
@@ -84,8 +105,11 @@ impl ServeRow {
             first: Times::of(forecast.first),
             between: Times::of(forecast.between),
             cached: forecast.reused,
+            steps: forecast.steps,
         });
-        let measured = seen.tokens_per_second;
+        let card = own.and_then(|own| own.card_seconds).filter(|seconds| *seconds > 0.0);
+        let card = card.map(|seconds| seen.tokens as f64 / seconds);
+        let measured = card.unwrap_or(seen.tokens_per_second);
         let error = |of: ServeForecast| (of.tokens_per_second / measured - 1.0) * 100.0;
         ServeRow {
             version: 1,
@@ -95,7 +119,9 @@ impl ServeRow {
             prompt: load.prompt,
             shared: load.shared,
             answer: load.answer,
-            tokens_per_second: measured,
+            tokens_per_second: seen.tokens_per_second,
+            card_tokens_per_second: card,
+            steps: own.map(|own| own.steps),
             first: Times::of(seen.first),
             between: Times::of(seen.between),
             cached: seen.reused,

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use spanker_bench::{LoadSeen, LoadTarget, ServeRow, Times, load_server};
-use spanker_engine::{Arrivals, Forecast, Model, Service, ServiceLoad, models};
+use spanker_bench::{LoadSeen, LoadTarget, OwnSteps, ServeRow, Times, load_server};
+use spanker_engine::{
+    Arrivals, Calibration, Forecast, Host, Model, Service, ServiceLoad, ServicePlan, Status, models,
+};
 use spanker_serve::{Backend, HttpLimits, ServeOptions, Server};
 
 use super::refuse;
@@ -25,9 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(600);
 ///
 /// It starts 'spanker serve' on a free port of this machine and asks it for answers over HTTP, as clients do. Each
 /// client asks again when it has its answer; with --rate, requests come by the clock instead, at random times that
-/// follow from the seed. "predicted" is what the same schedule of steps takes in virtual time, and "error" how much
-/// slower it was. With --url it loads a server that runs already, ours or another that speaks OpenAI's API; then
-/// nothing is foretold. Before the rows come requests that are not counted.
+/// follow from the seed. "predicted" is what the same schedule of steps takes in virtual time, by what threads of this
+/// machine take before and after the row, and "error" how much slower it was; on emulated cards by the cards' clocks
+/// ("card time"), as they take longer than the time that they show. With --url it loads a server that runs already, ours
+/// or another that speaks OpenAI's API; then nothing is foretold. Before the rows come requests that are not counted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker bench serve -m smollm2-135m
@@ -231,20 +234,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(first) = warmed.failed.first() {
         return Err(anyhow::anyhow!("a request before the first row failed: {first}"));
     }
+    let mut beside = own.as_ref().map(|own| Beside::new(args, own)).transpose()?.flatten();
     let (mut table, mut lost) = (output::Rows::default(), 0);
     for (row, &clients) in args.clients.iter().enumerate() {
         let load = args.load(clients);
-        let all = load.clients * load.requests;
-        let tell = move |done: usize| {
-            output::progress_of(done as u64, all as u64, &format!("{clients} clients"));
-        };
-        let forecast = |own: &Own| own.service.forecast(load);
-        let forecast: Option<Forecast> = own.as_ref().map(forecast);
         // Each row has prompts of its own.
         let target = target(args.seed.wrapping_add((row as u64) << 32));
-        let seen: LoadSeen = load_server(&target, load, tell).map_err(super::failure)?;
-        output::progress_done();
-        let row = ServeRow::new(load, &seen, forecast.as_ref());
+        let row = measured(&target, load, own.as_ref(), beside.as_mut())?;
         lost += row.failed.len();
         if let Some(first) = row.failed.first() {
             output::note(format_args!("{} requests failed, one with: {first}", row.failed.len()));
@@ -261,6 +257,82 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
+/// What clients see of a server, beside what is foretold where it is this process.
+fn measured(
+    target: &LoadTarget,
+    load: ServiceLoad,
+    own: Option<&Own>,
+    mut beside: Option<&mut Beside>,
+) -> anyhow::Result<ServeRow> {
+    let all = load.clients * load.requests;
+    let tell = move |done: usize| {
+        output::progress_of(done as u64, all as u64, &format!("{} clients", load.clients));
+    };
+    beside.as_mut().map_or(Ok(()), |beside| beside.begin())?;
+    let before = own.map(|own| own.service.status());
+    let seen: LoadSeen = load_server(target, load, tell).map_err(super::failure)?;
+    output::progress_done();
+    let after = own.map(|own| own.service.status());
+    beside.as_mut().map_or(Ok(()), |beside| beside.measure())?;
+    let forecast = foretold(own, beside.as_deref(), load)?;
+    let steps = before.zip(after).map(|(before, after)| meanwhile(&before, &after));
+    Ok(ServeRow::new(load, &seen, steps, forecast.as_ref()))
+}
+
+/// What steps take on threads of this machine, measured while the server has nothing to do: before and after each row, so
+/// that the prediction and what it is compared with meet the same neighbours.
+struct Beside {
+    host: Host,
+    model: Arc<Model>,
+    planned: ServicePlan,
+    calibration: Calibration,
+}
+
+impl Beside {
+    /// Nothing where clocks are steady, or cards can be open once only.
+    fn new(args: &Args, own: &Own) -> anyhow::Result<Option<Beside>> {
+        if !args.model.llm.fabric().takes().many_hosts {
+            return Ok(None);
+        }
+        let (host, model) = (args.model.host()?, Arc::clone(own.service.model()));
+        let planned = ServicePlan::on_host(&host, &model, own.service.options())?;
+        let calibration = Calibration::new(&host, &model, &planned.plan)?;
+        Ok(Some(Beside { host, model, planned, calibration }))
+    }
+
+    /// Begins anew: what was measured before another row does not count.
+    fn begin(&mut self) -> anyhow::Result<()> {
+        self.calibration = Calibration::new(&self.host, &self.model, &self.planned.plan)?;
+        self.measure()
+    }
+
+    fn measure(&mut self) -> anyhow::Result<()> {
+        output::progress("measuring this machine ..");
+        Ok(self.calibration.round(&self.host, &self.model, &self.planned.plan)?)
+    }
+}
+
+/// What is foretold of a row, if it is known what the server does.
+fn foretold(
+    own: Option<&Own>,
+    beside: Option<&Beside>,
+    load: ServiceLoad,
+) -> anyhow::Result<Option<Forecast>> {
+    let Some(Beside { planned, calibration, .. }) = beside else {
+        return Ok(own.map(|own| own.service.forecast(load)));
+    };
+    Ok(Some(planned.priced(calibration.priced(&planned.plan)?)?.forecast(load)))
+}
+
+/// What a service did between two looks.
+fn meanwhile(before: &Status, after: &Status) -> OwnSteps {
+    let copies = after.card_seconds.iter().enumerate();
+    let took = copies.map(|(copy, now)| now - before.card_seconds.get(copy).unwrap_or(&0.0));
+    // Copies of the model work side by side.
+    let card_seconds = took.reduce(f64::max);
+    OwnSteps { steps: after.steps - before.steps, card_seconds }
+}
+
 fn cells(row: &ServeRow) -> Vec<Cell> {
     let pair = |times: Option<Times>| match times {
         Some(Times { p50_ms, p99_ms }) => format!("{p50_ms:.1} / {p99_ms:.1}"),
@@ -275,6 +347,7 @@ fn cells(row: &ServeRow) -> Vec<Cell> {
     vec![
         Cell::of("clients", "", 7, row.clients),
         Cell::of("tokens/s", "", 8, format!("{:.1}", row.tokens_per_second)),
+        Cell::of("card time", "", 9, figure(row.card_tokens_per_second, 1, "")),
         Cell::of("predicted", "", 9, figure(predicted.map(|of| of.tokens_per_second), 1, "")),
         Cell::of(
             "error",

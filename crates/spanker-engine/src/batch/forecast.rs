@@ -124,6 +124,8 @@ pub struct Forecast {
     pub between: [f64; 2],
     /// The part of the prompts' tokens that was there already.
     pub reused: f64,
+    /// Steps of all copies of the model.
+    pub steps: usize,
 }
 
 /// The middle one of some times, and what all but one of a hundred stay below.
@@ -153,6 +155,7 @@ pub(crate) fn forecast(copies: &[(Pacing, usize)], load: ServiceLoad) -> Forecas
         first: middle_and_tail(&mut seen.firsts),
         between: middle_and_tail(&mut seen.betweens),
         reused: seen.cached as f64 / prompts as f64,
+        steps: seen.steps,
     }
 }
 
@@ -163,6 +166,7 @@ struct Seen {
     betweens: Vec<f64>,
     tokens: usize,
     cached: usize,
+    steps: usize,
     /// When the last answer was complete.
     end: f64,
 }
@@ -253,6 +257,7 @@ impl<'p> Clients<'p> {
                 let [time, pace] = self.pacing.price(&step);
                 let end = (now + time).max(last_end + pace);
                 last_end = end;
+                seen.steps += 1;
                 under_way.push_back((step, end));
             }
             let Some((step, end)) = under_way.pop_front() else {

@@ -6,25 +6,19 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use spanker_llm::{AuditLog, LlmError, Outcome, Part, Runner, Step, Want};
-use spanker_model::KvShape;
-use spanker_plan::{Plan, Request, StepPrices, steps_under_way};
+use spanker_plan::{Plan, Request, steps_under_way};
 
 use super::ServiceOptions;
+use super::expected;
 use super::status::{CardState, CardStatus, KvBlocks};
-use crate::batch::{
-    Arrivals, BlockPool, Pacing, Schedule, SequenceId, ServiceLoad, StepParts, forecast,
-};
-use crate::error::{EngineError, Result};
+use crate::batch::{BlockPool, Pacing, Schedule, SequenceId, StepParts};
+use crate::error::Result;
 use crate::host::{Host, Load};
 use crate::layout;
 use crate::model::Model;
 
 /// Over how long rates are taken.
 const LATELY: Duration = Duration::from_secs(5);
-/// Clients whose experience is foretold at the start.
-const CLIENTS: [usize; 3] = [1, 4, 16];
-/// What they ask for: tokens of a prompt and of an answer.
-const USUAL: (usize, usize) = (64, 48);
 
 /// A step that is under way.
 struct UnderWay {
@@ -41,6 +35,8 @@ pub(crate) struct Copy<'h> {
     pub(crate) schedule: Schedule,
     under_way: VecDeque<UnderWay>,
     steps: u64,
+    /// What steps took by the cards' clocks, in seconds; nothing where these do not show what work costs.
+    card_seconds: Option<f64>,
     /// When the last step was over.
     last: Option<Instant>,
     /// Steps of the last seconds: when they were over, the tokens that they gave, and what they were predicted to take.
@@ -71,6 +67,11 @@ impl<'h> Copy<'h> {
     /// Lets its cards know that there is more to come: no step may be under way.
     pub(crate) fn heartbeat(&mut self) -> Result<(), LlmError> {
         self.runner.as_mut().map_or(Ok(()), |runner| runner.heartbeat())
+    }
+
+    /// What steps took by the cards' clocks, in seconds, where these show what work costs.
+    pub(crate) fn card_seconds(&self) -> Option<f64> {
+        self.card_seconds
     }
 
     pub(crate) fn admit(&mut self) -> Vec<(SequenceId, usize)> {
@@ -129,7 +130,9 @@ impl<'h> Copy<'h> {
         let now = Instant::now();
         // In a pipeline steps overlap: a step's time is that since the one before it was over.
         let since = self.last.map_or(step.begun, |last| last.max(step.begun));
-        let took = outcome.timing.card.unwrap_or_else(|| now - since).as_secs_f64();
+        let card = outcome.timing.card.map(|time| time.as_secs_f64());
+        let took = card.unwrap_or_else(|| (now - since).as_secs_f64());
+        self.card_seconds = card.map(|card| card + self.card_seconds.unwrap_or(0.0));
         self.last = Some(now);
         let asked = self.schedule.done(&step.parts);
         self.note(now, since, asked.len(), step.predicted, &outcome);
@@ -210,61 +213,17 @@ pub(crate) struct Place<'h> {
 impl<'h> Place<'h> {
     /// What is asked of a plan, with so many blocks for keys and values.
     pub(crate) fn request(&self, blocks: Option<u64>) -> Request {
-        let ServiceOptions { context, batch, parallel, .. } = *self.options;
-        let request = layout::serving_request(context, batch, parallel);
-        Request { blocks, audit: self.log.fraction(), kv: self.options.kv, ..request }
+        expected::request(self.options, self.log.fraction(), blocks)
     }
 
     /// The plan to begin with.
     pub(crate) fn first_plan(&self) -> Result<Plan> {
-        self.fitting(&|blocks| {
-            self.host.plan(self.model, &self.request(blocks), &self.options.wish)
-        })
+        expected::first_plan(self.host, self.model, self.options, self.log.fraction())
     }
 
-    /// A plan with the blocks that were asked for, or as many as there is memory for: enough for one sequence at least,
-    /// and no more than all could need.
+    /// A plan with the blocks that were asked for, or as many as there is memory for.
     pub(crate) fn fitting(&self, plan: &dyn Fn(Option<u64>) -> Result<Plan>) -> Result<Plan> {
-        let one = KvShape::blocks_for(self.options.context as u64);
-        if let Some(bytes) = self.options.kv_memory {
-            let shape = self.model.shape();
-            let kept = KvShape {
-                heads: shape.kv_heads,
-                head_size: shape.head_size,
-                quant: self.options.kv,
-            };
-            let each = (kept.block_bytes() * shape.layers.len() as u64).max(1);
-            let blocks = bytes / each;
-            if blocks < one {
-                let context = self.options.context;
-                let needed = one * each;
-                return Err(EngineError::request(format!(
-                    "--kv-memory {bytes}: a context of {context} tokens takes {needed} bytes"
-                )));
-            }
-            let plan = plan(Some(blocks))?;
-            // Copies of the model share the memory; a context has to fit into each.
-            let copies = plan.layout.replicas.len().max(1) as u64;
-            let blocks = Some((blocks / copies).max(one));
-            let Plan { model, cluster, request, layout, .. } = plan;
-            return Ok(Plan::new(model, cluster, Request { blocks, ..request }, layout)?);
-        }
-        let all = one * self.options.parallel as u64;
-        let error = match plan(None) {
-            Err(error @ EngineError::DoesNotFit { .. }) => error,
-            other => return other,
-        };
-        // As many as fit.
-        let (mut least, mut most, mut best) = (one, all, None);
-        while least < most {
-            let middle = least.midpoint(most);
-            match plan(Some(middle)) {
-                Ok(fits) => (least, best) = (middle + 1, Some(fits)),
-                Err(EngineError::DoesNotFit { .. }) => most = middle,
-                Err(error) => return Err(error),
-            }
-        }
-        best.ok_or(error)
+        expected::fitting(self.model.shape(), self.options, plan)
     }
 
     /// Brings a plan's copies onto cards.
@@ -277,19 +236,18 @@ impl<'h> Place<'h> {
             let loaded = self.host.backend().load(left, &load)?;
             let parallel = plan.request.sequences as usize;
             let depth = loaded.runner.depth().min(parallel).max(1);
-            let batch = plan.request.batch as usize;
-            let prices = StepPrices::new(&plan);
-            let blocks = plan.request.blocks_for(plan.request.sequences) as usize;
-            let pool = BlockPool::new(blocks, self.options.reuse);
             debug_assert!(
                 depth as u64 <= steps_under_way(&plan.request, plan.layout.pipeline_stages())
             );
+            let (pacing, blocks) = expected::pacing(&plan, depth);
+            let pool = BlockPool::new(blocks, self.options.reuse);
             copies.push(Copy {
                 runner: Some(loaded.runner),
-                pacing: Pacing { prices, batch, parallel, depth },
+                pacing,
                 schedule: Schedule::new(pool, parallel),
                 under_way: VecDeque::new(),
                 steps: 0,
+                card_seconds: None,
                 last: None,
                 lately: VecDeque::new(),
                 waits: Vec::new(),
@@ -365,27 +323,13 @@ impl<'h> Place<'h> {
 
     /// How the model is laid out, in words.
     pub(crate) fn words(&self, copies: &[Copy<'_>]) -> String {
-        let Some(first) = copies.first() else { return "on no cards".to_owned() };
-        let (strategy, cards) = (first.plan.layout.strategy(), first.plan.layout.cards().len());
-        let on = if cards == 1 { "card" } else { "cards" };
-        match copies.len() {
-            1 => format!("{strategy} on {cards} {on}"),
-            count => format!("{count} copies, {strategy} on {cards} {on} each"),
-        }
+        let layouts: Vec<_> = copies.iter().map(|copy| &copy.plan.layout).collect();
+        expected::words(&layouts)
     }
 
     /// Tokens in a second that some numbers of clients will see together.
     pub(crate) fn expected(&self, copies: &[Copy<'_>]) -> Vec<(usize, f64)> {
-        let (prompt, answer) = USUAL;
-        let room = self.options.context.saturating_sub(1);
-        let (prompt, answer) = (prompt.min(room.max(1)), answer.min((room / 2).max(1)));
-        let pacings = pacings(copies);
-        let rate = |clients: usize| {
-            let arrivals = Arrivals::Closed;
-            let load = ServiceLoad { clients, prompt, shared: 0, answer, requests: 2, arrivals };
-            forecast(&pacings, load).tokens_per_second
-        };
-        CLIENTS.into_iter().map(|clients| (clients, rate(clients))).collect()
+        expected::rates(&pacings(copies), self.options.context)
     }
 }
 

@@ -118,6 +118,9 @@ pub struct Status {
     pub steps: u64,
     /// Seconds that steps took, and were predicted to take.
     pub step_seconds: (f64, f64),
+    /// Seconds that steps of each copy of the model took by its cards' clocks since it was laid out; nothing where these do
+    /// not show what work costs.
+    pub card_seconds: Vec<f64>,
     /// Tokens in a second, lately, and predicted for as many requests.
     pub rate: (f64, f64),
     /// Cards that were lost, and that came back.
@@ -159,6 +162,7 @@ impl Status {
             tokens: 0,
             steps: 0,
             step_seconds: (0.0, 0.0),
+            card_seconds: Vec::new(),
             rate: (0.0, 0.0),
             cards_lost: 0,
             cards_back: 0,

@@ -268,6 +268,10 @@ fn emulated(is_split: bool, seed: u64) -> Arc<Emulated> {
     if let Some(link) = profile.link.as_mut().filter(|_| !is_split) {
         link.latency.value.0 = 2e-3;
     }
+    emulated_as(profile, seed)
+}
+
+fn emulated_as(profile: Profile, seed: u64) -> Arc<Emulated> {
     let cluster = Cluster::uniform(profile, CARDS, Shape::Ring).expect("cards");
     let world = World::new(specs(&cluster, Pace::Card, 1).expect("cards"), seed);
     Arc::new(Emulated(world, Mutex::default()))
@@ -277,6 +281,14 @@ fn emulated(is_split: bool, seed: u64) -> Arc<Emulated> {
 /// that is not split.
 fn on_cards(model: &Arc<Model>, options: ServiceOptions, seed: u64) -> (Service, World) {
     let devices = emulated(options.wish.split.is_some(), seed);
+    on_devices(model, options, devices)
+}
+
+fn on_devices(
+    model: &Arc<Model>,
+    options: ServiceOptions,
+    devices: Arc<Emulated>,
+) -> (Service, World) {
     let world = devices.0.clone();
     let open = move || {
         let topology = devices.open(&(0..CARDS).collect::<Vec<_>>())?;
@@ -298,6 +310,33 @@ fn clients_of_emulated_cards_get_the_tokens_of_threads() {
         assert_eq!(status.copies, copies, "{split:?} {}", status.layout);
         // Blocks for as many contexts as there are answers at a time, however many copies share them.
         assert_eq!(status.kv.total, 4 * CONTEXT / 64, "{split:?}");
+    }
+}
+
+#[test]
+fn emulated_cards_serve_as_many_tokens_by_their_clocks_as_was_foretold() {
+    let (_folder, model) = shared_model();
+    let (clients, prompt, answer) = (16, 40, 24);
+    let arrivals = crate::batch::Arrivals::Closed;
+    let load = ServiceLoad { clients, prompt, shared: 0, answer, requests: 1, arrivals };
+    for split in [Some(Split::Gather), Some(Split::Pipeline), None] {
+        let wish = Wish { split, shares: None };
+        let options = ServiceOptions { wish, parallel: clients, ..options() };
+        let cards = emulated_as(Profile::builtin("rev-a").expect("a profile"), 3);
+        let (service, _world) = on_devices(&model, options, cards);
+        let foretold = service.forecast(load);
+        let ask = |client: usize| {
+            let tokens = (0..prompt).map(|at| (3 + (at * 7 + client * 31) % 250) as u32);
+            Ask::new(tokens.collect(), Sampling::greedy(), limits(answer))
+        };
+        let all: Vec<_> = (0..clients).map(|client| submit(&service, ask(client))).collect();
+        all.iter().for_each(|(updates, _)| drop(read(updates)));
+        let status = idle(&service);
+        let seconds = status.card_seconds.iter().copied().fold(0.0, f64::max);
+        let measured = status.tokens as f64 / seconds;
+        let off = foretold.tokens_per_second / measured - 1.0;
+        let steps = (status.steps, foretold.steps);
+        assert!(off.abs() < 0.1, "{split:?}: {off:+.3}, {measured} tokens/s, {steps:?} steps");
     }
 }
 
@@ -401,6 +440,28 @@ fn card_that_is_well_again_is_taken_in_while_answers_are_given() {
     }
     let status = service.status();
     assert_eq!((status.cards_lost, status.cards_back, status.failed), (3, 3, 0), "{status:?}");
+}
+
+#[test]
+fn card_that_goes_and_comes_back_while_nobody_asks_is_missed_and_taken_in() {
+    let (_folder, model) = shared_model();
+    let wish = Wish { split: Some(Split::Gather), shares: None };
+    let (service, world) = on_cards(&model, ServiceOptions { wish, ..options() }, 3);
+    let until = |is_so: &dyn Fn(&Status) -> bool| {
+        for _ in 0..3000 {
+            if is_so(&service.status()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{:?}", service.status());
+    };
+    world.disturb(Disturbance::Kill(2));
+    until(&|status| status.cards[2].state == CardState::Lost && status.cards_lost == 1);
+    assert_eq!(read(&submit(&service, ask(2)).0).0, alone(&model, Quant::F16, 2));
+    world.disturb(Disturbance::Restore(2));
+    until(&|status| status.cards_back == 1);
+    assert_eq!(service.status().recomputed, 0);
 }
 
 #[test]

@@ -26,6 +26,8 @@ const LOOK: Duration = Duration::from_millis(250);
 const MOST_PATIENCE: u32 = 1 << 10;
 /// When what has gone before is forgotten.
 const CALM: Duration = Duration::from_secs(600);
+/// How often cards are asked whether they are there while nobody else asks for anything.
+const LISTEN: Duration = Duration::from_millis(500);
 /// How long nobody asks before ranks hear that there is more to come.
 const QUIET: Duration = Duration::from_millis(200);
 
@@ -43,6 +45,8 @@ pub(crate) struct Worker<'h> {
     /// The devices' numbers of the cards that are left.
     left: Vec<usize>,
     looked: Instant,
+    /// When cards were last asked whether they are there.
+    listened: Instant,
     /// How many times as long as usual it takes until cards are looked for again.
     patience: u32,
     /// When something was last wrong with cards.
@@ -70,6 +74,7 @@ impl<'h> Worker<'h> {
             answers: BTreeMap::new(),
             left,
             looked: Instant::now(),
+            listened: Instant::now(),
             patience: 1,
             troubled: Instant::now(),
             unblamed: 0,
@@ -125,16 +130,27 @@ impl<'h> Worker<'h> {
         self.answers.is_empty() && self.copies.iter().all(|copy| copy.oldest().is_none())
     }
 
-    /// Nobody asks: ranks hear that there is more to come, and cards that were lost may be back.
+    /// Nobody asks: ranks hear that there is more to come, cards that have gone are missed before somebody needs them, and
+    /// those that were lost may be back.
     fn idle(&mut self) {
         for copy in &mut self.copies {
             // A rank that is gone is found by the next step.
             let _ = copy.heartbeat();
         }
-        if let Err(error) = self.welcome_back() {
+        if let Err(error) = self.miss().and_then(|()| self.welcome_back()) {
             self.fail_all(&error);
         }
         self.report();
+    }
+
+    /// Goes on without a card that has gone while nobody needed it; what was asked last is known now.
+    fn miss(&mut self) -> Result<()> {
+        if self.listened.elapsed() < LISTEN {
+            return Ok(());
+        }
+        self.listened = Instant::now();
+        let missed = self.place.host.backend().missed(&self.left);
+        missed.map_or(Ok(()), |error| self.recover(error))
     }
 
     /// A request takes its place in the queue of the copy with the fewest.
@@ -162,6 +178,10 @@ impl<'h> Worker<'h> {
     /// Begins and ends steps, once.
     fn turn(&mut self) -> Result<()> {
         self.drop_stopped();
+        // Copies that have something to do find out by their steps.
+        if self.copies.iter().any(|copy| copy.load() == 0) {
+            self.miss()?;
+        }
         self.welcome_back()?;
         if let Err(error) = self.step() {
             self.recover(error)?;
@@ -394,8 +414,12 @@ impl<'h> Worker<'h> {
         let kv = kv.reduce(|sum, one| sum.plus(one)).unwrap_or_default();
         let rates = self.copies.iter().map(Copy::rates);
         let rate = rates.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let card_seconds: Vec<f64> =
+            self.copies.iter().map(|copy| copy.card_seconds().unwrap_or(0.0)).collect();
+        let shown = self.copies.iter().any(|copy| copy.card_seconds().is_some());
         self.shared.update(|status| {
             (status.kv, status.rate) = (kv, rate);
+            status.card_seconds = if shown { card_seconds } else { Vec::new() };
             status.put_back = put_back;
             for copy in &self.copies {
                 copy.describe_times(&self.left, &mut status.cards);

@@ -226,6 +226,8 @@ const headline = (status) => {
   else if (lost.length) notices.push(`Lost: card ${lost.join(", card ")}. Answers go on with the cards that are left.`);
   const text = notices.join(" ");
   if (one("notice").textContent !== text) one("notice").textContent = text;
+  // A phone shows the chat or the cards.
+  one("show-cards").textContent = lost.length ? `Cards: ${lost.length} lost` : "Cards";
 };
 
 /** Shows a status, as /status gives it. */

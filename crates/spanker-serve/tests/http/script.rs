@@ -64,6 +64,7 @@ pub fn status() -> Status {
         tokens: 0,
         steps: 0,
         step_seconds: (0.0, 0.0),
+        card_seconds: Vec::new(),
         rate: (0.0, 0.0),
         cards_lost: 0,
         cards_back: 0,

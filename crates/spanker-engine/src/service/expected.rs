@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a service does with a model on some cards, known without running it: the plan that it goes by, and what clients of
+//! it will see. Services that run begin with the same plan, and say the same of it.
+
+use spanker_model::{KvShape, Model as Shape};
+use spanker_plan::{Layout, Plan, Request, StepPrices, steps_under_way};
+use spanker_topology::Cluster;
+
+use super::ServiceOptions;
+use crate::batch::{Arrivals, Forecast, Pacing, ServiceLoad, forecast};
+use crate::error::{EngineError, Result};
+use crate::host::{Fabric, Host};
+use crate::layout;
+use crate::model::Model;
+
+/// Clients whose experience is foretold.
+const CLIENTS: [usize; 3] = [1, 4, 16];
+/// What they ask for: tokens of a prompt and of an answer.
+const USUAL: (usize, usize) = (64, 48);
+
+/// What a service would do.
+#[derive(Debug, Clone)]
+pub struct ServicePlan {
+    /// How it would begin: which card holds what, with which blocks for keys and values.
+    pub plan: Plan,
+    /// The layout in words.
+    pub layout: String,
+    /// For some numbers of clients the tokens in a second that they would have together.
+    pub expected: Vec<(usize, f64)>,
+    pacings: Vec<(Pacing, usize)>,
+    options: ServiceOptions,
+}
+
+impl ServicePlan {
+    /// On the cards of a host.
+    ///
+    /// # Errors
+    /// As [`super::Service::start`].
+    pub fn on_host(host: &Host, model: &Model, options: &ServiceOptions) -> Result<ServicePlan> {
+        let audit = host.audit(options.audit)?;
+        ServicePlan::of(first_plan(host, model, options, audit)?, options)
+    }
+
+    /// On cards behind the ABI that only their profiles are known of.
+    ///
+    /// # Errors
+    /// [`EngineError::DoesNotFit`], or [`EngineError::Request`] for options that make no sense.
+    pub fn on_cluster(
+        shape: &Shape,
+        cluster: &Cluster,
+        options: &ServiceOptions,
+    ) -> Result<ServicePlan> {
+        let audit = options.audit.unwrap_or(Fabric::Cards.usual_audit());
+        let numbers: Vec<usize> = (0..cluster.cards()).collect();
+        let plan = fitting(shape, options, &|blocks| {
+            let request = request(options, audit, blocks);
+            let layout = match options.wish.layout(shape, cluster.cards())? {
+                Some(layout) => layout,
+                None => layout::best(shape, cluster, &request, true)?,
+            };
+            layout::fitting(Plan::new(shape.clone(), cluster.clone(), request, layout)?, &numbers)
+        })?;
+        ServicePlan::of(plan, options)
+    }
+
+    /// The same layout with other prices.
+    ///
+    /// # Errors
+    /// [`EngineError::Plan`] for a plan that does not fit together.
+    pub fn priced(&self, plan: Plan) -> Result<ServicePlan> {
+        ServicePlan::of(plan, &self.options)
+    }
+
+    /// What clients will see, as [`super::Service::forecast`] has it.
+    #[must_use]
+    pub fn forecast(&self, load: ServiceLoad) -> Forecast {
+        foretold(&self.pacings, &self.options, load)
+    }
+
+    fn of(plan: Plan, options: &ServiceOptions) -> Result<ServicePlan> {
+        let copies = layout::copies(&plan)?;
+        let pacing = |copy: &Plan| {
+            let depth = steps_under_way(&copy.request, copy.layout.pipeline_stages());
+            pacing(copy, depth as usize)
+        };
+        let pacings: Vec<(Pacing, usize)> = copies.iter().map(pacing).collect();
+        let layouts: Vec<&Layout> = copies.iter().map(|copy| &copy.layout).collect();
+        let (layout, expected) = (words(&layouts), rates(&pacings, options.context));
+        Ok(ServicePlan { plan, layout, expected, pacings, options: options.clone() })
+    }
+}
+
+/// What clients of a service with these options will see.
+pub(super) fn foretold(
+    copies: &[(Pacing, usize)],
+    options: &ServiceOptions,
+    load: ServiceLoad,
+) -> Forecast {
+    let shared = if options.reuse { load.shared } else { 0 };
+    forecast(copies, ServiceLoad { shared, ..load })
+}
+
+/// What is asked of a plan, with so many blocks for keys and values.
+pub(super) fn request(options: &ServiceOptions, audit: f64, blocks: Option<u64>) -> Request {
+    let ServiceOptions { context, batch, parallel, kv, .. } = *options;
+    let request = layout::serving_request(context, batch, parallel);
+    Request { blocks, audit, kv, ..request }
+}
+
+/// The plan that a service begins with.
+pub(super) fn first_plan(
+    host: &Host,
+    model: &Model,
+    options: &ServiceOptions,
+    audit: f64,
+) -> Result<Plan> {
+    fitting(model.shape(), options, &|blocks| {
+        host.plan(model, &request(options, audit, blocks), &options.wish)
+    })
+}
+
+/// A plan with the blocks that were asked for, or as many as there is memory for: enough for one sequence at least, and no
+/// more than all could need.
+pub(super) fn fitting(
+    shape: &Shape,
+    options: &ServiceOptions,
+    plan: &dyn Fn(Option<u64>) -> Result<Plan>,
+) -> Result<Plan> {
+    let one = KvShape::blocks_for(options.context as u64);
+    if let Some(bytes) = options.kv_memory {
+        let kept = KvShape { heads: shape.kv_heads, head_size: shape.head_size, quant: options.kv };
+        let each = (kept.block_bytes() * shape.layers.len() as u64).max(1);
+        let blocks = bytes / each;
+        if blocks < one {
+            let context = options.context;
+            let needed = one * each;
+            return Err(EngineError::request(format!(
+                "--kv-memory {bytes}: a context of {context} tokens takes {needed} bytes"
+            )));
+        }
+        let plan = plan(Some(blocks))?;
+        // Copies of the model share the memory; a context has to fit into each.
+        let copies = plan.layout.replicas.len().max(1) as u64;
+        let blocks = Some((blocks / copies).max(one));
+        let Plan { model, cluster, request, layout, .. } = plan;
+        return Ok(Plan::new(model, cluster, Request { blocks, ..request }, layout)?);
+    }
+    let all = one * options.parallel as u64;
+    let error = match plan(None) {
+        Err(error @ EngineError::DoesNotFit { .. }) => error,
+        other => return other,
+    };
+    // As many as fit.
+    let (mut least, mut most, mut best) = (one, all, None);
+    while least < most {
+        let middle = least.midpoint(most);
+        match plan(Some(middle)) {
+            Ok(fits) => (least, best) = (middle + 1, Some(fits)),
+            Err(EngineError::DoesNotFit { .. }) => most = middle,
+            Err(error) => return Err(error),
+        }
+    }
+    best.ok_or(error)
+}
+
+/// What decides how fast a copy of the model is that has so many steps under way, and its blocks.
+pub(super) fn pacing(copy: &Plan, depth: usize) -> (Pacing, usize) {
+    let Request { sequences, batch, .. } = copy.request;
+    let (parallel, batch) = (sequences as usize, batch as usize);
+    let blocks = copy.request.blocks_for(sequences) as usize;
+    let depth = depth.min(parallel).max(1);
+    (Pacing { prices: StepPrices::new(copy), batch, parallel, depth }, blocks)
+}
+
+/// How copies of a model are laid out, in words.
+pub(super) fn words(copies: &[&Layout]) -> String {
+    let Some(first) = copies.first() else { return "on no cards".to_owned() };
+    let (strategy, cards) = (first.strategy(), first.cards().len());
+    let on = if cards == 1 { "card" } else { "cards" };
+    match copies.len() {
+        1 => format!("{strategy} on {cards} {on}"),
+        count => format!("{count} copies, {strategy} on {cards} {on} each"),
+    }
+}
+
+/// Tokens in a second that some numbers of clients will see together.
+pub(super) fn rates(copies: &[(Pacing, usize)], context: usize) -> Vec<(usize, f64)> {
+    let (prompt, answer) = USUAL;
+    let room = context.saturating_sub(1);
+    let (prompt, answer) = (prompt.min(room.max(1)), answer.min((room / 2).max(1)));
+    let rate = |clients: usize| {
+        let arrivals = Arrivals::Closed;
+        let load = ServiceLoad { clients, prompt, shared: 0, answer, requests: 2, arrivals };
+        forecast(copies, load).tokens_per_second
+    };
+    CLIENTS.into_iter().map(|clients| (clients, rate(clients))).collect()
+}
