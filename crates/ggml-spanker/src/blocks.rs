@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of 256 weights as integers, for the types whose kernels unpack them first: Q2_K, Q3_K, IQ4_XS, IQ2_XXS,
-//! IQ2_XS, IQ3_XXS, TQ1_0 and TQ2_0. Q4_K, Q5_K and Q6_K have kernels of their own.
+//! Blocks of 256 weights as integers, for the types that have no plain layout: Q2_K, Q3_K, IQ4_XS, IQ2_XXS,
+//! IQ2_XS, IQ3_XXS, TQ1_0 and TQ2_0. The kernels of the IQ2 and IQ3 types and of TQ1_0 unpack them first.
 
 use spanker_model::Quant;
 
@@ -26,8 +26,6 @@ pub(crate) trait Long {
     const BITS: u32;
     /// What unpacked weights have too much.
     const OFFSET: i32;
-    /// Whether there are minima.
-    const MINIMA: bool = false;
 
     fn unpack(block: &[u8]) -> Block;
 }
@@ -72,7 +70,6 @@ impl Long for Q2K {
     const BYTES: usize = 84;
     const BITS: u32 = 2;
     const OFFSET: i32 = 0;
-    const MINIMA: bool = true;
 
     #[inline(always)]
     fn unpack(block: &[u8]) -> Block {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What weights are multiplied with: rows of activations, as 8-bit blocks or plain.
 
+use std::sync::{Mutex, PoisonError};
+
 use half::f16;
 use spanker_model::Quant;
 
-use crate::decode::half_at;
 use crate::error::{Error, Result};
 use crate::path::Path;
 use crate::simd::{Lanes, Work, run_on};
@@ -194,8 +195,33 @@ impl Inputs {
     /// [`Error::Type`] for a type that activations do not have, [`Error::BadDims`] if `bytes` are not so
     /// many rows.
     pub fn load(&mut self, input: Quant, bytes: &[u8], rows: usize, width: usize) -> Result<()> {
+        self.load_shared(input, bytes, (rows, width), |units, work| (0..units).for_each(work))
+    }
+
+    /// [`load`](Inputs::load) in units that several threads can share: `share` gets their number and what is to be
+    /// called once for each of them.
+    ///
+    /// ```
+    /// use ggml_spanker::{Inputs, Quant};
+    /// let (mut one, mut two) = (Inputs::new(), Inputs::new());
+    /// one.load(Quant::Q8_0, &[1; 34 * 6], 2, 96)?;
+    /// two.load_shared(Quant::Q8_0, &[1; 34 * 6], (2, 96), |units, work| {
+    ///     (0..units).rev().for_each(work);
+    /// })?;
+    /// # Ok::<(), ggml_spanker::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`load`](Inputs::load).
+    pub fn load_shared(
+        &mut self,
+        input: Quant,
+        bytes: &[u8],
+        (rows, width): (usize, usize),
+        share: impl FnOnce(usize, &(dyn Fn(usize) + Sync)),
+    ) -> Result<()> {
         self.begin(input, bytes, (rows, rows), width)?;
-        self.take(input, bytes, 0..rows);
+        self.take(input, bytes, |row| row, share);
         Ok(())
     }
 
@@ -214,7 +240,8 @@ impl Inputs {
             return Err(Error::BadDims { m: rows, k: width, n: 0, qk: input.block() as usize });
         }
         self.begin(input, bytes, (rows, which.len()), width)?;
-        self.take(input, bytes, which.iter().copied());
+        let share = |units, work: &(dyn Fn(usize) + Sync)| (0..units).for_each(work);
+        self.take(input, bytes, |row| which[row], share);
         Ok(())
     }
 
@@ -249,55 +276,162 @@ impl Inputs {
         Ok(())
     }
 
-    fn take(&mut self, input: Quant, bytes: &[u8], which: impl Iterator<Item = usize>) {
-        match input {
-            Quant::Q8_0 => self.load_short(bytes.as_chunks().0, which),
-            Quant::Q8K => self.load_long(bytes.as_chunks().0, which),
-            _ => {
-                let words = bytes.as_chunks().0;
-                for row in which {
-                    let words = words[row * self.width..][..self.width].iter();
-                    self.plain.extend(words.map(|&word| f32::from_le_bytes(word)));
+    /// Takes row `from(0)` of the blocks first, then `from(1)` and so on.
+    fn take(
+        &mut self,
+        input: Quant,
+        bytes: &[u8],
+        from: impl Fn(usize) -> usize + Copy + Send + Sync,
+        share: impl FnOnce(usize, &(dyn Fn(usize) + Sync)),
+    ) {
+        let (rows, width) = (self.rows, self.width);
+        if !matches!(input, Quant::Q8_0 | Quant::Q8K) {
+            let words = bytes.as_chunks().0;
+            for row in 0..rows {
+                let words = words[from(row) * width..][..width].iter();
+                self.plain.extend(words.map(|&word| f32::from_le_bytes(word)));
+            }
+            return;
+        }
+        let long = input == Quant::Q8K;
+        let along = width / input.block() as usize;
+        let count = rows * along;
+        self.runs.resize(if long { 8 * count } else { count }, Run([0; 8]));
+        self.scales.resize(count, 0.0);
+        self.sums.resize(if long { 0 } else { count }, 0);
+        self.parts.resize(if long { count } else { 0 }, [0; 16]);
+        if count == 0 {
+            return;
+        }
+        // A unit is some blocks of every row.
+        let each = (UNIT / rows).max(1);
+        let runs = self.runs.chunks_mut(each * rows * if long { 8 } else { 1 });
+        let scales = self.scales.chunks_mut(each * rows);
+        let path = Path::best();
+        if long {
+            let blocks = bytes.as_chunks().0;
+            let units = runs.zip(scales).zip(self.parts.chunks_mut(each * rows));
+            let units = units.enumerate().map(|(unit, ((runs, scales), parts))| {
+                Mutex::new(Some(Long {
+                    blocks,
+                    along,
+                    rows,
+                    from,
+                    first: unit * each,
+                    runs,
+                    scales,
+                    parts,
+                }))
+            });
+            let units: Vec<_> = units.collect();
+            share(units.len(), &|unit| run_once(path, &units[unit]));
+        } else {
+            let blocks = bytes.as_chunks().0;
+            let units = runs.zip(scales).zip(self.sums.chunks_mut(each * rows));
+            let units = units.enumerate().map(|(unit, ((runs, scales), sums))| {
+                Mutex::new(Some(Short {
+                    blocks,
+                    along,
+                    rows,
+                    from,
+                    first: unit * each,
+                    runs,
+                    scales,
+                    sums,
+                }))
+            });
+            let units: Vec<_> = units.collect();
+            share(units.len(), &|unit| run_once(path, &units[unit]));
+        }
+    }
+}
+
+/// Blocks of a unit, in all rows together.
+const UNIT: usize = 256;
+
+/// Does work that nobody has done.
+fn run_once<W: Work<Out = ()>>(path: Path, work: &Mutex<Option<W>>) {
+    if let Some(work) = work.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        run_on(path, work);
+    }
+}
+
+/// Some blocks of Q8_0 of every row, from number `first` on.
+struct Short<'a, F> {
+    blocks: &'a [[u8; 34]],
+    /// Blocks of a row.
+    along: usize,
+    rows: usize,
+    from: F,
+    first: usize,
+    runs: &'a mut [Run],
+    scales: &'a mut [f32],
+    sums: &'a mut [i32],
+}
+
+impl<F: Fn(usize) -> usize> Work for Short<'_, F> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let Short { blocks, along, rows, from, first, runs, scales, sums } = self;
+        let each = runs.chunks_mut(rows).zip(scales.chunks_mut(rows)).zip(sums.chunks_mut(rows));
+        for (at, ((runs, scales), sums)) in each.enumerate() {
+            for start in (0..rows).step_by(16) {
+                let mut halves = [0; 32];
+                for row in start..rows.min(start + 16) {
+                    let (head, quants) = blocks[from(row) * along + first + at].split_at(2);
+                    halves[2 * (row - start)..2 * (row - start) + 2].copy_from_slice(head);
+                    runs[row] = run(quants);
+                    let mut sum = 0;
+                    for &quant in quants {
+                        sum += i32::from(quant as i8);
+                    }
+                    sums[row] = sum;
                 }
+                let wide = l.wide_values(l.wide_f16(&halves));
+                let scales = &mut scales[start..rows.min(start + 16)];
+                scales.copy_from_slice(&wide[..scales.len()]);
             }
         }
     }
+}
 
-    /// Blocks of Q8_0.
-    fn load_short(&mut self, blocks: &[[u8; 34]], which: impl Iterator<Item = usize>) {
-        let along = self.width / 32;
-        let count = self.rows * along;
-        self.runs.resize(count, Run([0; 8]));
-        self.scales.resize(count, 0.0);
-        self.sums.resize(count, 0);
-        for (row, from) in which.enumerate() {
-            for (at, block) in blocks[from * along..][..along].iter().enumerate() {
-                let to = at * self.rows + row;
-                let (head, quants) = block.split_at(2);
-                self.scales[to] = half_at(head, 0);
-                self.runs[to] = run(quants);
-                self.sums[to] = quants.iter().map(|&byte| i32::from(byte as i8)).sum();
-            }
-        }
-    }
+/// Some blocks of Q8_K of every row, from number `first` on. The sums that they carry are not believed.
+struct Long<'a, F> {
+    blocks: &'a [[u8; 292]],
+    /// Blocks of a row.
+    along: usize,
+    rows: usize,
+    from: F,
+    first: usize,
+    runs: &'a mut [Run],
+    scales: &'a mut [f32],
+    parts: &'a mut [[i16; 16]],
+}
 
-    /// Blocks of Q8_K. The sums that they carry are not believed.
-    fn load_long(&mut self, blocks: &[[u8; 292]], which: impl Iterator<Item = usize>) {
-        let along = self.width / 256;
-        let count = self.rows * along;
-        self.runs.resize(count * 8, Run([0; 8]));
-        self.scales.resize(count, 0.0);
-        self.parts.resize(count, [0; 16]);
-        for (row, from) in which.enumerate() {
-            for (at, block) in blocks[from * along..][..along].iter().enumerate() {
-                let to = at * self.rows + row;
-                self.scales[to] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+impl<F: Fn(usize) -> usize> Work for Long<'_, F> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        let Long { blocks, along, rows, from, first, runs, scales, parts } = self;
+        let each =
+            runs.chunks_mut(8 * rows).zip(scales.chunks_mut(rows)).zip(parts.chunks_mut(rows));
+        for (at, ((runs, scales), parts)) in each.enumerate() {
+            for row in 0..rows {
+                let block = &blocks[from(row) * along + first + at];
+                scales[row] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
                 let quants = &block[4..260];
-                for (part, quants) in quants.chunks_exact(32).enumerate() {
-                    self.runs[(at * 8 + part) * self.rows + row] = run(quants);
+                for (part, quants) in quants.as_chunks::<32>().0.iter().enumerate() {
+                    runs[part * rows + row] = run(quants);
                 }
-                for (sum, part) in self.parts[to].iter_mut().zip(quants.as_chunks::<16>().0) {
-                    *sum = part.iter().map(|&byte| i16::from(byte as i8)).sum();
+                for (sum, part) in parts[row].iter_mut().zip(quants.as_chunks::<16>().0) {
+                    let mut total = 0;
+                    for &quant in part {
+                        total += i16::from(quant as i8);
+                    }
+                    *sum = total;
                 }
             }
         }

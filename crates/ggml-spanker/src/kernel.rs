@@ -8,6 +8,7 @@
 mod long;
 mod plain;
 mod short;
+mod subs;
 mod unpacked;
 
 use spanker_model::Quant;
@@ -23,6 +24,9 @@ const TILE: usize = 128;
 /// So few rows of inputs do not hide the time of reading weights from memory.
 const FEW: usize = 8;
 
+/// Rows of inputs from which on two groups of rows of weights share what is read of these.
+const PAIRED: usize = 9;
+
 /// Computes the product.
 #[inline(always)]
 pub(crate) fn multiply<S: Simd>(s: S, product: &mut Product<'_>) {
@@ -33,8 +37,8 @@ pub(crate) fn multiply<S: Simd>(s: S, product: &mut Product<'_>) {
     if product.n >= lanes {
         // One row of inputs is a case of its own: its sums stay in registers.
         return match product.inputs.rows {
-            1 => in_groups::<S, 1>(s, product),
-            _ => in_groups::<S, TILE>(s, product),
+            1 => in_groups::<S, true>(s, product),
+            _ => in_groups::<S, false>(s, product),
         };
     }
     // Too few rows for one vector: rows of zeros follow them.
@@ -43,7 +47,7 @@ pub(crate) fn multiply<S: Simd>(s: S, product: &mut Product<'_>) {
     weights.resize(weights.len() / n * lanes, 0);
     let mut out = vec![0.0; product.inputs.rows * lanes];
     let mut padded = Product { weights: &weights, n: lanes, out: &mut out, ..*product };
-    in_groups::<S, TILE>(s, &mut padded);
+    in_groups::<S, false>(s, &mut padded);
     for (to, from) in product.out.chunks_exact_mut(n).zip(out.chunks_exact(lanes)) {
         to.copy_from_slice(&from[..n]);
     }
@@ -92,42 +96,56 @@ impl Deal {
 }
 
 /// Sums that are being computed: for each row of inputs one in each lane of `G` groups.
-struct Sums<S: Simd, const G: usize, const TILE: usize> {
-    total: [[S::Float; G]; TILE],
+struct Sums<'a, S: Simd, const G: usize> {
+    total: &'a mut [[S::Float; G]],
     /// Integer sums of the current block.
-    block: [[S::Int; G]; TILE],
+    block: &'a mut [[S::Int; G]],
 }
 
-/// A product with at least as many rows of weights as there are lanes, `TILE` rows of inputs at a time.
+/// A product with at least as many rows of weights as there are lanes, some rows of inputs at a time; `ONE` where there is
+/// one of these, whose sums stay in registers.
 #[inline(always)]
-fn in_groups<S: Simd, const TILE: usize>(s: S, product: &mut Product<'_>) {
+fn in_groups<S: Simd, const ONE: bool>(s: S, product: &mut Product<'_>) {
     let Product { quant, weights, n, inputs, ref mut out } = *product;
     let row = weights.len() / n;
-    let mut ones = Sums { total: [[s.splat_f(0.0)]; TILE], block: [[s.splat(0)]; TILE] };
-    let mut twos = Sums { total: [[s.splat_f(0.0); 2]; TILE], block: [[s.splat(0); 2]; TILE] };
+    let pairs = !ONE && S::PAIRS && inputs.rows >= PAIRED && n >= 2 * S::LANES;
+    let tile = if ONE { 0 } else { TILE.min(inputs.rows) };
+    let mut one = ([[s.splat_f(0.0)]; 1], [[s.splat(0)]; 1]);
+    // No more than there are rows: setting all of a tile would take as long as a product of few.
+    let mut many = (vec![[s.splat_f(0.0)]; tile], vec![[s.splat(0)]; tile]);
+    let tile_of_pairs = if pairs { tile } else { 0 };
+    let mut paired =
+        (vec![[s.splat_f(0.0); 2]; tile_of_pairs], vec![[s.splat(0); 2]; tile_of_pairs]);
     for from in (0..inputs.rows).step_by(TILE) {
-        let count = TILE.min(inputs.rows - from);
+        let count = if ONE { 1 } else { tile.min(inputs.rows - from) };
         let out = &mut out[from * n..(from + count) * n];
         let mut next = 0;
         while next < n {
-            if S::PAIRS && inputs.rows > FEW && n - next >= 2 * S::LANES {
+            if pairs && n - next >= 2 * S::LANES {
                 let second = next + S::LANES;
-                let rows = [next, second].map(|first| Rows::new(weights, S::LANES, row, first, 1));
-                twos.add(s, quant, &Place { rows, inputs, from, count });
-                for ([one, two], out) in twos.total.iter().zip(out.chunks_exact_mut(n)) {
+                let rows = |first| Rows::new(weights, S::LANES, row, first, 1);
+                let ahead = if S::AHEAD { 2 * S::LANES } else { 0 };
+                let rows = [rows(next).ahead(ahead), rows(second).ahead(ahead)];
+                let (total, block) = (&mut paired.0[..count], &mut paired.1[..count]);
+                Sums { total, block }.add(s, quant, &Place { rows, inputs, from, count });
+                for ([one, two], out) in paired.0.iter().zip(out.chunks_exact_mut(n)) {
                     s.store(*one, &mut out[next..]);
                     s.store(*two, &mut out[second..]);
                 }
                 next += 2 * S::LANES;
                 continue;
             }
-            let few = inputs.rows <= FEW;
-            let deal = Deal::next(next, n, S::LANES, row, few && !S::AHEAD);
+            let deal = Deal::next(next, n, S::LANES, row, inputs.rows <= FEW && !S::AHEAD);
             for first in deal.first..deal.first + deal.rounds {
                 let rows = Rows::new(weights, S::LANES, row, first, deal.step);
-                let rows = [rows.ahead(few && S::AHEAD)];
-                ones.add(s, quant, &Place { rows, inputs, from, count });
-                for ([sum], out) in ones.total.iter().zip(out.chunks_exact_mut(n)) {
+                let rows = [rows.ahead(if S::AHEAD { S::LANES } else { 0 })];
+                let (total, block) = match ONE {
+                    true => (&mut one.0[..], &mut one.1[..]),
+                    false => (&mut many.0[..count], &mut many.1[..count]),
+                };
+                Sums { total, block }.add(s, quant, &Place { rows, inputs, from, count });
+                let total = if ONE { &one.0[..] } else { &many.0[..] };
+                for ([sum], out) in total.iter().zip(out.chunks_exact_mut(n)) {
                     store(s, *sum, &mut out[first..], deal.step);
                 }
             }
@@ -136,11 +154,11 @@ fn in_groups<S: Simd, const TILE: usize>(s: S, product: &mut Product<'_>) {
     }
 }
 
-impl<S: Simd, const G: usize, const TILE: usize> Sums<S, G, TILE> {
+impl<S: Simd, const G: usize> Sums<'_, S, G> {
     /// Computes the products of whole rows.
     #[inline(always)]
     fn add(&mut self, s: S, quant: Quant, place: &Place<'_, G>) {
-        let (sums, block) = (&mut self.total[..place.count], &mut self.block[..place.count]);
+        let (sums, block) = (&mut *self.total, &mut *self.block);
         sums.fill([s.splat_f(0.0); G]);
         match quant {
             Quant::Q4_0 => short::add_blocks::<S, short::Q4_0, G>(s, place, sums),
@@ -152,15 +170,15 @@ impl<S: Simd, const G: usize, const TILE: usize> Sums<S, G, TILE> {
             Quant::Mxfp4 => short::add_blocks::<S, short::Mxfp4, G>(s, place, sums),
             Quant::Q4K => long::add_blocks::<S, false, G>(s, place, sums, block),
             Quant::Q5K => long::add_blocks::<S, true, G>(s, place, sums, block),
-            Quant::Q6K => long::add_blocks_6(s, place, sums, block),
-            Quant::Q2K => unpacked::add_blocks::<S, blocks::Q2K, G>(s, place, sums, block),
-            Quant::Q3K => unpacked::add_blocks::<S, blocks::Q3K, G>(s, place, sums, block),
-            Quant::Iq4Xs => unpacked::add_blocks::<S, blocks::Iq4Xs, G>(s, place, sums, block),
+            Quant::Q6K => subs::add_blocks::<S, subs::Q6K, G>(s, place, sums, block),
+            Quant::Q2K => subs::add_blocks::<S, subs::Q2K, G>(s, place, sums, block),
+            Quant::Q3K => subs::add_blocks::<S, subs::Q3K, G>(s, place, sums, block),
+            Quant::Iq4Xs => subs::add_blocks::<S, subs::Iq4Xs, G>(s, place, sums, block),
+            Quant::Tq2_0 => subs::add_blocks::<S, subs::Tq2_0, G>(s, place, sums, block),
             Quant::Iq2Xxs => unpacked::add_blocks::<S, blocks::Iq2Xxs, G>(s, place, sums, block),
             Quant::Iq2Xs => unpacked::add_blocks::<S, blocks::Iq2Xs, G>(s, place, sums, block),
             Quant::Iq3Xxs => unpacked::add_blocks::<S, blocks::Iq3Xxs, G>(s, place, sums, block),
-            Quant::Tq1_0 => unpacked::add_blocks::<S, blocks::Tq1_0, G>(s, place, sums, block),
-            _ => unpacked::add_blocks::<S, blocks::Tq2_0, G>(s, place, sums, block),
+            _ => unpacked::add_blocks::<S, blocks::Tq1_0, G>(s, place, sums, block),
         }
     }
 }

@@ -74,6 +74,8 @@ pub(crate) fn multiply_on(path: Path, product: &mut Product<'_>) -> bool {
 pub(crate) trait Lanes: Copy {
     /// 16 f32 of one row.
     type Wide: Copy;
+    /// Such vectors of sums that registers hold for each of four rows: 4 or 1.
+    const ABREAST: usize = 1;
 
     /// Runs the work as code that uses the instructions.
     fn vectorize<W: Work>(self, work: W) -> W::Out;
@@ -183,7 +185,8 @@ pub(crate) struct Rows<'a> {
     lanes: usize,
     len: usize,
     stride: usize,
-    ahead: bool,
+    /// Bytes from the first row to those that are to be asked for; 0 is none.
+    ahead: usize,
 }
 
 impl<'a> Rows<'a> {
@@ -202,20 +205,20 @@ impl<'a> Rows<'a> {
         let bytes = &weights[first * len..];
         let stride = step * len;
         assert!(stride <= Self::STRIDE_MAX && (lanes - 1) * stride + len <= bytes.len());
-        Rows { bytes, lanes, len, stride, ahead: false }
+        Rows { bytes, lanes, len, stride, ahead: 0 }
     }
 
-    /// The same rows; whoever reads them asks for as many rows that follow them.
+    /// The same rows; whoever reads them asks for as many rows so many after them.
     #[inline(always)]
-    pub(crate) fn ahead(self, ahead: bool) -> Rows<'a> {
-        Rows { ahead, ..self }
+    pub(crate) fn ahead(self, rows: usize) -> Rows<'a> {
+        Rows { ahead: rows * self.len, ..self }
     }
 
-    /// Where what follows the rows has what begins at byte `at` of these, if neighbours are read in turn and it is to
+    /// Where rows further on have what begins at byte `at` of these, if neighbours are read in turn and they are to
     /// be asked for.
     #[inline(always)]
     fn following(self, lanes: usize, at: usize) -> Option<*const u8> {
-        self.ahead.then(|| self.bytes.as_ptr().wrapping_add(lanes * (self.len + at)))
+        (self.ahead > 0).then(|| self.bytes.as_ptr().wrapping_add(self.ahead + lanes * at))
     }
 
     /// The bytes of a row.

@@ -230,7 +230,7 @@ integer_acc!(i64);
 integer_acc!(u8);
 integer_acc!(u32);
 
-/// `$width` elements are folded at once: 256 bytes or more, so that the compiler keeps the block in
+/// `$width` elements are folded at once: 256 bytes or more as accumulators, so that the compiler keeps the block in
 /// vector registers and every card's cache lines are read in runs.
 macro_rules! element {
     ($type:ty, $dtype:ident, $acc:ty, $select:ident, $width:literal, $widen:expr, $narrow:expr $(, $blocks:item)*) => {
@@ -267,7 +267,7 @@ element!(
     F16,
     f32,
     select_float,
-    128,
+    64,
     half_to_f32,
     f32_to_half,
     #[inline(always)]
@@ -289,7 +289,62 @@ element!(
         }
     }
 );
-element!(bf16, Bf16, f32, select_float, 128, brain_to_f32, f32_to_brain);
+// Two of them are a word: one is its high half, and the other one shift away from being that. Kept apart, first the ones
+// and then the others, they are widened and narrowed without changing their places.
+element!(
+    bf16,
+    Bf16,
+    f32,
+    select_float,
+    64,
+    brain_to_f32,
+    f32_to_brain,
+    #[inline(always)]
+    fn widen_block<const ISA: u8, const W: usize>(block: &[bf16; W]) -> [f32; W] {
+        let mut wide = [0.0; W];
+        if W % 2 != 0 {
+            for (wide, &narrow) in wide.iter_mut().zip(block) {
+                *wide = brain_to_f32(narrow);
+            }
+            return wide;
+        }
+        for (at, &pair) in block.as_chunks::<2>().0.iter().enumerate() {
+            [wide[at], wide[W / 2 + at]] = pair_to_f32(pair);
+        }
+        wide
+    },
+    #[inline(always)]
+    fn narrow_block<const ISA: u8, const W: usize>(block: &[f32; W]) -> [bf16; W] {
+        let mut narrow = [bf16::ZERO; W];
+        if W % 2 != 0 {
+            for (narrow, &wide) in narrow.iter_mut().zip(block) {
+                *narrow = f32_to_brain(wide);
+            }
+            return narrow;
+        }
+        for (at, pair) in narrow.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            *pair = f32_to_pair([block[at], block[W / 2 + at]]);
+        }
+        narrow
+    },
+    #[inline(always)]
+    fn fold_block<const ISA: u8, O: Fold<f32>, const W: usize>(
+        total: &mut [f32; W],
+        block: &[bf16; W],
+    ) {
+        if W % 2 != 0 {
+            for (total, &narrow) in total.iter_mut().zip(block) {
+                *total = O::fold(*total, brain_to_f32(narrow));
+            }
+            return;
+        }
+        for (at, &pair) in block.as_chunks::<2>().0.iter().enumerate() {
+            let [one, two] = pair_to_f32(pair);
+            total[at] = O::fold(total[at], one);
+            total[W / 2 + at] = O::fold(total[W / 2 + at], two);
+        }
+    }
+);
 element!(i32, I32, i32, select_integer, 64, |x| x, |x| x);
 element!(i64, I64, i64, select_integer, 64, |x| x, |x| x);
 element!(u8, U8, u8, select_integer, 256, |x| x, |x| x);
@@ -307,10 +362,29 @@ fn brain_to_f32(x: bf16) -> f32 {
 /// Rounds to nearest, ties to even. NaN stays NaN.
 #[inline(always)]
 fn f32_to_brain(x: f32) -> bf16 {
+    bf16::from_bits((brain_in_word(x) >> 16) as u16)
+}
+
+/// The same in the high half of a word.
+#[inline(always)]
+fn brain_in_word(x: f32) -> u32 {
     let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    let quiet = (bits >> 16) | 0x40;
-    bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+    let quiet = bits | 0x0040_0000;
+    if x.is_nan() { quiet } else { rounded }
+}
+
+/// Two neighbours.
+#[inline(always)]
+fn pair_to_f32(pair: [bf16; 2]) -> [f32; 2] {
+    let word = u32::from_le_bytes(bytemuck::cast(pair));
+    [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
+}
+
+#[inline(always)]
+fn f32_to_pair(pair: [f32; 2]) -> [bf16; 2] {
+    let [one, two] = pair.map(brain_in_word);
+    bytemuck::cast(((one >> 16) | (two & 0xffff_0000)).to_le_bytes())
 }
 
 #[inline(always)]

@@ -8,7 +8,6 @@
 use half::{bf16, f16};
 use spanker_model::Quant;
 
-use super::FEW;
 use crate::product::Product;
 use crate::simd::Simd;
 
@@ -120,7 +119,7 @@ fn of_type<S: Simd, P: Plain<BYTES, WIDE>, const BYTES: usize, const WIDE: usize
         let wide = SIDE.min(n - first);
         let rows = rows::<SIDE>(weights, row, first, n);
         // The time of reading weights from memory is not hidden: those that follow are asked for.
-        let next = if inputs.rows <= FEW { &weights[(first + wide) * row..] } else { &[] };
+        let next = &weights[(first + wide) * row..];
         let mut sums = [[0.0; SIDE]; MANY];
         let sums = &mut sums[..inputs.rows];
         match sums {
@@ -295,19 +294,27 @@ fn several<S, P, const BYTES: usize, const WIDE: usize>(
     S: Simd,
     P: Plain<BYTES, WIDE>,
 {
-    let Product { weights, n, inputs, ref mut out, .. } = *product;
+    let Product { weights: all, n, inputs, ref mut out, .. } = *product;
     let (width, high) = (inputs.width, HIGH.min(inputs.rows - from));
     let inputs = &inputs.plain()[from * width..][..high * width];
-    let weights = rows::<{ SIDE * GROUPS }>(weights, width * BYTES, first, n);
+    let weights = rows::<{ SIDE * GROUPS }>(all, width * BYTES, first, n);
+    // Those that follow are asked for when the first rows of inputs read these.
+    let next = if from == 0 { &all[(first + SIDE * GROUPS).min(n) * width * BYTES..] } else { &[] };
     let wide = weights.len().min(n - first);
     let runs = width / 16;
     let mut lanes = Aligned([[[[0.0; 16]; SIDE]; HIGH]; GROUPS]);
     let mut numbers = Aligned([[[[0.0; 16]; LONG]; SIDE]; GROUPS]);
     for from in (0..runs).step_by(LONG) {
         let count = LONG.min(runs - from);
-        for (numbers, weights) in numbers.0.as_flattened_mut().iter_mut().zip(&weights[..wide]) {
+        let rows = numbers.0.as_flattened_mut().iter_mut().zip(&weights[..wide]);
+        for (at, (numbers, weights)) in rows.enumerate() {
             let row = &weights.as_chunks::<WIDE>().0[from..from + count];
-            for (number, weights) in numbers.iter_mut().zip(row) {
+            let next = next.get(at * width * BYTES + from * WIDE..).unwrap_or(&[]);
+            let next = next.as_chunks::<WIDE>().0;
+            for (step, (number, weights)) in numbers.iter_mut().zip(row).enumerate() {
+                if let Some(next) = next.get(step) {
+                    s.fetch(next);
+                }
                 *number = s.wide_values(P::wide(s, weights));
             }
         }

@@ -102,7 +102,7 @@ impl Short for Q8_0 {
 }
 
 /// A table with so much added to every number that none has a sign.
-const fn raised(table: [i8; 16], offset: i32) -> [u8; 16] {
+pub(super) const fn raised(table: [i8; 16], offset: i32) -> [u8; 16] {
     let mut raised = [0; 16];
     let mut at = 0;
     while at < 16 {
@@ -150,7 +150,7 @@ impl Short for Mxfp4 {
 
 /// What a table has for each weight.
 #[inline(always)]
-fn looked_up<S: Simd>(s: S, table: &[u8; 16], weights: [S::Int; 8]) -> [S::Int; 8] {
+pub(super) fn looked_up<S: Simd>(s: S, table: &[u8; 16], weights: [S::Int; 8]) -> [S::Int; 8] {
     // A closure would be compiled without the instructions.
     let mut weights = weights;
     for word in &mut weights {

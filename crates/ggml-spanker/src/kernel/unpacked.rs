@@ -4,14 +4,14 @@
 
 use super::Place;
 use super::long::load32;
+use super::subs::dot_parts;
 use crate::blocks::Long;
 use crate::simd::{Rows, Simd};
 
-/// Bytes of an unpacked block: weights, scales, minima, the scales of both, nothing.
-const ROW: usize = 256 + 32 + 32 + 8 + 8;
+/// Bytes of an unpacked block: weights, scales, the scale of these, nothing.
+const ROW: usize = 256 + 32 + 4 + 12;
 const SCALES: usize = 256;
-const MINIMA: usize = 288;
-const NUMBERS: usize = 320;
+const NUMBER: usize = 288;
 /// The most lanes that there are.
 const LANES: usize = 16;
 
@@ -21,14 +21,10 @@ fn unpack<S: Simd, K: Long>(rows: Rows<'_>, at: usize, out: &mut [u8]) {
     for (lane, out) in out.chunks_exact_mut(ROW).enumerate().take(S::LANES) {
         let block = K::unpack(rows.part(lane, at, K::BYTES));
         out[..256].copy_from_slice(&block.quants);
-        for (out, scale) in out[SCALES..MINIMA].as_chunks_mut().0.iter_mut().zip(block.scales) {
+        for (out, scale) in out[SCALES..NUMBER].as_chunks_mut().0.iter_mut().zip(block.scales) {
             *out = scale.to_le_bytes();
         }
-        for (out, least) in out[MINIMA..NUMBERS].as_chunks_mut().0.iter_mut().zip(block.minima) {
-            *out = least.to_le_bytes();
-        }
-        out[NUMBERS..NUMBERS + 4].copy_from_slice(&block.d.to_le_bytes());
-        out[NUMBERS + 4..NUMBERS + 8].copy_from_slice(&block.dmin.to_le_bytes());
+        out[NUMBER..NUMBER + 4].copy_from_slice(&block.d.to_le_bytes());
     }
 }
 
@@ -43,15 +39,13 @@ pub(super) fn add_blocks<S: Simd, K: Long, const G: usize>(
     let inputs = place.inputs;
     let mut unpacked = [[0; ROW * LANES]; G];
     for block in 0..place.rows[0].len() / K::BYTES {
-        let mut pairs = [[[s.splat(0); 8]; 2]; G];
-        let mut numbers = [[s.splat_f(0.0); 2]; G];
+        let mut pairs = [[s.splat(0); 8]; G];
+        let mut numbers = [s.splat_f(0.0); G];
         for (group, unpacked) in unpacked.iter_mut().enumerate() {
             unpack::<S, K>(place.rows[group], block * K::BYTES, unpacked);
             let rows = Rows::new(unpacked, S::LANES, ROW, 0, 1);
-            pairs[group] = [load32(s, rows, SCALES), load32(s, rows, MINIMA)];
-            for (at, number) in numbers[group].iter_mut().enumerate() {
-                *number = s.float_of_bits(s.word(rows, NUMBERS + 4 * at));
-            }
+            pairs[group] = load32(s, rows, SCALES);
+            numbers[group] = s.float_of_bits(s.word(rows, NUMBER));
         }
         products.fill([s.splat(0); G]);
         #[allow(
@@ -64,7 +58,7 @@ pub(super) fn add_blocks<S: Simd, K: Long, const G: usize>(
             for group in 0..G {
                 let rows = Rows::new(&unpacked[group], S::LANES, ROW, 0, 1);
                 weights[group] = load32(s, rows, 32 * part);
-                let pair = pairs[group][0][part];
+                let pair = pairs[group][part];
                 scales[group] = [s.sar(s.shl(pair, 16), 16), s.sar(pair, 16)];
             }
             let from = (block * 8 + part) * inputs.rows + place.from;
@@ -85,30 +79,12 @@ pub(super) fn add_blocks<S: Simd, K: Long, const G: usize>(
         for (((sums, products), &a), parts) in rows {
             let a = s.splat_f(a);
             for group in 0..G {
-                let [d, dmin] = numbers[group];
-                let mut product = products[group];
-                if K::OFFSET != 0 {
-                    // Unpacked weights are that much too much.
-                    let over = dot_parts(s, &pairs[group][0], parts);
-                    product = s.sub(product, s.mul(over, s.splat(K::OFFSET)));
-                }
-                let mut term = s.mul_f(s.mul_f(d, a), s.float(product));
-                if K::MINIMA {
-                    let least = s.float(dot_parts(s, &pairs[group][1], parts));
-                    term = s.sub_f(term, s.mul_f(s.mul_f(dmin, a), least));
-                }
+                // Unpacked weights are too much by that.
+                let over = dot_parts(s, &pairs[group], parts);
+                let product = s.sub(products[group], s.mul(over, s.splat(K::OFFSET)));
+                let term = s.mul_f(s.mul_f(numbers[group], a), s.float(product));
                 sums[group] = s.add_f(sums[group], term);
             }
         }
     }
-}
-
-/// The products of 16 numbers of each lane with the sums of 16 activations each.
-#[inline(always)]
-fn dot_parts<S: Simd>(s: S, pairs: &[S::Int; 8], parts: &[i16; 16]) -> S::Int {
-    let mut sum = s.splat(0);
-    for (pair, &with) in pairs.iter().zip(parts.as_chunks().0) {
-        sum = s.add_pairs(sum, *pair, with);
-    }
-    sum
 }

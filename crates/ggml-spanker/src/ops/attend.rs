@@ -13,6 +13,8 @@
 //!
 //! Blocks do not depend on each other, so that they can be computed in any order and by different threads.
 
+mod tile;
+
 use std::ops::Range;
 
 use half::f16;
@@ -23,6 +25,7 @@ use super::{capped, exp};
 use crate::input::round_block;
 use crate::path::Path;
 use crate::simd::{Lanes, Work, run_on};
+use tile::{Columns, Floats, Halves, NEXT, ROWS, Strided, multiply};
 
 /// Positions of a block.
 const BLOCK: usize = KV_BLOCK as usize;
@@ -31,8 +34,6 @@ const WIDE: usize = 16;
 /// Numbers of a head that are worked on at a time.
 const SLAB: usize = 64;
 
-/// Bytes of the next block that are on their way while one is worked on.
-const AHEAD: usize = 1024;
 /// Where a row of numbers begins behind the largest score and the sum.
 const HEAD: usize = WIDE;
 
@@ -324,53 +325,67 @@ fn one_block<L: Lanes>(
 ) {
     let (size, heads) = (kv.shape.head_size as usize, queries.heads);
     let length = partial_len(size);
-    // Rows before a block do not see it, and those far behind it do not, either.
-    let sees = |&(pair, _): &(usize, &[f32])| !queries.seen(pair, block).is_empty();
-    let rows = queries.rows.chunks_exact(size).enumerate().filter(sees);
+    // Rows before a block do not see it, and those far behind it do not, either: those that do follow each other.
+    let sees = |pair: &usize| !queries.seen(*pair, block).is_empty();
+    let all = queries.rows.len() / size;
+    let (Some(first), Some(last)) = ((0..all).find(sees), (0..all).rfind(sees)) else { return };
+    let count = last + 1 - first;
+    // Mostly all of them see all of it.
+    let whole = [first, last].iter().all(|&pair| queries.seen(pair, block).len() == BLOCK);
+    let seen = |at: usize| if whole { 0..BLOCK } else { queries.seen(first + at, block) };
     let [keys, values] = kv.block(block);
-    if (block + 1) * BLOCK < queries.first + queries.rows.len() / (size * heads) {
-        // Where the next block is no processor foresees.
-        l.fetch(&kv.block(block + 1)[0][..AHEAD.min(keys.len())]);
-    }
+    // Where the next block is no processor foresees: its keys are asked for with the values of this one.
+    let more = (block + 1) * BLOCK < queries.first + all / heads;
+    let next_keys = if more { kv.block(block + 1)[0] } else { &[] };
+    // For a few rows it does not pay to write keys and values down as f32.
+    let direct = count <= ROWS && kv.shape.quant == Quant::F16 && size.is_multiple_of(WIDE);
+    let scores = &mut scores[first * BLOCK..(last + 1) * BLOCK];
+    let parts = &mut parts[first * length..(last + 1) * length];
     scores.fill(0.0);
     for start in (0..size).step_by(SLAB) {
         let numbers = start..size.min(start + SLAB);
-        widen_keys(l, kv, keys, numbers.clone(), wide);
-        for (pair, query) in rows.clone() {
-            score(l, &query[numbers.clone()], wide, &mut scores[pair * BLOCK..][..BLOCK]);
+        let factors = &queries.rows[first * size + start..];
+        let factors = Strided { numbers: factors, stride: size };
+        let sums = &mut Strided { numbers: &mut *scores, stride: BLOCK };
+        let (wides, rows) = (BLOCK / WIDE, (count, |_| 0..numbers.len()));
+        let next = ahead(values, &numbers, size);
+        if direct {
+            let bytes = &keys[2 * BLOCK * numbers.start..2 * BLOCK * numbers.end];
+            let table = Halves { bytes, stride: 2 * BLOCK, from: 0 };
+            multiply(l, Columns { table, wides, next }, &factors, rows, sums);
+        } else {
+            widen_keys(l, kv, keys, numbers.clone(), wide);
+            let table = Floats { numbers: wide, stride: BLOCK };
+            multiply(l, Columns { table, wides, next }, &factors, rows, sums);
         }
     }
-    for (pair, _) in rows.clone() {
-        let (scores, part) = (&mut scores[pair * BLOCK..][..BLOCK], &mut parts[pair * length..]);
-        [part[0], part[1]] = weigh(l, scores, queries, queries.seen(pair, block));
+    let each = scores.chunks_exact_mut(BLOCK).zip(parts.chunks_exact_mut(length));
+    for (at, (scores, part)) in each.enumerate() {
+        [part[0], part[1]] = weigh(l, scores, queries, seen(at));
+        part[HEAD..].fill(0.0);
     }
     for start in (0..size).step_by(SLAB) {
         let numbers = start..size.min(start + SLAB);
-        widen_values(l, kv, values, numbers.clone(), wide);
-        for (pair, _) in rows.clone() {
-            let seen = queries.seen(pair, block);
-            let weights = &scores[pair * BLOCK..][seen.clone()];
-            let part = &mut parts[pair * length + HEAD..][numbers.clone()];
-            gather(l, weights, &wide[seen.start * SLAB..], part);
+        let factors = Strided { numbers: &*scores, stride: BLOCK };
+        let sums = &mut Strided { numbers: &mut parts[HEAD + start..], stride: length };
+        let wides = numbers.len().div_ceil(WIDE);
+        let (rows, next) = ((count, seen), ahead(next_keys, &numbers, size));
+        if direct {
+            let table = Halves { bytes: values, stride: 2 * size, from: 2 * start };
+            multiply(l, Columns { table, wides, next }, &factors, rows, sums);
+        } else {
+            widen_values(l, kv, values, numbers, wide);
+            let table = Floats { numbers: wide, stride: SLAB };
+            multiply(l, Columns { table, wides, next }, &factors, rows, sums);
         }
     }
 }
 
-/// Adds the products of some numbers of a query and of all keys of a block.
+/// What is to be asked for of a block while some numbers of another are multiplied: the same share.
 #[inline(always)]
-fn score<L: Lanes>(l: L, query: &[f32], keys: &[f32], scores: &mut [f32]) {
-    let lanes = scores.as_chunks_mut::<WIDE>().0;
-    let [one, two, three, four] = lanes else { return };
-    let mut sums = [l.wide(one), l.wide(two), l.wide(three), l.wide(four)];
-    for (query, keys) in query.iter().zip(keys.chunks_exact(BLOCK)) {
-        let query = l.wide(&[*query; WIDE]);
-        for (sum, keys) in sums.iter_mut().zip(keys.as_chunks::<WIDE>().0) {
-            *sum = l.wide_add(*sum, query, l.wide(keys));
-        }
-    }
-    for (scores, sum) in [one, two, three, four].into_iter().zip(sums) {
-        *scores = l.wide_values(sum);
-    }
+fn ahead<'a>(bytes: &'a [u8], numbers: &Range<usize>, size: usize) -> &'a [[u8; NEXT]] {
+    let at = |number: usize| bytes.len() / size * number;
+    bytes[at(numbers.start)..at(numbers.end)].as_chunks().0
 }
 
 /// Sums become weights. Gives the largest score and the sum of the weights of the positions that are seen.
@@ -403,36 +418,13 @@ fn weigh<L: Lanes>(
     [largest, l.wide_sum(l.wide(&lanes))]
 }
 
-/// Some numbers of the values of a block, times their weights.
-#[inline(always)]
-fn gather<L: Lanes>(l: L, weights: &[f32], values: &[f32], out: &mut [f32]) {
-    let rows = weights.iter().zip(values.chunks_exact(SLAB));
-    if let Ok(out) = <&mut [f32; SLAB]>::try_from(&mut *out) {
-        let mut sums = [l.wide(&[0.0; WIDE]); SLAB / WIDE];
-        for (weight, values) in rows {
-            let weight = l.wide(&[*weight; WIDE]);
-            for (sum, values) in sums.iter_mut().zip(values.as_chunks::<WIDE>().0) {
-                *sum = l.wide_add(*sum, weight, l.wide(values));
-            }
-        }
-        for (out, sum) in out.as_chunks_mut::<WIDE>().0.iter_mut().zip(sums) {
-            *out = l.wide_values(sum);
-        }
-        return;
-    }
-    out.fill(0.0);
-    for (weight, values) in rows {
-        for (out, value) in out.iter_mut().zip(values) {
-            *out += weight * value;
-        }
-    }
-}
-
 /// Adds a block to those before it, whose largest score and sum are in `head`.
 #[inline(always)]
 fn put_together(head: &mut [f32; 2], row: &mut [f32], part: &[f32]) {
     let largest = if part[0] > head[0] { part[0] } else { head[0] };
-    let (old, new) = (exp(head[0] - largest), exp(part[0] - largest));
+    // One of both is the largest, and `exp` of 0 is 1.
+    let small = exp(if part[0] > head[0] { head[0] - largest } else { part[0] - largest });
+    let (old, new) = if part[0] > head[0] { (small, 1.0) } else { (1.0, small) };
     *head = [largest, head[1] * old + part[1] * new];
     for (sum, part) in row.iter_mut().zip(&part[HEAD..]) {
         *sum = *sum * old + *part * new;
@@ -611,7 +603,8 @@ fn keep_key_blocks(shape: KvShape, at: usize, keys: &[f32], kept: &mut [u8]) {
     for (index, (scale, whole)) in blocks_of(keys).enumerate() {
         let row = &mut scales[index * 2 * BLOCK..];
         row[2 * at..2 * at + 2].copy_from_slice(&scale);
-        for (row, whole) in whole_rows.chunks_exact_mut(BLOCK).skip(32 * index).zip(whole) {
+        let rows = &mut whole_rows[32 * index * BLOCK..][..32 * BLOCK];
+        for (row, whole) in rows.as_chunks_mut::<BLOCK>().0.iter_mut().zip(whole) {
             row[at] = whole;
         }
     }

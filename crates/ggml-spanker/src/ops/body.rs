@@ -160,7 +160,14 @@ pub(crate) fn most(values: &[f32]) -> f32 {
             lanes[lane] = larger(lanes[lane], values[lane]);
         }
     }
-    let most = lanes.into_iter().fold(f32::NEG_INFINITY, larger);
+    let mut half = 8;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = larger(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    let most = lanes[0];
     rest.iter().fold(most, |most, value| larger(most, *value))
 }
 

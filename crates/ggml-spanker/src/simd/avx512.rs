@@ -56,6 +56,7 @@ macro_rules! op {
 
 impl Lanes for Avx512 {
     type Wide = __m512;
+    const ABREAST: usize = 4;
 
     #[inline(always)]
     fn vectorize<W: Work>(self, work: W) -> W::Out {

@@ -114,7 +114,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
             self.one_row_of_experts(&products, &shared, &experts);
             let each: u64 = products.iter().map(|product| product.n as u64 * product.row).sum();
             if self.team.threads() > 1 {
-                self.team_policy.took(each * experts.len() as u64, begun.elapsed());
+                self.team_policy.took(1, each * experts.len() as u64, begun.elapsed());
             }
         } else {
             self.rows_by_expert(&products, &shared, &experts);

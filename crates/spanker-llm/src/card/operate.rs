@@ -12,7 +12,7 @@ use super::Card;
 use super::memory::part;
 
 /// Bytes of results below which a team costs more than it saves.
-const SMALL: usize = 64 << 10;
+const SMALL: usize = 32 << 10;
 
 impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
     /// Does one piece of work.

@@ -32,6 +32,8 @@ struct Product {
 struct Unit {
     product: usize,
     rows: Range<usize>,
+    /// Its place among the product's units.
+    place: usize,
 }
 
 impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
@@ -48,8 +50,11 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 types.map(|id| Quant::from_ggml_id(id).expect("programs have types of files"));
             if !loaded {
                 let bytes = self.memory.get(a, rows * input.row_bytes(k));
+                let (team, threads) = (&self.team, self.threads());
                 self.inputs
-                    .load(input, bytes, rows as usize, k as usize)
+                    .load_shared(input, bytes, (rows as usize, k as usize), |units, work| {
+                        team.run(threads, units, work);
+                    })
                     .expect("programs have whole rows");
                 (loaded, m) = (true, rows as usize);
             }
@@ -58,17 +63,12 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         let units = self.units(&products);
         let begun = Instant::now();
         match m {
-            1 => {
-                let bytes = products.iter().map(|product| product.n as u64 * product.row).sum();
-                self.one_row(&products, &units);
-                if self.team.threads() > 1 {
-                    self.team_policy.took(bytes, begun.elapsed());
-                }
-            }
-            _ => {
-                self.many_rows(&products, &units, m);
-                self.team_policy.passed(begun.elapsed());
-            }
+            1 => self.one_row(&products, &units),
+            _ => self.many_rows(&products, &units, m),
+        }
+        if self.team.threads() > 1 {
+            let bytes = products.iter().map(|product| product.n as u64 * product.row).sum();
+            self.team_policy.took(m, bytes, begun.elapsed());
         }
     }
 
@@ -84,11 +84,11 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         };
         let mut units = Vec::new();
         for (index, product) in products.iter().enumerate() {
-            let mut start = 0;
+            let (mut start, mut place) = (0, 0);
             while start < product.n {
                 let end = product.n.min(start.saturating_add(each));
-                units.push(Unit { product: index, rows: start..end });
-                start = end;
+                units.push(Unit { product: index, rows: start..end, place });
+                (start, place) = (end, place + 1);
             }
         }
         units
@@ -110,16 +110,12 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
         outs.into_iter().for_each(|(buffer, words)| self.memory.put(buffer, words));
     }
 
-    /// Computes all units, each to its target.
-    fn multiply_units(&self, products: &[Product], units: &[Unit], targets: &[Mutex<&mut [f32]>]) {
-        self.team.run(self.threads(), units.len(), &|at| {
-            let unit = &units[at];
-            let product = &products[unit.product];
-            let weights = self.weights(product, &unit.rows);
-            let mut out = targets[at].lock().expect("a unit is worked on once");
-            multiply(product.quant, weights, unit.rows.len(), &self.inputs, &mut out)
-                .expect("programs have products that can be");
-        });
+    /// Computes a unit.
+    fn product_unit(&self, products: &[Product], unit: &Unit, out: &mut [f32]) {
+        let product = &products[unit.product];
+        let weights = self.weights(product, &unit.rows);
+        multiply(product.quant, weights, unit.rows.len(), &self.inputs, out)
+            .expect("programs have products that can be");
     }
 
     /// One row of inputs: units write to where the result goes.
@@ -135,49 +131,56 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                 rest = more;
             }
         }
-        self.multiply_units(products, units, &targets);
+        self.team.run(self.threads(), units.len(), &|at| {
+            let mut out = targets[at].lock().expect("a unit is worked on once");
+            self.product_unit(products, &units[at], &mut out);
+        });
         drop(targets);
         self.put_outs(outs);
     }
 
-    /// Several rows of inputs: units have tiles of their own, which are put in order afterwards.
+    /// Several rows of inputs: a unit has a tile of its own, and puts each row of it where it goes.
     fn many_rows(&mut self, products: &[Product], units: &[Unit], m: usize) {
         let mut outs = self.take_outs(products);
         let mut tiles = std::mem::take(&mut self.tiles);
-        let total: usize = products.iter().map(|product| product.n).sum();
         let mut targets: Vec<Mutex<&mut [f32]>> = Vec::with_capacity(units.len());
-        let mut rest = &mut tiles[..total * m];
+        let mut rest = &mut tiles[..];
         for unit in units {
             let (own, more) = rest.split_at_mut(unit.rows.len() * m);
             targets.push(Mutex::new(own));
             rest = more;
         }
-        self.multiply_units(products, units, &targets);
-        drop(targets);
-        let mut start = 0;
+        // Product by product and row by row, what each unit has of it.
+        let mut pieces: Vec<Mutex<&mut [f32]>> = Vec::with_capacity(units.len() * m);
+        let mut first_pieces = Vec::with_capacity(products.len());
         for (index, ((_, words), product)) in outs.iter_mut().zip(products).enumerate() {
-            let n = product.n;
-            let out = part(words, product.out, (n * m) as u64 * 4);
-            let own = &tiles[start..start + n * m];
-            start += n * m;
-            let widths: Vec<usize> = units
-                .iter()
-                .filter(|unit| unit.product == index)
-                .map(|unit| unit.rows.len())
-                .collect();
-            let rows: Vec<Mutex<&mut [f32]>> =
-                bytemuck::cast_slice_mut(out).chunks_exact_mut(n).map(Mutex::new).collect();
-            self.team.run(self.threads(), m, &|row| {
-                let mut out = rows[row].lock().expect("a row is worked on once");
-                let (mut tile, mut column) = (0, 0);
-                for &width in &widths {
-                    let from = tile + row * width;
-                    out[column..column + width].copy_from_slice(&own[from..from + width]);
-                    tile += width * m;
-                    column += width;
+            let out = part(words, product.out, (product.n * m) as u64 * 4);
+            first_pieces.push(pieces.len());
+            for mut row in bytemuck::cast_slice_mut(out).chunks_exact_mut(product.n) {
+                for unit in units.iter().filter(|unit| unit.product == index) {
+                    let (own, more) = row.split_at_mut(unit.rows.len());
+                    pieces.push(Mutex::new(own));
+                    row = more;
                 }
-            });
+            }
         }
+        let last_pieces = first_pieces.iter().skip(1).copied().chain([pieces.len()]);
+        let firsts: Vec<(usize, usize)> = first_pieces
+            .iter()
+            .zip(last_pieces)
+            .map(|(&first, last)| (first, (last - first) / m))
+            .collect();
+        self.team.run(self.threads(), units.len(), &|at| {
+            let unit = &units[at];
+            let mut tile = targets[at].lock().expect("a unit is worked on once");
+            self.product_unit(products, unit, &mut tile);
+            let (first, each) = firsts[unit.product];
+            for (row, tile) in tile.chunks_exact(unit.rows.len()).enumerate() {
+                let piece = &pieces[first + row * each + unit.place];
+                piece.lock().expect("a unit is worked on once").copy_from_slice(tile);
+            }
+        });
+        drop((targets, pieces));
         self.tiles = tiles;
         self.put_outs(outs);
     }
