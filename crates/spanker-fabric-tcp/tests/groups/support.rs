@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Groups whose ranks are threads of a test, each with connections of its own.
-#![allow(dead_code)]
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use spanker_fabric_tcp::{
@@ -56,4 +57,17 @@ pub fn group(ranks: usize) -> Vec<TcpFabric> {
         let workers = workers.into_iter().map(|worker| worker.join().expect("no panic"));
         std::iter::once(leader).chain(workers).collect()
     })
+}
+
+/// Connects and sends bytes as a stranger does. What comes back until the listener closes the connection.
+pub fn stranger(listener: &Listener, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(listener.address()).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    // A listener that has seen enough does not take the rest.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let mut part = [0; 256];
+    // A connection that is closed with something unread is reset.
+    while let Ok(1..) = stream.read(&mut part).inspect(|&read| answer.extend(&part[..read])) {}
+    answer
 }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The suite that every fabric passes, over connections of this machine.
-
-mod support;
+//! The suite that every fabric passes.
 
 use spanker_fabric::conformance;
-use support::group;
+
+use crate::support::group;
 
 #[test]
 fn ranks_that_are_threads_conform_over_loopback() {
