@@ -53,6 +53,21 @@ impl Rank {
         panic!("a process ended without a word");
     }
 
+    /// Stops it, and waits until all of its threads have stopped.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.expect("a task").path().join("stat"));
+            stat.is_ok_and(|stat| {
+                stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" T"))
+            })
+        };
+        while !std::fs::read_dir(&tasks).expect("it lives").all(is_stopped) {
+            std::thread::yield_now();
+        }
+    }
+
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("it is ours");
@@ -151,7 +166,7 @@ fn a_stopped_process_ends_the_wait_at_the_deadline_and_finds_out_when_it_goes_on
     let [one, two] = &mut workers;
     let mut fabric = led(&[&*one, &*two]);
     turn(&mut fabric, soon()).expect("nobody is missing");
-    one.signal(Signal::STOP);
+    one.stop();
     let fault =
         turn(&mut fabric, Instant::now() + Duration::from_millis(300)).expect_err("stopped");
     assert!(matches!(fault, FabricError::Deadline { rank: 0, peer: 1, .. }), "{fault}");
