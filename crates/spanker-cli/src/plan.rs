@@ -2,12 +2,13 @@
 //! `spanker plan`: which split of a model is fastest on which cards, whether it fits, and why.
 
 mod serve;
+mod subsets;
 mod table;
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use spanker_engine::{Freshness, ServiceOptions, ServicePlan};
+use spanker_engine::{Fabric, Freshness, ServiceOptions, ServicePlan};
 use spanker_model::{Model, Quant};
 use spanker_plan::{Objective, Plan, PlanError, PlanReport, Request, choose, explain, remedies};
 use spanker_topology::Cluster;
@@ -16,8 +17,10 @@ use crate::cluster::ClusterArgs;
 use crate::directory::CardList;
 use crate::llm::{self, FabricKind};
 use crate::report::{self, Subject};
+use crate::workers::WorkerArgs;
 use crate::{DoesNotFit, Usage, output};
 use spanker_engine::files;
+use subsets::Subsets;
 
 /// Find the fastest way to split a model over cards, and say why
 ///
@@ -31,6 +34,7 @@ use spanker_engine::files;
   spanker plan llama-3-8b --cluster cluster.toml --out plan.json   then: spanker simulate plan.json
   spanker plan tinyllama-1.1b --cards 4 --report report.html       as a page, with what would change it
   spanker plan smollm2-135m --fabric inproc --cards 2              for threads of this machine, as measured
+  spanker plan smollm2-135m --workers one,two --key-file key --explain    which machines make it faster
 
 Times are predictions: the profiles say where their numbers come from ('spanker profiles rev-a').
 --json prints {\"version\": 1, \"candidates\": [..]}, best first; docs/plan-json.md has the fields.")]
@@ -40,11 +44,15 @@ pub(crate) struct Args {
     #[command(flatten)]
     cluster: ClusterArgs,
     /// Plan for what is here, as it was measured: threads of this machine (inproc), the cards that are there, GPUs
-    /// (cuda) or the processes that mpirun has started. The model is then a .gguf file or a fetched one
+    /// (cuda), the processes that mpirun has started, or this machine and --workers (tcp). The model is then a .gguf file
+    /// or a fetched one
     #[arg(long, value_enum, conflicts_with_all = ["quant", "profile", "cluster", "topology", "card", "link"])]
     fabric: Option<FabricKind>,
-    /// With --fabric inproc, threads in all; with mpi those of each process [default: as many as there are cores]
-    #[arg(short, long, value_name = "N", requires = "fabric")]
+    #[command(flatten)]
+    workers: WorkerArgs,
+    /// With --fabric inproc, threads in all; with mpi those of each process, with tcp those of this machine [default: as
+    /// many as there are cores]
+    #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
     /// How weights are stored [default: as in the .gguf file or the fetched model, else q4_0]
     #[arg(long, value_parser = Quant::from_str)]
@@ -111,16 +119,21 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_outputs([&args.out, &args.report])?;
-    let Some(fabric) = args.fabric else {
+    let named = args.workers.are_named().then_some(FabricKind::Tcp);
+    let Some(fabric) = args.fabric.or(named) else {
+        if args.threads.is_some() {
+            return Err(Usage("--threads is for --fabric inproc, mpi and tcp".into()).into());
+        }
         let (shape, cluster) = (llm::shape(&args.model, args.quant)?, args.cluster.build()?);
         let served = |options: &ServiceOptions| ServicePlan::on_cluster(&shape, &cluster, options);
-        return plan(args, &shape, &cluster, &served);
+        return plan(args, &shape, &cluster, &served, None);
     };
     let here = llm::Args {
         fabric: Some(fabric),
         threads: args.threads,
         ctx_size: Some(usize::try_from(args.context)?),
         batch_size: usize::try_from(args.batch_size)?,
+        workers: args.workers.clone(),
         ..llm::Args::usual(&args.model)
     };
     let count = args.cluster.cards().map(CardList::Count);
@@ -129,14 +142,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let layout = host.usual_layout(model, host.card_count())?;
         let cluster = host.cluster(model, &place.request(1, 1), &layout, Freshness::Kept)?;
         let served = |options: &ServiceOptions| ServicePlan::on_host(host, model, options);
-        plan(args, model.shape(), &cluster, &served)
+        let machines = (host.fabric() == Fabric::Tcp).then(|| host.machine_names());
+        plan(args, model.shape(), &cluster, &served, machines.as_deref())
     })
 }
 
 /// What a service with these options would do.
 type Served<'s> = dyn Fn(&ServiceOptions) -> spanker_engine::Result<ServicePlan> + 's;
 
-fn plan(args: &Args, model: &Model, cluster: &Cluster, served: &Served<'_>) -> anyhow::Result<()> {
+fn plan(
+    args: &Args,
+    model: &Model,
+    cluster: &Cluster,
+    served: &Served<'_>,
+    machines: Option<&[String]>,
+) -> anyhow::Result<()> {
     let request = asked(args, cluster)?;
     let cards: Vec<usize> = (0..cluster.cards()).collect();
     output::progress("searching for the best plan ..");
@@ -162,27 +182,10 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster, served: &Served<'_>) -> a
         remedy: remedy.as_ref(),
     };
     let saved = save(args, &report)?;
-    let page = page(args, &report)?;
-    if args.json {
-        let mut json = report.to_json()?;
-        json["serve"] = serde_json::to_value(&serving)?;
-        output::line(&serde_json::to_string(&json)?)?;
-    } else {
-        table::show(&report)?;
-        if let Some(serving) = &serving {
-            serving.show()?;
-        }
-        if args.explain {
-            let reasons = report.reasons()?;
-            if !reasons.is_empty() {
-                output::line("\nwhy")?;
-            }
-            reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
-        }
-        for written in [saved, page].into_iter().flatten() {
-            output::line(&format!("\n{written}"))?;
-        }
-    }
+    let subsets = machines.map(|names| subsets::of(names, model, cluster, &request));
+    let subsets = subsets.transpose()?;
+    let written = [saved, page(args, &report)?];
+    show(args, &report, &Beside { serving, subsets, written })?;
     if proposed.is_some() {
         return Ok(());
     }
@@ -229,6 +232,39 @@ fn asked(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
         batch: args.batch_size,
         audit: args.audit.unwrap_or(0.0),
     })
+}
+
+/// What is said beside the candidates.
+struct Beside {
+    serving: Option<serve::Serving>,
+    subsets: Option<Subsets>,
+    written: [Option<String>; 2],
+}
+
+/// Prints a plan as people or programs want it.
+fn show(args: &Args, report: &PlanReport<'_>, beside: &Beside) -> anyhow::Result<()> {
+    let Beside { serving, subsets, written } = beside;
+    if args.json {
+        let mut json = report.to_json()?;
+        json["serve"] = serde_json::to_value(serving)?;
+        if let Some(subsets) = subsets {
+            json["machines"] = subsets.to_json();
+        }
+        return output::line(&serde_json::to_string(&json)?);
+    }
+    table::show(report)?;
+    if let Some(serving) = serving {
+        serving.show()?;
+    }
+    if args.explain {
+        subsets.as_ref().map_or(Ok(()), Subsets::show)?;
+        let reasons = report.reasons()?;
+        if !reasons.is_empty() {
+            output::line("\nwhy")?;
+        }
+        reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
+    }
+    written.iter().flatten().try_for_each(|written| output::line(&format!("\n{written}")))
 }
 
 /// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.

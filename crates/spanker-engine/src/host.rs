@@ -19,9 +19,12 @@ use crate::model::Model;
 use crate::profiles::Freshness;
 use crate::ranks::{RankPlace, Ranks};
 use crate::threads::Threads;
+use crate::workers::{self, Group, WorkerKey};
 
 /// The most cards that can be threads, or logical cards of a GPU.
 const MOST_CARDS: usize = 256;
+/// How long a machine may show no progress where nobody says.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most threads that make sense.
 const MOST_THREADS: usize = 1024;
 
@@ -153,6 +156,11 @@ pub(crate) trait Backend {
         error.into()
     }
 
+    /// Which machines an error of ranks is about.
+    fn names(&self, _error: &LlmError) -> Option<String> {
+        None
+    }
+
     /// What cards did that record it themselves, since the model was loaded.
     fn marks(&self) -> Result<Option<Vec<Mark>>> {
         Ok(None)
@@ -180,6 +188,8 @@ pub enum Fabric {
     Cuda,
     /// Processes that a launcher has started.
     Mpi,
+    /// This machine and workers of others, over TCP.
+    Tcp,
 }
 
 impl Fabric {
@@ -191,6 +201,7 @@ impl Fabric {
             Fabric::Cards => "cards",
             Fabric::Cuda => "cuda",
             Fabric::Mpi => "mpi",
+            Fabric::Tcp => "tcp",
         }
     }
 
@@ -200,7 +211,7 @@ impl Fabric {
     pub fn usual_audit(self) -> f64 {
         match self {
             Fabric::Cards | Fabric::Cuda => spanker_plan::USUAL_AUDIT,
-            Fabric::Inproc | Fabric::Mpi => 0.0,
+            Fabric::Inproc | Fabric::Mpi | Fabric::Tcp => 0.0,
         }
     }
 }
@@ -304,6 +315,25 @@ impl Host {
         Ok(Host::of(Ranks::of(fabric, place, threads)))
     }
 
+    /// This machine and the workers at these addresses, each a card. They are reached when the first model is measured or
+    /// loaded. `timeout` is how long a machine may show no progress before it is given up; `threads` are those of this
+    /// one.
+    ///
+    /// # Errors
+    /// [`EngineError::Request`] for numbers that make no sense.
+    pub fn workers(
+        addresses: Vec<String>,
+        key: Option<WorkerKey>,
+        timeout: Option<Duration>,
+        threads: usize,
+    ) -> Result<Host> {
+        check_threads(threads)?;
+        let is_given = timeout.is_some();
+        let timeout = timeout.unwrap_or(WORKER_TIMEOUT);
+        let group = Group::new(workers::sessions(addresses, key, timeout), is_given);
+        Ok(Host::of(Ranks::of_workers(group, timeout, threads)))
+    }
+
     /// Calls `observer` with what happens.
     #[must_use]
     pub fn observed(mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Host {
@@ -353,6 +383,14 @@ impl Host {
     #[must_use]
     pub fn rank_place(&self) -> Option<&RankPlace> {
         self.backend.ranks().map(Ranks::place)
+    }
+
+    /// The names of the machines that cards are, where each is one.
+    #[must_use]
+    pub fn machine_names(&self) -> Vec<String> {
+        let mut names = self.rank_place().map_or_else(Vec::new, |place| place.hosts.clone());
+        names.truncate(self.card_count());
+        names
     }
 
     /// Opens a model. On ranks the leader is first, so that what is wrong everywhere is said once; the others hear
@@ -405,7 +443,7 @@ impl Host {
     pub fn audit(&self, wished: Option<f64>) -> Result<f64> {
         let fabric = self.fabric();
         match (fabric, wished.unwrap_or(fabric.usual_audit())) {
-            (Fabric::Cards | Fabric::Cuda | Fabric::Mpi, part) => Ok(part),
+            (Fabric::Cards | Fabric::Cuda | Fabric::Mpi | Fabric::Tcp, part) => Ok(part),
             (Fabric::Inproc, 0.0) => Ok(0.0),
             (Fabric::Inproc, part) => Err(EngineError::request(format!(
                 "--audit {part}: threads of this process are not checked"
@@ -428,8 +466,9 @@ impl Host {
             return self.plan_as(model, request, usual);
         }
         let cluster = self.cluster(model, request, &usual, Freshness::Kept)?;
-        let apart = self.fabric() == Fabric::Cards;
-        let layout = layout::best(shape, &cluster, &self.taps(request), apart)?;
+        let apart = matches!(self.fabric(), Fabric::Cards | Fabric::Tcp);
+        let copies = self.fabric() == Fabric::Cards;
+        let layout = layout::best(shape, &cluster, &self.taps(request), apart, copies)?;
         if self.backend.measures_layouts() && layout != usual {
             return self.plan_as(model, request, layout);
         }
@@ -549,6 +588,14 @@ impl Host {
         Ok(self.backend.ranks().map_or(Ok(()), Ranks::heartbeat)?)
     }
 
+    /// Says that cards were lost, and which they were.
+    pub(crate) fn tell_lost(&self, error: &LlmError, left: &[usize]) {
+        if let Some(names) = self.backend.names(error) {
+            (self.observer)(&Event::Note(&names));
+        }
+        (self.observer)(&Event::Lost { error, left });
+    }
+
     pub(crate) fn backend(&self) -> &dyn Backend {
         &*self.backend
     }
@@ -560,7 +607,7 @@ impl Host {
     /// The request with an audit only where cards can be checked.
     fn taps(&self, request: &Request) -> Request {
         match self.fabric() {
-            Fabric::Cards | Fabric::Cuda | Fabric::Mpi => request.clone(),
+            Fabric::Cards | Fabric::Cuda | Fabric::Mpi | Fabric::Tcp => request.clone(),
             Fabric::Inproc => Request { audit: 0.0, ..request.clone() },
         }
     }
