@@ -56,7 +56,7 @@ impl ServicePlan {
             let request = request(options, audit, blocks);
             let layout = match options.wish.layout(shape, cluster.cards())? {
                 Some(layout) => layout,
-                None => layout::best(shape, cluster, &request, true)?,
+                None => layout::best(shape, cluster, &request, true, true)?,
             };
             layout::fitting(Plan::new(shape.clone(), cluster.clone(), request, layout)?, &numbers)
         })?;
