@@ -318,10 +318,10 @@ fn foretold(
     beside: Option<&Beside>,
     load: ServiceLoad,
 ) -> anyhow::Result<Option<Forecast>> {
-    let Some(Beside { planned, calibration, .. }) = beside else {
+    let Some(Beside { host, planned, calibration, .. }) = beside else {
         return Ok(own.map(|own| own.service.forecast(load)));
     };
-    Ok(Some(planned.priced(calibration.priced(&planned.plan)?)?.forecast(load)))
+    Ok(Some(planned.priced(calibration.priced(host, &planned.plan)?)?.forecast(load)))
 }
 
 /// What a service did between two looks.
