@@ -6,7 +6,7 @@ mod channels;
 mod conformance;
 mod faults;
 mod fuzz;
+mod joining;
 mod machines;
 mod processes;
-mod sessions;
 mod support;
