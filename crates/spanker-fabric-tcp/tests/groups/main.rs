@@ -9,4 +9,5 @@ mod fuzz;
 mod joining;
 mod machines;
 mod processes;
+mod seeds;
 mod support;
