@@ -14,6 +14,7 @@ use spanker_topology::Cluster;
 use crate::cluster::ClusterArgs;
 use crate::directory::CardList;
 use crate::llm::{self, FabricKind};
+use crate::report::{self, Subject};
 use crate::{DoesNotFit, Usage, output};
 use spanker_engine::files;
 
@@ -27,6 +28,7 @@ use spanker_engine::files;
   spanker plan model.gguf --profile rev-a*2,rev-a@1GB/s --explain
   spanker plan llama-2-70b --profile rev-a --cards 12 --objective throughput --concurrency 8
   spanker plan llama-3-8b --cluster cluster.toml --out plan.json   then: spanker simulate plan.json
+  spanker plan tinyllama-1.1b --cards 4 --report report.html       as a page, with what would change it
   spanker plan smollm2-135m --fabric inproc --cards 2              for threads of this machine, as measured
 
 Times are predictions: the profiles say where their numbers come from ('spanker profiles rev-a').
@@ -79,6 +81,9 @@ pub(crate) struct Args {
     /// Save the best plan that can be run, for 'spanker run --plan' and 'spanker simulate'
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Write a page about the best plan that can be run, with what other cards, links and weights would give
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Propose and save also several copies of the model, which 'spanker serve' and 'spanker simulate' run and 'spanker run' does not
     #[arg(long)]
     copies: bool,
@@ -102,7 +107,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    files::check_outputs([&args.out])?;
+    files::check_outputs([&args.out, &args.report])?;
     let Some(fabric) = args.fabric else {
         return plan(args, &llm::shape(&args.model, args.quant)?, &args.cluster.build()?);
     };
@@ -166,6 +171,7 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         remedy: remedy.as_ref(),
     };
     let saved = save(args, &report)?;
+    let page = page(args, &report)?;
     if args.json {
         output::line(&serde_json::to_string(&report.to_json()?)?)?;
     } else {
@@ -177,8 +183,8 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
             }
             reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
         }
-        if let Some(saved) = saved {
-            output::line(&format!("\n{saved}"))?;
+        for written in [saved, page].into_iter().flatten() {
+            output::line(&format!("\n{written}"))?;
         }
     }
     if proposed.is_some() {
@@ -193,6 +199,15 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         more => format!("{more} cards"),
     };
     Err(DoesNotFit(format!("{} does not fit on {cards}{unwritten}", model.name)).into())
+}
+
+/// Writes the page about the plan that is proposed where one is wanted. Returns what there is to say about that.
+fn page(args: &Args, report: &PlanReport<'_>) -> anyhow::Result<Option<String>> {
+    let (Some(path), Some(best)) = (&args.report, report.proposed) else { return Ok(None) };
+    let PlanReport { model, cluster, request, .. } = *report;
+    let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
+    report::write(path, &Subject::of(&plan))?;
+    Ok(Some(format!("saved {}: open it in a browser", path.display())))
 }
 
 /// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.
