@@ -147,11 +147,13 @@ fn with_signs(magnitudes: Eight, signs: u32) -> [u8; 8] {
     (middle + (magnitudes & !negative) - (magnitudes & negative)).to_le_bytes()
 }
 
+#[inline(always)]
 fn word(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
 /// The scale of 32 weights: half-steps, which are odd.
+#[inline(always)]
 fn half_steps(bits: u32) -> i16 {
     2 * (bits & 15) as i16 + 1
 }

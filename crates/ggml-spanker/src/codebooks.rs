@@ -6,31 +6,54 @@
 pub(crate) type Eight = u64;
 
 /// What a number of IQ2_XXS stands for.
+#[inline(always)]
 pub(crate) fn two_xxs(number: u8) -> Eight {
-    eight(TWO_XXS[number as usize])
+    static TABLE: [Eight; 256] = eights(&TWO_XXS);
+    TABLE[number as usize]
 }
 
 /// What a number of IQ2_XS, less than 512, stands for.
+#[inline(always)]
 pub(crate) fn two_xs(number: u16) -> Eight {
-    eight(TWO_XS[number as usize % TWO_XS.len()])
+    static TABLE: [Eight; 512] = eights(&TWO_XS);
+    TABLE[number as usize % TABLE.len()]
 }
 
 /// What a number of IQ3_XXS stands for: the magnitudes of four weights.
+#[inline(always)]
 pub(crate) fn three_xxs(number: u8) -> u32 {
-    const STEPS: [u32; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
-    let places = u32::from(THREE_XXS[number as usize]);
-    (0..4).fold(0, |four, at| four | STEPS[(places >> (3 * at) & 7) as usize] << (8 * at))
+    static TABLE: [u32; 256] = fours(&THREE_XXS);
+    TABLE[number as usize]
 }
 
 /// Two bits for each weight become its magnitude.
-fn eight(places: u16) -> Eight {
+const fn eights<const N: usize>(places: &[u16; N]) -> [Eight; N] {
     const STEPS: [u64; 4] = [8, 25, 43, 0];
-    let places = u64::from(places);
-    (0..8).fold(0, |eight, at| eight | STEPS[(places >> (2 * at) & 3) as usize] << (8 * at))
+    let mut eights = [0; N];
+    let mut at = 0;
+    while at < 8 * N {
+        let place = places[at / 8] >> (2 * (at % 8)) & 3;
+        eights[at / 8] |= STEPS[place as usize] << (8 * (at % 8));
+        at += 1;
+    }
+    eights
+}
+
+/// Three bits for each weight become its magnitude.
+const fn fours<const N: usize>(places: &[u16; N]) -> [u32; N] {
+    const STEPS: [u32; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
+    let mut fours = [0; N];
+    let mut at = 0;
+    while at < 4 * N {
+        let place = places[at / 4] >> (3 * (at % 4)) & 7;
+        fours[at / 4] |= STEPS[place as usize] << (8 * (at % 4));
+        at += 1;
+    }
+    fours
 }
 
 /// Two bits for each of eight weights.
-static TWO_XXS: [u16; 256] = [
+const TWO_XXS: [u16; 256] = [
     0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0014, 0x0020, 0x0022, 0x0028, 0x002a, 0x0041,
     0x0044, 0x0050, 0x0058, 0x0061, 0x0064, 0x0080, 0x0082, 0x008a, 0x00a2, 0x0101, 0x0104, 0x0110,
     0x0115, 0x0140, 0x0184, 0x0198, 0x0200, 0x0202, 0x0222, 0x0282, 0x0401, 0x0404, 0x0410, 0x0421,
@@ -56,7 +79,7 @@ static TWO_XXS: [u16; 256] = [
 ];
 
 /// Two bits for each of eight weights.
-static TWO_XS: [u16; 512] = [
+const TWO_XS: [u16; 512] = [
     0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0014, 0x0016, 0x0019, 0x0020, 0x0022, 0x0025,
     0x0028, 0x0041, 0x0044, 0x0046, 0x0049, 0x0050, 0x0052, 0x0055, 0x0058, 0x0061, 0x0064, 0x0080,
     0x0082, 0x0085, 0x0088, 0x0091, 0x0094, 0x0099, 0x00a0, 0x0101, 0x0104, 0x0106, 0x0109, 0x0110,
@@ -103,7 +126,7 @@ static TWO_XS: [u16; 512] = [
 ];
 
 /// Three bits for each of four weights.
-static THREE_XXS: [u16; 256] = [
+const THREE_XXS: [u16; 256] = [
     0x0000, 0x0002, 0x0004, 0x0009, 0x000b, 0x000f, 0x0010, 0x0012, 0x0019, 0x0022, 0x003b, 0x003d,
     0x0041, 0x0043, 0x0048, 0x004a, 0x0051, 0x0055, 0x0058, 0x005a, 0x0061, 0x006c, 0x0078, 0x0080,
     0x0082, 0x0084, 0x0089, 0x0090, 0x0092, 0x0099, 0x009b, 0x009f, 0x00a9, 0x00af, 0x00bd, 0x00c1,

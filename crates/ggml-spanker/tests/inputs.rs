@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Activations as 8-bit blocks, against one value at a time.
 
-use ggml_spanker::{Quant, quantize};
+use ggml_spanker::{Inputs, Quant, multiply, quantize};
 use half::f16;
 use proptest::prelude::*;
 
@@ -45,5 +45,44 @@ proptest! {
             let total: i16 = part.iter().map(|&quant| i16::from(quant)).sum();
             prop_assert_eq!(sum, &total.to_le_bytes());
         }
+    }
+}
+
+#[test]
+fn rows_loaded_in_units_have_the_products_of_rows_by_themselves() {
+    const ROWS: usize = 40;
+    for (weights, blocks) in [(Quant::Q4_0, 12), (Quant::Q2K, 9)] {
+        let (input, width) = (weights.input(), blocks * weights.block() as usize);
+        let value = |i: usize| ((i * 37 + i / 5) % 101) as f32 / 50.0 - 1.0;
+        let values: Vec<f32> = (0..ROWS * width).map(value).collect();
+        let row = input.row_bytes(width as u64) as usize;
+        let mut bytes = vec![0; ROWS * row];
+        quantize(input, &values, &mut bytes).expect("whole blocks");
+        let matrix: Vec<u8> = (0..weights.row_bytes(width as u64) as usize)
+            .map(|i| (i * 29 % 128) as u8 & 0x3F)
+            .collect();
+        let products = |inputs: &Inputs| {
+            let mut out = vec![0.0; inputs.rows()];
+            multiply(weights, &matrix, 1, inputs, &mut out).expect("lengths belong together");
+            out
+        };
+        let load = |units_left_out: usize| {
+            let (mut inputs, mut count) = (Inputs::new(), 0);
+            let loaded = inputs.load_shared(input, &bytes, (ROWS, width), |units, work| {
+                count = units;
+                (units_left_out..units).rev().for_each(work);
+            });
+            loaded.expect("whole rows");
+            (products(&inputs), count)
+        };
+        let mut alone = Vec::new();
+        for bytes in bytes.chunks_exact(row) {
+            let mut inputs = Inputs::new();
+            inputs.load(input, bytes, 1, width).expect("whole rows");
+            alone.extend(products(&inputs));
+        }
+        assert!(load(0).1 > 1, "several units");
+        assert_eq!(load(0).0, alone, "{weights}");
+        assert_ne!(load(1).0, alone, "{weights}: a unit that nobody does is missed");
     }
 }

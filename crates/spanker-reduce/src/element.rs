@@ -302,7 +302,7 @@ element!(
     #[inline(always)]
     fn widen_block<const ISA: u8, const W: usize>(block: &[bf16; W]) -> [f32; W] {
         let mut wide = [0.0; W];
-        if W % 2 != 0 {
+        if !W.is_multiple_of(2) {
             for (wide, &narrow) in wide.iter_mut().zip(block) {
                 *wide = brain_to_f32(narrow);
             }
@@ -316,7 +316,7 @@ element!(
     #[inline(always)]
     fn narrow_block<const ISA: u8, const W: usize>(block: &[f32; W]) -> [bf16; W] {
         let mut narrow = [bf16::ZERO; W];
-        if W % 2 != 0 {
+        if !W.is_multiple_of(2) {
             for (narrow, &wide) in narrow.iter_mut().zip(block) {
                 *narrow = f32_to_brain(wide);
             }
@@ -332,7 +332,7 @@ element!(
         total: &mut [f32; W],
         block: &[bf16; W],
     ) {
-        if W % 2 != 0 {
+        if !W.is_multiple_of(2) {
             for (total, &narrow) in total.iter_mut().zip(block) {
                 *total = O::fold(*total, brain_to_f32(narrow));
             }
