@@ -21,7 +21,7 @@ ENDLESS = """
     window.fetch = (path, options) => asked(path, options?.body ? { ...options, body: endless(options.body) } : options);
 """
 # For cards that are emulated.
-SMALL = "--hidden 128 --heads 4 --kv-heads 4 --ffn 256 --layers 4 --vocab 300 --context 1024 --quant q8_0".split()
+SMALL = "--hidden 128 --heads 4 --kv-heads 4 --ffn 256 --layers 4 --vocab 300 --context 2048 --quant q8_0".split()
 
 
 class Server:
@@ -175,12 +175,12 @@ def death(browser, spanker, folder, shots):
         subprocess.run([spanker, "twin", *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     twin("up", "--cards", "4", "--profile", "rev-a", "--topology", "ring")
+    server = Server(spanker, model, "--fabric", "cards", "--split", "gather")
     try:
-        server = Server(spanker, model, "--fabric", "cards")
         browser.go(server.url)
         until("four cards that serve", lambda: browser.run("return document.querySelectorAll('#drawing g.serving').length") == 4)
         browser.click("#settings summary")
-        browser.run("document.getElementById('tokens').value = 400")
+        browser.run("document.getElementById('tokens').value = 1200")
         browser.run(ENDLESS)
         browser.type("#text", "Go on\ue007")
         answer = "#log .turn.assistant .said"
@@ -196,10 +196,11 @@ def death(browser, spanker, folder, shots):
         until("four cards that serve again", lambda: browser.run("return document.querySelectorAll('#drawing g.serving').length") == 4)
         check("a card that comes back is seen", "card 2 is back" in browser.text("#events") and browser.text("#notice") == "")
         until("the end of the answer", lambda: browser.run("return document.getElementById('stop').disabled"), 3 * PATIENCE)
-        check("nothing of the answer is missing", "400 tokens" in browser.text("#log .turn:last-child .speed"))
+        check("nothing of the answer is missing", "1200 tokens" in browser.text("#log .turn:last-child .speed"))
         browser.shot(shots, "back")
         check("the server of the twin ends in order", server.end() == 0)
     finally:
+        server.process.kill()
         twin("down")
         del os.environ["SPANKER_DEV_DIR"]
 
