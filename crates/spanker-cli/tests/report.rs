@@ -14,7 +14,8 @@ const PLAN: &str = "plan tinyllama-1.1b --profile rev-a --cards 3 --topology rin
 
 /// The data of a page, which is one element of it.
 fn data(page: &str) -> Value {
-    let (_, rest) = page.split_once("<script type=\"application/json\" id=\"data\">").expect("data");
+    let (_, rest) =
+        page.split_once("<script type=\"application/json\" id=\"data\">").expect("data");
     let (text, _) = rest.split_once("</script>").expect("an end");
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
@@ -65,7 +66,9 @@ fn files_that_are_no_plans_or_traces_are_named_and_nothing_is_written() {
     assert!(scratch.error(1, "report bad.json").contains("bad.json"));
     assert!(scratch.error(1, "report plan.json bad.json").contains("bad.json"));
     assert!(scratch.error(2, "report plan.json --out x/page.html").contains("x/page.html"));
-    assert!(scratch.error(2, &format!("{PLAN} --report none/page.html")).contains("none/page.html"));
+    assert!(
+        scratch.error(2, &format!("{PLAN} --report none/page.html")).contains("none/page.html")
+    );
     scratch.text("simulate plan.json --trace one.json");
     let twice = scratch.error(1, "report plan.json one.json one.json");
     assert!(twice.contains("one.json: a second trace"), "{twice}");
