@@ -467,11 +467,11 @@ mod tests {
         check::<f32, Max, 0, 64>(3);
         check::<f64, Sum, 2, 64>(2);
         check::<f64, Min, 0, 64>(3);
-        check::<f16, Sum, 8, 128>(8);
-        check::<f16, Avg, 3, 128>(3);
-        check::<f16, Product, 0, 128>(4);
-        check::<bf16, Sum, 4, 128>(4);
-        check::<bf16, Max, 0, 128>(3);
+        check::<f16, Sum, 8, 64>(8);
+        check::<f16, Avg, 3, 64>(3);
+        check::<f16, Product, 0, 64>(4);
+        check::<bf16, Sum, 4, 64>(4);
+        check::<bf16, Max, 0, 64>(3);
         check::<i32, Sum, 0, 64>(5);
         check::<i64, Product, 0, 64>(3);
         check::<u8, Avg, 3, 256>(3);
