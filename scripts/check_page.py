@@ -175,8 +175,9 @@ def death(browser, spanker, folder, shots):
         subprocess.run([spanker, "twin", *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     twin("up", "--cards", "4", "--profile", "rev-a", "--topology", "ring")
-    server = Server(spanker, model, "--fabric", "cards", "--split", "gather")
+    server = None
     try:
+        server = Server(spanker, model, "--fabric", "cards", "--split", "gather")
         browser.go(server.url)
         until("four cards that serve", lambda: browser.run("return document.querySelectorAll('#drawing g.serving').length") == 4)
         browser.click("#settings summary")
@@ -200,7 +201,8 @@ def death(browser, spanker, folder, shots):
         browser.shot(shots, "back")
         check("the server of the twin ends in order", server.end() == 0)
     finally:
-        server.process.kill()
+        if server:
+            server.process.kill()
         twin("down")
         del os.environ["SPANKER_DEV_DIR"]
 
