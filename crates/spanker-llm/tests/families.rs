@@ -95,13 +95,13 @@ fn tokens() -> Vec<u32> {
     (0..PROMPT as u64).map(|at| ((at * 29 + 11) % VOCAB) as u32).collect()
 }
 
-/// What llama.cpp says of synthetic files: its most likely token and 32 of its logits. It rounds in another order, so they
-/// are near and not the same.
+/// What llama.cpp says of synthetic files, or numpy (`oracle/olmoe.py`) where llama.cpp knows no such shape: its most likely
+/// token and 32 of its logits. It rounds in another order, so they are near and not the same.
 #[test]
 fn logits_of_every_family_are_near_those_of_llama_cpp() {
     let stored: Vec<Value> =
         serde_json::from_str(include_str!("vectors/families.json")).expect("JSON");
-    assert_eq!(stored.len(), 10);
+    assert_eq!(stored.len(), 11);
     for model in stored {
         let architecture = model["architecture"].as_str().expect("a name");
         let network = Arc::new(Network::new(of_vectors(&model)).expect("a model"));
