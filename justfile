@@ -88,6 +88,10 @@ check-predictions *args:
 agree-with-llama-cpp:
     scripts/agree-with-llama-cpp
 
+# Bits per byte and greedy tokens of Gemma-3-270M and SmolLM2 against llama.cpp: [ITEMS]
+eval-with-llama-cpp *args:
+    scripts/eval-with-llama-cpp "$@"
+
 # Speed, loading and memory against llama.cpp
 compare-llama-cpp *args:
     scripts/compare-llama-cpp "$@"

@@ -9,7 +9,7 @@ mod attend;
 mod body;
 mod experts;
 
-pub use experts::{combine, route};
+pub use experts::{add_picked, combine, route};
 
 pub use attend::{AttendScratch, KvView, Queries, attend, attend_blocks, fold, keep, partial_len};
 

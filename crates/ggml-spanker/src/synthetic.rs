@@ -235,8 +235,13 @@ impl Shape {
     }
 
     fn tensors(&self, writer: &mut Writer) -> Result<(), ModelError> {
+        // Only experts of gpt-oss are stored as MXFP4.
+        let dense = match (&self.architecture[..], self.quant) {
+            ("gpt-oss", Quant::Mxfp4) => Quant::Q8_0,
+            (_, quant) => quant,
+        };
         let mut matrix = |name: &str, rows: u64, cols: u64| {
-            writer.tensor(&format!("{name}.weight"), &[cols, rows], self.quant.for_row(cols))
+            writer.tensor(&format!("{name}.weight"), &[cols, rows], dense.for_row(cols))
         };
         matrix("token_embd", self.vocab, self.hidden)?;
         if !self.tied {
@@ -273,6 +278,12 @@ impl Shape {
         {
             let stack = name(&format!("{rest}_exps"));
             writer.tensor(&stack, &[cols, rows, experts], stored(cols))?;
+        }
+        if self.architecture == "gpt-oss" {
+            for (rest, width) in [("gate", ffn), ("up", ffn), ("down", hidden)] {
+                let bias = format!("blk.{layer}.ffn_{rest}_exps.bias");
+                writer.tensor(&bias, &[width, experts], plain)?;
+            }
         }
         if shared == 0 {
             return Ok(());

@@ -12,7 +12,7 @@ use crate::workers::WorkerArgs;
 use crate::{Usage, output};
 use spanker_engine::shape::{self, Found};
 use spanker_engine::{files, models};
-use spanker_model::{Model as Shape, Quant};
+use spanker_model::{KvShape, Model as Shape, Quant};
 
 /// The context where neither a flag nor the model asks for less.
 const CONTEXT: usize = 2048;
@@ -92,8 +92,8 @@ pub(crate) enum Split {
 /// A type that keys and values can be stored as.
 pub(crate) fn kept_as(text: &str) -> Result<Quant, String> {
     match text.parse() {
-        Ok(quant @ (Quant::F16 | Quant::Q8_0)) => Ok(quant),
-        _ => Err("expected f16 or q8_0".into()),
+        Ok(quant) if KvShape::QUANTS.contains(&quant) => Ok(quant),
+        _ => Err("expected f16, q8_0 or q4_0".into()),
     }
 }
 
@@ -126,7 +126,8 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are run together
     #[arg(short, long, default_value_t = spanker_plan::USUAL_BATCH as usize, value_name = "TOKENS")]
     pub(crate) batch_size: usize,
-    /// How keys and values are stored: f16, or q8_0 in little more than half of the memory
+    /// How keys and values are stored: f16, q8_0 in little more than half of the memory, or q4_0 in little more than a
+    /// quarter of it
     #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = kept_as)]
     pub(crate) kv: Quant,
     /// Where the cards are [default: tcp with --workers, mpi if mpirun has started several, else inproc]

@@ -8,7 +8,7 @@ mod scratch;
 use scratch::Scratch;
 
 /// Families with awkward sizes; windows are shorter than the prompt.
-const FAMILIES: [(&str, &str); 7] = [
+const FAMILIES: [(&str, &str); 15] = [
     ("gemma3", "--layers 7 --heads 5 --kv-heads 1 --window 20"),
     ("gemma2", "--layers 3 --heads 6 --kv-heads 2 --window 20"),
     ("gemma", "--layers 2 --heads 3 --kv-heads 1"),
@@ -16,6 +16,14 @@ const FAMILIES: [(&str, &str); 7] = [
     ("granite", "--layers 2 --heads 6 --kv-heads 3"),
     ("smollm3", "--layers 5 --heads 6 --kv-heads 2"),
     ("mistral", "--layers 2 --heads 6 --kv-heads 2 --window 20"),
+    ("llama", "--layers 2 --heads 6 --kv-heads 2 --experts 5 --experts-used 2"),
+    ("qwen2", "--layers 2 --heads 5 --kv-heads 1"),
+    ("qwen3", "--layers 2 --heads 6 --kv-heads 3"),
+    ("qwen2moe", "--layers 2 --heads 6 --kv-heads 2 --experts 5 --shared-ffn 96"),
+    ("qwen3moe", "--layers 2 --heads 6 --kv-heads 2 --experts 7 --experts-used 3"),
+    ("olmoe", "--layers 2 --heads 6 --kv-heads 2 --experts 5 --experts-used 3"),
+    ("gpt-oss", "--layers 3 --heads 6 --kv-heads 2 --experts 5 --experts-used 3 --window 20"),
+    ("granitemoe", "--layers 2 --heads 6 --kv-heads 3 --experts 5 --experts-used 2"),
 ];
 const PROMPT: &str = "-p abcdefghijklmnopqrstuvwxyz0123456789";
 

@@ -269,6 +269,13 @@ fn models_of_other_families_than_llama_are_served() {
         "phi3 --layers 2 --heads 3 --kv-heads 3 --window 20",
         "granite --layers 2 --heads 6 --kv-heads 3",
         "smollm3 --layers 5 --heads 6 --kv-heads 2",
+        "mistral --layers 2 --heads 6 --kv-heads 2 --window 20",
+        "qwen2 --layers 2 --heads 5 --kv-heads 1",
+        "qwen3 --layers 2 --heads 6 --kv-heads 3",
+        "qwen2moe --layers 2 --heads 6 --kv-heads 2 --experts 5 --shared-ffn 96",
+        "qwen3moe --layers 2 --heads 6 --kv-heads 2 --experts 7",
+        "olmoe --layers 2 --heads 6 --kv-heads 2 --experts 5",
+        "gpt-oss --layers 3 --heads 6 --kv-heads 2 --experts 5 --window 20",
     ];
     for family in families {
         let scratch = Scratch::new(&[]);

@@ -41,7 +41,7 @@ pub struct ServiceOptions {
     /// Bytes for keys and values of all cards together, which copies of the model share; nothing for what the requests
     /// could need. Every copy has room for a context.
     pub kv_memory: Option<u64>,
-    /// What keys and values are stored as: F16 or Q8_0.
+    /// What keys and values are stored as: F16, Q8_0 or Q4_0.
     pub kv: Quant,
     /// Requests that wait for their turn, at most.
     pub queue: usize,

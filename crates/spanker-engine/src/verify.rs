@@ -132,6 +132,7 @@ impl<'h> Verifier<'h> {
                     progress(&format!("rounding at random, {seed} of {} ..", Bound::SAMPLES));
                     let rounding = Rounding::Random { seed, parts };
                     let rounded = Evaluator::new(model.network(), &layout, rounding, threads)?;
+                    let rounded = rounded.in_context(request.context as usize);
                     samples.push(alongside(Box::new(rounded), Some(&one.tokens))?);
                 }
                 Some(Bound::new(&one, &samples))
@@ -170,7 +171,8 @@ impl<'h> Verifier<'h> {
             return Ok(Verdict::exact(&go(None)?, one, cards, tokenizer));
         };
         let (threads, fed) = (host.thread_count(), Some(&one.tokens[..]));
-        let exact = Evaluator::new(model.network(), &case.layout, Rounding::Nearest, threads)?;
+        let exact = Evaluator::new(model.network(), &case.layout, Rounding::Nearest, threads)?
+            .in_context(self.request.context as usize);
         let exact = Box::new(Alongside { inner: Box::new(exact), host });
         let defined = run_logits(exact, &self.prompt, self.count, fed)?;
         let (found, again) = (go(fed)?, go(fed)?);

@@ -292,6 +292,12 @@ pub fn tried(seed: u64, patches: &[(u16, u8)]) -> bool {
         let at = usize::from(at) % file.len();
         file[at] = byte;
     }
+    tried_file(file, &mut dice)
+}
+
+/// Opens a file and runs it on one card and on several. Panics if anything of the model's does. Says whether a step was
+/// run.
+pub fn tried_file(file: Vec<u8>, dice: &mut Dice) -> bool {
     let Ok(network) = Network::new(file) else { return false };
     let network = Arc::new(network);
     let (most, context) = match dice.one_in(8) {
@@ -308,7 +314,7 @@ pub fn tried(seed: u64, patches: &[(u16, u8)]) -> bool {
     }
     let cards = dice.of(&[2, 3, 4, 7]);
     let share = |dice: &mut Dice| dice.of(&[1.0, 1.0, 0.1, 3.0, 1e-300, 1e308, f64::MIN_POSITIVE]);
-    let shares: Vec<(usize, f64)> = (0..cards).map(|card| (card, share(&mut dice))).collect();
+    let shares: Vec<(usize, f64)> = (0..cards).map(|card| (card, share(dice))).collect();
     let split = dice.of(&[Split::Gather, Split::Gather, Split::Reduce]);
     let groups = match dice.below(3) {
         0 => shares.chunks(1).map(<[_]>::to_vec).collect(),

@@ -153,7 +153,7 @@ fn operator(dice: &mut Pcg64Mcg) -> Work {
 fn of_experts(dice: &mut Pcg64Mcg, [from, other, into]: [Place; 3], rows: u64, width: u64) -> Work {
     let experts = dice.random_range(1..6);
     let picks = Picks { at: other, used: dice.random_range(1..=experts), experts };
-    match dice.random_range(0..3) {
+    match dice.random_range(0..4) {
         0 => {
             let picks = Picks { at: into, ..picks };
             Work::Route { logits: from, picks, rows, gating: dice.random_range(0..4) }
@@ -163,6 +163,10 @@ fn of_experts(dice: &mut Pcg64Mcg, [from, other, into]: [Place; 3], rows: u64, w
             let (stride, apart) = (dice.random_range(0..500), dice.random());
             let (a, b, out, shape) = (from, Place { offset: 4096, ..from }, into, [rows, width, n]);
             Work::MatmulExperts { a, b, out, picks, shape, types, stride, apart }
+        }
+        2 => {
+            let (stride, weighed) = (4 * dice.random_range(0..99), dice.random());
+            Work::AddPicked { into, table: from, picks, rows, width, stride, weighed }
         }
         _ => Work::Combine { from, picks, into, rows, width, add: dice.random() },
     }

@@ -26,8 +26,9 @@ pub(crate) trait Weights: Send + Sync {
     /// Bytes of a piece of a tensor: `start` counts from the piece's.
     fn bytes(&self, piece: &Piece, start: u64, length: u64) -> Result<Vec<u8>, LlmError>;
 
-    /// Cosines and sines of a position, by the angles of the model or by those of layers with a window.
-    fn turns(&self, position: u64, local: bool) -> Vec<f32>;
+    /// Cosines and sines of a position in a context of so many tokens, by the angles of the model or by those of layers
+    /// with a window.
+    fn turns(&self, context: u64, position: u64, local: bool) -> Vec<f32>;
 }
 
 impl<B: AsRef<[u8]> + Send + Sync> Weights for Network<B> {
@@ -36,7 +37,8 @@ impl<B: AsRef<[u8]> + Send + Sync> Weights for Network<B> {
         let outside = || LlmError::plan(format!("tensor {name}: byte {start} is not in its part"));
         let (tensor, range) = self.tensor(&name)?;
         let file = &Network::bytes(self)[range];
-        let vector = tensor.dims.len() < 2;
+        // Biases of experts are vectors that lie end to end.
+        let vector = tensor.dims.len() < 2 || name.ends_with(".bias");
         let row = match vector {
             true => tensor.quant.block_bytes(),
             false => tensor.quant.row_bytes(tensor.dims[0]),
@@ -68,8 +70,8 @@ impl<B: AsRef<[u8]> + Send + Sync> Weights for Network<B> {
         }
     }
 
-    fn turns(&self, position: u64, local: bool) -> Vec<f32> {
-        self.rope().table(position as usize..position as usize + 1, local)
+    fn turns(&self, context: u64, position: u64, local: bool) -> Vec<f32> {
+        self.rope().table(context as usize, position as usize..position as usize + 1, local)
     }
 }
 
@@ -95,6 +97,8 @@ impl Written {
 /// Checks taps.
 pub(crate) struct Auditor<'a> {
     weights: Arc<dyn Weights + 'a>,
+    /// Tokens of a sequence.
+    context: u64,
     pub(crate) log: AuditLog,
     /// What a head of a key or value in the KV cache was when it was last looked at, for each member.
     cells: HashMap<Cell, HashMap<usize, Vec<u8>>>,
@@ -115,13 +119,17 @@ pub(crate) struct Member<'m> {
 }
 
 impl<'a> Auditor<'a> {
-    pub(crate) fn new(weights: Arc<dyn Weights + 'a>, log: AuditLog) -> Self {
-        Auditor { weights, log, cells: HashMap::new() }
+    pub(crate) fn new(weights: Arc<dyn Weights + 'a>, context: u64, log: AuditLog) -> Self {
+        Auditor { weights, context, log, cells: HashMap::new() }
+    }
+
+    fn turns(&self, position: u64, local: bool) -> Vec<f32> {
+        self.weights.turns(self.context, position, local)
     }
 
     /// Another of the same weights that knows nothing and counts for itself.
     pub(crate) fn afresh(&self) -> Self {
-        Auditor::new(Arc::clone(&self.weights), AuditLog::default())
+        Auditor::new(Arc::clone(&self.weights), self.context, AuditLog::default())
     }
 
     /// What a step writes is written anew.

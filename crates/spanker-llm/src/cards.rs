@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spanker_fabric::device::{BegunJob, Deadline, DeviceError, DeviceGroup};
-use spanker_model::Model;
+use spanker_model::{Model, Quant};
 use spanker_plan::{Buffer, CardLayout, Op, Place, Plan, Programs, Taps, Wanted};
 use spanker_runtime::abi::Counters;
 use spanker_runtime::{Activation, Descriptor, Feature, Pace, SpankerControl, Work};
@@ -73,6 +73,7 @@ fn more_operators(model: &Model) -> impl Iterator<Item = Feature> {
         (variant.activation != Activation::Silu, Feature::WorkActivate),
         (scores, Feature::WorkAttendScores),
         (scale.iter().any(Option::is_some), Feature::WorkScale),
+        (variant.expert_biases, Feature::WorkAddPicked),
     ];
     needed.into_iter().filter(|(needed, _)| *needed).map(|(_, feature)| feature)
 }
@@ -87,6 +88,20 @@ pub fn require_operators(
 ) -> Result<(), spanker_runtime::Error> {
     let mut all = OPERATORS.into_iter().chain(more_operators(model));
     all.try_for_each(|feature| card.require(feature))
+}
+
+/// The same with what its experts and the type of its keys and values need.
+fn require_all(
+    card: &SpankerControl,
+    model: &Model,
+    kv: Quant,
+) -> Result<(), spanker_runtime::Error> {
+    require_operators(card, model)?;
+    if kv == Quant::Q4_0 {
+        card.require(Feature::KvQ4)?;
+    }
+    let experts = EXPERTS.iter().filter(|_| model.mixture.is_some());
+    experts.copied().try_for_each(|feature| card.require(feature))
 }
 
 /// A network on cards.
@@ -144,12 +159,8 @@ impl<'a> OnCards<'a> {
         let mut free_before = Vec::with_capacity(controls.len());
         for (member, layout) in layouts.iter().enumerate() {
             // Found out before the weights are on their way.
-            group.request(member, |card| require_operators(card, network.model()))?;
-            if network.model().mixture.is_some() {
-                let all =
-                    |card: &SpankerControl| EXPERTS.iter().try_for_each(|&one| card.require(one));
-                group.request(member, all)?;
-            }
+            let (model, kv) = (network.model(), planned.space.kv);
+            group.request(member, |card| require_all(card, model, kv))?;
             let available = group.request(member, SpankerControl::info)?.available;
             let (card, needed) = (group.index(member), layout.bytes());
             if needed > available {
@@ -240,7 +251,7 @@ impl<'a> OnCards<'a> {
         log: &AuditLog,
     ) {
         let network: Arc<Network<B>> = Arc::clone(network);
-        self.auditor = Some(Auditor::new(network, log.clone()));
+        self.auditor = Some(Auditor::new(network, self.programs.space().context, log.clone()));
     }
 
     /// Where a buffer of a card begins, for tests that change what is in it.

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use ggml_spanker::ops::{self, AttendScratch, KvView, Queries};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
+use spanker_model::gguf::ffn_norm;
 use spanker_model::{Gating, KV_BLOCK, KvShape, Mixture, Number, Quant, Turning};
 use spanker_plan::{Cut, Layout, Piece, Shard, Split, Stage, Tensor, Want};
 
@@ -49,6 +50,8 @@ pub struct Evaluator<'a, B> {
     caches: Vec<Cache>,
     noise: Option<Noise>,
     threads: usize,
+    /// Tokens of the context that it stands for.
+    context: usize,
     /// What came of the step that is under way.
     ended: Option<Outcome>,
 }
@@ -88,7 +91,15 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
             Rounding::Random { seed, parts } => Some(Noise { state: seed, parts }),
         };
         let caches = vec![Cache::default(); layers];
-        Ok(Evaluator { network, shards, caches, noise, threads: threads.max(1), ended: None })
+        let (threads, context) = (threads.max(1), 0);
+        Ok(Evaluator { network, shards, caches, noise, threads, context, ended: None })
+    }
+
+    /// The same for a context of so many tokens: in long ones, positions of some models have other angles.
+    #[must_use]
+    pub fn in_context(mut self, tokens: usize) -> Self {
+        self.context = tokens;
+        self
     }
 
     /// The residual stream after the last layer for the next token.
@@ -105,7 +116,8 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
                 ops::add(&mut output, &self.vector(&format!("blk.{layer}.attn_output.bias"))?);
             }
             self.pass_on(&mut x, output, &name("post_attention_norm"))?;
-            let h = self.normed(&x, &name("ffn_norm"))?;
+            let norm = ffn_norm(&self.network.model().architecture);
+            let h = self.normed(&x, &format!("blk.{layer}.{norm}"))?;
             let down = match self.network.model().mixture {
                 Some(mixture) => self.mixture(layer, mixture, &h)?,
                 None => {
@@ -130,8 +142,14 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         expert: Option<u64>,
         h: &[f32],
     ) -> Result<Vec<f32>, LlmError> {
-        let gate = self.product_of(gate, expert, None, h)?;
-        let up = self.product_of(up, expert, None, h)?;
+        let mut parts =
+            [self.product_of(gate, expert, None, h)?, self.product_of(up, expert, None, h)?];
+        for (name, row) in [gate, up].into_iter().zip(&mut parts) {
+            if let Some(bias) = self.expert_bias(name, expert)? {
+                ops::add(row, &bias);
+            }
+        }
+        let [gate, up] = parts;
         let mut gated = vec![0.0; gate.len()];
         ops::gate(self.network.model().variant.activation, &gate, &up, &mut gated);
         Ok(gated)
@@ -141,7 +159,10 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
     /// experts; these are added in card order.
     fn mixture(&mut self, layer: usize, mixture: Mixture, h: &[f32]) -> Result<Vec<f32>, LlmError> {
         let name = |rest: &str| format!("blk.{layer}.{rest}.weight");
-        let logits = self.product(&name("ffn_gate_inp"), None, h)?;
+        let mut logits = self.product(&name("ffn_gate_inp"), None, h)?;
+        if self.network.model().variant.expert_biases {
+            ops::add(&mut logits, &self.vector(&format!("blk.{layer}.ffn_gate_inp.bias"))?);
+        }
         let mut picks = vec![(0, 0.0); mixture.used as usize];
         ops::route(&logits, mixture.gating, &mut picks);
         let mut met = Vec::with_capacity(picks.len());
@@ -192,7 +213,24 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
             let (tensor, _) = self.network.tensor(&name("ffn_down_exps"))?;
             noise.sums(&mut sum, tensor.dims[0] * mixture.used, tensor.quant);
         }
+        for (expert, weight, _) in &met {
+            if let Some(bias) = self.expert_bias(&name("ffn_down_exps"), *expert)? {
+                ops::add_scaled(&mut sum, &bias, *weight);
+            }
+        }
         Ok(sum)
+    }
+
+    /// The bias of an expert, beside a matrix of that name, if the family has such.
+    fn expert_bias(&self, matrix: &str, expert: Option<u64>) -> Result<Option<Vec<f32>>, LlmError> {
+        let Some(expert) = expert.filter(|_| self.network.model().variant.expert_biases) else {
+            return Ok(None);
+        };
+        let name = matrix.replace(".weight", ".bias");
+        let width = self.network.tensor(&name)?.0.dims[0];
+        let rows = expert * width..(expert + 1) * width;
+        let bytes = &self.network.bytes()[self.network.rows_at(&name, &rows)?];
+        Ok(Some(bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect()))
     }
 
     /// A second product of a pair, of some columns.
@@ -263,7 +301,8 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
         let (size, group) = (model.head_size as usize, (model.heads / model.kv_heads) as usize);
         let h = self.normed(x, &format!("blk.{layer}.attn_norm.weight"))?;
         let (variant, own) = (&model.variant, &model.layers[layer]);
-        let table = network.rope().table(position..position + 1, own.turning == Turning::Local);
+        let (at, local) = (position..position + 1, own.turning == Turning::Local);
+        let table = network.rope().table(self.context, at, local);
         let mut rows = Vec::with_capacity(3);
         for (name, tensor, heads) in [
             ("attn_q", Tensor::Q, model.heads),
@@ -277,8 +316,9 @@ impl<'a, B: AsRef<[u8]> + Sync> Evaluator<'a, B> {
             if name != "attn_v" {
                 if network.model().head_norms {
                     let norm = format!("blk.{layer}.{name}_norm.weight");
+                    let width = if variant.row_norms { row.len() } else { size };
                     let heads: Result<Vec<_>, _> =
-                        row.chunks(size).map(|head| self.normed(head, &norm)).collect();
+                        row.chunks(width).map(|part| self.normed(part, &norm)).collect();
                     row = heads?.concat();
                 }
                 if own.turning != Turning::None {

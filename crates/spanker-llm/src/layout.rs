@@ -167,6 +167,8 @@ fn variant_difference(plan: &Variant, file: &Variant) -> Option<String> {
             ("post_norms", of.post_norms.to_string()),
             ("output_bias", of.output_bias.to_string()),
             ("sinks", of.sinks.to_string()),
+            ("row_norms", of.row_norms.to_string()),
+            ("expert_biases", of.expert_biases.to_string()),
             ("fused_qkv", of.fused_qkv.to_string()),
             ("fused_gate_up", of.fused_gate_up.to_string()),
             ("embedding_scale", number(of.embedding_scale)),

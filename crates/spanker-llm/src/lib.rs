@@ -50,6 +50,8 @@ pub use ranks::{
     CHUNK_BYTES, Leader, OnRanks, RankSamples, Store, Worker, chunk_count, chunk_range,
     fetch_chunks, run_worker, supply_chunks,
 };
+pub use network::{LongRope, Network, Rope};
+pub use ranks::{Leader, OnRanks, RankSamples, Worker, run_worker};
 pub use recorder::Recorder;
 pub use runner::{MemoryUse, Outcome, Output, Part, Runner, Step, Timing};
 pub use session::Session;

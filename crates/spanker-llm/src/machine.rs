@@ -194,6 +194,18 @@ struct Prepared<P> {
     runs: Vec<Vec<Range<usize>>>,
 }
 
+/// Refuses what no machine has kernels for.
+fn check_kinds(model: &Model, kv: Quant) -> Result<(), LlmError> {
+    if model.mixture.is_some() {
+        let what = format!("{}, a mixture of experts, on a GPU", model.architecture);
+        return Err(LlmError::unsupported(what));
+    }
+    match kv {
+        Quant::Q4_0 => Err(LlmError::unsupported("keys and values as q4_0 on a GPU")),
+        _ => Ok(()),
+    }
+}
+
 /// Programs that are kept: decoding, whole batches, and a few last ones of prompts.
 const MOST_PROGRAMS: usize = 16;
 /// Of so many steps of one token, one is traced: reading what a card noted takes as long as a hundredth of a small step.
@@ -213,11 +225,7 @@ impl<M: Machine> OnMachine<M> {
         mut machine: M,
         loading: &dyn Fn(Loading),
     ) -> Result<Self, LlmError> {
-        if network.model().mixture.is_some() {
-            let architecture = &network.model().architecture;
-            let what = format!("{architecture}, a mixture of experts, on a GPU");
-            return Err(LlmError::unsupported(what));
-        }
+        check_kinds(network.model(), plan.request.kv)?;
         for (name, tensor) in network.header().tensors() {
             if !machine.computes(tensor.quant) {
                 let what = format!("tensor {name}: weights of type {} on this GPU", tensor.quant);

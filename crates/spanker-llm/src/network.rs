@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use ggml_spanker::WEIGHT_TYPES;
 use ggml_spanker::ops::Pairs;
-use spanker_model::gguf::{Header, Tensor, Value};
+use spanker_model::gguf::{Header, Tensor, Value, ffn_norm};
 use spanker_model::{Model, Quant};
 
 use crate::LlmError;
@@ -21,21 +21,34 @@ pub struct Rope {
     pub pairs: Pairs,
     /// The angle of a pair for one position, in radians.
     pub angles: Vec<f64>,
+    /// Other ones for contexts that are longer than those of the training, where the file has such.
+    pub long: Option<LongRope>,
     /// The same in layers with a window, where these have a base of their own.
     pub local: Option<Vec<f64>>,
     /// What cosines and sines are multiplied with.
     pub scale: f64,
 }
 
+/// Angles of long contexts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongRope {
+    /// Tokens of a context up to which the others hold.
+    pub trained: usize,
+    /// The angle of a pair for one position, in radians.
+    pub angles: Vec<f64>,
+}
+
 impl Rope {
-    /// Cosines and sines of positions, `[cos 0, sin 0, ..]` for each, by the angles of the model or by those of layers
-    /// with a window.
+    /// Cosines and sines of positions of a context of so many tokens, `[cos 0, sin 0, ..]` for each, by the angles of the
+    /// model or by those of layers with a window.
     #[must_use]
-    pub fn table(&self, positions: Range<usize>, local: bool) -> Vec<f32> {
+    pub fn table(&self, context: usize, positions: Range<usize>, local: bool) -> Vec<f32> {
         let angles = self.local.as_ref().filter(|_| local);
         // Other bases are for near positions, which nobody has to stretch.
         let scale = if angles.is_some() { 1.0 } else { self.scale };
-        let angles = angles.unwrap_or(&self.angles);
+        let long = self.long.as_ref().filter(|long| context > long.trained);
+        let usual = long.map_or(&self.angles, |long| &long.angles);
+        let angles = angles.unwrap_or(usual);
         let turn = |position: usize| {
             angles.iter().flat_map(move |angle| {
                 let (sin, cos) = (position as f64 * angle).sin_cos();
@@ -47,9 +60,9 @@ impl Rope {
 
     /// The tables of all positions of a context: of the model, and of layers with a window.
     pub(crate) fn tables(&self, context: usize) -> Vec<f32> {
-        let mut tables = self.table(0..context, false);
+        let mut tables = self.table(context, 0..context, false);
         if self.local.is_some() {
-            tables.extend(self.table(0..context, true));
+            tables.extend(self.table(context, 0..context, true));
         }
         tables
     }
@@ -168,7 +181,7 @@ impl<B: AsRef<[u8]>> Network<B> {
         for at in 0..model.layers.len() {
             let mut add = |name: &str, length| used.push((format!("blk.{at}.{name}"), length));
             add("attn_norm.weight", model.hidden);
-            add("ffn_norm.weight", model.hidden);
+            add(ffn_norm(&model.architecture), model.hidden);
             if model.variant.post_norms {
                 add("post_attention_norm.weight", model.hidden);
                 add("post_ffw_norm.weight", model.hidden);
@@ -187,9 +200,13 @@ impl<B: AsRef<[u8]>> Network<B> {
             if model.mixture.is_some_and(|own| own.shared > 0) {
                 add("ffn_gate_inp_shexp.weight", model.hidden);
             }
+            if let Some(mixture) = model.mixture.filter(|_| model.variant.expert_biases) {
+                add("ffn_gate_inp.bias", mixture.experts);
+            }
             if model.head_norms {
-                add("attn_q_norm.weight", model.head_size);
-                add("attn_k_norm.weight", model.head_size);
+                let whole = model.variant.row_norms;
+                add("attn_q_norm.weight", if whole { q } else { model.head_size });
+                add("attn_k_norm.weight", if whole { kv } else { model.head_size });
             }
         }
         for (name, length) in &used {
@@ -201,7 +218,8 @@ impl<B: AsRef<[u8]>> Network<B> {
             }
         }
         let known = |name: &String| {
-            name == "rope_freqs.weight" || used.iter().any(|(used, _)| used == name)
+            let of_positions = rope::FACTORS.contains(&name.as_str());
+            of_positions || used.iter().any(|(used, _)| used == name)
         };
         let vectors = self.header.tensors().iter().filter(|(_, tensor)| tensor.dims.len() < 2);
         match vectors.map(|(name, _)| name).find(|name| !known(name)) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use ggml_spanker::Shape;
 use ggml_spanker::ops::Pairs;
-use spanker_model::gguf::Tensor;
+use spanker_model::gguf::{Tensor, ffn_norm};
 use spanker_plan::{Cut, Numerics, Piece, Tensor as Part};
 
 use crate::{LlmError, Network};
@@ -14,7 +14,7 @@ impl<B: AsRef<[u8]>> Network<B> {
     /// Where a run of rows of a tensor lies in the file.
     pub(crate) fn rows_at(&self, name: &str, rows: &Range<u64>) -> Result<Range<usize>, LlmError> {
         let (tensor, range) = self.tensor(name)?;
-        let rows = shape(tensor).and_then(|shape| shape.row_range(usizes(rows)));
+        let rows = shape(name, tensor).and_then(|shape| shape.row_range(usizes(rows)));
         let rows = rows.map_err(|error| refused(name, &error))?;
         Ok(range.start + rows.start..range.start + rows.end)
     }
@@ -23,6 +23,10 @@ impl<B: AsRef<[u8]>> Network<B> {
     pub(crate) fn source(&self, piece: &Piece) -> (String, Cut) {
         let model = self.model();
         let (q, kv) = (model.heads * model.head_size, model.kv_heads * model.head_size);
+        if piece.tensor == Part::FfnNorm {
+            let name = format!("blk.{}.{}", piece.layer, ffn_norm(&model.architecture));
+            return (name, piece.cut.clone());
+        }
         let (fused, skipped) = match piece.tensor {
             Part::Q if model.variant.fused_qkv => ("attn_qkv", 0),
             Part::K if model.variant.fused_qkv => ("attn_qkv", q),
@@ -55,8 +59,8 @@ impl<B: AsRef<[u8]>> Network<B> {
             Cut::Columns(columns) => {
                 let (tensor, range) = self.tensor(name)?;
                 let matrix = &self.bytes()[range];
-                let part =
-                    shape(tensor).and_then(|shape| shape.copy_columns(matrix, usizes(columns)));
+                let part = shape(name, tensor)
+                    .and_then(|shape| shape.copy_columns(matrix, usizes(columns)));
                 out.extend_from_slice(&part.map_err(|error| refused(name, &error))?.1);
             }
             Cut::Each { rows, of, count } => {
@@ -85,9 +89,13 @@ fn refused(name: &str, error: &ggml_spanker::Error) -> LlmError {
 }
 
 /// A tensor as a matrix; an element of a vector is a row, and so is a number without dimensions. Matrices that lie end to
-/// end are one.
-fn shape(tensor: &Tensor) -> Result<Shape, ggml_spanker::Error> {
+/// end are one. Biases of experts lie end to end, and each of their elements is a row.
+fn shape(name: &str, tensor: &Tensor) -> Result<Shape, ggml_spanker::Error> {
     match tensor.dims[..] {
+        _ if name.ends_with(".bias") => {
+            let elements: u64 = tensor.dims.iter().product();
+            Shape::new(tensor.quant, elements as usize, 1)
+        }
         [] => Shape::new(tensor.quant, 1, 1),
         [length] => Shape::new(tensor.quant, length as usize, 1),
         _ => {

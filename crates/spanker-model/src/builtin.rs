@@ -2,7 +2,7 @@
 //! Models that are known by name, with the sizes of their published `config.json`.
 
 use crate::shape::{Extras, Shape};
-use crate::{Gating, Mixture, Model, ModelError, Quant};
+use crate::{Activation, Gating, Mixture, Model, ModelError, Quant, Variant};
 
 /// One built-in model: layers, width, heads, KV heads, head size, feed-forward width, vocabulary,
 /// context, whether the head is the embedding table.
@@ -39,7 +39,7 @@ const QWEN2: [Line; 7] = [
 ];
 
 /// Mixtures of experts, with their architectures; the feed-forward width is an expert's.
-const MIXTURES: [(&str, Line, Mixture); 3] = [
+const MIXTURES: [(&str, Line, Mixture); 5] = [
     (
         "qwen3moe",
         ("qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, 151_936, 40960, false),
@@ -54,6 +54,16 @@ const MIXTURES: [(&str, Line, Mixture); 3] = [
         "qwen2moe",
         ("qwen1.5-moe-a2.7b", 24, 2048, 16, 16, 128, 1408, 151_936, 8192, false),
         mixture(60, 4, Gating::Softmax, 5632),
+    ),
+    (
+        "olmoe",
+        ("olmoe-1b-7b", 16, 2048, 16, 16, 128, 1024, 50304, 4096, false),
+        mixture(64, 8, Gating::Softmax, 0),
+    ),
+    (
+        "gpt-oss",
+        ("gpt-oss-20b", 24, 2880, 64, 8, 64, 2880, 201_088, 131_072, false),
+        mixture(32, 4, Gating::SoftmaxOfChosen, 0),
     ),
 ];
 
@@ -98,9 +108,12 @@ pub fn builtin(name: &str, quant: Quant) -> Result<Model, ModelError> {
     let (architecture, line, mixture) =
         find(name).ok_or_else(|| ModelError::unknown("model", name, &builtin_names()))?;
     let &(name, layers, hidden, heads, kv_heads, head_size, ffn, vocab, context, tied) = line;
+    let oss = architecture == "gpt-oss";
     let extras = Extras {
-        qkv_bias: architecture.starts_with("qwen2"),
-        qk_norm: architecture.starts_with("qwen3"),
+        qkv_bias: architecture.starts_with("qwen2") || oss,
+        o_bias: oss,
+        qk_norm: architecture.starts_with("qwen3") || architecture == "olmoe",
+        window: oss.then_some((128, 2)),
         ..Extras::default()
     };
     let shape = Shape {
@@ -116,8 +129,22 @@ pub fn builtin(name: &str, quant: Quant) -> Result<Model, ModelError> {
         tied,
         extras,
         mixture,
+        variant: variant(architecture),
     };
     shape.model(name, "built-in", quant)
+}
+
+/// What an architecture without scales of its own does differently from a plain Llama.
+pub(crate) fn variant(architecture: &str) -> Variant {
+    let oss = architecture == "gpt-oss";
+    Variant {
+        activation: if oss { Activation::ClampedSilu } else { Activation::Silu },
+        output_bias: oss,
+        sinks: oss,
+        expert_biases: oss,
+        row_norms: architecture == "olmoe",
+        ..Variant::default()
+    }
 }
 
 fn find(name: &str) -> Option<Known> {
@@ -187,6 +214,8 @@ mod tests {
             ("qwen3-30b-a3b", 30_532_122_624),
             ("mixtral-8x7b", 46_702_792_704),
             ("qwen1.5-moe-a2.7b", 14_315_784_192),
+            ("olmoe-1b-7b", 6_919_161_856),
+            ("gpt-oss-20b", 20_914_757_184),
         ];
         assert_eq!(published.map(|(name, _)| name).to_vec(), builtin_names());
         for (name, parameters) in published {

@@ -6,13 +6,14 @@
 
 use serde_json::{Map, Value};
 
+use crate::builtin::variant;
 use crate::error::printable;
 use crate::model::{MAX_CONTEXT, MAX_VOCAB, MAX_WIDTH};
 use crate::shape::{Extras, Shape};
 use crate::{Gating, MAX_EXPERTS, MAX_LAYERS, Mixture, Model, ModelError, Quant};
 
 /// The architectures that are understood, with their names in GGUF files.
-const KNOWN: [(&str, &str); 7] = [
+const KNOWN: [(&str, &str); 9] = [
     ("LlamaForCausalLM", "llama"),
     ("MistralForCausalLM", "llama"),
     ("Qwen2ForCausalLM", "qwen2"),
@@ -20,6 +21,8 @@ const KNOWN: [(&str, &str); 7] = [
     ("MixtralForCausalLM", "llama"),
     ("Qwen2MoeForCausalLM", "qwen2moe"),
     ("Qwen3MoeForCausalLM", "qwen3moe"),
+    ("OlmoeForCausalLM", "olmoe"),
+    ("GptOssForCausalLM", "gpt-oss"),
 ];
 
 /// Fields that only mixtures of experts have.
@@ -39,7 +42,7 @@ fn ffn_field(architecture: &str) -> &'static str {
 /// The model that `text`, a `config.json`, describes, as if all its matrices were stored in `quant`.
 ///
 /// Understood are `LlamaForCausalLM`, `MistralForCausalLM`, `MixtralForCausalLM`, `Qwen2ForCausalLM`,
-/// `Qwen2MoeForCausalLM`, `Qwen3ForCausalLM` and `Qwen3MoeForCausalLM`.
+/// `Qwen2MoeForCausalLM`, `Qwen3ForCausalLM`, `Qwen3MoeForCausalLM`, `OlmoeForCausalLM` and `GptOssForCausalLM`.
 ///
 /// ```
 /// use spanker_model::{Quant, from_config_json};
@@ -77,11 +80,13 @@ pub fn from_config_json(text: &str, name: &str, quant: Quant) -> Result<Model, M
         tied: config.flag("tie_word_embeddings")?,
         extras: Extras {
             qkv_bias: attention_bias || architecture.starts_with("qwen2"),
+            window: config.window(architecture)?,
             o_bias: attention_bias && !architecture.starts_with("qwen2"),
             ffn_bias: config.flag("mlp_bias")?,
-            qk_norm: architecture.starts_with("qwen3"),
+            qk_norm: architecture.starts_with("qwen3") || architecture == "olmoe",
         },
         mixture,
+        variant: variant(architecture),
     };
     shape.model(name, "config.json", quant)
 }
@@ -117,6 +122,8 @@ impl Config<'_> {
             "MixtralForCausalLM" => ("num_local_experts", Gating::SoftmaxNormed, false),
             "Qwen3MoeForCausalLM" => ("num_experts", Gating::SoftmaxNormed, false),
             "Qwen2MoeForCausalLM" => ("num_experts", Gating::Softmax, true),
+            "OlmoeForCausalLM" => ("num_experts", Gating::Softmax, false),
+            "GptOssForCausalLM" => ("num_local_experts", Gating::SoftmaxOfChosen, false),
             _ => {
                 return match EXPERTS.iter().find(|field| self.get(field).is_some()) {
                     Some(field) => Err(ModelError::field(field, format!("{given} has no experts"))),
@@ -126,7 +133,7 @@ impl Config<'_> {
         };
         let experts = self.size(count, MAX_EXPERTS)?;
         let used = self.size("num_experts_per_tok", experts)?;
-        if given != "MixtralForCausalLM" {
+        if !["MixtralForCausalLM", "GptOssForCausalLM"].contains(&given) {
             let normed = self.flag("norm_topk_prob")?;
             if normed != (gating == Gating::SoftmaxNormed) {
                 let reason = format!("{normed}, which {given} is not understood with");
@@ -177,6 +184,15 @@ impl Config<'_> {
             let value = printable(&value.to_string());
             ModelError::field(field, format!("{value} is not true or false"))
         })
+    }
+
+    /// A window, and in how many layers there is one without. Only gpt-oss has its window by layers here; others are
+    /// read as if they saw everything.
+    fn window(&self, architecture: &str) -> Result<Option<(u64, u64)>, ModelError> {
+        match architecture {
+            "gpt-oss" => Ok(Some((self.size("sliding_window", MAX_CONTEXT)?, 2))),
+            _ => Ok(None),
+        }
     }
 
     fn kv_heads(&self, heads: u64) -> Result<u64, ModelError> {
@@ -324,7 +340,25 @@ mod tests {
             "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 60,
             "num_experts_per_tok": 4, "norm_topk_prob": false, "vocab_size": 151_936
         });
-        for (config, name) in [(mixture(), "qwen3-30b-a3b"), (shared, "qwen1.5-moe-a2.7b")] {
+        let rows = json!({
+            "architectures": ["OlmoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 1024,
+            "num_hidden_layers": 16, "max_position_embeddings": 4096, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
+            "norm_topk_prob": false, "vocab_size": 50304
+        });
+        let oss = json!({
+            "architectures": ["GptOssForCausalLM"], "attention_bias": true, "head_dim": 64,
+            "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+            "max_position_embeddings": 131_072, "num_attention_heads": 64, "num_key_value_heads": 8,
+            "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128,
+            "vocab_size": 201_088
+        });
+        for (config, name) in [
+            (mixture(), "qwen3-30b-a3b"),
+            (shared, "qwen1.5-moe-a2.7b"),
+            (rows, "olmoe-1b-7b"),
+            (oss, "gpt-oss-20b"),
+        ] {
             let expected = builtin(name, Quant::Q4_0).expect(name);
             let model = read(&config).expect(name);
             let source = expected.source.clone();

@@ -49,8 +49,9 @@ impl Gating {
 #[must_use]
 pub fn gating_of(architecture: &str) -> Option<Gating> {
     Some(match architecture {
-        "llama" | "qwen3moe" => Gating::SoftmaxNormed,
-        "qwen2moe" => Gating::Softmax,
+        "llama" | "qwen3moe" | "granitemoe" => Gating::SoftmaxNormed,
+        "qwen2moe" | "olmoe" => Gating::Softmax,
+        "gpt-oss" => Gating::SoftmaxOfChosen,
         _ => return None,
     })
 }

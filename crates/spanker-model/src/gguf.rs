@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 
 use crate::Quant;
 
+pub use map::ffn_norm;
 pub use parts::{Part, PartName, Parts};
 pub use value::{Value, ValueType};
 pub use write::{Field, Stored, Writer};

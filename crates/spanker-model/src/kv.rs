@@ -4,14 +4,15 @@
 //!
 //! A block has each head's keys and then its values. Keys lie number by number, so that 64 positions are scored side
 //! by side; values lie position by position. As Q8_0, the whole numbers come first and then the scales, one for 32
-//! numbers of a position.
+//! numbers of a position. As Q4_0 it is the same with two whole numbers in a byte: of the 32 that have one scale, the
+//! first and the 17th, the second and the 18th, and so on.
 
 use crate::Quant;
 
 /// Positions that a block of the KV cache has room for.
 pub const KV_BLOCK: u64 = 64;
 
-/// Numbers that have one scale in Q8_0.
+/// Numbers that have one scale in Q8_0 and Q4_0.
 const SCALED: u64 = 32;
 
 /// The KV cache of one layer on one card.
@@ -22,6 +23,7 @@ const SCALED: u64 = 32;
 /// let kv = KvShape { heads: 3, head_size: 64, quant: Quant::F16 };
 /// assert_eq!(kv.block_bytes(), KV_BLOCK * 3 * 64 * 2 * 2);
 /// assert_eq!(KvShape { quant: Quant::Q8_0, ..kv }.block_bytes(), KV_BLOCK * 3 * 2 * 68);
+/// assert_eq!(KvShape { quant: Quant::Q4_0, ..kv }.block_bytes(), KV_BLOCK * 3 * 2 * 36);
 /// assert!(kv.check().is_ok());
 /// assert!(KvShape { quant: Quant::Q4K, ..kv }.check().is_err());
 /// ```
@@ -31,13 +33,13 @@ pub struct KvShape {
     pub heads: u64,
     /// Numbers of a head.
     pub head_size: u64,
-    /// What they are stored as: F16 or Q8_0.
+    /// What they are stored as: F16, Q8_0 or Q4_0.
     pub quant: Quant,
 }
 
 impl KvShape {
     /// The types that keys and values can be stored as.
-    pub const QUANTS: [Quant; 2] = [Quant::F16, Quant::Q8_0];
+    pub const QUANTS: [Quant; 3] = [Quant::F16, Quant::Q8_0, Quant::Q4_0];
 
     /// Whether keys and values can be stored so.
     ///
@@ -46,7 +48,7 @@ impl KvShape {
     pub fn check(&self) -> Result<(), String> {
         let (quant, size) = (self.quant, self.head_size);
         if !Self::QUANTS.contains(&quant) {
-            return Err(format!("keys and values as {quant}: f16 and q8_0 are possible"));
+            return Err(format!("keys and values as {quant}: f16, q8_0 and q4_0 are possible"));
         }
         match size.is_multiple_of(quant.block()) {
             true => Ok(()),
@@ -83,7 +85,12 @@ impl KvShape {
     /// Where scales begin behind the whole numbers of one head's keys, or of its values.
     #[must_use]
     pub const fn scales_at(&self) -> u64 {
-        KV_BLOCK * self.head_size
+        KV_BLOCK * self.packed()
+    }
+
+    /// Pieces of a head's key or value that are stored by themselves: numbers, or bytes with two of them.
+    const fn packed(&self) -> u64 {
+        if matches!(self.quant, Quant::Q4_0) { self.head_size / 2 } else { self.head_size }
     }
 
     /// Scales of a position of one head's keys, or of its values.
@@ -103,7 +110,7 @@ impl KvShape {
     pub const fn numbers(&self, head: u64, is_key: bool, slot: u64) -> Strided {
         let start = self.half_at(head, is_key);
         let each = if matches!(self.quant, Quant::F16) { 2 } else { 1 };
-        self.strided(start, each, self.head_size, is_key, slot)
+        self.strided(start, each, self.packed(), is_key, slot)
     }
 
     /// The same for its scales, where there are any.

@@ -18,6 +18,8 @@ pub(crate) struct Extras {
     pub(crate) ffn_bias: bool,
     /// A norm over each head of queries and of keys, shared by the heads.
     pub(crate) qk_norm: bool,
+    /// A window, and in how many layers there is one without, the last of each such run.
+    pub(crate) window: Option<(u64, u64)>,
 }
 
 /// The hyperparameters that determine a model's sizes.
@@ -35,10 +37,11 @@ pub(crate) struct Shape {
     pub(crate) tied: bool,
     pub(crate) extras: Extras,
     pub(crate) mixture: Option<Mixture>,
+    pub(crate) variant: Variant,
 }
 
 impl Shape {
-    fn layer(&self, quant: Quant) -> Layer {
+    fn layer(&self, at: u64, quant: Quant) -> Layer {
         let (q, kv) = (self.heads * self.head_size, self.kv_heads * self.head_size);
         let shapes = layer_shapes(self.hidden, q, kv, self.ffn);
         let [q_, k, v, o, gate, up, down] =
@@ -48,10 +51,17 @@ impl Shape {
             + of(self.extras.qkv_bias, q + 2 * kv)
             + of(self.extras.o_bias, self.hidden)
             + of(self.extras.ffn_bias, 2 * self.ffn + self.hidden)
-            + of(self.extras.qk_norm, 2 * self.head_size);
+            + of(self.extras.qk_norm && !self.variant.row_norms, 2 * self.head_size)
+            + of(self.extras.qk_norm && self.variant.row_norms, q + kv)
+            + of(self.variant.sinks, self.heads)
+            + self
+                .mixture
+                .filter(|_| self.variant.expert_biases)
+                .map_or(0, |mixture| mixture.experts * (1 + 2 * self.ffn + self.hidden));
         let experts = self.mixture.map(|mixture| Experts::new(mixture, self.hidden, quant));
         let other_bytes = others * OTHER_ELEMENT;
-        let (window, turning) = (None, Turning::Global);
+        let window = self.extras.window.filter(|(_, every)| !(at + 1).is_multiple_of(*every));
+        let (window, turning) = (window.map(|(window, _)| window), Turning::Global);
         Layer { q: q_, k, v, o, gate, up, down, other_bytes, experts, window, turning }
     }
 
@@ -74,7 +84,7 @@ impl Shape {
             ffn: self.ffn,
             vocab: self.vocab,
             context: self.context,
-            layers: (0..self.layers).map(|_| self.layer(quant)).collect(),
+            layers: (0..self.layers).map(|at| self.layer(at, quant)).collect(),
             embedding: table.with_quant(quant),
             head: table.with_quant(quant),
             tied: self.tied,
@@ -83,7 +93,7 @@ impl Shape {
             rope_dims: self.head_size,
             other_bytes: self.hidden * OTHER_ELEMENT,
             mixture: self.mixture,
-            variant: Variant::default(),
+            variant: self.variant,
         };
         model.validate()?;
         Ok(model)

@@ -110,6 +110,10 @@ pub struct Variant {
     pub output_bias: bool,
     /// Whether every head has a score that no position has: what goes there is lost.
     pub sinks: bool,
+    /// Whether queries and keys are normed as whole rows, all heads together (OLMoE).
+    pub row_norms: bool,
+    /// Whether routers and experts have biases (gpt-oss).
+    pub expert_biases: bool,
     /// Whether the file has queries, keys and values in one matrix.
     pub fused_qkv: bool,
     /// Whether the file has gate and up in one matrix.

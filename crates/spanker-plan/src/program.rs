@@ -15,6 +15,7 @@ mod buffers;
 mod crossing;
 mod experts;
 mod price;
+mod row_norms;
 mod staging;
 mod tables;
 mod tap;

@@ -78,7 +78,7 @@ pub struct KvCache {
     pub heads: u64,
     /// Numbers of a head.
     pub head_size: u64,
-    /// GGML's number of the type that they are stored as: F16 or Q8_0.
+    /// GGML's number of the type that they are stored as: F16, Q8_0 or Q4_0.
     pub quant: u32,
 }
 
@@ -462,6 +462,25 @@ pub enum Work {
         /// Whether the sums are added to what is there.
         add: bool,
     },
+    /// Adds rows of a table, one for each expert, to rows of f32: to a row of each pick that of its expert, or to a row
+    /// of each row those of all its picks, each times its weight, in the order of the picks. Experts that are not there
+    /// add nothing.
+    AddPicked {
+        /// A row for each pick, or for each row.
+        into: Place,
+        /// The row of the first expert.
+        table: Place,
+        /// The picks.
+        picks: Picks,
+        /// Rows.
+        rows: u64,
+        /// Numbers of a row.
+        width: u64,
+        /// Bytes from an expert's row to the next one's, a multiple of 4.
+        stride: u64,
+        /// Whether there is one row for all picks of a row, to which weighed rows are added.
+        weighed: bool,
+    },
     /// Sends bytes to the card at a port.
     Send {
         /// The source.
@@ -536,6 +555,7 @@ impl Work {
             Work::Route { logits, picks, .. } => vec![logits, &mut picks.at],
             Work::MatmulExperts { a, b, out, picks, .. } => vec![a, b, out, &mut picks.at],
             Work::Combine { from, picks, into, .. } => vec![from, &mut picks.at, into],
+            Work::AddPicked { into, table, picks, .. } => vec![into, table, &mut picks.at],
             Work::Scale { data, .. } => vec![data],
             Work::Reduce { into, sources, .. } => {
                 sources.iter_mut().chain(std::iter::once(into)).collect()

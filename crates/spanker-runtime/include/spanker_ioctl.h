@@ -77,6 +77,8 @@
 #define SPANKER_SINCE_WORK_SCALE 5
 #define SPANKER_SINCE_WORK_ACTIVATE 5
 #define SPANKER_SINCE_WORK_ATTEND_SCORES 5
+#define SPANKER_SINCE_KV_Q4 5 /* Keys and values as Q4_0. */
+#define SPANKER_SINCE_WORK_ADD_PICKED 5
 
 /* The answer to SPANKER_IOC_GET_VERSION: 8 bytes. */
 struct spanker_version {
@@ -321,6 +323,7 @@ struct spanker_records {
 #define SPANKER_WORK_SCALE 25u
 #define SPANKER_WORK_ACTIVATE 26u
 #define SPANKER_WORK_ATTEND_SCORES 27u
+#define SPANKER_WORK_ADD_PICKED 28u
 
 #define SPANKER_WORK_VERSION 1u
 
@@ -597,7 +600,8 @@ struct spanker_work_rotate_rows {
  * are head_size times 64 numbers: number d of slot s at 64 d + s; values 64 times head_size:
  * number d of slot s at head_size s + d. As Q8_0 (8) the same as whole numbers of a byte, and
  * behind them f16 scales, one for each 32 numbers of a slot: keys head_size / 32 times 64,
- * values 64 times head_size / 32. */
+ * values 64 times head_size / 32. As Q4_0 (2) the same with two whole numbers from 0 to 15 in a byte,
+ * of which 8 is 0: of the 32 of a scale, byte i has number i in its lower half and i + 16 in its upper. */
 struct spanker_kv_cache {
 	struct spanker_place blocks;
 	struct spanker_place rows;   /* A struct spanker_row for each row. */
@@ -605,8 +609,8 @@ struct spanker_kv_cache {
 	__u64 count;     /* Blocks. */
 	__u64 entries;
 	__u64 heads;     /* Of keys and of values. */
-	__u64 head_size; /* A multiple of 32 for Q8_0. */
-	__u32 quant;     /* F16 (1) or Q8_0 (8). */
+	__u64 head_size; /* A multiple of 32 for Q8_0 and Q4_0. */
+	__u32 quant;     /* F16 (1), Q8_0 (8) or Q4_0 (2). */
 	__u32 reserved;
 };
 
@@ -696,6 +700,20 @@ struct spanker_work_combine {
 	__u64 rows;
 	__u64 width;
 	__u32 add; /* 0 or 1. */
+	__u32 reserved;
+};
+
+/* Adds the row of f32 that belongs to the expert of each pick: to the pick's row, or, if `weighed` is 1, times
+ * its weight to the row's, in the order of the picks. Experts that are not there add nothing. */
+struct spanker_work_add_picked {
+	struct spanker_work head;
+	struct spanker_place into;  /* A row for each pick, or for each row. */
+	struct spanker_place table; /* The first expert's row. */
+	struct spanker_picks picks;
+	__u64 rows;
+	__u64 width;
+	__u64 stride;  /* Bytes from an expert's row to the next one's, a multiple of 4. */
+	__u32 weighed; /* 0 or 1. */
 	__u32 reserved;
 };
 

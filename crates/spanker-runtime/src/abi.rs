@@ -74,10 +74,11 @@ macro_rules! mirror {
 mod work;
 
 pub use work::{
-    RawActivate, RawAddRow, RawAttend, RawAttendBlocks, RawAttendScores, RawBest, RawCombine,
-    RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawKeep, RawKvCache, RawMatmul,
-    RawMatmulExperts, RawNorm, RawPick, RawPicks, RawPlace, RawQuantize, RawReceive, RawReduce,
-    RawRotate, RawRotateRows, RawRoute, RawRow, RawRows, RawScale, RawSend, RawWork, RawWrite,
+    RawActivate, RawAddPicked, RawAddRow, RawAttend, RawAttendBlocks, RawAttendScores, RawBest,
+    RawCombine, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawKeep, RawKvCache,
+    RawMatmul, RawMatmulExperts, RawNorm, RawPick, RawPicks, RawPlace, RawQuantize, RawReceive,
+    RawReduce, RawRotate, RawRotateRows, RawRoute, RawRow, RawRows, RawScale, RawSend, RawWork,
+    RawWrite,
 };
 
 mirror! {
@@ -435,6 +436,8 @@ constants! {
     WORK_ACTIVATE: u16 = 26;
     /// Attention over blocks with a window, a cap or sinks.
     WORK_ATTEND_SCORES: u16 = 27;
+    /// Rows of a table that picks add.
+    WORK_ADD_PICKED: u16 = 28;
     /// Gates by GELU.
     ACTIVATION_GELU: u32 = 1;
     /// Gates by clamped SiLU.

@@ -130,8 +130,14 @@ features! {
     WorkActivate = WORK_ACTIVATE "work ACTIVATE" since 5;
     /// [`Work::AttendBlocks`] with a window, a cap or sinks.
     WorkAttendScores = WORK_ATTEND_SCORES "work ATTEND_SCORES" since 5;
+    /// [`Work::Keep`] and [`Work::AttendBlocks`] of keys and values as Q4_0.
+    KvQ4 = KV_Q4 "work KEEP and ATTEND_BLOCKS of Q4_0" since 5;
+    /// [`Work::AddPicked`].
+    WorkAddPicked = WORK_ADD_PICKED "work ADD_PICKED" since 5;
 }
 
+/// GGML's number of Q4_0.
+const Q4_0: u32 = 2;
 /// GGML's number of Q4_K.
 const Q4_K: u32 = 12;
 
@@ -168,12 +174,16 @@ impl Feature {
             Work::Write { .. } => Feature::WorkWrite,
             Work::AddRow { .. } => Feature::WorkAddRow,
             Work::RotateRows { .. } => Feature::WorkRotateRows,
+            Work::Keep { cache, .. } | Work::AttendBlocks { cache, .. } if cache.quant == Q4_0 => {
+                Feature::KvQ4
+            }
             Work::Keep { .. } => Feature::WorkKeep,
             Work::AttendBlocks { scores, .. } if scores.is_plain() => Feature::WorkAttendBlocks,
             Work::AttendBlocks { .. } => Feature::WorkAttendScores,
             Work::Route { .. } => Feature::WorkRoute,
             Work::MatmulExperts { .. } => Feature::WorkMatmulExperts,
             Work::Combine { .. } => Feature::WorkCombine,
+            Work::AddPicked { .. } => Feature::WorkAddPicked,
             _ => return None,
         })
     }
@@ -214,7 +224,7 @@ mod tests {
         };
         // Twelve requests and seven kinds of work; nine more kinds, and more types of products.
         let known: Vec<usize> = (0..=ABI_VERSION_MINOR + 1).map(of).collect();
-        assert_eq!(known, [0, 0, 19, 29, 34, 40, 40]);
+        assert_eq!(known, [0, 0, 19, 29, 34, 42, 42]);
         assert!(!AbiVersion { major: 1, minor: 9, patch: 0 }.has(Feature::CardInfo));
     }
 }

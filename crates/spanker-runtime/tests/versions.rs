@@ -155,6 +155,16 @@ fn newer_kinds(at: Place) -> Vec<(&'static str, u16, Work)> {
         ("ROUTE", 5, Work::Route { logits: at, picks, rows, gating: 1 }),
         ("MATMUL_EXPERTS", 5, experts),
         ("COMBINE", 5, Work::Combine { from: at, picks, into, rows, width: 1, add: false }),
+        (
+            "ADD_PICKED",
+            5,
+            Work::AddPicked { into, table: at, picks, rows, width: 1, stride: 4, weighed: true },
+        ),
+        (
+            "KEEP and ATTEND_BLOCKS of Q4_0",
+            5,
+            Work::Keep { keys, values, cache: KvCache { quant: 2, ..cache }, rows },
+        ),
         ("SCALE", 5, Work::Scale { data, elements: 1, factor: 0, cap: 0 }),
         ("ATTEND_SCORES", 5, attend(9)),
     ]

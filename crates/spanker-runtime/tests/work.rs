@@ -152,6 +152,11 @@ fn of_experts() -> impl Strategy<Value = Work> {
                 Work::Combine { from, picks, into, rows, width, add }
             }
         ),
+        (place(), place(), picks(), any::<[u64; 3]>(), any::<bool>()).prop_map(
+            |(into, table, picks, [rows, width, stride], weighed)| {
+                Work::AddPicked { into, table, picks, rows, width, stride, weighed }
+            }
+        ),
     ]
 }
 
@@ -167,7 +172,8 @@ fn cache() -> impl Strategy<Value = KvCache> {
     let size = 0..1u64 << 20;
     ([place(), place(), place()], any::<[u64; 3]>(), size, any::<bool>()).prop_map(
         |([blocks, rows, tables], [count, entries, heads], size, whole)| {
-            let (quant, head_size) = if whole { (8, 32 * size) } else { (1, size) };
+            let kinds = if count.is_multiple_of(2) { 8 } else { 2 };
+            let (quant, head_size) = if whole { (kinds, 32 * size) } else { (1, size) };
             KvCache { blocks, count, rows, tables, entries, heads, head_size, quant }
         },
     )

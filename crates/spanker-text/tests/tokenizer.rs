@@ -193,6 +193,14 @@ fn files_that_lie_are_named() {
             &[("tokenizer.ggml.model", Field::Text("bert"))],
             "tokenizer.ggml.model 'bert' is not supported",
         ),
+        (
+            &[("tokenizer.ggml.model", Field::Text("t5"))],
+            "tokenizer.ggml.model 't5' is not supported",
+        ),
+        (
+            &[("tokenizer.ggml.model", Field::Text("rwkv"))],
+            "tokenizer.ggml.model 'rwkv' is not supported",
+        ),
         (&[model], "metadata 'tokenizer.ggml.tokens': missing"),
         (&[model, ("tokenizer.ggml.tokens", Field::Texts(&[]))], "0 tokens"),
         (&[model, tokens, ("tokenizer.ggml.pre", Field::Text("x\u{1b}"))], "'x\\u{1b}'"),

@@ -208,6 +208,40 @@ fn experts_have_the_bits_of_the_host_and_those_that_are_not_there_are_left_alone
 }
 
 #[test]
+fn rows_that_picks_add_have_the_bits_of_the_host_and_experts_that_are_not_there_add_nothing() {
+    let (rows, width, experts, used, stride) = (9, 3000, 4, 2, 3008);
+    let bench = Bench::new();
+    let chosen: Vec<(u32, f32)> = (0..rows * used).map(|at| (at % 5, at as f32 / 7.0)).collect();
+    let own: Vec<u8> =
+        chosen.iter().flat_map(|(e, w)| [e.to_le_bytes(), w.to_le_bytes()]).flatten().collect();
+    let picks = Picks { at: at(bench.holding(&own), 0), used: used.into(), experts };
+    let table = numbers(stride * experts as usize, 5);
+    let held = at(bench.floats(&table), 0);
+    for weighed in [false, true] {
+        let (count, each) = if weighed { (rows, used) } else { (rows * used, 1) };
+        let mut sums = numbers(count as usize * width, 7);
+        let into = bench.floats(&sums);
+        bench.run(Work::AddPicked {
+            into: at(into, 0),
+            table: held,
+            picks,
+            rows: rows.into(),
+            width: width as u64,
+            stride: stride as u64 * 4,
+            weighed,
+        });
+        for (sum, picks) in sums.chunks_mut(width).zip(chosen.chunks(each as usize)) {
+            for &(expert, weight) in picks.iter().filter(|(expert, _)| *expert < 4) {
+                let more = &table[expert as usize * stride..][..width];
+                let weight = if weighed { weight } else { 1.0 };
+                sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += weight * more);
+            }
+        }
+        assert!(bench.read(into, sums.len() * 4) == bytes(&sums), "{weighed}");
+    }
+}
+
+#[test]
 fn product_of_one_row_with_many_weights_has_the_bits_of_the_host() {
     let bench = Bench::new();
     let ([k, n], quant) = ([1024, 6000], Quant::Q4_0);
@@ -498,7 +532,7 @@ fn blocks_of_sequences(quant: Quant, [heads, group, offset, kv_heads]: [usize; 4
 
 #[test]
 fn rows_of_several_sequences_in_blocks_have_the_bits_of_the_host() {
-    for quant in [Quant::F16, Quant::Q8_0] {
+    for quant in KvShape::QUANTS {
         blocks_of_sequences(quant, [8, 4, 0, 2]);
         blocks_of_sequences(quant, [7, 4, 2, 3]);
         blocks_of_sequences(quant, [1, 1, 0, 1]);

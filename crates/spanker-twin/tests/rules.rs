@@ -48,7 +48,13 @@ fn operators(x: BufferId, y: BufferId, z: BufferId) -> Vec<Work> {
         Work::Route { logits: x, picks: picks(z), rows, gating: 1 },
         experts([x, y, z], Place { offset: 4096, ..x }),
         Work::Combine { from: x, picks: picks(y), into: z, rows, width, add: true },
+        added([z, x, y], [rows, width, width * 4], true),
     ]
+}
+
+/// Rows of a table that picks add.
+fn added([into, table, at]: [Place; 3], [rows, width, stride]: [u64; 3], weighed: bool) -> Work {
+    Work::AddPicked { into, table, picks: picks(at), rows, width, stride, weighed }
 }
 
 /// Two of four experts.
@@ -229,6 +235,16 @@ fn ill_sized_experts([a, b, c]: [Place; 3]) -> Vec<Work> {
         sum(huge, width),
         sum(rows, huge),
         sum(SIZE, width),
+        added([c, b, a], [huge, width, width * 4], true),
+        added([c, b, a], [rows, huge, width * 4], false),
+        added([c, b, a], [SIZE, width, width * 4], false),
+        // Rows of experts over each other, at odd bytes, and the last one outside; sums in the table and in the picks.
+        added([c, b, a], [rows, width, width * 4 - 4], true),
+        added([c, b, a], [rows, width, width * 4 + 2], true),
+        added([c, b, a], [rows, width, SIZE / 3], true),
+        added([c, b, a], [rows, width, huge], true),
+        added([b, b, a], [rows, width, width * 4], true),
+        added([a, b, a], [rows, width, width * 4], false),
     ]
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tidy::{listed_commands, recipes};
 
 /// Scripts that others call.
-const INTERNAL: [&str; 3] = ["setup", "setup-llama-cpp", "with-mpi"];
+const INTERNAL: [&str; 4] = ["setup", "setup-llama-cpp", "setup-xllamacpp", "with-mpi"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -14,6 +14,7 @@
 //! Blocks do not depend on each other, so that they can be computed in any order and by different threads.
 
 mod tile;
+mod q4_0;
 
 use std::ops::Range;
 
@@ -459,6 +460,9 @@ fn widen_keys<L: Lanes>(
         }
         return;
     }
+    if kv.shape.quant == Quant::Q4_0 {
+        return q4_0::widen_keys(l, kv, keys, numbers, out);
+    }
     let (whole, scales) = keys.split_at(kv.shape.scales_at() as usize);
     let scales = scales.as_chunks::<{ 2 * BLOCK }>().0[numbers.start / 32..].iter();
     let rows = whole.as_chunks::<BLOCK>().0[numbers].chunks(32);
@@ -515,6 +519,9 @@ fn widen_values<L: Lanes>(
             }
         }
         return;
+    }
+    if kv.shape.quant == Quant::Q4_0 {
+        return q4_0::widen_values(l, kv, values, numbers, out);
     }
     let (whole, scales) = values.split_at(kv.shape.scales_at() as usize);
     let (each, count) = (2 * kv.shape.scales() as usize, numbers.len() / 32);
@@ -579,6 +586,9 @@ impl Work for Keep<'_> {
                     }
                 }
                 to_half(l, values, &mut kept_values[2 * at * size..2 * (at + 1) * size]);
+            } else if shape.quant == Quant::Q4_0 {
+                q4_0::keep_key(shape, at, keys, kept_keys);
+                q4_0::keep_value(shape, at, values, kept_values);
             } else {
                 keep_key_blocks(shape, at, keys, kept_keys);
                 keep_value_blocks(shape, at, values, kept_values);

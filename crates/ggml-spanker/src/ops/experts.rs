@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which experts of a mixture a row meets, and the sum of what comes of them. Products are elsewhere.
 
+use std::ops::Deref;
+
 use spanker_model::Gating;
 
-use super::{add_scaled, best, exp};
+use super::{add, add_scaled, best, exp};
 
 /// Picks experts by their logits: those with the largest, among equals the lowest number first; what is not a number comes
 /// last. Fills `picks` with numbers and weights.
@@ -67,6 +69,37 @@ pub fn combine(
     }
     for (row, weight) in rows.chunks_exact(out.len().max(1)).zip(weights) {
         add_scaled(out, row, weight);
+    }
+}
+
+/// Adds to a row those of a table that belong to the experts of some picks, in their order; each times its pick's weight
+/// where they are weighed. A pick is 8 bytes: the number of its expert, u32, and its weight, f32. An expert that `table`
+/// does not have adds nothing.
+///
+/// ```
+/// use ggml_spanker::ops::add_picked;
+/// let picks: Vec<u8> = [1u32.to_le_bytes(), 0.5f32.to_le_bytes()].concat();
+/// let rows: [&[f32]; 2] = [&[1.0], &[8.0]];
+/// let mut out = [3.0];
+/// add_picked(&picks, |expert| rows.get(expert as usize).copied(), true, &mut out);
+/// assert_eq!(out, [7.0]);
+/// ```
+///
+/// # Panics
+/// If a row of the table is not as long as the sum.
+pub fn add_picked<R: Deref<Target = [f32]>>(
+    picks: &[u8],
+    table: impl Fn(u64) -> Option<R>,
+    weighed: bool,
+    out: &mut [f32],
+) {
+    for pick in picks.as_chunks::<8>().0 {
+        let [a, b, c, d, weight @ ..] = *pick;
+        let Some(row) = table(u32::from_le_bytes([a, b, c, d]).into()) else { continue };
+        match weighed {
+            true => add_scaled(out, &row, f32::from_le_bytes(weight)),
+            false => add(out, &row),
+        }
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) fn write(
     let mut random =
         Pcg64Mcg::seed_from_u64(seed ^ (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let role = match tensor.dims.len() {
-        1 if name.ends_with(".bias") => Role::Bias,
+        _ if name.ends_with(".bias") => Role::Bias,
         1 => Role::Norm,
         _ => Role::Matrix,
     };

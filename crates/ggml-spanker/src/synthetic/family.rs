@@ -2,7 +2,7 @@
 //! What files of each family have besides sizes and plain matrices: keys of the header, and tensors of a layer.
 
 use spanker_model::ModelError;
-use spanker_model::gguf::{Field, Writer};
+use spanker_model::gguf::{Field, Writer, ffn_norm};
 
 use super::Shape;
 
@@ -19,14 +19,28 @@ pub fn family(name: &str) -> (&str, Option<u64>) {
         "mistral" => ("llama", Some(4096)),
         "gemma2" => (name, Some(4096)),
         "gemma3" => (name, Some(512)),
+        "gpt-oss" => (name, Some(128)),
         _ => (name, None),
     }
 }
 
 /// The families that there are files of.
-pub const FAMILIES: [&str; 12] = [
-    "llama", "mistral", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gemma", "gemma2", "gemma3",
-    "phi3", "granite", "smollm3",
+pub const FAMILIES: [&str; 15] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen2moe",
+    "qwen3moe",
+    "olmoe",
+    "gpt-oss",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "granite",
+    "granitemoe",
+    "smollm3",
 ];
 
 impl Shape {
@@ -44,7 +58,12 @@ impl Shape {
                 put("attn_logit_softcapping", Field::F32(50.0))?;
                 put("final_logit_softcapping", Field::F32(30.0))?;
             }
-            "granite" => {
+            "gpt-oss" => {
+                put("rope.scaling.type", Field::Text("yarn"))?;
+                put("rope.scaling.factor", Field::F32(32.0))?;
+                put("rope.scaling.original_context_length", Field::U32(4096))?;
+            }
+            "granite" | "granitemoe" => {
                 put("embedding_scale", Field::F32(12.0))?;
                 put("residual_scale", Field::F32(0.22))?;
                 put("attention.scale", Field::F32(1.0 / self.head_size as f32))?;
@@ -52,7 +71,11 @@ impl Shape {
             }
             _ => {}
         }
-        let base = if architecture == "gemma3" { 1e6 } else { 10_000.0 };
+        let base = match architecture.as_str() {
+            "gemma3" => 1e6,
+            "gpt-oss" => 150_000.0,
+            _ => 10_000.0,
+        };
         put("rope.freq_base", Field::F32(base))
     }
 
@@ -82,9 +105,17 @@ impl Shape {
     /// The norms and biases of a layer, and their lengths.
     pub(super) fn vectors(&self) -> Vec<(&'static str, u64)> {
         let (q, kv) = (self.heads * self.head_size, self.kv_heads * self.head_size);
-        let mut list = vec![("attn_norm.weight", self.hidden), ("ffn_norm.weight", self.hidden)];
         let architecture = self.architecture.as_str();
-        if architecture.starts_with("qwen2") {
+        let mut list =
+            vec![("attn_norm.weight", self.hidden), (ffn_norm(architecture), self.hidden)];
+        if architecture == "gpt-oss" {
+            list.extend([("attn_output.bias", self.hidden), ("attn_sinks.weight", self.heads)]);
+            list.push(("ffn_gate_inp.bias", self.mixture.map_or(0, |own| own.experts)));
+        }
+        if architecture == "olmoe" {
+            list.extend([("attn_q_norm.weight", q), ("attn_k_norm.weight", kv)]);
+        }
+        if architecture.starts_with("qwen2") || architecture == "gpt-oss" {
             list.extend([("attn_q.bias", q), ("attn_k.bias", kv), ("attn_v.bias", kv)]);
         }
         if architecture.starts_with("qwen3") || architecture == "gemma3" {

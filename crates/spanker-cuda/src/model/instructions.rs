@@ -764,9 +764,10 @@ fn head_size(cache: &KvCache) -> Result<u32, CudaError> {
             "heads of {size} numbers: multiples of 16 up to {THREADS} can be run on a GPU"
         ));
     }
-    match cache.shape().map(|shape| shape.check()) {
-        Some(Ok(())) => small(size),
-        Some(Err(what)) => refused(what),
+    match cache.shape().map(|shape| (shape.quant, shape.check())) {
+        Some((Quant::Q4_0, _)) => refused("keys and values as q4_0 on a GPU".into()),
+        Some((_, Ok(()))) => small(size),
+        Some((_, Err(what))) => refused(what),
         None => refused(format!("keys and values of GGML's type {}", cache.quant)),
     }
 }

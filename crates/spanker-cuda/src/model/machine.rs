@@ -302,6 +302,8 @@ fn unknown(model: &Model, context: u64) -> Option<String> {
         (variant.post_norms, "norms behind attention and the feed-forward network"),
         (variant.output_bias, "biases of attention's output"),
         (variant.sinks, "attention sinks"),
+        (variant.row_norms, "norms of whole rows of queries and keys"),
+        (variant.expert_biases, "biases of experts"),
         (variant.embedding_scale.is_some(), "scaled embeddings"),
         (variant.residual_scale.is_some(), "scaled residual sums"),
         (variant.logit_scale.is_some(), "scaled logits"),

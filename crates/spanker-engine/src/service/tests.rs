@@ -143,7 +143,7 @@ fn on_threads(model: &Arc<Model>, options: ServiceOptions, cards: usize) -> Serv
 #[test]
 fn clients_get_the_tokens_that_each_would_get_alone() {
     let (_folder, model) = shared_model();
-    for kv in [Quant::F16, Quant::Q8_0] {
+    for kv in [Quant::F16, Quant::Q8_0, Quant::Q4_0] {
         let expected: Vec<Vec<u32>> = (0..7).map(|client| alone(&model, kv, client)).collect();
         for (cards, split, reuse, blocks) in [
             (1, None, true, None),

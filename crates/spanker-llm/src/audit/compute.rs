@@ -4,7 +4,7 @@
 use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
 use ggml_spanker::{Inputs, decode, multiply, quantize};
 use spanker_model::{Gating, KV_BLOCK, KvShape, Quant, Strided};
-use spanker_plan::{Addend, Check, PICK_BYTES, Samples, Scores};
+use spanker_plan::{Addend, Check, PICK_BYTES, Place, Samples, Scores};
 
 use super::{Auditor, Member};
 use crate::LlmError;
@@ -101,6 +101,7 @@ impl Auditor<'_> {
             Check::Expert { .. } => return self.expert(member, check, kept),
             Check::Route { .. } => routed(check, kept)?,
             Check::Combine { .. } => combined(check, kept),
+            Check::Picked { .. } => return self.added(member, check, kept),
             Check::Add { elements, first, ref second, into } => {
                 let mut sum = kept.floats(first, elements);
                 let (more, what) = match second {
@@ -122,7 +123,7 @@ impl Auditor<'_> {
             Check::Rotate { position, local, head_size, pairs, from, into } => {
                 let mut head = kept.floats(from, head_size);
                 let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
-                let turns = self.weights.turns(position, local);
+                let turns = self.turns(position, local);
                 ops::rotate(&mut head, head_size as usize, &turns, pairs);
                 kept.are(into, &head, "rotary embedding")
             }
@@ -183,6 +184,35 @@ impl Auditor<'_> {
         let product = Check::Product { weights, width, types, input: *input, samples };
         let differs = self.row(member, &product, kept)?;
         Ok(differs.map(|what| format!("expert {expert}: {what}")))
+    }
+
+    /// Numbers of rows of a table that picks add.
+    fn added(
+        &self,
+        member: Member<'_>,
+        check: &Check,
+        kept: Kept<'_>,
+    ) -> Result<Option<String>, LlmError> {
+        let &Check::Picked { elements, used, experts, table, stride, weighed, .. } = check else {
+            return Ok(None);
+        };
+        let &Check::Picked { picks, from, into, .. } = check else { return Ok(None) };
+        let mut rows = Vec::with_capacity(used as usize);
+        for (expert, _) in picks_of(kept, picks, used) {
+            if u64::from(expert) >= experts {
+                return Ok(Some(format!("expert {expert} of {experts}")));
+            }
+            let place = Place { offset: table.offset + u64::from(expert) * stride, ..table };
+            rows.push((expert, self.weights(member, place, elements * 4)?));
+        }
+        let mut sum = kept.floats(from, elements);
+        let row = |expert: u64| {
+            let known = rows.iter().find(|(known, _)| u64::from(*known) == expert);
+            known.map(|(_, (bytes, _))| floats(bytes))
+        };
+        ops::add_picked(kept.bytes(picks, used * PICK_BYTES), row, weighed, &mut sum);
+        let name = rows.first().map_or("biases", |(_, (_, name))| name);
+        Ok(kept.are(into, &sum, name))
     }
 
     /// Elements of a row.

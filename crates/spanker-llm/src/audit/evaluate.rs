@@ -364,7 +364,7 @@ impl Evaluate<'_, '_> {
                 }
                 let (_, position, _) = self.row(unit / heads)?;
                 let pairs = if pairs == 0 { Pairs::Adjacent } else { Pairs::Halves };
-                let turns = self.auditor.weights.turns(position, table.offset > 0);
+                let turns = self.auditor.turns(position, table.offset > 0);
                 ops::rotate(&mut head, head_size as usize, &turns, pairs);
                 Ok(pick.of(&head, pick.index(data) % head_size))
             }

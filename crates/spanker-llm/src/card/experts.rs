@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use bytemuck::cast_slice_mut;
-use ggml_spanker::ops::{combine, route};
+use ggml_spanker::ops::{add_picked, combine, route};
 use ggml_spanker::{Inputs, Quant, multiply};
 use spanker_model::Gating;
 use spanker_plan::{Op, PICK_BYTES, Picks};
@@ -78,6 +78,19 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                     let own = card.memory.floats(own, picks.used * 2);
                     let weights = own.as_chunks::<2>().0.iter().map(|pick| pick[1]);
                     combine(&from, weights, add, cast_slice_mut(out));
+                });
+            }
+            Work::AddPicked { into, table, picks, rows, width, stride, weighed } => {
+                let (total, used) =
+                    if weighed { (rows, picks.used) } else { (rows * picks.used, 1) };
+                self.rows(into, total, width * 4, |card, row, out| {
+                    let each = used * PICK_BYTES;
+                    let own = card.memory.get(shifted(picks.at, row as u64 * each), each);
+                    let table = |expert: u64| {
+                        let there = expert < picks.experts;
+                        there.then(|| card.memory.floats(shifted(table, expert * stride), width))
+                    };
+                    add_picked(own, table, weighed, cast_slice_mut(out));
                 });
             }
             _ => unreachable!("only picks and their sums come here"),

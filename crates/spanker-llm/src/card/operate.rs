@@ -80,7 +80,9 @@ impl<B: AsRef<[u8]> + Send + Sync> Card<B> {
                     }
                 });
             }
-            Work::Route { .. } | Work::Combine { .. } => self.route_or_combine(work),
+            Work::Route { .. } | Work::Combine { .. } | Work::AddPicked { .. } => {
+                self.route_or_combine(work);
+            }
             Work::AttendBlocks { .. } => self.attend(work),
             Work::Best { from, into, count, k, first } => self.best(from, into, count, k, first),
             ref other => unreachable!("programs do not have {other:?}"),

@@ -75,7 +75,8 @@ impl<M: Machine> OnMachine<M> {
         cards: &[usize],
         log: &AuditLog,
     ) {
-        let auditor = Auditor::new(Arc::clone(network) as Arc<_>, log.clone());
+        let auditor =
+            Auditor::new(Arc::clone(network) as Arc<_>, self.layout.space().context, log.clone());
         let members = self.cards.iter().zip(self.layout.members()).zip(cards);
         let members = members
             .map(|((layout, member), card)| {

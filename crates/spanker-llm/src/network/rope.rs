@@ -5,11 +5,11 @@ use ggml_spanker::ops::Pairs;
 use spanker_model::gguf::{Header, Tensor, Value};
 use spanker_model::{Model, Quant, Turning};
 
-use super::{Rope, range};
+use super::{LongRope, Rope, range};
 use crate::LlmError;
 
 /// Families whose neighbouring numbers turn together; all others turn halves.
-const ADJACENT: [&str; 3] = ["llama", "granite", "smollm3"];
+const ADJACENT: [&str; 4] = ["llama", "granite", "granitemoe", "smollm3"];
 
 /// The base of layers with a window where they have one of their own and the file names none.
 const LOCAL_BASE: f64 = 10_000.0;
@@ -45,6 +45,13 @@ impl Keys<'_> {
     }
 }
 
+/// The key of the context of the training.
+const ORIGINAL: &str = "rope.scaling.original_context_length";
+
+/// What angles are divided by: everywhere, in contexts as long as those of the training, and in longer ones.
+pub(super) const FACTORS: [&str; 3] =
+    ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
+
 /// What no divisor is smaller than.
 const TINY: f64 = 1e-9;
 
@@ -69,18 +76,38 @@ pub(super) fn read(header: &Header, file: &[u8], model: &Model) -> Result<Rope, 
     match scaling {
         // Llama 3 keeps its factors in a tensor, whatever this says.
         "none" | "llama3" => {}
-        "linear" => angles.iter_mut().for_each(|angle| *angle /= factor),
+        // Some files have longrope's factors and do not say its name.
+        "linear" | "longrope" => angles.iter_mut().for_each(|angle| *angle /= factor),
         "yarn" => scale = yarn(&keys, model, (base, factor), &mut angles)?,
         other => {
             let what = format!(
-                "positions are scaled as '{other}': none, linear, llama3 and yarn are known"
+                "positions are scaled as '{other}': none, linear, llama3, longrope and yarn are known"
             );
             return Err(LlmError::unsupported(what));
         }
     }
-    let given = factors(header, file, "rope_freqs.weight", dims / 2)?;
-    for (angle, given) in angles.iter_mut().zip(given.iter().flatten()) {
-        *angle /= given;
+    let given = |name: &str| factors(header, file, name, dims / 2);
+    let [usual, short, long] = FACTORS;
+    divide(&mut angles, given(usual)?.as_deref());
+    let long = match (given(short)?, given(long)?) {
+        (None, None) => None,
+        (Some(short), Some(long)) => {
+            let trained = keys.or(ORIGINAL, 1.0, model.context as f64)? as usize;
+            scale = keys.or("rope.scaling.attn_factor", TINY, scale)?;
+            let mut stretched = angles.clone();
+            divide(&mut angles, Some(&short));
+            divide(&mut stretched, Some(&long));
+            Some(LongRope { trained, angles: stretched })
+        }
+        (short, _) => {
+            let missing = if short.is_some() { FACTORS[2] } else { FACTORS[1] };
+            let what = format!("tensor {missing} is missing, and its counterpart is there");
+            return Err(LlmError::unsupported(what));
+        }
+    };
+    if long.is_none() && scaling == "longrope" {
+        let what = format!("positions are scaled as 'longrope', and tensor {short} is missing");
+        return Err(LlmError::unsupported(what));
     }
     let local = model.layers.iter().any(|layer| layer.turning == Turning::Local);
     let local = match local {
@@ -89,7 +116,7 @@ pub(super) fn read(header: &Header, file: &[u8], model: &Model) -> Result<Rope, 
     };
     let adjacent = ADJACENT.contains(&model.architecture.as_str());
     let pairs = if adjacent { Pairs::Adjacent } else { Pairs::Halves };
-    Ok(Rope { dims, pairs, angles, local, scale })
+    Ok(Rope { dims, pairs, angles, long, local, scale })
 }
 
 /// YaRN: pairs that turn often within the context of the training stay, those that hardly turn are stretched, and between
@@ -101,7 +128,7 @@ fn yarn(
     angles: &mut [f64],
 ) -> Result<f64, LlmError> {
     let known = model.context as f64;
-    let trained = keys.or("rope.scaling.original_context_length", 1.0, known)?;
+    let trained = keys.or(ORIGINAL, 1.0, known)?;
     let part = keys.or("rope.scaling.yarn_ext_factor", 0.0, 1.0)?;
     let [fast, slow] = [("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0)]
         .map(|(key, usual)| keys.or(&format!("rope.scaling.{key}"), TINY, usual));
@@ -124,6 +151,12 @@ fn yarn(
     }
     let stretched = if factor > 1.0 && part > 0.0 { 1.0 + 0.1 * factor.ln() } else { 1.0 };
     Ok(more * stretched)
+}
+
+fn divide(angles: &mut [f64], factors: Option<&[f64]>) {
+    for (angle, factor) in angles.iter_mut().zip(factors.unwrap_or_default()) {
+        *angle /= factor;
+    }
 }
 
 /// What the angles of pairs are divided by, if the file says it.

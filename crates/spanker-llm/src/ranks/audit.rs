@@ -62,7 +62,7 @@ where
             Place { buffer: Buffer::Weights.symbol(), offset }
         };
         let programs = planned.programs(network, (&mut weight, false), &mut |_, of| of.symbol());
-        let auditor = Auditor::new(Arc::clone(network) as Arc<_>, log.clone());
+        let auditor = Auditor::new(Arc::clone(network) as Arc<_>, space.0 as u64, log.clone());
         self.audited = Some(Audited { auditor, programs, layouts });
         Ok(())
     }

@@ -19,14 +19,24 @@ const SHARED: [&str; 4] = [
     "ffn_down_shexp.weight",
 ];
 
+/// The biases of all experts of a layer, one row for each: of gate, up, down.
+const BIASES: [&str; 3] = ["ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"];
+
 /// Whether a tensor of a layer belongs to a mixture of experts.
 pub(super) fn is_expert(rest: &str) -> bool {
     rest.contains("_exps.") || rest.contains("_shexp.") || rest.starts_with("ffn_gate_inp")
 }
 
-/// Whether a tensor of a layer is a matrix of a mixture that is understood.
-pub(super) fn is_matrix(rest: &str) -> bool {
-    rest == ROUTER || EXPERTS.contains(&rest) || SHARED.contains(&rest)
+/// Whether a tensor of a layer has a bias for each expert.
+pub(super) fn is_bias(rest: &str) -> bool {
+    BIASES.contains(&rest)
+}
+
+/// Whether a tensor of a layer is a matrix of a mixture that is understood: one with an expert that every token meets, or
+/// without.
+pub(super) fn is_matrix(rest: &str, mixture: Mixture) -> bool {
+    let shared = mixture.shared > 0 && SHARED.contains(&rest);
+    rest == ROUTER || EXPERTS.contains(&rest) || shared
 }
 
 impl Header {
@@ -82,11 +92,15 @@ impl Header {
             Value::Bool(flag) => u64::from(*flag) == number,
             value => value.as_u64() == Some(number),
         };
+        let (of_all, function) = match gating {
+            Gating::SoftmaxOfChosen => (3, "3 (softmax of the chosen)"),
+            _ => (1, "1 (softmax)"),
+        };
         for (rest, known, expected) in [
             // 0 and 1 are both "as they are".
             ("expert_weights_scale", &[0, 1][..], "1"),
             ("expert_weights_norm", &[normed as u64][..], if normed { "true" } else { "false" }),
-            ("expert_gating_func", &[0, 1][..], "1 (softmax)"),
+            ("expert_gating_func", &[0, of_all][..], function),
             ("expert_group_count", &[0, 1][..], "1"),
             ("leading_dense_block_count", &[0][..], "0"),
             ("interleave_moe_layer_step", &[0, 1][..], "1"),
@@ -114,7 +128,8 @@ impl Header {
     pub(super) fn expert_width(&self, architecture: &str) -> Result<u64, ModelError> {
         for rest in ["expert_feed_forward_length", "feed_forward_length"] {
             // Other architectures say there how wide a dense layer would be.
-            let own = architecture == "llama" || rest.starts_with("expert");
+            let own = ["llama", "olmoe", "granitemoe"].contains(&architecture)
+                || rest.starts_with("expert");
             let width = match own {
                 true => self.size(&format!("{architecture}.{rest}"), MAX_WIDTH)?,
                 false => None,
@@ -140,6 +155,24 @@ impl Header {
                 Err(ModelError::tensor(name, format!("{:?} is no stack of matrices", tensor.dims)))
             }
         }
+    }
+
+    /// The biases of a layer's experts: whether they are there, and as long as they must be.
+    pub(super) fn expert_biases(
+        &self,
+        at: u64,
+        (mixture, ffn, hidden): (Mixture, u64, u64),
+    ) -> Result<(), ModelError> {
+        for (rest, width) in BIASES.into_iter().zip([ffn, ffn, hidden]) {
+            let name = format!("blk.{at}.{rest}");
+            let tensor = self.tensor(&name)?;
+            if tensor.dims != [width, mixture.experts] || tensor.quant != Quant::F32 {
+                let (dims, quant, count) = (&tensor.dims, tensor.quant, mixture.experts);
+                let reason = format!("{dims:?} of {quant}, expected [{width}, {count}] of f32");
+                return Err(ModelError::tensor(&name, reason));
+            }
+        }
+        Ok(())
     }
 
     /// What a layer has besides one expert's matrices.

@@ -8,13 +8,25 @@ use crate::model::MAX_CONTEXT;
 use crate::{Activation, ModelError, Number, Turning, Variant};
 
 /// The architectures that are understood. Mistral's files say `llama`.
-const KNOWN: [&str; 11] = [
-    "llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3",
-    "granite", "smollm3",
+const KNOWN: [&str; 14] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen2moe",
+    "qwen3moe",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "granite",
+    "smollm3",
+    "olmoe",
+    "gpt-oss",
+    "granitemoe",
 ];
 
 /// Architectures that are something else, and what.
-const OTHERS: [(&str, &str); 16] = [
+const OTHERS: [(&str, &str); 17] = [
     ("bert", EMBEDDING),
     ("modern-bert", EMBEDDING),
     ("nomic-bert", EMBEDDING),
@@ -30,6 +42,7 @@ const OTHERS: [(&str, &str); 16] = [
     ("qwen2vl", VISION),
     ("qwen3vl", VISION),
     ("qwen3vlmoe", VISION),
+    ("llama4", "its chunks of attention and its temperatures are not there"),
     ("deepseek2", "its latent attention is not there"),
 ];
 const EMBEDDING: &str = "it is an embedding model, which writes no text";
@@ -40,7 +53,7 @@ const VISION: &str = "it is a vision model";
 /// of each such run. Where there is none of it, all layers have the window.
 const fn full_every(architecture: &str) -> Option<u64> {
     match architecture.as_bytes() {
-        b"gemma2" => Some(2),
+        b"gemma2" | b"gpt-oss" => Some(2),
         b"gemma3" => Some(6),
         _ => None,
     }
@@ -124,10 +137,16 @@ impl Header {
         let has = |name: &str| self.tensors.contains_key(&format!("blk.0.{name}"));
         let (gemma, phi) = (architecture.starts_with("gemma"), architecture == "phi3");
         let mut variant = Variant {
-            activation: if gemma { Activation::Gelu } else { Activation::Silu },
+            activation: match architecture {
+                "gpt-oss" => Activation::ClampedSilu,
+                _ if gemma => Activation::Gelu,
+                _ => Activation::Silu,
+            },
             post_norms: gemma && architecture != "gemma",
             output_bias: has("attn_output.bias"),
             sinks: has("attn_sinks.weight"),
+            row_norms: architecture == "olmoe",
+            expert_biases: architecture == "gpt-oss",
             fused_qkv: phi && has("attn_qkv.weight"),
             fused_gate_up: phi && !has("ffn_gate.weight"),
             attention_cap: number("attn_logit_softcapping")?,
@@ -148,7 +167,7 @@ impl Header {
         let scales = ["embedding_scale", "attention.scale", "residual_scale", "logit_scale"];
         let [embedding, attention, residual, logits] = scales.map(number);
         let [embedding, attention, residual, logits] = [embedding?, attention?, residual?, logits?];
-        if architecture == "granite" {
+        if architecture.starts_with("granite") {
             variant.embedding_scale = embedding;
             variant.attention_scale = attention;
             variant.residual_scale = residual;
@@ -186,7 +205,7 @@ impl Header {
         let turned = self.flag(&format!("{architecture}.rope.scaling.finetuned")).unwrap_or(true);
         let unturned_every = match architecture {
             "smollm3" => Some(4),
-            "granite" if !turned => Some(1),
+            "granite" | "granitemoe" if !turned => Some(1),
             _ => None,
         };
         let local = architecture == "gemma3";

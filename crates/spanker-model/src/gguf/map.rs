@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From a header to a model: which tensor is which matrix.
 
-use super::experts::{EXPERTS, is_matrix};
+use super::experts::{EXPERTS, is_bias, is_matrix};
 use super::family::Positions;
 use super::{Header, Tensor, Value};
 use crate::error::printable;
@@ -20,8 +20,8 @@ const MATRICES: [&str; 7] = [
 ];
 /// Queries, keys and values in one matrix, in this order.
 const FUSED: &str = "attn_qkv.weight";
-/// The norms that every layer has.
-const NORMS: [&str; 2] = ["attn_norm.weight", "ffn_norm.weight"];
+/// The norm before attention.
+const ATTENTION_NORM: &str = "attn_norm.weight";
 /// The norms of what attention and the feed-forward network give, where there are such.
 const POST_NORMS: [&str; 2] = ["post_attention_norm.weight", "post_ffw_norm.weight"];
 const EMBEDDING: &str = "token_embd.weight";
@@ -35,8 +35,8 @@ impl Header {
     /// The model that the file holds.
     ///
     /// Understood are the architectures `llama` (which the files of Mistral and Mixtral say, too), `qwen2`, `qwen3`,
-    /// `qwen2moe`, `qwen3moe`, `gemma`, `gemma2`, `gemma3`, `phi3`, `granite` and `smollm3`. Without
-    /// `output.weight`, the head is the embedding table.
+    /// `qwen2moe`, `qwen3moe`, `gemma`, `gemma2`, `gemma3`, `phi3`, `granite`, `granitemoe`, `smollm3`, `olmoe` and
+    /// `gpt-oss`. Without `output.weight`, the head is the embedding table.
     ///
     /// # Errors
     ///
@@ -66,10 +66,13 @@ impl Header {
             None => required("feed_forward_length", MAX_WIDTH)?,
         };
         let variant = self.variant(architecture, [layers, hidden, heads])?;
-        let others = self.other_bytes(layers, mixture.is_some(), variant.fused_qkv)?;
+        let others = self.other_bytes(layers, mixture, &variant)?;
+        if variant.row_norms {
+            self.tensor("blk.0.attn_q_norm.weight")?;
+        }
         let positions = self.positions(architecture)?;
         let rows = [heads * head_size, kv_heads * head_size];
-        let cuts = Cuts { variant, rows, ffn, mixture };
+        let cuts = Cuts { variant, ffn_norm: ffn_norm(architecture), rows, hidden, ffn, mixture };
         let embedding = self.matrix(EMBEDDING)?;
         let tied = !self.tensors.contains_key(HEAD);
         let model = Model {
@@ -153,7 +156,7 @@ impl Header {
         positions: &Positions,
     ) -> Result<Layer, ModelError> {
         let post = POST_NORMS.into_iter().filter(|_| cuts.variant.post_norms);
-        for norm in NORMS.into_iter().chain(post) {
+        for norm in [ATTENTION_NORM, cuts.ffn_norm].into_iter().chain(post) {
             self.tensor(&format!("blk.{at}.{norm}"))?;
         }
         let matrix = |name: &str| self.matrix(&format!("blk.{at}.{name}"));
@@ -178,6 +181,9 @@ impl Header {
         let o = matrix(o)?;
         let (window, turning) = positions.of(at);
         let experts = cuts.mixture.map(|mixture| self.experts(at, mixture)).transpose()?;
+        if let Some(mixture) = cuts.mixture.filter(|_| cuts.variant.expert_biases) {
+            self.expert_biases(at, (mixture, cuts.ffn, cuts.hidden))?;
+        }
         Ok(Layer { q, k, v, o, gate, up, down, other_bytes, experts, window, turning })
     }
 
@@ -193,18 +199,27 @@ impl Header {
     }
 
     /// Bytes of what is neither a known matrix nor an unknown one: vectors, such as norms and biases.
-    fn other_bytes(&self, layers: u64, mixture: bool, fused: bool) -> Result<Others, ModelError> {
+    fn other_bytes(
+        &self,
+        layers: u64,
+        mixture: Option<Mixture>,
+        variant: &Variant,
+    ) -> Result<Others, ModelError> {
+        let fused = variant.fused_qkv;
         self.tensor(FINAL_NORM)?;
         let mut others = Others { layers: vec![0; layers as usize], model: 0 };
         for (name, tensor) in &self.tensors {
+            let mut vectors = false;
             let (place, known) = match layer_of(name) {
                 Some((at, rest)) => {
                     let place = usize::try_from(at).ok().and_then(|at| others.layers.get_mut(at));
                     let place = place.ok_or_else(|| {
                         ModelError::tensor(name, format!("the model has {layers} layers"))
                     })?;
-                    let dense = if mixture { &MATRICES[..4] } else { &MATRICES[..] };
-                    let known = dense.contains(&rest) || mixture && is_matrix(rest);
+                    vectors = variant.expert_biases && is_bias(rest);
+                    let dense = if mixture.is_some() { &MATRICES[..4] } else { &MATRICES[..] };
+                    let of_experts = mixture.is_some_and(|own| is_matrix(rest, own));
+                    let known = dense.contains(&rest) || of_experts;
                     (place, known || fused && rest == FUSED)
                 }
                 None => (&mut others.model, [EMBEDDING, HEAD].contains(&name.as_str())),
@@ -212,7 +227,7 @@ impl Header {
             if known {
                 continue;
             }
-            if tensor.dims.iter().filter(|dim| **dim > 1).count() > 1 {
+            if !vectors && tensor.dims.iter().filter(|dim| **dim > 1).count() > 1 {
                 return Err(ModelError::tensor(name, "unknown in this architecture"));
             }
             *place = place.saturating_add(tensor.bytes);
@@ -221,11 +236,27 @@ impl Header {
     }
 }
 
+/// The name that an architecture's files have for the norm before the feed-forward network.
+///
+/// ```
+/// assert_eq!(spanker_model::gguf::ffn_norm("llama"), "ffn_norm.weight");
+/// ```
+#[must_use]
+pub fn ffn_norm(architecture: &str) -> &'static str {
+    match architecture {
+        "gpt-oss" => "post_attention_norm.weight",
+        _ => "ffn_norm.weight",
+    }
+}
+
 /// How matrices lie in tensors.
 struct Cuts {
     variant: Variant,
+    /// The name of the norm before the feed-forward network.
+    ffn_norm: &'static str,
     /// Rows of queries, and of keys.
     rows: [u64; 2],
+    hidden: u64,
     ffn: u64,
     mixture: Option<Mixture>,
 }

@@ -191,7 +191,8 @@ fn other_kinds_of_models_are_errors_that_say_so() {
     let mut other = writer.clone();
     other.set("general.architecture", Some(text_value("gpt2\x1b[2J")));
     let expected = "architecture 'gpt2\\u{1b}[2J' is not supported: expected one of: llama, qwen2, \
-                    qwen3, qwen2moe, qwen3moe, gemma, gemma2, gemma3, phi3, granite, smollm3";
+                    qwen3, qwen2moe, qwen3moe, gemma, gemma2, gemma3, phi3, granite, smollm3, \
+                    olmoe, gpt-oss, granitemoe";
     assert_eq!(model_error(&other), expected);
 
     let mut per_layer = writer.clone();

@@ -370,12 +370,7 @@ impl<'a> Sizing<'a> {
         if inputs.q8k || head(Quant::Q8K) {
             buffer(Buffer::InputK, rows * Quant::Q8K.row_bytes(hidden));
         }
-        if self.group.split == Split::Gather {
-            let part = len(&shard.output).max(len(&shard.down)) * 4;
-            buffer(Buffer::Part, rows * part.max(inputs.whole));
-            let inner = (used * model.ffn).max(mixture.map_or(0, |own| own.shared));
-            buffer(Buffer::Wide, rows * (model.heads * size).max(inner) * 4);
-        }
+        self.gathered(rank, rows, &mut buffer);
         if last {
             let ranks = self.group.cards.len() as u64;
             for results in [Buffer::Logits, Buffer::Best, Buffer::AllBest] {
@@ -393,6 +388,30 @@ impl<'a> Sizing<'a> {
         if !audit.is_none() {
             buffer(Buffer::Audit, turns * capacity(model, shard, inputs.layers, self.space));
         }
+    }
+
+    /// A card's part of what is gathered, and all of what is gathered as f32.
+    fn gathered(&self, rank: usize, rows: u64, buffer: &mut impl FnMut(Buffer, u64)) {
+        let (model, shard) = (self.model, &self.group.shards[rank]);
+        // Queries and keys that are normed as whole rows are brought together in any split.
+        let (mut part, mut wide) = match model.variant.row_norms {
+            true => (len(&shard.kv_heads) * model.head_size * 4, model.heads * model.head_size),
+            false => (0, 0),
+        };
+        match self.group.split {
+            Split::Gather => {
+                let mixture = model.mixture;
+                let used = mixture.map_or(1, |own| own.used);
+                let inner = (used * model.ffn).max(mixture.map_or(0, |own| own.shared));
+                let narrow = len(&shard.output).max(len(&shard.down)) * 4;
+                part = part.max(narrow).max(self.inputs.whole);
+                wide = inner.max(model.heads * model.head_size);
+            }
+            Split::Reduce if wide > 0 => {}
+            _ => return,
+        }
+        buffer(Buffer::Part, rows * part);
+        buffer(Buffer::Wide, rows * wide * 4);
     }
 }
 
@@ -455,6 +474,9 @@ fn messages(
             gathered = rows * ranks * heads.max(ffn).max(rows_out) * 4;
         }
         _ => reduced = stream,
+    }
+    if model.variant.row_norms {
+        gathered = gathered.max(rows * ranks * most(|s| len(&s.heads)) * model.head_size * 4);
     }
     // Rows of the embedding table that other ranks have.
     if first {

@@ -53,7 +53,20 @@ impl<S: Sink> Writer<'_, S> {
         for member in members.clone() {
             self.combine(member, stage, layer, mixture);
         }
-        self.spread(stage, members, |shard| &shard.down);
+        self.spread(stage, members.clone(), |shard| &shard.down);
+        for member in members {
+            self.down_biases(member, layer, mixture);
+        }
+    }
+
+    /// The weighed biases of the ways down, which every card adds to what all cards have.
+    fn down_biases(&mut self, member: usize, layer: usize, mixture: Mixture) {
+        let biases = self.held(member, layer).experts.and_then(|own| own.biases);
+        let Some((_, [_, _, (table, stride)])) = biases else { return };
+        let (into, picks) = (self.place(member, Buffer::Y), self.picks(member, mixture));
+        let (rows, width) = (self.rows, self.of.model.hidden);
+        let weighed = true;
+        self.work(member, Work::AddPicked { into, table, picks, rows, width, stride, weighed });
     }
 
     fn picks(&self, member: usize, mixture: Mixture) -> Picks {
@@ -68,30 +81,45 @@ impl<S: Sink> Writer<'_, S> {
     }
 
     /// Logits of a router, and the picks that follow from them.
-    fn route(&mut self, member: usize, router: Held, logits: Place, picks: Picks, gating: Gating) {
+    fn route(
+        &mut self,
+        member: usize,
+        (router, bias): (Held, Option<Place>),
+        logits: Place,
+        picks: Picks,
+        gating: Gating,
+    ) {
         let rows = self.rows;
         self.input(member, router.quant);
         let a = self.input_place(member, router.quant);
         self.product(member, router, a, logits, rows);
+        if let Some(row) = bias {
+            let width = picks.experts;
+            self.work(member, Work::AddRow { into: logits, row, rows, width });
+        }
         self.work(member, Work::Route { logits, picks, rows, gating: gating.code() });
     }
 
     /// Norm, router, and gate with up of the experts that rows meet.
     fn meet(&mut self, member: usize, layer: usize, mixture: Mixture) {
         let held = self.held(member, layer);
-        let Some(HeldExperts { strides, router, shared, .. }) = held.experts else { return };
+        let Some(own) = held.experts else { return };
+        let HeldExperts { strides, router, biases, shared, .. } = own;
         let works = |ffn: &HeldFfn| ffn.gate.rows > 0 || ffn.down.rows * ffn.down.cols > 0;
-        if !works(&held.ffn) && !shared.is_some_and(|(_, ffn)| works(&ffn)) {
+        // Biases of the ways down are added on every card.
+        let idle = !works(&held.ffn) && !shared.is_some_and(|(_, ffn)| works(&ffn));
+        if idle && biases.is_none() {
             return;
         }
         self.norm(member, held.ffn_norm);
         let (rows, logits) = (self.rows, self.place(member, Buffer::Router));
         let picks = self.picks(member, mixture);
-        self.route(member, router, logits, picks, mixture.gating);
+        let bias = biases.map(|(bias, _)| bias);
+        self.route(member, (router, bias), logits, picks, mixture.gating);
         if let Some((router, ffn)) = shared {
             let logits = after(logits, rows * mixture.experts * F32);
             let picks = self.shared_pick(member, mixture);
-            self.route(member, router, logits, picks, Gating::Sigmoid);
+            self.route(member, (router, None), logits, picks, Gating::Sigmoid);
             self.gated(member, ffn);
         }
         let HeldFfn { gate, up, .. } = held.ffn;
@@ -105,7 +133,15 @@ impl<S: Sink> Writer<'_, S> {
             let (a, out) = (self.input_place(member, held.quant), self.place(member, buffer));
             self.expert_product(member, held, [a, out], picks, stride, false);
         }
-        let elements = rows * mixture.used * gate.rows;
+        let width = gate.rows;
+        if let Some((_, [gate, up, _])) = biases {
+            for ((table, stride), buffer) in [(gate, Buffer::Gate), (up, Buffer::Up)] {
+                let (into, weighed) = (self.place(member, buffer), false);
+                let add = Work::AddPicked { into, table, picks, rows, width, stride, weighed };
+                self.work(member, add);
+            }
+        }
+        let elements = rows * mixture.used * width;
         let [gate, up] = [Buffer::Gate, Buffer::Up].map(|buffer| self.place(member, buffer));
         let activation = self.of.model.variant.activation;
         self.work(member, Work::Gate { gate, up, into: gate, elements, activation });

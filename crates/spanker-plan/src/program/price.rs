@@ -364,6 +364,12 @@ fn load_of_experts(work: &Work, follows: bool) -> Option<Load> {
             let bytes = rows * ((read + 1) * width * 4 + picks.used * PICK_BYTES);
             Load::new(Kind::Add, rows, bytes, true)
         }
+        Work::AddPicked { rows, width, picks, weighed, .. } => {
+            // Rows of the table are read; what they are added to is read and written.
+            let (read, sums) = (picks.used, if weighed { 2 } else { 2 * picks.used });
+            let bytes = rows * ((read + sums) * width * 4 + picks.used * PICK_BYTES);
+            Load::new(Kind::Add, rows, bytes, true)
+        }
         _ => return None,
     })
 }

@@ -207,7 +207,10 @@ impl Sizing<'_> {
                 let best = if last { sequences * MAX_CANDIDATES * 8 } else { 0 };
                 part.max(best).max(if first { stream } else { 0 })
             }
-            _ => stream.max(if last { sequences * MAX_CANDIDATES * 8 } else { 0 }),
+            _ => {
+                let rows_of_heads = if model.variant.row_norms { rows * heads * 4 } else { 0 };
+                stream.max(if last { sequences * MAX_CANDIDATES * 8 } else { 0 }).max(rows_of_heads)
+            }
         };
         let group = model.heads / model.kv_heads.max(1);
         Some(HostStaging {

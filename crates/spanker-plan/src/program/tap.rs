@@ -59,6 +59,18 @@ pub enum Check {
     },
     /// Numbers of a weighed sum: those of each pick end to end, and where it is added to something, that.
     Combine { elements: u64, used: u64, from: u64, picks: u64, added: Option<u64>, into: u64 },
+    /// Numbers of rows of a table that picks add, from the same column on.
+    Picked {
+        elements: u64,
+        used: u64,
+        experts: u64,
+        table: Place,
+        stride: u64,
+        weighed: bool,
+        picks: u64,
+        from: u64,
+        into: u64,
+    },
     /// Gated numbers.
     Gate { elements: u64, activation: Activation, gate: u64, up: u64, into: u64 },
     /// Scaled and capped numbers.
@@ -218,7 +230,9 @@ impl Check {
             | Work::MatmulExperts { .. }
             | Work::Norm { .. }
             | Work::Embed { .. } => rows(work, (step, member), &mut captures, dice)?,
-            Work::Route { .. } | Work::Combine { .. } => picked(work, &mut captures, dice)?,
+            Work::Route { .. } | Work::Combine { .. } | Work::AddPicked { .. } => {
+                picked(work, &mut captures, dice)?
+            }
             Work::AttendBlocks { .. } | Work::RotateRows { .. } | Work::Keep { .. } => {
                 heads(work, (step, member), &mut captures, dice)?
             }
@@ -376,6 +390,28 @@ fn picked(work: &Work, captures: &mut Captures<'_>, dice: &mut Dice) -> Option<C
             let picks = captures.output(after(own.at, row * each), each);
             let into = captures.output(place, bytes);
             Some(Check::Combine { elements, used: own.used, from, picks, added, into })
+        }
+        Work::AddPicked { into, table, picks: own, rows, width, stride, weighed } => {
+            let used = if weighed { own.used } else { 1 };
+            let row = dice.below(rows * own.used / used);
+            let (start, elements) = run(dice, width, RUN)?;
+            let place = after(into, (row * width + start) * 4);
+            let from = captures.input(place, elements * 4, true);
+            let each = used * PICK_BYTES;
+            let picks = captures.output(after(own.at, row * each), each);
+            let into = captures.output(place, elements * 4);
+            let (table, experts) = (after(table, start * 4), own.experts);
+            Some(Check::Picked {
+                elements,
+                used,
+                experts,
+                table,
+                stride,
+                weighed,
+                picks,
+                from,
+                into,
+            })
         }
         _ => None,
     }

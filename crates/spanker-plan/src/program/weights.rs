@@ -53,6 +53,14 @@ pub enum Tensor {
     ExpertUp,
     /// Their ways down.
     ExpertDown,
+    /// What is added to a router's logits.
+    RouterBias,
+    /// What is added to gates of experts, a row for each.
+    ExpertGateBias,
+    /// To their ways up.
+    ExpertUpBias,
+    /// To their ways down.
+    ExpertDownBias,
     /// How much the expert counts that every token meets.
     SharedRouter,
     /// Its gate.
@@ -133,6 +141,10 @@ impl Piece {
             Tensor::Bias(of) => return format!("blk.{layer}.attn_{}.bias", of.letter()),
             Tensor::HeadNorm(of) => return format!("blk.{layer}.attn_{}_norm.weight", of.letter()),
             Tensor::OutputBias => return format!("blk.{layer}.attn_output.bias"),
+            Tensor::RouterBias => return format!("blk.{layer}.ffn_gate_inp.bias"),
+            Tensor::ExpertGateBias => return format!("blk.{layer}.ffn_gate_exps.bias"),
+            Tensor::ExpertUpBias => return format!("blk.{layer}.ffn_up_exps.bias"),
+            Tensor::ExpertDownBias => return format!("blk.{layer}.ffn_down_exps.bias"),
             Tensor::Sinks => "attn_sinks",
             Tensor::PostAttentionNorm => "post_attention_norm",
             Tensor::PostFfnNorm => "post_ffw_norm",
@@ -196,6 +208,9 @@ pub(crate) struct HeldExperts {
     /// Bytes from an expert's gate, up and down to the next one's.
     pub(crate) strides: [u64; 3],
     pub(crate) router: Held,
+    /// Biases of the router, and of gate, up and down with the bytes from an expert's to the next one's. Those of down
+    /// are whole.
+    pub(crate) biases: Option<(Place, [(Place, u64); 3])>,
     /// The expert that every token meets, and its router.
     pub(crate) shared: Option<(Held, HeldFfn)>,
 }
@@ -306,10 +321,16 @@ impl<P: FnMut(&Piece, u64) -> Place> Holder<'_, P> {
             let parts = [(Projection::Q, &heads), (Projection::K, &kv), (Projection::V, &kv)];
             parts.map(|(of, part)| self.vector(Tensor::Bias(of), at, part.clone()))
         });
-        let head_norms = model.head_norms.then(|| {
-            [Projection::Q, Projection::K].map(|of| self.vector(Tensor::HeadNorm(of), at, 0..size))
-        });
         let variant = &model.variant;
+        let head_norms = model.head_norms.then(|| {
+            // Norms of whole rows are whole on every card.
+            let widths = match variant.row_norms {
+                true => [model.heads * size, model.kv_heads * size],
+                false => [size; 2],
+            };
+            let norms = [(Projection::Q, widths[0]), (Projection::K, widths[1])];
+            norms.map(|(of, width)| self.vector(Tensor::HeadNorm(of), at, 0..width))
+        });
         let own = shard.heads.clone();
         let sinks = variant.sinks.then(|| self.vector(Tensor::Sinks, at, own));
         let o = match reduce {
@@ -390,6 +411,22 @@ impl<P: FnMut(&Piece, u64) -> Place> Holder<'_, P> {
             _ => self.each(Tensor::ExpertDown, at, content.down, (shard.down.clone(), count)),
         };
         let router = self.rows(Tensor::Router, at, experts.router, 0..count);
+        let biases = self.model.variant.expert_biases.then(|| {
+            let router = self.vector(Tensor::RouterBias, at, 0..count);
+            // An element is a row.
+            let column = |rows: u64| Matrix { rows, cols: 1, quant: Quant::F32 };
+            let (own, all) = (shard.ffn.clone(), 0..content.down.rows);
+            let biases = [
+                (Tensor::ExpertGateBias, column(content.gate.rows), own.clone()),
+                (Tensor::ExpertUpBias, column(content.up.rows), own),
+                (Tensor::ExpertDownBias, column(content.down.rows), all),
+            ];
+            let biases = biases.map(|(tensor, column, rows)| {
+                let (held, stride) = self.each(tensor, at, column, (rows, count));
+                (held.place, stride)
+            });
+            (router, biases)
+        });
         let shared = experts.shared.map(|own| {
             // Files have its one row as a vector.
             let (cols, quant) = (own.router.cols, own.router.quant);
@@ -400,7 +437,7 @@ impl<P: FnMut(&Piece, u64) -> Place> Holder<'_, P> {
             (router, self.ffn(tensors, at, matrices, &shard.shared))
         });
         let strides = [first, second, third];
-        (HeldFfn { gate, up, down }, HeldExperts { count, strides, router, shared })
+        (HeldFfn { gate, up, down }, HeldExperts { count, strides, router, biases, shared })
     }
 
     /// Rows of each of some matrices that lie end to end: those of the first, and bytes from each to the next.

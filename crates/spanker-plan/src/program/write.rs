@@ -202,7 +202,13 @@ impl<'a, S: Sink> Writer<'a, S> {
     ) {
         self.mark(members.clone(), Activity::Attention, number);
         for member in members.clone() {
-            self.attention(member, layer);
+            self.project(member, layer);
+        }
+        if self.of.model.variant.row_norms {
+            self.norm_rows(stage, members.clone(), layer);
+        }
+        for member in members.clone() {
+            self.attend(member, layer);
         }
         self.join_heads(stage, members.clone(), layer);
         self.mark(members.clone(), Activity::Output, number);
@@ -226,8 +232,8 @@ impl<'a, S: Sink> Writer<'a, S> {
         &self.members[member].holding.layers[layer]
     }
 
-    /// Norm, queries, keys, values, and attention of the rank's own heads.
-    fn attention(&mut self, member: usize, layer: usize) {
+    /// Norm, queries, keys and values of the rank's own heads.
+    fn project(&mut self, member: usize, layer: usize) {
         let held = self.held(member, layer);
         let shard = &self.members[member].shard;
         let (heads, kv) = (len(&shard.heads), len(&shard.kv_heads));
@@ -253,7 +259,7 @@ impl<'a, S: Sink> Writer<'a, S> {
                 }
             }
         }
-        if let Some(norms) = held.head_norms {
+        if let Some(norms) = held.head_norms.filter(|_| !self.of.model.variant.row_norms) {
             for ((weight, buffer), count) in norms.into_iter().zip(buffers).zip([heads, kv]) {
                 let data = self.place(member, buffer);
                 let (epsilon, rows) = (self.of.numerics.epsilon, rows * count);
@@ -262,12 +268,16 @@ impl<'a, S: Sink> Writer<'a, S> {
                 self.work(member, norm);
             }
         }
-        self.attend(member, layer, heads, kv);
     }
 
     /// Rotary embedding, the KV cache and attention, of the rows of all sequences.
-    fn attend(&mut self, member: usize, layer: usize, heads: u64, kv: u64) {
+    fn attend(&mut self, member: usize, layer: usize) {
         let (model, space, rows) = (self.of.model, self.of.space, self.rows);
+        let shard = &self.members[member].shard;
+        let (heads, kv) = (len(&shard.heads), len(&shard.kv_heads));
+        if heads == 0 {
+            return;
+        }
         let (head_size, dims) = (model.head_size, model.rope_dims);
         let shape = KvShape { heads: kv, head_size, quant: space.kv };
         let tables = self.place(member, Buffer::Step);
@@ -624,7 +634,7 @@ impl<'a, S: Sink> Writer<'a, S> {
         self.gather_rows(stage, members, from, into, parts, self.rows);
     }
 
-    fn gather_rows(
+    pub(super) fn gather_rows(
         &mut self,
         stage: usize,
         members: Range<usize>,

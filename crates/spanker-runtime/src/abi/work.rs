@@ -487,6 +487,27 @@ mirror! {
         /// 0.
         reserved: u32,
     }
+    /// See [`crate::Work::AddPicked`].
+    struct RawAddPicked = spanker_work_add_picked {
+        /// The head.
+        head: RawWork,
+        /// A row for each pick, or for each row.
+        into: RawPlace,
+        /// The first expert's row.
+        table: RawPlace,
+        /// The picks.
+        picks: RawPicks,
+        /// Rows.
+        rows: u64,
+        /// Numbers of a row.
+        width: u64,
+        /// Bytes from an expert's row to the next one's.
+        stride: u64,
+        /// Whether rows are weighed and added to one for each row.
+        weighed: u32,
+        /// 0.
+        reserved: u32,
+    }
     /// See [`crate::Work::Scale`].
     struct RawScale = spanker_work_scale {
         /// The head.

@@ -9,15 +9,15 @@ use super::{
 };
 use crate::abi::{
     GATING_SIGMOID, PAIRS_ADJACENT, PAIRS_HALVES, RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND,
-    RECEIVE_STORE, RawActivate, RawAddRow, RawAttend, RawAttendBlocks, RawAttendScores, RawBest,
-    RawCombine, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve, RawKeep, RawKvCache,
-    RawMatmul, RawMatmulExperts, RawNorm, RawPicks, RawPlace, RawQuantize, RawReceive, RawReduce,
-    RawRotate, RawRotateRows, RawRoute, RawRows, RawScale, RawSend, RawWork, RawWrite,
-    WORK_ACTIVATE, WORK_ADD_ROW, WORK_ATTEND, WORK_ATTEND_BLOCKS, WORK_ATTEND_SCORES, WORK_BEST,
-    WORK_COMBINE, WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE, WORK_KEEP,
-    WORK_MATMUL, WORK_MATMUL_EXPERTS, WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE, WORK_REDUCE,
-    WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROUTE, WORK_ROWS, WORK_SCALE, WORK_SEND, WORK_VERSION,
-    WORK_WRITE,
+    RECEIVE_STORE, RawActivate, RawAddPicked, RawAddRow, RawAttend, RawAttendBlocks,
+    RawAttendScores, RawBest, RawCombine, RawCopy, RawEmbed, RawFence, RawFill, RawGate, RawHalve,
+    RawKeep, RawKvCache, RawMatmul, RawMatmulExperts, RawNorm, RawPicks, RawPlace, RawQuantize,
+    RawReceive, RawReduce, RawRotate, RawRotateRows, RawRoute, RawRows, RawScale, RawSend, RawWork,
+    RawWrite, WORK_ACTIVATE, WORK_ADD_PICKED, WORK_ADD_ROW, WORK_ATTEND, WORK_ATTEND_BLOCKS,
+    WORK_ATTEND_SCORES, WORK_BEST, WORK_COMBINE, WORK_COPY, WORK_EMBED, WORK_FENCE, WORK_FILL,
+    WORK_GATE, WORK_HALVE, WORK_KEEP, WORK_MATMUL, WORK_MATMUL_EXPERTS, WORK_NORM, WORK_QUANTIZE,
+    WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROUTE, WORK_ROWS, WORK_SCALE,
+    WORK_SEND, WORK_VERSION, WORK_WRITE,
 };
 
 /// Reads descriptors. The bytes are hostile until this returns; what they say is not yet true of any
@@ -260,6 +260,13 @@ fn decode_experts(kind: u16, bytes: &[u8]) -> Result<Work, String> {
             let RawCombine { from, picks, into, rows, width, add, .. } = exactly(bytes)?;
             let (from, into, add) = (place(from), place(into), flag("add", add)?);
             Work::Combine { from, picks: picked(picks)?, into, rows, width, add }
+        }
+        WORK_ADD_PICKED => {
+            let raw: RawAddPicked = exactly(bytes)?;
+            let RawAddPicked { rows, width, stride, .. } = raw;
+            let (into, table) = (place(raw.into), place(raw.table));
+            let (picks, weighed) = (picked(raw.picks)?, flag("weighed", raw.weighed)?);
+            Work::AddPicked { into, table, picks, rows, width, stride, weighed }
         }
         kind => return Err(format!("kind {kind} is unknown")),
     })

@@ -5,15 +5,15 @@ use bytemuck::{Pod, bytes_of};
 
 use super::{Activation, BufferId, Descriptor, Fold, KvCache, Landing, Picks, Place, Work};
 use crate::abi::{
-    RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE, RawActivate, RawAddRow, RawAttend,
-    RawAttendBlocks, RawAttendScores, RawBest, RawCombine, RawCopy, RawEmbed, RawFence, RawFill,
-    RawGate, RawHalve, RawKeep, RawKvCache, RawMatmul, RawMatmulExperts, RawNorm, RawPicks,
-    RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRotateRows, RawRoute, RawRows,
-    RawScale, RawSend, RawWork, RawWrite, WORK_ACTIVATE, WORK_ADD_ROW, WORK_ATTEND,
-    WORK_ATTEND_BLOCKS, WORK_ATTEND_SCORES, WORK_BEST, WORK_COMBINE, WORK_COPY, WORK_EMBED,
-    WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE, WORK_KEEP, WORK_MATMUL, WORK_MATMUL_EXPERTS,
-    WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE, WORK_ROTATE_ROWS, WORK_ROUTE,
-    WORK_ROWS, WORK_SCALE, WORK_SEND, WORK_VERSION, WORK_WRITE,
+    RECEIVE_FOLD_FIRST, RECEIVE_FOLD_SECOND, RECEIVE_STORE, RawActivate, RawAddPicked, RawAddRow,
+    RawAttend, RawAttendBlocks, RawAttendScores, RawBest, RawCombine, RawCopy, RawEmbed, RawFence,
+    RawFill, RawGate, RawHalve, RawKeep, RawKvCache, RawMatmul, RawMatmulExperts, RawNorm,
+    RawPicks, RawPlace, RawQuantize, RawReceive, RawReduce, RawRotate, RawRotateRows, RawRoute,
+    RawRows, RawScale, RawSend, RawWork, RawWrite, WORK_ACTIVATE, WORK_ADD_PICKED, WORK_ADD_ROW,
+    WORK_ATTEND, WORK_ATTEND_BLOCKS, WORK_ATTEND_SCORES, WORK_BEST, WORK_COMBINE, WORK_COPY,
+    WORK_EMBED, WORK_FENCE, WORK_FILL, WORK_GATE, WORK_HALVE, WORK_KEEP, WORK_MATMUL,
+    WORK_MATMUL_EXPERTS, WORK_NORM, WORK_QUANTIZE, WORK_RECEIVE, WORK_REDUCE, WORK_ROTATE,
+    WORK_ROTATE_ROWS, WORK_ROUTE, WORK_ROWS, WORK_SCALE, WORK_SEND, WORK_VERSION, WORK_WRITE,
 };
 
 /// The bytes of descriptors, end to end.
@@ -257,6 +257,20 @@ fn encode_experts(work: &Work, head: impl Fn(u16, usize) -> RawWork, out: &mut V
             let (from, picks, into) = (raw(from), raw_picks(picks), raw(into));
             let (add, reserved) = (add.into(), 0);
             push(out, RawCombine { head, from, picks, into, rows, width, add, reserved });
+        }
+        Work::AddPicked { into, table, picks, rows, width, stride, weighed } => {
+            let added = RawAddPicked {
+                head: head(WORK_ADD_PICKED, size_of::<RawAddPicked>()),
+                into: raw(into),
+                table: raw(table),
+                picks: raw_picks(picks),
+                rows,
+                width,
+                stride,
+                weighed: weighed.into(),
+                reserved: 0,
+            };
+            push(out, added);
         }
         _ => {}
     }

@@ -138,6 +138,7 @@ impl Alu {
             Work::Route { .. } => self.route(memory, work, done),
             Work::MatmulExperts { .. } => self.expert_product(memory, work, done),
             Work::Combine { .. } => self.combine(memory, work, done),
+            Work::AddPicked { .. } => self.add_picked(memory, work, done),
             _ => self.operator(memory, work, done),
         }
     }

@@ -42,6 +42,7 @@ pub(crate) fn uses(work: &Work, buffer: u64) -> bool {
         Work::Route { logits, picks, .. } => any(&[logits, &picks.at]),
         Work::MatmulExperts { a, b, out, picks, .. } => any(&[a, b, out, &picks.at]),
         Work::Combine { from, picks, into, .. } => any(&[from, &picks.at, into]),
+        Work::AddPicked { into, table, picks, .. } => any(&[into, table, &picks.at]),
         // A kind that nobody has taught this function keeps its buffers.
         Work::Fence { .. } => false,
         _ => true,
@@ -77,6 +78,7 @@ pub(crate) fn kind(work: &Work) -> u16 {
         Work::Route { .. } => abi::WORK_ROUTE,
         Work::MatmulExperts { .. } => abi::WORK_MATMUL_EXPERTS,
         Work::Combine { .. } => abi::WORK_COMBINE,
+        Work::AddPicked { .. } => abi::WORK_ADD_PICKED,
         _ => abi::WORK_FENCE,
     }
 }

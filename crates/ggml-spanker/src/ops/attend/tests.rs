@@ -61,10 +61,14 @@ impl Cache {
         if self.shape.quant == Quant::F16 {
             return numbers.iter().map(|value| f16::from_f32(*value).to_f32()).collect();
         }
-        let mut bytes = vec![0; Quant::Q8_0.row_bytes(size as u64) as usize];
-        crate::quantize(Quant::Q8_0, numbers, &mut bytes).expect("whole blocks");
+        let quant = self.shape.quant;
+        let mut bytes = vec![0; quant.row_bytes(size as u64) as usize];
+        match quant {
+            Quant::Q8_0 => crate::quantize(quant, numbers, &mut bytes).expect("whole blocks"),
+            _ => crate::encode(quant, numbers, &mut bytes).expect("whole blocks"),
+        }
         let mut out = vec![0.0; size];
-        crate::decode(Quant::Q8_0, &bytes, &mut out).expect("whole blocks");
+        crate::decode(quant, &bytes, &mut out).expect("whole blocks");
         out
     }
 }
@@ -122,8 +126,8 @@ fn windows() -> impl Strategy<Value = (usize, bool)> {
 
 fn shapes() -> impl Strategy<Value = KvShape> {
     let size = prop_oneof![Just(20u64), Just(32), Just(64), Just(80), Just(96), Just(128)];
-    (1..4u64, size, any::<bool>()).prop_map(|(heads, head_size, whole)| {
-        let quant = if whole && head_size % 32 == 0 { Quant::Q8_0 } else { Quant::F16 };
+    (1..4u64, size, 0..3usize).prop_map(|(heads, head_size, kind)| {
+        let quant = if head_size % 32 == 0 { KvShape::QUANTS[kind] } else { Quant::F16 };
         KvShape { heads, head_size, quant }
     })
 }
@@ -202,19 +206,21 @@ proptest! {
 }
 
 #[test]
-fn sixteen_bits_and_eight_are_near_each_other() {
+fn sixteen_bits_eight_and_four_are_near_each_other() {
     let shape = KvShape { heads: 1, head_size: 64, quant: Quant::F16 };
     let given = Numbers(3).take(64);
     let queries = Queries::plain(&given, 1, 199, 0.125);
-    let [one, other] = KvShape::QUANTS.map(|quant| {
+    let [one, eight, four] = KvShape::QUANTS.map(|quant| {
         let cache = cache(11, KvShape { quant, ..shape }, 200);
         let mut out = vec![0.0; 64];
         attend(queries, cache.view(0), &mut AttendScratch::default(), &mut out);
         out
     });
-    let apart = one.iter().zip(&other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     let size = one.iter().map(|a| a.abs()).fold(0.0, f32::max);
-    assert!(apart > 0.0 && apart < 0.05 * size, "{apart} of {size}");
+    for (other, most) in [(eight, 0.05), (four, 0.8)] {
+        let apart = one.iter().zip(&other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(apart > 0.0 && apart < most * size, "{apart} of {size}");
+    }
 }
 
 #[test]

@@ -231,6 +231,19 @@ fn of_experts(owned: &Owned<'_>, work: &Work) -> Result<(), Errno> {
             let out = (into, numbers * 4);
             require(apart(out, (from, given * 4)) && apart(out, chosen))
         }
+        Work::AddPicked { into, table, ref picks, rows, width, stride, weighed } => {
+            narrow(width)?;
+            let chosen = picked(owned, picks, rows)?;
+            let of = if weighed { 1 } else { picks.used };
+            let numbers = product(&[rows, of, width])?;
+            require(stride.is_multiple_of(4) && stride >= width * 4)?;
+            let all = product(&[picks.experts - 1, stride])?.checked_add(width * 4);
+            let all = all.ok_or(Errno::EINVAL)?;
+            owned.elements(into, numbers, 4)?;
+            owned.elements(table, all / 4, 4)?;
+            let out = (into, numbers * 4);
+            require(apart(out, (table, all)) && apart(out, chosen))
+        }
         _ => Err(Errno::EOPNOTSUPP),
     }
 }

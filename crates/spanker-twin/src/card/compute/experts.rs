@@ -99,4 +99,27 @@ impl Alu {
         self.store(memory, shifted(into, done * row), part * row);
         Slice::of(done + part, rows, part * (used + 1) * row)
     }
+
+    /// `done` counts rows of sums.
+    pub(super) fn add_picked(&mut self, memory: &mut Memory, work: &Work, done: u64) -> Slice {
+        let Work::AddPicked { into, table, picks, rows, width, stride, weighed } = *work else {
+            unreachable!("only rows that picks add come here");
+        };
+        let (total, used) = if weighed { (rows, picks.used) } else { (rows * picks.used, 1) };
+        let row = width * 4;
+        let part = share(total - done, (used + 2) * row);
+        let out = scratch_bytes(&mut self.scratch.out, (part * row) as usize);
+        out.copy_from_slice(read(memory, shifted(into, done * row), part * row));
+        let out: &mut [f32] = cast_slice_mut(out);
+        for (at, out) in (done..).zip(out.chunks_exact_mut(width as usize)) {
+            let own = read(memory, shifted(picks.at, at * used * PICK_BYTES), used * PICK_BYTES);
+            let table = |expert: u64| {
+                let there = expert < picks.experts;
+                there.then(|| floats(memory, shifted(table, expert * stride), width))
+            };
+            ops::add_picked(own, table, weighed, out);
+        }
+        self.store(memory, shifted(into, done * row), part * row);
+        Slice::of(done + part, total, part * (used + 2) * row)
+    }
 }
