@@ -80,10 +80,6 @@ pub(crate) struct Args {
     /// serve' would do its own]
     #[arg(long, value_name = "FRACTION", value_parser = crate::llm::fraction)]
     audit: Option<f64>,
-    /// How keys and values are stored: f16, or q8_0 in little more than half of the memory
-    /// Part of the cards' operators that a run checks, as its --audit: 0 is nothing
-    #[arg(long, default_value_t = 0.0, value_name = "FRACTION", value_parser = crate::llm::fraction)]
-    audit: f64,
     /// How keys and values are stored: f16, q8_0 in little more than half of the memory, or q4_0 in little more than a
     /// quarter of it
     #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = llm::kept_as)]

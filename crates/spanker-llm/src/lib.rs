@@ -45,13 +45,11 @@ pub use inproc::InProcess;
 pub use layout::check_plan;
 pub use machine::{Capture, Captures, Machine, OnMachine, Region, Role, Spent};
 pub use measure::{Measurement, Subject, measure, unmeasured};
-pub use network::{Network, Rope};
+pub use network::{LongRope, Network, Rope};
 pub use ranks::{
     CHUNK_BYTES, Leader, OnRanks, RankSamples, Store, Worker, chunk_count, chunk_range,
     fetch_chunks, run_worker, supply_chunks,
 };
-pub use network::{LongRope, Network, Rope};
-pub use ranks::{Leader, OnRanks, RankSamples, Worker, run_worker};
 pub use recorder::Recorder;
 pub use runner::{MemoryUse, Outcome, Output, Part, Runner, Step, Timing};
 pub use session::Session;

@@ -13,8 +13,8 @@
 //!
 //! Blocks do not depend on each other, so that they can be computed in any order and by different threads.
 
-mod tile;
 mod q4_0;
+mod tile;
 
 use std::ops::Range;
 
