@@ -72,7 +72,7 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
     let audit = host.audit(args.audit.audit)?;
     let request = Request { audit, ..place.request(TURN.min(*context), 128) };
     let plan = host.plan(model, &request, &args.llm.wish(args.split))?;
-    let engine = Engine::load_with(host, model, plan, Options { record: false, audit })?;
+    let engine = Engine::load_with(host, model, plan, Options { record: false, audit, ..Options::default() })?;
     let timeout = host.rank_place().map(|place| place.timeout / 4);
     let mut chat = Chat::new(args, place, engine, stop)?;
     let lines = Lines::read();

@@ -152,7 +152,7 @@ fn lead(args: &Args, place: &Place, text: &str, limits: Limits) -> anyhow::Resul
         None => host.plan(model, &request, &args.llm.wish(args.split))?,
     };
     let record = args.trace.is_some() || args.compare;
-    let mut engine = Engine::load_with(host, model, plan, Options { record, audit })?;
+    let mut engine = Engine::load_with(host, model, plan, Options { record, audit, ..Options::default() })?;
     if !args.no_display_prompt {
         show(args, text)?;
     }

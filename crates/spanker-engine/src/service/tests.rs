@@ -39,6 +39,7 @@ fn options() -> ServiceOptions {
         wish: Wish::default(),
         audit: None,
         reuse: true,
+        draft: DraftSource::None,
     }
 }
 
