@@ -3,6 +3,7 @@
 //! each other, so what is accepted is what would have been generated: guesses cost or save time, and change nothing else.
 
 mod acceptance;
+mod forecast;
 mod length;
 mod lookup;
 
@@ -11,6 +12,7 @@ use std::str::FromStr;
 
 pub(crate) use acceptance::Acceptance;
 pub use acceptance::DraftCounts;
+pub use forecast::DraftForecast;
 pub(crate) use length::{StepTimes, lengths};
 pub use lookup::{Guess, Lookup};
 
@@ -27,6 +29,8 @@ pub enum DraftSource {
     None,
     /// From what followed earlier in prompt and answer.
     Lookup,
+    /// The same, as many as there is room for, whatever they cost: to see that they change nothing.
+    LookupAlways,
 }
 
 impl DraftSource {
@@ -36,7 +40,13 @@ impl DraftSource {
         match self {
             DraftSource::None => "none",
             DraftSource::Lookup => "lookup",
+            DraftSource::LookupAlways => "lookup-always",
         }
+    }
+
+    /// Whether guesses are checked whatever they cost.
+    pub(crate) fn is_eager(self) -> bool {
+        self == DraftSource::LookupAlways
     }
 
     /// Guesses of one sequence that a step has to have room for.
@@ -44,7 +54,7 @@ impl DraftSource {
     pub fn most(self) -> u64 {
         match self {
             DraftSource::None => 0,
-            DraftSource::Lookup => MOST_GUESSES as u64,
+            DraftSource::Lookup | DraftSource::LookupAlways => MOST_GUESSES as u64,
         }
     }
 
@@ -53,7 +63,7 @@ impl DraftSource {
     pub fn most_together(self) -> u64 {
         match self {
             DraftSource::None => 0,
-            DraftSource::Lookup => MOST_GUESSES_TOGETHER as u64,
+            DraftSource::Lookup | DraftSource::LookupAlways => MOST_GUESSES_TOGETHER as u64,
         }
     }
 }
@@ -62,11 +72,36 @@ impl FromStr for DraftSource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        [DraftSource::None, DraftSource::Lookup]
+        [DraftSource::None, DraftSource::Lookup, DraftSource::LookupAlways]
             .into_iter()
             .find(|source| source.name() == text)
-            .ok_or_else(|| format!("'{text}': expected none or lookup"))
+            .ok_or_else(|| format!("'{text}': expected none, lookup or lookup-always"))
     }
+}
+
+/// Faults that tests plant, to see that others find them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A guess is accepted although another token follows.
+    AcceptsTooMuch,
+    /// Random numbers are drawn for rows behind a refused guess.
+    DrawsTooMuch,
+}
+
+#[cfg(test)]
+thread_local! {
+    pub(crate) static PLANTED: Cell<Option<Fault>> = const { Cell::new(None) };
+}
+
+/// Whether a test has planted a fault.
+#[cfg(test)]
+pub(crate) fn is_planted(fault: Fault) -> bool {
+    PLANTED.get() == Some(fault)
+}
+
+#[cfg(not(test))]
+pub(crate) const fn is_planted(_: Fault) -> bool {
+    false
 }
 
 /// What guesses of a sequence are made from, and what came of them.

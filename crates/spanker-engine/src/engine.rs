@@ -98,7 +98,20 @@ impl<'h> Engine<'h> {
         let memory = numbered(loaded.memory, &left);
         let (draft, prices) = (options.draft, None);
         let lost = 0;
-        Ok(Engine { host, model, plan, session, left, lost, pieces, memory, log, stop, draft, prices })
+        Ok(Engine {
+            host,
+            model,
+            plan,
+            session,
+            left,
+            lost,
+            pieces,
+            memory,
+            log,
+            stop,
+            draft,
+            prices,
+        })
     }
 
     /// What it runs by.
@@ -140,6 +153,11 @@ impl<'h> Engine<'h> {
     /// Forgets all but the first `length` tokens of the sequence.
     pub fn cut(&mut self, length: usize) {
         self.session.cut(length);
+    }
+
+    /// Guesses come from there from now on, as many for a step as the plan's request has room for.
+    pub fn set_draft(&mut self, draft: DraftSource) {
+        self.draft = draft;
     }
 
     /// Whether the model is on cards: it is on none any more when those that are left after a loss are too few.
@@ -189,7 +207,12 @@ impl<'h> Engine<'h> {
     }
 
     /// Runs a token with guesses of what follows: see [`Session::check`]. On other cards, when one is lost, without them.
-    pub(crate) fn try_check(&mut self, token: u32, guesses: &[u32], want: Want) -> Result<Doubtful> {
+    pub(crate) fn try_check(
+        &mut self,
+        token: u32,
+        guesses: &[u32],
+        want: Want,
+    ) -> Result<Doubtful> {
         match self.session.check(token, guesses, want) {
             Ok(outcome) => Ok(Ok(outcome)),
             Err(error) if casts_doubt(&error) => Ok(Err(error)),
@@ -200,6 +223,11 @@ impl<'h> Engine<'h> {
     /// Whether a token is the next guess of the last step: then it is part of the sequence.
     pub(crate) fn accept(&mut self, token: u32) -> bool {
         self.session.accept(token)
+    }
+
+    /// The next guess of the last step that may still be right.
+    pub(crate) fn guessed(&self) -> Option<u32> {
+        self.session.guessed()
     }
 
     /// Where guesses come from.

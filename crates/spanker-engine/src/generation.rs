@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use spanker_llm::{LlmError, Outcome, Output, Want};
 
 use crate::answering::{Answering, Shaping};
-use crate::draft::{DraftCounts, DraftSource, Drafter, StepTimes, lengths};
+use crate::draft::{DraftCounts, DraftSource, Drafter, Fault, StepTimes, is_planted, lengths};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::sampling::Sampling;
@@ -225,6 +225,11 @@ impl<'e, 'h> Generation<'e, 'h> {
 
     /// Runs the last token, with guesses where these are worth it. Gives what follows the token.
     fn step(&mut self, token: u32) -> Result<Option<Output>> {
+        if is_planted(Fault::DrawsTooMuch) {
+            while let Some(output) = self.checked.pop_front() {
+                self.choose(&output)?;
+            }
+        }
         let want = self.answering.want();
         let guesses = match &mut self.drafting {
             None => Vec::new(),
@@ -264,7 +269,10 @@ impl<'e, 'h> Generation<'e, 'h> {
     }
 
     /// Takes the next token, or the end, and gives out what is new.
-    fn take(&mut self, token: Option<u32>) -> Option<Piece> {
+    fn take(&mut self, mut token: Option<u32>) -> Option<Piece> {
+        if is_planted(Fault::AcceptsTooMuch) {
+            token = self.engine.guessed().or(token);
+        }
         let room = self.engine.tokens().len() < self.engine.context();
         let piece = self.answering.take(token, self.engine.model().tokenizer(), room);
         let guessed = self.answering.finish.is_none()
@@ -287,14 +295,17 @@ impl Drafting {
     fn guess(&mut self, engine: &mut Engine<'_>, answering: &Answering) -> Vec<u32> {
         let left = answering.limits.tokens.map(|most| most - answering.tokens.len());
         // A step gives a token more than it accepts.
-        let most = engine.room_for_guesses().min(left.map_or(usize::MAX, |left| left.saturating_sub(1)));
+        let most =
+            engine.room_for_guesses().min(left.map_or(usize::MAX, |left| left.saturating_sub(1)));
         self.settle();
         let (mut guess, chances) = self.drafter.guess(most);
         let times = &self.times;
         let price: Vec<f64> =
             (1..=1 + chances.len()).map(|rows| engine.price(rows) * times.factor(rows)).collect();
-        let counts = lengths(&[chances], guess.tokens.len(), |guesses| price[guesses]);
-        guess.tokens.truncate(counts[0]);
+        if !engine.draft().is_eager() {
+            let counts = lengths(&[chances], guess.tokens.len(), |guesses| price[guesses]);
+            guess.tokens.truncate(counts[0]);
+        }
         self.under_way = (guess.tokens.len(), 0);
         guess.tokens
     }

@@ -58,7 +58,9 @@ pub use catalog::{Fit, FitPlace, Listed, list_models};
 pub use cluster::{ClusterSpec, profile, read_fit};
 pub use conversation::Conversation;
 pub use directory::CardList;
-pub use draft::{DraftCounts, DraftSource, Guess, Lookup, MOST_GUESSES, MOST_GUESSES_TOGETHER};
+pub use draft::{
+    DraftCounts, DraftForecast, DraftSource, Guess, Lookup, MOST_GUESSES, MOST_GUESSES_TOGETHER,
+};
 pub use engine::{Engine, Finished, Options};
 pub use error::{EngineError, Result};
 pub use fetch::{FetchEvent, FetchReport, FetchWatch, fetch};

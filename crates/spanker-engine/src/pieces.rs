@@ -250,7 +250,11 @@ mod tests {
             (&[3, 8, 3], 8, (2, 0..8)),
             (&[3], 0, (0, 0..0)),
         ] {
-            assert_eq!(last_with_steps(&pieces(begun), 3, steps, &|tokens| tokens), expected, "{begun:?}");
+            assert_eq!(
+                last_with_steps(&pieces(begun), 3, steps, &|tokens| tokens),
+                expected,
+                "{begun:?}"
+            );
         }
         assert_eq!(reader_of(&pieces(&[3, 8, 10]), 3), 0);
         assert_eq!(reader_of(&pieces(&[3, 8, 3, 9]), 3), 2);

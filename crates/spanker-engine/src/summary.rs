@@ -174,8 +174,9 @@ impl Summary<'_> {
     /// Steps that the prediction is for: of one token, without guesses.
     pub(crate) fn plain_steps(&self) -> impl Iterator<Item = Timing> + '_ {
         let draft = self.answer.draft.as_ref();
-        let plain =
-            move |at: &usize| draft.is_none_or(|draft| draft.guesses.get(*at).is_none_or(|n| *n == 0));
+        let plain = move |at: &usize| {
+            draft.is_none_or(|draft| draft.guesses.get(*at).is_none_or(|n| *n == 0))
+        };
         let steps = self.steps.clone().filter(plain);
         steps.filter_map(|at| self.answer.steps.get(at).copied())
     }

@@ -76,9 +76,11 @@ impl<'r> Session<'r> {
         self.guessed.clear();
         self.tokens.push(token);
         let behind = self.tokens.len() - self.done;
-        let Some(runner) = self.runner.as_mut().filter(|runner| {
-            !guesses.is_empty() && behind + guesses.len() <= runner.batch()
-        }) else {
+        let Some(runner) = self
+            .runner
+            .as_mut()
+            .filter(|runner| !guesses.is_empty() && behind + guesses.len() <= runner.batch())
+        else {
             return self.run(want);
         };
         let rows: Vec<u32> = self.tokens[self.done..].iter().chain(guesses).copied().collect();
@@ -102,6 +104,12 @@ impl<'r> Session<'r> {
         self.tokens.push(token);
         self.done += 1;
         true
+    }
+
+    /// The guess that [`Session::accept`] takes next, if there is one.
+    #[must_use]
+    pub fn guessed(&self) -> Option<u32> {
+        self.guessed.front().copied()
     }
 
     /// Lets the runner's cards know that there is more to come: see [`Runner::heartbeat`].
@@ -225,7 +233,10 @@ mod tests {
         let mut session = Session::new(Box::new(Written(Some(&cache))));
         session.feed(&[1, 2], Want::Nothing).expect("a step");
         session.check(3, &[4, 5, 6], Want::Best(1)).expect("a step");
-        assert_eq!((session.tokens(), &cache.borrow()[..]), (&[1, 2, 3][..], &[1, 2, 3, 4, 5, 6][..]));
+        assert_eq!(
+            (session.tokens(), &cache.borrow()[..]),
+            (&[1, 2, 3][..], &[1, 2, 3, 4, 5, 6][..])
+        );
         assert!(session.accept(4) && !session.accept(9) && !session.accept(5));
         assert_eq!(session.tokens(), [1, 2, 3, 4]);
         session.check(9, &[7], Want::Best(1)).expect("a step");

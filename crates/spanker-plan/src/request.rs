@@ -95,7 +95,18 @@ impl Request {
         let (kv, batch) = (Quant::F16, USUAL_BATCH);
         let (sequences, context, prompt, position, blocks) = (1, 2048, 512, 0, None);
         let (audit, guesses) = (0.0, 0);
-        Request { objective, sequences, context, prompt, position, kv, batch, guesses, blocks, audit }
+        Request {
+            objective,
+            sequences,
+            context,
+            prompt,
+            position,
+            kv,
+            batch,
+            guesses,
+            blocks,
+            audit,
+        }
     }
 
     /// Blocks of keys and values for so many sequences.

@@ -11,7 +11,11 @@ const FACTOR: f64 = 4.0;
 /// How many guesses of each sequence a step checks. `chances` says for each sequence how likely each of its guesses is to
 /// be reached and right, `most` how many there are room for, and `price` what a step takes that checks so many. Each sequence
 /// gets a token without any.
-pub(crate) fn lengths(chances: &[Vec<f64>], most: usize, price: impl Fn(usize) -> f64) -> Vec<usize> {
+pub(crate) fn lengths(
+    chances: &[Vec<f64>],
+    most: usize,
+    price: impl Fn(usize) -> f64,
+) -> Vec<usize> {
     let mut counts = vec![0; chances.len()];
     let plain = chances.len() as f64 / price(0).max(f64::MIN_POSITIVE);
     let (mut best, mut best_rate) = (counts.clone(), plain * MARGIN);
@@ -82,7 +86,8 @@ mod tests {
     }
 
     #[test]
-    fn many_sequences_share_rows_by_what_is_likely_and_none_is_guessed_where_rows_cost_what_they_give() {
+    fn many_sequences_share_rows_by_what_is_likely_and_none_is_guessed_where_rows_cost_what_they_give()
+     {
         let two = [vec![0.3, 0.1], vec![0.9, 0.8]];
         assert_eq!(lengths(&two, 3, |rows| 1.0 + 0.01 * rows as f64), [1, 2]);
         // Sixteen sequences fill the cards: a row costs what a token does.

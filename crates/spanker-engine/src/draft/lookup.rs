@@ -112,7 +112,10 @@ impl Lookup {
     /// How many tokens before a place are those at the text's end.
     fn common(&self, end: usize) -> usize {
         let here = self.tokens[..end].iter().rev();
-        here.zip(self.tokens.iter().rev()).take(MOST).take_while(|(one, other)| one == other).count()
+        here.zip(self.tokens.iter().rev())
+            .take(MOST)
+            .take_while(|(one, other)| one == other)
+            .count()
     }
 }
 
@@ -129,8 +132,10 @@ mod tests {
             (1..=MOST.min(end)).take_while(|n| tokens[end - n] == tokens[all - n]).count()
         };
         let places = (FEWEST..all).rev().filter(|&end| common(end) >= FEWEST).take(PLACES);
-        // The first of the longest: the latest.
-        let best = places.rev().max_by_key(|&end| common(end));
+        let mut places: Vec<usize> = places.collect();
+        // The last of the longest: the latest.
+        places.reverse();
+        let best = places.into_iter().max_by_key(|&end| common(end));
         best.map_or_else(Guess::default, |end| {
             let mut text = tokens.to_vec();
             for at in 0..most {

@@ -133,7 +133,8 @@ impl<'h> Copy<'h> {
                 .parts
                 .iter()
                 .map(|part| {
-                    let want = (asking.want)(part.id).filter(|_| part.asks).unwrap_or(Want::Nothing);
+                    let want =
+                        (asking.want)(part.id).filter(|_| part.asks).unwrap_or(Want::Nothing);
                     // Who asks and has gone meanwhile is still given something.
                     let want =
                         if part.asks && want == Want::Nothing { Want::Best(1) } else { want };
@@ -154,9 +155,7 @@ impl<'h> Copy<'h> {
     /// Waits for the step that began first. Gives who asked, in the order of the outputs, and what it took and was
     /// predicted to take, by the cards' clocks where these show what work costs.
     #[allow(clippy::type_complexity, reason = "who asked, what came, and how long it took")]
-    pub(crate) fn end_step(
-        &mut self,
-    ) -> Result<(Vec<Asked>, Outcome, [f64; 2]), LlmError> {
+    pub(crate) fn end_step(&mut self) -> Result<(Vec<Asked>, Outcome, [f64; 2]), LlmError> {
         let runner = self.runner.as_mut();
         let runner = runner.ok_or_else(|| LlmError::unsupported("there are no cards"))?;
         let outcome = runner.end()?;
@@ -326,6 +325,7 @@ impl<'h> Place<'h> {
             let depth = loaded.runner.depth().min(parallel).max(1);
             let batch = plan.request.batch as usize;
             let prices = StepPrices::new(&plan);
+            let is_eager = self.options.draft.is_eager();
             let outputs = plan.request.outputs_for(plan.request.sequences) as usize;
             let blocks = plan.request.blocks_for(plan.request.sequences) as usize;
             let pool = BlockPool::new(blocks, self.options.reuse);
@@ -334,7 +334,7 @@ impl<'h> Place<'h> {
             );
             copies.push(Copy {
                 runner: Some(loaded.runner),
-                pacing: Pacing { prices, batch, parallel, outputs, depth },
+                pacing: Pacing { prices, batch, parallel, outputs, depth, is_eager },
                 schedule: Schedule::new(pool, parallel),
                 under_way: VecDeque::new(),
                 steps: 0,

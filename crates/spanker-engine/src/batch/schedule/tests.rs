@@ -271,6 +271,34 @@ proptest! {
 }
 
 #[test]
+#[should_panic(expected = "1 at ")]
+fn guess_that_is_kept_although_it_was_refused_is_found_in_the_cache() {
+    let mut world = World::new(4, 1);
+    let lives = [0, 1].map(|_| Life {
+        prefix: 0,
+        shared: 0,
+        own: 5,
+        answer: 40,
+        leaves_after: None,
+        reuses: false,
+    });
+    world.add(1, &lives[1]);
+    let budget = Budget { rows: 16, prompt_rows: 16, members: 1 };
+    for _ in 0..30 {
+        while world.begin(budget) {}
+        let refused = world.under_way.front().is_some_and(|step| step.parts[0].guessed > 0);
+        world.end(&lives);
+        if refused {
+            // Nothing of the last token is on the cards, and it is said to be.
+            world.schedule.accept(1);
+            world.schedule.push(1, next_token(&world.wholes[&1]));
+            let whole = world.wholes.get_mut(&1).expect("it was added");
+            whole.push(next_token(whole));
+        }
+    }
+}
+
+#[test]
 fn prompt_goes_through_in_pieces_beside_the_tokens_of_others() {
     let mut schedule = Schedule::new(BlockPool::new(20, false), 4);
     schedule.add(1, vec![1; 3], false);
@@ -442,8 +470,11 @@ fn refused_guesses_give_their_blocks_back_at_once_and_take_none_from_others() {
     schedule.admit();
     schedule.guess(1, vec![7; 12]);
     let step = schedule.next(budget).expect("a prompt and a token");
-    let parts: Vec<_> =
-        step.parts.iter().map(|part| (part.id, part.past, &part.tokens[..], part.guessed)).collect();
+    let parts: Vec<_> = step
+        .parts
+        .iter()
+        .map(|part| (part.id, part.past, &part.tokens[..], part.guessed))
+        .collect();
     assert_eq!(parts, [(1, 62, &[8, 7][..], 1), (2, 0, &[2; 70][..], 0)]);
     assert_eq!((schedule.put_back(), schedule.pool().available()), (0, 0));
 }
