@@ -8,14 +8,14 @@ mod table;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use spanker_engine::{Fabric, Freshness, ServiceOptions, ServicePlan};
+use spanker_engine::{DraftForecast, DraftSource, Fabric, Freshness, ServiceOptions, ServicePlan};
 use spanker_model::{Model, Quant};
 use spanker_plan::{Objective, Plan, PlanError, PlanReport, Request, choose, explain, remedies};
 use spanker_topology::Cluster;
 
 use crate::cluster::ClusterArgs;
 use crate::directory::CardList;
-use crate::llm::{self, FabricKind};
+use crate::llm::{self, DraftArgs, FabricKind};
 use crate::report::{self, Subject};
 use crate::workers::WorkerArgs;
 use crate::{DoesNotFit, Usage, output};
@@ -31,6 +31,7 @@ use subsets::Subsets;
   spanker plan tinyllama-1.1b --quant q4_0 --profile rev-a --cards 4 --topology ring
   spanker plan model.gguf --profile rev-a*2,rev-a@1GB/s --explain
   spanker plan llama-2-70b --profile rev-a --cards 12 --objective throughput --concurrency 8
+  spanker plan smollm2-135m --profile rev-a --cards 3 --draft lookup --acceptance 0.6
   spanker plan llama-3-8b --cluster cluster.toml --out plan.json   then: spanker simulate plan.json
   spanker plan tinyllama-1.1b --cards 4 --report report.html       as a page, with what would change it
   spanker plan smollm2-135m --fabric inproc --cards 2              for threads of this machine, as measured
@@ -84,6 +85,14 @@ pub(crate) struct Args {
     /// quarter of it
     #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = llm::kept_as)]
     kv: Quant,
+    #[command(flatten)]
+    draft: DraftArgs,
+    /// With --draft, how likely a guess is to be right if those before it were
+    #[arg(long, value_name = "PART", value_parser = crate::llm::fraction, requires = "draft")]
+    acceptance: Option<f64>,
+    /// With --draft, a text to guess instead, token by token as a run would; the model is then a .gguf file or a fetched one
+    #[arg(long, value_name = "FILE", conflicts_with = "acceptance", requires = "draft")]
+    draft_text: Option<PathBuf>,
     /// What to be best at: latency, throughput or ttft (time to the first token)
     #[arg(long, default_value = "latency", value_parser = objective)]
     objective: Objective,
@@ -185,8 +194,9 @@ fn plan(
     let saved = save(args, &report)?;
     let subsets = machines.map(|names| subsets::of(names, model, cluster, &request));
     let subsets = subsets.transpose()?;
+    let drafted = drafted(args, &report)?;
     let written = [saved, page(args, &report)?];
-    show(args, &report, &Beside { serving, subsets, written })?;
+    show(args, &report, &Beside { serving, subsets, drafted, written })?;
     if proposed.is_some() {
         return Ok(());
     }
@@ -231,6 +241,7 @@ fn asked(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
         position: args.at,
         kv: args.kv,
         batch: args.batch_size,
+        guesses: args.draft.of_text()?.most(),
         audit: args.audit.unwrap_or(0.0),
     })
 }
@@ -239,17 +250,24 @@ fn asked(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
 struct Beside {
     serving: Option<serve::Serving>,
     subsets: Option<Subsets>,
+    drafted: Option<(DraftForecast, String)>,
     written: [Option<String>; 2],
 }
 
 /// Prints a plan as people or programs want it.
 fn show(args: &Args, report: &PlanReport<'_>, beside: &Beside) -> anyhow::Result<()> {
-    let Beside { serving, subsets, written } = beside;
+    let Beside { serving, subsets, drafted, written } = beside;
     if args.json {
         let mut json = report.to_json()?;
         json["serve"] = serde_json::to_value(serving)?;
         if let Some(subsets) = subsets {
             json["machines"] = subsets.to_json();
+        }
+        if let Some((forecast, _)) = drafted {
+            json["draft"] = serde_json::json!({ "source": args.draft.source().name(),
+                "acceptance": forecast.acceptance, "length": forecast.length,
+                "tokens_per_step": forecast.tokens_per_step,
+                "tokens_per_second": forecast.tokens_per_second, "gained": forecast.gained });
         }
         return output::line(&serde_json::to_string(&json)?);
     }
@@ -265,7 +283,51 @@ fn show(args: &Args, report: &PlanReport<'_>, beside: &Beside) -> anyhow::Result
         }
         reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
     }
+    if let Some((forecast, of)) = drafted {
+        output::line(&draft_line(forecast, of))?;
+    }
     written.iter().flatten().try_for_each(|written| output::line(&format!("\n{written}")))
+}
+
+/// What is assumed of guesses where nobody says: about half are right.
+const ACCEPTANCE: f64 = 0.5;
+/// More than any text has that is guessed.
+const MOST_TEXT: u64 = 16 << 20;
+
+/// What guesses will gain with the plan that is proposed, and what that is for, in words.
+fn drafted(
+    args: &Args,
+    report: &PlanReport<'_>,
+) -> anyhow::Result<Option<(DraftForecast, String)>> {
+    let (Some(best), false) = (report.proposed, args.draft.source() == DraftSource::None) else {
+        return Ok(None);
+    };
+    let PlanReport { model, cluster, request, .. } = *report;
+    let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
+    let Some(path) = &args.draft_text else {
+        let part = args.acceptance.unwrap_or(ACCEPTANCE);
+        let of = format!("where each guess is right with {:.0} %", 100.0 * part);
+        return Ok(Some((DraftForecast::assumed(&plan, part), of)));
+    };
+    let text = files::read(path, MOST_TEXT)?;
+    let model = spanker_engine::Model::open(spanker_engine::models::find(&args.model)?)?;
+    let most = usize::try_from(args.context)?;
+    let tokens = model.encode(&text, true, usize::MAX)?;
+    let tokens = &tokens[..tokens.len().min(most)];
+    let forecast = DraftForecast::of_text(
+        &plan,
+        &tokens[..tokens.len().min(1)],
+        tokens.get(1..).unwrap_or(&[]),
+    );
+    let of = format!("for the {} tokens of {}", tokens.len(), path.display());
+    Ok(Some((forecast, of)))
+}
+
+fn draft_line(forecast: &DraftForecast, of: &str) -> String {
+    let DraftForecast { length, tokens_per_step, tokens_per_second, gained, .. } = forecast;
+    format!(
+        "guesses {of}: {length:.1} in a step, {tokens_per_step:.2} tokens a step, {tokens_per_second:.2} tokens/s, {gained:.2} times as fast"
+    )
 }
 
 /// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.

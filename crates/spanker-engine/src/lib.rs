@@ -22,6 +22,7 @@ mod cluster;
 mod content;
 mod conversation;
 pub mod directory;
+mod draft;
 mod engine;
 mod error;
 pub mod eval;
@@ -59,6 +60,10 @@ pub use catalog::{Fit, FitPlace, Listed, list_models};
 pub use cluster::{ClusterSpec, profile, read_fit};
 pub use conversation::Conversation;
 pub use directory::CardList;
+pub use draft::{
+    DraftCounts, DraftForecast, DraftModel, DraftSource, Guess, Lookup, MOST_GUESSES,
+    MOST_GUESSES_TOGETHER,
+};
 pub use engine::{Engine, Finished, Options};
 pub use error::{EngineError, Result};
 pub use fetch::{FetchEvent, FetchReport, FetchWatch, fetch};
@@ -76,7 +81,7 @@ pub use service::{
     Ask, CardState, CardStatus, Chance, Constraint, Delivery, Done, KvBlocks, Refusal, ServedPiece,
     Service, ServiceOptions, ServicePlan, Status, Taken, Update,
 };
-pub use summary::{Answer, FinishReason, Summary, median, off, rate};
+pub use summary::{Answer, Drafted, FinishReason, Summary, median, off, rate};
 pub use survey::{CardDetails, CardReport, CardRow, LinkRow, mock_cards, survey_cards};
 pub use verify::{Case, Verdict, Verifier};
 pub use workers::{

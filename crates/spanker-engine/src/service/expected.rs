@@ -81,7 +81,7 @@ impl ServicePlan {
         let copies = layout::copies(&plan)?;
         let pacing = |copy: &Plan| {
             let depth = steps_under_way(&copy.request, copy.layout.pipeline_stages());
-            pacing(copy, depth as usize)
+            pacing(copy, depth as usize, options.draft.is_eager())
         };
         let pacings: Vec<(Pacing, usize)> = copies.iter().map(pacing).collect();
         let layouts: Vec<&Layout> = copies.iter().map(|copy| &copy.layout).collect();
@@ -104,7 +104,8 @@ pub(super) fn foretold(
 pub(super) fn request(options: &ServiceOptions, audit: f64, blocks: Option<u64>) -> Request {
     let ServiceOptions { context, batch, parallel, kv, .. } = *options;
     let request = layout::serving_request(context, batch, parallel);
-    Request { blocks, audit, kv, ..request }
+    let guesses = options.draft.most_together();
+    Request { blocks, guesses, audit, kv, ..request }
 }
 
 /// The plan that a service begins with.
@@ -164,12 +165,14 @@ pub(super) fn fitting(
 }
 
 /// What decides how fast a copy of the model is that has so many steps under way, and its blocks.
-pub(super) fn pacing(copy: &Plan, depth: usize) -> (Pacing, usize) {
+pub(super) fn pacing(copy: &Plan, depth: usize, is_eager: bool) -> (Pacing, usize) {
     let Request { sequences, batch, .. } = copy.request;
     let (parallel, batch) = (sequences as usize, batch as usize);
+    let outputs = copy.request.outputs_for(sequences) as usize;
     let blocks = copy.request.blocks_for(sequences) as usize;
     let depth = depth.min(parallel).max(1);
-    (Pacing { prices: StepPrices::new(copy), batch, parallel, depth }, blocks)
+    let prices = StepPrices::new(copy);
+    (Pacing { prices, batch, parallel, outputs, depth, is_eager }, blocks)
 }
 
 /// How copies of a model are laid out, in words.
