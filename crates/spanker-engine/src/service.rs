@@ -21,7 +21,7 @@ pub use status::{CardState, CardStatus, KvBlocks, Status};
 
 use spanker_model::Quant;
 
-use crate::batch::{Forecast, Pacing, ServiceLoad, forecast};
+use crate::batch::{Forecast, Pacing, ServiceLoad};
 use crate::draft::DraftSource;
 use crate::error::{EngineError, Result};
 use crate::generation::Stop;
