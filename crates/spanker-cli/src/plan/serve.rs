@@ -49,6 +49,7 @@ pub(super) fn planned(
         wish: Wish::default(),
         audit: args.audit,
         reuse: true,
+        draft: args.draft.source(),
     };
     let found = match served(&options) {
         Ok(found) => found,
