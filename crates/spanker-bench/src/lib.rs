@@ -32,6 +32,7 @@ macro_rules! for_type {
 mod cards;
 mod claims;
 mod collective;
+mod drafts;
 mod element;
 mod error;
 mod frames;
@@ -53,6 +54,7 @@ mod turns;
 pub use cards::Cards;
 pub use claims::{ClaimCosts, claims};
 pub use collective::{BenchTarget, Case, Method, MethodChoice, rows};
+pub use drafts::{DraftRow, DraftWork, Task, drafts};
 pub use element::BenchElement;
 pub use error::{BenchError, Result};
 pub use frames::{FRAMES_BAR_GBPS, SIMULATED_PAYLOAD, SimulatedLink, frames, simulated_link};

@@ -124,7 +124,7 @@ impl<'p> Subject<'p> {
 
     fn load(&mut self, work: &Work) -> Result<()> {
         if self.engine.is_none() {
-            let options = Options { record: false, audit: work.request.audit };
+            let options = Options { audit: work.request.audit, ..Options::default() };
             let plan = self.plan.clone();
             self.engine = Some(Engine::load_with(self.host, self.model, plan, options)?);
         }

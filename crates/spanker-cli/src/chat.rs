@@ -9,7 +9,7 @@ use spanker_engine::{Conversation, Engine, EngineError, Limits, Options, Samplin
 use spanker_plan::Request;
 
 use crate::directory::CardList;
-use crate::llm::{self, AuditArgs, Place, SampleArgs, Split};
+use crate::llm::{self, AuditArgs, DraftArgs, Place, SampleArgs, Split};
 use crate::run::Audience;
 use crate::{Usage, output};
 use input::{Input, Interrupts, Lines};
@@ -45,6 +45,8 @@ pub(crate) struct Args {
     sampling: SampleArgs,
     #[command(flatten)]
     audit: AuditArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// How to split the model [default: the planner's best that gives the bits of one card]
     #[arg(long, value_enum)]
     split: Option<Split>,
@@ -70,9 +72,11 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
     // Before any thread is started, which would take signals itself.
     let interrupts = Interrupts::watch(&stop)?;
     let audit = host.audit(args.audit.audit)?;
-    let request = Request { audit, ..place.request(TURN.min(*context), 128) };
+    let draft = args.draft.draft;
+    let request =
+        Request { audit, guesses: draft.most(), ..place.request(TURN.min(*context), 128) };
     let plan = host.plan(model, &request, &args.llm.wish(args.split))?;
-    let engine = Engine::load_with(host, model, plan, Options { record: false, audit })?;
+    let engine = Engine::load_with(host, model, plan, Options { record: false, audit, draft })?;
     let timeout = host.rank_place().map(|place| place.timeout / 4);
     let mut chat = Chat::new(args, place, engine, stop)?;
     let lines = Lines::read();

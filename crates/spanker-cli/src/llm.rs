@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use spanker_engine::{Event, Fabric, Host, Model, Sampling, Wish};
+use spanker_engine::{DraftSource, Event, Fabric, Host, Model, Sampling, Wish};
 use spanker_plan::{Plan, Request};
 use spanker_text::{Penalties, Settings};
 
@@ -344,6 +344,15 @@ pub(crate) struct AuditArgs {
     /// everything twice before anything is given out [default: 0.01 for --fabric cards and cuda, else 0]
     #[arg(long, value_name = "FRACTION", value_parser = fraction)]
     pub(crate) audit: Option<f64>,
+}
+
+/// Where guesses of what follows come from.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct DraftArgs {
+    /// Guess what follows, and check guesses in the same step: none, or lookup for what followed earlier in prompt and
+    /// answer. The tokens are the same; how many are guessed is decided by what a step takes and how many were right
+    #[arg(long, default_value = "none", value_name = "SOURCE")]
+    pub(crate) draft: DraftSource,
 }
 
 /// A part from 0 to 1.

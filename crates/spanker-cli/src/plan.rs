@@ -6,14 +6,14 @@ mod table;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use spanker_engine::Freshness;
+use spanker_engine::{DraftForecast, DraftSource, Freshness};
 use spanker_model::{Model, Quant};
 use spanker_plan::{Objective, Plan, PlanError, PlanReport, Request, choose, explain, remedies};
 use spanker_topology::Cluster;
 
 use crate::cluster::ClusterArgs;
 use crate::directory::CardList;
-use crate::llm::{self, FabricKind};
+use crate::llm::{self, DraftArgs, FabricKind};
 use crate::{DoesNotFit, Usage, output};
 use spanker_engine::files;
 
@@ -26,6 +26,7 @@ use spanker_engine::files;
   spanker plan tinyllama-1.1b --quant q4_0 --profile rev-a --cards 4 --topology ring
   spanker plan model.gguf --profile rev-a*2,rev-a@1GB/s --explain
   spanker plan llama-2-70b --profile rev-a --cards 12 --objective throughput --concurrency 8
+  spanker plan smollm2-135m --profile rev-a --cards 3 --draft lookup --acceptance 0.6
   spanker plan llama-3-8b --cluster cluster.toml --out plan.json   then: spanker simulate plan.json
   spanker plan smollm2-135m --fabric inproc --cards 2              for threads of this machine, as measured
 
@@ -70,6 +71,14 @@ pub(crate) struct Args {
     /// How keys and values are stored: f16, or q8_0 in little more than half of the memory
     #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = llm::kept_as)]
     kv: Quant,
+    #[command(flatten)]
+    draft: DraftArgs,
+    /// With --draft, how likely a guess is to be right if those before it were
+    #[arg(long, value_name = "PART", value_parser = crate::llm::fraction, requires = "draft")]
+    acceptance: Option<f64>,
+    /// With --draft, a text to guess instead, token by token as a run would; the model is then a .gguf file or a fetched one
+    #[arg(long, value_name = "FILE", conflicts_with = "acceptance", requires = "draft")]
+    draft_text: Option<PathBuf>,
     /// What to be best at: latency, throughput or ttft (time to the first token)
     #[arg(long, default_value = "latency", value_parser = objective)]
     objective: Objective,
@@ -142,6 +151,7 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         position: args.at,
         kv: args.kv,
         batch: args.batch_size,
+        guesses: args.draft.draft.most(),
         audit: args.audit,
     };
     let cards: Vec<usize> = (0..cluster.cards()).collect();
@@ -166,8 +176,16 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         remedy: remedy.as_ref(),
     };
     let saved = save(args, &report)?;
+    let drafted = drafted(args, &report)?;
     if args.json {
-        output::line(&serde_json::to_string(&report.to_json()?)?)?;
+        let mut json = report.to_json()?;
+        if let Some((forecast, _)) = &drafted {
+            json["draft"] = serde_json::json!({ "source": args.draft.draft.name(),
+                "acceptance": forecast.acceptance, "length": forecast.length,
+                "tokens_per_step": forecast.tokens_per_step,
+                "tokens_per_second": forecast.tokens_per_second, "gained": forecast.gained });
+        }
+        output::line(&serde_json::to_string(&json)?)?;
     } else {
         table::show(&report)?;
         if args.explain {
@@ -176,6 +194,9 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
                 output::line("\nwhy")?;
             }
             reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
+        }
+        if let Some((forecast, of)) = &drafted {
+            output::line(&draft_line(forecast, of))?;
         }
         if let Some(saved) = saved {
             output::line(&format!("\n{saved}"))?;
@@ -193,6 +214,47 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         more => format!("{more} cards"),
     };
     Err(DoesNotFit(format!("{} does not fit on {cards}{unwritten}", model.name)).into())
+}
+
+/// What is assumed of guesses where nobody says: about half are right.
+const ACCEPTANCE: f64 = 0.5;
+/// More than any text has that is guessed.
+const MOST_TEXT: u64 = 16 << 20;
+
+/// What guesses will gain with the plan that is proposed, and what that is for, in words.
+fn drafted(
+    args: &Args,
+    report: &PlanReport<'_>,
+) -> anyhow::Result<Option<(DraftForecast, String)>> {
+    let (Some(best), false) = (report.proposed, args.draft.draft == DraftSource::None) else {
+        return Ok(None);
+    };
+    let PlanReport { model, cluster, request, .. } = *report;
+    let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
+    let Some(path) = &args.draft_text else {
+        let part = args.acceptance.unwrap_or(ACCEPTANCE);
+        let of = format!("where each guess is right with {:.0} %", 100.0 * part);
+        return Ok(Some((DraftForecast::assumed(&plan, part), of)));
+    };
+    let text = files::read(path, MOST_TEXT)?;
+    let model = spanker_engine::Model::open(spanker_engine::models::find(&args.model)?)?;
+    let most = usize::try_from(args.context)?;
+    let tokens = model.encode(&text, true, usize::MAX)?;
+    let tokens = &tokens[..tokens.len().min(most)];
+    let forecast = DraftForecast::of_text(
+        &plan,
+        &tokens[..tokens.len().min(1)],
+        tokens.get(1..).unwrap_or(&[]),
+    );
+    let of = format!("for the {} tokens of {}", tokens.len(), path.display());
+    Ok(Some((forecast, of)))
+}
+
+fn draft_line(forecast: &DraftForecast, of: &str) -> String {
+    let DraftForecast { length, tokens_per_step, tokens_per_second, gained, .. } = forecast;
+    format!(
+        "guesses {of}: {length:.1} in a step, {tokens_per_step:.2} tokens a step, {tokens_per_second:.2} tokens/s, {gained:.2} times as fast"
+    )
 }
 
 /// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.

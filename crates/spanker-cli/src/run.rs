@@ -9,7 +9,7 @@ use spanker_engine::{Answer, Correction, Engine, FinishReason, Finished, Limits,
 use spanker_plan::Request;
 
 use crate::directory::CardList;
-use crate::llm::{self, AuditArgs, Place, SampleArgs, Split};
+use crate::llm::{self, AuditArgs, DraftArgs, Place, SampleArgs, Split};
 use crate::{Usage, output};
 use spanker_engine::files;
 
@@ -29,6 +29,7 @@ const MOST_PROMPT: u64 = 64 << 20;
   spanker twin up --cards 4 --profile rev-a && spanker run -m smollm2-135m -p 'Hello' --fabric cards
   spanker run -m model.gguf -p 'Hello' --cards 2 -ts 3,1
   spanker run -m model.gguf -p 'Hello' --fabric cuda
+  spanker run -m smollm2-135m -p 'one two three one two' --draft lookup
   spanker run -m model.gguf -f prompt.txt -n -1 --stop 'THE END'
   spanker plan model.gguf --cards 4 --out plan.json && spanker run -m model.gguf -p 'Hello' --plan plan.json
   mpirun -n 3 spanker run -m model.gguf -p 'Hello'             three processes, a card each
@@ -61,6 +62,8 @@ pub(crate) struct Args {
     sampling: SampleArgs,
     #[command(flatten)]
     audit: AuditArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// How to split the model [default: the planner's best that gives the bits of one card]
     #[arg(long, value_enum)]
     split: Option<Split>,
@@ -77,7 +80,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Lay the run beside its own prediction, operator by operator, and say where the time differs
-    #[arg(long)]
+    #[arg(long, conflicts_with = "draft")]
     compare: bool,
     /// Save the logits after the prompt, as little-endian f32s in the order of tokens, to compare with
     /// other runtimes
@@ -146,13 +149,14 @@ fn lead(args: &Args, place: &Place, text: &str, limits: Limits) -> anyhow::Resul
     let sampling = args.sampling.sampling()?;
     let audit = host.audit(args.audit.audit)?;
     let steps = limits.tokens.unwrap_or(*context).min(context - prompt.len());
-    let request = Request { audit, ..place.request(prompt.len(), steps) };
+    let draft = args.draft.draft;
+    let request = Request { audit, guesses: draft.most(), ..place.request(prompt.len(), steps) };
     let plan = match &args.plan {
         Some(path) => host.plan_saved(model, &request, &llm::saved(path)?)?,
         None => host.plan(model, &request, &args.llm.wish(args.split))?,
     };
     let record = args.trace.is_some() || args.compare;
-    let mut engine = Engine::load_with(host, model, plan, Options { record, audit })?;
+    let mut engine = Engine::load_with(host, model, plan, Options { record, audit, draft })?;
     if !args.no_display_prompt {
         show(args, text)?;
     }

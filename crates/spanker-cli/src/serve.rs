@@ -10,7 +10,7 @@ use spanker_serve::{Backend, HttpLimits, ServeError, ServeOptions, Server, TlsFi
 use spanker_twin::Signals;
 
 use crate::directory::CardList;
-use crate::llm::{self, AuditArgs, Split};
+use crate::llm::{self, AuditArgs, DraftArgs, Split};
 use crate::{Usage, output, ranks};
 
 /// More than any file of keys has.
@@ -54,6 +54,8 @@ pub(crate) struct ModelArgs {
     cards: Option<CardList>,
     #[command(flatten)]
     audit: AuditArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// How to split the model [default: the planner's best that gives the bits of one card]
     #[arg(long, value_enum)]
     split: Option<Split>,
@@ -197,6 +199,7 @@ impl ModelArgs {
             wish: self.llm.wish(self.split),
             audit: self.audit.audit,
             reuse: !self.no_prefix_cache,
+            draft: self.draft.draft,
         }
     }
 }

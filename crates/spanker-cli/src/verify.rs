@@ -9,7 +9,7 @@ use spanker_engine::{Case, Model, Verdict, Verifier};
 use spanker_llm::Distance;
 
 use crate::directory::CardList;
-use crate::llm::{self, Place, Split};
+use crate::llm::{self, DraftArgs, Place, Split};
 use crate::{Usage, output};
 
 /// Prove that a model gives the same tokens on any number of cards
@@ -25,6 +25,7 @@ use crate::{Usage, output};
   spanker verify -m smollm2-135m --cards 1..5
   spanker verify -m smollm2-135m -ts 3,1
   spanker twin up --cards 3 && spanker verify -m smollm2-135m --cards 1..3 --fabric cards
+  spanker verify -m smollm2-135m --draft lookup -n 48    guesses change no bit
   spanker verify -m smollm2-135m --fabric cuda       a GPU against the processor, bit for bit
   mpirun -n 3 spanker verify -m smollm2-135m        three processes against one card
 
@@ -41,6 +42,8 @@ pub(crate) struct Args {
     /// Tokens to generate and compare
     #[arg(short, long, default_value_t = 16, value_name = "TOKENS")]
     n_predict: usize,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// Only this split
     #[arg(long, value_enum)]
     split: Option<Split>,
@@ -122,7 +125,7 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
     let mut progress = |text: &str| output::progress(text);
     let verifier = Verifier::new(host, model, &request, run, &cases, &mut progress);
     output::progress_done();
-    let verifier = verifier?;
+    let verifier = verifier?.with_draft(args.draft.draft);
     if !args.json {
         let text = model.tokenizer().decode(&verifier.one().tokens);
         let fingerprint = verifier.one().fingerprint();

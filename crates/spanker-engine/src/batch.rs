@@ -10,4 +10,4 @@ mod schedule;
 pub(crate) use blocks::BlockPool;
 pub use forecast::{Arrivals, Forecast, ServiceLoad, middle_and_tail};
 pub(crate) use forecast::{Pacing, forecast};
-pub(crate) use schedule::{Schedule, SequenceId, StepParts};
+pub(crate) use schedule::{Asked, Schedule, SequenceId, StepParts};

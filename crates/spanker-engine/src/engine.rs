@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use spanker_llm::{AuditLog, LlmError, MemoryUse, Outcome, Recorder, Session, Want};
-use spanker_plan::Plan;
+use spanker_plan::{Plan, Reach, StepPrices};
 
+use crate::draft::DraftSource;
 use crate::error::{EngineError, Result};
 use crate::generation::{Generation, Limits, Stop};
 use crate::given::casts_doubt;
@@ -28,6 +29,8 @@ pub struct Options {
     pub record: bool,
     /// The part of the cards' work that is computed a second time: see [`Host::audit`].
     pub audit: f64,
+    /// Where guesses of what follows come from. A step has room for as many as the plan's request says.
+    pub draft: DraftSource,
 }
 
 /// A model on cards, and one sequence.
@@ -45,6 +48,9 @@ pub struct Engine<'h> {
     log: AuditLog,
     /// What ends the generation that is under way.
     stop: Rc<RefCell<Stop>>,
+    draft: DraftSource,
+    /// What steps take on the present layout, if anybody has asked.
+    prices: Option<StepPrices>,
 }
 
 impl std::fmt::Debug for Engine<'_> {
@@ -63,7 +69,7 @@ impl<'h> Engine<'h> {
     /// What loading fails with.
     pub fn load(host: &'h Host, model: &'h Model, plan: Plan) -> Result<Engine<'h>> {
         let audit = plan.request.audit;
-        Self::load_with(host, model, plan, Options { record: false, audit })
+        Self::load_with(host, model, plan, Options { record: false, audit, ..Options::default() })
     }
 
     /// The same, recorded or audited.
@@ -90,7 +96,22 @@ impl<'h> Engine<'h> {
             !ends
         });
         let memory = numbered(loaded.memory, &left);
-        Ok(Engine { host, model, plan, session, left, lost: 0, pieces, memory, log, stop })
+        let (draft, prices) = (options.draft, None);
+        let lost = 0;
+        Ok(Engine {
+            host,
+            model,
+            plan,
+            session,
+            left,
+            lost,
+            pieces,
+            memory,
+            log,
+            stop,
+            draft,
+            prices,
+        })
     }
 
     /// What it runs by.
@@ -132,6 +153,11 @@ impl<'h> Engine<'h> {
     /// Forgets all but the first `length` tokens of the sequence.
     pub fn cut(&mut self, length: usize) {
         self.session.cut(length);
+    }
+
+    /// Guesses come from there from now on, as many for a step as the plan's request has room for.
+    pub fn set_draft(&mut self, draft: DraftSource) {
+        self.draft = draft;
     }
 
     /// Whether the model is on cards: it is on none any more when those that are left after a loss are too few.
@@ -180,6 +206,56 @@ impl<'h> Engine<'h> {
         }
     }
 
+    /// Runs a token with guesses of what follows: see [`Session::check`]. On other cards, when one is lost, without them.
+    pub(crate) fn try_check(
+        &mut self,
+        token: u32,
+        guesses: &[u32],
+        want: Want,
+    ) -> Result<Doubtful> {
+        match self.session.check(token, guesses, want) {
+            Ok(outcome) => Ok(Ok(outcome)),
+            Err(error) if casts_doubt(&error) => Ok(Err(error)),
+            Err(error) => self.recover(error, want, true),
+        }
+    }
+
+    /// Whether a token is the next guess of the last step: then it is part of the sequence.
+    pub(crate) fn accept(&mut self, token: u32) -> bool {
+        self.session.accept(token)
+    }
+
+    /// The next guess of the last step that may still be right.
+    pub(crate) fn guessed(&self) -> Option<u32> {
+        self.session.guessed()
+    }
+
+    /// Where guesses come from.
+    pub(crate) fn draft(&self) -> DraftSource {
+        self.draft
+    }
+
+    /// Guesses that the next step has room for behind its token.
+    pub(crate) fn room_for_guesses(&self) -> usize {
+        let request = &self.plan.request;
+        let rows = (request.outputs_for(1) as usize).saturating_sub(1);
+        // The token itself takes a place, and what follows the last guess does not.
+        rows.min(self.context().saturating_sub(self.tokens().len() + 1))
+    }
+
+    /// What a step of so many rows takes behind the tokens that there are, in seconds.
+    pub(crate) fn price(&mut self, rows: usize) -> f64 {
+        let past = self.session.tokens().len() as u64;
+        let prices = self.prices.get_or_insert_with(|| StepPrices::new(&self.plan));
+        let rows = rows as u64;
+        prices.time(rows, rows, &Reach::of([(rows, past)])).0
+    }
+
+    /// Cards that were lost so far.
+    pub(crate) fn lost(&self) -> usize {
+        self.lost
+    }
+
     /// What ends a prompt between two of its pieces, until this is called again.
     pub(crate) fn stop_by(&self, stop: &Stop) {
         self.stop.replace(stop.clone());
@@ -221,6 +297,7 @@ impl<'h> Engine<'h> {
             self.lost += self.left.len() - left.len();
             self.left = left;
             let request = self.plan.request.clone();
+            self.prices = None;
             self.plan = match backend.replan(&self.left, self.model, request) {
                 Ok(plan) => plan,
                 // Another card was lost while the plan was made.
@@ -277,14 +354,17 @@ impl<'h> Engine<'h> {
     /// [`EngineError::Plan`] if a plan cannot be priced for the steps that there were.
     pub fn summary<'a>(&'a self, answer: &'a Answer) -> Result<Summary<'a>> {
         let prompt = answer.past_tokens + answer.prompt_tokens;
-        let (number, steps) = pieces::last_with_steps(&self.pieces, prompt, answer.steps.len());
+        let begun = |tokens: usize| answer.steps_before(tokens);
+        let (number, steps) =
+            pieces::last_with_steps(&self.pieces, prompt, answer.steps.len(), &begun);
         let reader = &self.pieces[pieces::reader_of(&self.pieces, prompt)];
-        let mut prediction = self.pieces[number].priced(prompt, &steps)?.predict();
-        prediction.ttft = reader.priced(prompt, &steps)?.predict_first().ttft;
+        let positions = answer.tokens_at(steps.start)..answer.tokens_at(steps.end);
+        let mut prediction = self.pieces[number].priced(prompt, &positions)?.predict();
+        prediction.ttft = reader.priced(prompt, &positions)?.predict_first().ttft;
         // What was on the cards already was not run again, unless one was lost.
         let known = answer.past_tokens.min(reader.tokens.len());
         if known > 0 && self.pieces.len() == 1 {
-            let before = reader.priced(known, &steps)?;
+            let before = reader.priced(known, &positions)?;
             prediction.ttft.0 -= before.predict_first().ttft.0;
             // Of two long prompts that were priced in other pieces not even a token may be left.
             prediction.ttft.0 = prediction.ttft.0.max(prediction.token.0);
@@ -303,6 +383,9 @@ impl<'h> Engine<'h> {
             return None;
         }
         let predicted = 1.0 / summary.prediction.tokens_per_second;
+        if summary.plain_steps().count() < ENOUGH_STEPS {
+            return None;
+        }
         let measured = summary.middle().time().as_secs_f64();
         profiles::doubt(self.model, &self.plan, self.host.thread_count(), predicted, measured)
     }

@@ -2,16 +2,18 @@
 //! Text on its way: token after token, on whatever cards there are; when one is lost, on those that are left; when one
 //! was wrong, again from the prompt.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use spanker_llm::{LlmError, Outcome, Want};
+use spanker_llm::{LlmError, Outcome, Output, Want};
 
 use crate::answering::{Answering, Shaping};
+use crate::draft::{DraftCounts, DraftSource, Drafter, Fault, StepTimes, is_planted, lengths};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::sampling::Sampling;
-use crate::summary::{Answer, FinishReason};
+use crate::summary::{Answer, Drafted, FinishReason};
 
 /// How often an answer is computed again because of cards that were wrong.
 pub(crate) const MOST_AGAIN: usize = 16;
@@ -89,6 +91,8 @@ enum Next {
     Prompt(Vec<u32>),
     /// Run the last token.
     Token(u32),
+    /// Take what a step has given already: the last token was guessed.
+    Checked,
     /// Compute everything again on other cards, because of this.
     Again(LlmError),
     /// Nothing.
@@ -107,6 +111,18 @@ pub struct Generation<'e, 'h> {
     again: usize,
     /// The answer's times.
     answer: Answer,
+    /// What guesses are made from, if they are made.
+    drafting: Option<Drafting>,
+    /// What follows guesses of the last step.
+    checked: VecDeque<Output>,
+}
+
+/// Guesses of one sequence.
+struct Drafting {
+    drafter: Drafter,
+    times: StepTimes,
+    /// The guesses that the last step checked: how many there were, and how many of them were right so far.
+    under_way: (usize, usize),
 }
 
 impl std::fmt::Debug for Generation<'_, '_> {
@@ -131,6 +147,11 @@ impl<'e, 'h> Generation<'e, 'h> {
         let end = past_tokens + prompt.len();
         let whole: Vec<u32> = engine.tokens().iter().chain(prompt).copied().collect();
         let vocab = engine.model().shape().vocab as usize;
+        let drafting = (engine.draft() != DraftSource::None).then(|| Drafting {
+            drafter: Drafter::new(&whole),
+            times: StepTimes::default(),
+            under_way: (0, 0),
+        });
         let stop = limits.stop.clone();
         let answering = Answering::new(sampling, limits, Shaping::default(), &whole, vocab)?;
         engine.begin(&whole);
@@ -141,7 +162,9 @@ impl<'e, 'h> Generation<'e, 'h> {
             prompt: prompt.len(),
             next: Next::Prompt(prompt.to_vec()),
             again: 0,
-            answer: Answer { prompt_tokens: prompt.len(), past_tokens, ..Answer::default() },
+            answer: empty(prompt.len(), past_tokens, engine.draft()),
+            drafting,
+            checked: VecDeque::new(),
             engine,
         })
     }
@@ -150,6 +173,9 @@ impl<'e, 'h> Generation<'e, 'h> {
     #[must_use]
     pub fn into_answer(self) -> (Answer, Sampling) {
         let (mut answer, mut answering) = (self.answer, self.answering);
+        if let (Some(draft), Some(drafting)) = (&mut answer.draft, self.drafting) {
+            draft.counts = drafting.counts();
+        }
         answer.tokens = std::mem::take(&mut answering.tokens);
         answer.text = std::mem::take(&mut answering.text);
         answer.finish = answering.finish;
@@ -166,31 +192,67 @@ impl<'e, 'h> Generation<'e, 'h> {
         }
     }
 
-    /// Runs what is next; nothing if that cast doubt on what came before.
-    fn run(&mut self) -> Result<Option<Outcome>> {
+    /// Runs what is next, and gives what follows it; nothing if that cast doubt on what came before.
+    fn run(&mut self) -> Result<Option<Output>> {
         match std::mem::replace(&mut self.next, Next::Nothing) {
             Next::Nothing => Ok(None),
             Next::Prompt(tokens) => {
                 let outcome = self.engine.try_feed(&tokens, self.first())?;
-                Ok(self.certain(outcome).inspect(|outcome| self.answer.begin(outcome)))
+                let outcome = self.certain(outcome).inspect(|outcome| self.answer.begin(outcome));
+                Ok(outcome.map(last))
             }
-            Next::Token(token) => {
-                let outcome = self.engine.try_feed(&[token], self.answering.want())?;
-                Ok(self.certain(outcome).inspect(|outcome| self.answer.steps.push(outcome.timing)))
-            }
+            Next::Token(token) => self.step(token),
+            Next::Checked => Ok(self.checked.pop_front()),
             Next::Again(error) => {
                 self.again += 1;
                 if self.again > MOST_AGAIN {
                     return Err(error.into());
                 }
                 self.engine.cut(self.end);
-                let (prompt_tokens, past_tokens) = (self.prompt, self.end - self.prompt);
-                self.answer = Answer { prompt_tokens, past_tokens, ..Answer::default() };
+                let past_tokens = self.end - self.prompt;
+                self.answer = empty(self.prompt, past_tokens, self.engine.draft());
                 self.answering.restart(error.to_string());
+                self.checked.clear();
+                if let Some(drafting) = &mut self.drafting {
+                    drafting.restart(self.end);
+                }
                 let outcome = self.engine.recover(error, self.first(), false)?;
-                Ok(self.certain(outcome).inspect(|outcome| self.answer.begin(outcome)))
+                let outcome = self.certain(outcome).inspect(|outcome| self.answer.begin(outcome));
+                Ok(outcome.map(last))
             }
         }
+    }
+
+    /// Runs the last token, with guesses where these are worth it. Gives what follows the token.
+    fn step(&mut self, token: u32) -> Result<Option<Output>> {
+        if is_planted(Fault::DrawsTooMuch) {
+            while let Some(output) = self.checked.pop_front() {
+                self.choose(&output)?;
+            }
+        }
+        let want = self.answering.want();
+        let guesses = match &mut self.drafting {
+            None => Vec::new(),
+            Some(drafting) => drafting.guess(self.engine, &self.answering),
+        };
+        let (lost, rows) = (self.engine.lost(), 1 + guesses.len());
+        let predicted = self.drafting.is_some().then(|| self.engine.price(rows));
+        let outcome = self.engine.try_check(token, &guesses, want)?;
+        let Some(outcome) = self.certain(outcome) else { return Ok(None) };
+        self.answer.steps.push(outcome.timing);
+        if let (Some(drafting), Some(draft)) = (&mut self.drafting, &mut self.answer.draft) {
+            draft.guesses.push(rows - 1);
+            draft.reached.push(self.engine.tokens().len() - self.end);
+            if lost == self.engine.lost() {
+                let took = outcome.timing.time().as_secs_f64();
+                drafting.times.note(rows, predicted.unwrap_or(0.0), took);
+            } else {
+                // Another layout, on which the guesses were not checked.
+                (drafting.times, drafting.under_way) = (StepTimes::default(), (0, 0));
+            }
+        }
+        self.checked = outcome.outputs.into();
+        Ok(Some(self.checked.pop_front().unwrap_or_default()))
     }
 
     /// An outcome that nothing casts doubt on.
@@ -199,8 +261,7 @@ impl<'e, 'h> Generation<'e, 'h> {
     }
 
     /// The token that follows, or what ends the text.
-    fn choose(&mut self, outcome: &Outcome) -> Result<Option<u32>> {
-        let output = outcome.last();
+    fn choose(&mut self, output: &Output) -> Result<Option<u32>> {
         if self.answering.limits.keep_logits && self.answering.tokens.is_empty() {
             self.answer.logits.clone_from(&output.logits);
         }
@@ -208,15 +269,84 @@ impl<'e, 'h> Generation<'e, 'h> {
     }
 
     /// Takes the next token, or the end, and gives out what is new.
-    fn take(&mut self, token: Option<u32>) -> Option<Piece> {
+    fn take(&mut self, mut token: Option<u32>) -> Option<Piece> {
+        if is_planted(Fault::AcceptsTooMuch) {
+            token = self.engine.guessed().or(token);
+        }
         let room = self.engine.tokens().len() < self.engine.context();
         let piece = self.answering.take(token, self.engine.model().tokenizer(), room);
+        let guessed = self.answering.finish.is_none()
+            && !self.checked.is_empty()
+            && token.is_some_and(|token| self.engine.accept(token));
+        if let Some(drafting) = &mut self.drafting {
+            drafting.take(token, guessed);
+        }
         self.next = match (self.answering.finish, token) {
+            (None, Some(_)) if guessed => Next::Checked,
             (None, Some(token)) => Next::Token(token),
             _ => Next::Nothing,
         };
         piece
     }
+}
+
+impl Drafting {
+    /// Guesses for the next step, as many as are worth it.
+    fn guess(&mut self, engine: &mut Engine<'_>, answering: &Answering) -> Vec<u32> {
+        let left = answering.limits.tokens.map(|most| most - answering.tokens.len());
+        // A step gives a token more than it accepts.
+        let most =
+            engine.room_for_guesses().min(left.map_or(usize::MAX, |left| left.saturating_sub(1)));
+        self.settle();
+        let (mut guess, chances) = self.drafter.guess(most);
+        let times = &self.times;
+        let price: Vec<f64> =
+            (1..=1 + chances.len()).map(|rows| engine.price(rows) * times.factor(rows)).collect();
+        if !engine.draft().is_eager() {
+            let counts = lengths(&[chances], guess.tokens.len(), |guesses| price[guesses]);
+            guess.tokens.truncate(counts[0]);
+        }
+        self.under_way = (guess.tokens.len(), 0);
+        guess.tokens
+    }
+
+    /// A token follows, or nothing; whether it was guessed.
+    fn take(&mut self, token: Option<u32>, guessed: bool) {
+        if let Some(token) = token {
+            self.drafter.push(token);
+        }
+        self.under_way.1 += usize::from(guessed);
+    }
+
+    /// What came of the guesses of the last step is known.
+    fn settle(&mut self) {
+        let (guessed, accepted) = std::mem::take(&mut self.under_way);
+        self.drafter.note(guessed, accepted);
+    }
+
+    /// Everything is computed again from the first `end` tokens.
+    fn restart(&mut self, end: usize) {
+        self.under_way = (0, 0);
+        self.drafter.truncate(end);
+        (self.drafter.counts, self.times) = (DraftCounts::default(), StepTimes::default());
+    }
+
+    /// What guesses came to in the end.
+    fn counts(mut self) -> DraftCounts {
+        self.settle();
+        self.drafter.counts
+    }
+}
+
+/// An answer that has not begun.
+fn empty(prompt_tokens: usize, past_tokens: usize, source: DraftSource) -> Answer {
+    let draft = (source != DraftSource::None).then(|| Drafted { source, ..Drafted::default() });
+    Answer { prompt_tokens, past_tokens, draft, ..Answer::default() }
+}
+
+/// What was asked for last.
+fn last(outcome: Outcome) -> Output {
+    outcome.outputs.into_iter().next_back().unwrap_or_default()
 }
 
 impl Iterator for Generation<'_, '_> {
@@ -226,7 +356,7 @@ impl Iterator for Generation<'_, '_> {
         while !matches!(self.next, Next::Nothing) {
             let chosen = self.run().and_then(|outcome| match outcome {
                 None => Ok(None),
-                Some(outcome) => self.choose(&outcome).map(Some),
+                Some(output) => self.choose(&output).map(Some),
             });
             match chosen {
                 // In the midst of the prompt, before there is a token.

@@ -21,6 +21,7 @@ mod catalog;
 mod cluster;
 mod conversation;
 pub mod directory;
+mod draft;
 mod engine;
 mod error;
 pub mod eval;
@@ -57,6 +58,9 @@ pub use catalog::{Fit, FitPlace, Listed, list_models};
 pub use cluster::{ClusterSpec, profile, read_fit};
 pub use conversation::Conversation;
 pub use directory::CardList;
+pub use draft::{
+    DraftCounts, DraftForecast, DraftSource, Guess, Lookup, MOST_GUESSES, MOST_GUESSES_TOGETHER,
+};
 pub use engine::{Engine, Finished, Options};
 pub use error::{EngineError, Result};
 pub use fetch::{FetchEvent, FetchReport, FetchWatch, fetch};
@@ -74,6 +78,6 @@ pub use service::{
     Ask, CardState, CardStatus, Chance, Constraint, Delivery, Done, KvBlocks, Refusal, ServedPiece,
     Service, ServiceOptions, Status, Taken, Update,
 };
-pub use summary::{Answer, FinishReason, Summary, median, off, rate};
+pub use summary::{Answer, Drafted, FinishReason, Summary, median, off, rate};
 pub use survey::{CardDetails, CardReport, CardRow, LinkRow, mock_cards, survey_cards};
 pub use verify::{Case, Verdict, Verifier};

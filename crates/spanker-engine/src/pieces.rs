@@ -105,15 +105,17 @@ impl Piece {
 }
 
 /// Which piece of a run stands for its speed, and which of the run's steps were made on it: the last one with steps
-/// besides the one that was computed anew after the loss. `steps` are counted from the prompt on.
+/// besides the one that was computed anew after the loss. `steps` are counted from the prompt on; `begun` says how many had
+/// begun when so many tokens followed the prompt.
 pub(crate) fn last_with_steps(
     pieces: &[Piece],
     prompt: usize,
     steps: usize,
+    begun: &dyn Fn(usize) -> usize,
 ) -> (usize, Range<usize>) {
     let mut end = steps;
     for (number, piece) in pieces.iter().enumerate().rev() {
-        let start = piece.tokens.len().saturating_sub(prompt);
+        let start = begun(piece.tokens.len().saturating_sub(prompt));
         if start < end || start == 0 {
             return (number, start.min(end)..end);
         }
@@ -248,7 +250,11 @@ mod tests {
             (&[3, 8, 3], 8, (2, 0..8)),
             (&[3], 0, (0, 0..0)),
         ] {
-            assert_eq!(last_with_steps(&pieces(begun), 3, steps), expected, "{begun:?}");
+            assert_eq!(
+                last_with_steps(&pieces(begun), 3, steps, &|tokens| tokens),
+                expected,
+                "{begun:?}"
+            );
         }
         assert_eq!(reader_of(&pieces(&[3, 8, 10]), 3), 0);
         assert_eq!(reader_of(&pieces(&[3, 8, 3, 9]), 3), 2);

@@ -20,6 +20,7 @@ pub use status::{CardState, CardStatus, KvBlocks, Status};
 use spanker_model::Quant;
 
 use crate::batch::{Forecast, Pacing, ServiceLoad, forecast};
+use crate::draft::DraftSource;
 use crate::error::{EngineError, Result};
 use crate::generation::Stop;
 use crate::host::Host;
@@ -49,6 +50,8 @@ pub struct ServiceOptions {
     pub audit: Option<f64>,
     /// Whether requests share keys and values of what their prompts begin with.
     pub reuse: bool,
+    /// Where guesses of what follows come from.
+    pub draft: DraftSource,
 }
 
 /// Why a request is not taken.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use spanker_llm::{AuditLog, MemoryUse, Outcome, Timing};
 use spanker_plan::{CardMemory, Plan, Prediction};
 
+use crate::draft::{DraftCounts, DraftSource};
 use crate::ranks::RankPlace;
 
 /// Why a text ended.
@@ -63,9 +64,50 @@ pub struct Answer {
     pub finish: Option<FinishReason>,
     /// The first token, from 0, that was given out wrong and then corrected.
     pub corrected_from: Option<usize>,
+    /// What guesses came to, if any were to be made.
+    pub draft: Option<Drafted>,
+}
+
+/// What guesses came to.
+#[derive(Debug, Clone, Default)]
+pub struct Drafted {
+    /// Where they came from.
+    pub source: DraftSource,
+    /// How many there were, and were right.
+    pub counts: DraftCounts,
+    /// For each step after the prompt how many guesses it checked.
+    pub guesses: Vec<usize>,
+    /// And how many tokens followed the prompt when it ran, its own included.
+    pub reached: Vec<usize>,
 }
 
 impl Answer {
+    /// Tokens after the first: those that a step gave, and those that were guessed right.
+    #[must_use]
+    pub fn generated(&self) -> usize {
+        let accepted = self.draft.as_ref().map_or(0, |draft| draft.counts.accepted as usize);
+        self.steps.len() + accepted
+    }
+
+    /// Steps that had begun when so many tokens followed the prompt.
+    pub(crate) fn steps_before(&self, tokens: usize) -> usize {
+        match &self.draft {
+            None => tokens,
+            Some(draft) => draft.reached.partition_point(|reached| *reached <= tokens),
+        }
+    }
+
+    /// Tokens that followed the prompt when so many steps had been run.
+    pub(crate) fn tokens_at(&self, steps: usize) -> usize {
+        match &self.draft {
+            None => steps,
+            Some(draft) => match steps.checked_sub(1) {
+                Some(last) => draft.reached.get(last).copied().unwrap_or(steps),
+                None => 0,
+            },
+        }
+    }
+
     pub(crate) fn begin(&mut self, outcome: &Outcome) {
         self.prompt = outcome.timing;
     }
@@ -126,13 +168,41 @@ impl Summary<'_> {
     #[must_use]
     pub fn speeds(&self) -> (f64, f64) {
         let total = self.answer.steps.iter().map(Timing::time).sum();
-        (rate(self.answer.steps.len(), total), rate(1, self.middle().time()))
+        (rate(self.answer.generated(), total), rate(1, self.middle().time()))
     }
 
-    /// The step in the middle of those that the prediction is for.
+    /// Steps that the prediction is for: of one token, without guesses.
+    pub(crate) fn plain_steps(&self) -> impl Iterator<Item = Timing> + '_ {
+        let draft = self.answer.draft.as_ref();
+        let plain = move |at: &usize| {
+            draft.is_none_or(|draft| draft.guesses.get(*at).is_none_or(|n| *n == 0))
+        };
+        let steps = self.steps.clone().filter(plain);
+        steps.filter_map(|at| self.answer.steps.get(at).copied())
+    }
+
+    /// The step in the middle of those that the prediction is for; of all where each checked guesses.
     #[must_use]
     pub fn middle(&self) -> Timing {
-        median(self.answer.steps.get(self.steps.clone()).unwrap_or_default())
+        let plain: Vec<Timing> = self.plain_steps().collect();
+        match plain.is_empty() {
+            true => median(self.answer.steps.get(self.steps.clone()).unwrap_or_default()),
+            false => median(&plain),
+        }
+    }
+
+    /// How many times as fast guesses made the answer, by the time of a step without any: measured if there were some,
+    /// else predicted.
+    #[must_use]
+    pub fn gained(&self) -> Option<f64> {
+        self.answer.draft.as_ref()?;
+        let total: Duration = self.answer.steps.iter().map(Timing::time).sum();
+        let one = match self.plain_steps().next() {
+            Some(_) => self.middle().time().as_secs_f64(),
+            None => self.prediction.token.0,
+        };
+        let total = total.as_secs_f64();
+        (total > 0.0).then(|| self.answer.generated() as f64 * one / total)
     }
 
     /// Which part of all weights each card holds: the device's number, and the part. What several hold counts for each.

@@ -17,11 +17,20 @@ const LAYERS: u32 = 4;
 /// A tiny model with random weights.
 pub(crate) fn model(folder: &Path) -> Model {
     let path = folder.join("x.gguf");
-    write(&path);
+    write(&path, 1.0);
     Model::open(&path).expect("a model")
 }
 
-fn write(path: &Path) {
+/// One whose layers add little to the embedding, so that a token follows mostly from the one before it: its texts soon
+/// repeat themselves, more or less.
+pub(crate) fn model_that_repeats(folder: &Path) -> Model {
+    let path = folder.join("y.gguf");
+    write(&path, 0.2);
+    Model::open(&path).expect("a model")
+}
+
+/// Weights of layers are `size` times as large as others.
+fn write(path: &Path, size: f32) {
     let mut writer = Writer::new();
     writer.put("general.architecture", Field::Text("llama")).expect("a key");
     for (key, size) in [
@@ -64,7 +73,9 @@ fn write(path: &Path) {
         (state >> 8) as f32 / 8_388_608.0 - 1.0
     };
     let weights = |at: usize, out: &mut dyn Write| {
-        let numbers = (0..sizes[at] / 4).map(|_| number().to_le_bytes());
+        // Embedding, head and the last norm come first.
+        let size = if at < 3 { 1.0 } else { size };
+        let numbers = (0..sizes[at] / 4).map(|_| (size * number()).to_le_bytes());
         out.write_all(&numbers.flatten().collect::<Vec<u8>>())
     };
     writer.write(&mut file, weights).expect("a file that can be written");

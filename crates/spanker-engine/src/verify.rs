@@ -3,11 +3,12 @@
 
 use spanker_llm::{
     Bound, Difference, Distance, Evaluator, Fault, LlmError, Outcome, Rounding, RunLogits, Runner,
-    Side, Step, examine_reduce, run_logits,
+    Side, Step, examine_reduce, run_logits, run_logits_guessing,
 };
-use spanker_plan::{Layout, Request};
+use spanker_plan::{Layout, Plan, Request};
 use spanker_text::Tokenizer;
 
+use crate::draft::{DraftSource, Lookup};
 use crate::error::{EngineError, Result};
 use crate::host::Host;
 use crate::layout::Split;
@@ -76,6 +77,7 @@ pub struct Verifier<'h> {
     count: usize,
     one: RunLogits,
     bound: Option<Result<Bound, Difference>>,
+    draft: DraftSource,
 }
 
 /// A runner of this process, between whose steps ranks hear that there is more to come.
@@ -138,7 +140,34 @@ impl<'h> Verifier<'h> {
             }
         };
         let request = request.clone();
-        Ok(Verifier { host, model, request, prompt, count, one, bound })
+        let draft = DraftSource::None;
+        Ok(Verifier { host, model, request, prompt, count, one, bound, draft })
+    }
+
+    /// Lets cards check guesses of what follows, all that there is room for; one card has made its tokens one by one.
+    #[must_use]
+    pub fn with_draft(mut self, draft: DraftSource) -> Self {
+        self.draft = draft;
+        self.request.guesses = draft.most();
+        self
+    }
+
+    /// The same bits with guesses, and how many of these were right.
+    fn guessing(&self, plan: &Plan, cards: usize) -> Result<Verdict> {
+        let Verifier { host, model, one, .. } = self;
+        let mut lookup = Lookup::new();
+        let room = plan.request.outputs_for(1).saturating_sub(1) as usize;
+        let mut guess = |tokens: &[u32]| {
+            let known = lookup.tokens().len();
+            tokens[known..].iter().for_each(|&token| lookup.push(token));
+            lookup.guess(room).tokens
+        };
+        let runner = host.runner(model, plan)?;
+        let found = run_logits_guessing(runner, &self.prompt, self.count, &mut guess);
+        let (found, [guessed, right]) = found.map_err(|error| host.explain(error))?;
+        let mut verdict = Verdict::exact(&found, one, cards, model.tokenizer());
+        verdict.words += &format!("; {right} of {guessed} guesses were right");
+        Ok(verdict)
     }
 
     /// What one card gives.
@@ -167,6 +196,9 @@ impl<'h> Verifier<'h> {
             found.map_err(|error| host.explain(error))
         };
         let Some(bound) = bound else {
+            if self.draft != DraftSource::None {
+                return self.guessing(&plan, cards);
+            }
             return Ok(Verdict::exact(&go(None)?, one, cards, tokenizer));
         };
         let (threads, fed) = (host.thread_count(), Some(&one.tokens[..]));

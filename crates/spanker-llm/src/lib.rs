@@ -52,4 +52,7 @@ pub use runner::{MemoryUse, Outcome, Output, Part, Runner, Step, Timing};
 pub use session::Session;
 pub use spanker_plan::Want;
 pub use twice::{Searched, Twice};
-pub use verify::{Bound, Difference, Distance, Fault, RunLogits, Side, examine_reduce, run_logits};
+pub use verify::{
+    Bound, Difference, Distance, Fault, RunLogits, Side, examine_reduce, run_logits,
+    run_logits_guessing,
+};

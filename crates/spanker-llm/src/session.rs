@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One sequence on a runner: what was fed stays known, so that it can be fed again to another runner when
-//! this one is lost.
+//! this one is lost. Tokens that are only guessed are no part of it until somebody says that they are right.
 
+use std::collections::VecDeque;
+
+use spanker_model::KvShape;
 use spanker_plan::Want;
 
 use crate::LlmError;
-use crate::runner::{Outcome, Runner, Timing};
+use crate::runner::{Outcome, Part, Runner, Step, Timing};
 
 /// A sequence and the cards that work on it.
 pub struct Session<'r> {
@@ -13,6 +16,8 @@ pub struct Session<'r> {
     tokens: Vec<u32>,
     /// Tokens whose keys and values are on the cards.
     done: usize,
+    /// Guesses of what follows whose keys and values are on the cards behind these.
+    guessed: VecDeque<u32>,
     progress: Option<Progress<'r>>,
 }
 
@@ -29,7 +34,8 @@ impl<'r> Session<'r> {
     /// An empty sequence.
     #[must_use]
     pub fn new(runner: Box<dyn Runner + 'r>) -> Self {
-        Session { runner: Some(runner), tokens: Vec::new(), done: 0, progress: None }
+        let (tokens, guessed) = (Vec::new(), VecDeque::new());
+        Session { runner: Some(runner), tokens, done: 0, guessed, progress: None }
     }
 
     /// Calls `progress` with how many of how many tokens are run, before each piece of those that take several. It says
@@ -57,6 +63,55 @@ impl<'r> Session<'r> {
         self.run(want)
     }
 
+    /// Adds a token and runs it with guesses of what follows, in one step: there is an output after the token, and one
+    /// after each guess. Rows do not depend on each other, so each is what a step of its own would give, if all guesses
+    /// before it are right. [`Session::accept`] says so; any other use of the session forgets them.
+    ///
+    /// Without room for the guesses in a step of the runner there is one output, as there is from [`Session::go_on`] after
+    /// an error.
+    ///
+    /// # Errors
+    /// What [`Runner::step`] fails with. The token is part of the sequence all the same, and the guesses are not.
+    pub fn check(&mut self, token: u32, guesses: &[u32], want: Want) -> Result<Outcome, LlmError> {
+        self.guessed.clear();
+        self.tokens.push(token);
+        let behind = self.tokens.len() - self.done;
+        let Some(runner) = self
+            .runner
+            .as_mut()
+            .filter(|runner| !guesses.is_empty() && behind + guesses.len() <= runner.batch())
+        else {
+            return self.run(want);
+        };
+        let rows: Vec<u32> = self.tokens[self.done..].iter().chain(guesses).copied().collect();
+        let blocks = KvShape::blocks_for((self.done + rows.len()) as u64) as u32;
+        let blocks: Vec<u32> = (0..blocks).collect();
+        let part = Part::new(&rows, self.done as u64, &blocks, want);
+        let part = Part { outputs: 1 + guesses.len() as u64, ..part };
+        let outcome = runner.step(&Step::of(&[part]))?;
+        self.done = self.tokens.len();
+        self.guessed.extend(guesses);
+        Ok(outcome)
+    }
+
+    /// A token follows. If it is the next guess of [`Session::check`], it is part of the sequence from now on, and what
+    /// came after it there is right. If not, what is on the cards behind the sequence is written over.
+    pub fn accept(&mut self, token: u32) -> bool {
+        if self.guessed.pop_front() != Some(token) {
+            self.guessed.clear();
+            return false;
+        }
+        self.tokens.push(token);
+        self.done += 1;
+        true
+    }
+
+    /// The guess that [`Session::accept`] takes next, if there is one.
+    #[must_use]
+    pub fn guessed(&self) -> Option<u32> {
+        self.guessed.front().copied()
+    }
+
     /// Lets the runner's cards know that there is more to come: see [`Runner::heartbeat`].
     ///
     /// # Errors
@@ -69,6 +124,7 @@ impl<'r> Session<'r> {
     pub fn cut(&mut self, length: usize) {
         self.tokens.truncate(length);
         self.done = self.done.min(length);
+        self.guessed.clear();
     }
 
     /// Whether there is a runner.
@@ -81,6 +137,7 @@ impl<'r> Session<'r> {
     pub fn release(&mut self) {
         self.runner = None;
         self.done = 0;
+        self.guessed.clear();
     }
 
     /// Goes on with another runner, on which everything is computed again. Keys and values do not depend on
@@ -95,6 +152,7 @@ impl<'r> Session<'r> {
     }
 
     fn run(&mut self, want: Want) -> Result<Outcome, LlmError> {
+        self.guessed.clear();
         let Some(runner) = &mut self.runner else {
             return Err(LlmError::unsupported("the sequence has no cards to run on"));
         };
@@ -143,6 +201,56 @@ mod tests {
         fn batch(&self) -> usize {
             3
         }
+    }
+
+    /// Remembers which tokens it was given at which positions.
+    #[derive(Default)]
+    struct Written<'w>(Option<&'w RefCell<Vec<u32>>>);
+
+    impl Runner for Written<'_> {
+        fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
+            let mut cache = self.0.expect("somewhere to write").borrow_mut();
+            for part in step.parts {
+                assert!(part.past as usize <= cache.len(), "what comes before was never written");
+                cache.truncate(part.past as usize);
+                cache.extend(part.tokens);
+            }
+            Ok(())
+        }
+
+        fn end(&mut self) -> Result<Outcome, LlmError> {
+            Ok(Outcome::default())
+        }
+
+        fn batch(&self) -> usize {
+            4
+        }
+    }
+
+    #[test]
+    fn guesses_become_part_of_the_sequence_one_by_one_and_refused_ones_are_written_over() {
+        let cache = RefCell::new(Vec::new());
+        let mut session = Session::new(Box::new(Written(Some(&cache))));
+        session.feed(&[1, 2], Want::Nothing).expect("a step");
+        session.check(3, &[4, 5, 6], Want::Best(1)).expect("a step");
+        assert_eq!(
+            (session.tokens(), &cache.borrow()[..]),
+            (&[1, 2, 3][..], &[1, 2, 3, 4, 5, 6][..])
+        );
+        assert!(session.accept(4) && !session.accept(9) && !session.accept(5));
+        assert_eq!(session.tokens(), [1, 2, 3, 4]);
+        session.check(9, &[7], Want::Best(1)).expect("a step");
+        assert_eq!(cache.borrow()[..], [1, 2, 3, 4, 9, 7]);
+        // Forgotten by whatever comes between, and by a step that has no room for them.
+        session.feed(&[8], Want::Nothing).expect("a step");
+        assert!(!session.accept(7));
+        session.check(5, &[6; 4], Want::Best(1)).expect("a step of one row");
+        assert!(!session.accept(6));
+        session.check(1, &[2], Want::Best(1)).expect("a step");
+        session.cut(3);
+        assert!(!session.accept(2));
+        session.feed(&[4], Want::Nothing).expect("a step");
+        assert_eq!((session.tokens(), &cache.borrow()[..]), (&[1, 2, 3, 4][..], &[1, 2, 3, 4][..]));
     }
 
     #[test]

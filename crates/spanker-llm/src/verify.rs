@@ -7,6 +7,7 @@
 
 mod bound;
 
+use std::collections::VecDeque;
 use std::fmt;
 
 use spanker_plan::Want;
@@ -240,6 +241,43 @@ impl RunLogits {
 
 fn greatest(logits: &[f32]) -> u32 {
     ggml_spanker::ops::best(logits, 1).first().map_or(0, |best| best.0)
+}
+
+/// The same with guesses of what follows, which steps check: `guess` makes them from all tokens so far. Gives how many there
+/// were as well, and how many were right.
+///
+/// # Errors
+/// What [`Runner::step`] fails with.
+pub fn run_logits_guessing(
+    runner: Box<dyn Runner + '_>,
+    prompt: &[u32],
+    count: usize,
+    guess: &mut dyn FnMut(&[u32]) -> Vec<u32>,
+) -> Result<(RunLogits, [usize; 2]), LlmError> {
+    let mut session = Session::new(runner);
+    let mut run_logits = RunLogits { tokens: Vec::new(), logits: Vec::new() };
+    let mut outputs = VecDeque::from(session.feed(prompt, Want::Logits)?.outputs);
+    let mut counts = [0, 0];
+    loop {
+        let logits = outputs.pop_front().unwrap_or_default().logits.unwrap_or_default();
+        let next = greatest(&logits);
+        run_logits.tokens.push(next);
+        run_logits.logits.push(logits);
+        let left = count.saturating_sub(run_logits.tokens.len());
+        if left == 0 {
+            return Ok((run_logits, counts));
+        }
+        if session.accept(next) {
+            counts[1] += 1;
+            continue;
+        }
+        let all: Vec<u32> = session.tokens().iter().copied().chain([next]).collect();
+        let mut guesses = guess(&all);
+        // A step gives a token more than it accepts.
+        guesses.truncate(left - 1);
+        outputs = session.check(next, &guesses, Want::Logits)?.outputs.into();
+        counts[0] += outputs.len().saturating_sub(1);
+    }
 }
 
 /// Runs a prompt and `count` tokens, at least one. With `fed`, these tokens follow whatever the logits say.

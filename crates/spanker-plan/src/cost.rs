@@ -175,7 +175,8 @@ impl<'a> Pricer<'a> {
         let Request { context, batch, kv, .. } = *self.request;
         let (audit, blocks) = (self.request.taps(), self.request.blocks_for(sequences));
         let batch = batch.min(context).max(sequences);
-        Space { context, batch, sequences, turns, blocks, kv, audit }
+        let outputs = self.request.outputs_for(sequences);
+        Space { context, batch, sequences, outputs, turns, blocks, kv, audit }
     }
 
     /// The groups that these cards can form with a split: shares by speed, and where that would overfill a

@@ -513,10 +513,11 @@ impl Programs {
                 return refused(format!("token {token} of a vocabulary of {vocab}"));
             }
         }
-        let (parts, most) = (step.parts.len() as u64, self.space.sequences);
-        if parts.max(step.outputs()) > most {
-            let outputs = step.outputs();
-            let what = format!("{parts} sequences with {outputs} outputs, {most} are possible");
+        let (parts, outputs) = (step.parts.len() as u64, step.outputs());
+        let (most, asked) = (self.space.sequences, self.space.outputs);
+        if parts > most || outputs > asked {
+            let possible = format!("{most} with {asked} are possible");
+            let what = format!("{parts} sequences with {outputs} outputs, {possible}");
             return refused(what);
         }
         let blocks = self.space.blocks;

@@ -61,6 +61,10 @@ pub struct Request {
     /// Rows that a card works on at a time: longer prompts go through in pieces.
     #[serde(default = "usual_batch")]
     pub batch: u64,
+    /// Guessed tokens of all sequences of a copy that a step can check at most: rows whose results are asked for besides
+    /// one of each sequence.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub guesses: u64,
     /// Blocks of keys and values that all sequences of a copy of the model share; nothing for what they need at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u64>,
@@ -76,6 +80,10 @@ fn is_nothing(part: &f64) -> bool {
     *part == 0.0
 }
 
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 fn usual_batch() -> u64 {
     USUAL_BATCH
 }
@@ -86,14 +94,31 @@ impl Request {
     pub fn new(objective: Objective) -> Request {
         let (kv, batch) = (Quant::F16, USUAL_BATCH);
         let (sequences, context, prompt, position, blocks) = (1, 2048, 512, 0, None);
-        let audit = 0.0;
-        Request { objective, sequences, context, prompt, position, kv, batch, blocks, audit }
+        let (audit, guesses) = (0.0, 0);
+        Request {
+            objective,
+            sequences,
+            context,
+            prompt,
+            position,
+            kv,
+            batch,
+            guesses,
+            blocks,
+            audit,
+        }
     }
 
     /// Blocks of keys and values for so many sequences.
     #[must_use]
     pub fn blocks_for(&self, sequences: u64) -> u64 {
         self.blocks.unwrap_or_else(|| sequences.saturating_mul(KvShape::blocks_for(self.context)))
+    }
+
+    /// Rows of a step that something is asked for at most, where so many sequences go through together.
+    #[must_use]
+    pub fn outputs_for(&self, sequences: u64) -> u64 {
+        sequences.saturating_add(self.guesses).min(self.batch.min(self.context).max(sequences))
     }
 
     /// How many operators of a step are checked on each card. Where everything is computed twice, these say
@@ -115,6 +140,7 @@ impl Request {
         bound("a batch of", self.sequences, 1, 1 << 16)?;
         bound("a context of", self.context, 1, 1 << 25)?;
         bound("steps of", self.batch, 1, 1 << 16)?;
+        bound("guesses", self.guesses, 0, 1 << 16)?;
         bound("a prompt of", self.prompt, 1, 1 << 25)?;
         if !(0.0..=1.0).contains(&self.audit) {
             return Err(format!("an audit of {} is not between 0 and 1", self.audit));

@@ -96,7 +96,7 @@ impl StepPrices {
         let head = |count: u64| (count, pricer.head(last, count).total().0);
         StepPrices {
             stages: (0..stages.len()).map(priced).collect(),
-            outputs: grid(sequences).into_iter().map(head).collect(),
+            outputs: grid(plan.request.outputs_for(sequences)).into_iter().map(head).collect(),
             host: pricer.host(&first.cards, &last.cards, true).total().0,
         }
     }

@@ -166,6 +166,8 @@ fn add(json: &mut Value, status: &Status) {
         "cards_lost": status.cards_lost,
         "cards_back": status.cards_back,
         "recomputed": status.recomputed,
+        "draft": { "steps": status.draft.steps, "guessed": status.draft.guessed,
+            "accepted": status.draft.accepted, "refused": status.draft.refused() },
         "kv_blocks": { "total": kv.total, "used": kv.used, "cached": kv.cached, "tokens": kv.tokens },
         "expected": expected.collect::<Vec<_>>(),
         "broken": status.broken,

@@ -189,7 +189,7 @@ impl Metrics {
 }
 
 /// What the service says of itself: name, kind, help and value.
-const OF_SERVICE: [Row<Status>; 17] = [
+const OF_SERVICE: [Row<Status>; 21] = [
     ("spanker_requests_running", "gauge", "Requests that are answered now.", |status| {
         status.running as f64
     }),
@@ -224,6 +224,24 @@ const OF_SERVICE: [Row<Status>; 17] = [
         "Seconds that steps were predicted to take.",
         |status| status.step_seconds.1,
     ),
+    (
+        "spanker_draft_steps_total",
+        "counter",
+        "Times that guesses of a request were checked.",
+        |status| status.draft.steps as f64,
+    ),
+    ("spanker_draft_guessed_tokens_total", "counter", "Tokens that were guessed.", |status| {
+        status.draft.guessed as f64
+    }),
+    (
+        "spanker_draft_accepted_tokens_total",
+        "counter",
+        "Guesses that were right: as many tokens took no step of their own.",
+        |status| status.draft.accepted as f64,
+    ),
+    ("spanker_draft_refused_tokens_total", "counter", "Guesses that were not.", |status| {
+        status.draft.refused() as f64
+    }),
     ("spanker_tokens_per_second", "gauge", "Tokens in a second, lately.", |status| status.rate.0),
     ("spanker_tokens_per_second_predicted", "gauge", "The same, predicted.", |status| {
         status.rate.1

@@ -2,15 +2,16 @@
 //! `spanker bench model`: how fast a model takes a prompt and makes tokens, for every number of threads and
 //! cards.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use spanker_bench::{Memory, ModelRow, Work, model};
-use spanker_engine::Host;
+use spanker_bench::{BenchError, DraftRow, DraftWork, Memory, ModelRow, Task, Work, drafts, model};
+use spanker_engine::{DraftSource, Host, files};
 use spanker_plan::Request;
 
 use super::refuse;
 use crate::directory::CardList;
-use crate::llm::{self, FabricKind, Place, Split};
+use crate::llm::{self, DraftArgs, FabricKind, Place, Split};
 use crate::output::{self, Cell};
 
 /// Measure how fast a model runs: its prompt (pp) and its tokens (tg)
@@ -21,12 +22,16 @@ use crate::output::{self, Cell};
 /// bandwidth of reads. "error" is how much longer than predicted it took: more than nothing is slower. What a prediction
 /// for threads and ranks is made from is measured in the same turns, so that both meet the same neighbours. With
 /// --fabric cards, "card" is by the clocks of the cards and "wall" by this host's.
+///
+/// With --draft, what guesses gain is measured instead: answers to tasks of copying, editing and listing, and prose, of -n
+/// tokens each, with guesses and without in turns, on one number of cards and threads.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker bench model -m smollm2-135m -t 1,2
   spanker bench model -m smollm2-135m -t 2 --cards 1,2 --split gather
   spanker twin up --cards 4 --profile rev-a && spanker bench model -m smollm2-135m --fabric cards --cards 1,2,4
   spanker bench model -m model.gguf --fabric cuda
+  spanker bench model -m smollm2-135m -t 2 -n 24 --repeats 1 --draft lookup
   mpirun -n 2 spanker bench model -m smollm2-135m -t 1")]
 pub(super) struct Args {
     /// A .gguf file, or the name of a fetched model
@@ -63,10 +68,20 @@ pub(super) struct Args {
     /// How long cards may show no progress before they are given up, for --fabric cards and mpi
     #[arg(long, value_name = "TIME", value_parser = crate::fault::detect)]
     deadline: Option<Duration>,
+    #[command(flatten)]
+    draft: DraftArgs,
+    /// With --draft, other tasks: a line '=== kind name' before each prompt
+    #[arg(long, value_name = "FILE", requires = "draft")]
+    tasks: Option<PathBuf>,
     /// Print one JSON object per row instead of a table
     #[arg(long)]
     json: bool,
 }
+
+/// Tokens that the prompt of a task has at most.
+const TASK: usize = 768;
+/// More than any file of tasks has.
+const MOST_TASKS: u64 = 16 << 20;
 
 fn count(most: u64) -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..=most)
@@ -76,7 +91,10 @@ impl Args {
     /// The model and the place, for a number of threads.
     fn llm(&self, threads: Option<usize>) -> llm::Args {
         llm::Args {
-            ctx_size: Some((self.prompt + self.generated) as usize),
+            ctx_size: Some(match self.draft.draft {
+                DraftSource::None => (self.prompt + self.generated) as usize,
+                _ => TASK + self.generated as usize,
+            }),
             threads,
             batch_size: self.batch_size as usize,
             fabric: self.fabric,
@@ -110,6 +128,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let threads = args.threads.first().map(|&threads| threads as usize);
     llm::on_host(&args.llm(threads), list(args.cards.iter().max()).as_ref(), None, |place| {
         let opened = begun.elapsed();
+        if args.draft.draft != DraftSource::None {
+            return drafting(args, place);
+        }
         let (prompt, generated) = (args.prompt as usize, args.generated as usize);
         let request = Request { audit: args.audit, ..place.request(prompt, generated) };
         let wish = args.llm(None).wish(args.split);
@@ -142,6 +163,63 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         }
         if args.json { Ok(()) } else { output::line(&memory(place)) }
     })
+}
+
+/// What guesses gain, task by task, and of each kind of task together.
+fn drafting(args: &Args, place: &Place) -> anyhow::Result<()> {
+    if args.threads.len() > 1 || args.cards.len() > 1 {
+        return refuse("--draft takes one number of threads and cards");
+    }
+    let tasks = match &args.tasks {
+        None => Task::usual(),
+        Some(path) => Task::parse(&files::read(path, MOST_TASKS)?)
+            .map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?,
+    };
+    let (source, generated) = (args.draft.draft, args.generated as usize);
+    let request = place.request(TASK / 2, generated);
+    let request = Request { audit: args.audit, guesses: source.most(), ..request };
+    let wish = args.llm(None).wish(args.split);
+    let work = DraftWork { request, generated, repeats: args.repeats, wish, source };
+    let mut kinds: Vec<(String, [f64; 2], usize)> = Vec::new();
+    let mut table = output::Rows::default();
+    let rows = drafts(&place.host, &place.model, &tasks, &work, |row| {
+        let at = kinds.iter().position(|(kind, ..)| *kind == row.kind).unwrap_or(kinds.len());
+        if at == kinds.len() {
+            kinds.push((row.kind.clone(), [0.0; 2], 0));
+        }
+        let (_, seconds, count) = &mut kinds[at];
+        *seconds = [seconds[0] + row.seconds[0], seconds[1] + row.seconds[1]];
+        *count += 1;
+        let shown = match args.json {
+            true => output::json(row),
+            false => table.add(&task_cells(row)),
+        };
+        shown.map_err(|error| BenchError::Load(error.to_string()))
+    });
+    rows.map_err(super::failure)?;
+    if args.json {
+        return Ok(());
+    }
+    for (kind, [without, with], count) in kinds {
+        let gained = without / with.max(1e-9);
+        output::line(&format!("# {kind}: {gained:.2} times as fast over {count} tasks"))?;
+    }
+    Ok(())
+}
+
+fn task_cells(row: &DraftRow) -> Vec<Cell> {
+    let clock = if row.clock == "card" { "(card tok/s)" } else { "(tok/s)" };
+    vec![
+        Cell::of("kind", "", 5, &row.kind),
+        Cell::of("task", "", 26, &row.name),
+        Cell::of("prompt", "(tokens)", 8, row.prompt_tokens),
+        Cell::of("guessed", "", 7, row.guessed),
+        Cell::of("right", "", 5, row.accepted),
+        Cell::of("without", clock, 12, format!("{:.2}", row.plain_tokens_per_second)),
+        Cell::of("with", clock, 12, format!("{:.2}", row.draft_tokens_per_second)),
+        Cell::of("gained", "", 7, format!("{:.2}x", row.gained)),
+        Cell::of("predicted", "", 9, format!("{:.2}x", row.predicted_gain)),
+    ]
 }
 
 /// A host for each number of cards and threads; none where the one that is open is all.

@@ -9,6 +9,7 @@ use spanker_plan::{Reach, StepPrices};
 
 use super::blocks::BlockPool;
 use super::schedule::{Budget, Schedule, SequenceId, StepParts};
+use crate::draft::{MOST_GUESSES_TOGETHER, lengths};
 
 /// How many times as long a step may take because of a prompt as it takes without.
 const STRETCH: f64 = 2.0;
@@ -23,8 +24,12 @@ pub(crate) struct Pacing {
     pub(crate) batch: usize,
     /// Sequences that run at the same time.
     pub(crate) parallel: usize,
+    /// Rows of a step that something is asked for.
+    pub(crate) outputs: usize,
     /// Steps that are under way at a time.
     pub(crate) depth: usize,
+    /// Whether guesses are checked whatever they cost.
+    pub(crate) is_eager: bool,
 }
 
 impl Pacing {
@@ -51,12 +56,43 @@ impl Pacing {
         fit
     }
 
+    /// Guesses of the sequences that wait for a token that the next step checks, by how likely each is, with as many rows and
+    /// outputs as there is room for besides; `factor` says how many times as long as by the prices a step of so many rows
+    /// takes.
+    pub(crate) fn guesses(
+        &self,
+        chances: &[Vec<f64>],
+        positions: usize,
+        factor: impl Fn(usize) -> f64,
+    ) -> Vec<usize> {
+        let decoding = chances.len();
+        let rows = self.batch.saturating_sub(decoding);
+        let most = rows.min(self.outputs.saturating_sub(decoding)).min(MOST_GUESSES_TOGETHER);
+        let price = |guesses: usize| {
+            let (rows, each) = (decoding + guesses, 1 + guesses / decoding.max(1));
+            // Guesses are shared out over the sequences for the price of looking back, which hardly depends on who has them.
+            let reach = Reach::of((0..decoding).map(|_| (each as u64, positions as u64)));
+            let pace = self.prices.pace(rows as u64, rows as u64, &reach).0;
+            pace * factor(rows)
+        };
+        if self.is_eager {
+            let mut left = most;
+            let all = chances.iter().map(|own| {
+                let count = own.len().min(left);
+                left -= count;
+                count
+            });
+            return all.collect();
+        }
+        lengths(chances, most, price)
+    }
+
     /// What a step takes, and how long it keeps the next one waiting where others are under way.
     pub(crate) fn price(&self, step: &StepParts) -> [f64; 2] {
         let reach =
             Reach::of(step.parts.iter().map(|part| (part.tokens.len() as u64, part.past as u64)));
         let rows = step.rows() as u64;
-        let outputs = step.parts.iter().filter(|part| part.asks).count() as u64;
+        let outputs = step.outputs() as u64;
         [self.prices.time(rows, outputs, &reach).0, self.prices.pace(rows, outputs, &reach).0]
     }
 }
@@ -269,7 +305,7 @@ impl<'p> Clients<'p> {
 
     /// What a step gave goes to those who asked.
     fn give_out(&mut self, step: &StepParts, now: f64, seen: &mut Seen) {
-        for id in self.schedule.done(step).into_iter().flatten() {
+        for id in self.schedule.done(step).into_iter().filter_map(|asked| asked.id) {
             let Some(one) = self.asked.get_mut(&id) else { continue };
             match one.last.replace(now) {
                 None => seen.firsts.push(now - one.asked_at),
@@ -313,7 +349,8 @@ mod tests {
         let request = Request { sequences, ..Request::new(Objective::Throughput) };
         let depth = groups.len().min(parallel);
         let plan = Plan::new(model, cluster, request, layout).expect("a plan");
-        Pacing { prices: StepPrices::new(&plan), batch: 128, parallel, depth }
+        let (outputs, is_eager) = (parallel, false);
+        Pacing { prices: StepPrices::new(&plan), batch: 128, parallel, outputs, depth, is_eager }
     }
 
     fn load(clients: usize) -> ServiceLoad {

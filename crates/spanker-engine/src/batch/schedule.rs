@@ -30,6 +30,8 @@ pub(crate) struct Member {
     flights: usize,
     /// Whether a step under way gives its next token.
     is_asked: bool,
+    /// Guesses of what follows, for the next step to check.
+    guesses: Vec<u32>,
     blocks: Vec<u32>,
     /// Blocks whose content is known to others.
     known: usize,
@@ -80,11 +82,34 @@ pub(crate) struct Budget {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MemberPart {
     pub(crate) id: SequenceId,
+    /// Tokens that it has, and then those that are guessed.
     pub(crate) tokens: Vec<u32>,
+    /// How many of them are guessed: what follows these is asked for as well.
+    pub(crate) guessed: usize,
     pub(crate) past: usize,
     pub(crate) blocks: Vec<u32>,
     /// Whether its next token is asked for.
     pub(crate) asks: bool,
+}
+
+impl MemberPart {
+    /// Rows that something is asked for.
+    pub(crate) fn outputs(&self) -> usize {
+        if self.asks { 1 + self.guessed } else { 0 }
+    }
+
+    fn guesses(&self) -> &[u32] {
+        &self.tokens[self.tokens.len() - self.guessed..]
+    }
+}
+
+/// Who asked for something in a step.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Asked {
+    /// The sequence; nothing if nobody wants it any more.
+    pub(crate) id: Option<SequenceId>,
+    /// Guesses that were checked: there is an output after each of them, besides the one before the first.
+    pub(crate) guesses: Vec<u32>,
 }
 
 /// A step.
@@ -99,6 +124,11 @@ impl StepParts {
     /// Rows of all parts.
     pub(crate) fn rows(&self) -> usize {
         self.parts.iter().map(|part| part.tokens.len()).sum()
+    }
+
+    /// Rows that something is asked for.
+    pub(crate) fn outputs(&self) -> usize {
+        self.parts.iter().map(MemberPart::outputs).sum()
     }
 }
 
@@ -158,6 +188,7 @@ impl Schedule {
             computed: 0,
             flights: 0,
             is_asked: false,
+            guesses: Vec::new(),
             blocks: Vec::new(),
             known: 0,
             copy_of: None,
@@ -165,6 +196,42 @@ impl Schedule {
             is_seen,
             is_gone: false,
         });
+    }
+
+    /// Sequences that wait for one token and could take part in the next step, in the order in which they do, with the
+    /// positions that each sees.
+    pub(crate) fn decoding(&self) -> impl Iterator<Item = (SequenceId, usize)> + '_ {
+        let ready = self.running.iter().filter(|member| member.decodes() && member.waits());
+        ready.map(|member| (member.id, member.tokens.len()))
+    }
+
+    /// Whether a sequence waits for more than one token: of its prompt, or because it is computed again.
+    pub(crate) fn is_reading(&self) -> bool {
+        self.running.iter().any(|member| member.waits() && !member.decodes())
+    }
+
+    /// Guesses of what follows, which the sequence's next step checks as far as there are rows and blocks for them.
+    pub(crate) fn guess(&mut self, id: SequenceId, guesses: Vec<u32>) {
+        if let Some(member) = self.running.iter_mut().find(|member| member.id == id) {
+            member.guesses = guesses;
+        }
+    }
+
+    /// The token that was pushed last was the next guess of the step that was over last: it is computed.
+    pub(crate) fn accept(&mut self, id: SequenceId) {
+        if let Some(member) = self.running.iter_mut().find(|member| member.id == id) {
+            (member.begun, member.computed) = (member.begun + 1, member.computed + 1);
+        }
+    }
+
+    /// What became of a sequence's guesses is known: blocks for those that were refused are free again.
+    pub(crate) fn settle(&mut self, id: SequenceId) {
+        let Some(member) = self.running.iter_mut().find(|member| member.id == id) else { return };
+        let needed = KvShape::blocks_for(member.tokens.len() as u64) as usize;
+        if member.flights == 0 && member.blocks.len() > needed {
+            let spare = member.blocks.split_off(needed);
+            self.pool.give_back(&spare);
+        }
     }
 
     /// The next token of a sequence.
@@ -205,6 +272,7 @@ impl Schedule {
         }
         self.pool.give_back(&member.blocks);
         member.blocks.clear();
+        member.guesses.clear();
         (member.begun, member.computed, member.known, member.is_asked) = (0, 0, 0, false);
     }
 
@@ -239,7 +307,7 @@ impl Schedule {
         let mut step = StepParts::default();
         // Nobody's text stops for somebody's prompt.
         self.fill(&mut step, budget.rows, budget.members, |member| member.decodes());
-        let decoding = step.parts.len();
+        let decoding = step.rows();
         // Whose text has stopped goes on as soon as it can, all of them at about the same time.
         self.fill(&mut step, budget.rows, budget.members, |member| {
             member.is_seen && !member.decodes()
@@ -277,7 +345,9 @@ impl Schedule {
                     at += usize::from(self.running.get(at).is_some_and(|next| next.flights > 0));
                     continue;
                 }
-                self.take_part(at, count, step);
+                // Nobody behind it waits for a row because of a guess.
+                let guesses = self.guesses(at, count, spare.saturating_sub(count));
+                self.take_part(at, count, guesses, step);
             }
             at += 1;
         }
@@ -307,8 +377,30 @@ impl Schedule {
         true
     }
 
-    /// Puts tokens of the member at a place into a step.
-    fn take_part(&mut self, at: usize, count: usize, step: &mut StepParts) {
+    /// The guesses that a step can check behind so many tokens of a member: as many as there are rows for, and blocks that
+    /// nobody else needs.
+    fn guesses(&mut self, at: usize, count: usize, rows: usize) -> Vec<u32> {
+        let owed: usize = self.running.iter().map(Member::lacks).sum();
+        let member = &mut self.running[at];
+        let mut guesses = std::mem::take(&mut member.guesses);
+        let end = member.begun + count;
+        guesses.truncate(if end == member.tokens.len() { rows } else { 0 });
+        let needed = |guesses: usize| KvShape::blocks_for((end + guesses) as u64) as usize;
+        while member.blocks.len() < needed(guesses.len()) {
+            let spare = (self.pool.available() > owed).then(|| self.pool.take()).flatten();
+            match spare {
+                Some(block) => member.blocks.push(block),
+                None => {
+                    let room = member.blocks.len() * spanker_model::KV_BLOCK as usize;
+                    guesses.truncate(room.saturating_sub(end));
+                }
+            }
+        }
+        guesses
+    }
+
+    /// Puts tokens of the member at a place into a step, and guesses behind them.
+    fn take_part(&mut self, at: usize, count: usize, guesses: Vec<u32>, step: &mut StepParts) {
         let member = &mut self.running[at];
         if let Some(original) = member.copy_of.take() {
             step.copies.push([original, member.blocks[member.known]]);
@@ -317,7 +409,8 @@ impl Schedule {
         let asks = end == member.tokens.len();
         step.parts.push(MemberPart {
             id: member.id,
-            tokens: member.tokens[member.begun..end].to_vec(),
+            tokens: member.tokens[member.begun..end].iter().chain(&guesses).copied().collect(),
+            guessed: guesses.len(),
             past: member.begun,
             blocks: member.blocks.clone(),
             asks,
@@ -332,21 +425,22 @@ impl Schedule {
         step.copies.iter().for_each(|[original, _]| self.pool.copied(*original));
     }
 
-    /// A step is over. Gives the sequences whose next token it gave, in order; those that nobody wants are left out.
-    pub(crate) fn done(&mut self, step: &StepParts) -> Vec<Option<SequenceId>> {
+    /// A step is over. Gives who asked for something, in the order of the outputs.
+    pub(crate) fn done(&mut self, step: &StepParts) -> Vec<Asked> {
         let mut asked = Vec::new();
         for part in &step.parts {
             let at = self.running.iter().position(|member| member.id == part.id);
+            let asking = |id| Asked { id, guesses: part.guesses().to_vec() };
             let Some(at) = at else {
-                asked.extend(part.asks.then_some(None));
+                asked.extend(part.asks.then(|| asking(None)));
                 continue;
             };
             let member = &mut self.running[at];
             member.flights -= 1;
-            member.computed = member.computed.max(part.past + part.tokens.len());
+            member.computed = member.computed.max(part.past + part.tokens.len() - part.guessed);
             if part.asks {
                 member.is_asked = false;
-                asked.push((!member.is_gone).then_some(part.id));
+                asked.push(asking((!member.is_gone).then_some(part.id)));
             }
             if member.reuses && !member.is_gone {
                 let tokens = &member.tokens[..member.computed];

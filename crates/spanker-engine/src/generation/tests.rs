@@ -18,6 +18,8 @@ use crate::profiles::{self, Freshness};
 use crate::testing::model;
 use crate::threads::{on_threads, uniform};
 
+mod draft;
+
 /// Two cards that are threads; what the first to load computes is wrong from a step on, and found in a later one.
 struct Lying {
     wrong_from: usize,

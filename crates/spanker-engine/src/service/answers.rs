@@ -8,6 +8,7 @@ use spanker_text::Tokenizer;
 
 use super::ask::{Ask, Delivery, Done, ServedPiece, Update};
 use crate::answering::{Answering, Shaping};
+use crate::draft::{DraftSource, Drafter, Guess};
 use crate::error::{EngineError, Result};
 use crate::generation::Stop;
 use crate::model::Model;
@@ -26,6 +27,7 @@ pub(crate) struct Answer {
     begun_at: Option<Instant>,
     first_at: Option<Instant>,
     last_at: Option<Instant>,
+    drafter: Option<Drafter>,
 }
 
 impl Answer {
@@ -33,10 +35,12 @@ impl Answer {
         ask: Ask,
         deliver: Delivery,
         model: &Model,
+        draft: DraftSource,
     ) -> Result<Answer, (EngineError, Delivery)> {
         let Ask { prompt, sampling, limits, chances, bias, constraint, reuse } = ask;
         let (stop, vocab) = (limits.stop.clone(), model.shape().vocab as usize);
         let shaping = Shaping { chances, bias, constraint };
+        let drafter = (draft != DraftSource::None).then(|| Drafter::new(&prompt));
         match Answering::new(sampling, limits, shaping, &prompt, vocab) {
             Ok(answering) => Ok(Answer {
                 answering,
@@ -50,6 +54,7 @@ impl Answer {
                 begun_at: None,
                 first_at: None,
                 last_at: None,
+                drafter,
             }),
             Err(error) => Err((error, deliver)),
         }
@@ -112,6 +117,23 @@ impl Answer {
     /// Everything is computed again from the prompt, because a card was wrong.
     pub(crate) fn restart(&mut self, blamed: &str) {
         self.answering.restart(blamed.to_owned());
+        if let Some(drafter) = &mut self.drafter {
+            drafter.truncate(self.prompt.len());
+        }
+    }
+
+    /// What may follow, and how likely each token is to be reached and right. The last token of an answer needs no guess.
+    pub(crate) fn guess(&self, most: usize) -> (Guess, Vec<f64>) {
+        let left = self.answering.limits.tokens.map(|most| most - self.answering.tokens.len());
+        let most = most.min(left.map_or(usize::MAX, |left| left.saturating_sub(1)));
+        self.drafter.as_ref().map(|drafter| drafter.guess(most)).unwrap_or_default()
+    }
+
+    /// The last step has checked so many guesses, of which the first `accepted` were right.
+    pub(crate) fn note_guesses(&mut self, guessed: usize, accepted: usize) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.note(guessed, accepted);
+        }
     }
 
     /// Takes what a step gave. Gives the token with which it goes on; nothing if it is over.
@@ -128,6 +150,9 @@ impl Answer {
         // The token itself takes a place of the sequence when it is run.
         let room = self.length() + 1 < context;
         let piece = self.answering.take(token, tokenizer, room);
+        if let (Some(drafter), Some(token)) = (&mut self.drafter, token) {
+            drafter.push(token);
+        }
         if let Some(piece) = piece {
             let chances = std::mem::take(&mut self.answering.chances);
             let (text, corrects) = (piece.text, piece.corrects);

@@ -12,8 +12,9 @@ use spanker_plan::{Plan, Request, StepPrices, steps_under_way};
 use super::ServiceOptions;
 use super::status::{CardState, CardStatus, KvBlocks};
 use crate::batch::{
-    Arrivals, BlockPool, Pacing, Schedule, SequenceId, ServiceLoad, StepParts, forecast,
+    Arrivals, Asked, BlockPool, Pacing, Schedule, SequenceId, ServiceLoad, StepParts, forecast,
 };
+use crate::draft::{Guess, MOST_GUESSES, StepTimes};
 use crate::error::{EngineError, Result};
 use crate::host::{Host, Load};
 use crate::layout;
@@ -49,6 +50,16 @@ pub(crate) struct Copy<'h> {
     waits: Vec<(usize, f64)>,
     /// The part of the time that there was a step, lately.
     used: f64,
+    /// What steps without prompts take, by their rows.
+    times: StepTimes,
+}
+
+/// What a copy has to know of the sequences that take part in a step.
+pub(crate) struct Asking<'a> {
+    /// What is asked for after a token of a sequence.
+    pub(crate) want: &'a dyn Fn(SequenceId) -> Option<Want>,
+    /// Guesses of what follows, at most so many, and how likely each is.
+    pub(crate) guess: &'a dyn Fn(SequenceId, usize) -> (Guess, Vec<f64>),
 }
 
 impl<'h> Copy<'h> {
@@ -82,12 +93,36 @@ impl<'h> Copy<'h> {
         self.under_way.front().map(|step| step.begun)
     }
 
-    /// Begins as many steps as can be under way. `want` says what is asked for of a sequence.
-    pub(crate) fn begin_steps(
-        &mut self,
-        want: &dyn Fn(SequenceId) -> Option<Want>,
-    ) -> Result<(), LlmError> {
+    /// Gives the schedule what sequences may go on with, as far as checking it in the next step is worth it.
+    fn guess(&mut self, asking: &Asking<'_>) {
+        let spare = self.pacing.outputs - self.pacing.parallel.min(self.pacing.outputs);
+        // Whoever waits for the first token of an answer waits for no guess of others.
+        if spare == 0 || self.schedule.is_reading() {
+            return;
+        }
+        let context = self.plan.request.context as usize;
+        let guess = |(id, tokens): (SequenceId, usize)| {
+            let most = spare.min(MOST_GUESSES).min(context.saturating_sub(tokens));
+            let (guess, chances) = (asking.guess)(id, most);
+            (id, guess.tokens, chances)
+        };
+        let all: Vec<_> = self.schedule.decoding().map(guess).collect();
+        if all.iter().all(|(_, guess, _)| guess.is_empty()) {
+            return;
+        }
+        let chances: Vec<Vec<f64>> = all.iter().map(|(.., chances)| chances.clone()).collect();
+        let positions = self.schedule.mean_length();
+        let counts = self.pacing.guesses(&chances, positions, |rows| self.times.factor(rows));
+        for ((id, mut guess, _), count) in all.into_iter().zip(counts) {
+            guess.truncate(count);
+            self.schedule.guess(id, guess);
+        }
+    }
+
+    /// Begins as many steps as can be under way.
+    pub(crate) fn begin_steps(&mut self, asking: &Asking<'_>) -> Result<(), LlmError> {
         while self.under_way.len() < self.pacing.depth {
+            self.guess(asking);
             let (running, _) = self.schedule.counts();
             let budget = self.pacing.budget(running, self.schedule.mean_length());
             let Some(parts) = self.schedule.next(budget) else { return Ok(()) };
@@ -98,11 +133,13 @@ impl<'h> Copy<'h> {
                 .parts
                 .iter()
                 .map(|part| {
-                    let want = want(part.id).filter(|_| part.asks).unwrap_or(Want::Nothing);
+                    let want =
+                        (asking.want)(part.id).filter(|_| part.asks).unwrap_or(Want::Nothing);
                     // Who asks and has gone meanwhile is still given something.
                     let want =
                         if part.asks && want == Want::Nothing { Want::Best(1) } else { want };
-                    Part::new(&part.tokens, part.past as u64, &part.blocks, want)
+                    let of = Part::new(&part.tokens, part.past as u64, &part.blocks, want);
+                    Part { outputs: part.outputs().max(1) as u64, ..of }
                 })
                 .collect();
             let turn = self.steps % self.pacing.depth as u64;
@@ -118,9 +155,7 @@ impl<'h> Copy<'h> {
     /// Waits for the step that began first. Gives who asked, in the order of the outputs, and what it took and was
     /// predicted to take, by the cards' clocks where these show what work costs.
     #[allow(clippy::type_complexity, reason = "who asked, what came, and how long it took")]
-    pub(crate) fn end_step(
-        &mut self,
-    ) -> Result<(Vec<Option<SequenceId>>, Outcome, [f64; 2]), LlmError> {
+    pub(crate) fn end_step(&mut self) -> Result<(Vec<Asked>, Outcome, [f64; 2]), LlmError> {
         let runner = self.runner.as_mut();
         let runner = runner.ok_or_else(|| LlmError::unsupported("there are no cards"))?;
         let outcome = runner.end()?;
@@ -133,7 +168,17 @@ impl<'h> Copy<'h> {
         self.last = Some(now);
         let asked = self.schedule.done(&step.parts);
         self.note(now, since, asked.len(), step.predicted, &outcome);
+        if step.parts.outputs() == step.parts.rows() {
+            self.times.note(step.parts.rows(), step.predicted, took);
+        }
         Ok((asked, outcome, [took, step.predicted]))
+    }
+
+    /// Guesses of the last step were right: as many tokens more.
+    pub(crate) fn note_accepted(&mut self, accepted: usize) {
+        if let Some((_, tokens, _)) = self.lately.back_mut() {
+            *tokens += accepted;
+        }
     }
 
     /// Keeps what happened lately.
@@ -212,7 +257,8 @@ impl<'h> Place<'h> {
     pub(crate) fn request(&self, blocks: Option<u64>) -> Request {
         let ServiceOptions { context, batch, parallel, .. } = *self.options;
         let request = layout::serving_request(context, batch, parallel);
-        Request { blocks, audit: self.log.fraction(), kv: self.options.kv, ..request }
+        let guesses = self.options.draft.most_together();
+        Request { blocks, guesses, audit: self.log.fraction(), kv: self.options.kv, ..request }
     }
 
     /// The plan to begin with.
@@ -279,6 +325,8 @@ impl<'h> Place<'h> {
             let depth = loaded.runner.depth().min(parallel).max(1);
             let batch = plan.request.batch as usize;
             let prices = StepPrices::new(&plan);
+            let is_eager = self.options.draft.is_eager();
+            let outputs = plan.request.outputs_for(plan.request.sequences) as usize;
             let blocks = plan.request.blocks_for(plan.request.sequences) as usize;
             let pool = BlockPool::new(blocks, self.options.reuse);
             debug_assert!(
@@ -286,7 +334,7 @@ impl<'h> Place<'h> {
             );
             copies.push(Copy {
                 runner: Some(loaded.runner),
-                pacing: Pacing { prices, batch, parallel, depth },
+                pacing: Pacing { prices, batch, parallel, outputs, depth, is_eager },
                 schedule: Schedule::new(pool, parallel),
                 under_way: VecDeque::new(),
                 steps: 0,
@@ -294,6 +342,7 @@ impl<'h> Place<'h> {
                 lately: VecDeque::new(),
                 waits: Vec::new(),
                 used: 0.0,
+                times: StepTimes::default(),
                 plan,
             });
         }

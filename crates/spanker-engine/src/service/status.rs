@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::draft::DraftCounts;
 use crate::model::Model;
 
 /// Blocks of keys and values.
@@ -128,6 +129,8 @@ pub struct Status {
     pub recomputed: u64,
     /// Requests that gave their blocks up for others and went on later.
     pub put_back: u64,
+    /// What guesses came to.
+    pub draft: DraftCounts,
     /// Blocks of keys and values.
     pub kv: KvBlocks,
     /// What is expected of so many clients: tokens in a second of all together.
@@ -164,6 +167,7 @@ impl Status {
             cards_back: 0,
             recomputed: 0,
             put_back: 0,
+            draft: DraftCounts::default(),
             kv: KvBlocks::default(),
             expected: Vec::new(),
             is_ending: false,

@@ -26,6 +26,8 @@ use crate::summary::FinishReason;
 use crate::testing::model;
 use crate::threads::Threads;
 
+mod draft;
+
 const CONTEXT: usize = 320;
 
 fn options() -> ServiceOptions {
@@ -39,6 +41,7 @@ fn options() -> ServiceOptions {
         wish: Wish::default(),
         audit: None,
         reuse: true,
+        draft: DraftSource::None,
     }
 }
 
@@ -179,6 +182,16 @@ fn clients_get_the_tokens_that_each_would_get_alone() {
 /// work returns is dropped after the service.
 fn on_ranks<T>(count: usize, split: Split, work: impl FnOnce(&Service) -> T) {
     let (_folder, model) = shared_model();
+    on_ranks_with((count, split), &model, options(), work);
+}
+
+/// The same with other options.
+fn on_ranks_with<T>(
+    (count, split): (usize, Split),
+    model: &Arc<Model>,
+    options: ServiceOptions,
+    work: impl FnOnce(&Service) -> T,
+) {
     let mut ranks = spanker_fabric::inproc::group(count).into_iter();
     let host = move |fabric| {
         let (hosts, library) = (vec!["here".to_owned(); count], "threads".to_owned());
@@ -197,9 +210,9 @@ fn on_ranks<T>(count: usize, split: Split, work: impl FnOnce(&Service) -> T) {
             })
         })
         .collect();
-    let options = ServiceOptions { wish: Wish { split: Some(split), shares: None }, ..options() };
+    let options = ServiceOptions { wish: Wish { split: Some(split), shares: None }, ..options };
     let open = move || Ok(host(first));
-    let service = Service::start(Arc::clone(&model), options, open).expect("a service");
+    let service = Service::start(Arc::clone(model), options, open).expect("a service");
     let kept = work(&service);
     drop(service);
     drop(kept);

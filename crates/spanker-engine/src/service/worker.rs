@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use spanker_llm::{AuditLog, LlmError, Outcome};
+use spanker_llm::{AuditLog, LlmError, Outcome, Output};
 
 use super::answers::Answer;
 use super::ask::{Ask, Delivery, Update};
-use super::copy::{Copy, Place, pacings};
+use super::copy::{Asking, Copy, Place, pacings};
 use super::{ServiceOptions, Shared};
-use crate::batch::SequenceId;
+use crate::batch::{Asked, SequenceId};
+use crate::draft::DraftCounts;
 use crate::error::{EngineError, Result};
 use crate::generation::MOST_AGAIN;
 use crate::given::casts_doubt;
@@ -144,7 +145,7 @@ impl<'h> Worker<'h> {
         let Some(copy) = self.copies.iter_mut().min_by_key(|copy| copy.load()) else {
             return self.refuse(deliver, "no cards are left");
         };
-        match Answer::new(ask, deliver, self.place.model) {
+        match Answer::new(ask, deliver, self.place.model, self.place.options.draft) {
             Ok(answer) => {
                 copy.schedule.add(id, prompt, reuses);
                 self.answers.insert(id, answer);
@@ -187,7 +188,10 @@ impl<'h> Worker<'h> {
             }
             let answers = &self.answers;
             let want = |id: SequenceId| answers.get(&id).map(Answer::want);
-            self.copies[at].begin_steps(&want)?;
+            let guess = |id: SequenceId, most: usize| {
+                answers.get(&id).map(|answer| answer.guess(most)).unwrap_or_default()
+            };
+            self.copies[at].begin_steps(&Asking { want: &want, guess: &guess })?;
         }
         // The copy whose step began first is waited for; the others work on.
         let first =
@@ -205,18 +209,49 @@ impl<'h> Worker<'h> {
     }
 
     /// What came of a step goes to those who asked.
-    fn give_out(&mut self, at: usize, asked: Vec<Option<SequenceId>>, outcome: Outcome) {
+    fn give_out(&mut self, at: usize, asked: Vec<Asked>, outcome: Outcome) {
+        let mut outputs = outcome.outputs.into_iter();
+        for asked in asked {
+            let own: Vec<Output> = outputs.by_ref().take(1 + asked.guesses.len()).collect();
+            let Some(id) = asked.id else { continue };
+            let accepted = self.give(at, id, &own, &asked.guesses);
+            let copy = &mut self.copies[at];
+            copy.schedule.settle(id);
+            copy.note_accepted(accepted);
+            if let Some(answer) = self.answers.get_mut(&id) {
+                answer.note_guesses(asked.guesses.len(), accepted);
+            }
+            if !asked.guesses.is_empty() {
+                let guessed = asked.guesses.len() as u64;
+                let accepted = accepted as u64;
+                let counts = DraftCounts { steps: 1, guessed, accepted };
+                self.shared.update(|status| status.draft = status.draft.plus(counts));
+            }
+        }
+    }
+
+    /// What a step gave for one sequence goes to whoever asked: what follows its last token, and then what follows each
+    /// guess, as long as these are right. Gives how many were.
+    fn give(&mut self, at: usize, id: SequenceId, outputs: &[Output], guesses: &[u32]) -> usize {
         let tokenizer = self.place.model.tokenizer();
         let context = self.place.options.context;
-        for (id, output) in asked.into_iter().zip(&outcome.outputs) {
-            let Some(id) = id else { continue };
-            let Some(answer) = self.answers.get_mut(&id) else { continue };
-            match answer.next(output, tokenizer, context) {
+        for (accepted, output) in outputs.iter().enumerate() {
+            let Some(answer) = self.answers.get_mut(&id) else { return accepted };
+            let given = answer.next(output, tokenizer, context);
+            let schedule = &mut self.copies[at].schedule;
+            match given {
                 Ok(Some(token)) => {
-                    self.copies[at].schedule.push(id, token);
+                    schedule.push(id, token);
+                    let guessed = guesses.get(accepted) == Some(&token);
+                    if guessed {
+                        schedule.accept(id);
+                    }
                     self.shared.update(|status| status.tokens += 1);
                     if !answer.is_heard() {
                         self.end(id, |status| status.cancelled += 1);
+                    }
+                    if !guessed {
+                        return accepted;
                     }
                 }
                 Ok(None) => {
@@ -225,14 +260,17 @@ impl<'h> Worker<'h> {
                         status.tokens += 1;
                         status.answered += 1;
                     });
+                    return accepted;
                 }
                 Err(error) => {
                     let what = error.to_string();
                     answer.deliver(Update::Failed { what, is_request: true });
                     self.end(id, |status| status.failed += 1);
+                    return accepted;
                 }
             }
         }
+        outputs.len().min(guesses.len())
     }
 
     /// A request is over.

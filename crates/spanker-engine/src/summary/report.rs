@@ -8,6 +8,7 @@ use spanker_llm::Timing;
 use spanker_plan::Exchanged;
 
 use super::{FinishReason, Summary, off, rate};
+use crate::draft::DraftCounts;
 
 /// How far a time is from its prediction, in words.
 fn slower(percent: f64) -> String {
@@ -65,7 +66,7 @@ fn to_json(summary: &Summary<'_>) -> serde_json::Value {
         "prompt": { "tokens": prompt, "us": micros(time), "tokens_per_second": rate(prompt, time),
             "predicted_us": summary.prediction.ttft.0 * 1e6,
             "time_off_percent": off(time.as_secs_f64(), summary.prediction.ttft.0) },
-        "generation": { "tokens": summary.answer.steps.len(), "tokens_per_second": all,
+        "generation": { "tokens": summary.answer.generated(), "tokens_per_second": all,
             "median_tokens_per_second": middle, "predicted_tokens_per_second": predicted,
             "off_percent": off(middle, predicted),
             "time_off_percent": off(predicted, middle) },
@@ -80,7 +81,27 @@ fn to_json(summary: &Summary<'_>) -> serde_json::Value {
         "exchanges": exchanges(&summary.plan.exchanges()),
         "prompt_exchanges": exchanges(&summary.plan.exchanges_of(piece(summary))),
         "audit": audit,
+        "draft": draft(summary),
     })
+}
+
+/// What guesses came to.
+fn draft(summary: &Summary<'_>) -> Option<serde_json::Value> {
+    let draft = summary.answer.draft.as_ref()?;
+    let DraftCounts { steps, guessed, accepted } = draft.counts;
+    Some(json!({ "source": draft.source.name(), "steps": steps, "guessed": guessed,
+        "accepted": accepted, "refused": draft.counts.refused(), "gained": summary.gained() }))
+}
+
+/// The same in words.
+fn draft_line(summary: &Summary<'_>) -> Option<String> {
+    let draft = summary.answer.draft.as_ref()?;
+    let DraftCounts { steps, guessed, accepted } = draft.counts;
+    let gained = summary.gained().unwrap_or(1.0);
+    Some(format!(
+        "draft       {} guessed {guessed} tokens in {steps} steps, {accepted} were right: {gained:.2} times as fast",
+        draft.source.name(),
+    ))
 }
 
 /// Rows of the largest piece that the prompt went through in.
@@ -147,7 +168,7 @@ fn lines(summary: &Summary<'_>) -> Vec<String> {
     let total = summary.answer.steps.iter().map(Timing::time).sum();
     lines.push(format!(
         "generation  {:>5} tokens {:>10.2} ms {all:>9.2} tok/s",
-        summary.answer.steps.len(),
+        summary.answer.generated(),
         ms(total),
     ));
     let step = summary.middle();
@@ -164,6 +185,7 @@ fn lines(summary: &Summary<'_>) -> Vec<String> {
         summary.profiles(),
         slower(off(predicted, middle))
     ));
+    lines.extend(draft_line(summary));
     lines.extend(audit(summary));
     if summary.by_card_clocks() {
         lines.push(format!("this host   {:.2} tok/s by its own clock", rate(1, step.wall)));

@@ -131,8 +131,10 @@ pub struct Space {
     pub context: u64,
     /// Rows of a step.
     pub batch: u64,
-    /// Sequences of a step, and rows that something is asked for.
+    /// Sequences of a step.
     pub sequences: u64,
+    /// Rows of a step that something is asked for: one of each sequence at least, more where guesses are checked.
+    pub outputs: u64,
     /// Steps that are under way at a time: what the host reads of a step is there once for each.
     pub turns: u64,
     /// Blocks of the KV cache.
@@ -148,7 +150,8 @@ impl Space {
     #[must_use]
     pub fn of(context: u64, batch: u64, sequences: u64, audit: Audit) -> Space {
         let blocks = sequences.saturating_mul(KvShape::blocks_for(context));
-        Space { context, batch, sequences, turns: 1, blocks, kv: Quant::F16, audit }
+        let (outputs, kv) = (sequences, Quant::F16);
+        Space { context, batch, sequences, outputs, turns: 1, blocks, kv, audit }
     }
 }
 
@@ -328,7 +331,7 @@ impl<'a> Sizing<'a> {
     #[inline]
     fn named(&self, rank: usize, mut buffer: impl FnMut(Buffer, u64)) {
         let (model, inputs, (first, last)) = (self.model, self.inputs, self.ends);
-        let Space { context, batch, sequences, turns, blocks, kv: kept, audit } = self.space;
+        let Space { context, batch, sequences, turns, blocks, kv: kept, audit, .. } = self.space;
         let shard = &self.group.shards[rank];
         let rows = batch.max(sequences);
         let (hidden, size) = (model.hidden, model.head_size);
@@ -398,9 +401,9 @@ impl<'a> Sizing<'a> {
 
 /// Bytes of what a step leaves for the host in a buffer.
 pub(crate) fn result_bytes(buffer: Buffer, space: Space, shard: &Shard, ranks: u64) -> u64 {
-    let best = space.sequences * MAX_CANDIDATES * 8;
+    let best = space.outputs * MAX_CANDIDATES * 8;
     match buffer {
-        Buffer::Logits => space.sequences * len(&shard.vocab) * 4,
+        Buffer::Logits => space.outputs * len(&shard.vocab) * 4,
         Buffer::Best => best,
         Buffer::AllBest => best * ranks,
         _ => 0,
@@ -440,7 +443,7 @@ fn messages(
     (first, last): (bool, bool),
     overheads: Overheads,
 ) -> [u64; 3] {
-    let (rows, sequences) = (space.batch.max(space.sequences), space.sequences);
+    let (rows, outputs) = (space.batch.max(space.sequences), space.outputs);
     let ranks = group.cards.len() as u64;
     let most = |part: fn(&Shard) -> u64| group.shards.iter().map(part).max().unwrap_or(0);
     let stream = rows * model.hidden * 4;
@@ -461,7 +464,7 @@ fn messages(
         reduced = reduced.max(stream);
     }
     if last {
-        gathered = gathered.max(sequences * ranks * MAX_CANDIDATES * 8);
+        gathered = gathered.max(outputs * ranks * MAX_CANDIDATES * 8);
     }
     let needs = [overheads.gather.bytes(gathered), overheads.reduce.bytes(reduced)];
     let (working, passed_on) = needs

@@ -176,7 +176,7 @@ impl Sizing<'_> {
     pub(crate) fn host(&self, rank: usize) -> Option<HostStaging> {
         let Kernels::Host { threads } = self.exchanging.kernels else { return None };
         let (model, space, (first, last)) = (self.model, self.space, self.ends);
-        let (rows, sequences) = (space.batch.max(space.sequences), space.sequences);
+        let (rows, outputs) = (space.batch.max(space.sequences), space.outputs);
         let (shard, ranks) = (&self.group.shards[rank], self.group.cards.len() as u64);
         let size = model.head_size;
         let (heads, kv) = (len(&shard.heads) * size, len(&shard.kv_heads) * size);
@@ -190,13 +190,13 @@ impl Sizing<'_> {
         let inputs = self.inputs.widest(hidden, joined);
         let head = |quant: Quant| last && model.head.quant.input() == quant;
         let of = |width: u64, quant: Quant| {
-            (rows * width).max(if head(quant) { sequences * hidden } else { 0 })
+            (rows * width).max(if head(quant) { outputs * hidden } else { 0 })
         };
         let routed = model.mixture.map_or(0, |own| own.experts);
         let products = (heads + 2 * kv).max(2 * ffn).max(narrow).max(routed);
         let mut tiles = if rows > 1 { rows * products } else { 0 };
-        if last && sequences > 1 {
-            tiles = tiles.max(sequences * len(&shard.vocab));
+        if last && outputs > 1 {
+            tiles = tiles.max(outputs * len(&shard.vocab));
         }
         let direct = self.exchanging.kind == ExchangeKind::SharedMemory;
         let stream = rows * hidden * 4;
@@ -204,10 +204,10 @@ impl Sizing<'_> {
             _ if ranks == 1 || !direct => 0,
             Split::Gather => {
                 let part = rows * heads.max(inner).max(narrow) * 4;
-                let best = if last { sequences * MAX_CANDIDATES * 8 } else { 0 };
+                let best = if last { outputs * MAX_CANDIDATES * 8 } else { 0 };
                 part.max(best).max(if first { stream } else { 0 })
             }
-            _ => stream.max(if last { sequences * MAX_CANDIDATES * 8 } else { 0 }),
+            _ => stream.max(if last { outputs * MAX_CANDIDATES * 8 } else { 0 }),
         };
         let group = model.heads / model.kv_heads.max(1);
         Some(HostStaging {

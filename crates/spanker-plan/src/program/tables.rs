@@ -84,7 +84,7 @@ impl StepTables {
     pub(crate) fn most(space: Space) -> u64 {
         let rows = space.batch.max(space.sequences);
         let entries = space.sequences.saturating_mul(KvShape::blocks_for(space.context));
-        StepTables::new(rows, space.sequences).tables.saturating_add(entries.saturating_mul(WORD))
+        StepTables::new(rows, space.outputs).tables.saturating_add(entries.saturating_mul(WORD))
     }
 
     /// Entries that block tables have at most in a buffer for so much.

@@ -55,6 +55,7 @@ pub fn service_options() -> ServiceOptions {
         wish: Wish::default(),
         audit: None,
         reuse: true,
+        draft: spanker_engine::DraftSource::None,
     }
 }
 

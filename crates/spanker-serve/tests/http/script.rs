@@ -69,6 +69,7 @@ pub fn status() -> Status {
         cards_back: 0,
         recomputed: 0,
         put_back: 0,
+        draft: spanker_engine::DraftCounts::default(),
         kv: KvBlocks { total: 64, used: 0, cached: 0, tokens: 16 },
         expected: vec![(1, 10.0), (4, 30.0)],
         is_ending: false,

@@ -30,11 +30,14 @@ impl Cards {
         for part in &step.parts {
             let whole = &wholes[&part.id];
             let slot = |position: usize| (part.blocks[position / 64] as usize, position % 64);
+            let real = part.tokens.len() - part.guessed;
+            let mut text = whole[..part.past].to_vec();
             for (at, token) in part.tokens.iter().enumerate() {
                 let position = part.past + at;
-                assert_eq!(whole[position], *token, "sequence {}", part.id);
+                assert!(at >= real || whole[position] == *token, "sequence {}", part.id);
+                text.push(*token);
                 let (block, place) = slot(position);
-                self.blocks[block][place] = fingerprint(&whole[..=position]);
+                self.blocks[block][place] = fingerprint(&text);
                 written.push((block, place));
             }
         }
@@ -44,7 +47,7 @@ impl Cards {
         assert_eq!(written.len(), count, "a slot is written once in a step");
         for part in &step.parts {
             let whole = &wholes[&part.id];
-            for position in 0..part.past + part.tokens.len() {
+            for position in 0..part.past + part.tokens.len() - part.guessed {
                 let (block, place) = (part.blocks[position / 64] as usize, position % 64);
                 let right = fingerprint(&whole[..=position]);
                 assert_eq!(self.blocks[block][place], right, "{} at {position}", part.id);
@@ -90,6 +93,21 @@ fn next_token(tokens: &[u32]) -> u32 {
     (fingerprint(tokens) % 50_000) as u32
 }
 
+/// Guesses of what a model gives after others: some right ones, and then wrong ones.
+fn guesses(tokens: &[u32]) -> Vec<u32> {
+    let mut whole = tokens.to_vec();
+    let (right, wrong) = (fingerprint(tokens) % 5, fingerprint(tokens) / 5 % 4);
+    for at in 0..right + wrong {
+        whole.push(next_token(&whole) ^ u32::from(at >= right));
+    }
+    whole.split_off(tokens.len())
+}
+
+/// Who asked, where nothing was guessed.
+fn ids(asked: Vec<Asked>) -> Vec<Option<SequenceId>> {
+    asked.into_iter().map(|asked| asked.id).collect()
+}
+
 /// Everything that is left to do, with the answers so far.
 struct World {
     schedule: Schedule,
@@ -97,6 +115,8 @@ struct World {
     wholes: HashMap<SequenceId, Vec<u32>>,
     answers: HashMap<SequenceId, usize>,
     under_way: VecDeque<StepParts>,
+    /// Guesses that were checked, and those that were right.
+    guessed: (usize, usize),
 }
 
 impl World {
@@ -104,7 +124,8 @@ impl World {
         let schedule = Schedule::new(BlockPool::new(blocks, true), parallel);
         let cards = Cards { blocks: vec![[0; 64]; blocks] };
         let (wholes, answers) = (HashMap::new(), HashMap::new());
-        World { schedule, cards, wholes, answers, under_way: VecDeque::new() }
+        let under_way = VecDeque::new();
+        World { schedule, cards, wholes, answers, under_way, guessed: (0, 0) }
     }
 
     fn add(&mut self, id: SequenceId, life: &Life) {
@@ -128,16 +149,30 @@ impl World {
 
     fn end(&mut self, lives: &[Life]) {
         let Some(step) = self.under_way.pop_front() else { return };
-        for id in self.schedule.done(&step).into_iter().flatten() {
-            let whole = self.wholes.get_mut(&id).expect("it was added");
-            let token = next_token(whole);
-            whole.push(token);
-            let count = self.answers.get_mut(&id).expect("it was added");
-            *count += 1;
-            let life = &lives[id as usize];
-            match *count == life.answer || life.leaves_after.is_some_and(|after| *count > after) {
-                true => self.schedule.remove(id),
-                false => self.schedule.push(id, token),
+        for asked in self.schedule.done(&step) {
+            let Some(id) = asked.id else { continue };
+            self.guessed.0 += asked.guesses.len();
+            for at in 0..=asked.guesses.len() {
+                let whole = self.wholes.get_mut(&id).expect("it was added");
+                let token = next_token(whole);
+                whole.push(token);
+                let count = self.answers.get_mut(&id).expect("it was added");
+                *count += 1;
+                let life = &lives[id as usize];
+                if *count == life.answer || life.leaves_after.is_some_and(|after| *count > after) {
+                    self.schedule.remove(id);
+                    break;
+                }
+                self.schedule.push(id, token);
+                if asked.guesses.get(at) != Some(&token) {
+                    break;
+                }
+                self.schedule.accept(id);
+                self.guessed.1 += 1;
+            }
+            self.schedule.settle(id);
+            if let Some(whole) = self.wholes.get(&id).filter(|whole| whole.len() % 7 > 0) {
+                self.schedule.guess(id, guesses(whole));
             }
         }
     }
@@ -236,6 +271,34 @@ proptest! {
 }
 
 #[test]
+#[should_panic(expected = "1 at ")]
+fn guess_that_is_kept_although_it_was_refused_is_found_in_the_cache() {
+    let mut world = World::new(4, 1);
+    let lives = [0, 1].map(|_| Life {
+        prefix: 0,
+        shared: 0,
+        own: 5,
+        answer: 40,
+        leaves_after: None,
+        reuses: false,
+    });
+    world.add(1, &lives[1]);
+    let budget = Budget { rows: 16, prompt_rows: 16, members: 1 };
+    for _ in 0..30 {
+        while world.begin(budget) {}
+        let refused = world.under_way.front().is_some_and(|step| step.parts[0].guessed > 0);
+        world.end(&lives);
+        if refused {
+            // Nothing of the last token is on the cards, and it is said to be.
+            world.schedule.accept(1);
+            world.schedule.push(1, next_token(&world.wholes[&1]));
+            let whole = world.wholes.get_mut(&1).expect("it was added");
+            whole.push(next_token(whole));
+        }
+    }
+}
+
+#[test]
 fn prompt_goes_through_in_pieces_beside_the_tokens_of_others() {
     let mut schedule = Schedule::new(BlockPool::new(20, false), 4);
     schedule.add(1, vec![1; 3], false);
@@ -245,7 +308,7 @@ fn prompt_goes_through_in_pieces_beside_the_tokens_of_others() {
     assert_eq!(first.rows(), 3);
     schedule.begun(&first);
     assert_eq!(schedule.next(budget), None, "it waits for its token");
-    assert_eq!(schedule.done(&first), [Some(1)]);
+    assert_eq!(ids(schedule.done(&first)), [Some(1)]);
     schedule.push(1, 9);
     schedule.add(2, vec![2; 100], false);
     schedule.admit();
@@ -253,7 +316,7 @@ fn prompt_goes_through_in_pieces_beside_the_tokens_of_others() {
     let rows: Vec<(u64, usize, bool)> =
         step.parts.iter().map(|part| (part.id, part.tokens.len(), part.asks)).collect();
     assert_eq!(rows, [(1, 1, true), (2, 8, false)]);
-    assert_eq!(schedule.done(&step), [Some(1)]);
+    assert_eq!(ids(schedule.done(&step)), [Some(1)]);
     schedule.remove(1);
     // Alone, it has the whole step.
     assert_eq!(schedule.next(budget).expect("a piece").rows(), 64);
@@ -294,10 +357,10 @@ fn text_that_has_stopped_goes_on_before_prompts_do() {
     };
     let step = schedule.next(budget).expect("half of the rows for each");
     assert_eq!(rows(&step), [(1, 32), (2, 32)]);
-    assert_eq!(schedule.done(&step), []);
+    assert_eq!(ids(schedule.done(&step)), []);
     let step = schedule.next(budget).expect("what is left of both");
     assert_eq!(rows(&step), [(1, 28), (2, 18)]);
-    assert_eq!(schedule.done(&step), [Some(1), Some(2)]);
+    assert_eq!(ids(schedule.done(&step)), [Some(1), Some(2)]);
     schedule.push(1, 9);
     schedule.push(2, 9);
     let step = schedule.next(budget).expect("two tokens and a piece");
@@ -319,7 +382,7 @@ fn last_to_come_is_the_first_to_be_put_back() {
         schedule.begun(&step);
         let expected = if turn < 5 { 3 } else { 2 };
         assert_eq!(step.parts.len(), expected, "{turn}");
-        for id in schedule.done(&step).into_iter().flatten() {
+        for id in ids(schedule.done(&step)).into_iter().flatten() {
             schedule.push(id, 5);
         }
     }
@@ -338,7 +401,7 @@ fn prompt_that_needs_all_blocks_does_not_wait_for_the_one_that_it_begins_like() 
         schedule.admit();
         let step = schedule.next(budget).expect("it is alone");
         schedule.begun(&step);
-        assert_eq!(schedule.done(&step), [Some(u64::from(id))]);
+        assert_eq!(ids(schedule.done(&step)), [Some(u64::from(id))]);
         schedule.remove(u64::from(id));
     }
     assert_eq!((schedule.put_back(), schedule.counts()), (0, (0, 0)));
@@ -379,4 +442,39 @@ fn prompt_waits_for_the_blocks_that_prompts_before_it_will_need() {
     schedule.remove(1);
     assert_eq!(schedule.admit(), [(2, 0), (3, 0)]);
     assert_eq!(schedule.put_back(), 0);
+}
+
+#[test]
+fn refused_guesses_give_their_blocks_back_at_once_and_take_none_from_others() {
+    let mut schedule = Schedule::new(BlockPool::new(3, false), 2);
+    let budget = Budget { rows: 80, prompt_rows: 80, members: 3 };
+    schedule.add(1, vec![1; 60], false);
+    schedule.admit();
+    let step = schedule.next(budget).expect("a prompt");
+    schedule.done(&step);
+    schedule.push(1, 9);
+    schedule.guess(1, vec![7; 12]);
+    assert_eq!(schedule.decoding().collect::<Vec<_>>(), [(1, 61)]);
+    let step = schedule.next(budget).expect("a token and guesses");
+    assert_eq!((step.rows(), step.outputs(), step.parts[0].blocks.len()), (13, 13, 2));
+    let asked = schedule.done(&step);
+    assert_eq!(asked, [Asked { id: Some(1), guesses: vec![7; 12] }]);
+    // One was right.
+    schedule.push(1, 7);
+    schedule.accept(1);
+    schedule.push(1, 8);
+    schedule.settle(1);
+    assert_eq!(schedule.pool().available(), 2, "the second block is free again");
+    // Another needs both: there is room for one guess in the block that the first has.
+    schedule.add(2, vec![2; 70], false);
+    schedule.admit();
+    schedule.guess(1, vec![7; 12]);
+    let step = schedule.next(budget).expect("a prompt and a token");
+    let parts: Vec<_> = step
+        .parts
+        .iter()
+        .map(|part| (part.id, part.past, &part.tokens[..], part.guessed))
+        .collect();
+    assert_eq!(parts, [(1, 62, &[8, 7][..], 1), (2, 0, &[2; 70][..], 0)]);
+    assert_eq!((schedule.put_back(), schedule.pool().available()), (0, 0));
 }
