@@ -4,7 +4,8 @@
 
 use serde::Serialize;
 use spanker_engine::{
-    Answer, DraftForecast, DraftSource, Engine, Host, Limits, Model, Options, Sampling, Wish,
+    Answer, DraftForecast, DraftModel, DraftSource, Engine, Host, Limits, Model, Options, Sampling,
+    Wish,
 };
 use spanker_plan::{Plan, Request};
 
@@ -113,7 +114,7 @@ pub struct DraftWork {
     pub source: DraftSource,
 }
 
-/// Runs tasks one after the other, and gives each to `show` when it is done.
+/// Runs tasks one after the other, and gives each to `show` when it is done. `small` guesses where a model does.
 ///
 /// # Errors
 /// What planning, loading or running the model fails with; [`BenchError::Wrong`] if tokens with guesses are others.
@@ -122,11 +123,15 @@ pub fn drafts(
     model: &Model,
     tasks: &[Task],
     work: &DraftWork,
+    small: Option<DraftModel>,
     mut show: impl FnMut(&DraftRow) -> Result<()>,
 ) -> Result<()> {
     let plan = host.plan(model, &work.request, &work.wish)?;
     let options = Options { audit: work.request.audit, ..Options::default() };
     let mut engine = Engine::load_with(host, model, plan.clone(), options)?;
+    if let Some(small) = small {
+        engine.set_draft_model(small);
+    }
     for task in tasks {
         show(&one(&mut engine, model, &plan, task, work)?)?;
     }

@@ -72,11 +72,14 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
     // Before any thread is started, which would take signals itself.
     let interrupts = Interrupts::watch(&stop)?;
     let audit = host.audit(args.audit.audit)?;
-    let draft = args.draft.draft;
+    let (draft, small) = (args.draft.source(), args.draft.load(place)?);
     let request =
         Request { audit, guesses: draft.most(), ..place.request(TURN.min(*context), 128) };
     let plan = host.plan(model, &request, &args.llm.wish(args.split))?;
-    let engine = Engine::load_with(host, model, plan, Options { record: false, audit, draft })?;
+    let mut engine = Engine::load_with(host, model, plan, Options { record: false, audit, draft })?;
+    if let Some(small) = small {
+        engine.set_draft_model(small);
+    }
     let timeout = host.rank_place().map(|place| place.timeout / 4);
     let mut chat = Chat::new(args, place, engine, stop)?;
     let lines = Lines::read();

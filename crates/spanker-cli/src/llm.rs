@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use spanker_engine::{DraftSource, Event, Fabric, Host, Model, Sampling, Wish};
+use spanker_engine::{DraftModel, DraftSource, Event, Fabric, Host, Model, Sampling, Wish};
 use spanker_plan::{Plan, Request};
 use spanker_text::{Penalties, Settings};
 
@@ -347,12 +347,41 @@ pub(crate) struct AuditArgs {
 }
 
 /// Where guesses of what follows come from.
-#[derive(Debug, Clone, Copy, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct DraftArgs {
-    /// Guess what follows, and check guesses in the same step: none, or lookup for what followed earlier in prompt and
-    /// answer. The tokens are the same; how many are guessed is decided by what a step takes and how many were right
-    #[arg(long, default_value = "none", value_name = "SOURCE")]
-    pub(crate) draft: DraftSource,
+    /// Guess what follows, and check guesses in the same step: none; lookup, from what followed earlier in prompt and answer;
+    /// or a small model with the same vocabulary (run, chat, bench model). The tokens are the same; how many are guessed
+    /// is decided by what a step takes and how many were right
+    #[arg(long, default_value = "none", value_name = "none|lookup|MODEL")]
+    draft: String,
+}
+
+impl DraftArgs {
+    /// The source, where no model may be one.
+    pub(crate) fn of_text(&self) -> anyhow::Result<DraftSource> {
+        self.draft.parse().map_err(|_| {
+            let text = format!(
+                "--draft {}: expected none or lookup; a draft model is for run, chat and bench model",
+                self.draft
+            );
+            Usage(text).into()
+        })
+    }
+
+    /// The source.
+    pub(crate) fn source(&self) -> DraftSource {
+        self.draft.parse().unwrap_or(DraftSource::Model)
+    }
+
+    /// The small model that guesses for a large one, if one does.
+    pub(crate) fn load(&self, place: &Place) -> anyhow::Result<Option<DraftModel>> {
+        if self.source() != DraftSource::Model {
+            return Ok(None);
+        }
+        let path = models::find(&self.draft)?;
+        let threads = place.host.thread_count();
+        Ok(Some(DraftModel::load(&path, &place.model, place.context, threads)?))
+    }
 }
 
 /// A part from 0 to 1.

@@ -151,7 +151,7 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         position: args.at,
         kv: args.kv,
         batch: args.batch_size,
-        guesses: args.draft.draft.most(),
+        guesses: args.draft.of_text()?.most(),
         audit: args.audit,
     };
     let cards: Vec<usize> = (0..cluster.cards()).collect();
@@ -180,7 +180,7 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
     if args.json {
         let mut json = report.to_json()?;
         if let Some((forecast, _)) = &drafted {
-            json["draft"] = serde_json::json!({ "source": args.draft.draft.name(),
+            json["draft"] = serde_json::json!({ "source": args.draft.source().name(),
                 "acceptance": forecast.acceptance, "length": forecast.length,
                 "tokens_per_step": forecast.tokens_per_step,
                 "tokens_per_second": forecast.tokens_per_second, "gained": forecast.gained });
@@ -226,7 +226,7 @@ fn drafted(
     args: &Args,
     report: &PlanReport<'_>,
 ) -> anyhow::Result<Option<(DraftForecast, String)>> {
-    let (Some(best), false) = (report.proposed, args.draft.draft == DraftSource::None) else {
+    let (Some(best), false) = (report.proposed, args.draft.source() == DraftSource::None) else {
         return Ok(None);
     };
     let PlanReport { model, cluster, request, .. } = *report;

@@ -149,7 +149,7 @@ fn lead(args: &Args, place: &Place, text: &str, limits: Limits) -> anyhow::Resul
     let sampling = args.sampling.sampling()?;
     let audit = host.audit(args.audit.audit)?;
     let steps = limits.tokens.unwrap_or(*context).min(context - prompt.len());
-    let draft = args.draft.draft;
+    let (draft, small) = (args.draft.source(), args.draft.load(place)?);
     let request = Request { audit, guesses: draft.most(), ..place.request(prompt.len(), steps) };
     let plan = match &args.plan {
         Some(path) => host.plan_saved(model, &request, &llm::saved(path)?)?,
@@ -157,6 +157,9 @@ fn lead(args: &Args, place: &Place, text: &str, limits: Limits) -> anyhow::Resul
     };
     let record = args.trace.is_some() || args.compare;
     let mut engine = Engine::load_with(host, model, plan, Options { record, audit, draft })?;
+    if let Some(small) = small {
+        engine.set_draft_model(small);
+    }
     if !args.no_display_prompt {
         show(args, text)?;
     }
@@ -227,6 +230,9 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     if let (Some(path), Some(logits)) = (&args.logits, &answer.logits) {
         let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
         files::write(path, bytes)?;
+    }
+    if let Some(error) = engine.draft_model().and_then(|model| model.failed()) {
+        output::note(format_args!("the draft model guesses nothing any more: {error}"));
     }
     let summary = engine.summary(answer)?;
     let (mut json, lines) = (summary.to_json(), summary.lines());

@@ -169,6 +169,7 @@ impl ModelArgs {
 
     /// Refuses flags that make no sense.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
+        self.draft.of_text()?;
         match self.parallel {
             0 => {
                 Err(Usage("--parallel 0: at least one request is answered at a time".into()).into())
@@ -199,7 +200,7 @@ impl ModelArgs {
             wish: self.llm.wish(self.split),
             audit: self.audit.audit,
             reuse: !self.no_prefix_cache,
-            draft: self.draft.draft,
+            draft: self.draft.source(),
         }
     }
 }

@@ -125,7 +125,7 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
     let mut progress = |text: &str| output::progress(text);
     let verifier = Verifier::new(host, model, &request, run, &cases, &mut progress);
     output::progress_done();
-    let verifier = verifier?.with_draft(args.draft.draft);
+    let verifier = verifier?.with_draft(args.draft.of_text()?);
     if !args.json {
         let text = model.tokenizer().decode(&verifier.one().tokens);
         let fingerprint = verifier.one().fingerprint();

@@ -6,15 +6,17 @@ mod acceptance;
 mod forecast;
 mod length;
 mod lookup;
+mod model;
 
 use std::cell::Cell;
 use std::str::FromStr;
 
-pub(crate) use acceptance::Acceptance;
 pub use acceptance::DraftCounts;
+pub(crate) use acceptance::{Acceptance, OF_MODEL};
 pub use forecast::DraftForecast;
 pub(crate) use length::{StepTimes, lengths};
 pub use lookup::{Guess, Lookup};
+pub use model::DraftModel;
 
 /// Guesses of a sequence that a step checks at most.
 pub const MOST_GUESSES: usize = 15;
@@ -31,6 +33,8 @@ pub enum DraftSource {
     Lookup,
     /// The same, as many as there is room for, whatever they cost: to see that they change nothing.
     LookupAlways,
+    /// From a small model with the same vocabulary.
+    Model,
 }
 
 impl DraftSource {
@@ -41,6 +45,7 @@ impl DraftSource {
             DraftSource::None => "none",
             DraftSource::Lookup => "lookup",
             DraftSource::LookupAlways => "lookup-always",
+            DraftSource::Model => "model",
         }
     }
 
@@ -54,7 +59,7 @@ impl DraftSource {
     pub fn most(self) -> u64 {
         match self {
             DraftSource::None => 0,
-            DraftSource::Lookup | DraftSource::LookupAlways => MOST_GUESSES as u64,
+            _ => MOST_GUESSES as u64,
         }
     }
 
@@ -63,7 +68,7 @@ impl DraftSource {
     pub fn most_together(self) -> u64 {
         match self {
             DraftSource::None => 0,
-            DraftSource::Lookup | DraftSource::LookupAlways => MOST_GUESSES_TOGETHER as u64,
+            _ => MOST_GUESSES_TOGETHER as u64,
         }
     }
 }
@@ -132,6 +137,17 @@ impl Drafter {
     /// The sequence is computed again from its first `length` tokens.
     pub(crate) fn truncate(&mut self, length: usize) {
         self.lookup.truncate(length);
+    }
+
+    /// The sequence so far.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        self.lookup.tokens()
+    }
+
+    /// How likely each of so many guesses of a model is to be reached and right.
+    pub(crate) fn chances_of_model(&self, count: usize) -> Vec<f64> {
+        self.matched.set(OF_MODEL);
+        self.acceptance.chances(OF_MODEL, count)
     }
 
     /// What may follow, and how likely each token is to be reached and right.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use spanker_llm::{AuditLog, LlmError, MemoryUse, Outcome, Recorder, Session, Want};
 use spanker_plan::{Plan, Reach, StepPrices};
 
-use crate::draft::DraftSource;
+use crate::draft::{DraftModel, DraftSource};
 use crate::error::{EngineError, Result};
 use crate::generation::{Generation, Limits, Stop};
 use crate::given::casts_doubt;
@@ -49,6 +49,8 @@ pub struct Engine<'h> {
     /// What ends the generation that is under way.
     stop: Rc<RefCell<Stop>>,
     draft: DraftSource,
+    /// What guesses where a model does.
+    draft_model: Option<DraftModel>,
     /// What steps take on the present layout, if anybody has asked.
     prices: Option<StepPrices>,
 }
@@ -97,7 +99,7 @@ impl<'h> Engine<'h> {
         });
         let memory = numbered(loaded.memory, &left);
         let (draft, prices) = (options.draft, None);
-        let lost = 0;
+        let (lost, draft_model) = (0, None);
         Ok(Engine {
             host,
             model,
@@ -110,6 +112,7 @@ impl<'h> Engine<'h> {
             log,
             stop,
             draft,
+            draft_model,
             prices,
         })
     }
@@ -153,6 +156,21 @@ impl<'h> Engine<'h> {
     /// Forgets all but the first `length` tokens of the sequence.
     pub fn cut(&mut self, length: usize) {
         self.session.cut(length);
+    }
+
+    /// Guesses come from a model from now on, as many for a step as the plan's request has room for.
+    pub fn set_draft_model(&mut self, model: DraftModel) {
+        (self.draft, self.draft_model) = (DraftSource::Model, Some(model));
+    }
+
+    /// What guesses, where a model does.
+    #[must_use]
+    pub fn draft_model(&self) -> Option<&DraftModel> {
+        self.draft_model.as_ref()
+    }
+
+    pub(crate) fn draft_model_mut(&mut self) -> Option<&mut DraftModel> {
+        self.draft_model.as_mut()
     }
 
     /// Guesses come from there from now on, as many for a step as the plan's request has room for.

@@ -5,11 +5,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use spanker_llm::{LlmError, Outcome, Output, Want};
+use spanker_llm::{LlmError, Outcome, Output, Timing, Want};
 
 use crate::answering::{Answering, Shaping};
-use crate::draft::{DraftCounts, DraftSource, Drafter, Fault, StepTimes, is_planted, lengths};
+use crate::draft::{
+    DraftCounts, DraftModel, DraftSource, Drafter, Fault, StepTimes, is_planted, lengths,
+};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::sampling::Sampling;
@@ -123,6 +126,8 @@ struct Drafting {
     times: StepTimes,
     /// The guesses that the last step checked: how many there were, and how many of them were right so far.
     under_way: (usize, usize),
+    /// What making them took.
+    guessing: Duration,
 }
 
 impl std::fmt::Debug for Generation<'_, '_> {
@@ -151,6 +156,7 @@ impl<'e, 'h> Generation<'e, 'h> {
             drafter: Drafter::new(&whole),
             times: StepTimes::default(),
             under_way: (0, 0),
+            guessing: Duration::ZERO,
         });
         let stop = limits.stop.clone();
         let answering = Answering::new(sampling, limits, Shaping::default(), &whole, vocab)?;
@@ -239,7 +245,14 @@ impl<'e, 'h> Generation<'e, 'h> {
         let predicted = self.drafting.is_some().then(|| self.engine.price(rows));
         let outcome = self.engine.try_check(token, &guesses, want)?;
         let Some(outcome) = self.certain(outcome) else { return Ok(None) };
-        self.answer.steps.push(outcome.timing);
+        let guessing = self
+            .drafting
+            .as_mut()
+            .map_or(Duration::ZERO, |drafting| std::mem::take(&mut drafting.guessing));
+        // Whoever waits for a token waits for guesses, too, by whatever clock.
+        let Timing { wall, card, .. } = outcome.timing;
+        let (wall, card) = (wall + guessing, card.map(|card| card + guessing));
+        self.answer.steps.push(Timing { wall, card, ..outcome.timing });
         if let (Some(drafting), Some(draft)) = (&mut self.drafting, &mut self.answer.draft) {
             draft.guesses.push(rows - 1);
             draft.reached.push(self.engine.tokens().len() - self.end);
@@ -298,16 +311,30 @@ impl Drafting {
         let most =
             engine.room_for_guesses().min(left.map_or(usize::MAX, |left| left.saturating_sub(1)));
         self.settle();
-        let (mut guess, chances) = self.drafter.guess(most);
-        let times = &self.times;
-        let price: Vec<f64> =
-            (1..=1 + chances.len()).map(|rows| engine.price(rows) * times.factor(rows)).collect();
+        let by_model = engine.draft() == DraftSource::Model;
+        let (mut guesses, chances) = match by_model {
+            true => (Vec::new(), self.drafter.chances_of_model(most)),
+            false => {
+                let (guess, chances) = self.drafter.guess(most);
+                (guess.tokens, chances)
+            }
+        };
+        let (times, most) = (&self.times, chances.len());
+        let each = engine.draft_model().filter(|_| by_model).map_or(0.0, DraftModel::guess_seconds);
+        let price: Vec<f64> = (0..=most)
+            .map(|count| engine.price(1 + count) * times.factor(1 + count) + each * count as f64)
+            .collect();
         if !engine.draft().is_eager() {
-            let counts = lengths(&[chances], guess.tokens.len(), |guesses| price[guesses]);
-            guess.tokens.truncate(counts[0]);
+            let count = lengths(&[chances], most, |count| price[count])[0];
+            guesses.truncate(count);
+            if let Some(model) = engine.draft_model_mut().filter(|_| by_model) {
+                let begun = Instant::now();
+                guesses = model.guess(self.drafter.tokens(), count);
+                self.guessing = begun.elapsed();
+            }
         }
-        self.under_way = (guess.tokens.len(), 0);
-        guess.tokens
+        self.under_way = (guesses.len(), 0);
+        guesses
     }
 
     /// A token follows, or nothing; whether it was guessed.

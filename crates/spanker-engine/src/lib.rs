@@ -59,7 +59,8 @@ pub use cluster::{ClusterSpec, profile, read_fit};
 pub use conversation::Conversation;
 pub use directory::CardList;
 pub use draft::{
-    DraftCounts, DraftForecast, DraftSource, Guess, Lookup, MOST_GUESSES, MOST_GUESSES_TOGETHER,
+    DraftCounts, DraftForecast, DraftModel, DraftSource, Guess, Lookup, MOST_GUESSES,
+    MOST_GUESSES_TOGETHER,
 };
 pub use engine::{Engine, Finished, Options};
 pub use error::{EngineError, Result};

@@ -41,7 +41,7 @@ impl<'p> Planned<'p> {
         let blocks = blocks.unwrap_or_else(|| sequences * KvShape::blocks_for(context));
         // As the planner has it.
         let turns = spanker_plan::steps_under_way(&plan.request, plan.layout.pipeline_stages());
-        let outputs = (sequences + plan.request.guesses).min(batch);
+        let outputs = plan.request.outputs_for(sequences);
         let space = Space { context, batch, sequences, outputs, turns, blocks, kv, audit };
         Ok(Planned { plan, space, kind, kernels })
     }

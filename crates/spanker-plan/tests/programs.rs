@@ -175,7 +175,7 @@ type Drawn = (u64, u64, u8);
 
 /// The parts of a step of these sequences that a space has room for.
 fn parts<'t>(space: Space, drawn: &[Drawn], tokens: &'t [u32], blocks: &'t [u32]) -> Vec<Part<'t>> {
-    let (mut left, mut outputs) = (space.batch, space.sequences);
+    let (mut left, mut outputs) = (space.batch, space.outputs);
     let mut list = Vec::new();
     for (sequence, &(count, past, want)) in drawn.iter().enumerate() {
         if sequence as u64 >= space.sequences || left == 0 {
@@ -250,7 +250,8 @@ proptest! {
         let space = Space::of(context, batch.min(context).max(sequences), sequences, Audit::NONE);
         let kv = if whole && model.head_size % 32 == 0 { Quant::Q8_0 } else { Quant::F16 };
         let space = Space { kv, ..space };
-        let space = Space { turns: 1 + batch % 3, ..space };
+        let outputs = (sequences + batch % 5).min(space.batch);
+        let space = Space { turns: 1 + batch % 3, outputs, ..space };
         let found = walk((&model, &cluster, &layout), space, &drawn, |_| {});
         prop_assert!(found.is_empty(), "{}", found.join("\n"));
     }
@@ -279,6 +280,7 @@ proptest! {
             sequences,
             context,
             batch,
+            guesses: batch % 7,
             prompt: context.min(64),
             ..Request::new(Objective::Latency)
         };

@@ -91,7 +91,7 @@ impl Args {
     /// The model and the place, for a number of threads.
     fn llm(&self, threads: Option<usize>) -> llm::Args {
         llm::Args {
-            ctx_size: Some(match self.draft.draft {
+            ctx_size: Some(match self.draft.source() {
                 DraftSource::None => (self.prompt + self.generated) as usize,
                 _ => TASK + self.generated as usize,
             }),
@@ -128,7 +128,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let threads = args.threads.first().map(|&threads| threads as usize);
     llm::on_host(&args.llm(threads), list(args.cards.iter().max()).as_ref(), None, |place| {
         let opened = begun.elapsed();
-        if args.draft.draft != DraftSource::None {
+        if args.draft.source() != DraftSource::None {
             return drafting(args, place);
         }
         let (prompt, generated) = (args.prompt as usize, args.generated as usize);
@@ -175,14 +175,15 @@ fn drafting(args: &Args, place: &Place) -> anyhow::Result<()> {
         Some(path) => Task::parse(&files::read(path, MOST_TASKS)?)
             .map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?,
     };
-    let (source, generated) = (args.draft.draft, args.generated as usize);
+    let (source, generated) = (args.draft.source(), args.generated as usize);
     let request = place.request(TASK / 2, generated);
     let request = Request { audit: args.audit, guesses: source.most(), ..request };
     let wish = args.llm(None).wish(args.split);
     let work = DraftWork { request, generated, repeats: args.repeats, wish, source };
     let mut kinds: Vec<(String, [f64; 2], usize)> = Vec::new();
     let mut table = output::Rows::default();
-    let rows = drafts(&place.host, &place.model, &tasks, &work, |row| {
+    let small = args.draft.load(place)?;
+    let rows = drafts(&place.host, &place.model, &tasks, &work, small, |row| {
         let at = kinds.iter().position(|(kind, ..)| *kind == row.kind).unwrap_or(kinds.len());
         if at == kinds.len() {
             kinds.push((row.kind.clone(), [0.0; 2], 0));

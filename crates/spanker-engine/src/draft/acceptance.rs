@@ -31,9 +31,11 @@ impl DraftCounts {
 }
 
 /// Endings that are as long as these are counted together: from so many tokens on.
-const CLASSES: [usize; 6] = [2, 3, 5, 9, 17, 32];
+const CLASSES: [usize; 7] = [2, 3, 5, 9, 17, 32, OF_MODEL];
+/// What stands for the length of an ending where a model guesses.
+pub(crate) const OF_MODEL: usize = 1 << 20;
 /// What is assumed of each until it is seen, and as how many guesses that counts.
-const ASSUMED: [f64; 6] = [0.1, 0.2, 0.4, 0.6, 0.75, 0.85];
+const ASSUMED: [f64; 7] = [0.1, 0.2, 0.4, 0.6, 0.75, 0.85, 0.6];
 const WEIGHT: f64 = 2.0;
 /// What of a count is left after another guess of its class, and after another token.
 const AFTER_GUESS: f64 = 0.95;

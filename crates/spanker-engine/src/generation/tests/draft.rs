@@ -6,7 +6,7 @@ use spanker_plan::Part;
 use spanker_text::Penalties;
 
 use super::*;
-use crate::draft::{DraftCounts, Fault, MOST_GUESSES, PLANTED};
+use crate::draft::{DraftCounts, DraftModel, Fault, MOST_GUESSES, PLANTED};
 use crate::engine::Options;
 use crate::layout::Split;
 use crate::testing::model_that_repeats;
@@ -252,5 +252,35 @@ fn step_has_no_more_guesses_than_there_is_room_or_need_for() {
         let most = draft.guesses.iter().max().copied().unwrap_or(0);
         let possible = (guesses as usize).min(batch - 1).min(MOST_GUESSES);
         assert!(most <= possible, "{most} of {possible} in a context of {context}");
+    }
+}
+
+#[test]
+fn guesses_of_a_draft_model_change_no_token_whatever_becomes_of_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = model_that_repeats(folder.path());
+    let other = crate::testing::model(folder.path());
+    let host = Host::threads(1, 1).expect("threads");
+    let request = Request { guesses: 15, ..request(CONTEXT, 32, PROMPT, 30) };
+    let plan = host.plan(&model, &request, &Wish::default()).expect("a plan");
+    for seed in 0..6 {
+        let (prompt, settings, limits) = talk(seed);
+        let mut engine = Engine::load(&host, &model, plan.clone()).expect("cards");
+        let mut tokens = Vec::new();
+        // Without, the model itself, one that has nothing to say about it, and one with too small a context.
+        for draft in 0..4 {
+            let context = if draft == 3 { PROMPT + 4 } else { CONTEXT };
+            let small = [&model, &model, &other, &model][draft];
+            if draft > 0 {
+                let small = DraftModel::load(small.path(), &model, context, 1);
+                engine.set_draft_model(small.expect("a draft"));
+            }
+            engine.cut(0);
+            let sampling = Sampling::new(settings).expect("settings");
+            let mut generation = engine.generate(&prompt, sampling, limits.clone()).expect("run");
+            generation.by_ref().for_each(|piece| drop(piece.expect("a piece")));
+            tokens.push(generation.into_answer().0.tokens);
+        }
+        assert!(tokens.iter().all(|one| *one == tokens[0]), "seed {seed}: {tokens:?}");
     }
 }
