@@ -131,7 +131,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
+/// What is asked of a plan for these cards.
+fn request(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
     if args.concurrency.is_some() && args.objective != Objective::Throughput {
         let text =
             "--concurrency is for --objective throughput; --batch says what is decoded together";
@@ -142,7 +143,7 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         (Objective::Throughput, None) if args.batch == 1 => cluster.cards() as u64,
         _ => args.batch,
     };
-    let request = Request {
+    Ok(Request {
         objective: args.objective,
         sequences,
         blocks: None,
@@ -153,7 +154,11 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         batch: args.batch_size,
         guesses: args.draft.of_text()?.most(),
         audit: args.audit,
-    };
+    })
+}
+
+fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
+    let request = request(args, cluster)?;
     let cards: Vec<usize> = (0..cluster.cards()).collect();
     output::progress("searching for the best plan ..");
     let choice = choose(model, cluster, &cards, &request).map_err(|error| match error {
