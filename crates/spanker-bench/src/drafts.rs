@@ -151,9 +151,11 @@ fn one(
     for turn in 0..2 * work.repeats {
         let with = (turn % 2) as usize;
         engine.set_draft(if with == 1 { work.source } else { DraftSource::None });
-        engine.cut(0);
+        // Keys and values of the prompt stay where they are; the same follows from them.
+        let known = if turn == 0 { 0 } else { prompt.len() - 1 };
+        engine.cut(known);
         let limits = Limits { ignore_end: true, ..Limits::tokens(work.generated) };
-        let mut generation = engine.generate(&prompt, Sampling::greedy(), limits)?;
+        let mut generation = engine.generate(&prompt[known..], Sampling::greedy(), limits)?;
         generation.by_ref().try_for_each(|piece| piece.map(drop))?;
         let (answer, _) = generation.into_answer();
         times[with].push(answer.steps.iter().map(|step| step.time().as_secs_f64()).sum::<f64>());
