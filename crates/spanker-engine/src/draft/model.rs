@@ -85,8 +85,7 @@ impl DraftModel {
         let known = self.session.tokens().len();
         let mut guesses = Vec::with_capacity(most);
         let mut outcome = self.session.feed(&text[known..], Want::Best(1))?;
-        loop {
-            let Some(&(token, _)) = outcome.last().best.first() else { break };
+        while let Some(&(token, _)) = outcome.last().best.first() {
             guesses.push(token);
             if guesses.len() == most {
                 break;

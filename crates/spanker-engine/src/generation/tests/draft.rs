@@ -30,7 +30,8 @@ fn talk(seed: u64) -> (Vec<u32>, Settings, Limits) {
             Settings { temperature, top_k: 12, min_p: 0.0, penalties, ..Settings::usual(seed) }
         }
     };
-    let limits = Limits { ignore_end: seed % 2 == 0, ..Limits::tokens(30 + seed as usize % 40) };
+    let limits =
+        Limits { ignore_end: seed.is_multiple_of(2), ..Limits::tokens(30 + seed as usize % 40) };
     (prompt.collect(), settings, limits)
 }
 

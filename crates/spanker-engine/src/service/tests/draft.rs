@@ -108,7 +108,7 @@ fn clients_of_a_service_that_guesses_get_the_tokens_of_one_that_does_not() {
         let wish = Wish { split: Some(split), shares: None };
         // By what they cost in some.
         let draft = [DraftSource::LookupAlways, DraftSource::Lookup][usize::from(round % 7 == 5)];
-        let reuse = round % 2 == 0;
+        let reuse = usize::is_multiple_of(round, 2);
         let options = ServiceOptions { wish, kv_memory, reuse, draft, ..drafting() };
         let (service, world) = match emulated {
             false => (on_threads(&model, options, cards), None),
