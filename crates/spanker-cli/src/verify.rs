@@ -25,7 +25,7 @@ use crate::{Usage, output};
   spanker verify -m smollm2-135m --cards 1..5
   spanker verify -m smollm2-135m -ts 3,1
   spanker twin up --cards 3 && spanker verify -m smollm2-135m --cards 1..3 --fabric cards
-  spanker verify -m smollm2-135m --draft lookup -n 48    guesses change no bit
+  spanker verify -m smollm2-135m --draft lookup -n 24    guesses change no bit
   spanker verify -m smollm2-135m --fabric cuda       a GPU against the processor, bit for bit
   mpirun -n 3 spanker verify -m smollm2-135m        three processes against one card
 

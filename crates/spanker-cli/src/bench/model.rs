@@ -31,7 +31,7 @@ use crate::output::{self, Cell};
   spanker bench model -m smollm2-135m -t 2 --cards 1,2 --split gather
   spanker twin up --cards 4 --profile rev-a && spanker bench model -m smollm2-135m --fabric cards --cards 1,2,4
   spanker bench model -m model.gguf --fabric cuda
-  spanker bench model -m smollm2-135m -t 2 -n 24 --repeats 1 --draft lookup
+  spanker bench model -m smollm2-135m -t 2 -n 4 --repeats 1 --draft lookup
   mpirun -n 2 spanker bench model -m smollm2-135m -t 1")]
 pub(super) struct Args {
     /// A .gguf file, or the name of a fetched model
