@@ -83,7 +83,7 @@ pub fn model(
     }
     let finished = |mut subject: Subject<'_>| {
         subject.repeats.bytes = weights.bytes();
-        let plan = subject.calibration.priced(&subject.plan)?;
+        let plan = subject.calibration.priced(subject.host, &subject.plan)?;
         let load_ms = subject.load.as_secs_f64() * 1e3;
         Ok(row::row(subject.host, model, &plan, work, subject.repeats, load_ms))
     };

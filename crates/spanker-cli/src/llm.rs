@@ -8,6 +8,7 @@ use spanker_plan::{Plan, Request};
 use spanker_text::{Penalties, Settings};
 
 use crate::directory::{self, CardList};
+use crate::workers::WorkerArgs;
 use crate::{Usage, output};
 use spanker_engine::shape::{self, Found};
 use spanker_engine::{files, models};
@@ -31,6 +32,8 @@ pub(crate) enum FabricKind {
     Cuda,
     /// Processes that mpirun has started, on one host or several: each is a card
     Mpi,
+    /// This machine and the workers of --workers, over the network: each is a card
+    Tcp,
 }
 
 /// What flags mean for cards of one kind.
@@ -46,6 +49,8 @@ pub(crate) struct Takes {
     pub(crate) many_hosts: bool,
     /// Who starts the process says how many cards there are.
     pub(crate) started: bool,
+    /// Cards are machines or processes, whose number flags can make smaller and nothing else.
+    pub(crate) machines: bool,
 }
 
 impl FabricKind {
@@ -57,12 +62,16 @@ impl FabricKind {
             deadline: false,
             many_hosts: false,
             started: false,
+            machines: false,
         };
         match self {
             FabricKind::Inproc => Takes { threads: true, audit: false, many_hosts: true, ..none },
             FabricKind::Cards => Takes { deadline: true, ..none },
             FabricKind::Cuda => none,
-            FabricKind::Mpi => Takes { threads: true, deadline: true, started: true, ..none },
+            FabricKind::Mpi => {
+                Takes { threads: true, deadline: true, started: true, machines: true, ..none }
+            }
+            FabricKind::Tcp => Takes { threads: true, deadline: true, machines: true, ..none },
         }
     }
 }
@@ -110,8 +119,8 @@ pub(crate) struct Args {
     /// Tokens that there is room for, prompt and answer together [default: 2048, or what the model has]
     #[arg(short, long, value_name = "TOKENS")]
     pub(crate) ctx_size: Option<usize>,
-    /// Threads in all, shared out over in-process cards; for --fabric mpi those of each process [default: as many
-    /// as there are cores, shared out over the processes of a host]
+    /// Threads in all, shared out over in-process cards; for --fabric mpi those of each process, for --fabric tcp those
+    /// of this machine [default: as many as there are cores, shared out over the processes of a host]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Tokens of a prompt that are run together
@@ -120,16 +129,18 @@ pub(crate) struct Args {
     /// How keys and values are stored: f16, or q8_0 in little more than half of the memory
     #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = kept_as)]
     pub(crate) kv: Quant,
-    /// Where the cards are [default: mpi if mpirun has started several, else inproc]
+    /// Where the cards are [default: tcp with --workers, mpi if mpirun has started several, else inproc]
     #[arg(long, value_enum)]
     pub(crate) fabric: Option<FabricKind>,
     /// How much each card gets, as in 2,2,1; also -ts. What came of it is in the report
     #[arg(long, value_name = "SHARES", value_delimiter = ',', visible_alias = "ts")]
     pub(crate) tensor_split: Option<Vec<f64>>,
-    /// How long cards may show no progress before they are given up, for --fabric cards and mpi; for mpi more than a
-    /// step takes [default for mpi: 60s]
+    /// How long cards may show no progress before they are given up, for --fabric cards, mpi and tcp; for the last two
+    /// more than a step takes [default for mpi: 60s, for tcp: 5s]
     #[arg(long, value_name = "TIME", value_parser = crate::fault::detect)]
     pub(crate) deadline: Option<std::time::Duration>,
+    #[command(flatten)]
+    pub(crate) workers: WorkerArgs,
 }
 
 impl Args {
@@ -144,13 +155,17 @@ impl Args {
             fabric: Some(FabricKind::Inproc),
             tensor_split: None,
             deadline: None,
+            workers: WorkerArgs::default(),
         }
     }
 
     /// Where the cards are, by flag or by who started this process.
     pub(crate) fn fabric(&self) -> FabricKind {
-        let usual =
-            if crate::ranks::launched().is_some() { FabricKind::Mpi } else { FabricKind::Inproc };
+        let usual = match crate::ranks::launched() {
+            _ if self.workers.are_named() => FabricKind::Tcp,
+            Some(_) => FabricKind::Mpi,
+            None => FabricKind::Inproc,
+        };
         self.fabric.unwrap_or(usual)
     }
 
@@ -196,10 +211,22 @@ impl Args {
         }
     }
 
+    /// The first so many machines or processes, or all.
+    fn first(host: Host, count: Option<usize>) -> anyhow::Result<Host> {
+        Ok(match count {
+            Some(count) => host.with_cards(count)?,
+            None => host,
+        })
+    }
+
     /// The place that flags name.
     pub(crate) fn host(&self, cards: Option<&CardList>) -> anyhow::Result<Host> {
         let one = |count: Option<usize>| count.unwrap_or(1);
-        let host = match self.fabric() {
+        let fabric = self.fabric();
+        if fabric != FabricKind::Tcp {
+            self.workers.refuse()?;
+        }
+        let host = match fabric {
             FabricKind::Inproc => Host::threads(self.cores(), one(self.count(cards)?))?,
             FabricKind::Cuda if self.threads.is_some() || self.deadline.is_some() => {
                 let text = "--threads and --deadline are not there for --fabric cuda";
@@ -210,11 +237,12 @@ impl Args {
                 Host::cards(&directory::find(), cards, self.deadline, self.cores())?
             }
             FabricKind::Mpi => {
-                let host = Host::ranks(self.deadline, self.threads)?;
-                match self.count(cards)? {
-                    Some(count) => host.with_cards(count)?,
-                    None => host,
-                }
+                Self::first(Host::ranks(self.deadline, self.threads)?, self.count(cards)?)?
+            }
+            FabricKind::Tcp => {
+                let (addresses, key) = (self.workers.addresses()?, self.workers.key()?);
+                let host = Host::workers(addresses, key, self.deadline, self.cores())?;
+                Self::first(host, self.count(cards)?)?
             }
         };
         Ok(host.observed(tell))
@@ -269,8 +297,7 @@ pub(crate) fn on_host(
     };
     let host = args.host(cards.or(planned.as_ref()))?;
     let model = host.open_with(|| Model::open(models::find(&args.model)?));
-    let ranks = host.rank_place().is_some();
-    if !ranks {
+    if host.fabric() != Fabric::Mpi {
         return lead(&Place::new(args, host, model?)?);
     }
     // Ending MPI could wait for ranks that never come: a rank that cannot go on ends its process.
@@ -429,5 +456,6 @@ pub(crate) fn fabric_words(fabric: Fabric) -> &'static str {
         Fabric::Cards => "on cards",
         Fabric::Cuda => "on GPUs",
         Fabric::Mpi => "on ranks",
+        Fabric::Tcp => "on workers",
     }
 }

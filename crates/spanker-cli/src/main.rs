@@ -37,6 +37,7 @@ mod steal;
 mod synth;
 mod twin;
 mod verify;
+mod workers;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -115,6 +116,9 @@ enum Command {
     Flight(flight::Args),
     Steal(Box<steal::Args>),
     Twin(twin::Args),
+    Worker(workers::Args),
+    Workers(workers::ListArgs),
+    Key(workers::KeyArgs),
     Models(list::Args),
     Fetch(fetch::Args),
     Synth(Box<synth::Args>),
@@ -234,6 +238,9 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Flight(args) => flight::run(&args),
         Command::Steal(args) => steal::run(&args),
         Command::Twin(args) => twin::run(&args),
+        Command::Worker(args) => workers::work(&args),
+        Command::Workers(args) => workers::list(&args),
+        Command::Key(args) => workers::key(&args),
         Command::Models(args) => list::run(&args),
         Command::Fetch(args) => fetch::run(&args),
         Command::Synth(args) => synth::run(&args),

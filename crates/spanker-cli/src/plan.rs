@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker plan`: which split of a model is fastest on which cards, whether it fits, and why.
 
+mod subsets;
 mod table;
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use spanker_engine::Freshness;
+use spanker_engine::{Fabric, Freshness};
 use spanker_model::{Model, Quant};
 use spanker_plan::{Objective, Plan, PlanError, PlanReport, Request, choose, explain, remedies};
 use spanker_topology::Cluster;
@@ -14,6 +15,7 @@ use spanker_topology::Cluster;
 use crate::cluster::ClusterArgs;
 use crate::directory::CardList;
 use crate::llm::{self, FabricKind};
+use crate::workers::WorkerArgs;
 use crate::{DoesNotFit, Usage, output};
 use spanker_engine::files;
 
@@ -28,6 +30,7 @@ use spanker_engine::files;
   spanker plan llama-2-70b --profile rev-a --cards 12 --objective throughput --concurrency 8
   spanker plan llama-3-8b --cluster cluster.toml --out plan.json   then: spanker simulate plan.json
   spanker plan smollm2-135m --fabric inproc --cards 2              for threads of this machine, as measured
+  spanker plan smollm2-135m --workers one,two --key-file key --explain    which machines make it faster
 
 Times are predictions: the profiles say where their numbers come from ('spanker profiles rev-a').
 --json prints {\"version\": 1, \"candidates\": [..]}, best first; docs/plan-json.md has the fields.")]
@@ -37,10 +40,14 @@ pub(crate) struct Args {
     #[command(flatten)]
     cluster: ClusterArgs,
     /// Plan for what is here, as it was measured: threads of this machine (inproc), the cards that are there, GPUs
-    /// (cuda) or the processes that mpirun has started. The model is then a .gguf file or a fetched one
+    /// (cuda), the processes that mpirun has started, or this machine and --workers (tcp). The model is then a .gguf file
+    /// or a fetched one
     #[arg(long, value_enum, conflicts_with_all = ["quant", "profile", "cluster", "topology", "card", "link"])]
     fabric: Option<FabricKind>,
-    /// With --fabric inproc, threads in all; with mpi those of each process [default: as many as there are cores]
+    #[command(flatten)]
+    workers: WorkerArgs,
+    /// With --fabric inproc, threads in all; with mpi those of each process, with tcp those of this machine [default: as
+    /// many as there are cores]
     #[arg(short, long, value_name = "N", requires = "fabric")]
     threads: Option<usize>,
     /// How weights are stored [default: as in the .gguf file or the fetched model, else q4_0]
@@ -103,14 +110,16 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_outputs([&args.out])?;
-    let Some(fabric) = args.fabric else {
-        return plan(args, &llm::shape(&args.model, args.quant)?, &args.cluster.build()?);
+    let named = args.workers.are_named().then_some(FabricKind::Tcp);
+    let Some(fabric) = args.fabric.or(named) else {
+        return plan(args, &llm::shape(&args.model, args.quant)?, &args.cluster.build()?, None);
     };
     let here = llm::Args {
         fabric: Some(fabric),
         threads: args.threads,
         ctx_size: Some(usize::try_from(args.context)?),
         batch_size: usize::try_from(args.batch_size)?,
+        workers: args.workers.clone(),
         ..llm::Args::usual(&args.model)
     };
     let count = args.cluster.cards().map(CardList::Count);
@@ -118,11 +127,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let (host, model) = (&place.host, &place.model);
         let layout = host.usual_layout(model, host.card_count())?;
         let cluster = host.cluster(model, &place.request(1, 1), &layout, Freshness::Kept)?;
-        plan(args, model.shape(), &cluster)
+        let machines = (host.fabric() == Fabric::Tcp).then(|| host.machine_names());
+        plan(args, model.shape(), &cluster, machines.as_deref())
     })
 }
 
-fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
+fn plan(
+    args: &Args,
+    model: &Model,
+    cluster: &Cluster,
+    machines: Option<&[String]>,
+) -> anyhow::Result<()> {
     if args.concurrency.is_some() && args.objective != Objective::Throughput {
         let text =
             "--concurrency is for --objective throughput; --batch says what is decoded together";
@@ -166,10 +181,19 @@ fn plan(args: &Args, model: &Model, cluster: &Cluster) -> anyhow::Result<()> {
         remedy: remedy.as_ref(),
     };
     let saved = save(args, &report)?;
+    let subsets = machines.map(|names| subsets::of(names, model, cluster, &request));
+    let subsets = subsets.transpose()?;
     if args.json {
-        output::line(&serde_json::to_string(&report.to_json()?)?)?;
+        let mut json = report.to_json()?;
+        if let Some(subsets) = &subsets {
+            json["machines"] = subsets.to_json();
+        }
+        output::line(&serde_json::to_string(&json)?)?;
     } else {
         table::show(&report)?;
+        if let Some(subsets) = subsets.filter(|_| args.explain) {
+            subsets.show()?;
+        }
         if args.explain {
             let reasons = report.reasons()?;
             if !reasons.is_empty() {

@@ -19,6 +19,7 @@ use spanker_topology::{BytesPerSecond, Seconds};
 use crate::bench::failure;
 use crate::directory::{self, CardList};
 use crate::sizes::{Sizes, human};
+use crate::workers::WorkerArgs;
 use crate::{Usage, fault, output};
 use spanker_engine::files;
 
@@ -34,7 +35,8 @@ use spanker_engine::files;
 /// With --fabric inproc it is this machine, with threads as cards: real steps of the model are run, and what each kind
 /// of operator takes on each number of rows is fitted. 'run' and 'bench model' do the same when they first meet a
 /// model, and keep it in the user's cache; this measures again and replaces what was kept. With --fabric mpi, under
-/// mpirun, it is a rank, and the messages between the ranks.
+/// mpirun, it is a rank, and the messages between the ranks; with --fabric tcp each of the machines, and the messages
+/// between them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker probe
@@ -42,16 +44,19 @@ use spanker_engine::files;
   spanker probe --json
   spanker probe --fabric inproc -m smollm2-135m --threads 2 --save here.toml
   mpirun -n 2 spanker probe --fabric mpi -m smollm2-135m
+  spanker probe --fabric tcp --workers one,two --key-file key -m smollm2-135m
   spanker probe --fabric cuda --save gpu.toml && spanker plan llama-2-7b --profile gpu.toml --cards 1")]
 pub(crate) struct Args {
-    /// What is measured: cards (those that 'spanker cards' shows), cuda (GPUs), inproc (threads of this machine) or
-    /// mpi (processes that mpirun has started)
-    #[arg(long, default_value = "cards", value_parser = ["cards", "cuda", "inproc", "mpi"])]
+    /// What is measured: cards (those that 'spanker cards' shows), cuda (GPUs), inproc (threads of this machine), mpi
+    /// (processes that mpirun has started) or tcp (this machine and --workers)
+    #[arg(long, default_value = "cards", value_parser = ["cards", "cuda", "inproc", "mpi", "tcp"])]
     fabric: String,
-    /// With --fabric inproc and mpi, the model: a .gguf file, or the name of a fetched one [default: smollm2-135m]
+    #[command(flatten)]
+    workers: WorkerArgs,
+    /// With --fabric inproc, mpi and tcp, the model: a .gguf file, or the name of a fetched one [default: smollm2-135m]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<String>,
-    /// With --fabric inproc, threads in all; with mpi those of each process [default: as many as there are cores]
+    /// With --fabric inproc, threads in all; with mpi those of each process, with tcp those of this machine [default: as many as there are cores]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
     /// With --fabric inproc, cuda and mpi, write the profile to this file: of one card, or of GPU 0
@@ -84,9 +89,12 @@ impl Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_outputs([&args.save])?;
     let refuse = |text: &str| Err(Usage(text.into()).into());
-    let machine = matches!(args.fabric.as_str(), "inproc" | "mpi");
+    let machine = matches!(args.fabric.as_str(), "inproc" | "mpi" | "tcp");
     if (args.model.is_some() || args.threads.is_some()) && !machine {
-        return refuse("--model and --threads are for --fabric inproc and mpi");
+        return refuse("--model and --threads are for --fabric inproc, mpi and tcp");
+    }
+    if args.fabric != "tcp" {
+        args.workers.refuse()?;
     }
     if args.fabric == "cuda" {
         #[cfg(feature = "cuda")]
@@ -101,7 +109,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         (true, _) => machine::run(args),
         (false, None) => links(args),
         (false, Some(_)) => refuse(
-            "--save is for --fabric inproc, cuda and mpi: what links take is kept beside the cards",
+            "--save is for --fabric inproc, cuda, mpi and tcp: what links take is kept beside the cards",
         ),
     }
 }

@@ -27,12 +27,13 @@ use crate::{Usage, output};
   spanker twin up --cards 3 && spanker verify -m smollm2-135m --cards 1..3 --fabric cards
   spanker verify -m smollm2-135m --fabric cuda       a GPU against the processor, bit for bit
   mpirun -n 3 spanker verify -m smollm2-135m        three processes against one card
+  spanker verify -m smollm2-135m --workers one,two --key-file key    three machines against one card
 
 The exit code is 0 if everything is as it must be, and 1 if not.")]
 pub(crate) struct Args {
     #[command(flatten)]
     llm: llm::Args,
-    /// How many cards: a number or a range as in 1..5, both ends included [default: 1..3, all of mpirun]
+    /// How many cards: a number or a range as in 1..5, both ends included [default: 1..3, all of mpirun or --workers]
     #[arg(long, value_name = "RANGE")]
     cards: Option<Counts>,
     /// The text to go on from
@@ -83,7 +84,7 @@ impl Args {
             (Some(Counts(range)), None) => *range.end(),
             (None, None) => *USUAL.end(),
         };
-        (!self.takes_ranks()).then_some(CardList::Count(most))
+        (!self.llm.fabric().takes().machines).then_some(CardList::Count(most))
     }
 }
 
@@ -109,7 +110,7 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
         );
     }
     let ranks = place.host.card_count();
-    let usual = if args.takes_ranks() { ranks..=ranks } else { USUAL };
+    let usual = if args.llm.fabric().takes().machines { ranks..=ranks } else { USUAL };
     let cases = cases(args, &place.model, usual)?;
     let most = cases.iter().map(|case| case.shares.len()).max().unwrap_or(1);
     if most > ranks {

@@ -37,7 +37,7 @@ impl Calibration {
                 let subject = threads::subject(&plan.layout, batch, host.thread_count());
                 Kind::Threads(Box::new(Measurement::of_threads(model.network(), &subject)?))
             }
-            Fabric::Mpi => Kind::Ranks(Box::default()),
+            Fabric::Mpi | Fabric::Tcp => Kind::Ranks(Box::default()),
             Fabric::Cards | Fabric::Cuda => Kind::Steady,
         };
         Ok(Calibration { kind })
@@ -59,16 +59,19 @@ impl Calibration {
     ///
     /// # Errors
     /// [`crate::EngineError::Plan`] if the plan does not go with that.
-    pub fn priced(&self, plan: &Plan) -> Result<Plan> {
-        let profile = match &self.kind {
-            Kind::Threads(measurement) => measurement.profile(),
-            Kind::Ranks(samples) => match &**samples {
-                Some(samples) => samples.profile(),
+    pub fn priced(&self, host: &Host, plan: &Plan) -> Result<Plan> {
+        let cluster = match (&self.kind, host.backend().ranks()) {
+            (Kind::Threads(measurement), _) => {
+                threads::uniform(measurement.profile(), &plan.layout)?
+            }
+            (Kind::Ranks(samples), Some(ranks)) => match &**samples {
+                Some(samples) => {
+                    ranks.cluster_of(samples.profiles(), &plan.layout, &host.indices())?
+                }
                 None => return Ok(plan.clone()),
             },
-            Kind::Steady => return Ok(plan.clone()),
+            _ => return Ok(plan.clone()),
         };
-        let cluster = threads::uniform(profile, &plan.layout)?;
         let Plan { model, request, layout, .. } = plan;
         Ok(Plan::new(model.clone(), cluster, request.clone(), layout.clone())?)
     }

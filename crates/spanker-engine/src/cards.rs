@@ -209,7 +209,7 @@ impl Backend for Cards {
 
     fn replan(&self, left: &[usize], model: &Model, request: Request) -> Result<Plan> {
         let cluster = self.cluster_of(left)?;
-        let layout = layout::best(model.shape(), &cluster, &request, true)?;
+        let layout = layout::best(model.shape(), &cluster, &request, true, true)?;
         layout::fitting(Plan::new(model.shape().clone(), cluster, request, layout)?, left)
     }
 

@@ -217,7 +217,7 @@ impl<'h> Engine<'h> {
             if let Some(piece) = self.pieces.last_mut() {
                 piece.collect(backend)?;
             }
-            observer(&Event::Lost { error: &error, left: &left });
+            host.tell_lost(&error, &left);
             self.lost += self.left.len() - left.len();
             self.left = left;
             let request = self.plan.request.clone();

@@ -147,6 +147,11 @@ pub(crate) trait Backend {
         error.into()
     }
 
+    /// Which machines an error of ranks is about.
+    fn names(&self, _error: &LlmError) -> Option<String> {
+        None
+    }
+
     /// What cards did that record it themselves, since the model was loaded.
     fn marks(&self) -> Result<Option<Vec<Mark>>> {
         Ok(None)
@@ -174,6 +179,8 @@ pub enum Fabric {
     Cuda,
     /// Processes that a launcher has started.
     Mpi,
+    /// This machine and workers of others, over TCP.
+    Tcp,
 }
 
 impl Fabric {
@@ -185,6 +192,7 @@ impl Fabric {
             Fabric::Cards => "cards",
             Fabric::Cuda => "cuda",
             Fabric::Mpi => "mpi",
+            Fabric::Tcp => "tcp",
         }
     }
 
@@ -194,7 +202,7 @@ impl Fabric {
     pub fn usual_audit(self) -> f64 {
         match self {
             Fabric::Cards | Fabric::Cuda => spanker_plan::USUAL_AUDIT,
-            Fabric::Inproc | Fabric::Mpi => 0.0,
+            Fabric::Inproc | Fabric::Mpi | Fabric::Tcp => 0.0,
         }
     }
 }
@@ -399,7 +407,7 @@ impl Host {
     pub fn audit(&self, wished: Option<f64>) -> Result<f64> {
         let fabric = self.fabric();
         match (fabric, wished.unwrap_or(fabric.usual_audit())) {
-            (Fabric::Cards | Fabric::Cuda | Fabric::Mpi, part) => Ok(part),
+            (Fabric::Cards | Fabric::Cuda | Fabric::Mpi | Fabric::Tcp, part) => Ok(part),
             (Fabric::Inproc, 0.0) => Ok(0.0),
             (Fabric::Inproc, part) => Err(EngineError::request(format!(
                 "--audit {part}: threads of this process are not checked"
@@ -422,8 +430,9 @@ impl Host {
             return self.plan_as(model, request, usual);
         }
         let cluster = self.cluster(model, request, &usual, Freshness::Kept)?;
-        let apart = self.fabric() == Fabric::Cards;
-        let layout = layout::best(shape, &cluster, &self.taps(request), apart)?;
+        let apart = matches!(self.fabric(), Fabric::Cards | Fabric::Tcp);
+        let copies = self.fabric() == Fabric::Cards;
+        let layout = layout::best(shape, &cluster, &self.taps(request), apart, copies)?;
         if self.backend.measures_layouts() && layout != usual {
             return self.plan_as(model, request, layout);
         }
@@ -543,6 +552,14 @@ impl Host {
         Ok(self.backend.ranks().map_or(Ok(()), Ranks::heartbeat)?)
     }
 
+    /// Says that cards were lost, and which they were.
+    pub(crate) fn tell_lost(&self, error: &LlmError, left: &[usize]) {
+        if let Some(names) = self.backend.names(error) {
+            (self.observer)(&Event::Note(&names));
+        }
+        (self.observer)(&Event::Lost { error, left });
+    }
+
     pub(crate) fn backend(&self) -> &dyn Backend {
         &*self.backend
     }
@@ -554,7 +571,7 @@ impl Host {
     /// The request with an audit only where cards can be checked.
     fn taps(&self, request: &Request) -> Request {
         match self.fabric() {
-            Fabric::Cards | Fabric::Cuda | Fabric::Mpi => request.clone(),
+            Fabric::Cards | Fabric::Cuda | Fabric::Mpi | Fabric::Tcp => request.clone(),
             Fabric::Inproc => Request { audit: 0.0, ..request.clone() },
         }
     }

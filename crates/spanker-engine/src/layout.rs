@@ -144,17 +144,18 @@ pub fn request(context: usize, batch: usize, prompt: usize, steps: usize) -> Req
 }
 
 /// The planner's best layout that can be run, gives the bits of one card and fits; where `apart` is false, cards share
-/// something, so that there are no copies and every card is used if there is such a layout.
+/// something, so that every card is used if there is such a layout. With `copies`, a service may have several of the model.
 pub(crate) fn best(
     model: &Model,
     cluster: &Cluster,
     request: &Request,
     apart: bool,
+    copies: bool,
 ) -> Result<Layout> {
     let cards: Vec<usize> = (0..cluster.cards()).collect();
     let choice = choose(model, cluster, &cards, request)?;
     // A run has one copy of the model, a service as many as serve it best.
-    let copies = apart && request.objective == Objective::Throughput;
+    let copies = copies && request.objective == Objective::Throughput;
     let exact = |layout: &Layout| {
         (copies || layout.not_runnable().is_none())
             && layout.stages().all(|stage| stage.group.split != Matrices::Reduce)

@@ -19,6 +19,7 @@ mod calibration;
 mod cards;
 mod catalog;
 mod cluster;
+mod content;
 mod conversation;
 pub mod directory;
 mod engine;
@@ -49,6 +50,7 @@ mod survey;
 mod testing;
 mod threads;
 mod verify;
+mod workers;
 
 pub use batch::{Arrivals, Forecast, ServiceLoad, middle_and_tail};
 pub use calibration::Calibration;
@@ -77,3 +79,10 @@ pub use service::{
 pub use summary::{Answer, FinishReason, Summary, median, off, rate};
 pub use survey::{CardDetails, CardReport, CardRow, LinkRow, mock_cards, survey_cards};
 pub use verify::{Case, Verdict, Verifier};
+
+/// A text of somebody else's as it can be shown: without what moves the cursor or hides, and not too long.
+fn printable(text: &str) -> String {
+    const MOST: usize = 80;
+    let shown: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MOST).is_some() { format!("{shown}..") } else { shown }
+}

@@ -58,31 +58,32 @@ pub(crate) fn assumed(layout: &Layout) -> Result<Profile> {
 }
 
 /// How something is measured: it is given what to call with the number of rows that comes next.
-pub(crate) type Measure<'a> = dyn FnMut(&mut dyn FnMut(usize)) -> Result<Profile> + 'a;
+pub(crate) type Measure<'a> = dyn FnMut(&mut dyn FnMut(usize)) -> Result<Vec<Profile>> + 'a;
 
-/// The profile that is kept for all that `key` says, or else a measured one, which is kept from then on.
+/// The profiles that are kept for all that each of `keys` says, or else measured ones, as many, which are kept from then
+/// on.
 pub(crate) fn kept(
-    key: String,
+    keys: Vec<String>,
     freshness: Freshness,
     observer: &Watch,
     measure: &mut Measure<'_>,
-) -> Result<Profile> {
-    let kept = Kept::of(key);
+) -> Result<Vec<Profile>> {
+    let kept: Option<Vec<Kept>> = keys.into_iter().map(Kept::of).collect();
     if let (Freshness::Kept, Some(kept)) = (freshness, &kept) {
-        match kept.read() {
-            Ok(Some(profile)) => return Ok(profile),
+        match kept.iter().map(Kept::read).collect::<Result<Option<Vec<Profile>>>>() {
+            Ok(Some(profiles)) => return Ok(profiles),
             Ok(None) => {}
             Err(error) => observer(&Event::Note(&format!("{error}; measuring again"))),
         }
     }
     let measured = measure(&mut |rows| observer(&Event::Measuring { rows }));
     observer(&Event::Done);
-    let profile = measured?;
-    if let Some(kept) = &kept {
+    let profiles = measured?;
+    for (kept, profile) in kept.iter().flatten().zip(&profiles) {
         // Whoever cannot keep it measures again next time.
-        let _ = kept.write(&profile);
+        let _ = kept.write(profile);
     }
-    Ok(profile)
+    Ok(profiles)
 }
 
 /// Rows that are measured. One measurement is for all contexts, those included that are shorter than a usual batch.
@@ -129,6 +130,12 @@ fn program() -> u64 {
     let built = file.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let built = built.map_or(0, |time| time.as_nanos() as u64);
     fingerprint([file.len(), built].into_iter().flat_map(u64::to_le_bytes))
+}
+
+/// What the system calls the processor.
+pub(crate) fn processor_name() -> String {
+    let listed = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    processor(&listed).split(',').next().unwrap_or("?").to_owned()
 }
 
 /// The processor by its name and numbers, as the system lists them.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cards that are ranks: each process opens its own copy of the file and plays one card. Rank 0 leads: it plans and
-//! generates; the others do what it says. What they do together is in `spanker-llm`.
+//! Cards that are ranks: processes that a launcher has started, each with its own copy of the file, or workers of other
+//! machines, which get what they need of it. Rank 0 leads: it plans and generates; the others do what it says. What
+//! they do together is in `spanker-llm`; how a group of workers comes about, and the next one after a fault, in
+//! `workers.rs`.
 
 use std::cell::{RefCell, RefMut};
 use std::time::{Duration, Instant};
@@ -9,14 +11,15 @@ use spanker_fabric::{Fabric as Wires, FabricError};
 use spanker_llm::{Leader, LlmError, OnRanks, RankSamples, Subject, Twice, Worker, run_worker};
 use spanker_plan::{Layout, Mark, Plan, Request};
 use spanker_scheduler::DeviceErrorKind;
-use spanker_topology::{Bytes, Cluster};
+use spanker_topology::{Bytes, Cluster, Profile, Shape};
 
 use crate::error::{EngineError, Result};
-use crate::host::{Backend, Fabric, Load, Loaded, Watch};
+use crate::host::{Backend, Event, Fabric, Load, Loaded, Watch};
 use crate::layout::{self, Split};
 use crate::model::Model;
 use crate::profiles::{self, Freshness};
 use crate::threads::{on_threads, uniform};
+use crate::workers::Group;
 
 /// How long a rank waits for another where nobody says.
 #[cfg(feature = "mpi")]
@@ -65,6 +68,8 @@ pub(crate) struct Ranks {
     threads: usize,
     /// Whether this rank tells people of a fault that all have: the lowest that lives.
     speaks: Box<dyn Fn() -> bool>,
+    /// Where ranks are workers: how they are reached, and which of them are in the group.
+    group: Option<Group>,
 }
 
 impl Ranks {
@@ -100,7 +105,15 @@ impl Ranks {
     pub(crate) fn of(fabric: Box<dyn Wires>, place: RankPlace, threads: usize) -> Ranks {
         let (rank, speaks) = (fabric.rank(), Box::new(move || true));
         let fabric = RefCell::new(Some(fabric));
-        Ranks { leader: RefCell::new(None), fabric, rank, place, threads, speaks }
+        Ranks { leader: RefCell::new(None), fabric, rank, place, threads, speaks, group: None }
+    }
+
+    /// The leader of workers, which are connected when the first model is measured or loaded.
+    pub(crate) fn of_workers(group: Group, timeout: Duration, threads: usize) -> Ranks {
+        let hosts = group.names();
+        let place = RankPlace { hosts, library: "TCP".into(), here: 1, timeout };
+        let (leader, fabric, speaks) = (RefCell::new(None), RefCell::new(None), Box::new(|| true));
+        Ranks { leader, fabric, rank: 0, place, threads, speaks, group: Some(group) }
     }
 
     pub(crate) fn leads(&self) -> bool {
@@ -127,12 +140,15 @@ impl Ranks {
 
     pub(crate) fn follow(&self, model: &Model, expected: Option<&Plan>) -> Result<()> {
         let Some(mut fabric) = self.fabric.take() else { return Ok(()) };
+        let timeout = self.place.timeout;
         let worker = Worker {
             network: model.network(),
+            store: None,
             plan: expected,
             threads: self.threads,
             // The leader opens and measures before its first word.
-            timeout: self.place.timeout,
+            timeout,
+            patience: timeout,
         };
         Ok(run_worker(&mut *fabric, &worker)?)
     }
@@ -174,9 +190,100 @@ impl Ranks {
         RefMut::filter_map(leader, Option::as_mut).map_err(|_| busy("the ranks have no leader yet"))
     }
 
+    /// The hold on ranks of which these are some; workers become a group if they are none, or none that is sound.
+    fn hold(&self, model: &Model, cards: &[usize]) -> Result<RefMut<'_, Leader<'static>>> {
+        if let Some(group) = &self.group {
+            let busy = |_| LlmError::Unsupported { what: "the workers run another plan".into() };
+            let mut leader = self.leader.try_borrow_mut().map_err(busy)?;
+            let is_sound = leader.as_ref().is_some_and(|leader| !leader.is_faulty());
+            if !is_sound || !group.has(cards) {
+                // Whoever is still in the last group hears that it is over.
+                *leader = None;
+                *leader = Some(group.gather(cards, model, self.place.timeout)?);
+            }
+        }
+        Ok(self.leader()?)
+    }
+
+    /// The ranks of cards in the present group.
+    fn ranks_of(&self, cards: &[usize]) -> Vec<usize> {
+        self.group.as_ref().map_or_else(|| cards.to_vec(), |group| group.ranks_of(cards))
+    }
+
     /// Lets the others know that there is more to come.
     pub(crate) fn heartbeat(&self) -> Result<(), LlmError> {
+        if self.group.is_some() && self.leader.try_borrow().is_ok_and(|leader| leader.is_none()) {
+            return Ok(());
+        }
         self.leader()?.heartbeat()
+    }
+
+    /// Whether ranks are on machines that may differ.
+    pub(crate) fn are_apart(&self) -> bool {
+        self.group.is_some()
+    }
+
+    /// The cards of a layout, each with its profile: one for all, or one for each member.
+    pub(crate) fn cluster_of(
+        &self,
+        mut profiles: Vec<Profile>,
+        layout: &Layout,
+        cards: &[usize],
+    ) -> Result<Cluster> {
+        let Some(group) = &self.group else { return uniform(profiles.remove(0), layout) };
+        let members = layout.stages().flat_map(|stage| stage.group.cards.iter().copied());
+        let members: Vec<usize> = members.collect();
+        let count = layout.cards().last().map_or(1, |card| card + 1);
+        let profile = |card: usize| {
+            let member = members.iter().position(|&member| member == card).unwrap_or(0);
+            let mut profile = profiles[member.min(profiles.len() - 1)].clone();
+            let number = cards.get(card).copied().unwrap_or(card);
+            group.describe(number, &mut profile);
+            profile
+        };
+        let profiles = (0..count).map(profile).collect();
+        Cluster::new(profiles, Shape::Switch).map_err(|error| EngineError::cluster(&error))
+    }
+
+    /// What these cards take for a model in a layout.
+    fn cluster_on(
+        &self,
+        cards: &[usize],
+        model: &Model,
+        (request, layout): (&Request, &Layout),
+        freshness: Freshness,
+        observer: &Watch,
+    ) -> Result<Cluster> {
+        if freshness == Freshness::Assumed {
+            return self.cluster_of(vec![profiles::assumed(layout)?], layout, cards);
+        }
+        let batch = profiles::measured_batch(request.batch as usize);
+        let subject = self.subject(layout, batch);
+        let key = profiles::key(model.shape(), layout, batch, self.threads);
+        let hosts: Vec<&str> = match &self.group {
+            None => self.place.hosts.iter().map(String::as_str).collect(),
+            Some(_) => cards.iter().map(|&card| &*self.place.hosts[card]).collect(),
+        };
+        let key = format!("{key}; {} on {}", self.place.library, hosts.join(","));
+        let apart = self.are_apart();
+        let count = if apart { layout.cards().len() } else { 1 };
+        let keys = (0..count).map(|at| match at {
+            0 => key.replace('\n', " "),
+            _ => format!("{}; {at}", key.replace('\n', " ")),
+        });
+        let mut is_fresh = false;
+        let mut leader = self.hold(model, cards)?;
+        let network = model.network();
+        let profiles =
+            profiles::kept(keys.collect(), freshness, observer, &mut |progress| {
+                is_fresh = true;
+                Ok(leader.measure(network, &subject, apart, progress)?)
+            })?;
+        let profiles = match is_fresh {
+            true => profiles,
+            false => leader.refresh(network, &subject, apart, profiles)?,
+        };
+        self.cluster_of(profiles, layout, cards)
     }
 
     fn subject<'l>(&self, layout: &'l Layout, batch: usize) -> Subject<'l> {
@@ -198,9 +305,12 @@ impl Ranks {
         let subject = self.subject(&plan.layout, batch);
         let samples = match samples {
             Some(samples) => samples,
-            None => samples.insert(RankSamples::new(model.network(), &subject)?),
+            None => {
+                samples.insert(RankSamples::new(model.network(), &subject, self.are_apart())?)
+            }
         };
-        Ok(self.leader()?.measure_more(model.network(), &subject, samples, &mut |_| {})?)
+        let mut leader = self.hold(model, &self.indices())?;
+        Ok(leader.measure_more(model.network(), &subject, samples, &mut |_| {})?)
     }
 }
 
@@ -212,7 +322,7 @@ fn refuse(fabric: &mut dyn Wires, error: &EngineError) {
 
 impl Backend for Ranks {
     fn fabric(&self) -> Fabric {
-        Fabric::Mpi
+        if self.group.is_some() { Fabric::Tcp } else { Fabric::Mpi }
     }
 
     fn indices(&self) -> Vec<usize> {
@@ -232,26 +342,8 @@ impl Backend for Ranks {
         freshness: Freshness,
         observer: &Watch,
     ) -> Result<Cluster> {
-        if freshness == Freshness::Assumed {
-            return uniform(profiles::assumed(layout)?, layout);
-        }
-        let batch = profiles::measured_batch(request.batch as usize);
-        let subject = self.subject(layout, batch);
-        let key = profiles::key(model.shape(), layout, batch, self.threads);
-        let key = format!("{key}; {} on {}", self.place.library, self.place.hosts.join(","));
-        let mut is_fresh = false;
-        let mut leader = self.leader()?;
-        let network = model.network();
-        let profile =
-            profiles::kept(key.replace('\n', " "), freshness, observer, &mut |progress| {
-                is_fresh = true;
-                Ok(leader.measure(network, &subject, progress)?)
-            })?;
-        let profile = match is_fresh {
-            true => profile,
-            false => leader.refresh(network, &subject, profile)?,
-        };
-        uniform(profile, layout)
+        let cards = self.indices();
+        self.cluster_on(&cards, model, (request, layout), freshness, observer)
     }
 
     fn measures_layouts(&self) -> bool {
@@ -259,10 +351,25 @@ impl Backend for Ranks {
     }
 
     fn load<'h>(&'h self, left: &[usize], load: &Load<'_>) -> Result<Loaded<'h>, LlmError> {
-        let Load { model, plan, recorder, log, .. } = load;
-        let (leader, network) = (self.leader()?, model.network());
+        let Load { model, plan, recorder, log, observer } = load;
+        let network = model.network();
+        let leader = self.hold(model, left).map_err(|error| match error {
+            EngineError::Run(error) => error,
+            other => LlmError::Unsupported { what: other.to_string() },
+        })?;
         let space = (plan.request.context as usize, plan.request.batch as usize);
-        let mut runner = OnRanks::lay_out(leader, network, plan, left, space, self.threads)?;
+        let ranks = self.ranks_of(left);
+        let mut is_sent = false;
+        let mut progress = |done, total| {
+            is_sent = true;
+            observer(&Event::Loading { done, total });
+        };
+        let runner =
+            OnRanks::lay_out(leader, network, plan, &ranks, space, self.threads, &mut progress);
+        if is_sent {
+            observer(&Event::Done);
+        }
+        let mut runner = runner?;
         let memory = runner.memory().to_vec();
         if recorder.is_some() {
             runner.record()?;
@@ -283,21 +390,50 @@ impl Backend for Ranks {
         let shares = vec![1.0; left.len()];
         let usual = Split::Gather.layout(model.shape(), &shares);
         let usual = usual.or_else(|_| Split::Pipeline.layout(model.shape(), &shares))?;
-        let cluster = self.cluster(model, &request, &usual, Freshness::Kept, &|_| {})?;
-        let layout = layout::best(model.shape(), &cluster, &request, false)?;
-        let cluster = match layout == usual {
-            true => cluster,
-            false => self.cluster(model, &request, &layout, Freshness::Kept, &|_| {})?,
+        let cluster_of = |layout: &Layout| {
+            let asked = (&request, layout);
+            self.cluster_on(left, model, asked, Freshness::Kept, &|_| {})
         };
+        let cluster = cluster_of(&usual)?;
+        let layout = layout::best(model.shape(), &cluster, &request, self.are_apart(), false)?;
+        let cluster = if layout == usual { cluster } else { cluster_of(&layout)? };
         layout::fitting(Plan::new(model.shape().clone(), cluster, request, layout)?, left)
     }
 
-    /// A rank that computes wrongly is left out; one that is gone takes the group with it.
+    /// A rank that computes wrongly is left out. A process that is gone takes the group that a launcher has started with
+    /// it; workers that are left make a new one.
     fn survivors(&self, error: &LlmError, left: &[usize]) -> Option<Vec<usize>> {
-        let LlmError::Device(error) = error else { return None };
-        let wrong = error.card().filter(|_| error.kind() == DeviceErrorKind::Wrong)?;
-        let left: Vec<usize> = left.iter().copied().filter(|&rank| rank != wrong).collect();
+        let left = match (error, &self.group) {
+            (LlmError::Device(error), _) => {
+                let wrong = error.card().filter(|_| error.kind() == DeviceErrorKind::Wrong)?;
+                // Blamed by its rank.
+                let ranks = self.ranks_of(left);
+                let right = left.iter().zip(&ranks).filter(|(_, rank)| **rank != wrong);
+                right.map(|(card, _)| *card).collect()
+            }
+            (LlmError::Fabric(fault), Some(group)) => group.survivors(fault, left)?,
+            _ => return None,
+        };
         (!left.is_empty()).then_some(left)
+    }
+
+    fn returned(&self, left: &[usize]) -> Option<Vec<usize>> {
+        self.group.as_ref()?.returned(left)
+    }
+
+    fn lack_one(&self, left: &[usize]) -> bool {
+        self.group.as_ref().is_some_and(|group| group.lacks_one(left))
+    }
+
+    fn names(&self, error: &LlmError) -> Option<String> {
+        self.group.as_ref()?.names_in(error)
+    }
+
+    fn explain(&self, error: LlmError) -> EngineError {
+        match self.names(&error) {
+            Some(names) => EngineError::Unavailable { what: format!("{error} ({names})"), hint: None },
+            None => error.into(),
+        }
     }
 
     fn marks(&self) -> Result<Option<Vec<Mark>>> {

@@ -73,10 +73,10 @@ impl Backend for Threads {
         let batch = profiles::measured_batch(request.batch as usize);
         let key = profiles::threads_key(model.shape(), layout, batch, self.threads);
         let subject = subject(layout, batch, self.threads);
-        let profile = profiles::kept(key, freshness, observer, &mut |progress| {
-            Ok(measure(model.network(), &subject, progress)?)
+        let mut profiles = profiles::kept(vec![key], freshness, observer, &mut |progress| {
+            Ok(vec![measure(model.network(), &subject, progress)?])
         })?;
-        uniform(profile, layout)
+        uniform(profiles.remove(0), layout)
     }
 
     fn measures_layouts(&self) -> bool {

@@ -21,7 +21,7 @@ use spanker_plan::{ALIGNMENT, Activity, HostStaging, Label, Mark, Member, Op, Wa
 use spanker_reduce::Team;
 use spanker_runtime::{Place, Work};
 
-pub(crate) use self::allocate::{allocate, touch};
+pub(crate) use self::allocate::{allocate, needed, touch};
 use self::memory::{Memory, part};
 pub(crate) use self::peers::{Folding, Peers};
 use self::team_policy::TeamPolicy;

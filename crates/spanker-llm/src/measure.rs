@@ -24,7 +24,7 @@ use spanker_topology::{
 
 use crate::runner::{Part, Step};
 use crate::{InProcess, LlmError, Network};
-use fit::usual;
+use fit::{Times, usual};
 use observe::{Alike, Observed, Usual};
 
 /// Tokens before the single token that is measured, as far as the model has room for them.
@@ -122,6 +122,12 @@ impl Samples {
     pub(crate) fn new(cards: Cards) -> Samples {
         Samples { cards, observed: Observed::new(cards.exchange()), around: Vec::new() }
     }
+
+    /// What operators of a member took, or those of all where they are alike.
+    fn times<'u>(&self, usual: &'u Usual<'_>, member: usize) -> &'u Times {
+        let own = usual.members.get(member).filter(|_| self.cards == Cards::Workers);
+        own.unwrap_or(&usual.times)
+    }
 }
 
 /// What plays the cards that are measured.
@@ -131,6 +137,8 @@ pub(crate) enum Cards {
     Threads,
     /// Ranks of a group.
     Ranks,
+    /// Ranks of a group on machines that may differ: each has a profile of its own.
+    Workers,
 }
 
 impl Cards {
@@ -139,13 +147,14 @@ impl Cards {
         match self {
             Cards::Threads => "threads of this machine",
             Cards::Ranks => "ranks of a group",
+            Cards::Workers => "workers",
         }
     }
 
     fn exchange(self) -> ExchangeKind {
         match self {
             Cards::Threads => ExchangeKind::SharedMemory,
-            Cards::Ranks => ExchangeKind::Messages,
+            Cards::Ranks | Cards::Workers => ExchangeKind::Messages,
         }
     }
 }
@@ -203,14 +212,14 @@ impl Ready {
         Ok(())
     }
 
-    /// A profile with what tokens, short prompts, whole batches and exchanges take now, and what a step takes besides:
-    /// a few steps say so. What other numbers of rows take stays.
+    /// Profiles with what tokens, short prompts, whole batches and exchanges take now, and what a step takes besides:
+    /// a few steps say so. What other numbers of rows take stays. There is one for all members, or one for each.
     pub(crate) fn refreshed(
         &self,
         runner: &mut impl Measurable,
         cards: Cards,
-        mut profile: Profile,
-    ) -> Result<Profile, LlmError> {
+        mut profiles: Vec<Profile>,
+    ) -> Result<Vec<Profile>, LlmError> {
         let mut samples = Samples::new(cards);
         let mut bench = self.bench(runner, &mut samples);
         bench.tokens(self.plan.model.vocab, TIME)?;
@@ -218,17 +227,19 @@ impl Ready {
             bench.rows(rows)?;
         }
         let seen = samples.observed.usual();
-        for new in seen.times.fit() {
-            let same = |old: &&mut spanker_topology::OperatorRate| {
-                (old.kind, &old.weights, old.rows) == (new.kind, &new.weights, new.rows)
-            };
-            if let Some(old) = profile.compute.operators.iter_mut().find(same) {
-                *old = new;
+        for (member, profile) in profiles.iter_mut().enumerate() {
+            for new in samples.times(&seen, member).fit() {
+                let same = |old: &&mut spanker_topology::OperatorRate| {
+                    (old.kind, &old.weights, old.rows) == (new.kind, &new.weights, new.rows)
+                };
+                if let Some(old) = profile.compute.operators.iter_mut().find(same) {
+                    *old = new;
+                }
             }
+            set_link(profile, &seen, cards);
+            set_host(profile, &samples);
         }
-        set_link(&mut profile, &seen, cards);
-        set_host(&mut profile, &samples);
-        Ok(profile)
+        Ok(profiles)
     }
 
     fn bench<'b, R: Measurable>(
@@ -239,12 +250,17 @@ impl Ready {
         Bench { runner, kinds: kinds(&self.plan), context: self.context, samples }
     }
 
-    /// The profile that follows from what was seen.
+    /// The profile that follows from what was seen of all members.
     pub(crate) fn profile(&self, samples: &Samples) -> Profile {
+        self.profile_of(samples, 0)
+    }
+
+    /// The profile that follows from what was seen of a member, where each has one.
+    pub(crate) fn profile_of(&self, samples: &Samples, member: usize) -> Profile {
         let (plan, cards) = (&self.plan, samples.cards);
         let mut profile = plan.cluster.profile(0).clone();
         let seen = samples.observed.usual();
-        let times = &seen.times;
+        let times = samples.times(&seen, member);
         profile.compute.operators = times.fit();
         let reading = times.product_rate(1).max(1.0);
         measured(&mut profile.memory.bandwidth, BytesPerSecond(reading as u64), cards);
@@ -428,7 +444,7 @@ fn around(marks: &[&[Mark]], wall: f64) -> f64 {
 
 /// What exchanges take, if some were seen.
 fn set_link(profile: &mut Profile, usual: &Usual<'_>, cards: Cards) {
-    if let (Some(link), Some((latency, per_byte))) = (&mut profile.link, usual.link()) {
+    if let (Some(link), Some((latency, per_byte))) = (&mut profile.link, usual.link(cards == Cards::Workers)) {
         let bandwidth = BytesPerSecond((1.0 / per_byte).min(1e15) as u64);
         measured(&mut link.bandwidth, bandwidth, cards);
         measured(&mut link.latency, Seconds(latency), cards);

@@ -19,6 +19,7 @@ mod order;
 mod part;
 mod record;
 mod rounds;
+mod supply;
 mod wire;
 mod worker;
 
@@ -40,11 +41,20 @@ pub use measure::RankSamples;
 use order::Order;
 use part::{Ran, RankPart, Stepping};
 use record::Recording;
+pub use supply::{CHUNK_BYTES, Store, chunk_count, chunk_range, fetch_chunks, supply_chunks};
 use wire::{End, LEADER, Wire};
 pub use worker::{Worker, run_worker};
 
 /// The number under which ranks report what they have allocated; steps count from 1.
 const LAID_OUT: u64 = 0;
+
+/// Why a network is laid out.
+enum Laying<'p> {
+    /// To run it: ranks without the file get their part of it, and this is told how far that is.
+    Out(&'p mut dyn FnMut(u64, u64)),
+    /// To be measured, with buffers that are filled with numbers, as in the midst of a run.
+    Filled,
+}
 
 /// Rank 0's hold on the others. When it is dropped, they are told that it is over.
 pub struct Leader<'f> {
@@ -55,6 +65,8 @@ pub struct Leader<'f> {
     recording: Option<Recording>,
     /// When the first recording began: the times of all count from there.
     origin: Option<f64>,
+    /// The others may lack the file, and get what they need of it.
+    supplies: bool,
 }
 
 impl std::fmt::Debug for Leader<'_> {
@@ -87,13 +99,26 @@ impl<'f> Leader<'f> {
             let what = format!("rank {} cannot be the leader, which is rank 0", wire.rank());
             return Err(LlmError::unsupported(what));
         }
-        Ok(Leader { wire, faulty: false, recording: None, origin: None })
+        Ok(Leader { wire, faulty: false, recording: None, origin: None, supplies: false })
+    }
+
+    /// The same for ranks that all have a [`Store`]: they ask this one for the bytes of the file that they lack.
+    #[must_use]
+    pub fn supplying(mut self) -> Self {
+        self.supplies = true;
+        self
     }
 
     /// Ranks in the group.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.wire.ranks()
+    }
+
+    /// Whether the group has had a fault, so that nobody listens any more.
+    #[must_use]
+    pub fn is_faulty(&self) -> bool {
+        self.faulty
     }
 
     /// Lets the others know that there is more to come, and sees that they are all there.
@@ -138,18 +163,20 @@ impl<'f> Leader<'f> {
         threads: usize,
     ) -> Result<OnRanks<&mut Leader<'f>, B>, LlmError> {
         let ranks: Vec<usize> = (0..self.ranks()).collect();
-        OnRanks::lay_out(self, network, plan, &ranks, (context, batch), threads)
+        let space = (context, batch);
+        OnRanks::lay_out(self, network, plan, &ranks, space, threads, &mut |_, _| {})
     }
 
-    /// Has all ranks lay a network out; `filled` with numbers, as in the midst of a run, if it is to be measured.
+    /// Has all ranks lay a network out.
     fn lay<B: AsRef<[u8]> + Send + Sync>(
         &mut self,
         network: &Arc<Network<B>>,
         (plan, ranks): (&Plan, &[usize]),
         (context, batch): (usize, usize),
         threads: usize,
-        filled: bool,
+        how: Laying<'_>,
     ) -> Result<(RankPart<B>, Vec<MemoryUse>), LlmError> {
+        let filled = matches!(how, Laying::Filled);
         let planned = planned(network, plan, (context, batch), threads, filled)?;
         let known = |card: &usize| ranks.get(*card).is_some_and(|&rank| rank < self.ranks());
         if let Some(card) = plan.layout.cards().into_iter().find(|card| !known(card)) {
@@ -169,16 +196,22 @@ impl<'f> Leader<'f> {
         let stamp = plan_stamp(&json, &exchanges.to_bytes());
         let (context, batch) = (context as u64, batch as u64);
         let network_stamp = network.fingerprint();
+        // What is measured takes the same time with zeros for weights.
+        let supplied = self.supplies && !filled;
         let order = Order::Plan {
             network: network_stamp,
             context,
             batch,
             filled,
+            supplied,
             ranks: ranks.clone(),
             exchanges: exchanges.to_bytes(),
             json,
         };
         self.order(&order)?;
+        if let (true, Laying::Out(progress)) = (supplied, how) {
+            self.heard(|wire| wire.supply(network.bytes(), progress))?;
+        }
         let rank_part =
             RankPart::new(network, &planned, (LEADER, &ranks), exchanges, threads, filled);
         let rank_part = rank_part.inspect_err(|error| self.give_up(error.to_string()))?;
@@ -268,6 +301,7 @@ impl<F, B> std::fmt::Debug for OnRanks<F, B> {
 
 impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks<F, B> {
     /// As [`Leader::lay_out`], with a hold on the leader that this keeps, and the rank of each of the plan's cards.
+    /// `progress` gets the bytes that were sent to ranks without the file, and those of all.
     ///
     /// # Errors
     /// As [`Leader::lay_out`].
@@ -278,8 +312,10 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks
         ranks: &[usize],
         space: (usize, usize),
         threads: usize,
+        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LlmError> {
-        let (rank_part, memory) = leader.lay(network, (plan, ranks), space, threads, false)?;
+        let how = Laying::Out(progress);
+        let (rank_part, memory) = leader.lay(network, (plan, ranks), space, threads, how)?;
         Ok(OnRanks { leader, rank_part, memory, audited: None, begun: VecDeque::new() })
     }
 }

@@ -44,7 +44,7 @@ fn led<R: Send>(
 ) -> R {
     let outcomes = on_all(group(ranks), |mut fabric| {
         if fabric.rank() > 0 {
-            let worker = Worker { network, plan: None, threads: 1, timeout: TIMEOUT };
+            let worker = Worker { network, store: None, plan: None, threads: 1, timeout: TIMEOUT, patience: TIMEOUT };
             run_worker(&mut fabric, &worker).expect("the leader ends it");
             return None;
         }
@@ -159,11 +159,13 @@ fn profile_of_ranks_is_measured_on_them_and_prices_messages() {
         let ranks = layout.cards().len();
         let subject = Subject { layout: &layout, batch: 16, threads: 1, memory: Bytes(8 << 30) };
         let (profile, after) = led(ranks, &network, |leader| {
-            let profile = leader.measure(&network, &subject, &mut |_| ()).expect("a profile");
+            let profiles = leader.measure(&network, &subject, false, &mut |_| ()).expect("a profile");
+            let [profile] = profiles.try_into().expect("one for all");
             // Prices of another day are replaced, those of sizes that are not measured again are not.
             let mut old = profile.clone();
             old.link.as_mut().expect("a link").latency.value = Seconds(1.0);
-            let new = leader.refresh(&network, &subject, old).expect("a profile");
+            let new = leader.refresh(&network, &subject, false, vec![old]).expect("a profile");
+            let [new] = new.try_into().expect("one for all");
             let of = |profile: &Profile, rows: u64| {
                 let all = profile.compute.operators.iter();
                 all.filter(|entry| entry.kind == OperatorKind::Product && entry.rows == rows)
@@ -190,4 +192,20 @@ fn profile_of_ranks_is_measured_on_them_and_prices_messages() {
         let predicted = plan.expect("a plan").predict();
         assert!(predicted.tokens_per_second.is_finite() && predicted.tokens_per_second > 0.0);
     }
+}
+
+#[test]
+fn ranks_on_machines_that_may_differ_have_profiles_of_their_own() {
+    let network = Arc::new(small().network());
+    let groups = together(&[1.0, 1.0, 1.0]);
+    let layout = Layout::of_groups(network.model(), Split::Gather, &groups).expect("a layout");
+    let subject = Subject { layout: &layout, batch: 16, threads: 1, memory: Bytes(8 << 30) };
+    let profiles = led(3, &network, |leader| {
+        let profiles = leader.measure(&network, &subject, true, &mut |_| ()).expect("profiles");
+        assert_eq!(profiles.len(), 3);
+        leader.refresh(&network, &subject, true, profiles).expect("profiles")
+    });
+    let operators = |at: usize| &profiles[at].compute.operators;
+    assert!(operators(0) != operators(1) && operators(1) != operators(2));
+    assert!(profiles.iter().all(|profile| profile.link == profiles[0].link));
 }

@@ -95,16 +95,16 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let takes = args.llm(None).fabric().takes();
     let list = |most: Option<&u64>| most.map(|&count| CardList::Count(count as usize));
     if !takes.threads && !args.threads.is_empty() {
-        return refuse("--threads is for --fabric inproc and mpi");
+        return refuse("--threads is for --fabric inproc, mpi and tcp");
     }
-    if takes.started && (args.threads.len() > 1 || args.cards.len() > 1) {
-        return refuse("--fabric mpi: one number of threads and cards, ranks are started once");
+    if takes.machines && (args.threads.len() > 1 || args.cards.len() > 1) {
+        return refuse("--fabric mpi and tcp: one number of threads and cards, ranks are started once");
     }
     if !takes.audit && args.audit > 0.0 {
-        return refuse("--audit is for --fabric cards, cuda and mpi");
+        return refuse("--audit is for --fabric cards, cuda, mpi and tcp");
     }
     if !takes.deadline && args.deadline.is_some() {
-        return refuse("--deadline is for --fabric cards and mpi");
+        return refuse("--deadline is for --fabric cards, mpi and tcp");
     }
     let begun = Instant::now();
     let threads = args.threads.first().map(|&threads| threads as usize);

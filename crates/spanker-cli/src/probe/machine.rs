@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `spanker probe --fabric inproc` and `mpi`: what a card that is a thread or a process takes for each kind of
+//! `spanker probe --fabric inproc`, `mpi` and `tcp`: what a card that is a thread, a process or a machine takes for each kind of
 //! operator of a model, measured, as a table and as a profile.
 
 use spanker_topology::{BytesPerSecond, OperatorKind, OperatorRate, Profile};
@@ -15,14 +15,22 @@ use spanker_engine::files;
 const USUAL_MODEL: &str = "smollm2-135m";
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let fabric = if args.fabric == "mpi" { FabricKind::Mpi } else { FabricKind::Inproc };
+    let fabric = match args.fabric.as_str() {
+        "mpi" => FabricKind::Mpi,
+        "tcp" => FabricKind::Tcp,
+        _ => FabricKind::Inproc,
+    };
     let usual = llm::Args::usual(args.model.as_deref().unwrap_or(USUAL_MODEL));
-    let named = llm::Args { threads: args.threads, fabric: Some(fabric), ..usual };
+    let workers = args.workers.clone();
+    let named = llm::Args { threads: args.threads, fabric: Some(fabric), workers, ..usual };
     llm::on_host(&named, args.cards.as_ref(), None, |place| {
         let layout = place.host.usual_layout(&place.model, place.host.card_count())?;
         let request = place.request(1, 1);
         let cluster = place.host.cluster(&place.model, &request, &layout, Freshness::Now)?;
-        show(args, cluster.profile(0))
+        // Machines that differ have profiles of their own; that of this one is saved.
+        let others = if fabric == FabricKind::Tcp { 1..cluster.cards() } else { 0..0 };
+        show(args, cluster.profile(0))?;
+        others.into_iter().try_for_each(|card| describe(args, cluster.profile(card)))
     })
 }
 
@@ -30,6 +38,14 @@ fn show(args: &Args, profile: &Profile) -> anyhow::Result<()> {
     if let Some(path) = &args.save {
         files::write(path, profile.to_toml())?;
     }
+    describe(args, profile)?;
+    match &args.save {
+        Some(path) if !args.json => output::line(&format!("saved {}", path.display())),
+        _ => Ok(()),
+    }
+}
+
+fn describe(args: &Args, profile: &Profile) -> anyhow::Result<()> {
     if args.json {
         return output::json(profile);
     }
@@ -47,10 +63,7 @@ fn show(args: &Args, profile: &Profile) -> anyhow::Result<()> {
             link.latency.provenance
         ))?;
     }
-    match &args.save {
-        Some(path) => output::line(&format!("saved {}", path.display())),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 fn row(entry: &OperatorRate) -> Vec<String> {

@@ -273,7 +273,7 @@ impl<'h> Worker<'h> {
             let Some(left) = backend.survivors(&error, &self.left) else {
                 return Err(host.explain(error));
             };
-            observer(&Event::Lost { error: &error, left: &left });
+            host.tell_lost(&error, &left);
             if casts_doubt(&error) {
                 self.doubt(&error);
             }

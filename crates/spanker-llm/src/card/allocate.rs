@@ -3,6 +3,7 @@
 //! stay in the file; of those whose columns it has, it gets a copy.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use spanker_plan::{Buffer, BufferId, Cut, Piece, Place, Programs};
@@ -88,6 +89,31 @@ pub(crate) fn allocate<B: AsRef<[u8]>>(
     };
     let programs = planned.programs(network, (&mut weight, true), &mut buffer);
     Ok((programs, memories))
+}
+
+/// The bytes of the file that the cards for which `ours` says so need.
+pub(crate) fn needed<B: AsRef<[u8]>>(
+    network: &Network<B>,
+    planned: &Planned<'_>,
+    ours: &dyn Fn(usize) -> bool,
+) -> Result<Vec<Range<u64>>, LlmError> {
+    let mut ranges = Vec::new();
+    let mut add = |range: Range<usize>| ranges.push(range.start as u64..range.end as u64);
+    for layout in planned.cards().iter().filter(|layout| ours(layout.card)) {
+        for (piece, _) in &layout.weights.pieces {
+            let (name, cut) = network.source(piece);
+            match &cut {
+                Cut::Rows(rows) => add(network.rows_at(&name, rows)?),
+                Cut::Each { rows, of, count } => {
+                    for first in (0..*count).map(|at| at * of) {
+                        add(network.rows_at(&name, &(first + rows.start..first + rows.end))?);
+                    }
+                }
+                Cut::Columns(_) => add(network.tensor(&name)?.1),
+            }
+        }
+    }
+    Ok(ranges)
 }
 
 /// Reads a byte of every page of the matrices of a member that lie in the file, which brings them into memory: a

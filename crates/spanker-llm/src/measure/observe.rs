@@ -41,7 +41,8 @@ pub(super) struct Alike {
 struct Seen {
     /// From its first operator to its last, on all cards.
     seconds: f64,
-    operators: Vec<(Class, f64)>,
+    /// By member.
+    operators: Vec<(usize, Class, f64)>,
     phases: Vec<Phase>,
     /// Messages to the next stage: their bytes and seconds.
     messages: Vec<(u64, f64)>,
@@ -56,6 +57,8 @@ struct Phase {
     seconds: f64,
     /// What each rank has done.
     work: Vec<Vec<Class>>,
+    /// The member that is rank 0.
+    first: usize,
 }
 
 /// Where a card met others, and what it did before.
@@ -83,15 +86,15 @@ impl Observed {
     ) {
         let reach = Reach::of([(alike.rows as u64, alike.past as u64)]);
         let mut seen = Seen { seconds: span(marks), ..Seen::default() };
-        for (program, marks) in programs.iter().zip(marks) {
+        for (member, (program, marks)) in programs.iter().zip(marks).enumerate() {
             for (mark, class) in marks.iter().zip(classes(program, marks, &reach)) {
-                seen.operators.extend(class.map(|class| (class, mark.end - mark.start)));
+                seen.operators.extend(class.map(|class| (member, class, mark.end - mark.start)));
             }
         }
         for group in groups.iter().filter(|group| group.len() > 1) {
             let bytes = |op: &Op| carried(op, group.len(), self.exchange);
             let of = |member: usize| meetings(&programs[member], marks[member], &reach, &bytes);
-            seen.group(group.clone().map(of).collect());
+            seen.group(group.start, group.clone().map(of).collect());
         }
         seen.handoffs(programs, marks);
         self.steps.entry(alike).or_default().push(seen);
@@ -106,8 +109,12 @@ impl Observed {
             steps.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
             usual.steps.extend(&steps[middle(steps.len())]);
         }
-        for step in &usual.steps {
-            step.operators.iter().for_each(|(class, seconds)| usual.times.add(class, *seconds));
+        for (member, class, seconds) in usual.steps.iter().flat_map(|step| &step.operators) {
+            usual.times.add(class, *seconds);
+            if usual.members.len() <= *member {
+                usual.members.resize_with(member + 1, Times::default);
+            }
+            usual.members[*member].add(class, *seconds);
         }
         usual
     }
@@ -125,26 +132,35 @@ fn span(marks: &[&[Mark]]) -> f64 {
 #[derive(Debug, Default)]
 pub(super) struct Usual<'a> {
     steps: Vec<&'a Seen>,
+    /// Of all members together.
     pub(super) times: Times,
+    /// Of each.
+    pub(super) members: Vec<Times>,
 }
 
 impl Usual<'_> {
     /// Seconds of exchanges, by the bytes that they count for: what a phase takes besides the usual work of its
-    /// slowest rank. Ranks that are late by chance are part of it.
-    fn exchanges(&self) -> BTreeMap<u64, Vec<f64>> {
-        let means = self.times.means();
-        let sum = |work: &Vec<Class>| work.iter().filter_map(|class| means.get(class)).sum();
+    /// slowest rank. Ranks that are late by chance are part of it. Where members are `apart`, one may always be slower
+    /// than another.
+    fn exchanges(&self, apart: bool) -> BTreeMap<u64, Vec<f64>> {
+        let all = self.times.means();
+        let each: Vec<_> = self.members.iter().map(Times::means).collect();
         let mut list: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-        for Phase { bytes, seconds, work } in self.steps.iter().flat_map(|step| &step.phases) {
-            let busy = work.iter().map(sum).fold(0.0, f64::max);
+        let phases = self.steps.iter().flat_map(|step| &step.phases);
+        for Phase { bytes, seconds, work, first } in phases {
+            let sum = |(rank, work): (usize, &Vec<Class>)| {
+                let means = if apart { each.get(first + rank).unwrap_or(&all) } else { &all };
+                work.iter().filter_map(|class| means.get(class)).sum::<f64>()
+            };
+            let busy = work.iter().enumerate().map(sum).fold(0.0, f64::max);
             list.entry(*bytes).or_default().push(seconds - busy);
         }
         list
     }
 
     /// Seconds of an empty exchange and of each byte: of exchanges, or where there were none, of messages.
-    pub(super) fn link(&self) -> Option<(f64, f64)> {
-        let mut seen = self.exchanges();
+    pub(super) fn link(&self, apart: bool) -> Option<(f64, f64)> {
+        let mut seen = self.exchanges(apart);
         if seen.is_empty() {
             for (bytes, seconds) in self.steps.iter().flat_map(|step| &step.messages) {
                 seen.entry(*bytes).or_default().push(*seconds);
@@ -166,7 +182,7 @@ impl Usual<'_> {
 
 impl Seen {
     /// Exchanges of one group, each with the work before it.
-    fn group(&mut self, ranks: Vec<Vec<Meeting>>) {
+    fn group(&mut self, first: usize, ranks: Vec<Vec<Meeting>>) {
         let count = ranks.iter().map(Vec::len).min().unwrap_or(0);
         let mut ranks: Vec<_> = ranks.into_iter().map(Vec::into_iter).collect();
         let mut before: Option<f64> = None;
@@ -176,7 +192,7 @@ impl Seen {
             let bytes = here[0].bytes;
             if let (Some(before), Some(bytes)) = (before, bytes) {
                 let work = here.into_iter().map(|meeting| meeting.work).collect();
-                self.phases.push(Phase { bytes: bytes as u64, seconds: end - before, work });
+                self.phases.push(Phase { bytes: bytes as u64, seconds: end - before, work, first });
             }
             before = Some(end);
         }
@@ -311,7 +327,7 @@ mod tests {
         let marks: Vec<&[Mark]> = marks.iter().map(Vec::as_slice).collect();
         let mut observed = Observed::new(ExchangeKind::SharedMemory);
         observed.add(ALIKE, &programs, std::slice::from_ref(&(0..2)), &marks);
-        let (latency, per_byte) = observed.usual().link().unwrap();
+        let (latency, per_byte) = observed.usual().link(false).unwrap();
         assert!((latency / 2e-6 - 1.0).abs() < 1e-6, "{latency}");
         assert!((per_byte * 4e9 - 1.0).abs() < 1e-6, "{per_byte}");
     }
@@ -373,7 +389,7 @@ mod tests {
             let marks = [[mark(0, 10e-6, 11e-6)], [mark(0, 0.0, end)]];
             observed.add(ALIKE, &[send, receive], &[0..1, 1..2], &[&marks[0], &marks[1]]);
         }
-        let (latency, per_byte) = observed.usual().link().unwrap();
+        let (latency, per_byte) = observed.usual().link(false).unwrap();
         assert!((latency - 1e-6).abs() < 1e-12 && (per_byte - 1e-9).abs() < 1e-15);
     }
 

@@ -11,14 +11,15 @@ use std::time::Instant;
 
 use spanker_topology::{Kernels, Profile};
 
-use super::{Leader, OnRanks, Stepping};
+use super::{Laying, Leader, OnRanks, Stepping};
 use crate::measure::{Cards, Measurable, Ready, Samples, Timed};
 use crate::runner::Step;
 use crate::{LlmError, Network, Subject};
 
 impl Leader<'_> {
-    /// Measures cards that are ranks, and makes a profile of one of them. `subject.threads` are those of this rank
-    /// alone; `subject.memory` is that of all. `progress` is called with the number of rows that is measured next.
+    /// Measures cards that are ranks, and makes a profile of one of them, or of each if they are `apart` on machines
+    /// that may differ. `subject.threads` are those of this rank alone; `subject.memory` is that of all. `progress` is
+    /// called with the number of rows that is measured next.
     ///
     /// # Errors
     /// What [`Leader::lay_out`] and steps fail with.
@@ -26,11 +27,12 @@ impl Leader<'_> {
         &mut self,
         network: &Arc<Network<B>>,
         subject: &Subject<'_>,
+        apart: bool,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<Profile, LlmError> {
-        let mut samples = RankSamples::new(network, subject)?;
+    ) -> Result<Vec<Profile>, LlmError> {
+        let mut samples = RankSamples::new(network, subject, apart)?;
         self.measure_more(network, subject, &mut samples, progress)?;
-        Ok(samples.profile())
+        Ok(samples.profiles())
     }
 
     /// Measures once more, and adds that to what was seen before.
@@ -49,7 +51,7 @@ impl Leader<'_> {
         ready.round(&mut runner, samples, progress)
     }
 
-    /// A profile that was measured before, with what tokens, short prompts, whole batches and exchanges take now: that
+    /// Profiles that were measured before, of one rank or of each if they are `apart`, with what tokens, short prompts, whole batches and exchanges take now: that
     /// depends on where processes and virtual machines run at the moment. A few steps say so.
     ///
     /// # Errors
@@ -58,14 +60,16 @@ impl Leader<'_> {
         &mut self,
         network: &Arc<Network<B>>,
         subject: &Subject<'_>,
-        profile: Profile,
-    ) -> Result<Profile, LlmError> {
+        apart: bool,
+        profiles: Vec<Profile>,
+    ) -> Result<Vec<Profile>, LlmError> {
         if subject.layout.cards().len() < 2 {
-            return Ok(profile);
+            return Ok(profiles);
         }
-        let ready = Ready::new(network.model(), subject, Cards::Ranks)?;
+        let cards = played(apart);
+        let ready = Ready::new(network.model(), subject, cards)?;
         let mut runner = self.measurable(network, subject, &ready)?;
-        ready.refreshed(&mut runner, Cards::Ranks, profile)
+        ready.refreshed(&mut runner, cards, profiles)
     }
 
     /// A layout whose steps can be measured.
@@ -78,7 +82,7 @@ impl Leader<'_> {
         let space = (ready.context, ready.batch);
         let ranks: Vec<usize> = (0..self.ranks()).collect();
         let plan = (&ready.plan, &ranks[..]);
-        let (rank_part, memory) = self.lay(network, plan, space, subject.threads, true)?;
+        let (rank_part, memory) = self.lay(network, plan, space, subject.threads, Laying::Filled)?;
         let begun = VecDeque::new();
         let mut runner = OnRanks { leader: self, rank_part, memory, audited: None, begun };
         runner.record()?;
@@ -92,27 +96,40 @@ pub struct RankSamples {
     ready: Ready,
     samples: Samples,
     kernels: Kernels,
+    /// How many profiles there are.
+    members: usize,
 }
 
 impl RankSamples {
-    /// Nothing so far.
+    /// Nothing so far, of ranks that are alike or `apart` on machines that may differ.
     ///
     /// # Errors
     /// [`LlmError::Plan`] for a layout that is none of this model.
     pub fn new<B: AsRef<[u8]>>(
         network: &Network<B>,
         subject: &Subject<'_>,
+        apart: bool,
     ) -> Result<RankSamples, LlmError> {
-        let ready = Ready::new(network.model(), subject, Cards::Ranks)?;
+        let cards = played(apart);
+        let ready = Ready::new(network.model(), subject, cards)?;
         let kernels = crate::inproc::kernels(subject.threads, 1);
-        Ok(RankSamples { ready, samples: Samples::new(Cards::Ranks), kernels })
+        let members = if apart { subject.layout.cards().len() } else { 1 };
+        Ok(RankSamples { ready, samples: Samples::new(cards), kernels, members })
     }
 
-    /// The profile of one card that follows from it.
+    /// The profiles that follow from it: of one card, or of each of the layout's if they are apart.
     #[must_use]
-    pub fn profile(&self) -> Profile {
-        Profile { kernels: self.kernels, ..self.ready.profile(&self.samples) }
+    pub fn profiles(&self) -> Vec<Profile> {
+        let of = |member: usize| Profile {
+            kernels: self.kernels,
+            ..self.ready.profile_of(&self.samples, member)
+        };
+        (0..self.members).map(of).collect()
     }
+}
+
+fn played(apart: bool) -> Cards {
+    if apart { Cards::Workers } else { Cards::Ranks }
 }
 
 impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> Measurable

@@ -25,6 +25,8 @@ pub(super) enum Order {
         batch: u64,
         /// Whether buffers are filled with numbers, as in the midst of a run, to measure steps.
         filled: bool,
+        /// Whether ranks ask for what they lack of the file before they lay it out.
+        supplied: bool,
         /// The rank of each of the plan's cards.
         ranks: Vec<u32>,
         /// The algorithms of its exchanges: the bytes of an `ExchangeTable`.
@@ -77,9 +79,10 @@ impl Order {
         match self {
             Order::Heartbeat { zeros } => vec![HEARTBEAT; 1 + zeros],
             Order::Over => vec![OVER],
-            Order::Plan { network, context, batch, filled, ranks, exchanges, json } => {
+            Order::Plan { network, context, batch, filled, supplied, ranks, exchanges, json } => {
                 let count = ranks.len() as u64;
-                let head = [*network, *context, *batch, u64::from(*filled), count];
+                let flags = u64::from(*filled) | u64::from(*supplied) << 1;
+                let head = [*network, *context, *batch, flags, count];
                 let mut bytes = words(PLAN, &head);
                 bytes.extend(ranks.iter().flat_map(|rank| rank.to_le_bytes()));
                 bytes.extend((exchanges.len() as u64).to_le_bytes());
@@ -112,14 +115,23 @@ impl Order {
                 let (network, rest) = word(rest)?;
                 let (context, rest) = word(rest)?;
                 let (batch, rest) = word(rest)?;
-                let (filled, rest) = word(rest)?;
+                let (flags, rest) = word(rest)?;
                 let (ranks, rest) = numbers(rest)?;
                 let (length, rest) = word(rest)?;
                 let (exchanges, rest) = rest.split_at_checked(usize::try_from(length).ok()?)?;
                 let (exchanges, json) =
                     (exchanges.to_vec(), std::str::from_utf8(rest).ok()?.to_owned());
-                let filled = [false, true].get(usize::try_from(filled).ok()?).copied()?;
-                Some(Order::Plan { network, context, batch, filled, ranks, exchanges, json })
+                let (filled, supplied) = (flags & 1 != 0, flags & 2 != 0);
+                (flags < 4).then_some(Order::Plan {
+                    network,
+                    context,
+                    batch,
+                    filled,
+                    supplied,
+                    ranks,
+                    exchanges,
+                    json,
+                })
             }
             STEP => {
                 let (salt, rest) = word(rest)?;
@@ -262,12 +274,13 @@ mod tests {
         prop_oneof![
             (0..40usize).prop_map(|zeros| Order::Heartbeat { zeros }),
             Just(Order::Over),
-            (any::<[u64; 3]>(), any::<bool>(), numbers(), any::<Vec<u8>>(), ".*").prop_map(
-                |([network, context, batch], filled, ranks, exchanges, json)| Order::Plan {
+            (any::<[u64; 3]>(), any::<[bool; 2]>(), numbers(), any::<Vec<u8>>(), ".*").prop_map(
+                |([network, context, batch], [filled, supplied], ranks, exchanges, json)| Order::Plan {
                     network,
                     context,
                     batch,
                     filled,
+                    supplied,
                     ranks,
                     exchanges,
                     json

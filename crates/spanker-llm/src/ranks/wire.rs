@@ -5,6 +5,7 @@
 //! To the fabric all of it is one call, from the first order to the last: its ranks are in different exchanges of
 //! it most of the time, and a fabric may take that for a mistake if they are different calls.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use spanker_collective::Rank;
@@ -12,6 +13,7 @@ use spanker_fabric::{Call, Fabric, FabricError, Message, Pool};
 
 use super::clock::Answer;
 use super::order::Order;
+use super::supply::{self, Store};
 
 /// The rank that gives orders.
 pub(super) const LEADER: Rank = 0;
@@ -62,6 +64,8 @@ pub(super) struct Wire<'f> {
     fabric: End<'f>,
     pool: Pool,
     timeout: Duration,
+    /// How long a worker waits for an order.
+    patience: Duration,
     /// Orders so far.
     orders: u64,
     /// What the plan in use is stamped with.
@@ -78,7 +82,33 @@ impl<'f> Wire<'f> {
     pub(super) fn new(fabric: End<'f>, timeout: Duration) -> Self {
         let origin = Instant::now();
         let (pool, awaited, early) = (Pool::default(), Vec::new(), Vec::new());
-        Wire { fabric, pool, timeout, orders: 0, plan: 0, origin, awaited, early }
+        let patience = timeout;
+        Wire { fabric, pool, timeout, patience, orders: 0, plan: 0, origin, awaited, early }
+    }
+
+    /// How long this worker waits for orders from now on.
+    pub(super) fn wait_for_orders(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    /// Gives out what ranks lack of the model's file.
+    pub(super) fn supply(
+        &mut self,
+        file: &[u8],
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), FabricError> {
+        let (others, timeout) = (self.others(), self.timeout);
+        supply::supply_chunks(self.fabric.get_mut(), file, &others, timeout, progress).map(|_| ())
+    }
+
+    /// Asks for what this rank lacks of some bytes of the model's file.
+    pub(super) fn fetch_chunks(
+        &mut self,
+        store: &dyn Store,
+        needed: &[Range<u64>],
+    ) -> Result<(), FabricError> {
+        let timeout = self.timeout;
+        supply::fetch_chunks(self.fabric.get_mut(), store, needed, timeout).map(|_| ())
     }
 
     /// A moment by this rank's clock, in seconds.
@@ -280,7 +310,8 @@ impl<'f> Wire<'f> {
         loop {
             let stamp = self.next_order();
             let mut order = None;
-            for message in self.exchange(&[], &[LEADER])? {
+            let until = Instant::now() + self.patience;
+            for message in self.exchange_until(&[], &[LEADER], until)? {
                 order = Order::from_bytes(self.open(LEADER, &message, stamp)?.bytes());
             }
             match order {

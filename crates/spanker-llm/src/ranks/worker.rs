@@ -10,24 +10,28 @@ use spanker_plan::{ExchangeTable, Mark, Plan};
 use super::order::Order;
 use super::part::{self, RankPart, Stepping};
 use super::record;
+use super::supply::Store;
 use super::wire::{End, Wire};
-use crate::card::Report;
+use crate::card::{self, Report};
 use crate::fingerprint;
 use crate::layout;
 use crate::runner::Asked;
 use crate::{LlmError, Network};
 
 /// What a rank brings along.
-#[derive(Debug)]
 pub struct Worker<'n, B> {
     /// Its own copy of the model's file.
     pub network: &'n Arc<Network<B>>,
+    /// What fills that copy, if it has holes; the leader has to be [`supplying`](super::Leader::supplying).
+    pub store: Option<&'n dyn Store>,
     /// The plan whose layout it expects, if it knows one; another layout is refused.
     pub plan: Option<&'n Plan>,
     /// Threads that share its part.
     pub threads: usize,
-    /// How long it waits for another rank, the leader included.
+    /// How long it waits for another rank in a step.
     pub timeout: Duration,
+    /// How long it waits for an order of the leader.
+    pub patience: Duration,
 }
 
 /// Does what the leader says until that says that it is over.
@@ -40,6 +44,7 @@ pub fn run_worker<B: AsRef<[u8]> + Send + Sync>(
     worker: &Worker<'_, B>,
 ) -> Result<(), LlmError> {
     let mut wire = Wire::new(End::Lent(fabric), worker.timeout);
+    wire.wait_for_orders(worker.patience);
     let mut rank_part: Option<RankPart<B>> = None;
     // What was done in steps that were asked for nothing is told with the next that is.
     let mut untold = (Duration::ZERO, 0);
@@ -51,15 +56,14 @@ pub fn run_worker<B: AsRef<[u8]> + Send + Sync>(
             Order::Heartbeat { .. } | Order::Clock { .. } => {}
             Order::Record => recorded = Some(Vec::new()),
             Order::Collect => record::hand_over(&mut wire, recorded.as_mut())?,
-            Order::Plan { network, context, batch, filled, ranks, exchanges, json } => {
+            Order::Plan { network, context, batch, filled, supplied, ranks, exchanges, json } => {
                 // The last one's memory is free for this one.
                 drop(rank_part.take());
                 (untold, recorded) = ((Duration::ZERO, 0), None);
-                let space = (context as usize, batch as usize, filled);
+                let space = (context as usize, batch as usize, (filled, supplied));
                 // Measurements have layouts of their own, and so has what follows a rank that was left out.
                 let plan = if filled { None } else { expected.take() };
-                let Worker { network: file, threads, timeout, .. } = *worker;
-                let worker = Worker { network: file, plan, threads, timeout };
+                let worker = Worker { plan, ..*worker };
                 let order = (&json[..], &ranks[..], &exchanges[..]);
                 rank_part = Some(take_part(&mut wire, &worker, network, space, order)?);
             }
@@ -98,7 +102,7 @@ fn take_part<B: AsRef<[u8]> + Send + Sync>(
     wire: &mut Wire<'_>,
     worker: &Worker<'_, B>,
     network: u64,
-    (context, batch, filled): (usize, usize, bool),
+    (context, batch, (filled, supplied)): (usize, usize, (bool, bool)),
     (json, ranks, exchanges): (&str, &[u32], &[u8]),
 ) -> Result<RankPart<B>, FabricError> {
     let own = worker.network.fingerprint();
@@ -124,6 +128,12 @@ fn take_part<B: AsRef<[u8]> + Send + Sync>(
             let groups: Vec<usize> = groups.collect();
             let table = ExchangeTable::from_bytes(exchanges, &groups);
             let table = table.ok_or_else(|| LlmError::plan("its exchanges make no sense"))?;
+            if supplied {
+                let store = worker.store.ok_or_else(|| LlmError::plan("its file has no holes"))?;
+                let ours = |card: usize| ranks.get(card).is_some_and(|&one| one as usize == rank);
+                let needed = card::needed(network, &planned, &ours)?;
+                wire.fetch_chunks(store, &needed)?;
+            }
             RankPart::new(network, &planned, (rank, ranks), table, threads, filled)
         });
         rank_part.map_err(|error: LlmError| error.to_string())
