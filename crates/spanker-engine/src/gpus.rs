@@ -162,7 +162,7 @@ mod with {
             let measured =
                 |layout: &Layout| self.cluster(model, &request, layout, Freshness::Kept, &|_| {});
             let cluster = measured(&usual)?;
-            let layout = layout::best(model.shape(), &cluster, &request, false)?;
+            let layout = layout::best(model.shape(), &cluster, &request, false, false)?;
             let cluster = if layout == usual { cluster } else { measured(&layout)? };
             layout::fitting(Plan::new(model.shape().clone(), cluster, request, layout)?, left)
         }

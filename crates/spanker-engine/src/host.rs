@@ -19,9 +19,12 @@ use crate::model::Model;
 use crate::profiles::Freshness;
 use crate::ranks::{RankPlace, Ranks};
 use crate::threads::Threads;
+use crate::workers::{self, Group, WorkerKey};
 
 /// The most cards that can be threads, or logical cards of a GPU.
 const MOST_CARDS: usize = 256;
+/// How long a machine may show no progress where nobody says.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most threads that make sense.
 const MOST_THREADS: usize = 1024;
 
@@ -306,6 +309,24 @@ impl Host {
         Ok(Host::of(Ranks::of(fabric, place, threads)))
     }
 
+    /// This machine and the workers at these addresses, each a card. They are reached when the first model is measured or
+    /// loaded. `timeout` is how long a machine may show no progress before it is given up; `threads` are those of this
+    /// one.
+    ///
+    /// # Errors
+    /// [`EngineError::Request`] for numbers that make no sense.
+    pub fn workers(
+        addresses: Vec<String>,
+        key: Option<WorkerKey>,
+        timeout: Option<Duration>,
+        threads: usize,
+    ) -> Result<Host> {
+        check_threads(threads)?;
+        let timeout = timeout.unwrap_or(WORKER_TIMEOUT);
+        let group = Group::new(workers::sessions(addresses, key, timeout));
+        Ok(Host::of(Ranks::of_workers(group, timeout, threads)))
+    }
+
     /// Calls `observer` with what happens.
     #[must_use]
     pub fn observed(mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Host {
@@ -355,6 +376,14 @@ impl Host {
     #[must_use]
     pub fn rank_place(&self) -> Option<&RankPlace> {
         self.backend.ranks().map(Ranks::place)
+    }
+
+    /// The names of the machines that cards are, where each is one.
+    #[must_use]
+    pub fn machine_names(&self) -> Vec<String> {
+        let mut names = self.rank_place().map_or_else(Vec::new, |place| place.hosts.clone());
+        names.truncate(self.card_count());
+        names
     }
 
     /// Opens a model. On ranks the leader is first, so that what is wrong everywhere is said once; the others hear

@@ -79,6 +79,10 @@ pub use service::{
 pub use summary::{Answer, FinishReason, Summary, median, off, rate};
 pub use survey::{CardDetails, CardReport, CardRow, LinkRow, mock_cards, survey_cards};
 pub use verify::{Case, Verdict, Verifier};
+pub use workers::{
+    CachedModel, LinkTimes, ListedWorker, MachineInfo, WorkerEvent, WorkerKey, WorkerOptions,
+    WorkerServer, list_workers, new_key, read_key, worker_addresses, write_key,
+};
 
 /// A text of somebody else's as it can be shown: without what moves the cursor or hides, and not too long.
 fn printable(text: &str) -> String {

@@ -5,8 +5,10 @@
 //! Card 0 is this process, card `i` the `i`th worker. A group is as good as its first fault; then a new one is made of
 //! the cards that are left. Ranks of a group are its cards in order, this process first.
 
+mod keys;
 mod offer;
 mod serve;
+mod tcp;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -22,6 +24,12 @@ use spanker_topology::{Bytes, Profile};
 use crate::content::Manifest;
 use crate::error::{EngineError, Result};
 use crate::model::Model;
+pub use keys::{WorkerKey, new_key, read_key, write_key};
+pub(crate) use tcp::sessions;
+pub use tcp::{
+    LinkTimes, ListedWorker, WorkerEvent, WorkerOptions, WorkerServer, list_workers,
+    worker_addresses,
+};
 
 /// The longest description of a worker.
 const MOST_ABOUT: usize = 64 << 10;

@@ -3,6 +3,7 @@
 //! questions at any time and is in one group at a time.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -90,15 +91,24 @@ pub fn worker_addresses(text: &str) -> Result<Vec<String>> {
     }
 }
 
+/// How a leader reaches workers at these addresses.
+pub(crate) fn sessions(
+    addresses: Vec<String>,
+    key: Option<Key>,
+    timeout: Duration,
+) -> Arc<dyn Sessions> {
+    Arc::new(TcpSessions::new(addresses, key, timeout))
+}
+
 /// Workers at addresses.
-pub(super) struct TcpSessions {
+struct TcpSessions {
     addresses: Vec<String>,
     key: Option<Key>,
     options: Options,
 }
 
 impl TcpSessions {
-    pub(super) fn new(addresses: Vec<String>, key: Option<Key>, timeout: Duration) -> TcpSessions {
+    fn new(addresses: Vec<String>, key: Option<Key>, timeout: Duration) -> TcpSessions {
         let options = Options { timeout, ..Options::new(env!("CARGO_PKG_VERSION")) };
         TcpSessions { addresses, key, options }
     }
@@ -359,7 +369,7 @@ impl WorkerServer {
     pub fn run(&self, watch: &(dyn Fn(&WorkerEvent<'_>) + Sync)) {
         let (joins, joined) = channel();
         std::thread::scope(|scope| {
-            scope.spawn(|| self.work(&joined, watch));
+            scope.spawn(move || self.work(&joined, watch));
             loop {
                 let hour = Instant::now() + Duration::from_secs(3600);
                 let Ok(leader) = self.listener.next(hour) else { continue };
