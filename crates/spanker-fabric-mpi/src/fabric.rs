@@ -17,6 +17,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use spanker_collective::Rank;
+use spanker_fabric::wire::{CALL, HEAD, call_bytes, call_of};
 use spanker_fabric::{Call, Fabric, FabricError, Message, Pool, ReceiveBuffer};
 
 use crate::MpiError;
@@ -24,7 +25,6 @@ use crate::fault::Notices;
 use crate::native::Ready;
 use crate::raw::{Comm, Completed, LONGEST, RequestBuffer, Requests};
 use crate::wait::Wait;
-use crate::wire::{CALL, HEAD, call_bytes, call_of};
 use crate::world::Life;
 
 /// Messages by what they are. Long payloads have tags from `BODY` on, by the number of their message.

@@ -8,11 +8,11 @@
 
 use std::time::{Duration, Instant};
 
+use spanker_fabric::wire::{CALL, Notice, as_received, call_of};
 use spanker_fabric::{Fabric, FabricError};
 
 use crate::fabric::{MpiFabric, NOTICES};
 use crate::watch::Watch;
-use crate::wire::{CALL, Notice, as_received, call_of};
 
 /// How long a lower rank may take to answer.
 const GRACE: Duration = Duration::from_millis(500);

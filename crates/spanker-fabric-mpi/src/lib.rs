@@ -34,7 +34,6 @@ mod wait;
 mod watch;
 mod watchdog;
 mod window;
-mod wire;
 mod world;
 
 pub use error::MpiError;

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use mpi::ffi;
 use spanker_collective::{Algorithm, Collective, DType, Rank, ReduceOp, chunk};
+use spanker_fabric::wire::call_bytes;
 use spanker_fabric::{Call, Fabric, FabricError};
 use spanker_reduce::{Element, divide};
 
@@ -16,7 +17,6 @@ use crate::fabric::MpiFabric;
 use crate::plain::in_place;
 use crate::raw::{LONGEST, check, int};
 use crate::watchdog::{Blocking, Watchdog, watchdog};
-use crate::wire::call_bytes;
 
 /// Stands for the schedule, which MPI's collectives do not have.
 const NO_SCHEDULE: u64 = u64::from_be_bytes(*b"mpi's   ");

@@ -5,10 +5,10 @@
 use std::time::{Duration, Instant};
 
 use spanker_fabric::FabricError;
+use spanker_fabric::wire::{CALL, Notice};
 
 use crate::fabric::MpiFabric;
 use crate::ulfm;
-use crate::wire::{CALL, Notice};
 
 /// How often a rank with a core of its own asks before it gives that up.
 const SPINS: u32 = 500;

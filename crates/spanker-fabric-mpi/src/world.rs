@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spanker_collective::{Algorithm, Collective, DType, ReduceOp};
+use spanker_fabric::wire::Notice;
 use spanker_fabric::{Call, Fabric, FabricError, Launcher, launcher};
 
 use crate::fabric::{MpiFabric, NOTICES};
 use crate::raw::{Comm, Requests};
 use crate::watch::Watch;
 use crate::watchdog::{Blocking, watchdog};
-use crate::wire::Notice;
 use crate::{MpiError, raw};
 
 /// How long starting MPI may take.

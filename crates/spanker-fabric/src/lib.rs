@@ -6,6 +6,7 @@
 //! * [`inproc`]: the fabric whose ranks are threads of this process.
 //! * [`device`]: groups of cards, which run schedules as descriptors in their own memory.
 //! * [`Faulty`]: any fabric, with messages lost, late or corrupt and ranks that die, from a seed.
+//! * [`wire`]: calls and faults as bytes, for fabrics whose ranks are processes.
 //! * [`conformance`]: what a fabric must do, as one suite for all of them.
 //!
 //! # Faults
@@ -34,6 +35,7 @@ mod launch;
 mod message;
 mod overlay;
 mod registered;
+pub mod wire;
 
 pub use error::FabricError;
 pub use execute::{Workspace, execute, execute_registered};

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What ranks send each other besides payloads: calls, notices and faults, as bytes.
+//! What ranks that are processes send each other besides payloads: calls, notices and faults, as bytes. For fabrics.
 //!
 //! Ranks of one group run the same version, so there is no other version to read. What cannot be read all the
 //! same gives `None`, never a panic.
 
+use crate::{Call, FabricError};
 use spanker_collective::{Algorithm, Collective, DType, ReduceOp};
-use spanker_fabric::{Call, FabricError};
 
 /// Bytes of a call.
-pub(crate) const CALL: usize = 24;
+pub const CALL: usize = 24;
 /// Bytes before the payload of a message: the call, the number of the message, its length.
-pub(crate) const HEAD: usize = CALL + 16;
+pub const HEAD: usize = CALL + 16;
 /// Text of a fault is cut off here.
 const MOST_TEXT: usize = 600;
 
@@ -19,7 +19,8 @@ fn place<T: PartialEq>(all: &[T], one: &T) -> u8 {
 }
 
 /// A call as bytes. Equal calls have equal bytes.
-pub(crate) fn call_bytes(call: &Call) -> [u8; CALL] {
+#[must_use]
+pub fn call_bytes(call: &Call) -> [u8; CALL] {
     let mut out = [0; CALL];
     out[0] = place(&Collective::ALL, &call.collective.with_root(0));
     out[1] = place(&Algorithm::ALL, &call.algorithm);
@@ -33,7 +34,8 @@ pub(crate) fn call_bytes(call: &Call) -> [u8; CALL] {
 }
 
 /// The call that these bytes say.
-pub(crate) fn call_of(bytes: &[u8; CALL]) -> Option<Call> {
+#[must_use]
+pub fn call_of(bytes: &[u8; CALL]) -> Option<Call> {
     let root = u32::from_le_bytes(bytes[4..8].try_into().ok()?);
     Some(Call {
         collective: Collective::ALL.get(usize::from(bytes[0]))?.with_root(root as usize),
@@ -47,11 +49,23 @@ pub(crate) fn call_of(bytes: &[u8; CALL]) -> Option<Call> {
 
 /// A short message about the group itself.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Notice {
+pub enum Notice {
     /// The sender has been waiting for a while in its call of this number.
-    At { number: u64, call: [u8; CALL] },
+    At {
+        /// Calls that are complete.
+        number: u64,
+        /// The call that it waits in.
+        call: [u8; CALL],
+    },
     /// The sender cannot go on, in its call of this number.
-    Fault { number: u64, committing: bool, fault: FabricError },
+    Fault {
+        /// Calls that are complete.
+        number: u64,
+        /// Whether it waits for the end of the call.
+        committing: bool,
+        /// What it found.
+        fault: FabricError,
+    },
     /// The group's fault, which everyone reports.
     Verdict(FabricError),
     /// The sender has let go of the group.
@@ -59,7 +73,9 @@ pub(crate) enum Notice {
 }
 
 impl Notice {
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    /// The notice as bytes.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
             Notice::At { number, call } => {
@@ -82,7 +98,9 @@ impl Notice {
         out
     }
 
-    pub(crate) fn of(bytes: &[u8]) -> Option<Notice> {
+    /// The notice that these bytes say.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Option<Notice> {
         let mut rest = Reader(bytes);
         match rest.byte()? {
             0 => {
@@ -101,7 +119,8 @@ impl Notice {
 }
 
 /// The fault as everybody else will read it: long texts are cut.
-pub(crate) fn as_received(fault: &FabricError) -> FabricError {
+#[must_use]
+pub fn as_received(fault: &FabricError) -> FabricError {
     let mut out = Vec::new();
     put_fault(&mut out, fault);
     Reader(&out).fault().unwrap_or_else(|| fault.clone())
@@ -125,10 +144,6 @@ fn put_fault(out: &mut Vec<u8>, fault: &FabricError) {
         FabricError::Lost { rank, peer } => (5, [number(rank), number(peer), 0, 0], [""; 3]),
         FabricError::Failed { rank, reason } => (6, [number(rank), 0, 0, 0], [reason, "", ""]),
         FabricError::Refused { rank, reason } => (7, [number(rank), 0, 0, 0], [reason, "", ""]),
-        other => {
-            let text = other.to_string();
-            return put_fault(out, &FabricError::Failed { rank: 0, reason: text });
-        }
     };
     out.push(kind);
     numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
