@@ -40,6 +40,10 @@ check-mpi:
 two-hosts *args:
     scripts/two-hosts "$@"
 
+# A leader and two workers over a network of namespaces, with a binary; needs root
+two-machines *args:
+    scripts/two-machines "$@"
+
 # Every example of --help and of the README, with a binary
 check-examples *args:
     scripts/check-examples "$@"

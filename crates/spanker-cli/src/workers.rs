@@ -169,7 +169,17 @@ pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
     if args.json {
         list.iter().try_for_each(|worker| output::json(&to_json(worker)))?;
     } else {
-        let header = ["worker", "name", "cores", "threads", "memory", "version", "round trip", "bandwidth", "state"];
+        let header = [
+            "worker",
+            "name",
+            "cores",
+            "threads",
+            "memory",
+            "version",
+            "round trip",
+            "bandwidth",
+            "state",
+        ];
         let rows = list.iter().map(row).collect();
         output::line(&output::table(&header, rows, &header[2..5]))?;
         for worker in &list {

@@ -189,7 +189,10 @@ fn worker_that_is_killed_or_stopped_in_an_answer_is_named_and_the_text_is_the_sa
             one.signal(Signal::CONT);
             one.hears("waiting for the next leader");
             let again = scratch.json(&format!("{ASK} {on} -n 5"));
-            assert_eq!(again["tokens"].as_array(), expected.as_array().map(|all| all[..5].to_vec()).as_ref());
+            assert_eq!(
+                again["tokens"].as_array(),
+                expected.as_array().map(|all| all[..5].to_vec()).as_ref()
+            );
         }
     }
 }

@@ -143,7 +143,8 @@ fn unkept(key: &str, kept: &[u8]) -> Option<Manifest> {
 /// Removes what is one too many: manifests of files that are no more would never be read again.
 fn forget_oldest(folder: &Path) {
     let Ok(entries) = folder.read_dir() else { return };
-    let written = |entry: fs::DirEntry| Some((entry.metadata().ok()?.modified().ok()?, entry.path()));
+    let written =
+        |entry: fs::DirEntry| Some((entry.metadata().ok()?.modified().ok()?, entry.path()));
     let mut files: Vec<_> = entries.flatten().filter_map(written).collect();
     files.sort_unstable();
     for (_, path) in files.iter().take(files.len().saturating_sub(MOST_KEPT)) {

@@ -27,6 +27,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long all may take to open their files.
 const OPENING: Duration = Duration::from_secs(300);
 
+/// What connects workers.
+pub(crate) const TCP: &str = "TCP";
+
 /// Where ranks are.
 #[derive(Debug, Clone)]
 pub struct RankPlace {
@@ -111,7 +114,7 @@ impl Ranks {
     /// The leader of workers, which are connected when the first model is measured or loaded.
     pub(crate) fn of_workers(group: Group, timeout: Duration, threads: usize) -> Ranks {
         let hosts = group.names();
-        let place = RankPlace { hosts, library: "TCP".into(), here: 1, timeout };
+        let place = RankPlace { hosts, library: TCP.into(), here: 1, timeout };
         let (leader, fabric, speaks) = (RefCell::new(None), RefCell::new(None), Box::new(|| true));
         Ranks { leader, fabric, rank: 0, place, threads, speaks, group: Some(group) }
     }
@@ -239,6 +242,7 @@ impl Ranks {
             let mut profile = profiles[member.min(profiles.len() - 1)].clone();
             let number = cards.get(card).copied().unwrap_or(card);
             group.describe(number, &mut profile);
+            group.learn(number, &profile);
             profile
         };
         let profiles = (0..count).map(profile).collect();
@@ -274,11 +278,10 @@ impl Ranks {
         let mut is_fresh = false;
         let mut leader = self.hold(model, cards)?;
         let network = model.network();
-        let profiles =
-            profiles::kept(keys.collect(), freshness, observer, &mut |progress| {
-                is_fresh = true;
-                Ok(leader.measure(network, &subject, apart, progress)?)
-            })?;
+        let profiles = profiles::kept(keys.collect(), freshness, observer, &mut |progress| {
+            is_fresh = true;
+            Ok(leader.measure(network, &subject, apart, progress)?)
+        })?;
         let profiles = match is_fresh {
             true => profiles,
             false => leader.refresh(network, &subject, apart, profiles)?,
@@ -305,9 +308,7 @@ impl Ranks {
         let subject = self.subject(&plan.layout, batch);
         let samples = match samples {
             Some(samples) => samples,
-            None => {
-                samples.insert(RankSamples::new(model.network(), &subject, self.are_apart())?)
-            }
+            None => samples.insert(RankSamples::new(model.network(), &subject, self.are_apart())?),
         };
         let mut leader = self.hold(model, &self.indices())?;
         Ok(leader.measure_more(model.network(), &subject, samples, &mut |_| {})?)
@@ -390,9 +391,17 @@ impl Backend for Ranks {
         let shares = vec![1.0; left.len()];
         let usual = Split::Gather.layout(model.shape(), &shares);
         let usual = usual.or_else(|_| Split::Pipeline.layout(model.shape(), &shares))?;
-        let cluster_of = |layout: &Layout| {
-            let asked = (&request, layout);
-            self.cluster_on(left, model, asked, Freshness::Kept, &|_| {})
+        // What is known of machines by now will do: whoever waits for an answer does not wait for a measurement.
+        let known = match &self.group {
+            Some(group) => group.known(left)?,
+            None => None,
+        };
+        let cluster_of = |layout: &Layout| match &known {
+            Some(cluster) => Ok(cluster.clone()),
+            None => {
+                let asked = (&request, layout);
+                self.cluster_on(left, model, asked, Freshness::Kept, &|_| {})
+            }
         };
         let cluster = cluster_of(&usual)?;
         let layout = layout::best(model.shape(), &cluster, &request, self.are_apart(), false)?;
@@ -431,7 +440,9 @@ impl Backend for Ranks {
 
     fn explain(&self, error: LlmError) -> EngineError {
         match self.names(&error) {
-            Some(names) => EngineError::Unavailable { what: format!("{error} ({names})"), hint: None },
+            Some(names) => {
+                EngineError::Unavailable { what: format!("{error} ({names})"), hint: None }
+            }
             None => error.into(),
         }
     }

@@ -11,7 +11,7 @@ mod serve;
 mod tcp;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use spanker_fabric::{Fabric, FabricError, inproc};
 use spanker_llm::{Leader, LlmError};
-use spanker_topology::{Bytes, Profile};
+use spanker_topology::{Bytes, Cluster, Profile, Shape};
 
 use crate::content::Manifest;
 use crate::error::{EngineError, Result};
@@ -86,8 +86,7 @@ impl MachineInfo {
         }
         info.cached.truncate(MOST_NAMED);
         for model in &mut info.cached {
-            (model.name, model.id) =
-                (crate::printable(&model.name), crate::printable(&model.id));
+            (model.name, model.id) = (crate::printable(&model.name), crate::printable(&model.id));
         }
         let sound = (1..=4096).contains(&info.cores) && (1..=4096).contains(&info.threads);
         (sound && info.memory > 0).then_some(info)
@@ -125,6 +124,8 @@ pub(crate) struct Group {
     absent: RefCell<BTreeSet<usize>>,
     /// What workers said of themselves.
     about: RefCell<Vec<Option<MachineInfo>>>,
+    /// What was measured of each card.
+    profiles: RefCell<BTreeMap<usize, Profile>>,
     /// The model that was offered last, and its manifest.
     manifest: RefCell<Option<(u64, Arc<Manifest>)>>,
     /// Looks whether workers that were lost are there again.
@@ -141,6 +142,7 @@ impl Group {
             members: RefCell::default(),
             absent: RefCell::default(),
             about,
+            profiles: RefCell::default(),
             manifest: RefCell::default(),
             scout: RefCell::default(),
         }
@@ -173,6 +175,20 @@ impl Group {
         profile.memory.capacity.value = Bytes(memory);
         profile.memory.capacity.source = "what the machine says".into();
         profile.name = if card == 0 { "this-machine".into() } else { self.names[card].clone() };
+    }
+
+    /// Remembers what a card takes.
+    pub(crate) fn learn(&self, card: usize, profile: &Profile) {
+        self.profiles.borrow_mut().insert(card, profile.clone());
+    }
+
+    /// These cards, if it is known what each of them takes.
+    pub(crate) fn known(&self, cards: &[usize]) -> Result<Option<Cluster>> {
+        let profiles = self.profiles.borrow();
+        let known: Option<Vec<Profile>> =
+            cards.iter().map(|card| profiles.get(card).cloned()).collect();
+        let cluster = known.map(|profiles| Cluster::new(profiles, Shape::Switch)).transpose();
+        cluster.map_err(|error| EngineError::cluster(&error))
     }
 
     fn manifest(&self, model: &Model) -> Arc<Manifest> {
@@ -233,7 +249,8 @@ impl Group {
             Unreached::Missing(missing) => missing,
         };
         self.absent.borrow_mut().extend(missing.iter().map(|(card, _)| *card));
-        let words = missing.iter().map(|(card, why)| format!("worker {}: {why}", self.names[*card]));
+        let words =
+            missing.iter().map(|(card, why)| format!("worker {}: {why}", self.names[*card]));
         let hint = "'spanker workers' shows which answer; leave out of --workers what is not there";
         EngineError::unavailable(words.collect::<Vec<_>>().join("; "), Some(hint.into()))
     }
@@ -287,7 +304,8 @@ impl Group {
         let Some(thread) = scout.take_if(|thread| thread.is_finished()) else {
             if scout.is_none() {
                 let missing = (1..self.names.len()).filter(|card| !left.contains(card));
-                let (missing, sessions): (Vec<usize>, _) = (missing.collect(), self.sessions.clone());
+                let (missing, sessions): (Vec<usize>, _) =
+                    (missing.collect(), self.sessions.clone());
                 let look = move || sessions.answering(&missing);
                 *scout = std::thread::Builder::new().name("spanker-scout".into()).spawn(look).ok();
             }
@@ -306,8 +324,11 @@ impl Group {
     pub(crate) fn names_in(&self, error: &LlmError) -> Option<String> {
         let members = self.members.borrow();
         let ranks = match error {
-            LlmError::Fabric(FabricError::Died { rank } | FabricError::Failed { rank, .. }
-                | FabricError::Refused { rank, .. }) => vec![*rank],
+            LlmError::Fabric(
+                FabricError::Died { rank }
+                | FabricError::Failed { rank, .. }
+                | FabricError::Refused { rank, .. },
+            ) => vec![*rank],
             LlmError::Fabric(
                 FabricError::Deadline { rank, peer, .. }
                 | FabricError::Lost { rank, peer }

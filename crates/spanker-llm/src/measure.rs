@@ -444,7 +444,9 @@ fn around(marks: &[&[Mark]], wall: f64) -> f64 {
 
 /// What exchanges take, if some were seen.
 fn set_link(profile: &mut Profile, usual: &Usual<'_>, cards: Cards) {
-    if let (Some(link), Some((latency, per_byte))) = (&mut profile.link, usual.link(cards == Cards::Workers)) {
+    if let (Some(link), Some((latency, per_byte))) =
+        (&mut profile.link, usual.link(cards == Cards::Workers))
+    {
         let bandwidth = BytesPerSecond((1.0 / per_byte).min(1e15) as u64);
         measured(&mut link.bandwidth, bandwidth, cards);
         measured(&mut link.latency, Seconds(latency), cards);

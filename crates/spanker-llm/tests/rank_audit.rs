@@ -48,7 +48,14 @@ fn led<R: Send>(ranks: &[Rank; 2], lead: impl Fn(&mut Leader<'_>) -> R + Sync) -
             return Some(lead(&mut leader));
         };
         let Rank { network, honest } = &ranks[one];
-        let worker = Worker { network, store: None, plan: None, threads: 1, timeout: TIMEOUT, patience: TIMEOUT };
+        let worker = Worker {
+            network,
+            store: None,
+            plan: None,
+            threads: 1,
+            timeout: TIMEOUT,
+            patience: TIMEOUT,
+        };
         let ended = match honest {
             true => run_worker(&mut fabric, &worker),
             false => run_worker(&mut Liar(fabric, Pool::default()), &worker),
@@ -219,9 +226,18 @@ fn plan_runs_on_the_ranks_that_are_named_for_it() {
     let expected = best(&mut Session::new(threads(&network, &plan, 3, 1)), &tokens, 9);
     let log = AuditLog::new(0.3);
     let (found, unknown) = led(&ranks, |leader| {
-        let unknown = OnRanks::lay_out(&mut *leader, &network, &plan, &[0, 3], (CONTEXT, 3), 1, &mut |_, _| {});
+        let unknown = OnRanks::lay_out(
+            &mut *leader,
+            &network,
+            &plan,
+            &[0, 3],
+            (CONTEXT, 3),
+            1,
+            &mut |_, _| {},
+        );
         let unknown = unknown.map(|_| ()).expect_err("there is no rank 3").to_string();
-        let runner = OnRanks::lay_out(leader, &network, &plan, &[0, 2], (CONTEXT, 3), 1, &mut |_, _| {});
+        let runner =
+            OnRanks::lay_out(leader, &network, &plan, &[0, 2], (CONTEXT, 3), 1, &mut |_, _| {});
         let mut runner = runner.expect("a layout");
         runner.audit(&network, &plan, &log).expect("the same plan");
         (best(&mut Session::new(Box::new(runner)), &tokens, 9), unknown)

@@ -44,7 +44,14 @@ fn led<R: Send>(
 ) -> R {
     let outcomes = on_all(group(ranks), |mut fabric| {
         if fabric.rank() > 0 {
-            let worker = Worker { network, store: None, plan: None, threads: 1, timeout: TIMEOUT, patience: TIMEOUT };
+            let worker = Worker {
+                network,
+                store: None,
+                plan: None,
+                threads: 1,
+                timeout: TIMEOUT,
+                patience: TIMEOUT,
+            };
             run_worker(&mut fabric, &worker).expect("the leader ends it");
             return None;
         }
@@ -159,7 +166,8 @@ fn profile_of_ranks_is_measured_on_them_and_prices_messages() {
         let ranks = layout.cards().len();
         let subject = Subject { layout: &layout, batch: 16, threads: 1, memory: Bytes(8 << 30) };
         let (profile, after) = led(ranks, &network, |leader| {
-            let profiles = leader.measure(&network, &subject, false, &mut |_| ()).expect("a profile");
+            let profiles =
+                leader.measure(&network, &subject, false, &mut |_| ()).expect("a profile");
             let [profile] = profiles.try_into().expect("one for all");
             // Prices of another day are replaced, those of sizes that are not measured again are not.
             let mut old = profile.clone();

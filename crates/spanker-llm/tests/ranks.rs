@@ -32,7 +32,17 @@ fn small() -> Recipe {
 
 /// What a rank that is not the leader does.
 fn worker(fabric: &mut Inproc, network: &Arc<Network<Vec<u8>>>) -> Result<(), LlmError> {
-    run_worker(fabric, &Worker { network, store: None, plan: None, threads: 1, timeout: TIMEOUT, patience: TIMEOUT })
+    run_worker(
+        fabric,
+        &Worker {
+            network,
+            store: None,
+            plan: None,
+            threads: 1,
+            timeout: TIMEOUT,
+            patience: TIMEOUT,
+        },
+    )
 }
 
 /// Runs `lead` on rank 0 of a group whose other ranks are workers, and returns what it gives. All ranks end well.
@@ -290,7 +300,17 @@ fn rank_that_dies_anywhere_is_named_to_all_others() {
         let errors = disturbed(&network, |fabric| {
             let mut fabric = Mortal { inner: Some(fabric), left };
             let (network, timeout) = (&network, TIMEOUT);
-            let _ = run_worker(&mut fabric, &Worker { network, store: None, plan: None, threads: 1, timeout, patience: timeout });
+            let _ = run_worker(
+                &mut fabric,
+                &Worker {
+                    network,
+                    store: None,
+                    plan: None,
+                    threads: 1,
+                    timeout,
+                    patience: timeout,
+                },
+            );
             None
         });
         assert_eq!(errors.len(), 2);
@@ -307,7 +327,8 @@ fn rank_with_another_plan_or_model_is_told_so_and_so_are_all_others() {
     let other = plan(&network, Split::Gather, &one_by_one(3));
     let errors = disturbed(&network, |mut fabric| {
         let (plan, timeout) = (Some(&other), TIMEOUT);
-        let worker = Worker { network: &network, store: None, plan, threads: 1, timeout, patience: timeout };
+        let worker =
+            Worker { network: &network, store: None, plan, threads: 1, timeout, patience: timeout };
         Some(run_worker(&mut fabric, &worker).expect_err("another plan"))
     });
     assert_eq!(errors.len(), 3);
@@ -342,7 +363,14 @@ fn silent_front_is_given_up_and_one_that_beats_is_not() {
             everyone_done.wait();
             leader.heartbeat()
         } else {
-            let worker = Worker { network: &network, store: None, plan: None, threads: 1, timeout, patience: timeout };
+            let worker = Worker {
+                network: &network,
+                store: None,
+                plan: None,
+                threads: 1,
+                timeout,
+                patience: timeout,
+            };
             let outcome = run_worker(&mut fabric, &worker);
             everyone_done.wait();
             outcome

@@ -98,7 +98,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         return refuse("--threads is for --fabric inproc, mpi and tcp");
     }
     if takes.machines && (args.threads.len() > 1 || args.cards.len() > 1) {
-        return refuse("--fabric mpi and tcp: one number of threads and cards, ranks are started once");
+        return refuse(
+            "--fabric mpi and tcp: one number of threads and cards, ranks are started once",
+        );
     }
     if !takes.audit && args.audit > 0.0 {
         return refuse("--audit is for --fabric cards, cuda, mpi and tcp");

@@ -288,7 +288,10 @@ mod tests {
         let (cache, bytes) = (cache(folder.path(), 1 << 40), bytes(1));
         let copy = cache.open(Manifest::of(&bytes), "x.gguf").unwrap();
         let error = copy.put(2, chunk(&bytes, 3)).unwrap_err();
-        assert!(error.starts_with("chunk 2 of the model") && error.contains("model.gguf"), "{error}");
+        assert!(
+            error.starts_with("chunk 2 of the model") && error.contains("model.gguf"),
+            "{error}"
+        );
         assert_eq!(copy.missing(&[2 * CHUNK_BYTES..2 * CHUNK_BYTES + 1]).unwrap(), [2]);
     }
 

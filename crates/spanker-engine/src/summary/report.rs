@@ -8,6 +8,7 @@ use spanker_llm::Timing;
 use spanker_plan::Exchanged;
 
 use super::{FinishReason, Summary, off, rate};
+use crate::ranks::TCP;
 
 /// How far a time is from its prediction, in words.
 fn slower(percent: f64) -> String {
@@ -60,7 +61,7 @@ fn to_json(summary: &Summary<'_>) -> serde_json::Value {
         "cards": summary.plan.layout.cards().len(),
         "cards_lost": summary.lost,
         "hosts": summary.place.map(|place| &place.hosts),
-        "mpi": summary.place.map(|place| &place.library),
+        "mpi": summary.place.filter(|place| place.library != TCP).map(|place| &place.library),
         "predicted_for": summary.profiles(),
         "prompt": { "tokens": prompt, "us": micros(time), "tokens_per_second": rate(prompt, time),
             "predicted_us": summary.prediction.ttft.0 * 1e6,

@@ -83,7 +83,9 @@ pub fn worker_addresses(text: &str) -> Result<Vec<String>> {
             what: "--fabric tcp: no workers are named".into(),
             hint: Some("--workers HOST:PORT,HOST:PORT, or SPANKER_WORKERS".into()),
         }),
-        (_, Some((_, one))) => Err(EngineError::request(format!("--workers: {one} is there twice"))),
+        (_, Some((_, one))) => {
+            Err(EngineError::request(format!("--workers: {one} is there twice")))
+        }
         (count, _) if count > MOST_WORKERS => {
             Err(EngineError::request(format!("--workers: {count}, at most {MOST_WORKERS}")))
         }
@@ -440,10 +442,9 @@ impl WorkerServer {
             Err(error) => return (0, Some(error.to_string())),
         };
         watch(&WorkerEvent::Joined { leader, rank, ranks });
-        let (served, outcome) =
-            serve(&mut fabric, &self.shelf, self.options.threads, &|served| {
-                watch(&WorkerEvent::Opened { model: &served.model, is_own: served.is_own });
-            });
+        let (served, outcome) = serve(&mut fabric, &self.shelf, self.options.threads, &|served| {
+            watch(&WorkerEvent::Opened { model: &served.model, is_own: served.is_own });
+        });
         let fetched = served.map_or(0, |served| served.fetched);
         (fetched, outcome.err().map(|error| error.to_string()))
     }

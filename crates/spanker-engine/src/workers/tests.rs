@@ -220,7 +220,9 @@ fn workers_without_the_file_get_it_once_and_give_the_tokens_of_one_card() {
     let (found, said) = tokens(&threads, &model, 12);
     assert_eq!(found, expected);
     assert!(said.lost.is_empty() && said.sent > 0);
-    let [(Some(served), true)] = &threads.served(1, 1)[..] else { panic!("{:?}", threads.served(1, 1)) };
+    let [(Some(served), true)] = &threads.served(1, 1)[..] else {
+        panic!("{:?}", threads.served(1, 1))
+    };
     assert!(!served.is_own && served.fetched > 0, "{served:?}");
     let [(Some(other), true)] = &threads.served(2, 1)[..] else { panic!() };
     assert!(other.is_own && other.fetched == 0, "{other:?}");
@@ -274,8 +276,10 @@ fn worker_of_another_version_or_with_a_file_in_parts_says_so() {
         let (mut own, mut other) = (ends.next().unwrap(), ends.next().unwrap());
         let shelf = shelf(folder.path(), Vec::new());
         let worker = std::thread::spawn(move || serve(&mut other, &shelf, 1, &|_| {}).1);
-        let text = br#"{"version":"0.0.1","id":"","name":"x","length":1,"header":1,"timeout_ms":10}"#;
-        let message = spanker_fabric::Pool::default().write(text.len(), |out| out.copy_from_slice(text));
+        let text =
+            br#"{"version":"0.0.1","id":"","name":"x","length":1,"header":1,"timeout_ms":10}"#;
+        let message =
+            spanker_fabric::Pool::default().write(text.len(), |out| out.copy_from_slice(text));
         let until = Instant::now() + TIMEOUT;
         let _ = own.exchange(&Call::BARRIER, &[(1, message)], &[1], until);
         worker.join().unwrap().unwrap_err().to_string()

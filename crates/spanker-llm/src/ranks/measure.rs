@@ -82,7 +82,8 @@ impl Leader<'_> {
         let space = (ready.context, ready.batch);
         let ranks: Vec<usize> = (0..self.ranks()).collect();
         let plan = (&ready.plan, &ranks[..]);
-        let (rank_part, memory) = self.lay(network, plan, space, subject.threads, Laying::Filled)?;
+        let (rank_part, memory) =
+            self.lay(network, plan, space, subject.threads, Laying::Filled)?;
         let begun = VecDeque::new();
         let mut runner = OnRanks { leader: self, rank_part, memory, audited: None, begun };
         runner.record()?;

@@ -275,15 +275,17 @@ mod tests {
             (0..40usize).prop_map(|zeros| Order::Heartbeat { zeros }),
             Just(Order::Over),
             (any::<[u64; 3]>(), any::<[bool; 2]>(), numbers(), any::<Vec<u8>>(), ".*").prop_map(
-                |([network, context, batch], [filled, supplied], ranks, exchanges, json)| Order::Plan {
-                    network,
-                    context,
-                    batch,
-                    filled,
-                    supplied,
-                    ranks,
-                    exchanges,
-                    json
+                |([network, context, batch], [filled, supplied], ranks, exchanges, json)| {
+                    Order::Plan {
+                        network,
+                        context,
+                        batch,
+                        filled,
+                        supplied,
+                        ranks,
+                        exchanges,
+                        json,
+                    }
                 }
             ),
             (any::<[u64; 2]>(), numbers(), prop::collection::vec(any::<[u32; 2]>(), 0..3), parts)
