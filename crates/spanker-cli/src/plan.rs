@@ -48,7 +48,7 @@ pub(crate) struct Args {
     workers: WorkerArgs,
     /// With --fabric inproc, threads in all; with mpi those of each process, with tcp those of this machine [default: as
     /// many as there are cores]
-    #[arg(short, long, value_name = "N", requires = "fabric")]
+    #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
     /// How weights are stored [default: as in the .gguf file or the fetched model, else q4_0]
     #[arg(long, value_parser = Quant::from_str)]
@@ -112,6 +112,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_outputs([&args.out])?;
     let named = args.workers.are_named().then_some(FabricKind::Tcp);
     let Some(fabric) = args.fabric.or(named) else {
+        if args.threads.is_some() {
+            return Err(Usage("--threads is for --fabric inproc, mpi and tcp".into()).into());
+        }
         return plan(args, &llm::shape(&args.model, args.quant)?, &args.cluster.build()?, None);
     };
     let here = llm::Args {

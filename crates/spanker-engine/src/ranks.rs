@@ -280,11 +280,15 @@ impl Ranks {
         let network = model.network();
         let profiles = profiles::kept(keys.collect(), freshness, observer, &mut |progress| {
             is_fresh = true;
-            Ok(leader.measure(network, &subject, apart, progress)?)
+            let measured = leader.measure(network, &subject, apart, progress);
+            measured.map_err(|error| self.explain(error))
         })?;
         let profiles = match is_fresh {
             true => profiles,
-            false => leader.refresh(network, &subject, apart, profiles)?,
+            false => {
+                let refreshed = leader.refresh(network, &subject, apart, profiles);
+                refreshed.map_err(|error| self.explain(error))?
+            }
         };
         self.cluster_of(profiles, layout, cards)
     }
