@@ -16,7 +16,7 @@ use rustix::net::sockopt;
 use spanker_fabric::Message;
 
 use crate::frame::{Head, Kind};
-use crate::link::{Closed, Frame, Link, prepare};
+use crate::link::{Closed, Frame, LONGEST_REFUSAL, Link, prepare};
 use crate::noise::{HELLO, Role, TAG, handshake};
 use crate::session::Join;
 use crate::wait::{left, sleep_on, sleep_on_links};
@@ -24,6 +24,9 @@ use crate::{Key, TcpError};
 
 /// Bytes of a request to join, at most: the addresses of a thousand workers.
 pub(crate) const LONGEST_JOIN: u64 = 64 << 10;
+
+/// How long the other end of a channel may take nothing before it is taken for dead: it may have to write to a disk.
+pub(crate) const UNREACHABLE: Duration = Duration::from_secs(60);
 
 /// A number that nobody has drawn before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -204,7 +207,10 @@ impl Channel {
 
     /// Refuses what the other end asked for, with a reason that it gets as [`TcpError::Refused`], and closes the channel.
     pub fn refuse(mut self, reason: &str) {
-        self.link.push_bytes(Head::of_kind(Kind::Refusal), reason.as_bytes());
+        let most = LONGEST_REFUSAL.min(reason.len());
+        let end = (0..=most).rev().find(|&at| reason.is_char_boundary(at)).unwrap_or(0);
+        let head = Head::of_kind(Kind::Refusal);
+        self.link.push_bytes(head, &reason.as_bytes()[..end]);
         // Whoever does not read it does not need it.
         let _ = flush(&mut self.link, Instant::now() + Duration::from_millis(100));
         self.link.finish();
@@ -284,6 +290,7 @@ pub(crate) fn dial(
     let mut link = Link::new(stream, address, noise.into_transport_mode().map_err(refused)?);
     link.push_intent(&intent.bytes());
     flush(&mut link, deadline)?;
+    link.set_timeout(UNREACHABLE).map_err(system("cannot set up a connection to"))?;
     Ok(link)
 }
 

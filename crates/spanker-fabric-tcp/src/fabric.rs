@@ -138,9 +138,13 @@ impl TcpFabric {
     /// Reads what has come from a rank. Returns whether anything has.
     fn read(&mut self, from: Rank) -> Result<bool, FabricError> {
         let mut news = false;
+        if let Some(link) = &mut self.peers[from].link {
+            link.look_again();
+        }
         loop {
             let peer = &mut self.peers[from];
-            let Some(link) = peer.link.as_mut().filter(|_| peer.backlog <= BACKLOG) else {
+            let reads = peer.reads();
+            let Some(link) = peer.link.as_mut().filter(|_| reads) else {
                 return Ok(news);
             };
             match link.next_frame() {
@@ -183,7 +187,7 @@ impl TcpFabric {
                 }
             }
             Kind::Arrival => self.arrivals[from] = Some((head.number, head.call)),
-            Kind::Decision => self.decided = head.number + 1,
+            Kind::Decision => self.decided = head.number.saturating_add(1),
             Kind::Notice => match Notice::of(body.bytes()) {
                 Some(notice) => self.hear(from, notice),
                 None => return Err(FabricError::Corrupt { rank, peer: from }),

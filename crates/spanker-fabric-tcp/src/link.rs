@@ -15,7 +15,7 @@ use rustix::net::sockopt;
 use snow::TransportState;
 use spanker_fabric::{Message, Pool, ReceiveBuffer};
 
-use crate::frame::{HEAD, Head};
+use crate::frame::{HEAD, Head, Kind};
 use crate::noise::{RECORD, TAG};
 
 /// Bytes of a body in one record.
@@ -26,6 +26,9 @@ const BUFFER: usize = 2 * RECORD + HEAD + TAG;
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// Questions without an answer. The time that the user sets ends a connection before that.
 const UNANSWERED: u32 = 60;
+
+/// Bytes of the reason of a refusal, which is taken whatever else is waited for.
+pub(crate) const LONGEST_REFUSAL: usize = 4096;
 
 /// A frame that has come whole.
 #[derive(Debug)]
@@ -242,17 +245,22 @@ impl Link {
         true
     }
 
+    /// More may have come since the last read.
+    pub(crate) fn look_again(&mut self) {
+        self.is_drained = false;
+    }
+
     /// The next frame, if all of it has come.
     pub(crate) fn next_frame(&mut self) -> Result<Option<Frame>, Closed> {
         loop {
             if let Some(frame) = self.open()? {
                 return Ok(Some(frame));
             }
-            if std::mem::take(&mut self.is_drained) {
-                return Ok(None);
-            }
             if let Some(closed) = &self.closed {
                 return Err(closed.clone());
+            }
+            if std::mem::take(&mut self.is_drained) {
+                return Ok(None);
             }
             if !self.read() {
                 return match &self.closed {
@@ -313,7 +321,11 @@ impl Link {
                 self.inward.consume(HEAD + TAG);
                 let head = Head::of(&plain).ok_or(Closed::Corrupt("a head makes no sense"))?;
                 let length = usize::try_from(head.length).unwrap_or(usize::MAX);
-                if head.length > self.limit {
+                let limit = match head.kind {
+                    Kind::Refusal => self.limit.max(LONGEST_REFUSAL as u64),
+                    _ => self.limit,
+                };
+                if head.length > limit {
                     return Err(Closed::TooLong(head.length));
                 }
                 let buffer = self.pool.receive_buffer(length);

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use snow::TransportState;
 
-use crate::channel::{INTENT, Intent, key_for};
+use crate::channel::{INTENT, Intent, UNREACHABLE, key_for};
 use crate::link::{Link, prepare};
 use crate::noise::{HELLO, Role, handshake};
 use crate::wait::{left, sleep_on};
@@ -185,7 +185,7 @@ struct Pending {
 /// What came of looking at a connection.
 enum Step {
     Waits,
-    Done(Intent, Link),
+    Done(Intent, Box<Link>),
     Ends,
 }
 
@@ -202,7 +202,7 @@ impl Reception {
                 let step = if is_ready { pending.advance(&self.key) } else { Step::Waits };
                 match step {
                     Step::Waits if now < pending.until => self.pending.push_back(pending),
-                    Step::Done(intent, link) => self.hand_over(shared, intent, link),
+                    Step::Done(intent, link) => self.hand_over(shared, intent, *link),
                     _ => {}
                 }
             }
@@ -302,7 +302,11 @@ impl Pending {
         }
         match (Intent::of(&intent), self.stream.try_clone()) {
             (Some(intent), Ok(stream)) => {
-                Step::Done(intent, Link::new(stream, self.address, noise))
+                let link = Link::new(stream, self.address, noise);
+                match link.set_timeout(UNREACHABLE) {
+                    Ok(()) => Step::Done(intent, Box::new(link)),
+                    Err(_) => Step::Ends,
+                }
             }
             _ => Step::Ends,
         }

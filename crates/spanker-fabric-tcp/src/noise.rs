@@ -250,9 +250,8 @@ mod tests {
         assert!(matches!(hellos(&key(7), &key(8)), Err(Error::Decrypt)));
     }
 
-    /// The first vector of RFC 7748, 6.1, is what the curve must give; snow's own tests check the order of tokens.
     #[test]
-    fn the_cipher_is_that_of_rfc_8439() {
+    fn a_record_opens_only_under_its_number_and_context_and_unchanged() {
         let key: [u8; 32] = std::array::from_fn(|at| 0x80 + at as u8);
         let cipher = ChaChaPoly(cipher_of(&key));
         let mut out = [0; 5 + TAG];

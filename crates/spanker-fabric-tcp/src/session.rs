@@ -27,7 +27,8 @@ pub struct Options {
     /// The version of the program. Members of a group run the same.
     pub version: String,
     /// How long a group may take to come together, and how long the system tries to reach a member that does not
-    /// answer before it is taken for dead.
+    /// answer before it is taken for dead. Not less than a call's deadline: a member that computes and does not read
+    /// for so long is taken for dead, too.
     pub timeout: Duration,
     /// How long a rank that waits asks again and again before it sleeps: faster where it has a core of its own.
     pub spin: Duration,
@@ -298,7 +299,10 @@ impl Join {
 
 /// Where this worker reaches another one. What the leader reaches on its own machine is on the leader's machine.
 fn reachable(worker: SocketAddr, leader: IpAddr) -> SocketAddr {
-    if is_local(&worker) { SocketAddr::new(leader, worker.port()) } else { worker }
+    match is_local(&worker) && !leader.is_loopback() {
+        true => SocketAddr::new(leader, worker.port()),
+        false => worker,
+    }
 }
 
 #[cfg(test)]
@@ -335,5 +339,8 @@ mod tests {
         let leader: IpAddr = "10.0.0.1".parse().expect("an address");
         assert_eq!(reachable(address(near), leader), address("10.0.0.1:7077"));
         assert_eq!(reachable(address(far), leader), address(far));
+        let here: IpAddr = "127.0.0.1".parse().expect("an address");
+        let other = address("127.0.0.2:7077");
+        assert_eq!(reachable(other, here), other, "all of them on one machine");
     }
 }

@@ -71,7 +71,7 @@ fn bulk_data_has_a_connection_of_its_own_by_its_number() {
     let (mut first, mut second) = (open(one), open(other));
     first.send(b"one", soon()).expect("sent");
     second.send(b"other", soon()).expect("sent");
-    let mut take = |id| {
+    let take = |id| {
         let mut bulk = listener.next_bulk(id, soon()).expect("a connection");
         bulk.receive(10, soon()).expect("a message").bytes().to_vec()
     };
