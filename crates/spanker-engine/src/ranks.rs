@@ -395,6 +395,10 @@ impl Backend for Ranks {
         let shares = vec![1.0; left.len()];
         let usual = Split::Gather.layout(model.shape(), &shares);
         let usual = usual.or_else(|_| Split::Pipeline.layout(model.shape(), &shares))?;
+        if self.group.is_some() {
+            // Whoever does not answer is found before a plan is made for it.
+            drop(self.hold(model, left)?);
+        }
         // What is known of machines by now will do: whoever waits for an answer does not wait for a measurement.
         let known = match &self.group {
             Some(group) => group.known(left)?,

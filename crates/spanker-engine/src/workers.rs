@@ -273,8 +273,8 @@ impl Group {
         self.members.borrow().get(rank).copied().filter(|&card| card > 0)
     }
 
-    /// The cards that can go on after a fault: all but the one that it is about, unless that has ended and is back, and
-    /// those that do not answer.
+    /// The cards that can go on after a fault: all but the one that it is about, or where somebody was waited for in vain,
+    /// but those that do not answer.
     pub(crate) fn survivors(&self, fault: &FabricError, left: &[usize]) -> Option<Vec<usize>> {
         if matches!(
             fault,
@@ -282,12 +282,17 @@ impl Group {
         ) {
             return None;
         }
-        let blamed = self.blamed(fault);
-        if let Some(card) = blamed {
-            self.absent.borrow_mut().insert(card);
+        let mut lost: Vec<usize> = self.blamed(fault).into_iter().collect();
+        if matches!(fault, FabricError::Deadline { .. }) {
+            // Who waited in vain may itself be waited for by the one that noticed first: those that do not answer are it.
+            let workers: Vec<usize> = left.iter().copied().filter(|&card| card > 0).collect();
+            let there = self.sessions.answering(&workers);
+            let answers = |card: &usize| there.iter().any(|(other, _)| other == card);
+            let silent: Vec<usize> = workers.into_iter().filter(|card| !answers(card)).collect();
+            lost = if silent.is_empty() { lost } else { silent };
         }
-        // Those that work for this process are busy with the group that is over.
-        let absent = self.absent.borrow();
+        let mut absent = self.absent.borrow_mut();
+        absent.extend(lost);
         Some(left.iter().copied().filter(|card| !absent.contains(card)).collect())
     }
 

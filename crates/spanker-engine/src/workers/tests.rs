@@ -268,6 +268,28 @@ fn all_workers_may_go_and_a_worker_that_is_gone_is_found_to_be_so() {
 }
 
 #[test]
+fn worker_that_does_not_answer_is_left_out_and_not_the_one_that_waited_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let shelves = (0..2).map(|_| shelf(folder.path(), Vec::new())).collect();
+    let threads = Arc::new(Threads::new(shelves));
+    let group = Group::new(Arc::clone(&threads) as Arc<dyn Sessions>);
+    *group.members.borrow_mut() = vec![0, 1, 2];
+    let fault = FabricError::Deadline { rank: 0, peer: 2, what: "to receive from" };
+    threads.desks[0].life.store(0, Ordering::SeqCst);
+    assert_eq!(group.survivors(&fault, &[0, 1, 2]), Some(vec![0, 2]));
+    // Where all answer, it is the one that was waited for.
+    threads.desks[0].life.store(IMMORTAL, Ordering::SeqCst);
+    group.absent.borrow_mut().clear();
+    assert_eq!(group.survivors(&fault, &[0, 1, 2]), Some(vec![0, 1]));
+    // What the leader was waited for in vain is about the one that waited.
+    group.absent.borrow_mut().clear();
+    let fault = FabricError::Deadline { rank: 1, peer: 0, what: "to receive from" };
+    assert_eq!(group.survivors(&fault, &[0, 1, 2]), Some(vec![0, 2]));
+    let refused = FabricError::Refused { rank: 1, reason: "no".into() };
+    assert_eq!(group.survivors(&refused, &[0, 1, 2]), None);
+}
+
+#[test]
 fn worker_of_another_version_or_with_a_file_in_parts_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let model = crate::testing::model(folder.path());
