@@ -136,7 +136,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SHARES", value_delimiter = ',', visible_alias = "ts")]
     pub(crate) tensor_split: Option<Vec<f64>>,
     /// How long cards may show no progress before they are given up, for --fabric cards, mpi and tcp; for the last two
-    /// more than a step takes [default for mpi: 60s, for tcp: 5s]
+    /// more than a step takes [default for mpi: 60s, for tcp: 5s, more for large models]
     #[arg(long, value_name = "TIME", value_parser = crate::fault::detect)]
     pub(crate) deadline: Option<std::time::Duration>,
     #[command(flatten)]

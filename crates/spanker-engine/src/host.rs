@@ -322,8 +322,9 @@ impl Host {
         threads: usize,
     ) -> Result<Host> {
         check_threads(threads)?;
+        let is_given = timeout.is_some();
         let timeout = timeout.unwrap_or(WORKER_TIMEOUT);
-        let group = Group::new(workers::sessions(addresses, key, timeout));
+        let group = Group::new(workers::sessions(addresses, key, timeout), is_given);
         Ok(Host::of(Ranks::of_workers(group, timeout, threads)))
     }
 

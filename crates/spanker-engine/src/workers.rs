@@ -12,6 +12,7 @@ mod tcp;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -31,6 +32,9 @@ pub use tcp::{
     worker_addresses,
 };
 
+/// Products in a second of a slow machine, and seconds that it is waited for at most.
+const SLOW: f64 = 20e9;
+const LONGEST: f64 = 60.0;
 /// The longest description of a worker.
 const MOST_ABOUT: usize = 64 << 10;
 /// Models of a worker's cache that it names.
@@ -93,6 +97,12 @@ impl MachineInfo {
     }
 }
 
+/// How long a step of a usual batch takes on a slow machine.
+fn longest_step(model: &Model) -> Duration {
+    let products = model.shape().parameters() as f64 * spanker_plan::USUAL_BATCH as f64;
+    Duration::from_secs_f64((products / SLOW).min(LONGEST))
+}
+
 /// Why there is no group.
 #[derive(Debug)]
 pub(crate) enum Unreached {
@@ -117,6 +127,8 @@ pub(crate) trait Sessions: Send + Sync {
 /// The workers of a run, and those in the present group.
 pub(crate) struct Group {
     sessions: Arc<dyn Sessions>,
+    /// Whether somebody has said how long a machine may show no progress.
+    is_given: bool,
     names: Vec<String>,
     /// The cards of the present group, by rank.
     members: RefCell<Vec<usize>>,
@@ -127,17 +139,19 @@ pub(crate) struct Group {
     /// What was measured of each card.
     profiles: RefCell<BTreeMap<usize, Profile>>,
     /// The model that was offered last, and its manifest.
-    manifest: RefCell<Option<(u64, Arc<Manifest>)>>,
+    manifest: RefCell<Option<(PathBuf, Arc<Manifest>)>>,
     /// Looks whether workers that were lost are there again.
     scout: RefCell<Option<JoinHandle<Vec<(usize, MachineInfo)>>>>,
 }
 
 impl Group {
-    pub(crate) fn new(sessions: Arc<dyn Sessions>) -> Group {
+    /// Workers that are reached in this way. What nobody has said how long it may take, a large model has longer for.
+    pub(crate) fn new(sessions: Arc<dyn Sessions>, is_given: bool) -> Group {
         let names = sessions.names();
         let about = RefCell::new(vec![None; names.len()]);
         Group {
             sessions,
+            is_given,
             names,
             members: RefCell::default(),
             absent: RefCell::default(),
@@ -192,14 +206,13 @@ impl Group {
     }
 
     fn manifest(&self, model: &Model) -> Arc<Manifest> {
-        let stamp = model.network().fingerprint();
         let mut manifest = self.manifest.borrow_mut();
         match &*manifest {
-            Some((known, manifest)) if *known == stamp => Arc::clone(manifest),
+            Some((path, manifest)) if path == model.path() => Arc::clone(manifest),
             _ => {
                 let made = Manifest::of_file(model.path(), model.network().bytes());
                 let made = Arc::new(made);
-                *manifest = Some((stamp, Arc::clone(&made)));
+                *manifest = Some((model.path().to_path_buf(), Arc::clone(&made)));
                 made
             }
         }
@@ -212,6 +225,7 @@ impl Group {
         model: &Model,
         timeout: Duration,
     ) -> Result<Leader<'static>> {
+        let timeout = if self.is_given { timeout } else { timeout.max(longest_step(model)) };
         let workers: Vec<usize> = cards.iter().copied().filter(|&card| card > 0).collect();
         self.members.borrow_mut().clear();
         // Before anybody waits for it.
@@ -229,8 +243,9 @@ impl Group {
             if let Err(fault) = offered {
                 let lost = self.blamed(&fault);
                 self.absent.borrow_mut().extend(lost);
+                let error = self.explain(fault);
                 self.members.borrow_mut().clear();
-                return Err(self.explain(fault));
+                return Err(error);
             }
         }
         self.absent.borrow_mut().retain(|card| !workers.contains(card));

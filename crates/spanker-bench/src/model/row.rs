@@ -122,7 +122,7 @@ pub(super) fn row(
     let (wall, card) = (median(&repeats.wall), median(&repeats.card));
     let read = median(&repeats.bandwidths);
     let micros = |rate: Option<f64>| rate.map(|rate| 1e6 / rate);
-    let on_processor = matches!(host.fabric(), Fabric::Inproc | Fabric::Mpi);
+    let on_processor = matches!(host.fabric(), Fabric::Inproc | Fabric::Mpi | Fabric::Tcp);
     ModelRow {
         version: 1,
         model: model.shape().name.clone(),

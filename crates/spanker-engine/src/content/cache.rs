@@ -108,8 +108,19 @@ impl Cache {
             crate::files::write(&folder.join(file), bytes).map_err(|error| error.to_string())?;
         }
         let (marks, unmarked) = (RefCell::new(marks), RefCell::default());
-        let (cache, fetched) = (self.clone(), Cell::new(0));
-        Ok(Copy { cache, manifest, path, model, present, marks, unmarked, fetched, _used: used })
+        let (cache, fetched, name) = (self.clone(), Cell::new(0), name.to_owned());
+        Ok(Copy {
+            cache,
+            manifest,
+            name,
+            path,
+            model,
+            present,
+            marks,
+            unmarked,
+            fetched,
+            _used: used,
+        })
     }
 
     /// Removes what was used longest ago until there is space for `bytes` besides what is in use.
@@ -146,6 +157,8 @@ fn held(length: u64, marks: &[u8]) -> u64 {
 pub(crate) struct Copy {
     cache: Cache,
     manifest: Manifest,
+    /// What the leader calls it.
+    name: String,
     path: PathBuf,
     model: File,
     /// A byte for each chunk.
@@ -217,7 +230,8 @@ impl Store for Copy {
         let shown = self.path.display();
         if !self.manifest.is_chunk(number, bytes) {
             return Err(format!(
-                "chunk {number} of the model is not what the leader's manifest says; it was for {shown}"
+                "chunk {number} of {} is not what its manifest says (to be kept in {shown})",
+                self.name
             ));
         }
         let start = chunk_range(self.length(), number).start;
@@ -288,10 +302,7 @@ mod tests {
         let (cache, bytes) = (cache(folder.path(), 1 << 40), bytes(1));
         let copy = cache.open(Manifest::of(&bytes), "x.gguf").unwrap();
         let error = copy.put(2, chunk(&bytes, 3)).unwrap_err();
-        assert!(
-            error.starts_with("chunk 2 of the model") && error.contains("model.gguf"),
-            "{error}"
-        );
+        assert!(error.starts_with("chunk 2 of x.gguf") && error.contains("model.gguf"), "{error}");
         assert_eq!(copy.missing(&[2 * CHUNK_BYTES..2 * CHUNK_BYTES + 1]).unwrap(), [2]);
     }
 

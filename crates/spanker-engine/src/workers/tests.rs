@@ -174,7 +174,7 @@ fn tokens(sessions: &Arc<Threads>, model: &Model, count: usize) -> (Vec<u32>, Sa
     let shared: Arc<Mutex<Said>> = Arc::default();
     let said = Arc::clone(&shared);
     let reached = Arc::clone(sessions) as Arc<dyn Sessions>;
-    let host = Host::test(Ranks::of_workers(Group::new(reached), TIMEOUT, 1));
+    let host = Host::test(Ranks::of_workers(Group::new(reached, true), TIMEOUT, 1));
     let host = host.observed(move |event| match event {
         Event::Note(text) => said.lock().unwrap().lost.push((*text).to_owned()),
         Event::Lost { error, left } => {
@@ -272,7 +272,7 @@ fn worker_that_does_not_answer_is_left_out_and_not_the_one_that_waited_for_it() 
     let folder = tempfile::tempdir().unwrap();
     let shelves = (0..2).map(|_| shelf(folder.path(), Vec::new())).collect();
     let threads = Arc::new(Threads::new(shelves));
-    let group = Group::new(Arc::clone(&threads) as Arc<dyn Sessions>);
+    let group = Group::new(Arc::clone(&threads) as Arc<dyn Sessions>, true);
     *group.members.borrow_mut() = vec![0, 1, 2];
     let fault = FabricError::Deadline { rank: 0, peer: 2, what: "to receive from" };
     threads.desks[0].life.store(0, Ordering::SeqCst);
@@ -290,9 +290,25 @@ fn worker_that_does_not_answer_is_left_out_and_not_the_one_that_waited_for_it() 
 }
 
 #[test]
-fn worker_of_another_version_or_with_a_file_in_parts_says_so() {
+fn file_that_is_not_what_its_manifest_says_is_refused_by_chunk_and_name() {
     let folder = tempfile::tempdir().unwrap();
     let model = crate::testing::model(folder.path());
+    let mut bytes = model.network().bytes().to_vec();
+    bytes[5] ^= 1;
+    let manifest = Manifest::of(&bytes);
+    let mut ends = group(2).into_iter();
+    let (mut own, mut other) = (ends.next().unwrap(), ends.next().unwrap());
+    let (cache, nothing) = (folder.path().join("cache"), Vec::new());
+    let worker =
+        std::thread::spawn(move || serve(&mut other, &shelf(&cache, nothing), 1, &|_| {}).1);
+    let refused = offer::offer(&mut own, &model, &manifest, TIMEOUT).unwrap_err().to_string();
+    assert!(refused.contains("chunk 0 of x.gguf is not what"), "{refused}");
+    assert_eq!(worker.join().unwrap().unwrap_err().to_string(), refused);
+}
+
+#[test]
+fn worker_says_that_its_leader_is_of_another_version() {
+    let folder = tempfile::tempdir().unwrap();
     let error = {
         let mut ends = group(2).into_iter();
         let (mut own, mut other) = (ends.next().unwrap(), ends.next().unwrap());
@@ -307,5 +323,4 @@ fn worker_of_another_version_or_with_a_file_in_parts_says_so() {
         worker.join().unwrap().unwrap_err().to_string()
     };
     assert!(error.contains("the leader 0.0.1"), "{error}");
-    drop(model);
 }
