@@ -262,7 +262,9 @@ mod tests {
     use super::*;
 
     fn bytes(seed: usize) -> Vec<u8> {
-        (0..(5 * CHUNK_BYTES as usize + 9)).map(|at| ((at + seed) * 13 >> 4) as u8).collect()
+        (0..(5 * CHUNK_BYTES as usize + 9))
+            .map(|at| ((at + seed) * 13 >> 4) as u8 ^ (at >> 20) as u8)
+            .collect()
     }
 
     fn cache(folder: &Path, limit: u64) -> Cache {
