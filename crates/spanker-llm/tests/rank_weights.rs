@@ -19,7 +19,7 @@ use spanker_model::Quant;
 use spanker_plan::{Plan, Split};
 use spanker_test_support::Recipe;
 
-use splits::{CONTEXT, STEPS, mixed, one_by_one, plan, prompt, run, together};
+use splits::{CONTEXT, Open, STEPS, mixed, one_by_one, plan, prompt, run, together};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
