@@ -112,6 +112,9 @@ pub(crate) enum Unreached {
     Refused(EngineError),
 }
 
+/// What some workers say of themselves.
+type Answers = Vec<(usize, MachineInfo)>;
+
 /// How a leader reaches its workers. Cards are numbered from 1 here.
 pub(crate) trait Sessions: Send + Sync {
     /// What people call them, this process first.
@@ -121,7 +124,7 @@ pub(crate) trait Sessions: Send + Sync {
     fn connect(&self, cards: &[usize]) -> Result<Box<dyn Fabric>, Unreached>;
 
     /// What those of some workers say that answer and work for nobody, in order.
-    fn answering(&self, among: &[usize]) -> Vec<(usize, MachineInfo)>;
+    fn answering(&self, among: &[usize]) -> Answers;
 }
 
 /// The workers of a run, and those in the present group.
@@ -141,7 +144,7 @@ pub(crate) struct Group {
     /// The model that was offered last, and its manifest.
     manifest: RefCell<Option<(PathBuf, Arc<Manifest>)>>,
     /// Looks whether workers that were lost are there again.
-    scout: RefCell<Option<JoinHandle<Vec<(usize, MachineInfo)>>>>,
+    scout: RefCell<Option<JoinHandle<Answers>>>,
 }
 
 impl Group {
