@@ -18,6 +18,7 @@ use crate::llm::{self, FabricKind};
 use crate::workers::WorkerArgs;
 use crate::{DoesNotFit, Usage, output};
 use spanker_engine::files;
+use subsets::Subsets;
 
 /// Find the fastest way to split a model over cards, and say why
 ///
@@ -186,28 +187,7 @@ fn plan(
     let saved = save(args, &report)?;
     let subsets = machines.map(|names| subsets::of(names, model, cluster, &request));
     let subsets = subsets.transpose()?;
-    if args.json {
-        let mut json = report.to_json()?;
-        if let Some(subsets) = &subsets {
-            json["machines"] = subsets.to_json();
-        }
-        output::line(&serde_json::to_string(&json)?)?;
-    } else {
-        table::show(&report)?;
-        if let Some(subsets) = subsets.filter(|_| args.explain) {
-            subsets.show()?;
-        }
-        if args.explain {
-            let reasons = report.reasons()?;
-            if !reasons.is_empty() {
-                output::line("\nwhy")?;
-            }
-            reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
-        }
-        if let Some(saved) = saved {
-            output::line(&format!("\n{saved}"))?;
-        }
-    }
+    show(args, &report, subsets.as_ref(), saved)?;
     if proposed.is_some() {
         return Ok(());
     }
@@ -220,6 +200,32 @@ fn plan(
         more => format!("{more} cards"),
     };
     Err(DoesNotFit(format!("{} does not fit on {cards}{unwritten}", model.name)).into())
+}
+
+/// Prints a plan as people or programs want it.
+fn show(
+    args: &Args,
+    report: &PlanReport<'_>,
+    subsets: Option<&Subsets>,
+    saved: Option<String>,
+) -> anyhow::Result<()> {
+    if args.json {
+        let mut json = report.to_json()?;
+        if let Some(subsets) = subsets {
+            json["machines"] = subsets.to_json();
+        }
+        return output::line(&serde_json::to_string(&json)?);
+    }
+    table::show(report)?;
+    if args.explain {
+        subsets.map_or(Ok(()), Subsets::show)?;
+        let reasons = report.reasons()?;
+        if !reasons.is_empty() {
+            output::line("\nwhy")?;
+        }
+        reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
+    }
+    saved.map_or(Ok(()), |saved| output::line(&format!("\n{saved}")))
 }
 
 /// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What authentication, encryption and framing cost: round trips over loopback between two threads, through the fabric
-//! and through plain TCP sockets, which take turns.
+//! What encryption and framing cost: round trips over loopback between two threads, through the fabric and through plain
+//! TCP sockets, which take turns. Beside the time, what both threads used of their cores.
 //!
 //!     cargo run --release -p spanker-fabric-tcp --example latency
+//!     cargo run --release -p spanker-fabric-tcp --example latency -- 0    # sleeps at once instead of after 50 us
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use spanker_fabric::{Call, Fabric, Pool};
 use spanker_fabric_tcp::{
     Channel, Event, Key, Limits, Listener, Options, Purpose, TcpError, TcpFabric, lead,
@@ -21,7 +23,10 @@ const TURNS: usize = 21;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let soon = Instant::now() + Duration::from_secs(600);
-    let options = Options { timeout: Duration::from_secs(30), ..Options::new("latency") };
+    let mut options = Options { timeout: Duration::from_secs(30), ..Options::new("latency") };
+    if let Some(spin) = std::env::args().nth(1) {
+        options.spin = Duration::from_micros(spin.parse()?);
+    }
     let (mut leader, worker) = pair(&options, soon)?;
     let socket = TcpListener::bind("127.0.0.1:0")?;
     let mut plain = TcpStream::connect(socket.local_addr()?)?;
@@ -29,33 +34,64 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     plain.set_nodelay(true)?;
     echo.set_nodelay(true)?;
     let thread = std::thread::spawn(move || serve(worker, &mut echo, soon));
-    println!("{:>9}  {:>12}  {:>12}  {:>6}", "bytes", "fabric", "plain TCP", "ratio");
+    println!("{:>9}  {:^31}  {:^31}", "", "round trip", "processor time");
+    let (fabric, tcp, ratio) = ("fabric", "plain TCP", "ratio");
+    println!("{:>9}{}", "bytes", format!("  {fabric:>9}  {tcp:>12}  {ratio:>6}").repeat(2));
     let mut pool = Pool::default();
     for size in SIZES {
-        let rounds = (2_000_000 / (size + 4_000)).clamp(8, 300);
-        let (mut with, mut without) = (Vec::new(), Vec::new());
+        let rounds = rounds(size);
+        let (mut with, mut without) = (Timings::default(), Timings::default());
         let mut bytes = vec![1; size];
         for _ in 0..TURNS {
-            let begun = Instant::now();
-            for _ in 0..rounds {
+            with.add(rounds, || {
                 let message = pool.write(size, |out| out.fill(1));
-                leader.exchange(&Call::BARRIER, &[(1, message)], &[1], soon)?;
-            }
-            with.push(begun.elapsed().as_secs_f64() / rounds as f64);
-            let begun = Instant::now();
-            for _ in 0..rounds {
+                leader.exchange(&Call::BARRIER, &[(1, message)], &[1], soon).map(|_| ())
+            })?;
+            without.add(rounds, || {
                 plain.write_all(&bytes)?;
-                plain.read_exact(&mut bytes)?;
-            }
-            without.push(begun.elapsed().as_secs_f64() / rounds as f64);
+                plain.read_exact(&mut bytes)
+            })?;
         }
-        let (with, without) = (median(&mut with), median(&mut without));
-        let [with_us, without_us] = [with * 1e6, without * 1e6];
-        println!("{size:>9}  {with_us:>9.1} us  {without_us:>9.1} us  {:>6.2}", with / without);
+        let column = |with: &mut [f64], without: &mut [f64]| {
+            let (with, without) = (median(with), median(without));
+            format!("  {with:>6.1} us  {without:>9.1} us  {:>6.2}", with / without)
+        };
+        let wall = column(&mut with.wall, &mut without.wall);
+        println!("{size:>9}{wall}{}", column(&mut with.processor, &mut without.processor));
     }
     drop((leader, plain));
     thread.join().map_err(|_| "the other end panicked")??;
     Ok(())
+}
+
+/// Microseconds of each turn's round trips.
+#[derive(Default)]
+struct Timings {
+    wall: Vec<f64>,
+    processor: Vec<f64>,
+}
+
+impl Timings {
+    fn add<E>(&mut self, rounds: usize, mut turn: impl FnMut() -> Result<(), E>) -> Result<(), E> {
+        let (begun, used) = (Instant::now(), processor_time());
+        for _ in 0..rounds {
+            turn()?;
+        }
+        self.wall.push(begun.elapsed().as_secs_f64() * 1e6 / rounds as f64);
+        self.processor.push((processor_time() - used) * 1e6 / rounds as f64);
+        Ok(())
+    }
+}
+
+/// Seconds that the threads of this process have run.
+fn processor_time() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// Round trips of a turn.
+fn rounds(size: usize) -> usize {
+    (2_000_000 / (size + 4_000)).clamp(8, 300)
 }
 
 /// Both ends of a group of two.
@@ -81,7 +117,7 @@ fn serve(
     soon: Instant,
 ) -> Result<(), std::io::Error> {
     for size in SIZES {
-        let rounds = (2_000_000 / (size + 4_000)).clamp(8, 300);
+        let rounds = rounds(size);
         let mut bytes = vec![0; size];
         for _ in 0..TURNS {
             for _ in 0..rounds {

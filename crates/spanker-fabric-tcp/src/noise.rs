@@ -208,6 +208,8 @@ impl Cipher for ChaChaPoly {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rand::{Rng, RngCore, SeedableRng};
+    use rand_pcg::Pcg64Mcg;
 
     fn key(byte: u8) -> Key {
         Key::from_bytes([byte; 32])
@@ -242,6 +244,44 @@ mod tests {
                 // The same record once more, and one with a flipped bit, are refused.
                 assert!(to.read_message(&record[..written], &mut text).is_err());
             }
+        }
+    }
+
+    /// Random bytes as each message of a handshake, and messages of which some bits are flipped. As many bytes as
+    /// `SPANKER_FUZZ_BYTES` says, or a million.
+    #[test]
+    fn what_is_no_message_of_a_handshake_is_refused_at_its_tag() {
+        let wanted = std::env::var("SPANKER_FUZZ_BYTES").ok();
+        let wanted = wanted.and_then(|bytes| bytes.parse().ok()).unwrap_or(1_000_000);
+        let mut random = Pcg64Mcg::seed_from_u64(25);
+        let mut sent = 0;
+        while sent < wanted {
+            let (mut dials, mut listens) = (
+                handshake(&key(7), Role::Dials).unwrap(),
+                handshake(&key(7), Role::Listens).unwrap(),
+            );
+            let (mut hello, mut nothing) = ([0; HELLO], [0; 0]);
+            dials.write_message(&[], &mut hello).expect("48 bytes");
+            let answers = random.random::<bool>();
+            if answers {
+                listens.read_message(&hello, &mut nothing).expect("as it was");
+                listens.write_message(&[], &mut hello).expect("48 bytes");
+            }
+            let good = hello;
+            if random.random::<bool>() {
+                random.fill_bytes(&mut hello);
+            } else {
+                for _ in 0..random.random_range(1..4) {
+                    hello[random.random_range(0..HELLO)] ^= random.random_range(1..=255u8);
+                }
+            }
+            if hello == good {
+                continue;
+            }
+            let reader = if answers { &mut dials } else { &mut listens };
+            let refused = reader.read_message(&hello, &mut nothing);
+            assert!(refused.is_err(), "seed 25, after {sent} bytes: {hello:?}");
+            sent += HELLO;
         }
     }
 

@@ -333,6 +333,25 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_for_another_group_or_from_a_lower_rank_is_not_taken() {
+        let limits = crate::Limits::USUAL;
+        let listener = Listener::bind("127.0.0.1:0", None, limits).expect("a port");
+        let soon = Instant::now() + Duration::from_secs(60);
+        let (ours, old) = (Id([1; 16]), Id([2; 16]));
+        let links: Vec<Link> = [(old, 3), (ours, 1), (ours, 2)]
+            .into_iter()
+            .map(|(id, rank)| {
+                let intent = Intent::Mesh(id, rank);
+                channel::dial(listener.address(), None, intent, soon).expect("a worker")
+            })
+            .collect();
+        assert_eq!(listener.next_of(ours, 1, soon).map(|(from, _)| from), Some(2));
+        let none = listener.next_of(ours, 1, Instant::now() + Duration::from_millis(100));
+        assert!(none.is_none());
+        drop(links);
+    }
+
+    #[test]
     fn a_worker_on_the_leaders_machine_is_where_the_leader_is() {
         let (near, far) = ("127.0.0.1:7077", "10.0.0.2:7077");
         let address = |text: &str| text.parse::<SocketAddr>().expect("an address");

@@ -187,6 +187,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/spanker-fabric-mpi/src/raw.rs", "MPI's messages"),
     ("crates/spanker-fabric-mpi/src/ulfm.rs", "functions of MPI that may be missing"),
     ("crates/spanker-fabric-mpi/src/window.rs", "MPI's one-sided operations"),
+    ("crates/spanker-fabric-tcp/tests/strangers.rs", "an allocator that counts"),
     ("crates/spanker-reduce/src/kernel.rs", "vector instructions"),
     ("crates/spanker-llm/tests/host_memory.rs", "an allocator that counts"),
     ("crates/spanker-reduce/src/fused.rs", "pieces of buffers for several threads"),

@@ -29,9 +29,11 @@ fn all_to_all(fabric: &mut TcpFabric, bytes: &[u8], deadline: Instant) -> Result
 #[test]
 fn every_rank_that_dies_is_named_by_all_others_long_before_the_deadline() {
     for victim in 0..4 {
-        let begun = Instant::now();
+        let (begun, settled) = (Instant::now(), std::sync::Barrier::new(4));
         let outcomes = on_all(group(4), |mut fabric| {
-            all_to_all(&mut fabric, b"before", soon()).expect("nobody is missing");
+            let before = all_to_all(&mut fabric, b"before", soon());
+            settled.wait();
+            assert_eq!(before, Ok(()));
             if fabric.rank() == victim {
                 return None;
             }
@@ -51,13 +53,17 @@ fn every_rank_that_dies_is_named_by_all_others_long_before_the_deadline() {
 
 #[test]
 fn what_a_rank_had_sent_before_it_died_still_counts() {
+    // Neither of the two that are left leaves before the other has everything: that would be a death, too.
+    let settled = std::sync::Barrier::new(2);
     let outcomes = on_all(group(3), |mut fabric| {
         if fabric.rank() == 2 {
             let sends = [(0, message(&[9; 300_000])), (1, message(&[9; 300_000]))];
             fabric.exchange(&Call::BARRIER, &sends, &[], soon()).expect("sent");
             return Ok(300_000);
         }
-        let messages = fabric.exchange(&Call::BARRIER, &[], &[2], soon())?;
+        let messages = fabric.exchange(&Call::BARRIER, &[], &[2], soon());
+        settled.wait();
+        let messages = messages?;
         assert!(messages[0].bytes().iter().all(|&byte| byte == 9));
         Ok::<_, FabricError>(messages[0].bytes().len())
     });

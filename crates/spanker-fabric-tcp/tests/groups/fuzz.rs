@@ -69,7 +69,7 @@ fn every_beginning_of_a_handshake_ends_quietly_and_every_changed_bit_is_refused(
         let mut stream = TcpStream::connect(listener.address()).expect("it listens");
         stream.write_all(&hello[..length]).expect("sent");
         // Half of them stay, and their time runs out.
-        if length % 2 == 0 {
+        if length.is_multiple_of(2) {
             stream.shutdown(std::net::Shutdown::Write).expect("open");
         }
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");

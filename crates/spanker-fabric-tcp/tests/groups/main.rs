@@ -6,6 +6,7 @@ mod channels;
 mod conformance;
 mod faults;
 mod fuzz;
+mod machines;
 mod processes;
 mod sessions;
 mod support;

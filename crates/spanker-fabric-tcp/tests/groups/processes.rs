@@ -2,42 +2,47 @@
 //! Ranks that are processes of their own, so that they can be killed and stopped.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use spanker_fabric::{Call, Fabric, FabricError, Message, Pool};
-use spanker_fabric_tcp::{Channel, Options, Purpose, TcpFabric, lead};
+use spanker_fabric_tcp::{Channel, Limits, Listener, Options, Purpose, TcpFabric, lead};
 
-use crate::support::{join, key, listener, options, soon};
+use crate::support::{join, key, options, soon};
 
-/// Set for a worker's process, which is this program with this test alone.
-const WORKER: &str = "SPANKER_TCP_TEST_WORKER";
-/// What a worker says before its address, and before what came of its group.
-const SAYS: &str = "worker: ";
+/// Where a worker's process is to listen. It is this program with one of these tests alone.
+pub const WORKER: &str = "SPANKER_TCP_TEST_WORKER";
+/// How many milliseconds it waits for others, if not as long as other tests do.
+pub const TIMEOUT: &str = "SPANKER_TCP_TEST_TIMEOUT";
+/// What a process says before its address, and before what came of its group.
+pub const SAYS: &str = "rank: ";
 
-/// A worker's process. It ends with the test.
-struct Worker {
+/// A rank's process. It ends with the test.
+pub struct Rank {
     child: Child,
-    said: BufReader<std::process::ChildStdout>,
-    address: String,
+    said: BufReader<ChildStdout>,
+    /// What it said first: where it listens.
+    pub address: String,
 }
 
-impl Worker {
-    fn start() -> Worker {
-        let program = std::env::current_exe().expect("this program");
-        let mut command = Command::new(program);
-        command.args(["--exact", "processes::a_worker_of_another_test", "--nocapture"]);
-        let child = command.env(WORKER, "1").stdout(Stdio::piped()).spawn();
-        let mut child = child.expect("this program");
+impl Rank {
+    fn start() -> Rank {
+        Rank::run(program().env(WORKER, "127.0.0.1:0"), "processes::a_worker_of_another_test")
+    }
+
+    /// Starts the process that plays this test.
+    pub fn run(command: &mut Command, test: &str) -> Rank {
+        let command = command.args(["--exact", test, "--nocapture"]).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("this program");
         let said = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut worker = Worker { child, said, address: String::new() };
-        worker.address = worker.says();
-        worker
+        let mut rank = Rank { child, said, address: String::new() };
+        rank.address = rank.says();
+        rank
     }
 
     /// What it says next. The test's harness says things, too.
-    fn says(&mut self) -> String {
+    pub fn says(&mut self) -> String {
         let mut line = String::new();
         while self.said.read_line(&mut line).expect("a pipe") > 0 {
             if let Some((_, said)) = line.trim_end().split_once(SAYS) {
@@ -45,16 +50,36 @@ impl Worker {
             }
             line.clear();
         }
-        panic!("a worker ended without a word");
+        panic!("a process ended without a word");
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Stops it, and waits until all of its threads have stopped.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.expect("a task").path().join("stat"));
+            stat.is_ok_and(|stat| {
+                stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" T"))
+            })
+        };
+        while !std::fs::read_dir(&tasks).expect("it lives").all(is_stopped) {
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("it is ours");
     }
 }
 
-impl Drop for Worker {
+/// This program.
+pub fn program() -> Command {
+    Command::new(std::env::current_exe().expect("this program"))
+}
+
+impl Drop for Rank {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -62,7 +87,7 @@ impl Drop for Worker {
 }
 
 /// Rank 0 sends to everyone and everyone answers: an exchange of a step.
-fn turn(fabric: &mut TcpFabric, deadline: Instant) -> Result<(), FabricError> {
+pub fn turn(fabric: &mut TcpFabric, deadline: Instant) -> Result<(), FabricError> {
     let mut pool = Pool::default();
     let others: Vec<usize> = (1..fabric.ranks()).collect();
     if fabric.rank() > 0 {
@@ -77,39 +102,45 @@ fn turn(fabric: &mut TcpFabric, deadline: Instant) -> Result<(), FabricError> {
     Ok(())
 }
 
+/// Options with the timeout that the environment says.
+pub fn hurried() -> Options {
+    let timeout = std::env::var(TIMEOUT).ok().and_then(|millis| millis.parse().ok());
+    let usual = options();
+    Options { timeout: timeout.map_or(usual.timeout, Duration::from_millis), ..usual }
+}
+
+/// Goes on until something ends the group.
+pub fn fault_of(fabric: &mut TcpFabric) -> FabricError {
+    let timeout = hurried().timeout;
+    (0..).find_map(|_| turn(fabric, Instant::now() + timeout).err()).expect("an endless loop")
+}
+
 /// A worker's process: it answers in groups, one after the other, until it is killed, and says what ended each.
 #[test]
 fn a_worker_of_another_test() {
-    if std::env::var(WORKER).is_err() {
-        return;
-    }
-    let listener = listener();
+    let Ok(address) = std::env::var(WORKER) else { return };
+    let listener = Listener::bind(&address, Some(key()), Limits::USUAL).expect("a port");
     println!("{SAYS}{}", listener.address());
     loop {
-        let mut fabric = join(&listener, &options()).expect("a group");
-        let ended = loop {
-            if let Err(fault) = turn(&mut fabric, soon()) {
-                break fault;
-            }
-        };
+        let mut fabric = join(&listener, &hurried()).expect("a group");
+        let ended = fault_of(&mut fabric);
         drop(fabric);
         println!("{SAYS}{ended:?}");
     }
 }
 
 /// A group of processes, led by this one.
-fn led(workers: &[&Worker]) -> TcpFabric {
-    let dial = |worker: &&Worker| {
+fn led(workers: &[&Rank]) -> TcpFabric {
+    let dial = |worker: &&Rank| {
         let timeout = Duration::from_secs(30);
         Channel::dial(&worker.address, Some(&key()), Purpose::Control, timeout).expect("a worker")
     };
-    let options = Options { timeout: Duration::from_secs(30), ..options() };
-    lead(workers.iter().map(dial).collect(), &options).expect("a group").0
+    lead(workers.iter().map(dial).collect(), &options()).expect("a group").0
 }
 
 #[test]
 fn a_killed_process_is_named_by_all_others_and_the_rest_go_on_in_another_group() {
-    let mut workers = [Worker::start(), Worker::start(), Worker::start()];
+    let mut workers = [Rank::start(), Rank::start(), Rank::start()];
     let [one, two, three] = &mut workers;
     let mut fabric = led(&[&*one, &*two, &*three]);
     for _ in 0..20 {
@@ -117,25 +148,25 @@ fn a_killed_process_is_named_by_all_others_and_the_rest_go_on_in_another_group()
     }
     two.signal(Signal::KILL);
     let begun = Instant::now();
-    let fault = (0..).find_map(|_| turn(&mut fabric, soon()).err()).expect("a fault");
+    let fault = fault_of(&mut fabric);
     assert_eq!(fault, FabricError::Died { rank: 2 });
     assert!(begun.elapsed() < Duration::from_secs(30), "a death took until the deadline");
     drop(fabric);
     let expected = format!("{:?}", FabricError::Died { rank: 2 });
     assert_eq!([one.says(), three.says()], [expected.clone(), expected]);
     // The two that are left and one that has started again.
-    let again = Worker::start();
+    let again = Rank::start();
     let mut fabric = led(&[&*three, &again, &*one]);
     turn(&mut fabric, soon()).expect("nobody is missing");
 }
 
 #[test]
 fn a_stopped_process_ends_the_wait_at_the_deadline_and_finds_out_when_it_goes_on() {
-    let mut workers = [Worker::start(), Worker::start()];
+    let mut workers = [Rank::start(), Rank::start()];
     let [one, two] = &mut workers;
     let mut fabric = led(&[&*one, &*two]);
     turn(&mut fabric, soon()).expect("nobody is missing");
-    one.signal(Signal::STOP);
+    one.stop();
     let fault =
         turn(&mut fabric, Instant::now() + Duration::from_millis(300)).expect_err("stopped");
     assert!(matches!(fault, FabricError::Deadline { rank: 0, peer: 1, .. }), "{fault}");
@@ -147,7 +178,7 @@ fn a_stopped_process_ends_the_wait_at_the_deadline_and_finds_out_when_it_goes_on
 
 #[test]
 fn the_leaders_death_frees_the_workers_for_the_next_leader() {
-    let mut workers = [Worker::start(), Worker::start()];
+    let mut workers = [Rank::start(), Rank::start()];
     let [one, two] = &mut workers;
     let mut fabric = led(&[&*one, &*two]);
     turn(&mut fabric, soon()).expect("nobody is missing");
