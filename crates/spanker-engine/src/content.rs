@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     fn bytes(length: usize) -> Vec<u8> {
-        (0..length).map(|at| (at * 7 >> 3) as u8 ^ (at >> 20) as u8).collect()
+        (0..length).map(|at| ((at * 7) >> 3) as u8 ^ (at >> 20) as u8).collect()
     }
 
     #[test]

@@ -72,12 +72,15 @@ impl Fabric for Mortal {
     }
 }
 
+/// What came of a group, and whether it ended well.
+type Outcome = (Option<Served>, bool);
+
 /// A worker that is a thread: where it gets its ends, and what came of each group.
 struct Desk {
     ends: Mutex<Sender<Inproc>>,
     /// Exchanges after which it dies in its next group; a worker that has died does not answer until this is set again.
     life: Arc<AtomicUsize>,
-    served: Arc<Mutex<Vec<(Option<Served>, bool)>>>,
+    served: Arc<Mutex<Vec<Outcome>>>,
 }
 
 const IMMORTAL: usize = usize::MAX;
@@ -109,7 +112,7 @@ impl Threads {
     }
 
     /// What came of a worker's groups so far, of which there must be so many.
-    fn served(&self, card: usize, groups: usize) -> Vec<(Option<Served>, bool)> {
+    fn served(&self, card: usize, groups: usize) -> Vec<Outcome> {
         let until = Instant::now() + TIMEOUT;
         loop {
             let list = self.desks[card - 1].served.lock().unwrap().clone();

@@ -240,13 +240,14 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn file() -> Vec<u8> {
-        (0..(11 * CHUNK_BYTES as usize + 77)).map(|at| (at * 31 >> 5) as u8).collect()
+        (0..(11 * CHUNK_BYTES as usize + 77)).map(|at| ((at * 31) >> 5) as u8).collect()
     }
 
     #[test]
     fn every_rank_gets_the_chunks_of_its_ranges_once_and_no_others() {
         let file = file();
-        let wanted = [vec![], vec![0..5, 6_000_000..11_500_000], vec![0..file.len() as u64]];
+        let whole = 0..file.len() as u64;
+        let wanted = [vec![], vec![0..5, 6_000_000..11_500_000], vec![whole]];
         let outcomes = on_all(group(3), |mut fabric| {
             let rank = fabric.rank();
             if rank == LEADER {
@@ -278,7 +279,8 @@ mod tests {
             LEADER => supply_chunks(&mut fabric, &file, &[1], TIMEOUT, &mut |_, _| {}),
             _ => {
                 let copy = Copy::of(file.len(), Some(7));
-                fetch_chunks(&mut fabric, &copy, &[0..file.len() as u64], TIMEOUT)
+                let whole = 0..file.len() as u64;
+                fetch_chunks(&mut fabric, &copy, &[whole], TIMEOUT)
             }
         });
         for outcome in outcomes {
