@@ -257,6 +257,7 @@ mod tests {
                 assert!(seen.is_sorted() && seen.last().unwrap().0 == seen.last().unwrap().1);
                 let again = supply_chunks(&mut fabric, &file, &[1, 2], TIMEOUT, &mut |_, _| {});
                 assert_eq!(again.unwrap(), 0);
+                fabric.barrier(waiting(TIMEOUT)).unwrap();
                 return sent.unwrap();
             }
             let copy = Copy::of(file.len(), None);
@@ -266,6 +267,8 @@ mod tests {
                 assert_eq!(copy.bytes.borrow()[range.clone()], file[range]);
             }
             assert_eq!(fetch_chunks(&mut fabric, &copy, &wanted[rank], TIMEOUT).unwrap(), 0);
+            // Whoever left before would look dead to the others.
+            fabric.barrier(waiting(TIMEOUT)).unwrap();
             came
         });
         assert_eq!(outcomes[2], file.len() as u64);
