@@ -48,7 +48,7 @@ two-machines *args:
 check-examples *args:
     scripts/check-examples "$@"
 
-# The page of `spanker serve` in a real browser, with a binary
+# Pages in a real browser: the chat of `spanker serve`, its cards, and reports; with a binary
 check-page *args:
     scripts/check-page "$@"
 

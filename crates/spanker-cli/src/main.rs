@@ -28,6 +28,7 @@ mod probe;
 mod profiles;
 mod quantize;
 mod ranks;
+mod report;
 mod run;
 mod serve;
 mod shell;
@@ -64,6 +65,7 @@ const VERSION: &str = concat!(
   spanker plan llama-2-70b --cards 8                whether it fits, and what would do
   spanker simulate plan.json --fail card2@50ms      a plan in virtual time, with a loss
   spanker compare predicted.json measured.json      where a run was slower than predicted, and why
+  spanker report plan.json --out report.html        all of that as one page, with what would change it
   spanker profiles rev-a                            a card's numbers and their sources
   spanker fit --help                                models of links and cards from measurements
   spanker predict --help                            how long an all-reduce or a token takes by them
@@ -107,6 +109,7 @@ enum Command {
     Plan(plan::Args),
     Simulate(simulate::Args),
     Compare(compare::Args),
+    Report(report::Args),
     Profiles(profiles::Args),
     Fit(fit::Args),
     Predict(predict::Args),
@@ -229,6 +232,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Profiles(args) => profiles::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Predict(args) => predict::run(&args),

@@ -15,6 +15,7 @@ use spanker_topology::Cluster;
 use crate::cluster::ClusterArgs;
 use crate::directory::CardList;
 use crate::llm::{self, FabricKind};
+use crate::report::{self, Subject};
 use crate::workers::WorkerArgs;
 use crate::{DoesNotFit, Usage, output};
 use spanker_engine::files;
@@ -30,6 +31,7 @@ use subsets::Subsets;
   spanker plan model.gguf --profile rev-a*2,rev-a@1GB/s --explain
   spanker plan llama-2-70b --profile rev-a --cards 12 --objective throughput --concurrency 8
   spanker plan llama-3-8b --cluster cluster.toml --out plan.json   then: spanker simulate plan.json
+  spanker plan tinyllama-1.1b --cards 4 --report report.html       as a page, with what would change it
   spanker plan smollm2-135m --fabric inproc --cards 2              for threads of this machine, as measured
   spanker plan smollm2-135m --workers one,two --key-file key --explain    which machines make it faster
 
@@ -87,6 +89,9 @@ pub(crate) struct Args {
     /// Save the best plan that can be run, for 'spanker run --plan' and 'spanker simulate'
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Write a page about the best plan that can be run, with what other cards, links and weights would give
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Propose and save also several copies of the model, which 'spanker serve' and 'spanker simulate' run and 'spanker run' does not
     #[arg(long)]
     copies: bool,
@@ -110,7 +115,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    files::check_outputs([&args.out])?;
+    files::check_outputs([&args.out, &args.report])?;
     let named = args.workers.are_named().then_some(FabricKind::Tcp);
     let Some(fabric) = args.fabric.or(named) else {
         if args.threads.is_some() {
@@ -185,9 +190,10 @@ fn plan(
         remedy: remedy.as_ref(),
     };
     let saved = save(args, &report)?;
+    let page = page(args, &report)?;
     let subsets = machines.map(|names| subsets::of(names, model, cluster, &request));
     let subsets = subsets.transpose()?;
-    show(args, &report, subsets.as_ref(), saved)?;
+    show(args, &report, subsets.as_ref(), saved.into_iter().chain(page))?;
     if proposed.is_some() {
         return Ok(());
     }
@@ -207,7 +213,7 @@ fn show(
     args: &Args,
     report: &PlanReport<'_>,
     subsets: Option<&Subsets>,
-    saved: Option<String>,
+    written: impl Iterator<Item = String>,
 ) -> anyhow::Result<()> {
     if args.json {
         let mut json = report.to_json()?;
@@ -225,7 +231,16 @@ fn show(
         }
         reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
     }
-    saved.map_or(Ok(()), |saved| output::line(&format!("\n{saved}")))
+    { written }.try_for_each(|written| output::line(&format!("\n{written}")))
+}
+
+/// Writes the page about the plan that is proposed where one is wanted. Returns what there is to say about that.
+fn page(args: &Args, report: &PlanReport<'_>) -> anyhow::Result<Option<String>> {
+    let (Some(path), Some(best)) = (&args.report, report.proposed) else { return Ok(None) };
+    let PlanReport { model, cluster, request, .. } = *report;
+    let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
+    report::write(path, &Subject::of(&plan))?;
+    Ok(Some(format!("saved {}: open it in a browser", path.display())))
 }
 
 /// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.

@@ -2,14 +2,17 @@
 //! `spanker run`: a prompt through a model that is split over cards, and how fast that was.
 
 use std::io::{IsTerminal, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use spanker_engine::{Answer, Correction, Engine, FinishReason, Finished, Limits, Options};
-use spanker_plan::Request;
+use spanker_engine::{
+    Answer, Compared, Correction, Engine, FinishReason, Finished, Limits, Options,
+};
+use spanker_plan::{Comparison, Request};
 
 use crate::directory::CardList;
 use crate::llm::{self, AuditArgs, Place, SampleArgs, Split};
+use crate::report::{self, Subject};
 use crate::{Usage, output};
 use spanker_engine::files;
 
@@ -79,6 +82,9 @@ pub(crate) struct Args {
     /// Lay the run beside its own prediction, operator by operator, and say where the time differs
     #[arg(long)]
     compare: bool,
+    /// Write a page about the plan and the run beside its prediction
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Save the logits after the prompt, as little-endian f32s in the order of tokens, to compare with
     /// other runtimes
     #[arg(long, value_name = "FILE")]
@@ -132,7 +138,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // What other ranks have is not read or written.
     let mut text = String::new();
     if crate::ranks::is_first() {
-        files::check_outputs([&args.trace, &args.logits])?;
+        files::check_outputs([&args.trace, &args.logits, &args.report])?;
         text = args.text()?;
     }
     llm::on_host(&args.llm, args.cards.as_ref(), args.plan.as_deref(), |place| {
@@ -151,7 +157,7 @@ fn lead(args: &Args, place: &Place, text: &str, limits: Limits) -> anyhow::Resul
         Some(path) => host.plan_saved(model, &request, &llm::saved(path)?)?,
         None => host.plan(model, &request, &args.llm.wish(args.split))?,
     };
-    let record = args.trace.is_some() || args.compare;
+    let record = args.trace.is_some() || args.compare || args.report.is_some();
     let mut engine = Engine::load_with(host, model, plan, Options { record, audit })?;
     if !args.no_display_prompt {
         show(args, text)?;
@@ -231,13 +237,18 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     let noted =
         |error: &spanker_engine::EngineError| output::note(format_args!("no comparison: {error}"));
     // Without a comparison, everything else is there.
-    let compared = args.compare.then(|| finished.compare().inspect_err(noted).ok()).flatten();
+    let wanted = args.compare || args.report.is_some();
+    let compared = wanted.then(|| finished.compare().inspect_err(noted).ok()).flatten();
     let comparison =
         compared.as_ref().and_then(|compared| compared.comparison().inspect_err(noted).ok());
     if let Some(path) = &args.trace {
-        let both = compared.as_ref().map(spanker_engine::Compared::to_perfetto);
+        let both = compared.as_ref().map(Compared::to_perfetto);
         files::write(path, both.unwrap_or_else(|| finished.to_perfetto()))?;
     }
+    if let Some(path) = &args.report {
+        page(path, &finished, compared.as_ref(), comparison.as_ref())?;
+    }
+    let comparison = comparison.filter(|_| args.compare);
     if args.json {
         if let Some(comparison) = &comparison {
             json["compare"] = comparison.to_json();
@@ -250,7 +261,7 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
         return Ok(());
     }
     output::said_line("");
-    let names = compared.as_ref().map(spanker_engine::Compared::names).unwrap_or_default();
+    let names = compared.as_ref().map(Compared::names).unwrap_or_default();
     let compared = comparison.iter().flat_map(|comparison| comparison.lines(names));
     lines.into_iter().chain(compared).for_each(output::said_line);
     if answer.finish == Some(FinishReason::Context) {
@@ -270,7 +281,28 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
             path.display()
         ));
     }
+    if let Some(path) = &args.report {
+        output::said_line(format_args!("saved {}: open it in a browser", path.display()));
+    }
     Ok(())
+}
+
+/// Writes the page about the plan that the run began with.
+fn page(
+    path: &Path,
+    finished: &Finished,
+    compared: Option<&Compared>,
+    comparison: Option<&Comparison>,
+) -> anyhow::Result<()> {
+    let Some(first) = finished.pieces().first() else { return Ok(()) };
+    let traces = compared.and_then(|compared| compared.traces().first());
+    let subject = Subject {
+        predicted: traces.map(|(predicted, _)| predicted),
+        measured: traces.map(|(_, measured)| measured),
+        comparison,
+        ..Subject::of(&first.plan)
+    };
+    report::write(path, &subject)
 }
 
 /// Adds to the JSON of pieces what each ran on.

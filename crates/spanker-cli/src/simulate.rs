@@ -12,6 +12,7 @@ use spanker_plan::{
 };
 use spanker_topology::Seconds;
 
+use crate::report::{self, Subject};
 use crate::{Usage, output};
 use spanker_engine::files;
 
@@ -34,6 +35,9 @@ pub(crate) struct Args {
     /// Save everything that every card did, in the JSON form that Perfetto opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Write a page about the plan and this simulation
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// What chance starts from: the same seed gives the same run
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -93,7 +97,7 @@ fn slow(text: &str) -> Result<Slow, String> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    files::check_outputs([&args.trace])?;
+    files::check_outputs([&args.trace, &args.report])?;
     let text = files::read(&args.plan, MOST_PLAN)?;
     let plan = Plan::from_json(&text).with_context(|| args.plan.display().to_string())?;
     // A pipeline gives its first token late and the others at its own pace.
@@ -108,7 +112,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         bit_error_rate: args.ber,
         faults: args.fail.clone(),
         deadline: args.deadline,
-        record: args.trace.is_some() || !args.json,
+        record: args.trace.is_some() || args.report.is_some() || !args.json,
     };
     output::progress("simulating ..");
     let begun = Instant::now();
@@ -120,6 +124,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     output::progress_done();
     if let Some(path) = &args.trace {
         files::write(path, trace.to_perfetto(Origin::Predicted))?;
+    }
+    if let Some(path) = &args.report {
+        report::write(path, &Subject { predicted: Some(&trace), ..Subject::of(&plan) })?;
     }
     let times = SimulatedTimes::of(&plan, &conditions, &trace);
     match args.json {
@@ -176,10 +183,8 @@ fn show(times: &SimulatedTimes, trace: &Trace, wall: f64, args: &Args) -> anyhow
     }
     let rate = trace.events as f64 / wall / 1e6;
     output::line(&format!("{} events in {} ({rate:.1} M/s)", trace.events, Seconds(wall)))?;
-    match &args.trace {
-        Some(path) => output::line(&format!("saved {}", path.display())),
-        None => Ok(()),
-    }
+    let saved = [&args.trace, &args.report].into_iter().flatten();
+    saved.into_iter().try_for_each(|path| output::line(&format!("saved {}", path.display())))
 }
 
 #[cfg(test)]

@@ -155,6 +155,12 @@ impl Compared {
         Ok(compare_pieces(&self.pieces)?)
     }
 
+    /// The predicted and the measured trace of each piece.
+    #[must_use]
+    pub fn traces(&self) -> &[(Trace, Trace)] {
+        &self.pieces
+    }
+
     /// What pieces are called.
     #[must_use]
     pub fn names(&self) -> &[String] {

@@ -16,9 +16,9 @@ use rustix::net::sockopt;
 use spanker_fabric::Message;
 
 use crate::frame::{Head, Kind};
+use crate::group::Join;
 use crate::link::{Closed, Frame, LONGEST_REFUSAL, Link, prepare};
 use crate::noise::{HELLO, Role, TAG, handshake};
-use crate::session::Join;
 use crate::wait::{left, sleep_on, sleep_on_links};
 use crate::{Key, TcpError};
 

@@ -5,6 +5,9 @@
 //! none comes for [`GRACE`] from each of them that lives, because they are silent, it decides itself. Whoever decides
 //! notifies everyone. Verdicts are adopted before anything else counts, so a rank that was silent all the time adopts the
 //! one that it finds.
+//!
+//! Deadlines pass in chains: a rank waits for one that waits for one that is gone. Whose clock runs out first is
+//! chance, so whoever decides on a deadline hears the others for a moment and follows the chain to its end.
 
 use std::time::{Duration, Instant};
 
@@ -19,6 +22,8 @@ use crate::link::Link;
 
 /// How long a lower rank may take to answer.
 const GRACE: Duration = Duration::from_millis(500);
+/// How long other ranks may take to say that their deadlines have passed, too.
+const GATHERING: Duration = Duration::from_millis(250);
 /// How long notices may take to get out.
 const SENDING: Duration = Duration::from_millis(100);
 
@@ -28,18 +33,41 @@ pub(crate) struct Notices {
     /// The call that each rank says it is waiting in, with its number.
     at: Vec<Option<(u64, [u8; CALL])>>,
     heard: Option<FabricError>,
+    /// The deadline that each rank has missed, and for whom.
+    late: Vec<Option<FabricError>>,
     verdict: Option<FabricError>,
     is_failing: bool,
 }
 
 impl Notices {
     pub(crate) fn new(ranks: usize) -> Notices {
-        Notices { at: vec![None; ranks], heard: None, verdict: None, is_failing: false }
+        let (at, late) = (vec![None; ranks], vec![None; ranks]);
+        Notices { at, heard: None, late, verdict: None, is_failing: false }
     }
 
     /// The group's fault.
     pub(crate) fn verdict(&self) -> Option<FabricError> {
         self.verdict.clone()
+    }
+
+    /// The fault of a rank may be that its own deadline has passed.
+    fn note_late(&mut self, of: Rank, fault: &FabricError) {
+        if matches!(fault, FabricError::Deadline { rank, .. } if *rank == of) {
+            self.late[of] = Some(fault.clone());
+        }
+    }
+
+    /// Where the chain of deadlines that begins with this fault ends: with a rank that nobody has heard of.
+    fn end_of_chain<'f>(&'f self, fault: &'f FabricError) -> &'f FabricError {
+        let mut end = fault;
+        for _ in 0..self.late.len() {
+            let FabricError::Deadline { peer, .. } = end else { break };
+            match self.late.get(*peer).and_then(Option::as_ref) {
+                Some(next) => end = next,
+                None => break,
+            }
+        }
+        end
     }
 
     /// Whether messages are of no more use.
@@ -81,6 +109,7 @@ impl TcpFabric {
                 // Whoever waited too long for the end of a call that is complete will find that out.
                 let answered = committing && number < self.number;
                 if !(answered && matches!(fault, FabricError::Deadline { .. })) {
+                    self.notices.note_late(from, &fault);
                     self.notices.heard.get_or_insert(fault);
                 }
             }
@@ -89,13 +118,21 @@ impl TcpFabric {
         }
     }
 
-    /// What this rank has been notified of while waiting in `call`: the group's fault, or one to be made that.
-    pub(crate) fn check_notices(&self, call: &[u8; CALL]) -> Result<(), FabricError> {
+    /// What this rank has been notified of while waiting in `call`: the group's fault, or one to be made that. Returns
+    /// false if others have waited long enough, and this rank has, too, if not quite to its deadline: `is_late`.
+    pub(crate) fn check_notices(
+        &self,
+        call: &[u8; CALL],
+        is_late: bool,
+    ) -> Result<bool, FabricError> {
         if let Some(verdict) = self.notices.verdict() {
             return Err(verdict);
         }
         if let Some(heard) = self.notices.heard.as_ref().filter(|_| self.lower() == 0) {
-            return Err(heard.clone());
+            return match heard {
+                FabricError::Deadline { .. } if is_late => Ok(false),
+                heard => Err(heard.clone()),
+            };
         }
         // Others may be in another call that has no message for this rank.
         let at = self.notices.at.iter().enumerate();
@@ -104,7 +141,15 @@ impl TcpFabric {
         let fault = differs.and_then(|(peer, (_, theirs))| {
             call_of(call)?.mismatch(&call_of(&theirs)?, self.rank, peer)
         });
-        fault.map_or(Ok(()), Err)
+        fault.map_or(Ok(true), Err)
+    }
+
+    /// Whether a rank is left, besides the one at the end of a chain, that has not said yet what it waits for.
+    fn may_hear_more(&self, end: Rank) -> bool {
+        let mut others = self.peers.iter().zip(&self.notices.late).enumerate();
+        others.any(|(rank, (peer, late))| {
+            rank != self.rank && rank != end && late.is_none() && !peer.is_dead()
+        })
     }
 
     /// Makes `fault` the group's, unless it has one. Returns the one that it has. In a call that is being committed,
@@ -122,9 +167,11 @@ impl TcpFabric {
         if let Some(verdict) = self.notices.verdict() {
             return verdict;
         }
-        let fault = as_received(self.notices.heard.get_or_insert(fault));
+        let own = as_received(&fault);
+        self.notices.note_late(self.rank, &own);
+        let fault = self.notices.heard.get_or_insert_with(|| own.clone()).clone();
         let (number, is_committing) = (self.number, committing.is_some());
-        let notice = Notice::Fault { number, committing: is_committing, fault: fault.clone() };
+        let notice = Notice::Fault { number, committing: is_committing, fault: own };
         for lower in 0..self.rank {
             self.notify(lower, &notice);
         }
@@ -141,9 +188,17 @@ impl TcpFabric {
             if let Some(verdict) = self.notices.verdict() {
                 return verdict;
             }
-            let patience = (GRACE * self.lower()).saturating_sub(begun.elapsed());
+            let end = self.notices.end_of_chain(&fault);
+            let most = match end {
+                FabricError::Deadline { peer, .. } if self.may_hear_more(*peer) => {
+                    GRACE * self.lower() + GATHERING
+                }
+                _ => GRACE * self.lower(),
+            };
+            let patience = most.saturating_sub(begun.elapsed());
             if patience.is_zero() {
-                return self.judge(fault);
+                let end = end.clone();
+                return self.judge(end);
             }
             self.sleep(patience);
         }

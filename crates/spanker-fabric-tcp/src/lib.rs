@@ -52,16 +52,16 @@ mod error;
 mod fabric;
 mod fault;
 mod frame;
+mod group;
 mod key;
 mod link;
 mod listener;
 mod noise;
-mod session;
 mod wait;
 
 pub use channel::{Channel, Event, Id, Purpose};
 pub use error::TcpError;
 pub use fabric::TcpFabric;
+pub use group::{GroupInfo, Join, Options, lead};
 pub use key::Key;
 pub use listener::{Limits, Listener};
-pub use session::{Join, Options, SessionInfo, lead};

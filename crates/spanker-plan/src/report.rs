@@ -58,7 +58,7 @@ impl PlanReport<'_> {
             "request": self.request,
             "exact": self.choice.exact,
             "fits": self.choice.best().is_some(),
-            "candidates": self.choice.candidates.iter().map(candidate).collect::<Vec<_>>(),
+            "candidates": self.choice.candidates.iter().map(Candidate::to_json).collect::<Vec<_>>(),
             "explanation": self.explained.map(explanation),
             "remedies": self.remedy.map(remedies),
             "run": self.run()?,
@@ -112,44 +112,6 @@ fn terms_json(terms: &Terms) -> Value {
     })
 }
 
-fn candidate(candidate: &Candidate) -> Value {
-    let (layout, prediction) = (&candidate.layout, &candidate.prediction);
-    let memory = &prediction.memory;
-    json!({
-        "strategy": candidate.strategy.name(),
-        "tensor_ways": layout.tensor_ways(),
-        "pipeline_stages": layout.pipeline_stages(),
-        "replicas": layout.replicas.len(),
-        "cards": layout.cards().len(),
-        "card_ids": layout.cards(),
-        "fits": prediction.fits(),
-        "runnable": layout.not_runnable().is_none(),
-        "not_runnable_because": layout.not_runnable(),
-        "decode_ms_per_token": prediction.token.millis(),
-        "decode_ms_per_token_at_context": prediction.token_at_context.millis(),
-        "tokens_per_second": prediction.tokens_per_second,
-        "ttft_ms": prediction.ttft.millis(),
-        "load_ms": prediction.load.millis(),
-        "waiting_ms": prediction.waiting.millis(),
-        "prefill_pieces": prediction.prefill_pieces,
-        "terms": terms_json(&prediction.terms),
-        "prefill_terms": terms_json(&prediction.ttft_terms),
-        "memory_bytes_per_card": memory.iter().map(|m| m.used().0).collect::<Vec<_>>(),
-        "capacity_bytes_per_card": memory.iter().map(|m| m.capacity.0).collect::<Vec<_>>(),
-        "memory": memory.iter().map(|m| json!({
-            "card": m.card,
-            "weights_bytes": m.footprint.weights.0,
-            "kv_bytes": m.footprint.kv.0,
-            "buffers_bytes": m.footprint.buffers.0,
-            "reserved_bytes": m.reserved.0,
-            "capacity_bytes": m.capacity.0,
-        })).collect::<Vec<_>>(),
-        "stages": layout.replicas.iter().enumerate().flat_map(|(replica, stages)| {
-            stages.iter().map(move |stage| stage_json(replica, stage))
-        }).collect::<Vec<_>>(),
-    })
-}
-
 fn stage_json(replica: usize, stage: &Stage) -> Value {
     let shards = &stage.group.shards;
     let ends = shards.last().map_or(1, |shard| shard.ffn.end.max(1));
@@ -197,6 +159,46 @@ fn remedies(remedies: &Remedies) -> Value {
 }
 
 impl Candidate {
+    /// The candidate as `spanker plan --json` has it.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let (layout, prediction) = (&self.layout, &self.prediction);
+        let memory = &prediction.memory;
+        json!({
+            "strategy": self.strategy.name(),
+            "tensor_ways": layout.tensor_ways(),
+            "pipeline_stages": layout.pipeline_stages(),
+            "replicas": layout.replicas.len(),
+            "cards": layout.cards().len(),
+            "card_ids": layout.cards(),
+            "fits": prediction.fits(),
+            "runnable": layout.not_runnable().is_none(),
+            "not_runnable_because": layout.not_runnable(),
+            "decode_ms_per_token": prediction.token.millis(),
+            "decode_ms_per_token_at_context": prediction.token_at_context.millis(),
+            "tokens_per_second": prediction.tokens_per_second,
+            "ttft_ms": prediction.ttft.millis(),
+            "load_ms": prediction.load.millis(),
+            "waiting_ms": prediction.waiting.millis(),
+            "prefill_pieces": prediction.prefill_pieces,
+            "terms": terms_json(&prediction.terms),
+            "prefill_terms": terms_json(&prediction.ttft_terms),
+            "memory_bytes_per_card": memory.iter().map(|m| m.used().0).collect::<Vec<_>>(),
+            "capacity_bytes_per_card": memory.iter().map(|m| m.capacity.0).collect::<Vec<_>>(),
+            "memory": memory.iter().map(|m| json!({
+                "card": m.card,
+                "weights_bytes": m.footprint.weights.0,
+                "kv_bytes": m.footprint.kv.0,
+                "buffers_bytes": m.footprint.buffers.0,
+                "reserved_bytes": m.reserved.0,
+                "capacity_bytes": m.capacity.0,
+            })).collect::<Vec<_>>(),
+            "stages": layout.replicas.iter().enumerate().flat_map(|(replica, stages)| {
+                stages.iter().map(move |stage| stage_json(replica, stage))
+            }).collect::<Vec<_>>(),
+        })
+    }
+
     /// The layout in words.
     #[must_use]
     pub fn words(&self) -> String {

@@ -103,6 +103,50 @@ fn a_silent_rank_ends_the_wait_at_the_deadline_and_adopts_the_fault_that_it_find
 }
 
 #[test]
+fn a_chain_of_deadlines_is_blamed_on_its_end_whoever_runs_out_of_time_first() {
+    // Each rank waits for the one above it, and the last one is silent. Whose time is over first goes round.
+    for first in 0..3 {
+        let settled = std::sync::Barrier::new(4);
+        let outcomes = on_all(group(4), |mut fabric| {
+            let rank = fabric.rank();
+            let patience = Duration::from_millis(if rank == first { 300 } else { 310 });
+            let outcome = match rank {
+                3 => Ok(Vec::new()),
+                _ => fabric.exchange(&Call::BARRIER, &[], &[rank + 1], Instant::now() + patience),
+            };
+            settled.wait();
+            outcome.map(|_| ())
+        });
+        let expected = FabricError::Deadline { rank: 2, peer: 3, what: "to receive from" };
+        for (rank, outcome) in outcomes.iter().enumerate().take(3) {
+            assert_eq!(*outcome, Err(expected.clone()), "rank {rank}, first {first}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_comes_too_late_is_named_itself() {
+    let settled = std::sync::Barrier::new(3);
+    let outcomes = on_all(group(3), |mut fabric| {
+        let timeout = Duration::from_millis(200);
+        if fabric.rank() == 0 {
+            // It was elsewhere while rank 2 waited for it, and waits for rank 1 then.
+            std::thread::sleep(2 * timeout);
+            let outcome = fabric.exchange(&Call::BARRIER, &[], &[1], soon());
+            settled.wait();
+            return outcome.map(|_| ());
+        }
+        let from = if fabric.rank() == 2 { 0 } else { 2 };
+        let patience = if fabric.rank() == 2 { timeout } else { 100 * timeout };
+        let outcome = fabric.exchange(&Call::BARRIER, &[], &[from], Instant::now() + patience);
+        settled.wait();
+        outcome.map(|_| ())
+    });
+    let expected = FabricError::Deadline { rank: 2, peer: 0, what: "to receive from" };
+    assert!(outcomes.iter().all(|outcome| *outcome == Err(expected.clone())), "{outcomes:?}");
+}
+
+#[test]
 fn long_messages_in_all_directions_do_not_wait_for_each_other() {
     // Far more than the system keeps on the way: every rank has to read while it writes.
     let bytes: Vec<u8> = (0..9_000_000u32).map(|at| (at % 253) as u8).collect();

@@ -4,7 +4,7 @@
 //! It takes root and `ip` to make them. Where they cannot be made, the tests say so and pass.
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use spanker_fabric_tcp::{Channel, Purpose, lead};
 
@@ -109,7 +109,7 @@ fn a_leader_of_another_test() {
         Channel::dial(address, Some(&key()), Purpose::Control, timeout).expect("a worker")
     };
     let (mut fabric, _) = lead(workers.split(',').map(dial).collect(), &options).expect("a group");
-    turn(&mut fabric, std::time::Instant::now() + options.timeout).expect("nobody is missing");
+    turn(&mut fabric, Instant::now() + options.timeout).expect("nobody is missing");
     println!("{SAYS}runs");
     let fault = fault_of(&mut fabric);
     drop(fabric);
@@ -131,7 +131,9 @@ fn a_cut_cable_ends_the_call_in_time_on_both_sides_and_the_workers_come_back() {
     let mut leader = network.leader(0, &[&one, &two]);
     assert_eq!(leader.address, "runs");
     network.cable(1, "cut");
+    let begun = Instant::now();
     let fault = leader.says();
+    println!("cut, with a deadline of {PATIENCE} ms: {fault} after {:?}", begun.elapsed());
     assert!(names_rank_one(&fault), "the leader says {fault}");
     assert_eq!(two.says(), fault, "the worker whose cable is whole");
     let alone = one.says();

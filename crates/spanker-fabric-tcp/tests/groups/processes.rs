@@ -150,6 +150,7 @@ fn a_killed_process_is_named_by_all_others_and_the_rest_go_on_in_another_group()
     let begun = Instant::now();
     let fault = fault_of(&mut fabric);
     assert_eq!(fault, FabricError::Died { rank: 2 });
+    println!("killed: named after {:?}", begun.elapsed());
     assert!(begun.elapsed() < Duration::from_secs(30), "a death took until the deadline");
     drop(fabric);
     let expected = format!("{:?}", FabricError::Died { rank: 2 });

@@ -51,7 +51,7 @@ impl Options {
 
 /// What a member knows of its group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionInfo {
+pub struct GroupInfo {
     /// The number of the group.
     pub id: Id,
     /// This end's rank.
@@ -65,10 +65,7 @@ pub struct SessionInfo {
 /// # Errors
 /// [`TcpError::Version`], [`TcpError::Refused`] or [`TcpError::Closed`] with the worker that it is about, or
 /// [`TcpError::Timeout`] after the timeout of `options`. Then there is no group, and no worker believes that there is one.
-pub fn lead(
-    channels: Vec<Channel>,
-    options: &Options,
-) -> Result<(TcpFabric, SessionInfo), TcpError> {
+pub fn lead(channels: Vec<Channel>, options: &Options) -> Result<(TcpFabric, GroupInfo), TcpError> {
     let (deadline, ranks) = (Instant::now() + options.timeout, channels.len() + 1);
     if ranks > MOST_RANKS {
         let reason = format!("a group has {MOST_RANKS} ranks at most, not {ranks}");
@@ -112,7 +109,7 @@ pub fn lead(
     }
     let members = std::iter::once(None).chain(addresses.into_iter().map(Some)).collect();
     let links = std::iter::once(None).chain(links.into_iter().map(Some)).collect();
-    Ok((TcpFabric::new(0, links, options), SessionInfo { id, rank: 0, members }))
+    Ok((TcpFabric::new(0, links, options), GroupInfo { id, rank: 0, members }))
 }
 
 /// What a worker says about joining.
@@ -222,7 +219,7 @@ impl Join {
         mut self,
         listener: &Listener,
         options: &Options,
-    ) -> Result<(TcpFabric, SessionInfo), TcpError> {
+    ) -> Result<(TcpFabric, GroupInfo), TcpError> {
         let deadline = Instant::now() + options.timeout;
         let address = self.link.address();
         if self.request.version != options.version {
@@ -252,7 +249,7 @@ impl Join {
         links[0] = Some(link);
         let members = links.iter().map(|link| link.as_ref().map(Link::address)).collect();
         let rank = self.request.rank as Rank;
-        let info = SessionInfo { id: self.request.id, rank, members };
+        let info = GroupInfo { id: self.request.id, rank, members };
         Ok((TcpFabric::new(rank, links, options), info))
     }
 

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `spanker report`, and `--report FILE` of other commands: a plan, its run and what would change them as one HTML page.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use spanker_plan::{Comparison, Origin, Plan, Trace, compare, read_perfetto};
+use spanker_report::{Report, Source, scenarios};
+
+use crate::{VERSION, output};
+use spanker_engine::files;
+
+/// More than any plan has.
+const MOST_PLAN: u64 = 64 << 20;
+/// The largest file of a trace, in bytes.
+const MOST_TRACE: u64 = 512 << 20;
+
+/// Write one HTML page about a plan: the split, memory, time, the run beside its prediction, and what would change it
+///
+/// The page fetches nothing and works offline. 'plan', 'simulate' and 'run' write the same with --report FILE.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  spanker plan tinyllama-1.1b --cards 4 --out plan.json
+  spanker report plan.json --out report.html               what is predicted, and what would change it
+  spanker report plan.json both.json --out report.html     with what ran: from 'spanker run --compare --trace both.json'
+  spanker run -m smollm2-135m -p 'Hello' --cards 2 --report report.html    the same in one go
+
+Every what-if on the page is a plan that was searched for; --no-what-if leaves them out.")]
+pub(crate) struct Args {
+    /// A plan from 'spanker plan --out'
+    plan: PathBuf,
+    /// Traces of a prediction, of a run, or of both, from 'spanker simulate --trace' and 'spanker run --trace'
+    #[arg(value_name = "TRACE", num_args = 0..=2)]
+    traces: Vec<PathBuf>,
+    /// Where the page goes
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    out: PathBuf,
+    /// Leave out what other cards, links and weights would give
+    #[arg(long)]
+    no_what_if: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let out = Some(args.out.clone());
+    files::check_outputs([&out])?;
+    let text = files::read(&args.plan, MOST_PLAN)?;
+    let plan = Plan::from_json(&text).with_context(|| args.plan.display().to_string())?;
+    let (mut predicted, mut measured) = (None, None);
+    for path in &args.traces {
+        let shown = || path.display().to_string();
+        for (origin, trace) in read_perfetto(&files::read(path, MOST_TRACE)?).with_context(shown)? {
+            let place = if origin == Origin::Predicted { &mut predicted } else { &mut measured };
+            if place.replace(trace).is_some() {
+                anyhow::bail!("{}: a second trace of the same kind ({origin:?})", shown());
+            }
+        }
+    }
+    let comparison = match (&predicted, &measured) {
+        (Some(predicted), Some(measured)) => Some(compare(predicted, measured)?),
+        _ => None,
+    };
+    let subject = Subject {
+        plan: &plan,
+        predicted: predicted.as_ref(),
+        measured: measured.as_ref(),
+        comparison: comparison.as_ref(),
+        what_if: !args.no_what_if,
+    };
+    write(&args.out, &subject)?;
+    output::said_line(format_args!("saved {}: open it in a browser", args.out.display()));
+    Ok(())
+}
+
+/// What a page is about.
+pub(crate) struct Subject<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) predicted: Option<&'a Trace>,
+    pub(crate) measured: Option<&'a Trace>,
+    pub(crate) comparison: Option<&'a Comparison>,
+    pub(crate) what_if: bool,
+}
+
+impl<'a> Subject<'a> {
+    /// A plan that has not run.
+    pub(crate) fn of(plan: &'a Plan) -> Subject<'a> {
+        Subject { plan, predicted: None, measured: None, comparison: None, what_if: true }
+    }
+}
+
+/// Writes the page, with plans for what might be different.
+pub(crate) fn write(path: &Path, subject: &Subject<'_>) -> anyhow::Result<()> {
+    let text = "planning what might be ..";
+    let mut progress = |done, all| output::progress_of(done as u64, all as u64, text);
+    let scenarios = match subject.what_if {
+        true => Some(scenarios(subject.plan, &mut progress)?),
+        false => None,
+    };
+    output::progress_done();
+    let command = command_line(std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
+    let report = Report {
+        plan: subject.plan,
+        predicted: subject.predicted,
+        measured: subject.measured,
+        comparison: subject.comparison,
+        scenarios: scenarios.as_ref(),
+        source: Source { commands: &[command], version: VERSION },
+    };
+    files::write(path, report.page()?)?;
+    Ok(())
+}
+
+/// The words of a command as a shell takes them, by the program's name alone.
+fn command_line(words: impl Iterator<Item = String>) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@+".contains(c);
+    let quoted = |word: String| match !word.is_empty() && word.chars().all(plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    };
+    let all: Vec<String> =
+        std::iter::once("spanker".to_owned()).chain(words.skip(1).map(quoted)).collect();
+    all.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_lines_are_quoted_as_a_shell_reads_them() {
+        let words = ["/a/b/spanker", "run", "-p", "it's here", "--cards", "2", ""];
+        let line = command_line(words.into_iter().map(str::to_owned));
+        assert_eq!(line, r"spanker run -p 'it'\''s here' --cards 2 ''");
+    }
+}
