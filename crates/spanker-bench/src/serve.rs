@@ -32,7 +32,7 @@ pub struct LoadTarget {
     /// What prompts follow from.
     pub seed: u64,
     /// How long an answer may take.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// What clients saw.

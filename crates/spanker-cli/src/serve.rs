@@ -98,12 +98,12 @@ struct HttpArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
     /// How long answers that are under way may take once it is told to end
-    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = patience)]
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = timeout)]
     timeout: Duration,
 }
 
 /// How long something may take.
-fn patience(text: &str) -> Result<Duration, String> {
+fn timeout(text: &str) -> Result<Duration, String> {
     let seconds: spanker_topology::Seconds =
         text.parse().map_err(|_| "expected a time, as in 500ms or 30s".to_owned())?;
     match Duration::try_from_secs_f64(seconds.0) {

@@ -151,7 +151,7 @@ impl Ranks {
             threads: self.threads,
             // The leader opens and measures before its first word.
             timeout,
-            patience: timeout,
+            order_timeout: timeout,
         };
         Ok(run_worker(&mut *fabric, &worker)?)
     }

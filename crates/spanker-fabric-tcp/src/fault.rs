@@ -195,12 +195,12 @@ impl TcpFabric {
                 }
                 _ => GRACE * self.lower(),
             };
-            let patience = most.saturating_sub(begun.elapsed());
-            if patience.is_zero() {
+            let left = most.saturating_sub(begun.elapsed());
+            if left.is_zero() {
                 let end = end.clone();
                 return self.judge(end);
             }
-            self.sleep(patience);
+            self.sleep(left);
         }
     }
 

@@ -54,7 +54,7 @@ fn led<R: Send>(ranks: &[Rank; 2], lead: impl Fn(&mut Leader<'_>) -> R + Sync) -
             plan: None,
             threads: 1,
             timeout: TIMEOUT,
-            patience: TIMEOUT,
+            order_timeout: TIMEOUT,
         };
         let ended = match honest {
             true => run_worker(&mut fabric, &worker),

@@ -50,7 +50,7 @@ fn led<R: Send>(
                 plan: None,
                 threads: 1,
                 timeout: TIMEOUT,
-                patience: TIMEOUT,
+                order_timeout: TIMEOUT,
             };
             run_worker(&mut fabric, &worker).expect("the leader ends it");
             return None;

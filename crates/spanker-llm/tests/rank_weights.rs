@@ -58,8 +58,8 @@ fn run_with(files: &[Net], plan: &Plan, tokens: &[u32]) -> (RunLogits, Vec<Vec<R
         if rank > 0 {
             let length = network.bytes().len() as u64;
             let asked = Asked { length, ranges: RefCell::default() };
-            let (store, timeout, patience) = (Some(&asked as &dyn Store), TIMEOUT, TIMEOUT);
-            let worker = Worker { network, store, plan: None, threads: 1, timeout, patience };
+            let (store, timeout, order_timeout) = (Some(&asked as &dyn Store), TIMEOUT, TIMEOUT);
+            let worker = Worker { network, store, plan: None, threads: 1, timeout, order_timeout };
             run_worker(&mut fabric, &worker).expect("the leader ends it");
             return (None, asked.ranges.into_inner());
         }

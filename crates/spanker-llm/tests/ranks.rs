@@ -40,7 +40,7 @@ fn worker(fabric: &mut Inproc, network: &Arc<Network<Vec<u8>>>) -> Result<(), Ll
             plan: None,
             threads: 1,
             timeout: TIMEOUT,
-            patience: TIMEOUT,
+            order_timeout: TIMEOUT,
         },
     )
 }
@@ -308,7 +308,7 @@ fn rank_that_dies_anywhere_is_named_to_all_others() {
                     plan: None,
                     threads: 1,
                     timeout,
-                    patience: timeout,
+                    order_timeout: timeout,
                 },
             );
             None
@@ -327,8 +327,14 @@ fn rank_with_another_plan_or_model_is_told_so_and_so_are_all_others() {
     let other = plan(&network, Split::Gather, &one_by_one(3));
     let errors = disturbed(&network, |mut fabric| {
         let (plan, timeout) = (Some(&other), TIMEOUT);
-        let worker =
-            Worker { network: &network, store: None, plan, threads: 1, timeout, patience: timeout };
+        let worker = Worker {
+            network: &network,
+            store: None,
+            plan,
+            threads: 1,
+            timeout,
+            order_timeout: timeout,
+        };
         Some(run_worker(&mut fabric, &worker).expect_err("another plan"))
     });
     assert_eq!(errors.len(), 3);
@@ -369,7 +375,7 @@ fn silent_front_is_given_up_and_one_that_beats_is_not() {
                 plan: None,
                 threads: 1,
                 timeout,
-                patience: timeout,
+                order_timeout: timeout,
             };
             let outcome = run_worker(&mut fabric, &worker);
             everyone_done.wait();

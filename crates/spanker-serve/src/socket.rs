@@ -12,14 +12,14 @@ use tokio::time::{Instant, Sleep, sleep};
 /// A connection that is given up if nothing can be written for a while.
 pub(crate) struct Watched<S> {
     inner: S,
-    patience: Duration,
+    timeout: Duration,
     /// Runs while something waits to be written.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Watched<S> {
-    pub(crate) fn new(inner: S, patience: Duration) -> Watched<S> {
-        Watched { inner, patience, deadline: None }
+    pub(crate) fn new(inner: S, timeout: Duration) -> Watched<S> {
+        Watched { inner, timeout, deadline: None }
     }
 
     /// Passes on what has come of writing, unless that has taken too long.
@@ -32,8 +32,8 @@ impl<S> Watched<S> {
             self.deadline = None;
             return written;
         }
-        let patience = self.patience;
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let timeout = self.timeout;
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
         if deadline.deadline() > Instant::now() {
             // Whoever waits is woken then.
             let _ = deadline.as_mut().poll(context);

@@ -53,10 +53,10 @@ impl Connection {
 
     /// Asks for an answer of so many tokens, and reads it as it comes.
     pub(super) async fn ask(&mut self, prompt: &[u32], tokens: usize) -> Result<Answer, Refused> {
-        let patience = self.target.patience;
-        let outcome = tokio::time::timeout(patience, self.exchange(prompt, tokens)).await;
+        let timeout = self.target.timeout;
+        let outcome = tokio::time::timeout(timeout, self.exchange(prompt, tokens)).await;
         let outcome =
-            outcome.unwrap_or_else(|_| Err(failed(format!("no answer within {patience:?}"))));
+            outcome.unwrap_or_else(|_| Err(failed(format!("no answer within {timeout:?}"))));
         // What is left of an answer would be taken for the next one.
         if outcome.is_err() {
             self.sender = None;

@@ -75,8 +75,8 @@ fn stream(body: &str, out: &mut dyn Write, is_whole: bool) {
 }
 
 fn target(address: SocketAddr) -> LoadTarget {
-    let patience = Duration::from_secs(20);
-    LoadTarget { address, key: None, model: None, vocab: 5000, seed: 1, patience }
+    let timeout = Duration::from_secs(20);
+    LoadTarget { address, key: None, model: None, vocab: 5000, seed: 1, timeout }
 }
 
 fn load(clients: usize, requests: usize) -> ServiceLoad {
@@ -127,7 +127,7 @@ fn refusals_and_failures_are_counted_and_told() {
 #[test]
 fn answer_that_never_comes_is_not_waited_for() {
     let address = server(|_, _, _| std::thread::sleep(Duration::from_secs(60)));
-    let target = LoadTarget { patience: Duration::from_millis(100), ..target(address) };
+    let target = LoadTarget { timeout: Duration::from_millis(100), ..target(address) };
     let seen = load_server(&target, load(2, 1), |_| ()).expect("a load");
     assert_eq!(seen.failed, ["no answer within 100ms"; 2]);
 }

@@ -21,7 +21,7 @@ const MOST_REQUESTS: usize = 1_000_000;
 /// How often a server that loads its model is asked whether it is ready.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Measure what clients of a server see: tokens/s, the time to the first token and between tokens
 ///
@@ -225,7 +225,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         model: None,
         vocab,
         seed,
-        patience: PATIENCE,
+        timeout: TIMEOUT,
     };
     // Memory is touched and code is paged in.
     let warm = ServiceLoad { requests: 1, arrivals: Arrivals::Closed, ..args.load(2) };

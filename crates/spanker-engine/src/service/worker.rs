@@ -24,7 +24,7 @@ use crate::summary::FinishReason;
 /// How often cards that were lost are looked for; less and less often where cards come and go.
 const LOOK: Duration = Duration::from_millis(250);
 /// How many times as long at the most.
-const MOST_PATIENCE: u32 = 1 << 10;
+const MOST_PAUSE: u32 = 1 << 10;
 /// When what has gone before is forgotten.
 const CALM: Duration = Duration::from_secs(600);
 /// How often cards are asked whether they are there while nobody else asks for anything.
@@ -49,7 +49,7 @@ pub(crate) struct Worker<'h> {
     /// When cards were last asked whether they are there.
     listened: Instant,
     /// How many times as long as usual it takes until cards are looked for again.
-    patience: u32,
+    pause: u32,
     /// When something was last wrong with cards.
     troubled: Instant,
     /// How often that was since without a card that is to blame and could be left out.
@@ -76,7 +76,7 @@ impl<'h> Worker<'h> {
             left,
             looked: Instant::now(),
             listened: Instant::now(),
-            patience: 1,
+            pause: 1,
             troubled: Instant::now(),
             unblamed: 0,
             shared,
@@ -324,7 +324,7 @@ impl<'h> Worker<'h> {
         let observer = &**host.observer();
         let begun = Instant::now();
         if self.troubled.elapsed() > CALM {
-            (self.patience, self.unblamed) = (1, 0);
+            (self.pause, self.unblamed) = (1, 0);
         }
         (self.looked, self.troubled) = (begun, begun);
         for _ in 0..=2 * host.card_count() {
@@ -396,12 +396,12 @@ impl<'h> Worker<'h> {
     /// Cards that were lost and are there again are taken in.
     fn welcome_back(&mut self) -> Result<()> {
         let all = self.place.host.indices();
-        if self.left.len() == all.len() || self.looked.elapsed() < self.patience * LOOK {
+        if self.left.len() == all.len() || self.looked.elapsed() < self.pause * LOOK {
             return Ok(());
         }
         self.looked = Instant::now();
         let Some(left) = self.place.host.backend().returned(&self.left) else { return Ok(()) };
-        self.patience = (2 * self.patience).min(MOST_PATIENCE);
+        self.pause = (2 * self.pause).min(MOST_PAUSE);
         let before = std::mem::replace(&mut self.left, left);
         let back = (self.left.len() - before.len()) as u64;
         match self.lay_out_again() {

@@ -10,7 +10,7 @@ use spanker_llm::{LlmError, Worker, run_worker};
 use super::offer::{self, Shelf, Source, Taken};
 
 /// How long a worker waits for an order of its leader at the least. A leader that has died is noticed before.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ORDER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What came of a group on a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(crate) fn serve(
         plan: None,
         threads,
         timeout,
-        patience: timeout.max(PATIENCE),
+        order_timeout: timeout.max(ORDER_TIMEOUT),
     };
     let outcome = run_worker(fabric, &worker);
     (Some(served()), outcome)

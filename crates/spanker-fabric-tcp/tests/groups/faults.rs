@@ -109,10 +109,10 @@ fn a_chain_of_deadlines_is_blamed_on_its_end_whoever_runs_out_of_time_first() {
         let settled = std::sync::Barrier::new(4);
         let outcomes = on_all(group(4), |mut fabric| {
             let rank = fabric.rank();
-            let patience = Duration::from_millis(if rank == first { 300 } else { 310 });
+            let within = Duration::from_millis(if rank == first { 300 } else { 310 });
             let outcome = match rank {
                 3 => Ok(Vec::new()),
-                _ => fabric.exchange(&Call::BARRIER, &[], &[rank + 1], Instant::now() + patience),
+                _ => fabric.exchange(&Call::BARRIER, &[], &[rank + 1], Instant::now() + within),
             };
             settled.wait();
             outcome.map(|_| ())
@@ -137,8 +137,8 @@ fn a_rank_that_comes_too_late_is_named_itself() {
             return outcome.map(|_| ());
         }
         let from = if fabric.rank() == 2 { 0 } else { 2 };
-        let patience = if fabric.rank() == 2 { timeout } else { 100 * timeout };
-        let outcome = fabric.exchange(&Call::BARRIER, &[], &[from], Instant::now() + patience);
+        let within = if fabric.rank() == 2 { timeout } else { 100 * timeout };
+        let outcome = fabric.exchange(&Call::BARRIER, &[], &[from], Instant::now() + within);
         settled.wait();
         outcome.map(|_| ())
     });

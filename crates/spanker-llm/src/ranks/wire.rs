@@ -65,7 +65,7 @@ pub(super) struct Wire<'f> {
     pool: Pool,
     timeout: Duration,
     /// How long a worker waits for an order.
-    patience: Duration,
+    order_timeout: Duration,
     /// Orders so far.
     orders: u64,
     /// What the plan in use is stamped with.
@@ -82,13 +82,13 @@ impl<'f> Wire<'f> {
     pub(super) fn new(fabric: End<'f>, timeout: Duration) -> Self {
         let origin = Instant::now();
         let (pool, awaited, early) = (Pool::default(), Vec::new(), Vec::new());
-        let patience = timeout;
-        Wire { fabric, pool, timeout, patience, orders: 0, plan: 0, origin, awaited, early }
+        let order_timeout = timeout;
+        Wire { fabric, pool, timeout, order_timeout, orders: 0, plan: 0, origin, awaited, early }
     }
 
     /// How long this worker waits for orders from now on.
-    pub(super) fn wait_for_orders(&mut self, patience: Duration) {
-        self.patience = patience;
+    pub(super) fn wait_for_orders(&mut self, order_timeout: Duration) {
+        self.order_timeout = order_timeout;
     }
 
     /// Gives out what ranks lack of the model's file.
@@ -310,7 +310,7 @@ impl<'f> Wire<'f> {
         loop {
             let stamp = self.next_order();
             let mut order = None;
-            let until = Instant::now() + self.patience;
+            let until = Instant::now() + self.order_timeout;
             for message in self.exchange_until(&[], &[LEADER], until)? {
                 order = Order::from_bytes(self.open(LEADER, &message, stamp)?.bytes());
             }

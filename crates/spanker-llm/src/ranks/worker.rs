@@ -31,7 +31,7 @@ pub struct Worker<'n, B> {
     /// How long it waits for another rank in a step.
     pub timeout: Duration,
     /// How long it waits for an order of the leader.
-    pub patience: Duration,
+    pub order_timeout: Duration,
 }
 
 /// Does what the leader says until that says that it is over.
@@ -44,7 +44,7 @@ pub fn run_worker<B: AsRef<[u8]> + Send + Sync>(
     worker: &Worker<'_, B>,
 ) -> Result<(), LlmError> {
     let mut wire = Wire::new(End::Lent(fabric), worker.timeout);
-    wire.wait_for_orders(worker.patience);
+    wire.wait_for_orders(worker.order_timeout);
     let mut rank_part: Option<RankPart<B>> = None;
     // What was done in steps that were asked for nothing is told with the next that is.
     let mut untold = (Duration::ZERO, 0);
