@@ -163,7 +163,9 @@ proptest! {
         prop_assert_eq!(changed.validate(), Ok(()));
         prop_assert_eq!(changed.parameters(), model.parameters());
         let text = serde_json::to_string(&model).expect("JSON");
-        prop_assert!(text.len() < 2000, "{} bytes", text.len());
+        // Windows in every second layer make as many runs as there are layers.
+        let runs = model.layers.chunk_by(|one, next| one == next).count();
+        prop_assert!(text.len() < 1500 + 500 * runs, "{} bytes", text.len());
         prop_assert_eq!(serde_json::from_str::<Model>(&text).expect("valid"), model);
     }
 

@@ -96,6 +96,28 @@ impl Writer {
 
 /// The header of a file that holds `model`.
 pub fn of_model(model: &Model) -> Writer {
+    whole(model)
+}
+
+/// What layers of OLMoE and gpt-oss have besides.
+fn vectors_of(model: &Model) -> Vec<(&'static str, Vec<u64>)> {
+    let (heads, kv) = (model.heads * model.head_size, model.kv_heads * model.head_size);
+    let (experts, ffn) = (model.mixture.map_or(0, |own| own.experts), model.ffn);
+    match model.architecture.as_str() {
+        "olmoe" => vec![("attn_q_norm.weight", vec![heads]), ("attn_k_norm.weight", vec![kv])],
+        "gpt-oss" => vec![
+            ("attn_output.bias", vec![model.hidden]),
+            ("attn_sinks.weight", vec![model.heads]),
+            ("ffn_gate_inp.bias", vec![experts]),
+            ("ffn_gate_exps.bias", vec![ffn, experts]),
+            ("ffn_up_exps.bias", vec![ffn, experts]),
+            ("ffn_down_exps.bias", vec![model.hidden, experts]),
+        ],
+        _ => Vec::new(),
+    }
+}
+
+fn whole(model: &Model) -> Writer {
     let arch = &model.architecture;
     let mut writer = Writer::new();
     writer.meta("general.architecture", text_value(arch));
@@ -124,6 +146,9 @@ pub fn of_model(model: &Model) -> Writer {
             }
         }
     }
+    if let Some(window) = model.layers.iter().find_map(|layer| layer.window) {
+        writer.meta(&format!("{arch}.attention.sliding_window"), u32_value(window as u32));
+    }
     let tokens: Vec<u8> = ["<s>", "", "a"].iter().flat_map(|token| counted(token)).collect();
     writer.meta("tokenizer.ggml.tokens", array_value(8, 3, &tokens));
     writer.meta("tokenizer.ggml.scores", array_value(6, 3, &[0; 12]));
@@ -141,7 +166,8 @@ pub fn of_model(model: &Model) -> Writer {
                     writer.tensor(&format!("blk.{at}.{name}_exps.weight"), &dims, matrix.quant);
                 }
             }
-            if arch.starts_with("qwen2") && ["attn_q", "attn_k", "attn_v"].contains(&name) {
+            let biased = arch.starts_with("qwen2") || arch == "gpt-oss";
+            if biased && ["attn_q", "attn_k", "attn_v"].contains(&name) {
                 writer.tensor(&format!("blk.{at}.{name}.bias"), &dims[1..], Quant::F32);
             }
         }
@@ -158,8 +184,12 @@ pub fn of_model(model: &Model) -> Writer {
                 writer.tensor(&format!("blk.{at}.ffn_{name}.weight"), dims, matrix.quant);
             }
         }
-        for norm in ["attn_norm", "ffn_norm"] {
+        let ffn_norm = if arch == "gpt-oss" { "post_attention_norm" } else { "ffn_norm" };
+        for norm in ["attn_norm", ffn_norm] {
             writer.tensor(&format!("blk.{at}.{norm}.weight"), &[model.hidden], Quant::F32);
+        }
+        for (name, dims) in vectors_of(model) {
+            writer.tensor(&format!("blk.{at}.{name}"), &dims, Quant::F32);
         }
     }
     writer.tensor("output_norm.weight", &[model.hidden], Quant::F32);
