@@ -672,7 +672,7 @@ fn edited_and_hostile_plans_are_refused_by_name() {
         ("/request/sequences", json!(0), "batch of 0"),
         ("/request/sequences", json!(u64::MAX), "18446744073709551615"),
         ("/request/context", json!(1u64 << 40), "1099511627776"),
-        ("/request/kv", json!("q4_0"), "q4_0"),
+        ("/request/kv", json!("q5_0"), "q5_0"),
         ("/model/layers/0/count", json!(1u64 << 62), "4611686018427387904"),
         ("/model/hidden", json!(7), "7"),
         ("/cluster/cards", json!([]), "0 cards"),
