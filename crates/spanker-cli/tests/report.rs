@@ -7,6 +7,7 @@
 mod scratch;
 
 use serde_json::Value;
+use spanker_plan::{Origin, Trace};
 
 use scratch::{Scratch, number};
 
@@ -50,8 +51,9 @@ fn page_of_two_traces_has_their_comparison() {
     scratch.text(&format!("{PLAN} --out plan.json"));
     scratch.text("simulate plan.json --tokens 3 --trace one.json");
     scratch.text("simulate plan.json --tokens 3 --slow card1*1.5 --trace slow.json");
-    let slow = scratch.read("slow.json").replace("\"predicted\"", "\"measured\"");
-    scratch.put("measured.json", slow.as_bytes());
+    let slow =
+        Trace::from_perfetto(&scratch.read("slow.json"), Origin::Predicted).expect("a trace");
+    scratch.put("measured.json", slow.to_perfetto(Origin::Measured).as_bytes());
     scratch.text("report plan.json one.json measured.json --no-what-if");
     let data = data(&scratch.read("report.html"));
     let whole = &data["comparison"]["whole"];
