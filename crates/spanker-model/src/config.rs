@@ -36,7 +36,9 @@ const EXPERTS: [&str; 5] = [
 
 /// The field with the width of the feed-forward network, or of one expert.
 fn ffn_field(architecture: &str) -> &'static str {
-    if architecture.ends_with("moe") { "moe_intermediate_size" } else { "intermediate_size" }
+    // Qwen has a dense width beside it.
+    let beside = matches!(architecture, "qwen2moe" | "qwen3moe");
+    if beside { "moe_intermediate_size" } else { "intermediate_size" }
 }
 
 /// The model that `text`, a `config.json`, describes, as if all its matrices were stored in `quant`.

@@ -11,6 +11,7 @@ use spanker_model::{KV_BLOCK, Quant};
 use spanker_plan::{KvCache, Op};
 use spanker_runtime::{Activation, Place, Work};
 
+use super::machine::KERNEL_KV_TYPES;
 use super::operands::{self, Instruction, Matrix, keep, kind};
 use super::streams::{self, Rounding, Source};
 use crate::CudaError;
@@ -765,7 +766,9 @@ fn head_size(cache: &KvCache) -> Result<u32, CudaError> {
         ));
     }
     match cache.shape().map(|shape| (shape.quant, shape.check())) {
-        Some((Quant::Q4_0, _)) => refused("keys and values as q4_0 on a GPU".into()),
+        Some((kept, _)) if !KERNEL_KV_TYPES.contains(&kept) => {
+            refused(format!("keys and values as {kept} on a GPU"))
+        }
         Some((_, Ok(()))) => small(size),
         Some((_, Err(what))) => refused(what),
         None => refused(format!("keys and values of GGML's type {}", cache.quant)),

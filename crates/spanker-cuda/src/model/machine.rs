@@ -51,6 +51,9 @@ impl std::fmt::Debug for Processors {
     }
 }
 
+/// The types of keys and values that the kernels keep.
+pub(super) const KERNEL_KV_TYPES: [Quant; 2] = [Quant::F16, Quant::Q8_0];
+
 /// The types of weights that the kernels compute with.
 pub(super) const KERNEL_TYPES: [Quant; 11] = [
     Quant::F32,

@@ -10,6 +10,7 @@ use spanker_runtime::{BufferId, Place, Scores, Work};
 use super::super::device::Memory;
 use super::super::device_context::DeviceContext;
 use super::super::instructions::{Part, Setting, translate};
+use super::super::machine::KERNEL_KV_TYPES;
 use super::super::operands::Attend;
 use super::{Emulated, is_possible};
 
@@ -252,7 +253,7 @@ fn rows_of_several_sequences_have_the_hosts_bits_after_any_number_of_positions()
     if !is_possible() {
         return;
     }
-    for kv in KvShape::QUANTS {
+    for kv in KERNEL_KV_TYPES {
         for (heads, kv_heads, size, dims, pairs) in
             [(4, 2, 64, 64, 0), (3, 1, 32, 16, 1), (2, 2, 128, 128, 1), (2, 1, 256, 64, 0)]
         {
@@ -269,7 +270,7 @@ fn a_row_with_a_new_position_has_the_hosts_bits_on_either_kernel() {
     if !is_possible() {
         return;
     }
-    for kv in KvShape::QUANTS {
+    for kv in KERNEL_KV_TYPES {
         for position in [0, 1, 62, 63, 64, 65, 255, 256, 600, 1023, 1024, 1100, 2050] {
             let (heads, kv_heads, size, dims) = (4, 2, 64, 64);
             let positions = vec![position];

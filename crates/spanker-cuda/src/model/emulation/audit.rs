@@ -5,10 +5,11 @@
 use std::sync::atomic::Ordering;
 
 use spanker_llm::{LlmError, Runner, Searched, Step};
-use spanker_model::{KvShape, Quant};
+use spanker_model::Quant;
 use spanker_plan::{Part, Split, Want};
 use spanker_test_support::Recipe;
 
+use super::super::machine::KERNEL_KV_TYPES;
 use super::super::operands::kind;
 use super::models::{Both, Groups, llama, mixture};
 use super::{Fault, is_possible};
@@ -35,7 +36,7 @@ fn honest_cards_are_not_blamed_whatever_their_weights_and_cache_are() {
         return;
     }
     for quant in [Quant::Q4_0, Quant::Q5_1, Quant::Q8_0, Quant::Q4K, Quant::Q6K, Quant::F16] {
-        for kv in KvShape::QUANTS {
+        for kv in KERNEL_KV_TYPES {
             let mut both = one(quant, kv);
             both.one_sequence(&format!("{quant}, {kv}"), &[3, 1], 19, 4);
             mixture(&mut both, &format!("{quant}, {kv}: a mixture"));

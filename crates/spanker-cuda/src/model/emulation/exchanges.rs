@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 use spanker_collective::{DType, ReduceOp};
 use spanker_llm::{Recorder, Runner, Step};
-use spanker_model::{KvShape, Quant};
+use spanker_model::Quant;
 use spanker_plan::{Activity, Fold, GpuStaging, Part, Split, Want};
 use spanker_runtime::{BufferId, Place};
 use spanker_test_support::Recipe;
@@ -13,6 +13,7 @@ use spanker_test_support::Recipe;
 use super::super::device::Memory;
 use super::super::device_context::DeviceContext;
 use super::super::exchange::{Exchange, Memories};
+use super::super::machine::KERNEL_KV_TYPES;
 use super::super::operands::{FoldWords, Gather, Instruction};
 use super::models::{Both, Groups, mixture};
 use super::{Emulated, Event, is_possible};
@@ -59,7 +60,7 @@ fn cards_of_one_device_have_the_bits_of_threads_and_the_host_stays_out_of_their_
         return;
     }
     for (at, (split, groups)) in splits().into_iter().enumerate() {
-        let kv = KvShape::QUANTS[at % 2];
+        let kv = KERNEL_KV_TYPES[at % 2];
         let what = format!("{split:?} {groups:?}, {kv}");
         let mut both = Both::new(&recipe(), (split, &groups, kv), &[2]);
         both.one_sequence(&what, &[3, 1], 7, 2);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use spanker_llm::{AuditLog, InProcess, Network, OnMachine, Output, Runner, Step};
-use spanker_model::{KvShape, Quant};
+use spanker_model::Quant;
 use spanker_plan::{Layout, Objective, Part, Plan, Request, Split, Want};
 use spanker_test_support::Recipe;
 use spanker_topology::{Cluster, Profile, Shape};
 
 use super::super::device::Device;
-use super::super::machine::KERNEL_TYPES;
+use super::super::machine::{KERNEL_KV_TYPES, KERNEL_TYPES};
 use super::{Emulated, Told, is_possible};
 use crate::Processors;
 
@@ -219,7 +219,7 @@ fn a_token_whose_weights_are_prefetched_has_the_bits_of_threads_over_blocks_of_t
     if !is_possible() {
         return;
     }
-    for kv in KvShape::QUANTS {
+    for kv in KERNEL_KV_TYPES {
         let mut both = Both::alone(&llama(Quant::Q4_0), kv);
         let blocks = [9, 4, 6];
         both.one_sequence(&format!("{kv}"), &blocks, 40, 1);
@@ -241,7 +241,7 @@ fn mixtures_of_sequences_have_the_bits_of_threads_with_keys_and_values_of_either
         return;
     }
     for quant in [Quant::Q4_0, Quant::Q8_0, Quant::Q4K, Quant::F16] {
-        for kv in KvShape::QUANTS {
+        for kv in KERNEL_KV_TYPES {
             let mut both = Both::alone(&llama(quant), kv);
             mixture(&mut both, &format!("{quant}, {kv}"));
             let copies = both.told[0].copies.load(Ordering::Relaxed);
