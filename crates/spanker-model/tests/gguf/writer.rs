@@ -117,7 +117,8 @@ fn vectors_of(model: &Model) -> Vec<(&'static str, Vec<u64>)> {
     }
 }
 
-fn whole(model: &Model) -> Writer {
+/// What comes before the tensors.
+fn header(model: &Model) -> Writer {
     let arch = &model.architecture;
     let mut writer = Writer::new();
     writer.meta("general.architecture", text_value(arch));
@@ -152,7 +153,12 @@ fn whole(model: &Model) -> Writer {
     let tokens: Vec<u8> = ["<s>", "", "a"].iter().flat_map(|token| counted(token)).collect();
     writer.meta("tokenizer.ggml.tokens", array_value(8, 3, &tokens));
     writer.meta("tokenizer.ggml.scores", array_value(6, 3, &[0; 12]));
+    writer
+}
 
+fn whole(model: &Model) -> Writer {
+    let arch = &model.architecture;
+    let mut writer = header(model);
     let table = [model.hidden, model.vocab];
     writer.tensor("token_embd.weight", &table, model.embedding.quant);
     for (at, layer) in model.layers.iter().enumerate() {
