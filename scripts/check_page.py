@@ -20,8 +20,8 @@ ENDLESS = """
     const endless = (body) => JSON.stringify({ ...JSON.parse(body), ignore_eos: true });
     window.fetch = (path, options) => asked(path, options?.body ? { ...options, body: endless(options.body) } : options);
 """
-# For cards that are emulated.
-SMALL = "--hidden 128 --heads 4 --kv-heads 4 --ffn 256 --layers 4 --vocab 300 --context 2048 --quant q8_0".split()
+# For cards that are emulated: slow enough to be lost in the middle of an answer.
+SMALL = "--hidden 256 --heads 4 --kv-heads 4 --ffn 512 --layers 6 --vocab 300 --context 2048 --quant q8_0".split()
 
 
 class Server:
@@ -181,7 +181,7 @@ def death(browser, spanker, folder, shots):
         browser.go(server.url)
         until("four cards that serve", lambda: browser.run("return document.querySelectorAll('#drawing g.serving').length") == 4)
         browser.click("#settings summary")
-        browser.run("document.getElementById('tokens').value = 1200")
+        browser.run("document.getElementById('tokens').value = 1900")
         browser.run(ENDLESS)
         browser.type("#text", "Go on\ue007")
         answer = "#log .turn.assistant .said"
@@ -197,7 +197,7 @@ def death(browser, spanker, folder, shots):
         until("four cards that serve again", lambda: browser.run("return document.querySelectorAll('#drawing g.serving').length") == 4)
         check("a card that comes back is seen", "card 2 is back" in browser.text("#events") and browser.text("#notice") == "")
         until("the end of the answer", lambda: browser.run("return document.getElementById('stop').disabled"), 3 * PATIENCE)
-        check("nothing of the answer is missing", "1200 tokens" in browser.text("#log .turn:last-child .speed"))
+        check("nothing of the answer is missing", "1900 tokens" in browser.text("#log .turn:last-child .speed"))
         browser.shot(shots, "back")
         check("the server of the twin ends in order", server.end() == 0)
     finally:
