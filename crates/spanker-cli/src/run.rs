@@ -247,7 +247,9 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     let noted =
         |error: &spanker_engine::EngineError| output::note(format_args!("no comparison: {error}"));
     // Without a comparison, everything else is there.
-    let wanted = args.compare || args.report.is_some();
+    // A prediction has a step for every token, which steps with guesses are not.
+    let plain = args.draft.source() == spanker_engine::DraftSource::None;
+    let wanted = args.compare || (args.report.is_some() && plain);
     let compared = wanted.then(|| finished.compare().inspect_err(noted).ok()).flatten();
     let comparison =
         compared.as_ref().and_then(|compared| compared.comparison().inspect_err(noted).ok());

@@ -192,7 +192,9 @@ fn worker_that_is_killed_or_stopped_in_an_answer_is_named_and_the_text_is_the_sa
     for signal in [Signal::KILL, Signal::STOP] {
         let mut one = Working::start(&scratch, "one", "-m x.gguf");
         let two = Working::start(&scratch, "two", "-m x.gguf");
-        let on = format!("--fabric tcp --workers {} --deadline 1s", workers(&[&one, &two]));
+        // One that is killed is noticed without a deadline.
+        let deadline = if signal == Signal::STOP { "5s" } else { "20s" };
+        let on = format!("--fabric tcp --workers {} --deadline {deadline}", workers(&[&one, &two]));
         let run = begin(&scratch, &format!("{ASK} {on} -n 900"));
         let (found, said) = harmed(run, || one.signal(signal));
         assert_eq!(found, expected, "{signal:?}: {said}");
@@ -341,7 +343,7 @@ fn server_goes_on_without_a_worker_and_takes_it_in_when_it_is_back() {
     let one = Working::start(&scratch, "one", "-m x.gguf");
     let two = Working::start(&scratch, "two", "-m x.gguf");
     let on = format!(
-        "--workers {} --deadline 1s --threads 1 --split gather --ctx-size 512 --parallel 2",
+        "--workers {} --deadline 20s --threads 1 --split gather --ctx-size 512 --parallel 2",
         workers(&[&one, &two])
     );
     let serving = Serving::start(&scratch, &on);

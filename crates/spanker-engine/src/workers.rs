@@ -294,11 +294,13 @@ impl Group {
     /// The cards that can go on after a fault: all but the one that it is about, or where somebody was waited for in vain,
     /// but those that do not answer.
     pub(crate) fn survivors(&self, fault: &FabricError, left: &[usize]) -> Option<Vec<usize>> {
-        if matches!(
-            fault,
-            FabricError::Refused { .. } | FabricError::Mismatch { .. } | FabricError::Length { .. }
-        ) {
-            return None;
+        match fault {
+            // What one worker cannot hold or do, the others may.
+            FabricError::Refused { rank, .. } if *rank > 0 => {}
+            FabricError::Refused { .. }
+            | FabricError::Mismatch { .. }
+            | FabricError::Length { .. } => return None,
+            _ => {}
         }
         let mut lost: Vec<usize> = self.blamed(fault).into_iter().collect();
         if matches!(fault, FabricError::Deadline { .. }) {

@@ -84,7 +84,11 @@ impl DraftModel {
         self.session.cut(same.min(text.len().saturating_sub(1)));
         let known = self.session.tokens().len();
         let mut guesses = Vec::with_capacity(most);
+        let begun = Instant::now();
         let mut outcome = self.session.feed(&text[known..], Want::Best(1))?;
+        if text.len() - known <= 2 {
+            self.note(begun.elapsed().as_secs_f64());
+        }
         while let Some(&(token, _)) = outcome.last().best.first() {
             guesses.push(token);
             if guesses.len() == most {
@@ -92,10 +96,14 @@ impl DraftModel {
             }
             let begun = Instant::now();
             outcome = self.session.feed(&[token], Want::Best(1))?;
-            let took = begun.elapsed().as_secs_f64();
-            self.guess = Some(self.guess.map_or(took, |known| known + NEW * (took - known)));
+            self.note(begun.elapsed().as_secs_f64());
         }
         Ok(guesses)
+    }
+
+    /// A guess took so many seconds.
+    fn note(&mut self, took: f64) {
+        self.guess = Some(self.guess.map_or(took, |known| known + NEW * (took - known)));
     }
 }
 

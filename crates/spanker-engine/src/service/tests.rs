@@ -95,6 +95,24 @@ fn submit(service: &Service, ask: Ask) -> (Receiver<Update>, Taken) {
     (receiver, taken.expect("room"))
 }
 
+/// Submits all before the service goes on: it waits at the first update, so that pauses of the thread that asks change
+/// nothing.
+fn submit_together(service: &Service, asks: Vec<Ask>) -> Vec<(Receiver<Update>, Taken)> {
+    let gate = Arc::new(Mutex::new(()));
+    let held = gate.lock().expect("nobody panics");
+    let one = |ask| {
+        let ((sender, receiver), gate) = (channel(), Arc::clone(&gate));
+        let deliver = move |update| {
+            drop(gate.lock());
+            sender.send(update).is_ok()
+        };
+        (receiver, service.submit(ask, deliver).expect("room"))
+    };
+    let all = asks.into_iter().map(one).collect();
+    drop(held);
+    all
+}
+
 /// The tokens of an answer as a reader has them who takes corrections, and how it went.
 fn read(updates: &Receiver<Update>) -> (Vec<u32>, Vec<Correction>, Done) {
     let (mut tokens, mut corrections) = (Vec::new(), Vec::new());
@@ -117,7 +135,7 @@ fn read(updates: &Receiver<Update>) -> (Vec<u32>, Vec<Correction>, Done) {
 /// What `clients` get that ask at the same time, and again when all have their answers.
 fn assert_same(what: &str, service: &Service, expected: &[Vec<u32>]) {
     for round in 0..2 {
-        let all: Vec<_> = (0..expected.len()).map(|client| submit(service, ask(client))).collect();
+        let all = submit_together(service, (0..expected.len()).map(ask).collect());
         for (client, (updates, _)) in all.iter().enumerate() {
             let (tokens, _, done) = read(updates);
             assert_eq!(tokens, expected[client], "{what}, client {client}, round {round}");
@@ -342,7 +360,7 @@ fn emulated_cards_serve_as_many_tokens_by_their_clocks_as_was_foretold() {
             let tokens = (0..prompt).map(|at| (3 + (at * 7 + client * 31) % 250) as u32);
             Ask::new(tokens.collect(), Sampling::greedy(), limits(answer))
         };
-        let all: Vec<_> = (0..clients).map(|client| submit(&service, ask(client))).collect();
+        let all = submit_together(&service, (0..clients).map(ask).collect());
         all.iter().for_each(|(updates, _)| drop(read(updates)));
         let status = idle(&service);
         let seconds = status.card_seconds.iter().copied().fold(0.0, f64::max);
@@ -642,7 +660,10 @@ fn requests_beyond_the_queue_are_refused_with_the_time_to_wait() {
     let (_folder, model) = shared_model();
     let few = ServiceOptions { parallel: 1, queue: 2, ..options() };
     let service = on_threads(&model, few, 1);
-    let taken: Vec<_> = (0..3).map(|client| submit(&service, ask(client))).collect();
+    // The first one lasts until the fourth has been refused.
+    let first = Ask { limits: limits(300), ..ask(0) };
+    let asks = std::iter::once(first).chain((1..3).map(ask));
+    let taken: Vec<_> = asks.map(|ask| submit(&service, ask)).collect();
     match service.submit(ask(4), |_| true) {
         Err(Refusal::Full { waiting, retry_after }) => {
             assert!((2..=3).contains(&waiting), "{waiting}");

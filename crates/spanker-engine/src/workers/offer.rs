@@ -25,8 +25,9 @@ const MOST_OFFER: usize = 4 << 10;
 const MOST_HEADER: u64 = 1 << 30;
 /// How long a worker may look whether it has the model: it may have to hash its files.
 const LOOKING: Duration = Duration::from_secs(300);
-/// A tensor that is read when a model is opened.
-const ANGLES: &str = "rope_freqs.weight";
+/// Tensors that are read when a model is opened.
+const ANGLES: [&str; 3] =
+    ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 
 const HAS: u8 = 0;
 const LACKS: u8 = 1;
@@ -234,8 +235,8 @@ pub(super) fn take(fabric: &mut dyn Fabric, shelf: &Shelf) -> Result<Taken, LlmE
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", source.path().display());
     let file = GgufFile::open(source.path()).map_err(|error| named(&chain(&error)));
     let file = file.map_err(|reason| refused(fabric, reason))?;
-    let angles = file.header().tensors().get(ANGLES).map(|tensor| file.header().range(tensor));
-    let angles: Vec<Range<u64>> = angles.into_iter().collect();
+    let angles = ANGLES.iter().filter_map(|name| file.header().tensors().get(*name));
+    let angles: Vec<Range<u64>> = angles.map(|tensor| file.header().range(tensor)).collect();
     fetch_chunks(fabric, &source, &angles, offer.timeout())?;
     let network = Network::with_header(file.header().clone(), file);
     let network = network.map_err(|error| refused(fabric, named(&error)))?;

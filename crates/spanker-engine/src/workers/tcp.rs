@@ -177,8 +177,8 @@ enum Failed {
 fn is_final(error: &TcpError) -> bool {
     matches!(
         error,
-        TcpError::Handshake { .. }
-            | TcpError::Version { .. }
+        // A handshake that ends early may be that of a worker that is going: it is missing, not wrong.
+        TcpError::Version { .. }
             | TcpError::KeyNeeded { .. }
             | TcpError::Request { .. }
             | TcpError::Random

@@ -99,7 +99,7 @@ fn beyond_this_machine_a_listener_needs_a_key() {
 
 #[test]
 fn silent_connections_make_way_and_end() {
-    let handshake = Duration::from_millis(300);
+    let handshake = Duration::from_secs(3);
     let limits = Limits { unauthenticated: 8, handshake, ..Limits::USUAL };
     let listener = Listener::bind("127.0.0.1:0", Some(key()), limits).expect("a port");
     let connect = || TcpStream::connect(listener.address()).expect("it listens");

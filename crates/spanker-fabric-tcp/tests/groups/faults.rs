@@ -106,9 +106,10 @@ fn a_silent_rank_ends_the_wait_at_the_deadline_and_adopts_the_fault_that_it_find
 fn a_chain_of_deadlines_is_blamed_on_its_end_whoever_runs_out_of_time_first() {
     // Each rank waits for the one above it, and the last one is silent. Whose time is over first goes round.
     for first in 0..3 {
-        let settled = std::sync::Barrier::new(4);
+        let (begun, settled) = (std::sync::Barrier::new(4), std::sync::Barrier::new(4));
         let outcomes = on_all(group(4), |mut fabric| {
             let rank = fabric.rank();
+            begun.wait();
             let within = Duration::from_millis(if rank == first { 300 } else { 310 });
             let outcome = match rank {
                 3 => Ok(Vec::new()),
