@@ -213,7 +213,8 @@ fn on_ranks_with<T>(
     let mut ranks = spanker_fabric::inproc::group(count).into_iter();
     let host = move |fabric| {
         let (hosts, library) = (vec!["here".to_owned(); count], "threads".to_owned());
-        let timeout = Duration::from_secs(2);
+        // Longer than a busy machine keeps a thread waiting.
+        let timeout = Duration::from_secs(30);
         let place = RankPlace { hosts, library, here: count, timeout };
         Host::ranks_of(Box::new(fabric), place, 1).expect("a host")
     };
