@@ -164,11 +164,12 @@ fn on_threads(model: &Arc<Model>, options: ServiceOptions, cards: usize) -> Serv
 #[test]
 fn clients_get_the_tokens_that_each_would_get_alone() {
     let (_folder, model) = shared_model();
+    let mut put_back = 0;
     for kv in [Quant::F16, Quant::Q8_0, Quant::Q4_0] {
         let expected: Vec<Vec<u32>> = (0..7).map(|client| alone(&model, kv, client)).collect();
         for (cards, split, reuse, blocks) in [
             (1, None, true, None),
-            // One block more than a context needs: somebody is put back all the time.
+            // One block more than a context needs: somebody is put back, as often as this machine's prices let two begin.
             (1, None, true, Some(6)),
             (1, None, false, Some(8)),
             (2, Some(Split::Gather), true, None),
@@ -186,14 +187,13 @@ fn clients_get_the_tokens_that_each_would_get_alone() {
             let service = on_threads(&model, options, cards);
             assert_same(&what, &service, &expected);
             let status = service.status();
-            match blocks {
-                None => assert_eq!(status.put_back, 0, "{what}"),
-                Some(blocks) => assert!(status.put_back > 0 || blocks > 6, "{what}"),
-            }
+            assert!(blocks.is_some() || status.put_back == 0, "{what}");
+            put_back += status.put_back;
             assert_eq!(status.cached_tokens > 0, reuse, "{what}");
             assert_eq!((status.answered, status.failed), (14, 0), "{what}");
         }
     }
+    assert!(put_back > 0, "nobody was ever put back");
 }
 
 /// What a service does on ranks that are threads, with the model laid out over all of them, until it ends in order. What the
