@@ -63,4 +63,4 @@ pub use links::{LinkProbe, LinkSample, probe_links, save_links};
 pub use model::{Limit, Memory, ModelRow, Phase, TokenTime, Work, model};
 pub use planner::{PlanTime, SimulationTime, planner, simulation};
 pub use row::{Beside, Forecast, Measured, Row};
-pub use serve::{LoadSeen, LoadTarget, OwnSteps, ServeRow, Times, load_server};
+pub use serve::{EdgeClock, LoadSeen, LoadTarget, OwnSteps, ServeRow, Times, load_server};

@@ -3,6 +3,7 @@
 //! and answers of given lengths, over connections to this machine. What each of them saw, beside what was foretold.
 
 mod ask;
+mod edge;
 mod row;
 
 use std::net::SocketAddr;
@@ -16,6 +17,7 @@ use spanker_engine::{ServiceLoad, middle_and_tail};
 
 use crate::error::{BenchError, Result};
 use ask::{Answer, Connection, Refused};
+pub use edge::EdgeClock;
 pub use row::{OwnSteps, ServeRow, Times};
 
 /// A server that is loaded.
@@ -140,7 +142,9 @@ fn prompt(target: &LoadTarget, load: ServiceLoad, number: usize) -> Vec<u32> {
     let least = (target.vocab / 8).min(1000) as u32;
     let most = u32::try_from(target.vocab).unwrap_or(u32::MAX).max(least + 1);
     let mut common = Pcg64Mcg::seed_from_u64(target.seed);
-    let mut own = Pcg64Mcg::seed_from_u64(target.seed ^ (number as u64 + 1).rotate_left(32));
+    // Seeds that look alike must not meet: what one gives for a number, another would for its neighbour.
+    let key: u64 = Pcg64Mcg::seed_from_u64(!target.seed).random();
+    let mut own = Pcg64Mcg::seed_from_u64(key ^ number as u64);
     (0..load.prompt)
         .map(|at| if at < load.shared { &mut common } else { &mut own }.random_range(least..most))
         .collect()

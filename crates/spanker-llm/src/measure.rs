@@ -36,7 +36,8 @@ const IN_A_ROW: usize = 4;
 const BEFORE_ROWS: [usize; 2] = [0, 512];
 /// How long all steps of one number of rows may take, if they are more than a few.
 const TIME: Duration = Duration::from_millis(160);
-/// Rows of short prompts, between one and all of a batch.
+/// Rows of short prompts, between one and all of a batch. Up to so many are asked for a token each, as the rows of many
+/// sequences or of guesses are: the head's weights may be of a type that no layer has.
 const FEW_ROWS: usize = 16;
 /// Steps of one size at least, and at most.
 const STEPS: [usize; 2] = [3, 24];
@@ -184,6 +185,7 @@ impl Ready {
             prompt: 1,
             kv: Quant::F16,
             batch: batch as u64,
+            guesses: FEW_ROWS as u64 - 1,
             ..Request::new(Objective::Latency)
         };
         let refused = |error: &dyn std::fmt::Display| LlmError::plan(error.to_string());
@@ -367,7 +369,7 @@ impl<R: Measurable> Bench<'_, R> {
                 let token = [((turn * 7919 + past) as u64 % vocab) as u32];
                 let counts = turn > 0 && at + 1 >= in_a_row.min(2);
                 let part = Part::new(&token, past as u64, &blocks, Want::Best(1));
-                let around = self.step(part, None, counts)?.around;
+                let around = self.step(&[part], None, counts)?.around;
                 self.samples.around.extend(counts.then_some(around));
             }
             if turn >= STEPS[0] && begun.elapsed() > time {
@@ -377,11 +379,19 @@ impl<R: Measurable> Bench<'_, R> {
         Ok(())
     }
 
-    /// Rows of a prompt through some layers, others in each turn: what a step reads has not been read just before.
+    /// Rows of a prompt through some layers, others in each turn: what a step reads has not been read just before. A few
+    /// rows are of one sequence and of as many sequences by turns.
     fn rows(&mut self, rows: usize) -> Result<(), LlmError> {
         let before = BEFORE_ROWS.map(|past| past.min(self.context - rows));
         let tokens: Vec<u32> = vec![1; rows];
         let (mut next, mut each, blocks) = (0, 1, self.blocks());
+        let is_few = rows <= FEW_ROWS;
+        let want = if is_few { Want::Best(1) } else { Want::Nothing };
+        // Where there are not enough blocks, sequences share some.
+        let own = |row: usize| -> Vec<u32> {
+            (0..blocks.len()).map(|at| blocks[(row + at * rows) % blocks.len()]).collect()
+        };
+        let tables: Vec<Vec<u32>> = (0..rows).map(own).collect();
         let begun = Instant::now();
         for turn in 0..=STEPS[1] {
             let some: Vec<u32> = self
@@ -393,14 +403,19 @@ impl<R: Measurable> Bench<'_, R> {
                 })
                 .collect();
             next += each;
-            let past = before[turn % before.len()];
-            let part = Part::new(&tokens, past as u64, &blocks, Want::Nothing);
-            let wall = self.step(part, Some(&some), turn > 0)?.wall;
+            let past = before[turn % before.len()] as u64;
+            let prompt = Part { outputs: rows as u64, ..Part::new(&tokens, past, &blocks, want) };
+            let single = |row: usize| Part::new(&tokens[row..=row], past, &tables[row], want);
+            let parts: Vec<Part<'_>> = match is_few && turn / before.len() % 2 == 1 {
+                true => (0..rows).map(single).collect(),
+                false => vec![prompt],
+            };
+            let wall = self.step(&parts, Some(&some), turn > 0)?.wall;
             if turn == 0 {
                 let share = TIME.as_secs_f64() / 8.0 / wall.max(1e-6);
                 each = (share as usize).clamp(1, 8);
             }
-            if turn > STEPS[0] && begun.elapsed() > TIME {
+            if turn > 2 * STEPS[0] && begun.elapsed() > TIME {
                 break;
             }
         }
@@ -416,19 +431,19 @@ impl<R: Measurable> Bench<'_, R> {
     /// it was to warm up.
     fn step(
         &mut self,
-        part: Part<'_>,
+        parts: &[Part<'_>],
         layers: Option<&[u32]>,
         counts: bool,
     ) -> Result<Took, LlmError> {
-        let parts = [part];
-        let step = &Step::of(&parts);
+        let step = &Step::of(parts);
         let Timed { programs, marks, wall } = self.runner.timed(step, layers)?;
         let marks: Vec<_> = marks.iter().map(Vec::as_slice).collect();
         if counts {
             let operators = programs.iter().map(Vec::len).sum();
-            let (rows, past) = (part.tokens.len(), part.past as usize);
-            let alike = Alike { rows, past, operators };
-            self.samples.observed.add(alike, &programs, self.runner.groups(), &marks);
+            let (rows, past) = (step.rows() as usize, parts[0].past as usize);
+            let alike = Alike { rows, past, sequences: parts.len(), operators };
+            let groups = self.runner.groups();
+            self.samples.observed.add(alike, &step.reach(), &programs, groups, &marks);
         }
         Ok(Took { wall, around: around(&marks, wall) })
     }

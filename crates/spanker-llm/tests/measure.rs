@@ -87,6 +87,23 @@ fn measured_profile_has_a_rate_for_every_operator_of_every_split() {
 }
 
 #[test]
+fn head_of_a_type_of_its_own_is_measured_for_the_tokens_of_many_sequences() {
+    let recipe = Recipe { plain_head: true, ..Recipe::llama(Quant::Q4_0, [4, 2, 32], 128, 256) };
+    let network = Arc::new(recipe.network());
+    let head = network.model().head.quant.name();
+    assert_ne!(head, Quant::Q4_0.name());
+    let layout = Layout::of_groups(network.model(), Split::Gather, &together(&[1.0])).unwrap();
+    let profile = measured(&network, &layout, 2);
+    let rows = |weights: &str| -> Vec<u64> {
+        let products = profile.compute.operators.iter();
+        let of = products.filter(|entry| entry.weights.as_deref() == Some(weights));
+        of.filter(|entry| entry.kind == OperatorKind::Product).map(|entry| entry.rows).collect()
+    };
+    assert_eq!(rows(head), [1, 2, 4, 8, 16]);
+    assert_eq!(rows(Quant::Q4_0.name()), [1, 2, 4, 8, 16]);
+}
+
+#[test]
 fn kind_that_is_taken_out_of_a_profile_is_missed() {
     let network = Arc::new(Recipe::llama(Quant::Q4_0, [4, 2, 32], 128, 256).network());
     let layout = Layout::of_groups(network.model(), Split::Gather, &together(&[1.0])).unwrap();

@@ -51,14 +51,20 @@ pub struct StepPrices {
 struct StagePrices {
     /// Without attention and head, for so many rows.
     rows: Line,
-    /// A position that a row sees which is alone in its sequence, and one of several.
-    seen: [f64; 2],
+    /// A position that a row sees which is alone in its sequence, one of several, and one of many that are alone.
+    seen: [f64; 3],
+    /// What rows that are alone in so many sequences take more than as many of one sequence.
+    alone: Line,
 }
 
 impl StagePrices {
     fn time(&self, rows: u64, reach: &Reach) -> f64 {
         let seen = [reach.by_single, reach.by_several].map(|seen| seen as f64);
-        at(&self.rows, rows) + seen[0] * self.seen[0] + seen[1] * self.seen[1]
+        let (single, more) = match reach.singles {
+            0 | 1 => (self.seen[0], 0.0),
+            many => (self.seen[2], at(&self.alone, many)),
+        };
+        at(&self.rows, rows) + more + seen[0] * single + seen[1] * self.seen[1]
     }
 }
 
@@ -73,24 +79,34 @@ impl StepPrices {
         let several = SEVERAL.min(batch.max(1));
         let priced = |index: usize| {
             let stage = &stages[index];
-            let pass = |tokens: u64, past: u64| {
-                let pass = Pass { sequences: 1, tokens, past };
+            let pass = |pass: Pass| {
                 let ends = (index == 0, false);
                 let terms = pricer.stage(stage.layers.clone(), &stage.group, pass, ends);
                 let from = index.checked_sub(1).map(|before| &stages[before].group.cards);
                 let hop = from.map(|from| pricer.hop(from, &stage.group.cards, pass.rows()));
                 terms.total().0 + hop.map_or(0.0, |hop| hop.0)
             };
-            let slope = |tokens: u64| match far {
-                0 => 0.0,
-                far => ((pass(tokens, far) - pass(tokens, 0)) / (tokens * far) as f64).max(0.0),
+            let slope = |sequences: u64, tokens: u64| {
+                let [far_off, near] = [far, 0].map(|past| pass(Pass { sequences, tokens, past }));
+                match far {
+                    0 => 0.0,
+                    far => ((far_off - near) / (sequences * tokens * far) as f64).max(0.0),
+                }
             };
-            let seen = [slope(1), slope(several)];
-            let row = |count: u64| {
-                let attention = seen[usize::from(count > 1)] * (count * (count + 1) / 2) as f64;
-                (count, (pass(count, 0) - attention).max(0.0))
+            let many = SEVERAL.min(sequences.max(1));
+            let seen = [slope(1, 1), slope(1, several), slope(many, 1)];
+            let row = |tokens: u64| {
+                let attention = seen[usize::from(tokens > 1)] * (tokens * (tokens + 1) / 2) as f64;
+                let all = pass(Pass { sequences: 1, tokens, past: 0 });
+                (tokens, (all - attention).max(0.0))
             };
-            StagePrices { rows: grid(batch.max(sequences)).into_iter().map(row).collect(), seen }
+            let rows: Line = grid(batch.max(sequences)).into_iter().map(row).collect();
+            let more = |sequences: u64| {
+                let all = pass(Pass { sequences, tokens: 1, past: 0 });
+                (sequences, all - seen[2] * sequences as f64 - at(&rows, sequences))
+            };
+            let alone = grid(sequences).into_iter().map(more).collect();
+            StagePrices { rows, seen, alone }
         };
         let (first, last) = (&stages[0].group, &stages[stages.len() - 1].group);
         let head = |count: u64| (count, pricer.head(last, count).total().0);
@@ -99,6 +115,13 @@ impl StepPrices {
             outputs: grid(plan.request.outputs_for(sequences)).into_iter().map(head).collect(),
             host: pricer.host(&first.cards, &last.cards, true).total().0,
         }
+    }
+
+    /// The same where each output takes so much longer, whatever becomes of it.
+    #[must_use]
+    pub fn with_each_output(mut self, more: Seconds) -> StepPrices {
+        self.outputs.iter_mut().for_each(|(count, time)| *time += *count as f64 * more.0);
+        self
     }
 
     /// What a step takes from the host to the host.

@@ -18,6 +18,8 @@ pub enum OperatorKind {
     Product,
     /// Attention over the KV cache. Its unit is a multiply-accumulate.
     Attention,
+    /// The same of many sequences that have one row each, by their number.
+    ManyAttention,
     /// A norm. Its unit, and that of all kinds below, is a byte read or written.
     Norm,
     /// Activations rounded to the blocks that weights are multiplied with.
@@ -40,9 +42,10 @@ pub enum OperatorKind {
 
 impl OperatorKind {
     /// Every kind.
-    pub const ALL: [OperatorKind; 11] = [
+    pub const ALL: [OperatorKind; 12] = [
         OperatorKind::Product,
         OperatorKind::Attention,
+        OperatorKind::ManyAttention,
         OperatorKind::Norm,
         OperatorKind::Quantize,
         OperatorKind::Rotate,
@@ -60,6 +63,7 @@ impl OperatorKind {
         match self {
             OperatorKind::Product => "product",
             OperatorKind::Attention => "attention",
+            OperatorKind::ManyAttention => "many-attention",
             OperatorKind::Norm => "norm",
             OperatorKind::Quantize => "quantize",
             OperatorKind::Rotate => "rotate",
@@ -113,7 +117,8 @@ impl OperatorRate {
 }
 
 /// The time of an operator of `units` units on `rows` rows, by the entries of its kind in ascending order of
-/// rows: between two of them time is a line over the rows, beyond the last that of a product grows with them.
+/// rows: between two of them time is a line over the rows, beyond the last that of a product grows with them, and the
+/// fixed cost of attention of many sequences with their number.
 ///
 /// ```
 /// use spanker_topology::{OperatorKind, OperatorRate, Seconds, operator_time};
@@ -134,6 +139,9 @@ pub fn operator_time(entries: &[OperatorRate], rows: u64, units: f64) -> Option<
         // A product reads the same weights for any number of rows; all other kinds have more units on more rows.
         (Some(last), None) if last.kind == OperatorKind::Product => {
             Some(last.time(units) * rows as f64 / last.rows as f64)
+        }
+        (Some(last), None) if last.kind == OperatorKind::ManyAttention => {
+            Some(last.overhead.0 * rows as f64 / last.rows as f64 + units / last.rate)
         }
         (Some(last), None) => Some(last.time(units)),
         (Some(below), Some(next)) => {

@@ -150,3 +150,14 @@ fn prompts_begin_alike_and_differ_afterwards() {
     assert_eq!(tails.len(), 50);
     assert!(prompts.iter().flatten().all(|&token| (625..5000).contains(&token)));
 }
+
+#[test]
+fn prompts_of_seeds_that_look_alike_have_nothing_in_common() {
+    let of = |row: u64| {
+        let target = target("127.0.0.1:80".parse().expect("an address"));
+        let target = LoadTarget { seed: target.seed.wrapping_add(row << 32), ..target };
+        (0..64).map(move |number| prompt(&target, load(1, 64), number)[2..].to_vec())
+    };
+    let all: std::collections::HashSet<Vec<u32>> = (0..8).flat_map(of).collect();
+    assert_eq!(all.len(), 8 * 64);
+}

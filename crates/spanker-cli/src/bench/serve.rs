@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use spanker_bench::{LoadSeen, LoadTarget, OwnSteps, ServeRow, Times, load_server};
+use spanker_bench::{EdgeClock, LoadSeen, LoadTarget, OwnSteps, ServeRow, Times, load_server};
 use spanker_engine::{
     Arrivals, Calibration, Forecast, Host, Model, Service, ServiceLoad, ServicePlan, Status, models,
 };
@@ -18,6 +18,8 @@ use crate::serve::{Loader, ModelArgs};
 
 /// More requests than this in a row are refused.
 const MOST_REQUESTS: usize = 1_000_000;
+/// Clients of the requests that do not count, at most.
+const WARM: u64 = 16;
 /// How often a server that loads its model is asked whether it is ready.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long an answer may take.
@@ -30,7 +32,8 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 /// follow from the seed. "predicted" is what the same schedule of steps takes in virtual time, by what threads of this
 /// machine take before and after the row, and "error" how much slower it was; on emulated cards by the cards' clocks
 /// ("card time"), as they take longer than the time that they show. With --url it loads a server that runs already, ours
-/// or another that speaks OpenAI's API; then nothing is foretold. Before the rows come requests that are not counted.
+/// or another that speaks OpenAI's API; then nothing is foretold. Before the rows come requests that are not counted:
+/// they also say what handing out a token takes where server and clients share their cores with the threads of the cards.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   spanker bench serve -m smollm2-135m
@@ -228,13 +231,16 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         timeout: TIMEOUT,
     };
     // Memory is touched and code is paged in.
-    let warm = ServiceLoad { requests: 1, arrivals: Arrivals::Closed, ..args.load(2) };
+    let most = args.clients.iter().copied().max().unwrap_or(1).min(WARM);
+    let warm = ServiceLoad { requests: 1, arrivals: Arrivals::Closed, ..args.load(most) };
+    let edge = EdgeClock::start();
     let warmed =
         load_server(&target(args.seed ^ 0x5741_524d), warm, |_| ()).map_err(super::failure)?;
     if let Some(first) = warmed.failed.first() {
         return Err(anyhow::anyhow!("a request before the first row failed: {first}"));
     }
-    let mut beside = own.as_ref().map(|own| Beside::new(args, own)).transpose()?.flatten();
+    let edge = edge.map_or(0.0, |edge| edge.of_each(warmed.tokens));
+    let mut beside = own.as_ref().map(|own| Beside::new(args, own, edge)).transpose()?.flatten();
     let (mut table, mut lost) = (output::Rows::default(), 0);
     for (row, &clients) in args.clients.iter().enumerate() {
         let load = args.load(clients);
@@ -286,18 +292,20 @@ struct Beside {
     model: Arc<Model>,
     planned: ServicePlan,
     calibration: Calibration,
+    /// Seconds of handing out a token.
+    edge: f64,
 }
 
 impl Beside {
     /// Nothing where clocks are steady, or cards can be open once only.
-    fn new(args: &Args, own: &Own) -> anyhow::Result<Option<Beside>> {
+    fn new(args: &Args, own: &Own, edge: f64) -> anyhow::Result<Option<Beside>> {
         if !args.model.llm.fabric().takes().many_hosts {
             return Ok(None);
         }
         let (host, model) = (args.model.host()?, Arc::clone(own.service.model()));
         let planned = ServicePlan::on_host(&host, &model, own.service.options())?;
         let calibration = Calibration::new(&host, &model, &planned.plan)?;
-        Ok(Some(Beside { host, model, planned, calibration }))
+        Ok(Some(Beside { host, model, planned, calibration, edge }))
     }
 
     /// Begins anew: what was measured before another row does not count.
@@ -318,10 +326,11 @@ fn foretold(
     beside: Option<&Beside>,
     load: ServiceLoad,
 ) -> anyhow::Result<Option<Forecast>> {
-    let Some(Beside { host, planned, calibration, .. }) = beside else {
+    let Some(Beside { host, planned, calibration, edge, .. }) = beside else {
         return Ok(own.map(|own| own.service.forecast(load)));
     };
-    Ok(Some(planned.priced(calibration.priced(host, &planned.plan)?)?.forecast(load)))
+    let priced = planned.priced(calibration.priced(host, &planned.plan)?)?;
+    Ok(Some(priced.delivering(*edge).forecast(load)))
 }
 
 /// What a service did between two looks.

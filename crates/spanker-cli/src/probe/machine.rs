@@ -68,7 +68,9 @@ fn describe(args: &Args, profile: &Profile) -> anyhow::Result<()> {
 
 fn row(entry: &OperatorRate) -> Vec<String> {
     let rate = match entry.kind {
-        OperatorKind::Attention => format!("{:.2} GMAC/s", entry.rate / 1e9),
+        OperatorKind::Attention | OperatorKind::ManyAttention => {
+            format!("{:.2} GMAC/s", entry.rate / 1e9)
+        }
         _ => BytesPerSecond(entry.rate.min(1e18) as u64).to_string(),
     };
     vec![

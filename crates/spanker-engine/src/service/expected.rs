@@ -4,7 +4,7 @@
 
 use spanker_model::{KvShape, Model as Shape};
 use spanker_plan::{Layout, Plan, Request, StepPrices, steps_under_way};
-use spanker_topology::Cluster;
+use spanker_topology::{Cluster, Seconds};
 
 use super::ServiceOptions;
 use crate::batch::{Arrivals, Forecast, Pacing, ServiceLoad, forecast};
@@ -69,6 +69,15 @@ impl ServicePlan {
     /// [`EngineError::Plan`] for a plan that does not fit together.
     pub fn priced(&self, plan: Plan) -> Result<ServicePlan> {
         ServicePlan::of(plan, &self.options)
+    }
+
+    /// The same where handing a token to its client takes so many seconds from those who compute.
+    #[must_use]
+    pub fn delivering(mut self, seconds: f64) -> ServicePlan {
+        for (pacing, _) in &mut self.pacings {
+            pacing.prices = pacing.prices.clone().with_each_output(Seconds(seconds));
+        }
+        self
     }
 
     /// What clients will see, as [`super::Service::forecast`] has it.

@@ -31,11 +31,12 @@ fn carried(op: &Op, ranks: usize, exchange: ExchangeKind) -> f64 {
     }
 }
 
-/// Steps that take the same time: with so many rows, after so many tokens, through so many operators.
+/// Steps that take the same time: with so many rows of so many sequences, after so many tokens, through so many operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Alike {
     pub(super) rows: usize,
     pub(super) past: usize,
+    pub(super) sequences: usize,
     pub(super) operators: usize,
 }
 
@@ -83,20 +84,20 @@ impl Observed {
     pub(super) fn add(
         &mut self,
         alike: Alike,
+        reach: &Reach,
         programs: &[Vec<Op>],
         groups: &[Range<usize>],
         marks: &[&[Mark]],
     ) {
-        let reach = Reach::of([(alike.rows as u64, alike.past as u64)]);
         let mut seen = Seen { seconds: span(marks), ..Seen::default() };
         for (member, (program, marks)) in programs.iter().zip(marks).enumerate() {
-            for (mark, class) in marks.iter().zip(classes(program, marks, &reach)) {
+            for (mark, class) in marks.iter().zip(classes(program, marks, reach)) {
                 seen.operators.extend(class.map(|class| (member, class, mark.end - mark.start)));
             }
         }
         for group in groups.iter().filter(|group| group.len() > 1) {
             let bytes = |op: &Op| carried(op, group.len(), self.exchange);
-            let of = |member: usize| meetings(&programs[member], marks[member], &reach, &bytes);
+            let of = |member: usize| meetings(&programs[member], marks[member], reach, &bytes);
             seen.group(group.start, group.clone().map(of).collect());
         }
         seen.handoffs(programs, marks);
@@ -290,7 +291,7 @@ mod tests {
     use spanker_runtime::{BufferId, Place};
     use spanker_topology::{Bytes, BytesPerSecond, Cluster, Seconds, Shape};
 
-    const ALIKE: Alike = Alike { rows: 1, past: 0, operators: 1 };
+    const ALIKE: Alike = Alike { rows: 1, past: 0, sequences: 1, operators: 1 };
     const HERE: Place = Place { buffer: BufferId(1), offset: 0 };
 
     fn gather(rows: u64) -> Op {
@@ -331,7 +332,7 @@ mod tests {
         let marks = step(&programs, 2e-6, 1.0 / 4e9);
         let marks: Vec<&[Mark]> = marks.iter().map(Vec::as_slice).collect();
         let mut observed = Observed::new(ExchangeKind::SharedMemory);
-        observed.add(ALIKE, &programs, std::slice::from_ref(&(0..2)), &marks);
+        observed.add(ALIKE, &Reach::of([(1, 0)]), &programs, std::slice::from_ref(&(0..2)), &marks);
         let (latency, per_byte) = observed.usual().link(false).unwrap();
         assert!((latency / 2e-6 - 1.0).abs() < 1e-6, "{latency}");
         assert!((per_byte * 4e9 - 1.0).abs() < 1e-6, "{per_byte}");
@@ -346,7 +347,7 @@ mod tests {
         let marks = step(&programs, 0.0, 0.0);
         let marks: Vec<&[Mark]> = marks.iter().map(Vec::as_slice).collect();
         let mut observed = Observed::new(ExchangeKind::Messages);
-        observed.add(ALIKE, &programs, std::slice::from_ref(&(0..2)), &marks);
+        observed.add(ALIKE, &Reach::of([(1, 0)]), &programs, std::slice::from_ref(&(0..2)), &marks);
         let free = observed.usual().link(false).unwrap();
         let apart = observed.usual().link(true).unwrap();
         assert!(free.0 < 1e-9 && apart.0 >= LEAST_MESSAGE, "{free:?} {apart:?}");
@@ -393,7 +394,13 @@ mod tests {
                     mark(op, start, now)
                 })
                 .collect();
-            observed.add(ALIKE, std::slice::from_ref(&program), &[], &[&marks]);
+            observed.add(
+                ALIKE,
+                &Reach::of([(1, 0)]),
+                std::slice::from_ref(&program),
+                &[],
+                &[&marks],
+            );
         }
         let usual = observed.usual();
         let each: f64 = usual.times.means().into_values().sum();
@@ -407,7 +414,13 @@ mod tests {
             let send = vec![Op::Send { to: 1, from: HERE, length }];
             let receive = vec![Op::Receive { from: 0, into: HERE, length }];
             let marks = [[mark(0, 10e-6, 11e-6)], [mark(0, 0.0, end)]];
-            observed.add(ALIKE, &[send, receive], &[0..1, 1..2], &[&marks[0], &marks[1]]);
+            observed.add(
+                ALIKE,
+                &Reach::of([(1, 0)]),
+                &[send, receive],
+                &[0..1, 1..2],
+                &[&marks[0], &marks[1]],
+            );
         }
         let (latency, per_byte) = observed.usual().link(false).unwrap();
         assert!((latency - 1e-6).abs() < 1e-12 && (per_byte - 1e-9).abs() < 1e-15);
@@ -424,7 +437,13 @@ mod tests {
             vec![product(8, Quant::Q4_0), product(8, Quant::Q8_0), product(8, Quant::Q4_0)];
         let mut observed = Observed::new(ExchangeKind::SharedMemory);
         let marks = [Mark { ops: 3, ..mark(0, 0.0, 5e-6) }];
-        observed.add(ALIKE, &[program], std::slice::from_ref(&(0..1)), &[&marks]);
+        observed.add(
+            ALIKE,
+            &Reach::of([(1, 0)]),
+            &[program],
+            std::slice::from_ref(&(0..1)),
+            &[&marks],
+        );
         let found = observed.usual().times.fit();
         let types: Vec<_> = found.iter().map(|entry| entry.weights.as_deref().unwrap()).collect();
         assert_eq!(types, ["q4_0", "q8_0"]);

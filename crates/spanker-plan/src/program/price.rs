@@ -169,8 +169,10 @@ pub struct Load {
     pub macs: u64,
     /// What measured rates of its kind count: see [`OperatorKind`].
     pub units: u64,
-    /// Of these, those that count as if each row were alone: what attention of sequences of one row comes to.
+    /// Of these, those of attention of sequences of one row, beside others of more rows.
     pub single_units: u64,
+    /// Such sequences.
+    pub singles: u64,
     /// Whether it takes the fixed time of an operator.
     pub starts: bool,
 }
@@ -184,7 +186,8 @@ impl Load {
 
     #[inline(always)]
     fn new(kind: OperatorKind, rows: u64, bytes: u64, starts: bool) -> Load {
-        Load { kind, weights: None, rows, bytes, macs: 0, units: bytes, single_units: 0, starts }
+        let (units, single_units, singles) = (bytes, 0, 0);
+        Load { kind, weights: None, rows, bytes, macs: 0, units, single_units, singles, starts }
     }
 }
 
@@ -327,7 +330,11 @@ fn load_of(work: &Work, follows: bool, reach: &Reach) -> Option<Load> {
             let load = Load::new(Kind::Attention, rows, reach.read.saturating_mul(kept), true);
             let [macs, single_units] =
                 [reach.seen(), reach.by_single].map(|seen| seen.saturating_mul(each));
-            Load { rows: reach.longest, macs, units: macs, single_units, ..load }
+            let load = Load { macs, units: macs, ..load };
+            match (reach.several[0], reach.singles) {
+                (0, 2..) => Load { kind: Kind::ManyAttention, rows: reach.singles, ..load },
+                (_, singles) => Load { rows: reach.longest, single_units, singles, ..load },
+            }
         }
         Work::Gate { elements, .. } => Load::new(Kind::Gate, 1, 12 * elements, false),
         Work::Scale { elements, .. } => Load::new(Kind::Gate, 1, 8 * elements, false),
@@ -438,18 +445,28 @@ impl Cost {
         }
     }
 
+    fn entries(&self, kind: OperatorKind, weights: Option<Quant>) -> Option<&[OperatorRate]> {
+        let key = (kind, weights);
+        let found = self.measured.iter().find(|(known, _)| *known == key)?;
+        Some(&found.1)
+    }
+
     #[inline(never)]
     fn by_measurement(&self, load: &Load) -> Option<Terms> {
-        let find = |weights: Option<Quant>| {
-            let key = (load.kind, weights);
-            self.measured.iter().find(|(known, _)| *known == key).map(|(_, entries)| entries)
-        };
-        let entries = find(load.weights).or_else(|| find(None))?;
+        let many = self.entries(OperatorKind::ManyAttention, None);
+        if load.kind == OperatorKind::ManyAttention && many.is_none() {
+            // Of one sequence it was measured.
+            let (kind, rows, single_units) = (OperatorKind::Attention, 1, load.units);
+            return self.by_measurement(&Load { kind, rows, single_units, ..*load });
+        }
+        let entries = self.entries(load.kind, load.weights);
+        let entries = entries.or_else(|| self.entries(load.kind, None))?;
         let units = load.units as f64;
         let empty = operator_time(entries, load.rows, 0.0)?;
-        let alone = match load.single_units {
-            0 => 0.0,
-            units => operator_time(entries, 1, units as f64)? - operator_time(entries, 1, 0.0)?,
+        let alone = match (load.single_units as f64, many.filter(|_| load.singles > 1)) {
+            (0.0, _) => 0.0,
+            (units, Some(many)) => operator_time(many, load.singles, units)?,
+            (units, None) => operator_time(entries, 1, units)? - operator_time(entries, 1, 0.0)?,
         };
         let together = units - load.single_units as f64;
         let whole = operator_time(entries, load.rows, together)? + alone;

@@ -51,7 +51,10 @@ impl CardModel {
         // What a layer does between products is inside the fitted costs: it is given no time of its own.
         card.compute.operators = OperatorKind::ALL
             .into_iter()
-            .filter(|kind| !matches!(kind, OperatorKind::Product | OperatorKind::Attention))
+            .filter(|kind| {
+                use OperatorKind::{Attention, ManyAttention, Product};
+                !matches!(kind, Product | Attention | ManyAttention)
+            })
             .map(|kind| {
                 let (weights, rows, overhead) = (None, 1, Seconds::ZERO);
                 OperatorRate { kind, weights, rows, overhead, rate: NO_TIME }
