@@ -190,20 +190,70 @@ fn between((one, low): (u64, f64), (other, high): (u64, f64), rows: u64) -> f64 
 #[cfg(test)]
 mod tests {
     use spanker_model::{KvShape, Quant, builtin};
-    use spanker_topology::{Cluster, Profile, Shape};
+    use spanker_topology::{Cluster, OperatorKind, OperatorRate, Profile, Shape};
 
     use super::*;
     use crate::{Conditions, Layout, Objective, Part, Request, Split, Want, simulate};
 
     fn plan(groups: &[Vec<(usize, f64)>], sequences: u64, position: u64) -> Plan {
+        plan_on(Profile::builtin("rev-a").unwrap(), groups, sequences, position)
+    }
+
+    fn plan_on(card: Profile, groups: &[Vec<(usize, f64)>], sequences: u64, position: u64) -> Plan {
         let model = builtin("smollm2-135m", Quant::Q4_0).unwrap();
         let cards = groups.iter().flatten().count();
-        let cluster =
-            Cluster::uniform(Profile::builtin("rev-a").unwrap(), cards, Shape::Ring).unwrap();
+        let cluster = Cluster::uniform(card, cards, Shape::Ring).unwrap();
         let layout = Layout::of_groups(&model, Split::Gather, groups).unwrap();
         let objective = Objective::Throughput;
         let request = Request { sequences, position, batch: 64, ..Request::new(objective) };
         Plan::new(model, cluster, request, layout).unwrap()
+    }
+
+    /// A card on which attention was measured: of one sequence, and of many with a start for each.
+    fn measured() -> Profile {
+        let mut card = Profile::builtin("rev-a").unwrap();
+        let entry = |kind, rows: u64, each: f64| {
+            let overhead = Seconds(rows as f64 * each);
+            OperatorRate { kind, weights: None, rows, overhead, rate: 20e9 }
+        };
+        let counts = [1, 2, 4, 8, 16];
+        let (one, many) = (OperatorKind::Attention, OperatorKind::ManyAttention);
+        card.compute.operators.extend(counts.map(|rows| entry(one, rows, 1e-6)));
+        card.compute.operators.extend(counts[1..].iter().map(|&rows| entry(many, rows, 9e-6)));
+        card
+    }
+
+    #[test]
+    fn sequences_of_one_row_each_cost_what_was_measured_of_as_many() {
+        let groups = [vec![(0, 1.0)]];
+        let with = plan_on(measured(), &groups, 40, 300);
+        let mut less = measured();
+        less.compute.operators.retain(|entry| entry.kind != OperatorKind::ManyAttention);
+        let without = plan_on(less, &groups, 40, 300);
+        let time = |plan: &Plan, sequences: u64| {
+            let reach = Reach::of((0..sequences).map(|_| (1, 300)));
+            StepPrices::new(plan).time(sequences, sequences, &reach).0
+        };
+        let layers = with.model.layers.len() as f64;
+        for sequences in [2, 3, 16, 40] {
+            // All that differs are the starts, beyond the measured numbers, too.
+            let more = layers * (9e-6 * sequences as f64 - 1e-6);
+            let found = time(&with, sequences) - time(&without, sequences);
+            assert!((found / more - 1.0).abs() < 0.01, "{sequences}: {found} {more}");
+            let plan = plan_on(measured(), &groups, sequences, 300);
+            let predicted = sequences as f64 / plan.predict().tokens_per_second;
+            assert!((time(&with, sequences) / predicted - 1.0).abs() < 0.02, "{sequences}");
+        }
+    }
+
+    #[test]
+    fn what_becomes_of_an_output_can_cost_something() {
+        let prices = StepPrices::new(&plan(&[vec![(0, 1.0)]], 16, 100));
+        let more = prices.clone().with_each_output(Seconds(1e-4));
+        let reach = Reach::of((0..5).map(|_| (1, 100)));
+        let found = more.time(9, 5, &reach).0 - prices.time(9, 5, &reach).0;
+        assert!((found - 5e-4).abs() < 1e-9, "{found}");
+        assert!((more.time(9, 0, &reach).0 - prices.time(9, 0, &reach).0).abs() < 1e-12);
     }
 
     #[test]

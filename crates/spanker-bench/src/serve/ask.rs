@@ -72,16 +72,17 @@ impl Connection {
         if let Some(model) = &self.target.model {
             body["model"] = json!(model);
         }
-        let mut request = Request::post("/v1/completions")
-            .header("host", self.target.address.to_string())
-            .header("content-type", "application/json");
-        if let Some(key) = &self.target.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
-        let request = request.body(Full::new(Bytes::from(body.to_string()))).map_err(failed)?;
-        let sender = self.connected().await?;
-        sender.ready().await.map_err(failed)?;
-        let response = sender.send_request(request).await.map_err(failed)?;
+        let request = self.request(body.to_string().into())?;
+        let is_kept = self.sender.as_ref().is_some_and(|sender| !sender.is_closed());
+        let response = match self.send(request.clone()).await? {
+            // A server may close a connection that it kept just when it is asked again.
+            Err(error) if is_kept && (error.is_incomplete_message() || error.is_canceled()) => {
+                self.sender = None;
+                self.send(request).await?
+            }
+            other => other,
+        };
+        let response = response.map_err(failed)?;
         match response.status() {
             StatusCode::OK => read(response).await,
             StatusCode::TOO_MANY_REQUESTS => Err(Refused::Full),
@@ -91,6 +92,27 @@ impl Connection {
                 Err(failed(format!("{status}: {}", text.chars().take(200).collect::<String>())))
             }
         }
+    }
+
+    fn request(&self, body: Bytes) -> Result<Request<Full<Bytes>>, Refused> {
+        let mut request = Request::post("/v1/completions")
+            .header("host", self.target.address.to_string())
+            .header("content-type", "application/json");
+        if let Some(key) = &self.target.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        request.body(Full::new(body)).map_err(failed)
+    }
+
+    async fn send(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<hyper::Result<Response<Incoming>>, Refused> {
+        let sender = self.connected().await?;
+        Ok(match sender.ready().await {
+            Ok(()) => sender.send_request(request).await,
+            Err(error) => Err(error),
+        })
     }
 
     async fn connected(&mut self) -> Result<&mut SendRequest<Full<Bytes>>, Refused> {

@@ -125,6 +125,30 @@ fn refusals_and_failures_are_counted_and_told() {
 }
 
 #[test]
+fn connection_that_the_server_closed_meanwhile_is_opened_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    let opened = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&opened);
+    std::thread::spawn(move || {
+        for mut connection in listener.incoming().flatten() {
+            count.fetch_add(1, Ordering::Relaxed);
+            std::thread::spawn(move || {
+                let mut reader = BufReader::new(connection.try_clone().expect("a stream"));
+                if let Some(body) = request(&mut reader) {
+                    stream(&body, &mut connection, true);
+                }
+                // It says nothing of closing, and ends when it is asked again.
+                request(&mut reader);
+            });
+        }
+    });
+    let seen = load_server(&target(address), load(1, 3), |_| ()).expect("a load");
+    assert_eq!((seen.answered, seen.failed.len()), (3, 0), "{seen:?}");
+    assert_eq!(opened.load(Ordering::Relaxed), 3);
+}
+
+#[test]
 fn answer_that_never_comes_is_not_waited_for() {
     let address = server(|_, _, _| std::thread::sleep(Duration::from_secs(60)));
     let target = LoadTarget { timeout: Duration::from_millis(100), ..target(address) };

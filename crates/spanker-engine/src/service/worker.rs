@@ -29,6 +29,8 @@ const MOST_PAUSE: u32 = 1 << 10;
 const CALM: Duration = Duration::from_secs(600);
 /// How often cards are asked whether they are there while nobody else asks for anything.
 const LISTEN: Duration = Duration::from_millis(500);
+/// How long a card that is missed is looked for.
+const MISSED: Duration = Duration::from_secs(5);
 /// How long nobody asks before ranks hear that there is more to come.
 const QUIET: Duration = Duration::from_millis(200);
 
@@ -411,12 +413,31 @@ impl<'h> Worker<'h> {
                 self.left = before;
                 match self.lay_out_again() {
                     Err(EngineError::Run(error)) => return self.recover(error),
-                    other => other?,
+                    // One of the others was lost meanwhile.
+                    Err(error) => match self.whoever_is_missed() {
+                        Some(missed) => return self.recover(missed),
+                        None => return Err(error),
+                    },
+                    Ok(()) => {}
                 }
             }
         }
         self.describe();
         Ok(())
+    }
+
+    /// What is wrong with a card that nothing is heard of, if there is one.
+    fn whoever_is_missed(&self) -> Option<LlmError> {
+        let backend = self.place.host.backend();
+        let begun = Instant::now();
+        while backend.lack_one(&self.left) && begun.elapsed() < MISSED {
+            // It is looked for beside what else goes on.
+            match backend.missed(&self.left) {
+                None => std::thread::sleep(MISSED / 1000),
+                found => return found,
+            }
+        }
+        None
     }
 
     /// Nothing runs any more.
