@@ -442,6 +442,12 @@ impl Backend for Ranks {
         self.group.as_ref().is_some_and(|group| group.lacks_one(left))
     }
 
+    /// Nobody is blamed by it: who does not answer is known.
+    fn missed(&self, left: &[usize]) -> Option<LlmError> {
+        let fault = || FabricError::Deadline { rank: 0, peer: 0, what: "for workers beside" };
+        self.lack_one(left).then(|| fault().into())
+    }
+
     fn names(&self, error: &LlmError) -> Option<String> {
         self.group.as_ref()?.names_in(error)
     }

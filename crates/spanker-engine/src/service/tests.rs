@@ -5,8 +5,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use spanker_llm::{LlmError, Outcome, Runner, Step};
-use spanker_plan::{Layout, Plan, Request};
+use spanker_plan::Request;
 use spanker_runtime::SpankerControl;
 use spanker_scheduler::{DeviceError, Topology};
 use spanker_text::Settings;
@@ -17,16 +16,14 @@ use super::*;
 use crate::cards::{Cards, Devices};
 use crate::engine::Engine;
 use crate::generation::{Correction, Limits};
-use crate::host::{Backend, Fabric, Load, Loaded, Watch};
 use crate::layout::{Split, request};
-use crate::profiles::Freshness;
 use crate::ranks::RankPlace;
 use crate::sampling::Sampling;
 use crate::summary::FinishReason;
 use crate::testing::model;
-use crate::threads::Threads;
 
 mod draft;
+mod unwell;
 
 const CONTEXT: usize = 320;
 
@@ -524,88 +521,6 @@ fn requests_that_nobody_waits_for_leave_nothing_behind() {
     // Everything that is asked afterwards is answered as if nothing had been.
     let (tokens, ..) = read(&submit(&service, ask(3)).0);
     assert_eq!(tokens, alone(&model, Quant::F16, 3));
-}
-
-/// Cards whose steps are never right, and nobody can say which of them it is.
-struct Unsure(Threads);
-
-impl Backend for Unsure {
-    fn fabric(&self) -> Fabric {
-        self.0.fabric()
-    }
-
-    fn indices(&self) -> Vec<usize> {
-        self.0.indices()
-    }
-
-    fn threads(&self) -> usize {
-        self.0.threads()
-    }
-
-    fn cluster(
-        &self,
-        model: &Model,
-        request: &Request,
-        layout: &Layout,
-        freshness: Freshness,
-        observer: &Watch,
-    ) -> Result<Cluster> {
-        self.0.cluster(model, request, layout, freshness, observer)
-    }
-
-    fn measures_layouts(&self) -> bool {
-        self.0.measures_layouts()
-    }
-
-    fn load<'h>(&'h self, left: &[usize], load: &Load<'_>) -> Result<Loaded<'h>, LlmError> {
-        let Loaded { runner, memory } = self.0.load(left, load)?;
-        Ok(Loaded { runner: Box::new(Wrong(runner)), memory })
-    }
-
-    fn replan(&self, _: &[usize], model: &Model, request: Request) -> Result<Plan> {
-        let layout = Split::Gather.layout(model.shape(), &[1.0])?;
-        let cluster = self.cluster(model, &request, &layout, Freshness::Kept, &|_| {})?;
-        Ok(Plan::new(model.shape().clone(), cluster, request, layout)?)
-    }
-
-    fn survivors(&self, _: &LlmError, left: &[usize]) -> Option<Vec<usize>> {
-        Some(left.to_vec())
-    }
-}
-
-struct Wrong<'r>(Box<dyn Runner + 'r>);
-
-impl Runner for Wrong<'_> {
-    fn begin(&mut self, step: &Step<'_>) -> Result<(), LlmError> {
-        self.0.begin(step)
-    }
-
-    fn end(&mut self) -> Result<Outcome, LlmError> {
-        self.0.end()?;
-        Err(LlmError::Unsure { past: 0 })
-    }
-
-    fn batch(&self) -> usize {
-        self.0.batch()
-    }
-}
-
-#[test]
-fn cards_that_are_wrong_again_and_again_without_a_culprit_end_the_service() {
-    let (_folder, model) = shared_model();
-    let open = || Ok(Host::test(Unsure(Threads::new(1, 1))));
-    let service = Service::start(model, options(), open).expect("a service");
-    let (updates, _) = submit(&service, ask(0));
-    let failed = loop {
-        match updates.recv_timeout(Duration::from_secs(120)).expect("an end") {
-            Update::Begun { .. } => {}
-            Update::Failed { what, is_request } => break (what, is_request),
-            other => panic!("{other:?}"),
-        }
-    };
-    assert!(!failed.1, "{failed:?}");
-    assert!(service.status().broken.is_some());
-    assert!(matches!(service.submit(ask(0), |_| true), Err(Refusal::Broken(_))));
 }
 
 #[test]
