@@ -16,6 +16,7 @@ use super::*;
 use crate::cards::{Cards, Devices};
 use crate::engine::Engine;
 use crate::generation::{Correction, Limits};
+use crate::host::Backend;
 use crate::layout::{Split, request};
 use crate::ranks::RankPlace;
 use crate::sampling::Sampling;

@@ -272,7 +272,8 @@ mod tests {
 
     fn load(kind: OperatorKind, rows: u64, units: u64) -> Load {
         let weights = (kind == OperatorKind::Product).then_some(Quant::Q4_0);
-        Load { kind, weights, rows, bytes: units, macs: 0, units, single_units: 0, starts: true }
+        let (single_units, singles, starts) = (0, 0, true);
+        Load { kind, weights, rows, bytes: units, macs: 0, units, single_units, singles, starts }
     }
 
     fn instruction(rows: u64, loads: &[Load], seconds: f64) -> Timed {

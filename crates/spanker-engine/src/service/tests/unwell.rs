@@ -7,7 +7,7 @@ use spanker_llm::{LlmError, Outcome, Runner, Step};
 use spanker_plan::{Layout, Plan};
 
 use super::*;
-use crate::host::{Backend, Fabric, Load, Loaded, Watch};
+use crate::host::{Fabric, Load, Loaded, Watch};
 use crate::profiles::Freshness;
 use crate::threads::Threads;
 
@@ -179,7 +179,7 @@ impl Backend for Fickle {
 fn card_that_is_gone_again_while_another_is_missed_ends_nothing() {
     let (_folder, model) = shared_model();
     let open = || {
-        let (loads, is_back) = (0.into(), false.into());
+        let (loads, is_back) = (Cell::new(0), Cell::new(false));
         Ok(Host::test(Fickle { threads: Threads::new(1, 1), loads, is_back }))
     };
     let service = Service::start(Arc::clone(&model), options(), open).expect("a service");
