@@ -4,16 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use spanker_engine::files;
 use spanker_plan::{Comparison, Origin, Plan, Trace, compare, read_perfetto};
 use spanker_report::{Report, Source, scenarios};
 
-use crate::{VERSION, output};
-use spanker_engine::files;
+use crate::shell::quoted;
+use crate::{VERSION, llm, output};
 
-/// More than any plan has.
-const MOST_PLAN: u64 = 64 << 20;
 /// The largest file of a trace, in bytes.
-const MOST_TRACE: u64 = 512 << 20;
+pub(crate) const MOST_TRACE: u64 = 512 << 20;
 
 /// Write one HTML page about a plan: the split, memory, time, the run beside its prediction, and what would change it
 ///
@@ -43,15 +42,14 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let out = Some(args.out.clone());
     files::check_outputs([&out])?;
-    let text = files::read(&args.plan, MOST_PLAN)?;
-    let plan = Plan::from_json(&text).with_context(|| args.plan.display().to_string())?;
+    let plan = llm::saved(&args.plan)?;
     let (mut predicted, mut measured) = (None, None);
     for path in &args.traces {
-        let shown = || path.display().to_string();
-        for (origin, trace) in read_perfetto(&files::read(path, MOST_TRACE)?).with_context(shown)? {
+        for (origin, trace) in traces(path)? {
             let place = if origin == Origin::Predicted { &mut predicted } else { &mut measured };
             if place.replace(trace).is_some() {
-                anyhow::bail!("{}: a second trace of the same kind ({origin:?})", shown());
+                let shown = path.display();
+                anyhow::bail!("{shown}: a second trace of the same kind ({origin:?})");
             }
         }
     }
@@ -67,8 +65,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         what_if: !args.no_what_if,
     };
     write(&args.out, &subject)?;
-    output::said_line(format_args!("saved {}: open it in a browser", args.out.display()));
+    log!("saved {}: open it in a browser", args.out.display());
     Ok(())
+}
+
+/// The traces of a file.
+pub(crate) fn traces(path: &Path) -> anyhow::Result<Vec<(Origin, Trace)>> {
+    let read = read_perfetto(&files::read(path, MOST_TRACE)?);
+    read.with_context(|| path.display().to_string())
 }
 
 /// What a page is about.
@@ -96,7 +100,10 @@ pub(crate) fn write(path: &Path, subject: &Subject<'_>) -> anyhow::Result<()> {
         false => None,
     };
     output::progress_done();
-    let command = command_line(std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
+    let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
+    // The program goes by its name alone.
+    let command: Vec<String> = std::iter::once("spanker".to_owned()).chain(words).collect();
+    let command = command.join(" ");
     let report = Report {
         plan: subject.plan,
         predicted: subject.predicted,
@@ -107,28 +114,4 @@ pub(crate) fn write(path: &Path, subject: &Subject<'_>) -> anyhow::Result<()> {
     };
     files::write(path, report.page()?)?;
     Ok(())
-}
-
-/// The words of a command as a shell takes them, by the program's name alone.
-fn command_line(words: impl Iterator<Item = String>) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@+".contains(c);
-    let quoted = |word: String| match !word.is_empty() && word.chars().all(plain) {
-        true => word,
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    };
-    let all: Vec<String> =
-        std::iter::once("spanker".to_owned()).chain(words.skip(1).map(quoted)).collect();
-    all.join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn command_lines_are_quoted_as_a_shell_reads_them() {
-        let words = ["/a/b/spanker", "run", "-p", "it's here", "--cards", "2", ""];
-        let line = command_line(words.into_iter().map(str::to_owned));
-        assert_eq!(line, r"spanker run -p 'it'\''s here' --cards 2 ''");
-    }
 }

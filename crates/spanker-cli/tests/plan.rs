@@ -555,7 +555,7 @@ fn bad_requests_exit_with_2_and_name_the_value() {
         ("--prompt 5000", "prompt of 5000"),
         ("--at 2048", "position 2048"),
         ("--kv q4_1", "q4_1"),
-        ("--kv f32", "expected f16, q8_0 or q4_0"),
+        ("--kv f32", "expected one of: f16, q8_0, q4_0"),
         ("--quant q9_z", "q9_z"),
         ("--objective fast", "fast"),
         ("--topology torus", "torus"),
