@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CARD")]
     root: Option<usize>,
     /// Threads of the fused path: a number, or auto
-    #[arg(long, default_value = "auto", value_parser = threads)]
+    #[arg(long, default_value = "auto", value_parser = Threads::from_str)]
     threads: Threads,
     /// auto (fused, or on cards the cheapest by prediction), fused (one address space, no messages),
     /// messages (the message algorithm that suits the size), ring, recursive-doubling,
@@ -139,17 +139,6 @@ enum BenchFabric {
 /// A number that is more than nothing, and not too large.
 fn count(most: u64) -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..=most)
-}
-
-/// More threads than this help no machine that people have.
-const MOST_THREADS: usize = 256;
-
-fn threads(text: &str) -> Result<Threads, String> {
-    match (text, text.parse::<usize>()) {
-        ("auto", _) => Ok(Threads::Auto),
-        (_, Ok(count @ 1..=MOST_THREADS)) => Ok(Threads::Exactly(count)),
-        _ => Err(format!("'{text}' threads: expected auto or 1 to {MOST_THREADS}")),
-    }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {

@@ -4,9 +4,8 @@
 mod show;
 
 use spanker_engine::{directory, mock_cards, survey_cards};
-use spanker_scheduler::MAX_RANKS;
 
-use crate::{output, refuse};
+use crate::output;
 
 /// Show the cards and the links between them
 ///
@@ -29,11 +28,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let report = match args.mock {
-        Some(0) => return refuse("--mock 0: a group has at least one card"),
-        Some(count) if count > MAX_RANKS => {
-            return refuse(format!("--mock {count}: more than {MAX_RANKS} cards"));
-        }
-        Some(count) => mock_cards(count),
+        Some(count) => mock_cards(count)?,
         None => survey_cards(&directory::find())?,
     };
     output::report(args.json, &report, show::show)

@@ -82,7 +82,7 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
             Ok(Going::Home) => break,
             // A turn that cannot be answered is no reason to end the conversation.
             Err(error) if chat.engine.is_loaded() && is_survivable(&error) => {
-                failed += u32::from(!lines.watched);
+                failed += usize::from(!lines.watched);
                 log!("{error:#}");
                 output::hint(&error);
             }
@@ -91,8 +91,7 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
     }
     match failed {
         0 => Ok(()),
-        1 => anyhow::bail!("1 line could not be answered"),
-        failed => anyhow::bail!("{failed} lines could not be answered"),
+        failed => anyhow::bail!("{} could not be answered", output::count(failed, "line")),
     }
 }
 

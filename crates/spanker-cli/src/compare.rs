@@ -8,8 +8,8 @@ use anyhow::Context;
 use spanker_engine::files;
 use spanker_plan::{CompareError, Origin, Trace, compare};
 
-use crate::{output, ranges, refuse};
 use crate::report::{MOST_TRACE, traces};
+use crate::{output, ranges, refuse};
 
 /// What to do about traces of different things.
 const OTHER: &str = "predict what ran: 'spanker run --compare' does; or give 'spanker plan' the fabric, the cards and --prompt with \

@@ -38,8 +38,8 @@ fn show(report: &FlightReport) -> anyhow::Result<()> {
         };
         vec![row.card.to_string(), row.state.to_owned(), format!("{}{done}", row.doing)]
     });
-    let table = output::table(&["card", "state", "doing"], cards.collect(), &["card"]);
-    say!("{}\n\n{table}", report.directory)?;
+    say!("{}\n", report.directory)?;
+    output::table(&["card", "state", "doing"], cards.collect(), &["card"])?;
     let Some(last) = report.records.last() else { return Ok(()) };
     let before = match report.left_out {
         0 => None,

@@ -16,10 +16,6 @@ use spanker_text::{Penalties, Settings};
 use crate::workers::WorkerArgs;
 use crate::{output, refuse, usage};
 
-/// The context where neither a flag nor the model asks for less.
-const CONTEXT: usize = 2048;
-/// Tokens of a prompt that can be run together at most.
-const MOST_BATCH: usize = 512;
 /// More than any plan has.
 const MOST_PLAN: u64 = 256 << 20;
 
@@ -159,17 +155,7 @@ impl Args {
 
     /// Tokens that there is room for with this model, and those of a prompt that are run together.
     pub(crate) fn sizes(&self, model: &Model) -> anyhow::Result<(usize, usize)> {
-        let trained = model.trained_context();
-        let context = self.ctx_size.unwrap_or(CONTEXT.min(trained));
-        if context == 0 || context > trained {
-            let text = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
-            return refuse(text);
-        }
-        let batch = self.batch_size;
-        if batch == 0 || batch > MOST_BATCH {
-            return refuse(format!("--batch-size {batch}: from 1 to {MOST_BATCH}"));
-        }
-        Ok((context, batch.min(context)))
+        Ok(model.sizes(self.ctx_size, self.batch_size)?)
     }
 
     fn cores(&self) -> usize {
@@ -188,14 +174,6 @@ impl Args {
         }
     }
 
-    /// The first so many machines or processes, or all.
-    fn first(host: Host, count: Option<usize>) -> anyhow::Result<Host> {
-        Ok(match count {
-            Some(count) => host.with_cards(count)?,
-            None => host,
-        })
-    }
-
     /// The place that flags name.
     pub(crate) fn host(&self, cards: Option<&CardList>) -> anyhow::Result<Host> {
         let one = |count: Option<usize>| count.unwrap_or(1);
@@ -211,14 +189,17 @@ impl Args {
             }
             Fabric::Cuda => Host::gpus(one(self.count(cards)?))?,
             Fabric::Cards => Host::cards(&directory::find(), cards, self.deadline, self.cores())?,
-            Fabric::Mpi => {
-                Self::first(Host::ranks(self.deadline, self.threads)?, self.count(cards)?)?
-            }
+            Fabric::Mpi => Host::ranks(self.deadline, self.threads)?,
             Fabric::Tcp => {
                 let (addresses, key) = (self.workers.addresses()?, self.workers.key()?);
-                let host = Host::workers(addresses, key, self.deadline, self.cores())?;
-                Self::first(host, self.count(cards)?)?
+                Host::workers(addresses, key, self.deadline, self.cores())?
             }
+        };
+        // The first so many machines or processes, or all.
+        let first = if self.takes().machines { self.count(cards)? } else { None };
+        let host = match first {
+            Some(count) => host.with_cards(count)?,
+            None => host,
         };
         Ok(host.observed(tell))
     }

@@ -10,13 +10,13 @@ use spanker_engine::{
 };
 use spanker_model::{KvShape, Model, Quant};
 use spanker_plan::{Objective, Plan, PlanReport, Request, choose, explain, remedies};
+use spanker_report::Report;
 use spanker_topology::Cluster;
 
 use crate::cluster::ClusterArgs;
 use crate::llm::{self, DraftArgs, one_of};
-use crate::report::{self, Subject};
 use crate::workers::WorkerArgs;
-use crate::{output, refuse};
+use crate::{output, refuse, report};
 
 /// Find the fastest way to split a model over cards, and say why
 ///
@@ -180,10 +180,7 @@ fn plan(
     }
     let unwritten = |path: &PathBuf| format!(": {} was not written", path.display());
     let unwritten = args.out.as_ref().map_or_else(String::new, unwritten);
-    let cards = match cluster.cards() {
-        1 => "1 card".to_owned(),
-        more => format!("{more} cards"),
-    };
+    let cards = output::count(cluster.cards(), "card");
     let what = format!("{} does not fit on {cards}{unwritten}", model.name);
     Err(EngineError::DoesNotFit { what, hint: None }.into())
 }
@@ -341,7 +338,7 @@ fn write(args: &Args, plan: &Plan) -> anyhow::Result<Vec<String>> {
         written.push(format!("saved {shown}: try spanker simulate {shown}{run}"));
     }
     if let Some(path) = &args.report {
-        report::write(path, &Subject::of(plan))?;
+        report::write(path, &Report::of(plan), true)?;
         written.push(format!("saved {}: open it in a browser", path.display()));
     }
     Ok(written)

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde_json::json;
 use spanker_bench::{bytes, human};
 use spanker_collective::MAX_RANKS;
-use spanker_engine::read_fit;
+use spanker_engine::{read_fit, shape};
 use spanker_model::Quant;
 use spanker_plan::{Band, CardModel, DecodeTime, LinkModel, decode_time};
 
@@ -121,8 +121,7 @@ fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
     let found = decode_time(&card, link.as_ref(), &shape, args.cards);
     let Band { value, low, high } = found.time;
     // Where weights are stored in several types, the file says more than one name can.
-    let stored = || shape.layers.first().map(|layer| layer.gate.quant.to_string());
-    let quant = args.quant.map(|quant| quant.to_string()).or_else(stored).unwrap_or_default();
+    let quant = args.quant.map_or_else(|| shape::stored(&shape), Quant::name);
     let (model, cards, provenance) = (&shape.name, args.cards, card.provenance().to_string());
     let DecodeTime { memory_ms, fixed_ms, communication_ms, .. } = found;
     if args.json {
@@ -132,9 +131,9 @@ fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
             "quant": quant, "cards": cards, "provenance": provenance, "notes": found.notes,
         }));
     }
-    let word = if cards == 1 { "card" } else { "cards" };
     say!(
-        "{model} {quant} on {cards} {word}: {value:.2} ms per token ({low:.2} to {high:.2}, {provenance})"
+        "{model} {quant} on {}: {value:.2} ms per token ({low:.2} to {high:.2}, {provenance})",
+        output::count(cards, "card")
     )?;
     let fitted = card.exchange_per_layer(cards).is_some();
     let calls = match (link.is_some(), fitted, cards) {

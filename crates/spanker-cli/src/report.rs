@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use spanker_engine::files;
-use spanker_plan::{Comparison, Origin, Plan, Trace, compare, read_perfetto};
+use spanker_plan::{Origin, Trace, compare, read_perfetto};
 use spanker_report::{Report, Source, scenarios};
 
 use crate::shell::quoted;
@@ -57,14 +57,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         (Some(predicted), Some(measured)) => Some(compare(predicted, measured)?),
         _ => None,
     };
-    let subject = Subject {
-        plan: &plan,
+    let report = Report {
         predicted: predicted.as_ref(),
         measured: measured.as_ref(),
         comparison: comparison.as_ref(),
-        what_if: !args.no_what_if,
+        ..Report::of(&plan)
     };
-    write(&args.out, &subject)?;
+    write(&args.out, &report, !args.no_what_if)?;
     log!("saved {}: open it in a browser", args.out.display());
     Ok(())
 }
@@ -75,43 +74,16 @@ pub(crate) fn traces(path: &Path) -> anyhow::Result<Vec<(Origin, Trace)>> {
     read.with_context(|| path.display().to_string())
 }
 
-/// What a page is about.
-pub(crate) struct Subject<'a> {
-    pub(crate) plan: &'a Plan,
-    pub(crate) predicted: Option<&'a Trace>,
-    pub(crate) measured: Option<&'a Trace>,
-    pub(crate) comparison: Option<&'a Comparison>,
-    pub(crate) what_if: bool,
-}
-
-impl<'a> Subject<'a> {
-    /// A plan that has not run.
-    pub(crate) fn of(plan: &'a Plan) -> Subject<'a> {
-        Subject { plan, predicted: None, measured: None, comparison: None, what_if: true }
-    }
-}
-
-/// Writes the page, with plans for what might be different.
-pub(crate) fn write(path: &Path, subject: &Subject<'_>) -> anyhow::Result<()> {
+/// Writes the page about a plan, if `what_if` with plans for what might be different.
+pub(crate) fn write(path: &Path, report: &Report<'_>, what_if: bool) -> anyhow::Result<()> {
     let text = "planning what might be ..";
     let mut progress = |done, all| output::progress_of(done as u64, all as u64, text);
-    let scenarios = match subject.what_if {
-        true => Some(scenarios(subject.plan, &mut progress)?),
-        false => None,
-    };
+    let scenarios = what_if.then(|| scenarios(report.plan, &mut progress)).transpose()?;
     output::progress_done();
     let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
     // The program goes by its name alone.
     let command: Vec<String> = std::iter::once("spanker".to_owned()).chain(words).collect();
-    let command = command.join(" ");
-    let report = Report {
-        plan: subject.plan,
-        predicted: subject.predicted,
-        measured: subject.measured,
-        comparison: subject.comparison,
-        scenarios: scenarios.as_ref(),
-        source: Source { commands: &[command], version: VERSION },
-    };
-    files::write(path, report.page()?)?;
-    Ok(())
+    let source = Source { commands: &[command.join(" ")], version: VERSION };
+    let report = Report { scenarios: scenarios.as_ref(), source, ..*report };
+    Ok(files::write(path, report.page()?)?)
 }

@@ -10,10 +10,10 @@ use spanker_engine::{
     Stop, files,
 };
 use spanker_plan::Comparison;
+use spanker_report::Report;
 
 use crate::llm::{self, AuditArgs, DraftArgs, Place, PlaceArgs, SampleArgs};
-use crate::report::{self, Subject};
-use crate::{output, refuse};
+use crate::{output, refuse, report};
 
 /// More than any prompt has.
 const MOST_PROMPT: u64 = 64 << 20;
@@ -253,8 +253,7 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     let comparison = comparison.filter(|_| args.compare);
     if args.json {
         if let Some(comparison) = &comparison {
-            json["compare"] = comparison.to_json();
-            describe(&finished, &mut json["compare"]["pieces"]);
+            json["compare"] = finished.comparison_json(comparison);
         }
         return output::json(&json);
     }
@@ -293,23 +292,13 @@ fn page(
 ) -> anyhow::Result<()> {
     let Some(first) = finished.pieces().first() else { return Ok(()) };
     let traces = compared.and_then(|compared| compared.traces().first());
-    let subject = Subject {
+    let report = Report {
         predicted: traces.map(|(predicted, _)| predicted),
         measured: traces.map(|(_, measured)| measured),
         comparison,
-        ..Subject::of(&first.plan)
+        ..Report::of(&first.plan)
     };
-    report::write(path, &subject)
-}
-
-/// Adds to the JSON of pieces what each ran on.
-fn describe(finished: &Finished, json: &mut serde_json::Value) {
-    let list = json.as_array_mut().into_iter().flatten();
-    for (piece, value) in finished.pieces().iter().zip(list) {
-        value["strategy"] = piece.plan.layout.strategy().name().into();
-        value["from_token"] = piece.tokens.len().into();
-        value["recovery_wall_ms"] = (piece.recovery.as_secs_f64() * 1e3).into();
-    }
+    report::write(path, &report, true)
 }
 
 #[cfg(test)]

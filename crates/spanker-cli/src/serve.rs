@@ -34,7 +34,7 @@ Other machines reach it with --host 0.0.0.0, which takes a key (--api-key-file),
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'")]
 pub(crate) struct Args {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(crate) model: ModelArgs,
     /// What the model is called [default: the name of its file]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
@@ -239,8 +239,10 @@ impl Loader {
             let layout = if status.layout.is_empty() { "loaded" } else { &status.layout };
             log!("{layout} after {seconds:.1} s");
             for (clients, rate) in &status.expected {
-                let many = if *clients == 1 { "" } else { "s" };
-                log!("{clients} client{many}: {rate:.1} tokens/s in all, by the prediction");
+                log!(
+                    "{}: {rate:.1} tokens/s in all, by the prediction",
+                    output::count(*clients, "client")
+                );
             }
         }
         Ok(Arc::new(service))

@@ -8,10 +8,10 @@ use std::time::Instant;
 use serde::Serialize;
 use spanker_engine::files;
 use spanker_plan::{Conditions, Fault, Incident, Origin, SimulationReport, Slow, Trace, simulate};
+use spanker_report::Report;
 use spanker_topology::Seconds;
 
-use crate::report::{self, Subject};
-use crate::{llm, output};
+use crate::{llm, output, report};
 
 /// Run a saved plan in virtual time and compare it with its prediction
 ///
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         files::write(path, trace.to_perfetto(Origin::Predicted))?;
     }
     if let Some(path) = &args.report {
-        report::write(path, &Subject { predicted: Some(&trace), ..Subject::of(&plan) })?;
+        report::write(path, &Report { predicted: Some(&trace), ..Report::of(&plan) }, true)?;
     }
     let report = SimulationReport::of(&plan, &conditions, &trace);
     output::report(args.json, &Simulated { report, wall_seconds: wall }, |simulated| {

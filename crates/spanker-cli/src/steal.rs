@@ -18,7 +18,7 @@ use spanker_engine::{EngineError, Model, files, models};
 use spanker_steal::{BackendReport, Options, Report};
 use spanker_twin::Signals;
 
-use crate::{Unspoken, llm, output, ranks, refuse};
+use crate::{Unspoken, llm, output, refuse};
 
 /// The part that is done again by others when a backend computes wrong bytes.
 const AUDIT: f64 = 0.02;
@@ -176,19 +176,6 @@ impl OfJob {
         }
     }
 
-    /// A product of so many rows.
-    fn matmul(&self, rows: usize) -> anyhow::Result<Workload> {
-        let (k, n) = (self.k.unwrap_or(SIDE), self.n.unwrap_or(SIDE));
-        if k == 0 || !k.is_multiple_of(ggml_spanker::QK_K) {
-            let block = ggml_spanker::QK_K;
-            return refuse(format!("--k {k}: expected a positive multiple of {block}"));
-        }
-        if n.checked_mul(4).is_none_or(|bytes| bytes == 0) {
-            return refuse(format!("--n {n}: expected a number of rows above zero"));
-        }
-        Ok(Workload::Matmul { rows, k, n })
-    }
-
     /// Where prompts are from.
     fn source(&self) -> String {
         self.prompts.as_ref().map_or("built in".to_owned(), |file| file.display().to_string())
@@ -200,9 +187,6 @@ impl OfJob {
             return refuse("--job prompts needs a model: -m MODEL");
         };
         let tokens = self.tokens.unwrap_or(TOKENS);
-        if tokens == 0 {
-            return refuse("--tokens 0: an answer has at least one token");
-        }
         let text = match &self.prompts {
             None => jobs::PROMPTS.to_owned(),
             Some(file) => files::read(file, MOST_BYTES)?,
@@ -215,14 +199,6 @@ impl OfJob {
         let model = Arc::new(Model::open(models::find(model)?)?);
         Ok(Workload::Prompts { model, texts, tokens, check: self.check })
     }
-}
-
-/// Refuses times that no run could keep to.
-fn within(flag: &str, time: Duration, least: Duration, most: Duration) -> anyhow::Result<()> {
-    if (least..=most).contains(&time) {
-        return Ok(());
-    }
-    refuse(format!("{flag} {time:?}: expected {least:?} to {most:?}"))
 }
 
 impl Args {
@@ -238,7 +214,11 @@ impl Args {
         Ok(match &*self.job {
             "sleep" => Workload::Sleep { items: items(1_000_000) },
             "hash" => Workload::Hash { items: items(1_000_000) },
-            "matmul" => self.of_job.matmul(items(4096))?,
+            "matmul" => Workload::Matmul {
+                rows: items(4096),
+                k: self.of_job.k.unwrap_or(SIDE),
+                n: self.of_job.n.unwrap_or(SIDE),
+            },
             _ if self.items.is_some() => {
                 let text = "--items is for other jobs: with --job prompts an item is a prompt";
                 return refuse(text);
@@ -247,31 +227,10 @@ impl Args {
         })
     }
 
-    /// How the run deals with time, trouble and trust, if that makes sense.
-    fn options(&self, standard: Options) -> anyhow::Result<Options> {
-        const HOUR: Duration = Duration::from_secs(3600);
-        let options = Options {
-            cap: self.cap.unwrap_or(standard.cap),
-            lease: self.lease.unwrap_or(standard.lease),
-            patience: self.patience.unwrap_or(standard.patience),
-            checksums: self.checksums,
-            sample: self.audit.unwrap_or(if self.corrupt.is_empty() { 0.0 } else { AUDIT }),
-            seed: self.seed,
-            ..standard
-        };
-        within("--cap", options.cap, Duration::from_micros(10), HOUR)?;
-        within("--lease", options.lease, Duration::from_millis(1), HOUR)?;
-        within("--patience", options.patience, options.lease, 24 * HOUR)?;
-        within("--launch", self.launch, Duration::ZERO, Duration::from_secs(60))?;
-        if let Some(time) = self.item_time {
-            within("--item-time", time, Duration::from_nanos(1), HOUR)?;
-        }
-        Ok(options)
-    }
-
     /// What is asked for.
     fn request(&self) -> anyhow::Result<JobRequest> {
         let workload = self.workload()?;
+        let standard = workload.options();
         let faults = [&self.kill, &self.hang, &self.slow, &self.corrupt];
         Ok(JobRequest {
             backends: self.backends.clone(),
@@ -281,7 +240,15 @@ impl Args {
             launch: self.launch,
             told: self.told,
             seed: self.seed,
-            options: self.options(workload.options())?,
+            options: Options {
+                cap: self.cap.unwrap_or(standard.cap),
+                lease: self.lease.unwrap_or(standard.lease),
+                patience: self.patience.unwrap_or(standard.patience),
+                checksums: self.checksums,
+                sample: self.audit.unwrap_or(if self.corrupt.is_empty() { 0.0 } else { AUDIT }),
+                seed: self.seed,
+                ..standard
+            },
             simulate: self.simulate,
             jitter: self.jitter.unwrap_or(0.0),
             origin: !self.no_origin,
@@ -328,14 +295,15 @@ fn so_far(report: &Report) -> String {
 
 /// Less than 80 columns.
 fn line(backend: &BackendReport) -> String {
-    let BackendReport { name, items, rate, last_chunk, benched, .. } = backend;
+    let BackendReport { name, items, last_chunk, benched, .. } = backend;
+    let speed = rate(backend.rate);
     let state = match benched {
         Some(why) => format!("benched: {why}"),
-        None if *rate > 0.0 => "working".to_owned(),
+        None if backend.rate > 0.0 => "working".to_owned(),
         None => "starting".to_owned(),
     };
     let state: String = state.chars().take(20).collect();
-    format!("{name:<8}{:>14}/s  chunk {last_chunk:>9}  {items:>12} items  {state}", rate(*rate))
+    format!("{name:<8}{speed:>14}/s  chunk {last_chunk:>9}  {items:>12} items  {state}")
 }
 
 /// An error of the engine as the command tells it.

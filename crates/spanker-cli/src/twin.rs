@@ -13,6 +13,7 @@ use spanker_twin::supervisor::{self, News, Program, TwinSpec};
 use spanker_twin::{MOST_CARDS, Pace, Signals, TwinError, home, specs, text};
 
 use crate::cluster::ClusterArgs;
+use crate::llm::one_of;
 use crate::{output, refuse, usage};
 
 /// Rehearse with emulated cards: one process each, with links between them
@@ -124,7 +125,7 @@ struct Up {
     cluster: ClusterArgs,
     /// How fast cards are: 'card' works as fast as it can and keeps card time by the profile, 'wall'
     /// takes as long as the profile says
-    #[arg(long, default_value = "card", value_parser = pace)]
+    #[arg(long, default_value = "card", value_parser = one_of(&[Pace::Card, Pace::Wall], Pace::name))]
     pace: Pace,
     /// Work as fast as possible, with no profile's speed: card time is wall time
     #[arg(long, conflicts_with = "pace")]
@@ -265,13 +266,5 @@ fn down() -> anyhow::Result<()> {
             let text = format!("no twin is up in {}: removed what was left of one", dir.display());
             output::line(&text)
         }
-    }
-}
-
-fn pace(text: &str) -> Result<Pace, String> {
-    match text {
-        "card" => Ok(Pace::Card),
-        "wall" => Ok(Pace::Wall),
-        _ => Err("expected card or wall".into()),
     }
 }

@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use serde_json::{Value, json};
-use spanker_engine::{CardList, Case, Model, Split, Verdict, Verifier};
+use spanker_engine::{CardList, Case, Split, Verdict, Verifier};
 use spanker_llm::Distance;
 
 use crate::llm::{self, DraftArgs, Place};
@@ -52,24 +52,34 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The most cards that a case has, as a list of cards. All ranks are there anyway.
-    fn most(&self) -> Option<CardList> {
-        let most = match (&self.cards, &self.llm.tensor_split) {
-            (_, Some(shares)) => shares.len(),
-            (Some(range), None) => *range.end(),
-            (None, None) => *USUAL.end(),
-        };
-        (!self.llm.takes().machines).then_some(CardList::Count(most))
+    /// What each card gets in every case, with so many cards where nobody says.
+    fn shares(&self, usual: RangeInclusive<usize>) -> anyhow::Result<Vec<Vec<f64>>> {
+        match (self.cards.clone(), &self.llm.tensor_split) {
+            (Some(range), Some(shares)) if range != (shares.len()..=shares.len()) => {
+                let count = shares.len();
+                refuse(format!("--tensor-split has {count} shares: leave --cards out"))
+            }
+            (_, Some(shares)) => Ok(vec![shares.clone()]),
+            (range, None) => Ok(range.unwrap_or(usual).map(|count| vec![1.0; count]).collect()),
+        }
     }
 }
 
 /// Numbers of cards where nobody says.
 const USUAL: RangeInclusive<usize> = 1..=3;
 
+/// The most cards of a case.
+fn most(shares: &[Vec<f64>]) -> usize {
+    shares.iter().map(Vec::len).max().unwrap_or(1)
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let most = most(&args.shares(USUAL)?);
+    // All machines are there anyway.
+    let cards = (!args.llm.takes().machines).then_some(CardList::Count(most));
     // Shares are those of a case, not of the host.
     let llm = llm::Args { tensor_split: None, ..args.llm.clone() };
-    llm::on_host(&llm, args.most().as_ref(), None, |place| check(args, place))
+    llm::on_host(&llm, cards.as_ref(), None, |place| check(args, place))
 }
 
 /// Every case against one card.
@@ -86,12 +96,14 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
     }
     let ranks = place.host.card_count();
     let usual = if args.llm.takes().machines { ranks..=ranks } else { USUAL };
-    let cases = cases(args, &place.model, usual)?;
-    let most = cases.iter().map(|case| case.shares.len()).max().unwrap_or(1);
+    let shares = args.shares(usual)?;
+    let most = most(&shares);
     if most > ranks {
-        let text = format!("{most} cards: --fabric {} has {ranks}", place.host.fabric().name());
-        return refuse(text);
+        let fabric = place.host.fabric().name();
+        return refuse(format!("{most} cards: --fabric {fabric} has {ranks}"));
     }
+    let cases = shares.iter().map(|shares| Case::all(&place.model, shares, args.split));
+    let cases = cases.collect::<Result<Vec<_>, _>>()?.concat();
     let Place { host, model, .. } = place;
     let request = place.request(prompt.len(), args.n_predict);
     let run = (prompt, args.n_predict);
@@ -125,25 +137,6 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every split on every number of cards that can have it.
-fn cases(args: &Args, model: &Model, usual: RangeInclusive<usize>) -> anyhow::Result<Vec<Case>> {
-    let all = match (&args.cards, &args.llm.tensor_split) {
-        (None, Some(shares)) => vec![shares.clone()],
-        (Some(range), None) => range.clone().map(|count| vec![1.0; count]).collect(),
-        (None, None) => usual.map(|count| vec![1.0; count]).collect(),
-        (Some(range), Some(shares)) if *range == (shares.len()..=shares.len()) => {
-            vec![shares.clone()]
-        }
-        (Some(_), Some(shares)) => {
-            let text = format!("--tensor-split has {} shares: leave --cards out", shares.len());
-            return refuse(text);
-        }
-    };
-    let only = args.split;
-    let cases = all.iter().map(|shares| Case::all(model, shares, only));
-    Ok(cases.collect::<Result<Vec<_>, _>>()?.concat())
-}
-
 fn tell(args: &Args, case: &Case, verdict: &Verdict, fabric: &str) -> anyhow::Result<()> {
     let name = case.split.name();
     if args.json {
@@ -158,8 +151,7 @@ fn tell(args: &Args, case: &Case, verdict: &Verdict, fabric: &str) -> anyhow::Re
     let uneven = case.shares.windows(2).any(|pair| pair[0] != pair[1]);
     let shares = if uneven { format!(" ({})", shares.join(",")) } else { String::new() };
     let mark = if verdict.holds { "ok" } else { "FAIL" };
-    let count = case.shares.len();
-    let cards = format!("{count} card{}{shares}", if count == 1 { "" } else { "s" });
+    let cards = output::count(case.shares.len(), "card") + &shares;
     say!("{mark:<5} {cards:<14} {name:<9} {}", verdict.words)
 }
 
@@ -188,7 +180,7 @@ fn summary(cases: &[Case]) -> String {
     let words: Vec<String> = counts.iter().map(usize::to_string).collect();
     match &words[..] {
         [] => "as close as rounding allows".to_owned(),
-        [one] => format!("identical on {one} card{}", if one == "1" { "" } else { "s" }),
+        [_] => format!("identical on {}", output::count(counts[0], "card")),
         [first @ .., last] => format!("identical on {} and {last} cards", first.join(", ")),
     }
 }

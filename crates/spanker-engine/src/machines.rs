@@ -55,8 +55,9 @@ impl MachineSets {
                     && layout.not_runnable().is_none()
                     && layout.stages().all(|stage| stage.group.split != Split::Reduce)
             });
-            let rate = exact.map(|candidate| candidate.prediction.tokens_per_second);
-            Ok((cards, rate.reduce(f64::max)))
+            let rates = exact.map(|candidate| candidate.prediction.tokens_per_second);
+            let rate = rates.reduce(f64::max);
+            Ok((cards, rate))
         });
         Ok(MachineSets::rated(names, rated.collect::<Result<_, PlanError>>()?))
     }

@@ -78,8 +78,8 @@ fn links(links: &[LinkRow]) -> anyhow::Result<()> {
     };
     let header = ["link", "state", "lanes", "bandwidth", "latency", "by"];
     let rows = links.iter().take(MOST_LINKS).map(row).collect();
-    let table = output::table(&header, rows, &["lanes", "bandwidth", "latency"]);
-    say!("\n{table}")?;
+    output::line("")?;
+    output::table(&header, rows, &["lanes", "bandwidth", "latency"])?;
     match links.len().checked_sub(MOST_LINKS) {
         Some(left) if left > 0 => say!("and {left} more: --json has every link"),
         _ => Ok(()),

@@ -13,8 +13,7 @@ use crate::shell::quoted;
 pub(super) fn up(status: &Status, notes: &[String], took: Duration) -> anyhow::Result<()> {
     let links = match status.links.len() {
         0 => "no links".into(),
-        1 => "1 link".into(),
-        count => format!("{count} links"),
+        links => output::count(links, "link"),
     };
     let row = |name: &str, value: &str| say!("{name:<10} {value}");
     row("cards", &format!("{}, {}, {links}, all up", status.title, status.topology))?;

@@ -12,7 +12,7 @@ impl PlanReport<'_> {
     /// # Errors
     /// [`PlanError`] if a candidate is none for the model and the cards.
     pub fn lines(&self) -> Result<Vec<String>, PlanError> {
-        let mut lines = asked(self);
+        let mut lines = asked(self).to_vec();
         lines.extend([
             "                                                  ---- ms for a token ----".into(),
             "  strategy        cards  split stages copies   tok/s  memory compute  links  fixed     ttft  fullest card"
