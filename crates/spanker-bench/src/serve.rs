@@ -4,6 +4,7 @@
 
 mod ask;
 mod edge;
+mod own;
 mod row;
 
 use std::net::SocketAddr;
@@ -17,7 +18,7 @@ use spanker_engine::{ServiceLoad, middle_and_tail};
 
 use crate::error::{BenchError, Result};
 use ask::{Answer, Connection, Refused};
-pub use edge::EdgeClock;
+pub use own::{OwnServer, ServeBench, local_address};
 pub use row::{OwnSteps, ServeRow, Times};
 
 /// A server that is loaded.

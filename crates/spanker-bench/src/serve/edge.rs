@@ -18,22 +18,20 @@ struct Spent {
 
 /// A look at what threads have spent so far.
 #[derive(Debug)]
-pub struct EdgeClock {
+pub(super) struct EdgeClock {
     begun: Instant,
     before: Spent,
 }
 
 impl EdgeClock {
     /// From now on; nothing where the system does not tell.
-    #[must_use]
-    pub fn start() -> Option<EdgeClock> {
+    pub(super) fn start() -> Option<EdgeClock> {
         Some(EdgeClock { begun: Instant::now(), before: spent(&tasks()?) })
     }
 
     /// What each of so many tokens took of the time of threads that compute, in seconds: all that others have spent where
     /// these leave no core free, nothing where they do.
-    #[must_use]
-    pub fn of_each(&self, tokens: usize) -> f64 {
+    pub(super) fn of_each(&self, tokens: usize) -> f64 {
         let Some(tasks) = tasks() else { return 0.0 };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let wall = self.begun.elapsed().as_secs_f64();
