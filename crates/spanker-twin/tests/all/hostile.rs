@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What programs and peers that mean no good cannot do to a card, one by one. The fuzzers look for the rest.
 
-#[path = "support/ring.rs"]
-mod support;
-
 use std::time::Duration;
 
 use nix::errno::Errno;
