@@ -11,7 +11,7 @@ use spanker_runtime::{
 };
 use spanker_twin::{Disturbance, Pace};
 
-use self::support::{SECOND, at, ring};
+use crate::support::{SECOND, at, ring};
 use spanker_fuzz_targets::pair::{GUARD, Guarded, HOSTILE};
 
 fn fence() -> Descriptor {
