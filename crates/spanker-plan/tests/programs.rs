@@ -196,7 +196,7 @@ fn parts<'t>(space: Space, drawn: &[Drawn], tokens: &'t [u32], blocks: &'t [u32]
         let asked = most.clamp(1, count);
         outputs -= if want == Want::Nothing { 0 } else { asked };
         let blocks = &blocks[sequence * blocks.len() / space.sequences as usize..];
-        list.push(Part { tokens, past, blocks, want, outputs: asked });
+        list.push(Part { outputs: asked, ..Part::new(tokens, past, blocks, want) });
     }
     list
 }
@@ -219,7 +219,8 @@ fn walk(
         let mut layouts = card_layouts(model, cluster, stages, space, None, None);
         layouts.iter_mut().for_each(&edit);
         let programs = Programs::symbolic(model, cluster, stages, space);
-        let step = Step { parts: &parts, copies: &copies[usize::from(space.blocks < 2)..], turn };
+        let copies = &copies[usize::from(space.blocks < 2)..];
+        let step = Step { copies, turn, ..Step::of(&parts) };
         programs.check(&step).unwrap();
         let cards: Vec<usize> = programs.members().iter().map(|member| member.card).collect();
         let wiring = Wiring::of(cluster, &cards).unwrap();
