@@ -10,19 +10,20 @@ use std::arch::x86_64::{
     _mm_add_ps, _mm_add_ss, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtsi128_si32, _mm_cvtss_f32,
     _mm_insert_epi32, _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps,
     _mm_prefetch, _mm_set1_epi16, _mm_set1_epi32, _mm_shuffle_epi32, _mm_storeu_si128,
-    _mm_unpacklo_epi32, _mm_unpacklo_epi64, _mm256_add_epi8, _mm256_add_epi16, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castps256_ps128,
-    _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi8,
-    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
-    _mm256_cvtps_ph, _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps,
-    _mm256_inserti128_si256, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16,
-    _mm256_maddubs_epi16, _mm256_min_epu8, _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256,
-    _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_set1_epi64x, _mm256_set1_ps, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_setr_epi64x,
-    _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi32,
-    _mm256_sra_epi32, _mm256_srl_epi32, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_epi8,
-    _mm256_sub_epi32, _mm256_sub_ps, _mm256_subs_epu8, _mm256_unpackhi_epi32,
-    _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
+    _mm_unpacklo_epi32, _mm_unpacklo_epi64, _mm256_abs_epi8, _mm256_add_epi8, _mm256_add_epi16,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256,
+    _mm256_castps256_ps128, _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128,
+    _mm256_cmpeq_epi8, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
+    _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extractf128_ps, _mm256_extracti128_si256,
+    _mm256_fmadd_ps, _mm256_inserti128_si256, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_min_epu8, _mm256_mul_ps, _mm256_mullo_epi32,
+    _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_set1_ps, _mm256_setr_epi8, _mm256_setr_epi32,
+    _mm256_setr_epi64x, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sign_epi8,
+    _mm256_sll_epi32, _mm256_slli_epi32, _mm256_sra_epi32, _mm256_srl_epi32, _mm256_srli_epi16,
+    _mm256_storeu_ps, _mm256_sub_epi8, _mm256_sub_epi32, _mm256_sub_ps, _mm256_subs_epu8,
+    _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64,
+    _mm256_xor_si256,
 };
 
 use super::{Lanes, Rows, Simd, Work};
@@ -452,9 +453,11 @@ impl Simd for Avx2 {
                 let own = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
                 let signs = _mm256_and_si256(_mm256_shuffle_epi8(signs, from), own);
                 let negative = _mm256_cmpeq_epi8(signs, own);
-                let values = _mm256_sub_epi8(_mm256_xor_si256(values, negative), negative);
+                let signed = _mm256_sub_epi8(_mm256_xor_si256(magnitudes, negative), negative);
+                // All signs go to the weights: -128 has no counterpart among activations.
+                let signed = _mm256_sign_epi8(signed, values);
                 // Magnitudes are less than 64: two products stay in 16 bits.
-                let pairs = _mm256_maddubs_epi16(magnitudes, values);
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(values), signed);
                 let scales = _mm256_inserti128_si256::<1>(
                     _mm256_castsi128_si256(_mm_set1_epi16(one)),
                     _mm_set1_epi16(two),

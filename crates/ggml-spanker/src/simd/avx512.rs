@@ -7,17 +7,17 @@ use std::arch::x86_64::{
     __m256i, __m512, __m512i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_epi8, _mm_add_epi32,
     _mm_add_ps, _mm_add_ss, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtsi128_si32, _mm_cvtss_f32,
     _mm_insert_epi32, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps, _mm_prefetch,
-    _mm_shuffle_epi32, _mm256_add_epi8, _mm256_add_epi32, _mm256_add_ps, _mm256_castps256_ps128,
-    _mm256_castsi128_si256, _mm256_castsi256_si128, _mm256_dpbusd_epi32, _mm256_dpwssd_epi32,
-    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_inserti128_si256, _mm256_loadu_si256,
-    _mm256_maddubs_epi16, _mm256_mask_set1_epi16, _mm256_mask_sub_epi8, _mm256_set1_epi16,
-    _mm256_setr_epi64x, _mm256_setzero_si256, _mm256_storeu_si256, _mm256_sub_epi32,
-    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4,
-    _mm512_castps512_ps256, _mm512_castsi128_si512, _mm512_castsi512_ps, _mm512_castsi512_si256,
-    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
-    _mm512_cvtps_ph, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_extractf32x8_ps,
-    _mm512_extracti64x4_epi64, _mm512_fmadd_ps, _mm512_inserti32x4, _mm512_loadu_ps,
-    _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512,
+    _mm_shuffle_epi32, _mm256_abs_epi8, _mm256_add_epi8, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_castps256_ps128, _mm256_castsi128_si256, _mm256_castsi256_si128, _mm256_dpbusd_epi32,
+    _mm256_dpwssd_epi32, _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_inserti128_si256,
+    _mm256_loadu_si256, _mm256_maddubs_epi16, _mm256_mask_set1_epi16, _mm256_mask_sub_epi8,
+    _mm256_movepi8_mask, _mm256_set1_epi16, _mm256_setr_epi64x, _mm256_setzero_si256,
+    _mm256_storeu_si256, _mm256_sub_epi32, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
+    _mm512_broadcast_i32x4, _mm512_castps512_ps256, _mm512_castsi128_si512, _mm512_castsi512_ps,
+    _mm512_castsi512_si256, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32,
+    _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32,
+    _mm512_extractf32x8_ps, _mm512_extracti64x4_epi64, _mm512_fmadd_ps, _mm512_inserti32x4,
+    _mm512_loadu_ps, _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512,
     _mm512_permutexvar_epi16, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_setr_epi32, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sll_epi32,
     _mm512_slli_epi32, _mm512_sra_epi32, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_sub_epi32,
@@ -356,10 +356,12 @@ impl Simd for Avx512 {
             sum = unsafe {
                 let magnitudes = _mm256_setr_epi64x(a, b, c, d);
                 let values = _mm256_loadu_si256(run.0.as_ptr().cast());
-                let zero = _mm256_setzero_si256();
-                let values = _mm256_mask_sub_epi8(values, weights.negative, zero, values);
+                // All signs go to the weights: -128 has no counterpart among activations.
+                let (zero, negative) = (_mm256_setzero_si256(), _mm256_movepi8_mask(values));
+                let negative = negative ^ weights.negative;
+                let signed = _mm256_mask_sub_epi8(magnitudes, negative, zero, magnitudes);
                 // Magnitudes are less than 64: two products stay in 16 bits.
-                let pairs = _mm256_maddubs_epi16(magnitudes, values);
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(values), signed);
                 let scales = _mm256_set1_epi16(one);
                 let scales = _mm256_mask_set1_epi16(scales, 0xFF00, two);
                 _mm256_dpwssd_epi32(sum, pairs, scales)
