@@ -210,7 +210,11 @@ mod tests {
         // One of three layers keeps all positions.
         let layers = [10, 10, 400, 10, 10, 400];
         assert_eq!(fit(&layers, 6 * 100 + 840), 6);
-        assert_eq!(fit(&layers, 6 * 100 + 839), 5, "any five have two of the large ones, or are smaller");
+        assert_eq!(
+            fit(&layers, 6 * 100 + 839),
+            5,
+            "any five have two of the large ones, or are smaller"
+        );
         assert_eq!(fit(&layers, 500 + 2), 1, "400 and 100, and what is beside it needs 110");
         assert_eq!(fit(&layers, 499), 0);
         // The largest counted for all would be two.
