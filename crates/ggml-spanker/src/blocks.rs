@@ -147,6 +147,88 @@ fn with_signs(magnitudes: Eight, signs: u32) -> [u8; 8] {
     (middle + (magnitudes & !negative) - (magnitudes & negative)).to_le_bytes()
 }
 
+/// 32 weights of a block: eight magnitudes in each word, a bit for each that is negative, and the scales of both halves.
+pub(crate) struct Signed {
+    pub(crate) magnitudes: [Eight; 4],
+    pub(crate) negative: u32,
+    pub(crate) scales: [i16; 2],
+}
+
+/// A type whose weights are magnitudes from a codebook, with signs. Its scale is the first number of a block.
+pub(crate) trait Book {
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// What the scale of the scales is multiplied with.
+    const FACTOR: f32;
+
+    /// Weights `32 * part ..` of a block.
+    fn signed(block: &[u8], part: usize) -> Signed;
+}
+
+/// Four times seven signs, each with an eighth that makes their number even.
+#[inline(always)]
+fn evened(signs: u32) -> u32 {
+    let seven = |at: u32| signs << at & 0x7f << (8 * at);
+    let signs = seven(0) | seven(1) | seven(2) | seven(3);
+    let odd = signs ^ signs >> 4;
+    let odd = odd ^ odd >> 2;
+    let odd = odd ^ odd >> 1;
+    signs | (odd & 0x0101_0101) << 7
+}
+
+impl Book for Iq2Xxs {
+    const BYTES: usize = <Self as Long>::BYTES;
+    const FACTOR: f32 = 0.125;
+
+    #[inline(always)]
+    fn signed(block: &[u8], part: usize) -> Signed {
+        let at = 2 + 8 * part;
+        let signs = word(block, at + 4);
+        let mut magnitudes = [0; 4];
+        for (magnitudes, &number) in magnitudes.iter_mut().zip(&block[at..at + 4]) {
+            *magnitudes = two_xxs(number);
+        }
+        let negative = evened(signs & 0x0fff_ffff);
+        Signed { magnitudes, negative, scales: [half_steps(signs >> 28); 2] }
+    }
+}
+
+impl Book for Iq2Xs {
+    const BYTES: usize = <Self as Long>::BYTES;
+    const FACTOR: f32 = 0.125;
+
+    #[inline(always)]
+    fn signed(block: &[u8], part: usize) -> Signed {
+        let (mut magnitudes, mut signs) = ([0; 4], 0);
+        let words = block[2 + 8 * part..10 + 8 * part].as_chunks().0.iter();
+        for (at, (magnitudes, &bits)) in magnitudes.iter_mut().zip(words).enumerate() {
+            let bits = u16::from_le_bytes(bits);
+            *magnitudes = two_xs(bits & 511);
+            signs |= u32::from(bits >> 9) << (7 * at);
+        }
+        let scales = u32::from(block[66 + part]);
+        let scales = [half_steps(scales), half_steps(scales >> 4)];
+        Signed { magnitudes, negative: evened(signs), scales }
+    }
+}
+
+impl Book for Iq3Xxs {
+    const BYTES: usize = <Self as Long>::BYTES;
+    const FACTOR: f32 = 0.25;
+
+    #[inline(always)]
+    fn signed(block: &[u8], part: usize) -> Signed {
+        let signs = word(block, 66 + 4 * part);
+        let mut magnitudes = [0; 4];
+        let numbers = block[2 + 8 * part..10 + 8 * part].as_chunks().0.iter();
+        for (magnitudes, &[low, high]) in magnitudes.iter_mut().zip(numbers) {
+            *magnitudes = u64::from(three_xxs(low)) | u64::from(three_xxs(high)) << 32;
+        }
+        let negative = evened(signs & 0x0fff_ffff);
+        Signed { magnitudes, negative, scales: [half_steps(signs >> 28); 2] }
+    }
+}
+
 #[inline(always)]
 fn word(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])

@@ -5,6 +5,7 @@
 //! there are many of these, and one row of inputs follows the same path. Every lane is the fold that
 //! `product.rs` defines.
 
+mod books;
 mod long;
 mod plain;
 mod short;
@@ -33,6 +34,9 @@ pub(crate) fn multiply<S: Simd>(s: S, product: &mut Product<'_>) {
     let lanes = S::LANES;
     if product.quant.block() == 1 {
         return plain::multiply(s, product);
+    }
+    if books::multiply(s, product) {
+        return;
     }
     if product.n >= lanes {
         // One row of inputs is a case of its own: its sums stay in registers.

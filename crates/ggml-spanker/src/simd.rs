@@ -12,6 +12,7 @@ mod neon;
 
 use half::{bf16, f16};
 
+use crate::blocks::Book;
 use crate::input::Run;
 use crate::path::Path;
 use crate::product::Product;
@@ -300,6 +301,47 @@ pub(crate) trait Simd: Lanes {
     ) -> [Self::Int; G];
     /// `to` and the products of two 16-bit numbers of each lane with two that all lanes share.
     fn add_pairs(self, to: Self::Int, pairs: Self::Int, with: [i16; 2]) -> Self::Int;
+
+    /// Whether there are [`Simd::signed_sum`] and [`Simd::digits_sum`] in vectors.
+    const BOOKS: bool = false;
+
+    /// A number that is stored as f16.
+    #[inline(always)]
+    fn half(self, bytes: [u8; 2]) -> f32 {
+        f16::from_le_bytes(bytes).to_f32_const()
+    }
+
+    /// The products of a block of one row of weights from a codebook, times their scales, with activations.
+    #[inline(always)]
+    fn signed_sum<B: Book>(self, block: &[u8], runs: &[Run; 8]) -> i32 {
+        let mut sum = 0;
+        for (part, run) in runs.iter().enumerate() {
+            let weights = B::signed(block, part);
+            for (at, value) in run.values().enumerate() {
+                let magnitude = weights.magnitudes[at / 8] >> (8 * (at % 8)) & 0xff;
+                let sign = 1 - 2 * (weights.negative >> at & 1) as i32;
+                let scale = i32::from(weights.scales[at / 16]);
+                sum += scale * sign * magnitude as i32 * i32::from(value);
+            }
+        }
+        sum
+    }
+
+    /// The products of a block of one row of TQ1_0 with activations: of digits, which are one more than the weights.
+    #[inline(always)]
+    fn digits_sum(self, block: &[u8; 54], runs: &[Run; 8]) -> i32 {
+        let mut sum = 0;
+        for (at, value) in runs.iter().flat_map(Run::values).enumerate() {
+            let (byte, power) = match at {
+                0..160 => (at % 32, at / 32),
+                160..240 => (32 + at % 16, (at - 160) / 16),
+                _ => (48 + at % 4, (at - 240) / 4),
+            };
+            let fraction = block[byte].wrapping_mul([1, 3, 9, 27, 81][power]);
+            sum += (i32::from(fraction) * 3 >> 8) * i32::from(value);
+        }
+        sum
+    }
 
     /// The f16 in the low and in the high half of each lane.
     fn halves(self, a: Self::Int) -> [Self::Float; 2];

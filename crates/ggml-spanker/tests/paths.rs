@@ -123,8 +123,8 @@ fn product_with_more_inputs_than_a_tile_has_the_bits_of_the_portable_one() {
 fn product_of_extremes_has_the_bits_of_the_portable_one() {
     // Every byte of weights 0x00, 0x7F, 0x80 or 0xFF against activations of -128 and 127: sums of 16 bits
     // would overflow.
-    let (n, m, k) = (17, 2, 256);
-    for quant in WEIGHT_TYPES {
+    let (n, k) = (17, 256);
+    for (quant, m) in WEIGHT_TYPES.into_iter().flat_map(|quant| [(quant, 1), (quant, 2)]) {
         for fill in [0x00, 0x7F, 0x80, 0xFF] {
             let size = quant.block_bytes() as usize;
             let mut weights = vec![fill; n * quant.row_bytes(k as u64) as usize];
@@ -148,7 +148,7 @@ fn product_of_extremes_has_the_bits_of_the_portable_one() {
             for path in Path::available() {
                 let mut out = vec![0.0; m * n];
                 multiply_on(path, quant, &weights, n, &inputs, &mut out).expect("fits");
-                assert_eq!(bits(&out), bits(&expected), "{quant} of {fill:#x} by {path}");
+                assert_eq!(bits(&out), bits(&expected), "{m} rows, {quant} of {fill:#x} by {path}");
             }
         }
     }

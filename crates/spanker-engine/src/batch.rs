@@ -6,6 +6,7 @@
 mod blocks;
 mod forecast;
 mod schedule;
+mod windows;
 
 pub(crate) use blocks::BlockPool;
 pub use forecast::{Arrivals, Forecast, ServiceLoad, middle_and_tail};

@@ -3,7 +3,7 @@
 
 use spanker_llm::{
     Bound, Difference, Distance, Evaluator, Fault, LlmError, Outcome, Rounding, RunLogits, Runner,
-    Side, Step, examine_reduce, run_logits, run_logits_guessing,
+    Side, Step, WindowCache, examine_reduce, run_logits, run_logits_guessing,
 };
 use spanker_plan::{Layout, Plan, Request};
 use spanker_text::Tokenizer;
@@ -100,6 +100,10 @@ impl Runner for Alongside<'_> {
 
     fn batch(&self) -> usize {
         self.inner.batch()
+    }
+
+    fn windows(&self) -> Option<WindowCache> {
+        self.inner.windows()
     }
 }
 

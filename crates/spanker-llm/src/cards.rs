@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use spanker_fabric::device::{BegunJob, Deadline, DeviceError, DeviceGroup};
 use spanker_model::{Model, Quant};
-use spanker_plan::{Buffer, CardLayout, Op, Place, Plan, Programs, Taps, Wanted};
+use spanker_plan::{Buffer, CardLayout, Op, Place, Plan, Programs, Taps, Wanted, WindowCache};
 use spanker_runtime::abi::Counters;
 use spanker_runtime::{Activation, Descriptor, Feature, Pace, SpankerControl, Work};
 use spanker_topology::{Cluster, ExchangeKind, Kernels};
@@ -529,6 +529,10 @@ impl Runner for OnCards<'_> {
 
     fn batch(&self) -> usize {
         self.programs.space().batch as usize
+    }
+
+    fn windows(&self) -> Option<WindowCache> {
+        self.programs.windows()
     }
 
     fn depth(&self) -> usize {

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spanker_plan::{CardLayout, HostStaging, Op, Plan, Programs, StepShape};
+use spanker_plan::{CardLayout, HostStaging, Op, Plan, Programs, StepShape, WindowCache};
 use spanker_topology::{ExchangeKind, Kernels};
 
 use crate::card::memory::Memory;
@@ -193,11 +193,11 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> InProcess<B> {
     /// The same, which steps of the same shape share.
     fn written(&mut self, step: &Step<'_>) -> Lists {
         let shape = StepShape::of(step);
-        if let Some(known) = self.written.get(&shape).filter(|_| step.copies.is_empty()) {
+        if let Some(known) = self.written.get(&shape).filter(|_| !step.is_copying()) {
             return Arc::clone(known);
         }
         let programs = Arc::new(self.programs_of(step));
-        if step.copies.is_empty() {
+        if !step.is_copying() {
             if self.written.len() >= MOST_PROGRAMS {
                 self.written.clear();
             }
@@ -375,6 +375,10 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> Runner for InProcess<B> {
 
     fn batch(&self) -> usize {
         self.programs.space().batch as usize
+    }
+
+    fn windows(&self) -> Option<WindowCache> {
+        self.programs.windows()
     }
 
     fn depth(&self) -> usize {

@@ -53,7 +53,7 @@ pub use ranks::{
 pub use recorder::Recorder;
 pub use runner::{MemoryUse, Outcome, Output, Part, Runner, Step, Timing};
 pub use session::Session;
-pub use spanker_plan::Want;
+pub use spanker_plan::{Want, WindowCache};
 pub use twice::{Searched, Twice};
 pub use verify::{
     Bound, Difference, Distance, Fault, RunLogits, Side, examine_reduce, run_logits,

@@ -16,7 +16,7 @@ use spanker_fabric::device::DeviceErrorKind;
 use spanker_model::{KvShape, Model, Quant};
 use spanker_plan::{
     ALIGNMENT, Activity, Buffer, BufferId, CardLayout, GpuStaging, Label, Mark, Op, Piece, Place,
-    Plan, Programs, Reach, StepShape, Want,
+    Plan, Programs, Reach, StepShape, Want, WindowCache,
 };
 use spanker_topology::{ExchangeKind, Kernels};
 
@@ -403,7 +403,7 @@ impl<M: Machine> OnMachine<M> {
         let mut parts = step.parts.to_vec();
         let asked = parts.iter_mut().filter(|part| part.want != Want::Nothing);
         asked.for_each(|part| part.want = Want::Logits);
-        let step = &Step { parts: &parts, copies: &[], turn: step.turn };
+        let step = &Step { turn: step.turn, ..Step::of(&parts) };
         let key = StepShape::of(step);
         if !self.programs.contains_key(&key) {
             if self.programs.len() >= MOST_PROGRAMS {
@@ -529,5 +529,9 @@ impl<M: Machine> Runner for OnMachine<M> {
 
     fn batch(&self) -> usize {
         self.layout.space().batch as usize
+    }
+
+    fn windows(&self) -> Option<WindowCache> {
+        self.layout.windows()
     }
 }

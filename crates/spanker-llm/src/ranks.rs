@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric, FabricError};
-use spanker_plan::{ExchangeTable, Plan};
+use spanker_plan::{ExchangeTable, Plan, WindowCache};
 use spanker_topology::ExchangeKind;
 
 use crate::card::{self, Report};
@@ -419,6 +419,10 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> Runner 
 
     fn batch(&self) -> usize {
         self.rank_part.programs.space().batch as usize
+    }
+
+    fn windows(&self) -> Option<WindowCache> {
+        self.rank_part.programs.windows()
     }
 
     fn depth(&self) -> usize {

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use spanker_model::KvShape;
-use spanker_plan::Want;
 pub use spanker_plan::{Part, Step};
+use spanker_plan::{Want, WindowCache};
 
 use crate::LlmError;
 
@@ -108,6 +108,12 @@ pub trait Runner {
     /// Steps that can be under way at a time: in a pipeline one for each stage.
     fn depth(&self) -> usize {
         1
+    }
+
+    /// What layers with a window keep, where that is not everything: a sequence that goes back to an earlier position must
+    /// not have written over what is seen from there.
+    fn windows(&self) -> Option<WindowCache> {
+        None
     }
 
     /// Runs a step.

@@ -16,6 +16,8 @@ pub struct Session<'r> {
     tokens: Vec<u32>,
     /// Tokens whose keys and values are on the cards.
     done: usize,
+    /// Positions that were written since the first was, guesses included.
+    written: usize,
     /// Guesses of what follows whose keys and values are on the cards behind these.
     guessed: VecDeque<u32>,
     progress: Option<Progress<'r>>,
@@ -35,7 +37,7 @@ impl<'r> Session<'r> {
     #[must_use]
     pub fn new(runner: Box<dyn Runner + 'r>) -> Self {
         let (tokens, guessed) = (Vec::new(), VecDeque::new());
-        Session { runner: Some(runner), tokens, done: 0, guessed, progress: None }
+        Session { runner: Some(runner), tokens, done: 0, written: 0, guessed, progress: None }
     }
 
     /// Calls `progress` with how many of how many tokens are run, before each piece of those that take several. It says
@@ -75,6 +77,7 @@ impl<'r> Session<'r> {
     pub fn check(&mut self, token: u32, guesses: &[u32], want: Want) -> Result<Outcome, LlmError> {
         self.guessed.clear();
         self.tokens.push(token);
+        self.go_back();
         let behind = self.tokens.len() - self.done;
         let Some(runner) = self
             .runner
@@ -88,6 +91,7 @@ impl<'r> Session<'r> {
         let blocks: Vec<u32> = (0..blocks).collect();
         let part = Part::new(&rows, self.done as u64, &blocks, want);
         let part = Part { outputs: 1 + guesses.len() as u64, ..part };
+        self.written = self.written.max(self.done + rows.len());
         let outcome = runner.step(&Step::of(&[part]))?;
         self.done = self.tokens.len();
         self.guessed.extend(guesses);
@@ -136,7 +140,7 @@ impl<'r> Session<'r> {
     /// Gives the runner up, so that its memory is free for another.
     pub fn release(&mut self) {
         self.runner = None;
-        self.done = 0;
+        (self.done, self.written) = (0, 0);
         self.guessed.clear();
     }
 
@@ -147,12 +151,23 @@ impl<'r> Session<'r> {
     /// What [`Runner::step`] fails with.
     pub fn go_on(&mut self, runner: Box<dyn Runner + 'r>, want: Want) -> Result<Outcome, LlmError> {
         self.runner = Some(runner);
-        self.done = 0;
+        (self.done, self.written) = (0, 0);
         self.run(want)
+    }
+
+    /// Begins anew where layers with a window have written over what is seen from the tokens on that are left.
+    fn go_back(&mut self) {
+        let windows = self.runner.as_ref().and_then(|runner| runner.windows());
+        if windows
+            .is_some_and(|windows| !windows.can_go_back(self.written as u64, self.done as u64))
+        {
+            (self.done, self.written) = (0, 0);
+        }
     }
 
     fn run(&mut self, want: Want) -> Result<Outcome, LlmError> {
         self.guessed.clear();
+        self.go_back();
         let Some(runner) = &mut self.runner else {
             return Err(LlmError::unsupported("the sequence has no cards to run on"));
         };
@@ -168,6 +183,7 @@ impl<'r> Session<'r> {
             let end = self.tokens.len().min(self.done + runner.batch());
             let complete = end == self.tokens.len();
             let want = if complete { want } else { Want::Nothing };
+            self.written = self.written.max(end);
             last = runner.step_alone(&self.tokens[self.done..end], self.done, want)?;
             self.done = end;
             total = total.plus(last.timing);

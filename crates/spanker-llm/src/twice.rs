@@ -4,7 +4,7 @@
 
 use crate::LlmError;
 use crate::runner::{Asked, Outcome, Output, Part, Runner, Step};
-use spanker_plan::Want;
+use spanker_plan::{Want, WindowCache};
 
 /// Tokens that the host runs before cards hear of it.
 const PIECE: usize = 16;
@@ -48,7 +48,7 @@ impl<'a> Twice<'a> {
     /// depend on how rows are put together.
     fn on_host(&mut self, step: &Step<'_>) -> Result<Vec<Output>, LlmError> {
         let mut outputs = Vec::new();
-        let mut copies = step.copies;
+        let (mut copies, mut windowed) = (step.copies, step.windowed_copies);
         for part in step.parts {
             let end = part.tokens.len();
             let first = end - part.asked() as usize;
@@ -66,7 +66,10 @@ impl<'a> Twice<'a> {
                     want,
                     ..*part
                 };
-                let step = Step { parts: &[piece], copies: std::mem::take(&mut copies), turn: 0 };
+                let (copies, windowed_copies) =
+                    (std::mem::take(&mut copies), std::mem::take(&mut windowed));
+                let parts = [piece];
+                let step = Step { copies, windowed_copies, ..Step::of(&parts) };
                 outputs.extend(self.host.step(&step)?.outputs);
                 start = stop;
             }
@@ -112,6 +115,10 @@ impl Runner for Twice<'_> {
 
     fn batch(&self) -> usize {
         self.cards.batch().min(self.host.batch())
+    }
+
+    fn windows(&self) -> Option<WindowCache> {
+        self.cards.windows()
     }
 
     fn heartbeat(&mut self) -> Result<(), LlmError> {

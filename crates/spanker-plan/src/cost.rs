@@ -26,7 +26,8 @@ use crate::Request;
 use crate::plan::{Exchanged, name_of};
 use crate::program::{
     Buffer, BufferIds, Context, Cost, Exchanging, Holder, Holding, Inputs, Member, Numerics, Op,
-    Part, Piece, Sink, Sizing, Space, Step, Terms, Want, Writer, expected_audit, expected_of_gpu,
+    Part, Piece, Sink, Sizing, Space, Step, Terms, Want, WindowCache, Writer, expected_audit,
+    expected_of_gpu,
 };
 use crate::simulate::flow::Flow;
 use crate::simulate::in_a_row;
@@ -365,6 +366,7 @@ impl<'a> Pricer<'a> {
             tokens: &tokens,
             past: pass.past,
             blocks: &blocks,
+            windowed: &[],
             want: Want::Best(1),
             outputs: 1,
         };
@@ -621,12 +623,21 @@ impl<'a> Pricer<'a> {
             let space = self.space(places[0].sequences, 1);
             let kinds = self.kinds.iter();
             let each = kinds.map(|kind| memory::per_layer(model, kind.0, shard, split, space));
-            let each = each.max_by_key(|each| each.total()).unwrap_or_default();
+            let each: Vec<Footprint> = each.collect();
+            let largest = each.iter().copied().max_by_key(|each| each.total()).unwrap_or_default();
             for ((place, sizing), most) in places.iter().zip(&sizings).zip(&mut most) {
                 let weights = Bytes(memory::ends(model, shard, split, place.ends()));
                 let buffers = memory::buffers(sizing, rank).buffers;
                 let fixed = Footprint { weights, kv: Bytes(0), buffers };
-                *most = (*most).min(memory::most_layers(fixed, each, usable));
+                // What layers without a window keep would be counted for all.
+                let fit = match WindowCache::of(model, space) {
+                    Some(_) => {
+                        let layers = self.kind_of.iter().map(|&kind| each[kind]);
+                        memory::most_in_a_row(fixed, layers, usable)
+                    }
+                    None => memory::most_layers(fixed, largest, usable),
+                };
+                *most = (*most).min(fit);
             }
         }
         most.map(|most| most as u32)

@@ -52,8 +52,8 @@ pub use program::{
     Dice, GpuPlaces, GpuStaging, HostStaging, Load, MAX_CANDIDATES, Member, Numerics,
     OPERATORS_PER_LAYER, Op, Part, Piece, Placing, Programs, Projection, RankLink, Reach, Routes,
     SEGMENT_ALIGNMENT, Samples, Space, Step, StepShape, StepTables, Tap, Taps, Tensor, Terms,
-    USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, Wanted, WeightLayout, Wiring, card_layouts, load,
-    segments, walk,
+    USUAL_AUDIT, WEIGHT_ALIGNMENT, Want, Wanted, WeightLayout, WindowCache, Wiring, card_layouts,
+    load, segments, walk,
 };
 pub use report::{PlanReport, significant};
 pub use request::{Objective, Request, USUAL_BATCH};

@@ -415,7 +415,8 @@ impl Plan {
         let tokens = vec![0; rows.max(1)];
         let blocks = vec![0; KvShape::blocks_for(tokens.len() as u64) as usize];
         let want = Want::Best(1);
-        let part = Part { tokens: &tokens, past: 0, blocks: &blocks, want, outputs: 1 };
+        let part =
+            Part { tokens: &tokens, past: 0, blocks: &blocks, windowed: &[], want, outputs: 1 };
         let parts = vec![part; sequences.max(1) as usize];
         let step = Step::of(&parts);
         let describe = |stage: &Stage| {

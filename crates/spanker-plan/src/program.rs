@@ -20,6 +20,7 @@ mod staging;
 mod tables;
 mod tap;
 mod weights;
+mod windows;
 mod wiring;
 mod write;
 
@@ -52,6 +53,7 @@ pub use tables::{Shape as StepShape, StepTables};
 pub use tap::{Addend, Check, Samples, Tap, Taps};
 pub use weights::{Cut, Piece, Projection, Tensor, WEIGHT_ALIGNMENT, WeightLayout};
 pub(crate) use weights::{Held, HeldFfn, HeldLayer, Holder, Holding, padded};
+pub use windows::WindowCache;
 pub use wiring::{Apart, RankLink, Routes, Wiring};
 pub(crate) use write::{Context, Sink, Writer};
 
@@ -75,6 +77,9 @@ pub struct Part<'a> {
     pub past: u64,
     /// The blocks of the KV cache that the sequence has, in order: for these tokens and all before them.
     pub blocks: &'a [u32],
+    /// The same of layers with a window, where these have blocks of their own: see [`WindowCache`]. Entries of blocks that
+    /// no row sees are not read. Nothing for a sequence that is alone on its cards: it goes round in the order of its blocks.
+    pub windowed: &'a [u32],
     /// What is asked for after each of the last tokens.
     pub want: Want,
     /// After how many of the last tokens it is asked for; at least one, unless nothing is asked for.
@@ -85,7 +90,7 @@ impl<'a> Part<'a> {
     /// Tokens of a sequence with its blocks, of which something is asked for after the last.
     #[must_use]
     pub fn new(tokens: &'a [u32], past: u64, blocks: &'a [u32], want: Want) -> Part<'a> {
-        Part { tokens, past, blocks, want, outputs: 1 }
+        Part { tokens, past, blocks, windowed: &[], want, outputs: 1 }
     }
 
     /// Rows that something is asked for.
@@ -102,6 +107,8 @@ pub struct Step<'a> {
     pub parts: &'a [Part<'a>],
     /// Blocks of the KV cache that are copied before: from, and to.
     pub copies: &'a [[u32; 2]],
+    /// The same of layers with a window, where these have blocks of their own.
+    pub windowed_copies: &'a [[u32; 2]],
     /// Where its results go: steps that are under way at a time have different numbers, from 0.
     pub turn: u64,
 }
@@ -110,11 +117,17 @@ impl<'a> Step<'a> {
     /// Tokens of sequences, without copies, alone on its way.
     #[must_use]
     pub fn of(parts: &'a [Part<'a>]) -> Step<'a> {
-        Step { parts, copies: &[], turn: 0 }
+        Step { parts, copies: &[], windowed_copies: &[], turn: 0 }
     }
 }
 
 impl Step<'_> {
+    /// Whether blocks of the KV cache are copied.
+    #[must_use]
+    pub fn is_copying(&self) -> bool {
+        !self.copies.is_empty() || !self.windowed_copies.is_empty()
+    }
+
     /// Rows of all parts together.
     #[must_use]
     pub fn rows(&self) -> u64 {
@@ -514,6 +527,7 @@ impl Programs {
                 return refused(format!("token {token} of a vocabulary of {vocab}"));
             }
         }
+        self.check_windows(step)?;
         let (parts, outputs) = (step.parts.len() as u64, step.outputs());
         let (most, asked) = (self.space.sequences, self.space.outputs);
         if parts > most || outputs > asked {
@@ -527,6 +541,34 @@ impl Programs {
             return refused(format!("a copy from block {from} to {to} of {blocks} blocks"));
         }
         Ok(())
+    }
+
+    /// Refuses tables of layers with a window that cannot be.
+    fn check_windows(&self, step: &Step<'_>) -> Result<(), PlanError> {
+        let refused = |what: String| Err(PlanError::Request { what });
+        let cache = self.windows();
+        let blocks = cache.map_or(0, |cache| cache.blocks);
+        for part in step.parts.iter().filter(|_| cache.is_some()) {
+            let (given, needed) = (part.windowed.len(), part.blocks.len());
+            if given == 0 && step.parts.len() > 1 {
+                return refused("several sequences without blocks for layers with windows".into());
+            }
+            if given != 0 && given < needed {
+                return refused(format!("{given} blocks of layers with windows for {needed}"));
+            }
+        }
+        let tables = step.parts.iter().flat_map(|part| part.windowed);
+        let mut named = tables.chain(step.windowed_copies.as_flattened());
+        match named.find(|&&block| u64::from(block) >= blocks && cache.is_some()) {
+            Some(block) => refused(format!("block {block} of {blocks} of layers with windows")),
+            None => Ok(()),
+        }
+    }
+
+    /// The KV cache of layers with a window, where these have blocks of their own.
+    #[must_use]
+    pub fn windows(&self) -> Option<WindowCache> {
+        WindowCache::of(&self.model, self.space)
     }
 
     /// The programs of all members for a step. `route` lists the members that a message from one to another
@@ -600,7 +642,8 @@ impl Programs {
     /// The tables of a step, which every card's program begins with.
     #[must_use]
     pub fn tables(&self, step: &Step<'_>) -> Vec<u8> {
-        StepTables::of(step).bytes(step)
+        let windows = self.windows();
+        StepTables::of(step, windows).bytes(step, windows)
     }
 
     /// What a member reads out for the host after a step, for all of its outputs: candidates, [`Step::candidates`] of each
@@ -638,7 +681,7 @@ impl Programs {
     }
 
     /// What copying a block to another takes on a member, layer by layer: bytes from the start of its KV cache, where
-    /// they go, and how many.
+    /// they go, and how many. Machines know no windows: layers that have blocks of their own are left out.
     pub fn block_copies(
         &self,
         member: usize,
@@ -648,10 +691,17 @@ impl Programs {
         let one = &self.members[member];
         let (heads, head_size) = (len(&one.shard.kv_heads), self.model.head_size);
         let bytes = KvShape { heads, head_size, quant: self.space.kv }.block_bytes();
-        let (layers, blocks) = (one.holding.layers.len() as u64, self.space.blocks);
-        let layers = (0..layers).filter(move |_| bytes > 0);
-        layers.map(move |layer| {
-            let at = |block: u32| (layer * blocks + u64::from(block)) * bytes;
+        let (windows, space) = (self.windows(), self.space);
+        let layers = one.holding.layers.iter().filter(|_| bytes > 0);
+        // Layers with blocks of their own are copied by the tables of those.
+        let starts = layers.scan(0, move |start, layer| {
+            let own = *start;
+            *start += WindowCache::of_layer(windows, layer.window, space);
+            Some((windows.is_none() || layer.window.is_none()).then_some(own))
+        });
+        let starts: Vec<u64> = starts.flatten().collect();
+        starts.into_iter().map(move |start| {
+            let at = |block: u32| (start + u64::from(block)) * bytes;
             [at(from), at(to), bytes]
         })
     }

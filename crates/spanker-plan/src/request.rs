@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use spanker_model::{KvShape, Model, Quant};
 
-use crate::program::{Audit, USUAL_AUDIT};
+use crate::program::{Audit, Space, USUAL_AUDIT, WindowCache};
 
 /// What a plan should be best at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +113,20 @@ impl Request {
     #[must_use]
     pub fn blocks_for(&self, sequences: u64) -> u64 {
         self.blocks.unwrap_or_else(|| sequences.saturating_mul(KvShape::blocks_for(self.context)))
+    }
+
+    /// Bytes that keys and values of a model take on all cards together, where each of its heads is on one.
+    #[must_use]
+    pub fn kv_bytes(&self, model: &Model) -> u64 {
+        let Request { context, sequences, kv, .. } = *self;
+        let batch = self.batch.min(context).max(sequences);
+        let of = Space::of(context, batch, sequences, Audit::NONE);
+        let space = Space { kv, blocks: self.blocks_for(sequences), ..of };
+        let kept = KvShape { heads: model.kv_heads, head_size: model.head_size, quant: kv };
+        let windows = WindowCache::of(model, space);
+        let blocks =
+            model.layers.iter().map(|layer| WindowCache::of_layer(windows, layer.window, space));
+        blocks.fold(0u64, u64::saturating_add).saturating_mul(kept.block_bytes())
     }
 
     /// Rows of a step that something is asked for at most, where so many sequences go through together.

@@ -6,23 +6,28 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss,
-    _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_insert_epi32, _mm_loadl_epi64, _mm_loadu_si128,
-    _mm_movehdup_ps, _mm_movehl_ps, _mm_prefetch, _mm_storeu_si128, _mm256_add_epi16,
+    __m128i, __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_epi8, _mm_add_epi32,
+    _mm_add_ps, _mm_add_ss, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtsi128_si32, _mm_cvtss_f32,
+    _mm_insert_epi32, _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps,
+    _mm_prefetch, _mm_set1_epi16, _mm_set1_epi32, _mm_shuffle_epi32, _mm_storeu_si128,
+    _mm_unpacklo_epi32, _mm_unpacklo_epi64, _mm256_abs_epi8, _mm256_add_epi8, _mm256_add_epi16,
     _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256,
     _mm256_castps256_ps128, _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128,
     _mm256_cmpeq_epi8, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
     _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extractf128_ps, _mm256_extracti128_si256,
-    _mm256_fmadd_ps, _mm256_inserti128_si256, _mm256_loadu_ps, _mm256_madd_epi16,
-    _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256,
-    _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_setzero_si256, _mm256_shuffle_epi8,
+    _mm256_fmadd_ps, _mm256_inserti128_si256, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_min_epu8, _mm256_mul_ps, _mm256_mullo_epi32,
+    _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_set1_ps, _mm256_setr_epi8, _mm256_setr_epi32,
+    _mm256_setr_epi64x, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sign_epi8,
     _mm256_sll_epi32, _mm256_slli_epi32, _mm256_sra_epi32, _mm256_srl_epi32, _mm256_srli_epi16,
-    _mm256_storeu_ps, _mm256_sub_epi32, _mm256_sub_ps, _mm256_unpackhi_epi32,
-    _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
+    _mm256_storeu_ps, _mm256_sub_epi8, _mm256_sub_epi32, _mm256_sub_ps, _mm256_subs_epu8,
+    _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64,
+    _mm256_xor_si256,
 };
 
 use super::{Lanes, Rows, Simd, Work};
+use crate::blocks::Book;
 use crate::input::Run;
 use crate::kernel;
 use crate::path::Path;
@@ -46,6 +51,18 @@ fn with_instructions<W: Work>(s: Avx2, work: W) -> W::Out {
 #[target_feature(enable = "avx2,f16c,fma")]
 fn multiply_with_instructions(s: Avx2, product: &mut Product<'_>) {
     kernel::multiply(s, product);
+}
+
+/// Four bytes, three times these, nine and 27 times, each modulo 256.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(super) fn powers(bytes: i32) -> __m128i {
+    let triple = |a: __m128i| _mm_add_epi8(_mm_add_epi8(a, a), a);
+    let one = _mm_set1_epi32(bytes);
+    let three = triple(one);
+    let nine = triple(three);
+    let low = _mm_unpacklo_epi32(one, three);
+    _mm_unpacklo_epi64(low, _mm_unpacklo_epi32(nine, triple(nine)))
 }
 
 /// Calls an intrinsic that needs nothing but the instructions.
@@ -196,6 +213,28 @@ impl Avx2 {
             });
         }
         sum
+    }
+
+    /// The sum of all lanes.
+    #[inline(always)]
+    fn total(self, a: __m256i) -> i32 {
+        op!({
+            let four = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+            _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b00_00_00_01>(two)))
+        })
+    }
+
+    /// The first digits of fractions to the base of three, which bytes are of 256, and what is left of them.
+    #[inline(always)]
+    fn digit(self, a: __m256i) -> [__m256i; 2] {
+        op!({
+            let one = _mm256_set1_epi8(1);
+            let least = _mm256_min_epu8(_mm256_subs_epu8(a, _mm256_set1_epi8(85)), one);
+            let most = _mm256_min_epu8(_mm256_subs_epu8(a, _mm256_set1_epi8(170_u8 as i8)), one);
+            let rest = _mm256_add_epi8(_mm256_add_epi8(a, a), a);
+            [_mm256_add_epi8(least, most), rest]
+        })
     }
 
     /// At most eight words of weights of 8 bits: low halves and high halves by themselves.
@@ -382,6 +421,83 @@ impl Simd for Avx2 {
     fn add_pairs(self, to: __m256i, pairs: __m256i, with: [i16; 2]) -> __m256i {
         let with = i32::from(with[0] as u16) | i32::from(with[1]) << 16;
         op!(_mm256_add_epi32(to, _mm256_madd_epi16(pairs, _mm256_set1_epi32(with))))
+    }
+
+    const BOOKS: bool = true;
+
+    #[inline(always)]
+    fn half(self, bytes: [u8; 2]) -> f32 {
+        let bits = i32::from(u16::from_le_bytes(bytes));
+        op!(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits))))
+    }
+
+    #[inline(always)]
+    fn signed_sum<B: Book>(self, block: &[u8], runs: &[Run; 8]) -> i32 {
+        let mut sum = self.splat(0);
+        for (part, run) in runs.iter().enumerate() {
+            let weights = B::signed(block, part);
+            let [a, b, c, d] = weights.magnitudes.map(u64::cast_signed);
+            let [one, two] = weights.scales;
+            // SAFETY: the 32 bytes of a run are read, and the processor has the instructions.
+            sum = unsafe {
+                let magnitudes = _mm256_setr_epi64x(a, b, c, d);
+                let values = _mm256_loadu_si256(run.0.as_ptr().cast());
+                // The byte of each eight signs to all of its eight, of which each tests its own.
+                let from = _mm256_setr_epi64x(
+                    0,
+                    0x0101_0101_0101_0101,
+                    0x0202_0202_0202_0202,
+                    0x0303_0303_0303_0303,
+                );
+                let signs = _mm256_set1_epi32(weights.negative.cast_signed());
+                let own = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+                let signs = _mm256_and_si256(_mm256_shuffle_epi8(signs, from), own);
+                let negative = _mm256_cmpeq_epi8(signs, own);
+                let signed = _mm256_sub_epi8(_mm256_xor_si256(magnitudes, negative), negative);
+                // All signs go to the weights: -128 has no counterpart among activations.
+                let signed = _mm256_sign_epi8(signed, values);
+                // Magnitudes are less than 64: two products stay in 16 bits.
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(values), signed);
+                let scales = _mm256_inserti128_si256::<1>(
+                    _mm256_castsi128_si256(_mm_set1_epi16(one)),
+                    _mm_set1_epi16(two),
+                );
+                _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, scales))
+            };
+        }
+        self.total(sum)
+    }
+
+    #[inline(always)]
+    fn digits_sum(self, block: &[u8; 54], runs: &[Run; 8]) -> i32 {
+        let (long, rest) = block.split_at(32);
+        let last = i32::from_le_bytes([rest[16], rest[17], rest[18], rest[19]]);
+        // SAFETY: 32 and 16 bytes of the block and 32 of a run are read, and the processor has the instructions.
+        unsafe {
+            let mut pairs = _mm256_setzero_si256();
+            let mut left = _mm256_loadu_si256(long.as_ptr().cast());
+            for run in &runs[..5] {
+                let values = _mm256_loadu_si256(run.0.as_ptr().cast());
+                let [digits, rest] = self.digit(left);
+                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(digits, values));
+                left = rest;
+            }
+            // Sixteen weights of each power: two of these in a vector, and of the last run one, with four of the rest.
+            let first = _mm_loadu_si128(rest.as_ptr().cast());
+            let triple = _mm_add_epi8(_mm_add_epi8(first, first), first);
+            let mut left = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(first), triple);
+            for (run, values) in runs[5..].iter().enumerate() {
+                let values = _mm256_loadu_si256(values.0.as_ptr().cast());
+                if run == 2 {
+                    left = _mm256_inserti128_si256::<1>(left, powers(last));
+                }
+                let [digits, rest] = self.digit(left);
+                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(digits, values));
+                // Two powers further on.
+                left = _mm256_add_epi8(_mm256_add_epi8(rest, rest), rest);
+            }
+            self.total(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
     }
 
     #[inline(always)]

@@ -4,10 +4,15 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss,
-    _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_insert_epi32, _mm_loadu_si128, _mm_movehdup_ps,
-    _mm_movehl_ps, _mm_prefetch, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps,
-    _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
+    __m256i, __m512, __m512i, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_epi8, _mm_add_epi32,
+    _mm_add_ps, _mm_add_ss, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtsi128_si32, _mm_cvtss_f32,
+    _mm_insert_epi32, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps, _mm_prefetch,
+    _mm_shuffle_epi32, _mm256_abs_epi8, _mm256_add_epi8, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_castps256_ps128, _mm256_castsi128_si256, _mm256_castsi256_si128, _mm256_dpbusd_epi32,
+    _mm256_dpwssd_epi32, _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_inserti128_si256,
+    _mm256_loadu_si256, _mm256_maddubs_epi16, _mm256_mask_set1_epi16, _mm256_mask_sub_epi8,
+    _mm256_movepi8_mask, _mm256_set1_epi16, _mm256_setr_epi64x, _mm256_setzero_si256,
+    _mm256_storeu_si256, _mm256_sub_epi32, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
     _mm512_broadcast_i32x4, _mm512_castps512_ps256, _mm512_castsi128_si512, _mm512_castsi512_ps,
     _mm512_castsi512_si256, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32,
     _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32,
@@ -20,7 +25,9 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
+use super::avx2::powers;
 use super::{Lanes, Rows, Simd, Work};
+use crate::blocks::Book;
 use crate::input::Run;
 use crate::kernel;
 use crate::path::Path;
@@ -52,6 +59,15 @@ macro_rules! op {
         // SAFETY: a value of `Avx512` exists only where the processor has the instructions.
         unsafe { $call }
     };
+}
+
+/// The sum of all lanes.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn total(a: __m256i) -> i32 {
+    let four = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+    let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+    _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b00_00_00_01>(two)))
 }
 
 impl Lanes for Avx512 {
@@ -319,6 +335,75 @@ impl Simd for Avx512 {
     fn add_pairs(self, to: __m512i, pairs: __m512i, with: [i16; 2]) -> __m512i {
         let with = i32::from(with[0] as u16) | i32::from(with[1]) << 16;
         op!(_mm512_dpwssd_epi32(to, pairs, _mm512_set1_epi32(with)))
+    }
+
+    const BOOKS: bool = true;
+
+    #[inline(always)]
+    fn half(self, bytes: [u8; 2]) -> f32 {
+        let bits = i32::from(u16::from_le_bytes(bytes));
+        op!(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits))))
+    }
+
+    #[inline(always)]
+    fn signed_sum<B: Book>(self, block: &[u8], runs: &[Run; 8]) -> i32 {
+        let mut sum = op!(_mm256_setzero_si256());
+        for (part, run) in runs.iter().enumerate() {
+            let weights = B::signed(block, part);
+            let [a, b, c, d] = weights.magnitudes.map(u64::cast_signed);
+            let [one, two] = weights.scales;
+            // SAFETY: the 32 bytes of a run are read, and the processor has the instructions.
+            sum = unsafe {
+                let magnitudes = _mm256_setr_epi64x(a, b, c, d);
+                let values = _mm256_loadu_si256(run.0.as_ptr().cast());
+                // All signs go to the weights: -128 has no counterpart among activations.
+                let (zero, negative) = (_mm256_setzero_si256(), _mm256_movepi8_mask(values));
+                let negative = negative ^ weights.negative;
+                let signed = _mm256_mask_sub_epi8(magnitudes, negative, zero, magnitudes);
+                // Magnitudes are less than 64: two products stay in 16 bits.
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(values), signed);
+                let scales = _mm256_set1_epi16(one);
+                let scales = _mm256_mask_set1_epi16(scales, 0xFF00, two);
+                _mm256_dpwssd_epi32(sum, pairs, scales)
+            };
+        }
+        op!(total(sum))
+    }
+
+    #[inline(always)]
+    fn digits_sum(self, block: &[u8; 54], runs: &[Run; 8]) -> i32 {
+        let (long, rest) = block.split_at(32);
+        let last = i32::from_le_bytes([rest[16], rest[17], rest[18], rest[19]]);
+        // With fractions `x` of 256 and `y` what is left of three times `x`, a digit is `(3 * x - y) / 256`: the products of
+        // both are added, and digits are never taken apart.
+        // SAFETY: 32 and 16 bytes of the block and 32 of a run are read, and the processor has the instructions.
+        unsafe {
+            let (mut whole, mut over) = (_mm256_setzero_si256(), _mm256_setzero_si256());
+            let mut left = _mm256_loadu_si256(long.as_ptr().cast());
+            for run in &runs[..5] {
+                let values = _mm256_loadu_si256(run.0.as_ptr().cast());
+                whole = _mm256_dpbusd_epi32(whole, left, values);
+                left = _mm256_add_epi8(_mm256_add_epi8(left, left), left);
+                over = _mm256_dpbusd_epi32(over, left, values);
+            }
+            // Sixteen weights of each power: two of these in a vector, and of the last run one, with four of the rest.
+            let first = _mm_loadu_si128(rest.as_ptr().cast());
+            let triple = _mm_add_epi8(_mm_add_epi8(first, first), first);
+            let mut left = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(first), triple);
+            for (run, values) in runs[5..].iter().enumerate() {
+                let values = _mm256_loadu_si256(values.0.as_ptr().cast());
+                if run == 2 {
+                    left = _mm256_inserti128_si256::<1>(left, powers(last));
+                }
+                whole = _mm256_dpbusd_epi32(whole, left, values);
+                let rest = _mm256_add_epi8(_mm256_add_epi8(left, left), left);
+                over = _mm256_dpbusd_epi32(over, rest, values);
+                // Two powers further on.
+                left = _mm256_add_epi8(_mm256_add_epi8(rest, rest), rest);
+            }
+            let three = _mm256_add_epi32(_mm256_add_epi32(whole, whole), whole);
+            total(_mm256_sub_epi32(three, over)) >> 8
+        }
     }
 
     #[inline(always)]

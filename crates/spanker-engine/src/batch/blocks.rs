@@ -10,8 +10,12 @@
 //! those that were used together the one with the most tokens before it.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
+use spanker_llm::WindowCache;
 use spanker_model::{KV_BLOCK, KvShape};
+
+use super::windows::WindowBlocks;
 
 /// Tokens of a block.
 const TOKENS: usize = KV_BLOCK as usize;
@@ -51,6 +55,8 @@ pub(crate) struct Reused {
     pub(crate) tokens: usize,
     /// A block of which the last of these is to be a copy.
     pub(crate) copy_of: Option<u32>,
+    /// Of these, the first whose block in layers with a window it holds, up to the last.
+    pub(crate) held: usize,
 }
 
 /// The blocks of one copy of a model.
@@ -69,6 +75,8 @@ pub(crate) struct BlockPool {
     clock: u64,
     /// Whether contents are kept at all.
     shares: bool,
+    /// Blocks of layers with a window, where these have their own.
+    windows: Option<WindowBlocks>,
 }
 
 impl BlockPool {
@@ -82,7 +90,50 @@ impl BlockPool {
             contents: 0,
             clock: 0,
             shares,
+            windows: None,
         }
+    }
+
+    /// The same where layers with a window have blocks of their own.
+    pub(crate) fn with_windows(mut self, cache: Option<WindowCache>) -> BlockPool {
+        self.windows = cache.map(|cache| WindowBlocks::new(cache, self.blocks.len()));
+        self
+    }
+
+    /// Holds the block in layers with a window of one that is to be written or seen. False where there is none.
+    pub(crate) fn hold(&mut self, block: u32) -> bool {
+        self.windows.as_mut().is_none_or(|windows| windows.hold(block))
+    }
+
+    /// These are seen by one sequence less.
+    pub(crate) fn release(&mut self, blocks: &[u32]) {
+        if let Some(windows) = &mut self.windows {
+            windows.release(blocks);
+        }
+    }
+
+    /// The first of a sequence's blocks that layers with a window see from a position on; all are held where there are no
+    /// such layers.
+    pub(crate) fn first_seen(&self, position: usize) -> usize {
+        self.windows.as_ref().map_or(0, |windows| windows.first_seen(position))
+    }
+
+    /// The blocks in layers with a window of a sequence that holds some of its blocks; nothing where there are none.
+    pub(crate) fn windowed(&self, blocks: &[u32], held: &Range<usize>) -> Vec<u32> {
+        let of = |windows: &WindowBlocks| {
+            let own = |(at, &block): (usize, &u32)| match held.contains(&at) {
+                true => windows.block(block),
+                // Nobody looks there.
+                false => 0,
+            };
+            blocks.iter().enumerate().map(own).collect()
+        };
+        self.windows.as_ref().map_or_else(Vec::new, of)
+    }
+
+    /// What is copied in layers with a window where one block is copied to another.
+    pub(crate) fn windowed_copy(&self, from: u32, to: u32) -> Option<[u32; 2]> {
+        self.windows.as_ref().map(|windows| [from, to].map(|block| windows.block(block)))
     }
 
     /// All blocks.
@@ -128,7 +179,12 @@ impl BlockPool {
                 Some(known) => {
                     self.cached.insert((self.clock, u32::MAX - known.depth, block));
                 }
-                None => self.free.push(block),
+                None => {
+                    if let Some(windows) = &mut self.windows {
+                        windows.forget(block);
+                    }
+                    self.free.push(block);
+                }
             }
         }
     }
@@ -145,20 +201,33 @@ impl BlockPool {
         reused.blocks = self.whole(&tokens[..most]);
         reused.blocks.iter().for_each(|&block| self.use_again(block));
         reused.tokens = reused.blocks.len() * TOKENS;
+        reused.held = self.first_seen(reused.tokens).min(reused.blocks.len());
+        for &block in &reused.blocks[reused.held..] {
+            let is_there = self.hold(block);
+            debug_assert!(is_there, "what is seen is there");
+        }
         let before = reused.blocks.last().map_or(0, |&last| self.content(last));
         let rest = &tokens[reused.tokens..most];
         if let Some((block, length)) = self.begins_like(before, rest) {
             // The original must not go while the copy is made.
             self.use_again(block);
+            self.hold(block);
             let needed = KvShape::blocks_for(tokens.len() as u64) as usize - reused.blocks.len();
             let copy = if needed <= self.available() { self.take() } else { None };
+            let copy = copy.filter(|&copy| {
+                let is_held = self.hold(copy);
+                if !is_held {
+                    self.give_back(&[copy]);
+                }
+                is_held
+            });
             match copy {
                 Some(copy) => {
                     reused.blocks.push(copy);
                     reused.tokens += length;
                     reused.copy_of = Some(block);
                 }
-                None => self.give_back(&[block]),
+                None => self.copied(block),
             }
         }
         reused
@@ -179,11 +248,19 @@ impl BlockPool {
             before = self.content(block);
             Some(block)
         };
-        tokens.chunks_exact(TOKENS).map_while(known).collect()
+        let mut blocks: Vec<u32> = tokens.chunks_exact(TOKENS).map_while(known).collect();
+        // Of a beginning whose end sees what is not there any more, a shorter one is used.
+        if let Some(windows) = &self.windows {
+            while !windows.sees(&blocks, blocks.len() * TOKENS) {
+                blocks.pop();
+            }
+        }
+        blocks
     }
 
     /// The copy of a block is made.
     pub(crate) fn copied(&mut self, original: u32) {
+        self.release(&[original]);
         self.give_back(&[original]);
     }
 
@@ -193,7 +270,8 @@ impl BlockPool {
         let common = |block: &u32| {
             let known = self.blocks[*block as usize].known.as_ref()?;
             let same = known.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-            (same > 0).then_some((*block, same))
+            let is_there = self.windows.as_ref().is_none_or(|windows| windows.has(*block));
+            (same > 0 && is_there).then_some((*block, same))
         };
         list.iter().rev().take(LOOKED_AT).filter_map(common).max_by_key(|(_, same)| *same)
     }
@@ -240,6 +318,9 @@ impl BlockPool {
             {
                 // Two sequences have computed the same at the same time.
                 self.use_again(same);
+                if let Some(windows) = &mut self.windows {
+                    windows.merge(block, same);
+                }
                 self.give_back(&[block]);
                 blocks[at] = same;
             } else {
@@ -260,6 +341,9 @@ impl BlockPool {
     /// A block's content goes.
     fn forget(&mut self, block: u32) {
         let Some(known) = self.blocks[block as usize].known.take() else { return };
+        if let Some(windows) = &mut self.windows {
+            windows.forget(block);
+        }
         if known.tokens.len() == TOKENS {
             self.full.remove(&(known.before, known.tokens));
         }

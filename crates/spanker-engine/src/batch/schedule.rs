@@ -8,6 +8,7 @@
 //! admitted last.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use spanker_model::KvShape;
 
@@ -33,6 +34,8 @@ pub(crate) struct Member {
     /// Guesses of what follows, for the next step to check.
     guesses: Vec<u32>,
     blocks: Vec<u32>,
+    /// Those of its blocks whose blocks in layers with a window it holds.
+    held: Range<usize>,
     /// Blocks whose content is known to others.
     known: usize,
     /// A block that is copied to its last one before it goes on.
@@ -88,6 +91,8 @@ pub(crate) struct MemberPart {
     pub(crate) guessed: usize,
     pub(crate) past: usize,
     pub(crate) blocks: Vec<u32>,
+    /// The same in layers with a window, where these have blocks of their own.
+    pub(crate) windowed: Vec<u32>,
     /// Whether its next token is asked for.
     pub(crate) asks: bool,
 }
@@ -118,6 +123,8 @@ pub(crate) struct StepParts {
     pub(crate) parts: Vec<MemberPart>,
     /// Blocks that are copied before: from, and to.
     pub(crate) copies: Vec<[u32; 2]>,
+    /// The same in layers with a window, where these have blocks of their own.
+    pub(crate) windowed_copies: Vec<[u32; 2]>,
 }
 
 impl StepParts {
@@ -190,6 +197,7 @@ impl Schedule {
             is_asked: false,
             guesses: Vec::new(),
             blocks: Vec::new(),
+            held: 0..0,
             known: 0,
             copy_of: None,
             reuses,
@@ -229,6 +237,9 @@ impl Schedule {
         let Some(member) = self.running.iter_mut().find(|member| member.id == id) else { return };
         let needed = KvShape::blocks_for(member.tokens.len() as u64) as usize;
         if member.flights == 0 && member.blocks.len() > needed {
+            let held = member.held.end.min(needed);
+            self.pool.release(&member.blocks[held..member.held.end]);
+            member.held.end = held;
             let spare = member.blocks.split_off(needed);
             self.pool.give_back(&spare);
         }
@@ -270,6 +281,8 @@ impl Schedule {
             let tokens = &member.tokens[..member.computed];
             self.pool.know(&mut member.blocks, tokens, member.known, true);
         }
+        self.pool.release(&member.blocks[member.held.clone()]);
+        member.held = 0..0;
         self.pool.give_back(&member.blocks);
         member.blocks.clear();
         member.guesses.clear();
@@ -292,6 +305,7 @@ impl Schedule {
             let Some(mut member) = self.waiting.pop_front() else { break };
             if member.reuses {
                 let reused = self.pool.reuse(&member.tokens);
+                member.held = reused.held..reused.blocks.len();
                 (member.blocks, member.copy_of) = (reused.blocks, reused.copy_of);
                 (member.begun, member.computed) = (reused.tokens, reused.tokens);
                 member.known = member.blocks.len() - usize::from(member.copy_of.is_some());
@@ -357,9 +371,15 @@ impl Schedule {
     /// its own up, and comes back when there is room. False if that is the member itself.
     fn provide(&mut self, at: usize, tokens: usize, step: &StepParts) -> bool {
         let needed = KvShape::blocks_for(tokens as u64) as usize;
-        while self.running[at].blocks.len() < needed {
-            if let Some(block) = self.pool.take() {
-                self.running[at].blocks.push(block);
+        while self.running[at].held.end < needed {
+            let member = &mut self.running[at];
+            if member.blocks.len() == member.held.end {
+                member.blocks.extend(self.pool.take());
+            }
+            // Of a new block, that in layers with a window as well.
+            let block = member.blocks.get(member.held.end).copied();
+            if block.is_some_and(|block| self.pool.hold(block)) {
+                self.running[at].held.end += 1;
                 continue;
             }
             let taken = |id: SequenceId| step.parts.iter().any(|part| part.id == id);
@@ -386,14 +406,16 @@ impl Schedule {
         let end = member.begun + count;
         guesses.truncate(if end == member.tokens.len() { rows } else { 0 });
         let needed = |guesses: usize| KvShape::blocks_for((end + guesses) as u64) as usize;
-        while member.blocks.len() < needed(guesses.len()) {
-            let spare = (self.pool.available() > owed).then(|| self.pool.take()).flatten();
-            match spare {
-                Some(block) => member.blocks.push(block),
-                None => {
-                    let room = member.blocks.len() * spanker_model::KV_BLOCK as usize;
-                    guesses.truncate(room.saturating_sub(end));
-                }
+        while member.held.end < needed(guesses.len()) {
+            if member.blocks.len() == member.held.end && self.pool.available() > owed {
+                member.blocks.extend(self.pool.take());
+            }
+            let block = member.blocks.get(member.held.end).copied();
+            if block.is_some_and(|block| self.pool.hold(block)) {
+                member.held.end += 1;
+            } else {
+                let room = member.held.end * spanker_model::KV_BLOCK as usize;
+                guesses.truncate(room.saturating_sub(end));
             }
         }
         guesses
@@ -403,7 +425,9 @@ impl Schedule {
     fn take_part(&mut self, at: usize, count: usize, guesses: Vec<u32>, step: &mut StepParts) {
         let member = &mut self.running[at];
         if let Some(original) = member.copy_of.take() {
-            step.copies.push([original, member.blocks[member.known]]);
+            let copy = member.blocks[member.known];
+            step.copies.push([original, copy]);
+            step.windowed_copies.extend(self.pool.windowed_copy(original, copy));
         }
         let end = member.begun + count;
         let asks = end == member.tokens.len();
@@ -413,6 +437,7 @@ impl Schedule {
             guessed: guesses.len(),
             past: member.begun,
             blocks: member.blocks.clone(),
+            windowed: self.pool.windowed(&member.blocks, &member.held),
             asks,
         });
         member.begun = end;
@@ -420,8 +445,16 @@ impl Schedule {
         member.is_asked = asks;
     }
 
-    /// A step has begun: what it copies may change after it.
+    /// A step has begun: what it copies may change after it, and what windows have left behind.
     pub(crate) fn begun(&mut self, step: &StepParts) {
+        for part in &step.parts {
+            let Some(member) = self.running.iter_mut().find(|member| member.id == part.id) else {
+                continue;
+            };
+            let seen = self.pool.first_seen(member.begun).clamp(member.held.start, member.held.end);
+            self.pool.release(&member.blocks[member.held.start..seen]);
+            member.held.start = seen;
+        }
         step.copies.iter().for_each(|[original, _]| self.pool.copied(*original));
     }
 

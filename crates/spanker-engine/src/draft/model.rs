@@ -109,10 +109,7 @@ impl DraftModel {
 
 /// Whether there is memory for a model's weights and its keys and values.
 fn fits(path: &Path, model: &Model, request: &Request) -> Result<()> {
-    let shape = model.shape();
-    let (heads, head_size) = (shape.kv_heads, shape.head_size);
-    let block = spanker_model::KvShape { heads, head_size, quant: request.kv }.block_bytes();
-    let cache = block * request.blocks_for(1) * shape.layers.len() as u64;
+    let cache = Request { sequences: 1, ..request.clone() }.kv_bytes(model.shape());
     let needs = (model.network().bytes().len() as u64).saturating_add(cache);
     match crate::memory::available() {
         Some(has) if needs > has as u64 => {

@@ -140,11 +140,13 @@ impl<'h> Copy<'h> {
                     let want =
                         if part.asks && want == Want::Nothing { Want::Best(1) } else { want };
                     let of = Part::new(&part.tokens, part.past as u64, &part.blocks, want);
-                    Part { outputs: part.outputs().max(1) as u64, ..of }
+                    let windowed = &part.windowed[..];
+                    Part { outputs: part.outputs().max(1) as u64, windowed, ..of }
                 })
                 .collect();
             let turn = self.steps % self.pacing.depth as u64;
-            runner.begin(&Step { parts: &list, copies: &parts.copies, turn })?;
+            let StepParts { copies, windowed_copies, .. } = &parts;
+            runner.begin(&Step { parts: &list, copies, windowed_copies, turn })?;
             self.steps += 1;
             let [time, pace] = self.pacing.price(&parts);
             let predicted = if self.under_way.is_empty() { time } else { pace };
@@ -286,6 +288,7 @@ impl<'h> Place<'h> {
             );
             let (pacing, blocks) = expected::pacing(&plan, depth, self.options.draft.is_eager());
             let pool = BlockPool::new(blocks, self.options.reuse);
+            let pool = pool.with_windows(loaded.runner.windows());
             copies.push(Copy {
                 runner: Some(loaded.runner),
                 pacing,

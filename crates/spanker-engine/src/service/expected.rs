@@ -138,12 +138,16 @@ pub(super) fn fitting(
 ) -> Result<Plan> {
     let one = KvShape::blocks_for(options.context as u64);
     if let Some(bytes) = options.kv_memory {
-        let kept = KvShape { heads: shape.kv_heads, head_size: shape.head_size, quant: options.kv };
-        let each = (kept.block_bytes() * shape.layers.len() as u64).max(1);
-        let blocks = bytes / each;
+        // Layers with a window may have blocks of their own, of which there are not so many.
+        let kept = |blocks| request(options, 0.0, Some(blocks)).kv_bytes(shape);
+        let (mut blocks, mut more) = (0, bytes / (kept(1) / shape.layers.len() as u64).max(1) + 1);
+        while more - blocks > 1 {
+            let middle = blocks.midpoint(more);
+            if kept(middle) <= bytes { blocks = middle } else { more = middle }
+        }
         if blocks < one {
             let context = options.context;
-            let needed = one * each;
+            let needed = kept(one);
             return Err(EngineError::request(format!(
                 "--kv-memory {bytes}: a context of {context} tokens takes {needed} bytes"
             )));

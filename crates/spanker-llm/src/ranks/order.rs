@@ -155,6 +155,7 @@ impl Order {
 pub(super) struct StepOrder {
     parts: Vec<PartOrder>,
     copies: Vec<[u32; 2]>,
+    windowed_copies: Vec<[u32; 2]>,
     turn: u64,
 }
 
@@ -165,6 +166,7 @@ struct PartOrder {
     outputs: u64,
     tokens: Vec<u32>,
     blocks: Vec<u32>,
+    windowed: Vec<u32>,
 }
 
 impl StepOrder {
@@ -175,33 +177,39 @@ impl StepOrder {
             outputs: part.outputs,
             tokens: part.tokens.to_vec(),
             blocks: part.blocks.to_vec(),
+            windowed: part.windowed.to_vec(),
         };
         let parts = step.parts.iter().map(part).collect();
-        StepOrder { parts, copies: step.copies.to_vec(), turn: step.turn }
+        let [copies, windowed_copies] = [step.copies, step.windowed_copies].map(<[_]>::to_vec);
+        StepOrder { parts, copies, windowed_copies, turn: step.turn }
     }
 
     /// Calls `run` with the step.
     pub(super) fn with<R>(&self, run: impl FnOnce(&Step<'_>) -> R) -> R {
         let parts = self.parts.iter().map(|part| {
-            let PartOrder { past, want, outputs, tokens, blocks } = part;
-            Part { tokens, past: *past, blocks, want: *want, outputs: *outputs }
+            let PartOrder { past, want, outputs, tokens, blocks, windowed } = part;
+            Part { tokens, past: *past, blocks, windowed, want: *want, outputs: *outputs }
         });
         let parts: Vec<Part<'_>> = parts.collect();
-        run(&Step { parts: &parts, copies: &self.copies, turn: self.turn })
+        let StepOrder { copies, windowed_copies, turn, .. } = self;
+        run(&Step { parts: &parts, copies, windowed_copies, turn: *turn })
     }
 
     fn write(&self, bytes: &mut Vec<u8>) {
-        let head = [self.turn, self.parts.len() as u64, 2 * self.copies.len() as u64];
+        let head = [self.turn, self.parts.len() as u64];
         bytes.extend(head.iter().flat_map(|word| word.to_le_bytes()));
-        let copies = self.copies.as_flattened().iter();
-        bytes.extend(copies.flat_map(|number| number.to_le_bytes()));
+        for copies in [&self.copies, &self.windowed_copies] {
+            let copies = copies.as_flattened();
+            bytes.extend((copies.len() as u64).to_le_bytes());
+            bytes.extend(copies.iter().flat_map(|number| number.to_le_bytes()));
+        }
         for part in &self.parts {
             let want = match part.want {
                 Want::Nothing => NOTHING,
                 Want::Best(k) => u64::from(k),
                 Want::Logits => LOGITS,
             };
-            for list in [&part.tokens, &part.blocks] {
+            for list in [&part.tokens, &part.blocks, &part.windowed] {
                 bytes.extend((list.len() as u64).to_le_bytes());
                 bytes.extend(list.iter().flat_map(|number| number.to_le_bytes()));
             }
@@ -212,12 +220,15 @@ impl StepOrder {
     fn read(bytes: &[u8]) -> Option<(StepOrder, &[u8])> {
         let (turn, rest) = word(bytes)?;
         let (count, rest) = word(rest)?;
-        let (copies, mut rest) = numbers(rest)?;
-        let (copies, odd) = copies.as_chunks();
+        let (copies, rest) = numbers(rest)?;
+        let (windowed_copies, mut rest) = numbers(rest)?;
+        let [(copies, odd), (windowed_copies, other)] =
+            [&copies, &windowed_copies].map(|numbers| numbers.as_chunks());
         let mut parts = Vec::new();
         for _ in 0..count {
             let (tokens, left) = numbers(rest)?;
             let (blocks, left) = numbers(left)?;
+            let (windowed, left) = numbers(left)?;
             let (past, left) = word(left)?;
             let (want, left) = word(left)?;
             let (outputs, left) = word(left)?;
@@ -227,9 +238,11 @@ impl StepOrder {
                 LOGITS => Want::Logits,
                 k => Want::Best(u32::try_from(k).ok()?),
             };
-            parts.push(PartOrder { past, want, outputs, tokens, blocks });
+            parts.push(PartOrder { past, want, outputs, tokens, blocks, windowed });
         }
-        odd.is_empty().then(|| (StepOrder { parts, copies: copies.to_vec(), turn }, rest))
+        let [copies, windowed_copies] = [copies, windowed_copies].map(<[_]>::to_vec);
+        let step = StepOrder { parts, copies, windowed_copies, turn };
+        (odd.is_empty() && other.is_empty()).then_some((step, rest))
     }
 }
 
@@ -255,19 +268,24 @@ mod tests {
         prop::collection::vec(any::<u32>(), 0..40)
     }
 
+    fn copies() -> impl Strategy<Value = Vec<[u32; 2]>> {
+        prop::collection::vec(any::<[u32; 2]>(), 0..3)
+    }
+
     fn orders() -> impl Strategy<Value = Order> {
         let want = prop_oneof![
             Just(Want::Nothing),
             Just(Want::Logits),
             (1..=1024u32).prop_map(Want::Best)
         ];
-        let part = (any::<[u64; 2]>(), want, numbers(), numbers()).prop_map(
-            |([past, outputs], want, tokens, blocks)| PartOrder {
+        let part = (any::<[u64; 2]>(), want, numbers(), numbers(), numbers()).prop_map(
+            |([past, outputs], want, tokens, blocks, windowed)| PartOrder {
                 past,
                 want,
                 outputs,
                 tokens,
                 blocks,
+                windowed,
             },
         );
         let parts = prop::collection::vec(part, 0..4);
@@ -288,10 +306,12 @@ mod tests {
                     }
                 }
             ),
-            (any::<[u64; 2]>(), numbers(), prop::collection::vec(any::<[u32; 2]>(), 0..3), parts)
-                .prop_map(|([salt, turn], layers, copies, parts)| {
-                    Order::Step { step: StepOrder { parts, copies, turn }, layers, salt }
-                }),
+            (any::<[u64; 2]>(), numbers(), [copies(), copies()], parts).prop_map(
+                |([salt, turn], layers, [copies, windowed_copies], parts)| {
+                    let step = StepOrder { parts, copies, windowed_copies, turn };
+                    Order::Step { step, layers, salt }
+                }
+            ),
             any::<u64>().prop_map(|rank| Order::Clock { rank }),
             Just(Order::Record),
             Just(Order::Collect),

@@ -6,7 +6,7 @@ use spanker_model::{KvShape, Model};
 use spanker_topology::Bytes;
 
 use super::shard::{Shard, Split, len};
-use crate::program::{Buffer, Holder, Piece, Sizing, Space, Tensor, padded};
+use crate::program::{Buffer, Holder, Piece, Sizing, Space, Tensor, WindowCache, padded};
 use crate::work::BufferId;
 
 /// Allocations begin and end on multiples of this.
@@ -144,11 +144,40 @@ pub(crate) fn per_layer(
     Holder { model, shard, split, put: &mut put, in_file: false }.layer(layer);
     let (heads, head_size) = (len(&shard.kv_heads), model.head_size);
     let kept = KvShape { heads, head_size, quant: space.kv };
+    let windows = WindowCache::of(model, space);
+    let blocks = WindowCache::of_layer(windows, model.layers[layer].window, space);
     Footprint {
         weights: Bytes(weights),
-        kv: Bytes(kept.block_bytes().saturating_mul(space.blocks)),
+        kv: Bytes(kept.block_bytes().saturating_mul(blocks)),
         buffers: Bytes(0),
     }
+}
+
+/// How many layers fit into `usable` bytes, whichever of these in a row they are, where some are larger than others.
+pub(crate) fn most_in_a_row(
+    fixed: Footprint,
+    layers: impl Iterator<Item = Footprint>,
+    usable: u64,
+) -> u64 {
+    let each: Vec<u64> = layers.map(|layer| layer.total().0).collect();
+    // Weights and keys and values are rounded up to pages.
+    let taken = fixed.total().0.saturating_add(2 * ALIGNMENT);
+    let rest = usable.saturating_sub(taken);
+    let (mut end, mut sum, mut most) = (0, 0u64, each.len());
+    for start in 0..each.len() {
+        while end < each.len() && sum.saturating_add(each[end]) <= rest {
+            sum += each[end];
+            end += 1;
+        }
+        if end < each.len() {
+            most = most.min(end - start);
+        }
+        match end > start {
+            true => sum -= each[start],
+            false => end = start + 1,
+        }
+    }
+    most as u64
 }
 
 /// How many layers fit into `usable` bytes.
@@ -164,4 +193,31 @@ pub(crate) fn most_layers(fixed: Footprint, each: Footprint, usable: u64) -> u64
     let most = rest / each.total().0.max(1);
     // Rounding takes at most two pages.
     (0..=most).rev().take(4).find(|&layers| taken(layers) <= usable).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_layers_fit_as_of_the_worst_that_are_in_a_row() {
+        let of = |kv: u64| Footprint { weights: Bytes(100), kv: Bytes(kv), ..Footprint::default() };
+        let fit = |layers: &[u64], usable: u64| {
+            let fixed = Footprint { buffers: Bytes(50), ..Footprint::default() };
+            let room = usable + 50 + 2 * ALIGNMENT;
+            most_in_a_row(fixed, layers.iter().map(|&kv| of(kv)), room)
+        };
+        // One of three layers keeps all positions.
+        let layers = [10, 10, 400, 10, 10, 400];
+        assert_eq!(fit(&layers, 6 * 100 + 840), 6);
+        assert_eq!(
+            fit(&layers, 6 * 100 + 839),
+            5,
+            "any five have two of the large ones, or are smaller"
+        );
+        assert_eq!(fit(&layers, 500 + 2), 1, "400 and 100, and what is beside it needs 110");
+        assert_eq!(fit(&layers, 499), 0);
+        // The largest counted for all would be two.
+        assert_eq!(fit(&layers, 1100), 3);
+    }
 }

@@ -14,7 +14,7 @@
 //! Every operator is as likely as every other, so that over the steps each kind of each layer is checked.
 
 use super::tap::{self, Check, Tap, Taps};
-use super::{Buffer, Member, Op, Part, Space, Step};
+use super::{Buffer, HeldLayer, Member, Op, Part, Space, Step, WindowCache};
 use crate::Activity;
 use crate::cost::shard::Shard;
 use crate::cost::shard::len;
@@ -295,15 +295,25 @@ pub(super) fn cells(
         positions.push((dice.below(part.past), false));
     }
     let kept = KvShape { heads, head_size, quant: space.kv };
+    let windows = WindowCache::of(model, space);
     let cell = |(position, fresh): (u64, bool)| {
         let (block, slot) = (part.blocks[(position / KV_BLOCK) as usize], position % KV_BLOCK);
         let mut cell = Dice::new(&[u64::from(block), slot, at as u64]);
         let (layer, is_key, head) = (cell.below(layers), cell.below(2) == 0, cell.below(heads));
+        let blocks = |of: &HeldLayer| WindowCache::of_layer(windows, of.window, space);
+        let held = &member.holding.layers;
+        let start: u64 = held[..layer as usize].iter().map(blocks).sum();
+        let own = match windows.filter(|_| held[layer as usize].window.is_some()) {
+            // What no row of the step sees may have been written over.
+            Some(cache) if position + cache.window <= newest => return None,
+            Some(cache) => cache.block(part, position / KV_BLOCK),
+            None => block,
+        };
         let mut numbers = kept.numbers(head, is_key, slot);
-        numbers.offset += (layer * space.blocks + u64::from(block)) * kept.block_bytes();
-        CachedCell { block, slot, position, fresh, layer, numbers }
+        numbers.offset += (start + u64::from(own)) * kept.block_bytes();
+        Some(CachedCell { block, slot, position, fresh, layer, numbers })
     };
-    positions.into_iter().map(cell).collect()
+    positions.into_iter().filter_map(cell).collect()
 }
 
 /// Where captures go.

@@ -9,6 +9,7 @@ use spanker_topology::{ExchangeKind, Kernels};
 use super::audit::{Audit, capacity};
 use super::experts;
 use super::tables::StepTables;
+use super::windows::WindowCache;
 use crate::cost::Group;
 use crate::cost::shard::{Shard, Split, len};
 use crate::plan::Stage;
@@ -218,6 +219,8 @@ pub(crate) struct Exchanging {
 pub(crate) struct Inputs {
     /// Layers.
     pub(super) layers: u64,
+    /// Layers with a window.
+    windowed: u64,
     /// Whether normed rows are needed as Q8_0, and as Q8_K.
     q8_0: bool,
     q8k: bool,
@@ -245,6 +248,7 @@ impl Inputs {
         };
         Inputs {
             layers: layers.len() as u64,
+            windowed: layers.iter().filter(|layer| layer.window.is_some()).count() as u64,
             q8_0: used(Quant::Q8_0),
             q8k: used(Quant::Q8K),
             whole: layers.iter().map(joined).max().unwrap_or(0),
@@ -340,11 +344,16 @@ impl<'a> Sizing<'a> {
         let ffn = used * len(&shard.ffn);
         let times = |one: u64, other: u64| one.saturating_mul(other);
         let kept = KvShape { heads: len(&shard.kv_heads), head_size: size, quant: kept };
-        let cached = times(times(inputs.layers, blocks), kept.block_bytes());
+        let windows = WindowCache::of(model, self.space);
+        let (all, own) = match windows {
+            Some(cache) => (inputs.layers - inputs.windowed, times(inputs.windowed, cache.blocks)),
+            None => (inputs.layers, 0),
+        };
+        let cached = times(times(all, blocks).saturating_add(own), kept.block_bytes());
         let head = |quant: Quant| last && model.head.quant.input() == quant;
         buffer(Buffer::Table, times(context, model.rope_dims * 4 * inputs.turnings));
         buffer(Buffer::Kv, cached);
-        buffer(Buffer::Step, StepTables::most(self.space));
+        buffer(Buffer::Step, StepTables::most(self.space, windows));
         buffer(Buffer::X, rows * hidden * 4);
         buffer(Buffer::H, rows * hidden * 4);
         buffer(Buffer::Queries, rows * heads * 4);

@@ -4,9 +4,10 @@
 use spanker_model::{Activation, KV_BLOCK, KvShape, Quant, Strided};
 
 use super::audit::{Dice, Made, Sink};
-use super::{Buffer, Held, Member, Op, Step};
+use super::windows;
+use super::{Buffer, Held, Member, Op, Part, Step};
 use crate::Activity;
-use crate::work::{PICK_BYTES, Place, Scores, Work};
+use crate::work::{KvCache, PICK_BYTES, Place, Scores, Work};
 
 /// Elements of a row of results that are compared, besides its first and its last.
 const SAMPLES: u64 = 14;
@@ -303,6 +304,15 @@ fn rows(
     }
 }
 
+/// The block of a layer's KV cache in which a block of a sequence lies.
+fn block_of(cache: &KvCache, (part, member): (&Part<'_>, &Member), at: u64) -> u32 {
+    // Layers with a window find their rows in tables of their own, where they have them.
+    match cache.rows == member.place(Buffer::Step) {
+        true => part.blocks[at as usize],
+        false => windows::block_of(part, at, cache.count),
+    }
+}
+
 /// One head of a row.
 fn heads(
     work: &Work,
@@ -327,7 +337,7 @@ fn heads(
             let (shape, from) = (cache.shape()?, if is_key { keys } else { values });
             let size = cache.head_size * 4;
             let from = captures.input(after(from, (row * cache.heads + head) * size), size, false);
-            let block = part.blocks[(position / KV_BLOCK) as usize];
+            let block = block_of(&cache, (part, member), position / KV_BLOCK);
             let block = after(cache.blocks, u64::from(block) * shape.block_bytes());
             let slot = position % KV_BLOCK;
             let numbers = captures.strided(block, shape.numbers(head, is_key, slot));
@@ -345,7 +355,7 @@ fn heads(
             let (last, slots) = (position / KV_BLOCK, position % KV_BLOCK + 1);
             let first = scores.first_seen(position) / KV_BLOCK;
             let place = |at: u64| {
-                let block = u64::from(part.blocks[at as usize]);
+                let block = u64::from(block_of(&cache, (part, member), at));
                 after(cache.blocks, block * shape.block_bytes() + kv * shape.head_bytes())
             };
             // Whole blocks, and of the last one what is seen.

@@ -12,6 +12,7 @@ use super::buffers::result_bytes;
 use super::tables::Outputs;
 use super::{
     Buffer, Held, HeldFfn, HeldLayer, Member, Numerics, Op, Space, Step, StepShape, StepTables,
+    WindowCache,
 };
 use crate::Activity;
 use crate::cost::shard::{Shard, Split, len};
@@ -51,6 +52,8 @@ pub(crate) struct Writer<'a, S> {
     pub(super) rows: u64,
     shape: StepShape,
     tables: StepTables,
+    /// What layers with a window keep, where these have blocks of their own.
+    windows: Option<WindowCache>,
     /// For each member, the types that its normed rows are ready for.
     ready: Vec<[bool; 2]>,
     pub(crate) programs: S,
@@ -59,8 +62,10 @@ pub(crate) struct Writer<'a, S> {
 impl<'a, S: Sink> Writer<'a, S> {
     pub(crate) fn new(of: Context<'a>, step: &'a Step<'a>, programs: S) -> Self {
         let ready = vec![[false; 2]; of.members.len()];
-        let (shape, tables) = (StepShape::of(step), StepTables::of(step));
-        Writer { of, members: of.members, step, rows: shape.rows, shape, tables, ready, programs }
+        let windows = WindowCache::of(of.model, of.space);
+        let (shape, tables) = (StepShape::of(step), StepTables::of(step, windows));
+        let (members, rows) = (of.members, shape.rows);
+        Writer { of, members, step, rows, shape, tables, windows, ready, programs }
     }
 
     pub(super) fn place(&self, member: usize, buffer: Buffer) -> Place {
@@ -84,25 +89,42 @@ impl<'a, S: Sink> Writer<'a, S> {
 
     /// The tables of the step, on every card.
     pub(crate) fn data(&mut self, members: Range<usize>) {
-        let length = StepTables::length(self.step);
+        let length = StepTables::length(self.step, self.windows);
         for member in members {
             let into = self.place(member, Buffer::Step);
             self.programs.push(member, Op::Data { into, length });
             for &[from, to] in self.step.copies {
-                self.copy_block(member, u64::from(from), u64::from(to));
+                self.copy_block(member, u64::from(from), u64::from(to), false);
+            }
+            for &[from, to] in self.step.windowed_copies {
+                self.copy_block(member, u64::from(from), u64::from(to), true);
             }
         }
     }
 
-    /// Copies a block of the KV cache, in all layers of a member.
-    fn copy_block(&mut self, member: usize, from: u64, to: u64) {
+    /// Whether a layer of a member has blocks of its class of layers with a window.
+    fn is_windowed(&self, member: usize, layer: usize) -> bool {
+        self.windows.is_some() && self.held(member, layer).window.is_some()
+    }
+
+    /// Where the KV cache of a layer of a member begins, in blocks, and how many it has.
+    fn layer_blocks(&self, member: usize, layer: usize) -> (u64, u64) {
+        let blocks =
+            |layer: &HeldLayer| WindowCache::of_layer(self.windows, layer.window, self.of.space);
+        let layers = &self.members[member].holding.layers;
+        (layers[..layer].iter().map(blocks).sum(), blocks(&layers[layer]))
+    }
+
+    /// Copies a block of the KV cache, in all layers of a member that have a window, or in all others.
+    fn copy_block(&mut self, member: usize, from: u64, to: u64, windowed: bool) {
         let one = &self.members[member];
         let heads = len(&one.shard.kv_heads);
         let shape = KvShape { heads, head_size: self.of.model.head_size, quant: self.of.space.kv };
         let (base, length) = (self.place(member, Buffer::Kv), shape.block_bytes());
-        for layer in 0..one.holding.layers.len() as u64 {
-            let block = |at: u64| after(base, (layer * self.of.space.blocks + at) * length);
-            if length > 0 {
+        for layer in 0..one.holding.layers.len() {
+            let (start, _) = self.layer_blocks(member, layer);
+            let block = |at: u64| after(base, (start + at) * length);
+            if length > 0 && self.is_windowed(member, layer) == windowed {
                 self.work(member, Work::Copy { from: block(from), into: block(to), length });
             }
         }
@@ -281,15 +303,14 @@ impl<'a, S: Sink> Writer<'a, S> {
         let (head_size, dims) = (model.head_size, model.rope_dims);
         let shape = KvShape { heads: kv, head_size, quant: space.kv };
         let tables = self.place(member, Buffer::Step);
+        let (start, count) = self.layer_blocks(member, layer);
+        let (rows_at, own) = (self.tables.rows, self.is_windowed(member, layer));
         let cache = KvCache {
-            blocks: after(
-                self.place(member, Buffer::Kv),
-                layer as u64 * space.blocks * shape.block_bytes(),
-            ),
-            count: space.blocks,
-            rows: after(tables, self.tables.rows),
+            blocks: after(self.place(member, Buffer::Kv), start * shape.block_bytes()),
+            count,
+            rows: after(tables, if own { self.tables.window_rows } else { rows_at }),
             tables: after(tables, self.tables.tables),
-            entries: self.tables.entries(space),
+            entries: self.tables.entries(space, self.windows),
             heads: kv,
             head_size,
             quant: ggml_id(space.kv),
@@ -305,7 +326,8 @@ impl<'a, S: Sink> Writer<'a, S> {
         };
         let turned = if held.turning == Turning::None { 0 } else { 2 };
         for (data, heads) in [(queries, heads), (keys, kv)].into_iter().take(turned) {
-            let (positions, at, pairs) = (space.context, cache.rows, self.of.numerics.pairs);
+            let (positions, at, pairs) =
+                (space.context, after(tables, rows_at), self.of.numerics.pairs);
             let turn = Work::RotateRows {
                 data,
                 table,

@@ -112,8 +112,14 @@ impl<'a> Writer<'a> {
                             let past = position + u64::from(token);
                             let blocks = vec![0; KvShape::blocks_for(past + 1) as usize];
                             let want = Want::Best(1);
-                            let part =
-                                Part { tokens: &[0], past, blocks: &blocks, want, outputs: 1 };
+                            let part = Part {
+                                tokens: &[0],
+                                past,
+                                blocks: &blocks,
+                                windowed: &[],
+                                want,
+                                outputs: 1,
+                            };
                             let parts = vec![part; together as usize];
                             let wave = Wave {
                                 parts: &parts,
@@ -161,7 +167,8 @@ impl<'a> Writer<'a> {
             let blocks = vec![0; KvShape::blocks_for(pass.past + pass.tokens) as usize];
             let want = if end { Want::Best(1) } else { Want::Nothing };
             let past = pass.past;
-            let part = Part { tokens: &tokens, past, blocks: &blocks, want, outputs: 1 };
+            let part =
+                Part { tokens: &tokens, past, blocks: &blocks, windowed: &[], want, outputs: 1 };
             let parts = vec![part; sequences as usize];
             let wave =
                 Wave { parts: &parts, token: 0, first: piece == 0, last: end, completes: end };

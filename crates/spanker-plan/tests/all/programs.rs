@@ -7,8 +7,8 @@ use spanker_collective::DType;
 use spanker_model::{Model, Quant, builtin};
 use spanker_plan::{
     ALIGNMENT, Audit, Buffer, BufferId, CardLayout, KvCache, Layout, Numerics, Objective, Op, Part,
-    Piece, Place, Plan, Programs, ROW_BYTES, Request, Space, Split, Step, Want, Wiring, Work,
-    card_layouts,
+    Piece, Place, Plan, Programs, ROW_BYTES, Request, Space, Split, Step, Want, WindowCache,
+    Wiring, Work, card_layouts,
 };
 use spanker_topology::{Cluster, ExchangeKind, Kernels, Profile, Shape};
 
@@ -19,8 +19,9 @@ fn model() -> impl Strategy<Value = Model> {
     let names = vec!["smollm2-135m", "tinyllama-1.1b", "qwen2.5-0.5b", "llama-3.2-1b"];
     let quants = vec![Quant::Q4_0, Quant::Q4K, Quant::Q8_0, Quant::F16];
     let quant = prop::sample::select(quants);
-    (prop::sample::select(names), quant.clone(), quant, any::<bool>()).prop_map(
-        |(name, quant, finer, tied)| {
+    let window = prop::option::of(1u64..100);
+    (prop::sample::select(names), quant.clone(), quant, any::<bool>(), window).prop_map(
+        |(name, quant, finer, tied, window)| {
             let mut model = builtin(name, quant).unwrap();
             model.layers.truncate(6);
             for layer in model.layers.iter_mut().step_by(2) {
@@ -28,6 +29,7 @@ fn model() -> impl Strategy<Value = Model> {
                 layer.v = layer.v.with_quant(finer);
                 layer.up = layer.up.with_quant(finer);
             }
+            model.layers.iter_mut().skip(1).step_by(3).for_each(|layer| layer.window = window);
             if tied {
                 model.head = model.embedding;
                 model.tied = true;
@@ -174,7 +176,12 @@ fn unread(layout: &CardLayout, programs: &Programs, member: usize, step: &Step<'
 type Drawn = (u64, u64, u8);
 
 /// The parts of a step of these sequences that a space has room for.
-fn parts<'t>(space: Space, drawn: &[Drawn], tokens: &'t [u32], blocks: &'t [u32]) -> Vec<Part<'t>> {
+fn parts<'t>(
+    space: Space,
+    drawn: &[Drawn],
+    tokens: &'t [u32],
+    [blocks, windowed]: [&'t [u32]; 2],
+) -> Vec<Part<'t>> {
     let (mut left, mut outputs) = (space.batch, space.outputs);
     let mut list = Vec::new();
     for (sequence, &(count, past, want)) in drawn.iter().enumerate() {
@@ -195,8 +202,9 @@ fn parts<'t>(space: Space, drawn: &[Drawn], tokens: &'t [u32], blocks: &'t [u32]
         let most = outputs.saturating_sub(space.sequences - sequence as u64 - 1);
         let asked = most.clamp(1, count);
         outputs -= if want == Want::Nothing { 0 } else { asked };
-        let blocks = &blocks[sequence * blocks.len() / space.sequences as usize..];
-        list.push(Part { tokens, past, blocks, want, outputs: asked });
+        let first = sequence * blocks.len() / space.sequences as usize;
+        let (blocks, windowed) = (&blocks[first..], &windowed[first..]);
+        list.push(Part { outputs: asked, windowed, ..Part::new(tokens, past, blocks, want) });
     }
     list
 }
@@ -211,15 +219,21 @@ fn walk(
     let tokens: Vec<u32> =
         (0..space.batch).map(|at| (at * 0x9E37_79B1 % model.vocab) as u32).collect();
     let blocks: Vec<u32> = (0..space.blocks as u32).rev().collect();
-    let parts = parts(space, drawn, &tokens, &blocks);
+    let windows = WindowCache::of(model, space);
+    let own = windows.map_or(space.blocks, |windows| windows.blocks) as u32;
+    let windowed: Vec<u32> = blocks.iter().map(|block| block % own).collect();
+    let parts = parts(space, drawn, &tokens, [&blocks, &windowed]);
     let copies = [[0, space.blocks as u32 - 1]];
+    let windowed_copies = [[0, own - 1]];
     let turn = space.turns - 1;
     let mut found = Vec::new();
     for stages in &layout.replicas {
         let mut layouts = card_layouts(model, cluster, stages, space, None, None);
         layouts.iter_mut().for_each(&edit);
         let programs = Programs::symbolic(model, cluster, stages, space);
-        let step = Step { parts: &parts, copies: &copies[usize::from(space.blocks < 2)..], turn };
+        let copies = &copies[usize::from(space.blocks < 2)..];
+        let windowed_copies = &windowed_copies[usize::from(windows.is_none())..];
+        let step = Step { copies, windowed_copies, turn, ..Step::of(&parts) };
         programs.check(&step).unwrap();
         let cards: Vec<usize> = programs.members().iter().map(|member| member.card).collect();
         let wiring = Wiring::of(cluster, &cards).unwrap();
@@ -242,8 +256,8 @@ proptest! {
         split in prop::sample::select(vec![Split::Gather, Split::Reduce]),
         cut in prop::collection::vec(any::<bool>(), 6),
         shares in prop::collection::vec(0.05f64..2.0, 6),
-        (context, batch, sequences) in (1u64..300, 1u64..24, 1u64..4),
-        drawn in prop::collection::vec((1u64..24, 0u64..300, 0u8..4), 1..4),
+        (context, batch, sequences) in (1u64..900, 1u64..24, 1u64..4),
+        drawn in prop::collection::vec((1u64..24, 0u64..900, 0u8..4), 1..4),
         whole in any::<bool>(),
     ) {
         let layout = layout(&model, cluster.cards(), split, &cut, &shares);

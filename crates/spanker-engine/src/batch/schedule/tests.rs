@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use proptest::prelude::*;
+use spanker_llm::WindowCache;
 
 use super::*;
 
@@ -18,6 +19,20 @@ fn fingerprint(tokens: &[u32]) -> Slot {
 /// Cards that remember.
 struct Cards {
     blocks: Vec<[Slot; 64]>,
+    /// Layers with a window: how many positions their rows see, and what is in their blocks.
+    windowed: Option<(usize, Vec<[Slot; 64]>)>,
+}
+
+/// A slot of a position, by a block table.
+fn slot(blocks: &[u32], position: usize) -> (usize, usize) {
+    (blocks[position / 64] as usize, position % 64)
+}
+
+/// Windows with blocks for so many sequences and the rows of a step.
+fn windows(window: u64, sequences: u64, rows: u64) -> WindowCache {
+    let touched = |positions: u64| (positions.max(1) - 1).div_ceil(64) + 1;
+    let blocks = sequences * (touched(window) + 1) + touched(rows);
+    WindowCache { window, blocks }
 }
 
 impl Cards {
@@ -26,31 +41,51 @@ impl Cards {
         for &[from, to] in &step.copies {
             self.blocks[to as usize] = self.blocks[from as usize];
         }
+        if let Some((_, blocks)) = &mut self.windowed {
+            assert_eq!(step.copies.len(), step.windowed_copies.len());
+            for &[from, to] in &step.windowed_copies {
+                blocks[to as usize] = blocks[from as usize];
+            }
+        }
         let mut written = Vec::new();
+        let mut windowed = Vec::new();
         for part in &step.parts {
             let whole = &wholes[&part.id];
-            let slot = |position: usize| (part.blocks[position / 64] as usize, position % 64);
             let real = part.tokens.len() - part.guessed;
             let mut text = whole[..part.past].to_vec();
             for (at, token) in part.tokens.iter().enumerate() {
                 let position = part.past + at;
                 assert!(at >= real || whole[position] == *token, "sequence {}", part.id);
                 text.push(*token);
-                let (block, place) = slot(position);
+                let (block, place) = slot(&part.blocks, position);
                 self.blocks[block][place] = fingerprint(&text);
                 written.push((block, place));
+                if let Some((_, blocks)) = &mut self.windowed {
+                    let (block, place) = slot(&part.windowed, position);
+                    blocks[block][place] = fingerprint(&text);
+                    windowed.push((block, place));
+                }
             }
         }
-        let count = written.len();
-        written.sort_unstable();
-        written.dedup();
-        assert_eq!(written.len(), count, "a slot is written once in a step");
+        for mut written in [written, windowed] {
+            let count = written.len();
+            written.sort_unstable();
+            written.dedup();
+            assert_eq!(written.len(), count, "a slot is written once in a step");
+        }
         for part in &step.parts {
             let whole = &wholes[&part.id];
             for position in 0..part.past + part.tokens.len() - part.guessed {
                 let (block, place) = (part.blocks[position / 64] as usize, position % 64);
                 let right = fingerprint(&whole[..=position]);
                 assert_eq!(self.blocks[block][place], right, "{} at {position}", part.id);
+            }
+            let Some((window, blocks)) = &self.windowed else { continue };
+            let end = part.past + part.tokens.len() - part.guessed;
+            for position in (part.past + 1).saturating_sub(*window)..end {
+                let (block, place) = slot(&part.windowed, position);
+                let right = fingerprint(&whole[..=position]);
+                assert_eq!(blocks[block][place], right, "{} sees {position}", part.id);
             }
         }
     }
@@ -120,9 +155,12 @@ struct World {
 }
 
 impl World {
-    fn new(blocks: usize, parallel: usize) -> World {
-        let schedule = Schedule::new(BlockPool::new(blocks, true), parallel);
-        let cards = Cards { blocks: vec![[0; 64]; blocks] };
+    fn new(blocks: usize, parallel: usize, windows: Option<WindowCache>) -> World {
+        let pool = BlockPool::new(blocks, true).with_windows(windows);
+        let schedule = Schedule::new(pool, parallel);
+        let windowed =
+            |cache: WindowCache| (cache.window as usize, vec![[0; 64]; cache.blocks as usize]);
+        let cards = Cards { blocks: vec![[0; 64]; blocks], windowed: windows.map(windowed) };
         let (wholes, answers) = (HashMap::new(), HashMap::new());
         let under_way = VecDeque::new();
         World { schedule, cards, wholes, answers, under_way, guessed: (0, 0) }
@@ -200,8 +238,13 @@ proptest! {
         prompt_rows in 1..40usize,
         depth in 1..4usize,
         gaps in prop::collection::vec(0..4usize, 12),
+        window in prop::option::of((1..200u64, 1..6u64)),
     ) {
-        let mut world = World::new(blocks, parallel);
+        // With blocks for as many sequences as run, or for fewer, which are put back.
+        let windows = window.map(|(window, sequences)| {
+            windows(window, sequences.min(parallel as u64), rows as u64)
+        });
+        let mut world = World::new(blocks, parallel, windows);
         let budget = Budget { rows, prompt_rows, members: parallel.div_ceil(depth) };
         let mut next = 0;
         let mut turns = 0;
@@ -235,9 +278,11 @@ proptest! {
     fn sequences_that_are_restarted_or_removed_at_any_time_lose_no_block(
         lives in lives(),
         acts in prop::collection::vec((0..6usize, 0..12usize), 1..60),
+        window in prop::option::of(1..200u64),
     ) {
+        let windows = window.map(|window| windows(window, 4, 48));
         let (blocks, depth) = (12, 2);
-        let mut world = World::new(blocks, 4);
+        let mut world = World::new(blocks, 4, windows);
         for (id, life) in lives.iter().enumerate() {
             world.add(id as u64, life);
         }
@@ -248,7 +293,8 @@ proptest! {
                 1 if who == 0 => {
                     // All cards are lost, and what they were doing.
                     world.under_way.clear();
-                    let empty = || Schedule::new(BlockPool::new(blocks, true), 4);
+                    let pool = BlockPool::new(blocks, true).with_windows(windows);
+                    let empty = || Schedule::new(pool, 4);
                     let before = std::mem::replace(&mut world.schedule, empty());
                     for (id, tokens, reuses) in before.into_members() {
                         world.schedule.add(id, tokens, reuses);
@@ -271,9 +317,55 @@ proptest! {
 }
 
 #[test]
+#[should_panic(expected = "sees ")]
+fn window_that_is_longer_than_what_is_held_is_found_in_the_cache() {
+    let cache = windows(8, 2, 16);
+    let mut world = World::new(20, 2, Some(cache));
+    // Rows see as far as three blocks back.
+    world.cards.windowed.as_mut().expect("windows").0 = 190;
+    let life =
+        |own| Life { prefix: 0, shared: 0, own, answer: 9, leaves_after: None, reuses: true };
+    let lives = [life(300), life(301)];
+    (0..2).for_each(|id| world.add(id, &lives[id as usize]));
+    let budget = Budget { rows: 16, prompt_rows: 16, members: 2 };
+    for _ in 0..100 {
+        while world.begin(budget) {}
+        world.end(&lives);
+    }
+}
+
+#[test]
+fn sequence_of_any_length_holds_a_window_and_a_beginning_is_used_as_far_as_its_end_sees() {
+    let cache = WindowCache { window: 100, blocks: 5 };
+    let mut world = World::new(40, 1, Some(cache));
+    let life =
+        Life { prefix: 0, shared: 0, own: 1100, answer: 200, leaves_after: None, reuses: true };
+    let lives = [life.clone(), Life { own: 700, ..life.clone() }, Life { answer: 1, ..life }];
+    let budget = Budget { rows: 64, prompt_rows: 64, members: 1 };
+    let mut run = |id: SequenceId, tokens: Vec<u32>| {
+        world.schedule.add(id, tokens.clone(), true);
+        world.wholes.insert(id, tokens);
+        world.answers.insert(id, 0);
+        let admitted = world.schedule.admit()[0].1;
+        while world.begin(budget) {
+            world.end(&lives);
+        }
+        assert_eq!(world.schedule.counts(), (0, 0));
+        (admitted, world.wholes[&id].clone())
+    };
+    let (_, whole) = run(0, prompt(0, &lives[0]));
+    // What comes after it sees the last blocks, which are there still.
+    let (reused, _) = run(2, whole.iter().copied().chain([1, 2, 3]).collect());
+    assert_eq!(reused, whole.len() - 1);
+    // A branch that left it long before sees what is there no more, and is computed from its beginning.
+    let (reused, _) = run(1, whole[..700].to_vec());
+    assert_eq!(reused, 0);
+}
+
+#[test]
 #[should_panic(expected = "1 at ")]
 fn guess_that_is_kept_although_it_was_refused_is_found_in_the_cache() {
-    let mut world = World::new(4, 1);
+    let mut world = World::new(4, 1, None);
     let lives = [0, 1].map(|_| Life {
         prefix: 0,
         shared: 0,
