@@ -298,7 +298,11 @@ spanker_card(const Instruction *program, u32 count, Step step) {
             case STREAMED: streamed(instruction.streamed, memory, ring, next, slot, from); break;
 #else
             case EMBED: embed(instruction.embed); break;
-            case ATTEND: attend(instruction.attend, memory); break;
+            case ATTEND:
+                if (instruction.attend.is_tiled) attend_tiles(instruction.attend, memory);
+                attend(instruction.attend, memory);
+                break;
+            case PACK: pack(instruction.pack); break;
             case VECTOR: vector(instruction, memory); break;
             case MATMUL: matmul(instruction.matmul, memory); break;
             case NORM: norm(instruction.norm, memory); break;
