@@ -123,9 +123,9 @@ pub(crate) struct Args {
     /// of this machine [default: as many as there are cores, shared out over the processes of a host]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
-    /// Tokens of a prompt that are run together
-    #[arg(short, long, default_value_t = spanker_plan::USUAL_BATCH as usize, value_name = "TOKENS")]
-    pub(crate) batch_size: usize,
+    /// Tokens of a prompt that are run together [default: 128, with --fabric cuda 512]
+    #[arg(short, long, value_name = "TOKENS")]
+    pub(crate) batch_size: Option<usize>,
     /// How keys and values are stored: f16, q8_0 in little more than half of the memory, or q4_0 in little more than a
     /// quarter of it
     #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = kept_as)]
@@ -151,7 +151,7 @@ impl Args {
             model: model.to_owned(),
             ctx_size: None,
             threads: None,
-            batch_size: spanker_plan::USUAL_BATCH as usize,
+            batch_size: None,
             kv: Quant::F16,
             fabric: Some(FabricKind::Inproc),
             tensor_split: None,
@@ -188,7 +188,12 @@ impl Args {
             let text = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
             return Err(Usage(text).into());
         }
-        let batch = self.batch_size;
+        // Tiles of many rows keep all of a GPU busy.
+        let usual = match self.fabric() {
+            FabricKind::Cuda => MOST_BATCH,
+            _ => spanker_plan::USUAL_BATCH as usize,
+        };
+        let batch = self.batch_size.unwrap_or(usual);
         if batch == 0 || batch > MOST_BATCH {
             return Err(Usage(format!("--batch-size {batch}: from 1 to {MOST_BATCH}")).into());
         }

@@ -63,6 +63,13 @@ __device__ __forceinline__ void multiply_halves(float out[4], const u32 a[2], u3
         : "r"(a[0]), "r"(a[1]), "r"(b), "f"(0.0f));
 }
 
+// The same of 16 x 16 times 16 x 8: a lane has eight more numbers of each row, and of a column.
+__device__ __forceinline__ void multiply_more_halves(float out[4], const u32 a[4], uint2 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "f"(0.0f));
+}
+
 // Bits of a mask, some of them changed.
 __device__ __forceinline__ u32 mask_and_flip(u32 bits, u32 mask, u32 flipped) {
     u32 out;

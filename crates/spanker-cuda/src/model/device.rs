@@ -25,6 +25,7 @@ pub(super) const KERNEL: &str = concat!(
     include_str!("weights.cu"),
     include_str!("vector.cu"),
     include_str!("tensor.cu"),
+    include_str!("tensor_long.cu"),
     include_str!("rows.cu"),
     include_str!("attend.cu"),
     include_str!("tile.cu"),

@@ -302,7 +302,7 @@ spanker_card(const Instruction *program, u32 count, Step step) {
                 if (instruction.attend.is_tiled) attend_tiles(instruction.attend, memory);
                 attend(instruction.attend, memory);
                 break;
-            case PACK: pack(instruction.pack); break;
+            case PACK: instruction.pack.is_long ? pack_long(instruction.pack) : pack(instruction.pack); break;
             case VECTOR: vector(instruction, memory); break;
             case MATMUL: matmul(instruction.matmul, memory); break;
             case NORM: norm(instruction.norm, memory); break;

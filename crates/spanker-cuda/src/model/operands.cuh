@@ -138,7 +138,9 @@ struct Pack {
     u32 width;
     // Whether words of both halves of a block take turns: for weights of four bits.
     u32 is_interleaved;
-    u32 unused_numbers[16];
+    // Whether blocks are those of Q8_K.
+    u32 is_long;
+    u32 unused_numbers[15];
     u64 from;
     u64 into;
     u64 unused_addresses[10];

@@ -248,7 +248,9 @@ shared_structs! {
         width: u32,
         /// Whether words of both halves of a block take turns: for weights of four bits.
         is_interleaved: u32,
-        unused_numbers: [u32; 16],
+        /// Whether blocks are those of Q8_K.
+        is_long: u32,
+        unused_numbers: [u32; 15],
         from: u64,
         into: u64,
         unused_addresses: [u64; 10],

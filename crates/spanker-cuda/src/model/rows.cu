@@ -111,6 +111,7 @@ __device__ APART void matmul(const Matmul &op, u8 *memory) {
         switch (op.weight_quant) {
             case Q4_0: if constexpr (HAS(Q4_0)) tensor_tiles<Q4_0>(op, memory); break;
             case Q8_0: if constexpr (HAS(Q8_0)) tensor_tiles<Q8_0>(op, memory); break;
+            case Q4_K: if constexpr (HAS(Q4_K)) tensor_long_tiles(op, memory); break;
             default: __trap();
         }
         return;

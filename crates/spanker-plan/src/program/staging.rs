@@ -153,11 +153,11 @@ impl GpuStaging {
         GpuPlaces { barrier: 0, counters, inputs, times, programs, end }
     }
 
-    /// Bytes of so many rows of inputs as tensor cores read them: a byte for each number, scales of four blocks of 32 of an
-    /// even number of rows at a time, and as much as is read beyond the last row.
+    /// Bytes at most of so many rows of inputs as tensor cores read them: a byte for each number, sums and scales of each 256
+    /// of them in 48 bytes, and as much as is read beyond the last row.
     #[must_use]
     pub const fn packed_bytes(rows: u64, width: u64) -> u64 {
-        rows * width + width.div_ceil(128) * 8 * rows.next_multiple_of(2) + 1024
+        rows.next_multiple_of(2) * (width + width.div_ceil(256) * 64) + 1024
     }
 }
 
@@ -194,8 +194,9 @@ impl Sizing<'_> {
             Split::Gather => (model.heads * model.head_size, model.ffn.max(shared)),
             _ => (len(&shard.heads) * model.head_size, len(&shard.ffn).max(len(&shard.shared))),
         };
-        let [width, ..] = self.inputs.widest(model.hidden, joined);
-        let head = self.ends.1 && model.head.quant.input() == Quant::Q8_0;
+        let [short, long, _] = self.inputs.widest(model.hidden, joined);
+        let width = short.max(long);
+        let head = self.ends.1 && model.head.quant.input() != Quant::F32;
         let of = |rows: u64, width: u64| match rows {
             0 | 1 => 0,
             rows if width > 0 => GpuStaging::packed_bytes(rows, width),

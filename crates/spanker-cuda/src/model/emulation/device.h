@@ -271,6 +271,13 @@ inline void multiply_halves(float out[4], const u32 a[2], u32 b) {
         out[i] = sum;
     }
 }
+inline void multiply_more_halves(float out[4], const u32 a[4], uint2 b) {
+    float more[4];
+    const u32 rest[2] = {a[2], a[3]};
+    multiply_halves(out, a, b.x);
+    multiply_halves(more, rest, b.y);
+    for (u32 i = 0; i < 4; i++) out[i] += more[i];
+}
 inline u32 mask_and_flip(u32 bits, u32 mask, u32 flipped) { return (bits & mask) ^ flipped; }
 inline void __nanosleep(u32) { give_way(); }
 inline u32 emulated_clock() { return (u32)(block->ticks += 50); }

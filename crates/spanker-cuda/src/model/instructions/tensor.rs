@@ -9,8 +9,9 @@ use super::super::operands::{Instruction, Matmul, Pack};
 use super::{TILE_ROWS, Writer, bytes_of, small};
 use crate::CudaError;
 
-/// Rows of inputs from which on tensor cores multiply.
+/// Rows of inputs from which on tensor cores multiply, and of long blocks.
 const FEWEST: u32 = 16;
+const FEWEST_LONG: u32 = 8;
 /// Rows of inputs of a tile, blocks of 32 that are in shared memory at a time, and how many times that, as the kernel has it.
 const ROWS: u32 = 64;
 const CHUNK: u32 = 4;
@@ -27,17 +28,19 @@ fn tile_outs(rows: u32, outs: u32, blocks: u32) -> u32 {
     TILES.iter().min_by_key(|tile| cost(tile)).map_or(TILES[0].0, |tile| tile.0)
 }
 
-/// Bytes of a block of weights without its scale, of types that tensor cores multiply.
-fn block_bytes(quant: Quant) -> Option<u32> {
-    match quant {
-        Quant::Q4_0 => Some(16),
-        Quant::Q8_0 => Some(32),
-        _ => None,
-    }
+/// Whether tensor cores multiply weights of a type.
+fn is_multiplied(quant: Quant) -> bool {
+    matches!(quant, Quant::Q4_0 | Quant::Q8_0 | Quant::Q4K)
 }
 
 /// Shared memory of a tile.
-fn tile_shared(block: u32, outs: u32) -> u32 {
+fn tile_shared(quant: Quant, outs: u32) -> u32 {
+    if quant == Quant::Q4K {
+        // Two stages of a block of each row, and what is unpacked of one.
+        let stage = 4 * (outs * 32 + 32) + outs * 16 + 8 * ROWS * 32 + ROWS * 48;
+        return 2 * stage + 8 * outs * 8;
+    }
+    let block = if quant == Quant::Q8_0 { 32 } else { 16 };
     let stage = CHUNK * (outs * block + 32) + CHUNK * ROWS * 32 + CHUNK * 2 * (outs + ROWS);
     STAGES * stage
 }
@@ -74,16 +77,19 @@ impl Writer<'_> {
             ..Default::default()
         };
         let (packed, room) = self.setting.packed;
-        let is_rounded = Some(*input) == Quant::Q8_0.ggml_id() && op.rows >= FEWEST;
+        let is_long = quant == Quant::Q4K;
+        let inputs = if is_long { Quant::Q8K } else { Quant::Q8_0 };
+        let is_rounded = Some(*input) == inputs.ggml_id() && is_multiplied(quant);
         let fits = GpuStaging::packed_bytes(*rows, *width) <= room;
-        let Some(block) = block_bytes(quant).filter(|_| is_rounded && fits) else {
+        if !is_rounded || !fits || op.rows < if is_long { FEWEST_LONG } else { FEWEST } {
             self.push(Instruction::new(op), many_rows(quant, op.width, self.setting.tile_rows));
             return Ok(());
-        };
+        }
         let pack = Instruction::new(Pack {
             rows: op.rows,
             width: op.width,
             is_interleaved: u32::from(quant == Quant::Q4_0),
+            is_long: u32::from(is_long),
             from: op.inputs,
             into: packed,
             ..Default::default()
@@ -93,7 +99,7 @@ impl Writer<'_> {
             self.packed = Some(pack);
         }
         (op.packed, op.tile_outs) = (packed, tile_outs(op.rows, op.outs, self.setting.blocks));
-        self.push(Instruction::new(op), tile_shared(block, op.tile_outs));
+        self.push(Instruction::new(op), tile_shared(quant, op.tile_outs));
         Ok(())
     }
 }
@@ -113,9 +119,9 @@ mod tests {
 
     #[test]
     fn tiles_of_two_blocks_fit_a_multiprocessor() {
-        for quant in [Quant::Q4_0, Quant::Q8_0] {
+        for quant in [Quant::Q4_0, Quant::Q8_0, Quant::Q4K] {
             for (outs, _) in TILES {
-                let shared = tile_shared(block_bytes(quant).unwrap(), outs);
+                let shared = tile_shared(quant, outs);
                 assert!(shared <= 99 << 10, "{quant} {outs}: {shared}");
             }
         }
