@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(tile_outs(128, 4096, 264), 32);
         assert_eq!(tile_outs(64, 32000, 264), 128);
         assert_eq!(tile_outs(16, 128, 264), 32);
-        assert_eq!(tile_outs(16, 128, 0), 32);
+        assert_eq!(tile_outs(16, 128, 0), 128);
     }
 
     #[test]
