@@ -88,9 +88,9 @@ pub(crate) struct Args {
     /// of this machine [default: as many as there are cores, shared out over the processes of a host]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
-    /// Tokens of a prompt that are run together
-    #[arg(short, long, default_value_t = spanker_plan::USUAL_BATCH as usize, value_name = "TOKENS")]
-    pub(crate) batch_size: usize,
+    /// Tokens of a prompt that are run together [default: 128, with --fabric cuda 512]
+    #[arg(short, long, value_name = "TOKENS")]
+    pub(crate) batch_size: Option<usize>,
     /// How keys and values are stored: f16, q8_0 in little more than half of the memory, or q4_0 in little more than a
     /// quarter of it
     #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = quant_of(&KvShape::QUANTS))]
@@ -117,7 +117,7 @@ impl Args {
             model: model.to_owned(),
             ctx_size: None,
             threads: None,
-            batch_size: spanker_plan::USUAL_BATCH as usize,
+            batch_size: None,
             kv: Quant::F16,
             fabric: Some(Fabric::Inproc),
             tensor_split: None,
@@ -148,7 +148,8 @@ impl Args {
 
     /// Tokens that there is room for with this model, and those of a prompt that are run together.
     pub(crate) fn sizes(&self, model: &Model) -> anyhow::Result<(usize, usize)> {
-        Ok(model.sizes(self.ctx_size, self.batch_size)?)
+        let batch = self.batch_size.unwrap_or_else(|| self.fabric().usual_batch());
+        Ok(model.sizes(self.ctx_size, batch)?)
     }
 
     fn cores(&self) -> usize {

@@ -11,7 +11,7 @@ use spanker_engine::{
 use spanker_model::{KvShape, Model, Quant};
 use spanker_plan::{Objective, Plan, PlanReport, Request, choose, explain, remedies};
 use spanker_report::Report;
-use spanker_topology::Cluster;
+use spanker_topology::{Cluster, Kernels};
 
 use crate::cluster::ClusterArgs;
 use crate::llm::{self, DraftArgs, one_of};
@@ -70,9 +70,9 @@ pub(crate) struct Args {
     /// Tokens already there when the priced token is decoded
     #[arg(long, default_value_t = 0, value_name = "TOKENS")]
     at: u64,
-    /// Tokens of a prompt that are run together, as 'spanker run' does
-    #[arg(long, default_value_t = spanker_plan::USUAL_BATCH, value_name = "TOKENS")]
-    batch_size: u64,
+    /// Tokens of a prompt that are run together [default: as 'spanker run' does: 128, on GPUs 512]
+    #[arg(long, value_name = "TOKENS")]
+    batch_size: Option<u64>,
     /// Part of the cards' operators that a run checks, as its --audit: 0 is nothing [default: 0; for what 'spanker
     /// serve' would do its own]
     #[arg(long, value_name = "FRACTION", value_parser = llm::fraction)]
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         fabric: Some(fabric),
         threads: args.threads,
         ctx_size: Some(usize::try_from(args.context)?),
-        batch_size: usize::try_from(args.batch_size)?,
+        batch_size: args.batch_size.map(usize::try_from).transpose()?,
         workers: args.workers.clone(),
         ..llm::Args::usual(&args.model)
     };
@@ -157,7 +157,8 @@ fn plan(
     let given = if args.json || args.copies { choice.clone() } else { choice.to_run() };
     let explained = explain(model, cluster, &request, &given);
     let remedy = remedies(model, cluster, &cards, &request, &choice);
-    let serving = args.concurrency.map(|parallel| serving(args, parallel, model, served));
+    let serving =
+        args.concurrency.map(|parallel| serving(args, parallel, (model, cluster), served));
     let serving = serving.transpose()?.flatten();
     output::progress_done();
     let report = PlanReport {
@@ -185,6 +186,16 @@ fn plan(
     Err(EngineError::DoesNotFit { what, hint: None }.into())
 }
 
+/// Tokens of a prompt that are run together on such cards.
+fn batch_of(args: &Args, cluster: &Cluster) -> u64 {
+    let is_gpu = |card| matches!(cluster.profile(card).kernels, Kernels::Gpu { .. });
+    let fabric = match (0..cluster.cards()).any(is_gpu) {
+        true => Fabric::Cuda,
+        false => Fabric::Cards,
+    };
+    args.batch_size.unwrap_or(fabric.usual_batch() as u64)
+}
+
 /// What is asked of a plan.
 fn asked(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
     if args.concurrency.is_some() && args.objective != Objective::Throughput {
@@ -205,7 +216,7 @@ fn asked(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
         prompt: args.prompt.unwrap_or(512.min(args.context)),
         position: args.at,
         kv: args.kv,
-        batch: args.batch_size,
+        batch: batch_of(args, cluster),
         guesses: args.draft.of_text()?.most(),
         audit: args.audit.unwrap_or(0.0),
     })
@@ -215,14 +226,14 @@ fn asked(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
 fn serving(
     args: &Args,
     parallel: u64,
-    model: &Model,
+    (model, cluster): (&Model, &Cluster),
     served: &Served<'_>,
 ) -> anyhow::Result<Option<ServedReport>> {
     let context = usize::try_from(args.context.min(model.context))?;
     let options = ServiceOptions {
         parallel: usize::try_from(parallel)?,
         context,
-        batch: usize::try_from(args.batch_size)?.min(context),
+        batch: usize::try_from(batch_of(args, cluster))?.min(context),
         kv_memory: None,
         kv: args.kv,
         queue: 0,

@@ -76,7 +76,7 @@ impl GpuMatmul {
             let mut device = on_gpu(Arc::new(Gpu::open(gpu)?))?;
             device.knows(Quant::Q4K);
             // Two instructions, again and again.
-            let staging = GpuStaging { instructions: 2, parts: 1, slots: 0 };
+            let staging = GpuStaging { instructions: 2, parts: 1, slots: 0, inputs: 0 };
             let mut copy = device.allocate(right.len(), "the right operand")?;
             device.write(&mut copy, 0, right)?;
             let rounded = most_rows * Quant::Q8K.row_bytes(width as u64) as usize;

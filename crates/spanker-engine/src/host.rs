@@ -221,6 +221,15 @@ impl Fabric {
         }
     }
 
+    /// Tokens of a prompt that are run together where nobody says: tiles of many rows keep all of a GPU busy.
+    #[must_use]
+    pub fn usual_batch(self) -> usize {
+        match self {
+            Fabric::Cuda => crate::model::MOST_BATCH,
+            _ => spanker_plan::USUAL_BATCH as usize,
+        }
+    }
+
     /// What part of the cards' work is computed again where nobody says: cards and GPUs can compute wrongly, threads of
     /// this process cannot.
     #[must_use]

@@ -14,7 +14,7 @@ use crate::error::{EngineError, Result, chain};
 /// The context where neither a caller nor the model asks for less.
 const USUAL_CONTEXT: usize = 2048;
 /// Tokens of a prompt that can be run together at most.
-const MOST_BATCH: usize = 512;
+pub(crate) const MOST_BATCH: usize = 512;
 
 /// A conversation as a model reads it, up to where its answer begins.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -54,9 +54,9 @@ pub(super) struct Args {
     fabric: Option<Fabric>,
     #[command(flatten)]
     split: SplitArgs,
-    /// Tokens of a prompt that are run together
-    #[arg(short, long, default_value_t = 128, value_name = "TOKENS", value_parser = count(512))]
-    batch_size: u64,
+    /// Tokens of a prompt that are run together [default: 128, with --fabric cuda 512]
+    #[arg(short, long, value_name = "TOKENS", value_parser = count(512))]
+    batch_size: Option<u64>,
     /// Repeats, after one to warm up
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = count(1000))]
     repeats: u64,
@@ -91,7 +91,7 @@ impl Args {
                 _ => TASK + self.generated as usize,
             }),
             threads,
-            batch_size: self.batch_size as usize,
+            batch_size: self.batch_size.map(|batch| batch as usize),
             fabric: self.fabric,
             deadline: self.deadline,
             ..llm::Args::usual(&self.model)

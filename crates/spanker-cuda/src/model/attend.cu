@@ -396,9 +396,22 @@ __device__ __forceinline__ float attend_head(const Attend &op, const KvHead &kv,
     return total / sum;
 }
 
+// Queries of a tile, which go through the blocks of a sequence together. Fewer rows of it are done one by one.
+#define TILE_QUERIES 64
+#define FEWEST_QUERIES 16
+
+// Whether the rows of a tile are of one sequence, one position after the other, and enough of them.
+__device__ __forceinline__ bool is_tile(const Attend &op, u32 tile) {
+    const u32 row = tile * TILE_QUERIES, count = min((u32)TILE_QUERIES, op.rows - row);
+    if (!op.is_tiled || count < FEWEST_QUERIES) return false;
+    const RowAt one = row_at(op.at, row), last = row_at(op.at, row + count - 1);
+    return one.table == last.table && one.position + count - 1 == last.position;
+}
+
 __device__ __forceinline__ void attend(const Attend &op, u8 *memory) {
     const u32 heads = op.heads, size = op.head_size;
     for (u32 unit = blockIdx.x; unit < op.rows * heads; unit += gridDim.x) {
+        if (is_tile(op, unit / heads / TILE_QUERIES)) continue;
         Seen seen;
         seen.row = unit / heads, seen.head = unit % heads, seen.kv = (op.offset + seen.head) / op.group;
         const RowAt at = row_at(op.at, seen.row);

@@ -47,6 +47,36 @@ __device__ __forceinline__ int dot16u(uint4 w, int4 q) {
     return s;
 }
 
+// 16 x 32 signed bytes times 32 x 8 on a warp's tensor cores, added to a number. A lane has of the first, from the first
+// four bytes of its place among four lanes on, those of rows an eighth of the warp apart, and then 16 bytes further those of
+// the same rows; of the second two times four bytes of a column; and of the results two neighbours of each of its rows.
+__device__ __forceinline__ void multiply_bytes(int out[4], const u32 a[4], uint2 b, int from) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(from));
+}
+
+// The same of 16 x 8 f16 times 8 x 8, in f32: a lane has two neighbours of the same rows, and of a column.
+__device__ __forceinline__ void multiply_halves(float out[4], const u32 a[2], u32 b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+        : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b), "f"(0.0f));
+}
+
+// The same of 16 x 16 times 16 x 8: a lane has eight more numbers of each row, and of a column.
+__device__ __forceinline__ void multiply_more_halves(float out[4], const u32 a[4], uint2 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "f"(0.0f));
+}
+
+// Bits of a mask, some of them changed.
+__device__ __forceinline__ u32 mask_and_flip(u32 bits, u32 mask, u32 flipped) {
+    u32 out;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(out) : "r"(bits), "r"(mask), "r"(flipped));
+    return out;
+}
+
 __device__ __forceinline__ u32 largest_in_warp(u32 bits) {
 #if __CUDA_ARCH__ >= 800
     return __reduce_max_sync(~0u, bits);
@@ -147,6 +177,11 @@ __device__ __forceinline__ u64 load_shared(u32 from) {
 // Copies 16 bytes to shared memory, asynchronously.
 __device__ __forceinline__ void copy_async(u32 to, const u8 *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+}
+
+// The same of eight bytes that nobody writes while the kernel runs.
+__device__ __forceinline__ void copy_async_eight(u32 to, const u8 *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"(to), "l"(from) : "memory");
 }
 
 // Weights are read once: what is read again stays in the second-level cache. Where it is known what `createpolicy` makes

@@ -24,8 +24,11 @@ pub(super) const KERNEL: &str = concat!(
     include_str!("operands.cuh"),
     include_str!("weights.cu"),
     include_str!("vector.cu"),
+    include_str!("tensor.cu"),
+    include_str!("tensor_long.cu"),
     include_str!("rows.cu"),
     include_str!("attend.cu"),
+    include_str!("tile.cu"),
     include_str!("stream.cu"),
     include_str!("kernel.cu"),
 );

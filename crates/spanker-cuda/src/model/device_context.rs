@@ -9,7 +9,7 @@ use spanker_model::Quant;
 use spanker_plan::GpuStaging;
 
 use super::device::{Device, Kind, Launch, Memory, Piece, Processor};
-use super::instructions::{TILE_ROWS, many_rows};
+use super::instructions::tile_rows;
 use super::operands::{Instruction, Step, kind};
 use super::slots::{self, Lies};
 use super::streams;
@@ -59,6 +59,11 @@ impl Workspace {
     /// Where the counters are.
     pub(super) fn counters(&self) -> u64 {
         self.base() + self.places.counters
+    }
+
+    /// Where inputs for tensor cores are, and for how many bytes of them there is space.
+    pub(super) fn packed(&self) -> (u64, u64) {
+        (self.base() + self.places.inputs, self.places.times - self.places.inputs)
     }
 
     /// No program is used any more.
@@ -147,9 +152,7 @@ impl Loaded {
 impl DeviceContext {
     /// A device's context.
     pub(super) fn new(device: Box<dyn Device>) -> DeviceContext {
-        let most_shared = device.most_shared();
-        let fits = |rows: &&u32| many_rows(Quant::Q4_0, 0, **rows) <= most_shared;
-        let tile_rows = TILE_ROWS.iter().find(fits).copied().unwrap_or(TILE_ROWS[1]);
+        let tile_rows = tile_rows(device.most_shared());
         DeviceContext { device, types: 0, tile_rows }
     }
 

@@ -28,6 +28,9 @@ const MOST_ROWS: u32 = 1024;
 pub(crate) const TILE_ROWS: [u32; 2] = [32, 16];
 /// Positions of a block of the KV cache, whose values are added up by themselves.
 const BLOCK: u32 = KV_BLOCK as u32;
+/// Rows from which on those of a sequence may attend together, and sizes of heads that can, as the kernel has it.
+const FEWEST_QUERIES: u64 = 16;
+const TILED_HEADS: [u32; 2] = [64, 128];
 
 /// What instructions are made for.
 pub(super) struct Setting<'a> {
@@ -39,6 +42,8 @@ pub(super) struct Setting<'a> {
     pub(super) counters: u64,
     /// How many of them there are.
     pub(super) counted: u32,
+    /// Where inputs for tensor cores are put, and the bytes that there are.
+    pub(super) packed: (u64, u64),
     /// Rows of weights of a tile of a product of many rows.
     pub(super) tile_rows: u32,
     /// Blocks of the kernel whose weights are prefetched, or 0 where that is not possible.
@@ -101,8 +106,8 @@ fn written(
     streams: u32,
 ) -> Result<Parts, CudaError> {
     let parts = Parts::default();
-    let mut writer =
-        Writer { setting, parts, instructions: Vec::new(), alone, streams, rounding: None };
+    let (instructions, rounding, packed) = (Vec::new(), None, None);
+    let mut writer = Writer { setting, parts, instructions, alone, streams, rounding, packed };
     let (mut rest, mut begun) = (ops, 0);
     while let Some(first) = rest.first() {
         let before = writer.parts.ops.len();
@@ -137,6 +142,8 @@ struct Writer<'a> {
     streams: u32,
     /// What the next operator, a product, rounds by itself.
     rounding: Option<Rounding>,
+    /// How inputs came to be where they are for tensor cores, while they are there.
+    packed: Option<Instruction>,
 }
 
 pub(super) fn small(number: u64) -> Result<u32, CudaError> {
@@ -238,6 +245,8 @@ impl Writer<'_> {
             kind::ATTEND => (shared, shared),
             _ => (shared, 0),
         };
+        // Others may write what it was made of.
+        self.packed = self.packed.filter(|_| instruction.kind() == kind::MATMUL);
         self.parts.shared = self.parts.shared.max(plain);
         self.parts.streamed = self.parts.streamed.max(streamed);
         self.parts.ops.push(0..0);
@@ -245,6 +254,7 @@ impl Writer<'_> {
     }
 
     fn close(&mut self) {
+        self.packed = None;
         let runs = streams::runs(std::mem::take(&mut self.instructions));
         self.parts.parts.extend(runs.into_iter().map(|(streamed, run)| match streamed {
             true => Part::Streamed(run),
@@ -536,6 +546,7 @@ impl Writer<'_> {
             } else {
                 2
             };
+        let is_tiled = rows >= FEWEST_QUERIES && TILED_HEADS.contains(&size);
         let op = operands::Attend {
             rows: small(rows)?,
             heads: small(heads)?,
@@ -546,6 +557,7 @@ impl Writer<'_> {
             scale,
             near,
             quant: cache.quant,
+            is_tiled: u32::from(is_tiled),
             queries: self.at(queries),
             cache: self.at(cache.blocks),
             at: self.at(cache.rows),
@@ -557,7 +569,10 @@ impl Writer<'_> {
         let near_keys = near / 2 / BLOCK * BLOCK;
         let row = small(bytes_of(cache.quant)?.row_bytes(cache.head_size))?;
         let sums = near / BLOCK * size * 4;
-        Ok((op, 3 * size * 4 + sums + (near + near_keys) * row + warps * (BLOCK * 4 + 16)))
+        let one = 3 * size * 4 + sums + (near + near_keys) * row + warps * (BLOCK * 4 + 16);
+        // Queries and keys, number by number, and weights of a tile.
+        let tile = (2 * size + BLOCK) * (BLOCK + 4) * 4;
+        Ok((op, one.max(if is_tiled { tile } else { 0 })))
     }
 
     /// An instruction for one operator.
@@ -598,21 +613,7 @@ impl Writer<'_> {
                 let one = RowProduct { a: *a, b: *b, out: *out, width, rows, types: *types };
                 return self.vectors(&[one], None, keep::STORE, None);
             }
-            Work::Matmul { a, b, out, shape: [rows, width, outs], types: [input, weights] } => {
-                let op = operands::Matmul {
-                    rows: small(*rows)?,
-                    width: small(*width)?,
-                    outs: small(*outs)?,
-                    input_quant: *input,
-                    weight_quant: *weights,
-                    inputs: self.at(*a),
-                    weights: self.at(*b),
-                    out: self.at(*out),
-                    ..Default::default()
-                };
-                let shared = many_rows(bytes_of(*weights)?, op.width, self.setting.tile_rows);
-                (Instruction::new(op), shared)
-            }
+            Work::Matmul { .. } => return self.rows_product(work),
             Work::AttendBlocks { .. } => {
                 let (op, shared) = self.attention(work)?;
                 (Instruction::new(op), shared)
@@ -780,17 +781,15 @@ fn stride(count: u32) -> u32 {
     (count.div_ceil(4) | 1) * 4
 }
 
-/// Shared memory of a product of many rows by tiles of so many rows: inputs twice, and terms.
-pub(crate) fn many_rows(weights: Quant, width: u32, tile: u32) -> u32 {
-    if weights.block() == 1 { width * 4 } else { 2 * 16 * 32 * 40 + tile * 16 * 33 * 4 }
-}
-
 /// Rows of a tile: so that blocks have equally much to do, and terms fit.
 fn tile(rows: u32, each: u32, blocks: u32) -> u32 {
     let most = (TERMS / each).clamp(1, MOST_ROWS);
     let rounds = rows.div_ceil(blocks).div_ceil(most).max(1);
     rows.div_ceil(blocks * rounds).max(1)
 }
+
+mod tensor;
+pub(crate) use tensor::{many_rows, tile_rows};
 
 #[cfg(test)]
 mod tests;

@@ -122,14 +122,19 @@ __device__ APART void quantize(const Quantize &op) {
         round_long(values / 256, (u8 *)op.into, [=](u64 block, u32 at) { return read(from + block * 256 + at); });
         return;
     }
-    u32 lane = threadIdx.x % 32;
-    for (u64 at = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32; at < values / 32; at += (u64)gridDim.x * WARPS) {
-        float value = read(from + at * 32 + lane);
-        int byte;
-        float scale = round_values<1>(&value, &byte);
-        u8 *block = (u8 *)op.into + at * 34;
-        block[2 + lane] = (u8)byte;
-        if (lane == 0) *(u16 *)block = to_half(scale);
+    // A thread has eight values: all of a warp take part, whether there are any or not.
+    const u64 eights = values / 8;
+    for (u64 eight = (u64)blockIdx.x * THREADS + threadIdx.x; eight / 32 * 32 < eights; eight += (u64)gridDim.x * THREADS) {
+        const bool there = eight < eights;
+        const float4 *of = (const float4 *)from + (there ? eight : 0) * 2;
+        const float4 a = __ldcg(of), b = __ldcg(of + 1);
+        const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        const Rounded rounded = round_eight(v, Q8_0);
+        if (!there) continue;
+        u16 *block = (u16 *)op.into + eight / 4 * 17, *bytes = block + 1 + eight % 4 * 4;
+        bytes[0] = (u16)rounded.bytes.x, bytes[1] = (u16)(rounded.bytes.x >> 16);
+        bytes[2] = (u16)rounded.bytes.y, bytes[3] = (u16)(rounded.bytes.y >> 16);
+        if (eight % 4 == 0) block[0] = to_half(rounded.scale);
     }
 }
 
@@ -157,28 +162,58 @@ __device__ APART void rotate(const Rotate &op) {
     }
 }
 
-// A run of 32 numbers of a head at a time for each warp: of keys, and then of values.
+// Runs of 32 numbers of a head for each warp, some at a time: of keys, and then of values.
+#define KEPT_RUNS 4
 __device__ APART void keep_kv(const KeepKv &op) {
     const u32 size = op.head_size, runs = (size + 31) / 32, lane = threadIdx.x % 32;
     const u64 count = (u64)op.rows * op.kv_heads * runs * 2;
-    for (u64 i = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32; i < count; i += (u64)gridDim.x * WARPS) {
-        const bool is_key = i < count / 2;
-        const u64 of = is_key ? i : i - count / 2, head = of / runs;
-        const u32 row = head / op.kv_heads, number = of % runs * 32 + lane;
-        const RowAt at = row_at(op.at, row);
-        const KvHead kv = kv_head(op.cache, op.tables, at.table, op.kv_heads, head % op.kv_heads, size, op.quant);
-        const float *from = (const float *)(is_key ? op.keys : op.values) + head * size;
-        const float value = number < size ? read(from + number) : 0.0f;
-        keep_number(kv, at.position, is_key, number, value, true, nullptr);
+    const u64 step = (u64)gridDim.x * WARPS;
+    for (u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32; first < count; first += KEPT_RUNS * step) {
+        // All are loaded before the first is stored.
+        float values[KEPT_RUNS];
+        RowAt at[KEPT_RUNS];
+#pragma unroll
+        for (u32 which = 0; which < KEPT_RUNS; which++) {
+            const u64 i = min(first + which * step, count - 1), of = i % (count / 2), head = of / runs;
+            const u32 number = of % runs * 32 + lane;
+            const float *from = (const float *)(i < count / 2 ? op.keys : op.values) + head * size;
+            values[which] = number < size ? read(from + number) : 0.0f;
+            at[which] = row_at(op.at, head / op.kv_heads);
+        }
+#pragma unroll
+        for (u32 which = 0; which < KEPT_RUNS; which++) {
+            const u64 i = first + which * step, of = i % (count / 2), head = of / runs;
+            if (i >= count) break;
+            const KvHead kv =
+                kv_head(op.cache, op.tables, at[which].table, op.kv_heads, head % op.kv_heads, size, op.quant);
+            keep_number(kv, at[which].position, i < count / 2, of % runs * 32 + lane, values[which], true, nullptr);
+        }
     }
 }
 
+// Whether numbers can be read and written four at a time.
+__device__ __forceinline__ bool in_fours(u64 a, u64 b, u64 c, u32 elements) { return ((a | b | c) & 15) == 0 && elements % 4 == 0; }
+
 __device__ void gate(const Gate &op) {
+    if (in_fours(op.gate, op.up, op.into, op.elements)) {
+        for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements / 4; i += gridDim.x * THREADS) {
+            const float4 a = __ldcg((const float4 *)op.gate + i), b = __ldcg((const float4 *)op.up + i);
+            ((float4 *)op.into)[i] = {gate_of(a.x, b.x), gate_of(a.y, b.y), gate_of(a.z, b.z), gate_of(a.w, b.w)};
+        }
+        return;
+    }
     for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements; i += gridDim.x * THREADS)
         ((float *)op.into)[i] = gate_of(read((const float *)op.gate + i), read((const float *)op.up + i));
 }
 
 __device__ void add(const Add &op) {
+    if (in_fours(op.into, op.more, 0, op.elements)) {
+        for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements / 4; i += gridDim.x * THREADS) {
+            const float4 a = __ldcg((const float4 *)op.into + i), b = __ldcg((const float4 *)op.more + i);
+            ((float4 *)op.into)[i] = {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+        }
+        return;
+    }
     for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.elements; i += gridDim.x * THREADS)
         ((float *)op.into)[i] = read((const float *)op.into + i) + read((const float *)op.more + i);
 }
@@ -194,8 +229,13 @@ __device__ void fill(const Fill &op) {
         ((u32 *)op.into)[i] = op.pattern;
 }
 
-// Pairs of bytes: blocks of Q8_0 begin at even ones.
+// Pairs of bytes, where not more are possible: blocks of Q8_0 begin at even ones.
 __device__ void copy(const CopyBytes &op) {
+    if (((op.from | op.into | op.bytes) & 15) == 0) {
+        for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.bytes / 16; i += gridDim.x * THREADS)
+            ((uint4 *)op.into)[i] = read((const uint4 *)op.from + i);
+        return;
+    }
     for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < op.bytes / 2; i += gridDim.x * THREADS)
         ((u16 *)op.into)[i] = read((const u16 *)op.from + i);
 }
@@ -298,7 +338,11 @@ spanker_card(const Instruction *program, u32 count, Step step) {
             case STREAMED: streamed(instruction.streamed, memory, ring, next, slot, from); break;
 #else
             case EMBED: embed(instruction.embed); break;
-            case ATTEND: attend(instruction.attend, memory); break;
+            case ATTEND:
+                if (instruction.attend.is_tiled) attend_tiles(instruction.attend, memory);
+                attend(instruction.attend, memory);
+                break;
+            case PACK: instruction.pack.is_long ? pack_long(instruction.pack) : pack(instruction.pack); break;
             case VECTOR: vector(instruction, memory); break;
             case MATMUL: matmul(instruction.matmul, memory); break;
             case NORM: norm(instruction.norm, memory); break;

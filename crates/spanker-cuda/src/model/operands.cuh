@@ -20,6 +20,7 @@ enum Kind {
     ADD_ROW = 15,
     GATHER = 16,
     FOLD = 17,
+    PACK = 18,
 };
 
 // What a kind may come with: no grid barrier follows, because the next instruction is of another card.
@@ -118,13 +119,33 @@ struct Matmul {
     u32 outs;
     u32 input_quant;
     u32 weight_quant;
-    u32 unused_numbers[14];
+    // Rows of weights of a tile, where tensor cores multiply.
+    u32 tile_outs;
+    u32 unused_numbers[13];
     u64 inputs;
     u64 weights;
     u64 out;
-    u64 unused_addresses[9];
+    // Inputs as tensor cores read them, or 0.
+    u64 packed;
+    u64 unused_addresses[8];
 };
 static_assert(sizeof(Matmul) == 176, "as the host has it");
+
+// Rearranges blocks of inputs of a product for tensor cores.
+struct Pack {
+    u32 kind;
+    u32 rows;
+    u32 width;
+    // Whether words of both halves of a block take turns: for weights of four bits.
+    u32 is_interleaved;
+    // Whether blocks are those of Q8_K.
+    u32 is_long;
+    u32 unused_numbers[15];
+    u64 from;
+    u64 into;
+    u64 unused_addresses[10];
+};
+static_assert(sizeof(Pack) == 176, "as the host has it");
 
 // Where a row of a step lies: its position, and the first entry of its block table.
 struct RowAt {
@@ -230,7 +251,9 @@ struct Attend {
     u32 is_awaiting;
     // The type of the KV cache: F16 or Q8_0.
     u32 quant;
-    u32 unused_numbers[5];
+    // Whether rows of a sequence may go through its blocks together.
+    u32 is_tiled;
+    u32 unused_numbers[4];
     u64 queries;
     // The first block of the layer.
     u64 cache;
@@ -416,6 +439,7 @@ union Instruction {
     Norm norm;
     Quantize quantize;
     Matmul matmul;
+    Pack pack;
     Rotate rotate;
     KeepKv keep_kv;
     Gate gate;

@@ -91,6 +91,7 @@ shared_numbers! {
         ADD_ROW = 15,
         GATHER = 16,
         FOLD = 17,
+        PACK = 18,
     }
     /// What a kind may come with: no grid barrier follows, because the next instruction is of another card.
     with With {
@@ -229,11 +230,30 @@ shared_structs! {
         outs: u32,
         input_quant: u32,
         weight_quant: u32,
-        unused_numbers: [u32; 14],
+        /// Rows of weights of a tile, where tensor cores multiply.
+        tile_outs: u32,
+        unused_numbers: [u32; 13],
         inputs: u64,
         weights: u64,
         out: u64,
-        unused_addresses: [u64; 9],
+        /// Inputs as tensor cores read them, or 0.
+        packed: u64,
+        unused_addresses: [u64; 8],
+    }
+
+    /// Rearranges blocks of inputs of a product for tensor cores.
+    struct Pack = PACK {
+        kind: u32,
+        rows: u32,
+        width: u32,
+        /// Whether words of both halves of a block take turns: for weights of four bits.
+        is_interleaved: u32,
+        /// Whether blocks are those of Q8_K.
+        is_long: u32,
+        unused_numbers: [u32; 15],
+        from: u64,
+        into: u64,
+        unused_addresses: [u64; 10],
     }
 
     /// Where a row of a step lies: its position, and the first entry of its block table.
@@ -334,7 +354,9 @@ shared_structs! {
         is_awaiting: u32,
         /// The type of the KV cache: F16 or Q8_0.
         quant: u32,
-        unused_numbers: [u32; 5],
+        /// Whether rows of a sequence may go through its blocks together.
+        is_tiled: u32,
+        unused_numbers: [u32; 4],
         queries: u64,
         /// The first block of the layer.
         cache: u64,

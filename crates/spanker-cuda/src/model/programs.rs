@@ -121,7 +121,8 @@ impl Processors {
         alone: bool,
         blocks: u32,
     ) -> Result<Parts, CudaError> {
-        let counters = self.slots[slot].work()?.counters();
+        let work = self.slots[slot].work()?;
+        let (counters, packed) = (work.counters(), work.packed());
         let device = &mut self.devices[self.slots[slot].device];
         let bases: Vec<u64> = self.slots[slot].buffers.iter().map(|of| of.base()).collect();
         let place = |place: Place| bases[place.buffer.0 as usize] + place.offset;
@@ -132,6 +133,7 @@ impl Processors {
                 blocks,
                 counters,
                 counted: COUNTERS,
+                packed,
                 tile_rows: device.tile_rows(),
                 streams,
             };

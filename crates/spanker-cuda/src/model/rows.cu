@@ -106,6 +106,17 @@ __device__ APART void plain_rows(const Matmul &op, u8 *memory) {
 }
 
 __device__ APART void matmul(const Matmul &op, u8 *memory) {
+#ifndef STREAM
+    if (op.packed) {
+        switch (op.weight_quant) {
+            case Q4_0: if constexpr (HAS(Q4_0)) tensor_tiles<Q4_0>(op, memory); break;
+            case Q8_0: if constexpr (HAS(Q8_0)) tensor_tiles<Q8_0>(op, memory); break;
+            case Q4_K: if constexpr (HAS(Q4_K)) tensor_long_tiles(op, memory); break;
+            default: __trap();
+        }
+        return;
+    }
+#endif
     switch (op.weight_quant) {
         case Q4_0: if constexpr (HAS(Q4_0)) many_rows<Q4_0>(op, memory); break;
         case Q4_1: if constexpr (HAS(Q4_1)) many_rows<Q4_1>(op, memory); break;

@@ -24,9 +24,9 @@ use crate::{CudaError, Gpu};
 use bench::Bench;
 
 /// Numbers of rows that are measured, up to a batch, which is one too.
-const ROWS: [u64; 7] = [1, 2, 8, 16, 32, 64, 128];
+const ROWS: [u64; 8] = [1, 2, 8, 16, 32, 64, 128, 256];
 /// Between these, tiles of products make steps: those are measured too, after no other tokens.
-const EDGES: [u64; 8] = [17, 33, 48, 49, 65, 96, 97, 112];
+const EDGES: [u64; 11] = [15, 17, 33, 49, 65, 97, 129, 192, 193, 257, 384];
 /// Positions after which attention is measured, as far as the context goes.
 const POSITIONS: [u64; 3] = [16, 512, 2048];
 /// Bytes with which a rate is measured.

@@ -102,6 +102,8 @@ pub struct GpuStaging {
     pub parts: u64,
     /// Bytes of the dataflow slots of a step of one row at most.
     pub slots: u64,
+    /// Bytes of the inputs of a product of many rows, as tensor cores read them.
+    pub inputs: u64,
 }
 
 /// Where things lie in the buffer of a graphics processor's kernel.
@@ -111,6 +113,8 @@ pub struct GpuPlaces {
     pub barrier: u64,
     /// Counters of blocks of inputs that several blocks of the kernel put together.
     pub counters: u64,
+    /// Inputs of products for tensor cores.
+    pub inputs: u64,
     /// When instructions begin, while that is traced.
     pub times: u64,
     /// Programs and dataflow slots, up to the end.
@@ -136,7 +140,8 @@ impl GpuStaging {
     pub fn places(&self) -> GpuPlaces {
         let aligned = |bytes: u64| bytes.next_multiple_of(Self::ALIGNMENT);
         let counters = Self::ALIGNMENT;
-        let times = counters + aligned(Self::COUNTERS * 4);
+        let inputs = counters + aligned(Self::COUNTERS * 4);
+        let times = inputs + aligned(self.inputs);
         let programs = times + aligned((self.instructions + 1) * 8);
         // Dataflow slots of one step and of the next take turns, and so do the instructions that name them. Every part
         // of a program begins anew, with three things.
@@ -145,7 +150,14 @@ impl GpuStaging {
         let single = aligned(2 * bytes + 2 * self.slots + slack);
         let whole = aligned(bytes + slack);
         let end = programs + Self::SINGLE * single + Self::WHOLE * whole;
-        GpuPlaces { barrier: 0, counters, times, programs, end }
+        GpuPlaces { barrier: 0, counters, inputs, times, programs, end }
+    }
+
+    /// Bytes at most of so many rows of inputs as tensor cores read them: a byte for each number, sums and scales of each 256
+    /// of them in 48 bytes, and as much as is read beyond the last row.
+    #[must_use]
+    pub const fn packed_bytes(rows: u64, width: u64) -> u64 {
+        rows.next_multiple_of(2) * (width + width.div_ceil(256) * 64) + 1024
     }
 }
 
@@ -156,9 +168,9 @@ impl Sizing<'_> {
         let model = self.model;
         let shard = &self.group.shards[rank];
         let layers = self.inputs.layers;
-        // Norms, quantisation, products, sums and copies of a layer, and attention.
+        // Norms, quantisation, products and their inputs, sums and copies of a layer, and attention.
         let biases = if model.biases { 3 } else { 0 };
-        let instructions = 8 + layers * (30 + biases);
+        let instructions = 8 + layers * (36 + biases);
         // Every number that an instruction writes for another has a slot.
         let (heads, kv) = (len(&shard.heads), len(&shard.kv_heads));
         let numbers = 2 * (heads + kv) * model.head_size + 2 * model.hidden + 2 * len(&shard.ffn);
@@ -169,7 +181,29 @@ impl Sizing<'_> {
             instructions,
             parts: 8 + 5 * layers,
             slots: slots.next_multiple_of(GpuStaging::ALIGNMENT),
+            inputs: self.packed_inputs(rank),
         })
+    }
+
+    /// Bytes of the largest inputs of a rank's products of many rows, as tensor cores read them.
+    fn packed_inputs(&self, rank: usize) -> u64 {
+        let (model, space) = (self.model, self.space);
+        let shard = &self.group.shards[rank];
+        let shared = model.mixture.map_or(0, |own| own.shared);
+        let joined = match self.group.split {
+            Split::Gather => (model.heads * model.head_size, model.ffn.max(shared)),
+            _ => (len(&shard.heads) * model.head_size, len(&shard.ffn).max(len(&shard.shared))),
+        };
+        let [short, long, _] = self.inputs.widest(model.hidden, joined);
+        let width = short.max(long);
+        let head = self.ends.1 && model.head.quant.input() != Quant::F32;
+        let of = |rows: u64, width: u64| match rows {
+            0 | 1 => 0,
+            rows if width > 0 => GpuStaging::packed_bytes(rows, width),
+            _ => 0,
+        };
+        let outputs = of(space.outputs, if head { model.hidden } else { 0 });
+        of(space.batch.max(space.sequences), width).max(outputs)
     }
 
     /// What kernels on threads keep for a rank's card; nothing where they are somewhere else.

@@ -196,7 +196,7 @@ impl Case {
             buffers.push(buffer);
         }
         buffers.push(device.allocate(given.queries.len() * 4, "results").unwrap());
-        let staging = GpuStaging { instructions: 8, parts: 1, slots: 1 << 16 };
+        let staging = GpuStaging { instructions: 8, parts: 1, slots: 1 << 16, inputs: 0 };
         let mut work = device.workspace(&staging).unwrap();
         let bases: Vec<u64> = buffers.iter().map(Memory::base).collect();
         let address = |place: Place| bases[place.buffer.0 as usize] + place.offset;
@@ -206,6 +206,7 @@ impl Case {
             blocks: 3,
             counters: work.counters(),
             counted: 1,
+            packed: work.packed(),
             tile_rows: device.tile_rows(),
             streams: 0,
         };

@@ -126,7 +126,7 @@ emulation_switch:
 struct Copy {
     u8 *to;
     u8 bytes[16];
-    u32 group;
+    u32 group, length;
 };
 
 struct Fiber {
@@ -238,6 +238,47 @@ inline u32 largest_in_warp(u32 bits) {
     for (int i = 0; i < 32; i++) most = max(most, (u32)all[i]);
     return most;
 }
+// Numbers of a lane of a product on tensor cores, for its whole warp.
+template <u32 COUNT> inline void share(const u32 *own, u32 all[32][COUNT]) {
+    for (u32 i = 0; i < COUNT; i++) {
+        const u64 *given = together(own[i]);
+        for (u32 lane = 0; lane < 32; lane++) all[lane][i] = (u32)given[lane];
+    }
+}
+inline int byte_at(u32 word, u32 at) { return (i8)(word >> 8 * at); }
+inline void multiply_bytes(int out[4], const u32 a[4], uint2 b, int from) {
+    const u32 own[6] = {a[0], a[1], a[2], a[3], b.x, b.y}, lane = threadIdx.x % 32;
+    u32 all[32][6];
+    share<6>(own, all);
+    for (u32 i = 0; i < 4; i++) {
+        const u32 row = lane / 4 * 4, column = (lane % 4 * 2 + i % 2) * 4;
+        int sum = from;
+        for (u32 k = 0; k < 32; k++)
+            sum += byte_at(all[row + k % 16 / 4][i / 2 + k / 16 * 2], k % 4) * byte_at(all[column + k % 16 / 4][4 + k / 16], k % 4);
+        out[i] = sum;
+    }
+}
+inline float half_of(u16 h);
+inline void multiply_halves(float out[4], const u32 a[2], u32 b) {
+    const u32 own[3] = {a[0], a[1], b}, lane = threadIdx.x % 32;
+    u32 all[32][3];
+    share<3>(own, all);
+    for (u32 i = 0; i < 4; i++) {
+        const u32 row = lane / 4 * 4, column = (lane % 4 * 2 + i % 2) * 4;
+        float sum = 0.0f;
+        for (u32 k = 0; k < 8; k++)
+            sum += half_of((u16)(all[row + k / 2][i / 2] >> k % 2 * 16)) * half_of((u16)(all[column + k / 2][2] >> k % 2 * 16));
+        out[i] = sum;
+    }
+}
+inline void multiply_more_halves(float out[4], const u32 a[4], uint2 b) {
+    float more[4];
+    const u32 rest[2] = {a[2], a[3]};
+    multiply_halves(out, a, b.x);
+    multiply_halves(more, rest, b.y);
+    for (u32 i = 0; i < 4; i++) out[i] += more[i];
+}
+inline u32 mask_and_flip(u32 bits, u32 mask, u32 flipped) { return (bits & mask) ^ flipped; }
 inline void __nanosleep(u32) { give_way(); }
 inline u32 emulated_clock() { return (u32)(block->ticks += 50); }
 #define clock emulated_clock
@@ -336,8 +377,15 @@ inline u64 load_shared(u32 from) {
 inline void copy_async(u32 to, const u8 *from) {
     Fiber &fiber = block->fibers[block->current];
     if ((to | (u32)(u64)from) % 16) stop("an asynchronous copy that is not aligned");
-    Copy copy = {shared_place(to), {}, fiber.groups};
+    Copy copy = {shared_place(to), {}, fiber.groups, 16};
     memcpy(copy.bytes, from, 16);
+    fiber.copies.push_back(copy);
+}
+inline void copy_async_eight(u32 to, const u8 *from) {
+    Fiber &fiber = block->fibers[block->current];
+    if ((to | (u32)(u64)from) % 8) stop("an asynchronous copy that is not aligned");
+    Copy copy = {shared_place(to), {}, fiber.groups, 8};
+    memcpy(copy.bytes, from, 8);
     fiber.copies.push_back(copy);
 }
 inline void copy_async_once(u32 to, u64 from, bool there) {
@@ -348,7 +396,7 @@ inline void commit_copies() { block->fibers[block->current].groups++; }
 inline void arrive_copies(u32 group) {
     std::vector<Copy> &copies = block->fibers[block->current].copies;
     size_t at = 0;
-    for (; at < copies.size() && copies[at].group < group; at++) memcpy(copies[at].to, copies[at].bytes, 16);
+    for (; at < copies.size() && copies[at].group < group; at++) memcpy(copies[at].to, copies[at].bytes, copies[at].length);
     copies.erase(copies.begin(), copies.begin() + at);
 }
 template <u32 GROUPS> inline void await_copies() {

@@ -217,7 +217,7 @@ impl Cards {
         if instructions.is_empty() {
             return true;
         }
-        let staging = GpuStaging { instructions: 64, parts: 1, slots: 0 };
+        let staging = GpuStaging { instructions: 64, parts: 1, slots: 0, inputs: 0 };
         let mut work = self.device.workspace(&staging).unwrap();
         let blocks = self.device.blocks(0).unwrap();
         let loaded = self.device.load(&mut work, &instructions, 0, blocks).unwrap();

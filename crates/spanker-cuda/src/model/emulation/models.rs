@@ -13,7 +13,8 @@ use spanker_topology::{Cluster, Profile, Shape};
 
 use super::super::device::Device;
 use super::super::machine::{KERNEL_KV_TYPES, KERNEL_TYPES};
-use super::{Emulated, Told, is_possible};
+use super::super::operands::{self, Instruction};
+use super::{Change, Emulated, Told, is_possible};
 use crate::Processors;
 
 pub(super) const CONTEXT: usize = 192;
@@ -183,6 +184,58 @@ fn a_model_of_every_type_of_weights_has_the_bits_of_threads() {
         both.one_sequence(&quant.to_string(), &[3, 1], 19, 3);
         let streamed = both.launches(1);
         assert_eq!(streamed > 0, quant == Quant::Q4_0, "{quant}: {streamed} streamed");
+    }
+}
+
+#[test]
+fn prompts_on_tensor_cores_have_the_bits_of_threads_whatever_their_rows_and_widths() {
+    if !is_possible() {
+        return;
+    }
+    let types = [Quant::Q4_0, Quant::Q8_0, Quant::Q4K];
+    for (quant, kv) in types.into_iter().zip(KERNEL_KV_TYPES.into_iter().cycle()) {
+        let mut both = Both::alone(&llama(quant), kv);
+        // Tiles that begin within a block of the cache, and end in another.
+        let tokens: Vec<u32> = (0..90).map(|at| (at * 31 + 5) % 71).collect();
+        let mut past = 0;
+        for count in [40, 17, 33] {
+            let some = &tokens[past..past + count];
+            let part = Part::new(some, past as u64, &[7, 2], Want::Logits);
+            both.step(&format!("{quant}, {kv}: {count} after {past}"), &Step::of(&[part]));
+            past += count;
+        }
+    }
+    // Widths of an odd number of blocks.
+    let recipe = Recipe { tied: true, ..Recipe::llama(Quant::Q4_0, [3, 1, 64], 192, 160) };
+    Both::alone(&recipe, Quant::F16).one_sequence("hidden 192", &[0, 1], 21, 1);
+}
+
+#[test]
+fn a_product_on_tensor_cores_whose_inputs_lie_in_another_order_has_other_bits() {
+    if !is_possible() {
+        return;
+    }
+    let faults: [Change; 3] = [
+        |instructions| {
+            let all = instructions.iter_mut().filter_map(Instruction::get_mut::<operands::Pack>);
+            all.for_each(|op| op.is_interleaved ^= 1);
+        },
+        |instructions| {
+            let all = instructions.iter_mut().filter_map(Instruction::get_mut::<operands::Matmul>);
+            all.for_each(|op| op.weights += 16);
+        },
+        |instructions| {
+            let all = instructions.iter_mut().filter_map(Instruction::get_mut::<operands::Attend>);
+            all.for_each(|op| op.scale ^= 1 << 20);
+        },
+    ];
+    for fault in faults {
+        let mut both = Both::alone(&llama(Quant::Q4_0), Quant::F16);
+        let tokens: Vec<u32> = (0..30).collect();
+        let part = || Part::new(&tokens, 0, &[3], Want::Logits);
+        assert!(both.is_same(&Step::of(&[part()])));
+        *both.told[0].change.lock().expect("no other thread") = Some(fault);
+        assert!(!both.is_same(&Step::of(&[part()])));
     }
 }
 

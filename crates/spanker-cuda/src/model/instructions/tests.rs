@@ -21,6 +21,7 @@ fn on(program: &[Op], streams: u32) -> Result<Parts, CudaError> {
         blocks: 264,
         counters: 1,
         counted: 8192,
+        packed: (77, 1 << 20),
         tile_rows: 32,
         streams,
     };
@@ -271,6 +272,35 @@ fn many_rows_have_an_instruction_for_each_operator() {
 }
 
 #[test]
+fn products_of_the_same_rows_share_inputs_for_tensor_cores_until_something_else_is_done() {
+    let shape = [64, 4096, 512];
+    let program = [
+        round(3, 4, 64, 4096),
+        product(4, 5, shape),
+        product(4, 6, shape),
+        add(1, 5, 64),
+        product(4, 7, shape),
+        product(8, 9, shape),
+    ];
+    let all = instructions(&program);
+    let (p, m) = (kind::PACK, kind::MATMUL);
+    assert_eq!(kinds(&all), [kind::QUANTIZE, p, m, m, kind::ADD, p, m, p, m]);
+    let pack: &operands::Pack = op(&all[1]);
+    assert_eq!((pack.from, pack.into, pack.rows, pack.is_interleaved), (4 << 32, 77, 64, 1));
+    let found = |at: usize| op::<operands::Matmul>(&all[at]).packed;
+    assert_eq!([2, 3, 6, 8].map(found), [77; 4]);
+    // Without space for them, and of other types, blocks are multiplied as they are.
+    let wide = [64, 32768, 512];
+    assert_eq!(kinds(&instructions(&[product(4, 5, wide)])), [m]);
+    let types = [id(Quant::Q8_0), id(Quant::Q5_0)];
+    let other = Op::Work(Work::Matmul { a: at(4), b: at(6), out: at(5), shape, types });
+    assert_eq!(kinds(&instructions(&[other])), [m]);
+    // Operators are those that they were before.
+    let parts = translated(&program).unwrap();
+    assert_eq!(parts.ops, [0..1, 1..2, 1..2, 2..3, 3..4, 4..5, 4..5, 5..6, 5..6]);
+}
+
+#[test]
 fn tiles_fit_the_terms_that_a_block_keeps() {
     for (rows, each) in
         [(1, 132), (4096, 132), (12288, 132), (11008, 264), (32000, 132), (7, 20000)]
@@ -383,6 +413,7 @@ fn cards_of_a_group_have_the_same_instructions_around_what_they_exchange() {
         blocks: 264,
         counters: 1,
         counted: 8192,
+        packed: (77, 1 << 20),
         tile_rows: 32,
         streams: 0,
     };
