@@ -85,8 +85,9 @@ pub use summary::{Answer, Drafted, FinishReason, Summary, median, off, rate};
 pub use survey::{CardDetails, CardReport, CardRow, LinkRow, mock_cards, survey_cards};
 pub use verify::{Case, Verdict, Verifier};
 pub use workers::{
-    CachedModel, LinkTimes, ListedWorker, MachineInfo, WorkerEvent, WorkerKey, WorkerOptions,
-    WorkerServer, list_workers, new_key, read_key, worker_addresses, write_key,
+    CachedModel, LinkTimes, ListedWorker, MachineInfo, WorkerEvent, WorkerKey, WorkerList,
+    WorkerOptions, WorkerServer, list_workers, new_key, read_key, read_worker_list,
+    worker_addresses, write_key,
 };
 
 /// A text of somebody else's as it can be shown: without what moves the cursor or hides, and not too long.

@@ -8,7 +8,9 @@ use std::cell::{RefCell, RefMut};
 use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric as Wires, FabricError};
-use spanker_llm::{Leader, LlmError, OnRanks, RankSamples, Subject, Twice, Worker, run_worker};
+use spanker_llm::{
+    Leader, LlmError, OnRanks, RankSamples, Subject, Twice, Worker, needed_bytes, run_worker,
+};
 use spanker_plan::{Layout, Mark, Plan, Request};
 use spanker_scheduler::DeviceErrorKind;
 use spanker_topology::{Bytes, Cluster, Profile, Shape};
@@ -364,6 +366,11 @@ impl Backend for Ranks {
         })?;
         let space = (plan.request.context as usize, plan.request.batch as usize);
         let ranks = self.ranks_of(left);
+        if let Some(group) = &self.group {
+            for (at, needed) in needed_bytes(network, plan, space)? {
+                left.get(at).into_iter().for_each(|&card| group.need(card, needed.clone()));
+            }
+        }
         let mut is_sent = false;
         let mut progress = |done, total| {
             is_sent = true;
