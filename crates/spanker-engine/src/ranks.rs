@@ -277,10 +277,12 @@ impl Ranks {
             0 => key.replace('\n', " "),
             _ => format!("{}; {at}", key.replace('\n', " ")),
         });
-        let mut is_fresh = false;
+        let keys: Vec<String> = keys.collect();
+        // People who start something again wait for its first token.
+        let mut is_fresh = self.are_apart() && profiles::are_recent(&keys);
         let mut leader = self.hold(model, cards)?;
         let network = model.network();
-        let profiles = profiles::kept(keys.collect(), freshness, observer, &mut |progress| {
+        let profiles = profiles::kept(keys.clone(), freshness, observer, &mut |progress| {
             is_fresh = true;
             let measured = leader.measure(network, &subject, apart, progress);
             measured.map_err(|error| self.explain(error))
@@ -289,7 +291,11 @@ impl Ranks {
             true => profiles,
             false => {
                 let refreshed = leader.refresh(network, &subject, apart, profiles);
-                refreshed.map_err(|error| self.explain(error))?
+                let refreshed = refreshed.map_err(|error| self.explain(error))?;
+                if apart {
+                    profiles::keep(keys, &refreshed);
+                }
+                refreshed
             }
         };
         self.cluster_of(profiles, layout, cards)

@@ -25,7 +25,7 @@ use crate::wait::{left, sleep_on_links};
 /// Bytes that may have come from a rank before this one asks for them. After that its sender waits.
 const BACKLOG: usize = 64 << 20;
 /// What a message counts for besides its bytes, so that empty ones are no more without end than long ones.
-const EACH: usize = 1 << 10;
+const EACH: usize = 16 << 10;
 /// Frames of a rank that are read before the others have their turn, and the clock.
 const MOST_FRAMES: usize = 256;
 /// Heartbeats within the timeout of a group, and how far they are apart at the least and at the most.
