@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker worker`, `spanker workers` and `spanker key`: machines that work for others, and what they share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use spanker_engine::{
-    EngineError, ListedWorker, WorkerEvent, WorkerKey, WorkerOptions, WorkerServer, list_workers,
-    read_key, worker_addresses,
+    EngineError, ListedWorker, WorkerEvent, WorkerKey, WorkerList, WorkerOptions, WorkerServer,
+    list_workers, read_key, read_worker_list, worker_addresses,
 };
 use spanker_twin::Signals;
 
@@ -16,13 +16,17 @@ use crate::{output, refuse};
 #[derive(Debug, Clone, Default, clap::Args)]
 #[group(skip)]
 pub(crate) struct WorkerArgs {
-    /// The workers of --fabric tcp: HOST or HOST:PORT, several with commas [default: $SPANKER_WORKERS]
+    /// The workers of --fabric tcp: HOST or HOST:PORT, several with commas, or a .toml file with them [default:
+    /// $SPANKER_WORKERS, or workers.toml]
     #[arg(long, value_name = "LIST")]
     workers: Option<String>,
     /// The key that this machine and its workers share, from 'spanker key new' [default: $SPANKER_KEY_FILE]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 }
+
+/// Workers of whoever names none.
+const HERE: &str = "workers.toml";
 
 /// A variable that is set to something.
 fn variable(name: &str) -> Option<String> {
@@ -49,15 +53,28 @@ impl WorkerArgs {
         }
     }
 
+    /// The workers that a flag, the environment or a file in this folder names.
+    fn list(&self) -> anyhow::Result<WorkerList> {
+        let named = self.workers.clone().or_else(|| variable("SPANKER_WORKERS"));
+        let is_here = || Path::new(HERE).is_file().then(|| HERE.to_owned());
+        let named = named.or_else(is_here).unwrap_or_default();
+        if Path::new(&named).extension().is_some_and(|end| end == "toml") {
+            return Ok(read_worker_list(Path::new(&named))?);
+        }
+        Ok(WorkerList { addresses: worker_addresses(&named)?, key_file: None })
+    }
+
     /// Where workers are.
     pub(crate) fn addresses(&self) -> anyhow::Result<Vec<String>> {
-        let named = self.workers.clone().or_else(|| variable("SPANKER_WORKERS"));
-        Ok(worker_addresses(&named.unwrap_or_default())?)
+        Ok(self.list()?.addresses)
     }
 
     /// The key, if there is one.
     pub(crate) fn key(&self) -> anyhow::Result<Option<WorkerKey>> {
-        key_of(self.key_file.as_ref())
+        match key_of(self.key_file.as_ref())? {
+            Some(key) => Ok(Some(key)),
+            None => key_of(self.list()?.key_file.as_ref()),
+        }
     }
 }
 

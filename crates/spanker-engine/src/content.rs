@@ -3,12 +3,13 @@
 //! model whatever its file is called and wherever it lies.
 //!
 //! Hashing a file takes about as long as reading it, so what came of it is kept in the user's cache, for the file's
-//! path, length and time of change.
+//! path, length, place in its file system and time of change.
 
 pub(crate) mod cache;
 
 use std::fmt::Write;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
@@ -127,9 +128,11 @@ fn read(length: u64, bytes: &[u8]) -> Option<Manifest> {
 /// All that a file's manifest is kept for, in a line.
 fn key(path: &Path, length: u64) -> Option<String> {
     let path = fs::canonicalize(path).ok()?;
-    let changed = fs::metadata(&path).ok()?.modified().ok()?;
-    let changed = changed.duration_since(UNIX_EPOCH).ok()?.as_nanos();
-    Some(format!("{:?} {length} {changed}", path.as_os_str()))
+    let file = fs::metadata(&path).ok()?;
+    let changed = file.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_nanos();
+    // A file that was put in another's place may have its length and times.
+    let place = [file.dev(), file.ino()];
+    Some(format!("{:?} {length} {changed} {place:?}", path.as_os_str()))
 }
 
 /// What was kept for a key.
@@ -197,6 +200,21 @@ mod tests {
         other[77] ^= 0x80;
         assert!(!manifest.is_chunk(0, &other) && !manifest.is_chunk(1, &bytes[..1 << 20]));
         assert!(!manifest.is_chunk(3, &[]));
+    }
+
+    #[test]
+    fn file_in_the_place_of_another_is_another_even_with_its_length_and_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("x.gguf"), folder.path().join("y.gguf"));
+        for file in [&path, &other] {
+            fs::write(file, "same length").unwrap();
+            let file = fs::File::options().write(true).open(file).unwrap();
+            file.set_modified(UNIX_EPOCH + std::time::Duration::from_secs(1)).unwrap();
+        }
+        let before = key(&path, 11);
+        assert_eq!(key(&path, 11), before);
+        fs::rename(&other, &path).unwrap();
+        assert!(before.is_some() && key(&path, 11) != before);
     }
 
     #[test]

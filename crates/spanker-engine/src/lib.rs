@@ -91,8 +91,9 @@ pub use survey::{CardDetails, CardReport, CardRow, LinkRow, mock_cards, survey_c
 pub use synth::{Synthesized, synthesize};
 pub use verify::{Case, Verdict, Verifier};
 pub use workers::{
-    CachedModel, LinkTimes, ListedWorker, MachineInfo, WorkerEvent, WorkerKey, WorkerOptions,
-    WorkerServer, list_workers, new_key, read_key, worker_addresses, write_key,
+    CachedModel, LinkTimes, ListedWorker, MachineInfo, WorkerEvent, WorkerKey, WorkerList,
+    WorkerOptions, WorkerServer, list_workers, new_key, read_key, read_worker_list,
+    worker_addresses, write_key,
 };
 
 /// A text of somebody else's as it can be shown: without what moves the cursor or hides, and not too long.

@@ -3,7 +3,7 @@
 //! that it depends on: the program, the processor, the model's shape, the layout, the number of threads.
 
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use std::fs::File;
 use std::io::Read;
@@ -21,6 +21,9 @@ use crate::model::Model;
 const MOST_PROFILE: u64 = 1 << 20;
 /// Profiles that are kept.
 const MOST_KEPT: usize = 64;
+
+/// Machines of a network that were measured in this time are not measured again before they run.
+const RECENT: Duration = Duration::from_secs(15 * 60);
 
 /// How far a run may be from its prediction before what the prediction came from is measured again.
 const FAR: f64 = 0.1;
@@ -84,6 +87,19 @@ pub(crate) fn kept(
         let _ = kept.write(profile);
     }
     Ok(profiles)
+}
+
+/// Whether what is kept for all of these keys was measured a short time ago.
+pub(crate) fn are_recent(keys: &[String]) -> bool {
+    keys.iter().all(|key| Kept::of(key.clone()).is_some_and(|kept| kept.is_recent()))
+}
+
+/// Keeps profiles that were measured again, each for its key.
+pub(crate) fn keep(keys: Vec<String>, profiles: &[Profile]) {
+    for (kept, profile) in keys.into_iter().filter_map(Kept::of).zip(profiles) {
+        // Whoever cannot keep it measures again next time.
+        let _ = kept.write(profile);
+    }
 }
 
 /// Rows that are measured. One measurement is for all contexts, those included that are shorter than a usual batch.
@@ -199,6 +215,13 @@ impl Kept {
         Profile::from_toml(&text).map(Some).map_err(|error| wrong(&error))
     }
 
+    /// Whether it was written a short time ago. What is from the future is as old as can be.
+    fn is_recent(&self) -> bool {
+        let written = std::fs::metadata(&self.path).and_then(|file| file.modified()).ok();
+        let age = written.and_then(|written| written.elapsed().ok());
+        age.is_some_and(|age| age < RECENT)
+    }
+
     /// Writes all of it or nothing: to a file beside it that then takes its name.
     fn write(&self, profile: &Profile) -> std::io::Result<()> {
         if let Some(folder) = self.path.parent() {
@@ -274,6 +297,15 @@ mod tests {
         assert!(kept.read().unwrap_err().to_string().contains("toml"));
         kept.write(&profile).unwrap();
         assert_eq!(kept.read().unwrap(), Some(profile));
+        assert!(kept.is_recent());
+        let now = std::time::SystemTime::now();
+        for at in [now - RECENT, now + Duration::from_secs(60)] {
+            let file = File::options().write(true).open(&kept.path).unwrap();
+            file.set_modified(at).unwrap();
+            assert!(!kept.is_recent(), "{at:?}");
+        }
+        std::fs::remove_file(&kept.path).unwrap();
+        assert!(!kept.is_recent());
     }
 
     #[test]

@@ -8,7 +8,9 @@ use std::cell::{RefCell, RefMut};
 use std::time::{Duration, Instant};
 
 use spanker_fabric::{Fabric as Wires, FabricError};
-use spanker_llm::{Leader, LlmError, OnRanks, RankSamples, Subject, Twice, Worker, run_worker};
+use spanker_llm::{
+    Leader, LlmError, OnRanks, RankSamples, Subject, Twice, Worker, needed_bytes, run_worker,
+};
 use spanker_plan::{Layout, Mark, Plan, Request};
 use spanker_scheduler::DeviceErrorKind;
 use spanker_topology::{Bytes, Cluster, Profile, Shape};
@@ -275,10 +277,12 @@ impl Ranks {
             0 => key.replace('\n', " "),
             _ => format!("{}; {at}", key.replace('\n', " ")),
         });
-        let mut is_fresh = false;
+        let keys: Vec<String> = keys.collect();
+        // People who start something again wait for its first token.
+        let mut is_fresh = self.are_apart() && profiles::are_recent(&keys);
         let mut leader = self.hold(model, cards)?;
         let network = model.network();
-        let profiles = profiles::kept(keys.collect(), freshness, observer, &mut |progress| {
+        let profiles = profiles::kept(keys.clone(), freshness, observer, &mut |progress| {
             is_fresh = true;
             let measured = leader.measure(network, &subject, apart, progress);
             measured.map_err(|error| self.explain(error))
@@ -287,7 +291,11 @@ impl Ranks {
             true => profiles,
             false => {
                 let refreshed = leader.refresh(network, &subject, apart, profiles);
-                refreshed.map_err(|error| self.explain(error))?
+                let refreshed = refreshed.map_err(|error| self.explain(error))?;
+                if apart {
+                    profiles::keep(keys, &refreshed);
+                }
+                refreshed
             }
         };
         self.cluster_of(profiles, layout, cards)
@@ -364,6 +372,11 @@ impl Backend for Ranks {
         })?;
         let space = (plan.request.context as usize, plan.request.batch as usize);
         let ranks = self.ranks_of(left);
+        if let Some(group) = &self.group {
+            for (at, needed) in needed_bytes(network, plan, space)? {
+                left.get(at).into_iter().for_each(|&card| group.need(card, needed.clone()));
+            }
+        }
         let mut is_sent = false;
         let mut progress = |done, total| {
             is_sent = true;

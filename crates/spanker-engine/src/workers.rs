@@ -6,13 +6,14 @@
 //! the cards that are left. Ranks of a group are its cards in order, this process first.
 
 mod keys;
+mod list;
 mod offer;
 mod serve;
 mod tcp;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -26,6 +27,8 @@ use crate::content::Manifest;
 use crate::error::{EngineError, Result};
 use crate::model::Model;
 pub use keys::{WorkerKey, new_key, read_key, write_key};
+pub use list::{WorkerList, read_worker_list};
+use offer::Offered;
 pub(crate) use tcp::sessions;
 pub use tcp::{
     LinkTimes, ListedWorker, WorkerEvent, WorkerOptions, WorkerServer, list_workers,
@@ -141,8 +144,10 @@ pub(crate) struct Group {
     about: RefCell<Vec<Option<MachineInfo>>>,
     /// What was measured of each card.
     profiles: RefCell<BTreeMap<usize, Profile>>,
-    /// The model that was offered last, and its manifest.
-    manifest: RefCell<Option<(PathBuf, Arc<Manifest>)>>,
+    /// The model that was offered last.
+    offered: RefCell<Option<Offered>>,
+    /// The bytes of its file that each card needed last.
+    needed: RefCell<BTreeMap<usize, Vec<Range<u64>>>>,
     /// Looks whether workers that were lost are there again.
     scout: RefCell<Option<JoinHandle<Answers>>>,
 }
@@ -160,7 +165,8 @@ impl Group {
             absent: RefCell::default(),
             about,
             profiles: RefCell::default(),
-            manifest: RefCell::default(),
+            offered: RefCell::default(),
+            needed: RefCell::default(),
             scout: RefCell::default(),
         }
     }
@@ -208,17 +214,26 @@ impl Group {
         cluster.map_err(|error| EngineError::cluster(&error))
     }
 
-    fn manifest(&self, model: &Model) -> Arc<Manifest> {
-        let mut manifest = self.manifest.borrow_mut();
-        match &*manifest {
-            Some((path, manifest)) if path == model.path() => Arc::clone(manifest),
-            _ => {
-                let made = Manifest::of_file(model.path(), model.network().bytes());
-                let made = Arc::new(made);
-                *manifest = Some((model.path().to_path_buf(), Arc::clone(&made)));
-                made
+    /// A model as it is offered.
+    fn offered(&self, model: &Model, timeout: Duration) -> Offered {
+        let mut offered = self.offered.borrow_mut();
+        let network = Arc::clone(model.network());
+        let known = offered.as_ref().filter(|known| Arc::ptr_eq(&known.network, &network));
+        let manifest = match known {
+            Some(known) => Arc::clone(&known.manifest),
+            None => {
+                // What cards needed was of another file.
+                self.needed.borrow_mut().clear();
+                Arc::new(Manifest::of_file(model.path(), network.bytes()))
             }
-        }
+        };
+        let path = model.path().to_path_buf();
+        offered.insert(Offered { path, network, manifest, timeout }).clone()
+    }
+
+    /// Remembers which bytes of the offered model's file a card needs.
+    pub(crate) fn need(&self, card: usize, ranges: Vec<Range<u64>>) {
+        self.needed.borrow_mut().insert(card, ranges);
     }
 
     /// Makes a group of these cards, of which this process is one in any case, for a model.
@@ -232,7 +247,7 @@ impl Group {
         let workers: Vec<usize> = cards.iter().copied().filter(|&card| card > 0).collect();
         self.members.borrow_mut().clear();
         // Before anybody waits for it.
-        let manifest = (!workers.is_empty()).then(|| self.manifest(model));
+        let offered = (!workers.is_empty()).then(|| self.offered(model, timeout));
         let mut fabric = match workers[..] {
             [] => Box::new(inproc::group(1).remove(0)) as Box<dyn Fabric>,
             _ => self.sessions.connect(&workers).map_err(|why| self.unreached(why))?,
@@ -241,15 +256,14 @@ impl Group {
         for (card, info) in self.sessions.answering(&workers) {
             self.about.borrow_mut()[card] = Some(info);
         }
-        if let Some(manifest) = manifest {
-            let offered = offer::offer(&mut *fabric, model, &manifest, timeout);
-            if let Err(fault) = offered {
-                let lost = self.blamed(&fault);
-                self.absent.borrow_mut().extend(lost);
-                let error = self.explain(fault);
-                self.members.borrow_mut().clear();
-                return Err(error);
-            }
+        if let Some(offered) = offered
+            && let Err(fault) = offer::offer(&mut *fabric, &offered)
+        {
+            let lost = self.blamed(&fault);
+            self.absent.borrow_mut().extend(lost);
+            let error = self.explain(fault);
+            self.members.borrow_mut().clear();
+            return Err(error);
         }
         self.absent.borrow_mut().retain(|card| !workers.contains(card));
         Ok(Leader::owning(fabric, timeout)?.supplying())
@@ -323,15 +337,28 @@ impl Group {
     }
 
     /// The cards that can work now, if there are more of them than these. Workers are asked on a thread of its own, as one
-    /// that is gone takes long not to answer: what is found is known to a later call.
+    /// that is gone takes long not to answer: what is found is known to a later call. The same thread gives a worker that
+    /// is back what it lacks of the model, over a connection of its own, while the others go on: a group that waits
+    /// for weights makes no tokens.
     pub(crate) fn returned(&self, left: &[usize]) -> Option<Vec<usize>> {
         let mut scout = self.scout.borrow_mut();
         let Some(thread) = scout.take_if(|thread| thread.is_finished()) else {
             if scout.is_none() {
                 let missing = (1..self.names.len()).filter(|card| !left.contains(card));
-                let (missing, sessions): (Vec<usize>, _) =
-                    (missing.collect(), self.sessions.clone());
-                let look = move || sessions.answering(&missing);
+                let missing: Vec<usize> = missing.collect();
+                let (sessions, offered) = (self.sessions.clone(), self.offered.borrow().clone());
+                let needed = self.needed.borrow().clone();
+                let look = move || {
+                    let back = sessions.answering(&missing);
+                    let of = |card: &usize| offered.as_ref().zip(needed.get(card));
+                    for (card, _) in back.iter().filter(|(_, info)| !info.busy) {
+                        if let Some((offered, needed)) = of(card) {
+                            // Whoever could not be given it now is when the group is made, or found to be gone.
+                            let _ = prefetch(&*sessions, *card, offered, needed);
+                        }
+                    }
+                    back
+                };
                 *scout = std::thread::Builder::new().name("spanker-scout".into()).spawn(look).ok();
             }
             return None;
@@ -370,6 +397,20 @@ impl Group {
         let words: Vec<String> = words.collect();
         (!words.is_empty()).then(|| words.join(", "))
     }
+}
+
+/// Gives a worker that is in no group what it lacks of a model.
+fn prefetch(
+    sessions: &dyn Sessions,
+    card: usize,
+    offered: &Offered,
+    needed: &[Range<u64>],
+) -> Result<()> {
+    let gone = |_| EngineError::unavailable("the worker is gone again", None);
+    let mut fabric = sessions.connect(&[card]).map_err(gone)?;
+    offer::offer(&mut *fabric, offered).map_err(LlmError::from)?;
+    let mut leader = Leader::owning(fabric, offered.timeout)?.supplying();
+    Ok(leader.prefetch(offered.network.bytes(), needed, &mut |_, _| {})?)
 }
 
 #[cfg(test)]

@@ -290,7 +290,7 @@ pub(crate) fn dial(
     let mut link = Link::new(stream, address, noise.into_transport_mode().map_err(refused)?);
     link.push_intent(&intent.bytes());
     flush(&mut link, deadline)?;
-    link.set_timeout(UNREACHABLE).map_err(system("cannot set up a connection to"))?;
+    link.set_timeout(Some(UNREACHABLE)).map_err(system("cannot set up a connection to"))?;
     Ok(link)
 }
 

@@ -15,8 +15,7 @@ use spanker_collective::Rank;
 use spanker_fabric::FabricError;
 use spanker_fabric::wire::{CALL, Notice, as_received, call_of};
 
-use crate::TcpFabric;
-use crate::fabric::Peer;
+use crate::end::{End, Peer};
 use crate::frame::{Head, Kind};
 use crate::link::Link;
 
@@ -76,7 +75,7 @@ impl Notices {
     }
 }
 
-impl TcpFabric {
+impl End {
     /// Sends a notice, and does not wait for it.
     fn notify(&mut self, to: Rank, notice: &Notice) {
         self.say(to, Head::of_kind(Kind::Notice), &notice.bytes());
@@ -204,7 +203,7 @@ impl TcpFabric {
         }
     }
 
-    /// As [`TcpFabric::fail`], in a commit: rank 0 may have said meanwhile that the call is complete.
+    /// As [`End::fail`], in a commit: rank 0 may have said meanwhile that the call is complete.
     pub(crate) fn fail_or_complete(&mut self, fault: FabricError) -> Result<(), FabricError> {
         if self.rank == 0 {
             return Err(self.fail(fault, None));
@@ -225,8 +224,8 @@ impl TcpFabric {
             self.notify(rank, &verdict);
         }
         let begun = Instant::now();
-        let waits = |fabric: &TcpFabric| {
-            fabric.peers.iter().any(|peer| peer.link.as_ref().is_some_and(Link::has_unsent))
+        let waits = |end: &End| {
+            end.peers.iter().any(|peer| peer.link.as_ref().is_some_and(Link::has_unsent))
         };
         while waits(self) && begun.elapsed() < SENDING {
             let _ = self.pump(|_| true);

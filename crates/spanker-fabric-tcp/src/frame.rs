@@ -30,10 +30,12 @@ pub(crate) enum Kind {
     Refusal,
     /// Every worker is ready: the group begins.
     Start,
+    /// Nothing, but the sender is there.
+    Heartbeat,
 }
 
 impl Kind {
-    const ALL: [Kind; 9] = [
+    const ALL: [Kind; 10] = [
         Kind::Message,
         Kind::Arrival,
         Kind::Decision,
@@ -43,6 +45,7 @@ impl Kind {
         Kind::Ready,
         Kind::Refusal,
         Kind::Start,
+        Kind::Heartbeat,
     ];
 }
 
@@ -135,7 +138,7 @@ mod tests {
             assert_eq!(Head::of(&head.bytes()), Some(head));
         }
         assert_eq!(Head::of(&[0; HEAD]), None);
-        assert_eq!(Head::of(&[10; HEAD]), None);
+        assert_eq!(Head::of(&[11; HEAD]), None);
         let mut other = Head::of_kind(Kind::Start).bytes();
         other[3] = 1;
         assert_eq!(Head::of(&other), None);

@@ -26,11 +26,11 @@ const RECHECK: Duration = Duration::from_millis(50);
 pub struct Options {
     /// The version of the program. Members of a group run the same.
     pub version: String,
-    /// How long a group may take to come together, and how long the system tries to reach a member that does not
-    /// answer before it is taken for dead. Not less than a call's deadline: a member that computes and does not read
-    /// for so long is taken for dead, too.
+    /// How long a group may take to come together, and how long nothing may be heard of a member before it is taken for
+    /// dead, on all members what the leader says. A member that computes is heard of all the same.
     pub timeout: Duration,
-    /// How long a rank that waits asks again and again before it sleeps: faster where it has a core of its own.
+    /// How long a rank that waits asks again and again before it sleeps: faster where it has a core of its own. It is
+    /// longer, up to a millisecond, where waits turn out to be so short; with none it sleeps at once.
     pub spin: Duration,
     /// Bytes of a message, at most.
     pub longest_message: usize,
@@ -78,6 +78,7 @@ pub fn lead(channels: Vec<Channel>, options: &Options) -> Result<(TcpFabric, Gro
         let request = Request {
             id,
             rank: index as u32 + 1,
+            timeout: options.timeout,
             version: options.version.clone(),
             workers: addresses.clone(),
         };
@@ -109,7 +110,7 @@ pub fn lead(channels: Vec<Channel>, options: &Options) -> Result<(TcpFabric, Gro
     }
     let members = std::iter::once(None).chain(addresses.into_iter().map(Some)).collect();
     let links = std::iter::once(None).chain(links.into_iter().map(Some)).collect();
-    Ok((TcpFabric::new(0, links, options), GroupInfo { id, rank: 0, members }))
+    Ok((TcpFabric::new(0, links, options)?, GroupInfo { id, rank: 0, members }))
 }
 
 /// What a worker says about joining.
@@ -139,6 +140,8 @@ pub struct Join {
 struct Request {
     id: Id,
     rank: u32,
+    /// How long nothing may be heard of a member.
+    timeout: Duration,
     version: String,
     /// Where ranks 1 and up are, as the leader reaches them.
     workers: Vec<SocketAddr>,
@@ -148,6 +151,7 @@ impl Request {
     fn bytes(&self) -> Vec<u8> {
         let mut out = Writer(self.id.0.to_vec());
         out.number(self.rank);
+        out.number(u32::try_from(self.timeout.as_millis()).unwrap_or(u32::MAX));
         out.text(&self.version);
         out.number(self.workers.len() as u32);
         for worker in &self.workers {
@@ -159,7 +163,8 @@ impl Request {
     fn of(bytes: &[u8]) -> Option<Request> {
         let mut rest = Reader(bytes);
         let id = Id(rest.take(16)?.try_into().ok()?);
-        let (rank, version) = (rest.number()?, rest.text()?.to_owned());
+        let (rank, timeout) = (rest.number()?, Duration::from_millis(rest.number()?.into()));
+        let version = rest.text()?.to_owned();
         let count = rest.number()? as usize;
         if count >= MOST_RANKS || rank == 0 || rank as usize > count {
             return None;
@@ -168,7 +173,7 @@ impl Request {
         for _ in 0..count {
             workers.push(rest.text()?.parse().ok()?);
         }
-        rest.0.is_empty().then_some(Request { id, rank, version, workers })
+        rest.0.is_empty().then_some(Request { id, rank, timeout, version, workers })
     }
 }
 
@@ -250,7 +255,8 @@ impl Join {
         let members = links.iter().map(|link| link.as_ref().map(Link::address)).collect();
         let rank = self.request.rank as Rank;
         let info = GroupInfo { id: self.request.id, rank, members };
-        Ok((TcpFabric::new(rank, links, options), info))
+        let options = Options { timeout: self.request.timeout, ..options.clone() };
+        Ok((TcpFabric::new(rank, links, &options)?, info))
     }
 
     /// The connections to the other workers, by rank.
@@ -309,7 +315,8 @@ mod tests {
     fn request() -> Request {
         let workers = vec!["127.0.0.1:7077".parse(), "[fe80::1]:7078".parse()];
         let workers = workers.into_iter().map(|worker| worker.expect("an address")).collect();
-        Request { id: Id([7; 16]), rank: 2, version: "0.2.0".into(), workers }
+        let timeout = Duration::from_millis(4_999);
+        Request { id: Id([7; 16]), rank: 2, timeout, version: "0.2.0".into(), workers }
     }
 
     #[test]

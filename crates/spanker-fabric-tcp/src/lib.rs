@@ -48,6 +48,7 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod end;
 mod error;
 mod fabric;
 mod fault;

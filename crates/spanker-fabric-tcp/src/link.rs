@@ -29,6 +29,8 @@ const UNANSWERED: u32 = 60;
 
 /// Bytes of the reason of a refusal, which is taken whatever else is waited for.
 pub(crate) const LONGEST_REFUSAL: usize = 4096;
+/// Bytes of a notice between ranks, at most.
+const LONGEST_NOTICE: u64 = 4096;
 
 /// A frame that has come whole.
 #[derive(Debug)]
@@ -109,6 +111,10 @@ pub(crate) struct Link {
     pool: Pool,
     limit: u64,
     is_broken: bool,
+    /// Something has come since somebody asked.
+    heard: bool,
+    /// Something was written since somebody asked.
+    written: bool,
     closed: Option<Closed>,
 }
 
@@ -127,6 +133,8 @@ impl Link {
             pool: Pool::default(),
             limit: 0,
             is_broken: false,
+            heard: false,
+            written: false,
             closed: None,
         }
     }
@@ -149,6 +157,21 @@ impl Link {
     /// Whether the other end did not take what was written.
     pub(crate) fn has_broken(&self) -> bool {
         self.is_broken
+    }
+
+    /// Whether anything has come since this was asked last.
+    pub(crate) fn take_heard(&mut self) -> bool {
+        std::mem::take(&mut self.heard)
+    }
+
+    /// Whether the system has taken anything since this was asked last.
+    pub(crate) fn take_written(&mut self) -> bool {
+        std::mem::take(&mut self.written)
+    }
+
+    /// Takes the other end for gone.
+    pub(crate) fn give_up(&mut self, why: String) {
+        self.closed.get_or_insert(Closed::Lost(why));
     }
 
     /// Why nothing more will come, if so.
@@ -231,7 +254,10 @@ impl Link {
                 break;
             }
             match (&self.stream).write(&bytes[*begin..*end]) {
-                Ok(written) => self.outward.consume(written),
+                Ok(written) => {
+                    self.written = true;
+                    self.outward.consume(written);
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
                 // Reading goes on, so that nothing that came before is lost, and finds the end, too.
@@ -254,6 +280,8 @@ impl Link {
     pub(crate) fn next_frame(&mut self) -> Result<Option<Frame>, Closed> {
         loop {
             if let Some(frame) = self.open()? {
+                // It may have been here for long.
+                self.heard = true;
                 return Ok(Some(frame));
             }
             if let Some(closed) = &self.closed {
@@ -285,6 +313,7 @@ impl Link {
                 Ok(0) => self.closed = Some(Closed::Ended),
                 Ok(read) => {
                     *end += read;
+                    self.heard = true;
                     self.is_drained = read < space.len();
                     return true;
                 }
@@ -322,8 +351,11 @@ impl Link {
                 let head = Head::of(&plain).ok_or(Closed::Corrupt("a head makes no sense"))?;
                 let length = usize::try_from(head.length).unwrap_or(usize::MAX);
                 let limit = match head.kind {
+                    Kind::Message | Kind::Bytes | Kind::Join => self.limit,
                     Kind::Refusal => self.limit.max(LONGEST_REFUSAL as u64),
-                    _ => self.limit,
+                    Kind::Notice if head.length <= LONGEST_NOTICE => LONGEST_NOTICE,
+                    _ if head.length == 0 => 0,
+                    _ => return Err(Closed::Corrupt("a frame is too long for what it says")),
                 };
                 if head.length > limit {
                     return Err(Closed::TooLong(head.length));
@@ -356,9 +388,11 @@ impl Link {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
 
-    /// How long the kernel tries to reach the other end before the connection ends.
-    pub(crate) fn set_timeout(&self, timeout: Duration) -> std::io::Result<()> {
-        let timeout = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1);
+    /// How long the kernel tries to deliver something before the connection ends; nothing for as long as it does by
+    /// itself. It counts the time in which the other end takes nothing because nobody reads there.
+    pub(crate) fn set_timeout(&self, timeout: Option<Duration>) -> std::io::Result<()> {
+        let millis = |timeout: Duration| u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        let timeout = timeout.map_or(0, |timeout| millis(timeout).max(1));
         Ok(sockopt::set_tcp_user_timeout(&self.stream, timeout)?)
     }
 }

@@ -303,7 +303,7 @@ impl Pending {
         match (Intent::of(&intent), self.stream.try_clone()) {
             (Some(intent), Ok(stream)) => {
                 let link = Link::new(stream, self.address, noise);
-                match link.set_timeout(UNREACHABLE) {
+                match link.set_timeout(Some(UNREACHABLE)) {
                     Ok(()) => Step::Done(intent, Box::new(link)),
                     Err(_) => Step::Ends,
                 }

@@ -24,7 +24,7 @@ mod wire;
 mod worker;
 
 use std::collections::VecDeque;
-use std::ops::DerefMut;
+use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,9 @@ pub use measure::RankSamples;
 use order::Order;
 use part::{Ran, RankPart, Stepping};
 use record::Recording;
-pub use supply::{CHUNK_BYTES, Store, chunk_count, chunk_range, fetch_chunks, supply_chunks};
+pub use supply::{
+    CHUNK_BYTES, Store, chunk_count, chunk_range, fetch_chunks, reading_time, supply_chunks,
+};
 use wire::{End, LEADER, Wire};
 pub use worker::{Worker, run_worker};
 
@@ -167,6 +169,22 @@ impl<'f> Leader<'f> {
         OnRanks::lay_out(self, network, plan, &ranks, space, threads, &mut |_, _| {})
     }
 
+    /// Gives ranks that have a [`Store`] what they lack of some bytes of the file, for a plan to come. `progress` gets the
+    /// bytes that were sent, and those of all.
+    ///
+    /// # Errors
+    /// [`LlmError::Fabric`] if one has no store, or is gone.
+    pub fn prefetch(
+        &mut self,
+        file: &[u8],
+        ranges: &[Range<u64>],
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), LlmError> {
+        let ranges = ranges.iter().map(|range| [range.start, range.end]).collect();
+        self.order(&Order::Fetch { ranges })?;
+        self.heard(|wire| wire.supply(file, progress))
+    }
+
     /// Has all ranks lay a network out.
     fn lay<B: AsRef<[u8]> + Send + Sync>(
         &mut self,
@@ -215,7 +233,8 @@ impl<'f> Leader<'f> {
         let rank_part =
             RankPart::new(network, &planned, (LEADER, &ranks), exchanges, threads, filled);
         let rank_part = rank_part.inspect_err(|error| self.give_up(error.to_string()))?;
-        self.heard(|wire| wire.settle(stamp))?;
+        let file = network.bytes().len() as u64;
+        self.heard(|wire| wire.settle(stamp, file))?;
         let memory = self.collect_memory(&planned, &rank_part)?;
         Ok((rank_part, memory))
     }
@@ -358,6 +377,17 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks
         Ok(reports.collect())
     }
 
+    /// Takes the reports on all steps that are under way, which would be in the way of the next plan's.
+    fn drain(&mut self) {
+        while let Some(Begun { number, own, expected, .. }) = self.begun.pop_front() {
+            let Some(expected) = expected else { continue };
+            if self.collect(number, own, &expected).is_err() {
+                // The group has a fault: nothing of it is read any more.
+                self.begun.clear();
+            }
+        }
+    }
+
     /// Gives the order for a step through some layers, or all if there are none, and runs this rank's part of it.
     fn go(
         &mut self,
@@ -399,8 +429,12 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> OnRanks
             return Ok(Outcome { timing, ..Outcome::default() });
         };
         let reports = self.collect(number, own, &expected)?;
-        if let Some(checked) = checked {
-            self.compare(&checked, &reports)?;
+        if let Some(checked) = checked
+            && let Err(error) = self.compare(&checked, &reports)
+        {
+            // The group is sound and goes on without the rank that was wrong.
+            self.drain();
+            return Err(error);
         }
         let members = self.rank_part.programs.members();
         Ok(card::outcome(&asked, since.elapsed(), members, reports))
@@ -432,6 +466,21 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> Runner 
     fn heartbeat(&mut self) -> Result<(), LlmError> {
         self.leader.heartbeat()
     }
+}
+
+/// The cards of a plan, each with the bytes of the file that it needs where ranks get them one by one.
+///
+/// # Errors
+/// [`LlmError::Plan`] for a plan of another model, or one that cannot be run.
+pub fn needed_bytes<B: AsRef<[u8]>>(
+    network: &Network<B>,
+    plan: &Plan,
+    space: (usize, usize),
+) -> Result<Vec<(usize, Vec<Range<u64>>)>, LlmError> {
+    let planned = planned(network, plan, space, 1, false)?;
+    let cards = plan.layout.cards().into_iter();
+    let needed = cards.map(|card| Ok((card, card::needed(network, &planned, &|one| one == card)?)));
+    needed.collect()
 }
 
 /// What a plan's messages are stamped with: ranks that have another plan, or other algorithms for its exchanges, find

@@ -13,10 +13,11 @@ use spanker_fabric::conformance::on_all;
 use spanker_fabric::inproc::{Inproc, group};
 use spanker_fabric::{Call, Fabric, FabricError, Message, Pool};
 use spanker_llm::{
-    AuditLog, Leader, LlmError, Network, OnRanks, Runner, Session, Twice, Want, Worker, run_worker,
+    AuditLog, Leader, LlmError, Network, OnRanks, Part, Runner, Session, Step, Twice, Want, Worker,
+    run_worker,
 };
-use spanker_model::Quant;
-use spanker_plan::{Plan, Split};
+use spanker_model::{KvShape, Quant};
+use spanker_plan::{Objective, Plan, Split};
 use spanker_test_support::Recipe;
 
 use splits::{CONTEXT, Open, best, mixed, one_by_one, prompt, threads, together};
@@ -210,6 +211,51 @@ fn rank_that_tells_others_something_else_than_it_has_is_named() {
         assert!(text.contains("card 1") && text.contains("other bytes"), "{split:?}: {text}");
         assert_eq!(log.found().len(), 1);
     }
+}
+
+#[test]
+fn rank_that_is_wrong_in_the_midst_of_a_pipeline_is_left_out_and_the_others_go_on() {
+    let recipe = small();
+    let network = Arc::new(recipe.network());
+    let tokens = prompt(5, recipe.vocab);
+    let ranks = [
+        // Its stage has the layer.
+        Rank { network: corrupted(), honest: true },
+        Rank { network: Arc::clone(&network), honest: true },
+    ];
+    // Three steps at a time, each of another sequence.
+    let mut whole = plan(&network, Split::Gather, &one_by_one(3), 0.3);
+    whole.request.objective = Objective::Throughput;
+    whole.request.sequences = 3;
+    let rest = plan(&network, Split::Gather, &together(&[1.0; 2]), 0.3);
+    let expected = best(&mut Session::new(threads(&network, &rest, 3, 1)), &tokens, 6);
+    let log = AuditLog::new(0.3);
+    let (error, found) = led(&ranks, |leader| {
+        let mut runner = leader.lay_out(&network, &whole, CONTEXT, 3, 1).expect("a layout");
+        runner.audit(&network, &whole, &log).expect("the same plan");
+        assert_eq!(runner.depth(), 3);
+        let each = KvShape::blocks_for(CONTEXT as u64) as u32;
+        let mut begin = |number: u32| {
+            let (turn, past) = (number % 3, u64::from(number / 3));
+            let blocks: Vec<u32> = (turn * each..(turn + 1) * each).collect();
+            let parts = [Part::new(&tokens[..1], past, &blocks, Want::Best(2))];
+            let step = Step { turn: turn.into(), ..Step::of(&parts) };
+            runner.begin(&step).expect("it begins");
+            // Two are under way when the first of three is looked at.
+            if number < 2 { Ok(()) } else { runner.end().map(|_| ()) }
+        };
+        let error = (0..3 * CONTEXT as u32).find_map(|number| begin(number).err());
+        let error = error.expect("other weights");
+        drop(runner);
+        // The same group, without the rank that was wrong.
+        let runner =
+            OnRanks::lay_out(leader, &network, &rest, &[0, 2], (CONTEXT, 3), 1, &mut |_, _| {});
+        let mut runner = runner.expect("a layout");
+        runner.audit(&network, &rest, &log).expect("the same plan");
+        (error, best(&mut Session::new(Box::new(runner)), &tokens, 6))
+    });
+    assert!(error.to_string().contains("card 1"), "{error}");
+    assert_eq!(found, expected);
 }
 
 #[test]

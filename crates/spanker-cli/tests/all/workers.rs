@@ -236,6 +236,17 @@ fn wrong_keys_and_none_beyond_this_machine_are_refused_with_advice() {
     }
     let found = scratch.json(&format!("{ASK} {on} --key-file right -n 4"));
     assert_eq!(found["tokens"], expected(&scratch, 4));
+    // The same from a file, which is looked for here when nothing else names workers.
+    let list = format!("workers = [\"{}\"]\nkey-file = \"right\"\n", one.address);
+    std::fs::write(scratch.path().join("workers.toml"), &list).expect("a file");
+    for named in ["--fabric tcp", "--workers workers.toml"] {
+        assert_eq!(scratch.json(&format!("{ASK} {named} -n 4"))["tokens"], found["tokens"]);
+    }
+    std::fs::write(scratch.path().join("workers.toml"), list.replace("key-file", "key"))
+        .expect("a file");
+    let said = scratch.error(2, &format!("{ASK} --fabric tcp -n 2 --json"));
+    assert!(said.contains("workers.toml: ") && said.contains("key-file"), "{said}");
+    std::fs::remove_file(scratch.path().join("workers.toml")).expect("a file");
     let said = scratch.error(2, "worker --listen 0.0.0.0:0");
     assert!(said.contains("a key is needed") && said.contains("spanker key new"), "{said}");
     let said = scratch.error(2, &format!("{ASK} --workers 192.0.2.1:7077 -n 2 --json"));
@@ -353,8 +364,13 @@ fn server_goes_on_without_a_worker_and_takes_it_in_when_it_is_back() {
     drop(one);
     assert_eq!(serving.text(60), expected);
     assert_eq!(serving.status()["cards_lost"], 1, "{}", serving.status());
-    let _one = Working::at(&scratch, "one", &address, "-m x.gguf");
+    // A machine in its place that has nothing: its weights come while the others go on, before it is taken in.
+    let mut one = Working::at(&scratch, "fresh", &address, "");
     within("the worker", || serving.status()["cards_back"] == 1);
+    one.hears("leads: rank 1 of 2");
+    let fetched = one.hears("done; ");
+    assert!(fetched.contains("B of weights came over the network"), "{fetched}");
+    one.hears("leads: rank 1 of 3");
     assert_eq!(serving.text(60), expected);
     assert_eq!(serving.status()["failed"], 0, "{}", serving.status());
 }

@@ -2,7 +2,8 @@
 //! Parts of models that a worker got over the network, kept for the next time: for each model a sparse file with its
 //! bytes where the whole file has them, and which chunks are there.
 //!
-//! A chunk counts as there once it is on the disk. Several workers of one machine may share a cache: they write the same
+//! A chunk counts as there once it is on the disk. That is waited for on a thread: whoever gets chunks goes on with the
+//! next ones, and with its work when it has them all. Several workers of one machine may share a cache: they write the same
 //! bytes to the same places. What was used longest ago goes when the cache is full, unless somebody uses it.
 
 use std::cell::{Cell, RefCell};
@@ -11,6 +12,8 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use rustix::fs::{FlockOperation, flock};
@@ -18,7 +21,7 @@ use spanker_llm::{CHUNK_BYTES, Store, chunk_count, chunk_range};
 
 use super::Manifest;
 
-/// Chunks that are written before they are made safe and marked.
+/// Chunks that are written before somebody makes them safe and marks them.
 const BATCH: usize = 16;
 const THERE: u8 = 1;
 
@@ -109,15 +112,16 @@ impl Cache {
         }
         let (marks, unmarked) = (RefCell::new(marks), RefCell::default());
         let (cache, fetched, name) = (self.clone(), Cell::new(0), name.to_owned());
+        let marker = RefCell::new(Marker::Ready(present));
         Ok(Copy {
             cache,
             manifest,
             name,
             path,
             model,
-            present,
             marks,
             unmarked,
+            marker,
             fetched,
             _used: used,
         })
@@ -162,10 +166,10 @@ pub(crate) struct Copy {
     path: PathBuf,
     model: File,
     /// A byte for each chunk.
-    present: File,
     marks: RefCell<Vec<u8>>,
-    /// Chunks that were written and not marked yet.
+    /// Chunks that were written and are not with the marker yet.
     unmarked: RefCell<Vec<u64>>,
+    marker: RefCell<Marker>,
     fetched: Cell<u64>,
     /// Locked as long as this lives.
     _used: File,
@@ -181,17 +185,65 @@ impl Copy {
         self.fetched.get()
     }
 
-    /// Makes what was written safe, then marks it.
+    /// Has what was written made safe, and then marked.
     fn mark(&self) -> io::Result<()> {
         let mut unmarked = self.unmarked.borrow_mut();
         if unmarked.is_empty() {
             return Ok(());
         }
-        self.model.sync_data()?;
-        unmarked.iter().try_for_each(|&number| self.present.write_all_at(&[THERE], number))?;
-        unmarked.clear();
-        Ok(())
+        self.marker.borrow_mut().take(&self.model, std::mem::take(&mut *unmarked))
     }
+
+    /// Waits until all is marked.
+    fn settle(&self) {
+        // What was not marked is fetched again.
+        let _ = self.mark();
+        if let Marker::Working(jobs, thread) = self.marker.replace(Marker::Over) {
+            drop(jobs);
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Who waits for the disk.
+#[derive(Debug)]
+enum Marker {
+    /// Nobody yet; the file of the marks.
+    Ready(File),
+    Working(Sender<Vec<u64>>, JoinHandle<io::Result<()>>),
+    Over,
+}
+
+impl Marker {
+    fn take(&mut self, model: &File, numbers: Vec<u64>) -> io::Result<()> {
+        if let Marker::Ready(present) = self {
+            let (model, present) = (model.try_clone()?, present.try_clone()?);
+            let (jobs, came) = channel();
+            let named = std::thread::Builder::new().name("spanker-cache".into());
+            let thread = named.spawn(move || mark_all(&model, &present, &came))?;
+            *self = Marker::Working(jobs, thread);
+        }
+        if let Marker::Working(jobs, _) = self
+            && jobs.send(numbers).is_ok()
+        {
+            return Ok(());
+        }
+        match std::mem::replace(self, Marker::Over) {
+            Marker::Working(_, thread) => thread.join().unwrap_or(Ok(())),
+            // It has said why not.
+            Marker::Ready(_) | Marker::Over => Ok(()),
+        }
+    }
+}
+
+/// Makes what is written safe, then marks it: all that has come while it waited at once.
+fn mark_all(model: &File, present: &File, came: &Receiver<Vec<u64>>) -> io::Result<()> {
+    while let Ok(mut numbers) = came.recv() {
+        numbers.extend(came.try_iter().flatten());
+        model.sync_data()?;
+        numbers.iter().try_for_each(|&number| present.write_all_at(&[THERE], number))?;
+    }
+    Ok(())
 }
 
 impl Store for Copy {
@@ -252,8 +304,7 @@ impl Store for Copy {
 
 impl Drop for Copy {
     fn drop(&mut self) {
-        // What was not marked is fetched again.
-        let _ = self.mark();
+        self.settle();
     }
 }
 
@@ -323,6 +374,7 @@ mod tests {
                 copy.put(number, chunk(&bytes, number)).unwrap();
             }
             copy.complete().unwrap();
+            copy.settle();
             copy
         };
         let in_use = fill(1);

@@ -11,20 +11,19 @@ use std::time::{Duration, Instant};
 use ggml_spanker::GgufFile;
 use serde::{Deserialize, Serialize};
 use spanker_fabric::{Call, Fabric, FabricError, Message, Pool};
-use spanker_llm::{LlmError, Network, Store, fetch_chunks, supply_chunks};
+use spanker_llm::{LlmError, Network, Store, fetch_chunks, reading_time, supply_chunks};
 
 use crate::content::cache::{Cache, Copy, is_id};
 use crate::content::{Manifest, manifest_bytes};
 use crate::error::chain;
-use crate::model::Model;
 
 const LEADER: usize = 0;
 /// The longest offer.
 const MOST_OFFER: usize = 4 << 10;
 /// The most that a file can have before its weights.
 const MOST_HEADER: u64 = 1 << 30;
-/// How long a worker may look whether it has the model: it may have to hash its files.
-const LOOKING: Duration = Duration::from_secs(300);
+/// How long a worker waits for an offer at the most: the leader has hashed its file before it made the group.
+const OFFERING: Duration = Duration::from_secs(60);
 /// Tensors that are read when a model is opened.
 const ANGLES: [&str; 3] =
     ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
@@ -72,6 +71,11 @@ impl Offer {
     pub(super) fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms)
     }
+
+    /// Until when a worker may look whether it has the model: it may have to hash a file of its own.
+    fn looked_at(&self) -> Instant {
+        Instant::now() + self.timeout().max(reading_time(self.length))
+    }
 }
 
 fn refused(fabric: &mut dyn Fabric, reason: impl Into<String>) -> FabricError {
@@ -83,17 +87,23 @@ fn message(bytes: &[u8]) -> Message {
     Pool::default().write(bytes.len(), |out| out.copy_from_slice(bytes))
 }
 
+/// A model that is offered, and what ranks wait for each other.
+#[derive(Clone)]
+pub(super) struct Offered {
+    pub(super) path: PathBuf,
+    pub(super) network: Arc<Network<GgufFile>>,
+    pub(super) manifest: Arc<Manifest>,
+    pub(super) timeout: Duration,
+}
+
 /// Offers a model to the other ranks of a group, and gives those that have not got it what it takes to open it.
-pub(super) fn offer(
-    fabric: &mut dyn Fabric,
-    model: &Model,
-    manifest: &Manifest,
-    timeout: Duration,
-) -> Result<(), FabricError> {
+pub(super) fn offer(fabric: &mut dyn Fabric, offered: &Offered) -> Result<(), FabricError> {
+    let Offered { path, network, manifest, timeout } = offered;
+    let timeout = *timeout;
     let others: Vec<usize> = (0..fabric.ranks()).filter(|&rank| rank != LEADER).collect();
-    let (header, bytes) = (model.network().header(), model.network().bytes());
-    let is_whole = std::fs::metadata(model.path()).is_ok_and(|at| at.len() == bytes.len() as u64);
-    let name = model.path().file_name().map(|name| name.to_string_lossy().into_owned());
+    let (header, bytes) = (network.header(), network.bytes());
+    let is_whole = std::fs::metadata(path).is_ok_and(|at| at.len() == bytes.len() as u64);
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
     let offered = Offer {
         version: env!("CARGO_PKG_VERSION").into(),
         id: manifest.id(),
@@ -105,7 +115,7 @@ pub(super) fn offer(
     let call = &Call::BARRIER;
     let first = message(&offered.to_bytes());
     let sends: Vec<_> = others.iter().map(|&rank| (rank, first.clone())).collect();
-    let answers = fabric.exchange(call, &sends, &others, Instant::now() + LOOKING)?;
+    let answers = fabric.exchange(call, &sends, &others, offered.looked_at())?;
     let mut sends = Vec::new();
     let hashes = message(&manifest.to_bytes());
     for (answer, &rank) in answers.iter().zip(&others) {
@@ -120,7 +130,7 @@ pub(super) fn offer(
     for _ in 0..2 {
         supply_chunks(fabric, bytes, &others, timeout, &mut |_, _| {})?;
     }
-    fabric.barrier(Instant::now() + LOOKING)
+    fabric.barrier(offered.looked_at())
 }
 
 /// Where a worker looks for models.
@@ -220,12 +230,12 @@ impl Shelf {
 /// Takes the model that a leader offers.
 pub(super) fn take(fabric: &mut dyn Fabric, shelf: &Shelf) -> Result<Taken, LlmError> {
     let call = &Call::BARRIER;
-    let offered = fabric.exchange(call, &[], &[LEADER], Instant::now() + LOOKING)?;
+    let offered = fabric.exchange(call, &[], &[LEADER], Instant::now() + OFFERING)?;
     let offer = offered.first().map_or(Err(String::new()), |one| Offer::from_bytes(one.bytes()));
     let offer = offer.map_err(|reason| refused(fabric, reason))?;
     let source = match shelf.own(&offer) {
         Some(path) => {
-            fabric.exchange(call, &[(LEADER, message(&[HAS]))], &[], Instant::now() + LOOKING)?;
+            fabric.exchange(call, &[(LEADER, message(&[HAS]))], &[], offer.looked_at())?;
             Source::File { path, length: offer.length }
         }
         None => Source::Copy(begin(fabric, shelf, &offer)?),
@@ -240,7 +250,7 @@ pub(super) fn take(fabric: &mut dyn Fabric, shelf: &Shelf) -> Result<Taken, LlmE
     fetch_chunks(fabric, &source, &angles, offer.timeout())?;
     let network = Network::with_header(file.header().clone(), file);
     let network = network.map_err(|error| refused(fabric, named(&error)))?;
-    fabric.barrier(Instant::now() + LOOKING)?;
+    fabric.barrier(offer.looked_at())?;
     Ok(Taken { offer, network: Arc::new(network), source })
 }
 
@@ -256,7 +266,7 @@ fn begin(fabric: &mut dyn Fabric, shelf: &Shelf, offer: &Offer) -> Result<Copy, 
     }
     let known = shelf.cache.manifest(&offer.id, offer.length);
     let answer = message(&[if known.is_some() { HAS } else { LACKS }]);
-    let until = Instant::now() + LOOKING;
+    let until = offer.looked_at();
     let receives: &[usize] = if known.is_some() { &[] } else { &[LEADER] };
     let hashes = fabric.exchange(call, &[(LEADER, answer)], receives, until)?;
     let sent = || {

@@ -81,7 +81,10 @@ pub fn worker_addresses(text: &str) -> Result<Vec<String>> {
     match (list.len(), twice) {
         (0, _) => Err(EngineError::Request {
             what: "--fabric tcp: no workers are named".into(),
-            hint: Some("--workers HOST:PORT,HOST:PORT, or SPANKER_WORKERS".into()),
+            hint: Some(
+                "--workers HOST:PORT,HOST:PORT, SPANKER_WORKERS, or a workers.toml in this folder"
+                    .into(),
+            ),
         }),
         (_, Some((_, one))) => {
             Err(EngineError::request(format!("--workers: {one} is there twice")))

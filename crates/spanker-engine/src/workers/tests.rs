@@ -308,9 +308,42 @@ fn file_that_is_not_what_its_manifest_says_is_refused_by_chunk_and_name() {
     let (cache, nothing) = (folder.path().join("cache"), Vec::new());
     let worker =
         std::thread::spawn(move || serve(&mut other, &shelf(&cache, nothing), 1, &|_| {}).1);
-    let refused = offer::offer(&mut own, &model, &manifest, TIMEOUT).unwrap_err().to_string();
+    let offered = Offered {
+        path: model.path().to_path_buf(),
+        network: Arc::clone(model.network()),
+        manifest: Arc::new(manifest),
+        timeout: TIMEOUT,
+    };
+    let refused = offer::offer(&mut own, &offered).unwrap_err().to_string();
     assert!(refused.contains("chunk 0 of x.gguf is not what"), "{refused}");
     assert_eq!(worker.join().unwrap().unwrap_err().to_string(), refused);
+}
+
+#[test]
+fn worker_that_is_back_with_an_empty_cache_has_its_weights_before_it_is_taken_in() {
+    let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
+    let model = crate::testing::model(folders[0].path());
+    let threads = Arc::new(Threads::new(vec![shelf(folders[1].path(), Vec::new())]));
+    let group = Group::new(Arc::clone(&threads) as Arc<dyn Sessions>, true);
+    // What it needed when it was in the last group, which has gone on without it.
+    group.offered(&model, TIMEOUT);
+    let whole = 0..model.network().bytes().len() as u64;
+    group.need(1, vec![whole.clone()]);
+    assert_eq!(group.returned(&[0]), None, "nobody is waited for");
+    let until = Instant::now() + TIMEOUT;
+    let back = loop {
+        match group.returned(&[0]) {
+            Some(back) => break back,
+            None => assert!(Instant::now() < until, "it is not taken in"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(back, [0, 1]);
+    let [(Some(served), true)] = &threads.served(1, 1)[..] else { panic!() };
+    assert_eq!(served.fetched, whole.end, "{served:?}");
+    // In the group nothing is left to be sent.
+    let (_, said) = tokens(&threads, &model, 3);
+    assert_eq!(said.sent, 0);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod channels;
 mod conformance;
 mod faults;
 mod fuzz;
+mod heartbeats;
 mod joining;
 mod machines;
 mod processes;

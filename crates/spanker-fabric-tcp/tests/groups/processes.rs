@@ -18,6 +18,9 @@ pub const TIMEOUT: &str = "SPANKER_TCP_TEST_TIMEOUT";
 /// What a process says before its address, and before what came of its group.
 pub const SAYS: &str = "rank: ";
 
+/// How long nothing may be heard of a process, where that is tried.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 /// A rank's process. It ends with the test.
 pub struct Rank {
     child: Child,
@@ -131,11 +134,16 @@ fn a_worker_of_another_test() {
 
 /// A group of processes, led by this one.
 fn led(workers: &[&Rank]) -> TcpFabric {
+    led_with(workers, &options())
+}
+
+/// The same with options of the leader's.
+fn led_with(workers: &[&Rank], own: &Options) -> TcpFabric {
     let dial = |worker: &&Rank| {
         let timeout = Duration::from_secs(30);
         Channel::dial(&worker.address, Some(&key()), Purpose::Control, timeout).expect("a worker")
     };
-    lead(workers.iter().map(dial).collect(), &options()).expect("a group").0
+    lead(workers.iter().map(dial).collect(), own).expect("a group").0
 }
 
 #[test]
@@ -175,6 +183,25 @@ fn a_stopped_process_ends_the_wait_at_the_deadline_and_finds_out_when_it_goes_on
     drop(fabric);
     one.signal(Signal::CONT);
     assert_eq!(one.says(), format!("{fault:?}"), "the fault that it finds");
+}
+
+#[test]
+fn a_stopped_process_is_taken_for_dead_after_the_timeout_however_long_a_call_may_take() {
+    let mut workers = [Rank::start(), Rank::start()];
+    let [one, two] = &mut workers;
+    // The leader says how long; the workers themselves would wait for thirty seconds.
+    let mut fabric = led_with(&[&*one, &*two], &Options { timeout: PATIENCE, ..options() });
+    turn(&mut fabric, soon()).expect("nobody is missing");
+    one.stop();
+    let fault = turn(&mut fabric, soon()).expect_err("stopped");
+    assert_eq!(fault, FabricError::Died { rank: 1 }, "not its deadline, which is a minute away");
+    assert_eq!(two.says(), format!("{fault:?}"));
+    drop(fabric);
+    // It finds that the others are gone, and is free for the next leader.
+    one.signal(Signal::CONT);
+    one.says();
+    let mut fabric = led(&[&*two, &*one]);
+    turn(&mut fabric, soon()).expect("nobody is missing");
 }
 
 #[test]

@@ -49,11 +49,16 @@ pub fn join(listener: &Listener, options: &Options) -> Result<TcpFabric, TcpErro
 
 /// The ends of a group, in rank order.
 pub fn group(ranks: usize) -> Vec<TcpFabric> {
+    group_with(ranks, &options())
+}
+
+/// The same with options of the leader's.
+pub fn group_with(ranks: usize, own: &Options) -> Vec<TcpFabric> {
     let listeners: Vec<Listener> = (1..ranks).map(|_| listener()).collect();
     std::thread::scope(|scope| {
         let worker = |listener| scope.spawn(move || join(listener, &options()).expect("a group"));
         let workers: Vec<_> = listeners.iter().map(worker).collect();
-        let (leader, _) = lead(listeners.iter().map(dial).collect(), &options()).expect("a group");
+        let (leader, _) = lead(listeners.iter().map(dial).collect(), own).expect("a group");
         let workers = workers.into_iter().map(|worker| worker.join().expect("no panic"));
         std::iter::once(leader).chain(workers).collect()
     })

@@ -34,6 +34,11 @@ pub(super) enum Order {
         /// The plan as JSON.
         json: String,
     },
+    /// Ask for what is missing of these bytes of the file: from, and to before which. They are for a plan to come.
+    Fetch {
+        /// Which.
+        ranges: Vec<[u64; 2]>,
+    },
     /// Run a step.
     Step {
         /// What it is.
@@ -61,6 +66,7 @@ const STEP: u8 = 3;
 const CLOCK: u8 = 4;
 const RECORD: u8 = 5;
 const COLLECT: u8 = 6;
+const FETCH: u8 = 7;
 
 const NOTHING: u64 = 0;
 const LOGITS: u64 = u64::MAX;
@@ -100,6 +106,7 @@ impl Order {
             Order::Clock { rank } => words(CLOCK, &[*rank]),
             Order::Record => vec![RECORD],
             Order::Collect => vec![COLLECT],
+            Order::Fetch { ranges } => words(FETCH, ranges.as_flattened()),
         }
     }
 
@@ -145,6 +152,13 @@ impl Order {
             }
             RECORD => rest.is_empty().then_some(Order::Record),
             COLLECT => rest.is_empty().then_some(Order::Collect),
+            FETCH => {
+                let (words, odd) = rest.as_chunks();
+                let words: Vec<u64> = words.iter().map(|&word| u64::from_le_bytes(word)).collect();
+                let (ranges, single) = words.as_chunks();
+                let is_whole = odd.is_empty() && single.is_empty();
+                is_whole.then(|| Order::Fetch { ranges: ranges.to_vec() })
+            }
             _ => None,
         }
     }
@@ -313,6 +327,8 @@ mod tests {
                 }
             ),
             any::<u64>().prop_map(|rank| Order::Clock { rank }),
+            prop::collection::vec(any::<[u64; 2]>(), 0..9)
+                .prop_map(|ranges| Order::Fetch { ranges }),
             Just(Order::Record),
             Just(Order::Collect),
         ]

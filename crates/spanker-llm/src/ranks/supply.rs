@@ -22,6 +22,16 @@ const LEAST: Duration = Duration::from_secs(20);
 /// Bytes of a request before its numbers: how many chunks the rank needs in all.
 const HEAD: usize = 8;
 
+/// Bytes in a second of a slow disk, such as a board's memory card.
+const SLOW_DISK: f64 = 15e6;
+
+/// How long a rank may take to read so many bytes of a file, from a slow disk if it must be. Whether it is there at all
+/// meanwhile is the fabric's to say.
+#[must_use]
+pub fn reading_time(bytes: u64) -> Duration {
+    LEAST + Duration::from_secs_f64(bytes as f64 / SLOW_DISK)
+}
+
 /// A copy of a model's file with holes, which are filled as bytes are needed.
 pub trait Store {
     /// Bytes of the whole file.
@@ -290,6 +300,14 @@ mod tests {
             let error = outcome.expect_err("a corrupt chunk").to_string();
             assert_eq!(error, "rank 1: chunk 7 of x.gguf is corrupt");
         }
+    }
+
+    #[test]
+    fn a_rank_may_read_for_as_long_as_its_file_takes_and_not_much_longer() {
+        assert_eq!(reading_time(0), LEAST);
+        let of = |mib: u64| reading_time(mib << 20).as_secs();
+        assert!((50..90).contains(&of(600)) && (280..400).contains(&of(4096)), "{}", of(4096));
+        assert!(reading_time(u64::MAX) > reading_time(1 << 40));
     }
 
     #[test]

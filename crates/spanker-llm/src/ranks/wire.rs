@@ -18,9 +18,6 @@ use super::supply::{self, Store};
 /// The rank that gives orders.
 pub(super) const LEADER: Rank = 0;
 
-/// How long a rank may take to lay a plan out: it may have to read its part of the file from a disk.
-const LOADING: Duration = Duration::from_secs(600);
-
 /// Bytes of a stamp, behind those of a message.
 const STAMP: usize = 8;
 
@@ -329,12 +326,14 @@ impl<'f> Wire<'f> {
         }
     }
 
-    /// Agrees with all ranks that a plan is laid out, and stamps messages with it from here on.
-    pub(super) fn settle(&mut self, plan: u64) -> Result<(), FabricError> {
+    /// Agrees with all ranks that a plan is laid out, and stamps messages with it from here on. A rank may have to read
+    /// its part of a file of so many bytes from a disk first.
+    pub(super) fn settle(&mut self, plan: u64, file: u64) -> Result<(), FabricError> {
         self.plan = plan;
         self.awaited.clear();
         self.early.clear();
-        self.fabric.get_mut().barrier(Instant::now() + self.timeout.max(LOADING))
+        let loading = supply::reading_time(file);
+        self.fabric.get_mut().barrier(Instant::now() + self.timeout.max(loading))
     }
 
     /// Waits until all ranks know that it is over: who left before would look dead to those that do not.

@@ -56,6 +56,13 @@ pub fn run_worker<B: AsRef<[u8]> + Send + Sync>(
             Order::Heartbeat { .. } | Order::Clock { .. } => {}
             Order::Record => recorded = Some(Vec::new()),
             Order::Collect => record::hand_over(&mut wire, recorded.as_mut())?,
+            Order::Fetch { ranges } => {
+                let Some(store) = worker.store else {
+                    return Err(wire.refuse("its file has no holes".into()).into());
+                };
+                let ranges: Vec<_> = ranges.iter().map(|&[from, to]| from..to).collect();
+                wire.fetch_chunks(store, &ranges)?;
+            }
             Order::Plan { network, context, batch, filled, supplied, ranks, exchanges, json } => {
                 // The last one's memory is free for this one.
                 drop(rank_part.take());
@@ -139,7 +146,7 @@ fn take_part<B: AsRef<[u8]> + Send + Sync>(
         rank_part.map_err(|error: LlmError| error.to_string())
     });
     let rank_part = rank_part.map_err(|reason| wire.refuse(reason))?;
-    wire.settle(stamp)?;
+    wire.settle(stamp, worker.network.bytes().len() as u64)?;
     if rank_part.ranks.contains(&rank) {
         let said = [rank_part.planned, rank_part.allocated()].map(u64::to_le_bytes).concat();
         wire.report(super::LAID_OUT, &said)?;

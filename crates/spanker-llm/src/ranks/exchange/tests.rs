@@ -219,7 +219,7 @@ fn ranks_with_different_tables_find_out_from_the_first_message() {
         let mut exchanges = Exchanges::new(tables[rank].clone(), 0, vec![0, 1], rank);
         let mut wire = Wire::new(End::Lent(&mut fabric), TIMEOUT);
         let plan = crate::ranks::plan_stamp("the same plan", &tables[rank].to_bytes());
-        wire.settle(plan).expect("nobody has said anything yet");
+        wire.settle(plan, 0).expect("nobody has said anything yet");
         let mut peers = Neighbours::new(&mut wire, &mut exchanges, &[0, 1], 1);
         peers.all_gather(&[rank as u8], |_| 1, |_, _| ()).expect_err("another table").to_string()
     });
