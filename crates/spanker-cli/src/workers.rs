@@ -34,8 +34,8 @@ fn variable(name: &str) -> Option<String> {
 }
 
 /// The key of a flag, or of the environment.
-fn key_of(flag: Option<&PathBuf>) -> anyhow::Result<Option<WorkerKey>> {
-    let path = flag.cloned().or_else(|| variable("SPANKER_KEY_FILE").map(PathBuf::from));
+fn key_of(file: Option<&PathBuf>) -> anyhow::Result<Option<WorkerKey>> {
+    let path = file.cloned().or_else(|| variable("SPANKER_KEY_FILE").map(PathBuf::from));
     Ok(path.map(|path| read_key(&path)).transpose()?)
 }
 
@@ -71,8 +71,9 @@ impl WorkerArgs {
 
     /// The key, if there is one.
     pub(crate) fn key(&self) -> anyhow::Result<Option<WorkerKey>> {
-        match key_of(self.key_file.as_ref())? {
-            Some(key) => Ok(Some(key)),
+        // A list that names its workers' key is meant more than what holds for all commands.
+        match &self.key_file {
+            Some(file) => key_of(Some(file)),
             None => key_of(self.list()?.key_file.as_ref()),
         }
     }

@@ -273,14 +273,18 @@ impl Ranks {
         let key = format!("{key}; {} on {}", self.place.library, hosts.join(","));
         let apart = self.are_apart();
         let count = if apart { layout.cards().len() } else { 1 };
+        let mut leader = self.hold(model, cards)?;
+        let machine = |at: usize| match &self.group {
+            Some(group) => group.computes_with(cards[at]),
+            None => String::new(),
+        };
         let keys = (0..count).map(|at| match at {
             0 => key.replace('\n', " "),
-            _ => format!("{}; {at}", key.replace('\n', " ")),
+            _ => format!("{}; {at} {}", key.replace('\n', " "), machine(at).replace('\n', " ")),
         });
         let keys: Vec<String> = keys.collect();
         // People who start something again wait for its first token.
         let mut is_fresh = self.are_apart() && profiles::are_recent(&keys);
-        let mut leader = self.hold(model, cards)?;
         let network = model.network();
         let profiles = profiles::kept(keys.clone(), freshness, observer, &mut |progress| {
             is_fresh = true;

@@ -38,6 +38,9 @@ pub use tcp::{
 /// Products in a second of a slow machine, and seconds that it is waited for at most.
 const SLOW: f64 = 20e9;
 const LONGEST: f64 = 60.0;
+/// How often a worker that was given weights is asked whether they are safe, and how long it has between.
+const ASKED: usize = 120;
+const ASKED_AGAIN: Duration = Duration::from_millis(500);
 /// The longest description of a worker.
 const MOST_ABOUT: usize = 64 << 10;
 /// Models of a worker's cache that it names.
@@ -185,6 +188,16 @@ impl Group {
         let members = self.members.borrow();
         let rank = |card: &usize| members.iter().position(|member| member == card);
         cards.iter().map(|card| rank(card).unwrap_or(usize::MAX)).collect()
+    }
+
+    /// What a worker computes with, as it said: measurements of another machine at its address are not its own.
+    pub(crate) fn computes_with(&self, card: usize) -> String {
+        let about = self.about.borrow();
+        let info = about.get(card).and_then(Option::as_ref);
+        info.map_or_else(String::new, |info| {
+            let MachineInfo { processor, threads, version, .. } = info;
+            format!("{processor}, {threads} threads, {version}")
+        })
     }
 
     /// Writes what is known of a machine into its profile.
@@ -350,14 +363,24 @@ impl Group {
                 let needed = self.needed.borrow().clone();
                 let look = move || {
                     let back = sessions.answering(&missing);
+                    let mut is_given = false;
                     let of = |card: &usize| offered.as_ref().zip(needed.get(card));
                     for (card, _) in back.iter().filter(|(_, info)| !info.busy) {
                         if let Some((offered, needed)) = of(card) {
                             // Whoever could not be given it now is when the group is made, or found to be gone.
                             let _ = prefetch(&*sessions, *card, offered, needed);
+                            is_given = true;
                         }
                     }
-                    back
+                    // That may have taken long, and a worker is busy until what it got is safe.
+                    for _ in 0..if is_given { ASKED } else { 0 } {
+                        let now = sessions.answering(&missing);
+                        if now.iter().all(|(_, info)| !info.busy) {
+                            return now;
+                        }
+                        std::thread::sleep(ASKED_AGAIN);
+                    }
+                    if is_given { sessions.answering(&missing) } else { back }
                 };
                 *scout = std::thread::Builder::new().name("spanker-scout".into()).spawn(look).ok();
             }

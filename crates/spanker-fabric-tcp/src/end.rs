@@ -463,7 +463,7 @@ impl End {
         loop {
             let all = self.collect(call, &mine, receives, &mut messages)?;
             if all && !self.has_unsent() {
-                self.learn(&wait);
+                self.learn(wait.begun.map(|begun| begun.elapsed()));
                 return Ok(messages.into_iter().flatten().collect());
             }
             if !self.advance(&mut wait, &mine, |rank| receives.contains(&rank))? {
@@ -479,9 +479,8 @@ impl End {
 
     /// Learns from a wait how long to ask without sleeping: twice as long as waits take that are short. Being woken takes as
     /// long as a message, and what is asked for in vain costs a core that may have better to do.
-    fn learn(&mut self, wait: &Wait) {
-        let Some(begun) = wait.begun.filter(|_| !self.spin_least.is_zero()) else { return };
-        let waited = begun.elapsed();
+    fn learn(&mut self, waited: Option<Duration>) {
+        let Some(waited) = waited.filter(|_| !self.spin_least.is_zero()) else { return };
         let wanted = if waited > SPIN_MAX { Duration::ZERO } else { 2 * waited };
         // Slowly down: one long wait among many short ones is that of a rank that was held up.
         let kept = self.spin - self.spin / 8;
@@ -653,22 +652,19 @@ mod tests {
     #[test]
     fn short_waits_are_spent_awake_and_long_ones_asleep() {
         let (mut end, _link, _listener) = end_and(2, 0);
-        let waited = |micros| {
-            let begun = Instant::now().checked_sub(Duration::from_micros(micros));
-            Wait { begun, ..Wait::until(soon()) }
-        };
+        let waited = |micros| Some(Duration::from_micros(micros));
         let least = end.spin;
-        end.learn(&Wait::until(soon()));
+        end.learn(None);
         assert_eq!(end.spin, least, "nothing was waited for");
-        end.learn(&waited(200));
+        end.learn(waited(200));
         assert!(end.spin >= Duration::from_micros(400) && end.spin <= SPIN_MAX);
         for _ in 0..100 {
-            end.learn(&waited(1_000_000));
+            end.learn(waited(1_000_000));
         }
         assert_eq!(end.spin, least);
         // Who asked for none gets none.
         (end.spin, end.spin_least) = (Duration::ZERO, Duration::ZERO);
-        end.learn(&waited(200));
+        end.learn(waited(200));
         assert_eq!(end.spin, Duration::ZERO);
     }
 

@@ -31,7 +31,9 @@ pub(crate) fn sleep_on_links<'l>(links: impl Iterator<Item = (&'l Link, bool)>, 
         flags
     };
     let open = links.filter(|(link, _)| link.closed().is_none());
-    let sockets: Vec<_> = open.map(|(link, reads)| (link.as_fd(), flags(link, reads))).collect();
+    let sockets = open.map(|(link, reads)| (link.as_fd(), flags(link, reads)));
+    // One of which nothing is wanted would still wake up whoever sleeps, again and again, once it is closed.
+    let sockets: Vec<_> = sockets.filter(|(_, flags)| !flags.is_empty()).collect();
     sleep_on(&sockets, most);
 }
 

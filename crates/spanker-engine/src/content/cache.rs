@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
@@ -23,6 +23,8 @@ use super::Manifest;
 
 /// Chunks that are written before somebody makes them safe and marks them.
 const BATCH: usize = 16;
+/// So many times as many may wait for the disk, which may be slower than the network: who has written all waits for it.
+const AHEAD: usize = 2;
 const THERE: u8 = 1;
 
 /// A folder of models.
@@ -210,7 +212,7 @@ impl Copy {
 enum Marker {
     /// Nobody yet; the file of the marks.
     Ready(File),
-    Working(Sender<Vec<u64>>, JoinHandle<io::Result<()>>),
+    Working(SyncSender<Vec<u64>>, JoinHandle<io::Result<()>>),
     Over,
 }
 
@@ -218,7 +220,7 @@ impl Marker {
     fn take(&mut self, model: &File, numbers: Vec<u64>) -> io::Result<()> {
         if let Marker::Ready(present) = self {
             let (model, present) = (model.try_clone()?, present.try_clone()?);
-            let (jobs, came) = channel();
+            let (jobs, came) = sync_channel(AHEAD);
             let named = std::thread::Builder::new().name("spanker-cache".into());
             let thread = named.spawn(move || mark_all(&model, &present, &came))?;
             *self = Marker::Working(jobs, thread);

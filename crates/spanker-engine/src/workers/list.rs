@@ -49,7 +49,8 @@ pub fn read_worker_list(path: &Path) -> Result<WorkerList> {
     let text = std::fs::read_to_string(path).map_err(|error| refused(&error))?;
     let written: Written =
         toml::from_str(&text).map_err(|error| refused(&error.message().to_owned()))?;
-    let addresses = worker_addresses(&written.workers.join(","))?;
+    let addresses =
+        worker_addresses(&written.workers.join(",")).map_err(|error| refused(&error))?;
     let beside = path.parent().unwrap_or(Path::new(""));
     Ok(WorkerList { addresses, key_file: written.key_file.map(|file| beside.join(file)) })
 }
@@ -78,7 +79,8 @@ mod tests {
         assert!(missing.contains("workers.toml"), "{missing}");
         for text in ["workers = []", "worker = [\"two\"]", "workers = [\"a\", \"a\"]", "x"] {
             std::fs::write(&path, text).unwrap();
-            assert!(read_worker_list(&path).is_err(), "{text}");
+            let error = read_worker_list(&path).unwrap_err().to_string();
+            assert!(error.contains("workers.toml"), "{text}: {error}");
         }
     }
 }
