@@ -162,13 +162,35 @@ __device__ APART void rotate(const Rotate &op) {
     }
 }
 
-// Runs of 32 numbers of a head for each warp, some at a time: of keys, and then of values.
+// Keys as f16, 16 numbers of a head for each row. A lane has a row: positions that follow each other are written together.
+__device__ __forceinline__ void keep_keys(const KeepKv &op) {
+    const u32 parts = op.head_size / 16, lane = threadIdx.x % 32, units = (op.rows + 31) / 32 * op.kv_heads * parts;
+    for (u32 unit = (blockIdx.x * THREADS + threadIdx.x) / 32; unit < units; unit += gridDim.x * WARPS) {
+        const u32 number = unit % parts * 16, head = unit / parts % op.kv_heads, row = unit / parts / op.kv_heads * 32 + lane;
+        if (row >= op.rows) continue;
+        const RowAt at = row_at(op.at, row);
+        const KvHead kv = kv_head(op.cache, op.tables, at.table, op.kv_heads, head, op.head_size, op.quant);
+        const float4 *from = (const float4 *)((const float *)op.keys + ((u64)row * op.kv_heads + head) * op.head_size + number);
+        u16 *to = (u16 *)kv.keys(at.position / KV_BLOCK) + number * KV_BLOCK + at.position % KV_BLOCK;
+        float4 v[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) v[i] = __ldcg(from + i);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            to[4 * i * KV_BLOCK] = to_half(v[i].x), to[(4 * i + 1) * KV_BLOCK] = to_half(v[i].y);
+            to[(4 * i + 2) * KV_BLOCK] = to_half(v[i].z), to[(4 * i + 3) * KV_BLOCK] = to_half(v[i].w);
+        }
+    }
+}
+
+// Runs of 32 numbers of a head for each warp, some at a time: of keys that are not written above, and then of values.
 #define KEPT_RUNS 4
 __device__ APART void keep_kv(const KeepKv &op) {
     const u32 size = op.head_size, runs = (size + 31) / 32, lane = threadIdx.x % 32;
     const u64 count = (u64)op.rows * op.kv_heads * runs * 2;
-    const u64 step = (u64)gridDim.x * WARPS;
-    for (u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32; first < count; first += KEPT_RUNS * step) {
+    const u64 step = (u64)gridDim.x * WARPS, begin = is_short(op.quant) ? 0 : count / 2;
+    if (begin > 0) keep_keys(op);
+    for (u64 first = begin + ((u64)blockIdx.x * THREADS + threadIdx.x) / 32; first < count; first += KEPT_RUNS * step) {
         // All are loaded before the first is stored.
         float values[KEPT_RUNS];
         RowAt at[KEPT_RUNS];
