@@ -338,7 +338,7 @@ pub(crate) trait Simd: Lanes {
                 _ => (48 + at % 4, (at - 240) / 4),
             };
             let fraction = block[byte].wrapping_mul([1, 3, 9, 27, 81][power]);
-            sum += (i32::from(fraction) * 3 >> 8) * i32::from(value);
+            sum += ((i32::from(fraction) * 3) >> 8) * i32::from(value);
         }
         sum
     }
