@@ -189,10 +189,8 @@ impl Args {
             return Err(Usage(text).into());
         }
         // Tiles of many rows keep all of a GPU busy.
-        let usual = match self.fabric() {
-            FabricKind::Cuda => MOST_BATCH,
-            _ => spanker_plan::USUAL_BATCH as usize,
-        };
+        let is_gpu = self.fabric() == FabricKind::Cuda;
+        let usual = if is_gpu { MOST_BATCH } else { spanker_plan::USUAL_BATCH as usize };
         let batch = self.batch_size.unwrap_or(usual);
         if batch == 0 || batch > MOST_BATCH {
             return Err(Usage(format!("--batch-size {batch}: from 1 to {MOST_BATCH}")).into());
