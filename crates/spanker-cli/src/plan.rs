@@ -142,7 +142,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         fabric: Some(fabric),
         threads: args.threads,
         ctx_size: Some(usize::try_from(args.context)?),
-        batch_size: usize::try_from(args.batch_size)?,
+        batch_size: Some(usize::try_from(args.batch_size)?),
         workers: args.workers.clone(),
         ..llm::Args::usual(&args.model)
     };
